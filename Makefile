@@ -1,0 +1,58 @@
+# The few commands a person types. `make help` lists them.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+VENV ?= .venv
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+export HF_HUB_OFFLINE := 1
+export TOKENIZERS_PARALLELISM := false
+CODE := crds controller trainer cli hack examples bench
+PYTEST := pytest -q
+OUT ?= out/demo
+
+.PHONY: help setup demo demo-cluster test test-unit test-integration test-cluster lint format verify generate bench images clean
+
+help: ## Show this help
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}'
+
+setup: $(VENV)/.ready ## Install everything into .venv (done by the other commands when needed)
+
+$(VENV)/.ready: pyproject.toml
+	hack/setup $(VENV)
+
+demo: setup ## Train the tiny job as local processes: three vLLM servers and a learner; prints a table, writes a picture
+	hack/demo $(OUT)
+
+demo-cluster: setup ## The same on Kubernetes: KUBECONFIG, else kind, else a cluster built from source
+	hack/demo-cluster
+
+test: test-unit test-integration test-cluster ## All tests
+
+test-unit: setup ## Hermetic tests
+	$(PYTEST) tests/unit
+
+test-integration: setup ## Real vLLM servers and the CPU stub, processes and HTTP
+	$(PYTEST) tests/integration
+
+test-cluster: setup ## A real API server and kubelet: the cluster of KUBECONFIG, else hack/local-cluster
+	$(PYTEST) tests/cluster
+
+lint: setup ## ruff, mypy --strict, the import law
+	ruff check . && ruff format --check . && mypy && lint-imports
+
+format: setup ## Format the code
+	ruff check --fix . && ruff format .
+
+generate: setup ## Write what is generated: CRD, reference
+	python hack/generate.py
+
+verify: setup ## Fail if what is generated differs from what is committed
+	python hack/generate.py --check
+
+bench: setup ## The benchmarks, side by side with what a user would pick instead
+	bench/run
+
+images: setup ## Build the controller and trainer images with buildah
+	hack/local-cluster/local-cluster build
+
+clean: ## Remove the virtual environment and outputs of this folder
+	rm -rf $(VENV) out .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,1 @@
+"""The stage2 command: the only code that may import both the controller and the trainer."""

@@ -1,0 +1,1 @@
+"""The operator: RolloutMatchingJob in, Deployment, Service, Job, ConfigMap and Secret out."""

@@ -1,0 +1,1 @@
+"""The learner, the rollout servers, and what they share."""
