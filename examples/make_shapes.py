@@ -1,0 +1,47 @@
+"""Make the shapes data set: small images of coloured shapes, and JSONL records of what is in them.
+
+    python examples/make_shapes.py out/shapes --train 256 --held-out 64
+
+writes out/shapes/train.jsonl, out/shapes/held-out.jsonl and out/shapes/images/*.png. The same arguments give the same
+data set on every machine.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import track
+from tiny_model.dataset import Part, write_part
+from tiny_model.scenes import MAX_SHAPES, SIZE
+
+
+class Coordinates(StrEnum):
+    """How the records write a coordinate."""
+
+    tokens = "tokens"
+    pixels = "pixels"
+
+
+def main(
+    folder: Annotated[Path, typer.Argument(help="Where to write; made if missing.")],
+    train: Annotated[int, typer.Option(min=0, help="Images in train.jsonl.")] = 256,
+    held_out: Annotated[int, typer.Option(min=0, help="Images in held-out.jsonl.")] = 64,
+    seed: Annotated[int, typer.Option(help="Another seed gives other images.")] = 7,
+    size: Annotated[int, typer.Option(min=32, help="Pixels a side.")] = SIZE,
+    max_shapes: Annotated[int, typer.Option(min=1, help="Most shapes in an image; the fewest is 1.")] = MAX_SHAPES,
+    coordinates: Annotated[
+        Coordinates, typer.Option(help="Coord tokens <|coord_0|>..<|coord_999|>, or pixel numbers.")
+    ] = Coordinates.tokens,
+) -> None:
+    """Make the shapes data set."""
+    for name, count in (("train", train), ("held-out", held_out)):
+        part = Part(name, count, seed, size=size, max_shapes=max_shapes, coordinates=coordinates.value)
+        shapes = sum(len(scene.shapes) for scene in track(write_part(folder, part), f"{name:8}", total=count))
+        print(f"{folder / name}.jsonl: {count} images, {shapes} shapes")
+
+
+if __name__ == "__main__":
+    typer.run(main)

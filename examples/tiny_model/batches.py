@@ -1,0 +1,90 @@
+"""Teacher-forced batches: prompts with their images, and the answers the model is to give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import BatchFeature, Qwen3VLForConditionalGeneration, Qwen3VLProcessor
+
+from tiny_model.answers import PROMPT, truth, write
+from tiny_model.scenes import Scene, draw, make_scene
+from tiny_model.tokenizer import TURN_END
+
+IGNORED = -100
+_LONGEST_ANSWER = 128
+_MESSAGES = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": PROMPT}]}]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """`inputs` go to the model; `labels` (batch, answer) are the answer's ids, right-padded with IGNORED.
+
+    The logits that `inputs["logits_to_keep"]` selects are those that predict `labels`, position by position.
+    """
+
+    inputs: dict[str, Tensor | bool]
+    labels: Tensor
+
+
+class Batches:
+    """Endless training batches: scenes of the "warm-up" part, each seen once."""
+
+    def __init__(self, processor: Qwen3VLProcessor, model: Qwen3VLForConditionalGeneration, *, seed: int, size: int):
+        self._processor, self._seed, self._size = processor, seed, size
+        prompt = encode_prompts(processor, [make_scene(seed, "warm-up", 0)])
+        self._prompt_ids: Tensor = prompt["input_ids"][0]
+        self._position_ids = _positions(model, prompt)
+
+    def __iter__(self) -> Iterator[Batch]:
+        first = 0
+        while True:
+            yield self.batch([make_scene(self._seed, "warm-up", first + i) for i in range(self._size)])
+            first += self._size
+
+    def batch(self, scenes: Sequence[Scene]) -> Batch:
+        """Return the scenes with their true answers.
+
+        No attention mask: attention is causal and the padding is on the right, so no answer sees it.
+        """
+        images = self._processor.image_processor(_images(scenes), return_tensors="pt")
+        labels = pad_sequence([self._answer_ids(scene) for scene in scenes], batch_first=True, padding_value=IGNORED)
+        prompts = self._prompt_ids.expand(len(scenes), -1)
+        answers = labels.where(labels != IGNORED, self._processor.tokenizer.pad_token_id)
+        # The last token of an answer is predicted, never read.
+        input_ids = torch.cat([prompts, answers], dim=1)[:, :-1]
+        inputs = {
+            **images,
+            "input_ids": input_ids,
+            "position_ids": self._position_ids[..., : input_ids.shape[1]].expand(-1, len(scenes), -1),
+            "logits_to_keep": torch.arange(prompts.shape[1] - 1, input_ids.shape[1]),
+            "use_cache": False,
+        }
+        return Batch(inputs, labels)
+
+    def _answer_ids(self, scene: Scene) -> Tensor:
+        return torch.tensor(self._processor.tokenizer(write(truth(scene)) + TURN_END)["input_ids"])
+
+
+def encode_prompts(processor: Qwen3VLProcessor, scenes: Sequence[Scene]) -> BatchFeature:
+    """Return the prompts of the scenes, ready for the model; all are equally long, as the images are of one size."""
+    text = processor.apply_chat_template(_MESSAGES, add_generation_prompt=True, tokenize=False)
+    return processor(text=[text] * len(scenes), images=_images(scenes), return_tensors="pt")
+
+
+def _images(scenes: Sequence[Scene]) -> list[Tensor]:
+    return [torch.from_numpy(draw(scene)).permute(2, 0, 1) for scene in scenes]
+
+
+def _positions(model: Qwen3VLForConditionalGeneration, prompt: BatchFeature) -> Tensor:
+    """Return the rotary positions (3, 1, tokens) of a prompt and the longest answer: the same for every row."""
+    answer = torch.zeros(1, _LONGEST_ANSWER, dtype=torch.long)
+    positions, _ = model.model.get_rope_index(
+        torch.cat([prompt["input_ids"], answer], dim=1),
+        image_grid_thw=prompt["image_grid_thw"],
+        mm_token_type_ids=torch.cat([prompt["mm_token_type_ids"], answer], dim=1),
+    )
+    return positions
