@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 from rich.progress import track
+
 from tiny_model.dataset import Part, write_part
 from tiny_model.scenes import MAX_SHAPES, SIZE
 

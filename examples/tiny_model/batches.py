@@ -33,7 +33,9 @@ class Batch:
 class Batches:
     """Endless training batches: scenes of the "warm-up" part, each seen once."""
 
-    def __init__(self, processor: Qwen3VLProcessor, model: Qwen3VLForConditionalGeneration, *, seed: int, size: int):
+    def __init__(
+        self, processor: Qwen3VLProcessor, model: Qwen3VLForConditionalGeneration, *, seed: int, size: int
+    ) -> None:
         self._processor, self._seed, self._size = processor, seed, size
         prompt = encode_prompts(processor, [make_scene(seed, "warm-up", 0)])
         self._prompt_ids: Tensor = prompt["input_ids"][0]

@@ -117,7 +117,7 @@ def _shape(rng: random.Random, box: Box) -> Shape:
 
 
 def _triangle(rng: random.Random, box: Box) -> tuple[tuple[int, int], ...]:
-    """Return corners that touch all four sides of the box: one side of it and an apex opposite, topmost corner first."""
+    """Return corners that touch all four sides of the box, clockwise from the topmost: a side of it and an apex."""
     x1, y1, x2, y2 = box
     apex_x, apex_y = (round(low + (high - low) * rng.uniform(0.2, 0.8)) for low, high in ((x1, x2), (y1, y2)))
     corners = rng.choice(

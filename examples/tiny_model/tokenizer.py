@@ -1,4 +1,4 @@
-"""A byte-level BPE tokenizer made for the answers: 256 bytes, their few merges, control tokens and 1000 coord tokens."""
+"""A byte-level BPE tokenizer made for the answers: 256 bytes, a few merges, control tokens and 1000 coord tokens."""
 
 from __future__ import annotations
 
