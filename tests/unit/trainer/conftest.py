@@ -1,0 +1,73 @@
+"""The checked-in tiny Qwen3-VL and a handful of images of different sizes.
+
+Heavy libraries are imported where they are used: rooms beside the learner's are tested without them.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+TINY_MODEL = Path(__file__).parents[4] / "examples" / "tiny-qwen3-vl"
+SIZES = [(96, 96), (64, 48), (48, 96)]
+
+
+@pytest.fixture(scope="session")
+def model_path():
+    return Path(os.environ.get("STAGE2_TINY_MODEL", TINY_MODEL))
+
+
+@pytest.fixture(scope="session")
+def processor(model_path):
+    from transformers import AutoProcessor
+
+    return AutoProcessor.from_pretrained(model_path)
+
+
+@pytest.fixture(scope="session")
+def encoder(processor):
+    from stage2_trainer.data.encode import Encoder
+
+    return Encoder(processor)
+
+
+@pytest.fixture
+def model(model_path):
+    import torch
+    from transformers import Qwen3VLForConditionalGeneration
+
+    return Qwen3VLForConditionalGeneration.from_pretrained(model_path, dtype=torch.float32)
+
+
+@pytest.fixture(scope="session")
+def image_paths(tmp_path_factory):
+    import torch
+    from PIL import Image
+
+    folder = tmp_path_factory.mktemp("images")
+    generator = torch.Generator().manual_seed(3)
+    paths = []
+    for width, height in SIZES:
+        pixels = torch.randint(0, 256, (height, width, 3), dtype=torch.uint8, generator=generator).numpy()
+        path = folder / f"{width}x{height}.png"
+        Image.fromarray(pixels).save(path)
+        paths.append(str(path))
+    return paths
+
+
+@pytest.fixture(scope="session")
+def chats(image_paths):
+    return [
+        [
+            {
+                "role": "user",
+                "content": [
+                    {"type": "image_url", "image_url": {"url": path}},
+                    {"type": "text", "text": "List the shapes."},
+                ],
+            }
+        ]
+        for path in image_paths
+    ]

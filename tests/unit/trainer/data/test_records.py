@@ -1,0 +1,133 @@
+"""A data file is read into bins, and every mistake in it is named with its line, field, rule and way out."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import pytest
+from stage2_api.errors import ConfigError
+
+from stage2_trainer.data.records import fingerprint, load_records, to_bin
+
+BOX = {"desc": "red box", "bbox_2d": [10, 20, 50, 40]}
+
+
+@pytest.fixture
+def write(tmp_path):
+    (tmp_path / "a.png").write_bytes(b"")
+
+    def write_records(*records):
+        path = tmp_path / "train.jsonl"
+        path.write_text("\n".join(r if isinstance(r, str) else json.dumps(r) for r in records) + "\n")
+        return path
+
+    return write_records
+
+
+def record(**changes):
+    return {"images": ["a.png"], "width": 100, "height": 50, "objects": [BOX]} | changes
+
+
+def with_object(**changes):
+    return record(objects=[{key: value for key, value in (BOX | changes).items() if value is not None}])
+
+
+def test_pixels_become_bins_of_a_thousandth_of_the_image(write):
+    (loaded,) = load_records(write(record()))
+    assert loaded.payload == {"object_1": {"desc": "red box", "bbox_2d": [100, 400, 500, 800]}}
+
+
+def test_the_last_pixel_edge_falls_into_the_last_bin():
+    assert (to_bin(0, 96), to_bin(48, 96), to_bin(96, 96)) == (0, 500, 999)
+
+
+def test_coord_tokens_are_taken_as_they_are(write):
+    tokens = [f"<|coord_{k}|>" for k in (1, 2, 3, 999)]
+    (loaded,) = load_records(write(with_object(bbox_2d=tokens)))
+    assert loaded.payload["object_1"]["bbox_2d"] == [1, 2, 3, 999]
+
+
+def test_plain_numbers_are_bins_where_the_file_is_already_normalised(write):
+    (loaded,) = load_records(write(with_object(bbox_2d=[1, 2, 600, 999])), numbers_are_bins=True)
+    assert loaded.payload["object_1"]["bbox_2d"] == [1, 2, 600, 999]
+
+
+@pytest.mark.parametrize("poly", [[0, 0, 100, 0, 50, 50], [[0, 0], [100, 0], [50, 50]]])
+def test_a_poly_may_be_flat_or_paired(write, poly):
+    (loaded,) = load_records(write(with_object(bbox_2d=None, poly=poly, poly_points=3)))
+    assert loaded.payload["object_1"]["poly"] == [0, 0, 999, 0, 500, 999]
+
+
+def test_images_are_found_beside_the_file_and_data_urls_kept(write, tmp_path):
+    (loaded,) = load_records(write(record(images=["a.png", "data:image/png;base64,AAAA"])))
+    assert loaded.images == (str(tmp_path / "a.png"), "data:image/png;base64,AAAA")
+
+
+def test_an_image_without_objects_is_a_record(write):
+    (loaded,) = load_records(write(record(objects=[])))
+    assert loaded.payload == {}
+
+
+def test_a_limit_reads_no_further(write):
+    assert len(load_records(write(record(), record(), "not json"), limit=2)) == 2
+
+
+def test_blank_lines_are_skipped_and_line_numbers_still_hold(write):
+    with pytest.raises(ConfigError, match=r"train\.jsonl:3 width"):
+        load_records(write(record(), "", record(width=0)))
+
+
+MISTAKES = {
+    "not json": ("{", "must be JSON"),
+    "not an object": ("[1]", "must be a JSON object"),
+    "no images": (record(images=[]), "images"),
+    "a lost image": (record(images=["b.png"]), "images[0]"),
+    "height as text": (record(height="50"), "height"),
+    "objects missing": (record(objects=None), "objects"),
+    "blank desc": (with_object(desc=" "), "objects[0].desc"),
+    "no geometry": (with_object(bbox_2d=None), "objects[0]"),
+    "two geometries": (with_object(poly=[0, 0, 9, 0, 9, 9]), "objects[0]"),
+    "line": (with_object(line=[0, 0, 9, 9]), "objects[0].line"),
+    "bbox": (with_object(bbox=[0, 0, 9, 9]), "objects[0].bbox"),
+    "polygon": (with_object(polygon=[0, 0, 9, 9, 9, 9]), "objects[0].polygon"),
+    "three numbers": (with_object(bbox_2d=[1, 2, 3]), "objects[0].bbox_2d"),
+    "reversed corners": (with_object(bbox_2d=[50, 20, 10, 40]), "x1 <= x2"),
+    "outside the image": (with_object(bbox_2d=[10, 20, 50, 51]), "objects[0].bbox_2d[3]"),
+    "mixed": (with_object(bbox_2d=[1, 2, 3, "<|coord_4|>"]), "mixes numbers and coord tokens"),
+    "a wrong token": (with_object(bbox_2d=["<|coord_1000|>"] * 4), "objects[0].bbox_2d[0]"),
+    "odd poly": (with_object(bbox_2d=None, poly=[1, 2, 3, 4, 5, 6, 7]), "objects[0].poly"),
+    "two points": (with_object(bbox_2d=None, poly=[1, 2, 3, 4]), "objects[0].poly"),
+    "wrong poly_points": (with_object(bbox_2d=None, poly=[0, 0, 9, 0, 9, 9], poly_points=4), "objects[0].poly_points"),
+    "metadata as a list": (record(metadata=[]), "metadata"),
+}
+
+
+@pytest.mark.parametrize(("line", "expected"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_named_with_file_line_and_field(write, line, expected):
+    with pytest.raises(ConfigError) as error:
+        load_records(write(record(), line))
+    (problem,) = error.value.problems
+    assert "train.jsonl:2" in problem.path
+    assert expected in f"{problem.path} {problem.rule}"
+    assert problem.way_out
+
+
+def test_all_mistakes_are_told_at_once(write):
+    with pytest.raises(ConfigError) as error:
+        load_records(write(record(width=0), record(), record(height=0)))
+    assert len(error.value.problems) == 2
+
+
+def test_a_missing_or_empty_file_is_named(tmp_path, write):
+    with pytest.raises(ConfigError, match=r"lost\.jsonl"):
+        load_records(tmp_path / "lost.jsonl")
+    with pytest.raises(ConfigError, match="at least one record"):
+        load_records(write(""))
+
+
+def test_the_fingerprint_is_the_hash_of_the_file_and_the_count_in_use(write):
+    path = write(record(), record())
+    found = fingerprint(path, load_records(path, limit=1))
+    assert found.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert found.records == 1

@@ -1,0 +1,148 @@
+"""Encoding: chat messages to the prompt's token ids and pixels, and an answer to a teacher-forced sequence.
+
+The prompt's ids must equal those that the rollout server used, image tokens expanded, or every position after them
+would be supervised against the wrong context. The answer is appended as ids, never as text: text would be tokenised
+again, and the model would be trained on tokens that it did not generate.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from stage2_api.errors import ConfigError, Problem
+
+from stage2_trainer.data.images import load_image
+from stage2_trainer.data.messages import image_sources
+
+_ANSWER = "STAGE2ANSWER"
+_TEXT = 0  # the processor's mm_token_type_ids: text 0, image 1, video 2
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """An encoded prompt.
+
+    `input_ids` and `mm_token_type_ids` are int64 (P,), image tokens expanded; `pixel_values` (patches, values) and
+    `image_grid_thw` (images, 3) are None without images.
+    """
+
+    input_ids: torch.Tensor
+    mm_token_type_ids: torch.Tensor
+    pixel_values: torch.Tensor | None
+    image_grid_thw: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """A teacher-forced sequence: prompt, answer, end of turn.
+
+    `input_ids` and `mm_token_type_ids` are int64 (L,). The answer lies at `prompt_len .. prompt_len + answer_len`, the
+    end-of-turn token follows it at once.
+    """
+
+    input_ids: torch.Tensor
+    mm_token_type_ids: torch.Tensor
+    pixel_values: torch.Tensor | None
+    image_grid_thw: torch.Tensor | None
+    prompt_len: int
+    answer_len: int
+
+
+class Encoder:
+    """Encodes for one processor (a Hugging Face processor with a tokenizer, an image processor and a chat template)."""
+
+    def __init__(self, processor: Any) -> None:
+        self.processor = processor
+        self.tokenizer = processor.tokenizer
+        self.end_of_turn_ids: list[int] = self._ids(self._end_of_turn())
+        self.vision_ids = frozenset(
+            int(getattr(processor, name))
+            for name in ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
+            if getattr(processor, name, None) is not None
+        )
+
+    def prompt(self, messages: list[dict[str, Any]]) -> Prompt:
+        """Encode the messages, up to and with the tokens that open the assistant's turn."""
+        text = self._render(messages, add_generation_prompt=True)
+        images = [load_image(source) for source in image_sources(messages)]
+        encoded = self.processor(
+            text=[text], images=images or None, return_tensors="pt", add_special_tokens=False, truncation=False
+        )
+        input_ids = encoded["input_ids"][0]
+        return Prompt(
+            input_ids=input_ids,
+            mm_token_type_ids=encoded["mm_token_type_ids"][0].to(input_ids.dtype),
+            pixel_values=encoded.get("pixel_values"),
+            image_grid_thw=encoded.get("image_grid_thw"),
+        )
+
+    def teacher_forced(self, prompt: Prompt, answer_ids: Sequence[int]) -> Encoding:
+        """Append the answer's ids and the end of turn, as the chat template ends an assistant's turn."""
+        tail = torch.tensor([*answer_ids, *self.end_of_turn_ids], dtype=torch.int64)
+        return Encoding(
+            input_ids=torch.cat([prompt.input_ids, tail]),
+            mm_token_type_ids=torch.cat([prompt.mm_token_type_ids, torch.full_like(tail, _TEXT)]),
+            pixel_values=prompt.pixel_values,
+            image_grid_thw=prompt.image_grid_thw,
+            prompt_len=len(prompt.input_ids),
+            answer_len=len(answer_ids),
+        )
+
+    def check_prompt(self, prompt: Prompt, served_ids: Sequence[int], server: str) -> None:
+        """Raise ConfigError when the server's prompt ids differ from ours, naming the first differing position."""
+        ours = prompt.input_ids.tolist()
+        if ours == list(served_ids):
+            return
+        position = next(
+            (i for i, (mine, theirs) in enumerate(zip(ours, served_ids, strict=False)) if mine != theirs),
+            min(len(ours), len(served_ids)),
+        )
+        found = f"{self._piece(served_ids, position)} at position {position} of {len(served_ids)}"
+        expected = f"{self._piece(ours, position)} at position {position} of {len(ours)}"
+        raise ConfigError(
+            (
+                Problem(
+                    f"server {server} prompt_token_ids",
+                    found,
+                    f"prompt tokenization mismatch: the learner has {expected}",
+                    "give server and learner the same model directory (tokenizer, chat template, pixel limits)",
+                ),
+            )
+        )
+
+    def _piece(self, ids: Sequence[int], position: int) -> str:
+        if position >= len(ids):
+            return "the end"
+        return f"token {ids[position]} {self.tokenizer.decode([ids[position]])!r}"
+
+    def _end_of_turn(self) -> str:
+        user = {"role": "user", "content": [{"type": "text", "text": "question"}]}
+        opened = self._render([user], add_generation_prompt=True)
+        closed = self._render([user, {"role": "assistant", "content": _ANSWER}], add_generation_prompt=False)
+        head, separator, suffix = closed.partition(_ANSWER)
+        if not separator or head != opened or not suffix:
+            raise ConfigError(
+                (
+                    Problem(
+                        "model.model chat template",
+                        closed,
+                        f"an assistant turn must open with the generation prompt {opened!r} and be closed after it",
+                        "use a model directory whose chat template does so",
+                    ),
+                )
+            )
+        return str(suffix)
+
+    def _render(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool) -> str:
+        # On a copy: the processor rewrites image parts in place, and the same messages are sent to the servers.
+        copied = copy.deepcopy(messages)
+        return str(
+            self.processor.apply_chat_template(copied, tokenize=False, add_generation_prompt=add_generation_prompt)
+        )
+
+    def _ids(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False))

@@ -1,0 +1,1 @@
+"""The learner: E-step, M-step, evaluation, and the loop around them."""

@@ -1,0 +1,90 @@
+"""Batches: teacher-forced sequences laid out in padding-free rows, each sequence blind to the others.
+
+Qwen3-VL's text model takes 4-row position ids: row 0 counts the tokens of each sequence from 0 (a new sequence begins
+wherever it does not grow by one), rows 1..3 are the multimodal rotary positions. Sequences are told apart by row 0
+only when there is no attention mask and no key-value cache; with a cache the rows run into one another silently, which
+is why every forward pass here says `use_cache=False`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from stage2_trainer.data.encode import Encoding
+
+
+@dataclass(frozen=True)
+class Placed:
+    """An encoding with its 4-row position ids, int64 (4, L)."""
+
+    encoding: Encoding
+    position_ids: torch.Tensor
+
+    def __len__(self) -> int:
+        return len(self.encoding.input_ids)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Model inputs of B rows of equal length T: `input_ids` (B, T), `position_ids` (4, B, T), images in token order."""
+
+    input_ids: torch.Tensor
+    position_ids: torch.Tensor
+    pixel_values: torch.Tensor | None
+    image_grid_thw: torch.Tensor | None
+
+    def model_inputs(self) -> dict[str, Any]:
+        """Return the forward pass's keyword arguments, without a mask and without a cache."""
+        images = {"pixel_values": self.pixel_values, "image_grid_thw": self.image_grid_thw}
+        return {
+            "input_ids": self.input_ids,
+            "position_ids": self.position_ids,
+            "use_cache": False,
+            **{name: value for name, value in images.items() if value is not None},
+        }
+
+
+def place(encoding: Encoding, rope_model: Any) -> Placed:
+    """Compute the position ids of one encoding with the model's own `get_rope_index` (no forward pass)."""
+    rope, _ = rope_model.get_rope_index(
+        encoding.input_ids[None],
+        mm_token_type_ids=encoding.mm_token_type_ids[None],
+        image_grid_thw=encoding.image_grid_thw,
+    )
+    text = torch.arange(len(encoding.input_ids), dtype=rope.dtype)
+    return Placed(encoding, torch.cat([text[None], rope[:, 0]]))
+
+
+def collate(rows: Sequence[Sequence[Placed]], pad_token_id: int) -> Rows:
+    """Lay out the sequences of each row one after the other, rows filled up with padding to the longest one.
+
+    The padding is one more sequence of its row: nothing sees it, and nothing in it is supervised.
+    """
+    length = max(sum(len(placed) for placed in row) for row in rows)
+    encodings = [placed.encoding for row in rows for placed in row]
+    return Rows(
+        input_ids=torch.stack([_row_ids(row, length, pad_token_id) for row in rows]),
+        position_ids=torch.stack([_row_positions(row, length) for row in rows], dim=1),
+        pixel_values=_joined([encoding.pixel_values for encoding in encodings]),
+        image_grid_thw=_joined([encoding.image_grid_thw for encoding in encodings]),
+    )
+
+
+def _row_ids(row: Sequence[Placed], length: int, pad_token_id: int) -> torch.Tensor:
+    ids = torch.cat([placed.encoding.input_ids for placed in row])
+    return torch.cat([ids, ids.new_full((length - len(ids),), pad_token_id)])
+
+
+def _row_positions(row: Sequence[Placed], length: int) -> torch.Tensor:
+    positions = torch.cat([placed.position_ids for placed in row], dim=1)
+    padding = torch.arange(length - positions.shape[1], dtype=positions.dtype)
+    return torch.cat([positions, padding.expand(4, -1)], dim=1)
+
+
+def _joined(parts: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    present = [part for part in parts if part is not None]
+    return torch.cat(present) if present else None
