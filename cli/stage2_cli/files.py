@@ -1,0 +1,92 @@
+"""Reading job files and training YAML from disk: the one place where YAML text becomes a mapping.
+
+Errors name the file and, where YAML gives one, the line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from stage2_api.errors import ConfigError, Problem
+from stage2_api.extends import resolve_extends
+from stage2_api.job import RolloutMatchingJob, parse_job
+from stage2_api.runconfig import RunConfig, parse_run_config
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """A safe loader that refuses a key given twice, which plain YAML settles silently for the last one."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: dict[object, yaml.Node] = {}
+        for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
+            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    "while reading a mapping",
+                    node.start_mark,
+                    f"the key {key!r} is given twice; keep one of the two",
+                    key_node.start_mark,
+                )
+            seen[key] = key_node
+        return super().construct_mapping(node, deep=deep)
+
+
+def load_documents(path: Path) -> list[dict[str, Any]]:
+    """The mappings of a YAML file's documents, in order; empty documents are skipped.
+
+    Raises ConfigError when the file is missing, is no YAML, or holds something other than mappings.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise _problem(path, str(error.strerror), "the file must exist and be readable", "check the path") from error
+    try:
+        documents = [document for document in yaml.load_all(text, Loader=_StrictLoader) if document is not None]
+    except yaml.YAMLError as error:
+        raise _problem(path, str(error), "the file must be YAML", "mend the line named") from error
+    if not documents:
+        raise _problem(path, "nothing", "the file must hold a YAML mapping", "write a job or a training configuration")
+    for document in documents:
+        if not isinstance(document, dict):
+            kind = type(document).__name__
+            raise _problem(path, kind, "each document must be a mapping", "start it with `key: value` lines")
+    return documents
+
+
+def load_yaml(path: Path) -> dict[str, Any]:
+    """The one mapping of a YAML file; ConfigError when there are several documents."""
+    documents = load_documents(path)
+    if len(documents) > 1:
+        raise _problem(path, f"{len(documents)} documents", "one document is wanted here", "split the file at `---`")
+    return documents[0]
+
+
+def load_config(path: Path) -> RunConfig:
+    """A training YAML with its `extends` resolved, or the `spec.config` of a job file."""
+    raw = load_yaml(path)
+    if is_job(raw):
+        return parse_job(raw).spec.config
+    return parse_run_config(resolve_extends(path, load_yaml))
+
+
+def load_job(path: Path) -> RolloutMatchingJob:
+    """A RolloutMatchingJob file."""
+    raw = load_yaml(path)
+    if not is_job(raw):
+        way_out = "give a file with `kind: RolloutMatchingJob`; `stage2 validate` also takes a training YAML"
+        raise ConfigError([Problem("kind", raw.get("kind"), "must be RolloutMatchingJob", way_out)])
+    return parse_job(raw)
+
+
+def is_job(raw: Mapping[str, Any]) -> bool:
+    """Whether a mapping is a Kubernetes object (a job) rather than a training YAML."""
+    return "kind" in raw or "apiVersion" in raw
+
+
+def _problem(path: Path, value: str, rule: str, way_out: str) -> ConfigError:
+    return ConfigError([Problem(str(path), value, rule, way_out)])

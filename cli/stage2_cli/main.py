@@ -1,0 +1,109 @@
+"""The `stage2` command. Each command imports what it needs when it runs, so that `stage2 --help` answers at once."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from stage2_api.errors import EXIT_CONFIG, ConfigError
+
+app = typer.Typer(
+    name="stage2",
+    help="Rollout-matching training of vision-language models, on Kubernetes or on one machine.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+JobFile = Annotated[Path, typer.Argument(metavar="FILE", help="A RolloutMatchingJob (YAML).")]
+ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="A training YAML, or a job file.")]
+Mapped = Annotated[
+    list[str] | None,
+    typer.Option("--map", metavar="CONTAINER=LOCAL", help="Where a path of the containers lies on this machine."),
+]
+
+
+@app.command()
+def validate(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Job files or training YAMLs.")],
+) -> None:
+    """Check job files and training YAMLs; exit code 64 names every mistake."""
+    from stage2_cli.validate import validate_files
+
+    raise typer.Exit(validate_files(files))
+
+
+@app.command()
+def render(
+    file: JobFile,
+    namespace: Annotated[str | None, typer.Option(help="Namespace, where the file names none.")] = None,
+) -> None:
+    """Print what the controller would create, as static YAML."""
+    from stage2_cli.render import render_job
+
+    sys.stdout.write(render_job(file, namespace=namespace))
+
+
+@app.command()
+def run(
+    file: JobFile,
+    mapped: Mapped = None,
+    work_dir: Annotated[Path, typer.Option(help="Where configuration, token, logs and empty volumes go.")] = Path(
+        "out/run"
+    ),
+    engine: Annotated[str, typer.Option(help="vllm, or the CPU stub (quick, for trying things).")] = "vllm",
+) -> None:
+    """Run a job on this machine: the containers that the controller would create, as processes."""
+    from stage2_cli.run import run_job
+
+    raise typer.Exit(run_job(file, mapped=mapped or [], work_dir=work_dir, engine=engine))
+
+
+@app.command()
+def serve(
+    config: ConfigFile,
+    server: Annotated[int, typer.Option(help="Which of the configured servers this is, from 0.")],
+    engine: Annotated[str, typer.Option(help="vllm or stub.")] = "vllm",
+    host: Annotated[str | None, typer.Option(help="Address to bind; loopback when the server's base_url is.")] = None,
+) -> None:
+    """Start rollout server number SERVER of CONFIG and stay in the foreground."""
+    from stage2_cli.files import load_config
+    from stage2_trainer.server.launch import serve as start
+
+    start(load_config(config), server, engine=engine, host=host)
+
+
+@app.command()
+def learn(config: ConfigFile) -> None:
+    """Train: connect to the configured rollout servers and run to the end."""
+    from stage2_cli.files import load_config
+
+    loaded = load_config(config)
+    from stage2_trainer.learner.main import learn as train
+
+    raise typer.Exit(train(loaded))
+
+
+@app.command()
+def report(
+    records: Annotated[Path, typer.Argument(metavar="RECORDS", help="stage2_log.jsonl, or saved learner logs.")],
+    picture: Annotated[Path | None, typer.Option(help="Write first and last rollouts on held-out images here.")] = None,
+    images: Annotated[Path | None, typer.Option(help="The folder of the held-out records' images.")] = None,
+) -> None:
+    """Print a run as a table, and draw its first and last held-out rollouts."""
+    from stage2_cli.report import report_run
+
+    report_run(records, picture=picture, images=images)
+
+
+def main() -> None:
+    """Entry point: configuration errors end with exit code 64 and sentences, not with a traceback."""
+    try:
+        app()
+    except ConfigError as error:
+        from stage2_cli.errors import show_config_error
+
+        show_config_error(error)
+        sys.exit(EXIT_CONFIG)

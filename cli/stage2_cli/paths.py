@@ -1,0 +1,51 @@
+"""Where the paths of a job's containers lie on this machine.
+
+The process executor starts the very containers of the plan; only their paths differ. A mapping is a list of prefixes; the
+longest one that fits wins, and a path that none fits stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stage2_api.errors import ConfigError, Problem
+
+
+@dataclass(frozen=True)
+class PathMap:
+    """Container path prefixes and the local folders or files that stand for them."""
+
+    prefixes: Mapping[str, Path]
+
+    def local(self, text: str) -> str:
+        """A string with a mapped container path replaced; any other string unchanged."""
+        fitting = [prefix for prefix in self.prefixes if text == prefix or text.startswith(prefix + "/")]
+        if not fitting:
+            return text
+        prefix = max(fitting, key=len)
+        return str(self.prefixes[prefix]) + text[len(prefix) :]
+
+    def localise(self, value: Any) -> Any:
+        """The same for every string inside mappings and lists (a training configuration, say)."""
+        if isinstance(value, str):
+            return self.local(value)
+        if isinstance(value, Mapping):
+            return {key: self.localise(item) for key, item in value.items()}
+        if isinstance(value, Sequence) and not isinstance(value, bytes):
+            return [self.localise(item) for item in value]
+        return value
+
+
+def parse_mappings(mapped: Sequence[str]) -> dict[str, Path]:
+    """`CONTAINER=LOCAL` options as prefixes; ConfigError for one without both sides or with a relative container path."""
+    prefixes: dict[str, Path] = {}
+    for text in mapped:
+        container, sign, local = text.partition("=")
+        if not sign or not local or not container.startswith("/"):
+            rule = "must read CONTAINER=LOCAL with an absolute path of the containers"
+            raise ConfigError([Problem("--map", text, rule, "write for example --map /data=out/shapes")])
+        prefixes[container.rstrip("/") or "/"] = Path(local).resolve()
+    return prefixes

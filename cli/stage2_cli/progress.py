@@ -1,0 +1,107 @@
+"""What `stage2 run` shows while a job runs: one status line on a terminal, plain lines elsewhere, the log's tail on failure."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import httpx
+from rich.console import Console
+from rich.status import Status
+
+from stage2_cli.processes import LocalProcess
+
+
+@functools.cache
+def console() -> Console:
+    """The console on standard output that all of `stage2 run` writes to."""
+    return Console(highlight=False, soft_wrap=True)
+
+
+class Watcher:
+    """Shows where a run is: from the learner's /progress and from the JSON lines in its log."""
+
+    def __init__(self, log: Path | None = None, progress_url: str | None = None, token: str = "") -> None:
+        self._log, self._progress_url = log, progress_url
+        self._offset = log.stat().st_size if log and log.exists() else 0
+        self._client = httpx.Client(trust_env=False, timeout=2.0, headers={"Authorization": f"Bearer {token}"})
+        self._status = Status("starting", console=console())
+        self._last = ""
+
+    def __enter__(self) -> Watcher:
+        if console().is_terminal:
+            self._status.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._status.stop()
+        self._client.close()
+
+    def show(self, text: str) -> None:
+        """Say where the run is, once for each new text where there is no terminal."""
+        if text == self._last:
+            return
+        self._last = text
+        if console().is_terminal:
+            self._status.update(text)
+        else:
+            console().print(text)
+
+    def refresh(self) -> None:
+        """Show new records of the learner's log, then its progress."""
+        for record in self._new_records():
+            if line := describe(record):
+                console().print(line)
+        if progress := self._progress():
+            self.show(f"learner: {progress['phase']}, step {progress['step']} of {progress['maxSteps']}")
+
+    def failure(self, process: LocalProcess, what: str) -> None:
+        """Say what happened to a process and show the last lines of its log."""
+        console().print(f"[bold red]{process.name} {what}[/]; the last lines of {process.log}:")
+        console().print(process.tail(), markup=False)
+
+    def _progress(self) -> dict[str, Any] | None:
+        if self._progress_url is None:
+            return None
+        try:
+            answer = self._client.get(self._progress_url)
+        except httpx.TransportError:
+            return None  # not listening yet, or already gone: the exit code tells the rest
+        return answer.json() if answer.status_code == 200 else None
+
+    def _new_records(self) -> list[dict[str, Any]]:
+        if self._log is None or not self._log.exists():
+            return []
+        with self._log.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        complete = data[: data.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        return [record for line in complete.splitlines() if (record := parse_record(line.decode(errors="replace")))]
+
+
+def parse_record(line: str) -> dict[str, Any] | None:
+    """A log line as a record, or None when it is not one of the learner's JSON lines."""
+    if not line.startswith('{"event"'):
+        return None
+    try:
+        record: dict[str, Any] = json.loads(line)
+    except json.JSONDecodeError:
+        return None
+    return record
+
+
+def describe(record: dict[str, Any]) -> str | None:
+    """One line about a record for people, or None for a record that is only for machines."""
+    if record["event"] == "step":
+        return (
+            f"step {record['step']}: loss {record['loss']:.3f}, "
+            f"matched {record.get('rollout/matched_for_supervision', 0):.0f} "
+            f"of {record.get('rollout/gt_objects', 0):.0f} objects"
+        )
+    if record["event"] == "evaluation":
+        return f"evaluation at step {record['step']}: F1 {record['eval_rollout_f1']:.3f}"
+    return None

@@ -1,0 +1,195 @@
+"""`stage2 run`: the process executor. The containers of the plan, as processes on this machine, without a cluster.
+
+Like the controller, it starts the servers first and the learner when all of them answer; like the kubelet, it restarts a server
+that dies while the learner runs; like the Job, it starts the learner again after a retryable exit, and never after exit code 64.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import yaml
+from stage2_api.errors import EXIT_CONFIG, ConfigError, Problem
+from stage2_api.job import RolloutMatchingJob
+from stage2_controller.containers import Container, Workload, containers
+
+from stage2_cli.files import load_job
+from stage2_cli.paths import PathMap, parse_mappings
+from stage2_cli.processes import LocalProcess
+from stage2_cli.progress import Watcher, console
+
+_POLL_S = 0.5
+_MAX_SERVER_RESTARTS = 3
+_HOST = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class LocalRun:
+    """A job made ready for this machine: where its files lie and what its containers are."""
+
+    job: RolloutMatchingJob
+    workload: Workload
+    work_dir: Path
+    paths: PathMap
+    engine: str
+
+    @property
+    def token(self) -> str:
+        """The job's bearer token."""
+        return (self.work_dir / "etc" / "token" / "token").read_text()
+
+    def process(self, container: Container, gpus: Sequence[int]) -> LocalProcess:
+        """A container as a process; its log lies in `<work_dir>/logs`."""
+        moved = container.relocated(str(self.work_dir / "etc"))
+        command = [self.paths.local(word) for word in moved.command]
+        if command[:2] == ["stage2", "serve"]:
+            command += ["--engine", self.engine]
+        # The same interpreter and distribution that runs this command, whatever PATH says.
+        command[0] = shutil.which(command[0], path=str(Path(sys.executable).parent)) or command[0]
+        env = {**os.environ, **moved.env, "HOME": os.environ.get("HOME", "/tmp"), "PYTHONUNBUFFERED": "1"}  # noqa: S108
+        if gpus:
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
+        return LocalProcess(container.name, command, env, self.work_dir / "logs" / f"{container.name}.log")
+
+
+def run_job(file: Path, *, mapped: Sequence[str], work_dir: Path, engine: str = "vllm") -> int:
+    """Run a job file to its end on this machine; the learner's exit code.
+
+    Raises ConfigError when the job is wrong or one of its volumes has no place here.
+    """
+    local = prepare(load_job(file), parse_mappings(mapped), work_dir.resolve(), engine)
+    signal.signal(signal.SIGTERM, _interrupt)
+    console().print(f"[bold]{local.job.metadata.name}[/]: {len(local.workload.servers)} rollout servers, one learner")
+    console().print(f"logs: {local.work_dir / 'logs'}")
+    with ExitStack() as cleanup:
+        servers = _start_servers(local, cleanup)
+        if not _wait_until_ready(servers, local):
+            return 1
+        return _train(local, servers, cleanup)
+
+
+def prepare(job: RolloutMatchingJob, mapped: Mapping[str, Path], work_dir: Path, engine: str) -> LocalRun:
+    """Write configuration and token, and find a local place for every volume; starts nothing."""
+    paths = PathMap({**_volume_paths(job, work_dir, mapped), **mapped})
+    workload = containers(job, host_for=lambda _: _HOST)
+    _write(work_dir / "etc" / "config" / "config.yaml", _localised(workload.config_text, paths), mode=0o644)
+    _write(work_dir / "etc" / "token" / "token", secrets.token_urlsafe(32), mode=0o600)
+    shutil.rmtree(work_dir / "logs", ignore_errors=True)
+    return LocalRun(job=job, workload=workload, work_dir=work_dir, paths=paths, engine=engine)
+
+
+def _volume_paths(job: RolloutMatchingJob, work_dir: Path, mapped: Mapping[str, Path]) -> dict[str, Path]:
+    found: dict[str, Path] = {}
+    problems: list[Problem] = []
+    for index, volume in enumerate(job.spec.volumes):
+        if volume.mount_path in mapped:
+            continue
+        if volume.host_path is not None:
+            found[volume.mount_path] = Path(volume.host_path.path)
+        elif volume.empty_dir is not None:
+            found[volume.mount_path] = work_dir / "volumes" / volume.name
+            found[volume.mount_path].mkdir(parents=True, exist_ok=True)
+        else:
+            rule = "only hostPath and emptyDir volumes have a place on this machine"
+            way_out = f"say where it lies: --map {volume.mount_path}=FOLDER"
+            problems.append(Problem(f"spec.volumes[{index}]", volume.name, rule, way_out))
+    if problems:
+        raise ConfigError(problems)
+    return found
+
+
+def _localised(config_text: str, paths: PathMap) -> str:
+    return yaml.safe_dump(paths.localise(yaml.safe_load(config_text)), sort_keys=False, allow_unicode=True)
+
+
+def _write(path: Path, text: str, *, mode: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def _start_servers(local: LocalRun, cleanup: ExitStack) -> list[LocalProcess]:
+    servers = []
+    next_gpu = 0
+    for container in local.workload.servers:
+        server = local.process(container, range(next_gpu, next_gpu + container.gpus))
+        next_gpu += container.gpus
+        cleanup.callback(server.stop)
+        server.start()
+        servers.append(server)
+    return servers
+
+
+def _wait_until_ready(servers: Sequence[LocalProcess], local: LocalRun) -> bool:
+    """Whether every server answered on /health before one of them died."""
+    urls = [server.base_url for server in local.workload.config.rollout_matching.vllm.server.resolved_servers()]
+    started = time.monotonic()
+    with Watcher() as watcher, httpx.Client(trust_env=False, timeout=2.0) as client:
+        waiting = dict(zip(urls, servers, strict=True))
+        while waiting:
+            for url, server in list(waiting.items()):
+                if server.exit_code is not None:
+                    watcher.failure(server, f"ended with exit code {server.exit_code} before it was ready")
+                    return False
+                if _healthy(client, url):
+                    del waiting[url]
+                    console().print(f"{server.name} is ready on {url} after {time.monotonic() - started:.0f} s")
+            watcher.show(f"starting servers: {len(servers) - len(waiting)}/{len(servers)} ready")
+            time.sleep(_POLL_S)
+    return True
+
+
+def _healthy(client: httpx.Client, url: str) -> bool:
+    try:
+        return client.get(f"{url}/health").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def _train(local: LocalRun, servers: Sequence[LocalProcess], cleanup: ExitStack) -> int:
+    """Run the learner, again after each retryable exit until the backoff limit is reached."""
+    first_gpu = sum(container.gpus for container in local.workload.servers)
+    gpus = range(first_gpu, first_gpu + local.workload.learner.gpus)
+    for attempt in range(local.job.spec.learner.backoff_limit + 1):
+        learner = local.process(local.workload.learner, gpus)
+        cleanup.callback(learner.stop)
+        learner.start()
+        code = _watch(local, learner, servers)
+        if code in (0, EXIT_CONFIG):
+            break
+        if attempt < local.job.spec.learner.backoff_limit:
+            console().print(f"learner: exit code {code}; starting it again ({attempt + 1})")
+    return code
+
+
+def _watch(local: LocalRun, learner: LocalProcess, servers: Sequence[LocalProcess]) -> int:
+    progress_url = f"http://{_HOST}:{local.workload.learner.ports['progress']}/progress"
+    restarts = {server.name: 0 for server in servers}
+    with Watcher(learner.log, progress_url, local.token) as watcher:
+        while (code := learner.exit_code) is None:
+            watcher.refresh()
+            for server in servers:
+                if server.exit_code is not None and restarts[server.name] < _MAX_SERVER_RESTARTS:
+                    watcher.failure(server, f"ended with exit code {server.exit_code}; starting it again")
+                    restarts[server.name] += 1
+                    server.start()
+            time.sleep(_POLL_S)
+        watcher.refresh()
+        if code != 0:
+            watcher.failure(learner, f"ended with exit code {code}")
+    return code
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,65 @@
+"""Drawing objects on images: ground truth and predictions as outlines with their descriptions, and grids of such pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from PIL import Image, ImageDraw, ImageFont
+
+_BINS = 1000
+_MARGIN = 6
+
+
+@dataclass(frozen=True)
+class Outline:
+    """One object to draw: its coordinates in bins 0..999 (4 for a bbox, x and y in turn for a poly)."""
+
+    kind: Literal["bbox_2d", "poly"]
+    bins: Sequence[int]
+    label: str
+    color: str
+
+
+def draw_outlines(image: Image.Image, outlines: Sequence[Outline], *, width: int = 288) -> Image.Image:
+    """A copy of the image, scaled to `width` pixels, with every object outlined and labelled."""
+    height = round(image.height * width / image.width)
+    canvas = image.convert("RGB").resize((width, height), Image.Resampling.BICUBIC)
+    draw = ImageDraw.Draw(canvas)
+    font = ImageFont.load_default(size=11)
+    for outline in outlines:
+        points = _points(outline, width, height)
+        draw.polygon(points, outline=outline.color, width=2)
+        x, y = min(point[0] for point in points), max(0.0, min(point[1] for point in points) - 13)
+        draw.text((x + 1, y), outline.label, fill=outline.color, font=font, stroke_width=2, stroke_fill="white")
+    return canvas
+
+
+def grid(rows: Sequence[Sequence[Image.Image]], titles: Sequence[str]) -> Image.Image:
+    """Pictures of equal size in a table with a title above each column."""
+    cell_width, cell_height = rows[0][0].size
+    head = 24
+    size = (
+        len(titles) * (cell_width + _MARGIN) + _MARGIN,
+        head + len(rows) * (cell_height + _MARGIN) + _MARGIN,
+    )
+    sheet = Image.new("RGB", size, "white")
+    draw = ImageDraw.Draw(sheet)
+    font = ImageFont.load_default(size=14)
+    for column, title in enumerate(titles):
+        draw.text((_MARGIN + column * (cell_width + _MARGIN), 5), title, fill="black", font=font)
+    for line, pictures in enumerate(rows):
+        for column, picture in enumerate(pictures):
+            place = (_MARGIN + column * (cell_width + _MARGIN), head + line * (cell_height + _MARGIN))
+            sheet.paste(picture, place)
+    return sheet
+
+
+def _points(outline: Outline, width: int, height: int) -> list[tuple[float, float]]:
+    if outline.kind == "bbox_2d":
+        x1, y1, x2, y2 = outline.bins
+        corners = [(x1, y1), (x2, y1), (x2, y2), (x1, y2)]
+    else:
+        corners = list(zip(outline.bins[0::2], outline.bins[1::2], strict=True))
+    return [(x * width / _BINS, y * height / _BINS) for x, y in corners]
