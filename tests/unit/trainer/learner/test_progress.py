@@ -54,11 +54,15 @@ def test_each_answer_is_the_latest_state(server, reporter):
     assert (ask(server).json()["step"], ask(server).json()["phase"]) == (4, "done")
 
 
-@pytest.mark.parametrize("token", ["", "wrong", "secret2"])
+@pytest.mark.parametrize("token", ["wrong", "secret2"])
 def test_nobody_without_the_token_is_answered(server, token):
     response = ask(server, token=token)
     assert response.status_code == 401
     assert "step" not in response.text
+
+
+def test_a_request_without_any_token_is_not_answered(server):
+    assert httpx.get(f"http://127.0.0.1:{server.port}/progress", trust_env=False).status_code == 401
 
 
 def test_nothing_else_is_served(server):
