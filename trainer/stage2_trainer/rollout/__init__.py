@@ -1,0 +1,1 @@
+"""Rollouts: one Backend protocol and the client of several rollout servers."""

@@ -1,0 +1,93 @@
+"""The control plane of one rollout server, as the learner uses it: vLLM's own routes, with the token and a deadline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+
+from stage2_trainer.server.address import host_and_port, is_loopback
+from stage2_trainer.server.errors import ServerError
+
+MAX_ERROR_CHARS = 600
+CONNECT_TIMEOUT_S = 10.0
+# Servers close idle connections after 5 s; one that we close earlier is never found closed in mid-request.
+KEEPALIVE_EXPIRY_S = 2.0
+MAX_CONNECTIONS = 256
+
+
+def http_options(base_url: str, token: str) -> dict[str, Any]:
+    """Keyword arguments of an httpx client of this server. Proxies are ignored for loopback addresses."""
+    host, _ = host_and_port(base_url)
+    return {
+        "base_url": base_url,
+        "headers": {"Authorization": f"Bearer {token}"},
+        "trust_env": not is_loopback(host),
+        "limits": httpx.Limits(max_connections=MAX_CONNECTIONS, keepalive_expiry=KEEPALIVE_EXPIRY_S),
+    }
+
+
+def describe_http_error(error: httpx.HTTPError) -> str:
+    """Say what went wrong on the way to or from a server."""
+    if isinstance(error, httpx.TimeoutException):
+        return f"no answer in time ({type(error).__name__})"
+    return f"{type(error).__name__}: {error}"
+
+
+class ServerClient:
+    """Blocking calls to one server. Thread-safe; connections are reused.
+
+    Every call names its phase, and raises `ServerError` when the server answers anything but 200, cannot be reached, or
+    does not answer within the call's deadline (seconds; default `timeout_s`).
+    """
+
+    def __init__(self, base_url: str, token: str, *, timeout_s: float) -> None:
+        self.base_url = base_url
+        self.timeout_s = timeout_s
+        self._http = httpx.Client(**http_options(base_url, token))
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def get(self, path: str, phase: str) -> dict[str, Any]:
+        """GET a JSON object ({} for an empty answer)."""
+        return self._call("GET", path, phase)
+
+    def post(
+        self,
+        path: str,
+        phase: str,
+        *,
+        body: Mapping[str, Any] | None = None,
+        query: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> dict[str, Any]:
+        """POST a JSON object, and return the JSON object that comes back ({} for an empty answer)."""
+        return self._call("POST", path, phase, timeout_s=timeout_s, json=body, params=query)
+
+    def world_size(self) -> int:
+        """Return the number of the server's workers (tensor times pipeline times data parallel)."""
+        return int(self.get("/get_world_size", "connect")["world_size"])
+
+    def weight_version(self) -> str:
+        """Return the version that the last finished update stamped; "default" before the first."""
+        return str(self.get("/weight_info", "version")["weight_version"])
+
+    def _call(
+        self, method: str, path: str, phase: str, *, timeout_s: float | None = None, **options: Any
+    ) -> dict[str, Any]:
+        seconds = self.timeout_s if timeout_s is None else timeout_s
+        timeout = httpx.Timeout(seconds, connect=min(seconds, CONNECT_TIMEOUT_S))
+        try:
+            response = self._http.request(method, path, timeout=timeout, **options)
+        except httpx.HTTPError as error:
+            raise ServerError(self.base_url, phase, f"{method} {path}: {describe_http_error(error)}") from error
+        if response.status_code != httpx.codes.OK:
+            answer = response.text[:MAX_ERROR_CHARS]
+            raise ServerError(self.base_url, phase, f"{method} {path} answered {response.status_code}: {answer}")
+        found = response.json() if response.content else {}
+        if not isinstance(found, dict):
+            raise ServerError(self.base_url, phase, f"{method} {path} answered {found!r} instead of a JSON object")
+        return found

@@ -1,0 +1,25 @@
+"""The one error of everything that goes wrong between the learner and a rollout server."""
+
+from __future__ import annotations
+
+
+class ServerError(RuntimeError):
+    """A rollout server did not do what was asked of it, or not in time.
+
+    The message names the server, the phase and, where there is one, the request or the tensor. It is worth another
+    try (a server may have been restarted), so a learner that gives up on it exits with `EXIT_RETRYABLE`.
+    """
+
+    def __init__(self, server: str, phase: str, detail: str) -> None:
+        super().__init__(f"server {server}, phase {phase}: {detail}")
+        self.server = server
+        self.phase = phase
+        self.detail = detail
+
+
+def join_errors(errors: list[ServerError]) -> ServerError:
+    """Fold the failures of several servers into one error (the first one's server and phase lead)."""
+    if len(errors) == 1:
+        return errors[0]
+    first, *others = errors
+    return ServerError(first.server, first.phase, "; also ".join([first.detail, *map(str, others)]))

@@ -1,0 +1,47 @@
+"""Waiting until every rollout server answers."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+from stage2_trainer.server.client import ServerClient
+from stage2_trainer.server.errors import ServerError, join_errors
+
+logger = logging.getLogger(__name__)
+
+POLL_INTERVAL_S = 0.5
+HEALTH_TIMEOUT_S = 5.0
+
+
+def wait_until_healthy(base_urls: Sequence[str], token: str, *, timeout_s: float) -> None:
+    """Return once every server answers GET /health, and takes the token.
+
+    Raises:
+        ServerError: a server did not answer within `timeout_s` seconds (for all of them together), or refuses the token.
+    """
+    clients = [ServerClient(url, token, timeout_s=HEALTH_TIMEOUT_S) for url in base_urls]
+    deadline = time.monotonic() + timeout_s
+    waiting = clients
+    while failures := [(client, failure) for client in waiting if (failure := _failure(client))]:
+        if time.monotonic() > deadline:
+            raise join_errors(
+                [
+                    ServerError(client.base_url, "health", f"not healthy within {timeout_s:g} s: {failure.detail}")
+                    for client, failure in failures
+                ]
+            )
+        waiting = [client for client, _ in failures]
+        time.sleep(POLL_INTERVAL_S)
+    for client in clients:
+        logger.info("server %s is healthy, weight version %s", client.base_url, client.weight_version())
+        client.close()
+
+
+def _failure(client: ServerClient) -> ServerError | None:
+    try:
+        client.get("/health", "health")
+    except ServerError as error:
+        return error
+    return None

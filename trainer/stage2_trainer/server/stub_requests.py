@@ -1,0 +1,91 @@
+"""What the stub reads: chat requests in OpenAI's format, and the images in them."""
+
+from __future__ import annotations
+
+import base64
+import io
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from PIL import Image
+from pydantic import BaseModel, Field
+
+
+class ChatRequest(BaseModel):
+    """The fields of a chat request that the stub honours; others are ignored."""
+
+    messages: list[dict[str, Any]] = Field(min_length=1)
+    model: str | None = None
+    max_tokens: int = Field(default=16, ge=1)
+    temperature: float = Field(default=1.0, ge=0)
+    repetition_penalty: float = Field(default=1.0, gt=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = -1
+    seed: int | None = None
+    logprobs: bool = False
+    top_logprobs: int = Field(default=0, ge=0)
+    prompt_logprobs: int | None = Field(default=None, ge=0)
+    return_token_ids: bool = False
+
+
+class InitRequest(BaseModel):
+    """Body of POST /init_weight_transfer_engine."""
+
+    init_info: dict[str, Any]
+
+
+class UpdateInfo(BaseModel):
+    """The tensors that follow, in order."""
+
+    names: list[str]
+    dtype_names: list[str]
+    shapes: list[list[int]]
+
+
+class UpdateRequest(BaseModel):
+    """Body of POST /update_weights."""
+
+    update_info: UpdateInfo
+
+
+class FinishRequest(BaseModel):
+    """Body of POST /finish_weight_update."""
+
+    weight_version: str | None = None
+
+
+def split_images(
+    messages: list[dict[str, Any]], media_root: Path | None
+) -> tuple[list[dict[str, Any]], list[Image.Image]]:
+    """Replace image parts by the chat template's `{"type": "image"}`, and return the images in order.
+
+    Raises:
+        ValueError: an image cannot be read, or lies outside `media_root`.
+    """
+    images: list[Image.Image] = []
+    plain = []
+    for message in messages:
+        content = message["content"]
+        if not isinstance(content, str):
+            content = [_part(part, images, media_root) for part in content]
+        plain.append({**message, "content": content})
+    return plain, images
+
+
+def _part(part: dict[str, Any], images: list[Image.Image], media_root: Path | None) -> dict[str, Any]:
+    if part["type"] != "image_url":
+        return part
+    images.append(_image(part["image_url"]["url"], media_root))
+    return {"type": "image"}
+
+
+def _image(url: str, media_root: Path | None) -> Image.Image:
+    parts = urlsplit(url)
+    if parts.scheme == "data":
+        _, _, payload = url.partition(";base64,")
+        return Image.open(io.BytesIO(base64.b64decode(payload, validate=True))).convert("RGB")
+    path = Path(unquote(parts.path)).resolve()
+    if parts.scheme != "file" or media_root is None or not path.is_relative_to(media_root):
+        raise ValueError(f"an image must be a data: URL, or a file: URL below {media_root}; found {url[:80]!r}")
+    return Image.open(path).convert("RGB")

@@ -1,0 +1,1 @@
+"""Weight sync: what is sent to the rollout servers, how, and when."""

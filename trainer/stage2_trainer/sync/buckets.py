@@ -1,0 +1,102 @@
+"""Tensors packed into buckets of bytes: the layout that both ends of a push agree on.
+
+The rule is vLLM's own (vllm.distributed.weight_transfer.packed_tensor), so that one sender serves vLLM's nccl engine
+and our gloo engine: tensors follow one another without padding, and a bucket is closed as soon as it exceeds the limit.
+A tensor never splits, so a bucket may be larger than the limit by almost one tensor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+DEFAULT_BUCKET_BYTES = 512 * 2**20
+
+
+@dataclass(frozen=True)
+class TensorMeta:
+    """What is known of a tensor before it is sent."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Size on the wire."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def plan_buckets(tensors: Iterable[TensorMeta], limit: int) -> Iterator[list[TensorMeta]]:
+    """Group tensors, in order, into buckets that each end once their bytes exceed `limit`."""
+    bucket: list[TensorMeta] = []
+    size = 0
+    for meta in tensors:
+        bucket.append(meta)
+        size += meta.nbytes
+        if size > limit:
+            yield bucket
+            bucket, size = [], 0
+    if bucket:
+        yield bucket
+
+
+def bucket_bytes(bucket: Sequence[TensorMeta]) -> int:
+    """Bytes of a bucket on the wire."""
+    return sum(meta.nbytes for meta in bucket)
+
+
+def pack(
+    bucket: Sequence[TensorMeta], tensors: Iterator[tuple[str, torch.Tensor]], device: torch.device
+) -> torch.Tensor:
+    """Take the bucket's tensors from the stream and return them as one uint8 tensor, shape (bytes,).
+
+    Raises:
+        ValueError: the stream yields another tensor than the plan says. The receivers cut the bytes by the plan, so
+            sending it would load garbage.
+    """
+    buffer = torch.empty(bucket_bytes(bucket), dtype=torch.uint8, device=device)
+    offset = 0
+    for meta in bucket:
+        name, tensor = next(tensors)
+        found = TensorMeta(name, tensor.dtype, tuple(tensor.shape))
+        if found != meta:
+            raise ValueError(f"the weight stream yields {found}, but {meta} was announced")
+        end = offset + meta.nbytes
+        buffer[offset:end].copy_(tensor.detach().contiguous().view(-1).view(torch.uint8))
+        offset = end
+    return buffer
+
+
+def unpack(bucket: Sequence[TensorMeta], buffer: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+    """Cut a received buffer into its tensors: views where their alignment allows it, copies elsewhere."""
+    tensors = []
+    offset = 0
+    for meta in bucket:
+        piece = buffer[offset : offset + meta.nbytes]
+        if offset % meta.dtype.itemsize:
+            piece = piece.clone()
+        tensors.append((meta.name, piece.view(meta.dtype).view(meta.shape)))
+        offset += meta.nbytes
+    return tensors
+
+
+def to_wire(tensors: Iterable[TensorMeta]) -> dict[str, list[object]]:
+    """Describe tensors in vLLM's terms (`update_info` of POST /update_weights)."""
+    metas = list(tensors)
+    return {
+        "names": [meta.name for meta in metas],
+        "dtype_names": [str(meta.dtype).removeprefix("torch.") for meta in metas],
+        "shapes": [list(meta.shape) for meta in metas],
+    }
+
+
+def from_wire(names: Sequence[str], dtype_names: Sequence[str], shapes: Sequence[Sequence[int]]) -> list[TensorMeta]:
+    """Read `to_wire`'s description back."""
+    return [
+        TensorMeta(name, getattr(torch, dtype_name), tuple(shape))
+        for name, dtype_name, shape in zip(names, dtype_names, shapes, strict=True)
+    ]

@@ -1,0 +1,73 @@
+"""The learner's side of vLLM's own nccl engine: the packed broadcasts that it expects, sent from our buckets."""
+
+from __future__ import annotations
+
+from concurrent.futures import Executor
+from typing import Any
+
+import torch
+from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
+from vllm.distributed.utils import StatelessProcessGroup
+
+from stage2_trainer.server.address import host_and_port
+from stage2_trainer.server.client import ServerClient
+from stage2_trainer.server.errors import ServerError
+from stage2_trainer.sync.gloo import LEARNER_RANK, address_towards
+from stage2_trainer.sync.transfer import INIT_PHASE, INIT_ROUTE, Pending
+
+BUFFERS = 2  # buckets that a receiver may hold: the one that it loads and the one that arrives
+
+
+class NcclLink:
+    """Sends over NCCL to a server whose engine was started with the backend "nccl"."""
+
+    def __init__(self, group_port: int, *, device: torch.device, bucket_bytes: int, timeout_s: float) -> None:
+        self._port = group_port
+        self._device = device
+        self._bucket_bytes = bucket_bytes
+        self._timeout_s = timeout_s
+        self._communicator: PyNcclCommunicator | None = None
+
+    def connect(self, client: ServerClient, executor: Executor) -> None:
+        """Form the group; the store's waits end after `timeout_s`."""
+        host, port = host_and_port(client.base_url)
+        address, world_size = address_towards(host, port), client.world_size() + 1
+        init_info = {
+            "master_address": address,
+            "master_port": self._port,
+            "rank_offset": 1,
+            "world_size": world_size,
+            "packed": True,
+            "packed_buffer_size_bytes": self._bucket_bytes,
+            "packed_num_buffers": BUFFERS,
+        }
+        init = executor.submit(client.post, INIT_ROUTE, INIT_PHASE, body={"init_info": init_info})
+        try:
+            group = StatelessProcessGroup.create(
+                address, self._port, LEARNER_RANK, world_size, store_timeout=int(self._timeout_s)
+            )
+            self._communicator = PyNcclCommunicator(group, device=self._device)
+        except (OSError, RuntimeError) as error:
+            detail = f"transfer group on {address}:{self._port}: {error}"
+            raise ServerError(client.base_url, INIT_PHASE, detail) from error
+        init.result(timeout=self._timeout_s)
+
+    def broadcast(self, buffer: torch.Tensor) -> Pending:
+        """Enqueue the broadcast on the current stream."""
+        assert self._communicator is not None
+        self._communicator.broadcast(buffer, src=LEARNER_RANK, stream=torch.cuda.current_stream(self._device))
+        return _NcclPending(torch.cuda.current_stream(self._device).record_event())
+
+    def close(self) -> None:
+        """Leave the group."""
+        if self._communicator is not None:
+            self._communicator.destroy()
+            self._communicator = None
+
+
+class _NcclPending:
+    def __init__(self, event: Any) -> None:
+        self._event = event
+
+    def done(self) -> bool:
+        return bool(self._event.query())

@@ -1,0 +1,69 @@
+"""One server's part in a sync: the calls that open, carry and close an update, in order."""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import Executor, Future
+from typing import Any
+
+from stage2_trainer.server.client import ServerClient
+from stage2_trainer.server.errors import ServerError
+from stage2_trainer.sync.transfer import Link
+
+logger = logging.getLogger(__name__)
+
+RESET_ALWAYS = ("/reset_prefix_cache",)
+RESET_AFTER_VISION = ("/reset_mm_cache", "/reset_encoder_cache")
+
+
+class Peer:
+    """A server, its transfer group, and whether both are fit for an update."""
+
+    def __init__(self, client: ServerClient, link: Link) -> None:
+        self.client = client
+        self.link = link
+        self._connected = False
+        self._encoder_cache_is_ours = False
+
+    def begin(self, executor: Executor) -> None:
+        """Form the group if there is none, stop generation, and open an update."""
+        if not self._connected:
+            self.link.connect(self.client, executor)
+            self._connected = True
+        self.client.post("/pause", "pause", query={"mode": "abort", "clear_cache": "false"})
+        try:
+            self.client.post("/start_weight_update", "start")
+        except ServerError as error:
+            # A learner that died between start and finish leaves its update open; close it, and open ours.
+            logger.warning("%s; closing the update that an earlier learner left open", error)
+            self.client.post("/finish_weight_update", "start")
+            self.client.post("/start_weight_update", "start")
+
+    def receive(self, executor: Executor, update_info: dict[str, Any], timeout_s: float) -> Future[Any]:
+        """Let the server receive the announced tensors, while they are sent."""
+        return executor.submit(
+            self.client.post, "/update_weights", "push", body={"update_info": update_info}, timeout_s=timeout_s
+        )
+
+    def finish(self, version: int, vision_moved: bool) -> None:
+        """Close the update under its version, drop what was cached from older weights, and let generation go on."""
+        self.client.post("/finish_weight_update", "finish", body={"weight_version": str(version)})
+        stale = RESET_ALWAYS + (RESET_AFTER_VISION if vision_moved or not self._encoder_cache_is_ours else ())
+        for route in stale:
+            self.client.post(route, "reset caches")
+        self.client.post("/resume", "resume")
+        found = self.client.weight_version()
+        if found != str(version):
+            raise ServerError(self.client.base_url, "confirm", f"reports weight version {found!r} instead of {version}")
+        self._encoder_cache_is_ours = True
+
+    def lose(self) -> None:
+        """Give the group up: the next update forms a new one, and trusts nothing that the server has cached."""
+        self.link.close()
+        self._connected = False
+        self._encoder_cache_is_ours = False
+
+    def close(self) -> None:
+        """Leave the group and close the connections."""
+        self.link.close()
+        self.client.close()

@@ -1,0 +1,22 @@
+"""What a sync did."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class SyncReport:
+    """One finished sync.
+
+    version: what every server now reports (the optimizer step of the weights).
+    seconds: wall time, from the first call to the last server's confirmation.
+    bytes, tensors: sent to each server (not summed over servers).
+    servers: base URLs of the servers that hold the version.
+    """
+
+    version: int
+    seconds: float
+    bytes: int
+    tensors: int
+    servers: tuple[str, ...]

@@ -1,0 +1,121 @@
+"""The learner's side of one server's transfer group: one protocol over gloo (CPU) and NCCL (GPU).
+
+The learner is rank 0 and holds the rendezvous on `group_port`; the server's workers dial it. Each server has a group of
+its own, so a lost server costs only its own.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import Any, Protocol
+
+import torch
+
+from stage2_trainer.server.address import host_and_port
+from stage2_trainer.server.client import ServerClient
+from stage2_trainer.server.errors import ServerError
+from stage2_trainer.sync import gloo
+
+INIT_ROUTE = "/init_weight_transfer_engine"
+INIT_PHASE = "connect"
+
+
+class Pending(Protocol):
+    """A broadcast under way."""
+
+    def done(self) -> bool:
+        """Whether it has ended. Raises RuntimeError if it has failed."""
+        ...
+
+
+class Link(Protocol):
+    """The way weights take to one server."""
+
+    def connect(self, client: ServerClient, executor: Executor) -> None:
+        """Form the group with the server's workers. Raises ServerError."""
+        ...
+
+    def broadcast(self, buffer: torch.Tensor) -> Pending:
+        """Start sending `buffer` (uint8, shape (bytes,)) to every worker; it must stay unchanged until done."""
+        ...
+
+    def close(self) -> None:
+        """Leave the group."""
+        ...
+
+
+def link_for(device: torch.device, group_port: int, *, bucket_bytes: int, timeout_s: float) -> Link:
+    """Return the link for a learner on this device: NCCL on CUDA, gloo elsewhere."""
+    if device.type == "cuda":
+        from stage2_trainer.sync.nccl import NcclLink  # vLLM's own NCCL wrapper: imported where it can run only
+
+        return NcclLink(group_port, device=device, bucket_bytes=bucket_bytes, timeout_s=timeout_s)
+    return GlooLink(group_port, bucket_bytes=bucket_bytes, timeout_s=timeout_s)
+
+
+def raise_if_failed(call: Future[Any]) -> Callable[[], None]:
+    """Return a check that raises what the call to the server has raised."""
+
+    def check() -> None:
+        if call.done():
+            call.result()
+
+    return check
+
+
+class GlooLink:
+    """Sends over gloo."""
+
+    def __init__(self, group_port: int, *, bucket_bytes: int, timeout_s: float) -> None:
+        self._port = group_port
+        self._bucket_bytes = bucket_bytes
+        self._timeout_s = timeout_s
+        self._store: Any = None  # opened once: the port stays ours, also while a lost server is waited for
+        self._group: gloo.GlooGroup | None = None
+
+    def connect(self, client: ServerClient, executor: Executor) -> None:
+        info = self._info(client)
+        try:
+            self._store = self._store or gloo.open_store(info.master_address, self._port, self._timeout_s)
+            init = executor.submit(client.post, INIT_ROUTE, INIT_PHASE, body={"init_info": info.to_wire()})
+            gloo.wait_for_workers(self._store, info, raise_if_failed(init))
+            self._group = gloo.GlooGroup(self._store, info, gloo.LEARNER_RANK)
+            init.result(timeout=self._timeout_s)
+        except (OSError, RuntimeError) as error:
+            if isinstance(error, ServerError):
+                raise
+            detail = f"transfer group on {info.master_address}:{self._port}: {error}"
+            raise ServerError(client.base_url, INIT_PHASE, detail) from error
+
+    def broadcast(self, buffer: torch.Tensor) -> Pending:
+        assert self._group is not None
+        return _GlooPending(self._group.broadcast(buffer))
+
+    def close(self) -> None:
+        if self._group is not None:
+            self._group.close()
+            self._group = None
+
+    def _info(self, client: ServerClient) -> gloo.GroupInfo:
+        host, port = host_and_port(client.base_url)
+        return gloo.GroupInfo(
+            master_address=gloo.address_towards(host, port),
+            master_port=self._port,
+            world_size=client.world_size() + 1,
+            packed_buffer_size_bytes=self._bucket_bytes,
+            name=uuid.uuid4().hex,
+            timeout_s=self._timeout_s,
+        )
+
+
+class _GlooPending:
+    def __init__(self, work: Any) -> None:
+        self._work = work
+
+    def done(self) -> bool:
+        if not self._work.is_completed():
+            return False
+        self._work.wait()  # returns at once, and raises what the broadcast raised
+        return True
