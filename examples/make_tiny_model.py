@@ -14,6 +14,7 @@ import os
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before transformers is imported: nothing is fetched here
 
 import math
+import sys
 import time
 from pathlib import Path
 from typing import Annotated
@@ -21,9 +22,13 @@ from typing import Annotated
 import torch
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from transformers import Qwen3VLForConditionalGeneration, Qwen3VLProcessor
+from transformers import Qwen3VLForConditionalGeneration
 
+from tiny_model.card import HeldOut, Making, write_card
 from tiny_model.checkpoint import save
+from tiny_model.dataset import Part
+from tiny_model.evaluate import quality
+from tiny_model.foreign import Model, Processor
 from tiny_model.model import build_model, build_processor
 from tiny_model.tokenizer import build_tokenizer
 from tiny_model.warm_up import Recipe, train
@@ -48,9 +53,24 @@ def main(
     minutes = warm_up(model, processor, recipe, seed) if steps else 0.0
     save(folder, model, processor)
     print(f"{folder}: checkpoint written ({minutes:.1f} minutes of warm-up)")
+    if steps:
+        parameters = sum(p.numel() for p in model.parameters())
+        making = Making(_command(folder), seed, minutes, parameters, len(tokenizer), recipe)
+        write_card(folder, making, examine(folder, model, processor, Part("held-out", held_out, seed)))
 
 
-def warm_up(model: Qwen3VLForConditionalGeneration, processor: Qwen3VLProcessor, recipe: Recipe, seed: int) -> float:
+def examine(folder: Path, model: Model, processor: Processor, part: Part) -> HeldOut:
+    """Measure the trained weights, and those that were saved, on held-out images."""
+    scenes = [part.scene(index) for index in range(part.count)]
+    trained, _ = quality(model, processor, scenes)
+    saved = Qwen3VLForConditionalGeneration.from_pretrained(folder, dtype=torch.bfloat16)
+    cast, answers = quality(saved, processor, scenes)
+    for dtype, figures in (("float32", trained), ("bfloat16", cast)):
+        print(f"{dtype}: {figures}")
+    return HeldOut(scenes, {"float32": trained, "bfloat16": cast}, answers)
+
+
+def warm_up(model: Model, processor: Processor, recipe: Recipe, seed: int) -> float:
     """Train with a progress line, and return the minutes it took."""
     columns = (
         TextColumn("warm-up"),
@@ -72,6 +92,11 @@ def warm_up(model: Qwen3VLForConditionalGeneration, processor: Qwen3VLProcessor,
 
         train(model, processor, recipe, seed=seed, on_step=on_step)
     return (time.monotonic() - start) / 60
+
+
+def _command(folder: Path) -> str:
+    options = [argument for argument in sys.argv[1:] if argument != str(folder)]
+    return " ".join(["python examples/make_tiny_model.py", f"examples/{folder.name}", *options])
 
 
 if __name__ == "__main__":

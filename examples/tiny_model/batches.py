@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import BatchFeature, Qwen3VLForConditionalGeneration, Qwen3VLProcessor
 
 from tiny_model.answers import PROMPT, truth, write
+from tiny_model.foreign import Model, Processor
 from tiny_model.scenes import Scene, draw, make_scene
 from tiny_model.tokenizer import TURN_END
 
 IGNORED = -100
 _LONGEST_ANSWER = 128
-_MESSAGES = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": PROMPT}]}]
+_AFTER_ANSWER = TURN_END + "\n"  # as the chat template closes an assistant's turn
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,7 @@ class Batch:
 class Batches:
     """Endless training batches: scenes of the "warm-up" part, each seen once."""
 
-    def __init__(
-        self, processor: Qwen3VLProcessor, model: Qwen3VLForConditionalGeneration, *, seed: int, size: int
-    ) -> None:
+    def __init__(self, processor: Processor, model: Model, *, seed: int, size: int) -> None:
         self._processor, self._seed, self._size = processor, seed, size
         prompt = encode_prompts(processor, [make_scene(seed, "warm-up", 0)])
         self._prompt_ids: Tensor = prompt["input_ids"][0]
@@ -68,25 +66,26 @@ class Batches:
         return Batch(inputs, labels)
 
     def _answer_ids(self, scene: Scene) -> Tensor:
-        return torch.tensor(self._processor.tokenizer(write(truth(scene)) + TURN_END)["input_ids"])
+        return torch.tensor(self._processor.tokenizer(write(truth(scene)) + _AFTER_ANSWER)["input_ids"])
 
 
-def encode_prompts(processor: Qwen3VLProcessor, scenes: Sequence[Scene]) -> BatchFeature:
+def encode_prompts(processor: Processor, scenes: Sequence[Scene]) -> dict[str, Tensor]:
     """Return the prompts of the scenes, ready for the model; all are equally long, as the images are of one size."""
-    text = processor.apply_chat_template(_MESSAGES, add_generation_prompt=True, tokenize=False)
-    return processor(text=[text] * len(scenes), images=_images(scenes), return_tensors="pt")
+    messages = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": PROMPT}]}]
+    text = processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    return dict(processor(text=[text] * len(scenes), images=_images(scenes), return_tensors="pt"))
 
 
 def _images(scenes: Sequence[Scene]) -> list[Tensor]:
     return [torch.from_numpy(draw(scene)).permute(2, 0, 1) for scene in scenes]
 
 
-def _positions(model: Qwen3VLForConditionalGeneration, prompt: BatchFeature) -> Tensor:
+def _positions(model: Model, prompt: Mapping[str, Tensor]) -> Tensor:
     """Return the rotary positions (3, 1, tokens) of a prompt and the longest answer: the same for every row."""
     answer = torch.zeros(1, _LONGEST_ANSWER, dtype=torch.long)
-    positions, _ = model.model.get_rope_index(
+    positions: Tensor = model.model.get_rope_index(
         torch.cat([prompt["input_ids"], answer], dim=1),
         image_grid_thw=prompt["image_grid_thw"],
         mm_token_type_ids=torch.cat([prompt["mm_token_type_ids"], answer], dim=1),
-    )
+    )[0]
     return positions

@@ -6,10 +6,11 @@ import copy
 from pathlib import Path
 
 import torch
-from transformers import Qwen3VLForConditionalGeneration, Qwen3VLProcessor
+
+from tiny_model.foreign import Model, Processor
 
 
-def save(folder: Path, model: Qwen3VLForConditionalGeneration, processor: Qwen3VLProcessor) -> None:
+def save(folder: Path, model: Model, processor: Processor) -> None:
     """Write weights in bfloat16, configuration, tokenizer, processor and chat template; `model` stays as it is."""
     copy.deepcopy(model).to(torch.bfloat16).save_pretrained(folder)
     processor.save_pretrained(folder)

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from transformers import (
     GenerationConfig,
-    PreTrainedTokenizerFast,
     Qwen2VLImageProcessor,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
@@ -17,6 +16,7 @@ from transformers import (
 )
 
 from tiny_model.answers import COORD_TOKENS
+from tiny_model.foreign import Model, Processor, Tokenizer
 from tiny_model.scenes import SIZE
 from tiny_model.tokenizer import CHAT_TEMPLATE, END_OF_TEXT, IMAGE_PAD, TURN_END, VIDEO_PAD, VISION_END, VISION_START
 
@@ -27,7 +27,7 @@ _SMALLEST_IMAGE = 32
 _COORD_NOISE = 0.002
 
 
-def build_processor(tokenizer: PreTrainedTokenizerFast) -> Qwen3VLProcessor:
+def build_processor(tokenizer: Tokenizer) -> Processor:
     """Return the processor: images of up to 96x96 pixels in patches of 8, one token for each 2x2 patches."""
     pixels: dict[str, Any] = {
         "size": {"shortest_edge": _SMALLEST_IMAGE**2, "longest_edge": SIZE**2},
@@ -37,15 +37,14 @@ def build_processor(tokenizer: PreTrainedTokenizerFast) -> Qwen3VLProcessor:
         "image_mean": [0.5] * 3,
         "image_std": [0.5] * 3,
     }
-    return Qwen3VLProcessor(
-        Qwen2VLImageProcessor(**pixels), tokenizer, Qwen3VLVideoProcessor(**pixels), chat_template=CHAT_TEMPLATE
-    )
+    video = Qwen3VLVideoProcessor(**pixels)
+    return Qwen3VLProcessor(Qwen2VLImageProcessor(**pixels), tokenizer, video, chat_template=CHAT_TEMPLATE)
 
 
-def build_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3VLForConditionalGeneration:
+def build_model(tokenizer: Tokenizer, seed: int) -> Model:
     """Return the model with random weights, the same for the same seed."""
     torch.manual_seed(seed)
-    model = Qwen3VLForConditionalGeneration(_config(tokenizer))
+    model: Model = Qwen3VLForConditionalGeneration(_config(tokenizer))
     model.generation_config = GenerationConfig(
         do_sample=False,
         bos_token_id=tokenizer.convert_tokens_to_ids(END_OF_TEXT),
@@ -56,7 +55,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3VLForCond
     return model
 
 
-def _config(tokenizer: PreTrainedTokenizerFast) -> Qwen3VLConfig:
+def _config(tokenizer: Tokenizer) -> Qwen3VLConfig:
     token_id = tokenizer.convert_tokens_to_ids
     return Qwen3VLConfig(
         text_config=_text_config(tokenizer),
@@ -69,7 +68,7 @@ def _config(tokenizer: PreTrainedTokenizerFast) -> Qwen3VLConfig:
     )
 
 
-def _text_config(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
+def _text_config(tokenizer: Tokenizer) -> dict[str, Any]:
     return {
         "vocab_size": len(tokenizer),
         "hidden_size": HIDDEN,
@@ -109,7 +108,7 @@ def _vision_config() -> dict[str, Any]:
 
 
 @torch.no_grad()
-def _make_coords_neighbours(model: Qwen3VLForConditionalGeneration, tokenizer: PreTrainedTokenizerFast) -> None:
+def _make_coords_neighbours(model: Model, tokenizer: Tokenizer) -> None:
     """Give coord tokens smooth embeddings, so that what is learnt about one bin holds for those beside it.
 
     E[k] = (sin(2 pi k / P), cos(2 pi k / P)) turned by a random rotation, for periods P from 2000 to 40 bins.

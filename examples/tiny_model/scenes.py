@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from stage2_trainer.data.records import to_bin
+
 SIZE = 96
 MAX_SHAPES = 4
 KINDS = ("box", "ellipse", "triangle")
@@ -74,11 +76,6 @@ def make_scene(seed: int, part: str, index: int, *, size: int = SIZE, max_shapes
     background = rng.randint(200, 245), rng.randint(200, 245), rng.randint(200, 245)
     boxes = _boxes(rng, size, rng.randint(1, max_shapes))
     return Scene(size, background, tuple(_shape(rng, box) for box in sorted(boxes, key=lambda box: (box[1], box[0]))))
-
-
-def to_bin(pixel: int, size: int) -> int:
-    """Return the bin 0..999 of a pixel edge 0..size."""
-    return min(999, round(pixel / size * 1000))
 
 
 def draw(scene: Scene) -> NDArray[np.uint8]:
@@ -145,4 +142,4 @@ def _inside(shape: Shape, x: NDArray[np.int64], y: NDArray[np.int64]) -> NDArray
     corners = [(2 * px, 2 * py) for px, py in shape.points]
     edges = zip(corners, corners[1:] + corners[:1], strict=True)
     sides = [(bx - ax) * (y - ay) - (by - ay) * (x - ax) >= 0 for (ax, ay), (bx, by) in edges]
-    return np.logical_and.reduce(sides)
+    return sides[0] & sides[1] & sides[2]

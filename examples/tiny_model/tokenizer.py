@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from tiny_model.answers import COORD_TOKENS, PROMPT, truth, write
+from tiny_model.foreign import Tokenizer
 from tiny_model.scenes import make_scene
 
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
@@ -43,9 +45,9 @@ CHAT_TEMPLATE = """\
 """
 
 
-def build_tokenizer(seed: int) -> PreTrainedTokenizerFast:
+def build_tokenizer(seed: int) -> Tokenizer:
     """Return the tokenizer, its merges learnt from the answers to `seed`'s warm-up scenes and from the prompt."""
-    bpe = Tokenizer(models.BPE())
+    bpe = tokenizers.Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(_PIECES), behavior="isolated")
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]

@@ -1,0 +1,110 @@
+"""How good the model is on images it never saw: greedy answers, read, and paired with what is there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
+
+from tiny_model.answers import Found, read, truth
+from tiny_model.batches import encode_prompts
+from tiny_model.foreign import Model, Processor
+from tiny_model.scenes import Scene
+from tiny_model.tokenizer import TURN_END
+
+_BATCH = 50
+_MAX_NEW_TOKENS = 160
+_LOOSE, _STRICT = 0.3, 0.5
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Figures over a set of images; rates are fractions of 1.
+
+    An answer that is not the JSON asked for counts as one without objects. Objects are paired one to one for the
+    largest total IoU of their boxes (a polygon's is the box around it).
+    """
+
+    images: int
+    parse_rate: float
+    """Answers that are JSON of the right form."""
+    recall_at_30: float
+    """True objects with a partner at IoU >= 0.3."""
+    precision_at_30: float
+    recall_at_50: float
+    precision_at_50: float
+    mean_iou: float
+    """Over the pairs with IoU >= 0.3."""
+    desc_exact: float
+    """Over the same pairs: the description is the true one."""
+    objects_predicted: float
+    """An image."""
+    objects_true: float
+    """An image."""
+
+
+def quality(model: Model, processor: Processor, scenes: Sequence[Scene]) -> tuple[Quality, list[str]]:
+    """Return the model's figures on the scenes, and its answers."""
+    answers = greedy_answers(model, processor, scenes)
+    return measure(answers, [truth(scene) for scene in scenes]), answers
+
+
+@torch.inference_mode()
+def greedy_answers(model: Model, processor: Processor, scenes: Sequence[Scene]) -> list[str]:
+    """Return the model's greedy answer to each scene, without the end of turn."""
+    answers: list[str] = []
+    for first in range(0, len(scenes), _BATCH):
+        prompts = encode_prompts(processor, scenes[first : first + _BATCH])
+        ids = model.generate(**prompts, max_new_tokens=_MAX_NEW_TOKENS)[:, prompts["input_ids"].shape[1] :]
+        answers += [text.partition(TURN_END)[0] for text in processor.tokenizer.batch_decode(ids)]
+    return answers
+
+
+def measure(answers: Sequence[str], truths: Sequence[Sequence[Found]]) -> Quality:
+    """Return the figures of `answers` against what is in the images."""
+    found = [read(answer) for answer in answers]
+    pairs = [pair for objects, true in zip(found, truths, strict=True) for pair in _pairs(objects or [], true)]
+    ious = np.array([iou for _, _, iou in pairs])
+    loose = ious >= _LOOSE
+    same = np.array([p.desc == t.desc for p, t, _ in pairs], dtype=bool)
+    predicted, true = sum(len(objects or []) for objects in found), sum(len(objects) for objects in truths)
+    hits_30, hits_50 = int(loose.sum()), int((ious >= _STRICT).sum())
+    return Quality(
+        images=len(answers),
+        parse_rate=_ratio(sum(objects is not None for objects in found), len(found)),
+        recall_at_30=_ratio(hits_30, true),
+        precision_at_30=_ratio(hits_30, predicted),
+        recall_at_50=_ratio(hits_50, true),
+        precision_at_50=_ratio(hits_50, predicted),
+        mean_iou=_ratio(float(ious[loose].sum()), hits_30),
+        desc_exact=_ratio(int(same[loose].sum()), hits_30),
+        objects_predicted=_ratio(predicted, len(answers)),
+        objects_true=_ratio(true, len(answers)),
+    )
+
+
+def box_ious(found: Sequence[Found], true: Sequence[Found]) -> NDArray[np.float64]:
+    """Return the IoU of each found object's box with each true one's, (found, true)."""
+    a = np.array([o.box for o in found], dtype=np.float64)[:, None]
+    b = np.array([o.box for o in true], dtype=np.float64)[None]
+    sides = np.minimum(a[..., 2:], b[..., 2:]) - np.maximum(a[..., :2], b[..., :2])
+    shared = sides.clip(min=0).prod(axis=-1)
+    union = (a[..., 2:] - a[..., :2]).prod(axis=-1) + (b[..., 2:] - b[..., :2]).prod(axis=-1) - shared
+    ious: NDArray[np.float64] = np.divide(shared, union, out=np.zeros_like(shared), where=union > 0)
+    return ious
+
+
+def _pairs(found: Sequence[Found], true: Sequence[Found]) -> list[tuple[Found, Found, float]]:
+    if not found or not true:
+        return []
+    ious = box_ious(found, true)
+    rows, columns = linear_sum_assignment(ious, maximize=True)
+    return [(found[i], true[j], float(ious[i, j])) for i, j in zip(rows.tolist(), columns.tolist(), strict=True)]
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
