@@ -1,0 +1,68 @@
+{{- define "stage2.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "stage2.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 63 | trimSuffix "-" -}}
+{{- else if contains (include "stage2.name" .) .Release.Name -}}
+{{- .Release.Name | trunc 63 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name (include "stage2.name" .) | trunc 63 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "stage2.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "stage2.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: controller
+{{- end -}}
+
+{{- define "stage2.labels" -}}
+{{ include "stage2.selectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{- define "stage2.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- default (include "stage2.fullname" .) .Values.serviceAccount.name -}}
+{{- else -}}
+{{- default "default" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end -}}
+
+{{/* What the controller does, and nothing else. ConfigMaps and Secrets: by name, never listed. */}}
+{{- define "stage2.rules" -}}
+- apiGroups: [stage2.dev]
+  resources: [rolloutmatchingjobs]
+  verbs: [get, list, watch, delete]  # delete: spec.ttlSecondsAfterFinished
+- apiGroups: [stage2.dev]
+  resources: [rolloutmatchingjobs/status]
+  verbs: [patch]
+- apiGroups: [stage2.dev]
+  resources: [rolloutmatchingjobs/finalizers]  # children may block the deletion of their owner
+  verbs: [update]
+- apiGroups: [apps]
+  resources: [deployments]
+  verbs: [list, watch, create, patch, delete]
+- apiGroups: [batch]
+  resources: [jobs]
+  verbs: [list, watch, create, delete]
+- apiGroups: [""]
+  resources: [services]
+  verbs: [list, watch, create, patch]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [list, watch]
+- apiGroups: [""]
+  resources: [configmaps]
+  verbs: [get, create, patch]
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [get, create]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create]
+{{- end -}}

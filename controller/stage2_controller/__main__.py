@@ -1,0 +1,47 @@
+"""`python -m stage2_controller`: runs the controller against the cluster of its service account, else of KUBECONFIG."""
+
+import argparse
+import logging
+import os
+from collections.abc import Sequence
+
+from stage2_controller import operator
+from stage2_controller.plan import DEFAULT_IMAGE, Settings
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Parses the command line and runs until SIGTERM or SIGINT."""
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    controller = operator.Controller(
+        settings=Settings(image=options.image, progress_s=options.progress_seconds),
+        namespaces=tuple(options.namespace or ()),
+        concurrency=options.concurrency,
+    )
+    operator.run(controller, liveness_endpoint=options.liveness)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m stage2_controller", description=__doc__)
+    parser.add_argument("--namespace", action="append", help="serve this namespace; may be repeated (default: all)")
+    parser.add_argument(
+        "--image",
+        default=os.environ.get("STAGE2_DEFAULT_IMAGE", DEFAULT_IMAGE),
+        help="image of jobs that name none (default: $STAGE2_DEFAULT_IMAGE, else %(default)s)",
+    )
+    parser.add_argument("--concurrency", type=int, default=8, help="passes at a time (default: %(default)s)")
+    parser.add_argument(
+        "--progress-seconds",
+        type=float,
+        default=10.0,
+        help="how often a running learner is asked (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--liveness", metavar="URL", help="serve the liveness probe here, e.g. http://0.0.0.0:8080/healthz"
+    )
+    parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""Requests to the API server: server-side apply with our field manager, create-once, delete, status, events, lists."""
+
+import json
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from kubernetes.aio import client, config
+from kubernetes.aio.dynamic import DynamicClient
+from kubernetes.aio.dynamic.exceptions import DynamicApiError
+
+from stage2_controller import names
+from stage2_controller.events import Event
+
+logger = logging.getLogger(__name__)
+
+Object = Mapping[str, Any]
+
+# The API paths of all kinds that the controller touches: no discovery requests, no permission for them.
+_API = {
+    names.KIND: f"apis/{names.API_VERSION}",
+    "Deployment": "apis/apps/v1",
+    "Job": "apis/batch/v1",
+    "Service": "api/v1",
+    "ConfigMap": "api/v1",
+    "Secret": "api/v1",
+    "Pod": "api/v1",
+    "Event": "api/v1",
+}
+_PLURAL = {names.KIND: names.PLURAL}
+_MESSAGE_LIMIT = 1024  # characters; the API server refuses longer event messages
+_REQUEST_S = 30
+
+
+class ApiRefused(Exception):
+    """The API server did not do what it was asked."""
+
+    def __init__(self, what: str, error: DynamicApiError) -> None:
+        self.status: int = error.status
+        self.message = _reason(error)
+        super().__init__(f"{what}: {self.message}")
+
+
+async def connect() -> "Api":
+    """A client by the pod's service account, else by KUBECONFIG or ~/.kube/config."""
+    configuration = client.Configuration()
+    try:
+        config.load_incluster_config(configuration)  # type: ignore[no-untyped-call]
+    except config.ConfigException:
+        await config.load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+    return Api(client.ApiClient(configuration))
+
+
+class Api:
+    """The few requests that the controller makes. Objects are plain dictionaries, as on the wire."""
+
+    def __init__(self, api_client: client.ApiClient) -> None:
+        self._client = api_client
+        self._dynamic = DynamicClient(api_client)  # type: ignore[no-untyped-call]
+        self.writes = 0
+
+    async def close(self) -> None:
+        """Ends all connections."""
+        await self._client.close()  # type: ignore[no-untyped-call]
+
+    async def get(self, kind: str, namespace: str, name: str) -> Object | None:
+        """The object, or None if there is none."""
+        try:
+            return await self._request("get", path(kind, namespace, name))
+        except ApiRefused as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def list(self, kind: str, namespace: str | None, *, labelled: bool) -> Object:
+        """The list of a kind in one namespace or in all; `labelled`: only our children."""
+        selector = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}" if labelled else None
+        return await self._request("get", path(kind, namespace), label_selector=selector)
+
+    async def apply(self, manifest: Object) -> Object:
+        """Server-side apply; takes over fields that others hold."""
+        metadata = manifest["metadata"]
+        return await self._apply(path(manifest["kind"], metadata["namespace"], metadata["name"]), manifest)
+
+    async def apply_status(self, job: Object, status: Object) -> Object | None:
+        """Makes `status` the status of the job; None if the job is gone or another of its name took its place."""
+        metadata = {key: job["metadata"][key] for key in ("name", "namespace", "uid")}
+        body = {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": metadata, "status": status}
+        try:
+            return await self._apply(f"{path(names.KIND, metadata['namespace'], metadata['name'])}/status", body)
+        except ApiRefused as error:
+            if error.status in (404, 409):
+                return None
+            raise
+
+    async def create(self, manifest: Object) -> Object | None:
+        """Creates the object; None if it exists already, which is left as it is."""
+        self.writes += 1
+        where = path(manifest["kind"], manifest["metadata"]["namespace"])
+        try:
+            return await self._request("post", where, body=manifest, field_manager=names.FIELD_MANAGER)
+        except ApiRefused as error:
+            if error.status == 409:
+                return None
+            raise
+
+    async def delete(self, kind: str, namespace: str, name: str) -> None:
+        """Deletes the object and, in the background, what it owns; one that is gone is no error."""
+        self.writes += 1
+        body = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
+        try:
+            await self._request("delete", path(kind, namespace, name), body=body)
+        except ApiRefused as error:
+            if error.status != 404:
+                raise
+
+    async def emit(self, job: Object, event: Event, *, at: str) -> None:
+        """Posts an event about the job; `at` is an RFC 3339 time."""
+        metadata = job["metadata"]
+        body = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"generateName": f"{metadata['name'][:200]}.", "namespace": metadata["namespace"]},
+            "involvedObject": {
+                "apiVersion": names.API_VERSION,
+                "kind": names.KIND,
+                **{key: metadata[key] for key in ("name", "namespace", "uid", "resourceVersion")},
+            },
+            "type": event.type,
+            "reason": event.reason,
+            "message": event.message[:_MESSAGE_LIMIT],
+            "source": {"component": names.FIELD_MANAGER},
+            "firstTimestamp": at,
+            "lastTimestamp": at,
+            "count": 1,
+        }
+        self.writes += 1
+        await self._request("post", path("Event", metadata["namespace"]), body=body)
+
+    async def _apply(self, where: str, body: Object) -> Object:
+        self.writes += 1
+        return await self._request(
+            "patch",
+            where,
+            body=body,
+            content_type="application/apply-patch+yaml",
+            field_manager=names.FIELD_MANAGER,
+            force_conflicts="true",
+        )
+
+    async def _request(self, method: str, where: str, **parameters: Any) -> dict[str, Any]:
+        try:
+            response = await self._dynamic.request(
+                method,
+                where,
+                serialize=False,
+                _request_timeout=_REQUEST_S,
+                query_params=[],
+                header_params={},
+                **parameters,
+            )
+            answer: dict[str, Any] = await response.json()
+        except DynamicApiError as error:
+            raise ApiRefused(f"{method.upper()} {where}", error) from error
+        return answer
+
+
+def path(kind: str, namespace: str | None, name: str | None = None) -> str:
+    """The API path of an object, or of all objects of its kind."""
+    plural = _PLURAL.get(kind, f"{kind.lower()}s")
+    parts = [_API[kind], f"namespaces/{namespace}" if namespace else "", plural, name or ""]
+    return "/" + "/".join(filter(None, parts))
+
+
+def _reason(error: DynamicApiError) -> str:
+    try:
+        return str(json.loads(error.body or "")["message"])
+    except (TypeError, ValueError, KeyError):
+        return f"{error.status} {error.reason}"

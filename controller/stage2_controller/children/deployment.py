@@ -1,0 +1,51 @@
+"""The rollout Deployment: one pod with one container for each server.
+
+One pod, so that the scheduler places all servers on one node at once; one container a server, so that the device plugin
+pins each to its own GPUs and a crashed server restarts alone.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stage2_api.job import RolloutMatchingJob
+
+from stage2_controller import names
+from stage2_controller.children import meta, pod
+from stage2_controller.containers import Container
+
+_PROBE_PERIOD_S = 5
+_START_LIMIT_S = 3600  # a large model over a slow disk; the learner's own timeout counts from its own start
+
+
+def deployment(
+    job: RolloutMatchingJob, owner: Mapping[str, Any], servers: Sequence[Container], *, config_text: str, image: str
+) -> meta.Manifest:
+    """Deployment `<job>-rollout`."""
+    containers = [pod.container(job, server, image=image, extra=_probes(server)) for server in servers]
+    template = pod.template(
+        job,
+        role=names.ROLE_ROLLOUT,
+        containers=containers,
+        config_text=config_text,
+        extra={},
+        override=job.spec.rollout.template,
+    )
+    spec = {
+        "replicas": 1,
+        # Two rollout pods would need twice the GPUs.
+        "strategy": {"type": "Recreate"},
+        "revisionHistoryLimit": 0,
+        "progressDeadlineSeconds": _START_LIMIT_S,
+        "selector": {"matchLabels": meta.selector(job.metadata.name, names.ROLE_ROLLOUT)},
+        "template": template,
+    }
+    return meta.child("apps/v1", "Deployment", owner=owner, role=names.ROLE_ROLLOUT, body={"spec": spec})
+
+
+def _probes(server: Container) -> dict[str, Any]:
+    """No liveness probe: a server busy with a long rollout must not be killed, and a dead engine ends its process."""
+    health = {"httpGet": {"path": "/health", "port": "http"}, "periodSeconds": _PROBE_PERIOD_S, "timeoutSeconds": 5}
+    return {
+        "startupProbe": {**health, "failureThreshold": _START_LIMIT_S // _PROBE_PERIOD_S},
+        "readinessProbe": {**health, "failureThreshold": 3},
+    }

@@ -1,0 +1,112 @@
+"""What both pods share: security, files, scratch space, placement, and the person's template merged over it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stage2_api.job import RolloutMatchingJob
+
+from stage2_controller import merge, names
+from stage2_controller.children import meta
+from stage2_controller.containers import Container
+
+# The group that owns the files of mounted volumes; the images run as user and group 10001.
+FS_GROUP = 10001
+
+_CONTAINER_SECURITY = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
+_POD_SECURITY = {
+    "runAsNonRoot": True,
+    "fsGroup": FS_GROUP,
+    "fsGroupChangePolicy": "OnRootMismatch",
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+_MOUNTS = (
+    {"name": "stage2-config", "mountPath": names.CONFIG_DIR, "readOnly": True},
+    {"name": "stage2-token", "mountPath": names.TOKEN_DIR, "readOnly": True},
+    {"name": "tmp", "mountPath": "/tmp"},
+    {"name": "shm", "mountPath": "/dev/shm"},
+)
+
+
+def container(job: RolloutMatchingJob, process: Container, *, image: str, extra: Mapping[str, Any]) -> dict[str, Any]:
+    """The pod's container for one process of the job; `extra` holds what only its role has, such as probes."""
+    resource = job.spec.gpu_resource
+    gpus = {"limits": {resource: str(process.gpus)}} if resource and process.gpus else {}
+    return {
+        "name": process.name,
+        "image": job.spec.image or image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": list(process.command),
+        "env": [{"name": key, "value": value} for key, value in process.env.items()],
+        "ports": [{"name": key, "containerPort": port} for key, port in process.ports.items()],
+        "resources": gpus,
+        "volumeMounts": [*_MOUNTS, *_volume_mounts(job)],
+        "securityContext": _CONTAINER_SECURITY,
+        **extra,
+    }
+
+
+def template(
+    job: RolloutMatchingJob,
+    *,
+    role: str,
+    containers: Sequence[Mapping[str, Any]],
+    config_text: str,
+    extra: Mapping[str, Any],
+    override: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The pod template of one role: `extra` is what only its role has, `override` is the person's template."""
+    name = job.metadata.name
+    ours = {
+        "metadata": {
+            "labels": meta.labels(name, role),
+            "annotations": {names.ANNOTATION_JOB: name, names.ANNOTATION_CONFIG_HASH: meta.digest(config_text)},
+        },
+        "spec": {
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "securityContext": _POD_SECURITY,
+            "containers": [dict(item) for item in containers],
+            "volumes": [*_own_volumes(name), *_volumes(job)],
+            **_placement(job),
+            **extra,
+        },
+    }
+    return merge.strategic_merge(ours, _for_every_server(override, [item["name"] for item in containers]))
+
+
+def _for_every_server(override: Mapping[str, Any], container_names: Sequence[str]) -> dict[str, Any]:
+    """The person's template where the container `server` stands for every server; an exact name goes on top."""
+    spec = dict(override.get("spec") or {})
+    written = spec.get("containers") or []
+    every = [item for item in written if item["name"] == "server"]
+    spread = [{**item, "name": name} for item in every for name in container_names if name.startswith("server-")]
+    exact = [item for item in written if item["name"] != "server"]
+    if spread or exact:
+        spec["containers"] = merge.merge_by("name", spread, exact)
+    return {**override, "spec": spec}
+
+
+def _own_volumes(job: str) -> list[dict[str, Any]]:
+    return [
+        {"name": "stage2-config", "configMap": {"name": names.child_name(job, names.ROLE_CONFIG)}},
+        {
+            "name": "stage2-token",
+            "secret": {"secretName": names.child_name(job, names.ROLE_TOKEN), "defaultMode": 0o440},
+        },
+        {"name": "tmp", "emptyDir": {}},
+        {"name": "shm", "emptyDir": {"medium": "Memory"}},
+    ]
+
+
+def _placement(job: RolloutMatchingJob) -> dict[str, Any]:
+    placement = job.spec.placement
+    fields = {
+        "nodeSelector": placement.node_selector,
+        "tolerations": placement.tolerations,
+        "priorityClassName": placement.priority_class_name,
+    }
+    return {key: value for key, value in fields.items() if value}

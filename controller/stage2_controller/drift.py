@@ -1,0 +1,92 @@
+"""Which children have to be written: the absent ones, and those that differ for a reason that may be mended."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from stage2_controller import names
+from stage2_controller.children import meta
+from stage2_controller.merge import MERGE_KEYS
+from stage2_controller.observed import Observed, terminating
+
+# Created once: a Job's template is immutable, and running pods hold the Secret's token.
+CREATE_ONCE = frozenset({"Job", "Secret"})
+
+_SUFFIXES = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "Ki": 2**10, "M": 1e6, "Mi": 2**20, "G": 1e9, "Gi": 2**30,
+             "T": 1e12, "Ti": 2**40}  # fmt: skip
+
+
+class Write(NamedTuple):
+    """One request to the API server: `create` fails softly where the child exists, `apply` is a server-side apply."""
+
+    verb: Literal["create", "apply"]
+    manifest: meta.Manifest
+
+
+def writes(children: Sequence[meta.Manifest], observed: Observed) -> list[Write]:
+    """The requests that bring the observed children to `children`, in that order; none if nothing has to change."""
+    started = observed.deployment is not None or observed.learner is not None
+    return [write for child in children if (write := _write(child, observed, started))]
+
+
+def spec_changed(children: Sequence[meta.Manifest], observed: Observed) -> bool:
+    """Whether the learner Job was made from another spec than the children: an edit that comes too late."""
+    if observed.learner is None:
+        return False
+    made_from = _annotation(observed.learner, names.ANNOTATION_SPEC_HASH)
+    return any(_annotation(child, names.ANNOTATION_SPEC_HASH) not in (None, made_from) for child in children)
+
+
+def covers(observed: Any, desired: Any, key: str = "") -> bool:
+    """Whether `observed` holds everything in `desired`; what others added beside it does not count."""
+    if isinstance(desired, Mapping):
+        return isinstance(observed, Mapping) and all(
+            name in observed and covers(observed[name], value, name) for name, value in desired.items() if value != {}
+        )
+    if isinstance(desired, list | tuple):
+        return isinstance(observed, list | tuple) and _covers_list(observed, desired, key)
+    return bool(observed == desired) or _quantity(observed) == _quantity(desired) is not None
+
+
+def _write(child: meta.Manifest, observed: Observed, started: bool) -> Write | None:
+    there = observed.child(child["kind"])
+    if there is None:
+        return Write("create" if child["kind"] in CREATE_ONCE else "apply", child)
+    if terminating(there) or child["kind"] in CREATE_ONCE:
+        return None
+    return Write("apply", child) if _differs(child, there, observed, started) else None
+
+
+def _differs(child: meta.Manifest, there: Mapping[str, Any], observed: Observed, started: bool) -> bool:
+    def same(annotation: str) -> bool:
+        return _annotation(there, annotation) == _annotation(child, annotation)
+
+    if not same(names.ANNOTATION_SPEC_HASH):
+        return observed.learner is None  # later than that, the job keeps the spec it started with
+    if not same(names.ANNOTATION_MANIFEST_HASH):
+        return not started  # another version of the controller made it: running pods must not notice an upgrade
+    return not covers(there, {key: child[key] for key in child if key not in ("apiVersion", "kind", "metadata")})
+
+
+def _annotation(manifest: Mapping[str, Any], name: str) -> str | None:
+    value: str | None = manifest["metadata"].get("annotations", {}).get(name)
+    return value
+
+
+def _covers_list(observed: Sequence[Any], desired: Sequence[Any], key: str) -> bool:
+    merge_key = MERGE_KEYS.get(key)
+    if merge_key and all(isinstance(item, Mapping) and merge_key in item for item in (*observed, *desired)):
+        known = {item[merge_key]: item for item in observed}
+        return all(item[merge_key] in known and covers(known[item[merge_key]], item) for item in desired)
+    return len(observed) == len(desired) and all(map(covers, observed, desired))
+
+
+def _quantity(value: Any) -> float | None:
+    """A Kubernetes quantity ("1000m", "1Gi", 2) as a number, for the API server may write it differently."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return None
+    text = str(value)
+    suffix = next((s for s in sorted(_SUFFIXES, key=len, reverse=True) if text.endswith(s)), "")
+    try:
+        return float(text.removesuffix(suffix)) * _SUFFIXES.get(suffix, 1)
+    except ValueError:
+        return None

@@ -1,0 +1,99 @@
+"""Compares what the watches delivered with lists, now and then: fills the store at the start, and notices a deaf watch.
+
+A watch can go silent while the process looks healthy; liveness here means that what is listed was also delivered.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from stage2_controller import names
+from stage2_controller.apply import Api
+from stage2_controller.observe import KINDS, Key, Store, key_of
+from stage2_controller.observed import Object
+
+logger = logging.getLogger(__name__)
+
+_DEAF_AFTER = 3  # rounds in a row that found something undelivered
+
+
+class Freshness:
+    """Lists every kind each `interval_s`; mends the store where a watch missed something, and tells the queue."""
+
+    def __init__(
+        self,
+        api: Api,
+        store: Store,
+        enqueue: Callable[[Key], None],
+        *,
+        namespaces: Sequence[str],
+        interval_s: float = 120.0,
+        grace_s: float = 15.0,
+    ) -> None:
+        self._api = api
+        self._store = store
+        self._enqueue = enqueue
+        self._scopes: Sequence[str | None] = namespaces or (None,)
+        self._interval_s = interval_s
+        self._grace_s = grace_s
+        self._rounds_behind = 0
+        self._last_round = time.monotonic()
+
+    async def fill(self) -> None:
+        """Puts everything that exists into the store: a plan made from half a picture would create what is there."""
+        for kind in KINDS:
+            listed, _ = await self._list(kind)
+            for body in listed:
+                self._store.put(kind, body)
+        self._last_round = time.monotonic()
+
+    async def run(self) -> None:
+        """Compares until cancelled."""
+        while True:
+            await asyncio.sleep(self._interval_s)
+            try:
+                missed = await self._compare()
+            except Exception:  # the API server may be away; the probe fails if it stays away
+                logger.exception("cannot compare the watches with lists")
+                continue
+            self._rounds_behind = self._rounds_behind + 1 if missed else 0
+            self._last_round = time.monotonic()
+
+    def problem(self) -> str | None:
+        """Why the controller should be started anew; None while it hears what happens."""
+        silent_s = time.monotonic() - self._last_round
+        if silent_s > 5 * self._interval_s:
+            return f"no successful list for {silent_s:.0f} s"
+        if self._rounds_behind >= _DEAF_AFTER:
+            return f"the watches missed changes in {self._rounds_behind} rounds in a row"
+        return None
+
+    async def _compare(self) -> int:
+        missed = 0
+        for kind in KINDS:
+            listed, version = await self._list(kind)
+            candidates = [*self._store.behind(kind, listed), *self._store.vanished(kind, listed, version)]
+            if candidates:
+                await asyncio.sleep(self._grace_s)  # a change on its way is no missed one
+                missed += self._mend(kind, listed, version)
+        return missed
+
+    def _mend(self, kind: str, listed: Sequence[Object], version: int) -> int:
+        behind = self._store.behind(kind, listed)
+        gone = self._store.vanished(kind, listed, version)
+        for body in behind:
+            self._store.put(kind, body)
+        for body in gone:
+            self._store.remove(kind, body)
+        for body in (*behind, *gone):
+            logger.warning("the watch missed a change of %s %s", kind, body["metadata"]["name"])
+            if key := key_of(kind, body):
+                self._enqueue(key)
+        return len(behind) + len(gone)
+
+    async def _list(self, kind: str) -> tuple[list[Object], int]:
+        """The objects of a kind in all scopes, and the oldest resource version of the lists."""
+        answers = [await self._api.list(kind, scope, labelled=kind != names.KIND) for scope in self._scopes]
+        items = [item for answer in answers for item in answer["items"]]
+        return items, min(int(answer["metadata"]["resourceVersion"]) for answer in answers)

@@ -1,0 +1,69 @@
+"""Names that the plan, its executors and the status share: labels, annotations, paths, ports, children."""
+
+import hashlib
+import re
+
+GROUP = "stage2.dev"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+KIND = "RolloutMatchingJob"
+PLURAL = "rolloutmatchingjobs"
+
+FIELD_MANAGER = "stage2-controller"
+
+LABEL_JOB = "stage2.dev/job"
+LABEL_ROLE = "stage2.dev/role"
+LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
+MANAGED_BY = "stage2"
+
+# The label holds a name that may have been shortened; the annotation holds the job's real name.
+ANNOTATION_JOB = "stage2.dev/job-name"
+ANNOTATION_SPEC_HASH = "stage2.dev/spec-hash"
+ANNOTATION_MANIFEST_HASH = "stage2.dev/manifest-hash"
+ANNOTATION_CONFIG_HASH = "stage2.dev/config-hash"
+
+ROLE_ROLLOUT = "rollout"
+ROLE_LEARNER = "learner"
+ROLE_CONFIG = "config"
+ROLE_TOKEN = "token"
+
+MOUNT_ROOT = "/etc/stage2"
+CONFIG_DIR = f"{MOUNT_ROOT}/config"
+CONFIG_KEY = "config.yaml"
+CONFIG_PATH = f"{CONFIG_DIR}/{CONFIG_KEY}"
+TOKEN_DIR = f"{MOUNT_ROOT}/token"
+TOKEN_KEY = "token"
+TOKEN_PATH = f"{TOKEN_DIR}/{TOKEN_KEY}"
+TERMINATION_LOG = "/dev/termination-log"
+
+PROGRESS_PORT = 9400
+GROUP_PORT = 51216  # of server 0; server i has this + i. The port is on the learner's side: server i dials it.
+
+MAX_NAME = 63  # a label value and a DNS label hold no more (RFC 1123)
+_DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+
+
+def short_name(name: str, suffix: str = "") -> str:
+    """`name` + `suffix` as a DNS label of at most 63 characters.
+
+    A name that is one already is kept; any other (too long, dots, a leading digit) is cut and gets eight hexadecimal
+    digits of its SHA-256, so that two jobs never share a child.
+    """
+    plain = f"{name}{suffix}"
+    if len(plain) <= MAX_NAME and _DNS_LABEL.fullmatch(plain):
+        return plain
+    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+    stem = re.sub(r"[^-a-z0-9]", "-", name.lower())
+    if not stem[:1].isalpha():
+        stem = f"j-{stem}"
+    return f"{stem[: MAX_NAME - len(suffix) - 9].rstrip('-')}-{digest}{suffix}"
+
+
+def child_name(job: str, role: str) -> str:
+    """The name of the child of `job` that plays `role`: `job-3v1-rollout`."""
+    return short_name(job, f"-{role}")
+
+
+def service_host(job: str, namespace: str) -> str:
+    """The rollout Service's name in the cluster's DNS, without the cluster's own domain."""
+    return f"{child_name(job, ROLE_ROLLOUT)}.{namespace}.svc"

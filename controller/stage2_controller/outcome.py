@@ -1,0 +1,90 @@
+"""Whether a job has ended, and how: the policy of success, failure and deadline."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+from stage2_api.job import RolloutMatchingJob
+
+from stage2_api.errors import EXIT_CONFIG
+from stage2_controller import conditions, diagnose, names, reasons
+from stage2_controller.observed import Observed, terminated
+
+
+class Outcome(NamedTuple):
+    """How a job ended. `phase` is Succeeded or Failed."""
+
+    phase: str
+    reason: str
+    message: str
+
+
+def final(status: Mapping[str, Any]) -> Outcome | None:
+    """The outcome that the status already tells. A refused spec is none: a corrected one runs."""
+    for condition_type in (reasons.SUCCEEDED, reasons.FAILED):
+        told = conditions.find(status, condition_type)
+        if told and told["status"] == "True" and told["reason"] != reasons.INVALID_SPEC:
+            return Outcome(condition_type, told["reason"], told["message"])
+    return None
+
+
+def outcome(
+    job: RolloutMatchingJob, servers: Sequence[str], observed: Observed, *, status: Mapping[str, Any], now: datetime
+) -> Outcome | None:
+    """The job's outcome, told before or found in this pass; None while it can still go on."""
+    return final(status) or _of_learner(observed) or _of_servers(observed, servers) or _of_deadline(job, status, now)
+
+
+def seconds_left(job: RolloutMatchingJob, status: Mapping[str, Any], now: datetime) -> float | None:
+    """Seconds until spec.activeDeadlineSeconds has passed since the start; None without a deadline or a start."""
+    limit = job.spec.active_deadline_seconds
+    if limit is None or not status.get("startTime"):
+        return None
+    return (conditions.instant(status["startTime"]) + timedelta(seconds=limit) - now).total_seconds()
+
+
+def _of_learner(observed: Observed) -> Outcome | None:
+    job_conditions = (observed.learner or {}).get("status", {}).get("conditions", [])
+    told = {item["type"]: item for item in job_conditions if item["status"] == "True"}
+    if "Complete" in told:
+        return Outcome(reasons.SUCCEEDED, reasons.LEARNER_SUCCEEDED, "the learner ended with exit code 0")
+    if "Failed" in told:
+        return _failed(observed, told["Failed"])
+    return None
+
+
+def _failed(observed: Observed, told: Mapping[str, Any]) -> Outcome:
+    pod = observed.pod(names.ROLE_LEARNER)
+    ended = terminated(pod, names.ROLE_LEARNER) if pod else None
+    words = _words(observed, ended)
+    if ended and ended.get("exitCode") == EXIT_CONFIG:
+        return Outcome(reasons.FAILED, reasons.CONFIGURATION_ERROR, f"the learner refused its configuration: {words}")
+    if told.get("reason") == reasons.BACKOFF_LIMIT:
+        message = f"the learner failed more often than spec.learner.backoffLimit allows; the last time: {words}"
+        return Outcome(reasons.FAILED, reasons.BACKOFF_LIMIT, message)
+    return Outcome(reasons.FAILED, reasons.LEARNER_FAILED, f"{told.get('message', 'the learner failed')}; {words}")
+
+
+def _words(observed: Observed, ended: Mapping[str, Any] | None) -> str:
+    report = observed.report()
+    if report and report.get("message"):
+        return str(report["message"])
+    return diagnose.last_words(ended) if ended else "its pod is gone"
+
+
+def _of_servers(observed: Observed, servers: Sequence[str]) -> Outcome | None:
+    pod = observed.pod(names.ROLE_ROLLOUT)
+    for server in servers if pod else ():
+        ended = terminated(pod, server) if pod else None
+        if ended and ended.get("exitCode") == EXIT_CONFIG:
+            message = f"{server} refused its configuration: {diagnose.last_words(ended)}"
+            return Outcome(reasons.FAILED, reasons.CONFIGURATION_ERROR, message)
+    return None
+
+
+def _of_deadline(job: RolloutMatchingJob, status: Mapping[str, Any], now: datetime) -> Outcome | None:
+    left = seconds_left(job, status, now)
+    if left is None or left > 0:
+        return None
+    message = f"not done {job.spec.active_deadline_seconds} s after its start (spec.activeDeadlineSeconds)"
+    return Outcome(reasons.FAILED, reasons.DEADLINE_EXCEEDED, message)

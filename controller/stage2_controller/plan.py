@@ -1,0 +1,177 @@
+"""The plan: from a job and what is observed of it to its children and status. Pure: no client, no clock, no randomness.
+
+The same plan serves three executors: the controller (`plan`), static YAML (`static_children`) and local processes
+(`stage2_controller.containers.containers`).
+"""
+
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from importlib.metadata import version
+from typing import Any
+
+from stage2_api.job import RolloutMatchingJob, parse_job
+
+from stage2_api.errors import ConfigError
+from stage2_controller import conditions, drift, names, reasons
+from stage2_controller import outcome as outcomes
+from stage2_controller import status as statuses
+from stage2_controller.children import configmap, deployment, job, meta, secret, service
+from stage2_controller.containers import Workload, containers
+from stage2_controller.observed import Observed, terminating
+
+# Of a job that names no image, where no chart says another.
+DEFAULT_IMAGE = f"stage2/trainer:{version('stage2')}"
+
+# Fields of the spec that steer a job rather than describe it: changing them does not make it another job.
+_STEERING = ("suspend", "activeDeadlineSeconds", "ttlSecondsAfterFinished")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the controller's own configuration adds to a job."""
+
+    image: str = DEFAULT_IMAGE
+    progress_s: float = 10.0  # how often the learner of a running job is asked for its progress
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What has to be true of a job, and when to look again."""
+
+    status: dict[str, Any]
+    children: tuple[meta.Manifest, ...] = ()  # in the order of their creation
+    deletions: tuple[str, ...] = ()  # kinds of children that have to go
+    delete_job: bool = False  # spec.ttlSecondsAfterFinished has passed
+    again_after_s: float | None = None
+
+
+def plan(
+    raw: Mapping[str, Any], observed: Observed, *, settings: Settings, now: datetime, new_token: Callable[[], str]
+) -> Plan:
+    """The plan of one pass over the job `raw`, an object as the API server holds it.
+
+    `new_token` makes the bearer token of a job that has no Secret yet.
+    """
+    previous = raw.get("status") or {}
+    try:
+        accepted = parse_job(raw)
+        host = names.service_host(accepted.metadata.name, _namespace(accepted))
+        workload = containers(accepted, host_for=lambda _: host)
+    except ConfigError as error:
+        return _refused(raw, observed, str(error), now)
+    spec_hash = meta.digest({key: value for key, value in raw["spec"].items() if key not in _STEERING})
+    outcome = outcomes.outcome(accepted, [s.name for s in workload.servers], observed, status=previous, now=now)
+    wanted = tuple(
+        meta.stamped(child, spec_hash) for child in _children(accepted, raw["metadata"], workload, settings.image)
+    )
+    scene = statuses.Scene(
+        job=accepted,
+        workload=workload,
+        observed=observed,
+        previous=previous,
+        outcome=outcome,
+        changed=drift.spec_changed(wanted, observed),
+        now=now,
+    )
+    status = statuses.accepted(scene)
+    if outcome:
+        return _finished(accepted, observed, status, now)
+    children, deletions = _stage(accepted, observed, wanted, scene.server_names)
+    if children and observed.secret is None:
+        children = (secret.secret(raw["metadata"], new_token()), *children)
+    return Plan(
+        status=status,
+        children=children,
+        deletions=deletions,
+        again_after_s=_next_look(accepted, status, settings, now),
+    )
+
+
+def static_children(
+    accepted: RolloutMatchingJob, *, namespace: str | None = None, image: str = DEFAULT_IMAGE, token: str | None = None
+) -> list[meta.Manifest]:
+    """All children of a job as static YAML, without an owner: apply them where no controller runs. Raises ConfigError.
+
+    The learner then waits for its servers by itself. Without `token` the Secret gets a fresh one.
+    """
+    owner = {"name": accepted.metadata.name, "namespace": namespace or _namespace(accepted)}
+    host = names.service_host(owner["name"], owner["namespace"])
+    workload = containers(accepted, host_for=lambda _: host)
+    return [
+        secret.secret(owner, token or secrets.token_urlsafe(32)),
+        *_children(accepted, owner, workload, image),
+    ]
+
+
+def _children(
+    accepted: RolloutMatchingJob, owner: Mapping[str, Any], workload: Workload, image: str
+) -> list[meta.Manifest]:
+    """All children but the Secret."""
+    config_text, servers = workload.config_text, workload.servers
+    made = [configmap.configmap(owner, config_text)]
+    if servers:
+        made.append(service.service(owner, servers))
+        made.append(deployment.deployment(accepted, owner, servers, config_text=config_text, image=image))
+    learner = job.job(accepted, owner, workload.learner, config_text=config_text, image=image, follows=bool(servers))
+    return [*made, learner]
+
+
+def _stage(
+    accepted: RolloutMatchingJob, observed: Observed, wanted: tuple[meta.Manifest, ...], servers: tuple[str, ...]
+) -> tuple[tuple[meta.Manifest, ...], tuple[str, ...]]:
+    """The children that may exist now, and the kinds that must not."""
+    if accepted.spec.suspend:
+        return _without(wanted, "Deployment", "Job"), _existing(observed, "Job", "Deployment")
+    waits = servers and observed.learner is None and statuses.rollout_finding(observed, servers)
+    return (_without(wanted, "Job") if waits else wanted), ()
+
+
+def _refused(raw: Mapping[str, Any], observed: Observed, message: str, now: datetime) -> Plan:
+    """A spec that breaks a rule: nothing is created, and what already runs goes on."""
+    previous = raw.get("status") or {}
+    status = statuses.refused(
+        previous,
+        message=message,
+        started=observed.learner is not None or observed.deployment is not None or outcomes.final(previous) is not None,
+        generation=raw["metadata"].get("generation", 0),
+        now=now,
+    )
+    return Plan(status=status)
+
+
+def _finished(accepted: RolloutMatchingJob, observed: Observed, status: dict[str, Any], now: datetime) -> Plan:
+    """A job that has ended holds no GPU: its servers go at once, and a learner that was cut off goes with them."""
+    ended_by_itself = any(
+        item["type"] in ("Complete", "Failed") and item["status"] == "True"
+        for item in (observed.learner or {}).get("status", {}).get("conditions", [])
+    )
+    deletions = _existing(observed, "Deployment", *(() if ended_by_itself else ("Job",)))
+    ttl = accepted.spec.ttl_seconds_after_finished
+    if ttl is None:
+        return Plan(status=status, deletions=deletions)
+    left = (conditions.instant(status["completionTime"]) + timedelta(seconds=ttl) - now).total_seconds()
+    return Plan(
+        status=status, deletions=deletions, delete_job=left <= 0, again_after_s=max(left, 0.0) if left > 0 else None
+    )
+
+
+def _next_look(
+    accepted: RolloutMatchingJob, status: Mapping[str, Any], settings: Settings, now: datetime
+) -> float | None:
+    looks = [] if status["phase"] != reasons.RUNNING else [settings.progress_s]
+    left = outcomes.seconds_left(accepted, status, now)
+    return min([*looks, *([] if left is None else [max(left, 0.0)])], default=None)
+
+
+def _existing(observed: Observed, *kinds: str) -> tuple[str, ...]:
+    return tuple(kind for kind in kinds if (there := observed.child(kind)) is not None and not terminating(there))
+
+
+def _without(manifests: tuple[meta.Manifest, ...], *kinds: str) -> tuple[meta.Manifest, ...]:
+    return tuple(manifest for manifest in manifests if manifest["kind"] not in kinds)
+
+
+def _namespace(accepted: RolloutMatchingJob) -> str:
+    return accepted.metadata.namespace or "default"

@@ -1,0 +1,112 @@
+"""A work queue for level-triggered reconciling: one pass at a time for each key, coalesced, bounded, with backoff.
+
+kopf never retries an `on.event` handler, and its timers force finalizers; this queue retries and re-checks instead.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+logger = logging.getLogger(__name__)
+
+Key = TypeVar("Key")
+
+
+class RetryLater(Exception):
+    """A pass that could not finish for a reason that is told elsewhere: try again with backoff, no traceback."""
+
+
+class WorkQueue(Generic[Key]):
+    """Calls `work(key)` for every key that was added since its last call began.
+
+    `work` returns the seconds after which it wants to be called again, or None. When it raises, it is called again
+    after `backoff_s`, doubled for each failure in a row up to `backoff_max_s`. At most `concurrency` calls run at once.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[Key], Awaitable[float | None]],
+        *,
+        concurrency: int = 8,
+        backoff_s: float = 1.0,
+        backoff_max_s: float = 300.0,
+    ) -> None:
+        self._work = work
+        self._concurrency = concurrency
+        self._backoff_s = backoff_s
+        self._backoff_max_s = backoff_max_s
+        self._ready: asyncio.Queue[Key] = asyncio.Queue()
+        self._waiting: set[Key] = set()  # in _ready
+        self._active: set[Key] = set()  # in a call
+        self._again: set[Key] = set()  # added during its call
+        self._timers: dict[Key, asyncio.TimerHandle] = {}
+        self._failures: dict[Key, int] = {}
+
+    def add(self, key: Key) -> None:
+        """Asks for a call as soon as a worker is free; many additions before it starts are one call."""
+        self._cancel_timer(key)
+        if key in self._active:
+            self._again.add(key)
+        elif key not in self._waiting:
+            self._waiting.add(key)
+            self._ready.put_nowait(key)
+
+    def add_after(self, key: Key, delay_s: float) -> None:
+        """Asks for a call in `delay_s` seconds; the sooner of this and an earlier request wins."""
+        loop = asyncio.get_running_loop()
+        timer = self._timers.get(key)
+        if timer is None or timer.when() > loop.time() + delay_s:
+            self._cancel_timer(key)
+            self._timers[key] = loop.call_later(delay_s, self.add, key)
+
+    def forget(self, key: Key) -> None:
+        """Drops what is planned for a key whose object is gone."""
+        self._cancel_timer(key)
+        self._failures.pop(key, None)
+
+    def depth(self) -> int:
+        """How many keys wait for a worker."""
+        return len(self._waiting)
+
+    async def run(self) -> None:
+        """Works until cancelled."""
+        async with asyncio.TaskGroup() as workers:
+            for _ in range(self._concurrency):
+                workers.create_task(self._worker())
+
+    async def _worker(self) -> None:
+        while True:
+            key = await self._ready.get()
+            self._waiting.discard(key)
+            self._active.add(key)
+            try:
+                await self._call(key)
+            finally:
+                self._active.discard(key)
+            if key in self._again:
+                self._again.discard(key)
+                self.add(key)
+
+    async def _call(self, key: Key) -> None:
+        try:
+            delay_s = await self._work(key)
+        except RetryLater as reason:
+            delay_s = self._next_backoff(key)
+            logger.warning("%s: %s; next try in %.0f s", key, reason, delay_s)
+        except Exception:  # whatever one job's pass raises must not end the worker that serves the others
+            delay_s = self._next_backoff(key)
+            logger.exception("%s: pass failed; next try in %.0f s", key, delay_s)
+        else:
+            self._failures.pop(key, None)
+        if delay_s is not None:
+            self.add_after(key, delay_s)
+
+    def _next_backoff(self, key: Key) -> float:
+        failures = self._failures[key] = self._failures.get(key, 0) + 1
+        return min(self._backoff_s * 2.0 ** min(failures - 1, 30), self._backoff_max_s)
+
+    def _cancel_timer(self, key: Key) -> None:
+        timer = self._timers.pop(key, None)
+        if timer is not None:
+            timer.cancel()

@@ -1,0 +1,59 @@
+"""The words of the status: phases, condition types and their constant reasons. Messages are for people."""
+
+from typing import Final
+
+# Phases: one word for `kubectl get`; programs should read the conditions.
+PENDING: Final = "Pending"  # accepted; no pod has a node yet
+STARTING: Final = "Starting"  # pods have a node; servers load, or the learner's container starts
+RUNNING: Final = "Running"  # the learner's container runs
+SUCCEEDED: Final = "Succeeded"  # the learner ended with exit code 0; final
+FAILED: Final = "Failed"  # refused, or ended without success; final unless the spec was refused
+SUSPENDED: Final = "Suspended"  # spec.suspend: no pod exists
+
+# Condition Accepted: the spec is one that can run.
+ACCEPTED: Final = "Accepted"
+VALID: Final = "Valid"
+INVALID_SPEC: Final = "InvalidSpec"  # a rule is broken; the message has path, value, rule and way out
+CHANGED_AFTER_START: Final = "ChangedAfterStart"  # the job keeps the spec it started with
+
+# Condition ChildrenApplied: the API server took every child.
+CHILDREN_APPLIED: Final = "ChildrenApplied"
+APPLIED: Final = "Applied"
+CHILD_REFUSED: Final = "ChildRefused"  # quota, admission or permissions; the message is the API server's
+
+# Condition RolloutReady: every server answers /health. Absent where a job has no servers (colocate, hf).
+ROLLOUT_READY: Final = "RolloutReady"
+SERVERS_READY: Final = "ServersReady"
+SERVERS_LOADING: Final = "ServersLoading"  # containers run and do not answer yet
+SERVER_CRASHED: Final = "ServerCrashed"  # a container ended and waits for its next start
+RELEASED: Final = "Released"  # the learner is done: the pod was removed
+
+# Condition LearnerRunning: the learner's container runs.
+LEARNER_RUNNING: Final = "LearnerRunning"
+LEARNER_STARTED: Final = "LearnerStarted"
+WAITING_FOR_SERVERS: Final = "WaitingForServers"
+LEARNER_RETRYING: Final = "LearnerRetrying"  # a pod failed; the Job waits before the next one
+LEARNER_FINISHED: Final = "LearnerFinished"
+
+# Reasons of both RolloutReady and LearnerRunning: why a pod does not run.
+NOT_CREATED: Final = "NotCreated"
+UNSCHEDULABLE: Final = "Unschedulable"  # the message is the scheduler's
+IMAGE_UNAVAILABLE: Final = "ImageUnavailable"
+CONTAINER_CONFIG: Final = "ContainerConfigError"  # a ConfigMap, Secret or volume is missing
+CONTAINERS_STARTING: Final = "ContainersStarting"
+
+# Condition WeightsInSync: every server holds the version that the learner pushed last.
+WEIGHTS_IN_SYNC: Final = "WeightsInSync"
+SAME_VERSION: Final = "SameVersion"
+VERSIONS_DIFFER: Final = "VersionsDiffer"
+NOT_SYNCED_YET: Final = "NotSyncedYet"
+
+# Condition Suspended, present while spec.suspend is true.
+SUSPENDED_BY_SPEC: Final = "SuspendedBySpec"
+
+# Conditions Succeeded and Failed: present only when true.
+LEARNER_SUCCEEDED: Final = "LearnerSucceeded"
+CONFIGURATION_ERROR: Final = "ConfigurationError"  # exit code 64: never retried
+BACKOFF_LIMIT: Final = "BackoffLimitExceeded"  # the learner failed more often than spec.learner.backoffLimit
+DEADLINE_EXCEEDED: Final = "DeadlineExceeded"  # spec.activeDeadlineSeconds
+LEARNER_FAILED: Final = "LearnerFailed"  # the Job failed for another reason, which the message names

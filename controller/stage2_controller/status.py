@@ -1,0 +1,236 @@
+"""The status of a job as a pure function of what is observed: phase, conditions, progress, servers, reproducibility."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from stage2_api.job import RolloutMatchingJob
+
+from stage2_controller import diagnose, names, reasons
+from stage2_controller.conditions import Condition, merged, timestamp, truth
+from stage2_controller.containers import Workload
+from stage2_controller.observed import Object, Observed, running, terminating
+from stage2_controller.outcome import Outcome
+
+# Kept from the learner's last report when it cannot be asked: what it said stays true.
+_REPORTED = ("step", "maxSteps", "sync", "reproducibility")
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Everything that the status of an accepted job is made from."""
+
+    job: RolloutMatchingJob
+    workload: Workload
+    observed: Observed
+    previous: Mapping[str, Any]
+    outcome: Outcome | None
+    changed: bool  # the spec was edited after the start
+    now: datetime
+
+    @property
+    def server_names(self) -> tuple[str, ...]:
+        """server-0, server-1, …"""
+        return tuple(server.name for server in self.workload.servers)
+
+
+def accepted(scene: Scene) -> dict[str, Any]:
+    """The status of a job whose spec is valid."""
+    report = {**scene.previous, **(scene.observed.report() or {})}
+    status: dict[str, Any] = {
+        "phase": _phase(scene),
+        "observedGeneration": scene.job.metadata.generation,
+        "startTime": _start_time(scene),
+        "completionTime": _completion_time(scene),
+        "node": _node(scene),
+        "rollout": _ready_of_all(scene),
+        "servers": _servers(scene, report.get("sync") or {}),
+        "restarts": _restarts(scene),
+        **{key: report.get(key) for key in _REPORTED},
+    }
+    status["conditions"] = merged(
+        scene.previous.get("conditions") or [],
+        _conditions(scene, status["sync"]),
+        generation=scene.job.metadata.generation or 0,
+        now=scene.now,
+    )
+    return {key: value for key, value in status.items() if value not in (None, "", [])}
+
+
+def refused(
+    previous: Mapping[str, Any], *, message: str, started: bool, generation: int, now: datetime
+) -> dict[str, Any]:
+    """The status of a job whose spec breaks a rule; one that already runs goes on with the spec it started with."""
+    found = [Condition(reasons.ACCEPTED, "False", reasons.INVALID_SPEC, message)]
+    old = previous.get("conditions") or []
+    if started:
+        entries = [item for item in old if item["type"] != reasons.ACCEPTED]
+        return {
+            **previous,
+            "observedGeneration": generation,
+            "conditions": [*merged(old, found, generation=generation, now=now), *entries],
+        }
+    found.append(Condition(reasons.FAILED, "True", reasons.INVALID_SPEC, message))
+    return {
+        "phase": reasons.FAILED,
+        "observedGeneration": generation,
+        "conditions": merged(old, found, generation=generation, now=now),
+    }
+
+
+def _phase(scene: Scene) -> str:
+    if scene.outcome:
+        return scene.outcome.phase
+    if scene.job.spec.suspend:
+        return reasons.SUSPENDED
+    if running(scene.observed.pod(names.ROLE_LEARNER), names.ROLE_LEARNER):
+        return reasons.RUNNING
+    return reasons.STARTING if _node(scene) else reasons.PENDING
+
+
+def _start_time(scene: Scene) -> str | None:
+    """A resumed job starts anew, as a resumed batch/v1 Job does: its deadline counts from there."""
+    if scene.job.spec.suspend and not scene.outcome:
+        return None
+    return scene.previous.get("startTime") or timestamp(scene.now)
+
+
+def _completion_time(scene: Scene) -> str | None:
+    if scene.outcome is None:
+        return None
+    return scene.previous.get("completionTime") or timestamp(scene.now)
+
+
+def _node(scene: Scene) -> str | None:
+    pods = [scene.observed.pod(role) for role in (names.ROLE_LEARNER, names.ROLE_ROLLOUT)]
+    nodes = [pod["spec"].get("nodeName") for pod in pods if pod and not terminating(pod)]
+    return next(filter(None, nodes), scene.previous.get("node") if scene.outcome else None)
+
+
+def _container_statuses(scene: Scene) -> dict[str, Object]:
+    pod = scene.observed.pod(names.ROLE_ROLLOUT)
+    statuses = pod.get("status", {}).get("containerStatuses", []) if pod and not terminating(pod) else []
+    return {item["name"]: item for item in statuses}
+
+
+def _servers(scene: Scene, sync: Mapping[str, Any]) -> list[dict[str, Any]]:
+    if not scene.workload.servers:
+        return []
+    statuses = _container_statuses(scene)
+    addresses = [server.base_url for server in scene.workload.config.rollout_matching.vllm.server.resolved_servers()]
+    versions = {item["baseUrl"]: item["version"] for item in sync.get("servers") or []}
+    return [
+        _server(name, url, statuses.get(name, {}), versions.get(url))
+        for name, url in zip(scene.server_names, addresses, strict=True)
+    ]
+
+
+def _server(name: str, url: str, container: Object, version: int | None) -> dict[str, Any]:
+    entry = {
+        "name": name,
+        "url": url,
+        "ready": bool(container.get("ready")),
+        "restarts": container.get("restartCount", 0),
+    }
+    return entry if version is None else {**entry, "version": version}
+
+
+def _ready_of_all(scene: Scene) -> str | None:
+    names_, statuses = scene.server_names, _container_statuses(scene)
+    ready = sum(bool(statuses.get(name, {}).get("ready")) for name in names_)
+    return f"{ready}/{len(names_)}" if names_ else None
+
+
+def _restarts(scene: Scene) -> int:
+    failed: int = (scene.observed.learner or {}).get("status", {}).get("failed", 0)
+    before: int = scene.previous.get("restarts") or 0
+    return max(failed, before)
+
+
+def _conditions(scene: Scene, sync: Mapping[str, Any] | None) -> list[Condition]:
+    found = [_accepted(scene)]
+    if scene.job.spec.suspend and not scene.outcome:
+        message = "spec.suspend is true: no pod exists; set it to false to go on from the last checkpoint"
+        return [*found, Condition(reasons.SUSPENDED, "True", reasons.SUSPENDED_BY_SPEC, message)]
+    if scene.workload.servers:
+        found.append(_rollout_ready(scene))
+    found.append(_learner_running(scene))
+    if scene.workload.servers:
+        found.append(_weights_in_sync(sync, len(scene.workload.servers)))
+    if scene.outcome:
+        found.append(Condition(scene.outcome.phase, "True", scene.outcome.reason, scene.outcome.message))
+    return found
+
+
+def _accepted(scene: Scene) -> Condition:
+    if scene.changed:
+        message = (
+            "spec was edited after the job had started: it keeps the spec it started with; "
+            "delete the job and apply it again to run the new one"
+        )
+        return Condition(reasons.ACCEPTED, "False", reasons.CHANGED_AFTER_START, message)
+    return Condition(reasons.ACCEPTED, "True", reasons.VALID, "the spec keeps every rule")
+
+
+def _rollout_ready(scene: Scene) -> Condition:
+    if scene.outcome:
+        return Condition(reasons.ROLLOUT_READY, "False", reasons.RELEASED, "the job is done: its servers were removed")
+    finding = rollout_finding(scene.observed, scene.server_names)
+    if finding:
+        return Condition(reasons.ROLLOUT_READY, "False", finding.reason, finding.message)
+    message = f"all {len(scene.server_names)} servers answer"
+    return Condition(reasons.ROLLOUT_READY, "True", reasons.SERVERS_READY, message)
+
+
+def rollout_finding(observed: Observed, servers: Sequence[str]) -> diagnose.Finding | None:
+    """What keeps the servers from being ready; None if all of them answer."""
+    return diagnose.servers(observed.pod(names.ROLE_ROLLOUT), servers)
+
+
+def _learner_running(scene: Scene) -> Condition:
+    def condition(status: bool, reason: str, message: str) -> Condition:
+        return Condition(reasons.LEARNER_RUNNING, truth(status), reason, message)
+
+    if scene.outcome:
+        return condition(False, reasons.LEARNER_FINISHED, scene.outcome.message)
+    if scene.observed.learner is None:
+        return condition(False, reasons.WAITING_FOR_SERVERS, "the learner starts when all servers answer")
+    pod = scene.observed.pod(names.ROLE_LEARNER)
+    finding = diagnose.pod(pod, "the learner's pod")
+    if finding is None:
+        return condition(True, reasons.LEARNER_STARTED, "the learner runs")
+    if finding.reason == reasons.SERVER_CRASHED:
+        limit = scene.job.spec.learner.backoff_limit
+        return condition(False, reasons.LEARNER_RETRYING, f"{finding.message}; at most {limit} new tries")
+    return condition(False, finding.reason, finding.message)
+
+
+def _weights_in_sync(sync: Mapping[str, Any] | None, count: int) -> Condition:
+    def condition(status: bool, reason: str, message: str) -> Condition:
+        return Condition(reasons.WEIGHTS_IN_SYNC, truth(status), reason, message)
+
+    held = [item["version"] for item in (sync or {}).get("servers") or []]
+    if sync is None or not held:
+        return condition(False, reasons.NOT_SYNCED_YET, "the learner has not pushed its weights yet")
+    behind = [str(version) for version in held if version != sync["version"]]
+    if behind:
+        message = (
+            f"the learner pushed version {sync['version']}; {len(behind)} of {count} servers hold {', '.join(behind)}"
+        )
+        return condition(False, reasons.VERSIONS_DIFFER, message)
+    return condition(True, reasons.SAME_VERSION, f"all {count} servers hold version {sync['version']}")
+
+
+def with_refusals(
+    status: Mapping[str, Any], previous: Mapping[str, Any], refusals: Sequence[str], *, now: datetime
+) -> dict[str, Any]:
+    """The status plus whether the API server took every child of the pass."""
+    if refusals:
+        condition = Condition(reasons.CHILDREN_APPLIED, "False", reasons.CHILD_REFUSED, "; ".join(refusals))
+    else:
+        condition = Condition(reasons.CHILDREN_APPLIED, "True", reasons.APPLIED, "the API server took every child")
+    old = previous.get("conditions") or []
+    entries = merged(old, [condition], generation=status["observedGeneration"], now=now)
+    first, *others = [item for item in status["conditions"] if item["type"] != reasons.CHILDREN_APPLIED]
+    return {**status, "conditions": [first, *entries, *others]}
