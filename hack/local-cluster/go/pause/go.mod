@@ -1,0 +1,3 @@
+module stage2.dev/local-cluster/pause
+
+go 1.24.0

@@ -1,0 +1,112 @@
+"""The commands: up, down, status, load, build."""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from local_cluster import cluster, images, node, teardown
+from local_cluster.layout import ClusterError, Layout
+from local_cluster.processes import recorded
+from local_cluster.toolchain import HELM, binary_path, ensure_packages
+
+app = typer.Typer(help="A real one-node Kubernetes from source, with fake GPUs, for machines with no container engine.", no_args_is_help=True)
+console = Console(stderr=True)
+
+Home = Annotated[
+    Path | None,
+    typer.Option("--dir", envvar="STAGE2_CLUSTER_DIR", help="The cluster's folder, removed by `down`.", show_default="/var/lib/stage2-cluster"),
+]
+
+
+def _layout(home: Path | None) -> Layout:
+    return Layout.default(home.resolve() if home else None)
+
+
+def _fail(error: ClusterError) -> typer.Exit:
+    console.print(f"local-cluster: {error}", style="red", markup=False, highlight=False)
+    return typer.Exit(1)
+
+
+@app.command()
+def up(
+    home: Home = None,
+    control_plane_only: Annotated[bool, typer.Option("--control-plane-only", help="Only etcd and the API server.")] = False,
+    gpus: Annotated[int, typer.Option(help="How many fake nvidia.com/gpu the node advertises.")] = 4,
+) -> None:
+    """Build what is missing (15 minutes the first time), boot, and print where the kubeconfig is."""
+    layout = _layout(home)
+    started = time.monotonic()
+    try:
+        with cluster.lock(layout):
+            booted = cluster.up(layout, console, control_plane_only=control_plane_only, gpus=gpus)
+    except ClusterError as error:
+        console.print("`local-cluster down` removes what has started.")
+        raise _fail(error) from error
+    console.print(f"Ready after {time.monotonic() - started:.0f} s." if booted else "The cluster is running already.")
+    typer.echo(f"export KUBECONFIG={layout.kubeconfig}")
+    if not control_plane_only:
+        console.print(f"helm: {binary_path(layout, HELM.name)}", highlight=False)
+
+
+@app.command()
+def down(home: Home = None) -> None:
+    """Remove the cluster and every trace of it, also after a crash; built programs and images stay cached."""
+    layout = _layout(home)
+    try:
+        with cluster.lock(layout):
+            if not layout.home.exists():
+                console.print("No cluster is running.")
+                return
+            teardown.down(layout)
+    except ClusterError as error:
+        raise _fail(error) from error
+    console.print("The cluster is gone.")
+
+
+@app.command()
+def status(home: Home = None) -> None:
+    """Show the processes and the images; exit code 1 when no cluster runs."""
+    layout = _layout(home)
+    kind = cluster.running(layout)
+    table = Table("process", "pid", "alive", title=kind or "no cluster, or a crashed one")
+    for daemon in recorded(layout):
+        table.add_row(daemon.name, str(daemon.pid), "yes" if daemon.alive() else "no")
+    console.print(table)
+    if kind is None:
+        raise typer.Exit(1)
+    typer.echo(f"export KUBECONFIG={layout.kubeconfig}")
+    if kind == cluster.WHOLE:
+        console.print(node.ctr(layout, "images", "list", "--quiet"), end="")
+
+
+@app.command()
+def load(archive: Annotated[Path, typer.Argument(exists=True, dir_okay=False)], home: Home = None) -> None:
+    """Import an image archive (docker save, or OCI) into the running cluster."""
+    layout = _layout(home)
+    try:
+        console.print(images.load_archive(layout, archive))
+    except ClusterError as error:
+        raise _fail(error) from error
+
+
+@app.command()
+def build(
+    names: Annotated[list[str] | None, typer.Argument(help="controller, trainer; default: both")] = None, home: Home = None
+) -> None:
+    """Build stage2's images, and load them when a cluster is running; `up` loads them otherwise."""
+    layout = _layout(home)
+    chosen = [image for image in images.PROJECT_IMAGES if not names or image.name in names]
+    try:
+        ensure_packages(console)
+        images.ensure_base(layout, console)
+        for image in chosen:
+            images.build(layout, image)
+            if node.containerd_answers(layout):
+                with console.status(f"loading {image.name}"):
+                    images.load_built(layout, image.reference)
+    except ClusterError as error:
+        raise _fail(error) from error

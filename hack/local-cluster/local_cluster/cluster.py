@@ -1,0 +1,90 @@
+"""Boots a cluster in order, and says what of it runs."""
+
+import fcntl
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+
+from local_cluster import cgroups, dns, images, network, node, pki, teardown
+from local_cluster.control_plane import Endpoint, free_port, start_api_server, start_controllers, start_etcd
+from local_cluster.layout import KUBELET_STATE, NODE_IP, NODE_LINK, ClusterError, Layout
+from local_cluster.processes import recorded
+from local_cluster.toolchain import CONTROL_PLANE, NODE, ensure_binaries, ensure_packages
+
+CONTROL_PLANE_ONLY, WHOLE = "control plane only", "whole cluster"
+
+
+@contextmanager
+def lock(layout: Layout) -> Iterator[None]:
+    """One `up` or `down` at a time; the lock goes with its holder, however it ends."""
+    layout.cache.mkdir(parents=True, exist_ok=True)
+    with (layout.cache / "lock").open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def running(layout: Layout) -> str | None:
+    """Which kind of cluster runs in this folder, all its processes alive; None when none does."""
+    state = layout.home / "cluster.json"
+    if not state.exists() or not all(daemon.alive() for daemon in recorded(layout)):
+        return None
+    return str(json.loads(state.read_text())["kind"])
+
+
+def up(layout: Layout, console: Console, *, control_plane_only: bool, gpus: int) -> bool:
+    """Boot; return False when that cluster was running already. What an earlier one has left is removed first."""
+    wanted = CONTROL_PLANE_ONLY if control_plane_only else WHOLE
+    kind = running(layout)
+    if kind == wanted:
+        return False
+    if kind:
+        raise ClusterError(f"in {layout.home} runs: {kind}; take it down first (`local-cluster down`)")
+    if layout.home.exists():
+        console.print("Removing what an earlier cluster has left.")
+        teardown.down(layout)
+    if not control_plane_only:
+        _refuse_second_node()
+        ensure_packages(console)
+    ensure_binaries(layout, CONTROL_PLANE if control_plane_only else (*CONTROL_PLANE, *NODE), console)
+    layout.home.mkdir(parents=True, mode=0o755)
+    if control_plane_only:
+        _boot_control_plane(layout, Endpoint("127.0.0.1", free_port()))
+    else:
+        _boot_whole(layout, console, gpus)
+    (layout.home / "cluster.json").write_text(json.dumps({"kind": wanted}))
+    return True
+
+
+def _refuse_second_node() -> None:
+    if Path(f"/sys/class/net/{NODE_LINK}").exists():
+        raise ClusterError(f"another local cluster runs on this machine (its link {NODE_LINK} exists); take that one down first")
+    if (KUBELET_STATE / "device-plugins/kubelet.sock").exists():
+        raise ClusterError(f"a kubelet lives on this machine already ({KUBELET_STATE}); use its cluster: export KUBECONFIG=…")
+
+
+def _boot_control_plane(layout: Layout, endpoint: Endpoint) -> pki.Credentials:
+    credentials = pki.create(layout, endpoint.host, endpoint.port)
+    start_api_server(layout, credentials, endpoint, start_etcd(layout))
+    return credentials
+
+
+def _boot_whole(layout: Layout, console: Console, gpus: int) -> None:
+    images.ensure_pause(layout)
+    teardown.remember_host(layout)
+    network.set_up(layout)
+    cgroups.create(layout)
+    with console.status("starting the control plane"):
+        credentials = _boot_control_plane(layout, Endpoint(NODE_IP, free_port(NODE_IP)))
+        start_controllers(layout, credentials)
+    with console.status("starting the node"):
+        node.start_containerd(layout)
+        images.load_built(layout, images.PAUSE_IMAGE)
+        kubelet = node.start_kubelet(layout, credentials)
+        node.start_device_plugin(layout, gpus)
+        node.start_kube_proxy(layout)
+        dns.start(layout)
+        node.wait_ready(layout, kubelet, gpus)
+    images.load_all_built(layout, console)

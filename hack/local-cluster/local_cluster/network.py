@@ -1,0 +1,111 @@
+"""The node's network: its address, the CNI configuration, forwarding rules; and how all of it goes away again."""
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from local_cluster.layout import NODE_IP, NODE_LINK, POD_CIDR, Layout
+from local_cluster.processes import run
+
+SYSCTLS = (
+    "net/ipv4/ip_forward",
+    "net/ipv4/conf/all/route_localnet",
+    "vm/overcommit_memory",
+    "vm/panic_on_oom",
+    "kernel/panic",
+    "kernel/panic_on_oops",
+    "kernel/keys/root_maxkeys",
+    "kernel/keys/root_maxbytes",
+)
+"""What this module, kube-proxy and the kubelet set, machine-wide; `down` puts the former values back."""
+
+FORWARD, POSTROUTING = "STAGE2-FORWARD", "STAGE2-POSTROUTING"
+OWN_CHAIN = re.compile(r"^(KUBE-|STAGE2-)")
+
+
+def set_up(layout: Layout) -> None:
+    """Create the node's address, let pods reach the world, and write the CNI configuration."""
+    _save_sysctls(layout)
+    Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
+    run(["ip", "link", "add", NODE_LINK, "type", "bridge"])
+    run(["ip", "address", "add", f"{NODE_IP}/32", "dev", NODE_LINK])
+    run(["ip", "link", "set", NODE_LINK, "up"])
+    rules = f"""*filter
+:{FORWARD} - [0:0]
+-A {FORWARD} -s {POD_CIDR} -j ACCEPT
+-A {FORWARD} -d {POD_CIDR} -j ACCEPT
+-A FORWARD -j {FORWARD}
+COMMIT
+*nat
+:{POSTROUTING} - [0:0]
+-A {POSTROUTING} -s {POD_CIDR} ! -d {POD_CIDR} -j MASQUERADE
+-A POSTROUTING -j {POSTROUTING}
+COMMIT
+"""
+    run(["iptables-restore", "--noflush"], stdin=rules)
+    _write_cni(layout)
+
+
+def _write_cni(layout: Layout) -> None:
+    """Routed veth pairs (ptp) rather than a bridge: a reply to a Service's client always passes the host, which translates it back."""
+    ipam = {
+        "type": "host-local",
+        "dataDir": str(layout.home / "cni" / "ipam"),
+        "ranges": [[{"subnet": POD_CIDR}]],
+        "routes": [{"dst": "0.0.0.0/0"}],
+    }
+    plugins = [{"type": "ptp", "ipMasq": False, "mtu": 1400, "ipam": ipam}]
+    folder = layout.home / "cni" / "net.d"
+    folder.mkdir(parents=True)
+    document = {"cniVersion": "1.0.0", "name": "stage2-local", "plugins": plugins}
+    (folder / "10-stage2.conflist").write_text(json.dumps(document, indent=2))
+
+
+def tear_down(layout: Layout) -> None:
+    """Remove the link, every chain of ours and of kube-proxy's, and restore the kernel's settings."""
+    if Path(f"/sys/class/net/{NODE_LINK}").exists():
+        run(["ip", "link", "delete", NODE_LINK])
+    for family in ("iptables", "ip6tables"):
+        if shutil.which(family):
+            _remove_chains(family)
+    _restore_sysctls(layout)
+
+
+def _remove_chains(family: str) -> None:
+    saved = subprocess.run([f"{family}-save"], capture_output=True, text=True, check=True).stdout
+    for table, chains, jumps in _tables(saved):
+        commands = [
+            *(jump.replace("-A", "-D", 1) for jump in jumps),
+            *(f"-F {chain}" for chain in chains),
+            *(f"-X {chain}" for chain in chains),
+        ]
+        if chains:
+            run([f"{family}-restore", "--noflush"], stdin="\n".join([f"*{table}", *commands, "COMMIT", ""]))
+
+
+def _tables(saved: str) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Per table of an iptables-save: the chains that are ours, and the rules of others' chains that jump to them."""
+    for block in re.split(r"^\*", saved, flags=re.MULTILINE)[1:]:
+        lines = block.splitlines()
+        chains = [line[1:].split()[0] for line in lines if line.startswith(":") and OWN_CHAIN.match(line[1:])]
+        rules = [line for line in lines if line.startswith("-A ") and not OWN_CHAIN.match(line[3:])]
+        yield lines[0], chains, [rule for rule in rules if any(re.search(rf"-j {re.escape(chain)}(\s|$)", rule) for chain in chains)]
+
+
+def _save_sysctls(layout: Layout) -> None:
+    paths = {name: Path("/proc/sys") / name for name in SYSCTLS}
+    values = {name: path.read_text().strip() for name, path in paths.items() if path.exists()}
+    (layout.home / "sysctls.json").write_text(json.dumps(values))
+
+
+def _restore_sysctls(layout: Layout) -> None:
+    saved = layout.home / "sysctls.json"
+    if not saved.exists():
+        return
+    for name, value in json.loads(saved.read_text()).items():
+        path = Path("/proc/sys") / name
+        if path.read_text().strip() != value:
+            path.write_text(value)

@@ -1,0 +1,149 @@
+"""Starts daemons, remembers them, and finds them again: by a record of pid and start time, or by the mark in their environment."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from local_cluster.layout import MARKER, ClusterError, Layout
+
+TAIL_LINES = 20
+
+
+@dataclass(frozen=True)
+class Daemon:
+    """A started process; pid and start time (clock ticks since boot) together never name another one."""
+
+    name: str
+    pid: int
+    start: int
+
+    def alive(self) -> bool:
+        """Whether this very process still runs (a zombie does not)."""
+        return start_time(self.pid) == self.start
+
+
+def start_time(pid: int) -> int | None:
+    """Start time in clock ticks since boot (proc(5), /proc/pid/stat field 22), or None when it is gone or a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] == "Z" else int(fields[19])
+
+
+def spawn(layout: Layout, name: str, argv: Sequence[str | Path], *, env: Mapping[str, str] | None = None) -> Daemon:
+    """Start `argv` in a session of its own, its output in the component's log, and record it."""
+    layout.logs.mkdir(parents=True, exist_ok=True)
+    layout.records.mkdir(parents=True, exist_ok=True)
+    environment = {**os.environ, **(env or {}), MARKER: str(layout.home)}
+    with log_path(layout, name).open("ab") as log:
+        process = subprocess.Popen(
+            [str(part) for part in argv],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            cwd="/",
+            start_new_session=True,
+        )
+    daemon = Daemon(name, process.pid, start_time(process.pid) or 0)
+    (layout.records / f"{name}.json").write_text(json.dumps({"pid": daemon.pid, "start": daemon.start}))
+    return daemon
+
+
+def recorded(layout: Layout) -> list[Daemon]:
+    """Every process that was started, in the order of their names; a record cut short by a crash is skipped."""
+    daemons = []
+    for path in sorted(layout.records.glob("*.json")):
+        text = path.read_text()
+        if text.endswith("}"):
+            daemons.append(Daemon(path.stem, **json.loads(text)))
+    return daemons
+
+
+def marked(layout: Layout) -> list[Daemon]:
+    """Every live process that carries this cluster's mark: also those whose record a crash has lost, and containerd's shims."""
+    mark = f"{MARKER}={layout.home}".encode()
+    return [Daemon("marked", pid, start) for pid, start in _processes() if mark in _environment(pid)]
+
+
+def _processes() -> Iterator[tuple[int, int]]:
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and (start := start_time(int(entry))) is not None:
+            yield int(entry), start
+
+
+def _environment(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return []
+
+
+def stop(daemons: Sequence[Daemon], *, grace_s: float = 5.0) -> None:
+    """Ask each process to end, and kill after `grace_s` seconds those that have not."""
+    for sig, patience in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 5.0)):
+        for daemon in daemons:
+            if daemon.alive():
+                _signal(daemon.pid, sig)
+        deadline = time.monotonic() + patience
+        while time.monotonic() < deadline and any(daemon.alive() for daemon in daemons):
+            _reap()
+            time.sleep(0.05)
+
+
+def _signal(pid: int, sig: signal.Signals) -> None:
+    try:
+        os.kill(pid, sig)
+    except ProcessLookupError:
+        pass  # it ended between the look and the signal, which is what was wanted
+
+
+def _reap() -> None:
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass  # started by an earlier command: init reaps it
+
+
+def log_path(layout: Layout, name: str) -> Path:
+    """The log of one component."""
+    return layout.logs / f"{name}.log"
+
+
+def tail(path: Path, lines: int = TAIL_LINES) -> str:
+    """The last lines of a log, or a remark that there is none."""
+    if not path.exists():
+        return f"({path} does not exist)"
+    return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
+
+
+def wait_until(
+    layout: Layout, ready: Callable[[], bool], *, what: str, daemon: Daemon, timeout_s: float = 60.0, every_s: float = 0.2
+) -> None:
+    """Wait for `ready`; raise with the last lines of the daemon's log when it ends or time runs out."""
+    deadline = time.monotonic() + timeout_s
+    while not ready():
+        _reap()
+        reason = "has ended" if not daemon.alive() else "is not ready in time" if time.monotonic() > deadline else None
+        if reason:
+            path = log_path(layout, daemon.name)
+            raise ClusterError(f"{what}: {daemon.name} {reason}. The end of {path}:\n{tail(path)}")
+        time.sleep(every_s)
+
+
+def run(argv: Sequence[str | Path], *, stdin: str | None = None, check: bool = True, env: Mapping[str, str] | None = None) -> str:
+    """Run a command to its end and return its output; raise with its error output when it fails."""
+    result = subprocess.run(
+        [str(part) for part in argv], input=stdin, capture_output=True, text=True, env={**os.environ, **(env or {})}, check=False
+    )
+    if check and result.returncode:
+        command = " ".join(str(part) for part in argv[:6])
+        raise ClusterError(f"`{command} …` failed with exit code {result.returncode}:\n{result.stderr.strip()[-2000:]}")
+    return result.stdout

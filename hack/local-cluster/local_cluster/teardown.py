@@ -1,0 +1,74 @@
+"""Removes every trace of a cluster, whole, half booted or crashed; only the caches stay."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+from local_cluster import cgroups, network
+from local_cluster.layout import CONTAINER_LOG_LINKS, KUBELET_STATE, Layout
+from local_cluster.node import containerd_answers, forget_containers
+from local_cluster.processes import marked, recorded, run, stop
+
+RUNTIME_STATE = Path("/run/containerd")
+"""Compiled into containerd's shims as the home of their sockets."""
+SHARED_FOLDERS = (KUBELET_STATE, CONTAINER_LOG_LINKS, RUNTIME_STATE)
+
+
+def remember_host(layout: Layout) -> None:
+    """Note which folders outside our own exist already: those are not ours to remove."""
+    existing = [str(folder) for folder in SHARED_FOLDERS if folder.exists()]
+    (layout.home / "host.json").write_text(json.dumps(existing))
+
+
+def down(layout: Layout) -> None:
+    """Bring the machine back to where it was before `up`; every step also works when what it removes is gone."""
+    stop([daemon for daemon in recorded(layout) if daemon.name != "containerd"])
+    host = layout.home / "host.json"
+    if host.exists():
+        _remove_node(layout, json.loads(host.read_text()))
+    stop(marked(layout))
+    _unmount(layout.home)
+    shutil.rmtree(layout.home, ignore_errors=False)
+
+
+def _remove_node(layout: Layout, existed_before: list[str]) -> None:
+    if containerd_answers(layout):
+        forget_containers(layout)
+    cgroups.remove(layout)
+    shim_sockets = _shim_sockets(layout)
+    stop(marked(layout))
+    for path in shim_sockets:
+        path.unlink(missing_ok=True)
+    _unmount(layout.home)
+    _unmount(KUBELET_STATE)
+    network.tear_down(layout)
+    _remove_log_links(layout)
+    _remove_shared_folders(existed_before)
+
+
+def _shim_sockets(layout: Layout) -> list[Path]:
+    bundles = layout.home / "containerd/io.containerd.runtime.v2.task/k8s.io"
+    return [Path(address.read_text().removeprefix("unix://")) for address in bundles.glob("*/address")]
+
+
+def _unmount(folder: Path) -> None:
+    """Detach every mount below `folder`, deepest first."""
+    points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    inside = [point.encode().decode("unicode_escape") for point in points if point.startswith(f"{folder}/")]
+    for point in sorted(inside, reverse=True):
+        run(["umount", "--lazy", point])
+
+
+def _remove_log_links(layout: Layout) -> None:
+    if CONTAINER_LOG_LINKS.exists():
+        for link in CONTAINER_LOG_LINKS.iterdir():
+            if link.is_symlink() and os.readlink(link).startswith(f"{layout.home}/"):
+                link.unlink()
+
+
+def _remove_shared_folders(existed_before: list[str]) -> None:
+    for folder in SHARED_FOLDERS:
+        if str(folder) not in existed_before:
+            shutil.rmtree(folder, ignore_errors=True)
+    (KUBELET_STATE / "device-plugins" / "stage2-gpu.sock").unlink(missing_ok=True)
