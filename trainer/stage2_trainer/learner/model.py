@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from stage2_api.errors import ConfigError, Problem
 from torch import nn
 from transformers import AutoModelForImageTextToText, AutoProcessor
+
+from stage2_api.errors import ConfigError, Problem
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +27,7 @@ _PARTS = (
     (LLM, re.compile(r"^(model\.language_model|lm_head)\.")),
 )
 _OUTPUT_LAYER = "lm_head"
+_ADAPTED = "base_model.model."  # what peft puts before names
 
 
 def load_model(path: Path | str, *, dtype: torch.dtype | None, attn_implementation: str | None) -> Any:
@@ -80,13 +82,20 @@ def freeze(model: nn.Module, frozen: Iterable[str]) -> None:
         raise ConfigError((Problem("tuner", sorted(parts), rule, way_out),))
 
 
-def adapt(model: nn.Module, frozen: Iterable[str], options: Mapping[str, Any]) -> PeftModel:
-    """Put LoRA or DoRA adapters on the linear layers of the parts that are not frozen.
+def adapt(
+    model: nn.Module, frozen: Iterable[str], options: Mapping[str, Any], *, regex: str | None = None
+) -> PeftModel:
+    """Put LoRA or DoRA adapters on linear layers of the parts that are not frozen.
 
-    `options` are fields of peft's `LoraConfig`; `target_modules`, where given, are names or suffixes of modules, and
-    are narrowed down to the parts that train.
+    `options` are fields of peft's `LoraConfig`; its `target_modules` are ends of module names, or `all-linear`. `regex`
+    comes before them, and must match a module's whole name. The output layer never gets an adapter.
     """
-    targets = _adapted_modules(model, set(frozen), options.get("target_modules"))
+    wanted = _by_regex(regex) if regex else _by_name(options["target_modules"])
+    targets = _adapted_modules(model, set(frozen), wanted)
+    if not targets:
+        path, value = ("tuner.target_regex", regex) if regex else ("tuner.target_modules", options["target_modules"])
+        rule = "must name linear layers in a part of the model that is not frozen"
+        raise ConfigError((Problem(path, value, rule, "write target_modules: [all-linear], or unfreeze a part"),))
     adapted = get_peft_model(model, LoraConfig(**{**options, "target_modules": targets, "task_type": "CAUSAL_LM"}))
     logger.info("%d layers adapted, %d parameters train", len(targets), trainable_parameters(adapted))
     return adapted
@@ -103,19 +112,41 @@ def rope_model(model: nn.Module) -> Any:
     return base.model
 
 
-def _adapted_modules(model: nn.Module, frozen: set[str], wanted: Iterable[str] | None) -> list[str]:
-    linear = [
+def split_learning_rates(optimizer: torch.optim.Optimizer, model: nn.Module, rates: Mapping[str, float]) -> None:
+    """Give the parts named in `rates` (llm, vit, aligner) their own learning rates, in parameter groups of their own."""
+    parts = {parameter: part_of(name.removeprefix(_ADAPTED)) for name, parameter in model.named_parameters()}
+    for group in list(optimizer.param_groups):
+        for part, rate in rates.items():
+            moved = [parameter for parameter in group["params"] if parts[parameter] == part]
+            if moved:
+                group["params"] = [parameter for parameter in group["params"] if parts[parameter] != part]
+                optimizer.add_param_group({**group, "params": moved, "lr": rate})
+
+
+def _adapted_modules(model: nn.Module, frozen: set[str], wanted: Callable[[str], bool]) -> list[str]:
+    return [
         name
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and name != _OUTPUT_LAYER and part_of(f"{name}.weight") not in frozen
+        if isinstance(module, nn.Linear)
+        and name != _OUTPUT_LAYER
+        and part_of(f"{name}.weight") not in frozen
+        and wanted(name)
     ]
-    names = None if wanted is None or "all-linear" in wanted else tuple(wanted)
-    found = [name for name in linear if names is None or name.endswith(tuple(f".{suffix}" for suffix in names))]
-    if not found:
-        rule = "must name linear layers in a part of the model that is not frozen"
-        way_out = "leave tuner.target_modules out for all of them, or unfreeze a part"
-        raise ConfigError((Problem("tuner.target_modules", names, rule, way_out),))
-    return found
+
+
+def _by_name(ends: Sequence[str]) -> Callable[[str], bool]:
+    if "all-linear" in ends:
+        return lambda name: True
+    return lambda name: f".{name}".endswith(tuple(f".{end}" for end in ends))
+
+
+def _by_regex(regex: str) -> Callable[[str], bool]:
+    try:
+        pattern = re.compile(regex)
+    except re.error as error:
+        rule = f"must be a regular expression ({error})"
+        raise ConfigError((Problem("tuner.target_regex", regex, rule, "correct it, or use target_modules"),)) from error
+    return lambda name: pattern.fullmatch(name) is not None
 
 
 def _check_directory(path: Path | str) -> None:

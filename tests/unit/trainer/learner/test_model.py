@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from stage2_api.errors import ConfigError
+from stage2_trainer.learner.model import (
+    adapt,
+    freeze,
+    load_model,
+    load_processor,
+    part_of,
+    rope_model,
+    split_learning_rates,
+)
 
-from stage2_trainer.learner.model import adapt, freeze, load_model, load_processor, part_of, rope_model
-
-LORA = {"r": 4, "lora_alpha": 8, "lora_dropout": 0.0}
+LORA = {"r": 4, "lora_alpha": 8, "lora_dropout": 0.0, "target_modules": ["all-linear"]}
 
 
 @pytest.fixture
@@ -73,6 +81,26 @@ def test_target_modules_may_be_suffixes(model):
     adapted = adapt(model, [], {**LORA, "target_modules": ["q_proj", "v_proj"]})
     owners = {name.split(".lora_")[0].rsplit(".", 1)[1] for name, p in adapted.named_parameters() if p.requires_grad}
     assert owners == {"q_proj", "v_proj"}
+
+
+def test_a_regex_comes_before_target_modules_and_matches_whole_names(model):
+    adapted = adapt(model, [], LORA, regex=r"model\.visual\.blocks\.\d+\.attn\.qkv")
+    assert adapted_parts(adapted) == {"vit"}
+    with pytest.raises(ConfigError, match=r"tuner\.target_regex"):
+        adapt(model, [], LORA, regex="qkv")
+    with pytest.raises(ConfigError, match="regular expression"):
+        adapt(model, [], LORA, regex="(")
+
+
+@pytest.mark.parametrize("wrap", [lambda model: model, lambda model: adapt(model, [], LORA)])
+def test_parts_get_their_own_learning_rates(model, wrap):
+    wrapped = wrap(model)
+    trained = {parameter: name for name, parameter in wrapped.named_parameters() if parameter.requires_grad}
+    optimizer = torch.optim.AdamW(list(trained), lr=1.0)
+    split_learning_rates(optimizer, wrapped, {"vit": 0.1, "aligner": 0.01})
+    rates = {trained[parameter]: group["lr"] for group in optimizer.param_groups for parameter in group["params"]}
+    expected = {"llm": 1.0, "vit": 0.1, "aligner": 0.01}
+    assert rates == {name: expected[part_of(name.removeprefix("base_model.model."))] for name in trained.values()}
 
 
 def test_target_modules_that_match_nothing_are_refused(model):

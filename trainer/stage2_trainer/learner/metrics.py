@@ -1,0 +1,189 @@
+"""Figures of a step and of an evaluation, from what happened to each sample (semantics: evaluation, train log keys)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class SampleStats:
+    """Counts of one rollout and of what training made of it; lengths are in tokens.
+
+    `matched` pairs passed the gate; `supervised` of them have targets, the others are excluded and count as missed.
+    The lengths of what is trained on are 0 in an evaluation, which encodes nothing.
+    """
+
+    prompt_len: int
+    generated: int
+    truncated: bool
+    valid_objects: int
+    dropped_invalid: int
+    dropped_ambiguous: int
+    gt_objects: int
+    matched: int
+    supervised: int
+    gating_rejections: int
+    maskiou_sum: float
+    fn_appended: int = 0
+    prefix_coord_targets: int = 0
+    tail_ignored: int = 0
+    prefix_len: int = 0
+    append_len: int = 0
+    train_len: int = 0
+    encoded_len: int = 0
+
+
+class Stopwatch:
+    """Seconds by name, summed over the micro-steps of an optimizer step."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def measure(self, name: str) -> Iterator[None]:
+        """Add the time that the block takes to `name`."""
+        start = perf_counter()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + perf_counter() - start
+
+
+def rollout_metrics(stats: Sequence[SampleStats], *, top_k: int, generate_s: float) -> dict[str, float]:
+    """Return the `rollout/*` figures of the samples of one optimizer step.
+
+    `top_k` is how many candidates a prediction has at most, `generate_s` the seconds that generation took.
+    """
+    return {
+        f"rollout/{name}": value
+        for group in (
+            _parse_metrics(stats),
+            _match_metrics(stats, top_k),
+            _supervision_metrics(stats),
+            _length_metrics(stats),
+            _generation_metrics(stats, generate_s),
+        )
+        for name, value in group.items()
+    }
+
+
+def evaluation_metrics(stats: Sequence[SampleStats], *, top_k: int) -> dict[str, float]:
+    """Return the `rollout_*` figures of held-out samples, without the evaluation's prefix."""
+    quality = _match_metrics(stats, top_k)
+    parse = _parse_metrics(stats)
+    taken = ("precision", "recall", "f1", "gt_objects", "fp", "fn", "gating_rejections", "sample_any_match_rate")
+    parsed = ("parse_dropped_invalid", "parse_dropped_ambiguous", "parse_truncated_rate", "sample_valid_pred_rate")
+    return {
+        **{f"rollout_{name}": quality[name] for name in taken},
+        **{f"rollout_{name}": parse[name] for name in parsed},
+        "rollout_pred_objects": quality["valid_pred_objects"],
+        "rollout_matched": quality["matched_for_supervision"],
+        "rollout_matched_maskiou_mean": quality["matched_maskiou_mean"],
+    }
+
+
+def _parse_metrics(stats: Sequence[SampleStats]) -> dict[str, float]:
+    valid = _sum(stats, lambda s: s.valid_objects)
+    invalid = _sum(stats, lambda s: s.dropped_invalid)
+    ambiguous = _sum(stats, lambda s: s.dropped_ambiguous)
+    truncated = _sum(stats, lambda s: s.truncated)
+    total = valid + invalid + ambiguous
+    return {
+        "parse_dropped_invalid": invalid,
+        "parse_dropped_ambiguous": ambiguous,
+        "parse_truncated": truncated,
+        "parse_truncated_rate": _ratio(truncated, len(stats)),
+        "parse_obj_total": total,
+        "parse_obj_valid_frac": _ratio(valid, total),
+        "parse_obj_drop_frac": _ratio(invalid + ambiguous, total),
+        "sample_valid_pred_rate": _ratio(_sum(stats, lambda s: s.valid_objects > 0), len(stats)),
+    }
+
+
+def _match_metrics(stats: Sequence[SampleStats], top_k: int) -> dict[str, float]:
+    predicted = _sum(stats, lambda s: s.valid_objects)
+    truth = _sum(stats, lambda s: s.gt_objects)
+    matched = _sum(stats, lambda s: s.matched)
+    supervised = _sum(stats, lambda s: s.supervised)
+    rejections = _sum(stats, lambda s: s.gating_rejections)
+    counts = {
+        "valid_pred_objects": predicted,
+        "gt_objects": truth,
+        "fp": predicted - supervised,
+        "fn": truth - supervised,
+        "matched_for_supervision": supervised,
+    }
+    return {
+        **counts,
+        **{f"{name}_per_sample": _ratio(count, len(stats)) for name, count in counts.items()},
+        "precision": _ratio(supervised, predicted),
+        "recall": _ratio(supervised, truth),
+        "f1": _ratio(2 * supervised, predicted + truth),
+        "match_rate": _ratio(matched, truth),
+        "sample_any_match_rate": _ratio(_sum(stats, lambda s: s.supervised > 0), len(stats)),
+        "gating_rejections": rejections,
+        "gating_rejection_rate": _ratio(rejections, predicted * top_k),
+        "matched_maskiou_mean": _ratio(_sum(stats, lambda s: s.maskiou_sum), matched),
+        "matched_maskiou_count": matched,
+    }
+
+
+def _supervision_metrics(stats: Sequence[SampleStats]) -> dict[str, float]:
+    matched, supervised = _sum(stats, lambda s: s.matched), _sum(stats, lambda s: s.supervised)
+    targets = _sum(stats, lambda s: s.prefix_coord_targets)
+    return {
+        "fn_appended": _sum(stats, lambda s: s.fn_appended),
+        "excluded_from_supervision": matched - supervised,
+        "excluded_rate": _ratio(matched - supervised, matched),
+        "prefix_coord_targets_total": targets,
+        "prefix_coord_targets_per_matched": _ratio(targets, supervised),
+        "tail_ignore_frac": _ratio(_sum(stats, lambda s: s.tail_ignored), _sum(stats, lambda s: s.append_len)),
+    }
+
+
+def _length_metrics(stats: Sequence[SampleStats]) -> dict[str, float]:
+    lengths = {
+        "prompt": [s.prompt_len for s in stats],
+        "rollout": [s.generated for s in stats],
+        "train": [s.train_len for s in stats],
+        "append": [s.append_len for s in stats],
+        "encoded": [s.encoded_len for s in stats],
+    }
+    return {
+        **{f"{name}_len_mean": _mean(values) for name, values in lengths.items()},
+        **{f"{name}_len_p90": _percentile(values, 90) for name, values in lengths.items()},
+        "prefix_len_mean": _mean([s.prefix_len for s in stats]),
+    }
+
+
+def _generation_metrics(stats: Sequence[SampleStats], generate_s: float) -> dict[str, float]:
+    generated = [s.generated for s in stats]
+    return {
+        "gen_new_tokens_total": float(sum(generated)),
+        "gen_new_tokens_mean": _mean(generated),
+        "gen_new_tokens_p90": _percentile(generated, 90),
+        "gen_new_tokens_p99": _percentile(generated, 99),
+        "gen_tokens_per_s": _ratio(sum(generated), generate_s),
+        "decode_greedy": float(len(stats)),
+        "decode_beam": 0.0,
+    }
+
+
+def _sum(stats: Sequence[SampleStats], of: Callable[[SampleStats], float]) -> float:
+    return float(sum(map(of, stats)))
+
+
+def _ratio(part: float, whole: float) -> float:
+    """Return part / whole, and 0 where there is nothing to have a part of."""
+    return float(part / whole) if whole else 0.0
+
+
+def _mean(values: Sequence[int]) -> float:
+    return float(np.mean(values)) if values else 0.0
+
+
+def _percentile(values: Sequence[int], percent: int) -> float:
+    return float(np.percentile(values, percent)) if values else 0.0

@@ -1,0 +1,55 @@
+"""What happened in one optimizer step, collected over its micro-steps and written as one record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from stage2_trainer.learner.metrics import SampleStats, Stopwatch, rollout_metrics
+from stage2_trainer.sync.report import SyncReport
+
+# Record key for each stopwatch name.
+_TIMES = {
+    "rollout_generate": "time/rollout_generate_s",
+    "rollout_parse_match": "time/rollout_parse_match_s",
+    "rollout_teacher_encode": "time/rollout_teacher_encode_s",
+    "post_rollout_pack": "time/post_rollout_pack_s",
+    "forward": "time/forward_s",
+    "mask_build": "time/mask_build_s",
+}
+
+
+@dataclass
+class StepRecord:
+    """Figures of one optimizer step; losses and row figures have one entry for each micro-step."""
+
+    stopwatch: Stopwatch = field(default_factory=Stopwatch)
+    samples: list[SampleStats] = field(default_factory=list)
+    losses: list[Mapping[str, float]] = field(default_factory=list)
+    rows: list[Mapping[str, float]] = field(default_factory=list)
+    sync: SyncReport | None = None
+
+    def figures(self, *, top_k: int) -> dict[str, float]:
+        """Return the record: `loss`, `loss/*`, `packing/*` as means over micro-steps, times and counts as sums."""
+        seconds = self.stopwatch.seconds
+        return {
+            **_means(self.losses),
+            **_means(self.rows),
+            **{key: seconds.get(name, 0.0) for name, key in _TIMES.items()},
+            **rollout_metrics(self.samples, top_k=top_k, generate_s=seconds.get("rollout_generate", 0.0)),
+            **self._sync_figures(),
+        }
+
+    def _sync_figures(self) -> dict[str, float]:
+        if self.sync is None:
+            return {}
+        return {
+            "sync/seconds": self.sync.seconds,
+            "sync/version": float(self.sync.version),
+            "sync/bytes": float(self.sync.bytes),
+        }
+
+
+def _means(entries: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    names = dict.fromkeys(name for entry in entries for name in entry)
+    return {name: sum(entry.get(name, 0.0) for entry in entries) / len(entries) for name in names}
