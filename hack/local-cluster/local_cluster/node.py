@@ -155,6 +155,8 @@ def _kubelet_config(layout: Layout, credentials: Credentials) -> dict[str, Any]:
         "imageGCHighThresholdPercent": 100,
         "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
         "serializeImagePulls": False,
+        # How soon the node tells of its GPUs: at the default of 10 s that is most of the boot.
+        "nodeStatusUpdateFrequency": "1s",
     }
 
 
