@@ -1,0 +1,64 @@
+"""What all models of the contract share: strictness, the kinds of text that keys hold, and the bounds that come with them.
+
+Bounds are part of the contract: without them the API server cannot tell what a rule over a list or a text may cost it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic.alias_generators import to_camel
+
+
+class Section(BaseModel):
+    """A section of the training YAML: snake_case keys, unknown keys refused, `true` is no number and `"5"` is none either."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+class KubernetesObject(Section):
+    """A part of a Kubernetes object: camelCase in YAML, snake_case in Python."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True)
+
+
+Name = Annotated[str, StringConstraints(min_length=1, max_length=253)]
+"""A name: of a model's module, of a column, of a Kubernetes object."""
+
+DnsLabel = Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
+"""A DNS label (RFC 1123): lower-case letters, digits and dashes."""
+
+Path = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+"""A path of a file or folder where the process runs, or the name of something on a hub."""
+
+Url = Annotated[str, StringConstraints(min_length=1, max_length=2048)]
+"""An address with scheme, host and port."""
+
+Text = Annotated[str, StringConstraints(max_length=32768)]
+"""Free text: a prompt, a regular expression."""
+
+Port = Annotated[int, Field(ge=1, le=65535)]
+"""A TCP port."""
+
+Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
+"""A count of at least one."""
+
+Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
+"""A count that may be zero."""
+
+Weight = Annotated[float, Field(ge=0)]
+"""A factor that may be zero."""
+
+Scale = Annotated[float, Field(gt=0)]
+"""A factor that may not be zero."""
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+"""A share of a whole."""
+
+
+def free_mapping(limit: int, **more: Any) -> dict[str, Any]:
+    """JSON-schema keywords of a mapping whose keys belong to someone else (Kubernetes, DeepSpeed)."""
+    return {"type": "object", "x-kubernetes-preserve-unknown-fields": True, "maxProperties": limit, **more}

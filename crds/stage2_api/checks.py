@@ -1,0 +1,117 @@
+"""Parsing that finds everything: the problems of form that pydantic tells, and those of rules that cross keys, in one pass.
+
+A rule that crosses keys needs a whole object. Where a key is wrong in form, the rules run over the object without that key, and
+what they say about the same key is left out: it has been told already.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from stage2_api import keys, problems
+from stage2_api.errors import ConfigError, Problem
+
+M = TypeVar("M", bound=BaseModel)
+Location = tuple[int | str, ...]
+
+_ROUNDS = 8  # how often a repaired object may show new problems of form: sections that were missing hold required keys
+
+
+@dataclass(frozen=True)
+class Rule(Generic[M]):
+    """A rule that crosses keys, for Python and for the API server.
+
+    path: the key to blame, dotted, as written in YAML, from the object that the rule is about.
+    broken: whether an object breaks it.
+    cel: the same rule for the API server, true where it is kept; None where only Python can tell. `$(a.b)` stands for the value of
+        a key or its default, `$?(a.b)` for whether it is set.
+    rule, way_out: as in Problem.
+    """
+
+    path: str
+    broken: Callable[[M], bool]
+    cel: str | None
+    rule: str
+    way_out: str
+
+
+def parse(model: type[M], raw: Mapping[str, Any], rules: Sequence[Rule[M]], *, root: str = "") -> M:
+    """The object that `raw` describes. Raises ConfigError with every problem; `root` stands before their paths."""
+    parsed, found = form(model, raw, root=root)
+    if parsed is not None:
+        told = {problem.path for problem in found}
+        broken = [problem for problem in cross(parsed, raw, rules, root=root) if not _told(problem.path, told)]
+        found = [*found, *broken]
+    if found or parsed is None:
+        raise ConfigError(found)
+    return parsed
+
+
+def form(model: type[M], raw: Mapping[str, Any], *, root: str = "") -> tuple[M | None, list[Problem]]:
+    """The object, repaired where its form is wrong, with the problems of form; None if it is beyond repair."""
+    repaired = copy.deepcopy(raw)
+    found: list[Problem] = []
+    for attempt in range(_ROUNDS):
+        try:
+            return model.model_validate(repaired), found
+        except ValidationError as error:
+            errors = error.errors(include_url=False, include_context=True)
+        located = [(problems.location(item["loc"], repaired), item) for item in errors]
+        new = problems.from_pydantic(model, located, root=root)
+        told = {problem.path for problem in found}
+        found += [problem for problem in new if attempt == 0 or not _told(problem.path, told)]
+        for place, item in located:
+            repaired = _repaired(model, repaired, place, missing=item["type"] == "missing")
+    return None, found
+
+
+def cross(parsed: M, raw: Mapping[str, Any], rules: Sequence[Rule[M]], *, root: str = "") -> list[Problem]:
+    """The rules that `parsed` breaks, with the values found in `raw` or their defaults."""
+    return [
+        Problem(keys.joined(root, rule.path), keys.found(parsed, raw, rule.path), rule.rule, rule.way_out)
+        for rule in rules
+        if rule.broken(parsed)
+    ]
+
+
+def _told(path: str, told: set[str]) -> bool:
+    return any(path == other or path.startswith((f"{other}.", f"{other}[")) for other in told)
+
+
+def _repaired(model: type[BaseModel], raw: Any, place: Location, *, missing: bool) -> Any:
+    """`raw` without what is wrong at `place`, or with something that stands for what is missing there."""
+    if not place or not isinstance(raw, Mapping):
+        return keys.placeholder(model)
+    cut = next((index for index, part in enumerate(place) if isinstance(part, int)), None)
+    if cut is not None:
+        place, missing = place[:cut], False
+    parent = raw
+    for part in place[:-1]:
+        parent = parent.get(part) if isinstance(parent, Mapping) else None
+    if not isinstance(parent, dict):
+        return raw
+    if missing:
+        parent[place[-1]] = keys.stand_in(model, place)
+    else:
+        parent.pop(place[-1], None)
+    return raw
+
+
+def lifted(rules: Sequence[Rule[Any]], root: str, part: Callable[[Any], Any]) -> tuple[Rule[Any], ...]:
+    """Rules about a part of an object as rules about the object: `part` takes it out, `root` is its path."""
+
+    def about_whole(rule: Rule[Any]) -> Rule[Any]:
+        return Rule(
+            path=keys.joined(root, rule.path),
+            broken=lambda whole: rule.broken(part(whole)),
+            cel=None,
+            rule=rule.rule,
+            way_out=rule.way_out,
+        )
+
+    return tuple(map(about_whole, rules))

@@ -1,0 +1,47 @@
+"""What a person is told when a configuration breaks a rule, and the exit codes that say so to programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+EXIT_CONFIG: Final = 64
+"""Exit code of a configuration error (EX_USAGE of sysexits.h): never retried, for it would fail again."""
+
+EXIT_RETRYABLE: Final = 75
+"""Exit code of a failure that another try may not meet (EX_TEMPFAIL of sysexits.h)."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One broken rule.
+
+    path: dotted path of the field, from the root of the file (`spec.learner.gpus`).
+    value: what was found there; None where nothing stands.
+    rule: what must hold, without the path: "must be at least 1".
+    way_out: what to write instead.
+    """
+
+    path: str
+    value: object
+    rule: str
+    way_out: str
+
+    def __str__(self) -> str:
+        found = "nothing" if self.value is None else shortened(self.value)
+        return f"{self.path}: {found}; {self.rule}; {self.way_out}"
+
+
+class ConfigError(ValueError):
+    """All broken rules of one file, found in one pass. Programs that meet it end with EXIT_CONFIG."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems: tuple[Problem, ...] = tuple(problems)
+        super().__init__("\n".join(map(str, self.problems)))
+
+
+def shortened(value: object, limit: int = 120) -> str:
+    """The value as Python writes it, cut to `limit` characters."""
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"

@@ -1,0 +1,169 @@
+"""RolloutMatchingJob, the custom resource: what a cluster must know around a training YAML.
+
+Group stage2.dev, version v1alpha1, short name rmj, namespaced. camelCase in YAML, snake_case in Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, StringConstraints
+
+from stage2_api import checks
+from stage2_api.base import KubernetesObject, Name
+from stage2_api.job_rules import JOB_RULES
+from stage2_api.jobstatus import JobStatus
+from stage2_api.podparts import LabelValue, ObjectReference, PodTemplate, QualifiedName, Resources, Toleration, Volume
+from stage2_api.rules import RUN_RULES
+from stage2_api.runconfig import RunConfig
+
+__all__ = ["JobSpec", "JobStatus", "RolloutMatchingJob", "parse_job"]
+
+GROUP = "stage2.dev"
+VERSION = "v1alpha1"
+KIND = "RolloutMatchingJob"
+PLURAL = "rolloutmatchingjobs"
+SINGULAR = "rolloutmatchingjob"
+SHORT_NAME = "rmj"
+
+Image = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
+
+
+class Rollout(KubernetesObject):
+    """The rollout servers: one pod with one container for each server."""
+
+    servers: Annotated[int, Field(ge=0, le=16)] = 0
+    """Number of vLLM servers. With `vllm.mode: server` at least one; otherwise the learner makes its rollouts itself
+    and this stays 0."""
+    gpus_per_server: Annotated[int, Field(ge=0, le=16)] = 1
+    """GPUs of each server; equals `vllm.tensor_parallel_size`."""
+    port: Annotated[int, Field(ge=1024, le=65535)] = 8000
+    """TCP port of the first server; the next ones take the ports after it."""
+    resources: Resources | None = None
+    """Compute resources of each server's container, besides GPUs."""
+    template: PodTemplate = {}
+    """Pod template that is merged over the servers' own, as `kubectl patch` merges. In `spec.containers`, the name
+    `server` stands for every server, `server-0` for the first."""
+
+
+class Learner(KubernetesObject):
+    """The learner: a Job with one pod, on the servers' node."""
+
+    gpus: Annotated[int, Field(ge=0, le=16)] = 1
+    """GPUs of the learner: 1 with servers; in colocate mode as many as there are, one learner process for each."""
+    resources: Resources | None = None
+    """Compute resources of the learner's container, besides GPUs."""
+    template: PodTemplate = {}
+    """Pod template that is merged over the learner's own, as `kubectl patch` merges; its container is `learner`."""
+    backoff_limit: Annotated[int, Field(ge=0, le=100)] = 3
+    """Times that a learner that failed is started again, from its last checkpoint. A configuration error is never
+    tried again."""
+
+
+class Placement(KubernetesObject):
+    """Where servers and learner run: all on one node."""
+
+    node_selector: dict[QualifiedName, LabelValue] = Field(default={}, max_length=32)
+    """Mapping of labels that the node must have."""
+    tolerations: list[Toleration] = Field(default=[], max_length=32)
+    """List of taints that the pods accept."""
+    priority_class_name: Annotated[str, StringConstraints(max_length=253)] = ""
+    """Name of the pods' PriorityClass; empty means the cluster's default."""
+
+
+class JobSpec(KubernetesObject):
+    """What the job is to do."""
+
+    suspend: bool = False
+    """Whether the job waits without pods. Setting it back resumes from the last checkpoint; while it is set, the spec
+    can be edited."""
+    image: Image | None = None
+    """Container image of servers and learner; unset means the one with which stage2 was installed."""
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
+    """When nodes fetch the image."""
+    image_pull_secrets: list[ObjectReference] = Field(default=[], max_length=16)
+    """List of Secrets with credentials for the image's registry."""
+    gpu_resource: Annotated[
+        str,
+        StringConstraints(
+            max_length=253, pattern=r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
+        ),
+    ] = "nvidia.com/gpu"
+    """Resource name under which nodes offer GPUs; empty for runs on the CPU."""
+    rollout: Rollout = Rollout()
+    """Rollout servers: how many, with what, where they listen."""
+    learner: Learner = Learner()
+    """Learner: its GPUs, its retries."""
+    placement: Placement = Placement()
+    """Node choice for all pods: selector, tolerations, priority."""
+    volumes: Annotated[
+        list[Volume],
+        Field(
+            max_length=32,
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+        ),
+    ] = []
+    """List of volumes for model, data and output, mounted in every container."""
+    active_deadline_seconds: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    """Seconds after its start at which a job that has not ended fails; unset means no limit."""
+    ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    """Seconds after its end at which the job is deleted; unset keeps it."""
+    managed_by: (
+        Annotated[
+            str,
+            StringConstraints(
+                min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[-A-Za-z0-9_./]+)?$"
+            ),
+        ]
+        | None
+    ) = None
+    """Name of the controller that works on the job. Unset or `stage2.dev/controller` means stage2's own; anything else
+    makes stage2 leave the job alone."""
+    config: RunConfig
+    """Training configuration: the YAML that `stage2 learn` takes, with its own snake_case keys."""
+
+
+class ObjectMeta(KubernetesObject):
+    """The part of an object's metadata that stage2 reads."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    name: Name
+    """Name of the job."""
+    namespace: str | None = None
+    """Namespace of the job."""
+    uid: str | None = None
+    """Identity that the API server gave."""
+    generation: int | None = None
+    """Number that grows with each change of the spec."""
+    labels: dict[str, str] | None = None
+    """Mapping of labels."""
+    annotations: dict[str, str] | None = None
+    """Mapping of annotations."""
+
+
+class RolloutMatchingJob(KubernetesObject):
+    """A rollout-matching training run: rollout servers and a learner on one node of the cluster, from a training YAML."""
+
+    api_version: Literal["stage2.dev/v1alpha1"]
+    """Version of the schema of this object."""
+    kind: Literal["RolloutMatchingJob"]
+    """Kind of this object."""
+    metadata: ObjectMeta
+    """Name, namespace, labels."""
+    spec: JobSpec
+    """What the job is to do."""
+    status: JobStatus | None = None
+    """What the controller observes of the job."""
+
+
+_RULES = (
+    *checks.lifted(JOB_RULES, "spec", lambda job: job.spec),
+    *checks.lifted(RUN_RULES, "spec.config", lambda job: job.spec.config),
+)
+
+
+def parse_job(raw: Mapping[str, Any]) -> RolloutMatchingJob:
+    """The job that an object of the API server or a file describes. Raises ConfigError with every problem."""
+    return checks.parse(RolloutMatchingJob, raw, _RULES)

@@ -1,0 +1,170 @@
+"""Rules of a job that cross keys, each in Python and in CEL, with the sentences that both tell."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stage2_api.checks import Rule
+
+if TYPE_CHECKING:
+    from stage2_api.job import JobSpec
+
+_MATCHING = "config.custom.extra.rollout_matching"
+_VLLM = f"{_MATCHING}.vllm"
+_SERVER = f"{_VLLM}.server"
+_HAS_SERVERS = f"($({_MATCHING}.rollout_backend) == 'vllm' && $({_VLLM}.mode) == 'server')"
+_RESERVED_NAMES = ("stage2-config", "stage2-token", "tmp", "shm")
+_RESERVED_PATHS = ("/", "/tmp", "/dev/shm", "/etc/stage2")  # noqa: S108 - refused, not used
+
+
+def has_servers(spec: JobSpec) -> bool:
+    """Whether rollouts come from servers: with vLLM in server mode."""
+    matching = spec.config.rollout_matching
+    return matching.rollout_backend == "vllm" and matching.vllm.mode == "server"
+
+
+def _addresses_given(spec: JobSpec) -> bool:
+    server = spec.config.rollout_matching.vllm.server
+    return any(value is not None for value in (server.servers, server.base_url, server.group_port))
+
+
+def _tensor_parallel(spec: JobSpec) -> int:
+    return spec.config.rollout_matching.vllm.tensor_parallel_size or 1
+
+
+def _colocates(spec: JobSpec) -> bool:
+    matching = spec.config.rollout_matching
+    return matching.rollout_backend == "vllm" and matching.vllm.mode == "colocate"
+
+
+def _volume_without_one_source(spec: JobSpec) -> bool:
+    return any(len(volume.source) != 1 for volume in spec.volumes)
+
+
+def _paths_collide(spec: JobSpec) -> bool:
+    paths = [volume.mount_path.rstrip("/") or "/" for volume in spec.volumes]
+    return len(set(paths)) < len(paths)
+
+
+def _takes_reserved(spec: JobSpec) -> bool:
+    return any(v.name in _RESERVED_NAMES or v.mount_path.rstrip("/") in ("", *_RESERVED_PATHS) for v in spec.volumes)
+
+
+def _names_twice(spec: JobSpec) -> bool:
+    return len({volume.name for volume in spec.volumes}) < len(spec.volumes)
+
+
+_SOURCES = ("persistentVolumeClaim", "hostPath", "emptyDir", "configMap", "secret", "nfs")
+
+JOB_RULES: tuple[Rule[JobSpec], ...] = (
+    Rule(
+        path="rollout.servers",
+        broken=lambda s: has_servers(s) and s.rollout.servers == 0,
+        cel=f"!{_HAS_SERVERS} || $(rollout.servers) > 0",
+        rule="vllm.mode server needs rollout servers",
+        way_out="set spec.rollout.servers to at least 1, or vllm.mode to colocate",
+    ),
+    Rule(
+        path="rollout.servers",
+        broken=lambda s: not has_servers(s) and s.rollout.servers > 0,
+        cel=f"{_HAS_SERVERS} || $(rollout.servers) == 0",
+        rule="without vllm.mode server the learner makes its rollouts itself, so there are no servers",
+        way_out="set custom.extra.rollout_matching.vllm.mode to server (and rollout_backend to vllm), or remove spec.rollout",
+    ),
+    Rule(
+        path=_SERVER,
+        broken=_addresses_given,
+        cel=f"!$?({_SERVER}.servers) && !$?({_SERVER}.base_url) && !$?({_SERVER}.group_port)",
+        rule="the job starts the servers itself and fills in their addresses",
+        way_out="remove servers, base_url and group_port; spec.rollout says how many servers there are",
+    ),
+    Rule(
+        path="learner.gpus",
+        broken=lambda s: has_servers(s) and s.learner.gpus > 1,
+        cel=f"!{_HAS_SERVERS} || $(learner.gpus) <= 1",
+        rule="with rollout servers the learner is one process on one GPU",
+        way_out="set spec.learner.gpus to 1 and give the others to spec.rollout.servers, or set vllm.mode to colocate",
+    ),
+    Rule(
+        path="learner.gpus",
+        broken=lambda s: s.gpu_resource != "" and s.learner.gpus < 1,
+        cel="$(gpuResource) == '' || $(learner.gpus) >= 1",
+        rule="the learner needs a GPU",
+        way_out='set spec.learner.gpus to 1, or spec.gpuResource to "" to train on the CPU',
+    ),
+    Rule(
+        path="rollout.gpusPerServer",
+        broken=lambda s: s.gpu_resource != "" and s.rollout.servers > 0 and s.rollout.gpus_per_server < 1,
+        cel="$(gpuResource) == '' || $(rollout.servers) == 0 || $(rollout.gpusPerServer) >= 1",
+        rule="each server needs a GPU",
+        way_out='set spec.rollout.gpusPerServer to 1, or spec.gpuResource to "" to run on the CPU',
+    ),
+    Rule(
+        path="rollout.gpusPerServer",
+        broken=lambda s: s.gpu_resource == "" and s.rollout.servers > 0 and s.rollout.gpus_per_server > 1,
+        cel="$(gpuResource) != '' || $(rollout.servers) == 0 || $(rollout.gpusPerServer) <= 1",
+        rule="an empty spec.gpuResource means that there are no GPUs to share out",
+        way_out="set spec.gpuResource to the GPUs' resource name, such as nvidia.com/gpu, or spec.rollout.gpusPerServer to 1",
+    ),
+    Rule(
+        path=f"{_VLLM}.tensor_parallel_size",
+        broken=lambda s: has_servers(s) and max(s.rollout.gpus_per_server, 1) != _tensor_parallel(s),
+        cel=(
+            f"!{_HAS_SERVERS} || ($(rollout.gpusPerServer) > 1 ? $(rollout.gpusPerServer) : 1) =="
+            f" $({_VLLM}.tensor_parallel_size, 1)"
+        ),
+        rule="a server spreads its model over exactly the GPUs of spec.rollout.gpusPerServer",
+        way_out="set vllm.tensor_parallel_size and spec.rollout.gpusPerServer to the same number",
+    ),
+    Rule(
+        path=f"{_VLLM}.tensor_parallel_size",
+        broken=lambda s: _colocates(s) and max(s.learner.gpus, 1) % _tensor_parallel(s) != 0,
+        cel=(
+            f"$({_MATCHING}.rollout_backend) != 'vllm' || $({_VLLM}.mode) != 'colocate' ||"
+            f" ($(learner.gpus) > 1 ? $(learner.gpus) : 1) % $({_VLLM}.tensor_parallel_size, 1) == 0"
+        ),
+        rule="must divide spec.learner.gpus, for there is one learner process for each GPU",
+        way_out="lower vllm.tensor_parallel_size or change spec.learner.gpus",
+    ),
+    Rule(
+        path="rollout.port",
+        broken=lambda s: s.rollout.port + s.rollout.servers - 1 > 65535,
+        cel="$(rollout.port) + $(rollout.servers) - 1 <= 65535",
+        rule="the servers take this port and those after it, up to 65535",
+        way_out="lower spec.rollout.port; 8000 is the default",
+    ),
+    Rule(
+        path="volumes",
+        broken=_names_twice,
+        cel=None,  # the list's map keys already see to it
+        rule="every volume needs a name of its own",
+        way_out="rename one of those that share a name",
+    ),
+    Rule(
+        path="volumes",
+        broken=_paths_collide,
+        cel="!has(self.volumes) || self.volumes.all(v, self.volumes.exists_one(w, w.mountPath == v.mountPath))",
+        rule="every volume needs a mountPath of its own",
+        way_out="change one of those that share a mountPath",
+    ),
+    Rule(
+        path="volumes",
+        broken=_takes_reserved,
+        cel=(
+            "!has(self.volumes) || self.volumes.all(v, "
+            f"!(v.name in {list(_RESERVED_NAMES)}) && !(v.mountPath in {list(_RESERVED_PATHS)}))"
+        ),
+        rule=f"the names {', '.join(_RESERVED_NAMES)} and the paths {', '.join(_RESERVED_PATHS)} belong to stage2",
+        way_out="choose another name or mountPath, such as /data",
+    ),
+    Rule(
+        path="volumes",
+        broken=_volume_without_one_source,
+        cel=(
+            "!has(self.volumes) || self.volumes.all(v, "
+            f"[{', '.join(f'has(v.{source})' for source in _SOURCES)}].filter(x, x).size() == 1)"
+        ),
+        rule="every volume needs exactly one source",
+        way_out=f"give each volume one of {', '.join(_SOURCES)}",
+    ),
+)

@@ -1,0 +1,130 @@
+"""The tree of keys that a model describes: what stands at a path, what it is called in YAML, what is near a misspelt key."""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+STAND_IN_TEXT = "x"
+
+
+def joined(root: str, path: str) -> str:
+    """Two dotted paths as one; either may be empty."""
+    return f"{root}.{path}" if root and path else root or path
+
+
+def dotted(place: Sequence[int | str]) -> str:
+    """A location as people write it: `servers[1].base_url`."""
+    text = ""
+    for part in place:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text
+
+
+def fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """The fields of a model by their keys in YAML."""
+    return {info.alias or name: info for name, info in model.model_fields.items()}
+
+
+def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The models inside a type: `X`, `X | None`, `list[X]`."""
+    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
+        if issubclass(annotation, BaseModel):
+            yield annotation
+        return
+    for argument in typing.get_args(annotation):
+        yield from models_in(argument)
+
+
+def model_at(model: type[BaseModel], place: Sequence[int | str]) -> type[BaseModel] | None:
+    """The model of the section at `place`; None where a plain value or a free mapping stands."""
+    here = model
+    for part in place:
+        if isinstance(part, int):
+            continue
+        info = fields(here).get(part)
+        inside = next(models_in(info.annotation), None) if info else None
+        if inside is None:
+            return None
+        here = inside
+    return here
+
+
+def field_at(model: type[BaseModel], place: Sequence[int | str]) -> FieldInfo | None:
+    """The field at `place`, of whose value list items and items of free mappings are parts."""
+    here: type[BaseModel] | None = model
+    info: FieldInfo | None = None
+    for part in place:
+        if isinstance(part, int):
+            continue
+        if here is None:
+            break
+        info = fields(here).get(part)
+        if info is None:
+            return None
+        here = next(models_in(info.annotation), None)
+    return info
+
+
+def leaves(model: type[BaseModel], root: str = "") -> Iterator[str]:
+    """The dotted paths of all keys under a model, sections before what is in them."""
+    for key, info in fields(model).items():
+        path = joined(root, key)
+        yield path
+        for inside in models_in(info.annotation):
+            yield from leaves(inside, path)
+
+
+def suggestion(model: type[BaseModel], place: Sequence[int | str]) -> str | None:
+    """The known key that a person may have meant by the unknown one at `place`, dotted; None where none is near.
+
+    A key of the same name elsewhere comes first, then the most similar one beside it.
+    """
+    unknown = str(place[-1])
+    section = model_at(model, place[:-1])
+    siblings = list(fields(section)) if section else []
+    near = difflib.get_close_matches(unknown, siblings, n=1, cutoff=0.6)
+    elsewhere = [path for path in leaves(model) if path.rpartition(".")[2] == unknown]
+    if elsewhere:
+        return min(elsewhere, key=lambda path: path.count("."))
+    return joined(dotted(place[:-1]), near[0]) if near else None
+
+
+def found(parsed: BaseModel, raw: Mapping[str, Any], path: str) -> object:
+    """The value at a dotted path: as written, or the default that counts in its place; None where neither is."""
+    written: Any = raw
+    value: Any = parsed
+    for part in path.split(".") if path else ():
+        written = written.get(part) if isinstance(written, Mapping) else None
+        names = (
+            {info.alias or name: name for name, info in type(value).model_fields.items()} if _is_model(value) else {}
+        )
+        value = getattr(value, names[part]) if part in names else None
+    return written if written is not None else None if _is_model(value) else value
+
+
+def stand_in(model: type[BaseModel], place: Sequence[int | str]) -> object:
+    """Something valid in form for a required key that is missing, so that everything else can still be looked at."""
+    info = field_at(model, place)
+    annotation = info.annotation if info else None
+    section = next(models_in(annotation), None)
+    if section is not None:
+        return placeholder(section)
+    return (
+        {str: STAND_IN_TEXT, int: 1}.get(annotation, STAND_IN_TEXT) if isinstance(annotation, type) else STAND_IN_TEXT
+    )
+
+
+def placeholder(model: type[BaseModel]) -> dict[str, Any]:
+    """A mapping with a stand-in for every required key of a model."""
+    return {key: stand_in(model, (key,)) for key, info in fields(model).items() if info.is_required()}
+
+
+def _is_model(value: object) -> bool:
+    return isinstance(value, BaseModel)

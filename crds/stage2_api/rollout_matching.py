@@ -1,0 +1,175 @@
+"""`custom.extra.rollout_matching`: rollouts, matching, targets, buffer and monitors of stage-2 training.
+
+Source: semantics section 3 (keys, defaults, rules), 4 (rollouts and matching), 6 (loss), 7-8 (packing), 9 (buffer), 10 (offload).
+Where the first implementation changed a senseless value in silence (`candidate_top_k: 0`, `ot_epsilon: -1`), it is refused here.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints
+
+from stage2_api.base import Count, Name, Path, Positive, Scale, Section, Weight
+from stage2_api.vllm import Vllm
+
+RolloutBackend = Literal["vllm", "hf"]
+PackScope = Literal["micro", "window"]
+DecodeMode = Literal["greedy", "beam"]
+
+
+class RepeatTerminate(Section):
+    """Ends an answer that repeats itself. Only the hf backend can; vLLM ignores it."""
+
+    enabled: bool = False
+    """Whether answers that repeat themselves are ended."""
+    min_new_tokens: Count = 256
+    """New tokens before which an answer is not looked at."""
+    max_consecutive_token_repeats: Count = 64
+    """Times that one token may stand in a row; 0 turns this check off."""
+    ngram_size: Positive = 64
+    """Tokens of the sequence whose repetition ends an answer."""
+    ngram_repeats: Annotated[int, Field(ge=2, le=1024)] = 2
+    """Times in a row that the sequence must stand to end an answer."""
+    max_object_keys: Positive | None = None
+    """Objects after which an answer is ended; null means no limit."""
+
+
+class RolloutBuffer(Section):
+    """Reuses one window of rollouts for several optimizer steps."""
+
+    enabled: bool = False
+    """Whether rollouts are reused; without effect while `m_steps` is 1."""
+    m_steps: Positive = 1
+    """Optimizer steps for each window of rollouts: the first makes them (E-step), the others train on them again."""
+
+
+class Offload(Section):
+    """Moves the training state to main memory while a colocated engine makes rollouts. Ignored in other modes."""
+
+    enabled: bool = False
+    """Whether training state is moved; without effect if neither part is chosen."""
+    offload_model: bool = False
+    """Whether the model's parameters are moved."""
+    offload_optimizer: bool = False
+    """Whether the optimizer's state is moved."""
+
+
+class MonitorDump(Section):
+    """Writes some samples of some steps to files: prompt, rollout, matches and targets, for people to read."""
+
+    enabled: bool = False
+    """Whether samples are written."""
+    only_world_process_zero: bool = True
+    """Whether only the first learner process writes."""
+    every_steps: Positive | None = None
+    """Optimizer steps between two dumps; null means `training.logging_steps`."""
+    dump_first_step: bool | None = None
+    """Whether the first step is dumped too; null means `training.logging_first_step`."""
+    max_events: Annotated[int, Field(le=2**31 - 1)] = 20
+    """Most dumps of a run; a value of at most 0 means no limit."""
+    max_samples: Positive = 1
+    """Most samples in one dump."""
+    max_text_chars: Positive = 4000
+    """Characters after which a text is cut."""
+    out_dir: Path | None = None
+    """Folder for the files `step_000001.json` and so on; null means `<training.output_dir>/monitor_dumps`."""
+    write_markdown: bool = True
+    """Whether each dump is written as Markdown too."""
+
+
+class DescMonitor(Section):
+    """Measures how well descriptions of matched objects agree. Metrics only; no effect on the loss."""
+
+    enabled: bool = False
+    """Whether descriptions are compared."""
+    mode: Literal["exact", "semantic", "both"] = "semantic"
+    """How descriptions are compared: equal text, closeness of sentence embeddings, or both."""
+    every_steps: Positive | None = None
+    """Optimizer steps between two comparisons; null means `training.logging_steps`."""
+    max_pairs: Positive = 64
+    """Most pairs compared at one step."""
+    semantic_model: Path = "sentence-transformers/all-MiniLM-L6-v2"
+    """Name or folder of the sentence-embedding model. If it cannot be loaded, the comparison is skipped."""
+    semantic_threshold: Annotated[float, Field(ge=-1, le=1)] = 0.6
+    """Cosine similarity from which two descriptions count as equal."""
+    semantic_device: Annotated[Name, StringConstraints(pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$")] = "cpu"
+    """Device of the sentence-embedding model: `cpu`, `cuda`, `cuda:1`, or `auto`. The CPU leaves the GPU to training."""
+    semantic_batch_size: Positive = 64
+    """Descriptions embedded at once."""
+    semantic_max_length: Positive = 64
+    """Tokens after which a description is cut for embedding."""
+
+
+class RolloutMatching(Section):
+    """Everything that stage-2 training adds to ordinary fine-tuning."""
+
+    rollout_backend: RolloutBackend = "vllm"
+    """What makes the rollouts: `vllm`, or `hf` for the learner's own model through transformers. Nothing falls back to
+    `hf` by itself."""
+    rollout_generate_batch_size: Positive = 1
+    """Rollouts that the hf backend generates at once in each learner process. A colocated vLLM has
+    `vllm.infer_batch_size` instead."""
+    post_rollout_pack_scope: PackScope = "micro"
+    """How far packing looks: `micro` packs one row for each micro-step and carries the rest over, `window` plans all
+    rows of an accumulation window at once."""
+    decode_mode: DecodeMode = "greedy"
+    """How rollouts are decoded: `greedy` (with `temperature` above 0: sampling) or `beam`, which only the hf backend
+    has."""
+    max_new_tokens: Positive = 512
+    """Most tokens of one rollout. Prompt and answer together must fit `vllm.max_model_len`; dense images need
+    thousands."""
+    num_beams: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Beams of the hf backend's beam search. Only the best beam trains."""
+    num_return_sequences: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Beams that beam search returns; null means all of them."""
+    temperature: Weight = 0.0
+    """Sampling temperature; 0 takes the most probable token each time. top_p is 1 and top_k is off, always."""
+    repetition_penalty: Scale = 1.0
+    """Factor against tokens that an answer already holds; 1 means none. 1.05 helps with long lists of objects."""
+    repeat_terminate: RepeatTerminate = RepeatTerminate()
+    """Early end of answers that repeat themselves (hf backend)."""
+    candidate_top_k: Positive = 10
+    """Ground-truth objects that each predicted object is compared with: the nearest by overlap of their boxes."""
+    maskiou_gate: Annotated[float, Field(ge=0, le=1)] = 0.3
+    """Smallest mask IoU at which two objects may be matched; equal passes."""
+    maskiou_resolution: Annotated[int, Field(ge=1, le=8192)] = 256
+    """Side in pixels of the canvas on which masks are compared. On a canvas of 256, boxes under about 4 bins are
+    unreliable."""
+    fp_cost: Weight = 1.0
+    """Cost of leaving a predicted object unmatched; a match costs 1 - IoU."""
+    fn_cost: Weight = 1.0
+    """Cost of leaving a ground-truth object unmatched. A pair is matched only while 1 - IoU < fp_cost + fn_cost."""
+    ot_cost: Literal["l1", "l2"] = "l2"
+    """Distance between points when a polygon is matched: `l1`, or `l2` (not squared)."""
+    ot_epsilon: Scale = 10.0
+    """Entropic regularisation of the optimal transport between points, in coordinate bins. Large values pull small
+    polygons together."""
+    ot_iters: Positive = 30
+    """Sinkhorn iterations of the optimal transport."""
+    target_sigma: Scale = 2.0
+    """Standard deviation of the soft coordinate target, in bins."""
+    target_truncate: Count | None = None
+    """Radius in bins beyond which the soft coordinate target is zero; null means no limit."""
+    temperature_coord: Scale = 1.0
+    """Softmax temperature of the coordinate losses."""
+    soft_ce_weight: Weight = 1.0
+    """Weight of the soft cross-entropy over the 1000 coordinate tokens."""
+    w1_weight: Weight = 1.0
+    """Weight of the Wasserstein-1 distance between predicted and soft target coordinates."""
+    gate_weight: Weight = 1.0
+    """Weight of the loss that keeps probability on coordinate tokens where one belongs."""
+    rollout_buffer: RolloutBuffer = RolloutBuffer()
+    """Reuse of one window of rollouts for several optimizer steps."""
+    offload: Offload = Offload()
+    """Main memory as a place for training state during colocated rollouts."""
+    vllm: Vllm = Vllm()
+    """vLLM's own settings."""
+    debug_dump_parse_failures: bool = False
+    """Whether rollouts that do not parse are logged, cut to 600 characters."""
+    debug_dump_max: Count = 3
+    """Most rollouts logged by `debug_dump_parse_failures` in a run."""
+    monitor_dump: MonitorDump = MonitorDump()
+    """Samples written to files for people to read."""
+    desc_monitor: DescMonitor = DescMonitor()
+    """Metrics of how well descriptions agree."""

@@ -1,0 +1,261 @@
+"""Rules of the training YAML that cross keys, each in Python and in CEL, with the sentences that both tell.
+
+Source: semantics sections 3, 7, 9, 10, 11, 12 and 17.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stage2_api.checks import Rule
+
+if TYPE_CHECKING:
+    from stage2_api.runconfig import RunConfig
+    from stage2_api.vllm import VllmServer
+
+_MATCHING = "custom.extra.rollout_matching"
+_VLLM = f"{_MATCHING}.vllm"
+_SERVER = f"{_VLLM}.server"
+
+
+def _uses_vllm(config: RunConfig, mode: str) -> bool:
+    matching = config.rollout_matching
+    return matching.rollout_backend == "vllm" and matching.vllm.mode == mode
+
+
+_NOT_VLLM = f"$({_MATCHING}.rollout_backend) != 'vllm'"
+_NOT_COLOCATE = f"({_NOT_VLLM} || $({_VLLM}.mode) != 'colocate')"
+
+
+def _needs_model_len(config: RunConfig) -> bool:
+    return _uses_vllm(config, "colocate") and config.rollout_matching.vllm.max_model_len is None
+
+
+def _answer_does_not_fit(config: RunConfig) -> bool:
+    matching = config.rollout_matching
+    limit = matching.vllm.max_model_len
+    return matching.rollout_backend == "vllm" and limit is not None and matching.max_new_tokens >= limit
+
+
+def _adapter_without_adapters(config: RunConfig) -> bool:
+    return config.rollout_matching.vllm.sync.mode == "adapter" and config.tuner.train_type != "lora"
+
+
+def _pushes_random_base(config: RunConfig) -> bool:
+    vllm = config.rollout_matching.vllm
+    return vllm.sync.mode == "adapter" and vllm.load_format == "dummy"
+
+
+def _offloads(config: RunConfig) -> bool:
+    return _uses_vllm(config, "colocate") and config.rollout_matching.offload.enabled
+
+
+def _packs_without_length(config: RunConfig) -> bool:
+    return config.training.packing and config.max_length is None and config.training.packing_length is None
+
+
+def _returns_more_than_beams(config: RunConfig) -> bool:
+    matching = config.rollout_matching
+    return matching.num_return_sequences is not None and matching.num_return_sequences > matching.num_beams
+
+
+RUN_RULES: tuple[Rule[RunConfig], ...] = (
+    Rule(
+        path=f"{_MATCHING}.decode_mode",
+        broken=lambda c: c.rollout_matching.rollout_backend == "vllm" and c.rollout_matching.decode_mode != "greedy",
+        cel=f"{_NOT_VLLM} || $({_MATCHING}.decode_mode) == 'greedy'",
+        rule="vLLM decodes greedily or samples; it has no beam search",
+        way_out="set decode_mode to greedy, or rollout_backend to hf",
+    ),
+    Rule(
+        path=f"{_MATCHING}.num_return_sequences",
+        broken=_returns_more_than_beams,
+        cel=f"!$?({_MATCHING}.num_return_sequences) || $({_MATCHING}.num_return_sequences, 1) <= $({_MATCHING}.num_beams)",
+        rule="beam search cannot return more sequences than it has beams",
+        way_out="lower num_return_sequences or raise num_beams",
+    ),
+    Rule(
+        path=f"{_VLLM}.max_model_len",
+        broken=_needs_model_len,
+        cel=f"{_NOT_COLOCATE} || $?({_VLLM}.max_model_len)",
+        rule="colocate mode needs the longest prompt plus answer",
+        way_out="set vllm.max_model_len to prompt length + max_new_tokens, or vllm.mode to server, or rollout_backend to hf",
+    ),
+    Rule(
+        path=f"{_VLLM}.max_model_len",
+        broken=_answer_does_not_fit,
+        cel=f"{_NOT_VLLM} || !$?({_VLLM}.max_model_len) || $({_MATCHING}.max_new_tokens) < $({_VLLM}.max_model_len, 1)",
+        rule="must hold a prompt and max_new_tokens more",
+        way_out="raise vllm.max_model_len or lower max_new_tokens",
+    ),
+    Rule(
+        path=f"{_VLLM}.enable_lora",
+        broken=lambda c: c.rollout_matching.vllm.sync.mode == "adapter" and not c.rollout_matching.vllm.enable_lora,
+        cel=f"$({_VLLM}.sync.mode) != 'adapter' || $({_VLLM}.enable_lora)",
+        rule="sync.mode adapter needs a vLLM that can load adapters",
+        way_out="set vllm.enable_lora to true, or vllm.sync.mode to full",
+    ),
+    Rule(
+        path=f"{_VLLM}.sync.mode",
+        broken=lambda c: c.rollout_matching.vllm.sync.mode == "adapter" and c.tuner.use_dora,
+        cel=f"$({_VLLM}.sync.mode) != 'adapter' || !$(tuner.use_dora)",
+        rule="vLLM cannot load DoRA adapters",
+        way_out="set vllm.sync.mode to full (or auto, which takes full with DoRA), or tuner.use_dora to false",
+    ),
+    Rule(
+        path=f"{_VLLM}.sync.mode",
+        broken=_adapter_without_adapters,
+        cel=f"$({_VLLM}.sync.mode) != 'adapter' || $(tuner.train_type) == 'lora'",
+        rule="there is no adapter to send when tuner.train_type is full",
+        way_out="set vllm.sync.mode to full, or tuner.train_type to lora",
+    ),
+    Rule(
+        path=f"{_VLLM}.load_format",
+        broken=_pushes_random_base,
+        cel=f"$({_VLLM}.sync.mode) != 'adapter' || $({_VLLM}.load_format, '') != 'dummy'",
+        rule="adapters go on top of the checkpoint's weights, and dummy leaves these out",
+        way_out="set vllm.load_format to auto, or vllm.sync.mode to full",
+    ),
+    Rule(
+        path="tuner.use_dora",
+        broken=lambda c: c.tuner.use_dora and c.tuner.train_type != "lora",
+        cel="!$(tuner.use_dora) || $(tuner.train_type) == 'lora'",
+        rule="DoRA is a form of LoRA",
+        way_out="set tuner.train_type to lora, or tuner.use_dora to false",
+    ),
+    Rule(
+        path="tuner",
+        broken=lambda c: c.tuner.freeze_llm and c.tuner.freeze_vit and c.tuner.freeze_aligner,
+        cel="!($(tuner.freeze_llm) && $(tuner.freeze_vit) && $(tuner.freeze_aligner))",
+        rule="something must be trained, but freeze_llm, freeze_vit and freeze_aligner are all true",
+        way_out="set one of them to false",
+    ),
+    Rule(
+        path=f"{_MATCHING}.offload.enabled",
+        broken=lambda c: _offloads(c) and c.uses_deepspeed,
+        cel=f"{_NOT_COLOCATE} || !$({_MATCHING}.offload.enabled) || !$?(deepspeed)",
+        rule="DeepSpeed holds the training state itself and does not let it be moved",
+        way_out="set offload.enabled to false, or rollout_backend to hf, or remove deepspeed",
+    ),
+    Rule(
+        path="global_max_length",
+        broken=_packs_without_length,
+        cel="!$(training.packing) || $?(global_max_length) || $?(template.max_length) || $?(training.packing_length)",
+        rule="training.packing needs the length of a packed row",
+        way_out="set global_max_length (or template.max_length), or training.packing to false",
+    ),
+    Rule(
+        path="training.gradient_accumulation_steps",
+        broken=lambda c: None not in (c.training.gradient_accumulation_steps, c.training.effective_batch_size),
+        cel="!$?(training.gradient_accumulation_steps) || !$?(training.effective_batch_size)",
+        rule="gradient accumulation follows from training.effective_batch_size, so both cannot be set",
+        way_out="remove one of the two",
+    ),
+    Rule(
+        path="training.fp16",
+        broken=lambda c: c.training.fp16 and c.training.bf16,
+        cel="!($(training.fp16) && $(training.bf16))",
+        rule="a forward pass runs in one number format, but bf16 and fp16 are both true",
+        way_out="set one of the two to false",
+    ),
+    Rule(
+        path="custom.val_jsonl",
+        broken=lambda c: c.training.eval_strategy != "no" and c.custom.val_jsonl is None,
+        cel="$(training.eval_strategy) == 'no' || $?(custom.val_jsonl)",
+        rule="evaluation needs records",
+        way_out='set custom.val_jsonl, or training.eval_strategy to "no"',
+    ),
+    Rule(
+        path="training.metric_for_best_model",
+        broken=lambda c: _compares_checkpoints(c) and c.training.metric_for_best_model is None,
+        cel="!($(training.load_best_model_at_end) || $(training.save_strategy) == 'best') || $?(training.metric_for_best_model)",
+        rule="keeping the best checkpoint needs a metric",
+        way_out="set metric_for_best_model, for example to eval_rollout_f1, or load_best_model_at_end to false and save_strategy to steps",
+    ),
+    Rule(
+        path="training.eval_strategy",
+        broken=lambda c: _compares_checkpoints(c) and c.training.eval_strategy == "no",
+        cel="!($(training.load_best_model_at_end) || $(training.save_strategy) == 'best') || $(training.eval_strategy) != 'no'",
+        rule="keeping the best checkpoint needs evaluation",
+        way_out="set eval_strategy to steps, or load_best_model_at_end to false and save_strategy to steps",
+    ),
+    Rule(
+        path="template.min_pixels",
+        broken=lambda c: None not in (c.template.min_pixels, c.template.max_pixels) and _pixels_cross(c),
+        cel="!$?(template.min_pixels) || !$?(template.max_pixels) || $(template.min_pixels, 1) <= $(template.max_pixels, 1)",
+        rule="the fewest pixels must not be above the most",
+        way_out="lower min_pixels or raise max_pixels",
+    ),
+    Rule(
+        path="training.dataloader_prefetch_factor",
+        broken=lambda c: c.training.dataloader_prefetch_factor is not None and c.training.dataloader_num_workers == 0,
+        cel="!$?(training.dataloader_prefetch_factor) || $(training.dataloader_num_workers) > 0",
+        rule="without reading processes nothing is read ahead",
+        way_out="set dataloader_num_workers above 0, or remove dataloader_prefetch_factor",
+    ),
+)
+"""Rules of every training YAML, alone or inside a job."""
+
+
+def _compares_checkpoints(config: RunConfig) -> bool:
+    return config.training.load_best_model_at_end or config.training.save_strategy == "best"
+
+
+def _pixels_cross(config: RunConfig) -> bool:
+    return (config.template.min_pixels or 0) > (config.template.max_pixels or 0)
+
+
+def _server(config: RunConfig) -> VllmServer:
+    return config.rollout_matching.vllm.server
+
+
+def _has_legacy(server: VllmServer) -> bool:
+    return server.base_url is not None or server.group_port is not None
+
+
+def _pairs_badly(config: RunConfig) -> bool:
+    """Legacy lists: str needs int, list needs list of equal length or int."""
+    urls, ports = _server(config).base_url, _server(config).group_port
+    if urls is None or ports is None:
+        return (urls is None) != (ports is None)
+    if isinstance(urls, str):
+        return not isinstance(ports, int)
+    return not urls or (isinstance(ports, list) and len(ports) != len(urls))
+
+
+def _shares_an_address(config: RunConfig) -> bool:
+    servers = () if _pairs_badly(config) else _server(config).resolved_servers()
+    return len({s.base_url for s in servers}) < len(servers) or len({s.group_port for s in servers}) < len(servers)
+
+
+STANDALONE_RULES: tuple[Rule[RunConfig], ...] = (
+    Rule(
+        path=_SERVER,
+        broken=lambda c: _uses_vllm(c, "server") and _server(c).servers is None and not _has_legacy(_server(c)),
+        cel=None,
+        rule="server mode needs the addresses of its servers",
+        way_out="set vllm.server.servers to a list of {base_url, group_port}, or vllm.mode to colocate",
+    ),
+    Rule(
+        path=_SERVER,
+        broken=lambda c: _server(c).servers is not None and _has_legacy(_server(c)),
+        cel=None,
+        rule="the addresses are given in two forms, servers and base_url with group_port",
+        way_out="keep servers and remove base_url and group_port",
+    ),
+    Rule(
+        path=f"{_SERVER}.group_port",
+        broken=_pairs_badly,
+        cel=None,
+        rule="base_url and group_port must pair: one with one, a list with a list of the same length or with one port",
+        way_out="write servers, a list of {base_url, group_port}, instead",
+    ),
+    Rule(
+        path=_SERVER,
+        broken=_shares_an_address,
+        cel=None,
+        rule="every server needs a base_url and a group_port of its own",
+        way_out="change the one that stands twice",
+    ),
+)
+"""Rules of a training YAML that runs without a job: nobody else fills in the servers."""

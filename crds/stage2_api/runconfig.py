@@ -1,0 +1,83 @@
+"""RunConfig: the training YAML, and `parse_run_config`, which tells everything that is wrong with one at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from stage2_api import checks
+from stage2_api.base import Positive, Section
+from stage2_api.errors import ConfigError, Problem
+from stage2_api.rollout_matching import RolloutMatching
+from stage2_api.rules import RUN_RULES, STANDALONE_RULES
+from stage2_api.sections import Custom, Model, Template, Tuner
+from stage2_api.training import Training
+from stage2_api.vllm import ServerAddress
+
+__all__ = ["RolloutMatching", "RunConfig", "ServerAddress", "parse_run_config"]
+
+
+class RunConfig(Section):
+    """The training YAML. Its keys are those of the files that people already have."""
+
+    model: Model
+    """Model that is trained."""
+    template: Template = Template()
+    """Prompts: chat template, lengths, image sizes."""
+    tuner: Tuner = Tuner()
+    """Trained weights: all of them or adapters."""
+    training: Training
+    """Optimizer, batches, packing, logging and checkpoints."""
+    custom: Custom
+    """Data, prompt and trainer variant."""
+    global_max_length: Positive | None = None
+    """Longest sequence in tokens; comes before `template.max_length`. Also the length of packed rows."""
+    deepspeed: Annotated[
+        str | dict[str, Any] | None,
+        Field(json_schema_extra={"x-stage2-schema": {"x-kubernetes-preserve-unknown-fields": True}}),
+    ] = None
+    """DeepSpeed configuration: a file, the configuration itself, `{enabled: true, config: zero2}`, or null for none."""
+
+    @property
+    def rollout_matching(self) -> RolloutMatching:
+        """`custom.extra.rollout_matching`, with the coordinate loss of `custom.coord_soft_ce_w1` where it sets none."""
+        return self.custom.rollout_matching
+
+    @property
+    def uses_deepspeed(self) -> bool:
+        """Whether DeepSpeed is configured and not switched off by `enabled: false`."""
+        if isinstance(self.deepspeed, dict):
+            return self.deepspeed.get("enabled") is not False
+        return bool(self.deepspeed)
+
+    @property
+    def max_length(self) -> int | None:
+        """Longest sequence in tokens: `global_max_length`, else `template.max_length`; None where neither is set."""
+        return self.global_max_length or self.template.max_length
+
+    @property
+    def packing_length(self) -> int:
+        """Tokens of one packed row. Raises ConfigError where no length is configured."""
+        length = self.max_length or self.training.packing_length
+        if length is None:
+            raise ConfigError([Problem("global_max_length", None, "packing needs the length of a row", "set it")])
+        return length
+
+    def gradient_accumulation_steps(self, world_size: int = 1) -> int:
+        """Micro-steps of one optimizer step in `world_size` learner processes."""
+        training = self.training
+        if training.effective_batch_size is None:
+            return training.gradient_accumulation_steps or 1
+        return max(1, math.ceil(training.effective_batch_size / (training.per_device_train_batch_size * world_size)))
+
+
+def parse_run_config(raw: Mapping[str, Any], *, root: str = "") -> RunConfig:
+    """The training configuration that `raw` describes.
+
+    root: path of `raw` in its file, put before the paths of problems (`spec.config`).
+    Raises ConfigError with every problem, not only the first.
+    """
+    return checks.parse(RunConfig, raw, [*RUN_RULES, *STANDALONE_RULES], root=root)
