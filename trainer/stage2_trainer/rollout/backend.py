@@ -13,8 +13,8 @@ from stage2_trainer.rollout.seeds import SeedPlan
 class RolloutRequest:
     """One prompt in OpenAI's chat format.
 
-    Image parts are `{"type": "image_url", "image_url": {"url": ...}}` with a `data:` URL, or a `file:` URL that the
-    server can read. Images stay unexpanded: the server expands them once, and says to which ids.
+    Image parts are `{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}`. Images travel as they
+    are: the server expands them once, and says to which ids.
     """
 
     messages: Sequence[Mapping[str, Any]]

@@ -100,7 +100,7 @@ class ServerBackend:
         seed_plan: SeedPlan,
         version: int | None,
     ) -> list[Rollout]:
-        """Ask one server for its share, all requests at once, and make sure that its weights stay the same meanwhile."""
+        """Ask one server for its share, all requests at once; its weights must stay the same meanwhile."""
         before = await self._version(server)
         if version is not None and before != version:
             raise self._error(

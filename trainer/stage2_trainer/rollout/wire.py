@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from stage2_trainer.rollout.backend import RolloutRequest, Sampling
+from stage2_trainer.server.command import POLICY_MODEL
 
 CHAT_ROUTE = "/v1/chat/completions"
-POLICY_MODEL = "policy"  # the name under which every server serves the model that is trained
 
 
 class _Strict(BaseModel):

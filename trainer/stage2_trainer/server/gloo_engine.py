@@ -59,7 +59,7 @@ class GlooEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
         """Prepare every layer for new weights."""
         if self._interrupted:
             # Layers that the broken update had begun would count its tensors among those of this one.
-            finalize_layerwise_reload(self.model, self.model_config)
+            finalize_layerwise_reload(self.model, self.model_config)  # type: ignore[no-untyped-call]
         self._interrupted = True
         initialize_layerwise_reload(self.model)
 
@@ -70,11 +70,12 @@ class GlooEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
     def receive_weights(self, update_info: GlooUpdateInfo) -> None:
         """Load each bucket while the next one arrives."""
         metas = from_wire(update_info.names, update_info.dtype_names, update_info.shapes)
-        self._receiver.receive(metas, self.model.load_weights)
+        model: Any = self.model
+        self._receiver.receive(metas, model.load_weights)
 
     def finish_weight_update(self) -> None:
         """Put the new weights in the places of the old ones."""
-        finalize_layerwise_reload(self.model, self.model_config)
+        finalize_layerwise_reload(self.model, self.model_config)  # type: ignore[no-untyped-call]
         self._repack_output_layers()
         self._interrupted = False
 

@@ -19,7 +19,7 @@ def wait_until_healthy(base_urls: Sequence[str], token: str, *, timeout_s: float
     """Return once every server answers GET /health, and takes the token.
 
     Raises:
-        ServerError: a server did not answer within `timeout_s` seconds (for all of them together), or refuses the token.
+        ServerError: a server did not answer within `timeout_s` seconds (counted once for all), or refuses the token.
     """
     clients = [ServerClient(url, token, timeout_s=HEALTH_TIMEOUT_S) for url in base_urls]
     deadline = time.monotonic() + timeout_s

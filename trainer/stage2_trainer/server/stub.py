@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import time
 import uuid
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Annotated, Any
 
 import uvicorn
@@ -23,7 +23,8 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, Response
 from torch import Tensor
 
-from stage2_trainer.rollout.wire import CHAT_ROUTE, POLICY_MODEL
+from stage2_trainer.rollout.wire import CHAT_ROUTE
+from stage2_trainer.server.command import POLICY_MODEL
 from stage2_trainer.server.guard import TokenGuard
 from stage2_trainer.server.stub_model import Generated, StubModel
 from stage2_trainer.server.stub_requests import ChatRequest, FinishRequest, InitRequest, UpdateRequest
@@ -251,15 +252,14 @@ def main() -> None:
     parser.add_argument("--dtype", default="auto", help="torch dtype name, or auto: the checkpoint's")
     parser.add_argument("--max-model-len", type=int, default=4096, help="prompt + answer, tokens")
     parser.add_argument("--load-format", choices=["auto", "dummy"], default="auto", help="dummy: random weights")
-    parser.add_argument("--allowed-local-media-path", type=Path, help="folder below which file: images may lie")
+    parser.add_argument("--mm-processor-kwargs", type=json.loads, default={}, help="JSON: min_pixels, max_pixels")
     args = parser.parse_args()
     read_token(os.environ)  # a missing token shall be said before anything is loaded
-    media_root = args.allowed_local_media_path
     model = StubModel(
         args.model,
         dtype=args.dtype,
         dummy=args.load_format == "dummy",
-        media_root=media_root.resolve() if media_root else None,
+        processor_options=args.mm_processor_kwargs,
     )
     stub = Stub(model, max_model_len=args.max_model_len, root=args.model)
     uvicorn.run(build_app(stub), host=args.host, port=args.port, log_level="warning")

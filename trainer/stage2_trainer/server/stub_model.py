@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,19 +34,20 @@ class StubModel:
     """A policy that generates, scores prompts, and takes new weights.
 
     model: checkpoint folder. dtype: torch dtype name, "auto" = the checkpoint's. dummy: random weights instead of the
-    checkpoint's. media_root: the folder below which `file:` images may lie.
+    checkpoint's. processor_options: pixel limits.
     """
 
-    def __init__(self, model: str, *, dtype: str, dummy: bool, media_root: Path | None) -> None:
+    def __init__(self, model: str, *, dtype: str, dummy: bool, processor_options: dict[str, int]) -> None:
         torch_dtype = dtype if dtype == "auto" else getattr(torch, dtype)
+        networks: Any = AutoModelForImageTextToText
         if dummy:
-            network = AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(model), dtype=torch_dtype)
+            network = networks.from_config(AutoConfig.from_pretrained(model), dtype=torch_dtype)
         else:
-            network = AutoModelForImageTextToText.from_pretrained(model, dtype=torch_dtype)
+            network = networks.from_pretrained(model, dtype=torch_dtype)
         self._network = network.eval()
-        self._processor = AutoProcessor.from_pretrained(model)
+        processors: Any = AutoProcessor
+        self._processor = processors.from_pretrained(model, **processor_options)
         self._parameters = dict(self._network.named_parameters())
-        self._media_root = media_root
         self._lock = threading.Lock()  # one forward, or one weight update, at a time
         self._abort = threading.Event()
 
@@ -57,7 +57,7 @@ class StubModel:
         Raises:
             ValueError: an image cannot be read.
         """
-        plain, images = split_images(list(messages), self._media_root)
+        plain, images = split_images(list(messages))
         text = self._processor.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
         return dict(self._processor(text=[text], images=images or None, return_tensors="pt"))
 
@@ -100,7 +100,8 @@ class StubModel:
         """Return the log-softmax after each prompt token but the last, shape (prompt - 1, vocabulary), float32."""
         with self._lock:
             logits = self._network(**inputs, use_cache=False).logits
-        return logits[0, :-1].float().log_softmax(-1)
+        scores: Tensor = logits[0, :-1].float().log_softmax(-1)
+        return scores
 
     @torch.no_grad()
     def load_weights(self, tensors: list[tuple[str, Tensor]]) -> None:

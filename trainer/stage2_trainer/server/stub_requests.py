@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import io
-from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 from PIL import Image
 from pydantic import BaseModel, Field
+
+from stage2_trainer.data.images import load_image
 
 
 class ChatRequest(BaseModel):
@@ -55,37 +53,27 @@ class FinishRequest(BaseModel):
     weight_version: str | None = None
 
 
-def split_images(
-    messages: list[dict[str, Any]], media_root: Path | None
-) -> tuple[list[dict[str, Any]], list[Image.Image]]:
+def split_images(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[Image.Image]]:
     """Replace image parts by the chat template's `{"type": "image"}`, and return the images in order.
 
     Raises:
-        ValueError: an image cannot be read, or lies outside `media_root`.
+        ValueError: an image is no `data:` URL, or cannot be read.
     """
     images: list[Image.Image] = []
     plain = []
     for message in messages:
         content = message["content"]
         if not isinstance(content, str):
-            content = [_part(part, images, media_root) for part in content]
+            content = [_part(part, images) for part in content]
         plain.append({**message, "content": content})
     return plain, images
 
 
-def _part(part: dict[str, Any], images: list[Image.Image], media_root: Path | None) -> dict[str, Any]:
+def _part(part: dict[str, Any], images: list[Image.Image]) -> dict[str, Any]:
     if part["type"] != "image_url":
         return part
-    images.append(_image(part["image_url"]["url"], media_root))
+    url = part["image_url"]["url"]
+    if not url.startswith("data:"):
+        raise ValueError(f"an image must be a data: URL, found {url[:80]!r}")
+    images.append(load_image(url))
     return {"type": "image"}
-
-
-def _image(url: str, media_root: Path | None) -> Image.Image:
-    parts = urlsplit(url)
-    if parts.scheme == "data":
-        _, _, payload = url.partition(";base64,")
-        return Image.open(io.BytesIO(base64.b64decode(payload, validate=True))).convert("RGB")
-    path = Path(unquote(parts.path)).resolve()
-    if parts.scheme != "file" or media_root is None or not path.is_relative_to(media_root):
-        raise ValueError(f"an image must be a data: URL, or a file: URL below {media_root}; found {url[:80]!r}")
-    return Image.open(path).convert("RGB")

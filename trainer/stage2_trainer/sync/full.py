@@ -104,7 +104,7 @@ class FullSync:
             flying, sent = {peer: peer.link.broadcast(buffer) for peer in round_.fit}, bucket
         self._land(flying, calls, sent, round_)
         for peer in round_.fit:
-            round_.guard(peer, lambda peer=peer: calls[peer].result(timeout=self._timeout_s))
+            round_.guard(peer, calls[peer].result, self._timeout_s)
 
     def _land(
         self, flying: dict[Peer, Pending], calls: dict[Peer, Future[Any]], bucket: list[TensorMeta], round_: _Round
@@ -112,7 +112,7 @@ class FullSync:
         """Wait until a bucket has reached every fit server; one that fails or is late is given up."""
         deadline = time.monotonic() + self._timeout_s
         for peer, pending in flying.items():
-            round_.guard(peer, lambda: _wait(peer, pending, calls[peer], bucket, deadline))
+            round_.guard(peer, _wait, peer, pending, calls[peer], bucket, deadline)
 
 
 class _Round:
@@ -122,10 +122,10 @@ class _Round:
         self.fit = list(peers)
         self._failures: list[ServerError] = []
 
-    def guard(self, peer: Peer, step: Callable[[], Any]) -> None:
+    def guard(self, peer: Peer, step: Callable[..., Any], *arguments: Any) -> None:
         """Run a step of one server; if it fails, give the server up for this round."""
         try:
-            step()
+            step(*arguments)
         except ServerError as error:
             self._failures.append(error)
             self.fit = [other for other in self.fit if other is not peer]

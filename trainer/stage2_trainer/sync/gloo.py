@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 
 import torch
-from torch.distributed import PrefixStore, ProcessGroupGloo, Store, TCPStore, Work
+from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, TCPStore, Work
 
 LEARNER_RANK = 0
 
@@ -112,7 +112,7 @@ class GlooGroup:
     def __init__(self, store: Store, info: GroupInfo, rank: int) -> None:
         """Enter the group; returns when every rank has. Blocks at most `timeout_s`."""
         local = info.master_address if rank == LEARNER_RANK else address_towards(info.master_address, info.master_port)
-        options = ProcessGroupGloo._Options()
+        options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # absent from torch's stubs
         options._devices = [ProcessGroupGloo.create_device(hostname=local)]
         options._timeout = timedelta(seconds=info.timeout_s)
         self._store = store  # the group dies with its store
@@ -120,7 +120,8 @@ class GlooGroup:
 
     def broadcast(self, buffer: torch.Tensor) -> Work:
         """Start the broadcast of `buffer` (uint8, shape (bytes,)) from the learner: sent there, filled elsewhere."""
-        return self._group.broadcast(buffer, root=LEARNER_RANK)
+        work: Work = self._group.broadcast(buffer, root=LEARNER_RANK)  # type: ignore[attr-defined]
+        return work
 
     def close(self) -> None:
         """Leave the group; a broadcast under way fails at once."""

@@ -61,7 +61,7 @@ class NcclLink:
     def close(self) -> None:
         """Leave the group."""
         if self._communicator is not None:
-            self._communicator.destroy()
+            self._communicator.destroy()  # type: ignore[no-untyped-call]
             self._communicator = None
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from peft import PeftModel
@@ -115,7 +116,7 @@ def _merge(name: str, layer: nn.Module) -> Callable[[], Tensor]:
         if isinstance(layer, Linear) and not layer.lora_bias[adapter]:
             if variant is None:
                 return lambda: _linear_lora(layer, adapter)
-            if variant is DoraLinearVariant:
+            if isinstance(variant, DoraLinearVariant):
                 return lambda: _linear_dora(layer, adapter)
         if isinstance(layer, Embedding) and variant is None:
             return lambda: _embedding_lora(layer, adapter)
@@ -125,21 +126,22 @@ def _merge(name: str, layer: nn.Module) -> Callable[[], Tensor]:
     )
 
 
-def _linear_lora(layer: Linear, adapter: str) -> Tensor:
+def _linear_lora(layer: Any, adapter: str) -> Tensor:
     """W + s B A in float32, shape (out, in) (LoRA: arXiv 2106.09685)."""
     down, up = layer.lora_A[adapter].weight.float(), layer.lora_B[adapter].weight.float()
     merged: Tensor = layer.get_base_layer().weight.float() + (up @ down) * layer.scaling[adapter]
     return merged
 
 
-def _linear_dora(layer: Linear, adapter: str) -> Tensor:
+def _linear_dora(layer: Any, adapter: str) -> Tensor:
     """m (W + s B A) / ||W + s B A||, norms by output row, in float32, shape (out, in) (DoRA: arXiv 2402.09353)."""
     direction = _linear_lora(layer, adapter)
     magnitude = layer.lora_magnitude_vector[adapter].weight.float()
-    return (magnitude / torch.linalg.norm(direction, dim=1)).unsqueeze(1) * direction
+    merged: Tensor = (magnitude / torch.linalg.norm(direction, dim=1)).unsqueeze(1) * direction
+    return merged
 
 
-def _embedding_lora(layer: Embedding, adapter: str) -> Tensor:
+def _embedding_lora(layer: Any, adapter: str) -> Tensor:
     """W + s (B A)^T in float32, shape (vocabulary, hidden)."""
     down, up = layer.lora_embedding_A[adapter].float(), layer.lora_embedding_B[adapter].float()
     merged: Tensor = layer.get_base_layer().weight.float() + (up @ down).T * layer.scaling[adapter]
