@@ -14,7 +14,9 @@ def _hierarchies() -> list[Path]:
     """Roots of the mounted hierarchies, without v1 aliases, which are symlinks to the same directory."""
     if (ROOT / "cgroup.controllers").exists():
         return [ROOT]
-    return sorted(path for path in ROOT.iterdir() if path.is_dir() and not path.is_symlink() and (path / "cgroup.procs").exists())
+    return sorted(
+        path for path in ROOT.iterdir() if path.is_dir() and not path.is_symlink() and (path / "cgroup.procs").exists()
+    )
 
 
 def create(layout: Layout) -> None:

@@ -13,12 +13,20 @@ from local_cluster.layout import ClusterError, Layout
 from local_cluster.processes import recorded
 from local_cluster.toolchain import HELM, binary_path, ensure_packages
 
-app = typer.Typer(help="A real one-node Kubernetes from source, with fake GPUs, for machines with no container engine.", no_args_is_help=True)
+app = typer.Typer(
+    help="A real one-node Kubernetes from source, with fake GPUs, for machines with no container engine.",
+    no_args_is_help=True,
+)
 console = Console(stderr=True)
 
 Home = Annotated[
     Path | None,
-    typer.Option("--dir", envvar="STAGE2_CLUSTER_DIR", help="The cluster's folder, removed by `down`.", show_default="/var/lib/stage2-cluster"),
+    typer.Option(
+        "--dir",
+        envvar="STAGE2_CLUSTER_DIR",
+        help="The cluster's folder, removed by `down`.",
+        show_default="/var/lib/stage2-cluster",
+    ),
 ]
 
 
@@ -34,7 +42,9 @@ def _fail(error: ClusterError) -> typer.Exit:
 @app.command()
 def up(
     home: Home = None,
-    control_plane_only: Annotated[bool, typer.Option("--control-plane-only", help="Only etcd and the API server.")] = False,
+    control_plane_only: Annotated[
+        bool, typer.Option("--control-plane-only", help="Only etcd and the API server.")
+    ] = False,
     gpus: Annotated[int, typer.Option(help="How many fake nvidia.com/gpu the node advertises.")] = 4,
 ) -> None:
     """Build what is missing (15 minutes the first time), boot, and print where the kubeconfig is."""
@@ -95,16 +105,17 @@ def load(archive: Annotated[Path, typer.Argument(exists=True, dir_okay=False)], 
 
 @app.command()
 def build(
-    names: Annotated[list[str] | None, typer.Argument(help="controller, trainer; default: both")] = None, home: Home = None
+    names: Annotated[list[str] | None, typer.Argument(help="controller, trainer; default: both")] = None,
+    home: Home = None,
 ) -> None:
     """Build stage2's images, and load them when a cluster is running; `up` loads them otherwise."""
     layout = _layout(home)
     chosen = [image for image in images.PROJECT_IMAGES if not names or image.name in names]
     try:
         ensure_packages(console)
-        images.ensure_base(layout, console)
+        environment = images.ensure_base(layout, console)
         for image in chosen:
-            images.build(layout, image)
+            images.build(layout, image, environment)
             if node.containerd_answers(layout):
                 with console.status(f"loading {image.name}"):
                     images.load_built(layout, image.reference)

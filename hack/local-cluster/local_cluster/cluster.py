@@ -60,9 +60,13 @@ def up(layout: Layout, console: Console, *, control_plane_only: bool, gpus: int)
 
 def _refuse_second_node() -> None:
     if Path(f"/sys/class/net/{NODE_LINK}").exists():
-        raise ClusterError(f"another local cluster runs on this machine (its link {NODE_LINK} exists); take that one down first")
+        raise ClusterError(
+            f"another local cluster runs on this machine (its link {NODE_LINK} exists); take that one down first"
+        )
     if (KUBELET_STATE / "device-plugins/kubelet.sock").exists():
-        raise ClusterError(f"a kubelet lives on this machine already ({KUBELET_STATE}); use its cluster: export KUBECONFIG=…")
+        raise ClusterError(
+            f"a kubelet lives on this machine already ({KUBELET_STATE}); use its cluster: export KUBECONFIG=…"
+        )
 
 
 def _boot_control_plane(layout: Layout, endpoint: Endpoint) -> pki.Credentials:

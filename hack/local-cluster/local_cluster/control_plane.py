@@ -117,8 +117,17 @@ def start_controllers(layout: Layout, credentials: Credentials) -> None:
         ],
     )
     scheduler = kubeconfig_of(layout, "scheduler")
-    argv = [binary_path(layout, "kube-scheduler"), f"--kubeconfig={scheduler}", f"--secure-port={free_port()}"]
-    spawn(layout, "kube-scheduler", [*argv, f"--cert-dir={layout.pki}", *common])
+    spawn(
+        layout,
+        "kube-scheduler",
+        [
+            binary_path(layout, "kube-scheduler"),
+            f"--kubeconfig={scheduler}",
+            f"--secure-port={free_port()}",
+            f"--cert-dir={layout.pki}",
+            *common,
+        ],
+    )
 
 
 def kubectl(layout: Layout, *arguments: str, stdin: str | None = None) -> str:

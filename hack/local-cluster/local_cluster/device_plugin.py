@@ -1,4 +1,4 @@
-"""Fake GPUs for a real kubelet: a device plugin (kubelet API deviceplugin/v1beta1) whose Allocate answers environment variables.
+"""Fake GPUs for a real kubelet: a device plugin (API deviceplugin/v1beta1) whose Allocate sets an environment variable.
 
 The messages are declared here, field numbers as in the kubelet's api.proto, so that nothing has to be generated.
 """

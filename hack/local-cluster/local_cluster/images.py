@@ -1,5 +1,6 @@
 """Images without a registry: built by buildah on a debootstrap base, and handed to containerd layer by layer."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -7,7 +8,7 @@ import ssl
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,14 +24,15 @@ HUB = "docker.io/"
 """What a reference without a host means; containerd keeps images under their full names."""
 PAUSE_IMAGE = f"{HUB}stage2/pause:local"
 BASE_IMAGE = f"{HUB}library/python:3.11-slim-bookworm"
+ROOT_IMAGE = f"{HUB}stage2/python-root:bookworm"
 BASE_PACKAGES = "python3,python3-venv,python3-pip,ca-certificates"
 CA_BUNDLE = "/etc/ssl/certs/ca-certificates.crt"
 NAME_ANNOTATION = "io.containerd.image.name"
 
-PASSED_ON = (
-    *("PIP_CERT", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_TRUSTED_HOST", "PIP_DEFAULT_TIMEOUT"),
-    *("UV_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX", "UV_NATIVE_TLS", "UV_SYSTEM_CERTS", "UV_HTTP_TIMEOUT"),
-    *("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"),
+TRUST = dict.fromkeys(("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE"), CA_BUNDLE)
+INDEX_VARIABLES = (
+    *("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_TRUSTED_HOST", "PIP_DEFAULT_TIMEOUT"),
+    *("UV_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX", "UV_HTTP_TIMEOUT"),
 )
 """How this machine reaches its package index: given to build steps, taken out of the finished image."""
 
@@ -80,8 +82,8 @@ def built(layout: Layout, reference: str) -> bool:
 
 
 @contextmanager
-def _working_container(layout: Layout) -> Iterator[str]:
-    container = run_buildah(layout, "from", "scratch")
+def _working_container(layout: Layout, image: str = "scratch") -> Iterator[str]:
+    container = run_buildah(layout, "from", "--pull-never", image)
     try:
         yield container
     finally:
@@ -98,24 +100,40 @@ def ensure_pause(layout: Layout) -> None:
         run_buildah(layout, "commit", container, PAUSE_IMAGE)
 
 
-def ensure_base(layout: Layout, console: Console) -> None:
-    """Make a stand-in for the official Python image from Debian's packages, under that image's own name."""
-    if built(layout, BASE_IMAGE):
-        return
-    with console.status("debootstrap: the base image"), tempfile.TemporaryDirectory(dir=layout.cache) as folder:
+def ensure_base(layout: Layout, console: Console) -> dict[str, str]:
+    """Make a stand-in for the official Python image; return the environment that it gives to build steps.
+
+    The environment lies in the base since this buildah's --env reaches the finished image, but no RUN step.
+    """
+    environment = {**TRUST, **{name: os.environ[name] for name in INDEX_VARIABLES if name in os.environ}}
+    prepared = f"{ROOT_IMAGE}-{hashlib.sha256(json.dumps(environment, sort_keys=True).encode()).hexdigest()[:12]}"
+    if not built(layout, ROOT_IMAGE):
+        with console.status("debootstrap: the base image"):
+            _bootstrap(layout)
+    if not built(layout, prepared):
+        with _working_container(layout, ROOT_IMAGE) as container:
+            run_buildah(layout, "config", *(f"--env={name}={value}" for name, value in environment.items()), container)
+            run_buildah(layout, "commit", container, prepared)
+    run_buildah(layout, "tag", prepared, BASE_IMAGE)
+    return environment
+
+
+def _bootstrap(layout: Layout) -> None:
+    with tempfile.TemporaryDirectory(dir=layout.cache) as folder, _working_container(layout) as container:
         root = Path(folder) / "root"
         run(["debootstrap", "--variant=minbase", f"--include={BASE_PACKAGES}", "bookworm", root, *_debian_mirror()])
         _like_the_official_image(root)
-        with _working_container(layout) as container:
-            run_buildah(layout, "add", container, root, "/")
-            path = "PATH=/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
-            run_buildah(layout, "config", f"--env={path}", "--cmd=python3", container)
-            run_buildah(layout, "commit", container, BASE_IMAGE)
+        run_buildah(layout, "add", container, root, "/")
+        path = "PATH=/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
+        run_buildah(layout, "config", f"--env={path}", "--cmd=python3", container)
+        run_buildah(layout, "commit", container, ROOT_IMAGE)
 
 
 def _debian_mirror() -> list[str]:
     """The mirror that this machine's own apt uses; debootstrap's default where there is none."""
-    lines = [line for path in Path("/etc/apt").glob("sources.list*/*.sources") for line in path.read_text().splitlines()]
+    lines = [
+        line for path in Path("/etc/apt").glob("sources.list*/*.sources") for line in path.read_text().splitlines()
+    ]
     lines += Path("/etc/apt/sources.list").read_text().splitlines() if Path("/etc/apt/sources.list").exists() else []
     words = [word for line in lines if not line.startswith("#") for word in line.split()]
     return [word for word in words if word.startswith("http") and word.rstrip("/").endswith("/debian")][:1]
@@ -131,14 +149,12 @@ def _like_the_official_image(root: Path) -> None:
         (root / cache / "partial").mkdir(parents=True)
 
 
-def build(layout: Layout, image: ProjectImage) -> None:
-    """Build one image with buildah's layer cache, its output shown as it comes."""
-    passed = [name for name in PASSED_ON if name in os.environ]
+def build(layout: Layout, image: ProjectImage, environment: Mapping[str, str]) -> None:
+    """Build one image with buildah's layer cache, its output shown as it comes; `environment` is kept out of it."""
     command = _buildah(
         layout,
         *("build", "--isolation=chroot", "--layers", "--pull-never", "--network=host", "--format=oci"),
-        *(f"--env={name}={os.environ[name]}" for name in passed),
-        *(f"--unsetenv={name}" for name in passed),
+        *(f"--unsetenv={name}" for name in environment),
         *(f"--volume={mount}" for mount in _mounts()),
         *(f"--file={image.dockerfile}", f"--tag={image.reference}", REPOSITORY),
     )
@@ -155,7 +171,7 @@ def _mounts() -> list[str]:
 
 
 def load_built(layout: Layout, reference: str) -> None:
-    """Bring an image from buildah's storage into containerd; only layers that containerd lacks are written and travel."""
+    """Bring an image from buildah's storage into containerd; only layers that containerd lacks travel."""
     with tempfile.TemporaryDirectory(dir=layout.cache, prefix="export-") as folder:
         export = Path(folder)
         blobs = export / "blobs" / "sha256"
@@ -179,7 +195,8 @@ def _import_stream(layout: Layout, files: Sequence[Path], root: Path) -> None:
     """Stream an OCI archive of `files` into containerd: nothing lies on the disk twice."""
     command = ["ctr", f"--address={layout.containerd_socket}", "--namespace=k8s.io", "images", "import", "-"]
     importer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    assert importer.stdin is not None and importer.stderr is not None
+    assert importer.stdin is not None
+    assert importer.stderr is not None
     try:
         with tarfile.open(fileobj=importer.stdin, mode="w|") as archive:
             for path in files:
@@ -194,8 +211,9 @@ def _import_stream(layout: Layout, files: Sequence[Path], root: Path) -> None:
 
 def load_archive(layout: Layout, archive: Path) -> str:
     """Import an image archive (docker or OCI) and return what containerd says."""
-    command = ["ctr", f"--address={layout.containerd_socket}", "--namespace=k8s.io", "images", "import", archive]
-    return run(command).strip()
+    return run(
+        ["ctr", f"--address={layout.containerd_socket}", "--namespace=k8s.io", "images", "import", archive]
+    ).strip()
 
 
 def load_all_built(layout: Layout, console: Console) -> None:

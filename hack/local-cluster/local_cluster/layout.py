@@ -6,7 +6,7 @@ from pathlib import Path
 
 NODE_NAME = "stage2-local"
 NODE_IP = "10.213.0.1"
-"""Address of a bridge without ports: the kubelet refuses loopback addresses, and nothing outside the machine reaches this one."""
+"""On a bridge without ports: the kubelet refuses loopback addresses, and nothing outside the machine reaches this."""
 NODE_LINK = "stage2br0"
 POD_CIDR = "10.211.0.0/24"
 SERVICE_CIDR = "10.212.0.0/20"

@@ -50,7 +50,7 @@ COMMIT
 
 
 def _write_cni(layout: Layout) -> None:
-    """Routed veth pairs (ptp) rather than a bridge: a reply to a Service's client always passes the host, which translates it back."""
+    """Routed veth pairs (ptp), not a bridge: a Service's reply always passes the host, which translates it back."""
     ipam = {
         "type": "host-local",
         "dataDir": str(layout.home / "cni" / "ipam"),
@@ -92,7 +92,11 @@ def _tables(saved: str) -> Iterator[tuple[str, list[str], list[str]]]:
         lines = block.splitlines()
         chains = [line[1:].split()[0] for line in lines if line.startswith(":") and OWN_CHAIN.match(line[1:])]
         rules = [line for line in lines if line.startswith("-A ") and not OWN_CHAIN.match(line[3:])]
-        yield lines[0], chains, [rule for rule in rules if any(re.search(rf"-j {re.escape(chain)}(\s|$)", rule) for chain in chains)]
+        yield (
+            lines[0],
+            chains,
+            [rule for rule in rules if any(re.search(rf"-j {re.escape(chain)}(\s|$)", rule) for chain in chains)],
+        )
 
 
 def _save_sysctls(layout: Layout) -> None:

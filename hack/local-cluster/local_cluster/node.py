@@ -33,8 +33,10 @@ state = "{home}/containerd"
 temp = "{home}/tmp"
 oom_score = 0
 disabled_plugins = [
-  "io.containerd.internal.v1.opt", "io.containerd.snapshotter.v1.aufs", "io.containerd.snapshotter.v1.btrfs",
-  "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.zfs", "io.containerd.tracing.processor.v1.otlp",
+  "io.containerd.internal.v1.opt",
+  "io.containerd.snapshotter.v1.aufs", "io.containerd.snapshotter.v1.btrfs",
+  "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.zfs",
+  "io.containerd.tracing.processor.v1.otlp",
 ]
 
 [grpc]
@@ -66,7 +68,9 @@ def ctr(layout: Layout, *arguments: str) -> str:
 def containerd_answers(layout: Layout) -> bool:
     """Whether this cluster's containerd is up."""
     command = ["ctr", f"--address={layout.containerd_socket}", "--connect-timeout=1s", "version"]
-    return layout.containerd_socket.exists() and subprocess.run(command, capture_output=True, check=False).returncode == 0
+    return (
+        layout.containerd_socket.exists() and subprocess.run(command, capture_output=True, check=False).returncode == 0
+    )
 
 
 def start_containerd(layout: Layout) -> None:
@@ -98,7 +102,10 @@ def forget_containers(layout: Layout) -> int:
     """Kill and delete every container that containerd knows; return how many there were."""
     containers = ctr(layout, "containers", "list", "--quiet").split()
     for task in ctr(layout, "tasks", "list", "--quiet").split():
-        run(["ctr", f"--address={layout.containerd_socket}", "--namespace=k8s.io", "tasks", "delete", "--force", task], check=False)
+        run(
+            ["ctr", f"--address={layout.containerd_socket}", "--namespace=k8s.io", "tasks", "delete", "--force", task],
+            check=False,
+        )
     if containers:
         ctr(layout, "containers", "delete", *containers)
     return len(containers)

@@ -43,7 +43,9 @@ class Authority:
         name = _name("stage2-local-cluster", ())
         usage = _key_usage(authority=True)
         builder = _builder(name, name, key.public_key()).add_extension(usage, critical=True)
-        cert = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True).sign(key, hashes.SHA256())
+        cert = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True).sign(
+            key, hashes.SHA256()
+        )
         (folder / "ca.crt").write_bytes(cert.public_bytes(serialization.Encoding.PEM))
         return cls(folder, key, cert)
 
@@ -57,9 +59,13 @@ class Authority:
         key = ec.generate_private_key(ec.SECP256R1())
         builder = _builder(_name(name, groups), self.cert.subject, key.public_key())
         usages = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH])
-        builder = builder.add_extension(_key_usage(authority=False), critical=True).add_extension(usages, critical=False)
+        builder = builder.add_extension(_key_usage(authority=False), critical=True).add_extension(
+            usages, critical=False
+        )
         if hosts:
-            builder = builder.add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
+            builder = builder.add_extension(
+                x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False
+            )
         cert = builder.sign(self.key, hashes.SHA256())
         return Pair(
             _write(self.folder / f"{file}.crt", cert.public_bytes(serialization.Encoding.PEM)),

@@ -1,4 +1,4 @@
-"""Starts daemons, remembers them, and finds them again: by a record of pid and start time, or by the mark in their environment."""
+"""Starts daemons and finds them again: by a record of pid and start time, or by the mark in their environment."""
 
 import json
 import os
@@ -6,6 +6,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,7 +68,7 @@ def recorded(layout: Layout) -> list[Daemon]:
 
 
 def marked(layout: Layout) -> list[Daemon]:
-    """Every live process that carries this cluster's mark: also those whose record a crash has lost, and containerd's shims."""
+    """Every live process with this cluster's mark: also containerd's shims, and those whose record a crash has lost."""
     mark = f"{MARKER}={layout.home}".encode()
     return [Daemon("marked", pid, start) for pid, start in _processes() if mark in _environment(pid)]
 
@@ -98,18 +99,16 @@ def stop(daemons: Sequence[Daemon], *, grace_s: float = 5.0) -> None:
 
 
 def _signal(pid: int, sig: signal.Signals) -> None:
-    try:
+    # It may end between the look and the signal, which is what was wanted.
+    with suppress(ProcessLookupError):
         os.kill(pid, sig)
-    except ProcessLookupError:
-        pass  # it ended between the look and the signal, which is what was wanted
 
 
 def _reap() -> None:
-    try:
+    # No child at all: they were started by an earlier command, and init reaps them.
+    with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        pass  # started by an earlier command: init reaps it
+            continue
 
 
 def log_path(layout: Layout, name: str) -> Path:
@@ -125,7 +124,13 @@ def tail(path: Path, lines: int = TAIL_LINES) -> str:
 
 
 def wait_until(
-    layout: Layout, ready: Callable[[], bool], *, what: str, daemon: Daemon, timeout_s: float = 60.0, every_s: float = 0.2
+    layout: Layout,
+    ready: Callable[[], bool],
+    *,
+    what: str,
+    daemon: Daemon,
+    timeout_s: float = 60.0,
+    every_s: float = 0.2,
 ) -> None:
     """Wait for `ready`; raise with the last lines of the daemon's log when it ends or time runs out."""
     deadline = time.monotonic() + timeout_s
@@ -138,10 +143,17 @@ def wait_until(
         time.sleep(every_s)
 
 
-def run(argv: Sequence[str | Path], *, stdin: str | None = None, check: bool = True, env: Mapping[str, str] | None = None) -> str:
+def run(
+    argv: Sequence[str | Path], *, stdin: str | None = None, check: bool = True, env: Mapping[str, str] | None = None
+) -> str:
     """Run a command to its end and return its output; raise with its error output when it fails."""
     result = subprocess.run(
-        [str(part) for part in argv], input=stdin, capture_output=True, text=True, env={**os.environ, **(env or {})}, check=False
+        [str(part) for part in argv],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        env={**os.environ, **(env or {})},
+        check=False,
     )
     if check and result.returncode:
         command = " ".join(str(part) for part in argv[:6])

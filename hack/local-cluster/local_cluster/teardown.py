@@ -23,7 +23,8 @@ def remember_host(layout: Layout) -> None:
 
 def down(layout: Layout) -> None:
     """Bring the machine back to where it was before `up`; every step also works when what it removes is gone."""
-    stop([daemon for daemon in recorded(layout) if daemon.name != "containerd"])
+    # Nothing they could still write is kept, so they get little time; a draining API server would take all it gets.
+    stop([daemon for daemon in recorded(layout) if daemon.name != "containerd"], grace_s=0.5)
     host = layout.home / "host.json"
     if host.exists():
         _remove_node(layout, json.loads(host.read_text()))

@@ -1,4 +1,4 @@
-"""What the cluster is made of: Debian packages, and Kubernetes' own binaries built from pinned Go modules and cached."""
+"""What a cluster is made of: Debian packages, and programs built from pinned Go modules and cached."""
 
 import hashlib
 import os
@@ -81,7 +81,7 @@ def ensure_binaries(layout: Layout, binaries: Sequence[Binary], console: Console
     if not missing:
         return
     if not shutil.which("go"):
-        raise ClusterError("Go 1.24 or newer is needed to build Kubernetes; install it from https://go.dev/dl and put it on PATH")
+        raise ClusterError("Go (1.24 or newer) must be on PATH to build Kubernetes: https://go.dev/dl")
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
         for number, binary in enumerate(missing, start=1):
@@ -128,7 +128,14 @@ def _build(layout: Layout, binary: Binary) -> None:
     log = layout.cache / "build.log"
     with log.open("wb") as output:
         failed = subprocess.run(
-            ["nice", "-n", "5", "go", "build", "-trimpath", "-ldflags", _link_flags(), "-o", str(partial), binary.package],
+            [
+                *("nice", "-n", "5", "go", "build", "-trimpath"),
+                "-ldflags",
+                _link_flags(),
+                "-o",
+                str(partial),
+                binary.package,
+            ],
             cwd=MODULES / binary.module,
             env={**os.environ, "CGO_ENABLED": "0"},
             stdout=output,
