@@ -1,0 +1,105 @@
+"""Which predicted object stands for which true one: candidates, gate, and an assignment that may leave objects out.
+
+Source: semantics, section 4.4; assignment: Kuhn-Munkres as in `scipy.optimize.linear_sum_assignment`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+from stage2_trainer.matching.geometry import Shape, aabbs, box_iou, mask_iou
+from stage2_trainer.matching.options import DEFAULTS, MatchOptions
+from stage2_trainer.matching.raster import FloatArray
+from stage2_trainer.matching.tokens import IntArray
+
+INFEASIBLE = 1e6
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A match: indices into the predictions and the ground truth, their mask IoU, and the cost 1 - IoU."""
+
+    pred: int
+    gt: int
+    iou: float
+    cost: float
+
+
+@dataclass(frozen=True)
+class Matching:
+    """All matches (by prediction), what is left over on either side, and how the gate worked."""
+
+    pairs: tuple[Pair, ...]
+    false_positives: tuple[int, ...]
+    false_negatives: tuple[int, ...]
+    gating_rejections: int
+    candidates: int
+
+
+def match(pred: Sequence[Shape], gt: Sequence[Shape], options: MatchOptions = DEFAULTS) -> Matching:
+    """Match predictions to ground truth at the least total cost. Deterministic; ties go to scipy's order."""
+    pairs = candidate_pairs(aabbs(pred), aabbs(gt), options.candidate_top_k)
+    iou = mask_iou(pred, gt, pairs, resolution=options.maskiou_resolution, mode=options.maskiou_mode)
+    passed = iou >= options.maskiou_gate
+    scores = np.full((len(pred), len(gt)), np.nan)
+    scores[tuple(pairs[passed].T)] = iou[passed]
+    rows, columns = assign(1.0 - scores, fp_cost=options.fp_cost, fn_cost=options.fn_cost)
+    matched = [
+        Pair(pred=int(i), gt=int(j), iou=float(scores[i, j]), cost=float(1.0 - scores[i, j]))
+        for i, j in zip(rows, columns, strict=True)
+    ]
+    return Matching(
+        pairs=tuple(matched),
+        false_positives=_left_over(len(pred), rows),
+        false_negatives=_left_over(len(gt), columns),
+        gating_rejections=int(np.count_nonzero(~passed)),
+        candidates=len(pairs),
+    )
+
+
+def candidate_pairs(pred: IntArray, gt: IntArray, top_k: int) -> IntArray:
+    """The `top_k` true boxes to compare each predicted box with, (K, 2) index pairs ordered by prediction.
+
+    pred (P, 4) and gt (G, 4) in bins. Overlapping boxes come first, by falling IoU; where they are fewer than `top_k`,
+    the rest follow by rising distance between centres; ties by index.
+    """
+    count = min(max(top_k, 1), len(gt))
+    if len(pred) == 0 or count == 0:
+        return np.zeros((0, 2), dtype=np.int64)
+    iou = box_iou(pred[:, None], gt[None])
+    # Corner sums are twice the centres: whole numbers, so equal distances compare equal.
+    apart = _corner_sums(pred)[:, None] - _corner_sums(gt)[None]
+    rank = np.where(iou > 0, -iou, np.square(apart).sum(axis=-1))
+    best = np.argsort(rank, axis=1, kind="stable")[:, :count]
+    return np.stack([np.repeat(np.arange(len(pred)), count), best.ravel()], axis=1)
+
+
+def assign(costs: FloatArray, *, fp_cost: float, fn_cost: float) -> tuple[IntArray, IntArray]:
+    """Rows and columns of the matches that minimise the total cost.
+
+    costs (P, G), NaN where a pair is infeasible. The square matrix of size P + G prices an unmatched row at `fp_cost`
+    and an unmatched column at `fn_cost`, so a pair is matched only while its cost is below `fp_cost + fn_cost`.
+    """
+    rows, columns = costs.shape
+    feasible = np.isfinite(costs)
+    square = np.zeros((rows + columns, rows + columns))
+    square[:rows, :columns] = np.where(feasible, costs, INFEASIBLE)
+    square[:rows, columns:] = fp_cost
+    square[rows:, :columns] = fn_cost
+    chosen_rows, chosen_columns = linear_sum_assignment(square)
+    inside = (chosen_rows < rows) & (chosen_columns < columns)
+    pairs = np.stack([chosen_rows[inside], chosen_columns[inside]])
+    pairs = pairs[:, feasible[tuple(pairs)]]
+    return pairs[0], pairs[1]
+
+
+def _corner_sums(boxes: IntArray) -> IntArray:
+    return boxes[:, :2] + boxes[:, 2:]
+
+
+def _left_over(count: int, taken: IntArray) -> tuple[int, ...]:
+    return tuple(np.setdiff1d(np.arange(count), taken).tolist())

@@ -1,0 +1,171 @@
+"""Which tokens of a teacher-forced sequence are supervised, and how; one sequence, or several packed into a row.
+
+Source: semantics, section 5. The end of turn is supervised too (sections 5 and 17).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from stage2_trainer.matching.errors import MatchingError
+from stage2_trainer.matching.raster import BoolArray
+from stage2_trainer.matching.targets import MatchedTarget
+from stage2_trainer.matching.tokens import CoordVocab, IntArray
+
+IGNORED = -100
+
+
+@dataclass(frozen=True)
+class SegmentMeta:
+    """What the masks must know of one segment, a sequence of `encoded_len` tokens: prompt, `Y_train`, end of turn.
+
+    prompt_ids: the prompt as the rollout engine saw it. prefix_len, train_len: tokens of the prefix and of all of
+    `Y_train`. end_of_turn_len: tokens after `Y_train` that end the turn and are learnt with it (`<|im_end|>`: 1).
+    prefix_coord_pos / prefix_coord_target_bins, tail_ignore_pos: as in `MatchedTarget`.
+    """
+
+    prompt_ids: tuple[int, ...]
+    prefix_len: int
+    train_len: int
+    end_of_turn_len: int
+    encoded_len: int
+    prefix_coord_pos: tuple[int, ...]
+    prefix_coord_target_bins: tuple[int, ...]
+    tail_ignore_pos: tuple[int, ...]
+
+    @property
+    def prompt_len(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.prompt_ids)
+
+
+@dataclass(frozen=True)
+class Supervision:
+    """The supervision of a row of T tokens; the logits at position p - 1 predict position p.
+
+    labels (T,) int64: a token's own id where it has cross entropy, else -100.
+    coord_positions, coord_targets (C,) int64: where a coordinate is supervised, and its bin.
+    coord_in_prefix (C,) bool: whether it stands in the rollout's prefix (else in the appended tail).
+    """
+
+    labels: IntArray
+    coord_positions: IntArray
+    coord_targets: IntArray
+    coord_in_prefix: BoolArray
+
+
+def segment_meta(
+    target: MatchedTarget, prompt_ids: Sequence[int], *, encoded_len: int, end_of_turn_len: int = 1
+) -> SegmentMeta:
+    """The meta data of a target whose encoding, prompt and template included, has `encoded_len` tokens."""
+    return SegmentMeta(
+        prompt_ids=tuple(prompt_ids),
+        prefix_len=target.prefix_len,
+        train_len=target.train_len,
+        end_of_turn_len=end_of_turn_len,
+        encoded_len=encoded_len,
+        prefix_coord_pos=target.prefix_coord_pos,
+        prefix_coord_target_bins=target.prefix_coord_target_bins,
+        tail_ignore_pos=target.tail_ignore_pos,
+    )
+
+
+def supervision(meta: SegmentMeta, input_ids: Sequence[int] | IntArray, vocab: CoordVocab) -> Supervision:
+    """Masks of one segment. MatchingError when the ids have another prompt, or other lengths, than the meta data."""
+    ids = np.asarray(input_ids, dtype=np.int64)
+    _check(meta, ids)
+    prompt, tail = meta.prompt_len, meta.prompt_len + meta.prefix_len
+    end = prompt + meta.train_len
+    labels = np.full(len(ids), IGNORED, dtype=np.int64)
+    labels[tail : end + meta.end_of_turn_len] = ids[tail : end + meta.end_of_turn_len]
+    bins = vocab.bins_of(ids[tail:end])
+    bins[list(meta.tail_ignore_pos)] = -1
+    labels[tail + np.asarray(meta.tail_ignore_pos, dtype=np.int64)] = IGNORED
+    tail_coords = tail + np.flatnonzero(bins >= 0)
+    labels[tail_coords] = IGNORED
+    prefix_coords = prompt + np.asarray(meta.prefix_coord_pos, dtype=np.int64)
+    return Supervision(
+        labels=labels,
+        coord_positions=np.concatenate([prefix_coords, tail_coords]),
+        coord_targets=np.concatenate([np.asarray(meta.prefix_coord_target_bins, dtype=np.int64), bins[bins >= 0]]),
+        coord_in_prefix=np.arange(len(prefix_coords) + len(tail_coords)) < len(prefix_coords),
+    )
+
+
+def packed_supervision(
+    metas: Sequence[SegmentMeta], input_ids: Sequence[int] | IntArray, vocab: CoordVocab
+) -> Supervision:
+    """Masks of a row that holds these segments one after the other (padding after the last is ignored)."""
+    ids = np.asarray(input_ids, dtype=np.int64)
+    lengths = np.array([meta.encoded_len for meta in metas], dtype=np.int64)
+    if lengths.sum() > len(ids):
+        raise MatchingError(
+            f"packed row: segments of {lengths.tolist()} tokens in a row of {len(ids)}; their sum must fit the row"
+        )
+    offsets = np.cumsum(lengths) - lengths
+    parts = [
+        supervision(meta, ids[offset : offset + meta.encoded_len], vocab)
+        for meta, offset in zip(metas, offsets, strict=True)
+    ]
+    return concatenate(parts, offsets, len(ids))
+
+
+def concatenate(parts: Sequence[Supervision], offsets: Sequence[int] | IntArray, row_len: int) -> Supervision:
+    """Lay the supervision of several segments into one row, each at its offset."""
+    labels = np.full(row_len, IGNORED, dtype=np.int64)
+    for part, offset in zip(parts, offsets, strict=True):
+        labels[offset : offset + len(part.labels)] = part.labels
+    none = np.zeros(0, dtype=np.int64)
+    moved = [part.coord_positions + offset for part, offset in zip(parts, offsets, strict=True)]
+    return Supervision(
+        labels=labels,
+        coord_positions=np.concatenate([none, *moved]),
+        coord_targets=np.concatenate([none, *(part.coord_targets for part in parts)]),
+        coord_in_prefix=np.concatenate([none.astype(np.bool_), *(part.coord_in_prefix for part in parts)]),
+    )
+
+
+def _check(meta: SegmentMeta, ids: IntArray) -> None:
+    prompt, end = meta.prompt_len, meta.prompt_len + meta.train_len + meta.end_of_turn_len
+    if meta.encoded_len != len(ids):
+        raise MatchingError(f"segment: {len(ids)} ids; meta data say {meta.encoded_len}; encode it again")
+    if meta.encoded_len <= prompt:
+        raise MatchingError(
+            f"segment: {meta.encoded_len} tokens encoded, {prompt} of them prompt; the answer must follow the prompt; "
+            "it was truncated away or never injected: raise global_max_length or check the template"
+        )
+    if not np.array_equal(ids[:prompt], np.asarray(meta.prompt_ids, dtype=np.int64)):
+        raise MatchingError(_prompt_mismatch(meta, ids))
+    if prompt < 1 or end > len(ids) or not 0 <= meta.prefix_len <= meta.train_len:
+        raise MatchingError(
+            f"segment: prompt {prompt}, prefix {meta.prefix_len}, train {meta.train_len}, end of turn "
+            f"{meta.end_of_turn_len}, encoded {meta.encoded_len} tokens; supervised tokens must follow a prompt and "
+            "lie inside the segment; encode it again"
+        )
+    _check_positions("prefix_coord_pos", meta.prefix_coord_pos, meta.prefix_len)
+    _check_positions("tail_ignore_pos", meta.tail_ignore_pos, meta.train_len - meta.prefix_len)
+    if len(meta.prefix_coord_pos) != len(meta.prefix_coord_target_bins):
+        raise MatchingError(
+            f"prefix_coord_pos: {len(meta.prefix_coord_pos)} positions, {len(meta.prefix_coord_target_bins)} targets; "
+            "every position needs one target"
+        )
+
+
+def _check_positions(name: str, positions: tuple[int, ...], length: int) -> None:
+    if positions and not (min(positions) >= 0 and max(positions) < length):
+        raise MatchingError(f"{name}: {min(positions)}..{max(positions)}; must lie in 0..{length - 1}")
+
+
+def _prompt_mismatch(meta: SegmentMeta, ids: IntArray) -> str:
+    expected = np.asarray(meta.prompt_ids, dtype=np.int64)
+    shared = min(len(expected), len(ids))
+    differing = np.flatnonzero(ids[:shared] != expected[:shared])
+    first = int(differing[0])
+    return (
+        f"prompt tokenization mismatch: {len(differing)} of {len(expected)} prompt ids differ, first at position "
+        f"{first} (rollout engine {int(expected[first])}, learner {int(ids[first])}); both sides need the same "
+        "tokenizer, chat template and image limits"
+    )

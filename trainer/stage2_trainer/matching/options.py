@@ -1,0 +1,69 @@
+"""Every knob of the matching, as one plain value. Source: semantics, sections 3 and 4.5; defaults: stage2_api."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from stage2_api.rollout_matching import RolloutMatching
+
+MaskIouMode = Literal["canvas", "analytic", "supersample"]
+OtCost = Literal["l1", "l2"]
+OtEpsilonMode = Literal["bins", "relative"]
+OtBboxTarget = Literal["barycentric", "aabb"]
+
+_FIELDS = (
+    "candidate_top_k",
+    "maskiou_gate",
+    "maskiou_resolution",
+    "fp_cost",
+    "fn_cost",
+    "ot_cost",
+    "ot_epsilon",
+    "ot_iters",
+)
+
+
+_CONFIG = RolloutMatching()
+
+
+@dataclass(frozen=True)
+class MatchOptions:
+    """How predicted objects are matched to ground truth and what they are taught.
+
+    candidate_top_k: ground-truth objects compared with each prediction.
+    maskiou_gate: smallest mask IoU of a match; equal passes.
+    maskiou_resolution: side R of the canvas in pixels; at most 0 makes every IoU 0.
+    fp_cost, fn_cost: costs of leaving a prediction or a true object unmatched; a match costs 1 - IoU.
+    ot_cost, ot_epsilon, ot_iters: ground distance, entropic regularisation and Sinkhorn rounds of polygon transport.
+    maskiou_mode: `canvas` rasterises everything on the canvas; `analytic` computes box against box exactly and the rest
+    on the
+        canvas; `supersample` is `analytic`, and stretches the canvas over each other pair, so that no shape is too
+        small for it.
+    ot_epsilon_mode: `bins` takes `ot_epsilon` in bins; `relative` takes it in thousandths of the true object's
+    diagonal, so that
+        small polygons are not taught to shrink.
+    ot_bbox_target: what a predicted box learns from a polygon: the box of its transported corners (`barycentric`), or
+    the
+        polygon's own bounding box (`aabb`).
+    """
+
+    candidate_top_k: int = _CONFIG.candidate_top_k
+    maskiou_gate: float = _CONFIG.maskiou_gate
+    maskiou_resolution: int = _CONFIG.maskiou_resolution
+    fp_cost: float = _CONFIG.fp_cost
+    fn_cost: float = _CONFIG.fn_cost
+    ot_cost: OtCost = _CONFIG.ot_cost
+    ot_epsilon: float = _CONFIG.ot_epsilon
+    ot_iters: int = _CONFIG.ot_iters
+    maskiou_mode: MaskIouMode = "canvas"
+    ot_epsilon_mode: OtEpsilonMode = "bins"
+    ot_bbox_target: OtBboxTarget = "barycentric"
+
+    @classmethod
+    def from_config(cls, rollout_matching: RolloutMatching) -> MatchOptions:
+        """The options that `custom.extra.rollout_matching` asks for."""
+        return cls(**{name: getattr(rollout_matching, name) for name in _FIELDS})
+
+
+DEFAULTS = MatchOptions()

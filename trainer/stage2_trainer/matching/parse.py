@@ -1,0 +1,281 @@
+"""From the token ids of an answer to its objects and to the longest prefix of it that training can continue.
+
+Only a suffix is ever cut off; tokens that stay are the rollout's own, except for at most one that a cut splits. No
+sequence of ids makes it raise: whatever cannot be used is dropped, counted and named. Source: semantics, section 4.2.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Literal, cast
+
+import numpy as np
+
+from stage2_trainer.matching.scan import GEOMETRY_KEYS, Entry, Scan, scan
+from stage2_trainer.matching.tokens import REPLACEMENT, Alignment, CoordVocab, IntArray, as_ids, coord_bin
+
+Kind = Literal["bbox", "poly"]
+KIND_OF_KEY: dict[str, Kind] = {"bbox_2d": "bbox", "poly": "poly"}
+END_OF_TURN = "<|im_end|>"
+
+# Why an object was dropped.
+CUT_OFF = "cut_off"
+NO_OBJECT_VALUE = "value_is_no_object"
+NOT_JSON = "not_json"
+BLANK_DESC = "desc_missing_or_blank"
+NOT_ONE_GEOMETRY = "not_exactly_one_geometry"
+UNKNOWN_KEY = "unknown_key"
+NOT_COORD_TOKENS = "coordinates_are_no_coord_tokens"
+WRONG_COUNT = "wrong_number_of_coordinates"
+TOKENS_DIFFER = "coord_tokens_differ_from_text"
+OUTSIDE_PREFIX = "outside_prefix"
+
+# What happened to the answer as a whole.
+NO_JSON = "no_json"
+TEXT_BEFORE_JSON = "text_before_json"
+CUT_MOVED = "cut_moved_to_earlier_object"
+UNKNOWN_ID = "id_outside_vocabulary"
+TEXT_AFTER_JSON = "text_after_json"
+
+
+@dataclass(frozen=True)
+class ParsedObject:
+    """One `object_n` of the answer.
+
+    `valid` objects can be matched: `desc`, `kind` and `bins` (4 for a bbox, x and y in turn for a poly) are theirs, and
+    `token_positions` are the positions of those bins in the prefix. Others carry the `reason`; those with `in_prefix`
+    stay in the prefix unsupervised. `span` is its value's place in the answer's text (characters, end exclusive; -1: it
+    has none).
+    """
+
+    key: str
+    index: int
+    valid: bool
+    reason: str | None
+    in_prefix: bool
+    desc: str
+    kind: Kind | None
+    bins: tuple[int, ...]
+    token_positions: tuple[int, ...]
+    span: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class ParsedRollout:
+    """An answer, parsed.
+
+    prefix_ids / prefix_text: what is kept; it ends in `{` or in the `}` of an object, never in the closing brace of the
+    whole. objects: every `object_n` seen, in order of appearance.
+    truncated: the answer stopped before it was closed.
+    clean: the prefix, closed by one `}`, is JSON.
+    max_object_index: greatest n of any `object_n` key in the prefix, valid or not; None without one.
+    dropped: number of dropped objects by reason; notes: what happened to the answer as a whole.
+    text: the whole answer up to its end of turn.
+    """
+
+    prefix_ids: tuple[int, ...]
+    prefix_text: str
+    objects: tuple[ParsedObject, ...]
+    truncated: bool
+    clean: bool
+    max_object_index: int | None
+    dropped: dict[str, int]
+    notes: tuple[str, ...]
+    text: str
+
+    @property
+    def valid_objects(self) -> tuple[ParsedObject, ...]:
+        """The objects that can be matched."""
+        return tuple(found for found in self.objects if found.valid)
+
+    @property
+    def dropped_invalid(self) -> int:
+        """How many objects were dropped."""
+        return sum(self.dropped.values())
+
+
+def parse_rollout(response_ids: Sequence[int], vocab: CoordVocab) -> ParsedRollout:
+    """Parse the ids that a server returned (stop tokens may still be there). Linear in time; never raises."""
+    ids, unknown = _known_ids(as_ids(response_ids), vocab)
+    aligned = vocab.align(ids)
+    end = aligned.text.find(END_OF_TURN)
+    text = aligned.text if end < 0 else aligned.text[:end]
+    found = scan(text)
+    before = found.first_open > 0 and bool(text[: found.first_open - 1].strip())
+    notes = _notes(text, found, unknown=unknown, before=before)
+    prefix, cut = _prefix(ids, aligned, [] if before else _cuts(found), vocab)
+    if cut < max(_cuts(found), default=0) and not before:
+        notes = (*notes, CUT_MOVED)
+    objects = _Objects(ids, aligned, text, cut, vocab).read(found)
+    kept = [entry.index for entry in found.entries if entry.key_start < cut]
+    prefix_text = text[:cut] if cut else "{"
+    return ParsedRollout(
+        prefix_ids=tuple(prefix),
+        prefix_text=prefix_text,
+        objects=objects,
+        truncated=found.truncated,
+        clean=_is_json(prefix_text + "}"),
+        max_object_index=max(kept, default=None),
+        dropped=dict(Counter(one.reason for one in objects if one.reason)),
+        notes=notes,
+        text=text,
+    )
+
+
+def _known_ids(ids: list[int], vocab: CoordVocab) -> tuple[list[int], bool]:
+    """The ids up to the first one that the vocabulary lacks: it spells nothing, and no model can be fed with it."""
+    if not ids or (min(ids) >= 0 and max(ids) < vocab.size):
+        return ids, False
+    return ids[: next(i for i, token_id in enumerate(ids) if not 0 <= token_id < vocab.size)], True
+
+
+def _notes(text: str, found: Scan, *, unknown: bool, before: bool) -> tuple[str, ...]:
+    after = found.closed_at >= 0 and bool(text[found.closed_at :].strip())
+    happened = {
+        UNKNOWN_ID: unknown,
+        NO_JSON: found.first_open < 0,
+        TEXT_BEFORE_JSON: before,
+        TEXT_AFTER_JSON: after,
+    }
+    return tuple(note for note, true in happened.items() if true)
+
+
+def _cuts(found: Scan) -> list[int]:
+    """Characters at which the prefix may end, best first: after the last closed object, ..., after the first `{`."""
+    if found.first_open < 0:
+        return []
+    return [*reversed([entry.value_end for entry in found.entries if entry.value_end >= 0]), found.first_open]
+
+
+def _prefix(ids: list[int], aligned: Alignment, cuts: list[int], vocab: CoordVocab) -> tuple[list[int], int]:
+    """The ids up to the first cut that ids can spell, and that cut; without one the ids of `{`, and 0."""
+    for cut in cuts:
+        kept = _cut_ids(ids, aligned, cut, vocab)
+        if kept is not None:
+            return kept, cut
+    return vocab.encode("{"), 0
+
+
+def _cut_ids(ids: list[int], aligned: Alignment, cut: int, vocab: CoordVocab) -> list[int] | None:
+    """The ids that spell exactly `text[:cut]`, at most the last one replaced; None if there are none."""
+    token = aligned.token_at(cut - 1)
+    wanted = aligned.pieces[token][: cut - int(aligned.starts[token])]
+    alone = vocab.decode_piece(ids[token])
+    if alone == wanted:
+        return ids[: token + 1]
+    if token not in aligned.split and wanted == aligned.pieces[token]:
+        return ids[: token + 1]
+    if not alone.startswith(wanted) or REPLACEMENT in wanted:
+        return None
+    replacement = vocab.encode(wanted)
+    return ids[:token] + replacement if vocab.decode(replacement) == wanted else None
+
+
+class _Objects:
+    """Judges the entries of one answer."""
+
+    def __init__(self, ids: list[int], aligned: Alignment, text: str, cut: int, vocab: CoordVocab) -> None:
+        bins = vocab.bins_of(np.asarray(ids, dtype=np.int64))
+        self._text = text
+        self._cut = cut
+        self._positions: IntArray = np.flatnonzero(bins >= 0)
+        self._bins = bins[self._positions]
+        self._starts = aligned.starts[self._positions]
+
+    def read(self, found: Scan) -> tuple[ParsedObject, ...]:
+        last = len(found.entries) - 1
+        return tuple(self._judge(entry, cut_off=found.truncated and i == last) for i, entry in enumerate(found.entries))
+
+    def _judge(self, entry: Entry, *, cut_off: bool) -> ParsedObject:
+        if entry.value_end < 0:
+            return self._object(entry, CUT_OFF if cut_off else NO_OBJECT_VALUE)
+        if entry.value_end > self._cut:
+            return self._object(entry, OUTSIDE_PREFIX)
+        value = _loads(self._text[entry.value_start : entry.value_end])
+        reason, key = _shape_of(value)
+        if reason:
+            return self._object(entry, reason)
+        spelled = _bins_of_value(value[key], key)
+        positions, captured = self._captured(entry)
+        if spelled is None:
+            reason = NOT_COORD_TOKENS
+        elif not _right_count(len(spelled), key):
+            reason = WRONG_COUNT
+        elif spelled != captured:
+            reason = TOKENS_DIFFER
+        return self._object(entry, reason, value["desc"], KIND_OF_KEY[key], captured, positions)
+
+    def _captured(self, entry: Entry) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Positions and bins of the coordinate tokens that begin inside the object's geometry arrays."""
+        spans = [np.searchsorted(self._starts, span) for span in entry.captures]
+        positions = chain.from_iterable(self._positions[a:b].tolist() for a, b in spans)
+        bins = chain.from_iterable(self._bins[a:b].tolist() for a, b in spans)
+        return tuple(positions), tuple(bins)
+
+    def _object(
+        self,
+        entry: Entry,
+        reason: str | None,
+        desc: str = "",
+        kind: Kind | None = None,
+        bins: tuple[int, ...] = (),
+        positions: tuple[int, ...] = (),
+    ) -> ParsedObject:
+        return ParsedObject(
+            key=entry.key,
+            index=entry.index,
+            valid=reason is None,
+            reason=reason,
+            in_prefix=entry.key_start < self._cut,
+            desc=desc,
+            kind=kind,
+            bins=bins,
+            token_positions=positions,
+            span=(entry.value_start, entry.value_end),
+        )
+
+
+def _shape_of(value: Any) -> tuple[str | None, str]:
+    """What is wrong with an object's value apart from its coordinates (None: nothing), and its geometry key."""
+    if not isinstance(value, dict):
+        return NOT_JSON, ""
+    desc = value.get("desc")
+    if not isinstance(desc, str) or not desc.strip():
+        return BLANK_DESC, ""
+    geometry = [key for key in GEOMETRY_KEYS if key in value]
+    if len(geometry) != 1:
+        return NOT_ONE_GEOMETRY, ""
+    if len(value) != 2:
+        return UNKNOWN_KEY, ""
+    return None, geometry[0]
+
+
+def _bins_of_value(value: Any, key: str) -> tuple[int, ...] | None:
+    """The bins of a geometry value written as coordinate-token strings; None where anything else stands."""
+    if not isinstance(value, list):
+        return None
+    if key == "poly" and value and all(isinstance(pair, list) and len(pair) == 2 for pair in value):
+        value = list(chain.from_iterable(value))
+    bins = [coord_bin(one) if isinstance(one, str) else None for one in value]
+    return None if None in bins else tuple(cast("list[int]", bins))
+
+
+def _right_count(count: int, key: str) -> bool:
+    return count == 4 if key == "bbox_2d" else count >= 6 and count % 2 == 0
+
+
+def _loads(text: str) -> Any:
+    """The JSON value of a text, None where it is none."""
+    # An answer may nest as deep as it is long: for the C scanner that is a RecursionError, for us just not JSON.
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _is_json(text: str) -> bool:
+    return isinstance(_loads(text), dict)

@@ -1,0 +1,185 @@
+"""Coordinate tokens: the 1000 bins of norm1000 space, and how token ids line up with the text that they spell.
+
+`CoordVocab` is all that the matching needs of a tokenizer, so any Hugging Face tokenizer (or none) will do.
+Source: semantics, sections 1 and 4.2.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int64]
+
+BINS = 1000
+MAX_BIN = BINS - 1
+REPLACEMENT = "\ufffd"
+# A UTF-8 character has at most four bytes, so at most four tokens can share one; runs of such characters are joined up
+# to this length.
+_LONGEST_JOIN = 16
+_COORD_TOKEN = re.compile(r"<\|coord_(0|[1-9][0-9]{0,2})\|>")
+
+
+def coord_token(bin_index: int) -> str:
+    """The text of one coordinate token, `<|coord_k|>`."""
+    return f"<|coord_{bin_index}|>"
+
+
+def coord_bin(text: str) -> int | None:
+    """The bin 0..999 that `text` names when it is exactly one coordinate token, else None."""
+    match = _COORD_TOKEN.fullmatch(text)
+    return int(match[1]) if match else None
+
+
+class Tokenizer(Protocol):
+    """The part of a Hugging Face tokenizer that is used here."""
+
+    def __len__(self) -> int: ...
+
+    def convert_tokens_to_ids(self, tokens: list[str]) -> list[int]: ...
+
+    def decode(
+        self, token_ids: list[int], *, skip_special_tokens: bool = ..., clean_up_tokenization_spaces: bool = ...
+    ) -> str: ...
+
+    def encode(self, text: str, *, add_special_tokens: bool = ...) -> list[int]: ...
+
+
+class _Pieces(dict[int, str]):
+    """Text of each id decoded alone, filled on first use."""
+
+    def __init__(self, decode: Callable[[list[int]], str]) -> None:
+        super().__init__()
+        self._decode = decode
+
+    def __missing__(self, token_id: int) -> str:
+        piece = self[token_id] = self._decode([token_id])
+        return piece
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """Token ids laid over their text.
+
+    `pieces[i]` is the text of token i, `starts` (n + 1,) its first character (the last entry is the length of the
+    text), and `split` the tokens that end inside a character, which the next token completes: that character belongs to
+    the later piece.
+    """
+
+    text: str
+    pieces: list[str]
+    starts: IntArray
+    split: frozenset[int]
+
+    def token_at(self, character: int) -> int:
+        """The token that holds the character at this offset, 0 <= character < len(text)."""
+        return int(np.searchsorted(self.starts[:-1], character, side="right")) - 1
+
+
+@dataclass(frozen=True, eq=False)
+class CoordVocab:
+    """A vocabulary with one token for each coordinate bin.
+
+    `ids` (1000,) int64 holds the id of `<|coord_k|>` at k; `decode` spells ids with special tokens and without
+    clean-up; `encode` tokenises text without adding special tokens; `size` bounds the ids that can be decoded.
+    """
+
+    ids: IntArray
+    decode: Callable[[list[int]], str]
+    encode: Callable[[str], list[int]]
+    size: int
+    _pieces: _Pieces = field(init=False, repr=False)
+    _table: IntArray = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.ids.shape != (BINS,) or len(np.unique(self.ids)) != BINS or self.ids.min() < 0:
+            raise ValueError(f"coordinate ids: {self.ids.shape}; need {BINS} distinct ids >= 0, one for each bin")
+        table = np.full(int(self.ids.max()) + 1, -1, dtype=np.int64)
+        table[self.ids] = np.arange(BINS)
+        object.__setattr__(self, "_table", table)
+        object.__setattr__(self, "_pieces", _Pieces(self.decode))
+
+    @classmethod
+    def from_tokenizer(cls, tokenizer: Tokenizer) -> "CoordVocab":
+        """Read the coordinate tokens of a Hugging Face tokenizer; ValueError when one of them is not a single token."""
+        tokens = [coord_token(k) for k in range(BINS)]
+        ids = tokenizer.convert_tokens_to_ids(tokens)
+        for token, token_id in zip(tokens, ids, strict=True):
+            if token_id is None or _decode_with(tokenizer)([token_id]) != token:
+                raise ValueError(
+                    f"tokenizer: {token} is not one token; the model must know {BINS} coordinate tokens; "
+                    "add them as special tokens and resize the embeddings before training"
+                )
+        return cls(
+            ids=np.asarray(ids, dtype=np.int64),
+            decode=_decode_with(tokenizer),
+            encode=lambda text: list(tokenizer.encode(text, add_special_tokens=False)),
+            size=len(tokenizer),
+        )
+
+    def decode_piece(self, token_id: int) -> str:
+        """The text of one id decoded alone (cached); part of a character decodes to U+FFFD."""
+        return self._pieces[token_id]
+
+    def bin_of(self, token_id: int) -> int | None:
+        """The bin of a coordinate token, None for any other id."""
+        found = int(self._table[token_id]) if 0 <= token_id < len(self._table) else -1
+        return found if found >= 0 else None
+
+    def bins_of(self, token_ids: IntArray) -> IntArray:
+        """The bins of an array of ids, -1 where an id is no coordinate token."""
+        inside = (token_ids >= 0) & (token_ids < len(self._table))
+        return np.where(inside, self._table[np.where(inside, token_ids, 0)], -1)
+
+    def align(self, token_ids: list[int]) -> Alignment:
+        """Lay ids (all within the vocabulary) over their text; characters split over tokens come out whole."""
+        pieces = list(map(self._pieces.__getitem__, token_ids))
+        text = "".join(pieces)
+        split: set[int] = set()
+        if REPLACEMENT in text:
+            split = self._join_split_characters(token_ids, pieces)
+            text = "".join(pieces)
+        starts = np.zeros(len(pieces) + 1, dtype=np.int64)
+        np.cumsum(np.fromiter(map(len, pieces), dtype=np.int64, count=len(pieces)), out=starts[1:])
+        return Alignment(text=text, pieces=pieces, starts=starts, split=frozenset(split))
+
+    def _join_split_characters(self, token_ids: list[int], pieces: list[str]) -> set[int]:
+        """Rewrite `pieces` in place so that a character stands in the piece of the token that completes it."""
+        split: set[int] = set()
+        done = 0
+        for first in [i for i, piece in enumerate(pieces) if piece.endswith(REPLACEMENT)]:
+            if first >= done:
+                done = self._join_run(token_ids, pieces, first, split)
+        return split
+
+    def _join_run(self, token_ids: list[int], pieces: list[str], first: int, split: set[int]) -> int:
+        """Join the run of tokens that starts with `first`; returns the token after it."""
+        end = min(first + _LONGEST_JOIN, len(token_ids))
+        joined = pieces[first]
+        emitted = len(joined) - 1
+        for i in range(first + 1, end):
+            before, joined = joined, self.decode(token_ids[first : i + 1])
+            if joined == before + pieces[i]:  # the bytes before were no character's beginning, and stand alone
+                return i
+            pieces[i - 1] = pieces[i - 1].removesuffix(REPLACEMENT)
+            split.add(i - 1)
+            pieces[i] = joined[emitted:]
+            if not joined.endswith(REPLACEMENT):
+                return i + 1
+            emitted = max(emitted, len(joined) - 1)
+        return end
+
+
+def _decode_with(tokenizer: Tokenizer) -> Callable[[list[int]], str]:
+    def decode(token_ids: list[int]) -> str:
+        return tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    return decode
+
+
+def as_ids(token_ids: Sequence[int]) -> list[int]:
+    """Plain Python ints from any sequence of ids (list, numpy array, tensor)."""
+    return list(map(int, token_ids))
