@@ -24,10 +24,11 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from transformers import Qwen3VLForConditionalGeneration
 
+from tiny_model.answers import Answer
 from tiny_model.card import HeldOut, Making, write_card
 from tiny_model.checkpoint import save
 from tiny_model.dataset import Part
-from tiny_model.evaluate import quality
+from tiny_model.evaluate import Quality, quality
 from tiny_model.foreign import Model, Processor
 from tiny_model.model import build_model, build_processor
 from tiny_model.tokenizer import build_tokenizer
@@ -56,18 +57,19 @@ def main(
     if steps:
         parameters = sum(p.numel() for p in model.parameters())
         making = Making(_command(folder), seed, minutes, parameters, len(tokenizer), recipe)
-        write_card(folder, making, examine(folder, model, processor, Part("held-out", held_out, seed)))
+        write_card(folder, making, examine(folder, processor, Part("held-out", held_out, seed)))
 
 
-def examine(folder: Path, model: Model, processor: Processor, part: Part) -> HeldOut:
-    """Measure the trained weights, and those that were saved, on held-out images."""
+def examine(folder: Path, processor: Processor, part: Part) -> HeldOut:
+    """Measure the weights that were saved, in both precisions that people run them in, on held-out images."""
     scenes = [part.scene(index) for index in range(part.count)]
-    trained, _ = quality(model, processor, scenes)
-    saved = Qwen3VLForConditionalGeneration.from_pretrained(folder, dtype=torch.bfloat16)
-    cast, answers = quality(saved, processor, scenes)
-    for dtype, figures in (("float32", trained), ("bfloat16", cast)):
-        print(f"{dtype}: {figures}")
-    return HeldOut(scenes, {"float32": trained, "bfloat16": cast}, answers)
+    figures: dict[str, Quality] = {}
+    answers: list[Answer] = []
+    for dtype in ("float32", "bfloat16"):
+        saved = Qwen3VLForConditionalGeneration.from_pretrained(folder, dtype=dtype)
+        figures[dtype], answers = quality(saved, processor, scenes)
+        print(f"{dtype}: {figures[dtype]}")
+    return HeldOut(scenes, figures, answers)
 
 
 def warm_up(model: Model, processor: Processor, recipe: Recipe, seed: int) -> float:

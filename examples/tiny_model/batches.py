@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from tiny_model.answers import PROMPT, truth, write
+from tiny_model.answers import PROMPT, write
 from tiny_model.foreign import Model, Processor
 from tiny_model.scenes import Scene, draw, make_scene
 from tiny_model.tokenizer import TURN_END
@@ -66,7 +66,7 @@ class Batches:
         return Batch(inputs, labels)
 
     def _answer_ids(self, scene: Scene) -> Tensor:
-        return torch.tensor(self._processor.tokenizer(write(truth(scene)) + _AFTER_ANSWER)["input_ids"])
+        return torch.tensor(self._processor.tokenizer(write(scene) + _AFTER_ANSWER)["input_ids"])
 
 
 def encode_prompts(processor: Processor, scenes: Sequence[Scene]) -> dict[str, Tensor]:

@@ -13,7 +13,8 @@ import transformers
 from PIL import Image
 
 from stage2_trainer.data.drawing import Outline, draw_outlines, grid
-from tiny_model.answers import PROMPT, Found, read, truth
+from stage2_trainer.matching.records import GTObject
+from tiny_model.answers import PROMPT, Answer, truth
 from tiny_model.evaluate import Quality
 from tiny_model.scenes import Scene, draw
 from tiny_model.warm_up import Recipe
@@ -45,8 +46,8 @@ Its start is good enough to write valid answers, and far from the best it can be
 
 ## How good it is
 
-Greedy answers to {images} held-out images (1 to 4 shapes each). The weights are trained in float32 and saved in
-bfloat16.
+Greedy answers to {images} held-out images (1 to 4 shapes each). The weights are stored in bfloat16; the columns say in
+what they were run.
 
 {table}
 
@@ -83,11 +84,11 @@ class Making:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The held-out scenes, the figures by the dtype of the weights, and the answers that the picture shows."""
+    """The held-out scenes, the figures by the dtype that the model ran in, and the answers that the picture shows."""
 
     scenes: Sequence[Scene]
     quality: dict[str, Quality]
-    answers: Sequence[str]
+    answers: Sequence[Answer]
 
 
 def write_card(folder: Path, making: Making, held_out: HeldOut) -> None:
@@ -105,19 +106,19 @@ def write_card(folder: Path, making: Making, held_out: HeldOut) -> None:
     picture(held_out.scenes, held_out.answers).save(folder / "held-out.png", optimize=True)
 
 
-def picture(scenes: Sequence[Scene], answers: Sequence[str]) -> Image.Image:
+def picture(scenes: Sequence[Scene], answers: Sequence[Answer]) -> Image.Image:
     """Return the first scenes in columns: the true shapes in green, and below them the answer's in red."""
     rows = []
     for first in range(0, _COLUMNS * _ROWS, _COLUMNS):
         shown = list(zip(scenes, answers, strict=True))[first : first + _COLUMNS]
         rows.append([_outlined(scene, truth(scene), "green") for scene, _ in shown])
-        rows.append([_outlined(scene, read(answer) or [], "red") for scene, answer in shown])
+        rows.append([_outlined(scene, answer.objects, "red") for scene, answer in shown])
     # 64 colours are enough for flat shapes and outlines, and make the file a third of its size.
     return grid(rows, [""] * _COLUMNS).quantize(64)
 
 
-def _outlined(scene: Scene, objects: Sequence[Found], color: str) -> Image.Image:
-    outlines = [Outline("bbox_2d" if o.key == "bbox_2d" else "poly", o.bins, o.desc, color) for o in objects]
+def _outlined(scene: Scene, objects: Sequence[GTObject], color: str) -> Image.Image:
+    outlines = [Outline("poly" if o.kind == "poly" else "bbox_2d", o.bins, o.desc, color) for o in objects]
     return draw_outlines(Image.fromarray(draw(scene)), outlines, width=_CELL)
 
 
@@ -130,7 +131,7 @@ def _text(making: Making, held_out: HeldOut, versions: dict[str, str]) -> str:
         },
         **versions,
         prompt=PROMPT,
-        answer=held_out.answers[0],
+        answer=held_out.answers[0].text,
         images=len(held_out.scenes),
         table=_table(held_out.quality),
         steps=making.recipe.steps,

@@ -8,7 +8,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from tiny_model.answers import COORD_TOKENS, PROMPT, truth, write
+from tiny_model.answers import COORD_TOKENS, PROMPT, write
 from tiny_model.foreign import Tokenizer
 from tiny_model.scenes import make_scene
 
@@ -78,7 +78,7 @@ def _trainer() -> trainers.BpeTrainer:
 
 
 def _corpus(seed: int) -> Sequence[str]:
-    answers = [write(truth(make_scene(seed, "warm-up", index))) for index in range(_CORPUS_ANSWERS)]
+    answers = [write(make_scene(seed, "warm-up", index)) for index in range(_CORPUS_ANSWERS)]
     # Coord tokens are tokens of their own: what the merges see is the text between them.
     between = [piece for answer in answers for piece in _without_coords(answer)]
     return [*between, *[f"system\nuser\nassistant\n{PROMPT}"] * 2]

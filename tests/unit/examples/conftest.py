@@ -1,0 +1,50 @@
+"""The examples' modules, found as when a script of that folder runs, and one random tiny model for all tests."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+sys.path.insert(0, str(EXAMPLES))
+
+SEED = 7
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread():
+    """Two threads wait for each other when something else runs: for work this small that costs more than it gives."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    from tiny_model.tokenizer import build_tokenizer
+
+    return build_tokenizer(SEED)
+
+
+@pytest.fixture(scope="session")
+def processor(tokenizer):
+    from tiny_model.model import build_processor
+
+    return build_processor(tokenizer)
+
+
+@pytest.fixture
+def model(tokenizer):
+    from tiny_model.model import build_model
+
+    return build_model(tokenizer, SEED)
+
+
+@pytest.fixture(scope="session")
+def shipped() -> Path:
+    return EXAMPLES / "tiny-qwen3-vl"

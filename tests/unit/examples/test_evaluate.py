@@ -1,0 +1,55 @@
+import pytest
+
+from stage2_trainer.matching.records import GTObject
+from tiny_model.answers import Answer
+from tiny_model.evaluate import box_ious, measure
+
+BOX = GTObject("red box", "bbox", (100, 100, 200, 200))
+SHIFTED = GTObject("red box", "bbox", (150, 100, 250, 200))
+TRIANGLE = GTObject("blue triangle", "poly", (500, 500, 700, 500, 600, 700))
+
+
+def _answer(*objects: GTObject, well_formed: bool = True) -> Answer:
+    return Answer("", objects, well_formed)
+
+
+def test_perfect_answers_score_one():
+    quality = measure([_answer(BOX, TRIANGLE)], [[BOX, TRIANGLE]])
+    assert (quality.parse_rate, quality.recall_at_50, quality.precision_at_50, quality.mean_iou) == (1, 1, 1, 1)
+    assert quality.desc_exact == 1
+
+
+def test_iou_is_that_of_the_boxes_around():
+    around = GTObject("x", "bbox", (500, 500, 700, 700))
+    assert box_ious([BOX, TRIANGLE], [SHIFTED, around]).ravel().tolist() == pytest.approx([1 / 3, 0, 0, 1])
+
+
+def test_a_box_without_area_has_no_iou():
+    flat = GTObject("x", "bbox", (1, 1, 1, 9))
+    assert box_ious([flat], [flat]).item() == 0
+
+
+def test_a_pair_between_the_thresholds_counts_for_the_looser_one():
+    quality = measure([_answer(SHIFTED)], [[BOX]])
+    assert (quality.recall_at_30, quality.recall_at_50) == (1, 0)
+    assert quality.mean_iou == pytest.approx(1 / 3)
+
+
+def test_an_answer_that_is_not_well_formed_still_counts_with_what_can_be_read():
+    quality = measure([_answer(well_formed=False), _answer(BOX, well_formed=False)], [[BOX], [BOX]])
+    assert (quality.parse_rate, quality.recall_at_50, quality.precision_at_50) == (0, 0.5, 1)
+
+
+def test_what_is_invented_costs_precision_and_a_wrong_name_costs_desc():
+    renamed = GTObject("blue box", "bbox", BOX.bins)
+    quality = measure([_answer(renamed, TRIANGLE)], [[BOX]])
+    assert (quality.precision_at_50, quality.recall_at_50, quality.desc_exact) == (0.5, 1, 0)
+
+
+def test_objects_are_paired_for_the_largest_total_iou_not_in_order():
+    assert measure([_answer(TRIANGLE, BOX)], [[BOX, TRIANGLE]]).mean_iou == 1
+
+
+def test_answers_without_objects_are_zero_not_an_error():
+    quality = measure([_answer()], [[BOX]])
+    assert (quality.parse_rate, quality.recall_at_30, quality.precision_at_30, quality.mean_iou) == (1, 0, 0, 0)
