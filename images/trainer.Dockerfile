@@ -28,8 +28,16 @@ RUN --mount=type=cache,target=/var/cache/uv set -eu; \
         --compile-bytecode --override /tmp/overrides.txt -r pyproject.toml $extras 'hatchling>=1.27'; \
     rm -rf /tmp/uv /tmp/overrides.txt
 
+# The CPU build carries what examples/job-3v1-tiny.yaml trains on.
 COPY . .
-RUN pip install --quiet --no-cache-dir --no-deps --no-build-isolation . && rm -rf /src/*
+RUN set -eu; \
+    pip install --quiet --no-cache-dir --no-deps --no-build-isolation .; \
+    if [ "$VLLM" = cpu ]; then \
+        mkdir -p /opt/stage2/examples; \
+        cp -r examples/tiny-qwen3-vl /opt/stage2/examples/; \
+        python examples/make_shapes.py /opt/stage2/examples/shapes; \
+    fi; \
+    rm -rf /src/*
 
 USER 10001:10001
 WORKDIR /tmp
