@@ -3,14 +3,14 @@
 `stage2 run` starts them as processes, `stage2 render` and the controller put them into pods. Pure.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import yaml
-from stage2_api.job import RolloutMatchingJob
 
-from stage2_api.runconfig import RunConfig
-from stage2_controller import effective, names
+from stage2_api.job import RolloutMatchingJob
+from stage2_api.runconfig import RunConfig, parse_run_config
+from stage2_controller import names, templates
 
 _COMMON_ENV = {"STAGE2_TOKEN_FILE": names.TOKEN_PATH, "HF_HUB_OFFLINE": "1", "HOME": "/tmp"}
 
@@ -24,6 +24,11 @@ class Container:
     env: Mapping[str, str]
     ports: Mapping[str, int]  # by name, at most 15 characters each (IANA service names)
     gpus: int
+
+    @property
+    def port(self) -> int:
+        """The first port: the one that answers HTTP."""
+        return next(iter(self.ports.values()))
 
     def relocated(self, root: str) -> "Container":
         """The same container where `/etc/stage2` is the folder `root` and the termination log lies in it."""
@@ -51,17 +56,23 @@ class Workload:
 def containers(job: RolloutMatchingJob, host_for: Callable[[int], str]) -> Workload:
     """The workload of `job`; `host_for(i)` is the host on which server i is reached.
 
-    Raises ConfigError if the configuration breaks a rule once the servers' addresses are filled in.
+    Raises ConfigError if a pod template would take away what the job relies on.
     """
+    templates.check(job)
     addresses = [
-        (f"http://{host_for(index)}:{job.spec.rollout.port + index}", names.GROUP_PORT + index)
-        for index in range(job.spec.rollout.servers if effective.has_servers(job) else 0)
+        {
+            "base_url": f"http://{host_for(index)}:{job.spec.rollout.port + index}",
+            "group_port": names.GROUP_PORT + index,
+        }
+        for index in range(job.spec.rollout.servers)
     ]
-    raw, config = effective.run_config(job, addresses)
+    raw = job.spec.config.model_dump(mode="json", exclude_unset=True)
+    if addresses:  # parse_job has refused addresses of the person's own
+        raw["custom"]["extra"]["rollout_matching"]["vllm"].setdefault("server", {})["servers"] = addresses
     return Workload(
         servers=tuple(_server(job, index) for index in range(len(addresses))),
-        learner=_learner(job, [group_port for _, group_port in addresses]),
-        config=config,
+        learner=_learner(job),
+        config=parse_run_config(raw, root="spec.config"),
         config_text=yaml.safe_dump(raw, sort_keys=False, allow_unicode=True),
     )
 
@@ -71,12 +82,12 @@ def _server(job: RolloutMatchingJob, index: int) -> Container:
         name=f"server-{index}",
         command=("stage2", "serve", names.CONFIG_PATH, "--server", str(index)),
         env=_COMMON_ENV,
-        ports={"http": job.spec.rollout.port + index},
+        ports={f"http-{index}": job.spec.rollout.port + index},
         gpus=job.spec.rollout.gpus_per_server,
     )
 
 
-def _learner(job: RolloutMatchingJob, group_ports: Sequence[int]) -> Container:
+def _learner(job: RolloutMatchingJob) -> Container:
     return Container(
         name=names.ROLE_LEARNER,
         command=(*_launcher(job), "learn", names.CONFIG_PATH),
@@ -87,7 +98,7 @@ def _learner(job: RolloutMatchingJob, group_ports: Sequence[int]) -> Container:
         },
         ports={
             "progress": names.PROGRESS_PORT,
-            **{f"group-{index}": port for index, port in enumerate(group_ports)},
+            **{f"group-{index}": names.GROUP_PORT + index for index in range(job.spec.rollout.servers)},
         },
         gpus=job.spec.learner.gpus,
     )
@@ -95,6 +106,6 @@ def _learner(job: RolloutMatchingJob, group_ports: Sequence[int]) -> Container:
 
 def _launcher(job: RolloutMatchingJob) -> tuple[str, ...]:
     """`stage2`, or torchrun around it where the learner is one process for each of several GPUs."""
-    if effective.has_servers(job) or job.spec.learner.gpus <= 1:
+    if job.spec.learner.gpus <= 1:
         return ("stage2",)
     return ("torchrun", "--standalone", f"--nproc-per-node={job.spec.learner.gpus}", "--no-python", "stage2")

@@ -38,13 +38,19 @@ def spec_changed(children: Sequence[meta.Manifest], observed: Observed) -> bool:
 
 def covers(observed: Any, desired: Any, key: str = "") -> bool:
     """Whether `observed` holds everything in `desired`; what others added beside it does not count."""
+    if observed is None:
+        return _empty(desired)  # the API server leaves out what is empty, zero or false
     if isinstance(desired, Mapping):
         return isinstance(observed, Mapping) and all(
-            name in observed and covers(observed[name], value, name) for name, value in desired.items() if value != {}
+            covers(observed.get(name), value, name) for name, value in desired.items()
         )
     if isinstance(desired, list | tuple):
         return isinstance(observed, list | tuple) and _covers_list(observed, desired, key)
     return bool(observed == desired) or _quantity(observed) == _quantity(desired) is not None
+
+
+def _empty(value: Any) -> bool:
+    return not value or (isinstance(value, Mapping) and all(map(_empty, value.values())))
 
 
 def _write(child: meta.Manifest, observed: Observed, started: bool) -> Write | None:

@@ -34,9 +34,13 @@ def _merge_value(key: str, old: Any, new: Any) -> Any:
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         return strategic_merge(old, new)
     merge_key = MERGE_KEYS.get(key)
-    if merge_key and isinstance(old, Sequence) and isinstance(new, Sequence):
+    if merge_key and _keyed(old, merge_key) and _keyed(new, merge_key):
         return merge_by(merge_key, old, new)
     return copy.deepcopy(new)
+
+
+def _keyed(value: Any, merge_key: str) -> bool:
+    return isinstance(value, list) and all(isinstance(item, Mapping) and merge_key in item for item in value)
 
 
 def merge_by(merge_key: str, old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> list[Any]:

@@ -3,13 +3,15 @@
 import hashlib
 import re
 
-GROUP = "stage2.dev"
-VERSION = "v1alpha1"
+from stage2_api.job import GROUP as GROUP
+from stage2_api.job import KIND as KIND
+from stage2_api.job import PLURAL as PLURAL
+from stage2_api.job import VERSION as VERSION
+
 API_VERSION = f"{GROUP}/{VERSION}"
-KIND = "RolloutMatchingJob"
-PLURAL = "rolloutmatchingjobs"
 
 FIELD_MANAGER = "stage2-controller"
+MANAGER = "stage2.dev/controller"  # spec.managedBy of a job that is ours
 
 LABEL_JOB = "stage2.dev/job"
 LABEL_ROLE = "stage2.dev/role"

@@ -11,9 +11,8 @@ from datetime import datetime, timedelta
 from importlib.metadata import version
 from typing import Any
 
-from stage2_api.job import RolloutMatchingJob, parse_job
-
 from stage2_api.errors import ConfigError
+from stage2_api.job import RolloutMatchingJob, parse_job
 from stage2_controller import conditions, drift, names, reasons
 from stage2_controller import outcome as outcomes
 from stage2_controller import status as statuses
@@ -55,6 +54,8 @@ def plan(
     `new_token` makes the bearer token of a job that has no Secret yet.
     """
     previous = raw.get("status") or {}
+    if raw["spec"].get("managedBy", names.MANAGER) != names.MANAGER:
+        return Plan(status=dict(previous))
     try:
         accepted = parse_job(raw)
         host = names.service_host(accepted.metadata.name, _namespace(accepted))

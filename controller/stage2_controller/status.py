@@ -1,12 +1,12 @@
 """The status of a job as a pure function of what is observed: phase, conditions, progress, servers, reproducibility."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from stage2_api.job import RolloutMatchingJob
-
 from stage2_controller import diagnose, names, reasons
 from stage2_controller.conditions import Condition, merged, timestamp, truth
 from stage2_controller.containers import Workload
@@ -48,10 +48,14 @@ def accepted(scene: Scene) -> dict[str, Any]:
         "servers": _servers(scene, report.get("sync") or {}),
         "restarts": _restarts(scene),
         **{key: report.get(key) for key in _REPORTED},
+        "progress": _progress(report),
+        "loss": _finite(report.get("loss")),
     }
+    found = _conditions(scene, status["sync"])
+    status["message"] = _message(scene, found)
     status["conditions"] = merged(
         scene.previous.get("conditions") or [],
-        _conditions(scene, status["sync"]),
+        found,
         generation=scene.job.metadata.generation or 0,
         now=scene.now,
     )
@@ -77,6 +81,31 @@ def refused(
         "observedGeneration": generation,
         "conditions": merged(old, found, generation=generation, now=now),
     }
+
+
+def _message(scene: Scene, found: Sequence[Condition]) -> str:
+    """What the job is doing, in one sentence: the outcome, else the first thing that is missing."""
+    if scene.outcome:
+        return scene.outcome.message
+    told = (reasons.SUSPENDED, reasons.ROLLOUT_READY, reasons.LEARNER_RUNNING)
+    missing = [item.message for item in found if item.type in told and item.status == "False"]
+    if missing:
+        return missing[0]
+    doing = scene.observed.report()
+    if doing:
+        return str(doing.get("message") or doing.get("phase"))
+    told_before = scene.previous.get("message") if scene.previous.get("phase") == reasons.RUNNING else None
+    return told_before or "the learner runs"
+
+
+def _progress(report: Mapping[str, Any]) -> str | None:
+    done, all_steps = report.get("step"), report.get("maxSteps")
+    return None if done is None else f"{done}/{all_steps if all_steps is not None else '?'}"
+
+
+def _finite(loss: float | None) -> float | None:
+    """JSON has no word for infinity, and a NaN never equals itself: the status would be written for ever."""
+    return loss if loss is not None and math.isfinite(loss) else None
 
 
 def _phase(scene: Scene) -> str:
@@ -109,7 +138,9 @@ def _node(scene: Scene) -> str | None:
 
 
 def _container_statuses(scene: Scene) -> dict[str, Object]:
-    pod = scene.observed.pod(names.ROLE_ROLLOUT)
+    pod = (
+        None if scene.outcome else scene.observed.pod(names.ROLE_ROLLOUT)
+    )  # a job that is done has released its servers
     statuses = pod.get("status", {}).get("containerStatuses", []) if pod and not terminating(pod) else []
     return {item["name"]: item for item in statuses}
 
@@ -129,7 +160,7 @@ def _servers(scene: Scene, sync: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _server(name: str, url: str, container: Object, version: int | None) -> dict[str, Any]:
     entry = {
         "name": name,
-        "url": url,
+        "baseUrl": url,
         "ready": bool(container.get("ready")),
         "restarts": container.get("restartCount", 0),
     }

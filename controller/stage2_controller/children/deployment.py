@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stage2_api.job import RolloutMatchingJob
-
 from stage2_controller import names
 from stage2_controller.children import meta, pod
 from stage2_controller.containers import Container
@@ -44,7 +43,11 @@ def deployment(
 
 def _probes(server: Container) -> dict[str, Any]:
     """No liveness probe: a server busy with a long rollout must not be killed, and a dead engine ends its process."""
-    health = {"httpGet": {"path": "/health", "port": "http"}, "periodSeconds": _PROBE_PERIOD_S, "timeoutSeconds": 5}
+    health = {
+        "httpGet": {"path": "/health", "port": server.port},
+        "periodSeconds": _PROBE_PERIOD_S,
+        "timeoutSeconds": 5,
+    }
     return {
         "startupProbe": {**health, "failureThreshold": _START_LIMIT_S // _PROBE_PERIOD_S},
         "readinessProbe": {**health, "failureThreshold": 3},

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stage2_api.job import RolloutMatchingJob
-
 from stage2_controller import merge, names
 from stage2_controller.children import meta
 from stage2_controller.containers import Container
@@ -30,21 +29,23 @@ _MOUNTS = (
     {"name": "shm", "mountPath": "/dev/shm"},
 )
 
+_MOUNT_FIELDS = {"name", "mount_path", "read_only", "sub_path"}
+
 
 def container(job: RolloutMatchingJob, process: Container, *, image: str, extra: Mapping[str, Any]) -> dict[str, Any]:
     """The pod's container for one process of the job; `extra` holds what only its role has, such as probes."""
-    resource = job.spec.gpu_resource
-    gpus = {"limits": {resource: str(process.gpus)}} if resource and process.gpus else {}
     return {
         "name": process.name,
         "image": job.spec.image or image,
-        "imagePullPolicy": "IfNotPresent",
+        "imagePullPolicy": job.spec.image_pull_policy,
         "command": list(process.command),
         "env": [{"name": key, "value": value} for key, value in process.env.items()],
         "ports": [{"name": key, "containerPort": port} for key, port in process.ports.items()],
-        "resources": gpus,
+        "resources": _resources(job, process),
         "volumeMounts": [*_MOUNTS, *_volume_mounts(job)],
         "securityContext": _CONTAINER_SECURITY,
+        # A container that dies without a message of its own is told by the end of its log.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
         **extra,
     }
 
@@ -72,6 +73,7 @@ def template(
             "containers": [dict(item) for item in containers],
             "volumes": [*_own_volumes(name), *_volumes(job)],
             **_placement(job),
+            **_pull_secrets(job),
             **extra,
         },
     }
@@ -103,10 +105,37 @@ def _own_volumes(job: str) -> list[dict[str, Any]]:
 
 
 def _placement(job: RolloutMatchingJob) -> dict[str, Any]:
-    placement = job.spec.placement
-    fields = {
-        "nodeSelector": placement.node_selector,
-        "tolerations": placement.tolerations,
-        "priorityClassName": placement.priority_class_name,
-    }
+    fields = job.spec.placement.model_dump(mode="json", by_alias=True, exclude_none=True)
     return {key: value for key, value in fields.items() if value}
+
+
+def _pull_secrets(job: RolloutMatchingJob) -> dict[str, Any]:
+    secrets = [{"name": item.name} for item in job.spec.image_pull_secrets]
+    return {"imagePullSecrets": secrets} if secrets else {}
+
+
+def _resources(job: RolloutMatchingJob, process: Container) -> dict[str, Any]:
+    """What the person asks for plus the GPUs; of an extended resource the request follows from the limit."""
+    role = job.spec.learner if process.name == names.ROLE_LEARNER else job.spec.rollout
+    written = role.resources.model_dump(mode="json", by_alias=True, exclude_none=True) if role.resources else {}
+    if job.spec.gpu_resource and process.gpus:
+        gpus = {"limits": {job.spec.gpu_resource: str(process.gpus)}}
+        return merge.strategic_merge(written, gpus)
+    return written
+
+
+def _volumes(job: RolloutMatchingJob) -> list[dict[str, Any]]:
+    return [
+        {"name": volume.name, **{kind: _set(source) for kind, source in volume.source.items()}}
+        for volume in job.spec.volumes
+    ]
+
+
+def _set(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that say something: the API server drops false and empty ones."""
+    return {key: value for key, value in fields.items() if value}
+
+
+def _volume_mounts(job: RolloutMatchingJob) -> list[dict[str, Any]]:
+    mounts = (volume.model_dump(by_alias=True, include=_MOUNT_FIELDS) for volume in job.spec.volumes)
+    return [_set(mount) for mount in mounts]

@@ -15,8 +15,7 @@ def service(owner: Mapping[str, Any], servers: Sequence[Container]) -> meta.Mani
     make its neighbours unreachable, and a restarted server could not be sent the weights that make it ready.
     """
     ports = [
-        {"name": server.name, "port": server.ports["http"], "targetPort": server.ports["http"], "protocol": "TCP"}
-        for server in servers
+        {"name": server.name, "port": server.port, "targetPort": server.port, "protocol": "TCP"} for server in servers
     ]
     body = {
         "spec": {

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+
 from stage2_controller.merge import strategic_merge
 
 CASES: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [

@@ -1,0 +1,107 @@
+"""What `helm install stage2 charts/stage2` makes, in sentences."""
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[3]
+CHART = ROOT / "charts" / "stage2"
+CRD = ("CustomResourceDefinition", "rolloutmatchingjobs.stage2.dev")
+Template = Callable[..., dict[tuple[str, str], dict[str, Any]]]
+
+
+def controller_pod(manifests: dict[tuple[str, str], dict[str, Any]]) -> dict[str, Any]:
+    spec: dict[str, Any] = manifests["Deployment", "stage2"]["spec"]["template"]["spec"]
+    return spec
+
+
+def test_helm_lint_has_nothing_to_say(helm: str) -> None:
+    done = subprocess.run([helm, "lint", "--strict", str(CHART)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_defaults_install_these_objects_and_no_others(template: Template) -> None:
+    assert set(template()) == {
+        CRD,
+        ("ServiceAccount", "stage2"),
+        ("ClusterRole", "stage2"),
+        ("ClusterRoleBinding", "stage2"),
+        ("Deployment", "stage2"),
+    }
+
+
+def test_the_chart_ships_the_generated_definition(template: Template) -> None:
+    generated = yaml.safe_load((ROOT / "crds" / "rolloutmatchingjob.yaml").read_text())
+    assert template()[CRD]["spec"] == generated["spec"]
+
+
+def test_the_definition_survives_an_uninstall_unless_told_otherwise(template: Template) -> None:
+    assert template()[CRD]["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+    assert "annotations" not in template("crd.keep=false")[CRD]["metadata"]
+
+
+def test_the_definition_can_be_left_to_someone_else(template: Template) -> None:
+    assert CRD not in template("crd.install=false")
+
+
+def test_named_namespaces_get_a_role_each_and_no_cluster_role(template: Template) -> None:
+    manifests = template('controller.namespaces=["team-a","team-b"]')
+    kinds = [kind for kind, _ in manifests]
+    assert "ClusterRole" not in kinds
+    assert "ClusterRoleBinding" not in kinds
+    assert manifests["Role", "stage2"]["rules"] == template()["ClusterRole", "stage2"]["rules"]
+    arguments = controller_pod(manifests)["containers"][0]["args"]
+    assert {"--namespace=team-a", "--namespace=team-b"} <= set(arguments)
+
+
+def test_the_controller_may_not_list_secrets_or_touch_pods(template: Template) -> None:
+    verbs = {
+        resource: set(rule["verbs"])
+        for rule in template()["ClusterRole", "stage2"]["rules"]
+        for resource in rule["resources"]
+    }
+    assert verbs["secrets"] == {"get", "create"}
+    assert verbs["pods"] == {"list", "watch"}
+    assert "*" not in {verb for allowed in verbs.values() for verb in allowed}
+    assert "*" not in verbs
+
+
+def test_the_controller_pod_satisfies_the_restricted_pod_security_standard(template: Template) -> None:
+    pod = controller_pod(template())
+    container = pod["containers"][0]
+    assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def test_one_controller_runs_at_a_time(template: Template) -> None:
+    spec = template()["Deployment", "stage2"]["spec"]
+    assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
+
+
+def test_the_images_follow_the_values(template: Template) -> None:
+    manifests = template('image.tag="dev"', 'workloadImage={"repository":"my/trainer","tag":"x"}')
+    container = controller_pod(manifests)["containers"][0]
+    assert container["image"] == "stage2/controller:dev"
+    assert {"name": "STAGE2_DEFAULT_IMAGE", "value": "my/trainer:x"} in container["env"]
+
+
+def test_the_controller_options_exist(template: Template) -> None:
+    from stage2_controller.__main__ import _parser
+
+    arguments = controller_pod(template('controller.namespaces=["a"]'))["containers"][0]["args"]
+    options = _parser().parse_args(arguments)
+    assert (options.namespace, options.concurrency, options.log_level) == (["a"], 8, "info")
+
+
+@pytest.mark.parametrize("value", ["controller.concurrency=0", 'controller.logLevel="loud"', "contoller={}"])
+def test_values_that_mean_nothing_are_refused(template: Template, value: str) -> None:
+    with pytest.raises(ValueError, match="values don't meet the specifications"):
+        template(value)

@@ -1,0 +1,182 @@
+"""Objects as the API server holds them, for tests of the plan: take one that works and change what matters."""
+
+import copy
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from stage2_controller import names
+from stage2_controller.children import meta
+from stage2_controller.observed import Observed
+from stage2_controller.plan import Plan, Settings, plan
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+SETTINGS = Settings(image="stage2/trainer:test")
+NODE = "node-a"
+NOTHING = Observed()
+Object = dict[str, Any]
+
+
+def job(name: str = "job-3v1", *, config: Mapping[str, Any] | None = None, **spec: Any) -> Object:
+    """A job with three servers and one learner GPU; `spec` replaces fields, `config` merges into spec.config."""
+    written: Object = {
+        "image": "my/trainer:1",
+        "rollout": {"servers": 3, "gpusPerServer": 1, "port": 8000},
+        "learner": {"gpus": 1, "backoffLimit": 3},
+        "volumes": [{"name": "data", "mountPath": "/data", "persistentVolumeClaim": {"claimName": "data"}}],
+        "config": _merge(_CONFIG, config or {}),
+        **spec,
+    }
+    metadata = {"name": name, "namespace": "team-a", "uid": f"uid-of-{name}", "generation": 1, "resourceVersion": "1"}
+    return {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": metadata, "spec": written}
+
+
+_CONFIG: Object = {
+    "model": {"model": "/data/model"},
+    "global_max_length": 2048,
+    "training": {"output_dir": "/data/output", "max_steps": 10, "seed": 17},
+    "custom": {
+        "train_jsonl": "/data/train.jsonl",
+        "extra": {"rollout_matching": {"rollout_backend": "vllm", "vllm": {"mode": "server", "max_model_len": 4096}}},
+    },
+}
+COLOCATE = {"custom": {"extra": {"rollout_matching": {"vllm": {"mode": "colocate"}}}}}
+
+
+def planned(raw: Object, observed: Observed = NOTHING, *, after_s: float = 0) -> Plan:
+    """The plan of a pass `after_s` seconds after NOW."""
+    return plan(raw, observed, settings=SETTINGS, now=NOW + timedelta(seconds=after_s), new_token=lambda: "t0ken")
+
+
+def told(raw: Object, made: Plan) -> Object:
+    """The job once the plan's status is written."""
+    return {**raw, "status": copy.deepcopy(made.status)}
+
+
+def child(made: Plan, kind: str) -> Object:
+    """The plan's only child of a kind."""
+    (found,) = [item for item in made.children if item["kind"] == kind]
+    return found
+
+
+def kinds(made: Plan) -> list[str]:
+    """The kinds of the plan's children, in order."""
+    return [item["kind"] for item in made.children]
+
+
+def condition(made: Plan, condition_type: str) -> tuple[str, str] | None:
+    """(status, reason) of one condition; None if it is absent."""
+    found = [item for item in made.status["conditions"] if item["type"] == condition_type]
+    return (found[0]["status"], found[0]["reason"]) if found else None
+
+
+def message(made: Plan, condition_type: str) -> str:
+    """The message of one condition."""
+    (found,) = [item["message"] for item in made.status["conditions"] if item["type"] == condition_type]
+    return str(found)
+
+
+def pod(role: str, *containers: Object, node: str | None = NODE, name: str = "", **status: Any) -> Object:
+    """A pod of job-3v1."""
+    labels = meta.labels("job-3v1", role)
+    metadata = {"name": name or f"job-3v1-{role}-x", "namespace": "team-a", "labels": labels, "uid": f"pod-{role}"}
+    spec = {"nodeName": node} if node else {}
+    return {
+        "metadata": {**metadata, "creationTimestamp": "2026-01-02T03:04:05Z"},
+        "spec": spec,
+        "status": {"podIP": "10.0.0.1", "containerStatuses": list(containers), **status},
+    }
+
+
+def up(name: str, *, ready: bool = True, restarts: int = 0, last: Object | None = None) -> Object:
+    """The status of a container that runs."""
+    return {"name": name, "ready": ready, "restartCount": restarts, "state": {"running": {}}, "lastState": last or {}}
+
+
+def waiting(name: str, reason: str, text: str = "", *, last: Object | None = None) -> Object:
+    """The status of a container that does not run yet, or not again."""
+    state = {"waiting": {"reason": reason, "message": text or reason}}
+    return {
+        "name": name,
+        "ready": False,
+        "restartCount": 0,
+        "image": "my/trainer:1",
+        "state": state,
+        "lastState": last or {},
+    }
+
+
+def ended(exit_code: int, text: str = "") -> Object:
+    """A container state: it ended."""
+    return {"terminated": {"exitCode": exit_code, "reason": "Error" if exit_code else "Completed", "message": text}}
+
+
+def down(name: str, exit_code: int, text: str = "") -> Object:
+    """The status of a container that ended and is not started again."""
+    return {"name": name, "ready": False, "restartCount": 0, "state": ended(exit_code, text), "lastState": {}}
+
+
+def rollout_pod(*ready: bool) -> Object:
+    """The rollout pod with one running container for each argument: whether it answers."""
+    return pod(names.ROLE_ROLLOUT, *(up(f"server-{index}", ready=value) for index, value in enumerate(ready)))
+
+
+def learner_pod(container: Object | None = None) -> Object:
+    """The learner's pod, running unless `container` says otherwise."""
+    return pod(names.ROLE_LEARNER, container or up("learner"))
+
+
+def learner_job(made: Plan, *conditions: Object, failed: int = 0) -> Object:
+    """The learner Job of a plan as the job controller leaves it."""
+    return {**child(made, "Job"), "status": {"conditions": list(conditions), "failed": failed}}
+
+
+def job_condition(condition_type: str, reason: str = "", text: str = "") -> Object:
+    """A true condition of a batch/v1 Job."""
+    return {"type": condition_type, "status": "True", "reason": reason, "message": text}
+
+
+def report(step: int = 4, *, pushed: int = 4, held: tuple[int, ...] = (4, 4, 4), phase: str = "training") -> Object:
+    """What the learner's /progress answers."""
+    urls = [f"http://job-3v1-rollout.team-a.svc:{8000 + index}" for index in range(len(held))]
+    servers = [{"baseUrl": url, "version": version} for url, version in zip(urls, held, strict=True)]
+    sync = {"version": pushed, "requestedMode": "full", "effectiveMode": "full", "seconds": 0.2, "servers": servers}
+    return {
+        "step": step,
+        "maxSteps": 10,
+        "phase": phase,
+        "loss": 0.5,
+        "sync": sync,
+        "reproducibility": {"rollout_seed": 17},
+        "message": "",
+    }
+
+
+def started(raw: Object, **more: Any) -> Observed:
+    """What is observed of a job whose servers answer and whose learner trains; `more` replaces parts."""
+    ready = Observed(pods=(rollout_pod(True, True, True),))
+    made = planned(raw, ready)
+    parts: Object = {
+        "deployment": child(made, "Deployment"),
+        "service": child(made, "Service"),
+        "configmap": child(made, "ConfigMap"),
+        "secret": child(made, "Secret"),
+        "learner": learner_job(made),
+        "pods": (rollout_pod(True, True, True), learner_pod()),
+        "progress": report(),
+    }
+    return Observed(**{**parts, **more})
+
+
+def termination(**fields: Any) -> str:
+    """A learner's termination message."""
+    return json.dumps({**report(phase="failed"), **fields})
+
+
+def _merge(base: Mapping[str, Any], more: Mapping[str, Any]) -> Object:
+    merged = copy.deepcopy(dict(base))
+    for key, value in more.items():
+        known = merged.get(key)
+        merged[key] = _merge(known, value) if isinstance(known, Mapping) and isinstance(value, Mapping) else value
+    return merged
