@@ -22,6 +22,7 @@ SYSCTLS = (
 )
 """What this module, kube-proxy and the kubelet set, machine-wide; `down` puts the former values back."""
 
+CNI_NAME = "stage2-local"
 FORWARD, POSTROUTING = "STAGE2-FORWARD", "STAGE2-POSTROUTING"
 OWN_CHAIN = re.compile(r"^(KUBE-|STAGE2-)")
 
@@ -60,7 +61,7 @@ def _write_cni(layout: Layout) -> None:
     plugins = [{"type": "ptp", "ipMasq": False, "mtu": 1400, "ipam": ipam}]
     folder = layout.home / "cni" / "net.d"
     folder.mkdir(parents=True)
-    document = {"cniVersion": "1.0.0", "name": "stage2-local", "plugins": plugins}
+    document = {"cniVersion": "1.0.0", "name": CNI_NAME, "plugins": plugins}
     (folder / "10-stage2.conflist").write_text(json.dumps(document, indent=2))
 
 

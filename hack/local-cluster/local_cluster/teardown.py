@@ -12,7 +12,9 @@ from local_cluster.processes import marked, recorded, run, stop
 
 RUNTIME_STATE = Path("/run/containerd")
 """Compiled into containerd's shims as the home of their sockets."""
-SHARED_FOLDERS = (KUBELET_STATE, CONTAINER_LOG_LINKS, RUNTIME_STATE)
+CNI_RESULTS = Path("/var/lib/cni/results")
+"""Compiled into the CNI library as the home of what its plugins answered."""
+SHARED_FOLDERS = (KUBELET_STATE, CONTAINER_LOG_LINKS, RUNTIME_STATE, CNI_RESULTS.parent)
 
 
 def remember_host(layout: Layout) -> None:
@@ -45,6 +47,7 @@ def _remove_node(layout: Layout, existed_before: list[str]) -> None:
     _unmount(KUBELET_STATE)
     network.tear_down(layout)
     _remove_log_links(layout)
+    _remove_cni_results()
     _remove_shared_folders(existed_before)
 
 
@@ -66,6 +69,14 @@ def _remove_log_links(layout: Layout) -> None:
         for link in CONTAINER_LOG_LINKS.iterdir():
             if link.is_symlink() and os.readlink(link).startswith(f"{layout.home}/"):
                 link.unlink()
+
+
+def _remove_cni_results() -> None:
+    prefix, suffix = f"{network.CNI_NAME}-", "-eth0"
+    for result in CNI_RESULTS.glob(f"{prefix}*{suffix}"):
+        container = result.name.removeprefix(prefix).removesuffix(suffix)
+        (CNI_RESULTS / f"cni-loopback-{container}-lo").unlink(missing_ok=True)
+        result.unlink()
 
 
 def _remove_shared_folders(existed_before: list[str]) -> None:

@@ -1,0 +1,124 @@
+"""What every cluster test stands on: a cluster, an API server alone, and the images of this project.
+
+A cluster is the one that KUBECONFIG names, else hack/local-cluster, which these fixtures bring up and take down again.
+"""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+FIRST = "test_local_cluster_lifecycle.py"
+BUILD_TIMEOUT_S = 3600
+"""The first run on a machine builds Kubernetes and the trainer's image."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Cluster tests may take long, and those that boot and crash a cluster of their own come before one is shared."""
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            item.add_marker(pytest.mark.cluster)
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(BUILD_TIMEOUT_S))
+    items.sort(key=lambda item: item.path.name != FIRST)
+
+
+@dataclass(frozen=True)
+class Images:
+    """References that a pod can use."""
+
+    controller: str
+    trainer: str
+
+
+class LocalCluster:
+    """The command hack/local-cluster; its progress goes to the terminal."""
+
+    command = str(HERE.parents[1] / "hack" / "local-cluster" / "local-cluster")
+
+    def __call__(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run it to its end."""
+        return subprocess.run([self.command, *arguments], check=check, text=True, stdout=subprocess.PIPE)
+
+    def up(self, *arguments: str) -> Path:
+        """Bring a cluster up, unless it runs already; return its kubeconfig."""
+        return self._printed_kubeconfig(self("up", *arguments))
+
+    def running(self) -> Path | None:
+        """The running cluster's kubeconfig."""
+        status = self("status", check=False)
+        return None if status.returncode else self._printed_kubeconfig(status)
+
+    @staticmethod
+    def _printed_kubeconfig(result: subprocess.CompletedProcess[str]) -> Path:
+        return Path(result.stdout.partition("KUBECONFIG=")[2].splitlines()[0])
+
+
+@pytest.fixture(scope="session")
+def local_cluster() -> LocalCluster:
+    """hack/local-cluster."""
+    return LocalCluster()
+
+
+@pytest.fixture(scope="session")
+def root() -> None:
+    """Skip where a node cannot be booted."""
+    if os.geteuid() != 0:
+        pytest.skip("a local cluster needs root (or name a cluster with KUBECONFIG)")
+
+
+@pytest.fixture(scope="session")
+def apiserver(local_cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Administrator's kubeconfig of an API server alone: objects live, nothing acts on them. Needs no root."""
+    home = str(tmp_path_factory.mktemp("control-plane") / "home")
+    try:
+        yield local_cluster.up("--control-plane-only", "--dir", home)
+    finally:
+        local_cluster("down", "--dir", home)
+
+
+@pytest.fixture(scope="session")
+def kubeconfig(request: pytest.FixtureRequest, local_cluster: LocalCluster) -> Iterator[Path]:
+    """Kubeconfig of a whole cluster with four nvidia.com/gpu: KUBECONFIG's, else a local one for this session."""
+    if named := os.environ.get("KUBECONFIG"):
+        yield Path(named)
+        return
+    request.getfixturevalue("root")
+    found_running = local_cluster.running()
+    try:
+        yield local_cluster.up()
+    finally:
+        if not found_running:
+            local_cluster("down")
+
+
+@pytest.fixture(scope="session")
+def on_local_cluster(kubeconfig: Path, local_cluster: LocalCluster) -> Path:
+    """The kubeconfig, where it is the local cluster's; images can be built and loaded there."""
+    if local_cluster.running() != kubeconfig:
+        pytest.skip("only on a cluster of hack/local-cluster")
+    return kubeconfig
+
+
+@pytest.fixture(scope="session")
+def controller_image(request: pytest.FixtureRequest, local_cluster: LocalCluster) -> str:
+    """Image of the controller: STAGE2_CONTROLLER_IMAGE, else built and loaded into the local cluster."""
+    return _image(request, local_cluster, "controller")
+
+
+@pytest.fixture(scope="session")
+def stage2_images(request: pytest.FixtureRequest, local_cluster: LocalCluster, controller_image: str) -> Images:
+    """Both images: STAGE2_CONTROLLER_IMAGE and STAGE2_TRAINER_IMAGE, else built and loaded into the local cluster."""
+    return Images(controller=controller_image, trainer=_image(request, local_cluster, "trainer"))
+
+
+def _image(request: pytest.FixtureRequest, local_cluster: LocalCluster, name: str) -> str:
+    if named := os.environ.get(f"STAGE2_{name.upper()}_IMAGE"):
+        return named
+    request.getfixturevalue("on_local_cluster")
+    local_cluster("build", name)
+    return f"stage2/{name}:dev"

@@ -1,0 +1,112 @@
+"""hack/local-cluster is a real cluster: devices are pinned, names resolve, Services carry, pods reach the API."""
+
+import json
+import subprocess
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Kubectl = Callable[..., str]
+WEB_SERVER = ["python3", "-m", "http.server", "8000", "--directory", "/tmp"]
+
+CALL_API = """
+import ssl, sys, urllib.error, urllib.request
+account = "/var/run/secrets/kubernetes.io/serviceaccount/"
+token = open(account + "token").read()
+context = ssl.create_default_context(cafile=account + "ca.crt")
+url = "https://kubernetes.default.svc" + sys.argv[1]
+request = urllib.request.Request(url, headers={"Authorization": "Bearer " + token})
+try:
+    print(urllib.request.urlopen(request, context=context, timeout=10).status)
+except urllib.error.HTTPError as error:
+    print(error.code)
+"""
+
+
+@pytest.fixture(scope="module")
+def kubectl(on_local_cluster: Path) -> Iterator[Kubectl]:
+    """kubectl in a namespace of this module's own."""
+    namespace = f"local-cluster-{uuid.uuid4().hex[:6]}"
+
+    def run(*arguments: str, stdin: str | None = None) -> str:
+        command = ["kubectl", f"--kubeconfig={on_local_cluster}", f"--namespace={namespace}", *arguments]
+        return subprocess.run(command, check=True, text=True, input=stdin, stdout=subprocess.PIPE).stdout
+
+    run("create", "namespace", namespace)
+    run("wait", "--for=create", "serviceaccount/default", "--timeout=30s")
+    yield run
+    run("delete", "namespace", namespace)
+
+
+@pytest.fixture(scope="module")
+def pod(kubectl: Kubectl, controller_image: str) -> str:
+    """A running pod of two containers that ask for one GPU each, behind the Service `web`."""
+    kubectl("apply", "--filename=-", stdin=json.dumps(_two_containers("two", controller_image)))
+    kubectl("expose", "pod", "two", "--name=web", "--port=80", "--target-port=8000")
+    kubectl("wait", "--for=condition=Ready", "pod/two", "--timeout=60s")
+    return "two"
+
+
+def _two_containers(name: str, image: str) -> dict[str, Any]:
+    first = {
+        "name": "first",
+        "image": image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": WEB_SERVER,
+        "readinessProbe": {"httpGet": {"port": 8000}, "periodSeconds": 1},
+        "resources": {"limits": {"nvidia.com/gpu": 1}},
+    }
+    second = {**first, "name": "second", "command": ["sleep", "infinity"]}
+    del second["readinessProbe"]
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": {"app": name}},
+        "spec": {"containers": [first, second], "terminationGracePeriodSeconds": 0},
+    }
+
+
+def _python(kubectl: Kubectl, pod: str, script: str, *arguments: str) -> str:
+    return kubectl("exec", pod, "--container=second", "--", "python3", "-c", script, *arguments).strip()
+
+
+def test_each_container_is_pinned_to_a_gpu_of_its_own(kubectl: Kubectl, pod: str) -> None:
+    devices = [
+        kubectl("exec", pod, f"--container={container}", "--", "printenv", "NVIDIA_VISIBLE_DEVICES").strip()
+        for container in ("first", "second")
+    ]
+    assert len(set(devices)) == 2
+    assert set(devices) <= {"GPU-0", "GPU-1", "GPU-2", "GPU-3"}
+
+
+def test_a_fifth_gpu_is_refused_by_the_scheduler(kubectl: Kubectl, pod: str, controller_image: str) -> None:
+    greedy = _two_containers("greedy", controller_image)
+    greedy["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": 2}}
+    kubectl("apply", "--filename=-", stdin=json.dumps(greedy))
+    kubectl("wait", "--for=condition=PodScheduled=False", "pod/greedy", "--timeout=30s")
+    reason = kubectl("get", "pod", "greedy", "--output=jsonpath={.status.conditions[0].message}")
+    assert "Insufficient nvidia.com/gpu" in reason
+
+
+def test_service_names_resolve_to_cluster_addresses(kubectl: Kubectl, pod: str) -> None:
+    address = kubectl("get", "service", "web", "--output=jsonpath={.spec.clusterIP}")
+    assert _python(kubectl, pod, "import socket; print(socket.gethostbyname('web'))") == address
+
+
+def test_a_pod_reaches_itself_through_its_service(kubectl: Kubectl, pod: str) -> None:
+    script = "import urllib.request; print(urllib.request.urlopen('http://web/', timeout=10).status)"
+    assert _python(kubectl, pod, script) == "200"
+
+
+def test_a_service_account_token_opens_the_api_and_only_what_rbac_allows(kubectl: Kubectl, pod: str) -> None:
+    assert _python(kubectl, pod, CALL_API, "/api") == "200"
+    assert _python(kubectl, pod, CALL_API, "/api/v1/secrets") == "403"
+
+
+def test_the_container_log_can_be_read(kubectl: Kubectl, pod: str) -> None:
+    script = "import urllib.request; print(urllib.request.urlopen('http://web/?marked', timeout=10).status)"
+    _python(kubectl, pod, script)
+    assert "GET /?marked" in kubectl("logs", pod, "--container=first")
