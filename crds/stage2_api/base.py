@@ -1,6 +1,6 @@
-"""What all models of the contract share: strictness, the kinds of text that keys hold, and the bounds that come with them.
+"""What all models of the contract share: strictness, and the kinds of values that keys hold, with their bounds.
 
-Bounds are part of the contract: without them the API server cannot tell what a rule over a list or a text may cost it.
+Bounds are part of the contract: without them the API server cannot tell what a rule over a list may cost it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pydantic.alias_generators import to_camel
 
 
 class Section(BaseModel):
-    """A section of the training YAML: snake_case keys, unknown keys refused, `true` is no number and `"5"` is none either."""
+    """A section of the training YAML: snake_case keys, no unknown ones; neither `true` nor `"5"` is a number."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True

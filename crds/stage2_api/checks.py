@@ -1,7 +1,7 @@
-"""Parsing that finds everything: the problems of form that pydantic tells, and those of rules that cross keys, in one pass.
+"""Parsing that finds everything in one pass: what is wrong in form, which pydantic tells, and rules that cross keys.
 
-A rule that crosses keys needs a whole object. Where a key is wrong in form, the rules run over the object without that key, and
-what they say about the same key is left out: it has been told already.
+A rule that crosses keys needs a whole object. Where a key is wrong in form, the rules run over the object without that
+key, and what they say about the same key is left out: it has been told already.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Rule(Generic[M]):
 
     path: the key to blame, dotted, as written in YAML, from the object that the rule is about.
     broken: whether an object breaks it.
-    cel: the same rule for the API server, true where it is kept; None where only Python can tell. `$(a.b)` stands for the value of
-        a key or its default, `$?(a.b)` for whether it is set.
+    cel: the same rule for the API server, true where it is kept, in the notation of stage2_api.cel; None where only
+        Python can tell.
     rule, way_out: as in Problem.
     """
 
@@ -90,7 +90,7 @@ def _repaired(model: type[BaseModel], raw: Any, place: Location, *, missing: boo
     cut = next((index for index, part in enumerate(place) if isinstance(part, int)), None)
     if cut is not None:
         place, missing = place[:cut], False
-    parent = raw
+    parent: Any = raw
     for part in place[:-1]:
         parent = parent.get(part) if isinstance(parent, Mapping) else None
     if not isinstance(parent, dict):

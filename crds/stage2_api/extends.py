@@ -1,7 +1,7 @@
 """`extends`: a training YAML that builds on others.
 
-Source: semantics section 3: `extends: str | list`, relative to the file; earlier bases lose; cycles are errors. Mappings merge
-key by key; anything else, lists too, is replaced.
+Source: semantics section 3: `extends: str | list`, relative to the file; earlier bases lose; cycles are errors.
+Mappings merge key by key; anything else, lists too, is replaced.
 """
 
 from __future__ import annotations

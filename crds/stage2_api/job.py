@@ -42,7 +42,7 @@ class Rollout(KubernetesObject):
     """TCP port of the first server; the next ones take the ports after it."""
     resources: Resources | None = None
     """Compute resources of each server's container, besides GPUs."""
-    template: PodTemplate = {}
+    template: PodTemplate = Field(default={})
     """Pod template that is merged over the servers' own, as `kubectl patch` merges. In `spec.containers`, the name
     `server` stands for every server, `server-0` for the first."""
 
@@ -54,7 +54,7 @@ class Learner(KubernetesObject):
     """GPUs of the learner: 1 with servers; in colocate mode as many as there are, one learner process for each."""
     resources: Resources | None = None
     """Compute resources of the learner's container, besides GPUs."""
-    template: PodTemplate = {}
+    template: PodTemplate = Field(default={})
     """Pod template that is merged over the learner's own, as `kubectl patch` merges; its container is `learner`."""
     backoff_limit: Annotated[int, Field(ge=0, le=100)] = 3
     """Times that a learner that failed is started again, from its last checkpoint. A configuration error is never
@@ -97,13 +97,11 @@ class JobSpec(KubernetesObject):
     """Learner: its GPUs, its retries."""
     placement: Placement = Placement()
     """Node choice for all pods: selector, tolerations, priority."""
-    volumes: Annotated[
-        list[Volume],
-        Field(
-            max_length=32,
-            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
-        ),
-    ] = []
+    volumes: list[Volume] = Field(
+        default=[],
+        max_length=32,
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    )
     """List of volumes for model, data and output, mounted in every container."""
     active_deadline_seconds: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     """Seconds after its start at which a job that has not ended fails; unset means no limit."""
@@ -144,7 +142,7 @@ class ObjectMeta(KubernetesObject):
 
 
 class RolloutMatchingJob(KubernetesObject):
-    """A rollout-matching training run: rollout servers and a learner on one node of the cluster, from a training YAML."""
+    """A rollout-matching training run: rollout servers and a learner on one node, from a training YAML."""
 
     api_version: Literal["stage2.dev/v1alpha1"]
     """Version of the schema of this object."""
@@ -158,7 +156,7 @@ class RolloutMatchingJob(KubernetesObject):
     """What the controller observes of the job."""
 
 
-_RULES = (
+_RULES: tuple[checks.Rule[RolloutMatchingJob], ...] = (
     *checks.lifted(JOB_RULES, "spec", lambda job: job.spec),
     *checks.lifted(RUN_RULES, "spec.config", lambda job: job.spec.config),
 )

@@ -14,7 +14,7 @@ _VLLM = f"{_MATCHING}.vllm"
 _SERVER = f"{_VLLM}.server"
 _HAS_SERVERS = f"($({_MATCHING}.rollout_backend) == 'vllm' && $({_VLLM}.mode) == 'server')"
 _RESERVED_NAMES = ("stage2-config", "stage2-token", "tmp", "shm")
-_RESERVED_PATHS = ("/", "/tmp", "/dev/shm", "/etc/stage2")  # noqa: S108 - refused, not used
+_RESERVED_PATHS = ("/", "/tmp", "/dev/shm", "/etc/stage2")
 
 
 def has_servers(spec: JobSpec) -> bool:
@@ -69,7 +69,7 @@ JOB_RULES: tuple[Rule[JobSpec], ...] = (
         broken=lambda s: not has_servers(s) and s.rollout.servers > 0,
         cel=f"{_HAS_SERVERS} || $(rollout.servers) == 0",
         rule="without vllm.mode server the learner makes its rollouts itself, so there are no servers",
-        way_out="set custom.extra.rollout_matching.vllm.mode to server (and rollout_backend to vllm), or remove spec.rollout",
+        way_out="set vllm.mode to server (with rollout_backend vllm), or remove spec.rollout",
     ),
     Rule(
         path=_SERVER,
@@ -104,7 +104,7 @@ JOB_RULES: tuple[Rule[JobSpec], ...] = (
         broken=lambda s: s.gpu_resource == "" and s.rollout.servers > 0 and s.rollout.gpus_per_server > 1,
         cel="$(gpuResource) != '' || $(rollout.servers) == 0 || $(rollout.gpusPerServer) <= 1",
         rule="an empty spec.gpuResource means that there are no GPUs to share out",
-        way_out="set spec.gpuResource to the GPUs' resource name, such as nvidia.com/gpu, or spec.rollout.gpusPerServer to 1",
+        way_out="set spec.gpuResource to the GPUs' name, such as nvidia.com/gpu, or spec.rollout.gpusPerServer to 1",
     ),
     Rule(
         path=f"{_VLLM}.tensor_parallel_size",

@@ -81,13 +81,11 @@ class JobStatus(StatusPart):
 
     phase: Phase | None = None
     """Stage of the job's life, in one word; the conditions say why."""
-    conditions: Annotated[
-        list[JobCondition],
-        Field(
-            max_length=32,
-            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
-        ),
-    ] = []
+    conditions: list[JobCondition] = Field(
+        default=[],
+        max_length=32,
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+    )
     """List of the aspects of the job's state."""
     observed_generation: Annotated[int, Field(ge=0)] | None = None
     """Generation of the spec that this status is about."""

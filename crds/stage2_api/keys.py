@@ -1,9 +1,9 @@
-"""The tree of keys that a model describes: what stands at a path, what it is called in YAML, what is near a misspelt key."""
+"""The tree of keys that a model describes: what stands at a path, and which key a misspelt one may have meant."""
 
 from __future__ import annotations
 
 import difflib
-import types
+import inspect
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 STAND_IN_TEXT = "x"
+_CONFIG = "spec.config."
 
 
 def joined(root: str, path: str) -> str:
@@ -34,10 +35,8 @@ def fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
 
 def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
     """The models inside a type: `X`, `X | None`, `list[X]`."""
-    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
-        if issubclass(annotation, BaseModel):
-            yield annotation
-        return
+    if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
+        yield annotation
     for argument in typing.get_args(annotation):
         yield from models_in(argument)
 
@@ -86,14 +85,20 @@ def suggestion(model: type[BaseModel], place: Sequence[int | str]) -> str | None
 
     A key of the same name elsewhere comes first, then the most similar one beside it.
     """
-    unknown = str(place[-1])
     section = model_at(model, place[:-1])
-    siblings = list(fields(section)) if section else []
-    near = difflib.get_close_matches(unknown, siblings, n=1, cutoff=0.6)
-    elsewhere = [path for path in leaves(model) if path.rpartition(".")[2] == unknown]
-    if elsewhere:
-        return min(elsewhere, key=lambda path: path.count("."))
-    return joined(dotted(place[:-1]), near[0]) if near else None
+    near = difflib.get_close_matches(str(place[-1]), fields(section) if section else (), n=1, cutoff=0.6)
+    return namesake(model, place) or (joined(dotted(place[:-1]), near[0]) if near else None)
+
+
+def namesake(model: type[BaseModel], place: Sequence[int | str]) -> str | None:
+    """The path of the only other key that is called as the last part of `place`; None if there is none, or several.
+
+    Keys of the same part of a job, the training YAML or what is around it, come first.
+    """
+    everywhere = [path for path in leaves(model) if path.rpartition(".")[2] == place[-1]]
+    in_config = dotted(place).startswith(_CONFIG)
+    near = [path for path in everywhere if path.startswith(_CONFIG) == in_config]
+    return next((paths[0] for paths in (near, everywhere) if len(paths) == 1), None)
 
 
 def found(parsed: BaseModel, raw: Mapping[str, Any], path: str) -> object:

@@ -1,4 +1,7 @@
-"""Parts of a job that become parts of its pods: volumes, resources, tolerations, templates. Names and meaning are Kubernetes' own."""
+"""Parts of a job that become parts of its pods: volumes, resources, tolerations, templates.
+
+Names and meaning are Kubernetes' own.
+"""
 
 from __future__ import annotations
 

@@ -60,9 +60,11 @@ def from_pydantic(model: type[BaseModel], located: Located, *, root: str = "") -
 def _problem(model: type[BaseModel], path: str, errors: Located, root: str) -> Problem:
     place, error = errors[0]
     if error["type"] == "extra_forbidden":
-        return Problem(path, error["input"], "is not a key of stage2", _instead_of_unknown(model, place, root))
+        return Problem(
+            path, error["input"], "is not a key of stage2", _instead_of_unknown(model, place, error["input"], root)
+        )
     if error["type"] == "missing":
-        return Problem(path, None, "is required", f"set it: {_meaning(model, place)}")
+        return Problem(path, None, "is required", _instead_of_nothing(model, place, root))
     rule = " or ".join(dict.fromkeys(_rule(item) for _, item in errors))
     return Problem(path, error["input"], f"must be {rule}", _way_out(model, place, error))
 
@@ -76,7 +78,7 @@ def _rule(error: ErrorDetails) -> str:
     for prefix, words in _COMPARISONS.items():
         if kind == prefix:
             return f"{words} {next(iter(context.values()))}"
-    return _RULES.get(kind, lambda _: error["msg"])(context)
+    return _RULES[kind](context) if kind in _RULES else error["msg"]
 
 
 _RULES: dict[str, Callable[[Mapping[str, Any]], str]] = {
@@ -124,11 +126,28 @@ def _as_number(text: str) -> str:
     return f"write {text} without quotes"
 
 
-def _instead_of_unknown(model: type[BaseModel], place: Sequence[int | str], root: str) -> str:
+def _instead_of_unknown(model: type[BaseModel], place: Sequence[int | str], value: object, root: str) -> str:
     near = keys.suggestion(model, place)
     if near is None:
-        return "remove it; docs/reference.md lists all keys"
+        return _instead_of_section(model, place, value, root) or "remove it; docs/reference.md lists all keys"
     return f"did you mean {keys.joined(root, near)}? Otherwise remove it"
+
+
+def _instead_of_section(model: type[BaseModel], place: Sequence[int | str], value: object, root: str) -> str | None:
+    """Where the keys of an unknown section belong; None where none of them is known."""
+    if not isinstance(value, Mapping):
+        return None
+    homes = {key: keys.namesake(model, (*place, str(key))) for key in value}
+    known = [f"{key} belongs to {keys.joined(root, home)}" for key, home in homes.items() if home]
+    return f"remove it; {', '.join(known)}" if known else None
+
+
+def _instead_of_nothing(model: type[BaseModel], place: Sequence[int | str], root: str) -> str:
+    section = keys.model_at(model, place)
+    if section is None:
+        return f"set it: {_meaning(model, place)}"
+    needed = [keys.joined(root, keys.dotted((*place, key))) for key in keys.placeholder(section)]
+    return f"write the section with at least {' and '.join(needed)}" if needed else "write the section"
 
 
 def _meaning(model: type[BaseModel], place: Sequence[int | str]) -> str:

@@ -1,7 +1,8 @@
 """`custom.extra.rollout_matching`: rollouts, matching, targets, buffer and monitors of stage-2 training.
 
-Source: semantics section 3 (keys, defaults, rules), 4 (rollouts and matching), 6 (loss), 7-8 (packing), 9 (buffer), 10 (offload).
-Where the first implementation changed a senseless value in silence (`candidate_top_k: 0`, `ot_epsilon: -1`), it is refused here.
+Source: semantics sections 3 (keys, defaults, rules), 4 (rollouts and matching), 6 (loss), 7-8 (packing), 9 (buffer),
+10 (offload). Where the first implementation changed a senseless value in silence (`candidate_top_k: 0`,
+`ot_epsilon: -1`), it is refused here.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ class DescMonitor(Section):
     semantic_threshold: Annotated[float, Field(ge=-1, le=1)] = 0.6
     """Cosine similarity from which two descriptions count as equal."""
     semantic_device: Annotated[Name, StringConstraints(pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$")] = "cpu"
-    """Device of the sentence-embedding model: `cpu`, `cuda`, `cuda:1`, or `auto`. The CPU leaves the GPU to training."""
+    """Device of the sentence-embedding model: `cpu`, `cuda`, `cuda:1`, or `auto`. The default leaves the GPU alone."""
     semantic_batch_size: Positive = 64
     """Descriptions embedded at once."""
     semantic_max_length: Positive = 64

@@ -23,6 +23,7 @@ def _uses_vllm(config: RunConfig, mode: str) -> bool:
     return matching.rollout_backend == "vllm" and matching.vllm.mode == mode
 
 
+_KEEPS_BEST = "($(training.load_best_model_at_end) || $(training.save_strategy) == 'best')"
 _NOT_VLLM = f"$({_MATCHING}.rollout_backend) != 'vllm'"
 _NOT_COLOCATE = f"({_NOT_VLLM} || $({_VLLM}.mode) != 'colocate')"
 
@@ -70,7 +71,7 @@ RUN_RULES: tuple[Rule[RunConfig], ...] = (
     Rule(
         path=f"{_MATCHING}.num_return_sequences",
         broken=_returns_more_than_beams,
-        cel=f"!$?({_MATCHING}.num_return_sequences) || $({_MATCHING}.num_return_sequences, 1) <= $({_MATCHING}.num_beams)",
+        cel=f"$({_MATCHING}.num_return_sequences, 1) <= $({_MATCHING}.num_beams)",
         rule="beam search cannot return more sequences than it has beams",
         way_out="lower num_return_sequences or raise num_beams",
     ),
@@ -79,7 +80,7 @@ RUN_RULES: tuple[Rule[RunConfig], ...] = (
         broken=_needs_model_len,
         cel=f"{_NOT_COLOCATE} || $?({_VLLM}.max_model_len)",
         rule="colocate mode needs the longest prompt plus answer",
-        way_out="set vllm.max_model_len to prompt length + max_new_tokens, or vllm.mode to server, or rollout_backend to hf",
+        way_out="set vllm.max_model_len to prompt length + max_new_tokens, or rollout_backend to hf",
     ),
     Rule(
         path=f"{_VLLM}.max_model_len",
@@ -133,7 +134,7 @@ RUN_RULES: tuple[Rule[RunConfig], ...] = (
     Rule(
         path=f"{_MATCHING}.offload.enabled",
         broken=lambda c: _offloads(c) and c.uses_deepspeed,
-        cel=f"{_NOT_COLOCATE} || !$({_MATCHING}.offload.enabled) || !$?(deepspeed)",
+        cel=None,  # deepspeed is text or a mapping: CEL cannot see a key without a type
         rule="DeepSpeed holds the training state itself and does not let it be moved",
         way_out="set offload.enabled to false, or rollout_backend to hf, or remove deepspeed",
     ),
@@ -168,21 +169,21 @@ RUN_RULES: tuple[Rule[RunConfig], ...] = (
     Rule(
         path="training.metric_for_best_model",
         broken=lambda c: _compares_checkpoints(c) and c.training.metric_for_best_model is None,
-        cel="!($(training.load_best_model_at_end) || $(training.save_strategy) == 'best') || $?(training.metric_for_best_model)",
+        cel=f"!{_KEEPS_BEST} || $?(training.metric_for_best_model)",
         rule="keeping the best checkpoint needs a metric",
-        way_out="set metric_for_best_model, for example to eval_rollout_f1, or load_best_model_at_end to false and save_strategy to steps",
+        way_out="set metric_for_best_model to eval_rollout_f1, or stop load_best_model_at_end and save_strategy best",
     ),
     Rule(
         path="training.eval_strategy",
         broken=lambda c: _compares_checkpoints(c) and c.training.eval_strategy == "no",
-        cel="!($(training.load_best_model_at_end) || $(training.save_strategy) == 'best') || $(training.eval_strategy) != 'no'",
+        cel=f"!{_KEEPS_BEST} || $(training.eval_strategy) != 'no'",
         rule="keeping the best checkpoint needs evaluation",
-        way_out="set eval_strategy to steps, or load_best_model_at_end to false and save_strategy to steps",
+        way_out="set eval_strategy to steps, or stop load_best_model_at_end and save_strategy best",
     ),
     Rule(
         path="template.min_pixels",
         broken=lambda c: None not in (c.template.min_pixels, c.template.max_pixels) and _pixels_cross(c),
-        cel="!$?(template.min_pixels) || !$?(template.max_pixels) || $(template.min_pixels, 1) <= $(template.max_pixels, 1)",
+        cel="!$?(template.max_pixels) || $(template.min_pixels, 1) <= $(template.max_pixels, 1)",
         rule="the fewest pixels must not be above the most",
         way_out="lower min_pixels or raise max_pixels",
     ),

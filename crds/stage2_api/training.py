@@ -1,6 +1,7 @@
 """`training`: the optimizer's schedule, batches, packing, logging and checkpoints.
 
-Keys that transformers' TrainingArguments has carry its names and its meaning. Source of the others: semantics sections 3 and 7.
+Keys that transformers' TrainingArguments has carry its names and its meaning. Source of the others: semantics
+sections 3 and 7.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ class Training(Section):
     per_device_eval_batch_size: Positive = 1
     """Records of one evaluation step in each learner process."""
     effective_batch_size: Positive | None = None
-    """Records of one optimizer step over all learner processes: sets gradient accumulation to it, divided by micro-batch
-    and processes, rounded up."""
+    """Records of one optimizer step over all learner processes: gradient accumulation is this, divided by
+    micro-batch and processes, rounded up."""
     gradient_accumulation_steps: Positive | None = None
     """Micro-steps of one optimizer step; null means that `effective_batch_size` decides, or 1."""
     learning_rate: Weight = 5e-5

@@ -1,4 +1,4 @@
-"""`custom.extra.rollout_matching.vllm`: how vLLM makes rollouts, inside the learner or as servers, and how weights reach it.
+"""`custom.extra.rollout_matching.vllm`: how vLLM makes rollouts, and how the learner's weights reach it.
 
 Source: semantics section 3 (keys, defaults, rules), 11 (server mode), 12 (weight sync).
 """
@@ -36,7 +36,7 @@ class VllmServerEntry(Section):
     base_url: Annotated[Url, StringConstraints(pattern=r"^https?://[^/ ]+.*$")]
     """Address of the server with scheme, host and port, such as `http://127.0.0.1:8000`; a trailing `/` is dropped."""
     group_port: Port
-    """TCP port of the weight-transfer group, which is not the HTTP port: the learner listens there, the server dials it."""
+    """TCP port of the weight-transfer group, not the HTTP port: the learner listens there, the server dials it."""
 
 
 class VllmServer(Section):
@@ -88,8 +88,8 @@ class Vllm(Section):
     """The vLLM engine that makes the rollouts."""
 
     mode: VllmMode = "colocate"
-    """Where vLLM runs: `colocate` inside the learner's processes on the learner's GPUs, `server` in processes of its own
-    on GPUs of its own."""
+    """Where vLLM runs: `colocate` inside the learner's processes on the learner's GPUs, `server` in processes of
+    its own on other GPUs."""
     tensor_parallel_size: Positive | None = None
     """GPUs that share one copy of the model. Unset means 4 with four colocated learner processes, else 1."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.45
