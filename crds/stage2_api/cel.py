@@ -7,17 +7,13 @@ stands for the value of the key a.b or its default, `$(a.b, x)` for its value or
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel
 
 from stage2_api import keys
-from stage2_api.checks import Rule
-
-_SET = re.compile(r"\$\?\(([^),]+)\)")
-_VALUE = re.compile(r"\$\(([^),]+)(?:, ([^)]+))?\)")
+from stage2_api.rule import SET, VALUE, Rule
 
 
 def validations(model: type[BaseModel], rules: Sequence[Rule[Any]]) -> list[dict[str, str]]:
@@ -31,8 +27,8 @@ def validations(model: type[BaseModel], rules: Sequence[Rule[Any]]) -> list[dict
 
 def expression(model: type[BaseModel], text: str) -> str:
     """The CEL expression that `text` with its placeholders stands for; `self` is an object of `model`."""
-    with_set = _SET.sub(lambda match: f"{_chain(match[1])}.hasValue()", text)
-    return _VALUE.sub(lambda match: f"{_chain(match[1])}.orValue({match[2] or _default(model, match[1])})", with_set)
+    with_set = SET.sub(lambda match: f"{_chain(match[1])}.hasValue()", text)
+    return VALUE.sub(lambda match: f"{_chain(match[1])}.orValue({match[2] or _default(model, match[1])})", with_set)
 
 
 def _chain(path: str) -> str:

@@ -1,20 +1,20 @@
 """Parsing that finds everything in one pass: what is wrong in form, which pydantic tells, and rules that cross keys.
 
 A rule that crosses keys needs a whole object. Where a key is wrong in form, the rules run over the object without that
-key, and what they say about the same key is left out: it has been told already.
+key, and those that read it say nothing.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from stage2_api import keys, problems
 from stage2_api.errors import ConfigError, Problem
+from stage2_api.rule import Rule
 
 M = TypeVar("M", bound=BaseModel)
 Location = tuple[int | str, ...]
@@ -22,31 +22,13 @@ Location = tuple[int | str, ...]
 _ROUNDS = 8  # how often a repaired object may show new problems of form: sections that were missing hold required keys
 
 
-@dataclass(frozen=True)
-class Rule(Generic[M]):
-    """A rule that crosses keys, for Python and for the API server.
-
-    path: the key to blame, dotted, as written in YAML, from the object that the rule is about.
-    broken: whether an object breaks it.
-    cel: the same rule for the API server, true where it is kept, in the notation of stage2_api.cel; None where only
-        Python can tell.
-    rule, way_out: as in Problem.
-    """
-
-    path: str
-    broken: Callable[[M], bool]
-    cel: str | None
-    rule: str
-    way_out: str
-
-
 def parse(model: type[M], raw: Mapping[str, Any], rules: Sequence[Rule[M]], *, root: str = "") -> M:
     """The object that `raw` describes. Raises ConfigError with every problem; `root` stands before their paths."""
     parsed, found = form(model, raw, root=root)
     if parsed is not None:
-        told = {problem.path for problem in found}
-        broken = [problem for problem in cross(parsed, raw, rules, root=root) if not _told(problem.path, told)]
-        found = [*found, *broken]
+        wrong = [problem.path for problem in found]
+        answerable = [rule for rule in rules if not _reads_any(rule, wrong, root)]
+        found = [*found, *cross(parsed, raw, answerable, root=root)]
     if found or parsed is None:
         raise ConfigError(found)
     return parsed
@@ -79,6 +61,12 @@ def cross(parsed: M, raw: Mapping[str, Any], rules: Sequence[Rule[M]], *, root: 
     ]
 
 
+def _reads_any(rule: Rule[Any], wrong: Sequence[str], root: str) -> bool:
+    """Whether a rule reads a key whose value is wrong in form: what it would say is about the repair, not the file."""
+    read = [keys.joined(root, path) for path in rule.keys_read()]
+    return any(_told(path, {other}) or _told(other, {path}) for path in read for other in wrong)
+
+
 def _told(path: str, told: set[str]) -> bool:
     return any(path == other or path.startswith((f"{other}.", f"{other}[")) for other in told)
 
@@ -100,18 +88,3 @@ def _repaired(model: type[BaseModel], raw: Any, place: Location, *, missing: boo
     else:
         parent.pop(place[-1], None)
     return raw
-
-
-def lifted(rules: Sequence[Rule[Any]], root: str, part: Callable[[Any], Any]) -> tuple[Rule[Any], ...]:
-    """Rules about a part of an object as rules about the object: `part` takes it out, `root` is its path."""
-
-    def about_whole(rule: Rule[Any]) -> Rule[Any]:
-        return Rule(
-            path=keys.joined(root, rule.path),
-            broken=lambda whole: rule.broken(part(whole)),
-            cel=None,
-            rule=rule.rule,
-            way_out=rule.way_out,
-        )
-
-    return tuple(map(about_whole, rules))

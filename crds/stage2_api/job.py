@@ -15,6 +15,7 @@ from stage2_api.base import KubernetesObject, Name
 from stage2_api.job_rules import JOB_RULES
 from stage2_api.jobstatus import JobStatus
 from stage2_api.podparts import LabelValue, ObjectReference, PodTemplate, QualifiedName, Resources, Toleration, Volume
+from stage2_api.rule import Rule, lifted
 from stage2_api.rules import RUN_RULES
 from stage2_api.runconfig import RunConfig
 
@@ -156,9 +157,9 @@ class RolloutMatchingJob(KubernetesObject):
     """What the controller observes of the job."""
 
 
-_RULES: tuple[checks.Rule[RolloutMatchingJob], ...] = (
-    *checks.lifted(JOB_RULES, "spec", lambda job: job.spec),
-    *checks.lifted(RUN_RULES, "spec.config", lambda job: job.spec.config),
+_RULES: tuple[Rule[RolloutMatchingJob], ...] = (
+    *lifted(JOB_RULES, "spec", lambda job: job.spec),
+    *lifted(RUN_RULES, "spec.config", lambda job: job.spec.config),
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stage2_api.checks import Rule
+from stage2_api.rule import Rule
 
 if TYPE_CHECKING:
     from stage2_api.job import JobSpec

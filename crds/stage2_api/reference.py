@@ -8,10 +8,10 @@ from typing import Any
 from pydantic import BaseModel
 
 from stage2_api import job
-from stage2_api.checks import Rule
 from stage2_api.job_rules import JOB_RULES
 from stage2_api.jobstatus import JobStatus
 from stage2_api.keys import joined
+from stage2_api.rule import Rule
 from stage2_api.rules import RUN_RULES, STANDALONE_RULES
 from stage2_api.runconfig import RunConfig
 from stage2_api.schema import Schema, structural

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stage2_api.checks import Rule
+from stage2_api.rule import Rule
 
 if TYPE_CHECKING:
     from stage2_api.runconfig import RunConfig
@@ -134,6 +134,7 @@ RUN_RULES: tuple[Rule[RunConfig], ...] = (
     Rule(
         path=f"{_MATCHING}.offload.enabled",
         broken=lambda c: _offloads(c) and c.uses_deepspeed,
+        reads=("deepspeed", f"{_VLLM}.mode", f"{_MATCHING}.rollout_backend"),
         cel=None,  # deepspeed is text or a mapping: CEL cannot see a key without a type
         rule="DeepSpeed holds the training state itself and does not let it be moved",
         way_out="set offload.enabled to false, or rollout_backend to hf, or remove deepspeed",
