@@ -32,7 +32,10 @@ def pod(observed: Object | None, what: str) -> Finding | None:
     findings = [finding for item in statuses if (finding := _container(item))]
     if findings:
         return min(findings, key=lambda finding: finding.reason == reasons.CONTAINERS_STARTING)
-    return None if statuses else Finding(reasons.CONTAINERS_STARTING, f"{what} is being prepared on its node")
+    if statuses:
+        return None
+    doing = "is being prepared on its node" if observed.get("spec", {}).get("nodeName") else "waits for a node"
+    return Finding(reasons.CONTAINERS_STARTING, f"{what} {doing}")
 
 
 def servers(observed: Object | None, names: Sequence[str]) -> Finding | None:

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import aiohttp
 import kopf
 
 from stage2_controller import names
-from stage2_controller.apply import Api, connect
+from stage2_controller.apply import ApiRefused, connect
 from stage2_controller.freshness import Freshness
 from stage2_controller.observe import Key, Store, key_of
 from stage2_controller.plan import Settings
@@ -46,15 +47,22 @@ class Controller:
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def start(self) -> None:
-        """Connects, learns what exists, and starts to work."""
-        api: Api = await connect()
-        progress = ProgressReader()
+        """Connects, learns what exists, and starts to work. Raises kopf.TemporaryError while that cannot be."""
+        if not self._closers:
+            await self._connect()
+        try:
+            await self.freshness.fill()
+        except (ApiRefused, aiohttp.ClientError, TimeoutError) as error:
+            # Such as a definition that helm installed a moment ago and the API server does not serve yet.
+            raise kopf.TemporaryError(str(error), delay=2) from error
+        self._tasks = [asyncio.create_task(self.queue.run()), asyncio.create_task(self.freshness.run())]
+        logger.info("ready: %d jobs", len(list(self.store.known(names.KIND))))
+
+    async def _connect(self) -> None:
+        api, progress = await connect(), ProgressReader()
         self._closers = [api, progress]
         self.queue = WorkQueue(Reconciler(api, self.store, progress, self.settings), concurrency=self.concurrency)
         self.freshness = Freshness(api, self.store, self.queue.add, namespaces=self.namespaces)
-        await self.freshness.fill()
-        self._tasks = [asyncio.create_task(self.queue.run()), asyncio.create_task(self.freshness.run())]
-        logger.info("ready: %d jobs", len(list(self.store.known(names.KIND))))
 
     async def stop(self) -> None:
         """Ends in mid-pass without harm: the next start plans again from what it finds."""

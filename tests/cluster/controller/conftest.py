@@ -1,0 +1,252 @@
+"""A controller under test: its own namespace, the chart's own least privileges, and a hand that plays the kubelet.
+
+Pods ask for a node that does not exist, so that these tests run alike on a cluster with nodes and on one without.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[3]
+CRD = ROOT / "crds" / "rolloutmatchingjob.yaml"
+NOWHERE = {"stage2.dev/test": "no-such-node"}
+WAIT_S = 30
+Object = dict[str, Any]
+
+
+class Kubectl:
+    """kubectl as the cluster's administrator, in the namespace of the test."""
+
+    def __init__(self, kubeconfig: Path, namespace: str = "default") -> None:
+        self.kubeconfig = kubeconfig
+        self.namespace = namespace
+
+    def run(self, *arguments: str, stdin: object = None) -> subprocess.CompletedProcess[str]:
+        """Runs kubectl; `stdin` is written as JSON."""
+        command = ["kubectl", f"--kubeconfig={self.kubeconfig}", f"--namespace={self.namespace}", *arguments]
+        text = None if stdin is None else json.dumps(stdin)
+        return subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+
+    def __call__(self, *arguments: str, stdin: object = None) -> str:
+        """Runs kubectl and returns what it prints; raises with what it complains about."""
+        done = self.run(*arguments, stdin=stdin)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def get(self, kind: str, name: str) -> Object | None:
+        """The object, or None."""
+        text = self("get", kind, name, "--ignore-not-found", "-o", "json")
+        return json.loads(text) if text else None
+
+    def list(self, *kinds: str) -> list[Object]:
+        """All objects of some kinds."""
+        items: list[Object] = json.loads(self("get", ",".join(kinds), "-o", "json"))["items"]
+        return items
+
+    def apply(self, body: Object) -> None:
+        """Server-side apply as a person."""
+        self("apply", "--server-side", "-f", "-", stdin=body)
+
+    def set_status(self, kind: str, name: str, status: Object) -> None:
+        """Writes a status as the kubelet would."""
+        patch = json.dumps({"status": status})
+        self("patch", kind, name, "--subresource=status", "--type=merge", "-p", patch)
+
+
+def eventually(what: Callable[[], Any], *, why: str, timeout_s: float = WAIT_S) -> Any:
+    """The first true value of `what()`; fails with `why` if there is none in time."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if value := what():
+            return value
+        time.sleep(0.1)
+    pytest.fail(f"not within {timeout_s:.0f} s: {why}")
+
+
+@pytest.fixture(scope="session")
+def admin(kubeconfig: Path) -> Kubectl:
+    """kubectl on a cluster that has the definition."""
+    kubectl = Kubectl(kubeconfig)
+    kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRD))
+    kubectl("wait", "--for=condition=Established", "crd/rolloutmatchingjobs.stage2.dev", "--timeout=30s")
+    kubectl("explain", "rmj")  # fails until the API server serves the definition, which is a moment later
+    return kubectl
+
+
+@pytest.fixture
+def kubectl(admin: Kubectl) -> Iterator[Kubectl]:
+    """kubectl in a namespace of its own, which demands the restricted Pod Security Standard."""
+    name = f"stage2-test-{uuid.uuid4().hex[:8]}"
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    admin.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
+    yield Kubectl(admin.kubeconfig, name)
+    admin("delete", "namespace", name, "--wait=false")
+
+
+@pytest.fixture(scope="session")
+def helm() -> str:
+    """helm from PATH, else the one that hack/local-cluster built."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stage2" / "cluster" / "bin"
+    built = sorted(cache.glob("**/helm"), key=lambda path: path.stat().st_mtime)
+    found = shutil.which("helm") or (str(built[-1]) if built else None)
+    if found is None:
+        pytest.skip("no helm on PATH and none built by hack/local-cluster")
+    return found
+
+
+class Controller:
+    """`python -m stage2_controller` for one namespace, with no more rights than the chart gives."""
+
+    def __init__(self, kubeconfig: Path, namespace: str, log: Path) -> None:
+        self._kubeconfig = kubeconfig
+        self._namespace = namespace
+        self.log = log
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Starts it and waits until it works."""
+        command = [sys.executable, "-m", "stage2_controller", "--namespace", self._namespace]
+        environment = {**os.environ, "KUBECONFIG": str(self._kubeconfig)}
+        before = self.text().count("ready: ")
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*command, "--image", "stage2/trainer:test"], env=environment, stdout=log, stderr=log
+            )
+        eventually(lambda: self.text().count("ready: ") > before, why=f"controller ready; {self.text()[-2000:]}")
+
+    def stop(self, *, kill: bool = False) -> None:
+        """Ends it: politely, or as a lost node would."""
+        if self._process is None:
+            return
+        self._process.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
+        self._process.wait(timeout=30)
+        self._process = None
+
+    def text(self) -> str:
+        """Everything it has logged."""
+        return self.log.read_text() if self.log.exists() else ""
+
+
+@pytest.fixture
+def controller(kubectl: Kubectl, helm: str, tmp_path: Path) -> Iterator[Controller]:
+    """A controller that runs with the rights of the chart's service account."""
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(json.dumps(_chart_rights(kubectl, helm)))
+    running = Controller(kubeconfig, kubectl.namespace, tmp_path / "controller.log")
+    running.start()
+    yield running
+    running.stop()
+    assert "Traceback" not in running.text(), running.text()
+
+
+def _chart_rights(kubectl: Kubectl, helm: str) -> Object:
+    """A kubeconfig with a token of the chart's service account, installed for this namespace alone."""
+    values = f'controller.namespaces=["{kubectl.namespace}"]'
+    command = [helm, "template", "stage2", str(ROOT / "charts" / "stage2"), "--namespace", kubectl.namespace]
+    done = subprocess.run([*command, "--set-json", values], capture_output=True, text=True, check=True)
+    for manifest in filter(None, yaml.safe_load_all(done.stdout)):
+        if manifest["kind"] in ("ServiceAccount", "Role", "RoleBinding"):
+            kubectl.apply(manifest)
+    config: Object = json.loads(kubectl("config", "view", "--raw", "--minify", "--flatten", "-o", "json"))
+    token = kubectl("create", "token", "stage2").strip()
+    return {**config, "users": [{"name": user["name"], "user": {"token": token}} for user in config["users"]]}
+
+
+def job(name: str = "job-3v1", **spec: Any) -> Object:
+    """A valid job whose pods fit no node."""
+    config = {
+        "model": {"model": "/data/model"},
+        "global_max_length": 2048,
+        "training": {"output_dir": "/data/output", "max_steps": 10},
+        "custom": {
+            "train_jsonl": "/data/train.jsonl",
+            "extra": {"rollout_matching": {"rollout_backend": "vllm", "vllm": {"mode": "server"}}},
+        },
+    }
+    written = {
+        "rollout": {"servers": 3},
+        "learner": {"gpus": 1, "backoffLimit": 1},
+        "placement": {"nodeSelector": NOWHERE},
+        "volumes": [{"name": "data", "mountPath": "/data", "emptyDir": {}}],
+        "config": config,
+    }
+    return {
+        "apiVersion": "stage2.dev/v1alpha1",
+        "kind": "RolloutMatchingJob",
+        "metadata": {"name": name},
+        "spec": {**written, **spec},
+    }
+
+
+class Kubelet:
+    """Writes the pod statuses that a kubelet would write."""
+
+    def __init__(self, kubectl: Kubectl) -> None:
+        self._kubectl = kubectl
+
+    def pod(self, job_name: str, role: str) -> Object | None:
+        """The newest pod of a role."""
+        selector = f"stage2.dev/job={job_name},stage2.dev/role={role}"
+        listed = self._kubectl("get", "pods", "-l", selector, "-o", "json", "--sort-by=.metadata.creationTimestamp")
+        pods: list[Object] = json.loads(listed)["items"]
+        return pods[-1] if pods else None
+
+    def servers_answer(self, job_name: str, ready: bool = True) -> None:
+        """All containers of the rollout pod run, and answer or not."""
+        pod = eventually(lambda: self.pod(job_name, "rollout"), why="a rollout pod exists")
+        state = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
+        statuses = [self._status(item["name"], state, ready=ready) for item in pod["spec"]["containers"]]
+        conditions = [{"type": "Ready", "status": str(ready)}, {"type": "PodScheduled", "status": "True"}]
+        self._write(pod, {"phase": "Running", "conditions": conditions, "containerStatuses": statuses})
+
+    def learner_runs(self, job_name: str) -> None:
+        """The learner's container runs."""
+        pod = eventually(lambda: self.pod(job_name, "learner"), why="a learner pod exists")
+        status = self._status("learner", {"running": {"startedAt": "2026-01-01T00:00:00Z"}}, ready=True)
+        conditions = [{"type": "PodScheduled", "status": "True"}]
+        self._write(pod, {"phase": "Running", "conditions": conditions, "containerStatuses": [status]})
+
+    def learner_ends(self, job_name: str, exit_code: int, message: str = "") -> None:
+        """The learner's container ended."""
+        pod = eventually(lambda: self.pod(job_name, "learner"), why="a learner pod exists")
+        times = {"startedAt": "2026-01-01T00:00:00Z", "finishedAt": "2026-01-01T00:01:00Z"}
+        ended = {"exitCode": exit_code, "reason": "Error" if exit_code else "Completed", "message": message, **times}
+        status = self._status("learner", {"terminated": ended}, ready=False)
+        phase = "Failed" if exit_code else "Succeeded"
+        self._write(pod, {"phase": phase, "conditions": [], "containerStatuses": [status]})
+
+    def _write(self, pod: Object, status: Object) -> None:
+        self._kubectl.set_status("pod", pod["metadata"]["name"], status)
+
+    @staticmethod
+    def _status(name: str, state: Object, *, ready: bool) -> Object:
+        return {"name": name, "image": "x", "imageID": "x", "ready": ready, "restartCount": 0, "state": state}
+
+
+@pytest.fixture
+def kubelet(kubectl: Kubectl) -> Kubelet:
+    """The hand that plays the kubelet."""
+    return Kubelet(kubectl)
+
+
+def phase(kubectl: Kubectl, name: str) -> str | None:
+    """The job's phase."""
+    found = kubectl.get("rmj", name)
+    return (found or {}).get("status", {}).get("phase")
+
+
+def reason(kubectl: Kubectl, name: str, condition: str) -> str | None:
+    """The reason of one of the job's conditions."""
+    conditions = (kubectl.get("rmj", name) or {}).get("status", {}).get("conditions", [])
+    return next((item["reason"] for item in conditions if item["type"] == condition), None)

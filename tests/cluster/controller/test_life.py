@@ -1,0 +1,106 @@
+"""A job's life on a real API server: children appear, the learner follows its servers, the end releases them."""
+
+import pytest
+from tests.cluster.controller.conftest import Controller, Kubectl, Kubelet, eventually, job, phase, reason
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def test_a_job_lives_from_pending_to_succeeded(kubectl: Kubectl, controller: Controller, kubelet: Kubelet) -> None:
+    kubectl.apply(job())
+    eventually(lambda: kubectl.get("deployment", "job-3v1-rollout"), why="the Deployment exists")
+    assert phase(kubectl, "job-3v1") == "Pending"
+    assert kubectl.get("job", "job-3v1-learner") is None
+
+    kubelet.servers_answer("job-3v1")
+    eventually(lambda: kubectl.get("job", "job-3v1-learner"), why="the learner Job exists")
+    assert reason(kubectl, "job-3v1", "RolloutReady") == "ServersReady"
+
+    kubelet.learner_runs("job-3v1")
+    eventually(lambda: phase(kubectl, "job-3v1") == "Running", why="the job runs")
+
+    kubelet.learner_ends("job-3v1", 0, '{"step": 10, "maxSteps": 10, "phase": "done"}')
+    kubectl("wait", "--for=condition=Succeeded", "rmj/job-3v1", "--timeout=30s")
+    eventually(lambda: kubectl.get("deployment", "job-3v1-rollout") is None, why="the servers are released")
+    assert kubectl("get", "rmj", "job-3v1", "--no-headers").split()[:4] == ["job-3v1", "Succeeded", "10/10", "0/3"]
+    events = {event["reason"] for event in kubectl.list("events") if event["involvedObject"]["name"] == "job-3v1"}
+    assert {"ServersReady", "LearnerStarted", "LearnerSucceeded"} <= events
+
+
+def test_pods_are_accepted_under_the_restricted_pod_security_standard(
+    kubectl: Kubectl, controller: Controller, kubelet: Kubelet
+) -> None:
+    kubectl.apply(job())
+    kubelet.servers_answer("job-3v1")
+    eventually(lambda: kubelet.pod("job-3v1", "learner"), why="the learner's pod is admitted")
+
+
+def test_a_configuration_error_fails_the_job_without_another_try(
+    kubectl: Kubectl, controller: Controller, kubelet: Kubelet
+) -> None:
+    kubectl.apply(job())
+    kubelet.servers_answer("job-3v1")
+    kubelet.learner_runs("job-3v1")
+    kubelet.learner_ends("job-3v1", 64, "custom.train_jsonl: '/data/x'; must exist; mount the volume that holds it")
+    kubectl("wait", "--for=condition=Failed", "rmj/job-3v1", "--timeout=30s")
+    assert reason(kubectl, "job-3v1", "Failed") == "ConfigurationError"
+    assert "must exist" in (kubectl.get("rmj", "job-3v1") or {})["status"]["message"]
+
+
+def test_deleting_a_job_deletes_everything_that_it_owns(
+    kubectl: Kubectl, controller: Controller, kubelet: Kubelet
+) -> None:
+    kubectl.apply(job())
+    kubelet.servers_answer("job-3v1")
+    eventually(lambda: kubectl.get("job", "job-3v1-learner"), why="all children exist")
+    kubectl("delete", "rmj", "job-3v1", "--timeout=10s")
+    kinds = ("deployments", "jobs", "services", "configmaps", "secrets", "pods")
+    selector = "app.kubernetes.io/managed-by=stage2"
+    eventually(
+        lambda: not kubectl("get", ",".join(kinds), "-l", selector, "-o", "name").strip(),
+        why="no child is left",
+        timeout_s=60,
+    )
+
+
+def test_suspending_removes_the_pods_and_resuming_brings_them_back(
+    kubectl: Kubectl, controller: Controller, kubelet: Kubelet
+) -> None:
+    kubectl.apply(job())
+    kubelet.servers_answer("job-3v1")
+    kubelet.learner_runs("job-3v1")
+    eventually(lambda: phase(kubectl, "job-3v1") == "Running", why="the job runs")
+    kubectl("patch", "rmj", "job-3v1", "--type=merge", "-p", '{"spec": {"suspend": true}}')
+    eventually(lambda: not kubectl.list("deployments", "jobs"), why="no workload is left")
+    eventually(lambda: phase(kubectl, "job-3v1") == "Suspended", why="the phase says so")
+    kubectl("patch", "rmj", "job-3v1", "--type=merge", "-p", '{"spec": {"suspend": false}}')
+    eventually(lambda: kubectl.get("deployment", "job-3v1-rollout"), why="the servers are back")
+
+
+def test_a_child_that_someone_deletes_or_changes_comes_back(kubectl: Kubectl, controller: Controller) -> None:
+    kubectl.apply(job())
+    eventually(lambda: kubectl.get("deployment", "job-3v1-rollout"), why="the Deployment exists")
+    kubectl("delete", "service", "job-3v1-rollout")
+    eventually(lambda: kubectl.get("service", "job-3v1-rollout"), why="the Service is back")
+    kubectl("scale", "deployment", "job-3v1-rollout", "--replicas=0")
+
+    def replicas() -> int:
+        return int((kubectl.get("deployment", "job-3v1-rollout") or {})["spec"]["replicas"])
+
+    eventually(lambda: replicas() == 1, why="the Deployment is mended")
+
+
+def test_what_the_api_server_refuses_is_told_and_tried_again(kubectl: Kubectl, controller: Controller) -> None:
+    quota = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "none"},
+        "spec": {"hard": {"services": "0"}},
+    }
+    kubectl.apply(quota)
+    eventually(lambda: (kubectl.get("quota", "none") or {}).get("status", {}).get("hard"), why="the quota counts")
+    kubectl.apply(job())
+    eventually(lambda: reason(kubectl, "job-3v1", "ChildrenApplied") == "ChildRefused", why="the refusal is told")
+    kubectl("delete", "quota", "none")
+    eventually(lambda: kubectl.get("service", "job-3v1-rollout"), why="the Service is created after all")
+    eventually(lambda: reason(kubectl, "job-3v1", "ChildrenApplied") == "Applied", why="the status says so")

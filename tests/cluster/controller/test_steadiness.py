@@ -1,0 +1,100 @@
+"""Nothing happens twice: restarts change nothing, and a steady state makes no request that writes."""
+
+import re
+import time
+
+import pytest
+from tests.cluster.controller.conftest import Controller, Kubectl, Kubelet, eventually, job, phase
+
+pytestmark = pytest.mark.timeout(300)
+KINDS = ("rmj", "deployments", "jobs", "services", "configmaps", "secrets", "pods")
+
+
+def versions(kubectl: Kubectl) -> dict[tuple[str, str], str]:
+    """The resource version of every object that the controller made or watches."""
+    return {
+        (item["kind"], item["metadata"]["name"]): item["metadata"]["resourceVersion"] for item in kubectl.list(*KINDS)
+    }
+
+
+def settled(kubectl: Kubectl) -> dict[tuple[str, str], str]:
+    """The versions once they have stopped changing."""
+
+    def unchanged() -> dict[tuple[str, str], str] | None:
+        before = versions(kubectl)
+        time.sleep(1.5)
+        return before if versions(kubectl) == before else None
+
+    found: dict[tuple[str, str], str] = eventually(unchanged, why="the state settles")
+    return found
+
+
+def applies(kubectl: Kubectl) -> int:
+    """Server-side applies that the API server has served, of the kinds that the controller applies."""
+    pattern = r'apiserver_request_total\{[^}]*resource="(?:%s)"[^}]*verb="APPLY"[^}]*\} (\S+)'
+    kinds = "rolloutmatchingjobs|deployments|services|configmaps"
+    return sum(int(float(count)) for count in re.findall(pattern % kinds, kubectl("get", "--raw", "/metrics")))
+
+
+@pytest.mark.parametrize("stage", ["servers load", "learner starts", "learner runs"])
+@pytest.mark.parametrize("kill", [False, True], ids=["asked to end", "killed"])
+def test_a_restart_of_the_controller_changes_nothing(
+    kubectl: Kubectl, controller: Controller, kubelet: Kubelet, stage: str, kill: bool
+) -> None:
+    kubectl.apply(job())
+    eventually(lambda: kubectl.get("deployment", "job-3v1-rollout"), why="the Deployment exists")
+    if stage != "servers load":
+        kubelet.servers_answer("job-3v1")
+        eventually(lambda: kubelet.pod("job-3v1", "learner"), why="the learner's pod exists")
+    if stage == "learner runs":
+        kubelet.learner_runs("job-3v1")
+        eventually(lambda: phase(kubectl, "job-3v1") == "Running", why="the job runs")
+    before = settled(kubectl)
+    controller.stop(kill=kill)
+    controller.start()
+    time.sleep(3)
+    assert versions(kubectl) == before
+
+
+def test_what_happens_while_the_controller_is_away_is_caught_up(
+    kubectl: Kubectl, controller: Controller, kubelet: Kubelet
+) -> None:
+    kubectl.apply(job())
+    eventually(lambda: kubectl.get("deployment", "job-3v1-rollout"), why="the Deployment exists")
+    controller.stop(kill=True)
+    kubelet.servers_answer("job-3v1")
+    kubectl("delete", "service", "job-3v1-rollout")
+    kubectl.apply(job("late"))
+    controller.start()
+    eventually(lambda: kubectl.get("job", "job-3v1-learner"), why="the learner is created")
+    eventually(lambda: kubectl.get("service", "job-3v1-rollout"), why="the Service is back")
+    eventually(lambda: kubectl.get("deployment", "late-rollout"), why="the new job is served")
+
+
+def test_a_steady_state_makes_no_write(kubectl: Kubectl, controller: Controller, kubelet: Kubelet) -> None:
+    kubectl.apply(job())
+    kubelet.servers_answer("job-3v1")
+    kubelet.learner_runs("job-3v1")
+    eventually(lambda: phase(kubectl, "job-3v1") == "Running", why="the job runs")
+    before, applied = settled(kubectl), applies(kubectl)
+    kubectl("annotate", "rmj", "job-3v1", "poke=1")  # a pass that has nothing to do
+    time.sleep(12)  # the learner is asked for its progress meanwhile, and does not answer
+    after = versions(kubectl)
+    del before["RolloutMatchingJob", "job-3v1"], after["RolloutMatchingJob", "job-3v1"]
+    assert after == before
+    assert applies(kubectl) == applied
+
+
+def test_the_token_never_changes(kubectl: Kubectl, controller: Controller) -> None:
+    kubectl.apply(job())
+    secret = eventually(lambda: kubectl.get("secret", "job-3v1-token"), why="the Secret exists")
+    controller.stop(kill=True)
+    kubectl("patch", "rmj", "job-3v1", "--type=merge", "-p", '{"spec": {"image": "another:1"}}')
+    controller.start()
+
+    def image() -> str:
+        pod = (kubectl.get("deployment", "job-3v1-rollout") or {})["spec"]["template"]["spec"]
+        return str(pod["containers"][0]["image"])
+
+    eventually(lambda: image() == "another:1", why="the edit is carried out before the learner has started")
+    assert (kubectl.get("secret", "job-3v1-token") or {})["data"] == secret["data"]
