@@ -51,5 +51,4 @@ def _predicted(sample: Mapping[str, Any]) -> list[Outline]:
 
 
 def _outline(item: Mapping[str, Any], color: str) -> Outline:
-    kind = "bbox_2d" if item["kind"] in {"bbox", "bbox_2d"} else "poly"
-    return Outline(kind=kind, bins=item["bins"], label=item["desc"], color=color)
+    return Outline(kind=item["kind"], bins=item["bins"], label=item["desc"], color=color)

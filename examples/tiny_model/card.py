@@ -118,7 +118,7 @@ def picture(scenes: Sequence[Scene], answers: Sequence[Answer]) -> Image.Image:
 
 
 def _outlined(scene: Scene, objects: Sequence[GTObject], color: str) -> Image.Image:
-    outlines = [Outline("poly" if o.kind == "poly" else "bbox_2d", o.bins, o.desc, color) for o in objects]
+    outlines = [Outline(o.kind, o.bins, o.desc, color) for o in objects]
     return draw_outlines(Image.fromarray(draw(scene)), outlines, width=_CELL)
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from PIL import Image, ImageDraw, ImageFont
+
+from stage2_trainer.matching.parse import Kind
 
 _BINS = 1000
 _MARGIN = 6
@@ -16,7 +17,7 @@ _MARGIN = 6
 class Outline:
     """One object to draw: its coordinates in bins 0..999 (4 for a bbox, x and y in turn for a poly)."""
 
-    kind: Literal["bbox_2d", "poly"]
+    kind: Kind
     bins: Sequence[int]
     label: str
     color: str
@@ -57,7 +58,7 @@ def grid(rows: Sequence[Sequence[Image.Image]], titles: Sequence[str]) -> Image.
 
 
 def _points(outline: Outline, width: int, height: int) -> list[tuple[float, float]]:
-    if outline.kind == "bbox_2d":
+    if outline.kind == "bbox":
         x1, y1, x2, y2 = outline.bins
         corners = [(x1, y1), (x2, y1), (x2, y2), (x1, y2)]
     else:
