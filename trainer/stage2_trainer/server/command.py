@@ -55,6 +55,10 @@ def vllm_command(config: RunConfig, endpoint: Endpoint, platform: Platform) -> l
         "middleware": GUARD,
         **_passed_through(config),
     }
+    if vllm.resolved_load_format == "dummy":
+        # vLLM normalizes images on the device with values that it keeps among the weights: a dummy start would make
+        # them random, and no push sets them right. The processor then normalizes, as the learner's does.
+        options["mm-device-do-normalize"] = False
     if platform == "cuda":
         options["gpu-memory-utilization"] = vllm.gpu_memory_utilization
     return [sys.executable, "-m", VLLM_MODULE, *_flags(options)]

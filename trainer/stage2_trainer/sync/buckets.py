@@ -61,7 +61,7 @@ def pack(
     buffer = torch.empty(bucket_bytes(bucket), dtype=torch.uint8, device=device)
     offset = 0
     for meta in bucket:
-        name, tensor = next(tensors)
+        name, tensor = next(tensors, ("nothing", buffer))
         found = TensorMeta(name, tensor.dtype, tuple(tensor.shape))
         if found != meta:
             raise ValueError(f"the weight stream yields {found}, but {meta} was announced")

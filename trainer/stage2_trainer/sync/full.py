@@ -73,7 +73,12 @@ class FullSync:
         metas = source.metadata()
         round_ = _Round(self._peers)
         round_.each(self._executor, lambda peer: peer.begin(self._executor))
-        self._push(source, metas, round_)
+        try:
+            self._push(source, metas, round_)
+        except BaseException:
+            for peer in round_.fit:
+                peer.lose()  # or they would wait for the rest until their deadline
+            raise
         round_.each(self._executor, lambda peer: peer.finish(version, source.trains_vision))
         round_.raise_failures()
         return SyncReport(

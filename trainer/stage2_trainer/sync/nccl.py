@@ -58,11 +58,15 @@ class NcclLink:
         self._communicator.broadcast(buffer, src=LEARNER_RANK, stream=torch.cuda.current_stream(self._device))
         return _NcclPending(torch.cuda.current_stream(self._device).record_event())
 
-    def close(self) -> None:
+    def disconnect(self) -> None:
         """Leave the group."""
         if self._communicator is not None:
             self._communicator.destroy()  # type: ignore[no-untyped-call]
             self._communicator = None
+
+    def close(self) -> None:
+        """Leave the group; the port went with it."""
+        self.disconnect()
 
 
 class _NcclPending:

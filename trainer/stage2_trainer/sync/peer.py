@@ -23,10 +23,13 @@ class Peer:
         self.client = client
         self.link = link
         self._connected = False
-        self._encoder_cache_is_ours = False
+        self._version: int | None = None
 
     def begin(self, executor: Executor) -> None:
         """Form the group if there is none, stop generation, and open an update."""
+        if self._connected and self.client.weight_version() != str(self._version):
+            logger.warning("server %s lost version %s: it was restarted", self.client.base_url, self._version)
+            self.lose()
         if not self._connected:
             self.link.connect(self.client, executor)
             self._connected = True
@@ -48,20 +51,20 @@ class Peer:
     def finish(self, version: int, vision_moved: bool) -> None:
         """Close the update under its version, drop what was cached from older weights, and let generation go on."""
         self.client.post("/finish_weight_update", "finish", body={"weight_version": str(version)})
-        stale = RESET_ALWAYS + (RESET_AFTER_VISION if vision_moved or not self._encoder_cache_is_ours else ())
+        stale = RESET_ALWAYS + (RESET_AFTER_VISION if vision_moved or self._version is None else ())
         for route in stale:
             self.client.post(route, "reset caches")
         self.client.post("/resume", "resume")
         found = self.client.weight_version()
         if found != str(version):
             raise ServerError(self.client.base_url, "confirm", f"reports weight version {found!r} instead of {version}")
-        self._encoder_cache_is_ours = True
+        self._version = version
 
     def lose(self) -> None:
         """Give the group up: the next update forms a new one, and trusts nothing that the server has cached."""
-        self.link.close()
+        self.link.disconnect()
         self._connected = False
-        self._encoder_cache_is_ours = False
+        self._version = None
 
     def close(self) -> None:
         """Leave the group and close the connections."""

@@ -41,8 +41,12 @@ class Link(Protocol):
         """Start sending `buffer` (uint8, shape (bytes,)) to every worker; it must stay unchanged until done."""
         ...
 
+    def disconnect(self) -> None:
+        """Leave the group. What is under way in it fails, here and on the server."""
+        ...
+
     def close(self) -> None:
-        """Leave the group."""
+        """Leave the group and give the port back."""
         ...
 
 
@@ -93,10 +97,14 @@ class GlooLink:
         assert self._group is not None
         return _GlooPending(self._group.broadcast(buffer))
 
-    def close(self) -> None:
+    def disconnect(self) -> None:
         if self._group is not None:
             self._group.close()
             self._group = None
+
+    def close(self) -> None:
+        self.disconnect()
+        self._store = None
 
     def _info(self, client: ServerClient) -> gloo.GroupInfo:
         host, port = host_and_port(client.base_url)

@@ -1,0 +1,161 @@
+"""Servers of this tier: real processes on loopback ports, started by `stage2 serve` when a test first asks for them.
+
+A real vLLM takes about a minute to start, so each kind of server is started once for the whole session.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+WARMED_MODEL = ROOT / "examples" / "tiny-qwen3-vl"
+START_TIMEOUT_S = 400.0
+STOP_TIMEOUT_S = 20.0
+LOG_LINES = 40
+MAX_MODEL_LEN = 1024
+
+
+@dataclass(frozen=True)
+class Served:
+    """A running server and how it was configured."""
+
+    engine: str
+    base_url: str
+    group_port: int
+    dtype: str
+    log: Path
+    process: subprocess.Popen[bytes]
+
+    def log_tail(self) -> str:
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        return "\n".join(lines[-LOG_LINES:])
+
+
+@pytest.fixture(scope="session")
+def token(tmp_path_factory):
+    return "integration-token"
+
+
+@pytest.fixture(scope="session")
+def token_file(tmp_path_factory, token):
+    path = tmp_path_factory.mktemp("token") / "token"
+    path.write_text(f"{token}\n", encoding="utf-8")
+    path.chmod(0o600)
+    return path
+
+
+@pytest.fixture(scope="session")
+def model_path(tmp_path_factory):
+    """The warmed tiny Qwen3-VL; where it is not there yet, one with random weights."""
+    if (WARMED_MODEL / "model.safetensors").exists():
+        return WARMED_MODEL
+    path = tmp_path_factory.mktemp("model") / "tiny-random"
+    script = ROOT / "examples" / "make_tiny_model.py"
+    subprocess.run([sys.executable, str(script), str(path), "--steps", "0"], check=True, capture_output=True)
+    return path
+
+
+@pytest.fixture(scope="session")
+def start_server(tmp_path_factory, token_file, model_path):
+    """A function that starts `stage2 serve` for one server, and returns it when it is healthy."""
+    folder = tmp_path_factory.mktemp("servers")
+    with contextlib.ExitStack() as stack:
+
+        def start(engine: str, *, dtype: str = "float32") -> Served:
+            port, group_port = free_port(), free_port()
+            served = launch(folder, engine, dtype=dtype, ports=(port, group_port), model=model_path, token=token_file)
+            stack.callback(stop, served.process)
+            wait_until_healthy(served)
+            return served
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def servers(start_server):
+    """A function that returns the session's one server of an engine and dtype."""
+    running: dict[tuple[str, str], Served] = {}
+
+    def get(engine: str, dtype: str = "float32") -> Served:
+        if (engine, dtype) not in running:
+            running[engine, dtype] = start_server(engine, dtype=dtype)
+        return running[engine, dtype]
+
+    return get
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def run_config(base_url: str, group_port: int, *, model: Path, dtype: str) -> dict[str, object]:
+    vllm = {
+        "mode": "server",
+        "max_model_len": MAX_MODEL_LEN,
+        "max_num_seqs": 8,
+        "enforce_eager": True,
+        "limit_mm_per_prompt": {"image": 1, "video": 0},
+        "server": {"servers": [{"base_url": base_url, "group_port": group_port}]},
+    }
+    return {
+        "model": {"model": str(model), "torch_dtype": dtype},
+        "training": {"output_dir": "out"},
+        "custom": {"train_jsonl": "train.jsonl", "extra": {"rollout_matching": {"vllm": vllm}}},
+    }
+
+
+def launch(folder: Path, engine: str, *, dtype: str, ports: tuple[int, int], model: Path, token: Path) -> Served:
+    """Start a server and return at once."""
+    port, group_port = ports
+    base_url = f"http://127.0.0.1:{port}"
+    config = folder / f"{engine}-{port}.yaml"
+    config.write_text(yaml.safe_dump(run_config(base_url, group_port, model=model, dtype=dtype)), encoding="utf-8")
+    log = folder / f"{engine}-{port}.log"
+    command = [str(Path(sys.executable).with_name("stage2")), "serve", str(config), "--server", "0"]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*command, "--engine", engine],
+            env={**os.environ, "STAGE2_TOKEN_FILE": str(token)},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # vLLM's own children end with it
+        )
+    return Served(engine, base_url, group_port, dtype, log, process)
+
+
+def wait_until_healthy(served: Served) -> None:
+    import httpx
+
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if served.process.poll() is not None:
+            pytest.fail(f"{served.engine} ended with {served.process.returncode}:\n{served.log_tail()}")
+        with contextlib.suppress(httpx.TransportError):
+            if httpx.get(f"{served.base_url}/health", trust_env=False).status_code == 200:
+                return
+        time.sleep(0.3)
+    pytest.fail(f"{served.engine} was not healthy within {START_TIMEOUT_S:g} s:\n{served.log_tail()}")
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End a server and its children."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

@@ -1,0 +1,49 @@
+"""Learners for the contract tests: the tiny model as it is, adapted, or trained in full, and what it says itself."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForImageTextToText
+
+ADAPTED = r".*language_model\.layers\.\d+\.(self_attn\.(q|k|v|o)_proj|mlp\.(gate|up|down)_proj)"
+KINDS = ("lora", "dora", "full")
+
+
+def load(path, dtype=torch.float32):
+    return AutoModelForImageTextToText.from_pretrained(path, dtype=dtype).eval()
+
+
+def trained(base, kind, *, amount=0.02):
+    """A policy that a step has moved away from `base`, which stays as it is."""
+    torch.manual_seed(11)
+    model = copy.deepcopy(base)
+    if kind == "full":
+        _move(model.parameters(), amount)
+        return model
+    adapted = get_peft_model(model, LoraConfig(r=4, lora_alpha=8, target_modules=ADAPTED, use_dora=kind == "dora"))
+    _move((p for name, p in adapted.named_parameters() if "lora_" in name), amount)
+    return adapted.eval()
+
+
+def with_other_vision(base):
+    """A policy whose vision tower alone has moved."""
+    torch.manual_seed(12)
+    model = copy.deepcopy(base)
+    _move(model.model.visual.parameters(), 0.05)
+    return model
+
+
+@torch.no_grad()
+def greedy(model, inputs, max_new_tokens):
+    """The model's own greedy answer, as ids."""
+    output = model.generate(**inputs, max_new_tokens=max_new_tokens, do_sample=False)
+    return output[0, inputs["input_ids"].shape[1] :].tolist()
+
+
+@torch.no_grad()
+def _move(parameters, amount):
+    for parameter in parameters:
+        parameter.add_(torch.randn_like(parameter) * amount)

@@ -1,0 +1,250 @@
+"""What every rollout server keeps, real vLLM and the stub alike: the guard, the chat route, the push, and its proof."""
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tests.integration import policies
+from transformers import AutoProcessor
+
+from stage2_api.runconfig import ServerAddress
+from stage2_trainer.data.encode import Encoder
+from stage2_trainer.data.images import image_url
+from stage2_trainer.rollout.backend import RolloutRequest, Sampling
+from stage2_trainer.rollout.seeds import SeedPlan
+from stage2_trainer.rollout.server import ServerBackend
+from stage2_trainer.server.client import ServerClient
+from stage2_trainer.server.errors import ServerError
+from stage2_trainer.server.health import wait_until_healthy
+from stage2_trainer.sync.full import FullSync
+from stage2_trainer.sync.verify import BF16_TOLERANCE, FLOAT32_TOLERANCE, Probe, server_logprobs, verify
+from stage2_trainer.sync.weights import merged_weights
+
+pytestmark = pytest.mark.timeout(600)
+
+PROMPT = "List the shapes."
+NEW_TOKENS = 48
+SMALL_BUCKETS = 400_000  # bytes: several buckets even for the tiny model
+MOVED = 0.05  # how much a log-probability moves at least between policies that differ
+
+
+@pytest.fixture(scope="module", params=["stub", pytest.param("vllm", marks=pytest.mark.vllm)])
+def engine(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def served(engine, servers):
+    return servers(engine)
+
+
+@pytest.fixture(scope="module")
+def encoder(model_path):
+    return Encoder(AutoProcessor.from_pretrained(model_path))
+
+
+@pytest.fixture(scope="module")
+def base(model_path):
+    return policies.load(model_path)
+
+
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory):
+    """Prompts with images of different content and size."""
+    folder = tmp_path_factory.mktemp("images")
+    random = np.random.default_rng(5)
+    made = []
+    for i, (width, height) in enumerate([(96, 96), (64, 96), (96, 48), (80, 80), (48, 48)]):
+        pixels = np.full((height, width, 3), random.integers(180, 255, 3), dtype=np.uint8)
+        pixels[height // 4 : height // 2, width // 4 : width // 2 + 8 * i % width] = random.integers(0, 255, 3)
+        path = folder / f"{i}.png"
+        Image.fromarray(pixels).save(path)
+        image = {"type": "image_url", "image_url": {"url": image_url(str(path))}}
+        made.append([{"role": "user", "content": [image, {"type": "text", "text": PROMPT}]}])
+    return made
+
+
+@pytest.fixture(scope="module")
+def probe(encoder, chats):
+    return Probe(messages=chats[0], inputs=model_inputs(encoder, chats[0]))
+
+
+@pytest.fixture
+def client(served, token):
+    client = ServerClient(served.base_url, token, timeout_s=60)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def sync(served, token):
+    with_small_buckets = FullSync(
+        [ServerAddress(served.base_url, served.group_port)],
+        token=token,
+        timeout_s=30,
+        device=torch.device("cpu"),
+        bucket_bytes=SMALL_BUCKETS,
+    )
+    yield with_small_buckets
+    with_small_buckets.close()
+
+
+@pytest.fixture
+def backend(served, token):
+    with make_backend([served.base_url], token) as backend:
+        yield backend
+
+
+def make_backend(urls, token, **sampling):
+    options = {"max_new_tokens": NEW_TOKENS, **sampling}
+    return ServerBackend(urls, token=token, sampling=Sampling(**options), timeout_s=30, infer_timeout_s=120)
+
+
+def model_inputs(encoder, chat):
+    prompt = encoder.prompt(chat)
+    return {
+        "input_ids": prompt.input_ids.unsqueeze(0),
+        "mm_token_type_ids": prompt.mm_token_type_ids.unsqueeze(0),
+        "pixel_values": prompt.pixel_values,
+        "image_grid_thw": prompt.image_grid_thw,
+    }
+
+
+def requests(chats):
+    return [RolloutRequest(messages=chat) for chat in chats]
+
+
+def test_every_route_but_health_demands_the_token(served, token):
+    with httpx.Client(base_url=served.base_url, trust_env=False, timeout=30) as http:
+        schema = http.get("/openapi.json", headers={"Authorization": f"Bearer {token}"}).json()
+        routes = [(method, path) for path, methods in schema["paths"].items() for method in methods]
+        assert ("post", "/update_weights") in routes
+        answers = {route: http.request(*route).status_code for route in routes if route[1] != "/health"}
+        assert {route: status for route, status in answers.items() if status != 401} == {}
+        assert http.get("/openapi.json").status_code == 401
+        assert http.get("/health").status_code == 200
+
+
+def test_a_learner_with_another_token_is_told_so(served):
+    with pytest.raises(ServerError, match="401"):
+        wait_until_healthy([served.base_url], "another", timeout_s=20)
+
+
+def test_a_healthy_server_is_waited_for_no_longer(served, token):
+    wait_until_healthy([served.base_url], token, timeout_s=20)
+
+
+def test_a_server_reads_a_prompt_as_the_same_ids_as_the_learner(backend, encoder, chats):
+    rollouts = backend.generate(requests(chats), seed_plan=SeedPlan(1, 0, 0))
+    for rollout, chat in zip(rollouts, chats, strict=True):
+        assert rollout.prompt_token_ids == encoder.prompt(chat).input_ids.tolist()
+
+
+def test_answers_come_back_in_the_order_of_the_requests(served, token, sync, base, backend, chats):
+    sync.sync(base, version=0)
+    alone = [backend.generate([request], seed_plan=SeedPlan(1, 0, 0))[0] for request in requests(chats)]
+    with make_backend([served.base_url] * 3, token) as several:
+        together = several.generate(requests(chats), seed_plan=SeedPlan(1, 0, 0), version=0)
+    assert [rollout.token_ids for rollout in together] == [rollout.token_ids for rollout in alone]
+    assert {rollout.version for rollout in together} == {0}
+
+
+def test_no_requests_make_no_call(token):
+    with make_backend(["http://127.0.0.1:9"], token) as nowhere:
+        assert nowhere.generate([], seed_plan=SeedPlan(1, 0, 0)) == []
+
+
+def test_sampling_follows_the_seeds(served, token, chats):
+    with make_backend([served.base_url], token, temperature=1.5) as sampling:
+        draws = [
+            [rollout.token_ids for rollout in sampling.generate(requests(chats), seed_plan=SeedPlan(1, step, 0))]
+            for step in (4, 4, 5)
+        ]
+    assert draws[0] == draws[1]
+    assert draws[0] != draws[2]
+
+
+def test_an_answer_that_does_not_fit_is_refused_with_the_request_named(served, token, chats):
+    with make_backend([served.base_url], token, max_new_tokens=4000) as greedy_for_room:
+        with pytest.raises(ServerError, match=r"request 0 answered 400") as caught:
+            greedy_for_room.generate(requests(chats[:1]), seed_plan=SeedPlan(1, 0, 0))
+    assert caught.value.server == served.base_url
+
+
+@pytest.mark.parametrize("kind", policies.KINDS)
+def test_after_a_sync_the_server_is_the_learner(kind, sync, client, backend, base, probe, chats):
+    sync.sync(base, version=1)
+    before = server_logprobs(client, probe)
+    policy = policies.trained(base, kind)
+    report = sync.sync(policy, version=2)
+    (proof,) = verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
+    assert proof.tokens == len(before)
+    assert (server_logprobs(client, probe) - before).abs().max() > MOVED
+    (rollout,) = backend.generate(requests(chats[:1]), seed_plan=SeedPlan(1, 2, 0), version=2)
+    assert rollout.token_ids == policies.greedy(policy, probe.inputs, NEW_TOKENS)
+    metas = merged_weights(base).metadata()
+    assert (report.version, report.tensors, report.bytes) == (2, len(metas), sum(m.nbytes for m in metas))
+
+
+def test_pushing_the_first_weights_back_restores_the_first_answers_exactly(sync, client, base, probe):
+    sync.sync(base, version=1)
+    before = server_logprobs(client, probe)
+    sync.sync(policies.trained(base, "full"), version=2)
+    sync.sync(base, version=3)
+    assert torch.equal(server_logprobs(client, probe), before)
+
+
+def test_a_moved_vision_tower_changes_what_is_said_of_a_known_image(sync, client, base, probe):
+    sync.sync(base, version=1)
+    before = server_logprobs(client, probe)
+    moved = policies.with_other_vision(base)
+    sync.sync(moved, version=2)
+    verify(moved, probe, [client], tolerance=FLOAT32_TOLERANCE)
+    assert (server_logprobs(client, probe) - before).abs().max() > MOVED
+
+
+def test_a_server_with_other_weights_fails_the_proof(sync, client, base, probe):
+    sync.sync(base, version=1)
+    with pytest.raises(ServerError, match="log-probabilities"):
+        verify(policies.trained(base, "lora"), probe, [client], tolerance=FLOAT32_TOLERANCE)
+
+
+def test_rollouts_of_another_version_are_refused(sync, backend, base, chats):
+    sync.sync(base, version=7)
+    with pytest.raises(ServerError, match="weight version 7, not 8"):
+        backend.generate(requests(chats), seed_plan=SeedPlan(1, 8, 0), version=8)
+
+
+def test_an_update_that_a_dead_learner_left_open_does_not_lock_the_next_one_out(sync, client, base, probe):
+    client.post("/start_weight_update", "test")
+    sync.sync(base, version=1)
+    verify(base, probe, [client], tolerance=FLOAT32_TOLERANCE)
+
+
+def test_a_push_that_breaks_off_is_made_good_by_the_next_one(sync, client, base, probe, monkeypatch):
+    sync.sync(base, version=1)
+    policy = policies.trained(base, "full")
+    source = merged_weights(policy)
+    half = tuple(source.entries[: len(source.entries) // 2])
+    monkeypatch.setattr(type(source), "__iter__", lambda self: iter([(e.name, e.parameter) for e in half]))
+    with pytest.raises(ValueError, match="was announced"):
+        sync.sync(policy, version=2)
+    monkeypatch.undo()
+    assert client.weight_version() == "1"
+    sync.sync(policy, version=3)
+    verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
+
+
+@pytest.mark.parametrize("kind", policies.KINDS)
+def test_in_bfloat16_server_and_learner_agree_to_rounding(kind, engine, servers, token, model_path, probe):
+    served = servers(engine, "bfloat16")
+    client = ServerClient(served.base_url, token, timeout_s=60)
+    sync = FullSync(
+        [ServerAddress(served.base_url, served.group_port)], token=token, timeout_s=30, device=torch.device("cpu")
+    )
+    policy = policies.trained(policies.load(model_path, torch.bfloat16), kind)
+    sync.sync(policy, version=1)
+    verify(policy, probe, [client], tolerance=BF16_TOLERANCE)
+    sync.close()
+    client.close()
