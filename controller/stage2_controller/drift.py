@@ -24,12 +24,12 @@ class Write(NamedTuple):
 
 def writes(children: Sequence[meta.Manifest], observed: Observed) -> list[Write]:
     """The requests that bring the observed children to `children`, in that order; none if nothing has to change."""
-    started = observed.deployment is not None or observed.learner is not None
+    started = observed.learner is not None or observed.active()
     return [write for child in children if (write := _write(child, observed, started))]
 
 
 def spec_changed(children: Sequence[meta.Manifest], observed: Observed) -> bool:
-    """Whether the learner Job was made from another spec than the children: an edit that comes too late."""
+    """Whether the learner Job was made from another spec than the children."""
     if observed.learner is None:
         return False
     made_from = _annotation(observed.learner, names.ANNOTATION_SPEC_HASH)
@@ -67,7 +67,7 @@ def _differs(child: meta.Manifest, there: Mapping[str, Any], observed: Observed,
         return _annotation(there, annotation) == _annotation(child, annotation)
 
     if not same(names.ANNOTATION_SPEC_HASH):
-        return observed.learner is None  # later than that, the job keeps the spec it started with
+        return True
     if not same(names.ANNOTATION_MANIFEST_HASH):
         return not started  # another version of the controller made it: running pods must not notice an upgrade
     return not covers(there, {key: child[key] for key in child if key not in ("apiVersion", "kind", "metadata")})

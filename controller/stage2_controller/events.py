@@ -17,7 +17,6 @@ _QUIET = {
 }
 _WARNINGS = {
     reasons.INVALID_SPEC,
-    reasons.CHANGED_AFTER_START,
     reasons.CHILD_REFUSED,
     reasons.UNSCHEDULABLE,
     reasons.IMAGE_UNAVAILABLE,

@@ -37,6 +37,11 @@ class Observed:
         pods = [pod for pod in self.pods if pod["metadata"].get("labels", {}).get(names.LABEL_ROLE) == role]
         return max(pods, key=_age_rank, default=None)
 
+    def active(self) -> bool:
+        """Whether any container of the job runs or has run."""
+        statuses = [item for pod in self.pods for item in pod.get("status", {}).get("containerStatuses", [])]
+        return any("waiting" not in item.get("state", {}) or item.get("lastState") for item in statuses)
+
     def report(self) -> Object | None:
         """The learner's newest report: its /progress, else the message that its container ended with."""
         if self.progress is not None:

@@ -23,8 +23,8 @@ from stage2_controller.observed import Observed, terminating
 # Of a job that names no image, where no chart says another.
 DEFAULT_IMAGE = f"stage2/trainer:{version('stage2')}"
 
-# Fields of the spec that steer a job rather than describe it: changing them does not make it another job.
-_STEERING = ("suspend", "activeDeadlineSeconds", "ttlSecondsAfterFinished")
+# What the spec's hash is made of. Defaults are left out: a newer definition that adds one does not make it another job.
+_PODS_ARE_MADE_FROM = {"rollout", "learner", "config", "volumes", "placement", "gpu_resource", "image"}
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def plan(
         workload = containers(accepted, host_for=lambda _: host)
     except ConfigError as error:
         return _refused(raw, observed, str(error), now)
-    spec_hash = meta.digest({key: value for key, value in raw["spec"].items() if key not in _STEERING})
+    spec_hash = meta.digest(accepted.spec.model_dump(mode="json", include=_PODS_ARE_MADE_FROM, exclude_defaults=True))
     outcome = outcomes.outcome(accepted, [s.name for s in workload.servers], observed, status=previous, now=now)
     wanted = tuple(
         meta.stamped(child, spec_hash) for child in _children(accepted, raw["metadata"], workload, settings.image)
@@ -73,7 +73,6 @@ def plan(
         observed=observed,
         previous=previous,
         outcome=outcome,
-        changed=drift.spec_changed(wanted, observed),
         now=now,
     )
     status = statuses.accepted(scene)
@@ -122,8 +121,11 @@ def _children(
 def _stage(
     accepted: RolloutMatchingJob, observed: Observed, wanted: tuple[meta.Manifest, ...], servers: tuple[str, ...]
 ) -> tuple[tuple[meta.Manifest, ...], tuple[str, ...]]:
-    """The children that may exist now, and the kinds that must not."""
-    if accepted.spec.suspend:
+    """The children that may exist now, and the kinds that must not.
+
+    A running job whose spec changed was suspended, edited and resumed faster than this pass came: it starts anew.
+    """
+    if accepted.spec.suspend or drift.spec_changed(wanted, observed):
         return _without(wanted, "Deployment", "Job"), _existing(observed, "Job", "Deployment")
     waits = servers and observed.learner is None and statuses.rollout_finding(observed, servers)
     return (_without(wanted, "Job") if waits else wanted), ()

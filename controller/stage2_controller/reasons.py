@@ -14,7 +14,6 @@ SUSPENDED: Final = "Suspended"  # spec.suspend: no pod exists
 ACCEPTED: Final = "Accepted"
 VALID: Final = "Valid"
 INVALID_SPEC: Final = "InvalidSpec"  # a rule is broken; the message has path, value, rule and way out
-CHANGED_AFTER_START: Final = "ChangedAfterStart"  # the job keeps the spec it started with
 
 # Condition ChildrenApplied: the API server took every child.
 CHILDREN_APPLIED: Final = "ChildrenApplied"

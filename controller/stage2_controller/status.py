@@ -26,7 +26,6 @@ class Scene:
     observed: Observed
     previous: Mapping[str, Any]
     outcome: Outcome | None
-    changed: bool  # the spec was edited after the start
     now: datetime
 
     @property
@@ -180,7 +179,7 @@ def _restarts(scene: Scene) -> int:
 
 
 def _conditions(scene: Scene, sync: Mapping[str, Any] | None) -> list[Condition]:
-    found = [_accepted(scene)]
+    found = [Condition(reasons.ACCEPTED, "True", reasons.VALID, "the spec keeps every rule")]
     if scene.job.spec.suspend and not scene.outcome:
         message = "spec.suspend is true: no pod exists; set it to false to go on from the last checkpoint"
         return [*found, Condition(reasons.SUSPENDED, "True", reasons.SUSPENDED_BY_SPEC, message)]
@@ -192,16 +191,6 @@ def _conditions(scene: Scene, sync: Mapping[str, Any] | None) -> list[Condition]
     if scene.outcome:
         found.append(Condition(scene.outcome.phase, "True", scene.outcome.reason, scene.outcome.message))
     return found
-
-
-def _accepted(scene: Scene) -> Condition:
-    if scene.changed:
-        message = (
-            "spec was edited after the job had started: it keeps the spec it started with; "
-            "delete the job and apply it again to run the new one"
-        )
-        return Condition(reasons.ACCEPTED, "False", reasons.CHANGED_AFTER_START, message)
-    return Condition(reasons.ACCEPTED, "True", reasons.VALID, "the spec keeps every rule")
 
 
 def _rollout_ready(scene: Scene) -> Condition:

@@ -1,5 +1,6 @@
 """Nothing happens twice: restarts change nothing, and a steady state makes no request that writes."""
 
+import json
 import re
 import time
 
@@ -85,16 +86,20 @@ def test_a_steady_state_makes_no_write(kubectl: Kubectl, controller: Controller,
     assert applies(kubectl) == applied
 
 
-def test_the_token_never_changes(kubectl: Kubectl, controller: Controller) -> None:
+def test_the_token_survives_a_restart_and_an_edit(kubectl: Kubectl, controller: Controller, kubelet: Kubelet) -> None:
     kubectl.apply(job())
     secret = eventually(lambda: kubectl.get("secret", "job-3v1-token"), why="the Secret exists")
+    kubelet.servers_answer("job-3v1")
+    eventually(lambda: kubectl.get("job", "job-3v1-learner"), why="the learner exists")
     controller.stop(kill=True)
-    kubectl("patch", "rmj", "job-3v1", "--type=merge", "-p", '{"spec": {"image": "another:1"}}')
+    for spec in ({"suspend": True}, {"image": "another:1"}, {"suspend": False}):
+        kubectl("patch", "rmj", "job-3v1", "--type=merge", "-p", json.dumps({"spec": spec}))
     controller.start()
 
-    def image() -> str:
-        pod = (kubectl.get("deployment", "job-3v1-rollout") or {})["spec"]["template"]["spec"]
-        return str(pod["containers"][0]["image"])
+    def image() -> str | None:
+        found = kubectl.get("deployment", "job-3v1-rollout")
+        return found["spec"]["template"]["spec"]["containers"][0]["image"] if found else None
 
-    eventually(lambda: image() == "another:1", why="the edit is carried out before the learner has started")
+    eventually(lambda: image() == "another:1", why="the servers start anew with what was edited meanwhile")
+    eventually(lambda: kubectl.get("job", "job-3v1-learner") is None, why="the old learner is gone")
     assert (kubectl.get("secret", "job-3v1-token") or {})["data"] == secret["data"]

@@ -83,17 +83,24 @@ def test_an_edit_before_the_learner_started_is_carried_out() -> None:
     assert "Deployment" in changed
 
 
-def test_an_edit_after_the_learner_started_changes_nothing_and_is_told() -> None:
+def test_a_job_that_was_edited_while_it_was_suspended_starts_anew() -> None:
     observed = b.started(b.job())
     made = b.planned(b.job(image="my/trainer:2"), observed)
-    assert drift.writes(made.children, observed) == []
-    assert b.condition(made, reasons.ACCEPTED) == ("False", reasons.CHANGED_AFTER_START)
+    assert made.deletions == ("Job", "Deployment")
+    assert b.kinds(made) == ["ConfigMap", "Service"]
 
 
 def test_suspend_deadline_and_time_to_live_may_change_at_any_time() -> None:
     observed = b.started(b.job())
     made = b.planned(b.job(activeDeadlineSeconds=9999, ttlSecondsAfterFinished=5), observed)
     assert b.condition(made, reasons.ACCEPTED) == ("True", reasons.VALID)
+    assert drift.writes(made.children, observed) == []
+
+
+def test_a_default_that_a_newer_definition_adds_is_no_edit() -> None:
+    observed = b.started(b.job())
+    made = b.planned(b.job(suspend=False, gpuResource="nvidia.com/gpu", imagePullPolicy="IfNotPresent"), observed)
+    assert made.deletions == ()
     assert drift.writes(made.children, observed) == []
 
 
