@@ -1,0 +1,67 @@
+"""Wrong job files are refused by `kubectl apply` or by a condition, with the field, the rule and the way out."""
+
+import pytest
+from tests.cluster.controller.conftest import Controller, Kubectl, eventually
+from tests.unit.api.wrong_jobs import Mistake, good_job, mistakes
+
+pytestmark = pytest.mark.timeout(300)
+MISTAKES = mistakes()
+SHOWN_WITHIN_S = 10
+
+
+def test_the_job_without_mistakes_is_taken(kubectl: Kubectl) -> None:
+    kubectl("apply", "-f", "-", stdin=good_job())
+
+
+@pytest.mark.parametrize(
+    "mistake", [item for item in MISTAKES if item.apply], ids=lambda item: item.name.replace(" ", "-")
+)
+def test_the_api_server_refuses(admin: Kubectl, mistake: Mistake) -> None:
+    assert mistake.apply
+    refused = admin.run("apply", "--dry-run=server", "-f", "-", stdin=mistake.job)
+    assert refused.returncode != 0
+    assert mistake.apply in refused.stderr
+
+
+def test_what_the_api_server_cannot_know_is_told_by_a_condition(kubectl: Kubectl, controller: Controller) -> None:
+    unknowable = [item for item in MISTAKES if not item.apply]
+    for index, mistake in enumerate(unknowable):
+        job = mistake.job
+        job["metadata"] = {**job["metadata"], "name": f"mistaken-{index}"}
+        kubectl("apply", "-f", "-", stdin=job)
+    for index, mistake in enumerate(unknowable):
+        told = eventually(
+            lambda name=f"mistaken-{index}": _refusal(kubectl, name), why=mistake.name, timeout_s=SHOWN_WITHIN_S
+        )
+        assert told.startswith(f"{mistake.path}: ")
+        assert mistake.rule in told
+    assert not kubectl.list("deployments", "jobs", "secrets")
+
+
+def test_a_template_that_breaks_the_contract_is_told_by_a_condition(kubectl: Kubectl, controller: Controller) -> None:
+    job = good_job()
+    job["spec"]["learner"]["template"] = {"spec": {"containers": [{"name": "learner", "command": ["sh"]}]}}
+    kubectl("apply", "-f", "-", stdin=job)
+    told = eventually(lambda: _refusal(kubectl, "mistaken"), why="the refusal is told", timeout_s=SHOWN_WITHIN_S)
+    assert told.startswith("spec.learner.template.spec.containers[0].command: ")
+
+
+def test_a_corrected_job_runs(kubectl: Kubectl, controller: Controller) -> None:
+    job = good_job()
+    job["spec"]["learner"]["template"] = {"spec": {"restartPolicy": "Always"}}
+    job["spec"]["suspend"] = True
+    kubectl("apply", "-f", "-", stdin=job)
+    eventually(lambda: _refusal(kubectl, "mistaken"), why="the refusal is told", timeout_s=SHOWN_WITHIN_S)
+    kubectl("apply", "-f", "-", stdin=good_job())
+    eventually(lambda: kubectl.get("deployment", "mistaken-rollout"), why="the corrected job gets its servers")
+
+
+def test_explain_reads_well(admin: Kubectl) -> None:
+    text = admin("explain", "rmj.spec.rollout")
+    assert "Number of vLLM servers" in text
+    assert "<none>" not in admin("explain", "rmj.spec", "--recursive")
+
+
+def _refusal(kubectl: Kubectl, name: str) -> str | None:
+    conditions = (kubectl.get("rmj", name) or {}).get("status", {}).get("conditions", [])
+    return next((item["message"] for item in conditions if item["reason"] == "InvalidSpec"), None)
