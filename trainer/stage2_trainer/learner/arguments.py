@@ -10,6 +10,7 @@ from transformers import TrainingArguments
 
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.learner.model import ALIGNER, LLM, VIT
+from stage2_trainer.learner.supported import deepspeed_config
 
 # Keys of `training` that TrainingArguments has under the same name, with the same meaning.
 _SAME_NAME = (
@@ -67,12 +68,12 @@ def training_arguments(config: RunConfig, *, world_size: int) -> TrainingArgumen
         # without re-entrance adapters on a frozen base get gradients
         gradient_checkpointing_kwargs={"use_reentrant": False} if training.gradient_checkpointing else None,
         eval_on_start=training.eval_strategy != "no",
-        report_to=training.report_to or "none",
+        report_to=list(training.report_to) or "none",
         dataloader_pin_memory=training.dataloader_pin_memory and not use_cpu,
         remove_unused_columns=False,
         disable_tqdm=True,
         use_cpu=use_cpu,
-        deepspeed=config.deepspeed if config.uses_deepspeed else None,
+        deepspeed=deepspeed_config(config),
     )
 
 

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 
 from stage2_trainer.data.encode import Encoding
+from stage2_trainer.matching import CoordVocab, SegmentMeta, Supervision, packed_supervision
+from stage2_trainer.matching.masks import concatenate
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,15 @@ def collate(rows: Sequence[Sequence[Placed]], pad_token_id: int) -> Rows:
         pixel_values=_joined([encoding.pixel_values for encoding in encodings]),
         image_grid_thw=_joined([encoding.image_grid_thw for encoding in encodings]),
     )
+
+
+def row_supervision(rows: Rows, metas: Sequence[Sequence[SegmentMeta]], vocab: CoordVocab) -> Supervision:
+    """Return where the rows are supervised, positions counted over all rows laid out one after the other (B * T)."""
+    length = rows.input_ids.shape[1]
+    parts = [
+        packed_supervision(row_metas, ids.numpy(), vocab) for row_metas, ids in zip(metas, rows.input_ids, strict=True)
+    ]
+    return concatenate(parts, [length * i for i in range(len(parts))], length * len(parts))
 
 
 def _row_ids(row: Sequence[Placed], length: int, pad_token_id: int) -> torch.Tensor:

@@ -113,7 +113,7 @@ def rope_model(model: nn.Module) -> Any:
 
 
 def split_learning_rates(optimizer: torch.optim.Optimizer, model: nn.Module, rates: Mapping[str, float]) -> None:
-    """Give the parts named in `rates` (llm, vit, aligner) their own learning rates, in parameter groups of their own."""
+    """Give the parts named in `rates` (llm, vit, aligner) learning rates and parameter groups of their own."""
     parts = {parameter: part_of(name.removeprefix(_ADAPTED)) for name, parameter in model.named_parameters()}
     for group in list(optimizer.param_groups):
         for part, rate in rates.items():

@@ -1,10 +1,14 @@
-"""What a run leaves behind for people: JSON lines, and the record that says what it was made of."""
+"""What a run leaves behind for people: JSON lines, and the record that says what it was made of.
+
+Each line begins with its `event`: `reproducibility`, `step`, `evaluation`, `evaluation_sample`, `rollout`.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import platform
+import sys
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -34,6 +38,24 @@ class JsonLines:
         self._file.close()
 
 
+class RunLog:
+    """What the learner says about its run: on stdout, where `kubectl logs` shows it, and in `stage2_log.jsonl`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._lines = JsonLines(folder / STEP_LOG)
+
+    def write(self, event: str, figures: Mapping[str, Any]) -> None:
+        """Say one thing."""
+        document = {"event": event, **figures}
+        self._lines.write(document)
+        sys.stdout.write(json.dumps(document, ensure_ascii=False) + "\n")
+        sys.stdout.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._lines.close()
+
+
 def reproducibility_record(
     *,
     config: Mapping[str, Any],
@@ -42,14 +64,13 @@ def reproducibility_record(
     rollout_seed: int,
     dataset: Fingerprint,
 ) -> dict[str, Any]:
-    """Return what somebody needs to tell whether two runs were the same.
+    """Return what somebody needs to tell whether two runs were the same (the event's figures).
 
     `config` is the effective configuration (its hash is over sorted, compact JSON); `sync_modes` are the requested and
     the effective one.
     """
     requested, effective = sync_modes
     return {
-        "event": "reproducibility",
         "servers": list(servers),
         "sync": {"requested": requested, "effective": effective},
         "rollout_seed": rollout_seed,

@@ -44,7 +44,7 @@ class FreshRollouts:
         self._seed = seed
         self._wait = wait
         self._reporter = reporter
-        self._sync_state = Sync(policy.requested, policy.effective)
+        self.sync_state = Sync(policy.requested, policy.effective)
 
     def generate(
         self,
@@ -81,8 +81,8 @@ class FreshRollouts:
         with stopwatch.measure("sync"):
             report = self._policy.ensure_synced(model, plan.global_step)
         if report is not None:
-            self._sync_state = self._sync_state.after(report)
-        self._reporter.update(phase="rollout", sync=self._sync_state, message="")
+            self.sync_state = self.sync_state.after(report)
+        self._reporter.update(phase="rollout", sync=self.sync_state, message="")
         with stopwatch.measure("rollout_generate"):
             rollouts = self._backend.generate(requests, seed_plan=plan, version=plan.global_step)
         return FreshBatch(rollouts, report)

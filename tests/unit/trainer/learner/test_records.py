@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from stage2_trainer.data.records import Fingerprint
-from stage2_trainer.learner.records import JsonLines, config_sha256, reproducibility_record
+from stage2_trainer.learner.records import JsonLines, RunLog, config_sha256, reproducibility_record
 
 
 def test_the_record_names_all_that_a_run_is_made_of():
@@ -16,7 +16,6 @@ def test_the_record_names_all_that_a_run_is_made_of():
         rollout_seed=17,
         dataset=Fingerprint("train.jsonl", 3, "ff"),
     )
-    assert record["event"] == "reproducibility"
     assert record["servers"] == ["http://a:1"]
     assert record["sync"] == {"requested": "auto", "effective": "full"}
     assert record["rollout_seed"] == 17
@@ -39,3 +38,12 @@ def test_lines_are_on_disk_at_once_and_survive_a_second_run(tmp_path):
     second.write({"step": 2})
     second.close()
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2]
+
+
+def test_what_a_run_says_is_in_its_log_and_on_stdout(tmp_path, capsys):
+    log = RunLog(tmp_path)
+    log.write("step", {"step": 1, "loss": 2.5})
+    log.close()
+    line = '{"event": "step", "step": 1, "loss": 2.5}\n'
+    assert capsys.readouterr().out == line
+    assert (tmp_path / "stage2_log.jsonl").read_text() == line

@@ -1,0 +1,226 @@
+"""Putting a learner together: data, model, servers, and the trainer that holds them."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from stage2_api.runconfig import RunConfig
+from stage2_trainer.data.encode import Encoder
+from stage2_trainer.data.records import Fingerprint, Record, fingerprint, load_records
+from stage2_trainer.learner import arguments
+from stage2_trainer.learner.estep import EStep, Matched, Matcher, ParseFailureLog, Prompts
+from stage2_trainer.learner.evaluate import Evaluation
+from stage2_trainer.learner.interrupt import Interrupt
+from stage2_trainer.learner.loss import LossOptions
+from stage2_trainer.learner.model import ALIGNER, VIT, adapt, freeze, load_model, load_processor
+from stage2_trainer.learner.progress import Reporter, Sync
+from stage2_trainer.learner.records import ROLLOUT_LOG, JsonLines, RunLog, reproducibility_record
+from stage2_trainer.learner.rollouts import FreshRollouts
+from stage2_trainer.learner.rows import PackedRows, Rows, SingleRows
+from stage2_trainer.learner.samples import sample_document
+from stage2_trainer.learner.trainer import Parts, RolloutMatchingTrainer
+from stage2_trainer.matching import CoordVocab, MatchOptions
+from stage2_trainer.rollout.backend import Sampling
+from stage2_trainer.rollout.server import ServerBackend
+from stage2_trainer.server.health import wait_until_healthy
+from stage2_trainer.sync.full import FullSync
+from stage2_trainer.sync.policy import SyncPolicy
+
+logger = logging.getLogger(__name__)
+
+EVALUATION_SAMPLES = 8  # rollouts of each evaluation in the run's log; enough for a picture
+
+
+@dataclass(frozen=True)
+class Data:
+    """Training records, held-out records (none: no evaluation), and the fingerprint of the former."""
+
+    train: list[Record]
+    held_out: list[Record]
+    fingerprint: Fingerprint
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a run is told by the outside, and what it reports to."""
+
+    token: str
+    reporter: Reporter
+    interrupt: Interrupt
+    log: RunLog
+    rollout_log: JsonLines
+
+
+def load_data(config: RunConfig) -> Data:
+    """Read the records; ConfigError names every broken line."""
+    custom = config.custom
+    bins = custom.coord_tokens.skip_bbox_norm
+    train = load_records(custom.train_jsonl, custom.train_sample_limit, numbers_are_bins=bins)
+    held_out = []
+    if custom.val_jsonl is not None:
+        held_out = load_records(custom.val_jsonl, custom.val_sample_limit, numbers_are_bins=bins)
+    return Data(train, held_out, fingerprint(custom.train_jsonl, train))
+
+
+def open_logs(config: RunConfig, stack: ExitStack) -> tuple[RunLog, JsonLines]:
+    """Open the run's log and the rollouts' log in the output folder; `stack` closes them."""
+    folder = arguments.output_dir(config)
+    log, rollouts = RunLog(folder), JsonLines(folder / ROLLOUT_LOG)
+    stack.callback(log.close)
+    stack.callback(rollouts.close)
+    return log, rollouts
+
+
+def build_trainer(
+    config: RunConfig, data: Data, surroundings: Surroundings, stack: ExitStack
+) -> RolloutMatchingTrainer:
+    """Load the policy, wait for the servers, and put the trainer together; `stack` closes the connections."""
+    processor = load_processor(config.model.model)
+    processor.image_processor.size.update(arguments.pixel_limits(config))
+    encoder = Encoder(processor)
+    model = load_policy(config)
+    training_arguments = arguments.training_arguments(config, world_size=1)
+    matcher = Matcher(
+        CoordVocab.from_tokenizer(processor.tokenizer),
+        MatchOptions.from_config(config.rollout_matching),
+        encoder.vision_ids,
+    )
+    rollouts = _fresh_rollouts(config, surroundings, training_arguments.device, stack)
+    _report_reproducibility(config, data, surroundings, rollouts.sync_state)
+    return RolloutMatchingTrainer(
+        parts=_parts(config, surroundings, encoder, matcher, rollouts),
+        model=model,
+        args=training_arguments,
+        train_dataset=data.train,
+        eval_dataset=data.held_out or None,
+        processing_class=processor,
+    )
+
+
+def load_policy(config: RunConfig) -> Any:
+    """Load the model, freeze what does not train, and put the adapters on."""
+    model = load_model(config.model.model, dtype=arguments.dtype(config), attn_implementation=config.model.attn_impl)
+    frozen = arguments.frozen_parts(config)
+    if config.tuner.train_type == "full":
+        freeze(model, frozen)
+        return model
+    return adapt(model, frozen, arguments.adapter_options(config), regex=config.tuner.target_regex)
+
+
+def _fresh_rollouts(
+    config: RunConfig, surroundings: Surroundings, device: torch.device, stack: ExitStack
+) -> FreshRollouts:
+    matching = config.rollout_matching
+    server = matching.vllm.server
+    addresses = server.resolved_servers()
+    urls = [address.base_url for address in addresses]
+    token = surroundings.token
+    sync = FullSync(addresses, token=token, timeout_s=server.timeout_s, device=device)
+    stack.callback(sync.close)
+    backend = ServerBackend(
+        urls,
+        token=token,
+        sampling=Sampling(matching.max_new_tokens, matching.temperature, matching.repetition_penalty),
+        timeout_s=server.timeout_s,
+        infer_timeout_s=_limit(server.infer_timeout_s),
+    )
+    stack.callback(backend.close)
+    wait = functools.partial(wait_until_healthy, urls, token, timeout_s=server.timeout_s)
+    surroundings.reporter.update(phase="waiting-for-servers")
+    wait()
+    return FreshRollouts(
+        backend,
+        SyncPolicy(matching.vllm.sync.mode, full=sync),
+        seed=config.training.seed,
+        wait=wait,
+        reporter=surroundings.reporter,
+    )
+
+
+def _parts(
+    config: RunConfig, surroundings: Surroundings, encoder: Encoder, matcher: Matcher, rollouts: FreshRollouts
+) -> Parts:
+    prompts = Prompts(config.custom.user_prompt, config.template.system)
+    matching, training = config.rollout_matching, config.training
+    rates = {VIT: training.vit_lr, ALIGNER: training.aligner_lr}
+    return Parts(
+        estep=EStep(
+            encoder=encoder,
+            prompts=prompts,
+            rollouts=rollouts,
+            matcher=matcher,
+            on_matched=_training_rollouts(config, surroundings.rollout_log),
+        ),
+        evaluation=Evaluation(
+            prompts=prompts,
+            rollouts=rollouts,
+            matcher=matcher,
+            batch_size=training.per_device_eval_batch_size,
+            on_matched=_held_out_rollouts(surroundings.log),
+        ),
+        vocab=matcher.vocab,
+        loss=LossOptions.from_config(matching),
+        rows=_rows(config),
+        pad_token_id=encoder.tokenizer.pad_token_id or 0,
+        top_k=matching.candidate_top_k,
+        part_rates={part: rate for part, rate in rates.items() if rate is not None},
+        interrupt=surroundings.interrupt,
+        reporter=surroundings.reporter,
+        log=surroundings.log,
+    )
+
+
+def _rows(config: RunConfig) -> Rows:
+    training = config.training
+    if not training.packing:
+        return SingleRows()
+    return PackedRows(config.packing_length, capacity=training.packing_buffer, min_fill=training.packing_min_fill_ratio)
+
+
+def _training_rollouts(config: RunConfig, log: JsonLines) -> Callable[[int, Sequence[Matched]], None]:
+    """Return what is done with the rollouts of a micro-step: each is written down, unparsable ones are shown."""
+    matching = config.rollout_matching
+    failures = ParseFailureLog(matching.debug_dump_max if matching.debug_dump_parse_failures else 0)
+
+    def note(step: int, matched: Sequence[Matched]) -> None:
+        failures(matched)
+        for one in matched:
+            log.write({"event": "rollout", "step": step, **sample_document(one)})
+
+    return note
+
+
+def _held_out_rollouts(log: RunLog) -> Callable[[int, Sequence[Matched]], None]:
+    """Return what is done with the rollouts of an evaluation: the first few are shown."""
+
+    def note(step: int, matched: Sequence[Matched]) -> None:
+        for one in matched[:EVALUATION_SAMPLES]:
+            log.write("evaluation_sample", {"step": step, **sample_document(one)})
+
+    return note
+
+
+def _report_reproducibility(config: RunConfig, data: Data, surroundings: Surroundings, sync: Sync) -> None:
+    """Say what the run is made of, once, before anything is trained."""
+    servers = [address.base_url for address in config.rollout_matching.vllm.server.resolved_servers()]
+    record = reproducibility_record(
+        config=config.model_dump(mode="json"),
+        servers=servers,
+        sync_modes=(sync.requested_mode, sync.effective_mode),
+        rollout_seed=config.training.seed,
+        dataset=data.fingerprint,
+    )
+    surroundings.log.write("reproducibility", record)
+    surroundings.reporter.update(reproducibility=record, sync=sync)
+
+
+def _limit(seconds: float | None) -> float | None:
+    """Return a time limit, None where a person wrote none or a value of at most 0."""
+    return seconds if seconds is not None and seconds > 0 else None

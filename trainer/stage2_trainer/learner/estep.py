@@ -1,0 +1,175 @@
+"""The E-step: records to fresh rollouts to supervised, teacher-forced segments (semantics: one training micro-step)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from stage2_trainer.data.encode import Encoder, Prompt
+from stage2_trainer.data.messages import chat_messages
+from stage2_trainer.data.records import Record
+from stage2_trainer.learner.batch import Placed, place
+from stage2_trainer.learner.metrics import SampleStats, Stopwatch
+from stage2_trainer.learner.model import rope_model
+from stage2_trainer.learner.rollouts import FreshRollouts
+from stage2_trainer.matching import (
+    CoordVocab,
+    MatchedTarget,
+    MatchOptions,
+    SegmentMeta,
+    build_target,
+    ground_truth,
+    segment_meta,
+)
+from stage2_trainer.rollout.backend import Rollout
+from stage2_trainer.sync.report import SyncReport
+
+logger = logging.getLogger(__name__)
+
+CLIPPED_CHARS = 600
+
+
+@dataclass(frozen=True)
+class Matched:
+    """One record, the rollout that answered it, and what matching made of both."""
+
+    record: Record
+    rollout: Rollout
+    target: MatchedTarget
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One sample as it is trained on: tokens with their positions, where they are supervised, and its figures."""
+
+    placed: Placed
+    meta: SegmentMeta
+    stats: SampleStats
+
+    def __len__(self) -> int:
+        return len(self.placed)
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """What a person's configuration says to the model: the text of the user's turn, and the system turn if any."""
+
+    user: str
+    system: str | None = None
+
+    def chat(self, record: Record) -> list[dict[str, Any]]:
+        """Return the messages of a record, without any answer."""
+        return chat_messages(record, self.user, system=self.system)
+
+
+class Matcher:
+    """Matches rollouts to the ground truth of their records.
+
+    `vision_ids` are tokens that stand for pixels: an answer that holds one is cut before it, for there are no pixels
+    that it could stand for when the model is trained on it.
+    """
+
+    def __init__(self, vocab: CoordVocab, options: MatchOptions, vision_ids: Collection[int]) -> None:
+        self.vocab = vocab
+        self.options = options
+        self._vision_ids = frozenset(vision_ids)
+
+    def match(self, record: Record, rollout: Rollout) -> Matched:
+        """Parse the rollout, match its objects, and build what is to be learnt from it."""
+        ids = rollout.token_ids
+        end = next((i for i, token in enumerate(ids) if token in self._vision_ids), len(ids))
+        return Matched(record, rollout, build_target(ids[:end], ground_truth(record.payload), self.vocab, self.options))
+
+
+class EStep:
+    """Makes segments of records, with rollouts of the weights as they are now."""
+
+    def __init__(
+        self,
+        *,
+        encoder: Encoder,
+        prompts: Prompts,
+        rollouts: FreshRollouts,
+        matcher: Matcher,
+        on_matched: Callable[[int, Sequence[Matched]], None],
+    ) -> None:
+        self._encoder = encoder
+        self._prompts = prompts
+        self._rollouts = rollouts
+        self._matcher = matcher
+        self._on_matched = on_matched
+
+    def __call__(
+        self, records: Sequence[Record], model: nn.Module, *, global_step: int, micro_step: int, stopwatch: Stopwatch
+    ) -> tuple[list[Segment], SyncReport | None]:
+        """Return one segment for each record, and the weight sync that came before its rollout (None: not needed)."""
+        chats = [self._prompts.chat(record) for record in records]
+        fresh = self._rollouts.generate(
+            model, chats, global_step=global_step, micro_step=micro_step, stopwatch=stopwatch
+        )
+        with stopwatch.measure("rollout_parse_match"):
+            matched = [self._matcher.match(*pair) for pair in zip(records, fresh.rollouts, strict=True)]
+        self._on_matched(global_step, matched)
+        with stopwatch.measure("rollout_teacher_encode"):
+            rope = rope_model(model)
+            segments = [
+                self._segment(self._encoder.prompt(chat), one, rope) for chat, one in zip(chats, matched, strict=True)
+            ]
+        return segments, fresh.sync
+
+    def _segment(self, prompt: Prompt, matched: Matched, rope: Any) -> Segment:
+        rollout, target = matched.rollout, matched.target
+        self._encoder.check_prompt(prompt, rollout.prompt_token_ids, rollout.server)
+        encoding = self._encoder.teacher_forced(prompt, target.y_train_ids)
+        meta = segment_meta(target, rollout.prompt_token_ids, encoded_len=len(encoding.input_ids))
+        return Segment(place(encoding, rope), meta, sample_stats(matched, encoded_len=meta.encoded_len))
+
+
+def sample_stats(matched: Matched, *, encoded_len: int = 0) -> SampleStats:
+    """Return the figures of one sample; `encoded_len` is 0 where nothing is trained on it."""
+    counters = matched.target.counters
+    return SampleStats(
+        prompt_len=len(matched.rollout.prompt_token_ids),
+        generated=len(matched.rollout.token_ids),
+        truncated=matched.target.parsed.truncated,
+        valid_objects=int(counters["valid_pred_objects"]),
+        dropped_invalid=int(counters["parse_dropped_invalid"]),
+        dropped_ambiguous=int(counters["parse_dropped_ambiguous"]),
+        gt_objects=int(counters["gt_objects"]),
+        matched=int(counters["matched_pairs"]),
+        supervised=int(counters["matched_for_supervision"]),
+        gating_rejections=int(counters["gating_rejections"]),
+        maskiou_sum=counters["matched_maskiou_sum"],
+        fn_appended=int(counters["fn_count"]),
+        prefix_coord_targets=int(counters["prefix_coord_targets"]),
+        tail_ignored=int(counters["tail_ignored"]),
+        prefix_len=int(counters["prefix_len"]),
+        append_len=int(counters["append_len"]),
+        train_len=int(counters["train_len"]),
+        encoded_len=encoded_len,
+    )
+
+
+class ParseFailureLog:
+    """Logs the first rollouts that do not parse cleanly (`debug_dump_parse_failures`), cut to 600 characters."""
+
+    def __init__(self, most: int) -> None:
+        self._left = most
+
+    def __call__(self, matched: Sequence[Matched]) -> None:
+        """Log what fails to parse among these."""
+        for one in matched:
+            parsed = one.target.parsed
+            if self._left > 0 and (parsed.dropped or parsed.truncated or parsed.notes):
+                self._left -= 1
+                logger.info(
+                    "rollout of %s does not parse (%s): %r; kept: %r",
+                    one.record.sample_id,
+                    ", ".join([*parsed.dropped, *parsed.notes]) or "truncated",
+                    parsed.text[:CLIPPED_CHARS],
+                    parsed.prefix_text[:CLIPPED_CHARS],
+                )

@@ -1,0 +1,109 @@
+"""`stage2 learn CONFIG`: from a checked configuration to a trained model and to an exit code."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from pathlib import Path
+
+from transformers.trainer_utils import get_last_checkpoint
+
+from stage2_api.errors import EXIT_CONFIG, EXIT_RETRYABLE, ConfigError
+from stage2_api.runconfig import RunConfig
+from stage2_trainer.learner.assembly import Surroundings, build_trainer, load_data, open_logs
+from stage2_trainer.learner.interrupt import Interrupt, Interrupted
+from stage2_trainer.learner.packing_errors import PackingError
+from stage2_trainer.learner.progress import ProgressServer, Reporter
+from stage2_trainer.learner.supported import check_supported
+from stage2_trainer.learner.trainer import RolloutMatchingTrainer
+from stage2_trainer.server.address import host_and_port, is_loopback
+from stage2_trainer.server.errors import ServerError
+from stage2_trainer.server.token import read_token
+
+logger = logging.getLogger(__name__)
+
+EXIT_FAILURE = 1
+PROGRESS_PORT_VARIABLE = "STAGE2_PROGRESS_PORT"
+TERMINATION_LOG_VARIABLE = "STAGE2_TERMINATION_LOG"
+
+
+def learn(config: RunConfig) -> int:
+    """Train as the configuration says.
+
+    Returns 0 when training has ended; EXIT_CONFIG when a person must change something; EXIT_RETRYABLE when servers were
+    lost or the process was asked to stop, after a checkpoint from which the next start goes on; 1 for anything else.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    reporter = Reporter()
+    try:
+        with ExitStack() as stack:
+            _learn(config, reporter, stack)
+        reporter.update(phase="done", message="")
+        return os.EX_OK
+    except (ConfigError, PackingError) as error:
+        return _failed(reporter, str(error), EXIT_CONFIG)
+    except (ServerError, Interrupted) as error:
+        return _failed(reporter, str(error), EXIT_RETRYABLE)
+    except Exception as error:
+        logger.exception("training failed")
+        return _failed(reporter, f"{type(error).__name__}: {error}", EXIT_FAILURE)
+    finally:
+        _leave_termination_log(reporter, os.environ)
+
+
+def _learn(config: RunConfig, reporter: Reporter, stack: ExitStack) -> None:
+    check_supported(config, world_size=int(os.environ.get("WORLD_SIZE", "1")))
+    token = read_token(os.environ)
+    stack.enter_context(_progress_server(config, reporter, token, os.environ))
+    interrupt = Interrupt()
+    interrupt.listen()
+    data = load_data(config)
+    log, rollout_log = open_logs(config, stack)
+    trainer = build_trainer(config, data, Surroundings(token, reporter, interrupt, log, rollout_log), stack)
+    checkpoint = config.training.resume_from_checkpoint or _newest_checkpoint(config)
+    _train(trainer, checkpoint)
+
+
+def _train(trainer: RolloutMatchingTrainer, checkpoint: str | None) -> None:
+    """Train from the beginning or from a checkpoint; when it has to stop early, leave a checkpoint of the last step."""
+    if checkpoint is not None:
+        logger.info("going on from %s", checkpoint)
+        trainer.args.eval_on_start = False
+    try:
+        trainer.train(resume_from_checkpoint=checkpoint)
+    except (ServerError, Interrupted):
+        trainer.save_progress()
+        raise
+
+
+def _newest_checkpoint(config: RunConfig) -> str | None:
+    folder = config.training.output_dir
+    found: str | None = get_last_checkpoint(folder) if Path(folder).is_dir() else None
+    return found
+
+
+def _progress_server(
+    config: RunConfig, reporter: Reporter, token: str, environment: Mapping[str, str]
+) -> AbstractContextManager[object]:
+    """Serve progress where a port is given: to this machine only when all servers are on it, else to the network."""
+    port = environment.get(PROGRESS_PORT_VARIABLE)
+    if not port:
+        return nullcontext()
+    servers = config.rollout_matching.vllm.server.resolved_servers()
+    local = all(is_loopback(host_and_port(server.base_url)[0]) for server in servers)
+    return ProgressServer(reporter, host="127.0.0.1" if local else "0.0.0.0", port=int(port), token=token)
+
+
+def _failed(reporter: Reporter, message: str, code: int) -> int:
+    for line in message.splitlines():
+        logger.error("%s", line)
+    reporter.update(phase="failed", message=message)
+    return code
+
+
+def _leave_termination_log(reporter: Reporter, environment: Mapping[str, str]) -> None:
+    path = environment.get(TERMINATION_LOG_VARIABLE)
+    if path:
+        reporter.write_termination_log(Path(path))

@@ -1,0 +1,30 @@
+"""Rollouts as JSON: what was asked, answered, matched and missed, for people, pictures and reports."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stage2_trainer.learner.estep import Matched
+
+
+def sample_document(matched: Matched) -> dict[str, Any]:
+    """Return one rollout with its record's ground truth; coordinates in bins 0..999, x and y in turn."""
+    record, rollout, target = matched.record, matched.rollout, matched.target
+    found = {pair.pred for pair in target.matching.pairs}
+    return {
+        "sample_id": record.sample_id,
+        "image": next((source for source in record.images if not source.startswith("data:")), None),
+        "server": rollout.server,
+        "version": rollout.version,
+        "finish_reason": rollout.finish_reason,
+        "text": rollout.text,
+        "dropped": target.parsed.dropped,
+        "ground_truth": [
+            {"desc": one.desc, "kind": one.kind, "bins": list(one.bins)} for one in target.ground_truth.objects
+        ],
+        "predictions": [
+            {"desc": one.desc, "kind": one.kind, "bins": list(one.bins), "matched": i in found}
+            for i, one in enumerate(target.parsed.valid_objects)
+        ],
+        "pairs": [{"prediction": p.pred, "ground_truth": p.gt, "iou": round(p.iou, 4)} for p in target.matching.pairs],
+    }
