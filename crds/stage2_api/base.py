@@ -5,7 +5,7 @@ Bounds are part of the contract: without them the API server cannot tell what a 
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from pydantic.alias_generators import to_camel
@@ -18,11 +18,16 @@ class Section(BaseModel):
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
 
+    filled_in: ClassVar[bool] = False
+    """Whether the API server writes defaults into the object; the training YAML keeps the form in which it came."""
+
 
 class KubernetesObject(Section):
     """A part of a Kubernetes object: camelCase in YAML, snake_case in Python."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True)
+
+    filled_in: ClassVar[bool] = True
 
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=253)]

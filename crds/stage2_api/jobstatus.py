@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -18,6 +18,8 @@ class StatusPart(KubernetesObject):
     """Part of a status: what a newer controller wrote beside the known fields is left alone."""
 
     model_config = ConfigDict(extra="ignore")
+
+    filled_in: ClassVar[bool] = False
 
 
 class JobCondition(StatusPart):

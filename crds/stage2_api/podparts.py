@@ -11,12 +11,11 @@ from pydantic import Field, StringConstraints
 
 from stage2_api.base import DnsLabel, KubernetesObject, Name, Path, free_mapping
 
+_QUANTITY = r"^[+-]?[0-9.]+([eE][+-]?[0-9]+|[numkMGTPE]i?)?$"
+
 Quantity = Annotated[
-    int
-    | Annotated[
-        str, StringConstraints(min_length=1, max_length=64, pattern=r"^[+-]?[0-9.]+([eE][+-]?[0-9]+|[numkMGTPE]i?)?$")
-    ],
-    Field(json_schema_extra={"x-stage2-schema": {"x-kubernetes-int-or-string": True}}),
+    int | Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=_QUANTITY)],
+    Field(json_schema_extra={"x-stage2-schema": {"x-kubernetes-int-or-string": True, "pattern": _QUANTITY}}),
 ]
 """An amount in Kubernetes' form: 2, "500m", 16Gi."""
 

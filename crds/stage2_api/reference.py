@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pydantic import BaseModel
-
 from stage2_api import job
+from stage2_api.base import Section
 from stage2_api.job_rules import JOB_RULES
 from stage2_api.jobstatus import JobStatus
 from stage2_api.keys import joined
@@ -65,7 +64,7 @@ def reference_markdown() -> str:
     )
 
 
-def _tables(model: type[BaseModel], root: str, skip: str = "") -> Iterator[str]:
+def _tables(model: type[Section], root: str, skip: str = "") -> Iterator[str]:
     """One table for each section that has keys of its own."""
     schema = structural(model)
     for path, section in _sections(schema, root, skip):
@@ -108,7 +107,11 @@ def _cell(text: str) -> str:
 def _type(schema: Mapping[str, Any]) -> str:
     """The type of a value with its bounds, in words."""
     if "enum" in schema:
-        return ", ".join(f"`{str(value).lower() if isinstance(value, bool) else value}`" for value in schema["enum"])
+        return ", ".join(
+            f"`{str(value).lower() if isinstance(value, bool) else value}`"
+            for value in schema["enum"]
+            if value is not None
+        )
     if schema.get("x-kubernetes-int-or-string"):
         return "quantity"
     kind = schema.get("type", "text or mapping")

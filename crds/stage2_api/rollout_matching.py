@@ -165,7 +165,7 @@ class RolloutMatching(Section):
     offload: Offload = Offload()
     """Main memory as a place for training state during colocated rollouts."""
     vllm: Vllm = Vllm()
-    """vLLM's own settings."""
+    """Settings of vLLM: where it runs, with what, and how weights reach it."""
     debug_dump_parse_failures: bool = False
     """Whether rollouts that do not parse are logged, cut to 600 characters."""
     debug_dump_max: Count = 3

@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel
-
-from stage2_api.base import KubernetesObject
+from stage2_api.base import Section
 from stage2_api.keys import models_in
 
 Schema = dict[str, Any]
@@ -23,23 +21,26 @@ _DROPPED = ("$defs", "title", "additionalProperties", "propertyNames", OVERRIDE)
 _BOUNDS = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}
 
 
-def structural(model: type[BaseModel]) -> Schema:
+def structural(model: type[Section]) -> Schema:
     """The structural schema of a model: no references, descriptions on one line with the default at their end.
 
-    Defaults become part of the schema where the API server shall fill them in: in the Kubernetes part of an object. The
-    training YAML keeps the form in which it was pasted.
+    Defaults become part of the schema where `filled_in` says so.
     """
     whole = model.model_json_schema(by_alias=True, mode="validation")
-    return _Walk(whole.get("$defs", {}), _filled_models(model)).node(whole, filled=issubclass(model, KubernetesObject))
+    return _Walk(whole.get("$defs", {}), _filled_models(model)).node(whole, filled=model.filled_in)
 
 
-def _filled_models(model: type[BaseModel]) -> set[str]:
+def _filled_models(model: type[Section]) -> set[str]:
     """The names of all models under `model` whose defaults the API server fills in."""
     found: set[str] = set()
     for info in model.model_fields.values():
-        for inside in models_in(info.annotation):
-            found |= _filled_models(inside) | ({inside.__name__} if issubclass(inside, KubernetesObject) else set())
+        for inside in _sections_in(info.annotation):
+            found |= _filled_models(inside) | ({inside.__name__} if inside.filled_in else set())
     return found
+
+
+def _sections_in(annotation: Any) -> list[type[Section]]:
+    return [inside for inside in models_in(annotation) if issubclass(inside, Section)]
 
 
 class _Walk:
@@ -51,19 +52,18 @@ class _Walk:
 
     def node(self, raw: Mapping[str, Any], *, filled: bool) -> Schema:
         """The structural form of one node. `filled`: whether defaults below it go into the schema."""
-        raw, nullable, name = self._flat(raw)
+        raw, name = self._flat(raw)
         filled = name in self._filled if name else filled
         if OVERRIDE in raw:
             kept = {key: raw[key] for key in ("description", "default") if key in raw}
             raw = {**raw[OVERRIDE], **kept}
-        result = {key: value for key, value in raw.items() if key not in _DROPPED}
+        first = {key: raw[key] for key in ("type", "description") if key in raw}
+        result = {**first, **{key: value for key, value in raw.items() if key not in _DROPPED}}
         for exclusive, bound in _BOUNDS.items():
             if exclusive in result:
                 result[bound], result[exclusive] = result[exclusive], True
         if "const" in result:
             result["enum"] = [result.pop("const")]
-        if nullable:
-            result["nullable"] = True
         if "properties" in result:
             result["properties"] = {
                 key: self._property(value, required=key in result.get("required", ()), filled=filled)
@@ -91,22 +91,27 @@ class _Walk:
             result["default"] = default
         return result
 
-    def _flat(self, raw: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool, str | None]:
-        """A node without reference and without the branch for null; whether there was one; the model referred to."""
-        nullable, name = False, None
+    def _flat(self, raw: Mapping[str, Any]) -> tuple[Mapping[str, Any], str | None]:
+        """A node without reference and without the branch for null; the name of the model referred to.
+
+        Null is left out because the API server drops a null from a field that is not nullable, which is what null means
+        in every key that takes it: unset.
+        """
+        name = None
         while "$ref" in raw or ("anyOf" in raw and OVERRIDE not in raw):
             if "$ref" in raw:
                 name = raw["$ref"].rpartition("/")[2]
-                raw = {**self._definitions[name], **{key: value for key, value in raw.items() if key != "$ref"}}
+                raw = {**self._definitions[name], **_without(raw, "$ref")}
                 continue
             branches = [branch for branch in raw["anyOf"] if branch != {"type": "null"}]
-            nullable = nullable or len(branches) < len(raw["anyOf"])
             if len(branches) != 1:
                 raise ValueError(f"a structural schema has no place for a choice of types: {raw}")
-            raw = {**branches[0], **{key: value for key, value in raw.items() if key != "anyOf"}}
-        if OVERRIDE in raw and {"type": "null"} in raw.get("anyOf", ()):
-            nullable = True
-        return raw, nullable, name
+            raw = {**branches[0], **_without(raw, "anyOf")}
+        return raw, name
+
+
+def _without(raw: Mapping[str, Any], key: str) -> Schema:
+    return {name: value for name, value in raw.items() if name != key}
 
 
 def _text(default: Any) -> str:

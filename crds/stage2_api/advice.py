@@ -1,0 +1,92 @@
+"""Settings that are right in form but do nothing in this run: told to a person, never an error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from stage2_api import keys
+from stage2_api.errors import Problem
+from stage2_api.runconfig import RunConfig
+
+_MATCHING = "custom.extra.rollout_matching"
+
+Idle = Callable[[RunConfig], bool]
+
+_IDLE: tuple[tuple[str, Idle, str, str], ...] = (
+    (
+        "training.packing_length",
+        lambda c: c.training.packing_length is not None,
+        "is deprecated, and used only if no other length is set",
+        "set global_max_length instead",
+    ),
+    (
+        "training.eval_packing",
+        lambda c: c.training.eval_packing,
+        "evaluation has no forward pass to pack",
+        "remove it",
+    ),
+    (
+        "training.add_version",
+        lambda c: c.training.add_version,
+        "checkpoints go into output_dir itself, where a restarted job finds them",
+        "remove it",
+    ),
+    (
+        "training.save_last_epoch",
+        lambda c: c.training.save_last_epoch,
+        "the last step is saved anyway",
+        "remove it",
+    ),
+    (
+        "template.truncation_strategy",
+        lambda c: c.template.truncation_strategy != "raise",
+        "a prompt that is too long is refused: cut, it would not be the one that was rolled out",
+        "remove it",
+    ),
+    (
+        f"{_MATCHING}.repeat_terminate.enabled",
+        lambda c: c.rollout_matching.repeat_terminate.enabled and c.rollout_matching.rollout_backend == "vllm",
+        "vLLM has no such check",
+        "raise repetition_penalty a little, or set rollout_backend to hf",
+    ),
+    (
+        f"{_MATCHING}.offload.enabled",
+        lambda c: c.rollout_matching.offload.enabled and not _colocates(c),
+        "training state moves only for a vLLM in the learner's own processes",
+        "set it to false",
+    ),
+    (
+        f"{_MATCHING}.rollout_buffer.enabled",
+        lambda c: c.rollout_matching.rollout_buffer.enabled and c.rollout_matching.rollout_buffer.m_steps == 1,
+        "with m_steps 1 no rollout is used twice",
+        "raise rollout_buffer.m_steps",
+    ),
+    (
+        f"{_MATCHING}.num_beams",
+        lambda c: c.rollout_matching.num_beams > 1 and c.rollout_matching.decode_mode != "beam",
+        "greedy decoding has no beams",
+        "set decode_mode to beam (and rollout_backend to hf)",
+    ),
+    (
+        f"{_MATCHING}.vllm.sync.mode",
+        lambda c: (
+            c.rollout_matching.vllm.sync.mode == "auto" and c.rollout_matching.vllm.enable_lora and c.tuner.use_dora
+        ),
+        "auto takes full here, for vLLM cannot load DoRA adapters",
+        "set it to full",
+    ),
+)
+
+
+def idle_settings(config: RunConfig) -> tuple[Problem, ...]:
+    """The settings of a configuration that do nothing, with the reason and what to do about it."""
+    written = config.model_dump(exclude_unset=True)
+    return tuple(
+        Problem(path, keys.found(config, written, path), reason, way_out)
+        for path, idle, reason, way_out in _IDLE
+        if idle(config)
+    )
+
+
+def _colocates(config: RunConfig) -> bool:
+    return config.rollout_matching.rollout_backend == "vllm" and config.rollout_matching.vllm.mode == "colocate"

@@ -1,0 +1,45 @@
+"""Settings that do nothing are named, with the reason."""
+
+from typing import Any
+
+import pytest
+from tests.unit.api.wrong_jobs import good_job, merge_patch
+
+from stage2_api.advice import idle_settings
+from stage2_api.runconfig import parse_run_config
+
+CONFIG = good_job()["spec"]["config"]
+ADDRESS = {"servers": [{"base_url": "http://a:1", "group_port": 1}]}
+
+
+def matching(patch: dict[str, Any]) -> dict[str, Any]:
+    return {"custom": {"extra": {"rollout_matching": merge_patch({"vllm": {"server": ADDRESS}}, patch)}}}
+
+
+@pytest.mark.parametrize(
+    ("patch", "path"),
+    [
+        ({"training": {"packing_length": 512}}, "training.packing_length"),
+        ({"training": {"eval_packing": True}}, "training.eval_packing"),
+        ({"training": {"add_version": True}}, "training.add_version"),
+        ({"training": {"save_last_epoch": True}}, "training.save_last_epoch"),
+        ({"template": {"truncation_strategy": "right"}}, "template.truncation_strategy"),
+        (matching({"repeat_terminate": {"enabled": True}}), "custom.extra.rollout_matching.repeat_terminate.enabled"),
+        (matching({"offload": {"enabled": True}}), "custom.extra.rollout_matching.offload.enabled"),
+        (matching({"rollout_buffer": {"enabled": True}}), "custom.extra.rollout_matching.rollout_buffer.enabled"),
+        (matching({"num_beams": 3}), "custom.extra.rollout_matching.num_beams"),
+        (
+            matching({"vllm": {"enable_lora": True, "sync": {"mode": "auto"}}}),
+            "custom.extra.rollout_matching.vllm.sync.mode",
+        ),
+    ],
+)
+def test_an_idle_setting_is_named(patch: dict[str, Any], path: str) -> None:
+    config = parse_run_config(merge_patch(merge_patch(CONFIG, matching({})), patch))
+    (idle,) = idle_settings(config)
+    assert idle.path == path
+    assert idle.value is not None
+
+
+def test_a_configuration_without_idle_settings_gets_no_advice() -> None:
+    assert idle_settings(parse_run_config(merge_patch(CONFIG, matching({})))) == ()

@@ -1,0 +1,156 @@
+"""The CustomResourceDefinition as a product: described, bounded, structural; and the generated files are fresh."""
+
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stage2_api import cel, job, keys
+from stage2_api.crd import FROZEN, custom_resource_definition
+from stage2_api.job_rules import JOB_RULES
+from stage2_api.rules import RUN_RULES
+from stage2_api.runconfig import RunConfig
+
+ROOT = Path(__file__).parents[3]
+Schema = dict[str, Any]
+SCHEMA: Schema = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+SPEC: Schema = SCHEMA["properties"]["spec"]
+
+
+def fields(schema: Schema, path: str) -> Iterator[tuple[str, Schema]]:
+    """Every field under a schema with its path, lists and mappings looked into."""
+    for key, value in schema.get("properties", {}).items():
+        here = f"{path}.{key}"
+        yield here, value
+        yield from fields(value.get("items", value), here)
+
+
+FIELDS = [*fields(SPEC, "spec"), *fields(SCHEMA["properties"]["status"], "status")]
+
+
+def nodes(schema: Schema, path: str) -> Iterator[tuple[str, Schema]]:
+    """Every node of a schema: fields, items of lists, values of mappings."""
+    yield path, schema
+    for key, value in schema.get("properties", {}).items():
+        yield from nodes(value, f"{path}.{key}")
+    for inner in ("items", "additionalProperties"):
+        if inner in schema:
+            yield from nodes(schema[inner], f"{path}[]")
+
+
+NODES = [*nodes(SPEC, "spec"), *nodes(SCHEMA["properties"]["status"], "status")]
+
+
+def test_every_field_says_in_sentences_what_it_is() -> None:
+    undescribed = [path for path, schema in FIELDS if not re.fullmatch(r"[A-Z].+\.", schema.get("description", ""))]
+    assert undescribed == []
+
+
+def test_texts_lists_and_mappings_are_bounded_so_that_rules_over_them_have_a_price() -> None:
+    unbounded = [
+        path
+        for path, schema in NODES
+        if (schema.get("type") == "string" and "maxLength" not in schema and "enum" not in schema)
+        or (schema.get("type") == "array" and "maxItems" not in schema)
+        or (schema.get("type") == "object" and "properties" not in schema and "maxProperties" not in schema)
+    ]
+    assert unbounded == []
+
+
+def test_integers_are_bounded_on_both_sides_except_where_zero_or_less_means_no_limit() -> None:
+    open_ended = {
+        path.rpartition(".")[2]
+        for path, schema in FIELDS
+        if schema.get("type") == "integer" and "minimum" not in schema
+    }
+    assert open_ended == {"infer_batch_size", "max_events", "version"}
+
+
+def test_the_schema_is_structural() -> None:
+    forbidden = {"$ref", "$defs", "anyOf", "oneOf", "allOf", "not", "const", "title", "nullable", "propertyNames"}
+    assert [(path, key) for path, schema in NODES for key in schema if key in forbidden] == []
+    untyped = [path for path, schema in NODES if "type" not in schema]
+    assert {path.removesuffix("[]").rpartition(".")[2] for path in untyped} == {
+        "deepspeed",
+        "limits",
+        "requests",
+        "sizeLimit",
+    }
+
+
+def test_only_keys_that_belong_to_someone_else_are_open() -> None:
+    open_paths = {path for path, schema in NODES if schema.get("x-kubernetes-preserve-unknown-fields")}
+    assert open_paths == {
+        "spec.rollout.template",
+        "spec.learner.template",
+        "spec.config.deepspeed",
+        "status.reproducibility",
+    }
+
+
+def test_the_training_yaml_keeps_the_form_in_which_it_was_pasted() -> None:
+    filled = {path for path, schema in FIELDS if "default" in schema}
+    assert not [path for path in filled if path.startswith(("spec.config", "status"))]
+    assert {"spec.suspend", "spec.gpuResource", "spec.rollout", "spec.rollout.port", "spec.learner.gpus"} <= filled
+
+
+def test_a_setting_with_few_values_is_a_choice_not_free_text() -> None:
+    choices = {path.rpartition(".")[2] for path, schema in FIELDS if "enum" in schema}
+    assert {"mode", "phase", "decode_mode", "ot_cost", "train_type", "imagePullPolicy", "rollout_backend"} <= choices
+
+
+def test_rules_are_sentences_that_name_the_way_out_and_blame_an_existing_field() -> None:
+    for model, schema in ((job.JobSpec, SPEC), (RunConfig, SPEC["properties"]["config"])):
+        for validation in schema["x-kubernetes-validations"]:
+            assert "; " in validation["message"]
+            assert len(validation["message"]) <= 2048
+            assert keys.field_at(model, validation["fieldPath"].strip(".").split(".")) is not None
+
+
+def test_every_rule_reads_keys_that_exist() -> None:
+    for model, rules in ((job.JobSpec, JOB_RULES), (RunConfig, RUN_RULES)):
+        missing = [path for rule in rules for path in rule.keys_read() if keys.field_at(model, path.split(".")) is None]
+        assert missing == []
+
+
+def test_what_pods_are_made_from_is_frozen() -> None:
+    assert set(FROZEN) < set(SPEC["properties"])
+    assert {"rollout", "learner", "config", "volumes"} <= set(FROZEN)
+
+
+def test_a_default_in_a_rule_is_the_model_s_own() -> None:
+    assert cel.expression(RunConfig, "$(training.packing)") == "self.?training.?packing.orValue(false)"
+    assert cel.expression(RunConfig, "$(global_max_length, 1) > 0") == "self.?global_max_length.orValue(1) > 0"
+    assert cel.expression(RunConfig, "$?(global_max_length)") == "self.?global_max_length.hasValue()"
+    with pytest.raises(LookupError, match="global_max_length"):
+        cel.expression(RunConfig, "$(global_max_length)")
+
+
+def test_printer_columns_read_from_fields_of_the_status() -> None:
+    version = custom_resource_definition()["spec"]["versions"][0]
+    columns = {column["name"]: column["jsonPath"] for column in version["additionalPrinterColumns"]}
+    assert list(columns) == ["Phase", "Step", "Rollout", "Node", "Age"]
+    known = SCHEMA["properties"]["status"]["properties"]
+    assert all(path.removeprefix(".status.") in known for path in columns.values() if path.startswith(".status"))
+
+
+def generator() -> Any:
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "hack" / "generate.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_generated_files_are_fresh() -> None:
+    assert generator().stale(ROOT) == "", "run python hack/generate.py"
+
+
+def test_the_check_shows_what_is_stale(tmp_path: Path) -> None:
+    difference = generator().stale(tmp_path)
+    assert "+kind: CustomResourceDefinition" in difference
+    assert "+# Reference" in difference

@@ -1,0 +1,91 @@
+"""The job around a training YAML."""
+
+import json
+
+import pytest
+from tests.unit.api.wrong_jobs import good_job, merge_patch
+
+from stage2_api.errors import ConfigError
+from stage2_api.job import parse_job
+
+
+def test_what_the_api_server_adds_is_taken() -> None:
+    job = parse_job(
+        merge_patch(
+            good_job(),
+            {
+                "metadata": {
+                    "uid": "u",
+                    "generation": 3,
+                    "creationTimestamp": "2026-01-01T00:00:00Z",
+                    "resourceVersion": "7",
+                    "managedFields": [{"manager": "kubectl"}],
+                    "annotations": {"a": "b"},
+                },
+                "status": {
+                    "phase": "Running",
+                    "conditions": [{"type": "Accepted", "status": "True", "reason": "Valid", "message": "m"}],
+                    "ofANewerController": 1,
+                },
+            },
+        )
+    )
+    assert (job.metadata.generation, job.status.phase if job.status else None) == (3, "Running")
+
+
+def test_a_job_survives_being_written_and_read_again() -> None:
+    job = parse_job(good_job())
+    written = json.loads(job.model_dump_json(by_alias=True, exclude_unset=True))
+    assert written == good_job()
+    assert parse_job(written) == job
+
+
+def test_a_volume_gives_its_source_as_a_pod_has_it() -> None:
+    volumes = [
+        {"name": "a", "mountPath": "/a", "hostPath": {"path": "/srv/a", "type": "Directory"}},
+        {"name": "b", "mountPath": "/b", "readOnly": True, "persistentVolumeClaim": {"claimName": "b"}},
+        {"name": "c", "mountPath": "/c", "emptyDir": {"sizeLimit": "1Gi"}},
+    ]
+    job = parse_job(merge_patch(good_job(), {"spec": {"volumes": volumes}}))
+    assert [volume.source for volume in job.spec.volumes] == [
+        {"hostPath": {"path": "/srv/a", "type": "Directory"}},
+        {"persistentVolumeClaim": {"claimName": "b", "readOnly": False}},
+        {"emptyDir": {"medium": "", "sizeLimit": "1Gi"}},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("patch", "gpus"),
+    [
+        ({"learner": {"gpus": 4}, "rollout": None}, 4),
+        ({"learner": {"gpus": 0}, "rollout": None, "gpuResource": ""}, 0),
+    ],
+)
+def test_colocate_mode_takes_any_number_of_learner_gpus(patch: dict[str, object], gpus: int) -> None:
+    colocate = {"config": {"custom": {"extra": {"rollout_matching": {"vllm": {"mode": "colocate"}}}}}}
+    job = parse_job(merge_patch(good_job(), {"spec": {**patch, **colocate}}))
+    assert job.spec.learner.gpus == gpus
+
+
+def test_colocated_tensor_parallelism_divides_the_learner_gpus() -> None:
+    vllm = {"mode": "colocate", "tensor_parallel_size": 3}
+    patch = {
+        "learner": {"gpus": 4},
+        "rollout": None,
+        "config": {"custom": {"extra": {"rollout_matching": {"vllm": vllm}}}},
+    }
+    with pytest.raises(ConfigError, match=r"must divide spec\.learner\.gpus"):
+        parse_job(merge_patch(good_job(), {"spec": patch}))
+
+
+def test_a_server_of_several_gpus_spreads_its_model_over_them() -> None:
+    vllm = {"tensor_parallel_size": 2}
+    patch = {"rollout": {"gpusPerServer": 2}, "config": {"custom": {"extra": {"rollout_matching": {"vllm": vllm}}}}}
+    assert parse_job(merge_patch(good_job(), {"spec": patch})).spec.rollout.gpus_per_server == 2
+
+
+@pytest.mark.parametrize("raw", [{}, {"spec": []}, {"apiVersion": 1, "kind": 2, "metadata": 3, "spec": 4}])
+def test_what_is_no_job_at_all_is_refused_in_the_same_way(raw: dict[str, object]) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse_job(raw)
+    assert "spec" in {problem.path for problem in refused.value.problems}

@@ -1,0 +1,207 @@
+"""The training YAML: its rules, and what is derived from it."""
+
+from typing import Any
+
+import pytest
+from tests.unit.api.wrong_jobs import merge_patch
+
+from stage2_api.errors import ConfigError, Problem
+from stage2_api.runconfig import RunConfig, ServerAddress, parse_run_config
+
+MATCHING = "custom.extra.rollout_matching"
+MINIMAL: dict[str, Any] = {
+    "model": {"model": "m"},
+    "training": {"output_dir": "out"},
+    "custom": {"train_jsonl": "train.jsonl", "extra": {"rollout_matching": {"rollout_backend": "hf"}}},
+}
+
+
+def matching(patch: dict[str, Any]) -> dict[str, Any]:
+    return {"custom": {"extra": {"rollout_matching": patch}}}
+
+
+def server(addresses: dict[str, Any]) -> dict[str, Any]:
+    return matching({"rollout_backend": "vllm", "vllm": {"mode": "server", "server": addresses}})
+
+
+def parse(*patches: dict[str, Any]) -> RunConfig:
+    raw = MINIMAL
+    for patch in patches:
+        raw = merge_patch(raw, patch)
+    return parse_run_config(raw)
+
+
+def problems(*patches: dict[str, Any], root: str = "") -> tuple[Problem, ...]:
+    raw = MINIMAL
+    for patch in patches:
+        raw = merge_patch(raw, patch)
+    with pytest.raises(ConfigError) as refused:
+        parse_run_config(raw, root=root)
+    return refused.value.problems
+
+
+def test_what_has_to_be_written_is_the_model_the_output_and_the_records() -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse_run_config({"custom": {"extra": {"rollout_matching": {"rollout_backend": "hf"}}}})
+    assert {problem.path for problem in refused.value.problems} == {"model", "training", "custom.train_jsonl"}
+    assert "training.output_dir" in str(refused.value)
+
+
+def test_problems_carry_the_path_of_the_file_around_the_configuration() -> None:
+    (problem,) = problems({"training": {"seed": -1}}, root="spec.config")
+    assert str(problem) == (
+        "spec.config.training.seed: -1; must be at least 0; change it, or remove the key (default 42)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("unknown", "suggested"),
+    [
+        ({"training": {"learning_rat": 1.0}}, "training.learning_rate"),
+        ({"training": {"max_length": 5}}, "template.max_length"),
+        ({"custom": {"rollout_matching": {}}}, "custom.extra.rollout_matching"),
+        ({"data": {"dataloader_num_workers": 8}}, "training.dataloader_num_workers"),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_key_that_was_meant(unknown: dict[str, Any], suggested: str) -> None:
+    (problem,) = problems(unknown)
+    assert suggested in problem.way_out
+
+
+@pytest.mark.parametrize(
+    ("patch", "hint"),
+    [
+        ({"training": {"learning_rate": "2e-5"}}, "write 2.0e-5"),
+        ({"training": {"save_steps": "80"}}, "write 80 without quotes"),
+        ({"training": {"save_steps": True}}, "write a value instead of true"),
+        ({"training": {"save_steps": 80.0}}, "default 500"),
+        ({"training": {"weight_decay": float("nan")}}, "default 0.0"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused_with_what_to_write(patch: dict[str, Any], hint: str) -> None:
+    (problem,) = problems(patch)
+    assert hint in problem.way_out
+
+
+def test_an_integer_stands_for_a_number() -> None:
+    assert parse(matching({"ot_epsilon": 10})).rollout_matching.ot_epsilon == 10
+
+
+def test_both_forms_of_addresses_give_the_same_servers() -> None:
+    preferred = {
+        "servers": [{"base_url": "http://a:1/", "group_port": 51216}, {"base_url": "http://b:2", "group_port": 51217}]
+    }
+    expected = (ServerAddress("http://a:1", 51216), ServerAddress("http://b:2", 51217))
+    for addresses in (
+        preferred,
+        {"base_url": ["http://a:1", "http://b:2/"], "group_port": [51216, 51217]},
+        {"base_url": ["http://a:1", "http://b:2"], "group_port": 51216},
+    ):
+        assert parse(server(addresses)).rollout_matching.vllm.server.resolved_servers() == expected
+    single = parse(server({"base_url": "http://a:1", "group_port": 51216}))
+    assert single.rollout_matching.vllm.server.resolved_servers() == expected[:1]
+
+
+@pytest.mark.parametrize(
+    ("addresses", "rule"),
+    [
+        ({}, "server mode needs the addresses"),
+        (
+            {"servers": [{"base_url": "http://a:1", "group_port": 1}], "base_url": "http://a:1", "group_port": 1},
+            "two forms",
+        ),
+        ({"servers": []}, "at least 1 items long"),
+        ({"servers": [{"base_url": "", "group_port": 1}]}, "text of"),
+        ({"servers": [{"base_url": "http://a:1", "group_port": 0}]}, "must be at least 1"),
+        ({"base_url": "http://a:1"}, "must pair"),
+        ({"base_url": "http://a:1", "group_port": [1]}, "must pair"),
+        ({"base_url": ["http://a:1", "http://b:1"], "group_port": [1]}, "must pair"),
+        ({"base_url": ["http://a:1", "http://a:1"], "group_port": 1}, "of its own"),
+    ],
+)
+def test_addresses_that_do_not_fit_are_refused(addresses: dict[str, Any], rule: str) -> None:
+    (problem,) = problems(server(addresses))
+    assert rule in problem.rule
+    assert problem.path.startswith("custom.extra.rollout_matching.vllm.server")
+
+
+ADAPTER = {"enable_lora": True, "sync": {"mode": "adapter"}}
+
+
+@pytest.mark.parametrize(
+    ("patch", "path"),
+    [
+        ({"tuner": {"train_type": "full"}, **matching({"vllm": ADAPTER})}, f"{MATCHING}.vllm.sync.mode"),
+        (matching({"vllm": {**ADAPTER, "load_format": "dummy"}}), f"{MATCHING}.vllm.load_format"),
+        (
+            matching({"decode_mode": "beam", "num_beams": 2, "num_return_sequences": 3}),
+            f"{MATCHING}.num_return_sequences",
+        ),
+        ({"tuner": {"freeze_llm": True}}, "tuner"),
+        ({"training": {"bf16": True, "fp16": True}}, "training.fp16"),
+        (
+            {"training": {"load_best_model_at_end": True, "eval_strategy": "steps"}, "custom": {"val_jsonl": "v"}},
+            "training.metric_for_best_model",
+        ),
+        (
+            {"training": {"save_strategy": "best", "metric_for_best_model": "eval_rollout_f1"}},
+            "training.eval_strategy",
+        ),
+        ({"template": {"min_pixels": 2, "max_pixels": 1}}, "template.min_pixels"),
+        ({"training": {"dataloader_prefetch_factor": 2}}, "training.dataloader_prefetch_factor"),
+        ({"training": {"packing": True}}, "global_max_length"),
+    ],
+)
+def test_keys_that_contradict_one_another_are_refused(patch: dict[str, Any], path: str) -> None:
+    (problem,) = problems(patch)
+    assert problem.path == path
+
+
+def test_beam_search_is_for_the_hf_backend() -> None:
+    assert parse(matching({"decode_mode": "beam", "num_beams": 4})).rollout_matching.num_beams == 4
+
+
+@pytest.mark.parametrize(("batch", "world_size", "expected"), [(32, 1, 16), (32, 4, 4), (33, 1, 17), (1, 8, 1)])
+def test_gradient_accumulation_follows_from_the_effective_batch_size(
+    batch: int, world_size: int, expected: int
+) -> None:
+    config = parse({"training": {"effective_batch_size": batch, "per_device_train_batch_size": 2}})
+    assert config.gradient_accumulation_steps(world_size) == expected
+
+
+def test_without_an_effective_batch_size_gradient_accumulation_is_what_is_written_or_one() -> None:
+    assert parse().gradient_accumulation_steps() == 1
+    assert parse({"training": {"gradient_accumulation_steps": 3}}).gradient_accumulation_steps(4) == 3
+
+
+def test_the_length_of_packed_rows_comes_from_the_first_length_that_is_set() -> None:
+    lengths = {"template": {"max_length": 20}, "training": {"packing_length": 30}}
+    assert parse(lengths, {"global_max_length": 10}).packing_length == 10
+    assert parse(lengths).packing_length == 20
+    assert parse({"training": {"packing_length": 30}}).packing_length == 30
+    with pytest.raises(ConfigError, match="global_max_length"):
+        _ = parse().packing_length
+
+
+def test_stage_1_settings_of_the_coordinate_loss_count_where_rollout_matching_sets_none() -> None:
+    stage1 = {"custom": {"coord_soft_ce_w1": {"w1_weight": 0.5, "temperature": 2.0, "target_sigma": 3.0}}}
+    config = parse(stage1, matching({"target_sigma": 4.0})).rollout_matching
+    assert (config.w1_weight, config.temperature_coord, config.target_sigma) == (0.5, 2.0, 4.0)
+    assert config.gate_weight == 1.0
+
+
+@pytest.mark.parametrize(
+    ("deepspeed", "used"),
+    [(None, False), ("zero2.json", True), ({"enabled": True, "config": "zero2"}, True), ({"enabled": False}, False)],
+)
+def test_deepspeed_takes_a_file_a_mapping_or_null(deepspeed: object, used: bool) -> None:
+    assert parse_run_config({**MINIMAL, "deepspeed": deepspeed}).uses_deepspeed is used
+
+
+def test_what_vllm_takes_when_unset_depends_on_its_neighbours() -> None:
+    vllm = parse().rollout_matching.vllm
+    assert vllm.resolved_load_format == "dummy"
+    assert (vllm.resolved_tensor_parallel_size(4), vllm.resolved_tensor_parallel_size(2)) == (4, 1)
+    assert parse(matching({"vllm": {"enable_lora": True}})).rollout_matching.vllm.resolved_load_format == "auto"
+    assert vllm.passed_through() == {}
+    assert parse(matching({"vllm": {"swap_space": 4}})).rollout_matching.vllm.passed_through() == {"swap_space": 4}
