@@ -79,8 +79,7 @@ def admin(kubeconfig: Path) -> Kubectl:
     """kubectl on a cluster that has the definition."""
     kubectl = Kubectl(kubeconfig)
     kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRD))
-    kubectl("wait", "--for=condition=Established", "crd/rolloutmatchingjobs.stage2.dev", "--timeout=30s")
-    kubectl("explain", "rmj")  # fails until the API server serves the definition, which is a moment later
+    eventually(lambda: kubectl.run("get", "rmj").returncode == 0, why="the API server serves the definition")
     return kubectl
 
 
