@@ -49,9 +49,9 @@ class PackingBuffer(Generic[T]):
         check_lengths(lengths, self._packing_length)
         if len(self) + len(items) > self._capacity:
             raise PackingError(
-                f"training.packing_buffer: {len(self)} segments wait and {len(items)} are new; at most "
-                f"training.packing_buffer: {len(self)} segments wait, {len(items)} are new; at most {self._capacity} may "
-                "wait; reduce training.per_device_train_batch_size, or raise training.packing_buffer"
+                f"training.packing_buffer: {len(self)} segments wait, {len(items)} are new; {self._capacity} may wait; "
+                "reduce training.per_device_train_batch_size, or raise training.packing_buffer"
+            )
         self._items.extend(items)
         self._lengths.extend(lengths)
 
