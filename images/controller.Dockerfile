@@ -19,6 +19,8 @@ RUN --mount=type=cache,target=/var/cache/uv set -eu; \
 COPY . .
 RUN pip install --quiet --no-cache-dir --no-deps --no-build-isolation . && rm -rf /src/*
 
+# A name for a user without an entry in /etc/passwd, whatever its number: kopf, PyTorch and others ask for one.
+ENV USER=stage2 LOGNAME=stage2
 USER 10001:10001
 WORKDIR /tmp
 CMD ["python", "-m", "stage2_controller"]

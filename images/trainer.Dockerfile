@@ -14,7 +14,8 @@ RUN set -eu; \
     rm -rf /var/lib/apt/lists/*
 
 # Dependencies in a layer of their own, made from pyproject.toml alone: a change of code leaves these gigabytes untouched.
-# Triton has no use on a CPU, and nothing here hears or films: 700 MB less. Byte code is made here because the root file system is read-only where it runs.
+# Triton has no use on a CPU, and nothing here hears or films: 700 MB less. Byte code is made here because the root file
+# system is read-only where it runs.
 COPY pyproject.toml ./
 RUN --mount=type=cache,target=/var/cache/uv set -eu; \
     python3 -m venv /opt/stage2; \
@@ -39,6 +40,8 @@ RUN set -eu; \
     fi; \
     rm -rf /src/*
 
+# A name for a user without an entry in /etc/passwd, whatever its number: kopf, PyTorch and others ask for one.
+ENV USER=stage2 LOGNAME=stage2
 USER 10001:10001
 WORKDIR /tmp
 CMD ["stage2", "--help"]
