@@ -1,5 +1,6 @@
-"""The commands: up, down, status, load, build."""
+"""The commands: up, down, status, tool, load, build."""
 
+import shutil
 import time
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +12,7 @@ from rich.table import Table
 from local_cluster import cluster, images, node, teardown
 from local_cluster.layout import ClusterError, Layout
 from local_cluster.processes import recorded
-from local_cluster.toolchain import HELM, binary_path, ensure_packages
+from local_cluster.toolchain import HELM, KUBECTL, binary_path, ensure_binaries, ensure_packages, path_of
 
 app = typer.Typer(
     help="A real one-node Kubernetes from source, with fake GPUs, for machines with no container engine.",
@@ -91,6 +92,22 @@ def status(home: Home = None) -> None:
     typer.echo(f"export KUBECONFIG={layout.kubeconfig}")
     if kind == cluster.WHOLE:
         console.print(node.ctr(layout, "images", "list", "--quiet"), end="")
+
+
+@app.command()
+def tool(name: Annotated[str, typer.Argument(help="helm or kubectl")], home: Home = None) -> None:
+    """Print the path of helm or kubectl: the one on PATH, else one built from its module."""
+    programs = {program.name: program for program in (HELM, KUBECTL)}
+    if name not in programs:
+        raise typer.BadParameter(f"{name!r}; must be one of {', '.join(programs)}")
+    layout = _layout(home)
+    found = shutil.which(name)
+    try:
+        if found is None:
+            ensure_binaries(layout, [programs[name]], console)
+    except ClusterError as error:
+        raise _fail(error) from error
+    typer.echo(found or path_of(layout, programs[name]))
 
 
 @app.command()
