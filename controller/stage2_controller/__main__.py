@@ -13,7 +13,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Parses the command line and runs until SIGTERM or SIGINT."""
     options = _parser().parse_args(arguments)
     logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # a line for each watch event otherwise
+    for chatty in ("kopf.objects", "kopf.activities", "aiohttp.access"):  # a line for each watch event and each probe
+        logging.getLogger(chatty).setLevel(logging.WARNING)
     controller = operator.Controller(
         settings=Settings(image=options.image, progress_s=options.progress_seconds),
         namespaces=tuple(options.namespace or ()),

@@ -7,9 +7,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import aiohttp
 
 from stage2_controller import names
-from stage2_controller.apply import Api
+from stage2_controller.apply import ApiRefused
 from stage2_controller.observe import KINDS, Key, Store, key_of
 from stage2_controller.observed import Object
 
@@ -18,12 +21,20 @@ logger = logging.getLogger(__name__)
 _DEAF_AFTER = 3  # rounds in a row that found something undelivered
 
 
+class Lister(Protocol):
+    """Lists objects; `stage2_controller.apply.Api` does."""
+
+    async def list(self, kind: str, namespace: str | None, *, labelled: bool) -> Object:
+        """The list of a kind in one namespace or in all; `labelled`: only our children."""
+        ...
+
+
 class Freshness:
     """Lists every kind each `interval_s`; mends the store where a watch missed something, and tells the queue."""
 
     def __init__(
         self,
-        api: Api,
+        api: Lister,
         store: Store,
         enqueue: Callable[[Key], None],
         *,
@@ -53,12 +64,17 @@ class Freshness:
         while True:
             await asyncio.sleep(self._interval_s)
             try:
-                missed = await self._compare()
-            except Exception:  # the API server may be away; the probe fails if it stays away
-                logger.exception("cannot compare the watches with lists")
-                continue
-            self._rounds_behind = self._rounds_behind + 1 if missed else 0
-            self._last_round = time.monotonic()
+                await self.round()
+            except (ApiRefused, aiohttp.ClientError, TimeoutError) as error:  # the probe fails if the API stays away
+                logger.warning("cannot compare the watches with lists: %s", error)
+
+    async def round(self) -> None:
+        """Compares once."""
+        missed = 0
+        for kind in KINDS:
+            missed += await self._compare(kind)
+        self._rounds_behind = self._rounds_behind + 1 if missed else 0
+        self._last_round = time.monotonic()
 
     def problem(self) -> str | None:
         """Why the controller should be started anew; None while it hears what happens."""
@@ -69,15 +85,12 @@ class Freshness:
             return f"the watches missed changes in {self._rounds_behind} rounds in a row"
         return None
 
-    async def _compare(self) -> int:
-        missed = 0
-        for kind in KINDS:
-            listed, version = await self._list(kind)
-            candidates = [*self._store.behind(kind, listed), *self._store.vanished(kind, listed, version)]
-            if candidates:
-                await asyncio.sleep(self._grace_s)  # a change on its way is no missed one
-                missed += self._mend(kind, listed, version)
-        return missed
+    async def _compare(self, kind: str) -> int:
+        listed, version = await self._list(kind)
+        if not self._store.behind(kind, listed) and not self._store.vanished(kind, listed, version):
+            return 0
+        await asyncio.sleep(self._grace_s)  # a change on its way is no missed one
+        return self._mend(kind, listed, version)
 
     def _mend(self, kind: str, listed: Sequence[Object], version: int) -> int:
         behind = self._store.behind(kind, listed)

@@ -16,7 +16,8 @@ _TIMEOUT = aiohttp.ClientTimeout(total=3)
 class ProgressReader:
     """GET /progress of learner pods, with the job's own bearer token."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, port: int = names.PROGRESS_PORT) -> None:
+        self._port = port
         self._session = aiohttp.ClientSession(timeout=_TIMEOUT)
 
     async def close(self) -> None:
@@ -30,7 +31,7 @@ class ProgressReader:
             return None
         token = base64.b64decode(secret["data"][names.TOKEN_KEY]).decode()
         host = f"[{address}]" if ":" in address else address
-        url = f"http://{host}:{names.PROGRESS_PORT}/progress"
+        url = f"http://{host}:{self._port}/progress"
         try:
             async with self._session.get(url, headers={"Authorization": f"Bearer {token}"}) as response:
                 response.raise_for_status()

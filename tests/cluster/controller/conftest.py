@@ -20,6 +20,7 @@ import yaml
 
 ROOT = Path(__file__).parents[3]
 CRD = ROOT / "crds" / "rolloutmatchingjob.yaml"
+CRD_NAME = "rolloutmatchingjobs.stage2.dev"
 NOWHERE = {"stage2.dev/test": "no-such-node"}
 WAIT_S = 30
 Object = dict[str, Any]
@@ -75,12 +76,15 @@ def eventually(what: Callable[[], Any], *, why: str, timeout_s: float = WAIT_S) 
 
 
 @pytest.fixture(scope="session")
-def admin(kubeconfig: Path) -> Kubectl:
-    """kubectl on a cluster that has the definition."""
+def admin(kubeconfig: Path) -> Iterator[Kubectl]:
+    """kubectl on a cluster that has the definition; one that it did not have before goes at the end."""
     kubectl = Kubectl(kubeconfig)
+    found = kubectl.get("crd", CRD_NAME)
     kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRD))
     eventually(lambda: kubectl.run("get", "rmj").returncode == 0, why="the API server serves the definition")
-    return kubectl
+    yield kubectl
+    if found is None:
+        kubectl("delete", "crd", CRD_NAME)
 
 
 @pytest.fixture
@@ -241,8 +245,8 @@ def kubelet(kubectl: Kubectl) -> Kubelet:
 
 def phase(kubectl: Kubectl, name: str) -> str | None:
     """The job's phase."""
-    found = kubectl.get("rmj", name)
-    return (found or {}).get("status", {}).get("phase")
+    found: str | None = (kubectl.get("rmj", name) or {}).get("status", {}).get("phase")
+    return found
 
 
 def reason(kubectl: Kubectl, name: str, condition: str) -> str | None:

@@ -1,5 +1,7 @@
 """Wrong job files are refused by `kubectl apply` or by a condition, with the field, the rule and the way out."""
 
+import functools
+
 import pytest
 from tests.cluster.controller.conftest import Controller, Kubectl, eventually
 from tests.unit.api.wrong_jobs import Mistake, good_job, mistakes
@@ -30,9 +32,8 @@ def test_what_the_api_server_cannot_know_is_told_by_a_condition(kubectl: Kubectl
         job["metadata"] = {**job["metadata"], "name": f"mistaken-{index}"}
         kubectl("apply", "-f", "-", stdin=job)
     for index, mistake in enumerate(unknowable):
-        told = eventually(
-            lambda name=f"mistaken-{index}": _refusal(kubectl, name), why=mistake.name, timeout_s=SHOWN_WITHIN_S
-        )
+        refusal = functools.partial(_refusal, kubectl, f"mistaken-{index}")
+        told = eventually(refusal, why=mistake.name, timeout_s=SHOWN_WITHIN_S)
         assert told.startswith(f"{mistake.path}: ")
         assert mistake.rule in told
     assert not kubectl.list("deployments", "jobs", "secrets")

@@ -52,7 +52,7 @@ def test_a_child_on_its_way_out_is_left_alone_until_it_is_gone() -> None:
     observed = b.started(raw)
     leaving = copy.deepcopy(observed.deployment)
     assert leaving is not None
-    leaving["metadata"]["deletionTimestamp"] = "2026-01-02T03:04:05Z"  # type: ignore[index]
+    leaving["metadata"]["deletionTimestamp"] = "2026-01-02T03:04:05Z"
     observed = replace(observed, deployment=leaving)
     assert drift.writes(b.planned(raw, observed).children, observed) == []
 
