@@ -5,12 +5,11 @@ ARG VLLM=cpu
 ENV PATH=/opt/stage2/bin:$PATH PYTHONUNBUFFERED=1 PIP_DISABLE_PIP_VERSION_CHECK=1 HF_HUB_OFFLINE=1 HOME=/tmp
 WORKDIR /src
 
-# libnuma1: vLLM's CPU kernels link it. gcc and the headers: on GPUs, Triton and DeepSpeed compile at their first use.
+# vLLM's CPU kernels link libnuma. Unless enforce_eager is set, PyTorch compiles C++ at its first use, as Triton and
+# DeepSpeed do on GPUs.
 RUN set -eu; \
-    packages=libnuma1; \
-    if [ "$VLLM" = gpu ]; then packages="$packages g++ python3-dev"; fi; \
     apt-get update -q; \
-    DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $packages; \
+    DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends libnuma1 g++ python3-dev; \
     rm -rf /var/lib/apt/lists/*
 
 # Dependencies in a layer of their own, made from pyproject.toml alone: a change of code leaves these gigabytes untouched.
