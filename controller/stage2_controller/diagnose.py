@@ -53,8 +53,9 @@ def servers(observed: Object | None, names: Sequence[str]) -> Finding | None:
 
 def last_words(ended: Mapping[str, Any]) -> str:
     """How a container ended: its exit code and the end of its message."""
-    words = str(ended.get("message") or ended.get("reason") or "no message").strip()
-    return f"exit code {ended.get('exitCode')}: {words[-_TAIL:]}"
+    lines = str(ended.get("message") or ended.get("reason") or "no message").splitlines()
+    said = [line.strip() for line in lines if line[:1].strip()]  # the frames of a traceback are indented
+    return f"exit code {ended.get('exitCode')}: {' '.join(said[-3:])[-_TAIL:]}"
 
 
 def _container(status: Object) -> Finding | None:

@@ -43,6 +43,7 @@ class Controller:
     store: Store = field(default_factory=Store)
     queue: WorkQueue[Key] = field(init=False)
     freshness: Freshness = field(init=False)
+    ready: bool = False  # everything that exists is known
     _closers: list[Any] = field(default_factory=list)
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
@@ -56,6 +57,7 @@ class Controller:
             # Such as a definition that helm installed a moment ago and the API server does not serve yet.
             raise kopf.TemporaryError(str(error), delay=2) from error
         self._tasks = [asyncio.create_task(self.queue.run()), asyncio.create_task(self.freshness.run())]
+        self.ready = True
         logger.info("ready: %d jobs", len(list(self.store.known(names.KIND))))
 
     async def _connect(self) -> None:
@@ -128,7 +130,7 @@ def registry(controller: Controller) -> kopf.OperatorRegistry:
 
     @kopf.on.probe(registry=made, id="watches")
     async def watches(**_: Any) -> str:
-        problem = controller.freshness.problem()
+        problem = controller.freshness.problem() if controller.ready else "not started yet"
         if problem:
             raise kopf.PermanentError(problem)  # the probe answers 500, and the kubelet starts the controller anew
         return "fresh"
