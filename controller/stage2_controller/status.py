@@ -58,7 +58,7 @@ def accepted(scene: Scene) -> dict[str, Any]:
         generation=scene.job.metadata.generation or 0,
         now=scene.now,
     )
-    return {key: value for key, value in status.items() if value not in (None, "", [])}
+    return {key: value for key, value in status.items() if value not in (None, "", [], {})}
 
 
 def refused(
@@ -99,7 +99,7 @@ def _message(scene: Scene, found: Sequence[Condition]) -> str:
 
 def _progress(report: Mapping[str, Any]) -> str | None:
     done, all_steps = report.get("step"), report.get("maxSteps")
-    return None if done is None else f"{done}/{all_steps if all_steps is not None else '?'}"
+    return f"{done}/{all_steps}" if all_steps else None
 
 
 def _finite(loss: float | None) -> float | None:
