@@ -54,8 +54,8 @@ def servers(observed: Object | None, names: Sequence[str]) -> Finding | None:
 def last_words(ended: Mapping[str, Any]) -> str:
     """How a container ended: its exit code and the end of its message."""
     report = parse_report(str(ended.get("message")))
-    if report and report.get("message"):
-        return f"exit code {ended.get('exitCode')}: {report['message']}"
+    if report:
+        return f"exit code {ended.get('exitCode')}: {report.get('message') or report['phase']}"
     lines = str(ended.get("message") or ended.get("reason") or "no message").splitlines()
     said = [line.strip() for line in lines if line[:1].strip()]  # the frames of a traceback are indented
     return f"exit code {ended.get('exitCode')}: {' '.join(said[-3:])[-_TAIL:]}"

@@ -67,6 +67,12 @@ def running(pod: Object | None, container: str) -> bool:
     return any(status["name"] == container and "running" in status.get("state", {}) for status in statuses)
 
 
+def succeeded(pod: Object | None, container: str) -> bool:
+    """Whether the container has ended with exit code 0; a Job notices a moment later."""
+    ended = terminated(pod, container) if pod else None
+    return ended is not None and ended.get("exitCode") == 0
+
+
 def terminating(child: Object | None) -> bool:
     """Whether the API server was told to delete it and it still exists."""
     return child is not None and "deletionTimestamp" in child["metadata"]

@@ -10,7 +10,7 @@ from stage2_api.job import RolloutMatchingJob
 from stage2_controller import diagnose, names, reasons
 from stage2_controller.conditions import Condition, merged, timestamp, truth
 from stage2_controller.containers import Workload
-from stage2_controller.observed import Object, Observed, running, terminating
+from stage2_controller.observed import Object, Observed, running, succeeded, terminating
 from stage2_controller.outcome import Outcome
 
 # Kept from the learner's last report when it cannot be asked: what it said stays true.
@@ -112,7 +112,8 @@ def _phase(scene: Scene) -> str:
         return scene.outcome.phase
     if scene.job.spec.suspend:
         return reasons.SUSPENDED
-    if running(scene.observed.pod(names.ROLE_LEARNER), names.ROLE_LEARNER):
+    pod = scene.observed.pod(names.ROLE_LEARNER)
+    if running(pod, names.ROLE_LEARNER) or succeeded(pod, names.ROLE_LEARNER):
         return reasons.RUNNING
     return reasons.STARTING if _node(scene) else reasons.PENDING
 
@@ -217,6 +218,8 @@ def _learner_running(scene: Scene) -> Condition:
     if scene.observed.learner is None:
         return condition(False, reasons.WAITING_FOR_SERVERS, "the learner starts when all servers answer")
     pod = scene.observed.pod(names.ROLE_LEARNER)
+    if succeeded(pod, names.ROLE_LEARNER):
+        return condition(False, reasons.LEARNER_FINISHED, "the learner ended with exit code 0")
     finding = diagnose.pod(pod, "the learner's pod")
     if finding is None:
         return condition(True, reasons.LEARNER_STARTED, "the learner runs")

@@ -74,6 +74,14 @@ OUTCOMES: list[tuple[str, dict[str, Any], str, str, str, list[str]]] = [
         [],
     ),
     (
+        "the learner is done and its Job has not noticed",
+        {"pods": (b.rollout_pod(True, True, True), b.learner_pod(b.down("learner", 0, b.termination(phase="done"))))},
+        reasons.RUNNING,
+        reasons.LEARNER_RUNNING,
+        reasons.LEARNER_FINISHED,
+        [],
+    ),
+    (
         "the learner waits for its next try",
         {"pods": (b.rollout_pod(True, True, True), b.learner_pod(b.down("learner", 75, "lost server-1")))},
         reasons.STARTING,

@@ -1,0 +1,59 @@
+"""The chart on a real cluster: the controller's own image, pod and rights."""
+
+import subprocess
+
+import pytest
+from tests.cluster.controller.conftest import ROOT, Kubectl, Kubelet, eventually, job, phase
+from tests.cluster.controller.test_steadiness import settled, versions
+
+
+class Helm:
+    """helm for one release, `stage2`, in the namespace of the test."""
+
+    def __init__(self, binary: str, kubectl: Kubectl, image: str) -> None:
+        self._common = [f"--kubeconfig={kubectl.kubeconfig}", f"--namespace={kubectl.namespace}"]
+        self._binary = binary
+        repository, _, tag = image.rpartition(":")
+        self._values = [
+            "--set=crd.install=false",
+            f'--set-json=controller.namespaces=["{kubectl.namespace}"]',
+            f"--set=image.repository={repository},image.tag={tag}",
+        ]
+
+    def __call__(self, *arguments: str) -> None:
+        """Runs helm; raises with what it complains about."""
+        done = subprocess.run([self._binary, *arguments, *self._common], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+    def upgrade(self, *values: str) -> None:
+        """Installs or upgrades the release and waits until the controller is ready."""
+        chart = str(ROOT / "charts" / "stage2")
+        self("upgrade", "--install", "stage2", chart, "--wait", "--timeout=3m", *self._values, *values)
+
+
+@pytest.fixture
+def release(helm: str, kubectl: Kubectl, controller_image: str) -> Helm:
+    """The chart, not installed yet."""
+    return Helm(helm, kubectl, controller_image)
+
+
+def test_the_chart_installs_a_controller_that_serves_and_that_an_upgrade_replaces_unnoticed(
+    release: Helm, kubectl: Kubectl, kubelet: Kubelet
+) -> None:
+    release.upgrade()
+    kubectl.apply(job())
+    kubelet.servers_answer("job-3v1")
+    kubelet.learner_runs("job-3v1")
+    eventually(lambda: phase(kubectl, "job-3v1") == "Running", why="the installed controller serves the job")
+    before = _without_the_controller(settled(kubectl))
+
+    release.upgrade("--set=controller.logLevel=debug", "--set=workloadImage.tag=newer")
+    assert _without_the_controller(settled(kubectl)) == before
+
+    release("uninstall", "stage2", "--wait")
+    assert _without_the_controller(versions(kubectl)) == before
+
+
+def _without_the_controller(found: dict[tuple[str, str], str]) -> dict[tuple[str, str], str]:
+    own = ("stage2", "sh.helm")
+    return {key: version for key, version in found.items() if not key[1].startswith(own)}
