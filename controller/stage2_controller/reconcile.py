@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+import aiohttp
+
 from stage2_controller import conditions, drift, names, outcome
 from stage2_controller import status as statuses
 from stage2_controller.apply import Api, ApiRefused
@@ -45,7 +47,13 @@ class Reconciler:
         self._clock = clock
 
     async def __call__(self, key: Key) -> float | None:
-        """One pass; the seconds until the next one is wanted. Raises RetryLater if the API server refused something."""
+        """One pass; the seconds until the next one is wanted. Raises RetryLater if the API server fails."""
+        try:
+            return await self._pass(key)
+        except (ApiRefused, aiohttp.ClientError, TimeoutError) as error:
+            raise RetryLater(str(error) or type(error).__name__) from error
+
+    async def _pass(self, key: Key) -> float | None:
         raw = self._store.one(names.KIND, key, key.name)
         if raw is None or terminating(raw):
             return None
