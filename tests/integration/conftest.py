@@ -72,9 +72,9 @@ def start_server(tmp_path_factory, token_file, model_path):
     folder = tmp_path_factory.mktemp("servers")
     with contextlib.ExitStack() as stack:
 
-        def start(engine: str, *, dtype: str = "float32") -> Served:
-            port, group_port = free_port(), free_port()
-            served = launch(folder, engine, dtype=dtype, ports=(port, group_port), model=model_path, token=token_file)
+        def start(engine: str, *, dtype: str = "float32", ports: tuple[int, int] | None = None) -> Served:
+            ports = ports or (free_port(), free_port())
+            served = launch(folder, engine, dtype=dtype, ports=ports, model=model_path, token=token_file)
             stack.callback(stop, served.process)
             wait_until_healthy(served)
             return served
@@ -153,6 +153,7 @@ def wait_until_healthy(served: Served) -> None:
 def stop(process: subprocess.Popen[bytes]) -> None:
     """End a server and its children."""
     with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGCONT)
         os.killpg(process.pid, signal.SIGTERM)
     try:
         process.wait(STOP_TIMEOUT_S)

@@ -166,9 +166,11 @@ def test_sampling_follows_the_seeds(served, token, chats):
 
 
 def test_an_answer_that_does_not_fit_is_refused_with_the_request_named(served, token, chats):
-    with make_backend([served.base_url], token, max_new_tokens=4000) as greedy_for_room:
-        with pytest.raises(ServerError, match=r"request 0 answered 400") as caught:
-            greedy_for_room.generate(requests(chats[:1]), seed_plan=SeedPlan(1, 0, 0))
+    with (
+        make_backend([served.base_url], token, max_new_tokens=4000) as too_long,
+        pytest.raises(ServerError, match=r"request 0 answered 400") as caught,
+    ):
+        too_long.generate(requests(chats[:1]), seed_plan=SeedPlan(1, 0, 0))
     assert caught.value.server == served.base_url
 
 

@@ -19,6 +19,8 @@ from stage2_trainer.server.errors import ServerError, join_errors
 logger = logging.getLogger(__name__)
 
 PHASE = "rollout"
+# Servers close idle connections after 5 s; one that we close earlier is never found closed in mid-request.
+LIMITS = httpx.Limits(max_connections=256, keepalive_expiry=2.0)
 UNSYNCED = -1  # the version of a server that was never given weights
 
 
@@ -44,8 +46,9 @@ class ServerBackend:
         self._timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
         self._infer_timeout = httpx.Timeout(infer_timeout_s, connect=CONNECT_TIMEOUT_S, pool=None)
         self._runner = asyncio.Runner()
-        self._servers = [httpx.AsyncClient(**http_options(url, token)) for url in base_urls]
         self._base_urls = list(base_urls)
+        self._token = token
+        self._servers = self._connect()
         self._logged_step: int | None = None
 
     def __enter__(self) -> Self:
@@ -72,7 +75,16 @@ class ServerBackend:
             return []
         chunks = contiguous_chunks(len(requests), len(self._servers))
         self._log_plan(chunks, seed_plan)
-        return self._runner.run(self._generate(requests, chunks, seed_plan, version))
+        try:
+            return self._runner.run(self._generate(requests, chunks, seed_plan, version))
+        except ServerError:
+            # A failed server closes its connections; the next try shall not meet one of them.
+            self._runner.run(self._close())
+            self._servers = self._connect()
+            raise
+
+    def _connect(self) -> list[httpx.AsyncClient]:
+        return [httpx.AsyncClient(**http_options(url, self._token), limits=LIMITS) for url in self._base_urls]
 
     async def _generate(
         self,

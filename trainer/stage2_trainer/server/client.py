@@ -12,9 +12,6 @@ from stage2_trainer.server.errors import ServerError
 
 MAX_ERROR_CHARS = 600
 CONNECT_TIMEOUT_S = 10.0
-# Servers close idle connections after 5 s; one that we close earlier is never found closed in mid-request.
-KEEPALIVE_EXPIRY_S = 2.0
-MAX_CONNECTIONS = 256
 
 
 def http_options(base_url: str, token: str) -> dict[str, Any]:
@@ -24,7 +21,6 @@ def http_options(base_url: str, token: str) -> dict[str, Any]:
         "base_url": base_url,
         "headers": {"Authorization": f"Bearer {token}"},
         "trust_env": not is_loopback(host),
-        "limits": httpx.Limits(max_connections=MAX_CONNECTIONS, keepalive_expiry=KEEPALIVE_EXPIRY_S),
     }
 
 
@@ -36,7 +32,7 @@ def describe_http_error(error: httpx.HTTPError) -> str:
 
 
 class ServerClient:
-    """Blocking calls to one server. Thread-safe; connections are reused.
+    """Blocking calls to one server. Thread-safe.
 
     Every call names its phase, and raises `ServerError` when the server answers anything but 200, cannot be reached, or
     does not answer within the call's deadline (seconds; default `timeout_s`).
@@ -45,7 +41,10 @@ class ServerClient:
     def __init__(self, base_url: str, token: str, *, timeout_s: float) -> None:
         self.base_url = base_url
         self.timeout_s = timeout_s
-        self._http = httpx.Client(**http_options(base_url, token))
+        # A new connection for each call: a server closes one that it has answered 500 on, and the call that reuses it
+        # in that moment would be lost.
+        limits = httpx.Limits(max_keepalive_connections=0)
+        self._http = httpx.Client(**http_options(base_url, token), limits=limits)
 
     def close(self) -> None:
         """Close the connections."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import nn
 from stage2_api.runconfig import ServerAddress
 from stage2_trainer.server.client import ServerClient
 from stage2_trainer.server.errors import ServerError, join_errors
+from stage2_trainer.sync.background import in_background
 from stage2_trainer.sync.buckets import (
     DEFAULT_BUCKET_BYTES,
     TensorMeta,
@@ -59,8 +60,6 @@ class FullSync:
             )
             for address in servers
         ]
-        # A group is formed by two calls at once: the server's, and the learner's own.
-        self._executor = ThreadPoolExecutor(max_workers=2 * len(self._peers), thread_name_prefix="sync")
 
     def sync(self, model: nn.Module, *, version: int) -> SyncReport:
         """Give every server the model's merged weights, under `version`.
@@ -72,14 +71,14 @@ class FullSync:
         source = merged_weights(model, dtype=self._wire_dtype)
         metas = source.metadata()
         round_ = _Round(self._peers)
-        round_.each(self._executor, lambda peer: peer.begin(self._executor))
+        round_.each(Peer.begin)
         try:
             self._push(source, metas, round_)
         except BaseException:
             for peer in round_.fit:
                 peer.lose()  # or they would wait for the rest until their deadline
             raise
-        round_.each(self._executor, lambda peer: peer.finish(version, source.trains_vision))
+        round_.each(Peer.finish, version, source.trains_vision)
         round_.raise_failures()
         return SyncReport(
             version=version,
@@ -93,13 +92,12 @@ class FullSync:
         """Leave all groups."""
         for peer in self._peers:
             peer.close()
-        self._executor.shutdown()
 
     def _push(self, source: WeightSource, metas: list[TensorMeta], round_: _Round) -> None:
         """Send every bucket to all servers at once, packing the next one while one is on its way."""
         plan = list(plan_buckets(metas, self._bucket_bytes))
         update_info, timeout_s = to_wire(metas), self._timeout_s * (len(plan) + 1)
-        calls = {peer: peer.receive(self._executor, update_info, timeout_s) for peer in round_.fit}
+        calls = {peer: peer.receive(update_info, timeout_s) for peer in round_.fit}
         tensors = iter(source)
         flying: dict[Peer, Pending] = {}
         sent: list[TensorMeta] = []
@@ -109,7 +107,7 @@ class FullSync:
             flying, sent = {peer: peer.link.broadcast(buffer) for peer in round_.fit}, bucket
         self._land(flying, calls, sent, round_)
         for peer in round_.fit:
-            round_.guard(peer, calls[peer].result, self._timeout_s)
+            round_.guard(peer, _confirm, peer, calls[peer], self._timeout_s)
 
     def _land(
         self, flying: dict[Peer, Pending], calls: dict[Peer, Future[Any]], bucket: list[TensorMeta], round_: _Round
@@ -136,9 +134,9 @@ class _Round:
             self.fit = [other for other in self.fit if other is not peer]
             peer.lose()
 
-    def each(self, executor: ThreadPoolExecutor, step: Callable[[Peer], Any]) -> None:
+    def each(self, step: Callable[..., Any], *arguments: Any) -> None:
         """Run a step on every fit server, all at once."""
-        running = {peer: executor.submit(step, peer) for peer in self.fit}
+        running = {peer: in_background(step, peer, *arguments) for peer in self.fit}
         for peer, future in running.items():
             self.guard(peer, future.result)
 
@@ -146,6 +144,15 @@ class _Round:
         """Raise what has failed, as one error."""
         if self._failures:
             raise join_errors(self._failures)
+
+
+def _confirm(peer: Peer, call: Future[Any], timeout_s: float) -> None:
+    """Wait until the server says that it has taken everything."""
+    try:
+        call.result(timeout=timeout_s)
+    except TimeoutError as error:
+        detail = f"all tensors sent, but not confirmed within {timeout_s:g} s"
+        raise ServerError(peer.client.base_url, "push", detail) from error
 
 
 def _wait(peer: Peer, pending: Pending, call: Future[Any], bucket: list[TensorMeta], deadline: float) -> None:

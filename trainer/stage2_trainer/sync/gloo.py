@@ -7,6 +7,7 @@ only.
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -16,6 +17,7 @@ import torch
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, TCPStore, Work
 
 LEARNER_RANK = 0
+LEAVE_TIMEOUT_S = 1.0
 
 
 @dataclass
@@ -25,7 +27,7 @@ class GroupInfo:
     rank_offset: rank of the server's first worker.
     packed_buffer_size_bytes: bucket limit (see `buckets`).
     name: unique for each group, so that a late joiner of an earlier group cannot enter this one.
-    timeout_s: seconds that any wait in the group may take.
+    timeout_s: seconds that any wait in the group may take on the server's side.
     """
 
     master_address: str
@@ -85,7 +87,7 @@ def announce(store: Store, info: GroupInfo, rank: int) -> None:
     PrefixStore(info.name, store).set(f"entering/{rank}", "")
 
 
-def wait_for_workers(store: Store, info: GroupInfo, check: Callable[[], None]) -> None:
+def wait_for_workers(store: Store, info: GroupInfo, timeout_s: float, check: Callable[[], None]) -> None:
     """Wait on the learner until every worker has dialled in; `check` raises if that has become pointless.
 
     Entering the group before its peers are there would block for the whole timeout even when they never come.
@@ -95,13 +97,13 @@ def wait_for_workers(store: Store, info: GroupInfo, check: Callable[[], None]) -
     """
     keys = [f"entering/{rank}" for rank in range(info.rank_offset, info.world_size)]
     scoped = PrefixStore(info.name, store)
-    deadline = time.monotonic() + info.timeout_s
+    deadline = time.monotonic() + timeout_s
     while not scoped.check(keys):
         check()
         if time.monotonic() > deadline:
             raise TimeoutError(
                 f"not all of its {len(keys)} workers dialled {info.master_address}:{info.master_port}"
-                f" within {info.timeout_s:g} s"
+                f" within {timeout_s:g} s"
             )
         time.sleep(0.005)
 
@@ -115,14 +117,20 @@ class GlooGroup:
         options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # absent from torch's stubs
         options._devices = [ProcessGroupGloo.create_device(hostname=local)]
         options._timeout = timedelta(seconds=info.timeout_s)
-        self._store = store  # the group dies with its store
-        self._group = ProcessGroupGloo(PrefixStore(info.name, store), rank, info.world_size, options)
+        self._held = [ProcessGroupGloo(PrefixStore(info.name, store), rank, info.world_size, options)]
 
     def broadcast(self, buffer: torch.Tensor) -> Work:
         """Start the broadcast of `buffer` (uint8, shape (bytes,)) from the learner: sent there, filled elsewhere."""
-        work: Work = self._group.broadcast(buffer, root=LEARNER_RANK)  # type: ignore[attr-defined]
+        (group,) = self._held
+        work: Work = group.broadcast(buffer, root=LEARNER_RANK)  # type: ignore[attr-defined]
         return work
 
     def close(self) -> None:
-        """Leave the group; a broadcast under way fails at once."""
-        self._group.abort()
+        """Leave the group; the other side's broadcasts fail.
+
+        A thread gives up the group: with a peer that stands still in a broadcast, gloo takes until the group's deadline
+        to do so (its abort() does nothing). Without one it takes no time, and the port is free when this returns.
+        """
+        leaving = threading.Thread(target=self._held.clear, daemon=True, name="leave-gloo-group")
+        leaving.start()
+        leaving.join(LEAVE_TIMEOUT_S)

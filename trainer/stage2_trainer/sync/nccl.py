@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Executor
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from vllm.distributed.utils import StatelessProcessGroup
 from stage2_trainer.server.address import host_and_port
 from stage2_trainer.server.client import ServerClient
 from stage2_trainer.server.errors import ServerError
+from stage2_trainer.sync.background import in_background
 from stage2_trainer.sync.gloo import LEARNER_RANK, address_towards
 from stage2_trainer.sync.transfer import INIT_PHASE, INIT_ROUTE, Pending
 
@@ -28,7 +28,7 @@ class NcclLink:
         self._timeout_s = timeout_s
         self._communicator: PyNcclCommunicator | None = None
 
-    def connect(self, client: ServerClient, executor: Executor) -> None:
+    def connect(self, client: ServerClient) -> None:
         """Form the group; the store's waits end after `timeout_s`."""
         host, port = host_and_port(client.base_url)
         address, world_size = address_towards(host, port), client.world_size() + 1
@@ -41,7 +41,7 @@ class NcclLink:
             "packed_buffer_size_bytes": self._bucket_bytes,
             "packed_num_buffers": BUFFERS,
         }
-        init = executor.submit(client.post, INIT_ROUTE, INIT_PHASE, body={"init_info": init_info})
+        init = in_background(client.post, INIT_ROUTE, INIT_PHASE, body={"init_info": init_info})
         try:
             group = StatelessProcessGroup.create(
                 address, self._port, LEARNER_RANK, world_size, store_timeout=int(self._timeout_s)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from typing import Any
 
 from stage2_trainer.server.client import ServerClient
 from stage2_trainer.server.errors import ServerError
+from stage2_trainer.sync.background import in_background
 from stage2_trainer.sync.transfer import Link
 
 logger = logging.getLogger(__name__)
@@ -25,13 +26,13 @@ class Peer:
         self._connected = False
         self._version: int | None = None
 
-    def begin(self, executor: Executor) -> None:
+    def begin(self) -> None:
         """Form the group if there is none, stop generation, and open an update."""
         if self._connected and self.client.weight_version() != str(self._version):
             logger.warning("server %s lost version %s: it was restarted", self.client.base_url, self._version)
             self.lose()
         if not self._connected:
-            self.link.connect(self.client, executor)
+            self.link.connect(self.client)
             self._connected = True
         self.client.post("/pause", "pause", query={"mode": "abort", "clear_cache": "false"})
         try:
@@ -42,9 +43,9 @@ class Peer:
             self.client.post("/finish_weight_update", "start")
             self.client.post("/start_weight_update", "start")
 
-    def receive(self, executor: Executor, update_info: dict[str, Any], timeout_s: float) -> Future[Any]:
+    def receive(self, update_info: dict[str, Any], timeout_s: float) -> Future[Any]:
         """Let the server receive the announced tensors, while they are sent."""
-        return executor.submit(
+        return in_background(
             self.client.post, "/update_weights", "push", body={"update_info": update_info}, timeout_s=timeout_s
         )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from typing import Any, Protocol
 
 import torch
@@ -17,9 +17,12 @@ from stage2_trainer.server.address import host_and_port
 from stage2_trainer.server.client import ServerClient
 from stage2_trainer.server.errors import ServerError
 from stage2_trainer.sync import gloo
+from stage2_trainer.sync.background import in_background
 
 INIT_ROUTE = "/init_weight_transfer_engine"
 INIT_PHASE = "connect"
+# Between two buckets a server waits for the slowest of all servers, which the learner gives `timeout_s`.
+SERVER_PATIENCE = 2
 
 
 class Pending(Protocol):
@@ -33,7 +36,7 @@ class Pending(Protocol):
 class Link(Protocol):
     """The way weights take to one server."""
 
-    def connect(self, client: ServerClient, executor: Executor) -> None:
+    def connect(self, client: ServerClient) -> None:
         """Form the group with the server's workers. Raises ServerError."""
         ...
 
@@ -78,13 +81,14 @@ class GlooLink:
         self._timeout_s = timeout_s
         self._store: Any = None  # opened once: the port stays ours, also while a lost server is waited for
         self._group: gloo.GlooGroup | None = None
+        self._flying: _GlooPending | None = None
 
-    def connect(self, client: ServerClient, executor: Executor) -> None:
+    def connect(self, client: ServerClient) -> None:
         info = self._info(client)
         try:
             self._store = self._store or gloo.open_store(info.master_address, self._port, self._timeout_s)
-            init = executor.submit(client.post, INIT_ROUTE, INIT_PHASE, body={"init_info": info.to_wire()})
-            gloo.wait_for_workers(self._store, info, raise_if_failed(init))
+            init = in_background(client.post, INIT_ROUTE, INIT_PHASE, body={"init_info": info.to_wire()})
+            gloo.wait_for_workers(self._store, info, self._timeout_s, raise_if_failed(init))
             self._group = gloo.GlooGroup(self._store, info, gloo.LEARNER_RANK)
             init.result(timeout=self._timeout_s)
         except (OSError, RuntimeError) as error:
@@ -95,9 +99,12 @@ class GlooLink:
 
     def broadcast(self, buffer: torch.Tensor) -> Pending:
         assert self._group is not None
-        return _GlooPending(self._group.broadcast(buffer))
+        self._flying = _GlooPending(self._group.broadcast(buffer))
+        return self._flying
 
     def disconnect(self) -> None:
+        if self._flying is not None:
+            self._flying.forget()
         if self._group is not None:
             self._group.close()
             self._group = None
@@ -114,16 +121,25 @@ class GlooLink:
             world_size=client.world_size() + 1,
             packed_buffer_size_bytes=self._bucket_bytes,
             name=uuid.uuid4().hex,
-            timeout_s=self._timeout_s,
+            timeout_s=SERVER_PATIENCE * self._timeout_s,
         )
 
 
 class _GlooPending:
+    """A broadcast. It keeps its group's port open, and tracebacks keep it alive: so it lets go when it ends."""
+
     def __init__(self, work: Any) -> None:
         self._work = work
 
     def done(self) -> bool:
+        if self._work is None:
+            return True
         if not self._work.is_completed():
             return False
         self._work.wait()  # returns at once, and raises what the broadcast raised
+        self._work = None
         return True
+
+    def forget(self) -> None:
+        """Let go of a broadcast that nobody waits for any longer."""
+        self._work = None

@@ -1,0 +1,27 @@
+"""Calls that run beside the learner's own thread, and never keep the process alive.
+
+Not a ThreadPoolExecutor: the interpreter waits for its threads at exit, here for a server that may never answer.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def in_background(step: Callable[..., T], *arguments: Any, **options: Any) -> Future[T]:
+    """Start `step(*arguments, **options)` in a daemon thread, and return its future."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(step(*arguments, **options))
+        except BaseException as error:  # noqa: BLE001  # it is raised where the result is asked for
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True, name=f"sync-{step.__qualname__}").start()
+    return future
