@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 from rich.text import Text
+
 from stage2_api.errors import ConfigError
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.extends import resolve_extends
 from stage2_api.job import RolloutMatchingJob, parse_job

@@ -14,6 +14,9 @@ from rich.status import Status
 
 from stage2_cli.processes import LocalProcess
 
+# They alternate many times a step: for a status line that overwrites itself, not for a log.
+_PHASES_OF_A_STEP = ("syncing", "rollout", "training")
+
 
 @functools.cache
 def console() -> Console:
@@ -36,7 +39,9 @@ class Watcher:
             self._status.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._status.stop()
         self._client.close()
 
@@ -55,7 +60,8 @@ class Watcher:
         for record in self._new_records():
             if line := describe(record):
                 console().print(line)
-        if progress := self._progress():
+        progress = self._progress()
+        if progress and (console().is_terminal or progress["phase"] not in _PHASES_OF_A_STEP):
             self.show(f"learner: {progress['phase']}, step {progress['step']} of {progress['maxSteps']}")
 
     def failure(self, process: LocalProcess, what: str) -> None:

@@ -5,14 +5,15 @@ The lines come from `<output_dir>/stage2_log.jsonl` or from `kubectl logs`; line
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from stage2_api.errors import ConfigError, Problem
 
+from stage2_api.errors import ConfigError, Problem
 from stage2_cli.progress import parse_record
 
 Record = dict[str, Any]
@@ -22,14 +23,15 @@ _STEP_COLUMNS = (
     ("parsed", "rollout/valid_pred_objects", "{:.0f}"),
     ("matched", "rollout/matched_for_supervision", "{:.0f}"),
     ("missed", "rollout/fn_appended", "{:.0f}"),
-    ("rollout s", "time/rollout_generate_s", "{:.2f}"),
-    ("forward s", "time/forward_s", "{:.2f}"),
+    ("roll s", "time/rollout_generate_s", "{:.2f}"),
+    ("fwd s", "time/forward_s", "{:.2f}"),
     ("sync s", "sync/seconds", "{:.2f}"),
     ("sync MB", "sync/bytes", "{:.1f}"),
 )
 _SCALE = {"sync/bytes": 1e-6}
 _EVALUATION_COLUMNS = ("precision", "recall", "f1", "matched_maskiou_mean")
 _MAX_ROWS = 40
+_PLAIN_WIDTH = 100  # of tables that go to a file or a pipe
 
 
 def report_run(source: Path, *, picture: Path | None, images: Path | None) -> None:
@@ -38,7 +40,7 @@ def report_run(source: Path, *, picture: Path | None, images: Path | None) -> No
     `images` is the folder that relative image paths of the samples start from.
     """
     records = read_records(source)
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
     console.print(step_table([record for record in records if record["event"] == "step"]))
     evaluations = [record for record in records if record["event"] == "evaluation"]
     if evaluations:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from stage2_api.errors import ConfigError
 from stage2_cli.files import load_documents, load_yaml
 
