@@ -1,7 +1,7 @@
 """Where the paths of a job's containers lie on this machine.
 
-The process executor starts the very containers of the plan; only their paths differ. A mapping is a list of prefixes; the
-longest one that fits wins, and a path that none fits stays as it is.
+The process executor starts the very containers of the plan; only their paths differ. A mapping is a list of prefixes;
+the longest one that fits wins, and a path that none fits stays as it is.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PathMap:
 
 
 def parse_mappings(mapped: Sequence[str]) -> dict[str, Path]:
-    """`CONTAINER=LOCAL` options as prefixes; ConfigError for one without both sides or with a relative container path."""
+    """`CONTAINER=LOCAL` options as prefixes; ConfigError for one that is not, or whose container path is relative."""
     prefixes: dict[str, Path] = {}
     for text in mapped:
         container, sign, local = text.partition("=")

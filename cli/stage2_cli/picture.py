@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
+
 from stage2_api.errors import ConfigError, Problem
 from stage2_trainer.data.drawing import Outline, draw_outlines, grid
 
@@ -28,7 +29,11 @@ def write_picture(records: Sequence[Mapping[str, Any]], path: Path, *, images: P
     by_step = {(record["step"], record["sample_id"]): record for record in samples}
     ids = [record["sample_id"] for record in samples if record["step"] == first][:_MAX_ROWS]
     rows = [_row(by_step[first, sample_id], by_step[last, sample_id], images) for sample_id in ids]
-    titles = ("ground truth", f"rollout at step {first}", f"rollout at step {last}")
+    titles = (
+        "ground truth",
+        f"rollouts at step {first} (blue: matched)",
+        f"rollouts at step {last} (red: not matched)",
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     grid(rows, titles).save(path)
 

@@ -1,6 +1,6 @@
 """Processes that stand in for containers: started with their own log file and process group, ended as a group.
 
-A child asks the kernel to end it when the executor dies (PR_SET_PDEATHSIG), so that not even `kill -9` leaves servers behind.
+A child asks the kernel to end it when the executor dies (PR_SET_PDEATHSIG): not even `kill -9` leaves servers behind.
 """
 
 from __future__ import annotations

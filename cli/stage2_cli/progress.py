@@ -1,4 +1,4 @@
-"""What `stage2 run` shows while a job runs: one status line on a terminal, plain lines elsewhere, the log's tail on failure."""
+"""What `stage2 run` shows while a job runs: a status line on a terminal, plain lines elsewhere, logs on failure."""
 
 from __future__ import annotations
 

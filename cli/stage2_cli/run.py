@@ -1,7 +1,8 @@
 """`stage2 run`: the process executor. The containers of the plan, as processes on this machine, without a cluster.
 
-Like the controller, it starts the servers first and the learner when all of them answer; like the kubelet, it restarts a server
-that dies while the learner runs; like the Job, it starts the learner again after a retryable exit, and never after exit code 64.
+Like the controller, it starts the servers first and the learner when all of them answer; like the kubelet, it restarts
+a server that dies while the learner runs; like the Job, it starts the learner again after a retryable exit, and never
+after exit code 64.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from pathlib import Path
 
 import httpx
 import yaml
+
 from stage2_api.errors import EXIT_CONFIG, ConfigError, Problem
 from stage2_api.job import RolloutMatchingJob
-from stage2_controller.containers import Container, Workload, containers
-
 from stage2_cli.files import load_job
 from stage2_cli.paths import PathMap, parse_mappings
 from stage2_cli.processes import LocalProcess
 from stage2_cli.progress import Watcher, console
+from stage2_controller.containers import Container, Workload, containers
 
 _POLL_S = 0.5
 _MAX_SERVER_RESTARTS = 3
@@ -56,7 +57,7 @@ class LocalRun:
             command += ["--engine", self.engine]
         # The same interpreter and distribution that runs this command, whatever PATH says.
         command[0] = shutil.which(command[0], path=str(Path(sys.executable).parent)) or command[0]
-        env = {**os.environ, **moved.env, "HOME": os.environ.get("HOME", "/tmp"), "PYTHONUNBUFFERED": "1"}  # noqa: S108
+        env = {**os.environ, **moved.env, "HOME": os.environ.get("HOME", "/tmp"), "PYTHONUNBUFFERED": "1"}
         if gpus:
             env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
         return LocalProcess(container.name, command, env, self.work_dir / "logs" / f"{container.name}.log")

@@ -1,4 +1,4 @@
-"""Drawing objects on images: ground truth and predictions as outlines with their descriptions, and grids of such pictures."""
+"""Drawing objects on images: outlines with their descriptions, and grids of such pictures."""
 
 from __future__ import annotations
 
