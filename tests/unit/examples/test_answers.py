@@ -1,3 +1,5 @@
+"""Answers are written as the product writes them, and read back by its parser."""
+
 import pytest
 
 from stage2_trainer.matching.tokens import CoordVocab

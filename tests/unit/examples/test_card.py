@@ -1,3 +1,5 @@
+"""The card and the figures that lie next to the checkpoint."""
+
 import json
 from dataclasses import replace
 

@@ -1,3 +1,5 @@
+"""Held-out figures from known answers."""
+
 import pytest
 
 from stage2_trainer.matching.records import GTObject

@@ -1,3 +1,5 @@
+"""The data set script: the same arguments give the same files."""
+
 import hashlib
 import json
 import subprocess

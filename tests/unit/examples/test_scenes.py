@@ -1,3 +1,5 @@
+"""Scenes: shapes that fit, do not overlap, and come alike from a seed."""
+
 import hashlib
 from dataclasses import replace
 

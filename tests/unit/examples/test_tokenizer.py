@@ -1,3 +1,5 @@
+"""The byte-level tokenizer: coordinate tokens, round trips, and where pieces end."""
+
 import pytest
 
 from tiny_model.answers import COORD_TOKENS, PROMPT, truth, write

@@ -1,3 +1,5 @@
+"""The warm-up: its schedule, its loss, and a step that learns."""
+
 import math
 
 import pytest
