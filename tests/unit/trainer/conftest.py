@@ -5,18 +5,17 @@ Heavy libraries are imported where they are used: rooms beside the learner's are
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
-TINY_MODEL = Path(__file__).parents[4] / "examples" / "tiny-qwen3-vl"
+TINY_MODEL = Path(__file__).parents[3] / "examples" / "tiny-qwen3-vl"
 SIZES = [(96, 96), (64, 48), (48, 96)]
 
 
 @pytest.fixture(scope="session")
 def model_path():
-    return Path(os.environ.get("STAGE2_TINY_MODEL", TINY_MODEL))
+    return TINY_MODEL
 
 
 @pytest.fixture(scope="session")
