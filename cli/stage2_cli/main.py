@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+
 from stage2_api.errors import EXIT_CONFIG, ConfigError
 
 app = typer.Typer(
@@ -96,6 +97,41 @@ def report(
     from stage2_cli.report import report_run
 
     report_run(records, picture=picture, images=images)
+
+
+@app.command()
+def inspect(  # noqa: PLR0913 - one parameter for each option
+    config: Annotated[
+        Path | None, typer.Argument(metavar="[CONFIG]", help="A training YAML, or a job file.", show_default=False)
+    ] = None,
+    sample: Annotated[int | None, typer.Option(metavar="N", help="Training record of CONFIG, from 0.")] = None,
+    record: Annotated[Path | None, typer.Option(metavar="FILE", help="Take records from this JSONL instead.")] = None,
+    line: Annotated[int | None, typer.Option(metavar="N", help="Record of --record, from 0.")] = None,
+    tokenizer: Annotated[Path | None, typer.Option(metavar="DIR", help="Model folder instead of CONFIG's.")] = None,
+    response_ids: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Take the answer from here, a JSON list of ids: no server.")
+    ] = None,
+    response_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Take the answer from here, as text: no server.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")] = False,
+    picture: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw ground truth and answer here.")] = None,
+) -> None:
+    """Show one sample's E-step: the answer, its matches, and what is trained on each token."""
+    from stage2_cli.inspect.command import Request, inspect_sample
+
+    request = Request(
+        config=config,
+        sample=sample,
+        record=record,
+        line=line,
+        tokenizer=tokenizer,
+        response_ids=response_ids,
+        response_file=response_file,
+        as_json=as_json,
+        picture=picture,
+    )
+    raise typer.Exit(inspect_sample(request))
 
 
 def main() -> None:

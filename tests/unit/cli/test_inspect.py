@@ -1,0 +1,170 @@
+"""`stage2 inspect` without a server: where record, tokenizer and answer come from, and what is refused."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import yaml
+from PIL import Image
+from tests.unit.cli.inspected import ANSWERS, COMPLETE, SCENE, TINY_MODEL, tiny_spelling, write_records
+from typer.testing import CliRunner
+
+from stage2_api.errors import ConfigError
+from stage2_cli.inspect.command import Request, inspect_sample
+from stage2_cli.inspect.sample import Place, read_ids, read_record, read_text_ids
+from stage2_cli.main import app
+
+
+def offline(folder, answer, **options):
+    """A request for the scene with an answer in a file, as text."""
+    path = folder / "answer.txt"
+    path.write_text(answer, encoding="utf-8")
+    records = write_records(folder)
+    return Request(**{"record": records, "line": 1, "tokenizer": TINY_MODEL, "response_file": path, **options})
+
+
+def written_config(folder, **matching):
+    path = folder / "train.yaml"
+    config = {
+        "model": {"model": str(TINY_MODEL)},
+        "training": {"output_dir": "out"},
+        "custom": {
+            "train_jsonl": str(write_records(folder)),
+            "extra": {"rollout_matching": {"vllm": {"mode": "server", **SERVERS}, **matching}},
+        },
+    }
+    path.write_text(yaml.safe_dump(config), encoding="utf-8")
+    return path
+
+
+SERVERS = {"server": {"servers": [{"base_url": "http://127.0.0.1:9", "group_port": 9}]}}
+
+
+def printed(request, capsys):
+    assert inspect_sample(request) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
+def test_text_and_ids_of_one_answer_say_the_same(tmp_path, capsys, answer):
+    ids = tmp_path / "ids.json"
+    ids.write_text(json.dumps(tiny_spelling().vocab.encode(answer)))
+    by_text = printed(offline(tmp_path, answer + "\n", as_json=True), capsys)
+    by_ids = printed(offline(tmp_path, "", as_json=True, response_file=None, response_ids=ids), capsys)
+    assert by_text == by_ids
+
+
+def test_the_command_prints_json_and_nothing_else(tmp_path):
+    request = offline(tmp_path, COMPLETE)
+    words = ["--record", request.record, "--line", 1, "--tokenizer", TINY_MODEL, "--response-file"]
+    done = CliRunner().invoke(app, ["inspect", *map(str, words), str(request.response_file), "--json"])
+    assert done.exit_code == 0
+    assert json.loads(done.stdout)["false_negatives"] == [2]
+
+
+def test_people_see_every_object_and_every_coordinate_that_is_taught(tmp_path, capsys):
+    assert inspect_sample(offline(tmp_path, ANSWERS["truncated"])) == 0
+    shown = capsys.readouterr().out
+    for words in ("Matches", "Unmatched predictions", "wrong_number_of_coordinates", "cut_off", "green ellipse"):
+        assert words in shown
+    assert "<|coord_110|>→100" in shown
+
+
+def test_the_matching_of_the_configuration_is_used(tmp_path, capsys):
+    strict = written_config(tmp_path, maskiou_gate=0.99)
+    request = offline(tmp_path, COMPLETE, config=strict, record=None, line=None, sample=1, tokenizer=None, as_json=True)
+    found = printed(request, capsys)
+    assert found["matches"] == []
+    assert found["false_negatives"] == [0, 1, 2]
+
+
+def test_a_record_and_a_tokenizer_replace_those_of_the_configuration(tmp_path, capsys):
+    request = offline(tmp_path, COMPLETE, config=written_config(tmp_path), as_json=True)
+    assert len(printed(request, capsys)["matches"]) == 2
+
+
+@pytest.mark.parametrize("position", [-1, 2])
+def test_a_position_outside_the_file_is_answered_with_its_range(tmp_path, position):
+    with pytest.raises(ConfigError, match=r"--line: -?\d; must lie in 0..1: .*records.jsonl has 2 records"):
+        inspect_sample(offline(tmp_path, COMPLETE, line=position))
+
+
+def test_the_sample_limit_of_the_configuration_bounds_the_samples(tmp_path):
+    with pytest.raises(ConfigError, match=r"--sample: 1; must lie in 0..0"):
+        read_record(Place(write_records(tmp_path), 1, "--sample", limit=1))
+
+
+def test_a_broken_record_is_told_by_its_own_line(tmp_path):
+    path = write_records(tmp_path)
+    path.write_text(path.read_text() + '\n{"images": ["a.png"], "width": 0, "height": 9, "objects": []}\n')
+    with pytest.raises(ConfigError, match=r"records.jsonl:4 width: 0; must be a positive integer"):
+        read_record(Place(path, 2, "--line"))
+    assert len(read_record(Place(path, 1, "--line")).payload) == len(SCENE)
+
+
+@pytest.mark.parametrize("line", ["[1]", "{", '{"images": "a.png", "width": 1, "height": 1, "objects": []}'])
+def test_a_line_that_is_no_record_is_refused(tmp_path, line):
+    path = tmp_path / "odd.jsonl"
+    path.write_text(line)
+    with pytest.raises(ConfigError, match=r"odd\.jsonl:1"):
+        read_record(Place(path, 0, "--line"))
+
+
+@pytest.mark.parametrize("content", ["{}", "[1, true]", '["a"]', "[1"])
+def test_ids_must_be_a_json_list_of_integers(tmp_path, content):
+    path = tmp_path / "ids.json"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match="must be a JSON list of token ids"):
+        read_ids(path)
+
+
+def test_an_answer_is_cut_before_a_token_that_stands_for_pixels():
+    spelling = tiny_spelling()
+    ids = spelling.vocab.encode("{<|image_pad|>}")
+    assert spelling.cut(ids) == ids[:1]
+    assert len(spelling.vision_ids) == 4
+
+
+def test_the_newline_that_an_editor_adds_is_no_part_of_the_answer(tmp_path):
+    path = tmp_path / "answer.txt"
+    path.write_text("{}\n\n")
+    vocab = tiny_spelling().vocab
+    assert read_text_ids(path, vocab) == vocab.encode("{}\n")
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"response_ids": "ids.json"}, "--response-file"),
+        ({"sample": 0}, "--sample"),
+        ({"record": None}, "--line"),
+        ({"record": None, "line": None}, "CONFIG: nothing; is required without --record"),
+        ({"tokenizer": None}, "CONFIG: nothing; is required without --tokenizer"),
+        ({"response_file": None}, "CONFIG: nothing; is required without --response-ids or --response-file"),
+        ({"tokenizer": TINY_MODEL.parent}, "must be a folder with a Hugging Face tokenizer"),
+    ],
+)
+def test_what_contradicts_or_lacks_is_named(tmp_path, changed, named):
+    with pytest.raises(ConfigError, match=named):
+        inspect_sample(offline(tmp_path, COMPLETE, **changed))
+
+
+def test_the_picture_shows_what_was_found_and_what_was_missed(tmp_path, capsys):
+    request = offline(tmp_path, ANSWERS["truncated"], picture=tmp_path / "new" / "scene.png", as_json=True)
+    write_records(tmp_path, image=True)
+    assert printed(request, capsys)["matches"]
+    with Image.open(request.picture) as picture:
+        colors = {color for _, color in picture.convert("RGB").getcolors(1 << 20)}
+    assert {(0x1A, 0x7F, 0x37), (0xBC, 0x4C, 0x00), (0x09, 0x69, 0xDA), (0xCF, 0x22, 0x2E)} <= colors
+
+
+def test_a_picture_needs_the_image(tmp_path):
+    with pytest.raises(ConfigError, match=r"images\[0\].*must be a readable image"):
+        inspect_sample(offline(tmp_path, COMPLETE, picture=tmp_path / "scene.png"))
+
+
+def test_the_command_opens_without_anything_heavy():
+    code = "import stage2_cli.inspect.command, sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert {"torch", "transformers", "vllm", "PIL"} & set(done.stdout.split()) == set()

@@ -1,0 +1,86 @@
+"""The JSON of `stage2 inspect`: its keys are frozen, and what it says is what training does."""
+
+import json
+
+import pytest
+from tests.unit.cli.inspected import ANSWERS, COMPLETE, SCENE, TRUNCATED, target_of, tiny_spelling
+
+from stage2_cli.inspect.document import document, token_supervision
+
+KEYS = [
+    "prefix_ids", "prefix_text", "truncated", "objects", "ground_truth", "matches", "gating_rejections",
+    "false_negatives", "append_text", "y_train_ids", "y_train_text", "labels", "coord_targets",
+]  # fmt: skip
+
+
+def inspected(answer):
+    return document(target_of(answer), tiny_spelling().vocab)
+
+
+@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
+def test_the_keys_are_frozen_and_the_document_is_json(answer):
+    found = inspected(answer)
+    assert list(found) == KEYS
+    assert json.loads(json.dumps(found)) == found
+    for one in found["objects"]:
+        assert list(one) == ["key", "valid", "reason", "desc", "type", "bins", "token_positions"]
+    assert all(list(one) == ["desc", "type", "bins"] for one in found["ground_truth"])
+    assert all(list(one) == ["pred", "gt", "iou", "cost"] for one in found["matches"])
+
+
+@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
+def test_y_train_is_prefix_and_tail_and_loads(answer):
+    found = inspected(answer)
+    assert found["y_train_text"] == found["prefix_text"] + found["append_text"]
+    assert found["y_train_ids"][: len(found["prefix_ids"])] == found["prefix_ids"]
+    assert isinstance(json.loads(found["y_train_text"]), dict)
+    assert len(found["labels"]) == len(found["y_train_ids"])
+
+
+@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
+def test_labels_are_those_that_the_target_tells_of_itself(answer):
+    target = target_of(answer)
+    supervised = token_supervision(target, tiny_spelling().vocab)
+    assert supervised.labels == target.labels
+    assert supervised.coord_targets == target.coord_targets
+
+
+def test_boxes_and_polygons_go_by_the_key_of_the_record():
+    found = inspected(COMPLETE)
+    assert [one["type"] for one in found["objects"]] == ["bbox_2d", "poly"]
+    assert [one["type"] for one in found["ground_truth"]] == ["bbox_2d", "poly", "bbox_2d"]
+    assert [(one["pred"], one["gt"]) for one in found["matches"]] == [("object_1", 0), ("object_2", 1)]
+    assert found["false_negatives"] == [2]
+
+
+def test_a_matched_coordinate_is_taught_the_true_bin_at_its_own_token():
+    found = inspected(COMPLETE)
+    positions = found["objects"][0]["token_positions"]
+    assert [found["coord_targets"][str(i)] for i in positions] == list(SCENE[0].bins)
+    assert {found["labels"][i] for i in positions} == {"coord"}
+
+
+def test_coordinates_stand_in_order_and_nowhere_else():
+    found = inspected(COMPLETE)
+    positions = list(map(int, found["coord_targets"]))
+    assert positions == sorted(positions)
+    assert positions == [i for i, label in enumerate(found["labels"]) if label == "coord"]
+
+
+def test_a_truncated_answer_keeps_what_was_closed_and_says_what_was_dropped():
+    found = inspected(TRUNCATED)
+    assert found["truncated"]
+    assert [one["reason"] for one in found["objects"]] == [None, None, "wrong_number_of_coordinates", "cut_off"]
+    assert found["append_text"].startswith(', "object_4": {"desc": "blue triangle"')
+    unmatched, half = found["objects"][1], found["objects"][3]
+    assert {found["labels"][i] for i in unmatched["token_positions"]} == {"none"}
+    assert (half["type"], half["bins"], half["token_positions"]) == (None, [], [])
+
+
+@pytest.mark.parametrize("name", ["garbage", "empty"])
+def test_an_answer_without_json_is_taught_the_whole_scene(name):
+    found = inspected(ANSWERS[name])
+    assert found["prefix_text"] == "{"
+    assert found["objects"] == found["matches"] == []
+    assert found["false_negatives"] == [0, 1, 2]
+    assert set(found["labels"]) == {"none", "ce", "coord"}
