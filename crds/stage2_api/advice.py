@@ -32,6 +32,18 @@ _IDLE: tuple[tuple[str, Idle, str, str], ...] = (
         "remove it",
     ),
     (
+        "training.logging_dir",
+        lambda c: c.training.logging_dir is not None,
+        "trackers write into output_dir",
+        "remove it",
+    ),
+    (
+        "training.save_delay_steps",
+        lambda c: c.training.save_delay_steps is not None,
+        "checkpoints are written from the start, so that a restarted job loses little",
+        "remove it, or raise save_steps",
+    ),
+    (
         "training.save_last_epoch",
         lambda c: c.training.save_last_epoch,
         "the last step is saved anyway",

@@ -67,20 +67,24 @@ def reference_markdown() -> str:
 def _tables(model: type[Section], root: str, skip: str = "") -> Iterator[str]:
     """One table for each section that has keys of its own."""
     schema = structural(model)
-    for path, section in _sections(schema, root, skip):
+    for path, section, sentence in _sections(schema, root, skip):
         rows = [_row(path, key, value, section) for key, value in section["properties"].items() if not _deeper(value)]
         if rows:
             yield f"### `{path}`\n" if path else "### Top level\n"
+            if sentence:
+                yield f"{sentence}\n"
             yield "| key | type | default | meaning |\n| --- | --- | --- | --- |"
             yield "\n".join(rows) + "\n"
 
 
-def _sections(schema: Schema, path: str, skip: str) -> Iterator[tuple[str, Schema]]:
-    yield path, schema
+def _sections(schema: Schema, path: str, skip: str, sentence: str = "") -> Iterator[tuple[str, Schema, str]]:
+    """Every section with its path and what it is."""
+    yield path, schema, sentence
     for key, value in schema["properties"].items():
         inside = value.get("items", value)
         if "properties" in inside and key != skip:
-            yield from _sections(inside, joined(path, key) + ("[]" if "items" in value else ""), skip)
+            here = joined(path, key) + ("[]" if "items" in value else "")
+            yield from _sections(inside, here, skip, value["description"].removesuffix(" Required."))
 
 
 def _deeper(schema: Schema) -> bool:

@@ -31,7 +31,7 @@ class Training(Section):
     run_name: Name | None = None
     """Name of the run in trackers; null means the output folder."""
     logging_dir: Path | None = None
-    """Folder of TensorBoard files; null means a folder in `output_dir`."""
+    """Folder of TensorBoard files in ms-swift; ignored, trackers write into `output_dir`."""
     add_version: bool = False
     """Whether ms-swift would put a numbered folder into `output_dir`; ignored, a job that is restarted must find its
     checkpoints again."""
@@ -106,7 +106,7 @@ class Training(Section):
     save_last_epoch: bool = False
     """Whether ms-swift would also save after the last epoch; ignored, the last step is always saved."""
     save_delay_steps: Count | None = None
-    """Optimizer steps before which no checkpoint is written; null means none."""
+    """Optimizer steps before which ms-swift would write no checkpoint; ignored, a restarted job needs them."""
     eval_strategy: Literal["no", "steps", "epoch"] = "no"
     """When evaluation runs: rollouts of `custom.val_jsonl`, matched, without loss."""
     eval_steps: Positive | None = None

@@ -22,6 +22,8 @@ def matching(patch: dict[str, Any]) -> dict[str, Any]:
         ({"training": {"packing_length": 512}}, "training.packing_length"),
         ({"training": {"eval_packing": True}}, "training.eval_packing"),
         ({"training": {"add_version": True}}, "training.add_version"),
+        ({"training": {"logging_dir": "tb"}}, "training.logging_dir"),
+        ({"training": {"save_delay_steps": 100}}, "training.save_delay_steps"),
         ({"training": {"save_last_epoch": True}}, "training.save_last_epoch"),
         ({"template": {"truncation_strategy": "right"}}, "template.truncation_strategy"),
         (matching({"repeat_terminate": {"enabled": True}}), "custom.extra.rollout_matching.repeat_terminate.enabled"),

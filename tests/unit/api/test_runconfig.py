@@ -1,11 +1,14 @@
 """The training YAML: its rules, and what is derived from it."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.api.wrong_jobs import merge_patch
+import yaml
+from tests.unit.api.wrong_jobs import good_job, merge_patch
 
 from stage2_api.errors import ConfigError, Problem
+from stage2_api.job import parse_job
 from stage2_api.runconfig import RunConfig, ServerAddress, parse_run_config
 
 MATCHING = "custom.extra.rollout_matching"
@@ -205,3 +208,22 @@ def test_what_vllm_takes_when_unset_depends_on_its_neighbours() -> None:
     assert parse(matching({"vllm": {"enable_lora": True}})).rollout_matching.vllm.resolved_load_format == "auto"
     assert vllm.passed_through() == {}
     assert parse(matching({"vllm": {"swap_space": 4}})).rollout_matching.vllm.passed_through() == {"swap_space": 4}
+
+
+def test_a_file_with_the_keys_that_people_have_is_taken_as_it_is() -> None:
+    pasted = yaml.safe_load(Path(__file__).with_name("pasted.yaml").read_text(encoding="utf-8"))
+    config = parse_run_config(pasted)
+    assert config.rollout_matching.target_truncate == 16
+    assert config.gradient_accumulation_steps() == 32
+    assert config.rollout_matching.vllm.server.resolved_servers() == (ServerAddress("http://127.0.0.1:8000", 51216),)
+
+
+def test_the_same_file_pasted_into_a_job_needs_nothing_but_its_addresses_removed() -> None:
+    pasted = yaml.safe_load(Path(__file__).with_name("pasted.yaml").read_text(encoding="utf-8"))
+    job = merge_patch(good_job(), {"spec": {"config": None}})
+    job["spec"]["config"] = pasted
+    with pytest.raises(ConfigError, match="the job starts the servers itself") as refused:
+        parse_job(job)
+    assert len(refused.value.problems) == 1
+    del pasted["custom"]["extra"]["rollout_matching"]["vllm"]["server"]["servers"]
+    assert parse_job(job).spec.config.rollout_matching.rollout_buffer.m_steps == 4
