@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.text import Text
 
-from stage2_api.errors import ConfigError
+from stage2_api.errors import ConfigError, Problem
 
 
 def show_config_error(error: ConfigError, *, source: str | None = None) -> None:
@@ -14,7 +16,19 @@ def show_config_error(error: ConfigError, *, source: str | None = None) -> None:
     count = len(error.problems)
     where = f"{source}: " if source else ""
     console.print(Text(f"{where}{count} configuration error{'s' if count > 1 else ''}", style="bold red"))
-    for problem in error.problems:
+    _print_problems(console, error.problems)
+
+
+def show_idle_settings(settings: Sequence[Problem]) -> None:
+    """Print settings that are valid but do nothing in this run."""
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    if settings:
+        console.print(Text(f"  {len(settings)} without effect in this run", style="yellow"))
+    _print_problems(console, settings)
+
+
+def _print_problems(console: Console, problems: Sequence[Problem]) -> None:
+    for problem in problems:
         console.print(Text.assemble("  ", (problem.path, "bold"), f": {problem.value!r}"))
         console.print(Text(f"    rule:    {problem.rule}"))
         console.print(Text(f"    way out: {problem.way_out}", style="green"))

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
+
+from stage2_api.advice import idle_settings
 from stage2_api.errors import EXIT_CONFIG, ConfigError
 from stage2_api.extends import resolve_extends
 from stage2_api.job import parse_job
-from stage2_api.runconfig import parse_run_config
-
-from stage2_cli.errors import show_config_error
+from stage2_api.runconfig import RunConfig, parse_run_config
+from stage2_cli.errors import show_config_error, show_idle_settings
 from stage2_cli.files import is_job, load_documents, load_yaml
 
 
@@ -20,20 +21,19 @@ def validate_files(files: Sequence[Path]) -> int:
     wrong = 0
     for path in files:
         try:
-            kind = _validate(path)
+            kind, configs = _validate(path)
         except ConfigError as error:
             show_config_error(error, source=str(path))
             wrong += 1
-        else:
-            Console(soft_wrap=True, highlight=False).print(f"{path}: valid {kind}")
+            continue
+        Console(soft_wrap=True, highlight=False).print(f"{path}: valid {kind}")
+        for config in configs:
+            show_idle_settings(idle_settings(config))
     return EXIT_CONFIG if wrong else 0
 
 
-def _validate(path: Path) -> str:
+def _validate(path: Path) -> tuple[str, list[RunConfig]]:
     documents = load_documents(path)
     if not is_job(documents[0]):
-        parse_run_config(resolve_extends(path, load_yaml))
-        return "training configuration"
-    for document in documents:
-        parse_job(document)
-    return "RolloutMatchingJob"
+        return "training configuration", [parse_run_config(resolve_extends(path, load_yaml))]
+    return "RolloutMatchingJob", [parse_job(document).spec.config for document in documents]
