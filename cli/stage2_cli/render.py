@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import yaml
-from stage2_controller.plan import static_children
 
 from stage2_cli.files import load_job
+from stage2_controller.plan import static_children
 
 
 def render_job(file: Path, *, namespace: str | None) -> str:

@@ -1,0 +1,87 @@
+"""`stage2 run`, `stage2 report`: the tiny job as processes, from the file a person writes to the picture they look at."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from PIL import Image
+
+ROOT = Path(__file__).parents[2]
+JOB = ROOT / "examples" / "job-3v1-tiny.yaml"
+STAGE2 = str(Path(sys.executable).with_name("stage2"))
+STEPS = 2
+
+
+def stage2(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([STAGE2, *map(str, arguments)], capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished run: two steps of the example job, on the CPU stub."""
+    folder = tmp_path_factory.mktemp("run")
+    shapes = ["--train", "8", "--held-out", "4"]
+    subprocess.run([sys.executable, ROOT / "examples/make_shapes.py", folder / "shapes", *shapes], check=True)
+    job = yaml.safe_load(JOB.read_text())
+    job["spec"]["rollout"]["port"] = 18300
+    job["spec"]["config"]["training"] |= {"max_steps": STEPS, "eval_steps": STEPS, "effective_batch_size": 4}
+    (folder / "job.yaml").write_text(yaml.safe_dump(job))
+    examples = "/opt/stage2/examples"
+    maps = [f"{examples}/shapes={folder / 'shapes'}", f"{examples}/tiny-qwen3-vl={ROOT / 'examples/tiny-qwen3-vl'}"]
+    options = ["--engine", "stub", "--work-dir", folder, *(part for text in maps for part in ("--map", text))]
+    done = stage2("run", folder / "job.yaml", *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def records(finished: Path) -> list[dict]:
+    lines = (finished / "logs" / "learner.log").read_text().splitlines()
+    return [json.loads(line) for line in lines if line.startswith('{"event"')]
+
+
+@pytest.mark.timeout(400)
+def test_the_learner_leaves_the_reproducibility_record(records: list[dict]) -> None:
+    (record,) = [record for record in records if record["event"] == "reproducibility"]
+    assert record["servers"] == [f"http://127.0.0.1:{18300 + index}" for index in range(3)]
+    assert record["sync"] == {"requested": "full", "effective": "full"}
+    assert record["dataset"]["records"] == 8
+    assert len(record["config_sha256"]) == 64
+
+
+def test_every_step_synced_its_weights_before_its_rollouts(records: list[dict]) -> None:
+    steps = [record for record in records if record["event"] == "step"]
+    assert [record["step"] for record in steps] == list(range(1, STEPS + 1))
+    assert [record["sync/version"] for record in steps] == list(range(STEPS))
+
+
+def test_the_termination_log_tells_the_end(finished: Path) -> None:
+    last = json.loads((finished / "etc" / "termination-log").read_text())
+    assert (last["phase"], last["step"], last["maxSteps"]) == ("done", STEPS, STEPS)
+
+
+def test_no_server_outlives_the_run(finished: Path) -> None:
+    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert str(finished) not in listed
+
+
+def test_the_report_is_a_table_and_a_picture(finished: Path) -> None:
+    picture = finished / "rollouts.png"
+    done = stage2("report", finished / "logs" / "learner.log", "--picture", picture)
+    assert done.returncode == 0, done.stderr
+    assert "Training steps" in done.stdout
+    assert "Held-out records" in done.stdout
+    with Image.open(picture) as image:
+        assert image.width > 3 * 250
+
+
+def test_a_job_whose_volume_has_no_place_here_is_refused(tmp_path: Path) -> None:
+    job = yaml.safe_load(JOB.read_text())
+    job["spec"]["volumes"] = [{"name": "data", "mountPath": "/data", "persistentVolumeClaim": {"claimName": "d"}}]
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    done = stage2("run", tmp_path / "job.yaml", "--work-dir", tmp_path / "work")
+    assert done.returncode == 64
+    assert "--map /data=FOLDER" in done.stderr
