@@ -1,4 +1,4 @@
-"""`stage2 run`, `stage2 report`: the tiny job as processes, from the file a person writes to the picture they look at."""
+"""`stage2 run` and `stage2 report`: the tiny job as processes, from a person's file to the picture they look at."""
 
 import json
 import subprocess

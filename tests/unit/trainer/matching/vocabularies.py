@@ -1,4 +1,4 @@
-"""Tiny byte-level BPE tokenizers with 1000 coordinate tokens, made in a moment and wrapped as Hugging Face tokenizers."""
+"""Tiny byte-level BPE tokenizers with 1000 coordinate tokens, wrapped as Hugging Face tokenizers."""
 
 from functools import cache
 
