@@ -64,7 +64,7 @@ def inspect_sample(request: Request) -> int:
     if request.as_json:
         print(json.dumps(document(target, spelling.vocab)))
     else:
-        show(Inspection(record.sample_id, origin, target, spelling.vocab, request.picture))
+        show(Inspection(f"{record.index} ({record.sample_id})", origin, target, spelling.vocab, request.picture))
     return os.EX_OK
 
 

@@ -23,9 +23,12 @@ _VISIBLE = {code: 0x2400 + code for code in range(32) if code != ord("\n")}
 
 @dataclass(frozen=True)
 class Inspection:
-    """One inspected sample. origin: where the answer comes from, in words. picture: where it was drawn, if it was."""
+    """One inspected sample.
 
-    sample_id: str
+    sample: which one it is. origin: where its answer comes from, in words. picture: where it was drawn, if it was.
+    """
+
+    sample: str
     origin: str
     target: MatchedTarget
     vocab: CoordVocab
@@ -59,7 +62,7 @@ def summary(inspection: Inspection) -> Text:
     parsed, counters = target.parsed, target.counters
     state = ", ".join([*(["truncated"] if parsed.truncated else []), *parsed.notes]) or "closed"
     lines = [
-        f"sample {inspection.sample_id}, answer from {inspection.origin}",
+        f"sample {inspection.sample}, answer from {inspection.origin}",
         f"answer: {state}; {len(parsed.objects)} objects: {counters['matched_pairs']} matched, "
         f"{counters['fp_count']} unmatched, {parsed.dropped_invalid} dropped; "
         f"{target.matching.gating_rejections} of {target.matching.candidates} candidate pairs below the gate",
@@ -70,7 +73,7 @@ def summary(inspection: Inspection) -> Text:
 
 
 def answer_text(target: MatchedTarget) -> Text:
-    """The answer with its objects in colours, what was cut off it struck out, and the tail that is appended."""
+    """The answer with its objects in colours, its cut-off part struck out, the appended tail on a line of its own."""
     parsed = target.parsed
     kept = len(parsed.prefix_text) if parsed.text.startswith(parsed.prefix_text) else 0
     text = _plain(parsed.text)
@@ -80,8 +83,8 @@ def answer_text(target: MatchedTarget) -> Text:
         start, cursor = _extent(one, parsed.text, cursor)
         text.stylize(style, start, cursor)
     text.stylize(_CUT, kept)
-    opening = "" if kept else f"\n{parsed.prefix_text}"
-    return Text.assemble(text, opening, (target.append_text.translate(_VISIBLE), _TAIL))
+    opening = "" if kept else parsed.prefix_text
+    return Text.assemble(text, "\n", opening, (target.append_text.translate(_VISIBLE), _TAIL))
 
 
 def supervision_text(inspection: Inspection, supervised: TokenSupervision) -> Text:

@@ -66,7 +66,11 @@ def read_spelling(folder: Path, *, option: str) -> Spelling:
     if not (folder / "tokenizer_config.json").is_file():
         rule = "must be a folder with a Hugging Face tokenizer (tokenizer_config.json)"
         raise ConfigError([Problem(option, str(folder), rule, "give the model's folder with --tokenizer")])
-    from transformers import AutoTokenizer
+    try:
+        from transformers import AutoTokenizer
+    except ModuleNotFoundError as error:
+        rule = "needs the package transformers to read the tokenizer"
+        raise ConfigError([Problem(option, str(folder), rule, "pip install 'stage2[trainer]'")]) from error
 
     tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     try:

@@ -1,0 +1,57 @@
+"""`stage2 inspect CONFIG` against a real server: the answer comes from there, and the whole E-step follows."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from PIL import Image
+from tests.integration.conftest import free_port, run_config
+
+ANSWER_TOKENS = 24
+
+
+def inspect(folder, *options, token_file):
+    command = [str(Path(sys.executable).with_name("stage2")), "inspect", str(folder / "train.yaml"), *options]
+    env = {**os.environ, "STAGE2_TOKEN_FILE": str(token_file)}
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+
+
+def write_config(folder, base_url, model):
+    record = {
+        "images": ["scene.png"],
+        "width": 96,
+        "height": 96,
+        "objects": [{"desc": "box", "bbox_2d": [9, 9, 60, 60]}],
+    }
+    Image.new("RGB", (96, 96), "#dddddd").save(folder / "scene.png")
+    (folder / "train.jsonl").write_text(json.dumps(record))
+    config = run_config(base_url, free_port(), model=model, dtype="float32")
+    config["custom"]["train_jsonl"] = str(folder / "train.jsonl")
+    config["custom"]["extra"]["rollout_matching"]["max_new_tokens"] = ANSWER_TOKENS
+    (folder / "train.yaml").write_text(yaml.safe_dump(config))
+
+
+@pytest.mark.timeout(500)
+def test_a_sample_is_answered_by_the_configured_server(servers, tmp_path, model_path, token_file):
+    write_config(tmp_path, servers("stub").base_url, model_path)
+    done = inspect(tmp_path, "--sample", "0", "--json", token_file=token_file)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert len(found["prefix_ids"]) <= ANSWER_TOKENS
+    assert len(found["ground_truth"]) == len(found["matches"]) + len(found["false_negatives"]) == 1
+    assert len(found["labels"]) == len(found["y_train_ids"])
+
+
+def test_a_server_that_is_not_there_is_worth_another_try(tmp_path, model_path, token_file):
+    url = f"http://127.0.0.1:{free_port()}"
+    write_config(tmp_path, url, model_path)
+    done = inspect(tmp_path, token_file=token_file)
+    assert done.returncode == 75
+    assert done.stdout == ""
+    assert url in done.stderr
