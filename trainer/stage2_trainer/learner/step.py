@@ -21,13 +21,18 @@ _TIMES = {
 
 @dataclass
 class StepRecord:
-    """Figures of one optimizer step; losses and row figures have one entry for each micro-step."""
+    """Figures of one optimizer step; losses and row figures have one entry for each micro-step.
+
+    `version` is that of the weights which made the step's rollouts, `sync` the push that brought them (None: an earlier
+    step or an evaluation had done it).
+    """
 
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
     samples: list[SampleStats] = field(default_factory=list)
     losses: list[Mapping[str, float]] = field(default_factory=list)
     rows: list[Mapping[str, float]] = field(default_factory=list)
     sync: SyncReport | None = None
+    version: int = -1
 
     def figures(self, *, top_k: int) -> dict[str, float]:
         """Return the record: `loss`, `loss/*`, `packing/*` as means over micro-steps, times and counts as sums."""
@@ -41,12 +46,10 @@ class StepRecord:
         }
 
     def _sync_figures(self) -> dict[str, float]:
-        if self.sync is None:
-            return {}
         return {
-            "sync/seconds": self.sync.seconds,
-            "sync/version": float(self.sync.version),
-            "sync/bytes": float(self.sync.bytes),
+            "sync/version": self.version,
+            "sync/seconds": 0.0 if self.sync is None else self.sync.seconds,
+            "sync/bytes": 0.0 if self.sync is None else float(self.sync.bytes),
         }
 
 

@@ -76,7 +76,7 @@ class RolloutMatchingTrainer(Trainer):
         """E-step, packing, then the ordinary training step on the tensors that came of them."""
         self.parts.interrupt.check()
         rows = self._rows(self._fresh_segments(inputs))
-        self.parts.reporter.update(phase="training")
+        self.parts.reporter.update(phase="training", max_steps=self.state.max_steps)
         with self._record.stopwatch.measure("mask_build"):
             batch = self._batch(rows)
         loss: torch.Tensor = super().training_step(model, batch, num_items_in_batch)
@@ -138,6 +138,7 @@ class RolloutMatchingTrainer(Trainer):
         self._micro_step += 1
         self._record.samples += [segment.stats for segment in segments]
         self._record.sync = sync or self._record.sync
+        self._record.version = self.state.global_step
         return segments
 
     def _rows(self, segments: list[Segment]) -> list[Row]:
