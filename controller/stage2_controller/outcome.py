@@ -4,9 +4,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from stage2_api.job import RolloutMatchingJob
-
 from stage2_api.errors import EXIT_CONFIG
+from stage2_api.job import RolloutMatchingJob
 from stage2_controller import conditions, diagnose, names, reasons
 from stage2_controller.observed import Observed, terminated
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from PIL import Image
+
 from tests.integration.conftest import free_port, run_config
 
 ANSWER_TOKENS = 24

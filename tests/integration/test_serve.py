@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+
 from tests.integration.conftest import run_config
 
 STAGE2 = str(Path(sys.executable).with_name("stage2"))

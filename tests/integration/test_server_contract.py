@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.integration import policies
 from transformers import AutoProcessor
 
 from stage2_api.runconfig import ServerAddress
@@ -20,6 +19,7 @@ from stage2_trainer.server.health import wait_until_healthy
 from stage2_trainer.sync.full import FullSync
 from stage2_trainer.sync.verify import BF16_TOLERANCE, FLOAT32_TOLERANCE, Probe, server_logprobs, verify
 from stage2_trainer.sync.weights import merged_weights
+from tests.integration import policies
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -6,8 +6,6 @@ import socket
 
 import pytest
 import torch
-from tests.integration import policies
-from tests.integration.conftest import free_port, stop
 
 from stage2_api.runconfig import ServerAddress
 from stage2_trainer.server.client import ServerClient
@@ -15,6 +13,8 @@ from stage2_trainer.server.errors import ServerError
 from stage2_trainer.sync import full
 from stage2_trainer.sync.buckets import pack
 from stage2_trainer.sync.full import FullSync
+from tests.integration import policies
+from tests.integration.conftest import free_port, stop
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from stage2_api.job import RolloutMatchingJob
-
 from stage2_api.errors import EXIT_CONFIG
+from stage2_api.job import RolloutMatchingJob
 from stage2_controller import names
 from stage2_controller.children import meta, pod
 from stage2_controller.containers import Container

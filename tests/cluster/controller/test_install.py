@@ -3,6 +3,7 @@
 import subprocess
 
 import pytest
+
 from tests.cluster.controller.conftest import ROOT, Kubectl, Kubelet, eventually, job, phase
 from tests.cluster.controller.test_steadiness import settled, versions
 

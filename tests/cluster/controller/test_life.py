@@ -1,6 +1,7 @@
 """A job's life on a real API server: children appear, the learner follows its servers, the end releases them."""
 
 import pytest
+
 from tests.cluster.controller.conftest import Controller, Kubectl, Kubelet, eventually, job, phase, reason
 
 pytestmark = pytest.mark.timeout(300)

@@ -3,6 +3,7 @@
 import functools
 
 import pytest
+
 from tests.cluster.controller.conftest import Controller, Kubectl, eventually
 from tests.unit.api.wrong_jobs import Mistake, good_job, mistakes
 

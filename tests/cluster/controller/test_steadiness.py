@@ -5,6 +5,7 @@ import re
 import time
 
 import pytest
+
 from tests.cluster.controller.conftest import Controller, Kubectl, Kubelet, eventually, job, phase
 
 pytestmark = pytest.mark.timeout(300)

@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
-from tests.unit.api.wrong_jobs import good_job, merge_patch
 
 from stage2_api.advice import idle_settings
 from stage2_api.runconfig import parse_run_config
+from tests.unit.api.wrong_jobs import good_job, merge_patch
 
 CONFIG = good_job()["spec"]["config"]
 ADDRESS = {"servers": [{"base_url": "http://a:1", "group_port": 1}]}

@@ -1,9 +1,8 @@
 """The promised defaults: changing one changes what people's files mean."""
 
-from tests.unit.api.wrong_jobs import good_job
-
 from stage2_api.job import parse_job
 from stage2_api.runconfig import parse_run_config
+from tests.unit.api.wrong_jobs import good_job
 
 MINIMAL = {
     "model": {"model": "m"},

@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from tests.unit.api.wrong_jobs import good_job, merge_patch
 
 from stage2_api.errors import ConfigError
 from stage2_api.job import parse_job
+from tests.unit.api.wrong_jobs import good_job, merge_patch
 
 
 def test_what_the_api_server_adds_is_taken() -> None:

@@ -1,10 +1,10 @@
 """Wrong job files are refused with the field, the value found, the rule and the way out."""
 
 import pytest
-from tests.unit.api.wrong_jobs import Mistake, good_job, merge_patch, mistakes
 
 from stage2_api.errors import ConfigError
 from stage2_api.job import parse_job
+from tests.unit.api.wrong_jobs import Mistake, good_job, merge_patch, mistakes
 
 MISTAKES = mistakes()
 

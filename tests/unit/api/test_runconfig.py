@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.unit.api.wrong_jobs import good_job, merge_patch
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.job import parse_job
 from stage2_api.runconfig import RunConfig, ServerAddress, parse_run_config
+from tests.unit.api.wrong_jobs import good_job, merge_patch
 
 MATCHING = "custom.extra.rollout_matching"
 MINIMAL: dict[str, Any] = {

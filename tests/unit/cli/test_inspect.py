@@ -7,13 +7,13 @@ import sys
 import pytest
 import yaml
 from PIL import Image
-from tests.unit.cli.inspected import ANSWERS, COMPLETE, SCENE, TINY_MODEL, tiny_spelling, write_records
 from typer.testing import CliRunner
 
 from stage2_api.errors import ConfigError
 from stage2_cli.inspect.command import Request, inspect_sample
 from stage2_cli.inspect.sample import Place, read_ids, read_record, read_text_ids
 from stage2_cli.main import app
+from tests.unit.cli.inspected import ANSWERS, COMPLETE, SCENE, TINY_MODEL, tiny_spelling, write_records
 
 
 def offline(folder, answer, **options):

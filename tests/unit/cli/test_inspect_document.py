@@ -3,9 +3,9 @@
 import json
 
 import pytest
-from tests.unit.cli.inspected import ANSWERS, COMPLETE, SCENE, TRUNCATED, target_of, tiny_spelling
 
 from stage2_cli.inspect.document import document, token_supervision
+from tests.unit.cli.inspected import ANSWERS, COMPLETE, SCENE, TRUNCATED, target_of, tiny_spelling
 
 KEYS = [
     "prefix_ids", "prefix_text", "truncated", "objects", "ground_truth", "matches", "gating_rejections",

@@ -4,10 +4,10 @@ import io
 
 import pytest
 from rich.console import Console
-from tests.unit.cli.inspected import ANSWERS, GARBAGE, TRUNCATED, target_of, tiny_spelling
 
 from stage2_cli.inspect.document import token_supervision
 from stage2_cli.inspect.rendering import Inspection, answer_text, supervision_table, supervision_text
+from tests.unit.cli.inspected import ANSWERS, GARBAGE, TRUNCATED, target_of, tiny_spelling
 
 
 def inspection(answer):

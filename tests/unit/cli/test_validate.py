@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.unit.api.wrong_jobs import Mistake, good_job, merge_patch, mistakes
 
 from stage2_cli.validate import validate_files
+from tests.unit.api.wrong_jobs import Mistake, good_job, merge_patch, mistakes
 
 ROOT = Path(__file__).parents[3]
 STAGE2 = str(Path(sys.executable).with_name("stage2"))

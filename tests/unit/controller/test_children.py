@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
-from tests.unit.controller import builders as b
 
 from stage2_controller import names
 from stage2_controller.children.meta import Manifest
+from tests.unit.controller import builders as b
 
 
 def wanted(kind: str, **spec: Any) -> Manifest:

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.unit.controller import builders as b
 
 from stage2_api.job import parse_job
 from stage2_controller.containers import Container, Workload, containers
+from tests.unit.controller import builders as b
 
 
 @pytest.fixture

@@ -1,9 +1,9 @@
 """How a container ended, in one line."""
 
 import pytest
-from tests.unit.controller import builders as b
 
 from stage2_controller.diagnose import last_words
+from tests.unit.controller import builders as b
 
 TRACEBACK = """  File "engine.py", line 1431, in wait
     raise RuntimeError(

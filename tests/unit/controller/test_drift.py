@@ -5,9 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.unit.controller import builders as b
 
 from stage2_controller import drift, names, reasons
+from tests.unit.controller import builders as b
 
 CASES: list[tuple[str, Any, Any, bool]] = [
     ("equal values", {"a": 1}, {"a": 1}, True),

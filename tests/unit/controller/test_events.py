@@ -2,10 +2,9 @@
 
 from dataclasses import replace
 
-from tests.unit.controller import builders as b
-
 from stage2_controller.events import events
 from stage2_controller.observed import Observed
+from tests.unit.controller import builders as b
 
 
 def test_nothing_new_is_no_event() -> None:

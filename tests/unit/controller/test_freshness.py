@@ -3,11 +3,11 @@
 from typing import Any
 
 import pytest
-from tests.unit.controller.test_observe import KEY, seen, version
 
 from stage2_controller import names
 from stage2_controller.freshness import Freshness
 from stage2_controller.observe import KINDS, Key, Store
+from tests.unit.controller.test_observe import KEY, seen, version
 
 
 class Lists:

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 import yaml
-from tests.unit.controller import builders as b
 
 from stage2_controller import names, reasons
 from stage2_controller.observed import Observed
 from stage2_controller.plan import static_children
+from tests.unit.controller import builders as b
 
 
 def test_a_new_job_gets_everything_but_its_learner() -> None:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from tests.unit.controller import builders as b
 
 from stage2_controller import names
 from stage2_controller.progress import ProgressReader
+from tests.unit.controller import builders as b
 
 SECRET = {"data": {names.TOKEN_KEY: base64.b64encode(b"t0ken").decode()}}
 POD = {**b.learner_pod(), "status": {**b.learner_pod()["status"], "podIP": "127.0.0.1"}}

@@ -4,12 +4,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.unit.controller import builders as b
 
 from stage2_api.job import parse_job
 from stage2_api.jobstatus import JobStatus
 from stage2_controller import names, reasons
 from stage2_controller.observed import Observed
+from tests.unit.controller import builders as b
 
 SCHEDULER = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
 UNPLACED = b.pod(

@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
-from tests.unit.controller import builders as b
 
 from stage2_controller import reasons
+from tests.unit.controller import builders as b
 
 WRONG: list[tuple[str, dict[str, Any], str]] = [
     (

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
-from tests.unit.examples.conftest import EXAMPLES
 
 from stage2_trainer.data.records import load_records
+from tests.unit.examples.conftest import EXAMPLES
 from tiny_model.dataset import Part, write_part
 from tiny_model.scenes import draw
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from stage2_api.errors import ConfigError, Problem
 
+from stage2_api.errors import ConfigError, Problem
 from stage2_trainer.data.images import load_image
 from stage2_trainer.data.messages import image_sources
 

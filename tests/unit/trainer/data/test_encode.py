@@ -6,8 +6,8 @@ import copy
 
 import pytest
 import torch
-from stage2_api.errors import ConfigError
 
+from stage2_api.errors import ConfigError
 from stage2_trainer.data.encode import Encoder
 from stage2_trainer.data.images import load_image
 

@@ -6,8 +6,8 @@ import hashlib
 import json
 
 import pytest
-from stage2_api.errors import ConfigError
 
+from stage2_api.errors import ConfigError
 from stage2_trainer.data.records import fingerprint, load_records, to_bin
 
 BOX = {"desc": "red box", "bbox_2d": [10, 20, 50, 40]}
