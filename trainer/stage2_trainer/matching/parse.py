@@ -7,6 +7,7 @@ sequence of ids makes it raise: whatever cannot be used is dropped, counted and 
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from stage2_trainer.matching.scan import GEOMETRY_KEYS, Entry, Scan, scan
-from stage2_trainer.matching.tokens import REPLACEMENT, Alignment, CoordVocab, IntArray, as_ids, coord_bin
+from stage2_trainer.matching.tokens import REPLACEMENT, Alignment, CoordVocab, as_ids, coord_bin
 
 Kind = Literal["bbox", "poly"]
 KIND_OF_KEY: dict[str, Kind] = {"bbox_2d": "bbox", "poly": "poly"}
@@ -180,11 +181,12 @@ class _Objects:
 
     def __init__(self, ids: list[int], aligned: Alignment, text: str, cut: int, vocab: CoordVocab) -> None:
         bins = vocab.bins_of(np.asarray(ids, dtype=np.int64))
+        positions = np.flatnonzero(bins >= 0)
         self._text = text
         self._cut = cut
-        self._positions: IntArray = np.flatnonzero(bins >= 0)
-        self._bins = bins[self._positions]
-        self._starts = aligned.starts[self._positions]
+        self._positions: list[int] = positions.tolist()
+        self._bins: list[int] = bins[positions].tolist()
+        self._starts: list[int] = aligned.starts[positions].tolist()
 
     def read(self, found: Scan) -> tuple[ParsedObject, ...]:
         last = len(found.entries) - 1
@@ -211,9 +213,9 @@ class _Objects:
 
     def _captured(self, entry: Entry) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Positions and bins of the coordinate tokens that begin inside the object's geometry arrays."""
-        spans = [np.searchsorted(self._starts, span) for span in entry.captures]
-        positions = chain.from_iterable(self._positions[a:b].tolist() for a, b in spans)
-        bins = chain.from_iterable(self._bins[a:b].tolist() for a, b in spans)
+        spans = [slice(bisect_left(self._starts, a), bisect_left(self._starts, b)) for a, b in entry.captures]
+        positions = chain.from_iterable(self._positions[span] for span in spans)
+        bins = chain.from_iterable(self._bins[span] for span in spans)
         return tuple(positions), tuple(bins)
 
     def _object(

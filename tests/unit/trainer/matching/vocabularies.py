@@ -15,6 +15,7 @@ ALIGNED = r"bbox_2d|[A-Za-z]+_?|\d| [A-Za-z]+|[^A-Za-z0-9}]*\}|[^A-Za-z0-9}]+"
 # ... and here it does not: the answers hold the piece `"]}, "`, the end of one object and the start of the next.
 FUSED = r"bbox_2d|[A-Za-z]+_?|\d| [A-Za-z]+|[^A-Za-z0-9]+"
 STOP_IN_TOKEN = '"]}}<|im_end|>'
+END_IN_TOKEN = '"]]}, $'
 
 
 def _corpus() -> list[str]:
@@ -56,4 +57,4 @@ def aligned_vocab() -> CoordVocab:
 
 @cache
 def fused_vocab() -> CoordVocab:
-    return CoordVocab.from_tokenizer(build_tokenizer(FUSED, STOP_IN_TOKEN))
+    return CoordVocab.from_tokenizer(build_tokenizer(FUSED, STOP_IN_TOKEN, END_IN_TOKEN))

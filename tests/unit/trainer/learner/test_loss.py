@@ -1,0 +1,230 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from stage2_trainer.learner.loss import (
+    LossOptions,
+    LossTargets,
+    loss_targets,
+    soft_targets,
+    stage2_loss,
+    stage2_loss_from_hidden,
+)
+from stage2_trainer.matching.masks import Supervision
+
+V, H = 1300, 10
+COORD_IDS = torch.arange(1000) + 150
+ONLY_SOFT_CE = LossOptions(w1_weight=0.0, gate_weight=0.0)
+ONLY_W1 = LossOptions(soft_ce_weight=0.0, gate_weight=0.0)
+ONLY_GATE = LossOptions(soft_ce_weight=0.0, w1_weight=0.0)
+
+
+def targets(labels, bins, prefix=0):
+    return LossTargets(
+        positions=torch.arange(1, len(labels) + len(bins) + 1),
+        labels=torch.tensor(labels, dtype=torch.int64),
+        bins=torch.tensor(bins, dtype=torch.int64),
+        in_prefix=torch.arange(len(bins)) < prefix,
+        ce_denominator=max(len(labels), 1),
+        coord_denominator=max(len(bins), 1),
+    )
+
+
+def random_case(ordinary=12, coords=9, dtype=torch.float32, seed=0):
+    rng = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(ordinary + coords, H, generator=rng, dtype=dtype)
+    weight = torch.randn(V, H, generator=rng, dtype=dtype)
+    labels = torch.randint(0, V, (ordinary,), generator=rng).tolist()
+    bins = torch.randint(0, 1000, (coords,), generator=rng).tolist()
+    return hidden, weight, targets(labels, bins, prefix=coords // 2)
+
+
+def coord_loss(logits, bins, options):
+    return stage2_loss(logits, targets([], bins), COORD_IDS, options).coord.item()
+
+
+def one_hot(at):
+    logits = torch.full((1, V), -1e4)
+    logits[0, COORD_IDS[at]] = 1e4
+    return logits
+
+
+def test_uniform_logits_give_the_reference_values():
+    uniform = torch.zeros(1, V)
+    assert coord_loss(uniform, [500], ONLY_SOFT_CE) == pytest.approx(6.907755, abs=1e-6)
+    assert coord_loss(uniform, [500], ONLY_W1) == pytest.approx(0.248438, abs=1e-6)
+    assert coord_loss(uniform, [500], ONLY_GATE) == pytest.approx(math.log(V / 1000), abs=1e-6)
+
+
+def test_certain_logits_give_the_reference_distances():
+    assert coord_loss(one_hot(510), [500], ONLY_W1) == pytest.approx(0.01, abs=1e-6)
+    assert coord_loss(one_hot(500), [500], ONLY_W1) == pytest.approx(0.001562, abs=1e-6)
+    assert coord_loss(one_hot(500), [500], ONLY_GATE) == 0
+
+
+def test_the_soft_target_has_the_reference_entropy_and_renormalises_at_the_edge():
+    inner, edge = soft_targets(torch.tensor([500, 0]), LossOptions(), torch.float64)
+    assert -(inner * inner.clamp_min(1e-300).log()).sum().item() == pytest.approx(2.112086, abs=1e-6)
+    assert edge[:3].tolist() == pytest.approx([0.332598, 0.293517, 0.201731], abs=1e-6)
+    assert edge.sum().item() == pytest.approx(1)
+
+
+def test_the_soft_target_is_zero_beyond_the_truncation():
+    (target,) = soft_targets(torch.tensor([10]), LossOptions(target_truncate=2))
+    assert torch.nonzero(target).flatten().tolist() == [8, 9, 10, 11, 12]
+    (point,) = soft_targets(torch.tensor([10]), LossOptions(target_truncate=0))
+    assert point[10] == 1
+
+
+def reference(logits, wanted, options):
+    """Section 6 in float64, position by position."""
+    logits = logits.double().numpy()
+    ce = [-(row[label] - np.logaddexp.reduce(row)) for row, label in zip(logits, wanted.labels.tolist(), strict=False)]
+    coord = []
+    for row, t in zip(logits[len(ce) :], wanted.bins.tolist(), strict=True):
+        i = np.arange(1000)
+        q = np.exp(-((i - t) ** 2) / (2 * options.target_sigma**2))
+        if options.target_truncate is not None:
+            q[np.abs(i - t) > options.target_truncate] = 0
+        q /= q.sum()
+        z = row[COORD_IDS.numpy()] / options.temperature
+        log_p = z - np.logaddexp.reduce(z)
+        w1 = np.abs(np.cumsum(np.exp(log_p)) - np.cumsum(q)).sum() / 1000
+        gate = max(0.0, np.logaddexp.reduce(row / options.temperature) - np.logaddexp.reduce(z))
+        coord.append(options.soft_ce_weight * -(q * log_p).sum() + options.w1_weight * w1 + options.gate_weight * gate)
+    return np.mean(ce), np.mean(coord)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        LossOptions(),
+        LossOptions(soft_ce_weight=0.3, w1_weight=2.0, gate_weight=0.5, temperature=1.7, target_sigma=5.0),
+        LossOptions(target_truncate=8, temperature=0.5),
+    ],
+)
+def test_float32_agrees_with_a_float64_reference(options):
+    hidden, weight, wanted = random_case()
+    logits = hidden @ weight.T
+    parts = stage2_loss(logits, wanted, COORD_IDS, options)
+    ce, coord = reference(logits, wanted, options)
+    assert parts.ce.item() == pytest.approx(ce, rel=1e-5)
+    assert parts.coord.item() == pytest.approx(coord, rel=1e-5)
+    assert parts.total.item() == pytest.approx(ce + coord, rel=1e-5)
+
+
+def test_prefix_and_tail_are_means_of_their_own():
+    hidden, weight, wanted = random_case(coords=9)
+    parts = stage2_loss(hidden @ weight.T, wanted, COORD_IDS, LossOptions())
+    assert (parts.ce_count, parts.coord_prefix_count, parts.coord_tail_count) == (12, 4, 5)
+    assert (4 * parts.coord_prefix + 5 * parts.coord_tail) / 9 == pytest.approx(parts.coord.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize(("ordinary", "coords"), [(12, 9), (0, 9), (12, 0), (0, 0)])
+@pytest.mark.parametrize("rows", [1, 5, 100])
+def test_the_chunked_form_equals_the_plain_one(ordinary, coords, rows):
+    hidden, weight, wanted = random_case(ordinary, coords, torch.float64)
+    bias = torch.randn(V, dtype=torch.float64)
+    inputs = [one.requires_grad_() for one in (hidden, weight, bias)]
+    plain = stage2_loss(functional.linear(*inputs), wanted, COORD_IDS, LossOptions())
+    chunked = stage2_loss_from_hidden(
+        hidden, weight, wanted, COORD_IDS, LossOptions(), bias=bias, chunk_elements=rows * V
+    )
+    for name in ("total", "ce", "coord", "coord_prefix", "coord_tail"):
+        torch.testing.assert_close(getattr(chunked, name), getattr(plain, name))
+    expected = torch.autograd.grad(2 * plain.total, inputs)
+    torch.testing.assert_close(torch.autograd.grad(2 * chunked.total, inputs), expected)
+
+
+def test_frozen_inputs_get_no_gradient():
+    hidden, weight, wanted = random_case()
+    hidden.requires_grad_()
+    stage2_loss_from_hidden(hidden, weight, wanted, COORD_IDS, LossOptions()).total.backward()
+    assert hidden.grad is not None
+    assert weight.grad is None
+
+
+def test_no_gradient_is_computed_without_grad_mode():
+    hidden, weight, wanted = random_case()
+    with torch.no_grad():
+        parts = stage2_loss_from_hidden(hidden.requires_grad_(), weight, wanted, COORD_IDS, LossOptions())
+    assert not parts.total.requires_grad
+
+
+def test_bfloat16_layers_agree_with_their_plain_form():
+    hidden, weight, wanted = random_case(dtype=torch.bfloat16)
+    hidden.requires_grad_()
+    weight.requires_grad_()
+    plain = stage2_loss(hidden @ weight.T, wanted, COORD_IDS, LossOptions())
+    chunked = stage2_loss_from_hidden(hidden, weight, wanted, COORD_IDS, LossOptions(), chunk_elements=4 * V)
+    assert chunked.total.dtype == torch.float32
+    torch.testing.assert_close(chunked.total, plain.total)
+    expected = torch.autograd.grad(plain.total, (hidden, weight))
+    torch.testing.assert_close(torch.autograd.grad(chunked.total, (hidden, weight)), expected, rtol=0.02, atol=1e-3)
+
+
+def test_gradients_pass_gradcheck():
+    hidden, weight, wanted = random_case(ordinary=2, coords=2, dtype=torch.float64)
+    bias = torch.zeros(V, dtype=torch.float64, requires_grad=True)
+    options = LossOptions(target_sigma=3.0, temperature=1.3)
+
+    def plain(hidden, bias):
+        return stage2_loss(functional.linear(hidden, weight, bias), wanted, COORD_IDS, options).total
+
+    def chunked(hidden, bias):
+        return stage2_loss_from_hidden(hidden, weight, wanted, COORD_IDS, options, bias=bias, chunk_elements=V).total
+
+    hidden.requires_grad_()
+    assert torch.autograd.gradcheck(plain, (hidden, bias), fast_mode=True)
+    assert torch.autograd.gradcheck(chunked, (hidden, bias), fast_mode=True)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), 1e30, 0.0])
+@pytest.mark.parametrize(("ordinary", "coords"), [(2, 2), (0, 2), (2, 0), (0, 0)])
+def test_no_logits_make_it_nan(value, ordinary, coords):
+    logits = torch.full((ordinary + coords, V), value).requires_grad_()
+    wanted = targets([3] * ordinary, [0, 999][:coords])
+    parts = stage2_loss(logits, wanted, COORD_IDS, LossOptions())
+    parts.total.backward()
+    assert all(
+        torch.isfinite(one) for one in (parts.total, parts.ce, parts.coord, parts.coord_prefix, parts.coord_tail)
+    )
+    assert torch.isfinite(logits.grad).all()
+
+
+def test_one_nan_among_the_logits_counts_as_zero():
+    logits = torch.randn(1, V)
+    broken = logits.clone()
+    logits[0, 600], broken[0, 600] = 0.0, float("nan")
+    assert coord_loss(broken, [440], LossOptions()) == coord_loss(logits, [440], LossOptions())
+
+
+def test_totals_of_a_window_make_the_loss_independent_of_its_split():
+    hidden, weight, wanted = random_case(ordinary=6, coords=4)
+    logits = hidden @ weight.T
+    whole = stage2_loss(logits, wanted, COORD_IDS, LossOptions()).total
+    first = targets(wanted.labels[:1].tolist(), wanted.bins[:3].tolist()).divided_by(ce=6, coord=4)
+    second = targets(wanted.labels[1:].tolist(), wanted.bins[3:].tolist()).divided_by(ce=6, coord=4)
+    rows = torch.arange(10)
+    split = sum(
+        stage2_loss(logits[pick], part, COORD_IDS, LossOptions()).total
+        for pick, part in (
+            (torch.cat([rows[:1], rows[6:9]]), first),
+            (torch.cat([rows[1:6], rows[9:]]), second),
+        )
+    )
+    torch.testing.assert_close(split, whole)
+
+
+def test_targets_come_from_masks_ordinary_tokens_first():
+    labels = np.array([-100, -100, 4, -100, 5])
+    masks = Supervision(labels, np.array([1, 3]), np.array([77, 500]), np.array([True, False]))
+    wanted = loss_targets(masks)
+    assert wanted.positions.tolist() == [2, 4, 1, 3]
+    assert wanted.logit_positions.tolist() == [1, 3, 0, 2]
+    assert wanted.labels.tolist() == [4, 5]
+    assert wanted.bins.tolist() == [77, 500]
+    assert (wanted.ce_denominator, wanted.coord_denominator) == (2, 2)

@@ -1,0 +1,121 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import linear_sum_assignment
+
+from stage2_trainer.matching.assign import assign, candidate_pairs, match
+from stage2_trainer.matching.geometry import aabbs
+from stage2_trainer.matching.options import MatchOptions
+from stage2_trainer.matching.records import GTObject
+
+coordinate = st.integers(0, 999)
+boxes = st.builds(lambda *bins: GTObject("x", "bbox", bins), *[coordinate] * 4)
+polygons = st.lists(st.tuples(coordinate, coordinate), min_size=3, max_size=6).map(
+    lambda points: GTObject("x", "poly", tuple(value for point in points for value in point))
+)
+some_objects = st.lists(boxes | polygons, max_size=7)
+
+
+def box(*bins):
+    return GTObject("x", "bbox", bins)
+
+
+def candidates_of_one(pred, gt, k):
+    """The rule as a loop: positive overlaps by (-IoU, index), then the others by (squared centre distance, index)."""
+    overlapping, apart = [], []
+    for j, other in enumerate(gt):
+        width = min(pred[2], other[2]) - max(pred[0], other[0])
+        height = min(pred[3], other[3]) - max(pred[1], other[1])
+        shared = max(width, 0) * max(height, 0)
+        union = sum((one[2] - one[0]) * (one[3] - one[1]) for one in (pred, other)) - shared
+        if shared > 0:
+            overlapping.append((-shared / union, j))
+        else:
+            dx = pred[0] + pred[2] - other[0] - other[2]
+            dy = pred[1] + pred[3] - other[1] - other[3]
+            apart.append((dx * dx + dy * dy, j))
+    return [j for _, j in sorted(overlapping) + sorted(apart)][:k]
+
+
+@given(some_objects, some_objects, st.integers(1, 8))
+@settings(max_examples=200, deadline=None)
+def test_candidates_equal_the_plain_loop(pred, gt, k):
+    p, g = aabbs(pred).tolist(), aabbs(gt).tolist()
+    expected = [[i, j] for i in range(len(p)) for j in candidates_of_one(p[i], g, k)]
+    assert candidate_pairs(aabbs(pred), aabbs(gt), k).tolist() == expected
+
+
+def test_no_predictions_misses_everything():
+    result = match([], [box(0, 0, 9, 9), box(0, 0, 5, 5)])
+    assert (result.pairs, result.false_positives, result.false_negatives) == ((), (), (0, 1))
+
+
+def test_no_ground_truth_makes_every_prediction_false():
+    result = match([box(0, 0, 9, 9)], [])
+    assert (result.pairs, result.false_positives, result.false_negatives) == ((), (0,), ())
+
+
+def test_the_gate_lets_equal_values_pass():
+    pred, gt = [box(0, 0, 999, 999)], [box(0, 0, 999, 500)]
+    assert match(pred, gt, MatchOptions(maskiou_gate=0.5)).pairs[0].iou == 0.5
+    refused = match(pred, gt, MatchOptions(maskiou_gate=0.5001))
+    assert refused.pairs == ()
+    assert refused.gating_rejections == 1
+
+
+def test_the_cheapest_assignment_wins_over_the_greedy_one():
+    wide, left, right = box(0, 0, 400, 400), box(0, 0, 300, 400), box(120, 0, 400, 400)
+    near = box(0, 0, 380, 400)
+    result = match([wide, near], [right, left])
+    assert {(pair.pred, pair.gt) for pair in result.pairs} == {(0, 0), (1, 1)}
+
+
+def test_a_pair_is_only_matched_below_the_price_of_leaving_both_out():
+    pred, gt = [box(0, 0, 999, 999)], [box(0, 0, 999, 500)]  # IoU 0.5, cost 0.5
+    assert match(pred, gt, MatchOptions(fp_cost=0.3, fn_cost=0.3)).pairs
+    assert not match(pred, gt, MatchOptions(fp_cost=0.2, fn_cost=0.2)).pairs
+
+
+def test_objects_outside_the_candidates_cannot_match():
+    gt = [box(0, 0, 500, 500), box(0, 0, 490, 500)]
+    result = match([box(0, 0, 499, 500), box(0, 0, 500, 500)], gt, MatchOptions(candidate_top_k=1))
+    assert result.candidates == 2
+    assert len(result.pairs) == 1
+
+
+@given(some_objects, some_objects, st.data())
+@settings(max_examples=100, deadline=None)
+def test_permuting_the_ground_truth_changes_no_total_cost(pred, gt, data):
+    options = MatchOptions(maskiou_gate=0.1, maskiou_resolution=64, candidate_top_k=8)
+    order = data.draw(st.permutations(range(len(gt))))
+    plain, permuted = match(pred, gt, options), match(pred, [gt[j] for j in order], options)
+
+    def total(result):
+        left_over = len(result.false_positives) + len(result.false_negatives)
+        return sum(pair.cost for pair in result.pairs) + left_over
+
+    assert total(permuted) == pytest.approx(total(plain))
+    assert permuted.gating_rejections == plain.gating_rejections
+
+
+def test_permuting_the_ground_truth_permutes_the_match():
+    gt = [box(100 * i, 0, 100 * i + 90 - 5 * i, 90) for i in range(8)]
+    pred = [box(100 * i + 3, 2, 100 * i + 92, 88) for i in range(8)]
+    order = [3, 1, 7, 0, 2, 6, 5, 4]
+    plain = {(pair.pred, pair.gt, pair.iou) for pair in match(pred, gt).pairs}
+    permuted = {(pair.pred, order[pair.gt], pair.iou) for pair in match(pred, [gt[j] for j in order]).pairs}
+    assert plain == permuted
+    assert len(plain) == 8
+
+
+@given(st.integers(0, 5), st.integers(0, 5), st.integers(0, 2**32 - 1))
+@settings(max_examples=100, deadline=None)
+def test_the_dummies_price_what_is_left_out(rows, columns, seed):
+    """Against the reduced problem: choose pairs that save most, each saving fp_cost + fn_cost - cost."""
+    rng = np.random.default_rng(seed)
+    costs = np.where(rng.random((rows, columns)) < 0.7, rng.random((rows, columns)) * 2, np.nan)
+    i, j = assign(costs, fp_cost=0.5, fn_cost=0.8)
+    savings = np.maximum(np.nan_to_num(1.3 - costs, nan=0.0), 0.0)
+    best = savings[linear_sum_assignment(savings, maximize=True)].sum()
+    assert (1.3 - costs[i, j]).sum() == pytest.approx(best)

@@ -1,0 +1,220 @@
+import json
+
+import pytest
+
+from stage2_trainer.matching import parse
+from stage2_trainer.matching.parse import parse_rollout
+from stage2_trainer.matching.tokens import CoordVocab
+from tests.unit.trainer.matching.vocabularies import END_IN_TOKEN, STOP_IN_TOKEN
+
+CAT = '"object_1": {"desc": "cat", "bbox_2d": ["<|coord_10|>", "<|coord_20|>", "<|coord_300|>", "<|coord_400|>"]}'
+DOG = (
+    '"object_2": {"desc": "dog", "poly": '
+    '[["<|coord_1|>", "<|coord_2|>"], ["<|coord_3|>", "<|coord_4|>"], ["<|coord_5|>", "<|coord_6|>"]]}'
+)
+BOX = '"bbox_2d": ["<|coord_1|>", "<|coord_2|>", "<|coord_3|>", "<|coord_4|>"]'
+PAIRED_BOX = '"bbox_2d": [["<|coord_1|>", "<|coord_2|>"], ["<|coord_3|>", "<|coord_4|>"]]'
+
+
+def parsed(vocab, text):
+    return parse_rollout(vocab.encode(text), vocab)
+
+
+def test_a_whole_answer_keeps_all_but_its_last_brace(any_vocab):
+    result = parsed(any_vocab, "{" + CAT + ", " + DOG + "}<|im_end|>")
+    assert result.prefix_text == "{" + CAT + ", " + DOG
+    assert not result.truncated
+    assert result.clean
+    assert result.max_object_index == 2
+    cat, dog = result.valid_objects
+    assert (cat.desc, cat.kind, cat.bins) == ("cat", "bbox", (10, 20, 300, 400))
+    assert (dog.desc, dog.kind, dog.bins) == ("dog", "poly", (1, 2, 3, 4, 5, 6))
+
+
+def test_token_positions_point_at_the_coordinates_of_the_prefix(any_vocab):
+    result = parsed(any_vocab, "{" + CAT + ", " + DOG + "}")
+    for found in result.objects:
+        assert tuple(any_vocab.bin_of(result.prefix_ids[i]) for i in found.token_positions) == found.bins
+
+
+def test_flat_polygons_are_read_too(vocab):
+    flat = DOG.replace("[[", "[").replace("]]", "]").replace("], [", ", ")
+    assert parsed(vocab, "{" + flat + "}").valid_objects[0].bins == (1, 2, 3, 4, 5, 6)
+
+
+def test_an_object_cut_in_half_is_dropped_with_its_comma(any_vocab):
+    result = parsed(any_vocab, "{" + CAT + ", " + DOG[:-20])
+    assert result.prefix_text == "{" + CAT
+    assert result.truncated
+    assert result.dropped == {parse.CUT_OFF: 1}
+    assert result.max_object_index == 1
+
+
+def test_the_first_object_cut_in_half_leaves_the_opening_brace(any_vocab):
+    result = parsed(any_vocab, "{" + CAT[:-4])
+    assert result.prefix_text == "{"
+    assert result.max_object_index is None
+    assert result.clean
+
+
+@pytest.mark.parametrize("text", ["", "no json here", "<|im_end|>", '"', "[1, 2]", "}"])
+def test_an_answer_without_a_brace_falls_back_to_one(any_vocab, text):
+    result = parsed(any_vocab, text)
+    assert result.prefix_text == "{"
+    assert list(result.prefix_ids) == any_vocab.encode("{")
+    assert result.truncated
+    assert parse.NO_JSON in result.notes
+
+
+def test_an_empty_object_leaves_its_opening_brace(any_vocab):
+    result = parsed(any_vocab, "{}")
+    assert result.prefix_text == "{"
+    assert not result.truncated
+
+
+def test_text_before_the_json_falls_back_to_a_brace_and_is_noted(any_vocab):
+    result = parsed(any_vocab, "```json\n{" + CAT + "}")
+    assert result.prefix_text == "{"
+    assert parse.TEXT_BEFORE_JSON in result.notes
+    assert result.dropped == {parse.OUTSIDE_PREFIX: 1}
+    assert result.max_object_index is None
+
+
+def test_blanks_before_the_json_stay(any_vocab):
+    result = parsed(any_vocab, " \n{" + CAT + "}")
+    assert result.prefix_text == " \n{" + CAT
+    assert result.clean
+
+
+def test_text_after_the_json_is_cut_off_and_noted(any_vocab):
+    result = parsed(any_vocab, "{" + CAT + "} {" + DOG + "}")
+    assert result.prefix_text == "{" + CAT
+    assert result.notes == (parse.TEXT_AFTER_JSON,)
+    assert not result.truncated
+
+
+def test_the_answer_ends_at_the_first_end_of_turn(any_vocab):
+    result = parsed(any_vocab, "{" + CAT + "<|im_end|>, " + DOG + "}")
+    assert result.prefix_text == "{" + CAT
+    assert result.truncated
+
+
+def test_a_cut_inside_a_token_replaces_only_that_token(fused):
+    ids = fused.encode("{" + CAT + ", " + DOG)[:-4]
+    result = parse_rollout(ids, fused)
+    fusion = fused.encode('"]}, "')
+    assert len(fusion) == 1
+    kept = ids.index(fusion[0])
+    assert list(result.prefix_ids) == ids[:kept] + fused.encode('"]}')
+    assert result.prefix_text == "{" + CAT
+
+
+def test_an_end_of_turn_fused_into_a_token_is_cut_out(fused):
+    ids = fused.encode("{" + CAT[:-3] + STOP_IN_TOKEN)
+    assert fused.decode_piece(ids[-1]) == STOP_IN_TOKEN
+    result = parse_rollout(ids, fused)
+    assert result.prefix_text == "{" + CAT
+    assert not result.truncated
+    assert fused.decode(list(result.prefix_ids)) == "{" + CAT
+
+
+def test_a_cut_that_no_token_can_spell_moves_to_the_object_before(fused):
+    ids = fused.encode("{" + CAT + ", " + DOG[:-4] + END_IN_TOKEN)
+    assert fused.decode_piece(ids[-1]) == END_IN_TOKEN
+
+    def encode(piece: str) -> list[int]:
+        return fused.encode("?" if piece == DOG[-4:] else piece)
+
+    unable = CoordVocab(fused.ids, fused.decode, encode, fused.size)
+    result = parse_rollout(ids, unable)
+    assert result.prefix_text == "{" + CAT
+    assert result.dropped == {parse.OUTSIDE_PREFIX: 1}
+    assert parse.CUT_MOVED in result.notes
+
+
+def test_ids_outside_the_vocabulary_end_the_answer(vocab):
+    ids = vocab.encode("{" + CAT + ", ")
+    for foreign in (-1, vocab.size, 10**30):
+        result = parse_rollout([*ids, foreign, *vocab.encode(DOG + "}")], vocab)
+        assert result.prefix_text == "{" + CAT
+        assert result.notes == (parse.UNKNOWN_ID,)
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ('{"desc": "", ' + BOX + "}", parse.BLANK_DESC),
+        ('{"desc": "  ", ' + BOX + "}", parse.BLANK_DESC),
+        ('{"desc": 3, ' + BOX + "}", parse.BLANK_DESC),
+        ("{" + BOX + "}", parse.BLANK_DESC),
+        ('{"desc": "x"}', parse.NOT_ONE_GEOMETRY),
+        ('{"desc": "x", ' + BOX + ', "poly": []}', parse.NOT_ONE_GEOMETRY),
+        ('{"desc": "x", "color": "red", ' + BOX + "}", parse.UNKNOWN_KEY),
+        ('{"desc": "x", "bbox_2d": [1, 2, 3, 4]}', parse.NOT_COORD_TOKENS),
+        ('{"desc": "x", "bbox_2d": "<|coord_1|>"}', parse.NOT_COORD_TOKENS),
+        ('{"desc": "x", ' + PAIRED_BOX + "}", parse.NOT_COORD_TOKENS),
+        ('{"desc": "x", "bbox_2d": ["<|coord_1|>", "<|coord_2|>", "<|coord_3|>"]}', parse.WRONG_COUNT),
+        ('{"desc": "x", "poly": ["<|coord_1|>", "<|coord_2|>", "<|coord_3|>", "<|coord_4|>"]}', parse.WRONG_COUNT),
+        ('{"desc": "x", "poly": [' + ", ".join(['"<|coord_1|>"'] * 7) + "]}", parse.WRONG_COUNT),
+        ('{"desc": "x", "poly": [[["<|coord_1|>", "<|coord_2|>"]]]}', parse.NOT_COORD_TOKENS),
+        ('{"desc": "x", "bbox_2d": [<|coord_1|>, <|coord_2|>, <|coord_3|>, <|coord_4|>]}', parse.NOT_JSON),
+        ('{"desc": "x", ' + BOX + ", " + BOX + "}", parse.TOKENS_DIFFER),
+        ("3", parse.NO_OBJECT_VALUE),
+        ('[{"desc": "x", ' + BOX + "}]", parse.NO_OBJECT_VALUE),
+    ],
+)  # fmt: skip
+def test_an_invalid_object_stays_in_the_prefix_unsupervised(any_vocab, value, reason):
+    result = parsed(any_vocab, '{"object_9": ' + value + ", " + DOG + "}")
+    bad, dog = result.objects
+    assert (bad.key, bad.valid, bad.reason, bad.in_prefix) == ("object_9", False, reason, True)
+    assert dog.valid
+    assert result.dropped == {reason: 1}
+    assert result.max_object_index == 9
+    assert value in result.prefix_text
+
+
+def test_coordinates_spelled_with_other_tokens_do_not_count(vocab):
+    ids = vocab.encode('{"object_1": {"desc": "x", "bbox_2d": ["')
+    spelled = [one for character in "<|coord_1|>" for one in vocab.encode(character)]
+    rest = vocab.encode('", "<|coord_2|>", "<|coord_3|>", "<|coord_4|>"]}}')
+    result = parse_rollout([*ids, *spelled, *rest], vocab)
+    assert result.dropped == {parse.TOKENS_DIFFER: 1}
+
+
+def test_keys_are_taken_in_order_of_appearance(any_vocab):
+    text = "{" + CAT.replace("object_1", "object_10") + ", " + DOG + "}"
+    result = parsed(any_vocab, text)
+    assert [found.index for found in result.objects] == [10, 2]
+    assert result.max_object_index == 10
+
+
+def test_a_key_that_repeats_is_two_objects(any_vocab):
+    result = parsed(any_vocab, "{" + CAT + ", " + CAT + "}")
+    assert len(result.valid_objects) == 2
+
+
+def test_objects_under_other_keys_are_none(any_vocab):
+    result = parsed(any_vocab, '{"thing": {"desc": "x", ' + BOX + "}, " + CAT + "}")
+    assert [found.key for found in result.objects] == ["object_1"]
+
+
+def test_braces_and_quotes_inside_descriptions_open_nothing(any_vocab):
+    desc = r"a \"{[}\" \\"
+    result = parsed(any_vocab, "{" + CAT.replace("cat", desc) + "}")
+    assert result.valid_objects[0].desc == json.loads(f'"{desc}"')
+
+
+def test_a_description_may_hold_a_coordinate_token(any_vocab):
+    result = parsed(any_vocab, "{" + CAT.replace("cat", "<|coord_5|>") + "}")
+    assert result.valid_objects[0].bins == (10, 20, 300, 400)
+
+
+def test_the_parser_survives_an_answer_that_nests_without_end(vocab):
+    deep = vocab.encode("{") * 4000 + vocab.encode("[") * 4000
+    assert parse_rollout(deep, vocab).prefix_text == "{"
+    inside = vocab.encode('{"object_1": {"desc": ') + vocab.encode("[") * 4000 + vocab.encode("]") * 4000
+    assert parse_rollout([*inside, *vocab.encode("}}")], vocab).dropped == {parse.NOT_JSON: 1}
+
+
+def test_an_index_of_thousands_of_digits_is_no_object_key(vocab):
+    assert parsed(vocab, '{"object_' + "9" * 5000 + '": {}, ' + CAT + "}").max_object_index == 1

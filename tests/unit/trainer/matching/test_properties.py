@@ -1,0 +1,106 @@
+"""What holds for every answer and every ground truth (issue-level promises), by random search."""
+
+import json
+import random
+from itertools import chain
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stage2_trainer.matching.masks import packed_supervision, segment_meta, supervision
+from stage2_trainer.matching.options import MatchOptions
+from stage2_trainer.matching.parse import END_OF_TURN, parse_rollout
+from stage2_trainer.matching.records import GroundTruth
+from stage2_trainer.matching.serialize import serialize_objects
+from stage2_trainer.matching.targets import build_target
+from tests.unit.trainer.matching.strategies import objects, vocabs
+
+QUICK = MatchOptions(maskiou_resolution=64, ot_iters=2)
+several = settings(max_examples=80, deadline=None)
+
+
+@given(objects, vocabs, st.integers(1, 50))
+@several
+def test_serialised_objects_come_back_from_their_tokens(gt, vocab, start_index):
+    parsed = parse_rollout(vocab.encode(serialize_objects(gt, start_index) + END_OF_TURN), vocab)
+    assert [(one.desc, one.kind, one.bins) for one in parsed.valid_objects] == [(g.desc, g.kind, g.bins) for g in gt]
+    assert [one.index for one in parsed.objects] == list(range(start_index, start_index + len(gt)))
+    assert parsed.clean
+    assert not parsed.truncated
+
+
+def check_target(response, gt, vocab):
+    """Promises that hold for any response; returns the target."""
+    target = build_target(response, GroundTruth(tuple(gt)), vocab, QUICK)
+    parsed = target.parsed
+    if parsed.clean:
+        assert isinstance(json.loads(target.y_train_text), dict)
+    kept = list(parsed.prefix_ids)
+    if parsed.prefix_text != "{" or kept != vocab.encode("{"):
+        shared = next(
+            (i for i, (a, b) in enumerate(zip(kept, response, strict=False)) if a != b), min(len(kept), len(response))
+        )
+        assert vocab.align(kept).text == parsed.prefix_text
+        # All that differs is spelled from within one token of the response.
+        assert vocab.decode_piece(response[min(shared, len(response) - 1)]).startswith(vocab.decode(kept[shared:]))
+    assert all(0 <= position < target.train_len for position in target.coord_targets)
+    assert set(target.false_negatives) | {pair.gt for pair in target.matching.pairs} == set(range(len(gt)))
+    return target
+
+
+@given(objects, objects, vocabs, st.data())
+@several
+def test_any_truncation_leaves_a_prefix_that_training_can_continue(pred, gt, vocab, data):
+    ids = vocab.encode(serialize_objects(pred) + END_OF_TURN)
+    target = check_target(ids[: data.draw(st.integers(0, len(ids)))], gt, vocab)
+    assert target.parsed.clean
+
+
+@given(objects, objects, vocabs, st.randoms(use_true_random=False))
+@several
+def test_any_damage_to_the_ids_is_survived(pred, gt, vocab, rng: random.Random):
+    ids = vocab.encode(serialize_objects(pred) + END_OF_TURN)
+    for _ in range(rng.randint(1, 4)):
+        where = rng.randint(0, len(ids))
+        ids[where : where + rng.randint(0, 2)] = [rng.randrange(vocab.size) for _ in range(rng.randint(0, 3))]
+    check_target(ids, gt, vocab)
+
+
+@given(objects, objects, vocabs, st.randoms(use_true_random=False))
+@several
+def test_any_damage_to_the_bytes_is_survived(pred, gt, vocab, rng: random.Random):
+    data = bytearray(serialize_objects(pred).encode())
+    for _ in range(rng.randint(1, 3)):
+        data[rng.randrange(len(data))] = rng.choice(b'{}[]",:\\ a\xc3\xff')
+    check_target(vocab.encode(data.decode(errors="replace")), gt, vocab)
+
+
+@given(st.lists(st.integers(-5, 1320), max_size=60), vocabs)
+@several
+def test_any_ids_at_all_are_survived(ids, vocab):
+    parse_rollout(ids, vocab)
+
+
+@given(st.lists(st.tuples(objects, objects), min_size=1, max_size=4), vocabs, st.integers(0, 3))
+@settings(max_examples=60, deadline=None)
+def test_packed_masks_equal_the_unpacked_ones_one_after_the_other(samples, vocab, padding):
+    metas, rows, alone = [], [], []
+    for k, (pred, gt) in enumerate(samples):
+        target = build_target(vocab.encode(serialize_objects(pred)), GroundTruth(tuple(gt)), vocab, QUICK)
+        prompt = list(range(3 + k))
+        row = [*prompt, *target.y_train_ids, 2, 5]
+        metas.append(segment_meta(target, prompt, encoded_len=len(row)))
+        alone.append(supervision(metas[-1], row, vocab))
+        rows.append(row)
+    packed = packed_supervision(metas, [*chain.from_iterable(rows), *[0] * padding], vocab)
+    offsets = np.cumsum([0, *map(len, rows)])[:-1]
+    expected_labels = np.concatenate([*(one.labels for one in alone), np.full(padding, -100)])
+    np.testing.assert_array_equal(packed.labels, expected_labels)
+    moved = [one.coord_positions + offset for one, offset in zip(alone, offsets, strict=True)]
+    np.testing.assert_array_equal(packed.coord_positions, np.concatenate(moved))
+    np.testing.assert_array_equal(packed.coord_targets, np.concatenate([one.coord_targets for one in alone]))
+    for meta, one in zip(metas, alone, strict=True):
+        supervised = np.concatenate([np.flatnonzero(one.labels != -100), one.coord_positions])
+        assert supervised.min() >= meta.prompt_len
+        assert supervised.max() == meta.prompt_len + meta.train_len + meta.end_of_turn_len - 1

@@ -1,0 +1,114 @@
+import json
+
+import pytest
+
+from stage2_trainer.matching.options import MatchOptions
+from stage2_trainer.matching.records import GroundTruth, GTObject
+from stage2_trainer.matching.serialize import serialize_objects
+from stage2_trainer.matching.targets import build_target
+
+CAT = GTObject("cat", "bbox", (100, 100, 300, 300))
+DOG = GTObject("dog", "bbox", (500, 500, 800, 800))
+BIRD = GTObject("bird", "poly", (10, 900, 60, 900, 35, 990))
+
+
+def shifted(one, by):
+    return GTObject(one.desc, one.kind, tuple(value + by for value in one.bins))
+
+
+def target_of(vocab, answer, gt, options=None):
+    return build_target(vocab.encode(answer), GroundTruth(tuple(gt)), vocab, options or MatchOptions())
+
+
+def test_a_matched_object_is_taught_the_true_bins_and_keeps_its_own_tokens(any_vocab):
+    answer = serialize_objects([shifted(CAT, 5)])
+    target = target_of(any_vocab, answer, [CAT])
+    assert target.prefix_coord_target_bins == CAT.bins
+    spelled = [any_vocab.bin_of(target.y_train_ids[i]) for i in target.prefix_coord_pos]
+    assert spelled == [105, 105, 305, 305]
+    assert target.append_text == "}"
+    assert target.y_train_text == answer
+
+
+def test_missed_objects_follow_in_order_with_new_indices(any_vocab):
+    target = target_of(any_vocab, serialize_objects([shifted(DOG, 3)], start_index=4), [CAT, DOG, BIRD])
+    assert target.false_negatives == (0, 2)
+    loaded = json.loads(target.y_train_text)
+    assert list(loaded) == ["object_4", "object_5", "object_6"]
+    assert [one["desc"] for one in loaded.values()] == ["dog", "cat", "bird"]
+    assert any_vocab.decode(list(target.y_train_ids)) == target.y_train_text
+
+
+def test_indices_go_on_after_invalid_objects(any_vocab):
+    invalid = ', "object_9": {"desc": "x", "bbox_2d": [1, 2]}'
+    target = target_of(any_vocab, serialize_objects([CAT], 2)[:-1] + invalid + "}", [CAT, DOG])
+    assert '"object_10": {"desc": "dog"' in target.append_text
+    assert invalid in target.y_train_text
+
+
+def test_an_empty_answer_is_taught_everything(any_vocab):
+    target = target_of(any_vocab, "", [CAT, BIRD])
+    assert target.y_train_text == serialize_objects([CAT, BIRD])
+    assert list(target.y_train_ids[: target.prefix_len]) == any_vocab.encode("{")
+    assert target.prefix_coord_pos == ()
+
+
+def test_an_empty_answer_without_ground_truth_is_an_empty_object(any_vocab):
+    assert target_of(any_vocab, "", []).y_train_text == "{}"
+
+
+def test_false_positives_stay_unsupervised(any_vocab):
+    target = target_of(any_vocab, serialize_objects([CAT, DOG]), [CAT])
+    assert target.matching.false_positives == (1,)
+    assert set(target.prefix_coord_pos) == set(target.parsed.objects[0].token_positions)
+    labels = target.labels
+    assert all(labels[i] == "none" for i in target.parsed.objects[1].token_positions)
+    assert labels[-1] == "ce"
+
+
+def test_tail_descriptions_are_silent_and_tail_coordinates_learn_their_own_bins(any_vocab):
+    target = target_of(any_vocab, "", [GTObject('rød "ræv" 🦊', "bbox", (1, 2, 3, 4))])
+    tail = list(target.y_train_ids[target.prefix_len :])
+    aligned = any_vocab.align(tail)
+    silent = "".join(aligned.pieces[i] for i in target.tail_ignore_pos)
+    assert silent.strip('":, ') == r"rød \"ræv\" 🦊".strip('":, ')
+    assert target.tail_coord_bins == (1, 2, 3, 4)
+    assert [any_vocab.bin_of(tail[i]) for i in target.tail_coord_pos] == [1, 2, 3, 4]
+    kinds = {label: target.labels.count(label) for label in ("none", "ce", "coord")}
+    assert kinds["coord"] == 4
+    assert kinds["none"] == target.prefix_len + len(target.tail_ignore_pos)
+
+
+def test_a_token_that_fuses_quote_and_description_is_silent(any_vocab):
+    # `": "` followed by a quote inside the description: byte-level BPE may fuse it with the opening quote.
+    target = target_of(any_vocab, "", [GTObject('", "x', "bbox", (1, 2, 3, 4))])
+    aligned = any_vocab.align(list(target.y_train_ids[target.prefix_len :]))
+    first = aligned.text.index('": "', aligned.text.index('"desc"')) + 4
+    last = aligned.text.index('", "bbox_2d"')
+    for i in range(len(aligned.pieces)):
+        inside = aligned.starts[i] < last and aligned.starts[i + 1] > first
+        assert (i in target.tail_ignore_pos) == inside
+
+
+def test_a_coordinate_token_inside_a_description_is_silent(any_vocab):
+    target = target_of(any_vocab, "", [GTObject("like <|coord_7|>", "bbox", (1, 2, 3, 4))])
+    assert target.tail_coord_bins == (1, 2, 3, 4)
+
+
+def test_a_polygon_prediction_gets_one_target_for_each_coordinate(any_vocab):
+    target = target_of(any_vocab, serialize_objects([shifted(BIRD, 4)]), [BIRD], MatchOptions(ot_epsilon=0.5))
+    assert target.prefix_coord_target_bins == BIRD.bins
+    assert list(target.coord_targets.values())[:6] == list(BIRD.bins)
+
+
+def test_counters_add_up(any_vocab):
+    answer = serialize_objects([shifted(CAT, 2), GTObject("?", "bbox", (0, 0, 50, 50))])
+    target = target_of(any_vocab, answer[:-1] + ', "object_3": {"desc', [CAT, DOG])
+    counters = target.counters
+    expected = {
+        "valid_pred_objects": 2, "gt_objects": 2, "matched_for_supervision": 1, "fp_count": 1, "fn_count": 1,
+        "parse_dropped_invalid": 1, "parse_truncated": 1, "prefix_coord_targets": 4, "excluded_from_supervision": 0,
+    }  # fmt: skip
+    assert {name: counters[name] for name in expected} == expected
+    assert counters["matched_maskiou_sum"] == pytest.approx(target.matching.pairs[0].iou)
+    assert counters["prefix_len"] + counters["append_len"] == counters["train_len"] == len(target.y_train_ids)

@@ -1,0 +1,71 @@
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+
+from stage2_trainer.matching.tokens import CoordVocab, coord_bin, coord_token
+
+
+def test_every_bin_has_its_token(vocab):
+    assert [vocab.bin_of(token_id) for token_id in vocab.ids] == list(range(1000))
+    assert vocab.decode_piece(int(vocab.ids[7])) == "<|coord_7|>"
+
+
+def test_other_ids_have_no_bin(vocab):
+    assert vocab.bin_of(0) is None
+    assert vocab.bin_of(-1) is None
+    assert vocab.bin_of(10**9) is None
+
+
+def test_bins_of_an_array_equal_bins_one_by_one(vocab):
+    ids = np.array([0, vocab.ids[0], vocab.ids[999], -5, 10**9])
+    assert vocab.bins_of(ids).tolist() == [-1, 0, 999, -1, -1]
+
+
+@pytest.mark.parametrize("text", ["<|coord_1000|>", "<|coord_01|>", "<|coord_|>", "<|coord_*|>", " <|coord_1|>", "1"])
+def test_only_the_exact_text_of_a_coordinate_token_names_a_bin(text):
+    assert coord_bin(text) is None
+
+
+def test_token_and_bin_are_inverse():
+    assert [coord_bin(coord_token(k)) for k in range(1000)] == list(range(1000))
+
+
+def test_a_tokenizer_without_coordinate_tokens_is_refused():
+    bare = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE({"a": 0}, [])), unk_token="a")
+    with pytest.raises(ValueError, match=r"<\|coord_0\|> is not one token.*resize the embeddings"):
+        CoordVocab.from_tokenizer(bare)
+
+
+def test_ids_that_repeat_are_refused(vocab):
+    with pytest.raises(ValueError, match="1000 distinct ids"):
+        CoordVocab(np.zeros(1000, dtype=np.int64), vocab.decode, vocab.encode, vocab.size)
+
+
+def test_characters_split_over_tokens_stand_in_the_token_that_completes_them(vocab):
+    ids = vocab.encode("aé☃😀b")
+    aligned = vocab.align(ids)
+    assert aligned.text == "aé☃😀b"
+    assert "".join(aligned.pieces) == aligned.text
+    assert aligned.pieces[0] == "a"
+    assert [i for i in range(len(ids)) if i in aligned.split] == [1, 3, 4, 6, 7, 8]
+
+
+def test_bytes_that_are_no_character_stay_with_their_own_tokens(vocab):
+    lone = vocab.encode("é")[1]  # a continuation byte
+    aligned = vocab.align([*vocab.encode("ab"), lone, lone, *vocab.encode('"}')])
+    assert aligned.text == 'ab\ufffd\ufffd"}'
+    assert aligned.pieces[-1] == vocab.decode_piece(vocab.encode('"}')[-1])
+    assert aligned.split == frozenset()
+
+
+def test_an_answer_may_stop_inside_a_character(vocab):
+    aligned = vocab.align(vocab.encode("a😀")[:3])
+    assert aligned.text == "a\ufffd"
+    assert aligned.starts[-1] == len(aligned.text)
+
+
+def test_the_token_at_a_character_skips_tokens_without_text(vocab):
+    aligned = vocab.align(vocab.encode("é!"))
+    assert aligned.token_at(0) == 1
+    assert aligned.token_at(1) == 2

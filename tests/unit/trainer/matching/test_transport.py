@@ -1,0 +1,116 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stage2_trainer.matching.options import MatchOptions
+from stage2_trainer.matching.records import GTObject
+from stage2_trainer.matching.transport import barycentric, target_bins
+
+
+def box(*bins):
+    return GTObject("x", "bbox", bins)
+
+
+def poly(*bins):
+    return GTObject("x", "poly", bins)
+
+
+def square(low, high):
+    return np.array([[low, low], [high, low], [high, high], [low, high]], dtype=float)
+
+
+def plain_sinkhorn(x, y, epsilon, iterations, order=2):
+    """Semantics, section 4.5, as written."""
+    cost = np.linalg.norm(x[:, None] - y[None], ord=order, axis=-1)
+    kernel = np.exp(np.clip(-cost / epsilon, -50, 50))
+    u, v = np.ones(len(x)), np.ones(len(y))
+    for _ in range(iterations):
+        u = (1 / len(x)) / (kernel @ v)
+        v = (1 / len(y)) / (kernel.T @ u)
+    plan = u[:, None] * kernel * v[None]
+    return plan @ y / plan.sum(axis=1, keepdims=True)
+
+
+def moved(x, y, epsilon=10.0, **options):
+    return barycentric([x], [y], np.array([epsilon]), **options)[0]
+
+
+def test_a_large_square_stays_where_it_is():
+    assert np.abs(moved(square(100, 200), square(100, 200)) - square(100, 200)).max() == pytest.approx(0.005, abs=1e-3)
+
+
+def test_a_small_square_shrinks_as_published():
+    np.testing.assert_allclose(moved(square(100, 110), square(100, 110)), square(103.1, 106.9), atol=0.05)
+
+
+def test_a_small_square_keeps_its_size_with_a_relative_epsilon():
+    small = poly(100, 100, 110, 100, 110, 110, 100, 110)
+    assert target_bins([(small, small)], MatchOptions()) != [small.bins]
+    assert target_bins([(small, small)], MatchOptions(ot_epsilon_mode="relative")) == [small.bins]
+
+
+def test_a_box_against_a_triangle_gives_the_published_targets():
+    triangle = np.array([[100.0, 100], [300, 100], [200, 300]])
+    expected = [[100, 100], [300, 100], [233.3, 233.3], [166.7, 233.3]]
+    np.testing.assert_allclose(moved(square(100, 300), triangle), expected, atol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (MatchOptions(), (100, 100, 300, 233)),
+        (MatchOptions(ot_iters=1), (100, 100, 300, 300)),
+        (MatchOptions(ot_bbox_target="aabb"), (100, 100, 300, 300)),
+    ],
+)
+def test_a_box_is_taught_the_box_of_its_transported_corners(options, expected):
+    pair = (box(100, 100, 300, 300), poly(100, 100, 300, 100, 200, 300))
+    assert target_bins([pair], options) == [expected]
+
+
+def test_a_box_learns_a_box_slot_by_slot():
+    assert target_bins([(box(1, 2, 3, 4), box(50, 40, 30, 20))], MatchOptions()) == [(50, 40, 30, 20)]
+
+
+def test_a_polygon_keeps_its_number_of_points():
+    pred = poly(100, 100, 200, 90, 300, 100, 310, 300, 90, 310)
+    (target,) = target_bins([(pred, box(100, 100, 300, 300))], MatchOptions())
+    assert len(target) == 10
+    assert all(isinstance(value, int) and 0 <= value <= 999 for value in target)
+
+
+sizes = st.tuples(st.integers(1, 9), st.integers(1, 9))
+
+
+@given(st.lists(sizes, min_size=1, max_size=6), st.integers(0, 2**32 - 1), st.sampled_from(["l1", "l2"]))
+@settings(max_examples=60, deadline=None)
+def test_all_pairs_at_once_equal_the_formula_pair_by_pair(shapes, seed, cost):
+    rng = np.random.default_rng(seed)
+    x = [rng.integers(0, 300, (n, 2)).astype(float) for n, _ in shapes]
+    y = [rng.integers(0, 300, (m, 2)).astype(float) for _, m in shapes]
+    epsilon = rng.uniform(20, 50, len(shapes))
+    got = barycentric(x, y, epsilon, cost=cost, iterations=7)
+    for one, other, eps, result in zip(x, y, epsilon, got, strict=True):
+        expected = plain_sinkhorn(one, other, eps, 7, order=1 if cost == "l1" else 2)
+        np.testing.assert_allclose(result, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("epsilon", [1e-9, 1e-3, 1.0, 1e9])
+def test_any_epsilon_stays_within_the_hull_of_the_target(epsilon):
+    x, y = square(0, 999), square(300, 305)
+    result = moved(x, y, epsilon, iterations=100)
+    assert np.isfinite(result).all()
+    assert result.min() >= 300 - 1e-9
+    assert result.max() <= 305 + 1e-9
+
+
+@pytest.mark.parametrize("epsilon", [0.0, -1.0, float("nan"), float("inf")])
+def test_an_epsilon_that_is_none_counts_as_one_bin(epsilon):
+    pair = (poly(100, 100, 110, 100, 105, 110), poly(101, 100, 111, 100, 106, 110))
+    assert target_bins([pair], MatchOptions(ot_epsilon=epsilon)) == target_bins([pair], MatchOptions(ot_epsilon=1.0))
+
+
+def test_no_rounds_count_as_one():
+    pair = (poly(100, 100, 110, 100, 105, 110), box(90, 90, 120, 120))
+    assert target_bins([pair], MatchOptions(ot_iters=0)) == target_bins([pair], MatchOptions(ot_iters=1))
