@@ -104,8 +104,8 @@ def adapter_options(config: RunConfig) -> dict[str, Any]:
 
 
 def pixel_limits(config: RunConfig) -> dict[str, int]:
-    """Return the image processor's limits that the configuration overrides: shortest_edge, longest_edge, in pixels."""
-    limits = {"shortest_edge": config.template.min_pixels, "longest_edge": config.template.max_pixels}
+    """Return the limits of an image's pixels that override those of the checkpoint: min_pixels, max_pixels."""
+    limits = {"min_pixels": config.template.min_pixels, "max_pixels": config.template.max_pixels}
     return {name: value for name, value in limits.items() if value is not None}
 
 

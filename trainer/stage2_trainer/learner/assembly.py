@@ -82,8 +82,7 @@ def build_trainer(
     config: RunConfig, data: Data, surroundings: Surroundings, stack: ExitStack
 ) -> RolloutMatchingTrainer:
     """Load the policy, wait for the servers, and put the trainer together; `stack` closes the connections."""
-    processor = load_processor(config.model.model)
-    processor.image_processor.size.update(arguments.pixel_limits(config))
+    processor = load_processor(config.model.model, **arguments.pixel_limits(config))
     encoder = Encoder(processor)
     model = load_policy(config)
     training_arguments = arguments.training_arguments(config, world_size=1)

@@ -36,6 +36,7 @@ def learn(config: RunConfig) -> int:
     lost or the process was asked to stop, after a checkpoint from which the next start goes on; 1 for anything else.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it would log every request
     reporter = Reporter()
     try:
         with ExitStack() as stack:

@@ -50,10 +50,13 @@ def load_model(path: Path | str, *, dtype: torch.dtype | None, attn_implementati
     return model
 
 
-def load_processor(path: Path | str) -> Any:
-    """Load tokenizer, image processor and chat template of a local directory."""
+def load_processor(path: Path | str, **pixel_limits: int) -> Any:
+    """Load tokenizer, image processor and chat template of a local directory.
+
+    `pixel_limits` (min_pixels, max_pixels of an image) override those of the directory.
+    """
     _check_directory(path)
-    return AutoProcessor.from_pretrained(path, local_files_only=True)
+    return AutoProcessor.from_pretrained(path, local_files_only=True, **pixel_limits)
 
 
 def disable_cache(model: Any) -> None:
