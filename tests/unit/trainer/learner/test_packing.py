@@ -39,7 +39,7 @@ capped_lengths = st.integers(3, 40).flatmap(
 
 
 @given(capped_lengths)
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_selection_equals_the_search_through_all_subsets(case):
     cap, lengths = case
     assert select_segments(lengths, cap) == best_selection(lengths, cap)
@@ -127,7 +127,7 @@ windows = st.integers(3, 30).flatmap(
 
 
 @given(windows)
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_a_window_is_packed_exactly_when_that_is_possible(case):
     cap, rows, lengths = case
     if fits(lengths, cap, rows):

@@ -39,7 +39,7 @@ def candidates_of_one(pred, gt, k):
 
 
 @given(some_objects, some_objects, st.integers(1, 8))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_candidates_equal_the_plain_loop(pred, gt, k):
     p, g = aabbs(pred).tolist(), aabbs(gt).tolist()
     expected = [[i, j] for i in range(len(p)) for j in candidates_of_one(p[i], g, k)]

@@ -1,0 +1,38 @@
+import pytest
+import torch
+
+from stage2_trainer.learner.loss import LossOptions, LossTargets, stage2_loss
+from stage2_trainer.learner.packing import PackingError, pack_window, select_segments
+from tests.unit.trainer.matching.golden import golden
+
+
+@pytest.mark.parametrize("term", ["soft_ce", "w1", "gate"])
+@pytest.mark.parametrize("case", golden()["loss"])
+def test_loss_terms(case, term):
+    if term not in case:
+        pytest.skip("the file gives no value: the term is as large as the logits are")
+    weights = {f"{name}_weight": float(name == term) for name in ("soft_ce", "w1", "gate")}
+    logits = torch.zeros(1, 1000 + case["others"])
+    if case["peak"] is not None:
+        logits[:] = -1e4
+        logits[0, case["peak"]] = 1e4
+    none = torch.zeros(0, dtype=torch.int64)
+    targets = LossTargets(torch.tensor([1]), none, torch.tensor([case["target"]]), torch.tensor([True]), 1, 1)
+    parts = stage2_loss(logits, targets, torch.arange(1000), LossOptions(**weights))
+    assert parts.coord.item() == pytest.approx(case[term], abs=1e-6)
+
+
+@pytest.mark.parametrize("case", golden()["select"])
+def test_select(case):
+    assert select_segments(case["lengths"], case["cap"]) == case["chosen"]
+
+
+@pytest.mark.parametrize("case", golden()["window"])
+def test_window(case):
+    if not case["feasible"]:
+        with pytest.raises(PackingError):
+            pack_window(case["lengths"], case["cap"], case["rows"])
+        return
+    rows = pack_window(case["lengths"], case["cap"], case["rows"])
+    assert len(rows) == case["rows"]
+    assert max(sum(case["lengths"][i] for i in row) for row in rows) <= case["cap"]

@@ -1,0 +1,105 @@
+import numpy as np
+import pytest
+
+from stage2_trainer.matching.assign import candidate_pairs, match
+from stage2_trainer.matching.geometry import mask_iou
+from stage2_trainer.matching.masks import SegmentMeta, supervision
+from stage2_trainer.matching.options import MatchOptions
+from stage2_trainer.matching.parse import parse_rollout
+from stage2_trainer.matching.records import GroundTruth, GTObject
+from stage2_trainer.matching.targets import build_target
+from stage2_trainer.matching.transport import barycentric, target_bins
+from tests.unit.trainer.matching.golden import golden, toy_vocab
+
+LETTERS = {"none": ".", "ce": "x", "coord": "c"}
+
+
+def cases(section):
+    return pytest.mark.parametrize("case", golden()[section], ids=lambda case: case.get("name"))
+
+
+def thing(value):
+    return GTObject(value["desc"], value["kind"], tuple(value["bins"]))
+
+
+def ids_of(tokens):
+    return [toy_vocab().encode(token)[0] for token in tokens]
+
+
+@cases("mask_iou")
+def test_mask_iou(case):
+    found = mask_iou([thing(case["left"])], [thing(case["right"])], np.array([[0, 0]]), resolution=case["resolution"])
+    assert found[0] == pytest.approx(case["iou"], abs=5e-7)
+
+
+@cases("transport")
+def test_transport(case):
+    points, targets = (np.array(case[name], dtype=float) for name in ("points", "targets"))
+    (found,) = barycentric(
+        [points], [targets], np.array([case["epsilon"]]), cost=case["cost"], iterations=case["iterations"]
+    )
+    np.testing.assert_allclose(found, case["projected"], atol=5.1e-5)
+
+
+@cases("target_bins")
+def test_target_bins(case):
+    pair = (thing(case["pred"]), thing(case["gt"]))
+    assert target_bins([pair], MatchOptions(**case["options"])) == [tuple(case["bins"])]
+
+
+@cases("candidates")
+def test_candidates(case):
+    found = candidate_pairs(np.array(case["pred"]), np.array(case["gt"]), case["top_k"])
+    assert found.tolist() == case["pairs"]
+
+
+@cases("match")
+def test_match(case):
+    found = match(
+        [thing(one) for one in case["pred"]], [thing(one) for one in case["gt"]], MatchOptions(**case["options"])
+    )
+    assert [[pair.pred, pair.gt, round(pair.iou, 6)] for pair in found.pairs] == case["pairs"]
+    for name in ("false_positives", "false_negatives"):
+        assert list(getattr(found, name)) == case[name]
+    assert found.gating_rejections == case["gating_rejections"]
+
+
+@cases("parse")
+def test_parse(case):
+    found = parse_rollout(ids_of(case["tokens"]), toy_vocab())
+    assert list(map(toy_vocab().decode_piece, found.prefix_ids)) == case["prefix"]
+    objects = [[one.key, one.reason, list(one.token_positions) if one.valid else []] for one in found.objects]
+    assert objects == case["objects"]
+    for name in ("prefix_text", "truncated", "clean", "max_object_index"):
+        assert getattr(found, name) == case[name]
+
+
+@cases("target")
+def test_target(case):
+    gt = GroundTruth(tuple(map(thing, case["gt"])))
+    found = build_target(ids_of(case["tokens"]), gt, toy_vocab())
+    assert list(map(toy_vocab().decode_piece, found.y_train_ids)) == case["y_train"]
+    assert "".join(LETTERS[label] for label in found.labels) == case["labels"]
+    assert sorted(map(list, found.coord_targets.items())) == case["coord_targets"]
+    assert (found.prefix_len, found.append_text) == (case["prefix_len"], case["append_text"])
+
+
+@cases("masks")
+def test_masks(case):
+    vocab = toy_vocab()
+    # 10000 + k stands for the coordinate token of bin k; ordinary ids are moved away from the coordinates' 0..999.
+    ids = [one - 10000 if one >= 10000 else one + 1000 for one in case["input_ids"]]
+    meta = SegmentMeta(
+        prompt_ids=tuple(one + 1000 for one in case["prompt_ids"]),
+        prefix_len=case["prefix_len"],
+        train_len=case["train_len"],
+        end_of_turn_len=case["end_of_turn_len"],
+        encoded_len=len(ids),
+        prefix_coord_pos=tuple(case["prefix_coord_pos"]),
+        prefix_coord_target_bins=tuple(case["prefix_coord_target_bins"]),
+        tail_ignore_pos=tuple(case["tail_ignore_pos"]),
+    )
+    found = supervision(meta, ids, vocab)
+    assert np.flatnonzero(found.labels != -100).tolist() == case["supervised"]
+    coords = zip(found.coord_positions.tolist(), found.coord_targets.tolist(), strict=True)
+    assert list(map(list, coords)) == case["coord"]
