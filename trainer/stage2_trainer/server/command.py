@@ -78,11 +78,13 @@ def stub_command(config: RunConfig, endpoint: Endpoint) -> list[str]:
     return [sys.executable, "-m", STUB_MODULE, *_flags(options)]
 
 
-def environment(base: Mapping[str, str], platform: Platform, *, cores: int, servers_here: int) -> dict[str, str]:
+def environment(
+    base: Mapping[str, str], platform: Platform, *, cores: int, servers_here: int, workers: int = 1
+) -> dict[str, str]:
     """Return the environment of a server; what `base` sets itself is kept.
 
     cores: CPU cores of this machine. servers_here: servers that share it, so that each takes its part of the cores
-    instead of all binding to the same ones.
+    instead of all binding to the same ones. workers: processes that share one copy of the model.
     """
     defaults = {
         "VLLM_SERVER_DEV_MODE": "1",  # opens the weight-update routes, which the guard closes to strangers
@@ -95,6 +97,9 @@ def environment(base: Mapping[str, str], platform: Platform, *, cores: int, serv
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "OMP_NUM_THREADS": str(max(1, cores // servers_here)),
         }
+        if workers == 1:
+            # The engine's own process is the worker: a quarter less time to start, and 1 GB less memory.
+            defaults["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     return {**defaults, **base}
 
 

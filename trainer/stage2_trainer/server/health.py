@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 from stage2_trainer.server.client import ServerClient
 from stage2_trainer.server.errors import ServerError, join_errors
@@ -21,9 +22,18 @@ def wait_until_healthy(base_urls: Sequence[str], token: str, *, timeout_s: float
     Raises:
         ServerError: a server did not answer within `timeout_s` seconds (counted once for all), or refuses the token.
     """
-    clients = [ServerClient(url, token, timeout_s=HEALTH_TIMEOUT_S) for url in base_urls]
+    with ExitStack() as stack:
+        clients = [ServerClient(url, token, timeout_s=HEALTH_TIMEOUT_S) for url in base_urls]
+        for client in clients:
+            stack.callback(client.close)
+        _wait(clients, timeout_s)
+        for client in clients:
+            logger.info("server %s is healthy, weight version %s", client.base_url, client.weight_version())
+
+
+def _wait(clients: Sequence[ServerClient], timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
-    waiting = clients
+    waiting = list(clients)
     while failures := [(client, failure) for client in waiting if (failure := _failure(client))]:
         if time.monotonic() > deadline:
             raise join_errors(
@@ -34,9 +44,6 @@ def wait_until_healthy(base_urls: Sequence[str], token: str, *, timeout_s: float
             )
         waiting = [client for client, _ in failures]
         time.sleep(POLL_INTERVAL_S)
-    for client in clients:
-        logger.info("server %s is healthy, weight version %s", client.base_url, client.weight_version())
-        client.close()
 
 
 def _failure(client: ServerClient) -> ServerError | None:

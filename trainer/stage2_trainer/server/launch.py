@@ -52,7 +52,13 @@ def server_process(config: RunConfig, server: int, endpoint: Endpoint, engine: s
     platform = installed_platform() if engine == "vllm" else "cpu"
     command = vllm_command(config, endpoint, platform) if engine == "vllm" else stub_command(config, endpoint)
     cores = len(os.sched_getaffinity(0))
-    env = environment(os.environ, platform, cores=cores, servers_here=_servers_here(config, server))
+    env = environment(
+        os.environ,
+        platform,
+        cores=cores,
+        servers_here=_servers_here(config, server),
+        workers=config.rollout_matching.vllm.resolved_tensor_parallel_size(world_size=1),
+    )
     return command, env
 
 

@@ -97,6 +97,13 @@ def test_servers_that_share_a_machine_share_its_cores():
     assert environment({}, "cpu", cores=2, servers_here=3)["OMP_NUM_THREADS"] == "1"
 
 
+def test_a_cpu_server_with_one_worker_needs_no_process_for_it():
+    one = environment({}, "cpu", cores=2, servers_here=1)
+    two = environment({}, "cpu", cores=2, servers_here=1, workers=2)
+    assert one["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+    assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in two
+
+
 def test_what_a_person_sets_in_the_environment_stays():
     env = environment({"OMP_NUM_THREADS": "5", "PATH": "/bin"}, "cpu", cores=2, servers_here=1)
     assert (env["OMP_NUM_THREADS"], env["PATH"]) == ("5", "/bin")
