@@ -1,8 +1,10 @@
 """`stage2 run` and `stage2 report`: the tiny job as processes, from a person's file to the picture they look at."""
 
 import json
+import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,19 @@ def stage2(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([STAGE2, *map(str, arguments)], capture_output=True, text=True, check=False)
 
 
+def free_ports(count: int) -> int:
+    """The first of `count` ports in a row that nothing listens on."""
+    for first in range(18300, 19300, count):
+        with ExitStack() as stack:
+            try:
+                for port in range(first, first + count):
+                    stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        return first
+    raise AssertionError("no free ports")
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished run: two steps of the example job, on the CPU stub."""
@@ -26,7 +41,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shapes = ["--train", "8", "--held-out", "4"]
     subprocess.run([sys.executable, ROOT / "examples/make_shapes.py", folder / "shapes", *shapes], check=True)
     job = yaml.safe_load(JOB.read_text())
-    job["spec"]["rollout"]["port"] = 18300
+    job["spec"]["rollout"]["port"] = free_ports(3)
     job["spec"]["config"]["training"] |= {"max_steps": STEPS, "eval_steps": STEPS, "effective_batch_size": 4}
     (folder / "job.yaml").write_text(yaml.safe_dump(job))
     examples = "/opt/stage2/examples"
@@ -46,7 +61,8 @@ def records(finished: Path) -> list[dict]:
 @pytest.mark.timeout(400)
 def test_the_learner_leaves_the_reproducibility_record(records: list[dict]) -> None:
     (record,) = [record for record in records if record["event"] == "reproducibility"]
-    assert record["servers"] == [f"http://127.0.0.1:{18300 + index}" for index in range(3)]
+    ports = [int(url.rpartition(":")[2]) for url in record["servers"]]
+    assert ports == list(range(ports[0], ports[0] + 3))
     assert record["sync"] == {"requested": "full", "effective": "full"}
     assert record["dataset"]["records"] == 8
     assert len(record["config_sha256"]) == 64
