@@ -9,10 +9,10 @@ import numpy as np
 
 from stage2_trainer.matching.options import MaskIouMode
 from stage2_trainer.matching.parse import Kind
-from stage2_trainer.matching.raster import FloatArray, box_cells, popcount, rasterize
+from stage2_trainer.matching.raster import FloatArray, box_cells, popcount, rasterize, shared_pixels
 from stage2_trainer.matching.tokens import BINS, MAX_BIN, IntArray
 
-_CHUNK_BYTES = 2**25
+_CHUNK_BYTES = 2**26
 
 
 class Shape(Protocol):
@@ -39,16 +39,14 @@ def aabbs(shapes: Sequence[Shape]) -> IntArray:
 
 def box_iou(left: IntArray, right: IntArray) -> FloatArray:
     """Continuous IoU of boxes, broadcast over all axes but the last, [x0, y0, x1, y1]; 0 where the union is empty."""
-    overlap = np.minimum(left[..., 2:], right[..., 2:]) - np.maximum(left[..., :2], right[..., :2])
-    overlap = np.maximum(overlap, 0)
-    intersection = overlap[..., 0] * overlap[..., 1]
+    intersection = _overlap(left, right)
     union = _area(left) + _area(right) - intersection
     return _ratio(intersection, union)
 
 
 def points_of(shape: Shape) -> IntArray:
     """Vertices (N, 2) in bins, clamped to 0..999; a box gives its corners clockwise from the least x and y."""
-    bins: IntArray = np.clip(np.asarray(shape.bins, dtype=np.int64), 0, MAX_BIN)
+    bins: IntArray = np.minimum(np.maximum(np.array(shape.bins, dtype=np.int64), 0), MAX_BIN)
     if shape.kind != "bbox":
         return bins.reshape(-1, 2)
     (x0, x1), (y0, y1) = np.sort(bins[0::2]), np.sort(bins[1::2])
@@ -71,18 +69,27 @@ def mask_iou(
     result = np.zeros(len(pairs))
     if resolution <= 0 or len(pairs) == 0:
         return result
+    left, right = aabbs(pred)[pairs[:, 0]], aabbs(gt)[pairs[:, 1]]
     both_boxes = _is_box(pred)[pairs[:, 0]] & _is_box(gt)[pairs[:, 1]]
-    boxes = pairs[both_boxes]
-    left, right = aabbs(pred)[boxes[:, 0]], aabbs(gt)[boxes[:, 1]]
-    result[both_boxes] = _canvas_boxes(left, right, resolution) if mode == "canvas" else _exact_boxes(left, right)
-    others = _stretched if mode == "supersample" else _canvas
-    pred_points, gt_points = [points_of(one) for one in pred], [points_of(one) for one in gt]
-    result[~both_boxes] = others(pred_points, gt_points, pairs[~both_boxes], resolution)
+    of_boxes = _canvas_boxes if mode == "canvas" else _exact_boxes
+    result[both_boxes] = of_boxes(left[both_boxes], right[both_boxes], resolution)
+    # A mask never leaves its bounding box, so only boxes that overlap are worth drawing.
+    drawn = ~both_boxes & (_overlap(left, right) > 0)
+    of_others = _stretched if mode == "supersample" else _canvas
+    result[drawn] = of_others(pred, gt, pairs[drawn], resolution)
     return result
 
 
 def _is_box(shapes: Sequence[Shape]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     return np.fromiter((shape.kind == "bbox" for shape in shapes), dtype=np.bool_, count=len(shapes))
+
+
+def _overlap(left: IntArray, right: IntArray) -> IntArray:
+    """Area of the intersection of boxes."""
+    sides = np.minimum(left[..., 2:], right[..., 2:]) - np.maximum(left[..., :2], right[..., :2])
+    sides = np.maximum(sides, 0)
+    area: IntArray = sides[..., 0] * sides[..., 1]
+    return area
 
 
 def _area(boxes: IntArray) -> IntArray:
@@ -100,34 +107,36 @@ def _canvas_boxes(left: IntArray, right: IntArray, resolution: int) -> FloatArra
     return box_iou(box_cells(left * scale), box_cells(right * scale))
 
 
-def _exact_boxes(left: IntArray, right: IntArray) -> FloatArray:
+def _exact_boxes(left: IntArray, right: IntArray, _: int) -> FloatArray:
     """Continuous IoU; boxes without area count as equal only to themselves."""
     return np.where((left == right).all(axis=-1), 1.0, box_iou(left, right))
 
 
-def _canvas(pred: list[IntArray], gt: list[IntArray], pairs: IntArray, resolution: int) -> FloatArray:
+def _canvas(pred: Sequence[Shape], gt: Sequence[Shape], pairs: IntArray, resolution: int) -> FloatArray:
     """Mask IoU on one canvas over the whole image; each shape is drawn once a chunk."""
-    scale = resolution / BINS
-    parts = []
+    parts = [np.zeros(0)]
     for chunk in _chunks(pairs, resolution):
         (left, i), (right, j) = (np.unique(chunk[:, side], return_inverse=True) for side in (0, 1))
-        drawn_pred = rasterize([pred[k] * scale for k in left], resolution)
-        drawn_gt = rasterize([gt[k] * scale for k in right], resolution)
-        intersection = popcount(drawn_pred[i] & drawn_gt[j])
-        parts.append(_ratio(intersection, popcount(drawn_pred)[i] + popcount(drawn_gt)[j] - intersection))
-    return np.concatenate(parts) if parts else np.zeros(0)
+        drawn = [
+            rasterize([points_of(side[k]) * np.float64(resolution / BINS) for k in used], resolution)
+            for side, used in ((pred, left), (gt, right))
+        ]
+        intersection = shared_pixels(drawn[0], drawn[1], np.stack([i, j], axis=1))
+        parts.append(_ratio(intersection, popcount(drawn[0])[i] + popcount(drawn[1])[j] - intersection))
+    return np.concatenate(parts)
 
 
-def _stretched(pred: list[IntArray], gt: list[IntArray], pairs: IntArray, resolution: int) -> FloatArray:
+def _stretched(pred: Sequence[Shape], gt: Sequence[Shape], pairs: IntArray, resolution: int) -> FloatArray:
     """Mask IoU of each pair on a canvas stretched over the two together."""
-    parts = []
+    parts = [np.zeros(0)]
     for chunk in _chunks(pairs, resolution):
-        couples = [_stretch(pred[i], gt[j], resolution) for i, j in chunk]
+        couples = [_stretch(points_of(pred[i]), points_of(gt[j]), resolution) for i, j in chunk]
         left = rasterize([a for a, _ in couples], resolution)
         right = rasterize([b for _, b in couples], resolution)
-        intersection = popcount(left & right)
+        each = np.arange(len(chunk))
+        intersection = shared_pixels(left, right, np.stack([each, each], axis=1))
         parts.append(_ratio(intersection, popcount(left) + popcount(right) - intersection))
-    return np.concatenate(parts) if parts else np.zeros(0)
+    return np.concatenate(parts)
 
 
 def _stretch(left: IntArray, right: IntArray, resolution: int) -> tuple[FloatArray, FloatArray]:
@@ -138,7 +147,7 @@ def _stretch(left: IntArray, right: IntArray, resolution: int) -> tuple[FloatArr
 
 
 def _chunks(pairs: IntArray, resolution: int) -> list[IntArray]:
-    """Pairs in portions whose masks fit the cache and never more than some tens of megabytes."""
+    """Pairs in portions whose masks never take more than some tens of megabytes."""
     mask_bytes = resolution * -(-resolution // 64) * 8
-    size = max(1, _CHUNK_BYTES // (4 * mask_bytes))
+    size = max(1, _CHUNK_BYTES // (2 * mask_bytes))
     return [pairs[i : i + size] for i in range(0, len(pairs), size)]

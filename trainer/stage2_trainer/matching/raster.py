@@ -22,6 +22,7 @@ BoolArray = npt.NDArray[np.bool_]
 
 _SCALE = 5  # COCO's upsampling factor
 _WORD = 64
+_BUFFER_BYTES = 2**17
 
 
 def rasterize(polygons: Sequence[FloatArray], resolution: int) -> Bits:
@@ -46,6 +47,25 @@ def box_cells(boxes: FloatArray) -> IntArray:
 def popcount(bits: Bits) -> IntArray:
     """Set pixels of each of N masks (N, R, W) as int64 (N,)."""
     counts: IntArray = np.bitwise_count(bits).sum(axis=(1, 2), dtype=np.int64)
+    return counts
+
+
+def shared_pixels(left: Bits, right: Bits, pairs: IntArray) -> IntArray:
+    """Pixels set in both masks of each pair (K, 2) of indices into `left` and `right`, as int64 (K,).
+
+    Works in buffers that stay in the processor's cache: fresh memory for every pair would cost more than counting.
+    """
+    counts = np.zeros(len(pairs), dtype=np.int64)
+    size = min(len(pairs), max(1, _BUFFER_BYTES // left[:1].nbytes)) if len(pairs) else 0
+    both, other = (np.empty((size, *left.shape[1:]), dtype=np.uint64) for _ in range(2))
+    set_bits = np.empty(both.shape, dtype=np.uint8)
+    for start in range(0, len(pairs), max(size, 1)):
+        i, j = pairs[start : start + size].T
+        np.take(left, i, axis=0, out=both[: len(i)], mode="clip")
+        np.take(right, j, axis=0, out=other[: len(i)], mode="clip")
+        np.bitwise_and(both[: len(i)], other[: len(i)], out=both[: len(i)])
+        np.bitwise_count(both[: len(i)], out=set_bits[: len(i)])
+        counts[start : start + size] = set_bits[: len(i)].sum(axis=(1, 2), dtype=np.int64)
     return counts
 
 
