@@ -161,9 +161,10 @@ def transport_rows() -> Iterator[Row]:
     def theirs() -> list[np.ndarray]:
         moved = []
         for one, other in zip(x, y, strict=True):
-            cost = np.linalg.norm(one[:, None] - other[None], axis=-1)
-            a, b = np.full(len(one), 1 / len(one)), np.full(len(other), 1 / len(other))
-            plan = ot.sinkhorn(a, b, cost, 10.0, method="sinkhorn_log", numItermax=30, stopThr=0, warn=False)
+            # POT updates the columns first, ours the rows: transposed, both do the same rounds.
+            cost = np.linalg.norm(other[:, None] - one[None], axis=-1)
+            a, b = np.full(len(other), 1 / len(other)), np.full(len(one), 1 / len(one))
+            plan = ot.sinkhorn(a, b, cost, 10.0, method="sinkhorn_log", numItermax=30, stopThr=0, warn=False).T
             moved.append(plan @ other / plan.sum(axis=1, keepdims=True))
         return moved
 

@@ -71,10 +71,7 @@ def candidate_pairs(pred: IntArray, gt: IntArray, top_k: int) -> IntArray:
     if len(pred) == 0 or count == 0:
         return np.zeros((0, 2), dtype=np.int64)
     iou = box_iou(pred[:, None], gt[None])
-    # Corner sums are twice the centres: whole numbers, so equal distances compare equal.
-    apart = _corner_sums(pred)[:, None] - _corner_sums(gt)[None]
-    rank = np.where(iou > 0, -iou, np.square(apart).sum(axis=-1))
-    best = np.argsort(rank, axis=1, kind="stable")[:, :count]
+    best = _smallest(np.where(iou > 0, -iou, _apart(pred[:, None], gt[None])), count)
     return np.stack([np.repeat(np.arange(len(pred)), count), best.ravel()], axis=1)
 
 
@@ -97,8 +94,23 @@ def assign(costs: FloatArray, *, fp_cost: float, fn_cost: float) -> tuple[IntArr
     return pairs[0], pairs[1]
 
 
-def _corner_sums(boxes: IntArray) -> IntArray:
-    return boxes[:, :2] + boxes[:, 2:]
+def _apart(left: IntArray, right: IntArray) -> IntArray:
+    """Squared distance of centres, four times: corner sums are whole numbers, so equal distances compare equal."""
+    x = left[..., 0] + left[..., 2] - right[..., 0] - right[..., 2]
+    y = left[..., 1] + left[..., 3] - right[..., 1] - right[..., 3]
+    return x * x + y * y
+
+
+def _smallest(rank: FloatArray, count: int) -> IntArray:
+    """Columns (P, count) of the smallest values of each row of (P, G), in order; ties by column."""
+    bound = np.partition(rank, count - 1, axis=1)[:, count - 1 : count]
+    rows, columns = np.nonzero(rank <= bound)
+    if len(rows) > len(rank) * count:  # equal values at the bound: sort them all
+        best: IntArray = np.argsort(rank, axis=1, kind="stable")[:, :count]
+        return best
+    columns = columns.reshape(len(rank), count)
+    order = np.argsort(np.take_along_axis(rank, columns, axis=1), axis=1, kind="stable")
+    return np.take_along_axis(columns, order, axis=1)
 
 
 def _left_over(count: int, taken: IntArray) -> tuple[int, ...]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Protocol
 
 import numpy as np
 
 from stage2_trainer.matching.options import MaskIouMode
 from stage2_trainer.matching.parse import Kind
-from stage2_trainer.matching.raster import FloatArray, box_cells, popcount, rasterize, shared_pixels
+from stage2_trainer.matching.raster import FloatArray, Masks, box_cells, rasterize, shared_pixels
 from stage2_trainer.matching.tokens import BINS, MAX_BIN, IntArray
 
 _CHUNK_BYTES = 2**26
@@ -29,12 +30,9 @@ def aabbs(shapes: Sequence[Shape]) -> IntArray:
     """Axis-aligned bounding boxes [x0, y0, x1, y1] (N, 4) in bins, corners ordered, clamped to 0..999."""
     if not shapes:
         return np.zeros((0, 4), dtype=np.int64)
-    sizes = np.fromiter((len(shape.bins) for shape in shapes), dtype=np.int64, count=len(shapes))
-    points = np.concatenate([np.asarray(shape.bins, dtype=np.int64) for shape in shapes]).reshape(-1, 2)
-    starts = (np.cumsum(sizes) - sizes) // 2
-    low, high = np.minimum.reduceat(points, starts), np.maximum.reduceat(points, starts)
-    boxes: IntArray = np.clip(np.concatenate([low, high], axis=1), 0, MAX_BIN)
-    return boxes
+    points, sizes = outlines(shapes)
+    starts = np.cumsum(sizes) - sizes
+    return np.concatenate([np.minimum.reduceat(points, starts), np.maximum.reduceat(points, starts)], axis=1)
 
 
 def box_iou(left: IntArray, right: IntArray) -> FloatArray:
@@ -44,13 +42,20 @@ def box_iou(left: IntArray, right: IntArray) -> FloatArray:
     return _ratio(intersection, union)
 
 
+def outlines(shapes: Sequence[Shape]) -> tuple[IntArray, IntArray]:
+    """Vertices (T, 2) of all shapes one after the other, in bins clamped to 0..999, and how many each has (N,).
+
+    A box gives its corners clockwise from the least x and y.
+    """
+    values = [_corners(shape.bins) if shape.kind == "bbox" else shape.bins for shape in shapes]
+    sizes = np.fromiter(map(len, values), dtype=np.int64, count=len(values))
+    flat = np.fromiter(chain.from_iterable(values), dtype=np.int64, count=int(sizes.sum()))
+    return np.clip(flat, 0, MAX_BIN).reshape(-1, 2), sizes // 2
+
+
 def points_of(shape: Shape) -> IntArray:
-    """Vertices (N, 2) in bins, clamped to 0..999; a box gives its corners clockwise from the least x and y."""
-    bins: IntArray = np.minimum(np.maximum(np.array(shape.bins, dtype=np.int64), 0), MAX_BIN)
-    if shape.kind != "bbox":
-        return bins.reshape(-1, 2)
-    (x0, x1), (y0, y1) = np.sort(bins[0::2]), np.sort(bins[1::2])
-    return np.array([[x0, y0], [x1, y0], [x1, y1], [x0, y1]])
+    """The vertices (N, 2) of one shape, as in `outlines`."""
+    return outlines([shape])[0]
 
 
 def mask_iou(
@@ -86,9 +91,10 @@ def _is_box(shapes: Sequence[Shape]) -> np.ndarray[tuple[int], np.dtype[np.bool_
 
 def _overlap(left: IntArray, right: IntArray) -> IntArray:
     """Area of the intersection of boxes."""
-    sides = np.minimum(left[..., 2:], right[..., 2:]) - np.maximum(left[..., :2], right[..., :2])
-    sides = np.maximum(sides, 0)
-    area: IntArray = sides[..., 0] * sides[..., 1]
+    # One coordinate at a time: the inner loops then run over many boxes and not over two numbers.
+    width = np.minimum(left[..., 2], right[..., 2]) - np.maximum(left[..., 0], right[..., 0])
+    height = np.minimum(left[..., 3], right[..., 3]) - np.maximum(left[..., 1], right[..., 1])
+    area: IntArray = np.maximum(width, 0) * np.maximum(height, 0)
     return area
 
 
@@ -117,12 +123,10 @@ def _canvas(pred: Sequence[Shape], gt: Sequence[Shape], pairs: IntArray, resolut
     parts = [np.zeros(0)]
     for chunk in _chunks(pairs, resolution):
         (left, i), (right, j) = (np.unique(chunk[:, side], return_inverse=True) for side in (0, 1))
-        drawn = [
-            rasterize([points_of(side[k]) * np.float64(resolution / BINS) for k in used], resolution)
-            for side, used in ((pred, left), (gt, right))
-        ]
-        intersection = shared_pixels(drawn[0], drawn[1], np.stack([i, j], axis=1))
-        parts.append(_ratio(intersection, popcount(drawn[0])[i] + popcount(drawn[1])[j] - intersection))
+        drawn_pred = _draw([pred[k] for k in left], resolution)
+        drawn_gt = _draw([gt[k] for k in right], resolution)
+        shared = shared_pixels(drawn_pred, drawn_gt, np.stack([i, j], axis=1))
+        parts.append(_ratio(shared, drawn_pred.areas[i] + drawn_gt.areas[j] - shared))
     return np.concatenate(parts)
 
 
@@ -130,20 +134,32 @@ def _stretched(pred: Sequence[Shape], gt: Sequence[Shape], pairs: IntArray, reso
     """Mask IoU of each pair on a canvas stretched over the two together."""
     parts = [np.zeros(0)]
     for chunk in _chunks(pairs, resolution):
-        couples = [_stretch(points_of(pred[i]), points_of(gt[j]), resolution) for i, j in chunk]
-        left = rasterize([a for a, _ in couples], resolution)
-        right = rasterize([b for _, b in couples], resolution)
-        each = np.arange(len(chunk))
-        intersection = shared_pixels(left, right, np.stack([each, each], axis=1))
-        parts.append(_ratio(intersection, popcount(left) + popcount(right) - intersection))
+        left, right = [pred[i] for i in chunk[:, 0]], [gt[j] for j in chunk[:, 1]]
+        boxes = np.stack([aabbs(left), aabbs(right)])
+        low = boxes[:, :, :2].min(axis=0)
+        scale = resolution / np.maximum(boxes[:, :, 2:].max(axis=0) - low, 1)
+        drawn_pred, drawn_gt = _draw(left, resolution, low, scale), _draw(right, resolution, low, scale)
+        shared = shared_pixels(drawn_pred, drawn_gt, np.repeat(np.arange(len(chunk))[:, None], 2, axis=1))
+        parts.append(_ratio(shared, drawn_pred.areas + drawn_gt.areas - shared))
     return np.concatenate(parts)
 
 
-def _stretch(left: IntArray, right: IntArray, resolution: int) -> tuple[FloatArray, FloatArray]:
-    both = np.concatenate([left, right])
-    low = both.min(axis=0)
-    scale = resolution / np.maximum(both.max(axis=0) - low, 1)
-    return (left - low) * scale, (right - low) * scale
+def _draw(
+    shapes: Sequence[Shape], resolution: int, low: IntArray | None = None, scale: FloatArray | None = None
+) -> Masks:
+    """Masks of the shapes, each moved by its `low` (N, 2) and stretched by its `scale` (N, 2); else the whole image."""
+    points, sizes = outlines(shapes)
+    if low is None or scale is None:
+        return rasterize(points * np.float64(resolution / BINS), sizes, resolution)
+    moved = points.astype(np.float64) - np.repeat(low, sizes, axis=0)
+    moved *= np.repeat(scale, sizes, axis=0)
+    return rasterize(moved, sizes, resolution)
+
+
+def _corners(bins: tuple[int, ...]) -> tuple[int, ...]:
+    x0, y0, x1, y1 = bins
+    x0, x1, y0, y1 = min(x0, x1), max(x0, x1), min(y0, y1), max(y0, y1)
+    return x0, y0, x1, y0, x1, y1, x0, y1
 
 
 def _chunks(pairs: IntArray, resolution: int) -> list[IntArray]:

@@ -17,11 +17,12 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from stage2_trainer.matching.scan import GEOMETRY_KEYS, Entry, Scan, scan
-from stage2_trainer.matching.tokens import REPLACEMENT, Alignment, CoordVocab, as_ids, coord_bin
+from stage2_trainer.matching.tokens import BINS, REPLACEMENT, Alignment, CoordVocab, as_ids, coord_bin, coord_token
 
 Kind = Literal["bbox", "poly"]
 KIND_OF_KEY: dict[str, Kind] = {"bbox_2d": "bbox", "poly": "poly"}
 END_OF_TURN = "<|im_end|>"
+_QUOTED = [f'"{coord_token(k)}"' for k in range(BINS)]
 
 # Why an object was dropped.
 CUT_OFF = "cut_off"
@@ -197,6 +198,21 @@ class _Objects:
             return self._object(entry, CUT_OFF if cut_off else NO_OBJECT_VALUE)
         if entry.value_end > self._cut:
             return self._object(entry, OUTSIDE_PREFIX)
+        return self._judge_plain(entry) or self._judge_json(entry)
+
+    def _judge_plain(self, entry: Entry) -> ParsedObject | None:
+        """The object, if it is valid and written exactly as it should be: then its text need not be read as JSON."""
+        if not entry.plain:
+            return None
+        desc, key = entry.plain
+        positions, captured = self._captured(entry)
+        start, end = entry.captures[0]
+        exact = desc.isprintable() and desc.strip() and _right_count(len(captured), key)
+        if exact and self._text[start:end] == _spelled(captured, key):
+            return self._object(entry, None, desc, KIND_OF_KEY[key], captured, positions)
+        return None
+
+    def _judge_json(self, entry: Entry) -> ParsedObject:
         value = _loads(self._text[entry.value_start : entry.value_end])
         reason, key = _shape_of(value)
         if reason:
@@ -264,6 +280,14 @@ def _bins_of_value(value: Any, key: str) -> tuple[int, ...] | None:
         value = list(chain.from_iterable(value))
     bins = [coord_bin(one) if isinstance(one, str) else None for one in value]
     return None if None in bins else tuple(cast("list[int]", bins))
+
+
+def _spelled(bins: tuple[int, ...], key: str) -> str:
+    """A geometry value as the serialised text spells it."""
+    texts = [_QUOTED[k] for k in bins]
+    if key == "bbox_2d":
+        return "[" + ", ".join(texts) + "]"
+    return "[[" + "], [".join(f"{x}, {y}" for x, y in zip(texts[::2], texts[1::2], strict=True)) + "]]"
 
 
 def _right_count(count: int, key: str) -> bool:

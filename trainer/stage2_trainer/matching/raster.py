@@ -8,7 +8,7 @@ the exclusive or of "all rows below" bit masks. Results equal `pycocotools.mask.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -22,20 +22,56 @@ BoolArray = npt.NDArray[np.bool_]
 
 _SCALE = 5  # COCO's upsampling factor
 _WORD = 64
-_BUFFER_BYTES = 2**17
 
 
-def rasterize(polygons: Sequence[FloatArray], resolution: int) -> Bits:
+@dataclass(frozen=True)
+class Masks:
+    """N masks, each kept only in the columns that its outline spans.
+
+    bits: (C, W) uint64, W = ceil(R / 64): one bit a row for each kept column, mask after mask.
+    first: (N,) the first column of each mask; offset: (N + 1,) where its columns begin in `bits`.
+    """
+
+    bits: Bits
+    first: IntArray
+    offset: IntArray
+
+    @property
+    def areas(self) -> IntArray:
+        """Set pixels of each mask, (N,) int64."""
+        before = np.concatenate([[0], np.cumsum(_count(self.bits))])
+        areas: IntArray = np.diff(before[self.offset])
+        return areas
+
+
+def rasterize(points: FloatArray, sizes: IntArray, resolution: int) -> Masks:
     """Masks of N polygons on a canvas of R x R pixels.
 
-    polygons: (n_i, 2) x and y in pixels, 0 <= value <= R. Returns (N, R, W) uint64 with W = ceil(R / 64): for each
-    polygon and column one bit a row.
+    points: (T, 2) the vertices of all polygons, x and y in pixels, 0 <= value <= R; sizes: (N,) vertices of each, at
+    least 1.
     """
-    words = -(-resolution // _WORD)
-    bits = np.zeros((len(polygons) * resolution, words), dtype=np.uint64)
-    owner, column, row = _crossings(polygons)
-    np.bitwise_xor.at(bits, owner * resolution + column, _rows_below(resolution)[row])
-    return bits.reshape(len(polygons), resolution, words)
+    fine = _upsample(points)
+    starts = np.cumsum(sizes) - sizes
+    first = (np.minimum.reduceat(fine[:, 0], starts) + 2) // _SCALE
+    widths = (np.maximum.reduceat(fine[:, 0], starts) + 2) // _SCALE - first
+    offset = np.concatenate([[0], np.cumsum(widths)])
+    bits = np.zeros((offset[-1], -(-resolution // _WORD)), dtype=np.uint64)
+    owner, column, row = _crossings(fine, sizes)
+    np.bitwise_xor.at(bits, offset[owner] + column - first[owner], _rows_below(resolution)[row])
+    return Masks(bits, first, offset)
+
+
+def shared_pixels(left: Masks, right: Masks, pairs: IntArray) -> IntArray:
+    """Pixels set in both masks of each pair (K, 2) of indices into `left` and `right`, as int64 (K,)."""
+    i, j = pairs.T
+    low = np.maximum(left.first[i], right.first[j])
+    high = np.minimum(_end(left)[i], _end(right)[j])
+    widths = np.maximum(high - low, 0)
+    pair = np.repeat(np.arange(len(pairs)), widths)
+    column = np.arange(len(pair)) - np.repeat(np.cumsum(widths) - widths, widths) + low[pair]
+    both = left.bits[(left.offset[:-1] - left.first)[i[pair]] + column]
+    both &= right.bits[(right.offset[:-1] - right.first)[j[pair]] + column]
+    return np.bincount(pair, weights=_count(both), minlength=len(pairs)).astype(np.int64)
 
 
 def box_cells(boxes: FloatArray) -> IntArray:
@@ -44,28 +80,14 @@ def box_cells(boxes: FloatArray) -> IntArray:
     return cells
 
 
-def popcount(bits: Bits) -> IntArray:
-    """Set pixels of each of N masks (N, R, W) as int64 (N,)."""
-    counts: IntArray = np.bitwise_count(bits).sum(axis=(1, 2), dtype=np.int64)
-    return counts
+def _end(masks: Masks) -> IntArray:
+    """The column after each mask's last one."""
+    return masks.first + np.diff(masks.offset)
 
 
-def shared_pixels(left: Bits, right: Bits, pairs: IntArray) -> IntArray:
-    """Pixels set in both masks of each pair (K, 2) of indices into `left` and `right`, as int64 (K,).
-
-    Works in buffers that stay in the processor's cache: fresh memory for every pair would cost more than counting.
-    """
-    counts = np.zeros(len(pairs), dtype=np.int64)
-    size = min(len(pairs), max(1, _BUFFER_BYTES // left[:1].nbytes)) if len(pairs) else 0
-    both, other = (np.empty((size, *left.shape[1:]), dtype=np.uint64) for _ in range(2))
-    set_bits = np.empty(both.shape, dtype=np.uint8)
-    for start in range(0, len(pairs), max(size, 1)):
-        i, j = pairs[start : start + size].T
-        np.take(left, i, axis=0, out=both[: len(i)], mode="clip")
-        np.take(right, j, axis=0, out=other[: len(i)], mode="clip")
-        np.bitwise_and(both[: len(i)], other[: len(i)], out=both[: len(i)])
-        np.bitwise_count(both[: len(i)], out=set_bits[: len(i)])
-        counts[start : start + size] = set_bits[: len(i)].sum(axis=(1, 2), dtype=np.int64)
+def _count(bits: Bits) -> IntArray:
+    """Set bits of each row of words."""
+    counts: IntArray = np.bitwise_count(bits).sum(axis=1, dtype=np.int64)
     return counts
 
 
@@ -81,16 +103,12 @@ def _upsample(values: FloatArray) -> IntArray:
     return (_SCALE * values + 0.5).astype(np.int64)
 
 
-def _crossings(polygons: Sequence[FloatArray]) -> tuple[IntArray, IntArray, IntArray]:
+def _crossings(points: IntArray, sizes: IntArray) -> tuple[IntArray, IntArray, IntArray]:
     """Every crossing of an edge with a column's centre: polygon, column and first row below it."""
-    if not polygons:
-        return (np.zeros(0, dtype=np.int64),) * 3
-    sizes = np.fromiter(map(len, polygons), dtype=np.int64, count=len(polygons))
-    points = _upsample(np.concatenate(polygons))
     ends = np.cumsum(sizes)
     following = np.arange(1, len(points) + 1)
-    following[ends[sizes > 0] - 1] = (ends - sizes)[sizes > 0]
-    owner = np.repeat(np.arange(len(polygons)), sizes)
+    following[ends - 1] = ends - sizes
+    owner = np.repeat(np.arange(len(sizes)), sizes)
     edge, column = _columns(points[:, 0], points[following, 0])
     row = _rows(points[edge], points[following[edge]], column)
     return owner[edge], column, (row + 2) // _SCALE

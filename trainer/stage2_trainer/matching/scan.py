@@ -13,7 +13,17 @@ from dataclasses import dataclass, field
 GEOMETRY_KEYS = ("bbox_2d", "poly")
 
 # Whole strings and flat arrays are single events: nothing inside them can open or close an object.
-_EVENT = re.compile(r'"((?:[^"\\]++|\\.)*+)("?)|\[(?:[^\[\]{}"]++|"[^"\\]*+")*+\]|[{}\[\]:,]', re.DOTALL)
+_STRING = r'"(?P<text>(?:[^"\\]++|\\.)*+)(?P<close>"?)'
+_FLAT_ARRAY = r'\[(?:[^\[\]{}"]++|"[^"\\]*+")*+\]'
+_EVENT = re.compile(rf"{_STRING}|{_FLAT_ARRAY}|[{{}}\[\]:,]", re.DOTALL)
+# So is an entry that is written as it should be, which nearly all are; everything else is taken apart.
+_ENTRY = re.compile(
+    r'"(?P<key>object_(?P<index>[0-9]{1,9}))": '
+    r'(?P<value>\{"desc": "(?P<desc>[^"\\]*+)", "(?P<geometry>bbox_2d|poly)": '
+    rf"(?P<array>{_FLAT_ARRAY}|\[(?:{_FLAT_ARRAY}|, )++\])\}})"
+    rf"|{_EVENT.pattern}",
+    re.DOTALL,
+)
 # Nine digits are more objects than any answer holds, and keep the index an ordinary number.
 _OBJECT_KEY = re.compile(r"object_([0-9]{1,9})")
 
@@ -22,7 +32,8 @@ _OBJECT_KEY = re.compile(r"object_([0-9]{1,9})")
 class Entry:
     """One `"object_n": ...` at the top level of the answer; offsets in characters, ends exclusive, -1 for none.
 
-    `captures` are the spans of its geometry arrays, brackets included.
+    `captures` are the spans of its geometry arrays, brackets included. `plain` is (desc, geometry key) for a value that
+    is written as it should be, `{"desc": "...", "bbox_2d" or "poly": [...]}` without escapes.
     """
 
     key: str
@@ -31,6 +42,7 @@ class Entry:
     value_start: int = -1
     value_end: int = -1
     captures: list[tuple[int, int]] = field(default_factory=list)
+    plain: tuple[str, str] | None = None
 
 
 @dataclass
@@ -47,18 +59,14 @@ class Scan:
 def scan(text: str) -> Scan:
     """Scan up to the end of the first top-level object; what follows it is no part of the answer."""
     scanner = _Scanner()
-    handlers: dict[str, Callable[[int, re.Match[str]], None]] = {
-        '"': scanner.string,
-        "{": scanner.open_brace,
-        "}": scanner.close_brace,
-        "[": scanner.open_bracket,
-        "]": scanner.close_bracket,
-        ":": scanner.colon,
-        ",": scanner.comma,
-    }
-    for event in _EVENT.finditer(text):
-        start = event.start()
-        handlers[text[start]](start, event)
+    for event in _ENTRY.finditer(text):
+        if event["key"] is None:
+            scanner.handle(text[event.start()], event)
+        elif scanner.at_key:
+            scanner.entry(event)
+        else:
+            for inner in _EVENT.finditer(text, event.start(), event.end()):
+                scanner.handle(text[inner.start()], inner)
         if scanner.closed_at >= 0:
             break
     open_ended = scanner.in_string or bool(scanner.expecting) or scanner.brackets != 0
@@ -81,17 +89,45 @@ class _Scanner:
         self.entries: list[Entry] = []
         self.first_open = -1
         self.closed_at = -1
+        self._handlers: dict[str, Callable[[int, re.Match[str]], None]] = {
+            '"': self.string,
+            "{": self.open_brace,
+            "}": self.close_brace,
+            "[": self.open_bracket,
+            "]": self.close_bracket,
+            ":": self.colon,
+            ",": self.comma,
+        }
+
+    @property
+    def at_key(self) -> bool:
+        """Whether the next string is a key of the top-level object."""
+        return self.expecting == [True] and not self.brackets
+
+    def entry(self, event: re.Match[str]) -> None:
+        """A whole entry at once: what its events one by one would leave behind."""
+        start, end = event.span("value")
+        found = Entry(event["key"], int(event["index"]), event.start(), start, end, [event.span("array")])
+        found.plain = (event["desc"], event["geometry"])
+        self.entries.append(found)
+        self.pending = None
+        self.expecting[-1] = False
+
+    def handle(self, first: str, event: re.Match[str]) -> None:
+        """One string, flat array or structural character."""
+        if self.closed_at < 0:
+            self._handlers[first](event.start(), event)
 
     def string(self, start: int, event: re.Match[str]) -> None:
-        if not event[2]:
+        if not event["close"]:
             self.in_string = True
             return
         if self.brackets or not self.expecting or not self.expecting[-1]:
             return
-        self.last_key = event[1]
+        self.last_key = event["text"]
         if len(self.expecting) == 1:
-            match = _OBJECT_KEY.fullmatch(event[1])
-            self.pending = Entry(event[1], int(match[1]), start) if match else None
+            match = _OBJECT_KEY.fullmatch(event["text"])
+            self.pending = Entry(event["text"], int(match[1]), start) if match else None
             if self.pending:
                 self.entries.append(self.pending)
 

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stage2_trainer.matching.geometry import aabbs, box_iou, mask_iou
-from stage2_trainer.matching.raster import popcount, rasterize
+from stage2_trainer.matching.raster import rasterize
 from stage2_trainer.matching.records import GTObject
 
 coco = pytest.importorskip("pycocotools.mask")
@@ -24,9 +24,17 @@ def iou(left, right, **options):
     return mask_iou([left], [right], PAIR, **options)[0]
 
 
+def masks(polygons, resolution):
+    points = np.concatenate([np.asarray(one, dtype=float) for one in polygons])
+    return rasterize(points, np.array([len(one) for one in polygons]), resolution)
+
+
 def drawn(points, resolution):
-    bits = rasterize([np.asarray(points, dtype=float)], resolution)
-    return np.unpackbits(bits.view(np.uint8), axis=-1, bitorder="little")[0, :, :resolution].T
+    found = masks([points], resolution)
+    columns = np.unpackbits(found.bits.view(np.uint8), axis=-1, bitorder="little")[:, :resolution]
+    canvas = np.zeros((resolution, resolution), dtype=np.uint8)
+    canvas[:, found.first[0] : found.first[0] + len(columns)] = columns.T
+    return canvas
 
 
 def reference(points, resolution):
@@ -116,9 +124,9 @@ def test_boxes_have_the_same_overlap_as_polygons_and_without_drawing(corners):
     np.testing.assert_array_equal(mask_iou(boxes, boxes, pairs), mask_iou(quads, quads, pairs))
 
 
-def test_popcount_counts_pixels():
-    square = np.array([[0, 0], [10, 0], [10, 10], [0, 10]], dtype=float)
-    assert popcount(rasterize([square, square[:2]], 100)).tolist() == [100, 0]
+def test_areas_count_pixels():
+    square = [(0, 0), (10, 0), (10, 10), (0, 10)]
+    assert masks([square, square[:2], square], 100).areas.tolist() == [100, 0, 100]
 
 
 def test_large_canvases_are_worked_off_in_portions():
