@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from local_cluster import cluster, images, node, teardown
+from local_cluster import cluster, containerd, images, locks, teardown
 from local_cluster.layout import ClusterError, Layout
 from local_cluster.processes import recorded
 from local_cluster.toolchain import HELM, KUBECTL, binary_path, ensure_binaries, ensure_packages, path_of
@@ -52,7 +52,7 @@ def up(
     layout = _layout(home)
     started = time.monotonic()
     try:
-        with cluster.lock(layout):
+        with locks.held(layout, "boot"):
             booted = cluster.up(layout, console, control_plane_only=control_plane_only, gpus=gpus)
     except ClusterError as error:
         console.print("`local-cluster down` removes what has started.")
@@ -68,7 +68,7 @@ def down(home: Home = None) -> None:
     """Remove the cluster and every trace of it, also after a crash; built programs and images stay cached."""
     layout = _layout(home)
     try:
-        with cluster.lock(layout):
+        with locks.held(layout, "boot"):
             if not layout.home.exists():
                 console.print("No cluster is running.")
                 return
@@ -91,7 +91,7 @@ def status(home: Home = None) -> None:
         raise typer.Exit(1)
     typer.echo(f"export KUBECONFIG={layout.kubeconfig}")
     if kind == cluster.WHOLE:
-        console.print(node.ctr(layout, "images", "list", "--quiet"), end="")
+        console.print(containerd.ctr(layout, "images", "list", "--quiet"), end="")
 
 
 @app.command()
@@ -127,13 +127,15 @@ def build(
 ) -> None:
     """Build stage2's images, and load them when a cluster is running; `up` loads them otherwise."""
     layout = _layout(home)
-    chosen = [image for image in images.PROJECT_IMAGES if not names or image.name in names]
+    available = {image.name: image for image in images.PROJECT_IMAGES}
+    if unknown := set(names or ()) - set(available):
+        raise typer.BadParameter(f"{', '.join(sorted(unknown))}; must be of {', '.join(available)}")
     try:
         ensure_packages(console)
-        environment = images.ensure_base(layout, console)
-        for image in chosen:
-            images.build(layout, image, environment)
-            if node.containerd_answers(layout):
+        for name in names or available:
+            image = available[name]
+            images.build(layout, image, console)
+            if containerd.containerd_answers(layout):
                 with console.status(f"loading {image.name}"):
                     images.load_built(layout, image.reference)
     except ClusterError as error:

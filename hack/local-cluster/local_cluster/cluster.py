@@ -1,29 +1,17 @@
 """Boots a cluster in order, and says what of it runs."""
 
-import fcntl
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
 
-from local_cluster import cgroups, dns, images, network, node, pki, teardown
+from local_cluster import cgroups, containerd, dns, images, network, node, pki, teardown
 from local_cluster.control_plane import Endpoint, free_port, start_api_server, start_controllers, start_etcd
-from local_cluster.layout import KUBELET_STATE, NODE_IP, NODE_LINK, ClusterError, Layout
+from local_cluster.layout import KUBELET_STATE, NODE_IP, NODE_LINK, PAUSE_IMAGE, ClusterError, Layout
 from local_cluster.processes import recorded
 from local_cluster.toolchain import CONTROL_PLANE, NODE, ensure_binaries, ensure_packages
 
 CONTROL_PLANE_ONLY, WHOLE = "control plane only", "whole cluster"
-
-
-@contextmanager
-def lock(layout: Layout) -> Iterator[None]:
-    """One `up` or `down` at a time; the lock goes with its holder, however it ends."""
-    layout.cache.mkdir(parents=True, exist_ok=True)
-    with (layout.cache / "lock").open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
 
 
 def running(layout: Layout) -> str | None:
@@ -84,8 +72,8 @@ def _boot_whole(layout: Layout, console: Console, gpus: int) -> None:
         credentials = _boot_control_plane(layout, Endpoint(NODE_IP, free_port(NODE_IP)))
         start_controllers(layout, credentials)
     with console.status("starting the node"):
-        node.start_containerd(layout)
-        images.load_built(layout, images.PAUSE_IMAGE)
+        containerd.start_containerd(layout)
+        images.load_built(layout, PAUSE_IMAGE)
         kubelet = node.start_kubelet(layout, credentials)
         node.start_device_plugin(layout, gpus)
         node.start_kube_proxy(layout)

@@ -7,22 +7,18 @@ import shutil
 import ssl
 import subprocess
 import tarfile
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
-from local_cluster.layout import ClusterError, Layout
+from local_cluster import buildah, context, locks
+from local_cluster.containerd import ctr, ctr_command
+from local_cluster.layout import HUB, PAUSE_IMAGE, ClusterError, Layout
 from local_cluster.processes import run
 from local_cluster.toolchain import PAUSE, path_of
 
-REPOSITORY = Path(__file__).resolve().parents[3]
-HUB = "docker.io/"
-"""What a reference without a host means; containerd keeps images under their full names."""
-PAUSE_IMAGE = f"{HUB}stage2/pause:local"
 BASE_IMAGE = f"{HUB}library/python:3.11-slim-bookworm"
 ROOT_IMAGE = f"{HUB}stage2/python-root:bookworm"
 BASE_PACKAGES = "python3,python3-venv,python3-pip,ca-certificates"
@@ -51,53 +47,20 @@ class ProjectImage:
     @property
     def dockerfile(self) -> Path:
         """What it is built from, with the repository as context."""
-        return REPOSITORY / "images" / f"{self.name}.Dockerfile"
+        return context.REPOSITORY / "images" / f"{self.name}.Dockerfile"
 
 
 PROJECT_IMAGES = (ProjectImage("controller"), ProjectImage("trainer"))
 
 
-def _buildah(layout: Layout, *arguments: str | Path) -> list[str]:
-    storage = layout.cache / "buildah"
-    roots = [f"--root={storage / 'root'}", f"--runroot={storage / 'run'}", "--storage-driver=overlay"]
-    return ["buildah", *roots, *(str(part) for part in arguments)]
-
-
-def _environment(layout: Layout) -> dict[str, str]:
-    """buildah keeps cache mounts and half-made layers below TMPDIR."""
-    folder = layout.cache / "buildah" / "tmp"
-    folder.mkdir(parents=True, exist_ok=True)
-    return {"TMPDIR": str(folder)}
-
-
-def run_buildah(layout: Layout, *arguments: str | Path) -> str:
-    """Run one buildah command to its end."""
-    return run(_buildah(layout, *arguments), env=_environment(layout)).strip()
-
-
-def built(layout: Layout, reference: str) -> bool:
-    """Whether buildah's storage has the image."""
-    command = _buildah(layout, "inspect", "--type=image", reference)
-    return subprocess.run(command, capture_output=True, check=False).returncode == 0
-
-
-@contextmanager
-def _working_container(layout: Layout, image: str = "scratch") -> Iterator[str]:
-    container = run_buildah(layout, "from", "--pull-never", image)
-    try:
-        yield container
-    finally:
-        run_buildah(layout, "rm", container)
-
-
 def ensure_pause(layout: Layout) -> None:
     """Make the image that holds a pod's namespaces."""
-    if built(layout, PAUSE_IMAGE):
+    if buildah.built(layout, PAUSE_IMAGE):
         return
-    with _working_container(layout) as container:
-        run_buildah(layout, "copy", container, path_of(layout, PAUSE), "/pause")
-        run_buildah(layout, "config", '--entrypoint=["/pause"]', "--user=65535:65535", container)
-        run_buildah(layout, "commit", container, PAUSE_IMAGE)
+    with locks.held(layout, "build"), buildah.working_container(layout) as container:
+        buildah.call(layout, "copy", container, path_of(layout, PAUSE), "/pause")
+        buildah.call(layout, "config", '--entrypoint=["/pause"]', "--user=65535:65535", container)
+        buildah.call(layout, "commit", container, PAUSE_IMAGE)
 
 
 def ensure_base(layout: Layout, console: Console) -> dict[str, str]:
@@ -107,26 +70,26 @@ def ensure_base(layout: Layout, console: Console) -> dict[str, str]:
     """
     environment = {**TRUST, **{name: os.environ[name] for name in INDEX_VARIABLES if name in os.environ}}
     prepared = f"{ROOT_IMAGE}-{hashlib.sha256(json.dumps(environment, sort_keys=True).encode()).hexdigest()[:12]}"
-    if not built(layout, ROOT_IMAGE):
+    if not buildah.built(layout, ROOT_IMAGE):
         with console.status("debootstrap: the base image"):
             _bootstrap(layout)
-    if not built(layout, prepared):
-        with _working_container(layout, ROOT_IMAGE) as container:
-            run_buildah(layout, "config", *(f"--env={name}={value}" for name, value in environment.items()), container)
-            run_buildah(layout, "commit", container, prepared)
-    run_buildah(layout, "tag", prepared, BASE_IMAGE)
+    if not buildah.built(layout, prepared):
+        with buildah.working_container(layout, ROOT_IMAGE) as container:
+            buildah.call(layout, "config", *(f"--env={name}={value}" for name, value in environment.items()), container)
+            buildah.call(layout, "commit", container, prepared)
+    buildah.call(layout, "tag", prepared, BASE_IMAGE)
     return environment
 
 
 def _bootstrap(layout: Layout) -> None:
-    with tempfile.TemporaryDirectory(dir=layout.cache) as folder, _working_container(layout) as container:
-        root = Path(folder) / "root"
+    with context.scratch(layout.cache, "debootstrap") as folder, buildah.working_container(layout) as container:
+        root = folder / "root"
         run(["debootstrap", "--variant=minbase", f"--include={BASE_PACKAGES}", "bookworm", root, *_debian_mirror()])
         _like_the_official_image(root)
-        run_buildah(layout, "add", container, root, "/")
+        buildah.call(layout, "add", container, root, "/")
         path = "PATH=/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
-        run_buildah(layout, "config", f"--env={path}", "--cmd=python3", container)
-        run_buildah(layout, "commit", container, ROOT_IMAGE)
+        buildah.call(layout, "config", f"--env={path}", "--cmd=python3", container)
+        buildah.call(layout, "commit", container, ROOT_IMAGE)
 
 
 def _debian_mirror() -> list[str]:
@@ -149,16 +112,24 @@ def _like_the_official_image(root: Path) -> None:
         (root / cache / "partial").mkdir(parents=True)
 
 
-def build(layout: Layout, image: ProjectImage, environment: Mapping[str, str]) -> None:
-    """Build one image with buildah's layer cache, its output shown as it comes; `environment` is kept out of it."""
-    command = _buildah(
-        layout,
-        *("build", "--isolation=chroot", "--layers", "--pull-never", "--network=host", "--format=oci"),
-        *(f"--unsetenv={name}" for name in environment),
-        *(f"--volume={mount}" for mount in _mounts()),
-        *(f"--file={image.dockerfile}", f"--tag={image.reference}", REPOSITORY),
-    )
-    result = subprocess.run(command, env={**os.environ, **_environment(layout)}, check=False)
+def build(layout: Layout, image: ProjectImage, console: Console) -> None:
+    """Build one image with buildah's layer cache, its output shown as it comes."""
+    with locks.held(layout, "build"):
+        buildah.prune(layout)
+        _build(layout, image, ensure_base(layout, console))
+        buildah.prune(layout)
+
+
+def _build(layout: Layout, image: ProjectImage, environment: Mapping[str, str]) -> None:
+    with context.staged(layout.cache) as folder:
+        command = buildah.command(
+            layout,
+            *("build", "--isolation=chroot", "--layers", "--pull-never", "--network=host", "--format=oci"),
+            *(f"--unsetenv={name}" for name in environment),
+            *(f"--volume={mount}" for mount in _mounts()),
+            *(f"--file={image.dockerfile}", f"--tag={image.reference}", folder),
+        )
+        result = subprocess.run(command, env={**os.environ, **buildah.environment(layout)}, check=False)
     if result.returncode:
         raise ClusterError(f"buildah could not build {image.dockerfile.name}: see its output above")
 
@@ -172,17 +143,26 @@ def _mounts() -> list[str]:
 
 def load_built(layout: Layout, reference: str) -> None:
     """Bring an image from buildah's storage into containerd; only layers that containerd lacks travel."""
-    with tempfile.TemporaryDirectory(dir=layout.cache, prefix="export-") as folder:
-        export = Path(folder)
+    with locks.held(layout, "load"), context.scratch(layout.cache, "export") as export:
         blobs = export / "blobs" / "sha256"
         blobs.mkdir(parents=True)
         for blob in (layout.containerd_root / "io.containerd.content.v1.content/blobs/sha256").glob("*"):
             # A hard link: buildah takes the layer as already pushed, and no byte is copied.
             (blobs / blob.name).hardlink_to(blob)
-        run_buildah(layout, "push", "--disable-compression", "--format=oci", reference, f"oci:{export}")
+        buildah.call(layout, "push", "--disable-compression", "--format=oci", reference, f"oci:{export}")
         _name_image(export / "index.json", reference)
         new = [path for path in sorted(blobs.iterdir()) if path.stat().st_nlink == 1]
         _import_stream(layout, [export / "oci-layout", export / "index.json", *new], export)
+    _forget_superseded(layout)
+
+
+def _forget_superseded(layout: Layout) -> None:
+    """Untie images that lost their name to a newer one: the kubelet, told to keep all images, would keep these too."""
+    rows = [line.split() for line in ctr(layout, "images", "list").splitlines()[1:]]
+    named = {digest for name, _, digest, *_ in rows if not name.startswith("sha256:")}
+    superseded = [name for name, _, digest, *_ in rows if name.startswith("sha256:") and digest not in named]
+    if superseded:
+        ctr(layout, "images", "remove", *superseded)
 
 
 def _name_image(index: Path, reference: str) -> None:
@@ -193,8 +173,12 @@ def _name_image(index: Path, reference: str) -> None:
 
 def _import_stream(layout: Layout, files: Sequence[Path], root: Path) -> None:
     """Stream an OCI archive of `files` into containerd: nothing lies on the disk twice."""
-    command = ["ctr", f"--address={layout.containerd_socket}", "--namespace=k8s.io", "images", "import", "-"]
-    importer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    importer = subprocess.Popen(
+        ctr_command(layout, "images", "import", "-"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
     assert importer.stdin is not None
     assert importer.stderr is not None
     try:
@@ -211,14 +195,12 @@ def _import_stream(layout: Layout, files: Sequence[Path], root: Path) -> None:
 
 def load_archive(layout: Layout, archive: Path) -> str:
     """Import an image archive (docker or OCI) and return what containerd says."""
-    return run(
-        ["ctr", f"--address={layout.containerd_socket}", "--namespace=k8s.io", "images", "import", archive]
-    ).strip()
+    return ctr(layout, "images", "import", str(archive)).strip()
 
 
 def load_all_built(layout: Layout, console: Console) -> None:
     """Bring every image that was built, now or by an earlier cluster, into containerd."""
     for reference in (PAUSE_IMAGE, *(image.reference for image in PROJECT_IMAGES)):
-        if built(layout, reference):
+        if buildah.built(layout, reference):
             with console.status(f"loading {reference.removeprefix(HUB)}"):
                 load_built(layout, reference)

@@ -14,6 +14,10 @@ API_SERVICE_IP = "10.212.0.1"
 DNS_SERVICE_IP = "10.212.0.10"
 CLUSTER_DOMAIN = "cluster.local"
 
+HUB = "docker.io/"
+"""What a reference without a host means; containerd keeps images under their full names."""
+PAUSE_IMAGE = f"{HUB}stage2/pause:local"
+
 MARKER = "STAGE2_LOCAL_CLUSTER"
 """Environment variable that every process of a cluster carries, with the cluster's folder as its value."""
 

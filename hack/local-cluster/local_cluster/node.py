@@ -1,6 +1,5 @@
-"""The one node: containerd, the kubelet, kube-proxy and the device plugin."""
+"""The one node: the kubelet, kube-proxy and the device plugin."""
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 import yaml
 
 from local_cluster.control_plane import free_port, kubectl
-from local_cluster.images import PAUSE_IMAGE
 from local_cluster.layout import (
     CLUSTER_DOMAIN,
     DNS_SERVICE_IP,
@@ -20,95 +18,10 @@ from local_cluster.layout import (
     Layout,
 )
 from local_cluster.pki import Credentials, kubeconfig_of
-from local_cluster.processes import Daemon, run, spawn, stop, wait_until
+from local_cluster.processes import Daemon, spawn, wait_until
 from local_cluster.toolchain import binary_path
 
-CNI_BINARIES = "/usr/lib/cni"
 GPU_RESOURCE = "nvidia.com/gpu"
-
-CONTAINERD_CONFIG = """\
-version = 2
-root = "{root}"
-state = "{home}/containerd"
-temp = "{home}/tmp"
-oom_score = 0
-disabled_plugins = [
-  "io.containerd.internal.v1.opt",
-  "io.containerd.snapshotter.v1.aufs", "io.containerd.snapshotter.v1.btrfs",
-  "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.zfs",
-  "io.containerd.tracing.processor.v1.otlp",
-]
-
-[grpc]
-address = "{socket}"
-
-[plugins."io.containerd.grpc.v1.cri"]
-sandbox_image = "{pause}"
-restrict_oom_score_adj = true
-netns_mounts_under_state_dir = true
-
-[plugins."io.containerd.grpc.v1.cri".cni]
-bin_dir = "{cni_binaries}"
-conf_dir = "{home}/cni/net.d"
-
-[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
-runtime_type = "io.containerd.runc.v2"
-
-[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
-SystemdCgroup = false
-Root = "{home}/runc"
-"""
-
-
-def ctr(layout: Layout, *arguments: str) -> str:
-    """Run containerd's own client in the namespace of Kubernetes' images and containers."""
-    return run(["ctr", f"--address={layout.containerd_socket}", "--namespace=k8s.io", *arguments])
-
-
-def containerd_answers(layout: Layout) -> bool:
-    """Whether this cluster's containerd is up."""
-    command = ["ctr", f"--address={layout.containerd_socket}", "--connect-timeout=1s", "version"]
-    return (
-        layout.containerd_socket.exists() and subprocess.run(command, capture_output=True, check=False).returncode == 0
-    )
-
-
-def start_containerd(layout: Layout) -> None:
-    """Start containerd; containers that a crash left in its books are struck out before the kubelet sees them."""
-    (layout.home / "tmp").mkdir(exist_ok=True)
-    config = layout.home / "containerd.toml"
-    config.write_text(
-        CONTAINERD_CONFIG.format(
-            root=layout.containerd_root,
-            home=layout.home,
-            socket=layout.containerd_socket,
-            pause=PAUSE_IMAGE,
-            cni_binaries=CNI_BINARIES,
-        )
-    )
-    daemon = _spawn_containerd(layout, config)
-    if forget_containers(layout):
-        stop([daemon])
-        _spawn_containerd(layout, config)
-
-
-def _spawn_containerd(layout: Layout, config: Path) -> Daemon:
-    daemon = spawn(layout, "containerd", ["containerd", f"--config={config}"])
-    wait_until(layout, lambda: containerd_answers(layout), what="containerd", daemon=daemon)
-    return daemon
-
-
-def forget_containers(layout: Layout) -> int:
-    """Kill and delete every container that containerd knows; return how many there were."""
-    containers = ctr(layout, "containers", "list", "--quiet").split()
-    for task in ctr(layout, "tasks", "list", "--quiet").split():
-        run(
-            ["ctr", f"--address={layout.containerd_socket}", "--namespace=k8s.io", "tasks", "delete", "--force", task],
-            check=False,
-        )
-    if containers:
-        ctr(layout, "containers", "delete", *containers)
-    return len(containers)
 
 
 def start_kubelet(layout: Layout, credentials: Credentials) -> Daemon:

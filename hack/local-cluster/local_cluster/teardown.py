@@ -6,8 +6,8 @@ import shutil
 from pathlib import Path
 
 from local_cluster import cgroups, network
+from local_cluster.containerd import containerd_answers, forget_containers
 from local_cluster.layout import CONTAINER_LOG_LINKS, KUBELET_STATE, Layout
-from local_cluster.node import containerd_answers, forget_containers
 from local_cluster.processes import marked, recorded, run, stop
 
 RUNTIME_STATE = Path("/run/containerd")
