@@ -44,7 +44,7 @@ UNKNOWN_ID = "id_outside_vocabulary"
 TEXT_AFTER_JSON = "text_after_json"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ParsedObject:
     """One `object_n` of the answer.
 
@@ -229,9 +229,12 @@ class _Objects:
 
     def _captured(self, entry: Entry) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Positions and bins of the coordinate tokens that begin inside the object's geometry arrays."""
-        spans = [slice(bisect_left(self._starts, a), bisect_left(self._starts, b)) for a, b in entry.captures]
-        positions = chain.from_iterable(self._positions[span] for span in spans)
-        bins = chain.from_iterable(self._bins[span] for span in spans)
+        positions: list[int] = []
+        bins: list[int] = []
+        for start, end in entry.captures:
+            first, last = bisect_left(self._starts, start), bisect_left(self._starts, end)
+            positions += self._positions[first:last]
+            bins += self._bins[first:last]
         return tuple(positions), tuple(bins)
 
     def _object(

@@ -28,7 +28,7 @@ _ENTRY = re.compile(
 _OBJECT_KEY = re.compile(r"object_([0-9]{1,9})")
 
 
-@dataclass
+@dataclass(slots=True)
 class Entry:
     """One `"object_n": ...` at the top level of the answer; offsets in characters, ends exclusive, -1 for none.
 

@@ -6,11 +6,11 @@ from stage2_trainer.learner.packing import PackingError, pack_window, select_seg
 from tests.unit.trainer.matching.golden import golden
 
 
-@pytest.mark.parametrize("term", ["soft_ce", "w1", "gate"])
-@pytest.mark.parametrize("case", golden()["loss"])
+TERMS = [(case, term) for case in golden()["loss"] for term in ("soft_ce", "w1", "gate") if term in case]
+
+
+@pytest.mark.parametrize(("case", "term"), TERMS)
 def test_loss_terms(case, term):
-    if term not in case:
-        pytest.skip("the file gives no value: the term is as large as the logits are")
     weights = {f"{name}_weight": float(name == term) for name in ("soft_ce", "w1", "gate")}
     logits = torch.zeros(1, 1000 + case["others"])
     if case["peak"] is not None:
