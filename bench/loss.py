@@ -1,6 +1,6 @@
 """Time and memory of the loss in portions beside the usual form over the whole sequence and vocabulary.
 
-`python -m bench.loss [tokens] [vocabulary] [hidden]`; each form runs in a process of its own, so its peak memory is too.
+`python -m bench.loss [tokens] [vocabulary] [hidden]`; each form runs in its own process, so its peak memory is too.
 """
 
 from __future__ import annotations
@@ -56,9 +56,8 @@ def main(arguments: list[str]) -> None:
         run(arguments[1], *map(int, arguments[2:]))
         return
     shape = arguments or ["4096", "32768", "64"]
-    print(
-        f"tokens {shape[0]}, vocabulary {shape[1]}, hidden {shape[2]}, {SHARE:.0%} supervised; torch {torch.__version__}\n"
-    )
+    print(f"tokens {shape[0]}, vocabulary {shape[1]}, hidden {shape[2]}, {SHARE:.0%} supervised")
+    print(f"torch {torch.__version__}\n")
     print("| form | seconds | peak GiB above start | loss |\n| --- | ---: | ---: | ---: |")
     start = 0.0
     for form in FORMS:

@@ -5,7 +5,6 @@ from stage2_trainer.learner.loss import LossOptions, LossTargets, stage2_loss
 from stage2_trainer.learner.packing import PackingError, pack_window, select_segments
 from tests.unit.trainer.matching.golden import golden
 
-
 TERMS = [(case, term) for case in golden()["loss"] for term in ("soft_ce", "w1", "gate") if term in case]
 
 
