@@ -11,20 +11,24 @@ from typing import Literal
 from PIL import Image
 
 from tiny_model.answers import COORD_TOKENS
-from tiny_model.scenes import MAX_SHAPES, SIZE, Scene, draw, make_scene
+from tiny_model.scenes import MAX_SHAPES, SIZE, Scene, draw, loosened, make_scene
 
 Coordinates = Literal["tokens", "pixels"]
 
 
 @dataclass(frozen=True)
 class Part:
-    """One part of a data set: `count` scenes of the stream named `name`, written to `<name>.jsonl`."""
+    """One part of a data set: `count` scenes of the stream named `name`, written to `<name>.jsonl`.
+
+    `margin` pixels lie between each shape and its annotated outline.
+    """
 
     name: str
     count: int
     seed: int
     size: int = SIZE
     max_shapes: int = MAX_SHAPES
+    margin: int = 0
     coordinates: Coordinates = "tokens"
 
     def scene(self, index: int) -> Scene:
@@ -45,7 +49,7 @@ def write_part(folder: Path, part: Part) -> Iterator[Scene]:
         for index in range(part.count):
             scene, image = part.scene(index), f"images/{part.name}-{index:05d}.png"
             Image.fromarray(draw(scene)).save(folder / image, optimize=False)
-            file.write(json.dumps(record(scene, image, part.coordinates)) + "\n")
+            file.write(json.dumps(record(loosened(scene, part.margin), image, part.coordinates)) + "\n")
             yield scene
     unfinished.replace(jsonl)
 

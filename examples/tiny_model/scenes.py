@@ -7,7 +7,7 @@ on every machine. A scene is found again by (seed, part, index): parts ("train",
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,6 +78,14 @@ def make_scene(seed: int, part: str, index: int, *, size: int = SIZE, max_shapes
     return Scene(size, background, tuple(_shape(rng, box) for box in sorted(boxes, key=lambda box: (box[1], box[0]))))
 
 
+def loosened(scene: Scene, margin: int) -> Scene:
+    """Return the scene with every outline grown by `margin` pixels to each side, as far as the image goes.
+
+    For annotations only: data sets differ in how tightly they outline things, and pixels do not show it.
+    """
+    return replace(scene, shapes=tuple(_loosened(shape, margin, scene.size) for shape in scene.shapes))
+
+
 def draw(scene: Scene) -> NDArray[np.uint8]:
     """Return the image, (size, size, 3). A pixel belongs to a shape when its centre does."""
     image = np.full((scene.size, scene.size, 3), scene.background, dtype=np.uint8)
@@ -86,6 +94,21 @@ def draw(scene: Scene) -> NDArray[np.uint8]:
     for shape in scene.shapes:
         image[_inside(shape, centre[None, :], centre[:, None])] = shape.rgb
     return image
+
+
+def _loosened(shape: Shape, margin: int, size: int) -> Shape:
+    x1, y1, x2, y2 = shape.box
+
+    def point(x: int, y: int) -> tuple[int, int]:
+        return _grown(x, x1, x2, margin, size), _grown(y, y1, y2, margin, size)
+
+    return replace(shape, box=(*point(x1, y1), *point(x2, y2)), points=tuple(point(x, y) for x, y in shape.points))
+
+
+def _grown(value: int, low: int, high: int, margin: int, size: int) -> int:
+    """Return where a coordinate within low..high comes to lie when these move apart by `margin` each."""
+    moved = low - margin + (value - low) * (high - low + 2 * margin) / (high - low)
+    return min(size, max(0, round(moved)))
 
 
 def _boxes(rng: random.Random, size: int, count: int) -> list[Box]:
