@@ -162,7 +162,7 @@ def _parts(
             rollouts=rollouts,
             matcher=matcher,
             batch_size=training.per_device_eval_batch_size,
-            on_matched=_held_out_rollouts(surroundings.log),
+            on_matched=_held_out_rollouts(surroundings.log, surroundings.rollout_log),
         ),
         vocab=matcher.vocab,
         loss=LossOptions.from_config(matching),
@@ -183,7 +183,7 @@ def _rows(config: RunConfig) -> Rows:
     return PackedRows(config.packing_length, capacity=training.packing_buffer, min_fill=training.packing_min_fill_ratio)
 
 
-def _training_rollouts(config: RunConfig, log: JsonLines) -> Callable[[int, Sequence[Matched]], None]:
+def _training_rollouts(config: RunConfig, rollout_log: JsonLines) -> Callable[[int, Sequence[Matched]], None]:
     """Return what is done with the rollouts of a micro-step: each is written down, unparsable ones are shown."""
     matching = config.rollout_matching
     failures = ParseFailureLog(matching.debug_dump_max if matching.debug_dump_parse_failures else 0)
@@ -191,15 +191,17 @@ def _training_rollouts(config: RunConfig, log: JsonLines) -> Callable[[int, Sequ
     def note(step: int, matched: Sequence[Matched]) -> None:
         failures(matched)
         for one in matched:
-            log.write({"event": "rollout", "step": step, **sample_document(one)})
+            rollout_log.write({"event": "rollout", "part": "train", "step": step, **sample_document(one)})
 
     return note
 
 
-def _held_out_rollouts(log: RunLog) -> Callable[[int, Sequence[Matched]], None]:
-    """Return what is done with the rollouts of an evaluation: the first few are shown."""
+def _held_out_rollouts(log: RunLog, rollout_log: JsonLines) -> Callable[[int, Sequence[Matched]], None]:
+    """Return what is done with the rollouts of an evaluation: each is written down, the first few are shown."""
 
     def note(step: int, matched: Sequence[Matched]) -> None:
+        for one in matched:
+            rollout_log.write({"event": "rollout", "part": "held-out", "step": step, **sample_document(one)})
         for one in matched[:EVALUATION_SAMPLES]:
             log.write("evaluation_sample", {"step": step, **sample_document(one)})
 

@@ -31,6 +31,7 @@ from stage2_trainer.sync.report import SyncReport
 logger = logging.getLogger(__name__)
 
 CLIPPED_CHARS = 600
+CLOSE_IOU = 0.5  # the overlap that COCO's AP50 asks for
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,7 @@ def sample_stats(matched: Matched, *, encoded_len: int = 0) -> SampleStats:
         supervised=int(counters["matched_for_supervision"]),
         gating_rejections=int(counters["gating_rejections"]),
         maskiou_sum=counters["matched_maskiou_sum"],
+        matched_iou50=sum(pair.iou >= CLOSE_IOU for pair in matched.target.matching.pairs),
         fn_appended=int(counters["fn_count"]),
         prefix_coord_targets=int(counters["prefix_coord_targets"]),
         tail_ignored=int(counters["tail_ignored"]),

@@ -15,6 +15,7 @@ class SampleStats:
     """Counts of one rollout and of what training made of it; lengths are in tokens.
 
     `matched` pairs passed the gate; `supervised` of them have targets, the others are excluded and count as missed.
+    `matched_iou50` of them have a mask IoU of at least 0.5.
     The lengths of what is trained on are 0 in an evaluation, which encodes nothing.
     """
 
@@ -29,6 +30,7 @@ class SampleStats:
     supervised: int
     gating_rejections: int
     maskiou_sum: float
+    matched_iou50: int
     fn_appended: int = 0
     prefix_coord_targets: int = 0
     tail_ignored: int = 0
@@ -82,6 +84,8 @@ def evaluation_metrics(stats: Sequence[SampleStats], *, top_k: int) -> dict[str,
         "rollout_pred_objects": quality["valid_pred_objects"],
         "rollout_matched": quality["matched_for_supervision"],
         "rollout_matched_maskiou_mean": quality["matched_maskiou_mean"],
+        "rollout_recall_iou50": quality["recall_iou50"],
+        "rollout_f1_iou50": quality["f1_iou50"],
     }
 
 
@@ -108,6 +112,7 @@ def _match_metrics(stats: Sequence[SampleStats], top_k: int) -> dict[str, float]
     truth = _sum(stats, lambda s: s.gt_objects)
     matched = _sum(stats, lambda s: s.matched)
     supervised = _sum(stats, lambda s: s.supervised)
+    close = _sum(stats, lambda s: s.matched_iou50)
     rejections = _sum(stats, lambda s: s.gating_rejections)
     counts = {
         "valid_pred_objects": predicted,
@@ -122,6 +127,8 @@ def _match_metrics(stats: Sequence[SampleStats], top_k: int) -> dict[str, float]
         "precision": _ratio(supervised, predicted),
         "recall": _ratio(supervised, truth),
         "f1": _ratio(2 * supervised, predicted + truth),
+        "recall_iou50": _ratio(close, truth),
+        "f1_iou50": _ratio(2 * close, predicted + truth),
         "match_rate": _ratio(matched, truth),
         "sample_any_match_rate": _ratio(_sum(stats, lambda s: s.supervised > 0), len(stats)),
         "gating_rejections": rejections,

@@ -23,6 +23,7 @@ GOOD = stats(
     matched=2,
     supervised=1,
     maskiou_sum=1.2,
+    matched_iou50=1,
     gating_rejections=3,
     fn_appended=1,
     prefix_coord_targets=4,
@@ -49,6 +50,8 @@ def test_a_steps_figures_follow_from_the_counts():
         "match_rate": 0.5,
         "excluded_rate": 0.5,
         "matched_maskiou_mean": 0.6,
+        "recall_iou50": 1 / 4,
+        "f1_iou50": 2 / 7,
         "gating_rejection_rate": 3 / 15,
         "prefix_coord_targets_per_matched": 4,
         "tail_ignore_frac": 5 / 60,
@@ -87,6 +90,8 @@ def test_an_evaluation_has_its_own_names():
             "sample_valid_pred_rate",
             "sample_any_match_rate",
             "matched_maskiou_mean",
+            "recall_iou50",
+            "f1_iou50",
         ]
     }
 
