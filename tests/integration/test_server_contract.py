@@ -245,8 +245,11 @@ def test_in_bfloat16_server_and_learner_agree_to_rounding(kind, engine, servers,
     sync = FullSync(
         [ServerAddress(served.base_url, served.group_port)], token=token, timeout_s=30, device=torch.device("cpu")
     )
-    policy = policies.trained(policies.load(model_path, torch.bfloat16), kind)
+    first = policies.load(model_path, torch.bfloat16)
+    policy = policies.trained(first, kind)
     sync.sync(policy, version=1)
     verify(policy, probe, [client], tolerance=BF16_TOLERANCE)
+    with pytest.raises(ServerError, match="log-probabilities"):
+        verify(first, probe, [client], tolerance=BF16_TOLERANCE)
     sync.close()
     client.close()

@@ -20,6 +20,8 @@ from stage2_trainer.server.client import ServerClient
 from stage2_trainer.server.errors import ServerError
 
 PHASE = "verify"
+# Seen between vLLM and transformers on the same weights: 2e-6 in float32, 0.06 in bfloat16 (the largest of 50 tokens).
+# A step that moves weights by 2 % moves a log-probability by 0.3 or more.
 FLOAT32_TOLERANCE = 1e-3
 BF16_TOLERANCE = 0.15
 
