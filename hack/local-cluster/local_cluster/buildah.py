@@ -44,6 +44,17 @@ def working_container(layout: Layout, image: str = "scratch") -> Iterator[str]:
         call(layout, "rm", container)
 
 
+def export(layout: Layout, reference: str, folder: Path) -> None:
+    """Write an image as OCI layout with uncompressed layers: their names are then known before they are read.
+
+    skopeo does it since buildah's own push compresses whatever it is told, and so finds no layer that is there already.
+    """
+    storage = layout.cache / "buildah"
+    source = f"containers-storage:[overlay@{storage / 'root'}+{storage / 'run'}]{reference}"
+    flags = ["--insecure-policy", "copy", "--quiet", "--dest-oci-accept-uncompressed-layers"]
+    run(["skopeo", *flags, source, f"oci:{folder}:image"], env=environment(layout))
+
+
 def prune(layout: Layout) -> None:
     """Remove what broken builds and superseded images have left; the layers of current images stay as the cache."""
     call(layout, "rm", "--all")

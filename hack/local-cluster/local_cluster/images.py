@@ -147,9 +147,9 @@ def load_built(layout: Layout, reference: str) -> None:
         blobs = export / "blobs" / "sha256"
         blobs.mkdir(parents=True)
         for blob in (layout.containerd_root / "io.containerd.content.v1.content/blobs/sha256").glob("*"):
-            # A hard link: buildah takes the layer as already pushed, and no byte is copied.
+            # A hard link: the layer counts as already there, and no byte is copied.
             (blobs / blob.name).hardlink_to(blob)
-        buildah.call(layout, "push", "--disable-compression", "--format=oci", reference, f"oci:{export}")
+        buildah.export(layout, reference, export)
         _name_image(export / "index.json", reference)
         new = [path for path in sorted(blobs.iterdir()) if path.stat().st_nlink == 1]
         _import_stream(layout, [export / "oci-layout", export / "index.json", *new], export)

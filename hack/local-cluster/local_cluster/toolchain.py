@@ -23,6 +23,7 @@ PACKAGES = {
     "iptables": "iptables",
     "conntrack": "conntrack",
     "buildah": "buildah",
+    "skopeo": "skopeo",
     "debootstrap": "debootstrap",
     "ip": "iproute2",
     "mount": "mount",
