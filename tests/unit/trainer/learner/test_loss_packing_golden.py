@@ -1,3 +1,5 @@
+"""Golden vectors of loss and packing."""
+
 import pytest
 import torch
 

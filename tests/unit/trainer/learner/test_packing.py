@@ -1,3 +1,5 @@
+"""Packing against brute force: the fullest row, and whole windows."""
+
 import itertools
 import random
 

@@ -1,3 +1,5 @@
+"""Vocabularies and options for the tests of matching."""
+
 import pytest
 
 from stage2_trainer.matching.tokens import CoordVocab

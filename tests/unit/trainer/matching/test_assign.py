@@ -1,3 +1,5 @@
+"""Candidates, gate and assignment, against the plain definitions."""
+
 import numpy as np
 import pytest
 from hypothesis import given, settings

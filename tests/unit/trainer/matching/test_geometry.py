@@ -1,3 +1,5 @@
+"""Mask IoU: published values, and pycocotools on random shapes."""
+
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,3 +1,5 @@
+"""Golden vectors: inputs and expected outputs that any implementation could run."""
+
 import numpy as np
 import pytest
 

@@ -1,3 +1,5 @@
+"""Supervision masks: the scenario of the semantics, packed against unpacked."""
+
 from dataclasses import replace
 
 import numpy as np

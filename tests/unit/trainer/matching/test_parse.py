@@ -1,3 +1,5 @@
+"""Parsing answers: every edge, and any sequence of tokens at all."""
+
 import json
 
 import pytest

@@ -1,3 +1,5 @@
+"""Ground truth read from a payload, and what is dropped of it."""
+
 import pytest
 
 from stage2_trainer.matching.errors import MatchingError

@@ -1,3 +1,5 @@
+"""The quick reading of well-written entries equals the character scan."""
+
 import random
 
 from hypothesis import given, settings

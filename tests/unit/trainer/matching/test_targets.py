@@ -1,3 +1,5 @@
+"""From a rollout to what is learnt from it."""
+
 import json
 
 import pytest

@@ -1,3 +1,5 @@
+"""Token pieces and coordinate tokens."""
+
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, models

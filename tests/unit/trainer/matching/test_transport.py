@@ -1,3 +1,5 @@
+"""Polygon transport, stable for any epsilon."""
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
