@@ -158,14 +158,14 @@ class RolloutMatchingTrainer(Trainer):
     ) -> None:
         """Finish the step's record before anything is logged, saved or evaluated."""
         if self._record.losses:
-            self._finish_step(grad_norm)
+            self._finish_step(grad_norm, kwargs["learning_rate"])
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, **kwargs)
 
-    def _finish_step(self, grad_norm: torch.Tensor | float | None) -> None:
+    def _finish_step(self, grad_norm: torch.Tensor | float | None, learning_rate: float) -> None:
         figures = self._record.figures(top_k=self.parts.top_k)
         if grad_norm is not None:
             figures["grad_norm"] = float(grad_norm)
-        figures["learning_rate"] = self._get_learning_rate()
+        figures["learning_rate"] = learning_rate
         step = self.state.global_step
         self.parts.log.write("step", {"step": step, **figures})
         self.parts.reporter.update(step=step, loss=figures["loss"])

@@ -1,0 +1,154 @@
+"""A trainer in one process: its rollouts are written down beforehand, its weights go nowhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from transformers import TrainingArguments
+
+from stage2_trainer.data.encode import Encoder
+from stage2_trainer.data.records import Record
+from stage2_trainer.learner.estep import EStep, Matcher, Prompts
+from stage2_trainer.learner.evaluate import Evaluation
+from stage2_trainer.learner.interrupt import Interrupt
+from stage2_trainer.learner.loss import LossOptions
+from stage2_trainer.learner.progress import Reporter
+from stage2_trainer.learner.records import RunLog
+from stage2_trainer.learner.rollouts import FreshRollouts
+from stage2_trainer.learner.rows import Rows, SingleRows
+from stage2_trainer.learner.trainer import Parts, RolloutMatchingTrainer
+from stage2_trainer.matching import CoordVocab, GTObject, MatchOptions, ground_truth, serialize_objects
+from stage2_trainer.rollout.backend import Rollout, RolloutRequest
+from stage2_trainer.rollout.seeds import SeedPlan
+from stage2_trainer.sync.policy import SyncPolicy
+from stage2_trainer.sync.report import SyncReport
+
+PROMPTS = Prompts("List the shapes.")
+Answer = Callable[[Record], str]
+
+
+def record(image: str, index: int = 0, **payload: Any) -> Record:
+    """Return a record of one image; `payload` is object_1=..., object_2=..."""
+    return Record(index, f"record-{index}", (image,), 96, 96, payload)
+
+
+def box(desc: str, *bins: int) -> dict[str, Any]:
+    return {"desc": desc, "bbox_2d": list(bins)}
+
+
+def perfect(one: Record) -> str:
+    """Answer with the ground truth."""
+    return serialize_objects(ground_truth(one.payload).objects)
+
+
+def only_first(one: Record) -> str:
+    """Answer with the first object and miss the others."""
+    return serialize_objects(ground_truth(one.payload).objects[:1])
+
+
+def shifted(one: Record) -> str:
+    """Answer with every object, 30 bins off."""
+    found = [GTObject(o.desc, o.kind, tuple(k + 30 for k in o.bins)) for o in ground_truth(one.payload).objects]
+    return serialize_objects(found)
+
+
+@dataclass
+class ScriptedBackend:
+    """Answers each request as the script answers its record."""
+
+    encoder: Encoder
+    records: Sequence[Record]
+    answer: Answer
+    plans: list[SeedPlan] = field(default_factory=list)
+
+    def generate(
+        self, requests: Sequence[RolloutRequest], *, seed_plan: SeedPlan, version: int | None = None
+    ) -> list[Rollout]:
+        self.plans.append(seed_plan)
+        return [self._rollout(request, version or 0) for request in requests]
+
+    def _rollout(self, request: RolloutRequest, version: int) -> Rollout:
+        messages = [dict(message) for message in request.messages]
+        asked = next(one for one in self.records if PROMPTS.chat(one) == messages)
+        text = self.answer(asked)
+        ids = self.encoder.tokenizer.encode(text, add_special_tokens=False) + self.encoder.end_of_turn_ids[:1]
+        return Rollout(self.encoder.prompt(messages).input_ids.tolist(), ids, text, "scripted", version, "stop")
+
+
+@dataclass
+class RecordingSync:
+    """A sync that only remembers which versions were pushed."""
+
+    versions: list[int] = field(default_factory=list)
+
+    def sync(self, model: nn.Module, *, version: int) -> SyncReport:
+        self.versions.append(version)
+        return SyncReport(version, 0.25, 10, 1, ("scripted",))
+
+
+@dataclass
+class Harness:
+    """A trainer and what it was given."""
+
+    trainer: RolloutMatchingTrainer
+    backend: ScriptedBackend
+    sync: RecordingSync
+    reporter: Reporter
+    interrupt: Interrupt
+
+
+def fresh_rollouts(backend: Any, sync: RecordingSync, reporter: Reporter, wait: Callable[[], None]) -> FreshRollouts:
+    return FreshRollouts(backend, SyncPolicy("full", full=sync), seed=17, wait=wait, reporter=reporter)
+
+
+def build(
+    folder: Path, model: Any, encoder: Encoder, records: Sequence[Record], *, answer: Answer = perfect,
+    rows: Rows | None = None, **arguments: Any,
+) -> Harness:  # fmt: skip
+    """Return a trainer of `model` on the records, one optimizer step of all of them unless `arguments` say otherwise."""
+    backend, sync, reporter, interrupt = (
+        ScriptedBackend(encoder, records, answer),
+        RecordingSync(),
+        Reporter(),
+        Interrupt(),
+    )
+    rollouts = fresh_rollouts(backend, sync, reporter, lambda: None)
+    matcher = Matcher(CoordVocab.from_tokenizer(encoder.tokenizer), MatchOptions(), encoder.vision_ids)
+    shared = {"prompts": PROMPTS, "rollouts": rollouts, "matcher": matcher, "on_matched": lambda step, matched: None}
+    parts = Parts(
+        estep=EStep(encoder=encoder, **shared),
+        evaluation=Evaluation(batch_size=2, **shared),
+        vocab=matcher.vocab,
+        loss=LossOptions(),
+        rows=rows or SingleRows(),
+        pad_token_id=0,
+        top_k=10,
+        part_rates={},
+        interrupt=interrupt,
+        reporter=reporter,
+        log=RunLog(folder),
+    )
+    options = {
+        "per_device_train_batch_size": len(records),
+        "max_steps": 1,
+        "save_strategy": "no",
+        "use_cpu": True,
+        "remove_unused_columns": False,
+        "disable_tqdm": True,
+        "report_to": "none",
+        "dataloader_pin_memory": False,
+        "learning_rate": 1e-3,
+        **arguments,
+    }
+    trainer = RolloutMatchingTrainer(
+        parts=parts,
+        model=model,
+        args=TrainingArguments(output_dir=str(folder), **options),
+        train_dataset=list(records),
+        eval_dataset=list(records),
+    )
+    return Harness(trainer, backend, sync, reporter, interrupt)
