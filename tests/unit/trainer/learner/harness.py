@@ -109,7 +109,7 @@ def build(
     folder: Path, model: Any, encoder: Encoder, records: Sequence[Record], *, answer: Answer = perfect,
     rows: Rows | None = None, **arguments: Any,
 ) -> Harness:  # fmt: skip
-    """Return a trainer of `model` on the records, one optimizer step of all of them unless `arguments` say otherwise."""
+    """Return a trainer of `model` on the records: one optimizer step of all of them unless `arguments` differ."""
     backend, sync, reporter, interrupt = (
         ScriptedBackend(encoder, records, answer),
         RecordingSync(),
