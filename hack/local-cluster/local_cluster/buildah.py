@@ -1,5 +1,6 @@
 """buildah with a storage of its own below the cluster's cache."""
 
+import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,12 +9,19 @@ from pathlib import Path
 from local_cluster.layout import Layout
 from local_cluster.processes import run
 
+CACHE_MOUNTS = "buildah-cache"
+"""Folder below TMPDIR in which this buildah keeps what `RUN --mount=type=cache` shares between builds."""
+
+
+OWN_MOUNTS = ("unshare", "--mount")
+"""The storage driver mounts its folder onto itself and leaves that behind; in a namespace it goes with the process."""
+
 
 def command(layout: Layout, *arguments: str | Path) -> list[str]:
     """The command line of one buildah call."""
     storage = layout.cache / "buildah"
     roots = [f"--root={storage / 'root'}", f"--runroot={storage / 'run'}", "--storage-driver=overlay"]
-    return ["buildah", *roots, *(str(part) for part in arguments)]
+    return [*OWN_MOUNTS, "buildah", *roots, *(str(part) for part in arguments)]
 
 
 def environment(layout: Layout) -> dict[str, str]:
@@ -52,12 +60,17 @@ def export(layout: Layout, reference: str, folder: Path) -> None:
     storage = layout.cache / "buildah"
     source = f"containers-storage:[overlay@{storage / 'root'}+{storage / 'run'}]{reference}"
     flags = ["--insecure-policy", "copy", "--quiet", "--dest-oci-accept-uncompressed-layers"]
-    run(["skopeo", *flags, source, f"oci:{folder}:image"], env=environment(layout))
+    scratch = folder / "tmp"
+    scratch.mkdir()
+    run([*OWN_MOUNTS, "skopeo", *flags, source, f"oci:{folder}:image"], env={"TMPDIR": str(scratch)})
 
 
 def prune(layout: Layout) -> None:
     """Remove what broken builds and superseded images have left; the layers of current images stay as the cache."""
     call(layout, "rm", "--all")
+    for leftover in Path(environment(layout)["TMPDIR"]).iterdir():
+        if leftover.name != CACHE_MOUNTS:
+            shutil.rmtree(leftover)
     superseded = sorted(set(call(layout, "images", "--filter=dangling=true", "--quiet", "--no-trunc").split()))
     if superseded:
         call(layout, "rmi", *superseded)
