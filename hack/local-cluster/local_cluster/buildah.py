@@ -69,7 +69,9 @@ def prune(layout: Layout) -> None:
     """Remove what broken builds and superseded images have left; the layers of current images stay as the cache."""
     call(layout, "rm", "--all")
     for leftover in Path(environment(layout)["TMPDIR"]).iterdir():
-        if leftover.name != CACHE_MOUNTS:
+        if leftover.is_file():
+            leftover.unlink()
+        elif leftover.name != CACHE_MOUNTS:
             shutil.rmtree(leftover)
     superseded = sorted(set(call(layout, "images", "--filter=dangling=true", "--quiet", "--no-trunc").split()))
     if superseded:
