@@ -82,6 +82,14 @@ class VllmSync(Section):
     sends only LoRA weights and needs `enable_lora`; `auto` takes `adapter` if it can work, else `full`."""
     fallback_to_full: bool = True
     """Whether a failed adapter sync turns into full syncs for the rest of the run (with a warning) or ends it."""
+    changed_only: bool = True
+    """Whether a full sync sends a server that has everything only the layers that can have changed since."""
+    verify_every: Count = 20
+    """Syncs from one proof to the next: the log-probabilities that every server gives a sample prompt are compared with
+    the learner's own, and a difference ends the run. The first sync is always proved; 0 means only that one."""
+    verify_tolerance: Scale | None = None
+    """Largest difference of a log-probability that a proof accepts. Unset means 0.001 in float32, and 0.15 in bfloat16
+    and float16."""
 
 
 class Vllm(Section):

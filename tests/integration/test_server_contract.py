@@ -17,7 +17,7 @@ from stage2_trainer.server.client import ServerClient
 from stage2_trainer.server.errors import ServerError
 from stage2_trainer.server.health import wait_until_healthy
 from stage2_trainer.sync.full import FullSync
-from stage2_trainer.sync.verify import BF16_TOLERANCE, FLOAT32_TOLERANCE, Probe, server_logprobs, verify
+from stage2_trainer.sync.verify import BF16_TOLERANCE, FLOAT32_TOLERANCE, Probe, ProofError, server_logprobs, verify
 from stage2_trainer.sync.weights import merged_weights
 from tests.integration import policies
 
@@ -208,7 +208,7 @@ def test_a_moved_vision_tower_changes_what_is_said_of_a_known_image(sync, client
 
 def test_a_server_with_other_weights_fails_the_proof(sync, client, base, probe):
     sync.sync(base, version=1)
-    with pytest.raises(ServerError, match="log-probabilities"):
+    with pytest.raises(ProofError, match="log-probabilities"):
         verify(policies.trained(base, "lora"), probe, [client], tolerance=FLOAT32_TOLERANCE)
 
 
@@ -249,7 +249,7 @@ def test_in_bfloat16_server_and_learner_agree_to_rounding(kind, engine, servers,
     policy = policies.trained(first, kind)
     sync.sync(policy, version=1)
     verify(policy, probe, [client], tolerance=BF16_TOLERANCE)
-    with pytest.raises(ServerError, match="log-probabilities"):
+    with pytest.raises(ProofError, match="log-probabilities"):
         verify(first, probe, [client], tolerance=BF16_TOLERANCE)
     sync.close()
     client.close()

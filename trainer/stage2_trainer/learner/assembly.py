@@ -29,9 +29,11 @@ from stage2_trainer.learner.trainer import Parts, RolloutMatchingTrainer
 from stage2_trainer.matching import CoordVocab, MatchOptions
 from stage2_trainer.rollout.backend import Sampling
 from stage2_trainer.rollout.server import ServerBackend
+from stage2_trainer.server.client import ServerClient
 from stage2_trainer.server.health import wait_until_healthy
 from stage2_trainer.sync.full import FullSync
 from stage2_trainer.sync.policy import SyncPolicy
+from stage2_trainer.sync.verify import Probe, Prover
 
 logger = logging.getLogger(__name__)
 
@@ -91,10 +93,12 @@ def build_trainer(
         MatchOptions.from_config(config.rollout_matching),
         encoder.vision_ids,
     )
-    rollouts = _fresh_rollouts(config, surroundings, training_arguments.device, stack)
+    prompts = Prompts(config.custom.user_prompt, config.template.system)
+    probe = sample_probe(encoder, prompts.chat(data.train[0]))
+    rollouts = _fresh_rollouts(config, surroundings, probe, training_arguments.device, stack)
     _report_reproducibility(config, data, surroundings, rollouts.sync_state)
     return RolloutMatchingTrainer(
-        parts=_parts(config, surroundings, encoder, matcher, rollouts),
+        parts=_parts(config, surroundings, prompts, encoder, matcher, rollouts),
         model=model,
         args=training_arguments,
         train_dataset=data.train,
@@ -113,8 +117,20 @@ def load_policy(config: RunConfig) -> Any:
     return adapt(model, frozen, arguments.adapter_options(config), regex=config.tuner.target_regex)
 
 
+def sample_probe(encoder: Encoder, chat: list[dict[str, Any]]) -> Probe:
+    """Return a prompt as servers and learner are asked about it to prove that they hold the same weights."""
+    prompt = encoder.prompt(chat)
+    inputs = {
+        "input_ids": prompt.input_ids.unsqueeze(0),
+        "mm_token_type_ids": prompt.mm_token_type_ids.unsqueeze(0),
+        "pixel_values": prompt.pixel_values,
+        "image_grid_thw": prompt.image_grid_thw,
+    }
+    return Probe(messages=chat, inputs={name: tensor for name, tensor in inputs.items() if tensor is not None})
+
+
 def _fresh_rollouts(
-    config: RunConfig, surroundings: Surroundings, device: torch.device, stack: ExitStack
+    config: RunConfig, surroundings: Surroundings, probe: Probe, device: torch.device, stack: ExitStack
 ) -> FreshRollouts:
     matching = config.rollout_matching
     server = matching.vllm.server
@@ -136,17 +152,32 @@ def _fresh_rollouts(
     wait()
     return FreshRollouts(
         backend,
-        SyncPolicy(matching.vllm.sync.mode, full=sync),
+        SyncPolicy(matching.vllm.sync.mode, full=sync, prover=_prover(config, surroundings.token, probe, stack)),
         seed=config.training.seed,
         wait=wait,
         reporter=surroundings.reporter,
     )
 
 
+def _prover(config: RunConfig, token: str, probe: Probe, stack: ExitStack) -> Prover:
+    vllm = config.rollout_matching.vllm
+    clients = [
+        ServerClient(address.base_url, token, timeout_s=vllm.server.timeout_s)
+        for address in vllm.server.resolved_servers()
+    ]
+    for client in clients:
+        stack.callback(client.close)
+    return Prover(probe, clients, every=vllm.sync.verify_every, tolerance=vllm.sync.verify_tolerance)
+
+
 def _parts(
-    config: RunConfig, surroundings: Surroundings, encoder: Encoder, matcher: Matcher, rollouts: FreshRollouts
+    config: RunConfig,
+    surroundings: Surroundings,
+    prompts: Prompts,
+    encoder: Encoder,
+    matcher: Matcher,
+    rollouts: FreshRollouts,
 ) -> Parts:
-    prompts = Prompts(config.custom.user_prompt, config.template.system)
     matching, training = config.rollout_matching, config.training
     rates = {VIT: training.vit_lr, ALIGNER: training.aligner_lr}
     return Parts(

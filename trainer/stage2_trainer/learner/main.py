@@ -21,6 +21,7 @@ from stage2_trainer.learner.trainer import RolloutMatchingTrainer
 from stage2_trainer.server.address import host_and_port, is_loopback
 from stage2_trainer.server.errors import ServerError
 from stage2_trainer.server.token import read_token
+from stage2_trainer.sync.verify import ProofError
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +34,8 @@ def learn(config: RunConfig) -> int:
     """Train as the configuration says.
 
     Returns 0 when training has ended; EXIT_CONFIG when a person must change something; EXIT_RETRYABLE when servers were
-    lost or the process was asked to stop, after a checkpoint from which the next start goes on; 1 for anything else.
+    lost or the process was asked to stop, after a checkpoint from which the next start goes on; 1 for anything else,
+    such as servers that answer with other weights than those that were pushed.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it would log every request
@@ -47,6 +49,8 @@ def learn(config: RunConfig) -> int:
         return _failed(reporter, str(error), EXIT_CONFIG)
     except (ServerError, Interrupted) as error:
         return _failed(reporter, str(error), EXIT_RETRYABLE)
+    except ProofError as error:
+        return _failed(reporter, str(error), EXIT_FAILURE)
     except Exception as error:
         logger.exception("training failed")
         return _failed(reporter, f"{type(error).__name__}: {error}", EXIT_FAILURE)
@@ -74,7 +78,7 @@ def _train(trainer: RolloutMatchingTrainer, checkpoint: str | None) -> None:
         trainer.args.eval_on_start = False
     try:
         trainer.train(resume_from_checkpoint=checkpoint)
-    except (ServerError, Interrupted):
+    except (ServerError, ProofError, Interrupted):
         trainer.save_progress()
         raise
 

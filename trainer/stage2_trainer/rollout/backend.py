@@ -14,10 +14,12 @@ class RolloutRequest:
     """One prompt in OpenAI's chat format.
 
     Image parts are `{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}`. Images travel as they
-    are: the server expands them once, and says to which ids.
+    are: the server expands them once, and says to which ids. `adapter` names the LoRA adapter that must answer; None
+    means the served weights as they are.
     """
 
     messages: Sequence[Mapping[str, Any]]
+    adapter: str | None = None
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ class Answer(_Strict):
 def chat_body(request: RolloutRequest, sampling: Sampling, seed: int) -> dict[str, Any]:
     """Return the JSON object of one request."""
     return {
-        "model": POLICY_MODEL,
+        "model": request.adapter or POLICY_MODEL,
         "messages": list(request.messages),
         "seed": seed,
         "return_token_ids": True,

@@ -9,6 +9,7 @@ from torch import nn
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_trainer.sync.report import SyncReport
+from stage2_trainer.sync.verify import Prover
 
 logger = logging.getLogger(__name__)
 
@@ -50,10 +51,12 @@ class SyncPolicy:
     """Syncs at most once for each optimizer step.
 
     requested: the mode of the configuration; `effective` says what it resolved to.
+    prover: proves syncs to have worked; None = no proofs.
     """
 
-    def __init__(self, requested: SyncMode, *, full: Sync) -> None:
+    def __init__(self, requested: SyncMode, *, full: Sync, prover: Prover | None = None) -> None:
         self.requested = requested
+        self._prover = prover
         self.effective = effective_mode(requested)
         self._full = full
         self._synced_step: int | None = None
@@ -63,11 +66,14 @@ class SyncPolicy:
 
         Raises:
             ServerError: some server does not hold them; the next call tries again.
+            ProofError: a server answers with other weights, although it took the push.
         """
         if self._synced_step == global_step:
             return None
         self._synced_step = None
         report = self._full.sync(model, version=global_step)
+        if self._prover is not None:
+            self._prover.after_sync(model)
         self._synced_step = global_step
         logger.info(
             "weights of step %d on %d servers: %d tensors, %.1f MB each, %.2f s",
@@ -80,5 +86,7 @@ class SyncPolicy:
         return report
 
     def invalidate(self) -> None:
-        """Forget the last sync: a server came back empty, so the next call pushes again."""
+        """Forget the last sync: a server came back empty, so the next call pushes again, and proves it."""
         self._synced_step = None
+        if self._prover is not None:
+            self._prover.demand()

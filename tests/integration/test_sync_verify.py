@@ -1,0 +1,103 @@
+"""Proofs of a sync: their turn comes, they are passed by servers that hold the weights and by no others."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import AutoProcessor
+
+from stage2_api.runconfig import ServerAddress
+from stage2_trainer.data.encode import Encoder
+from stage2_trainer.data.images import image_url
+from stage2_trainer.learner.assembly import sample_probe
+from stage2_trainer.server.client import ServerClient
+from stage2_trainer.sync.full import FullSync
+from stage2_trainer.sync.policy import SyncPolicy
+from stage2_trainer.sync.verify import ProofError, Prover, learner_logprobs
+from tests.integration import policies
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def base(model_path):
+    return policies.load(model_path)
+
+
+@pytest.fixture(scope="module")
+def probe(model_path, tmp_path_factory):
+    path = tmp_path_factory.mktemp("probe") / "image.png"
+    Image.fromarray(np.full((64, 96, 3), 200, dtype=np.uint8)).save(path)
+    image = {"type": "image_url", "image_url": {"url": image_url(str(path))}}
+    chat = [{"role": "user", "content": [image, {"type": "text", "text": "List the shapes."}]}]
+    return sample_probe(Encoder(AutoProcessor.from_pretrained(model_path)), chat)
+
+
+@pytest.fixture
+def full(servers, token):
+    served = servers("stub")
+    address = ServerAddress(served.base_url, served.group_port)
+    sync = FullSync([address], token=token, timeout_s=30, device=torch.device("cpu"))
+    yield sync
+    sync.close()
+
+
+@pytest.fixture
+def make_prover(servers, token, probe):
+    client = ServerClient(servers("stub").base_url, token, timeout_s=30)
+    yield lambda **options: Prover(probe, [client], **options)
+    client.close()
+
+
+class Counting(Prover):
+    """A prover that remembers which syncs it proved."""
+
+    def after_sync(self, model, **options):
+        reports = super().after_sync(model, **options)
+        self.proved = [*getattr(self, "proved", []), bool(reports)]
+        return reports
+
+
+@pytest.mark.parametrize(("every", "proved"), [(0, [1, 0, 0, 0, 0]), (1, [1, 1, 1, 1, 1]), (2, [1, 0, 1, 0, 1])])
+def test_the_first_sync_is_proved_and_every_kth_after_it(full, make_prover, base, every, proved):
+    prover = make_prover(every=every)
+    prover.__class__ = Counting
+    policy = SyncPolicy("full", full=full, prover=prover)
+    for step in range(5):
+        policy.ensure_synced(base, step)
+    assert prover.proved == [bool(p) for p in proved]
+
+
+def test_a_sync_after_a_lost_server_is_proved_out_of_turn(full, make_prover, base):
+    prover = make_prover(every=0)
+    prover.__class__ = Counting
+    policy = SyncPolicy("full", full=full, prover=prover)
+    policy.ensure_synced(base, 0)
+    policy.invalidate()
+    policy.ensure_synced(base, 0)
+    assert prover.proved == [True, True]
+
+
+def test_a_server_with_other_weights_ends_the_run_and_is_named(full, make_prover, base, servers):
+    class Wrong:
+        def sync(self, model, *, version):
+            return full.sync(policies.trained(base, "full"), version=version)
+
+    policy = SyncPolicy("full", full=Wrong(), prover=make_prover(every=1))
+    with pytest.raises(ProofError, match=f"on server {servers('stub').base_url}") as caught:
+        policy.ensure_synced(base, 1)
+    assert "vllm.sync.verify_tolerance" in str(caught.value)
+
+
+def test_a_configured_tolerance_counts(full, make_prover, base):
+    full.sync(policies.trained(base, "full"), version=1)
+    assert len(make_prover(every=1, tolerance=1e4).after_sync(base)) == 1
+    with pytest.raises(ProofError, match="limit 1e-09"):
+        make_prover(every=1, tolerance=1e-9).after_sync(base)
+
+
+def test_scoring_in_parts_is_scoring_at_once(base, probe, monkeypatch):
+    at_once = learner_logprobs(base, probe.inputs)
+    monkeypatch.setattr("stage2_trainer.sync.verify.SCORED_AT_ONCE", 7)
+    assert torch.equal(learner_logprobs(base, probe.inputs), at_once)
+    assert len(at_once) == probe.inputs["input_ids"].shape[1] - 1
