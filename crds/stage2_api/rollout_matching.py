@@ -1,8 +1,8 @@
 """`custom.extra.rollout_matching`: rollouts, matching, targets, buffer and monitors of stage-2 training.
 
 Source: semantics sections 3 (keys, defaults, rules), 4 (rollouts and matching), 6 (loss), 7-8 (packing), 9 (buffer),
-10 (offload). Where the first implementation changed a senseless value in silence (`candidate_top_k: 0`,
-`ot_epsilon: -1`), it is refused here.
+10 (offload), 17 (choices beyond the first implementation). Where that one changed a senseless value in silence
+(`candidate_top_k: 0`, `ot_epsilon: -1`), it is refused here.
 """
 
 from __future__ import annotations
@@ -17,6 +17,11 @@ from stage2_api.vllm import Vllm
 RolloutBackend = Literal["vllm", "hf"]
 PackScope = Literal["micro", "window"]
 DecodeMode = Literal["greedy", "beam"]
+MaskIouMode = Literal["canvas", "analytic", "supersample"]
+OtCost = Literal["l1", "l2"]
+OtEpsilonMode = Literal["bins", "relative"]
+OtBboxTarget = Literal["barycentric", "aabb"]
+LossNormalizer = Literal["micro", "window"]
 
 
 class RepeatTerminate(Section):
@@ -137,17 +142,27 @@ class RolloutMatching(Section):
     maskiou_resolution: Annotated[int, Field(ge=1, le=8192)] = 256
     """Side in pixels of the canvas on which masks are compared. On a canvas of 256, boxes under about 4 bins are
     unreliable."""
+    maskiou_mode: MaskIouMode = "canvas"
+    """How masks are compared: `canvas` draws every object on one canvas over the whole image; `analytic` computes box
+    against box exactly and draws the rest; `supersample` does so too, and stretches the canvas over each pair that it
+    draws, so that no object is too small."""
     fp_cost: Weight = 1.0
     """Cost of leaving a predicted object unmatched; a match costs 1 - IoU."""
     fn_cost: Weight = 1.0
     """Cost of leaving a ground-truth object unmatched. A pair is matched only while 1 - IoU < fp_cost + fn_cost."""
-    ot_cost: Literal["l1", "l2"] = "l2"
+    ot_cost: OtCost = "l2"
     """Distance between points when a polygon is matched: `l1`, or `l2` (not squared)."""
     ot_epsilon: Scale = 10.0
-    """Entropic regularisation of the optimal transport between points, in coordinate bins. Large values pull small
-    polygons together."""
+    """Entropic regularisation of the optimal transport between points, in the unit of `ot_epsilon_mode`. Large values
+    pull small polygons together."""
+    ot_epsilon_mode: OtEpsilonMode = "bins"
+    """Unit of `ot_epsilon`: `bins`, or `relative` for thousandths of the true object's diagonal, which keeps small
+    polygons from being taught to shrink."""
     ot_iters: Positive = 30
     """Sinkhorn iterations of the optimal transport."""
+    ot_bbox_target: OtBboxTarget = "barycentric"
+    """What a predicted box is taught when the true object is a polygon: `barycentric`, the box of its transported
+    corners, or `aabb`, the polygon's own bounding box."""
     target_sigma: Scale = 2.0
     """Standard deviation of the soft coordinate target, in bins."""
     target_truncate: Count | None = None
@@ -160,6 +175,9 @@ class RolloutMatching(Section):
     """Weight of the Wasserstein-1 distance between predicted and soft target coordinates."""
     gate_weight: Weight = 1.0
     """Weight of the loss that keeps probability on coordinate tokens where one belongs."""
+    loss_normalizer: LossNormalizer = "micro"
+    """What the loss is a mean over: `micro` means the supervised tokens of each micro-step, `window` those of the whole
+    accumulation window, so that the loss does not depend on how samples are spread over micro-steps."""
     rollout_buffer: RolloutBuffer = RolloutBuffer()
     """Reuse of one window of rollouts for several optimizer steps."""
     offload: Offload = Offload()

@@ -8,7 +8,7 @@ Source: semantics, section 6.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,11 +17,12 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from stage2_api.rollout_matching import RolloutMatching
+from stage2_api.rollout_matching import LossNormalizer, RolloutMatching
 from stage2_trainer.matching.masks import IGNORED, Supervision
 from stage2_trainer.matching.tokens import BINS
 
 _LARGEST_LOGIT = 1e4
+_LEAST_TEMPERATURE = 1e-30  # float32 can hold the largest logit divided by it, and the gradient of that
 _CHUNK_ELEMENTS = 2**26
 _CONFIG = RolloutMatching()
 
@@ -33,6 +34,7 @@ class LossOptions:
     soft_ce_weight, w1_weight, gate_weight: factors of the three terms. temperature: softmax temperature of all three.
     target_sigma: standard deviation of the soft target in bins; target_truncate: radius in bins beyond which it is
     zero.
+    normalizer: what the loss is a mean over; see `normalized`.
     """
 
     soft_ce_weight: float = _CONFIG.soft_ce_weight
@@ -41,6 +43,7 @@ class LossOptions:
     temperature: float = _CONFIG.temperature_coord
     target_sigma: float = _CONFIG.target_sigma
     target_truncate: int | None = _CONFIG.target_truncate
+    normalizer: LossNormalizer = _CONFIG.loss_normalizer
 
     @classmethod
     def from_config(cls, rollout_matching: RolloutMatching) -> LossOptions:
@@ -52,6 +55,7 @@ class LossOptions:
             temperature=rollout_matching.temperature_coord,
             target_sigma=rollout_matching.target_sigma,
             target_truncate=rollout_matching.target_truncate,
+            normalizer=rollout_matching.loss_normalizer,
         )
 
 
@@ -117,6 +121,20 @@ def loss_targets(supervision: Supervision, device: torch.device | str = "cpu") -
     )
 
 
+def normalized(micro_steps: Sequence[LossTargets], normalizer: LossNormalizer) -> list[LossTargets]:
+    """The targets of all micro-steps of one accumulation window, with the denominators that their losses get.
+
+    The loss of the window is the mean of its micro-steps' losses. `micro`: each of these is the mean over its own
+    positions. `window`: their mean is the mean over all positions of the window, however they are spread
+    (semantics, section 17).
+    """
+    if normalizer == "micro":
+        return list(micro_steps)
+    ce = sum(len(one.labels) for one in micro_steps) / len(micro_steps)
+    coord = sum(len(one.bins) for one in micro_steps) / len(micro_steps)
+    return [one.divided_by(ce=ce or 1.0, coord=coord or 1.0) for one in micro_steps]
+
+
 def stage2_loss(logits: torch.Tensor, targets: LossTargets, coord_ids: torch.Tensor, options: LossOptions) -> LossParts:
     """The loss from the logits (N, V) at `targets.logit_positions`; coord_ids (1000,) int64 are the bins' token ids.
 
@@ -177,10 +195,12 @@ def _ce_sum(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 def soft_targets(bins: torch.Tensor, options: LossOptions, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Soft target distributions (C, 1000) around the bins (C,): a Gaussian, cut off and normalised at the edges."""
-    distance = (torch.arange(BINS, device=bins.device) - bins[:, None]).to(dtype)
-    weights = torch.exp(-distance.square() / (2 * options.target_sigma**2))
+    distance = torch.arange(BINS, device=bins.device)
+    # A weight for each distance, in float64 and squared last: no width is so small or large that 0/0 comes out.
+    weight = torch.exp(-(distance.double() / options.target_sigma).square() / 2)
     if options.target_truncate is not None:
-        weights = weights.masked_fill(distance.abs() > options.target_truncate, 0.0)
+        weight = weight.masked_fill(distance > options.target_truncate, 0.0)
+    weights = weight.to(dtype)[(distance - bins[:, None]).abs()]
     return weights / weights.sum(dim=-1, keepdim=True)
 
 
@@ -188,7 +208,7 @@ def _coord_losses(
     logits: torch.Tensor, bins: torch.Tensor, coord_ids: torch.Tensor, options: LossOptions
 ) -> torch.Tensor:
     """Loss (C,) of each coordinate: its soft cross entropy, Wasserstein-1 distance and gate, weighted."""
-    scaled = _usable(logits) / options.temperature
+    scaled = _usable(logits) / max(options.temperature, _LEAST_TEMPERATURE)
     coords = scaled[:, coord_ids]
     log_p = functional.log_softmax(coords, dim=-1)
     target = soft_targets(bins, options, scaled.dtype)

@@ -47,6 +47,12 @@ _UNSUPPORTED = (
         "set post_rollout_pack_scope to micro",
     ),
     _Unsupported(
+        f"{_MATCHING}.loss_normalizer",
+        lambda c: c.rollout_matching.loss_normalizer if _counts_windows(c) else None,
+        "this version trains on each micro-step before the next one's rollouts, so a window's tokens are not counted",
+        "set loss_normalizer to micro, or make a micro-step the whole window (gradient accumulation 1)",
+    ),
+    _Unsupported(
         f"{_MATCHING}.rollout_buffer.m_steps",
         lambda c: _reused_steps(c) if _reused_steps(c) > 1 else None,
         "this version makes fresh rollouts for every optimizer step",
@@ -100,6 +106,10 @@ def deepspeed_config(config: RunConfig) -> dict[str, Any] | None:
 def _reused_steps(config: RunConfig) -> int:
     buffer = config.rollout_matching.rollout_buffer
     return buffer.m_steps if buffer.enabled else 1
+
+
+def _counts_windows(config: RunConfig) -> bool:
+    return config.rollout_matching.loss_normalizer == "window" and config.gradient_accumulation_steps() > 1
 
 
 def _one_process(world_size: int) -> list[Problem]:

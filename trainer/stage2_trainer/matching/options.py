@@ -2,27 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
 
-from stage2_api.rollout_matching import RolloutMatching
+from stage2_api.rollout_matching import MaskIouMode, OtBboxTarget, OtCost, OtEpsilonMode, RolloutMatching
 
-MaskIouMode = Literal["canvas", "analytic", "supersample"]
-OtCost = Literal["l1", "l2"]
-OtEpsilonMode = Literal["bins", "relative"]
-OtBboxTarget = Literal["barycentric", "aabb"]
-
-_FIELDS = (
-    "candidate_top_k",
-    "maskiou_gate",
-    "maskiou_resolution",
-    "fp_cost",
-    "fn_cost",
-    "ot_cost",
-    "ot_epsilon",
-    "ot_iters",
-)
-
+__all__ = ["DEFAULTS", "MaskIouMode", "MatchOptions", "OtBboxTarget", "OtCost", "OtEpsilonMode"]
 
 _CONFIG = RolloutMatching()
 
@@ -36,16 +20,12 @@ class MatchOptions:
     maskiou_resolution: side R of the canvas in pixels; at most 0 makes every IoU 0.
     fp_cost, fn_cost: costs of leaving a prediction or a true object unmatched; a match costs 1 - IoU.
     ot_cost, ot_epsilon, ot_iters: ground distance, entropic regularisation and Sinkhorn rounds of polygon transport.
-    maskiou_mode: `canvas` rasterises everything on the canvas; `analytic` computes box against box exactly and the rest
-    on the
-        canvas; `supersample` is `analytic`, and stretches the canvas over each other pair, so that no shape is too
-        small for it.
+    maskiou_mode: `canvas` draws everything on the canvas; `analytic` computes box against box exactly and draws the
+    rest; `supersample` is `analytic`, and stretches the canvas over each other pair, so that no shape is too small.
     ot_epsilon_mode: `bins` takes `ot_epsilon` in bins; `relative` takes it in thousandths of the true object's
-    diagonal, so that
-        small polygons are not taught to shrink.
+    diagonal, so that small polygons are not taught to shrink.
     ot_bbox_target: what a predicted box learns from a polygon: the box of its transported corners (`barycentric`), or
-    the
-        polygon's own bounding box (`aabb`).
+    the polygon's own bounding box (`aabb`).
     """
 
     candidate_top_k: int = _CONFIG.candidate_top_k
@@ -56,14 +36,15 @@ class MatchOptions:
     ot_cost: OtCost = _CONFIG.ot_cost
     ot_epsilon: float = _CONFIG.ot_epsilon
     ot_iters: int = _CONFIG.ot_iters
-    maskiou_mode: MaskIouMode = "canvas"
-    ot_epsilon_mode: OtEpsilonMode = "bins"
-    ot_bbox_target: OtBboxTarget = "barycentric"
+    maskiou_mode: MaskIouMode = _CONFIG.maskiou_mode
+    ot_epsilon_mode: OtEpsilonMode = _CONFIG.ot_epsilon_mode
+    ot_bbox_target: OtBboxTarget = _CONFIG.ot_bbox_target
 
     @classmethod
     def from_config(cls, rollout_matching: RolloutMatching) -> MatchOptions:
         """The options that `custom.extra.rollout_matching` asks for."""
-        return cls(**{name: getattr(rollout_matching, name) for name in _FIELDS})
+        return cls(**{name: getattr(rollout_matching, name) for name in _NAMES})
 
 
+_NAMES = [field.name for field in fields(MatchOptions)]
 DEFAULTS = MatchOptions()

@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from stage2_api.rollout_matching import RolloutMatching
 from stage2_trainer.learner.loss import (
     LossOptions,
     LossTargets,
     loss_targets,
+    normalized,
     soft_targets,
     stage2_loss,
     stage2_loss_from_hidden,
@@ -204,21 +207,80 @@ def test_one_nan_among_the_logits_counts_as_zero():
     assert coord_loss(broken, [440], LossOptions()) == coord_loss(logits, [440], LossOptions())
 
 
-def test_totals_of_a_window_make_the_loss_independent_of_its_split():
+def losses_of_a_split(normalizer):
+    """The loss of 6 tokens and 4 coordinates as one micro-step, and as the mean of two that share them unevenly."""
     hidden, weight, wanted = random_case(ordinary=6, coords=4)
-    logits = hidden @ weight.T
+    logits, rows = hidden @ weight.T, torch.arange(10)
     whole = stage2_loss(logits, wanted, COORD_IDS, LossOptions()).total
-    first = targets(wanted.labels[:1].tolist(), wanted.bins[:3].tolist()).divided_by(ce=6, coord=4)
-    second = targets(wanted.labels[1:].tolist(), wanted.bins[3:].tolist()).divided_by(ce=6, coord=4)
-    rows = torch.arange(10)
-    split = sum(
+    parts = [
+        targets(wanted.labels[:1].tolist(), wanted.bins[:3].tolist()),
+        targets(wanted.labels[1:].tolist(), wanted.bins[3:].tolist()),
+    ]
+    picks = [torch.cat([rows[:1], rows[6:9]]), torch.cat([rows[1:6], rows[9:]])]
+    split = [
         stage2_loss(logits[pick], part, COORD_IDS, LossOptions()).total
-        for pick, part in (
-            (torch.cat([rows[:1], rows[6:9]]), first),
-            (torch.cat([rows[1:6], rows[9:]]), second),
-        )
-    )
+        for pick, part in zip(picks, normalized(parts, normalizer), strict=True)
+    ]
+    return whole, sum(split) / 2
+
+
+def test_a_loss_over_the_window_does_not_depend_on_its_split():
+    whole, split = losses_of_a_split("window")
     torch.testing.assert_close(split, whole)
+
+
+def test_a_loss_over_micro_steps_does():
+    whole, split = losses_of_a_split("micro")
+    assert split != pytest.approx(whole.item(), rel=1e-3)
+
+
+def test_a_window_without_coordinates_divides_by_one():
+    (alone,) = normalized([targets([1, 2], [])], "window")
+    assert (alone.ce_denominator, alone.coord_denominator) == (2, 1)
+
+
+def test_every_key_of_the_configuration_reaches_the_loss():
+    keys = {
+        "soft_ce_weight": 0.5, "w1_weight": 0.25, "gate_weight": 2.0, "temperature_coord": 1.5, "target_sigma": 3.0,
+        "target_truncate": 9, "loss_normalizer": "window",
+    }  # fmt: skip
+    assert LossOptions.from_config(RolloutMatching(**keys)) == LossOptions(0.5, 0.25, 2.0, 1.5, 3.0, 9, "window")
+
+
+@pytest.mark.parametrize("shape", [{"target_sigma": k} for k in (5e-324, 1e-30, 1e300)] + [{"temperature": 1e-300}])
+def test_no_width_and_no_temperature_make_it_nan(shape):
+    logits = random_case(ordinary=0, coords=3)
+    logits = (logits[0] @ logits[1].T).requires_grad_()
+    total = stage2_loss(logits, targets([], [0, 500, 999]), COORD_IDS, LossOptions(**shape)).total
+    total.backward()
+    assert torch.isfinite(total)
+    assert torch.isfinite(logits.grad).all()
+
+
+class LargestTensor(TorchDispatchMode):
+    """Notes the largest tensor that any operation returns, in elements."""
+
+    def __init__(self):
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        for one in found if isinstance(found, (tuple, list)) else [found]:
+            if isinstance(one, torch.Tensor):
+                self.elements = max(self.elements, one.numel())
+        return found
+
+
+def test_no_tensor_grows_with_positions_times_vocabulary():
+    hidden, weight, wanted = random_case(ordinary=60, coords=40)
+    inputs = [one.requires_grad_() for one in (hidden, weight)]
+    with LargestTensor() as plain:
+        stage2_loss(hidden @ weight.T, wanted, COORD_IDS, LossOptions()).total.backward()
+    with LargestTensor() as chunked:
+        stage2_loss_from_hidden(*inputs, wanted, COORD_IDS, LossOptions(), chunk_elements=5 * V).total.backward()
+    assert plain.elements >= 100 * V
+    assert chunked.elements == V * H  # the output layer itself
 
 
 def test_targets_come_from_masks_ordinary_tokens_first():

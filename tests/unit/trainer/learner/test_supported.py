@@ -38,6 +38,13 @@ def test_what_is_not_built_is_refused_by_its_key(matching, path):
     assert refused(run_config(matching=matching)) == [f"{MATCHING}.{path}"]
 
 
+def test_a_loss_over_the_window_needs_the_window_in_one_micro_step():
+    matching = {"loss_normalizer": "window"}
+    check_supported(run_config(matching=matching), world_size=1)
+    accumulated = run_config(matching=matching, training={"gradient_accumulation_steps": 2})
+    assert refused(accumulated) == [f"{MATCHING}.loss_normalizer"]
+
+
 @pytest.mark.parametrize("buffer", [{"enabled": True, "m_steps": 1}, {"enabled": False, "m_steps": 4}])
 def test_a_buffer_that_reuses_nothing_is_no_buffer(buffer):
     check_supported(run_config(matching={"rollout_buffer": buffer}), world_size=1)

@@ -1,11 +1,14 @@
 """Candidates, gate and assignment, against the plain definitions."""
 
+from dataclasses import asdict
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
+from stage2_api.rollout_matching import RolloutMatching
 from stage2_trainer.matching.assign import assign, candidate_pairs, match
 from stage2_trainer.matching.geometry import aabbs
 from stage2_trainer.matching.options import MatchOptions
@@ -121,3 +124,19 @@ def test_the_dummies_price_what_is_left_out(rows, columns, seed):
     savings = np.maximum(np.nan_to_num(1.3 - costs, nan=0.0), 0.0)
     best = savings[linear_sum_assignment(savings, maximize=True)].sum()
     assert (1.3 - costs[i, j]).sum() == pytest.approx(best)
+
+
+def test_every_key_of_the_configuration_reaches_the_matching():
+    keys = {
+        "candidate_top_k": 3, "maskiou_gate": 0.25, "maskiou_resolution": 64, "fp_cost": 0.5, "fn_cost": 2.0,
+        "ot_cost": "l1", "ot_epsilon": 4.0, "ot_iters": 2, "maskiou_mode": "supersample",
+        "ot_epsilon_mode": "relative", "ot_bbox_target": "aabb",
+    }  # fmt: skip
+    assert asdict(MatchOptions.from_config(RolloutMatching(**keys))) == keys
+    assert MatchOptions.from_config(RolloutMatching()) == MatchOptions()
+
+
+@pytest.mark.parametrize(("mode", "matched"), [("canvas", 0), ("analytic", 1), ("supersample", 1)])
+def test_the_mode_decides_whether_a_box_without_pixels_matches(mode, matched):
+    dot = [box(500, 500, 501, 501)]
+    assert len(match(dot, dot, MatchOptions(maskiou_mode=mode)).pairs) == matched
