@@ -29,7 +29,7 @@ _STEP_COLUMNS = (
     ("sync MB", "sync/bytes", "{:.1f}"),
 )
 _SCALE = {"sync/bytes": 1e-6}
-_EVALUATION_COLUMNS = ("precision", "recall", "f1", "matched_maskiou_mean")
+_EVALUATION_COLUMNS = ("precision", "recall", "f1", "matched_maskiou_mean", "recall_iou50", "f1_iou50")
 _MAX_ROWS = 40
 _PLAIN_WIDTH = 100  # of tables that go to a file or a pipe
 
@@ -83,8 +83,8 @@ def step_table(steps: Sequence[Record]) -> Table:
 def evaluation_table(evaluations: Iterable[Record]) -> Table:
     """One row an evaluation on the held-out records."""
     table = Table(title="Held-out records", header_style="bold")
-    for title in ("step", *_EVALUATION_COLUMNS):
-        table.add_column(title, justify="right")
+    for name in ("step", *_EVALUATION_COLUMNS):
+        table.add_column(name.replace("matched_maskiou_mean", "mean IoU").replace("_iou50", "@0.5"), justify="right")
     for record in evaluations:
         values = (record[f"eval_rollout_{name}"] for name in _EVALUATION_COLUMNS)
         table.add_row(str(record["step"]), *(f"{value:.3f}" for value in values))

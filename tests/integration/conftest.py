@@ -18,6 +18,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from stage2_cli.processes import end_with_parent
+
 ROOT = Path(__file__).parents[2]
 WARMED_MODEL = ROOT / "examples" / "tiny-qwen3-vl"
 START_TIMEOUT_S = 400.0
@@ -132,6 +134,7 @@ def launch(folder: Path, engine: str, *, dtype: str, ports: tuple[int, int], mod
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # vLLM's own children end with it
+            preexec_fn=end_with_parent,
         )
     return Served(engine, base_url, group_port, dtype, log, process)
 

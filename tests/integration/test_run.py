@@ -1,61 +1,32 @@
 """`stage2 run` and `stage2 report`: the tiny job as processes, from a person's file to the picture they look at."""
 
 import json
-import socket
 import subprocess
-import sys
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import yaml
 from PIL import Image
 
-ROOT = Path(__file__).parents[2]
-JOB = ROOT / "examples" / "job-3v1-tiny.yaml"
-STAGE2 = str(Path(sys.executable).with_name("stage2"))
+from tests.integration import runs
+from tests.integration.runs import JOB, stage2
+
 STEPS = 2
-
-
-def stage2(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([STAGE2, *map(str, arguments)], capture_output=True, text=True, check=False)
-
-
-def free_ports(count: int) -> int:
-    """The first of `count` ports in a row that nothing listens on."""
-    for first in range(18300, 19300, count):
-        with ExitStack() as stack:
-            try:
-                for port in range(first, first + count):
-                    stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        return first
-    raise AssertionError("no free ports")
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished run: two steps of the example job, on the CPU stub."""
     folder = tmp_path_factory.mktemp("run")
-    shapes = ["--train", "8", "--held-out", "4"]
-    subprocess.run([sys.executable, ROOT / "examples/make_shapes.py", folder / "shapes", *shapes], check=True)
-    job = yaml.safe_load(JOB.read_text())
-    job["spec"]["rollout"]["port"] = free_ports(3)
-    job["spec"]["config"]["training"] |= {"max_steps": STEPS, "eval_steps": STEPS, "effective_batch_size": 4}
-    (folder / "job.yaml").write_text(yaml.safe_dump(job))
-    examples = "/opt/stage2/examples"
-    maps = [f"{examples}/shapes={folder / 'shapes'}", f"{examples}/tiny-qwen3-vl={ROOT / 'examples/tiny-qwen3-vl'}"]
-    options = ["--engine", "stub", "--work-dir", folder, *(part for text in maps for part in ("--map", text))]
-    done = stage2("run", folder / "job.yaml", *options)
-    assert done.returncode == 0, done.stdout + done.stderr
+    runs.run_example(
+        folder, train=8, held_out=4, training={"max_steps": STEPS, "eval_steps": STEPS, "effective_batch_size": 4}
+    )
     return folder
 
 
 @pytest.fixture(scope="module")
 def records(finished: Path) -> list[dict]:
-    lines = (finished / "logs" / "learner.log").read_text().splitlines()
-    return [json.loads(line) for line in lines if line.startswith('{"event"')]
+    return runs.records(finished)
 
 
 @pytest.mark.timeout(400)

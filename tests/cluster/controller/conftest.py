@@ -5,7 +5,6 @@ Pods ask for a node that does not exist, so that these tests run alike on a clus
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -95,17 +94,6 @@ def kubectl(admin: Kubectl) -> Iterator[Kubectl]:
     admin.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
     yield Kubectl(admin.kubeconfig, name)
     admin("delete", "namespace", name, "--wait=false")
-
-
-@pytest.fixture(scope="session")
-def helm() -> str:
-    """helm from PATH, else the one that hack/local-cluster built."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stage2" / "cluster" / "bin"
-    built = sorted(cache.glob("**/helm"), key=lambda path: path.stat().st_mtime)
-    found = shutil.which("helm") or (str(built[-1]) if built else None)
-    if found is None:
-        pytest.skip("no helm on PATH and none built by hack/local-cluster")
-    return found
 
 
 class Controller:

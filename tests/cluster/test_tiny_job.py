@@ -1,0 +1,91 @@
+"""The main job, end to end, as a person starts it: chart, `kubectl apply`, real servers, real training, the record."""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.cluster.conftest import Images
+
+ROOT = Path(__file__).parents[2]
+JOB = "job-3v1-tiny"
+RISE = 0.08
+"""A fraction of the 100 objects in the held-out images; the strict test is the one in tests/integration."""
+
+
+@pytest.fixture(scope="module")
+def demo(
+    kubeconfig: Path, stage2_images: Images, helm: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Path]:
+    """The output folder of `make demo-cluster`, run to its end; its release and its job are removed afterwards."""
+    folder = tmp_path_factory.mktemp("demo")
+    environment = {
+        **os.environ,
+        "KUBECONFIG": str(kubeconfig),
+        "STAGE2_CONTROLLER_IMAGE": stage2_images.controller,
+        "STAGE2_TRAINER_IMAGE": stage2_images.trainer,
+    }
+    try:
+        done = subprocess.run(
+            [ROOT / "hack" / "demo-cluster", folder], env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        (folder / "printed").write_text(done.stdout)
+        yield folder
+    finally:
+        _kubectl(kubeconfig, "delete", "rmj", JOB, "--ignore-not-found")
+        release = ["uninstall", "stage2", "--namespace=stage2-system", "--wait", "--ignore-not-found"]
+        subprocess.run([helm, f"--kubeconfig={kubeconfig}", *release], check=True)
+
+
+def _kubectl(kubeconfig: Path, *arguments: str) -> str:
+    command = ["kubectl", f"--kubeconfig={kubeconfig}", "--namespace=default", *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.fixture(scope="module")
+def records(demo: Path) -> dict[str, list[dict]]:
+    """What `kubectl logs` of the learner has, one list for each kind of event."""
+    found: dict[str, list[dict]] = {}
+    for line in (demo / "learner.log").read_text().splitlines():
+        if line.startswith('{"event"'):
+            found.setdefault(json.loads(line)["event"], []).append(json.loads(line))
+    return found
+
+
+def test_the_job_succeeds_and_its_status_tells_the_whole_story(demo: Path, kubeconfig: Path) -> None:
+    status = json.loads(_kubectl(kubeconfig, "get", "rmj", JOB, "--output=json"))["status"]
+    assert status["phase"] == "Succeeded"
+    assert status["step"] == status["maxSteps"] == 20
+    assert _kubectl(kubeconfig, "wait", "rmj", JOB, "--for=condition=Succeeded", "--timeout=1s")
+
+
+def test_the_learner_logs_the_reproducibility_record(records: dict[str, list[dict]]) -> None:
+    (record,) = records["reproducibility"]
+    assert len(record["servers"]) == len(set(record["servers"])) == 3
+    assert record["sync"] == {"requested": "full", "effective": "full"}
+    assert record["rollout_seed"] == 17
+    assert record["dataset"]["records"] == 256
+    assert len(record["config_sha256"]) == len(record["dataset"]["sha256"]) == 64
+    assert all(record["versions"][name] for name in ("stage2", "torch", "transformers", "peft", "vllm", "python"))
+
+
+def test_every_step_trains_on_rollouts_of_the_weights_it_starts_from(records: dict[str, list[dict]]) -> None:
+    steps = records["step"]
+    assert [step["step"] for step in steps] == list(range(1, 21))
+    assert [step["sync/version"] for step in steps] == list(range(20))
+
+
+def test_real_servers_match_more_of_held_out_images_after_training(records: dict[str, list[dict]]) -> None:
+    before, after = (evaluation["eval_rollout_recall_iou50"] for evaluation in records["evaluation"])
+    assert after > before + RISE
+
+
+def test_the_demo_ends_with_a_table_and_a_picture(demo: Path) -> None:
+    assert "Training steps" in (demo / "printed").read_text()
+    with Image.open(demo / "rollouts.png") as image:
+        assert image.width > 3 * 250

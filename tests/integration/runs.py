@@ -1,0 +1,53 @@
+"""The example job as processes: what the tests of `stage2 run` share."""
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+JOB = ROOT / "examples" / "job-3v1-tiny.yaml"
+STAGE2 = str(Path(sys.executable).with_name("stage2"))
+
+
+def stage2(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([STAGE2, *map(str, arguments)], capture_output=True, text=True, check=False)
+
+
+def free_ports(count: int) -> int:
+    """The first of `count` ports in a row that nothing listens on."""
+    for first in range(18300, 19300, count):
+        with ExitStack() as stack:
+            try:
+                for port in range(first, first + count):
+                    stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        return first
+    raise AssertionError("no free ports")
+
+
+def run_example(folder: Path, *, train: int, held_out: int, training: Mapping[str, object]) -> None:
+    """Run the example job on the CPU stub, on so many images and with some keys of `training` changed."""
+    shapes = ["--train", str(train), "--held-out", str(held_out)]
+    subprocess.run([sys.executable, ROOT / "examples/make_shapes.py", folder / "shapes", *shapes], check=True)
+    job = yaml.safe_load(JOB.read_text())
+    job["spec"]["rollout"]["port"] = free_ports(3)
+    job["spec"]["config"]["training"] |= training
+    (folder / "job.yaml").write_text(yaml.safe_dump(job))
+    examples = "/opt/stage2/examples"
+    maps = [f"{examples}/shapes={folder / 'shapes'}", f"{examples}/tiny-qwen3-vl={ROOT / 'examples/tiny-qwen3-vl'}"]
+    options = ["--engine", "stub", "--work-dir", folder, *(part for text in maps for part in ("--map", text))]
+    done = stage2("run", folder / "job.yaml", *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def records(folder: Path) -> list[dict]:
+    """What the learner of a finished run wrote to its standard output, one object a line."""
+    lines = (folder / "logs" / "learner.log").read_text().splitlines()
+    return [json.loads(line) for line in lines if line.startswith('{"event"')]
