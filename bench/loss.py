@@ -1,74 +1,145 @@
-"""Time and memory of the loss in portions beside the usual form over the whole sequence and vocabulary.
+"""Time and memory of the loss in portions beside plainer forms.
 
-`python -m bench.loss [tokens] [vocabulary] [hidden]`; each form runs in its own process, so its peak memory is too.
+`supervised` makes the logits of the supervised positions at once; `everything` is the usual form, logits of all
+positions and cross entropy that skips labels of -100. Memory is the most that all tensors of a forward and backward
+pass take together, inputs left out; it depends on shapes alone, so the large case is counted on the meta device.
 """
 
 from __future__ import annotations
 
-import resource
-import subprocess
-import sys
-from time import perf_counter
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import torch
+from bench.tables import Row, Table, seconds
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from stage2_trainer.learner.loss import LossOptions, LossTargets, stage2_loss, stage2_loss_from_hidden
+from stage2_trainer.learner.loss import (
+    LossOptions,
+    LossTargets,
+    coord_losses,
+    stage2_loss,
+    stage2_loss_from_hidden,
+)
 
-FORMS = ("none", "portions", "supervised", "everything")
+TIMED = (4096, 32768, 64)
+LARGE = (16384, 151936, 16)
 SHARE = 0.5  # of the tokens are supervised, a third of those are coordinates
-GIB = 2**20  # KiB, the unit of ru_maxrss
+OPTIONS = LossOptions()
 
 
-def run(form: str, tokens: int, vocabulary: int, width: int) -> None:
-    """One forward and backward pass; prints seconds, peak GiB and the loss."""
-    torch.manual_seed(0)
-    hidden = torch.randn(tokens, width, requires_grad=True)
-    weight = (torch.randn(vocabulary, width) / width**0.5).requires_grad_()
-    coord_ids = torch.arange(1000)
-    count = int(tokens * SHARE)
-    split = count * 2 // 3
-    targets = LossTargets(
-        positions=torch.arange(tokens - count, tokens),
-        labels=torch.randint(0, vocabulary, (split,)),
-        bins=torch.randint(0, 1000, (count - split,)),
-        in_prefix=torch.zeros(count - split, dtype=torch.bool),
-        ce_denominator=split,
-        coord_denominator=count - split,
-    )
-    start = perf_counter()
-    rows = targets.logit_positions
-    total = torch.zeros(())
-    if form == "portions":
-        total = stage2_loss_from_hidden(hidden[rows], weight, targets, coord_ids, LossOptions()).total
-    elif form == "supervised":
-        total = stage2_loss(hidden[rows] @ weight.T, targets, coord_ids, LossOptions()).total
-    elif form == "everything":
-        total = stage2_loss((hidden @ weight.T).float()[rows], targets, coord_ids, LossOptions()).total
-    if form != "none":
-        total.backward()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / GIB
-    print(f"{perf_counter() - start:.2f} {peak:.3f} {total.item():.6f}")
+@dataclass(frozen=True)
+class Case:
+    """Hidden states (T, H), output layer (V, H) and what the second half of T tokens is taught."""
+
+    hidden: torch.Tensor
+    weight: torch.Tensor
+    targets: LossTargets
+    coord_ids: torch.Tensor
+
+    @classmethod
+    def random(cls, tokens: int, vocabulary: int, width: int, device: str) -> Case:
+        """A case with random values (none on the meta device)."""
+        torch.manual_seed(0)
+        count = int(tokens * SHARE)
+        split = count * 2 // 3
+        targets = LossTargets(
+            positions=torch.arange(tokens - count, tokens, device=device),
+            labels=torch.randint(0, vocabulary, (split,), device=device),
+            bins=torch.randint(0, 1000, (count - split,), device=device),
+            in_prefix=torch.zeros(count - split, dtype=torch.bool),
+            ce_denominator=split,
+            coord_denominator=count - split,
+        )
+        hidden = torch.randn(tokens, width, device=device, requires_grad=True)
+        weight = (torch.randn(vocabulary, width, device=device) / width**0.5).requires_grad_()
+        return cls(hidden, weight, targets, torch.arange(1000, device=device))
 
 
-def main(arguments: list[str]) -> None:
-    """Print one row for each form."""
-    if arguments[:1] == ["--run"]:
-        run(arguments[1], *map(int, arguments[2:]))
-        return
-    shape = arguments or ["4096", "32768", "64"]
-    print(f"tokens {shape[0]}, vocabulary {shape[1]}, hidden {shape[2]}, {SHARE:.0%} supervised")
-    print(f"torch {torch.__version__}\n")
-    print("| form | seconds | peak GiB above start | loss |\n| --- | ---: | ---: | ---: |")
-    start = 0.0
-    for form in FORMS:
-        command = [sys.executable, "-m", "bench.loss", "--run", form, *shape]
-        output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        took, peak, loss = map(float, output.split())
-        if form == "none":
-            start = peak
-        else:
-            print(f"| {form} | {took:.2f} | {peak - start:.2f} | {loss:.6f} |", flush=True)
+def portions(case: Case) -> torch.Tensor:
+    """The form that training uses."""
+    hidden = case.hidden[case.targets.logit_positions]
+    return stage2_loss_from_hidden(hidden, case.weight, case.targets, case.coord_ids, OPTIONS).total
 
 
-if __name__ == "__main__":
-    main(sys.argv[1:])
+def supervised(case: Case) -> torch.Tensor:
+    """All supervised positions at once."""
+    logits = case.hidden[case.targets.logit_positions] @ case.weight.T
+    return stage2_loss(logits, case.targets, case.coord_ids, OPTIONS).total
+
+
+def everything(case: Case) -> torch.Tensor:
+    """The usual form."""
+    logits = (case.hidden @ case.weight.T).float()
+    split = len(case.targets.labels)
+    labels = torch.full((len(logits),), -100, device=logits.device)
+    labels[case.targets.logit_positions[:split]] = case.targets.labels
+    ce = functional.cross_entropy(logits, labels, ignore_index=-100)
+    coords = logits[case.targets.logit_positions[split:]]
+    return ce + coord_losses(coords, case.targets.bins, case.coord_ids, OPTIONS).mean()
+
+
+PEERS: dict[str, Callable[[Case], torch.Tensor]] = {"supervised": supervised, "everything": everything}
+
+
+def timed_rows() -> Iterator[Row]:
+    """Forward and backward pass on the CPU."""
+    case = Case.random(*TIMED, "cpu")
+    ours, found = seconds(lambda: portions(case).backward(), 3), portions(case)
+    for name, form in PEERS.items():
+        theirs = seconds(lambda: form(case).backward(), 3)  # noqa: B023 called at once
+        yield Row(described(TIMED), name, ours, theirs, f"{abs(form(case) - found).item():.2g}")
+
+
+def memory_rows() -> Iterator[Row]:
+    """The shapes of a large model: 16k tokens, a vocabulary of 150k."""
+    ours = peak_bytes(portions, LARGE)
+    for name, form in PEERS.items():
+        yield Row(described(LARGE), name, ours, peak_bytes(form, LARGE))
+
+
+def described(shape: tuple[int, int, int]) -> str:
+    """The case in words."""
+    tokens, vocabulary, width = shape
+    return f"{tokens} tokens, vocabulary {vocabulary}, hidden {width}, {SHARE:.0%} supervised"
+
+
+def peak_bytes(form: Callable[[Case], torch.Tensor], shape: tuple[int, int, int]) -> int:
+    """The most bytes that tensors made by one forward and backward pass take at once."""
+    case = Case.random(*shape, "meta")
+    with LiveBytes() as tracked:
+        form(case).backward()
+    return tracked.peak
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of all tensors that operations return, for as long as they live."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = 0
+        self._live = 0
+        self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operation and count its results."""
+        found = func(*args, **(kwargs or {}))
+        for one in tree_leaves(found):
+            if isinstance(one, torch.Tensor) and one.untyped_storage() not in self._seen:
+                storage = one.untyped_storage()
+                self._seen.add(storage)
+                self._live += storage.nbytes()
+                weakref.finalize(storage, self._freed, storage.nbytes())
+                self.peak = max(self.peak, self._live)
+        return found
+
+    def _freed(self, count: int) -> None:
+        self._live -= count
+
+
+MEASURED = Table("Loss: time of a forward and backward pass", "ms", 1e3, timed_rows)
+MEMORY = Table("Loss: memory of a forward and backward pass", "GiB", 2**-30, memory_rows)

@@ -142,7 +142,7 @@ def stage2_loss(logits: torch.Tensor, targets: LossTargets, coord_ids: torch.Ten
     """
     split = len(targets.labels)
     ce = _ce_sum(logits[:split], targets.labels) / targets.ce_denominator
-    each = _coord_losses(logits[split:], targets.bins, coord_ids, options)
+    each = coord_losses(logits[split:], targets.bins, coord_ids, options)
     coord = each.sum() / targets.coord_denominator
     return _parts(ce + coord, ce.detach(), coord.detach(), each.detach(), targets)
 
@@ -204,10 +204,13 @@ def soft_targets(bins: torch.Tensor, options: LossOptions, dtype: torch.dtype = 
     return weights / weights.sum(dim=-1, keepdim=True)
 
 
-def _coord_losses(
+def coord_losses(
     logits: torch.Tensor, bins: torch.Tensor, coord_ids: torch.Tensor, options: LossOptions
 ) -> torch.Tensor:
-    """Loss (C,) of each coordinate: its soft cross entropy, Wasserstein-1 distance and gate, weighted."""
+    """Loss (C,) of each coordinate: its soft cross entropy, Wasserstein-1 distance and gate, weighted.
+
+    logits (C, V) predict the coordinates; bins (C,) int64 are the true ones; coord_ids (1000,) the bins' token ids.
+    """
     scaled = _usable(logits) / max(options.temperature, _LEAST_TEMPERATURE)
     coords = scaled[:, coord_ids]
     log_p = functional.log_softmax(coords, dim=-1)
@@ -241,7 +244,7 @@ class _Job:
             return _ce_sum(logits, self.targets.labels[rows])
         split = len(self.targets.labels)
         bins = self.targets.bins[rows.start - split : rows.stop - split]
-        return _coord_losses(logits, bins, self.coord_ids, self.options)
+        return coord_losses(logits, bins, self.coord_ids, self.options)
 
 
 class _ChunkedLoss(torch.autograd.Function):

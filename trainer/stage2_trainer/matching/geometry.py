@@ -30,7 +30,8 @@ def aabbs(shapes: Sequence[Shape]) -> IntArray:
     """Axis-aligned bounding boxes [x0, y0, x1, y1] (N, 4) in bins, corners ordered, clamped to 0..999."""
     if not shapes:
         return np.zeros((0, 4), dtype=np.int64)
-    points, sizes = outlines(shapes)
+    # Two corners bound a box as well as four do.
+    points, sizes = _points([shape.bins for shape in shapes])
     starts = np.cumsum(sizes) - sizes
     return np.concatenate([np.minimum.reduceat(points, starts), np.maximum.reduceat(points, starts)], axis=1)
 
@@ -47,7 +48,11 @@ def outlines(shapes: Sequence[Shape]) -> tuple[IntArray, IntArray]:
 
     A box gives its corners clockwise from the least x and y.
     """
-    values = [_corners(shape.bins) if shape.kind == "bbox" else shape.bins for shape in shapes]
+    return _points([_corners(shape.bins) if shape.kind == "bbox" else shape.bins for shape in shapes])
+
+
+def _points(values: Sequence[tuple[int, ...]]) -> tuple[IntArray, IntArray]:
+    """Points (T, 2), clamped to 0..999, of sequences of x and y in turn, and how many each has (N,)."""
     sizes = np.fromiter(map(len, values), dtype=np.int64, count=len(values))
     flat = np.fromiter(chain.from_iterable(values), dtype=np.int64, count=int(sizes.sum()))
     return np.clip(flat, 0, MAX_BIN).reshape(-1, 2), sizes // 2

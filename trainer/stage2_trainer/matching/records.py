@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -17,12 +16,11 @@ from stage2_trainer.matching.parse import (
     WRONG_COUNT,
     Kind,
 )
+from stage2_trainer.matching.scan import OBJECT_KEY
 from stage2_trainer.matching.tokens import MAX_BIN, coord_bin
 
 MIXED_COORDINATES = "tokens_and_numbers_mixed"
 NOT_COORDINATES = "coordinates_are_no_bins"
-
-_KEY = re.compile(r"object_([0-9]+)")
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ def ground_truth(payload: Mapping[str, Any]) -> GroundTruth:
 
     Objects that break the contract are left out and listed; keys of another form are no objects.
     """
-    keys = sorted((int(match[1]), key) for key in payload if (match := _KEY.fullmatch(key)))
+    keys = sorted((int(match[1]), key) for key in payload if (match := OBJECT_KEY.fullmatch(key)))
     objects: list[GTObject] = []
     dropped: list[tuple[str, str]] = []
     for _, key in keys:

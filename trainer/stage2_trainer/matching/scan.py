@@ -16,16 +16,17 @@ GEOMETRY_KEYS = ("bbox_2d", "poly")
 _STRING = r'"(?P<text>(?:[^"\\]++|\\.)*+)(?P<close>"?)'
 _FLAT_ARRAY = r'\[(?:[^\[\]{}"]++|"[^"\\]*+")*+\]'
 _EVENT = re.compile(rf"{_STRING}|{_FLAT_ARRAY}|[{{}}\[\]:,]", re.DOTALL)
+# Python turns no more than some 4000 digits into a number; a key that has more of them names no object.
+_INDEX = "[0-9]{1,4000}"
+OBJECT_KEY = re.compile(rf"object_({_INDEX})")
 # So is an entry that is written as it should be, which nearly all are; everything else is taken apart.
 _ENTRY = re.compile(
-    r'"(?P<key>object_(?P<index>[0-9]{1,9}))": '
+    rf'"(?P<key>object_(?P<index>{_INDEX}))": '
     r'(?P<value>\{"desc": "(?P<desc>[^"\\]*+)", "(?P<geometry>bbox_2d|poly)": '
     rf"(?P<array>{_FLAT_ARRAY}|\[(?:{_FLAT_ARRAY}|, )++\])\}})"
     rf"|{_EVENT.pattern}",
     re.DOTALL,
 )
-# Nine digits are more objects than any answer holds, and keep the index an ordinary number.
-_OBJECT_KEY = re.compile(r"object_([0-9]{1,9})")
 
 
 @dataclass(slots=True)
@@ -126,7 +127,7 @@ class _Scanner:
             return
         self.last_key = event["text"]
         if len(self.expecting) == 1:
-            match = _OBJECT_KEY.fullmatch(event["text"])
+            match = OBJECT_KEY.fullmatch(event["text"])
             self.pending = Entry(event["text"], int(match[1]), start) if match else None
             if self.pending:
                 self.entries.append(self.pending)

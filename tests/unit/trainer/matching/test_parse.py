@@ -220,3 +220,7 @@ def test_the_parser_survives_an_answer_that_nests_without_end(vocab):
 
 def test_an_index_of_thousands_of_digits_is_no_object_key(vocab):
     assert parsed(vocab, '{"object_' + "9" * 5000 + '": {}, ' + CAT + "}").max_object_index == 1
+
+
+def test_a_long_index_is_one_like_any_other(vocab):
+    assert parsed(vocab, "{" + CAT.replace("object_1", "object_12345678901") + "}").max_object_index == 12345678901

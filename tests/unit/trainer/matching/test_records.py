@@ -14,6 +14,10 @@ def test_objects_come_in_the_order_of_their_indices():
     assert [one.desc for one in ground_truth(payload).objects] == ["a", "b"]
 
 
+def test_a_key_of_thousands_of_digits_names_no_object():
+    assert ground_truth({"object_" + "9" * 5000: BOX}).objects == ()
+
+
 def test_coordinates_may_be_tokens_numbers_or_pairs():
     tokens = ["<|coord_1|>", "<|coord_2|>", "<|coord_3|>", "<|coord_4|>", "<|coord_5|>", "<|coord_6|>"]
     payload = {

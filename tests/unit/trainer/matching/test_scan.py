@@ -71,7 +71,7 @@ class Plain:
         self.last_key = value
         if self.depth == 1:
             digits = value.removeprefix("object_")
-            is_key = value != digits and digits.isascii() and digits.isdigit() and len(digits) < 10
+            is_key = value != digits and digits.isascii() and digits.isdigit() and len(digits) <= 4000
             self.pending = {"key": value, "value": [-1, -1], "captures": []} if is_key else None
             if is_key:
                 self.entries.append(self.pending)

@@ -1,0 +1,79 @@
+"""Prints the benchmarks' tables: `bench/run [--write] [NAME ...]`; --write keeps them in bench/results/NAME.md."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import platform
+import sys
+from collections.abc import Iterator, Mapping
+from datetime import date
+from importlib import metadata
+from pathlib import Path
+
+from bench import assignment, estep, loss, overlap, parsing, transport
+from bench.tables import Table
+
+RESULTS = Path(__file__).parent / "results"
+BENCHMARKS: Mapping[str, tuple[Table, ...]] = {
+    "overlap": (overlap.TABLE,),
+    "assignment": (assignment.TABLE,),
+    "transport": (transport.TABLE,),
+    "parse": (parsing.TABLE,),
+    "estep": (estep.TABLE,),
+    "loss": (loss.MEASURED, loss.MEMORY),
+}
+PACKAGES = ("numpy", "scipy", "torch", "pycocotools", "shapely", "POT")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run what is asked for; the exit code."""
+    parser = argparse.ArgumentParser(prog="bench/run", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which: {', '.join(BENCHMARKS)}; all without a name")
+    parser.add_argument("--write", action="store_true", help="keep the tables in bench/results/NAME.md")
+    options = parser.parse_args(arguments)
+    unknown = [name for name in options.names if name not in BENCHMARKS]
+    if unknown:
+        parser.error(f"no such benchmark: {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}")
+    missing = [name for name in PACKAGES if version(name) is None]
+    if missing:
+        sys.stderr.write(f"left out, not installed: {', '.join(missing)}; pip install 'stage2[trainer,bench]'\n")
+    gc.disable()  # what the collector costs depends on all that is loaded, peers included
+    sys.stdout.write(header() + "\n")
+    for name in options.names or BENCHMARKS:
+        text = "".join(shown(name))
+        if options.write:
+            RESULTS.mkdir(exist_ok=True)
+            (RESULTS / f"{name}.md").write_text(f"{header()}{text}", encoding="utf-8")
+    return 0
+
+
+def shown(name: str) -> Iterator[str]:
+    """The parts of a benchmark's text, each printed as soon as it is there."""
+    for table in BENCHMARKS[name]:
+        for part in table.lines():
+            sys.stdout.write(part)
+            sys.stdout.flush()
+            yield part
+
+
+def header() -> str:
+    """When, with what and on what the figures were taken."""
+    versions = [f"{name} {version(name) or 'not installed'}" for name in PACKAGES]
+    machine = f"Python {platform.python_version()}, {platform.machine()}"
+    return (
+        f"{date.today().isoformat()}, one thread; {machine}; {', '.join(versions)}.\n"
+        "Machines differ and are busy: read the ratios (peer / ours; above 1 means that ours is faster or smaller).\n"
+    )
+
+
+def version(name: str) -> str | None:
+    """The installed version of a distribution, None where there is none."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
