@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from stage2_trainer.learner.loss import LossOptions, coord_losses
 from tiny_model.answers import COORD_TOKENS
 from tiny_model.batches import IGNORED, Batch, Batches
 from tiny_model.foreign import Model, Processor
@@ -70,19 +71,7 @@ def answer_loss(logits: Tensor, labels: Tensor, coord_ids: Tensor, *, sigma: flo
     bins = torch.searchsorted(coord_ids, labels)
     is_coord = torch.isin(labels, coord_ids)
     structure = F.cross_entropy(logits[~is_coord], labels[~is_coord])
-    return structure + _coord_loss(logits[is_coord], bins[is_coord], coord_ids, sigma)
-
-
-def _coord_loss(logits: Tensor, bins: Tensor, coord_ids: Tensor, sigma: float) -> Tensor:
-    """Return soft cross entropy + W1 + gate, mean over (coordinates, vocabulary) logits with true `bins`."""
-    of_coords = logits[:, coord_ids]
-    log_p = of_coords.log_softmax(dim=-1)
-    distance = torch.arange(len(coord_ids)) - bins[:, None]
-    target = (-(distance**2) / (2 * sigma**2)).softmax(dim=-1)
-    soft_ce = -(target * log_p).sum(dim=-1)
-    w1 = (log_p.exp().cumsum(dim=-1) - target.cumsum(dim=-1)).abs().mean(dim=-1)
-    gate = logits.logsumexp(dim=-1) - of_coords.logsumexp(dim=-1)
-    return (soft_ce + w1 + gate).mean()
+    return structure + coord_losses(logits[is_coord], bins[is_coord], coord_ids, LossOptions(target_sigma=sigma)).mean()
 
 
 def _optimizer(model: Model, recipe: Recipe) -> tuple[torch.optim.AdamW, torch.optim.lr_scheduler.LambdaLR]:

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import json
-import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from itertools import islice
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stage2_api.errors import ConfigError, Problem
-from stage2_trainer.data.records import Record, load_records
-from stage2_trainer.matching import CoordVocab
-
-# Tokens that stand for pixels: as in training, an answer is cut before the first of them.
-_VISION_TOKENS = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
-_PIXELS_UNREAD = "data:,"
+from stage2_trainer.data.records import Record, load_record
+from stage2_trainer.matching import CoordVocab, cut_before, vision_ids
 
 
 @dataclass(frozen=True)
@@ -41,8 +34,8 @@ class Spelling:
     vision_ids: frozenset[int]
 
     def cut(self, token_ids: list[int]) -> list[int]:
-        """The ids before the first one that stands for pixels."""
-        return token_ids[: next((i for i, token in enumerate(token_ids) if token in self.vision_ids), len(token_ids))]
+        """The ids before the first one that stands for pixels, as in training."""
+        return cut_before(token_ids, self.vision_ids)
 
 
 def read_record(place: Place) -> Record:
@@ -50,15 +43,14 @@ def read_record(place: Place) -> Record:
 
     Its images need not exist: without a server and without a picture nobody looks at them.
     """
-    number, line = _line(place)
-    raw = _mapping(line)
-    if raw is None:
-        return _checked(line, place, number)
-    images = _resolved(raw.get("images"), place.path.parent)
-    unread = [item if item == "" or not isinstance(item, str) else _PIXELS_UNREAD for item in images]
-    named = {"sample_id": f"{place.path.name}:{number}", **raw, **({"images": unread} if unread else {})}
-    record = _checked(json.dumps(named), place, number)
-    return replace(record, index=place.position, images=tuple(images))
+    return load_record(
+        place.path,
+        place.position,
+        limit=place.limit,
+        numbers_are_bins=place.numbers_are_bins,
+        images_exist=False,
+        named=place.option,
+    )
 
 
 def read_spelling(folder: Path, *, option: str) -> Spelling:
@@ -78,8 +70,7 @@ def read_spelling(folder: Path, *, option: str) -> Spelling:
     except ValueError as error:
         rule = f"must know the coordinate tokens ({error})"
         raise ConfigError([Problem(option, str(folder), rule, "give a stage-1 model's folder")]) from error
-    known = tokenizer.get_vocab()
-    return Spelling(vocab, frozenset(known[token] for token in _VISION_TOKENS if token in known))
+    return Spelling(vocab, vision_ids(tokenizer))
 
 
 def read_ids(path: Path) -> list[int]:
@@ -113,57 +104,6 @@ def check_images(record: Record) -> None:
             rule = "must be a readable image: its pixels are needed here"
             path = f"{record.sample_id} images[{i}]"
             raise ConfigError([Problem(path, source, f"{rule} ({error})", "correct the record's images")]) from error
-
-
-def _line(place: Place) -> tuple[int, bytes]:
-    """The number (from 1, blank lines counted) and the bytes of the wanted line."""
-    if not place.path.is_file():
-        raise ConfigError([Problem(str(place.path), None, "must be an existing JSONL file", "correct the path")])
-    found = next(islice(_lines(place), place.position, None), None) if place.position >= 0 else None
-    if found is None:
-        count = sum(1 for _ in _lines(place))
-        rule = f"must lie in 0..{count - 1}" if count else "there is no record to take"
-        which = f"{place.path} has {count} records, counted from 0"
-        raise ConfigError([Problem(place.option, place.position, f"{rule}: {which}", "take one of them")])
-    return found
-
-
-def _lines(place: Place) -> Iterator[tuple[int, bytes]]:
-    with place.path.open("rb") as file:
-        yield from islice(((number, line) for number, line in enumerate(file, 1) if line.strip()), place.limit)
-
-
-def _mapping(line: bytes) -> dict[str, Any] | None:
-    try:
-        value = json.loads(line)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def _resolved(images: Any, folder: Path) -> list[Any]:
-    """Image paths made absolute; whatever is no path stays for the learner's check to refuse."""
-    if not isinstance(images, list):
-        return []
-    return [
-        item if not isinstance(item, str) or not item or item.startswith("data:") else str((folder / item).resolve())
-        for item in images
-    ]
-
-
-def _checked(line: str | bytes, place: Place, number: int) -> Record:
-    """The learner's own reading of one line, its problems told with the line's true place."""
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / place.path.name
-        copy.write_bytes(line if isinstance(line, bytes) else line.encode())
-        try:
-            (record,) = load_records(copy, numbers_are_bins=place.numbers_are_bins)
-        except ConfigError as error:
-            place_name = f"{place.path}:{number}"
-            raise ConfigError(
-                replace(one, path=one.path.replace(f"{copy}:1", place_name)) for one in error.problems
-            ) from None
-    return record
 
 
 def _text(path: Path, option: str) -> str:

@@ -17,6 +17,7 @@ import torch
 from stage2_api.errors import ConfigError, Problem
 from stage2_trainer.data.images import load_image
 from stage2_trainer.data.messages import image_sources
+from stage2_trainer.matching import vision_ids
 
 _ANSWER = "STAGE2ANSWER"
 _TEXT = 0  # the processor's mm_token_type_ids: text 0, image 1, video 2
@@ -59,11 +60,7 @@ class Encoder:
         self.processor = processor
         self.tokenizer = processor.tokenizer
         self.end_of_turn_ids: list[int] = self._ids(self._end_of_turn())
-        self.vision_ids = frozenset(
-            int(getattr(processor, name))
-            for name in ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
-            if getattr(processor, name, None) is not None
-        )
+        self.vision_ids = vision_ids(processor.tokenizer)
 
     def prompt(self, messages: list[dict[str, Any]]) -> Prompt:
         """Encode the messages, up to and with the tokens that open the assistant's turn."""

@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,20 @@ class _Invalid(ValueError):
         super().__init__(rule)
         self.path, self.value, self.rule, self.way_out = path, value, rule, way_out
 
+    def problem(self, file: Path, line: int) -> Problem:
+        """The same with its place, `file:line field`."""
+        return Problem(f"{file}:{line} {self.path}".rstrip(), self.value, self.rule, self.way_out)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A line: its file, the record's position among the records, its number from 1; whether its images must exist."""
+
+    path: Path
+    position: int
+    number: int
+    images_exist: bool = True
+
 
 def load_records(path: Path | str, limit: int | None = None, *, numbers_are_bins: bool = False) -> list[Record]:
     """Read the first `limit` records of a JSONL file.
@@ -69,17 +84,14 @@ def load_records(path: Path | str, limit: int | None = None, *, numbers_are_bins
     `numbers_are_bins` (custom.coord_tokens.skip_bbox_norm) takes plain numbers as bins 0..999 instead of pixels.
     Raises ConfigError with every broken line (at most 20), each as `file:line field`.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise ConfigError((Problem(str(path), None, "must be an existing JSONL file", "correct the path"),))
+    path = _existing(path)
     records: list[Record] = []
     problems: list[Problem] = []
     for number, line in _lines(path, limit):
         try:
-            records.append(_record(line, path, len(records), number, numbers_are_bins))
+            records.append(_record(line, _Place(path, len(records), number), numbers_are_bins=numbers_are_bins))
         except _Invalid as error:
-            where = f"{path}:{number} {error.path}".rstrip()
-            problems.append(Problem(where, error.value, error.rule, error.way_out))
+            problems.append(error.problem(path, number))
         if len(problems) == MAX_REPORTED_PROBLEMS:
             break
     if problems:
@@ -87,6 +99,35 @@ def load_records(path: Path | str, limit: int | None = None, *, numbers_are_bins
     if not records:
         raise ConfigError((Problem(str(path), None, "must hold at least one record", "write one JSON object a line"),))
     return records
+
+
+def load_record(
+    path: Path | str,
+    position: int,
+    *,
+    limit: int | None = None,
+    numbers_are_bins: bool = False,
+    images_exist: bool = True,
+    named: str = "position",
+) -> Record:
+    """Read one record as `load_records` does, and no other: the one at `position` (from 0) of the first `limit`.
+
+    `images_exist` false lets its images be missing. Raises ConfigError for a position outside the file, which it calls
+    by the name that a person gave it under, and for a broken line.
+    """
+    path = _existing(path)
+    found = next(islice(_lines(path, limit), position, None), None) if position >= 0 else None
+    if found is None:
+        count = sum(1 for _ in _lines(path, limit))
+        rule = f"must lie in 0..{count - 1}" if count else "there is no record to take"
+        where = f"{path} has {count} records, counted from 0"
+        raise ConfigError((Problem(named, position, f"{rule}: {where}", "take one of them"),))
+    number, line = found
+    place = _Place(path, position, number, images_exist=images_exist)
+    try:
+        return _record(line, place, numbers_are_bins=numbers_are_bins)
+    except _Invalid as error:
+        raise ConfigError((error.problem(path, number),)) from error
 
 
 def fingerprint(path: Path | str, records: Sequence[Record]) -> Fingerprint:
@@ -101,36 +142,48 @@ def to_bin(value: float, size: int) -> int:
     return min(BINS - 1, max(0, round(value / size * BINS)))
 
 
-def _lines(path: Path, limit: int | None) -> Iterator[tuple[int, str]]:
-    taken = 0
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            if limit is not None and taken == limit:
-                return
-            if line.strip():
-                taken += 1
-                yield number, line
+def _existing(path: Path | str) -> Path:
+    path = Path(path)
+    if not path.is_file():
+        raise ConfigError((Problem(str(path), None, "must be an existing JSONL file", "correct the path"),))
+    return path
 
 
-def _record(line: str, path: Path, index: int, number: int, numbers_are_bins: bool) -> Record:
-    try:
-        raw = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise _Invalid("", line.strip()[:80], f"must be JSON ({error.msg})", "write one JSON object a line") from error
-    if not isinstance(raw, dict):
-        raise _Invalid("", line.strip()[:80], "must be a JSON object", "write one JSON object a line")
+def _lines(path: Path, limit: int | None) -> Iterator[tuple[int, bytes]]:
+    """The numbers (from 1, blank lines counted) and the bytes of the first `limit` lines that are not blank."""
+    with path.open("rb") as file:
+        yield from islice(((number, line) for number, line in enumerate(file, start=1) if line.strip()), limit)
+
+
+def _record(line: bytes, place: _Place, *, numbers_are_bins: bool) -> Record:
+    raw = _mapping(line)
     width, height = _side(raw, "width"), _side(raw, "height")
     sides = None if numbers_are_bins else (width, height)
     return Record(
-        index=index,
-        sample_id=str(raw.get("sample_id", f"{path.name}:{number}")),
-        images=_images(raw, path.parent),
+        index=place.position,
+        sample_id=str(raw.get("sample_id", f"{place.path.name}:{place.number}")),
+        images=_images(raw, place),
         width=width,
         height=height,
         payload=_payload(raw, sides),
         summary=_optional(raw, "summary", str, "a string"),
         metadata=_optional(raw, "metadata", dict, "a mapping") or {},
     )
+
+
+def _mapping(line: bytes) -> dict[str, Any]:
+    shown = line.decode(errors="replace").strip()[:80]
+    try:
+        raw = json.loads(line.decode())
+    except UnicodeDecodeError as error:
+        raise _Invalid(
+            "", shown, f"must be UTF-8 ({error.reason} at byte {error.start})", "save it as UTF-8"
+        ) from error
+    except json.JSONDecodeError as error:
+        raise _Invalid("", shown, f"must be JSON ({error.msg})", "write one JSON object a line") from error
+    if not isinstance(raw, dict):
+        raise _Invalid("", shown, "must be a JSON object", "write one JSON object a line")
+    return raw
 
 
 def _side(raw: Mapping[str, Any], key: str) -> int:
@@ -147,20 +200,21 @@ def _optional(raw: Mapping[str, Any], key: str, kind: type, noun: str) -> Any:
     return value
 
 
-def _images(raw: Mapping[str, Any], folder: Path) -> tuple[str, ...]:
+def _images(raw: Mapping[str, Any], place: _Place) -> tuple[str, ...]:
     images = raw.get("images")
     if not isinstance(images, list) or not images or not all(isinstance(item, str) and item for item in images):
         raise _Invalid(
             "images", images, "must be a non-empty list of strings", "write paths relative to the JSONL file's folder"
         )
-    return tuple(_image(item, f"images[{i}]", folder) for i, item in enumerate(images))
+    return tuple(_image(item, f"images[{i}]", place) for i, item in enumerate(images))
 
 
-def _image(item: str, path: str, folder: Path) -> str:
+def _image(item: str, path: str, place: _Place) -> str:
     if item.startswith("data:"):
         return item
+    folder = place.path.parent
     resolved = (folder / item).resolve()
-    if not resolved.is_file():
+    if place.images_exist and not resolved.is_file():
         raise _Invalid(path, item, f"no such file under {folder}", "write the path relative to the JSONL file's folder")
     return str(resolved)
 

@@ -22,6 +22,7 @@ from stage2_trainer.matching import (
     MatchOptions,
     SegmentMeta,
     build_target,
+    cut_before,
     ground_truth,
     segment_meta,
 )
@@ -68,11 +69,7 @@ class Prompts:
 
 
 class Matcher:
-    """Matches rollouts to the ground truth of their records.
-
-    `vision_ids` are tokens that stand for pixels: an answer that holds one is cut before it, for there are no pixels
-    that it could stand for when the model is trained on it.
-    """
+    """Matches rollouts to the ground truth of their records; an answer is cut before any of its `vision_ids`."""
 
     def __init__(self, vocab: CoordVocab, options: MatchOptions, vision_ids: Collection[int]) -> None:
         self.vocab = vocab
@@ -81,9 +78,8 @@ class Matcher:
 
     def match(self, record: Record, rollout: Rollout) -> Matched:
         """Parse the rollout, match its objects, and build what is to be learnt from it."""
-        ids = rollout.token_ids
-        end = next((i for i, token in enumerate(ids) if token in self._vision_ids), len(ids))
-        return Matched(record, rollout, build_target(ids[:end], ground_truth(record.payload), self.vocab, self.options))
+        ids = cut_before(rollout.token_ids, self._vision_ids)
+        return Matched(record, rollout, build_target(ids, ground_truth(record.payload), self.vocab, self.options))
 
 
 class EStep:

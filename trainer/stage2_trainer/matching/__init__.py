@@ -11,7 +11,7 @@ from stage2_trainer.matching.parse import ParsedObject, ParsedRollout, parse_rol
 from stage2_trainer.matching.records import GroundTruth, GTObject, ground_truth
 from stage2_trainer.matching.serialize import serialize_objects
 from stage2_trainer.matching.targets import MatchedTarget, build_target
-from stage2_trainer.matching.tokens import CoordVocab
+from stage2_trainer.matching.tokens import CoordVocab, cut_before, vision_ids
 
 __all__ = [
     "CoordVocab",
@@ -27,6 +27,7 @@ __all__ = [
     "SegmentMeta",
     "Supervision",
     "build_target",
+    "cut_before",
     "ground_truth",
     "match",
     "packed_supervision",
@@ -34,4 +35,5 @@ __all__ = [
     "segment_meta",
     "serialize_objects",
     "supervision",
+    "vision_ids",
 ]

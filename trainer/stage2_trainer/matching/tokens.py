@@ -5,7 +5,7 @@ Source: semantics, sections 1 and 4.2.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -17,6 +17,7 @@ IntArray = npt.NDArray[np.int64]
 BINS = 1000
 MAX_BIN = BINS - 1
 REPLACEMENT = "\ufffd"
+VISION_TOKENS = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
 # A UTF-8 character has at most four bytes, so at most four tokens can share one; runs of such characters are joined up
 # to this length.
 _LONGEST_JOIN = 16
@@ -38,6 +39,8 @@ class Tokenizer(Protocol):
     """The part of a Hugging Face tokenizer that is used here."""
 
     def __len__(self) -> int: ...
+
+    def get_vocab(self) -> dict[str, int]: ...
 
     def convert_tokens_to_ids(self, tokens: list[str]) -> list[int]: ...
 
@@ -183,3 +186,19 @@ def _decode_with(tokenizer: Tokenizer) -> Callable[[list[int]], str]:
 def as_ids(token_ids: Sequence[int]) -> list[int]:
     """Plain Python ints from any sequence of ids (list, numpy array, tensor)."""
     return list(map(int, token_ids))
+
+
+def vision_ids(tokenizer: Tokenizer) -> frozenset[int]:
+    """The ids of those tokens of a tokenizer that stand for pixels."""
+    known = tokenizer.get_vocab()
+    return frozenset(known[token] for token in VISION_TOKENS if token in known)
+
+
+def cut_before(token_ids: Sequence[int], ends: Collection[int]) -> list[int]:
+    """The ids before the first one of `ends`; all of them where none is there.
+
+    An answer is cut before a token that stands for pixels: there are none that it could stand for when the model is
+    trained on it.
+    """
+    end = next((i for i, token_id in enumerate(token_ids) if token_id in ends), len(token_ids))
+    return list(token_ids[:end])

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from stage2_api.errors import ConfigError
-from stage2_trainer.data.records import fingerprint, load_records, to_bin
+from stage2_trainer.data.records import fingerprint, load_record, load_records, to_bin
 
 BOX = {"desc": "red box", "bbox_2d": [10, 20, 50, 40]}
 
@@ -131,3 +131,30 @@ def test_the_fingerprint_is_the_hash_of_the_file_and_the_count_in_use(write):
     found = fingerprint(path, load_records(path, limit=1))
     assert found.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
     assert found.records == 1
+
+
+def test_one_record_is_read_as_among_all(write):
+    path = write(record(), "", record(objects=[]), record(width=200))
+    assert [load_record(path, i) for i in range(3)] == load_records(path)
+
+
+def test_one_record_may_be_read_though_others_are_broken_and_its_image_is_missing(write):
+    path = write("{", record(images=["b.png"]))
+    assert load_record(path, 1, images_exist=False).images == (str(path.parent / "b.png"),)
+    with pytest.raises(ConfigError, match=r"train\.jsonl:2 images\[0\].*no such file"):
+        load_record(path, 1)
+    with pytest.raises(ConfigError, match=r"train\.jsonl:1: \{; must be JSON"):
+        load_record(path, 0)
+
+
+@pytest.mark.parametrize("position", [-1, 1])
+def test_a_position_outside_the_file_is_told_by_the_name_it_was_given(write, position):
+    with pytest.raises(ConfigError, match=rf"--line: {position}; must lie in 0..0: .* has 1 records"):
+        load_record(write(record(), record()), position, limit=1, named="--line")
+
+
+def test_a_line_that_is_no_utf8_is_named(write):
+    path = write(record())
+    path.write_bytes(path.read_bytes() + b'{"images": ["\xff"]}\n')
+    with pytest.raises(ConfigError, match=r"train\.jsonl:2.*must be UTF-8"):
+        load_records(path)
