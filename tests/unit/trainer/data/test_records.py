@@ -143,7 +143,7 @@ def test_one_record_may_be_read_though_others_are_broken_and_its_image_is_missin
     assert load_record(path, 1, images_exist=False).images == (str(path.parent / "b.png"),)
     with pytest.raises(ConfigError, match=r"train\.jsonl:2 images\[0\].*no such file"):
         load_record(path, 1)
-    with pytest.raises(ConfigError, match=r"train\.jsonl:1: \{; must be JSON"):
+    with pytest.raises(ConfigError, match=r"train\.jsonl:1: '\{'; must be JSON"):
         load_record(path, 0)
 
 
