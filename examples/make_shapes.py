@@ -1,6 +1,6 @@
 """Make the shapes data set: small images of coloured shapes, and JSONL records of what is in them.
 
-    python examples/make_shapes.py out/shapes --train 256 --held-out 64
+    python examples/make_shapes.py out/shapes --train 512 --held-out 64
 
 writes out/shapes/train.jsonl, out/shapes/held-out.jsonl and out/shapes/images/*.png. The same arguments give the same
 data set on every machine.
@@ -29,7 +29,7 @@ class Coordinates(StrEnum):
 
 def main(
     folder: Annotated[Path, typer.Argument(help="Where to write; made if missing.")],
-    train: Annotated[int, typer.Option(min=0, help="Images in train.jsonl.")] = 256,
+    train: Annotated[int, typer.Option(min=0, help="Images in train.jsonl.")] = 512,
     held_out: Annotated[int, typer.Option(min=0, help="Images in held-out.jsonl.")] = 64,
     seed: Annotated[int, typer.Option(help="Another seed gives other images.")] = 7,
     max_shapes: Annotated[int, typer.Option(min=1, help="Most shapes in an image; the fewest is 1.")] = 2,

@@ -60,7 +60,7 @@ def records(demo: Path) -> dict[str, list[dict]]:
 def test_the_job_succeeds_and_its_status_tells_the_whole_story(demo: Path, kubeconfig: Path) -> None:
     status = json.loads(_kubectl(kubeconfig, "get", "rmj", JOB, "--output=json"))["status"]
     assert status["phase"] == "Succeeded"
-    assert status["step"] == status["maxSteps"] == 20
+    assert status["step"] == status["maxSteps"] == 30
     assert _kubectl(kubeconfig, "wait", "rmj", JOB, "--for=condition=Succeeded", "--timeout=1s")
 
 
@@ -69,15 +69,15 @@ def test_the_learner_logs_the_reproducibility_record(records: dict[str, list[dic
     assert len(record["servers"]) == len(set(record["servers"])) == 3
     assert record["sync"] == {"requested": "full", "effective": "full"}
     assert record["rollout_seed"] == 17
-    assert record["dataset"]["records"] == 256
+    assert record["dataset"]["records"] == 512
     assert len(record["config_sha256"]) == len(record["dataset"]["sha256"]) == 64
     assert all(record["versions"][name] for name in ("stage2", "torch", "transformers", "peft", "vllm", "python"))
 
 
 def test_every_step_trains_on_rollouts_of_the_weights_it_starts_from(records: dict[str, list[dict]]) -> None:
     steps = records["step"]
-    assert [step["step"] for step in steps] == list(range(1, 21))
-    assert [step["sync/version"] for step in steps] == list(range(20))
+    assert [step["step"] for step in steps] == list(range(1, 31))
+    assert [step["sync/version"] for step in steps] == list(range(30))
 
 
 def test_real_servers_match_more_of_held_out_images_after_training(records: dict[str, list[dict]]) -> None:
