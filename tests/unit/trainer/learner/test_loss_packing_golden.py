@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from stage2_trainer.learner.loss import LossOptions, LossTargets, stage2_loss
+from stage2_trainer.learner.loss import LossOptions, LossTargets, soft_targets, stage2_loss
 from stage2_trainer.learner.packing import PackingError, pack_window, select_segments
 from tests.unit.trainer.matching.golden import golden
 
@@ -21,6 +21,16 @@ def test_loss_terms(case, term):
     targets = LossTargets(torch.tensor([1]), none, torch.tensor([case["target"]]), torch.tensor([True]), 1, 1)
     parts = stage2_loss(logits, targets, torch.arange(1000), LossOptions(**weights))
     assert parts.coord.item() == pytest.approx(case[term], abs=1e-6)
+
+
+@pytest.mark.parametrize("case", golden()["soft_target"])
+def test_soft_target(case):
+    options = LossOptions(target_sigma=case["sigma"], target_truncate=case["truncate"])
+    (found,) = soft_targets(torch.tensor([case["target"]]), options, torch.float64)
+    first = case["from"]
+    assert found[first : first + len(case["weights"])].tolist() == pytest.approx(case["weights"], abs=1e-6)
+    if "entropy" in case:
+        assert -torch.special.xlogy(found, found).sum().item() == pytest.approx(case["entropy"], abs=1e-6)
 
 
 @pytest.mark.parametrize("case", golden()["select"])

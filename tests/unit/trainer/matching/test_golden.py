@@ -5,7 +5,7 @@ import pytest
 
 from stage2_trainer.matching.assign import candidate_pairs, match
 from stage2_trainer.matching.geometry import mask_iou
-from stage2_trainer.matching.masks import SegmentMeta, supervision
+from stage2_trainer.matching.masks import SegmentMeta, packed_supervision, supervision
 from stage2_trainer.matching.options import MatchOptions
 from stage2_trainer.matching.parse import parse_rollout
 from stage2_trainer.matching.records import GroundTruth, GTObject
@@ -30,7 +30,9 @@ def ids_of(tokens):
 
 @cases("mask_iou")
 def test_mask_iou(case):
-    found = mask_iou([thing(case["left"])], [thing(case["right"])], np.array([[0, 0]]), resolution=case["resolution"])
+    shapes = [thing(case["left"])], [thing(case["right"])]
+    mode = case.get("mode", "canvas")
+    found = mask_iou(*shapes, np.array([[0, 0]]), resolution=case["resolution"], mode=mode)
     assert found[0] == pytest.approx(case["iou"], abs=5e-7)
 
 
@@ -86,12 +88,11 @@ def test_target(case):
     assert (found.prefix_len, found.append_text) == (case["prefix_len"], case["append_text"])
 
 
-@cases("masks")
-def test_masks(case):
-    vocab = toy_vocab()
+def segment(case):
+    """Ids and meta data of a case of masks."""
     # 10000 + k stands for the coordinate token of bin k; ordinary ids are moved away from the coordinates' 0..999.
     ids = [one - 10000 if one >= 10000 else one + 1000 for one in case["input_ids"]]
-    meta = SegmentMeta(
+    return ids, SegmentMeta(
         prompt_ids=tuple(one + 1000 for one in case["prompt_ids"]),
         prefix_len=case["prefix_len"],
         train_len=case["train_len"],
@@ -101,7 +102,22 @@ def test_masks(case):
         prefix_coord_target_bins=tuple(case["prefix_coord_target_bins"]),
         tail_ignore_pos=tuple(case["tail_ignore_pos"]),
     )
-    found = supervision(meta, ids, vocab)
+
+
+def check_supervision(found, case):
     assert np.flatnonzero(found.labels != -100).tolist() == case["supervised"]
     coords = zip(found.coord_positions.tolist(), found.coord_targets.tolist(), strict=True)
     assert list(map(list, coords)) == case["coord"]
+
+
+@cases("masks")
+def test_masks(case):
+    ids, meta = segment(case)
+    check_supervision(supervision(meta, ids, toy_vocab()), case)
+
+
+@cases("packed_masks")
+def test_packed_masks(case):
+    parts = [segment(golden()["masks"][k]) for k in case["segments"]]
+    row = [one for ids, _ in parts for one in ids] + [1000] * case["padding"]
+    check_supervision(packed_supervision([meta for _, meta in parts], row, toy_vocab()), case)
