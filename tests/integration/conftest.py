@@ -14,6 +14,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -74,9 +75,13 @@ def start_server(tmp_path_factory, token_file, model_path):
     folder = tmp_path_factory.mktemp("servers")
     with contextlib.ExitStack() as stack:
 
-        def start(engine: str, *, dtype: str = "float32", ports: tuple[int, int] | None = None) -> Served:
-            ports = ports or (free_port(), free_port())
-            served = launch(folder, engine, dtype=dtype, ports=ports, model=model_path, token=token_file)
+        def start(
+            engine: str, *, dtype: str = "float32", ports: tuple[int, int] | None = None, **overrides: object
+        ) -> Served:
+            port, group_port = ports or (free_port(), free_port())
+            config = run_config(f"http://127.0.0.1:{port}", group_port, model=model_path, dtype=dtype)
+            config["custom"]["extra"]["rollout_matching"]["vllm"].update(overrides)
+            served = launch(folder, engine, config, ports=(port, group_port), token=token_file)
             stack.callback(stop, served.process)
             wait_until_healthy(served)
             return served
@@ -86,13 +91,14 @@ def start_server(tmp_path_factory, token_file, model_path):
 
 @pytest.fixture(scope="session")
 def servers(start_server):
-    """A function that returns the session's one server of an engine and dtype."""
-    running: dict[tuple[str, str], Served] = {}
+    """A function that returns the session's one server of an engine, a dtype and an `enable_lora`."""
+    running: dict[tuple[str, str, bool], Served] = {}
 
-    def get(engine: str, dtype: str = "float32") -> Served:
-        if (engine, dtype) not in running:
-            running[engine, dtype] = start_server(engine, dtype=dtype)
-        return running[engine, dtype]
+    def get(engine: str, dtype: str = "float32", *, enable_lora: bool = False) -> Served:
+        key = (engine, dtype, enable_lora)
+        if key not in running:
+            running[key] = start_server(engine, dtype=dtype, enable_lora=enable_lora)
+        return running[key]
 
     return get
 
@@ -103,7 +109,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def run_config(base_url: str, group_port: int, *, model: Path, dtype: str) -> dict[str, object]:
+def run_config(base_url: str, group_port: int, *, model: Path, dtype: str) -> dict[str, Any]:
     vllm = {
         "mode": "server",
         "max_model_len": MAX_MODEL_LEN,
@@ -119,14 +125,13 @@ def run_config(base_url: str, group_port: int, *, model: Path, dtype: str) -> di
     }
 
 
-def launch(folder: Path, engine: str, *, dtype: str, ports: tuple[int, int], model: Path, token: Path) -> Served:
+def launch(folder: Path, engine: str, config: dict[str, Any], *, ports: tuple[int, int], token: Path) -> Served:
     """Start a server and return at once."""
     port, group_port = ports
-    base_url = f"http://127.0.0.1:{port}"
-    config = folder / f"{engine}-{port}.yaml"
-    config.write_text(yaml.safe_dump(run_config(base_url, group_port, model=model, dtype=dtype)), encoding="utf-8")
+    file = folder / f"{engine}-{port}.yaml"
+    file.write_text(yaml.safe_dump(config), encoding="utf-8")
     log = folder / f"{engine}-{port}.log"
-    command = [str(Path(sys.executable).with_name("stage2")), "serve", str(config), "--server", "0"]
+    command = [str(Path(sys.executable).with_name("stage2")), "serve", str(file), "--server", "0"]
     with log.open("wb") as output:
         process = subprocess.Popen(
             [*command, "--engine", engine],
@@ -136,6 +141,7 @@ def launch(folder: Path, engine: str, *, dtype: str, ports: tuple[int, int], mod
             start_new_session=True,  # vLLM's own children end with it
             preexec_fn=end_with_parent,
         )
+    base_url, dtype = f"http://127.0.0.1:{port}", config["model"]["torch_dtype"]
     return Served(engine, base_url, group_port, dtype, log, process)
 
 

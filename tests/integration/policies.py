@@ -28,6 +28,22 @@ def trained(base, kind, *, amount=0.02):
     return adapted.eval()
 
 
+def partly_trained(base, kind):
+    """A policy of which a part trains, before its first step; `kind` says which part."""
+    model = copy.deepcopy(base)
+    if kind == "vision":
+        model.requires_grad_(False)
+        model.model.visual.requires_grad_(True)
+        return model
+    targets = r".*language_model\.layers\.1\.self_attn\.k_proj" if kind == "one-projection" else ADAPTED
+    return get_peft_model(model, LoraConfig(r=4, lora_alpha=8, target_modules=targets, use_dora=kind == "dora")).eval()
+
+
+def train_on(policy, amount=0.05):
+    """Move what trains, as a step does."""
+    _move((p for p in policy.parameters() if p.requires_grad), amount)
+
+
 def with_other_vision(base):
     """A policy whose vision tower alone has moved."""
     torch.manual_seed(12)

@@ -187,6 +187,43 @@ def test_after_a_sync_the_server_is_the_learner(kind, sync, client, backend, bas
     assert rollout.token_ids == policies.greedy(policy, probe.inputs, NEW_TOKENS)
     metas = merged_weights(base).metadata()
     assert (report.version, report.tensors, report.bytes) == (2, len(metas), sum(m.nbytes for m in metas))
+    assert report.everything
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora", "vision", "one-projection"])
+def test_what_can_have_changed_is_enough(kind, sync, client, base, probe):
+    policy = policies.partly_trained(base, kind)
+    first = sync.sync(policy, version=1)
+    before = server_logprobs(client, probe)
+    for version in (2, 3):
+        policies.train_on(policy)
+        later = sync.sync(policy, version=version)
+    assert (server_logprobs(client, probe) - before).abs().max() > MOVED
+    verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
+    assert first.everything
+    assert not later.everything
+    assert later.bytes < first.bytes * 0.6
+
+
+def test_a_restarted_learner_sends_everything(served, token, sync, client, base, probe):
+    policy = policies.partly_trained(base, "lora")
+    sync.sync(policy, version=1)
+    assert not sync.sync(policy, version=2).everything
+    sync.close()
+    again = FullSync(
+        [ServerAddress(served.base_url, served.group_port)], token=token, timeout_s=30, device=torch.device("cpu")
+    )
+    assert again.sync(policy, version=3).everything
+    verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
+    again.close()
+
+
+def test_a_server_of_another_version_is_sent_everything(sync, client, base, probe):
+    policy = policies.partly_trained(base, "lora")
+    sync.sync(policy, version=1)
+    client.post("/update_weight_version", "test", body={"new_version": "77"})
+    assert sync.sync(policy, version=2).everything
+    verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
 
 
 def test_pushing_the_first_weights_back_restores_the_first_answers_exactly(sync, client, base, probe):

@@ -10,7 +10,7 @@ import torch
 from stage2_api.runconfig import ServerAddress
 from stage2_trainer.server.client import ServerClient
 from stage2_trainer.server.errors import ServerError
-from stage2_trainer.sync import full
+from stage2_trainer.sync import fleet
 from stage2_trainer.sync.buckets import pack
 from stage2_trainer.sync.full import FullSync
 from tests.integration import policies
@@ -103,7 +103,7 @@ def test_a_server_struck_in_the_middle_of_a_push_costs_only_itself(
             os.killpg(struck.process.pid, blow)
         return pack(bucket, *rest)
 
-    monkeypatch.setattr(full, "pack", pack_and_strike)
+    monkeypatch.setattr(fleet, "pack", pack_and_strike)
     with pytest.raises(ServerError) as caught:
         sync.sync(base, version=2)
     monkeypatch.undo()

@@ -31,8 +31,9 @@ from stage2_trainer.rollout.backend import Sampling
 from stage2_trainer.rollout.server import ServerBackend
 from stage2_trainer.server.client import ServerClient
 from stage2_trainer.server.health import wait_until_healthy
+from stage2_trainer.sync.adapter import AdapterSync, obstacle
 from stage2_trainer.sync.full import FullSync
-from stage2_trainer.sync.policy import SyncPolicy
+from stage2_trainer.sync.policy import SyncPolicy, resolve_mode
 from stage2_trainer.sync.verify import Probe, Prover
 
 logger = logging.getLogger(__name__)
@@ -95,7 +96,9 @@ def build_trainer(
     )
     prompts = Prompts(config.custom.user_prompt, config.template.system)
     probe = sample_probe(encoder, prompts.chat(data.train[0]))
-    rollouts = _fresh_rollouts(config, surroundings, probe, training_arguments.device, stack)
+    prover = _prover(config, surroundings.token, probe, stack)
+    policy = _sync_policy(config, surroundings.token, model, training_arguments.device, prover, stack)
+    rollouts = _fresh_rollouts(config, surroundings, policy, stack)
     _report_reproducibility(config, data, surroundings, rollouts.sync_state)
     return RolloutMatchingTrainer(
         parts=_parts(config, surroundings, prompts, encoder, matcher, rollouts),
@@ -129,16 +132,36 @@ def sample_probe(encoder: Encoder, chat: list[dict[str, Any]]) -> Probe:
     return Probe(messages=chat, inputs={name: tensor for name, tensor in inputs.items() if tensor is not None})
 
 
+def _sync_policy(
+    config: RunConfig, token: str, model: Any, device: torch.device, prover: Prover, stack: ExitStack
+) -> SyncPolicy:
+    """Return how weights reach the servers; ConfigError when what trains cannot be sent as it is asked for."""
+    vllm = config.rollout_matching.vllm
+    mode = resolve_mode(vllm.sync.mode, enable_lora=vllm.enable_lora, obstacle=obstacle(model))
+    full = FullSync(
+        vllm.server.resolved_servers(),
+        token=token,
+        timeout_s=vllm.server.timeout_s,
+        device=device,
+        changed_only=vllm.sync.changed_only,
+    )
+    stack.callback(full.close)
+    return SyncPolicy(
+        vllm.sync.mode,
+        full=full,
+        adapter=AdapterSync(full.fleet) if mode == "adapter" else None,
+        fallback=vllm.sync.fallback_to_full,
+        prover=prover,
+    )
+
+
 def _fresh_rollouts(
-    config: RunConfig, surroundings: Surroundings, probe: Probe, device: torch.device, stack: ExitStack
+    config: RunConfig, surroundings: Surroundings, policy: SyncPolicy, stack: ExitStack
 ) -> FreshRollouts:
     matching = config.rollout_matching
     server = matching.vllm.server
-    addresses = server.resolved_servers()
-    urls = [address.base_url for address in addresses]
+    urls = [address.base_url for address in server.resolved_servers()]
     token = surroundings.token
-    sync = FullSync(addresses, token=token, timeout_s=server.timeout_s, device=device)
-    stack.callback(sync.close)
     backend = ServerBackend(
         urls,
         token=token,
@@ -150,13 +173,7 @@ def _fresh_rollouts(
     wait = functools.partial(wait_until_healthy, urls, token, timeout_s=server.timeout_s)
     surroundings.reporter.update(phase="waiting-for-servers")
     wait()
-    return FreshRollouts(
-        backend,
-        SyncPolicy(matching.vllm.sync.mode, full=sync, prover=_prover(config, surroundings.token, probe, stack)),
-        seed=config.training.seed,
-        wait=wait,
-        reporter=surroundings.reporter,
-    )
+    return FreshRollouts(backend, policy, seed=config.training.seed, wait=wait, reporter=surroundings.reporter)
 
 
 def _prover(config: RunConfig, token: str, probe: Probe, stack: ExitStack) -> Prover:

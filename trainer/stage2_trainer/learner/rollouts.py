@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -81,8 +81,9 @@ class FreshRollouts:
         with stopwatch.measure("sync"):
             report = self._policy.ensure_synced(model, plan.global_step)
         if report is not None:
-            self.sync_state = self.sync_state.after(report)
+            self.sync_state = replace(self.sync_state.after(report), effective_mode=self._policy.effective)
         self._reporter.update(phase="rollout", sync=self.sync_state, message="")
         with stopwatch.measure("rollout_generate"):
-            rollouts = self._backend.generate(requests, seed_plan=plan, version=plan.global_step)
+            named = [replace(request, adapter=self._policy.adapter_name) for request in requests]
+            rollouts = self._backend.generate(named, seed_plan=plan, version=plan.global_step)
         return FreshBatch(rollouts, report)

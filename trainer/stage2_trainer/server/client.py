@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 
 from stage2_trainer.server.address import host_and_port, is_loopback
+from stage2_trainer.server.command import POLICY_MODEL
 from stage2_trainer.server.errors import ServerError
 
 MAX_ERROR_CHARS = 600
@@ -74,9 +75,27 @@ class ServerClient:
         """Return the version that the last finished update stamped; "default" before the first."""
         return str(self.get("/weight_info", "version")["weight_version"])
 
+    def adapters(self) -> list[str]:
+        """Return the names of the adapters that the server serves beside the policy."""
+        served = self.get("/v1/models", "list adapters")["data"]
+        return [str(model["id"]) for model in served if model["id"] != POLICY_MODEL]
+
+    def unload_adapter(self, name: str) -> None:
+        """Let the server forget an adapter."""
+        self._request("POST", "/v1/unload_lora_adapter", "unload adapter", json={"lora_name": name})
+
     def _call(
         self, method: str, path: str, phase: str, *, timeout_s: float | None = None, **options: Any
     ) -> dict[str, Any]:
+        response = self._request(method, path, phase, timeout_s=timeout_s, **options)
+        found = response.json() if response.content else {}
+        if not isinstance(found, dict):
+            raise ServerError(self.base_url, phase, f"{method} {path} answered {found!r} instead of a JSON object")
+        return found
+
+    def _request(
+        self, method: str, path: str, phase: str, *, timeout_s: float | None = None, **options: Any
+    ) -> httpx.Response:
         seconds = self.timeout_s if timeout_s is None else timeout_s
         timeout = httpx.Timeout(seconds, connect=min(seconds, CONNECT_TIMEOUT_S))
         try:
@@ -84,9 +103,6 @@ class ServerClient:
         except httpx.HTTPError as error:
             raise ServerError(self.base_url, phase, f"{method} {path}: {describe_http_error(error)}") from error
         if response.status_code != httpx.codes.OK:
-            answer = response.text[:MAX_ERROR_CHARS]
-            raise ServerError(self.base_url, phase, f"{method} {path} answered {response.status_code}: {answer}")
-        found = response.json() if response.content else {}
-        if not isinstance(found, dict):
-            raise ServerError(self.base_url, phase, f"{method} {path} answered {found!r} instead of a JSON object")
-        return found
+            detail = f"{method} {path} answered {response.status_code}: {response.text[:MAX_ERROR_CHARS]}"
+            raise ServerError(self.base_url, phase, detail, status=response.status_code)
+        return response

@@ -21,7 +21,10 @@ STUB_MODULE = "stage2_trainer.server.stub"
 GUARD = "stage2_trainer.server.guard.TokenGuard"
 POLICY_MODEL = "policy"  # the name under which every server serves the model that is trained
 TRANSFER_BACKENDS: dict[Platform, str] = {"cpu": "gloo", "cuda": "nccl"}
+ADAPTER_BACKEND = "stage2-nccl"
 CPU_KV_CACHE_GIB = 1
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM's --max-lora-rank takes
+MAX_LORA_RANK = LORA_RANKS[-1]
 NOT_IN_THIS_VLLM = ("swap_space",)
 
 
@@ -49,9 +52,9 @@ def vllm_command(config: RunConfig, endpoint: Endpoint, platform: Platform) -> l
         "enable-prefix-caching": vllm.enable_prefix_caching,
         "enforce-eager": vllm.enforce_eager,
         "disable-custom-all-reduce": vllm.disable_custom_all_reduce,
-        "enable-lora": vllm.enable_lora,
+        **_adapter_options(config),
         "mm-processor-kwargs": _pixel_limits(config) or None,
-        "weight-transfer-config": {"backend": TRANSFER_BACKENDS[platform]},
+        "weight-transfer-config": {"backend": transfer_backend(config, platform)},
         "middleware": GUARD,
         **_passed_through(config),
     }
@@ -64,6 +67,13 @@ def vllm_command(config: RunConfig, endpoint: Endpoint, platform: Platform) -> l
     return [sys.executable, "-m", VLLM_MODULE, *_flags(options)]
 
 
+def transfer_backend(config: RunConfig, platform: Platform) -> str:
+    """Return the weight-transfer engine: vLLM's own on GPUs, ours on the CPU and where adapters are to be received."""
+    if platform == "cuda" and config.rollout_matching.vllm.enable_lora:
+        return ADAPTER_BACKEND
+    return TRANSFER_BACKENDS[platform]
+
+
 def stub_command(config: RunConfig, endpoint: Endpoint) -> list[str]:
     """Return the command line of the stub for this configuration."""
     options: dict[str, Any] = {
@@ -74,6 +84,7 @@ def stub_command(config: RunConfig, endpoint: Endpoint) -> list[str]:
         "load-format": "dummy" if config.rollout_matching.vllm.resolved_load_format == "dummy" else "auto",
         "max-model-len": config.rollout_matching.vllm.max_model_len,
         "mm-processor-kwargs": _pixel_limits(config) or None,
+        **_adapter_options(config),
     }
     return [sys.executable, "-m", STUB_MODULE, *_flags(options)]
 
@@ -89,6 +100,7 @@ def environment(
     defaults = {
         "VLLM_SERVER_DEV_MODE": "1",  # opens the weight-update routes, which the guard closes to strangers
         "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",  # without it no request can name an adapter that came later
         "HF_HUB_OFFLINE": "1",
     }
     if platform == "cpu":
@@ -101,6 +113,14 @@ def environment(
             # The engine's own process is the worker: a quarter less time to start, and 1 GB less memory.
             defaults["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     return {**defaults, **base}
+
+
+def _adapter_options(config: RunConfig) -> dict[str, Any]:
+    """One adapter at a time, of the learner's rank: each slot and each rank more takes memory and time."""
+    if not config.rollout_matching.vllm.enable_lora:
+        return {"enable-lora": False}
+    fitting = [rank for rank in LORA_RANKS if rank >= config.tuner.lora_rank]
+    return {"enable-lora": True, "max-lora-rank": fitting[0] if fitting else MAX_LORA_RANK}
 
 
 def _pixel_limits(config: RunConfig) -> dict[str, int]:

@@ -8,18 +8,30 @@ class ServerError(RuntimeError):
 
     The message names the server, the phase and, where there is one, the request or the tensor. It is worth another
     try (a server may have been restarted), so a learner that gives up on it exits with `EXIT_RETRYABLE`.
+
+    status: the HTTP status of a server that answered, and refused; None of one that did not answer.
     """
 
-    def __init__(self, server: str, phase: str, detail: str) -> None:
+    def __init__(self, server: str, phase: str, detail: str, *, status: int | None = None) -> None:
         super().__init__(f"server {server}, phase {phase}: {detail}")
         self.server = server
         self.phase = phase
         self.detail = detail
+        self.status = status
 
 
 def join_errors(errors: list[ServerError]) -> ServerError:
-    """Fold the failures of several servers into one error (the first one's server and phase lead)."""
+    """Fold the failures of several servers into one error.
+
+    The first one's server and phase lead; the status is that of a refusal only if every server refused.
+    """
     if len(errors) == 1:
         return errors[0]
     first, *others = errors
-    return ServerError(first.server, first.phase, "; also ".join([first.detail, *map(str, others)]))
+    statuses = [error.status for error in errors]
+    return ServerError(
+        first.server,
+        first.phase,
+        "; also ".join([first.detail, *map(str, others)]),
+        status=None if None in statuses else first.status,
+    )

@@ -17,6 +17,7 @@ from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
+from stage2_trainer.server.adapters import keep_adapter
 from stage2_trainer.sync.buckets import from_wire
 from stage2_trainer.sync.gloo import GroupInfo
 from stage2_trainer.sync.receiver import Receiver
@@ -29,11 +30,12 @@ class GlooInitInfo(GroupInfo, WeightTransferInitInfo):
 
 @dataclass
 class GlooUpdateInfo(WeightTransferUpdateInfo):
-    """The tensors that follow, in order."""
+    """The tensors that follow, in order; `adapter` (name, config) says that they are an adapter's."""
 
     names: list[str]
     dtype_names: list[str]
     shapes: list[list[int]]
+    adapter: dict[str, Any] | None = None
 
 
 class GlooEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
@@ -47,7 +49,7 @@ class GlooEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
     ) -> None:
         super().__init__(config, vllm_config, device, model)
         self._receiver = Receiver()
-        self._interrupted = False
+        self._loading = False
 
     def init_transfer_engine(self, init_info: GlooInitInfo) -> None:
         """Join the learner's group as the rank that this worker has in it."""
@@ -56,28 +58,36 @@ class GlooEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
         self._receiver.join(init_info, init_info.rank_offset + worker)
 
     def start_weight_update(self) -> None:
-        """Prepare every layer for new weights."""
-        if self._interrupted:
-            # Layers that the broken update had begun would count its tensors among those of this one.
+        """Leave the layers alone until base weights come: an adapter does not touch them."""
+        if self._loading:
+            # Layers that a broken update had begun would count its tensors among those of this one.
             finalize_layerwise_reload(self.model, self.model_config)  # type: ignore[no-untyped-call]
-        self._interrupted = True
-        initialize_layerwise_reload(self.model)
+            self._loading = False
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Receive and load tensors. (The base class synchronizes an accelerator that a CPU does not have.)"""
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: GlooUpdateInfo) -> None:
-        """Load each bucket while the next one arrives."""
+        """Load each bucket of base weights while the next one arrives; keep an adapter for vLLM's adapter loader."""
         metas = from_wire(update_info.names, update_info.dtype_names, update_info.shapes)
+        if update_info.adapter is not None:
+            tensors: dict[str, torch.Tensor] = {}
+            self._receiver.receive(metas, tensors.update)
+            keep_adapter(update_info.adapter["name"], update_info.adapter["config"], tensors)
+            return
+        if not self._loading:
+            self._loading = True
+            initialize_layerwise_reload(self.model)
         model: Any = self.model
         self._receiver.receive(metas, model.load_weights)
 
     def finish_weight_update(self) -> None:
-        """Put the new weights in the places of the old ones."""
-        finalize_layerwise_reload(self.model, self.model_config)  # type: ignore[no-untyped-call]
-        self._repack_output_layers()
-        self._interrupted = False
+        """Put new base weights in the places of the old ones, if any came."""
+        if self._loading:
+            finalize_layerwise_reload(self.model, self.model_config)  # type: ignore[no-untyped-call]
+            self._repack_output_layers()
+            self._loading = False
 
     def shutdown(self) -> None:
         """Leave the group."""

@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.runconfig import RunConfig, ServerAddress
+from stage2_trainer.server.adapters import FOLDER_VARIABLE, default_folder
 from stage2_trainer.server.address import host_and_port, is_loopback
 from stage2_trainer.server.command import Endpoint, Platform, environment, stub_command, vllm_command
 from stage2_trainer.server.token import read_token
@@ -59,7 +60,7 @@ def server_process(config: RunConfig, server: int, endpoint: Endpoint, engine: s
         servers_here=_servers_here(config, server),
         workers=config.rollout_matching.vllm.resolved_tensor_parallel_size(world_size=1),
     )
-    return command, env
+    return command, {FOLDER_VARIABLE: default_folder(endpoint.port), **env}
 
 
 def installed_platform() -> Platform:

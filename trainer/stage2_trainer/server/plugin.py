@@ -1,13 +1,23 @@
-"""stage2's vLLM plugin (entry point group `vllm.general_plugins`): makes the gloo weight-transfer engine known."""
+"""stage2's vLLM plugin (entry point group `vllm.general_plugins`): weight-transfer engines, and adapters received."""
 
 from __future__ import annotations
 
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.lora.resolver import LoRAResolverRegistry
 
-BACKEND = "gloo"
+from stage2_trainer.server.resolver import ReceivedAdapters
+
+ENGINES = {
+    "gloo": ("stage2_trainer.server.gloo_engine", "GlooEngine"),
+    "stage2-nccl": ("stage2_trainer.server.nccl_engine", "AdapterNcclEngine"),
+}
+RESOLVER = "stage2"
 
 
 def register() -> None:
-    """Register the engine. vLLM calls this in each of its processes, in some more than once."""
-    if BACKEND not in WeightTransferEngineFactory._registry:
-        WeightTransferEngineFactory.register_engine(BACKEND, "stage2_trainer.server.gloo_engine", "GlooEngine")
+    """Register engines and resolver. vLLM calls this in each of its processes, in some more than once."""
+    for backend, (module, name) in ENGINES.items():
+        if backend not in WeightTransferEngineFactory._registry:
+            WeightTransferEngineFactory.register_engine(backend, module, name)
+    if RESOLVER not in LoRAResolverRegistry.get_supported_resolvers():
+        LoRAResolverRegistry.register_resolver(RESOLVER, ReceivedAdapters())

@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
 import uvicorn
-from fastapi import FastAPI, Query
+from fastapi import Body, FastAPI, Query
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, Response
 from torch import Tensor
@@ -27,9 +27,16 @@ from stage2_trainer.rollout.wire import CHAT_ROUTE
 from stage2_trainer.server.command import POLICY_MODEL
 from stage2_trainer.server.guard import TokenGuard
 from stage2_trainer.server.stub_model import Generated, StubModel
-from stage2_trainer.server.stub_requests import ChatRequest, FinishRequest, InitRequest, UpdateRequest
+from stage2_trainer.server.stub_requests import (
+    AdapterInfo,
+    ChatRequest,
+    FinishRequest,
+    InitRequest,
+    UnloadRequest,
+    UpdateRequest,
+)
 from stage2_trainer.server.token import read_token
-from stage2_trainer.sync.buckets import from_wire
+from stage2_trainer.sync.buckets import TensorMeta, from_wire
 from stage2_trainer.sync.gloo import GroupInfo
 from stage2_trainer.sync.receiver import Receiver
 
@@ -38,10 +45,11 @@ INITIAL_VERSION = "default"
 
 
 class Stub:
-    """The state behind the routes."""
+    """The state behind the routes. max_lora_rank: of adapters that are taken; None = none are."""
 
-    def __init__(self, model: StubModel, *, max_model_len: int, root: str) -> None:
+    def __init__(self, model: StubModel, *, max_model_len: int, root: str, max_lora_rank: int | None) -> None:
         self.model = model
+        self.max_lora_rank = max_lora_rank
         self.max_model_len = max_model_len
         self.root = root
         self.receiver = Receiver()
@@ -52,6 +60,8 @@ class Stub:
 
     async def chat(self, request: ChatRequest) -> JSONResponse:
         """Answer one chat request."""
+        if not self.model.serves(request.model):
+            return _error(404, f"The model `{request.model}` does not exist.")
         try:
             inputs = await run_in_threadpool(self.model.encode, request.messages)
         except (ValueError, KeyError) as error:
@@ -65,7 +75,7 @@ class Stub:
             "id": f"chatcmpl-{uuid.uuid4().hex}",
             "object": "chat.completion",
             "created": int(time.time()),
-            "model": POLICY_MODEL,
+            "model": request.model or POLICY_MODEL,
             "choices": [self._choice(answer, request)],
             "usage": {
                 "prompt_tokens": len(prompt_ids),
@@ -75,7 +85,7 @@ class Stub:
             "prompt_token_ids": prompt_ids if request.return_token_ids else None,
         }
         if request.prompt_logprobs is not None:
-            scores = await run_in_threadpool(self.model.prompt_logprobs, inputs)
+            scores = await run_in_threadpool(self.model.prompt_logprobs, inputs, request.model)
             content["prompt_logprobs"] = [None, *self._prompt_scores(scores, prompt_ids[1:], request.prompt_logprobs)]
         return JSONResponse(content)
 
@@ -125,11 +135,24 @@ class Stub:
         if not self.updating:
             raise RuntimeError("start_weight_update must be called before update_weights")
         info = request.update_info
+        metas = from_wire(info.names, info.dtype_names, info.shapes)
         try:
-            self.receiver.receive(from_wire(info.names, info.dtype_names, info.shapes), self.model.load_weights)
+            if info.adapter is None:
+                self.receiver.receive(metas, self.model.load_weights)
+            else:
+                self._receive_adapter(metas, info.adapter)
         except BaseException:
             self.updating = False
             raise
+
+    def _receive_adapter(self, metas: list[TensorMeta], adapter: AdapterInfo) -> None:
+        tensors: dict[str, Tensor] = {}
+        self.receiver.receive(metas, tensors.update)
+        if self.max_lora_rank is None:
+            raise RuntimeError("this server was started without --enable-lora")
+        if (rank := adapter.config["r"]) > self.max_lora_rank:
+            raise RuntimeError(f"LoRA rank {rank} is greater than max_lora_rank {self.max_lora_rank}")
+        self.model.keep_adapter(adapter, tensors)
 
     def finish_update(self, version: str | None) -> None:
         """Close the update, under a version."""
@@ -170,7 +193,8 @@ def _add_serving_routes(app: FastAPI, stub: Stub) -> None:
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
         model = {"id": POLICY_MODEL, "object": "model", "root": stub.root, "max_model_len": stub.max_model_len}
-        return {"object": "list", "data": [model]}
+        adapters = [{"id": name, "object": "model", "parent": POLICY_MODEL} for name in stub.model.adapters]
+        return {"object": "list", "data": [model, *adapters]}
 
     @app.get("/get_world_size")
     async def world_size() -> dict[str, int]:
@@ -179,6 +203,11 @@ def _add_serving_routes(app: FastAPI, stub: Stub) -> None:
     @app.get("/weight_info")
     async def weight_info() -> dict[str, str]:
         return {"weight_version": stub.version}
+
+    @app.post("/update_weight_version")
+    async def update_version(new_version: Annotated[str, Body(embed=True)]) -> dict[str, Any]:
+        stub.version = new_version
+        return {"success": True, "new_version": new_version}
 
     @app.post("/pause")
     async def pause(mode: Annotated[str, Query()] = "abort") -> dict[str, str]:
@@ -223,6 +252,12 @@ def _add_update_routes(app: FastAPI, stub: Stub) -> None:
         stub.finish_update(request.weight_version if request else None)
         return {"message": "Weight update finished"}
 
+    @app.post("/v1/unload_lora_adapter")
+    async def unload_adapter(request: UnloadRequest) -> Response:
+        if not await run_in_threadpool(stub.model.unload_adapter, request.lora_name):
+            return _error(404, f"The lora adapter '{request.lora_name}' cannot be found.")
+        return Response(f"Success: LoRA adapter '{request.lora_name}' removed successfully.")
+
     @app.post("/reset_prefix_cache")
     async def reset_prefix_cache() -> dict[str, bool]:
         return {"success": True}  # nothing outlives a request here
@@ -253,6 +288,8 @@ def main() -> None:
     parser.add_argument("--max-model-len", type=int, default=4096, help="prompt + answer, tokens")
     parser.add_argument("--load-format", choices=["auto", "dummy"], default="auto", help="dummy: random weights")
     parser.add_argument("--mm-processor-kwargs", type=json.loads, default={}, help="JSON: min_pixels, max_pixels")
+    parser.add_argument("--enable-lora", action=argparse.BooleanOptionalAction, default=False)
+    parser.add_argument("--max-lora-rank", type=int, default=16)
     args = parser.parse_args()
     read_token(os.environ)  # a missing token shall be said before anything is loaded
     model = StubModel(
@@ -261,7 +298,8 @@ def main() -> None:
         dummy=args.load_format == "dummy",
         processor_options=args.mm_processor_kwargs,
     )
-    stub = Stub(model, max_model_len=args.max_model_len, root=args.model)
+    max_lora_rank = args.max_lora_rank if args.enable_lora else None
+    stub = Stub(model, max_model_len=args.max_model_len, root=args.model, max_lora_rank=max_lora_rank)
     uvicorn.run(build_app(stub), host=args.host, port=args.port, log_level="warning")
 
 

@@ -17,7 +17,9 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from stage2_trainer.server.stub_requests import ChatRequest, split_images
+from stage2_trainer.server.command import POLICY_MODEL
+from stage2_trainer.server.stub_adapters import StubAdapters
+from stage2_trainer.server.stub_requests import AdapterInfo, ChatRequest, split_images
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class StubModel:
         processors: Any = AutoProcessor
         self._processor = processors.from_pretrained(model, **processor_options)
         self._parameters = dict(self._network.named_parameters())
+        self._adapters = StubAdapters(self._parameters)
         self._lock = threading.Lock()  # one forward, or one weight update, at a time
         self._abort = threading.Event()
 
@@ -74,7 +77,7 @@ class StubModel:
             if request.temperature > 0
             else {"temperature": None, "top_p": None, "top_k": None}
         )
-        with self._lock, torch.random.fork_rng(devices=[]):
+        with self._lock, self._adapters.applied(request.model), torch.random.fork_rng(devices=[]):
             if request.seed is not None:
                 torch.manual_seed(request.seed)
             output = self._network.generate(
@@ -96,9 +99,9 @@ class StubModel:
         )
 
     @torch.inference_mode()
-    def prompt_logprobs(self, inputs: dict[str, Tensor]) -> Tensor:
+    def prompt_logprobs(self, inputs: dict[str, Tensor], model: str | None) -> Tensor:
         """Return the log-softmax after each prompt token but the last, shape (prompt - 1, vocabulary), float32."""
-        with self._lock:
+        with self._lock, self._adapters.applied(model):
             logits = self._network(**inputs, use_cache=False).logits
         scores: Tensor = logits[0, :-1].float().log_softmax(-1)
         return scores
@@ -109,6 +112,25 @@ class StubModel:
         with self._lock:
             for name, tensor in tensors:
                 self._parameters[name].copy_(tensor)
+
+    def keep_adapter(self, adapter: AdapterInfo, tensors: dict[str, Tensor]) -> None:
+        """Serve this adapter instead of any other. Raises KeyError for a layer that there is not."""
+        with self._lock:
+            self._adapters.keep(adapter, tensors)
+
+    def serves(self, model: str | None) -> bool:
+        """Whether `model` is the policy or its adapter."""
+        return model in (None, POLICY_MODEL) or self._adapters.has(model)
+
+    @property
+    def adapters(self) -> list[str]:
+        """Names of the adapters that are served."""
+        return self._adapters.names
+
+    def unload_adapter(self, name: str) -> bool:
+        """Forget the adapter; False if there is none of this name."""
+        with self._lock:
+            return self._adapters.drop(name)
 
     def abort(self) -> None:
         """End the answer under way after its next token."""

@@ -33,18 +33,32 @@ class InitRequest(BaseModel):
     init_info: dict[str, Any]
 
 
+class AdapterInfo(BaseModel):
+    """The adapter that tensors belong to. config: as in PEFT's adapter_config.json."""
+
+    name: str
+    config: dict[str, Any]
+
+
 class UpdateInfo(BaseModel):
-    """The tensors that follow, in order."""
+    """The tensors that follow, in order: base weights, or those of an adapter."""
 
     names: list[str]
     dtype_names: list[str]
     shapes: list[list[int]]
+    adapter: AdapterInfo | None = None
 
 
 class UpdateRequest(BaseModel):
     """Body of POST /update_weights."""
 
     update_info: UpdateInfo
+
+
+class UnloadRequest(BaseModel):
+    """Body of POST /v1/unload_lora_adapter."""
+
+    lora_name: str
 
 
 class FinishRequest(BaseModel):

@@ -1,4 +1,4 @@
-"""One server's part in a sync: the calls that open, carry and close an update, in order."""
+"""One server's part in a sync: the calls that open, carry and close an update, in order, and what it holds after it."""
 
 from __future__ import annotations
 
@@ -6,23 +6,33 @@ import logging
 from concurrent.futures import Future
 from typing import Any
 
+from stage2_trainer.rollout.backend import RolloutRequest, Sampling
+from stage2_trainer.rollout.wire import CHAT_ROUTE, chat_body
 from stage2_trainer.server.client import ServerClient
 from stage2_trainer.server.errors import ServerError
 from stage2_trainer.sync.background import in_background
+from stage2_trainer.sync.held import Held
 from stage2_trainer.sync.transfer import Link
 
 logger = logging.getLogger(__name__)
 
+FRESH = "default"  # the version of a server that was never given weights
 RESET_ALWAYS = ("/reset_prefix_cache",)
 RESET_AFTER_VISION = ("/reset_mm_cache", "/reset_encoder_cache")
 
 
 class Peer:
-    """A server, its transfer group, and whether both are fit for an update."""
+    """A server, its transfer group, and whether both are fit for an update.
+
+    held: the tensors of full syncs that it holds.
+    holds_base: whether its served weights are those of the model directory.
+    """
 
     def __init__(self, client: ServerClient, link: Link) -> None:
         self.client = client
         self.link = link
+        self.held = Held()
+        self.holds_base = False
         self._connected = False
         self._version: int | None = None
 
@@ -34,6 +44,7 @@ class Peer:
         if not self._connected:
             self.link.connect(self.client)
             self._connected = True
+            self.holds_base = self.client.weight_version() == FRESH
         self.client.post("/pause", "pause", query={"mode": "abort", "clear_cache": "false"})
         try:
             self.client.post("/start_weight_update", "start")
@@ -42,6 +53,7 @@ class Peer:
             logger.warning("%s; closing the update that an earlier learner left open", error)
             self.client.post("/finish_weight_update", "start")
             self.client.post("/start_weight_update", "start")
+            self.holds_base = False
 
     def receive(self, update_info: dict[str, Any], timeout_s: float) -> Future[Any]:
         """Let the server receive the announced tensors, while they are sent."""
@@ -49,10 +61,10 @@ class Peer:
             self.client.post, "/update_weights", "push", body={"update_info": update_info}, timeout_s=timeout_s
         )
 
-    def finish(self, version: int, vision_moved: bool) -> None:
+    def finish(self, version: int, *, vision_moved: bool) -> None:
         """Close the update under its version, drop what was cached from older weights, and let generation go on."""
         self.client.post("/finish_weight_update", "finish", body={"weight_version": str(version)})
-        stale = RESET_ALWAYS + (RESET_AFTER_VISION if vision_moved or self._version is None else ())
+        stale = RESET_ALWAYS + (RESET_AFTER_VISION if vision_moved else ())
         for route in stale:
             self.client.post(route, "reset caches")
         self.client.post("/resume", "resume")
@@ -61,9 +73,23 @@ class Peer:
             raise ServerError(self.client.base_url, "confirm", f"reports weight version {found!r} instead of {version}")
         self._version = version
 
+    def use_adapter(self, name: str) -> None:
+        """Let the server load the adapter that it was sent, by asking it for one token, and drop all others."""
+        request = RolloutRequest(messages=[{"role": "user", "content": "."}], adapter=name)
+        self.client.post(CHAT_ROUTE, "load adapter", body=chat_body(request, Sampling(max_new_tokens=1), seed=0))
+        self.drop_adapters(keep=name)
+
+    def drop_adapters(self, *, keep: str | None = None) -> None:
+        """Let the server forget every adapter but one; an earlier learner may have left some."""
+        for name in self.client.adapters():
+            if name != keep:
+                self.client.unload_adapter(name)
+
     def lose(self) -> None:
-        """Give the group up: the next update forms a new one, and trusts nothing that the server has cached."""
+        """Give the group up: the next update forms a new one, and trusts nothing that the server has."""
         self.link.disconnect()
+        self.held.forget()
+        self.holds_base = False
         self._connected = False
         self._version = None
 

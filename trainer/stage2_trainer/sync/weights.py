@@ -7,8 +7,8 @@ unmerging them again changes a sixth of them in one cycle: huggingface/trl issue
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -26,8 +26,12 @@ BASE_LAYER = ".base_layer."
 
 
 @dataclass(frozen=True)
-class _Entry:
-    """One tensor to send; `merged` computes its value in float32 where it is not the parameter's own."""
+class Entry:
+    """One tensor to send.
+
+    name: that of the checkpoint. merged: computes the value in float32 where it is not the parameter's own.
+    trains: whether an optimizer step can change it.
+    """
 
     name: str
     parameter: Tensor
@@ -42,7 +46,7 @@ class WeightSource:
     Iterating computes merged tensors one by one; nothing but the tensor in hand is held.
     """
 
-    entries: tuple[_Entry, ...] = field(repr=False)
+    entries: tuple[Entry, ...] = field(repr=False)
     dtype: torch.dtype | None = None
 
     def metadata(self) -> list[TensorMeta]:
@@ -55,18 +59,32 @@ class WeightSource:
             value = entry.parameter if entry.merged is None else entry.merged()
             yield entry.name, value.detach().to(self._wire_dtype(entry))
 
+    def names(self) -> frozenset[str]:
+        """All tensors."""
+        return frozenset(entry.name for entry in self.entries)
+
     def trained_names(self) -> frozenset[str]:
         """The tensors that an optimizer step can change."""
         return frozenset(entry.name for entry in self.entries if entry.trains)
 
-    @property
-    def trains_vision(self) -> bool:
-        """Whether an optimizer step can change what the vision tower makes of an image."""
-        return any(name.startswith(VISION_PREFIX) for name in self.trained_names())
+    def only(self, names: frozenset[str]) -> WeightSource:
+        """Return the stream of these tensors alone, in the same order."""
+        return replace(self, entries=tuple(entry for entry in self.entries if entry.name in names))
 
-    def _wire_dtype(self, entry: _Entry) -> torch.dtype:
+    def _wire_dtype(self, entry: Entry) -> torch.dtype:
         own = entry.parameter.dtype
         return own if self.dtype is None or not own.is_floating_point else self.dtype
+
+
+def touches_vision(names: Iterable[str]) -> bool:
+    """Whether new values of these tensors can change what the vision tower makes of an image."""
+    return any(name.startswith(VISION_PREFIX) for name in names)
+
+
+def base_weights(model: nn.Module) -> WeightSource:
+    """Describe the weights under the adapters of `model`, as they are in the model directory."""
+    merged = merged_weights(model)
+    return replace(merged, entries=tuple(replace(entry, merged=None) for entry in merged.entries))
 
 
 def merged_weights(model: nn.Module, *, dtype: torch.dtype | None = None) -> WeightSource:
@@ -95,17 +113,17 @@ def _is_adapter(name: str, modules: dict[str, nn.Module]) -> bool:
     return BASE_LAYER not in name and any(isinstance(modules[owner], LoraLayer) for owner in owners)
 
 
-def _entry(name: str, parameter: Tensor, modules: dict[str, nn.Module]) -> _Entry:
+def _entry(name: str, parameter: Tensor, modules: dict[str, nn.Module]) -> Entry:
     if SAVED_COPY in name:
         owner, rest = name.split(SAVED_COPY, 1)
-        return _Entry(f"{owner}.{rest.split('.', 1)[1]}", parameter, None, parameter.requires_grad)
+        return Entry(f"{owner}.{rest.split('.', 1)[1]}", parameter, None, parameter.requires_grad)
     owner, separator, leaf = name.rpartition(BASE_LAYER)
     if not separator:
-        return _Entry(name, parameter, None, parameter.requires_grad)
+        return Entry(name, parameter, None, parameter.requires_grad)
     merge = _merge(owner, modules[owner])
     if leaf != "weight":
-        return _Entry(f"{owner}.{leaf}", parameter, None, parameter.requires_grad)
-    return _Entry(f"{owner}.{leaf}", parameter, merge, trains=True)
+        return Entry(f"{owner}.{leaf}", parameter, None, parameter.requires_grad)
+    return Entry(f"{owner}.{leaf}", parameter, merge, trains=True)
 
 
 def _merge(name: str, layer: nn.Module) -> Callable[[], Tensor]:

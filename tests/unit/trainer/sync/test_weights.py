@@ -7,7 +7,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 
-from stage2_trainer.sync.weights import merged_weights
+from stage2_trainer.sync.weights import merged_weights, touches_vision
 
 LANGUAGE = r".*language_model\.layers\.\d+\.(self_attn\.(q|k|v|o)_proj|mlp\.(gate|up|down)_proj)"
 
@@ -116,9 +116,9 @@ def test_what_trains_is_known(tiny):
     names = merged_weights(model).trained_names()
     assert "model.language_model.layers.0.self_attn.q_proj.weight" in names
     assert "model.language_model.embed_tokens.weight" not in names
-    assert not merged_weights(model).trains_vision
-    assert merged_weights(adapted(tiny, target_modules=r".*visual.*fc1")).trains_vision
-    assert merged_weights(tiny).trains_vision
+    assert not touches_vision(names)
+    assert touches_vision(merged_weights(adapted(tiny, target_modules=r".*visual.*fc1")).trained_names())
+    assert touches_vision(merged_weights(tiny).trained_names())
 
 
 @pytest.mark.parametrize(

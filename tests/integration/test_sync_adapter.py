@@ -1,0 +1,175 @@
+"""Adapter sync, against real vLLM and the stub: the server with the adapter is the learner, and without it the base."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from PIL import Image
+from transformers import AutoProcessor
+
+from stage2_api.runconfig import ServerAddress
+from stage2_trainer.data.encode import Encoder
+from stage2_trainer.data.images import image_url
+from stage2_trainer.learner.assembly import sample_probe
+from stage2_trainer.rollout.backend import RolloutRequest, Sampling
+from stage2_trainer.rollout.seeds import SeedPlan
+from stage2_trainer.rollout.server import ServerBackend
+from stage2_trainer.server.client import ServerClient
+from stage2_trainer.server.errors import ServerError
+from stage2_trainer.sync.adapter import AdapterSync
+from stage2_trainer.sync.full import FullSync
+from stage2_trainer.sync.policy import SyncPolicy
+from stage2_trainer.sync.verify import FLOAT32_TOLERANCE, ProofError, Prover, verify
+from tests.integration import policies
+
+pytestmark = pytest.mark.timeout(600)
+
+NEW_TOKENS = 32
+
+
+@pytest.fixture(scope="module", params=["stub", pytest.param("vllm", marks=pytest.mark.vllm)])
+def served(request, servers):
+    return servers(request.param, enable_lora=True)
+
+
+@pytest.fixture(scope="module")
+def base(model_path):
+    return policies.load(model_path)
+
+
+@pytest.fixture(scope="module")
+def probe(model_path, tmp_path_factory):
+    path = tmp_path_factory.mktemp("probe") / "image.png"
+    Image.fromarray(np.full((64, 96, 3), 200, dtype=np.uint8)).save(path)
+    image = {"type": "image_url", "image_url": {"url": image_url(str(path))}}
+    chat = [{"role": "user", "content": [image, {"type": "text", "text": "List the shapes."}]}]
+    return sample_probe(Encoder(AutoProcessor.from_pretrained(model_path)), chat)
+
+
+@pytest.fixture
+def client(served, token):
+    client = ServerClient(served.base_url, token, timeout_s=60)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def full(served, token):
+    sync = FullSync(
+        [ServerAddress(served.base_url, served.group_port)], token=token, timeout_s=30, device=torch.device("cpu")
+    )
+    yield sync
+    sync.close()
+
+
+@pytest.fixture
+def adapters(full):
+    return AdapterSync(full.fleet)
+
+
+@pytest.fixture
+def backend(served, token):
+    sampling = Sampling(max_new_tokens=NEW_TOKENS)
+    with ServerBackend([served.base_url], token=token, sampling=sampling, timeout_s=30, infer_timeout_s=60) as one:
+        yield one
+
+
+def answer(backend, probe, adapter, version):
+    request = RolloutRequest(messages=probe.messages, adapter=adapter)
+    return backend.generate([request], seed_plan=SeedPlan(1, version, 0), version=version)[0].token_ids
+
+
+def listed(client):
+    return [model["id"] for model in client.get("/v1/models", "test")["data"]]
+
+
+def test_with_its_adapter_the_server_is_the_learner_and_without_it_the_base(adapters, client, backend, base, probe):
+    policy = policies.trained(base, "lora", amount=0.1)
+    report = adapters.sync(policy, version=4)
+    verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE, adapter=report.adapter)
+    with pytest.raises(ProofError):
+        verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
+    verify(base, probe, [client], tolerance=FLOAT32_TOLERANCE)
+    assert answer(backend, probe, report.adapter, 4) == policies.greedy(policy, probe.inputs, NEW_TOKENS)
+    assert answer(backend, probe, None, 4) == policies.greedy(base, probe.inputs, NEW_TOKENS)
+
+
+def test_each_step_is_served_under_a_name_of_its_own_and_the_last_one_goes(adapters, client, base, probe):
+    policy = policies.trained(base, "lora")
+    first = adapters.sync(policy, version=1)
+    policies.train_on(policy)
+    second = adapters.sync(policy, version=2)
+    assert first.adapter != second.adapter
+    assert not second.everything
+    assert second.bytes == sum(p.numel() * 4 for n, p in policy.named_parameters() if "lora_" in n)
+    verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE, adapter=second.adapter)
+    assert listed(client) == ["policy", second.adapter]
+
+
+def test_a_request_for_an_adapter_that_is_gone_is_refused(adapters, backend, base, probe):
+    policy = policies.trained(base, "lora")
+    first = adapters.sync(policy, version=1)
+    adapters.sync(policy, version=2)
+    with pytest.raises(ServerError, match="answered 404"):
+        answer(backend, probe, first.adapter, 2)
+
+
+def test_rank_and_alpha_patterns_count(adapters, client, base, probe):
+    config = LoraConfig(
+        r=4, lora_alpha=8, target_modules=policies.ADAPTED, rank_pattern={"q_proj": 2}, alpha_pattern={"q_proj": 16}
+    )
+    policy = get_peft_model(copy.deepcopy(base), config).eval()
+    policies.train_on(policy)
+    report = adapters.sync(policy, version=1)
+    verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE, adapter=report.adapter)
+
+
+def test_a_base_that_somebody_changed_is_made_good_first(full, adapters, client, base, probe):
+    full.sync(policies.trained(base, "full"), version=1)
+    policy = policies.trained(base, "lora")
+    report = adapters.sync(policy, version=2)
+    assert report.everything
+    verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE, adapter=report.adapter)
+
+
+def test_a_full_sync_to_a_server_with_adapters_drops_them(full, adapters, client, base, probe):
+    policy = policies.trained(base, "lora")
+    adapters.sync(policy, version=1)
+    policies.train_on(policy)
+    full.sync(policy, version=2)
+    verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
+    policies.train_on(policy)
+    assert not full.sync(policy, version=3).everything
+    verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
+    assert listed(client) == ["policy"]
+
+
+def test_an_adapter_that_a_server_refuses_turns_the_run_to_full_syncs(full, adapters, client, base, probe, caplog):
+    policy = policies.trained(base, "lora")
+    sync = SyncPolicy(
+        "auto", full=full, adapter=adapters, prover=Prover(probe, [client], every=1, tolerance=FLOAT32_TOLERANCE)
+    )
+    sync.ensure_synced(policy, 0)
+    assert listed(client) == ["policy", sync.adapter_name]
+    too_large = get_peft_model(
+        copy.deepcopy(base), LoraConfig(r=200, lora_alpha=8, target_modules=policies.ADAPTED)
+    ).eval()
+    policies.train_on(too_large)
+    for step in (1, 2):
+        sync.ensure_synced(too_large, step)
+    assert (sync.effective, sync.adapter_name) == ("full", None)
+    assert [record.levelname for record in caplog.records if "rest of the run" in record.message] == ["WARNING"]
+    assert listed(client) == ["policy"]
+
+
+def test_a_server_without_adapters_refuses_one_by_name(start_server, base, token):
+    served = start_server("stub")
+    full = FullSync(
+        [ServerAddress(served.base_url, served.group_port)], token=token, timeout_s=30, device=torch.device("cpu")
+    )
+    with pytest.raises(ServerError, match="--enable-lora") as caught:
+        AdapterSync(full.fleet).sync(policies.trained(base, "lora"), version=1)
+    assert caught.value.server == served.base_url
+    full.close()
