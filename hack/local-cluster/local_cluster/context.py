@@ -9,7 +9,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[3]
 
 IMAGE_TABLES = ("build-system", "project", "tool.hatch", "tool.uv")
-DEVELOPER_EXTRA = re.compile(r"^dev = \[\n.*?^\]\n", re.MULTILINE | re.DOTALL)
+DEVELOPER_EXTRAS = re.compile(r"^(?:dev|bench) = \[(?:\n.*?^\]|[^\n]*\])\n", re.MULTILINE | re.DOTALL)
 
 
 @contextmanager
@@ -46,7 +46,7 @@ def admitted(dockerignore: str) -> list[str]:
 
 
 def without_developer_tables(pyproject: str) -> str:
-    """pyproject.toml without linters' settings and the `dev` extra, changes of which leave an image as it is."""
+    """pyproject.toml without linters' settings and the extras `dev` and `bench`, changes of which leave an image as it is."""
     tables = re.split(r"^(?=\[)", pyproject, flags=re.MULTILINE)
     kept = [table for table in tables if table.lstrip("[").startswith(IMAGE_TABLES)]
-    return DEVELOPER_EXTRA.sub("", "".join(kept))
+    return DEVELOPER_EXTRAS.sub("", "".join(kept))
