@@ -156,6 +156,7 @@ def test_ids_outside_the_vocabulary_end_the_answer(vocab):
         ('{"desc": "x", "bbox_2d": "<|coord_1|>"}', parse.NOT_COORD_TOKENS),
         ('{"desc": "x", ' + PAIRED_BOX + "}", parse.NOT_COORD_TOKENS),
         ('{"desc": "x", "bbox_2d": ["<|coord_1|>", "<|coord_2|>", "<|coord_3|>"]}', parse.WRONG_COUNT),
+        ('{"desc": "x", "bbox_2d": [' + ", ".join(['"<|coord_1|>"'] * 5) + "]}", parse.WRONG_COUNT),
         ('{"desc": "x", "poly": ["<|coord_1|>", "<|coord_2|>", "<|coord_3|>", "<|coord_4|>"]}', parse.WRONG_COUNT),
         ('{"desc": "x", "poly": [' + ", ".join(['"<|coord_1|>"'] * 7) + "]}", parse.WRONG_COUNT),
         ('{"desc": "x", "poly": [[["<|coord_1|>", "<|coord_2|>"]]]}', parse.NOT_COORD_TOKENS),
