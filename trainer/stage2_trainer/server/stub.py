@@ -26,6 +26,7 @@ from torch import Tensor
 from stage2_trainer.rollout.wire import CHAT_ROUTE
 from stage2_trainer.server.command import POLICY_MODEL
 from stage2_trainer.server.guard import TokenGuard
+from stage2_trainer.server.identity import ROUTE as IDENTITY_ROUTE
 from stage2_trainer.server.stub_model import Generated, StubModel
 from stage2_trainer.server.stub_requests import (
     AdapterInfo,
@@ -195,6 +196,10 @@ def _add_serving_routes(app: FastAPI, stub: Stub) -> None:
         model = {"id": POLICY_MODEL, "object": "model", "root": stub.root, "max_model_len": stub.max_model_len}
         adapters = [{"id": name, "object": "model", "parent": POLICY_MODEL} for name in stub.model.adapters]
         return {"object": "list", "data": [model, *adapters]}
+
+    @app.get(IDENTITY_ROUTE)
+    async def identity() -> dict[str, str | int]:
+        return await run_in_threadpool(stub.model.identity)
 
     @app.get("/get_world_size")
     async def world_size() -> dict[str, int]:

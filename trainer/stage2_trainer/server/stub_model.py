@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from stage2_trainer.server.command import POLICY_MODEL
+from stage2_trainer.server.identity import describe
 from stage2_trainer.server.stub_adapters import StubAdapters
 from stage2_trainer.server.stub_requests import AdapterInfo, ChatRequest, split_images
 
@@ -63,6 +64,10 @@ class StubModel:
         plain, images = split_images(list(messages))
         text = self._processor.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
         return dict(self._processor(text=[text], images=images or None, return_tensors="pt"))
+
+    def identity(self) -> dict[str, str | int]:
+        """Return what decides as which ids a prompt is read."""
+        return describe(self._processor)
 
     def decode(self, token_id: int) -> str:
         """Return one token's text."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from stage2_trainer.rollout.backend import RolloutRequest, Sampling
+from stage2_trainer.rollout.identity import first_difference
 from stage2_trainer.rollout.wire import CHAT_ROUTE, chat_body
 from stage2_trainer.server.client import ServerClient
 from stage2_trainer.server.errors import ServerError
@@ -137,7 +138,7 @@ def server_logprobs(client: ServerClient, probe: Probe, *, adapter: str | None =
     answer = client.post(CHAT_ROUTE, PHASE, body={**body, "prompt_logprobs": 0})
     expected: list[int] = probe.inputs["input_ids"][0].tolist()
     if (found := answer["prompt_token_ids"]) != expected:
-        raise ServerError(client.base_url, PHASE, f"reads the probe as other ids: {_first_difference(expected, found)}")
+        raise ServerError(client.base_url, PHASE, f"reads the probe as other ids: {first_difference(expected, found)}")
     scores = zip(answer["prompt_logprobs"][1:], expected[1:], strict=True)
     return torch.tensor([position[str(token_id)]["logprob"] for position, token_id in scores])
 
@@ -184,11 +185,3 @@ def _inference(model: nn.Module) -> Iterator[None]:
             yield
     finally:
         model.train(was_training)
-
-
-def _first_difference(expected: Sequence[int], found: Sequence[int]) -> str:
-    lengths = f"{len(found)} instead of {len(expected)} tokens"
-    for position, (a, b) in enumerate(zip(expected, found, strict=False)):
-        if a != b:
-            return f"{lengths}, first at {position}: {b} instead of {a}"
-    return lengths

@@ -35,7 +35,7 @@ def options(command):
 
 def test_a_vllm_server_is_guarded_and_takes_weights():
     found = options(vllm_command(config(), ENDPOINT, "cpu"))
-    assert found["middleware"] == "stage2_trainer.server.guard.TokenGuard"
+    assert found["middleware"] == "stage2_trainer.server.guard.TokenGuard"  # the last one is the outermost
     assert json.loads(found["weight-transfer-config"]) == {"backend": "gloo"}
     assert (found["model"], found["host"], found["port"]) == ("/models/m", "127.0.0.1", "8000")
 

@@ -1,0 +1,94 @@
+"""Before the first step, a server that would read prompts differently is found out, real vLLM and the stub alike."""
+
+import json
+import shutil
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
+
+import numpy as np
+import pytest
+from PIL import Image
+from transformers import AutoProcessor
+
+from stage2_api.errors import ConfigError
+from stage2_trainer.data.encode import Encoder
+from stage2_trainer.data.images import image_url
+from stage2_trainer.rollout.identity import check_identity
+from stage2_trainer.server.client import ServerClient
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def chat(tmp_path_factory):
+    path = tmp_path_factory.mktemp("identity") / "image.png"
+    Image.fromarray(np.full((48, 96, 3), 200, dtype=np.uint8)).save(path)
+    image = {"type": "image_url", "image_url": {"url": image_url(str(path))}}
+    return [{"role": "user", "content": [image, {"type": "text", "text": "List the shapes."}]}]
+
+
+@pytest.fixture(params=["stub", pytest.param("vllm", marks=pytest.mark.vllm)])
+def client(request, servers, token):
+    client = ServerClient(servers(request.param).base_url, token, timeout_s=60)
+    client.post("/resume", "test")
+    yield client
+    client.close()
+
+
+def check(client, model, chat, **limits):
+    processor = AutoProcessor.from_pretrained(model, **limits)
+    check_identity([client], processor, chat, Encoder(processor).prompt(chat).input_ids.tolist())
+
+
+def changed_model(model_path, folder, **files):
+    """A copy of the model directory, each named JSON file changed by a function."""
+    copied = folder / "model"
+    shutil.copytree(model_path, copied)
+    for name, change in files.items():
+        file = copied / f"{name}.json"
+        document = json.loads(file.read_text())
+        change(document)
+        file.write_text(json.dumps(document))
+    return copied
+
+
+def test_the_same_model_directory_passes(client, model_path, chat):
+    check(client, model_path, chat)
+
+
+def test_it_still_passes_after_other_prompts_were_read(client, model_path, chat):
+    processor = AutoProcessor.from_pretrained(model_path)
+    processor.tokenizer(["a", "a much longer text"], padding=True, truncation=True, max_length=3)
+    check_identity([client], processor, chat, Encoder(processor).prompt(chat).input_ids.tolist())
+
+
+def test_other_pixel_limits_are_named_with_both_values(client, model_path, chat):
+    with pytest.raises(ConfigError) as caught:
+        check(client, model_path, chat, min_pixels=9216, max_pixels=9216)
+    paths = [problem.path for problem in caught.value.problems]
+    assert paths == [f"server {client.base_url} {name}" for name in ("image_min_pixels", "prompt_token_ids")]
+    assert caught.value.problems[0].value == 1024
+    assert "9216" in caught.value.problems[0].rule
+
+
+def test_another_vocabulary_is_found_even_where_the_sample_prompt_does_not_use_it(client, model_path, chat, tmp_path):
+    def rename(tokenizer):
+        tokenizer["added_tokens"][-1]["content"] = "<|another|>"
+
+    other = changed_model(model_path, tmp_path, tokenizer=rename)
+    with pytest.raises(ConfigError) as caught:
+        check(client, other, chat)
+    assert [problem.path for problem in caught.value.problems] == [f"server {client.base_url} tokenizer_sha256"]
+
+
+def test_a_server_that_cannot_tell_is_refused_with_a_way_out(token, model_path, chat):
+    with HTTPServer(("127.0.0.1", 0), type("Silent", (BaseHTTPRequestHandler,), {"do_GET": _not_found})) as other:
+        Thread(target=other.handle_request, daemon=True).start()
+        client = ServerClient(f"http://127.0.0.1:{other.server_port}", token, timeout_s=10)
+        with pytest.raises(ConfigError, match="stage2 serve"):
+            check(client, model_path, chat)
+        client.close()
+
+
+def _not_found(handler):
+    handler.send_error(404)
