@@ -38,15 +38,19 @@ def write_config(folder, base_url, model):
     (folder / "train.yaml").write_text(yaml.safe_dump(config))
 
 
-@pytest.mark.timeout(500)
-def test_a_sample_is_answered_by_the_configured_server(servers, tmp_path, model_path, token_file):
-    write_config(tmp_path, servers("stub").base_url, model_path)
-    done = inspect(tmp_path, "--sample", "0", "--json", token_file=token_file)
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("engine", ["stub", pytest.param("vllm", marks=pytest.mark.vllm)])
+def test_a_sample_is_answered_by_the_configured_server(engine, servers, tmp_path, model_path, token_file):
+    write_config(tmp_path, servers(engine).base_url, model_path)
+    done = inspect(tmp_path, "--sample", "0", "--json", "--picture", str(tmp_path / "drawn.png"), token_file=token_file)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert len(found["prefix_ids"]) <= ANSWER_TOKENS
+    assert found["y_train_text"] == found["prefix_text"] + found["append_text"]
     assert len(found["ground_truth"]) == len(found["matches"]) + len(found["false_negatives"]) == 1
     assert len(found["labels"]) == len(found["y_train_ids"])
+    with Image.open(tmp_path / "drawn.png") as drawn:
+        assert drawn.format == "PNG"
 
 
 def test_a_server_that_is_not_there_is_worth_another_try(tmp_path, model_path, token_file):
