@@ -13,6 +13,7 @@ from pydantic import Field, StringConstraints
 from stage2_api.base import Count, Port, Positive, Scale, Section, Url, Weight
 
 VllmMode = Literal["colocate", "server"]
+ServerProtocol = Literal["vllm", "swift"]
 SyncMode = Literal["full", "adapter", "auto"]
 LoadFormat = Literal["auto", "dummy", "safetensors", "pt", "runai_streamer", "sharded_state"]
 KvCacheDtype = Literal["auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2"]
@@ -55,6 +56,9 @@ class VllmServer(Section):
     ] = None
     """Weight-transfer port of the older form: one for one address; a list pairs with the addresses by position; one
     port with a list of addresses means port, port + 1, and so on."""
+    protocol: ServerProtocol = "vllm"
+    """What the servers speak: `vllm`, those that `stage2 serve` starts, or `swift`, those of ms-swift's
+    `swift rollout`, which take full syncs only and do not say which weights they hold."""
     timeout_s: Scale = 240.0
     """Seconds to wait for a server to answer and to join the weight-transfer group. Loading a large model takes
     minutes."""

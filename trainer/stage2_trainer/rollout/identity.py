@@ -12,6 +12,7 @@ from typing import Any
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_trainer.rollout.backend import RolloutRequest, Sampling
+from stage2_trainer.rollout.swift import infer, request_config
 from stage2_trainer.rollout.wire import CHAT_ROUTE, chat_body
 from stage2_trainer.server.client import ServerClient
 from stage2_trainer.server.errors import ServerError
@@ -53,10 +54,32 @@ def _differences(
         if found.get(name) != value
     ]
     served = client.post(CHAT_ROUTE, PHASE, body=chat_body(RolloutRequest(messages), Sampling(1), seed=0))
-    if (theirs := served["prompt_token_ids"]) != prompt_ids:
-        rule = f"the learner reads the same prompt as other ids, {first_difference(prompt_ids, theirs)}"
-        problems.append(Problem(f"server {client.base_url} prompt_token_ids", f"{len(theirs)} ids", rule, WAY_OUT))
-    return problems
+    return problems + _prompt_difference(client, served["prompt_token_ids"], prompt_ids)
+
+
+def check_swift_identity(
+    clients: Sequence[ServerClient], messages: Sequence[Mapping[str, Any]], prompt_ids: Sequence[int]
+) -> None:
+    """Compare the ids of one prompt with those of every server of `swift rollout`, which tells nothing else.
+
+    Raises:
+        ConfigError: with every difference on every server.
+        ServerError: a server does not answer.
+    """
+    problems = []
+    for client in clients:
+        config = request_config(Sampling(max_new_tokens=1), seed=0)
+        (answer,) = infer(client, [RolloutRequest(messages)], config, phase=PHASE, timeout_s=client.timeout_s)
+        problems += _prompt_difference(client, answer["prompt_token_ids"], list(prompt_ids))
+    if problems:
+        raise ConfigError(problems)
+
+
+def _prompt_difference(client: ServerClient, theirs: list[int], ours: list[int]) -> list[Problem]:
+    if theirs == ours:
+        return []
+    rule = f"the learner reads the same prompt as other ids, {first_difference(ours, theirs)}"
+    return [Problem(f"server {client.base_url} prompt_token_ids", f"{len(theirs)} ids", rule, WAY_OUT)]
 
 
 def _identity(client: ServerClient) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -67,6 +68,15 @@ class ServerClient:
         """POST a JSON object, and return the JSON object that comes back ({} for an empty answer)."""
         return self._call("POST", path, phase, timeout_s=timeout_s, json=body, params=query)
 
+    def post_for_list(
+        self, path: str, phase: str, *, body: Mapping[str, Any], timeout_s: float | None
+    ) -> list[dict[str, Any]]:
+        """POST a JSON object, and return the list of JSON objects that comes back. timeout_s: None = no limit."""
+        found = self._request("POST", path, phase, timeout_s=timeout_s or math.inf, json=body).json()
+        if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
+            raise ServerError(self.base_url, phase, f"POST {path} answered {str(found)[:80]!r} instead of a list")
+        return found
+
     def world_size(self) -> int:
         """Return the number of the server's workers (tensor times pipeline times data parallel)."""
         return int(self.get("/get_world_size", "connect")["world_size"])
@@ -97,7 +107,7 @@ class ServerClient:
         self, method: str, path: str, phase: str, *, timeout_s: float | None = None, **options: Any
     ) -> httpx.Response:
         seconds = self.timeout_s if timeout_s is None else timeout_s
-        timeout = httpx.Timeout(seconds, connect=min(seconds, CONNECT_TIMEOUT_S))
+        timeout = httpx.Timeout(None if seconds == math.inf else seconds, connect=min(seconds, CONNECT_TIMEOUT_S))
         try:
             response = self._http.request(method, path, timeout=timeout, **options)
         except httpx.HTTPError as error:

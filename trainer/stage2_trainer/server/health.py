@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from typing import Literal
 
 from stage2_trainer.server.client import ServerClient
 from stage2_trainer.server.errors import ServerError, join_errors
@@ -14,10 +15,12 @@ logger = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 0.5
 HEALTH_TIMEOUT_S = 5.0
+Protocol = Literal["vllm", "swift"]
+HEALTH_ROUTES: dict[Protocol, str] = {"vllm": "/health", "swift": "/health/"}
 
 
-def wait_until_healthy(base_urls: Sequence[str], token: str, *, timeout_s: float) -> None:
-    """Return once every server answers GET /health, and takes the token.
+def wait_until_healthy(base_urls: Sequence[str], token: str, *, timeout_s: float, protocol: Protocol = "vllm") -> None:
+    """Return once every server answers its health route, and takes the token.
 
     Raises:
         ServerError: a server did not answer within `timeout_s` seconds (counted once for all), or refuses the token.
@@ -26,15 +29,19 @@ def wait_until_healthy(base_urls: Sequence[str], token: str, *, timeout_s: float
         clients = [ServerClient(url, token, timeout_s=HEALTH_TIMEOUT_S) for url in base_urls]
         for client in clients:
             stack.callback(client.close)
-        _wait(clients, timeout_s)
+        _wait(clients, timeout_s, HEALTH_ROUTES[protocol])
         for client in clients:
+            if protocol == "swift":
+                workers = client.get("/get_world_size/", "health")["world_size"]
+                logger.info("server %s is healthy, %d workers", client.base_url, workers)
+                continue
             logger.info("server %s is healthy, weight version %s", client.base_url, client.weight_version())
 
 
-def _wait(clients: Sequence[ServerClient], timeout_s: float) -> None:
+def _wait(clients: Sequence[ServerClient], timeout_s: float, route: str) -> None:
     deadline = time.monotonic() + timeout_s
     waiting = list(clients)
-    while failures := [(client, failure) for client in waiting if (failure := _failure(client))]:
+    while failures := [(client, failure) for client in waiting if (failure := _failure(client, route))]:
         if time.monotonic() > deadline:
             raise join_errors(
                 [
@@ -46,9 +53,9 @@ def _wait(clients: Sequence[ServerClient], timeout_s: float) -> None:
         time.sleep(POLL_INTERVAL_S)
 
 
-def _failure(client: ServerClient) -> ServerError | None:
+def _failure(client: ServerClient, route: str) -> ServerError | None:
     try:
-        client.get("/health", "health")
+        client.get(route, "health")
     except ServerError as error:
         return error
     return None

@@ -36,6 +36,7 @@ from stage2_trainer.server.stub_requests import (
     UnloadRequest,
     UpdateRequest,
 )
+from stage2_trainer.server.stub_swift import SwiftRoutes
 from stage2_trainer.server.token import read_token
 from stage2_trainer.sync.buckets import TensorMeta, from_wire
 from stage2_trainer.sync.gloo import GroupInfo
@@ -181,6 +182,7 @@ def build_app(stub: Stub) -> FastAPI:
     app.add_exception_handler(Exception, _internal_error)
     _add_serving_routes(app, stub)
     _add_update_routes(app, stub)
+    SwiftRoutes(stub).add_to(app)
     return app
 
 

@@ -7,7 +7,7 @@ output layer, cached image embeddings), silently; vLLM's own checksums leave mos
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from stage2_trainer.rollout.backend import RolloutRequest, Sampling
 from stage2_trainer.rollout.identity import first_difference
+from stage2_trainer.rollout.swift import infer, request_config
 from stage2_trainer.rollout.wire import CHAT_ROUTE, chat_body
 from stage2_trainer.server.client import ServerClient
 from stage2_trainer.server.errors import ServerError
@@ -25,6 +26,7 @@ from stage2_trainer.sync.background import in_background
 logger = logging.getLogger(__name__)
 
 PHASE = "verify"
+Ask = Callable[..., Tensor]
 TOLERANCE_PATH = "custom.extra.rollout_matching.vllm.sync.verify_tolerance"
 # Seen between vLLM and transformers on the same weights: 2e-6 in float32, 0.06 in bfloat16 (the largest of 50 tokens).
 # A step that moves weights by 2 % moves a log-probability by 0.3 or more.
@@ -67,11 +69,19 @@ class Prover:
     """Proves the first sync, and every `every`-th after it (0: the first alone).
 
     tolerance: largest accepted difference of a log-probability; None = what rounding explains in the model's dtype.
+    ask: how a server is asked; default: by vLLM's chat route.
     """
 
     def __init__(
-        self, probe: Probe, clients: Sequence[ServerClient], *, every: int, tolerance: float | None = None
+        self,
+        probe: Probe,
+        clients: Sequence[ServerClient],
+        *,
+        every: int,
+        tolerance: float | None = None,
+        ask: Ask | None = None,
     ) -> None:
+        self._ask = ask or server_logprobs
         self._probe = probe
         self._clients = clients
         self._every = every
@@ -94,7 +104,7 @@ class Prover:
         if not self._due and not (self._every and self._unproved >= self._every):
             return []
         tolerance = self._tolerance or default_tolerance(model)
-        reports = verify(model, self._probe, self._clients, tolerance=tolerance, adapter=adapter)
+        reports = verify(model, self._probe, self._clients, tolerance=tolerance, adapter=adapter, ask=self._ask)
         self._unproved, self._due = 0, False
         for report in reports:
             logger.info(
@@ -135,7 +145,18 @@ def server_logprobs(client: ServerClient, probe: Probe, *, adapter: str | None =
     """
     request = RolloutRequest(messages=probe.messages, adapter=adapter)
     body = chat_body(request, Sampling(max_new_tokens=1), seed=0)
-    answer = client.post(CHAT_ROUTE, PHASE, body={**body, "prompt_logprobs": 0})
+    return _scores(client, probe, client.post(CHAT_ROUTE, PHASE, body={**body, "prompt_logprobs": 0}))
+
+
+def swift_logprobs(client: ServerClient, probe: Probe, *, adapter: str | None = None) -> Tensor:
+    """Return the same from a server of `swift rollout`."""
+    config = {**request_config(Sampling(max_new_tokens=1), seed=0), "prompt_logprobs": 0}
+    requests = [RolloutRequest(messages=probe.messages, adapter=adapter)]
+    (answer,) = infer(client, requests, config, phase=PHASE, timeout_s=client.timeout_s)
+    return _scores(client, probe, answer)
+
+
+def _scores(client: ServerClient, probe: Probe, answer: Mapping[str, Any]) -> Tensor:
     expected: list[int] = probe.inputs["input_ids"][0].tolist()
     if (found := answer["prompt_token_ids"]) != expected:
         raise ServerError(client.base_url, PHASE, f"reads the probe as other ids: {first_difference(expected, found)}")
@@ -150,6 +171,7 @@ def verify(
     *,
     tolerance: float,
     adapter: str | None = None,
+    ask: Ask | None = None,
 ) -> list[ProbeReport]:
     """Compare every server with the learner; all are asked at once, while the learner computes its own side.
 
@@ -157,7 +179,7 @@ def verify(
         ProofError: a server's log-probabilities differ by more than `tolerance`: it does not hold these weights.
         ServerError: a server does not answer, or reads the probe as other ids.
     """
-    asked = [in_background(server_logprobs, client, probe, adapter=adapter) for client in clients]
+    asked = [in_background(ask or server_logprobs, client, probe, adapter=adapter) for client in clients]
     own = learner_logprobs(model, probe.inputs).cpu()
     gaps = [float((answer.result() - own).abs().max()) for answer in asked]
     wrong = [(client.base_url, gap) for client, gap in zip(clients, gaps, strict=True) if not gap <= tolerance]

@@ -1,0 +1,130 @@
+"""The `swift rollout` protocol against the stub: identity, rollouts in order, a push that is proved, and failures."""
+
+import os
+import signal
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import AutoProcessor
+
+from stage2_api.errors import ConfigError
+from stage2_api.runconfig import ServerAddress
+from stage2_trainer.data.encode import Encoder
+from stage2_trainer.data.images import image_url
+from stage2_trainer.learner.assembly import sample_probe
+from stage2_trainer.rollout.backend import RolloutRequest, Sampling
+from stage2_trainer.rollout.identity import check_swift_identity
+from stage2_trainer.rollout.seeds import SeedPlan
+from stage2_trainer.rollout.swift import SwiftBackend
+from stage2_trainer.server.client import ServerClient
+from stage2_trainer.server.errors import ServerError
+from stage2_trainer.server.health import wait_until_healthy
+from stage2_trainer.sync.swift import SwiftSync
+from stage2_trainer.sync.verify import FLOAT32_TOLERANCE, ProofError, swift_logprobs, verify
+from tests.integration import policies
+
+pytestmark = pytest.mark.timeout(300)
+
+NEW_TOKENS = 24
+
+
+@pytest.fixture(scope="module")
+def served(start_server):
+    return [start_server("stub") for _ in range(2)]
+
+
+@pytest.fixture(scope="module")
+def base(model_path):
+    return policies.load(model_path)
+
+
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("swift")
+    made = []
+    for shade in (40, 120, 200):
+        path = folder / f"{shade}.png"
+        Image.fromarray(np.full((64, 96, 3), shade, dtype=np.uint8)).save(path)
+        image = {"type": "image_url", "image_url": {"url": image_url(str(path))}}
+        made.append([{"role": "user", "content": [image, {"type": "text", "text": "List the shapes."}]}])
+    return made
+
+
+@pytest.fixture(scope="module")
+def probe(model_path, chats):
+    return sample_probe(Encoder(AutoProcessor.from_pretrained(model_path)), chats[0])
+
+
+@pytest.fixture
+def clients(served, token):
+    made = [ServerClient(server.base_url, token, timeout_s=30) for server in served]
+    yield made
+    for client in made:
+        client.close()
+
+
+def make_sync(served, token, **options):
+    addresses = [ServerAddress(server.base_url, server.group_port) for server in served]
+    options = {"timeout_s": 20, "bucket_bytes": 400_000, **options}
+    return SwiftSync(addresses, token=token, device=torch.device("cpu"), **options)
+
+
+def test_servers_are_waited_for_by_the_routes_that_they_have(served, token):
+    wait_until_healthy([server.base_url for server in served], token, timeout_s=20, protocol="swift")
+
+
+def test_after_a_push_every_server_is_the_learner(served, token, clients, base, probe):
+    sync = make_sync(served, token)
+    for kind in ("full", "dora"):
+        policy = policies.trained(base, kind)
+        sync.sync(policy, version=1)
+        verify(policy, probe, clients, tolerance=FLOAT32_TOLERANCE, ask=swift_logprobs)
+    with pytest.raises(ProofError):
+        verify(base, probe, clients, tolerance=FLOAT32_TOLERANCE, ask=swift_logprobs)
+    sync.close()
+
+
+def test_a_learner_that_comes_after_another_is_taken(served, token, clients, base, probe):
+    for kind in ("lora", "full"):
+        sync = make_sync(served, token)
+        policy = policies.trained(base, kind)
+        sync.sync(policy, version=1)
+        verify(policy, probe, clients, tolerance=FLOAT32_TOLERANCE, ask=swift_logprobs)
+        sync.close()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.2])
+def test_answers_come_in_request_order_and_follow_their_own_seeds(clients, chats, temperature):
+    sampling = Sampling(max_new_tokens=NEW_TOKENS, temperature=temperature)
+    requests = [RolloutRequest(chat) for chat in chats]
+    together = SwiftBackend(clients, sampling=sampling).generate(requests, seed_plan=SeedPlan(1, 2, 0), version=2)
+    alone = SwiftBackend(clients[:1], sampling=sampling).generate(requests, seed_plan=SeedPlan(1, 2, 0), version=2)
+    assert [rollout.token_ids for rollout in together] == [rollout.token_ids for rollout in alone]
+    assert [rollout.server for rollout in together] == [clients[0].base_url] * 2 + [clients[1].base_url]
+
+
+def test_no_requests_make_no_call(token):
+    nowhere = ServerClient("http://127.0.0.1:9", token, timeout_s=5)
+    assert SwiftBackend([nowhere], sampling=Sampling(1)).generate([], seed_plan=SeedPlan(1, 0, 0)) == []
+
+
+def test_prompts_that_are_read_differently_are_found_before_the_first_step(clients, probe):
+    ids = probe.inputs["input_ids"][0].tolist()
+    check_swift_identity(clients, probe.messages, ids)
+    with pytest.raises(ConfigError, match="first at 3") as caught:
+        check_swift_identity(clients, probe.messages, [*ids[:3], 5, *ids[4:]])
+    assert len(caught.value.problems) == 2
+
+
+def test_a_server_that_stands_still_ends_the_push_within_the_deadline(start_server, served, token, base):
+    frozen = start_server("stub")
+    sync = make_sync([served[0], frozen], token, timeout_s=3)
+    sync.sync(base, version=1)
+    os.killpg(frozen.process.pid, signal.SIGSTOP)
+    with pytest.raises(ServerError) as caught:
+        sync.sync(base, version=2)
+    os.killpg(frozen.process.pid, signal.SIGKILL)
+    assert caught.value.server == frozen.base_url
+    assert caught.value.phase == "push"
