@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
-
-import torch
 
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.encode import Encoder
@@ -25,16 +22,10 @@ from stage2_trainer.learner.records import ROLLOUT_LOG, JsonLines, RunLog, repro
 from stage2_trainer.learner.rollouts import FreshRollouts
 from stage2_trainer.learner.rows import PackedRows, Rows, SingleRows
 from stage2_trainer.learner.samples import sample_document
+from stage2_trainer.learner.server_assembly import Learner, server_rollouts
 from stage2_trainer.learner.trainer import Parts, RolloutMatchingTrainer
 from stage2_trainer.matching import CoordVocab, MatchOptions
-from stage2_trainer.rollout.backend import Sampling
-from stage2_trainer.rollout.server import ServerBackend
-from stage2_trainer.server.client import ServerClient
-from stage2_trainer.server.health import wait_until_healthy
-from stage2_trainer.sync.adapter import AdapterSync, obstacle
-from stage2_trainer.sync.full import FullSync
-from stage2_trainer.sync.policy import SyncPolicy, resolve_mode
-from stage2_trainer.sync.verify import Probe, Prover
+from stage2_trainer.sync.verify import Probe
 
 logger = logging.getLogger(__name__)
 
@@ -96,9 +87,8 @@ def build_trainer(
     )
     prompts = Prompts(config.custom.user_prompt, config.template.system)
     probe = sample_probe(encoder, prompts.chat(data.train[0]))
-    prover = _prover(config, surroundings.token, probe, stack)
-    policy = _sync_policy(config, surroundings.token, model, training_arguments.device, prover, stack)
-    rollouts = _fresh_rollouts(config, surroundings, policy, stack)
+    learner = Learner(model, processor, training_arguments.device, probe)
+    rollouts = server_rollouts(config, learner, token=surroundings.token, reporter=surroundings.reporter, stack=stack)
     _report_reproducibility(config, data, surroundings, rollouts.sync_state)
     return RolloutMatchingTrainer(
         parts=_parts(config, surroundings, prompts, encoder, matcher, rollouts),
@@ -130,61 +120,6 @@ def sample_probe(encoder: Encoder, chat: list[dict[str, Any]]) -> Probe:
         "image_grid_thw": prompt.image_grid_thw,
     }
     return Probe(messages=chat, inputs={name: tensor for name, tensor in inputs.items() if tensor is not None})
-
-
-def _sync_policy(
-    config: RunConfig, token: str, model: Any, device: torch.device, prover: Prover, stack: ExitStack
-) -> SyncPolicy:
-    """Return how weights reach the servers; ConfigError when what trains cannot be sent as it is asked for."""
-    vllm = config.rollout_matching.vllm
-    mode = resolve_mode(vllm.sync.mode, enable_lora=vllm.enable_lora, obstacle=obstacle(model))
-    full = FullSync(
-        vllm.server.resolved_servers(),
-        token=token,
-        timeout_s=vllm.server.timeout_s,
-        device=device,
-        changed_only=vllm.sync.changed_only,
-    )
-    stack.callback(full.close)
-    return SyncPolicy(
-        vllm.sync.mode,
-        full=full,
-        adapter=AdapterSync(full.fleet) if mode == "adapter" else None,
-        fallback=vllm.sync.fallback_to_full,
-        prover=prover,
-    )
-
-
-def _fresh_rollouts(
-    config: RunConfig, surroundings: Surroundings, policy: SyncPolicy, stack: ExitStack
-) -> FreshRollouts:
-    matching = config.rollout_matching
-    server = matching.vllm.server
-    urls = [address.base_url for address in server.resolved_servers()]
-    token = surroundings.token
-    backend = ServerBackend(
-        urls,
-        token=token,
-        sampling=Sampling(matching.max_new_tokens, matching.temperature, matching.repetition_penalty),
-        timeout_s=server.timeout_s,
-        infer_timeout_s=_limit(server.infer_timeout_s),
-    )
-    stack.callback(backend.close)
-    wait = functools.partial(wait_until_healthy, urls, token, timeout_s=server.timeout_s)
-    surroundings.reporter.update(phase="waiting-for-servers")
-    wait()
-    return FreshRollouts(backend, policy, seed=config.training.seed, wait=wait, reporter=surroundings.reporter)
-
-
-def _prover(config: RunConfig, token: str, probe: Probe, stack: ExitStack) -> Prover:
-    vllm = config.rollout_matching.vllm
-    clients = [
-        ServerClient(address.base_url, token, timeout_s=vllm.server.timeout_s)
-        for address in vllm.server.resolved_servers()
-    ]
-    for client in clients:
-        stack.callback(client.close)
-    return Prover(probe, clients, every=vllm.sync.verify_every, tolerance=vllm.sync.verify_tolerance)
 
 
 def _parts(
@@ -268,8 +203,3 @@ def _report_reproducibility(config: RunConfig, data: Data, surroundings: Surroun
     )
     surroundings.log.write("reproducibility", record)
     surroundings.reporter.update(reproducibility=record, sync=sync)
-
-
-def _limit(seconds: float | None) -> float | None:
-    """Return a time limit, None where a person wrote none or a value of at most 0."""
-    return seconds if seconds is not None and seconds > 0 else None
