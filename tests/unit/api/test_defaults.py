@@ -90,7 +90,14 @@ def test_defaults_of_vllm() -> None:
         "enforce_eager": False,
         "disable_custom_all_reduce": True,
         "max_num_seqs": 256,
-        "server": {"servers": None, "base_url": None, "group_port": None, "timeout_s": 240.0, "infer_timeout_s": None},
+        "server": {
+            "servers": None,
+            "base_url": None,
+            "group_port": None,
+            "protocol": "vllm",
+            "timeout_s": 240.0,
+            "infer_timeout_s": None,
+        },
         "sync": {
             "mode": "full",
             "fallback_to_full": True,
