@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -15,14 +16,23 @@ from stage2_trainer.learner import arguments
 from stage2_trainer.learner.estep import EStep, Matched, Matcher, ParseFailureLog, Prompts
 from stage2_trainer.learner.evaluate import Evaluation
 from stage2_trainer.learner.interrupt import Interrupt
+from stage2_trainer.learner.local_assembly import Policy, local_rollouts, offload_of
 from stage2_trainer.learner.loss import LossOptions
 from stage2_trainer.learner.model import ALIGNER, VIT, adapt, freeze, load_model, load_processor
 from stage2_trainer.learner.progress import Reporter, Sync
-from stage2_trainer.learner.records import ROLLOUT_LOG, JsonLines, RunLog, reproducibility_record
-from stage2_trainer.learner.rollouts import FreshRollouts
-from stage2_trainer.learner.rows import PackedRows, Rows, SingleRows
+from stage2_trainer.learner.records import (
+    ROLLOUT_LOG,
+    EventLog,
+    JsonLines,
+    RunLog,
+    SilentLog,
+    reproducibility_record,
+)
+from stage2_trainer.learner.rows import PackedRows, Rows, SingleRows, WindowRows
 from stage2_trainer.learner.samples import sample_document
 from stage2_trainer.learner.server_assembly import Learner, server_rollouts
+from stage2_trainer.learner.source import RolloutSource
+from stage2_trainer.learner.supported import in_process
 from stage2_trainer.learner.trainer import Parts, RolloutMatchingTrainer
 from stage2_trainer.matching import CoordVocab, MatchOptions
 from stage2_trainer.sync.verify import Probe
@@ -48,7 +58,7 @@ class Surroundings:
     token: str
     reporter: Reporter
     interrupt: Interrupt
-    log: RunLog
+    log: EventLog
     rollout_log: JsonLines
 
 
@@ -63,12 +73,15 @@ def load_data(config: RunConfig) -> Data:
     return Data(train, held_out, fingerprint(custom.train_jsonl, train))
 
 
-def open_logs(config: RunConfig, stack: ExitStack) -> tuple[RunLog, JsonLines]:
-    """Open the run's log and the rollouts' log in the output folder; `stack` closes them."""
+def open_logs(config: RunConfig, rank: int, stack: ExitStack) -> tuple[EventLog, JsonLines]:
+    """Open the run's log, and the rollouts' log of this process, in the output folder; `stack` closes them."""
     folder = arguments.output_dir(config)
-    log, rollouts = RunLog(folder), JsonLines(folder / ROLLOUT_LOG)
-    stack.callback(log.close)
+    rollouts = JsonLines(folder / (ROLLOUT_LOG if rank == 0 else f"rank-{rank}-{ROLLOUT_LOG}"))
     stack.callback(rollouts.close)
+    if rank:
+        return SilentLog(), rollouts
+    log = RunLog(folder)
+    stack.callback(log.close)
     return log, rollouts
 
 
@@ -79,7 +92,7 @@ def build_trainer(
     processor = load_processor(config.model.model, **arguments.pixel_limits(config))
     encoder = Encoder(processor)
     model = load_policy(config)
-    training_arguments = arguments.training_arguments(config, world_size=1)
+    training_arguments = arguments.training_arguments(config, world_size=int(os.environ.get("WORLD_SIZE", "1")))
     matcher = Matcher(
         CoordVocab.from_tokenizer(processor.tokenizer),
         MatchOptions.from_config(config.rollout_matching),
@@ -87,10 +100,17 @@ def build_trainer(
     )
     prompts = Prompts(config.custom.user_prompt, config.template.system)
     probe = sample_probe(encoder, prompts.chat(data.train[0]))
-    learner = Learner(model, processor, training_arguments.device, probe)
-    rollouts = server_rollouts(config, learner, token=surroundings.token, reporter=surroundings.reporter, stack=stack)
+    policy = Policy(model, encoder, training_arguments.device)
+    offload = offload_of(config, training_arguments.device)
+    if in_process(config):
+        rollouts: RolloutSource = local_rollouts(config, policy, probe, surroundings.reporter, offload)
+    else:
+        learner = Learner(model, processor, training_arguments.device, probe)
+        rollouts = server_rollouts(
+            config, learner, token=surroundings.token, reporter=surroundings.reporter, stack=stack
+        )
     _report_reproducibility(config, data, surroundings, rollouts.sync_state)
-    return RolloutMatchingTrainer(
+    trainer = RolloutMatchingTrainer(
         parts=_parts(config, surroundings, prompts, encoder, matcher, rollouts),
         model=model,
         args=training_arguments,
@@ -98,6 +118,8 @@ def build_trainer(
         eval_dataset=data.held_out or None,
         processing_class=processor,
     )
+    offload.find_optimizer = lambda: trainer.optimizer
+    return trainer
 
 
 def load_policy(config: RunConfig) -> Any:
@@ -128,7 +150,7 @@ def _parts(
     prompts: Prompts,
     encoder: Encoder,
     matcher: Matcher,
-    rollouts: FreshRollouts,
+    rollouts: RolloutSource,
 ) -> Parts:
     matching, training = config.rollout_matching, config.training
     rates = {VIT: training.vit_lr, ALIGNER: training.aligner_lr}
@@ -156,6 +178,8 @@ def _parts(
         interrupt=surroundings.interrupt,
         reporter=surroundings.reporter,
         log=surroundings.log,
+        ahead="window" in (matching.post_rollout_pack_scope, matching.loss_normalizer),
+        m_steps=matching.rollout_buffer.m_steps if matching.rollout_buffer.enabled else 1,
     )
 
 
@@ -163,6 +187,8 @@ def _rows(config: RunConfig) -> Rows:
     training = config.training
     if not training.packing:
         return SingleRows()
+    if config.rollout_matching.post_rollout_pack_scope == "window":
+        return WindowRows(config.packing_length)
     return PackedRows(config.packing_length, capacity=training.packing_buffer, min_fill=training.packing_min_fill_ratio)
 
 
@@ -179,7 +205,7 @@ def _training_rollouts(config: RunConfig, rollout_log: JsonLines) -> Callable[[i
     return note
 
 
-def _held_out_rollouts(log: RunLog, rollout_log: JsonLines) -> Callable[[int, Sequence[Matched]], None]:
+def _held_out_rollouts(log: EventLog, rollout_log: JsonLines) -> Callable[[int, Sequence[Matched]], None]:
     """Return what is done with the rollouts of an evaluation: each is written down, the first few are shown."""
 
     def note(step: int, matched: Sequence[Matched]) -> None:
@@ -193,7 +219,8 @@ def _held_out_rollouts(log: RunLog, rollout_log: JsonLines) -> Callable[[int, Se
 
 def _report_reproducibility(config: RunConfig, data: Data, surroundings: Surroundings, sync: Sync) -> None:
     """Say what the run is made of, once, before anything is trained."""
-    servers = [address.base_url for address in config.rollout_matching.vllm.server.resolved_servers()]
+    addresses = () if in_process(config) else config.rollout_matching.vllm.server.resolved_servers()
+    servers = [address.base_url for address in addresses]
     record = reproducibility_record(
         config=config.model_dump(mode="json"),
         servers=servers,

@@ -15,7 +15,7 @@ from stage2_trainer.data.records import Record
 from stage2_trainer.learner.batch import Placed, place
 from stage2_trainer.learner.metrics import SampleStats, Stopwatch
 from stage2_trainer.learner.model import rope_model
-from stage2_trainer.learner.rollouts import FreshRollouts
+from stage2_trainer.learner.source import RolloutSource
 from stage2_trainer.matching import (
     CoordVocab,
     MatchedTarget,
@@ -90,7 +90,7 @@ class EStep:
         *,
         encoder: Encoder,
         prompts: Prompts,
-        rollouts: FreshRollouts,
+        rollouts: RolloutSource,
         matcher: Matcher,
         on_matched: Callable[[int, Sequence[Matched]], None],
     ) -> None:

@@ -10,17 +10,18 @@ from torch import nn
 from stage2_trainer.data.records import Record
 from stage2_trainer.learner.estep import Matched, Matcher, Prompts, sample_stats
 from stage2_trainer.learner.metrics import Stopwatch, evaluation_metrics
-from stage2_trainer.learner.rollouts import FreshRollouts
+from stage2_trainer.learner.ranks import gathered, rank, world_size
+from stage2_trainer.learner.source import RolloutSource
 
 
 class Evaluation:
-    """Evaluates the weights as they are now, through the same servers that training uses."""
+    """Evaluates the weights as they are now, by rollouts from where training has its own; each process does a share."""
 
     def __init__(
         self,
         *,
         prompts: Prompts,
-        rollouts: FreshRollouts,
+        rollouts: RolloutSource,
         matcher: Matcher,
         batch_size: int,
         on_matched: Callable[[int, Sequence[Matched]], None],
@@ -34,15 +35,16 @@ class Evaluation:
     def __call__(self, records: Sequence[Record], model: nn.Module, *, global_step: int) -> dict[str, float]:
         """Return `runtime`, `samples_per_second`, `steps_per_second` and `rollout_*`, without a prefix."""
         start = perf_counter()
-        batches = [records[i : i + self._batch_size] for i in range(0, len(records), self._batch_size)]
+        batches = batches_of_rank(records, self._batch_size)
         matched = [
             one
             for index, batch in enumerate(batches)
             for one in self._matched(batch, model, global_step=global_step, index=index)
         ]
         self._on_matched(global_step, matched)
-        seconds = perf_counter() - start
-        stats = [sample_stats(one) for one in matched]
+        everywhere = gathered((perf_counter() - start, [sample_stats(one) for one in matched]))
+        seconds = max(taken for taken, _ in everywhere)
+        stats = [one for _, share in everywhere for one in share]
         return {
             "runtime": seconds,
             "samples_per_second": len(records) / seconds,
@@ -54,3 +56,10 @@ class Evaluation:
         chats = [self._prompts.chat(record) for record in records]
         fresh = self._rollouts.generate(model, chats, global_step=global_step, micro_step=index, stopwatch=Stopwatch())
         return [self._matcher.match(*pair) for pair in zip(records, fresh.rollouts, strict=True)]
+
+
+def batches_of_rank(records: Sequence[Record], batch_size: int) -> list[Sequence[Record]]:
+    """Return this process's share of the records in batches; in every process as many, the last perhaps empty."""
+    most = -(-len(records) // world_size())
+    mine = records[rank() :: world_size()]
+    return [mine[start : start + batch_size] for start in range(0, most, batch_size)]

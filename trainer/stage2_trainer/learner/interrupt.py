@@ -6,6 +6,8 @@ import signal
 import threading
 from types import FrameType
 
+from stage2_trainer.learner.ranks import gathered
+
 
 class Interrupted(RuntimeError):
     """The run was asked to stop; what it has learnt so far is whole, and it can go on from a checkpoint."""
@@ -26,8 +28,8 @@ class Interrupt:
         self._asked.set()
 
     def check(self) -> None:
-        """Raise Interrupted if the run was asked to stop."""
-        if self._asked.is_set():
+        """Raise Interrupted if the run was asked to stop, in all learner processes at once when one of them was."""
+        if any(gathered(self._asked.is_set())):
             raise Interrupted("asked to stop (SIGTERM)")
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:

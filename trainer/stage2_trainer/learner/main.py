@@ -16,7 +16,7 @@ from stage2_trainer.learner.assembly import Surroundings, build_trainer, load_da
 from stage2_trainer.learner.interrupt import Interrupt, Interrupted
 from stage2_trainer.learner.packing_errors import PackingError
 from stage2_trainer.learner.progress import ProgressServer, Reporter
-from stage2_trainer.learner.supported import check_supported
+from stage2_trainer.learner.supported import check_supported, in_process
 from stage2_trainer.learner.trainer import RolloutMatchingTrainer
 from stage2_trainer.server.address import host_and_port, is_loopback
 from stage2_trainer.server.errors import ServerError
@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 EXIT_FAILURE = 1
 PROGRESS_PORT_VARIABLE = "STAGE2_PROGRESS_PORT"
 TERMINATION_LOG_VARIABLE = "STAGE2_TERMINATION_LOG"
+POD_VARIABLE = "KUBERNETES_SERVICE_HOST"  # set in every pod
 
 
 def learn(config: RunConfig) -> int:
@@ -60,12 +61,13 @@ def learn(config: RunConfig) -> int:
 
 def _learn(config: RunConfig, reporter: Reporter, stack: ExitStack) -> None:
     check_supported(config, world_size=int(os.environ.get("WORLD_SIZE", "1")))
-    token = read_token(os.environ)
+    rank = int(os.environ.get("RANK", "0"))
+    token = _token(config, os.environ)
     stack.enter_context(_progress_server(config, reporter, token, os.environ))
     interrupt = Interrupt()
     interrupt.listen()
     data = load_data(config)
-    log, rollout_log = open_logs(config, stack)
+    log, rollout_log = open_logs(config, rank, stack)
     trainer = build_trainer(config, data, Surroundings(token, reporter, interrupt, log, rollout_log), stack)
     checkpoint = config.training.resume_from_checkpoint or _newest_checkpoint(config)
     _train(trainer, checkpoint)
@@ -92,13 +94,26 @@ def _newest_checkpoint(config: RunConfig) -> str | None:
 def _progress_server(
     config: RunConfig, reporter: Reporter, token: str, environment: Mapping[str, str]
 ) -> AbstractContextManager[object]:
-    """Serve progress where a port is given: to this machine only when all servers are on it, else to the network."""
+    """Serve progress of the first process where a port is given.
+
+    To this machine only when all servers are on it, or when there are none and this is no pod; else to the network.
+    """
     port = environment.get(PROGRESS_PORT_VARIABLE)
-    if not port:
+    if not port or environment.get("RANK", "0") != "0":
         return nullcontext()
-    servers = config.rollout_matching.vllm.server.resolved_servers()
-    local = all(is_loopback(host_and_port(server.base_url)[0]) for server in servers)
+    if in_process(config):
+        local = POD_VARIABLE not in environment
+    else:
+        servers = config.rollout_matching.vllm.server.resolved_servers()
+        local = all(is_loopback(host_and_port(server.base_url)[0]) for server in servers)
     return ProgressServer(reporter, host="127.0.0.1" if local else "0.0.0.0", port=int(port), token=token)
+
+
+def _token(config: RunConfig, environment: Mapping[str, str]) -> str:
+    """Return the bearer token; none is needed where there are neither servers nor anybody who asks for progress."""
+    if in_process(config) and not environment.get(PROGRESS_PORT_VARIABLE):
+        return ""
+    return read_token(environment)
 
 
 def _failed(reporter: Reporter, message: str, code: int) -> int:
@@ -110,5 +125,5 @@ def _failed(reporter: Reporter, message: str, code: int) -> int:
 
 def _leave_termination_log(reporter: Reporter, environment: Mapping[str, str]) -> None:
     path = environment.get(TERMINATION_LOG_VARIABLE)
-    if path:
+    if path and environment.get("RANK", "0") == "0":
         reporter.write_termination_log(Path(path))

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from stage2_trainer.data.records import Fingerprint
 
@@ -36,6 +36,21 @@ class JsonLines:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+class EventLog(Protocol):
+    """Takes what a run has to say."""
+
+    def write(self, event: str, figures: Mapping[str, Any]) -> None:
+        """Say one thing."""
+        ...
+
+
+class SilentLog:
+    """The log of the learner processes but the first: that one speaks for all."""
+
+    def write(self, event: str, figures: Mapping[str, Any]) -> None:
+        """Say nothing."""
 
 
 class RunLog:

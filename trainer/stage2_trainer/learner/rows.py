@@ -1,4 +1,8 @@
-"""Which segments are trained on in a micro-step, and in which rows: packed into one, or each in a row of its own."""
+"""Which segments are trained on in a micro-step, and in which rows: packed into one, or each in a row of its own.
+
+Packing looks at the micro-steps that it is given: at one (scope `micro`, what does not fit waits for the next), or at a
+whole accumulation window (scope `window`, nothing waits).
+"""
 
 from __future__ import annotations
 
@@ -7,27 +11,55 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from stage2_trainer.learner.estep import Segment
-from stage2_trainer.learner.packing import PackingBuffer
+from stage2_trainer.learner.packing import PackingBuffer, pack_window
 
 logger = logging.getLogger(__name__)
 
 Row = Sequence[Segment]
+Planned = tuple[list[Row], Mapping[str, float]]  # the rows of a micro-step, and its `packing/*` figures
 
 
 class Rows(Protocol):
-    """Chooses the rows of a micro-step."""
+    """Chooses the rows of micro-steps."""
 
-    def choose(self, segments: Sequence[Segment]) -> tuple[list[Row], Mapping[str, float]]:
-        """Return the rows to train on now that these segments are new, and the `packing/*` figures."""
+    def plan(self, micro_steps: Sequence[Sequence[Segment]]) -> list[Planned]:
+        """Return what to train on in each of these micro-steps, now that their segments are new."""
         ...
 
 
 class SingleRows:
     """Every segment in a row of its own (training.packing: false)."""
 
-    def choose(self, segments: Sequence[Segment]) -> tuple[list[Row], Mapping[str, float]]:
+    def plan(self, micro_steps: Sequence[Sequence[Segment]]) -> list[Planned]:
         """Return a row for each segment."""
-        return [[segment] for segment in segments], {}
+        return [([[segment] for segment in segments], {}) for segments in micro_steps]
+
+
+class WindowRows:
+    """One row for each micro-step, all segments of the window spread over them; none waits, none is dropped.
+
+    `length` in tokens. Raises PackingError when there is no way to spread them, or a segment is longer than a row.
+    """
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def plan(self, micro_steps: Sequence[Sequence[Segment]]) -> list[Planned]:
+        """Return exactly one row, never an empty one, for each micro-step."""
+        segments = [segment for micro_step in micro_steps for segment in micro_step]
+        lengths = [len(segment) for segment in segments]
+        packed = pack_window(lengths, self._length, len(micro_steps))
+        window = {
+            "packing/post_rollout_scope_window": 1.0,
+            "packing/window_fill": sum(lengths) / (self._length * len(packed)),
+            "packing/window_total_len": float(sum(lengths)),
+            "packing/window_segments": float(len(lengths)),
+        }
+        totals = [sum(lengths[i] for i in row) for row in packed]
+        return [
+            ([[segments[i] for i in row]], {**_row_figures(total, self._length, len(row), waiting=0), **window})
+            for row, total in zip(packed, totals, strict=True)
+        ]
 
 
 class PackedRows:
@@ -43,18 +75,15 @@ class PackedRows:
         self._buffer: PackingBuffer[Segment] = PackingBuffer(packing_length=length, capacity=capacity)
         self._warned = False
 
-    def choose(self, segments: Sequence[Segment]) -> tuple[list[Row], Mapping[str, float]]:
-        """Return the one row that holds the oldest segment and is as full as can be."""
+    def plan(self, micro_steps: Sequence[Sequence[Segment]]) -> list[Planned]:
+        """Return for each micro-step the one row that holds the oldest segment and is as full as can be."""
+        return [self._next(segments) for segments in micro_steps]
+
+    def _next(self, segments: Sequence[Segment]) -> Planned:
         self._buffer.insert(segments, [len(segment) for segment in segments])
         row = self._buffer.take()
-        fill = row.total_len / self._length
-        self._warn(fill)
-        return [row.items], {
-            "packing/post_rollout_fill": fill,
-            "packing/post_rollout_selected_total_len": row.total_len,
-            "packing/post_rollout_segments": len(row.items),
-            "packing/post_rollout_buffer": len(self._buffer),
-        }
+        self._warn(row.total_len / self._length)
+        return [row.items], _row_figures(row.total_len, self._length, len(row.items), waiting=len(self._buffer))
 
     def _warn(self, fill: float) -> None:
         if fill < self._min_fill and not self._warned:
@@ -65,3 +94,12 @@ class PackedRows:
                 100 * fill,
                 self._min_fill,
             )
+
+
+def _row_figures(total: int, length: int, segments: int, *, waiting: int) -> dict[str, float]:
+    return {
+        "packing/post_rollout_fill": total / length,
+        "packing/post_rollout_selected_total_len": float(total),
+        "packing/post_rollout_segments": float(segments),
+        "packing/post_rollout_buffer": float(waiting),
+    }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from stage2_trainer.learner.metrics import SampleStats, Stopwatch, rollout_metrics
 from stage2_trainer.sync.report import SyncReport
@@ -24,7 +24,7 @@ class StepRecord:
     """Figures of one optimizer step; losses and row figures have one entry for each micro-step.
 
     `version` is that of the weights which made the step's rollouts, `sync` the push that brought them (None: an earlier
-    step or an evaluation had done it).
+    step or an evaluation had done it), `reuse` the `rollout/buffer_*` figures of a run that reuses rollouts.
     """
 
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
@@ -33,6 +33,7 @@ class StepRecord:
     rows: list[Mapping[str, float]] = field(default_factory=list)
     sync: SyncReport | None = None
     version: int = -1
+    reuse: Mapping[str, float] = field(default_factory=dict)
 
     def figures(self, *, top_k: int) -> dict[str, float]:
         """Return the record: `loss`, `loss/*`, `packing/*` as means over micro-steps, times and counts as sums."""
@@ -42,8 +43,24 @@ class StepRecord:
             **_means(self.rows),
             **{key: seconds.get(name, 0.0) for name, key in _TIMES.items()},
             **rollout_metrics(self.samples, top_k=top_k, generate_s=seconds.get("rollout_generate", 0.0)),
+            **self.reuse,
             **self._sync_figures(),
         }
+
+    @classmethod
+    def joined(cls, records: Sequence[StepRecord]) -> StepRecord:
+        """Return the record of all learner processes: everything that happened, and the longest time that it took."""
+        first = records[0]
+        watch = Stopwatch()
+        for name in {name for record in records for name in record.stopwatch.seconds}:
+            watch.seconds[name] = max(record.stopwatch.seconds.get(name, 0.0) for record in records)
+        return replace(
+            first,
+            stopwatch=watch,
+            samples=[sample for record in records for sample in record.samples],
+            losses=[loss for record in records for loss in record.losses],
+            rows=[row for record in records for row in record.rows],
+        )
 
     def _sync_figures(self) -> dict[str, float]:
         return {

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.runconfig import RunConfig
 
@@ -29,34 +31,16 @@ class _Unsupported:
 
 _UNSUPPORTED = (
     _Unsupported(
-        f"{_MATCHING}.rollout_backend",
-        lambda c: c.rollout_matching.rollout_backend if c.rollout_matching.rollout_backend != "vllm" else None,
-        "this version makes rollouts with vLLM servers only",
-        "set rollout_backend to vllm and vllm.mode to server",
+        f"{_MATCHING}.vllm.sync.mode",
+        lambda c: "adapter" if _colocates(c) and c.rollout_matching.vllm.sync.mode == "adapter" else None,
+        "a colocated engine is given merged weights, from one memory to another; it loads no adapters",
+        "set vllm.sync.mode to full",
     ),
     _Unsupported(
-        f"{_MATCHING}.vllm.mode",
-        lambda c: c.rollout_matching.vllm.mode if c.rollout_matching.vllm.mode != "server" else None,
-        "this version makes rollouts with vLLM servers only",
-        "set vllm.mode to server and name the servers in vllm.server.servers",
-    ),
-    _Unsupported(
-        f"{_MATCHING}.post_rollout_pack_scope",
-        lambda c: "window" if c.rollout_matching.post_rollout_pack_scope == "window" else None,
-        "this version packs each micro-step by itself",
-        "set post_rollout_pack_scope to micro",
-    ),
-    _Unsupported(
-        f"{_MATCHING}.loss_normalizer",
-        lambda c: c.rollout_matching.loss_normalizer if _counts_windows(c) else None,
-        "this version trains on each micro-step before the next one's rollouts, so a window's tokens are not counted",
-        "set loss_normalizer to micro, or make a micro-step the whole window (gradient accumulation 1)",
-    ),
-    _Unsupported(
-        f"{_MATCHING}.rollout_buffer.m_steps",
-        lambda c: _reused_steps(c) if _reused_steps(c) > 1 else None,
-        "this version makes fresh rollouts for every optimizer step",
-        "set m_steps to 1, or rollout_buffer.enabled to false",
+        f"{_MATCHING}.vllm.sleep_level",
+        lambda c: _sleeps_on_cpu(c),
+        "vLLM can sleep on GPUs only",
+        "set vllm.sleep_level to 0",
     ),
     _Unsupported(
         f"{_MATCHING}.monitor_dump.enabled",
@@ -80,11 +64,22 @@ def check_supported(config: RunConfig, *, world_size: int) -> None:
         for item in _UNSUPPORTED
         if (value := item.asked(config)) is not None
     ]
-    problems += _one_process(world_size) + _zero_stage(config)
+    problems += _one_process(config, world_size) + _groups(config, world_size) + _zero_stage(config)
     if problems:
         raise ConfigError(problems)
-    if config.rollout_matching.offload.enabled:
-        logger.warning("%s.offload has no effect in server mode: the servers have GPUs of their own", _MATCHING)
+    if config.rollout_matching.offload.enabled and not _colocates(config):
+        logger.warning("%s.offload has no effect without a colocated engine", _MATCHING)
+
+
+def in_process(config: RunConfig) -> bool:
+    """Whether the learner's own processes make the rollouts: with hf, or with a colocated vLLM."""
+    return config.rollout_matching.rollout_backend == "hf" or config.rollout_matching.vllm.mode == "colocate"
+
+
+def shards_weights(config: RunConfig) -> bool:
+    """Whether DeepSpeed spreads the weights themselves over the processes (ZeRO-3)."""
+    stage = (deepspeed_config(config) or {}).get("zero_optimization", {}).get("stage", 0)
+    return int(stage) >= 3
 
 
 def deepspeed_config(config: RunConfig) -> dict[str, Any] | None:
@@ -103,27 +98,36 @@ def deepspeed_config(config: RunConfig) -> dict[str, Any] | None:
     return document
 
 
-def _reused_steps(config: RunConfig) -> int:
-    buffer = config.rollout_matching.rollout_buffer
-    return buffer.m_steps if buffer.enabled else 1
+def _colocates(config: RunConfig) -> bool:
+    matching = config.rollout_matching
+    return matching.rollout_backend == "vllm" and matching.vllm.mode == "colocate"
 
 
-def _counts_windows(config: RunConfig) -> bool:
-    return config.rollout_matching.loss_normalizer == "window" and config.gradient_accumulation_steps() > 1
+def _sleeps_on_cpu(config: RunConfig) -> int | None:
+    level = config.rollout_matching.vllm.sleep_level
+    return level if level and _colocates(config) and not torch.cuda.is_available() else None
 
 
-def _one_process(world_size: int) -> list[Problem]:
-    if world_size == 1:
+def _one_process(config: RunConfig, world_size: int) -> list[Problem]:
+    if world_size == 1 or in_process(config):
         return []
     rule = "in server mode the learner is one process: it alone owns the weight push, and the other GPUs make rollouts"
-    return [Problem("WORLD_SIZE", world_size, rule, "start the learner without torchrun, as `stage2 learn CONFIG`")]
+    way_out = "start the learner without torchrun, as `stage2 learn CONFIG`, or set vllm.mode to colocate"
+    return [Problem("WORLD_SIZE", world_size, rule, way_out)]
+
+
+def _groups(config: RunConfig, world_size: int) -> list[Problem]:
+    size = config.rollout_matching.vllm.resolved_tensor_parallel_size(world_size)
+    if not _colocates(config) or world_size % size == 0:
+        return []
+    rule = f"must divide the number of learner processes, which is {world_size}"
+    path = f"{_MATCHING}.vllm.tensor_parallel_size"
+    return [Problem(path, size, rule, "lower it, or start another number of processes")]
 
 
 def _zero_stage(config: RunConfig) -> list[Problem]:
-    stage = (deepspeed_config(config) or {}).get("zero_optimization", {}).get("stage", 0)
-    if stage < 3:
+    if not shards_weights(config) or config.rollout_matching.rollout_backend == "hf":
         return []
-    rule = "weights that ZeRO has partitioned cannot be pushed to servers"
-    return [
-        Problem("deepspeed.zero_optimization.stage", stage, rule, "use stage 2: one learner process has all of them")
-    ]
+    rule = "weights that ZeRO has partitioned cannot be pushed to an engine"
+    way_out = "use stage 2, which leaves the weights whole, or rollout_backend: hf"
+    return [Problem("deepspeed.zero_optimization.stage", 3, rule, way_out)]

@@ -1,7 +1,7 @@
 """The trainer: each micro-step makes fresh rollouts, matches them, packs what is to be learnt, and trains on it.
 
 A `transformers.Trainer` whose batches are lists of records. What turns them into tensors (the E-step) runs just before
-the forward pass, with the weights of the current optimizer step.
+the forward pass, with the weights of the current optimizer step, or of an earlier one where rollouts are reused.
 """
 
 from __future__ import annotations
@@ -13,18 +13,30 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, SequentialSampler
 from transformers import PrinterCallback, Trainer
 
 from stage2_trainer.data.records import Record
 from stage2_trainer.learner.batch import collate, row_supervision
-from stage2_trainer.learner.estep import EStep, Segment
+from stage2_trainer.learner.estep import EStep
 from stage2_trainer.learner.evaluate import Evaluation
+from stage2_trainer.learner.forward import run_inside
 from stage2_trainer.learner.interrupt import Interrupt
-from stage2_trainer.learner.loss import LossOptions, LossParts, LossTargets, loss_targets, stage2_loss_from_hidden
+from stage2_trainer.learner.loss import (
+    LossOptions,
+    LossParts,
+    LossTargets,
+    loss_targets,
+    normalized,
+    stage2_loss_from_hidden,
+)
+from stage2_trainer.learner.microsteps import MicroStep, MicroSteps
 from stage2_trainer.learner.model import rope_model, split_learning_rates
 from stage2_trainer.learner.progress import Reporter
-from stage2_trainer.learner.records import RunLog
-from stage2_trainer.learner.rows import Row, Rows
+from stage2_trainer.learner.ranks import gathered, world_size
+from stage2_trainer.learner.records import EventLog
+from stage2_trainer.learner.reuse import RepeatedWindows, uses_left
+from stage2_trainer.learner.rows import Rows
 from stage2_trainer.learner.step import StepRecord
 from stage2_trainer.matching import CoordVocab
 
@@ -35,7 +47,9 @@ logger = logging.getLogger(__name__)
 class Parts:
     """What a rollout-matching trainer is put together from.
 
-    `part_rates` are learning rates of parts of the model (llm, vit, aligner) that have their own.
+    `part_rates` are learning rates of parts of the model (llm, vit, aligner) that have their own. `ahead`: all rollouts
+    of an accumulation window are made before its first micro-step. `m_steps`: optimizer steps that train on the same
+    rollouts.
     """
 
     estep: EStep
@@ -48,7 +62,9 @@ class Parts:
     part_rates: Mapping[str, float]
     interrupt: Interrupt
     reporter: Reporter
-    log: RunLog
+    log: EventLog
+    ahead: bool = False
+    m_steps: int = 1
 
 
 class RolloutMatchingTrainer(Trainer):
@@ -60,7 +76,9 @@ class RolloutMatchingTrainer(Trainer):
         self.remove_callback(PrinterCallback)  # the run's log says it, as JSON
         self.parts = parts
         self._record = StepRecord()
-        self._micro_step = 0
+        self._micro_steps = MicroSteps(parts.estep, parts.rows, ahead=parts.ahead)
+        self._laid_out: list[dict[str, Any]] = []
+        self._batches_of_epoch = 0
         self._figures: dict[str, float] = {}
         self._coord_ids = torch.as_tensor(parts.vocab.ids, device=self.args.device)
 
@@ -70,16 +88,29 @@ class RolloutMatchingTrainer(Trainer):
         split_learning_rates(optimizer, self._policy, self.parts.part_rates)
         return optimizer
 
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """Return the dataloader, each full accumulation window `m_steps` times in a row."""
+        loader = super().get_train_dataloader() if self.parts.m_steps == 1 else self._repeating_dataloader()
+        self._batches_of_epoch = len(loader)
+        return loader
+
+    def get_batch_samples(
+        self, epoch_iterator: Any, num_batches: int, device: torch.device
+    ) -> tuple[list[Any], torch.Tensor | int | None]:
+        """Collect the raw batches of the next optimizer step, and begin it."""
+        batches, count = super().get_batch_samples(epoch_iterator, num_batches, device)
+        self._micro_steps.begin(batches, global_step=self.state.global_step, uses=self._uses())
+        return batches, count
+
     def training_step(
         self, model: nn.Module, inputs: Any, num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
         """E-step, packing, then the ordinary training step on the tensors that came of them."""
         self.parts.interrupt.check()
-        rows = self._rows(self._fresh_segments(inputs))
+        if not self._laid_out:
+            self._laid_out = self._next_batches()
         self.parts.reporter.update(phase="training", max_steps=self.state.max_steps)
-        with self._record.stopwatch.measure("mask_build"):
-            batch = self._batch(rows)
-        loss: torch.Tensor = super().training_step(model, batch, num_items_in_batch)
+        loss: torch.Tensor = super().training_step(model, self._laid_out.pop(0), num_items_in_batch)
         return loss
 
     def compute_loss(
@@ -90,15 +121,17 @@ class RolloutMatchingTrainer(Trainer):
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> torch.Tensor:
         """Forward pass up to the hidden states, logits and loss only where something is supervised."""
-        targets: LossTargets = inputs["targets"]
         with self._record.stopwatch.measure("forward"):
-            hidden = self._hidden_states(inputs["model"]).flatten(0, 1)[targets.logit_positions]
-            head = self._policy.get_output_embeddings()
-            parts = stage2_loss_from_hidden(
-                hidden.to(head.weight.dtype), head.weight, targets, self._coord_ids, self.parts.loss, bias=head.bias
-            )
+            parts = run_inside(model, self._policy, self._loss_parts, inputs["model"], inputs["targets"])
         self._record.losses.append(_loss_figures(parts))
         return parts.total
+
+    def _loss_parts(self, inputs: Mapping[str, Any], targets: LossTargets) -> LossParts:
+        hidden = self._hidden_states(inputs).flatten(0, 1)[targets.logit_positions]
+        head = self._policy.get_output_embeddings()
+        return stage2_loss_from_hidden(
+            hidden.to(head.weight.dtype), head.weight, targets, self._coord_ids, self.parts.loss, bias=head.bias
+        )
 
     def _hidden_states(self, inputs: Mapping[str, Any]) -> torch.Tensor:
         """Return the last hidden states (B, T, H), under the mixed precision that the whole model would run in."""
@@ -127,31 +160,75 @@ class RolloutMatchingTrainer(Trainer):
         if self.state.global_step > 0:
             self._save_checkpoint(self._policy, trial=None)
 
-    def _fresh_segments(self, records: Sequence[Record]) -> list[Segment]:
-        segments, sync = self.parts.estep(
-            records,
-            self._policy,
-            global_step=self.state.global_step,
-            micro_step=self._micro_step,
-            stopwatch=self._record.stopwatch,
+    def _next_batches(self) -> list[dict[str, Any]]:
+        """Return the tensors of the next micro-step, or of the whole window where the loss is a mean over it."""
+        window = self._micro_steps.window
+        assert window is not None, "get_batch_samples begins one"
+        count = len(window.batches) if self.parts.loss.normalizer == "window" else 1
+        micro_steps = [self._micro_steps.take(self._policy, self._record.stopwatch) for _ in range(count)]
+        self._note(micro_steps)
+        with self._record.stopwatch.measure("mask_build"):
+            return self._batches(micro_steps)
+
+    def _note(self, micro_steps: Sequence[MicroStep]) -> None:
+        window, record = self._micro_steps.window, self._record
+        assert window is not None, "the micro-steps are its"
+        for one in micro_steps:
+            record.samples += one.samples
+            record.rows.append(one.figures)
+        record.sync, record.version = window.sync, window.step0
+        if self.parts.m_steps > 1:
+            record.reuse = {
+                "rollout/buffer_reuse": float(window.reused is not None),
+                "rollout/buffer_window_step0": float(window.step0),
+                "rollout/buffer_completed_steps": float(window.reused or 0),
+            }
+
+    def _batches(self, micro_steps: Sequence[MicroStep]) -> list[dict[str, Any]]:
+        """Lay out rows in tensors of their own, so that a step cannot change what is kept for the next."""
+        laid_out = [
+            collate([[segment.placed for segment in row] for row in one.rows], self.parts.pad_token_id)
+            for one in micro_steps
+        ]
+        targets = [
+            loss_targets(
+                row_supervision(rows, [[segment.meta for segment in row] for row in one.rows], self.parts.vocab),
+                self.args.device,
+            )
+            for rows, one in zip(laid_out, micro_steps, strict=True)
+        ]
+        return [
+            {"model": rows.model_inputs(), "targets": one}
+            for rows, one in zip(laid_out, normalized(targets, self.parts.loss.normalizer), strict=True)
+        ]
+
+    def _uses(self) -> int:
+        """For how many optimizer steps the window that begins now is trained on."""
+        accumulated = self.args.gradient_accumulation_steps
+        steps_of_epoch = max(1, -(-self._batches_of_epoch // accumulated))
+        before = self.state.global_step % steps_of_epoch * accumulated
+        return uses_left(before, batches=self._batches_of_epoch, window=accumulated, times=self.parts.m_steps)
+
+    def _repeating_dataloader(self) -> DataLoader[Any]:
+        records: Any = self.train_dataset
+        sampler = RepeatedWindows(
+            self._get_train_sampler(records) or SequentialSampler(records),
+            self._train_batch_size,
+            drop_last=self.args.dataloader_drop_last,
+            window=self.args.gradient_accumulation_steps * world_size(),
+            times=self.parts.m_steps,
         )
-        self._micro_step += 1
-        self._record.samples += [segment.stats for segment in segments]
-        self._record.sync = sync or self._record.sync
-        self._record.version = self.state.global_step
-        return segments
-
-    def _rows(self, segments: list[Segment]) -> list[Row]:
-        with self._record.stopwatch.measure("post_rollout_pack"):
-            rows, figures = self.parts.rows.choose(segments)
-        self._record.rows.append(figures)
-        return rows
-
-    def _batch(self, rows: list[Row]) -> dict[str, Any]:
-        laid_out = collate([[segment.placed for segment in row] for row in rows], self.parts.pad_token_id)
-        metas = [[segment.meta for segment in row] for row in rows]
-        targets = loss_targets(row_supervision(laid_out, metas, self.parts.vocab), self.args.device)
-        return {"model": laid_out.model_inputs(), "targets": targets}
+        loader: DataLoader[Any] = DataLoader(
+            records,
+            batch_sampler=sampler,
+            collate_fn=_as_list,
+            num_workers=self.args.dataloader_num_workers,
+            pin_memory=self.args.dataloader_pin_memory,
+            persistent_workers=self.args.dataloader_persistent_workers,
+            prefetch_factor=self.args.dataloader_prefetch_factor,
+        )
+        prepared: DataLoader[Any] = self.accelerator.prepare(loader)
+        return prepared
 
     def _maybe_log_save_evaluate(
         self, tr_loss: torch.Tensor, grad_norm: torch.Tensor | float | None, *args: Any, **kwargs: Any
@@ -162,14 +239,14 @@ class RolloutMatchingTrainer(Trainer):
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, **kwargs)
 
     def _finish_step(self, grad_norm: torch.Tensor | float | None, learning_rate: float) -> None:
-        figures = self._record.figures(top_k=self.parts.top_k)
+        figures = StepRecord.joined(gathered(self._record)).figures(top_k=self.parts.top_k)
         if grad_norm is not None:
             figures["grad_norm"] = float(grad_norm)
         figures["learning_rate"] = learning_rate
         step = self.state.global_step
         self.parts.log.write("step", {"step": step, **figures})
         self.parts.reporter.update(step=step, loss=figures["loss"])
-        self._figures, self._record, self._micro_step = figures, StepRecord(), 0
+        self._figures, self._record = figures, StepRecord()
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Report to trackers; a training report carries the figures of the last step too."""

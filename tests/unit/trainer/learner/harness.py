@@ -107,7 +107,7 @@ def fresh_rollouts(backend: Any, sync: RecordingSync, reporter: Reporter, wait: 
 
 def build(
     folder: Path, model: Any, encoder: Encoder, records: Sequence[Record], *, answer: Answer = perfect,
-    rows: Rows | None = None, **arguments: Any,
+    rows: Rows | None = None, loss: LossOptions | None = None, ahead: bool = False, m_steps: int = 1, **arguments: Any,
 ) -> Harness:  # fmt: skip
     """Return a trainer of `model` on the records: one optimizer step of all of them unless `arguments` differ."""
     backend, sync, reporter, interrupt = (
@@ -123,7 +123,7 @@ def build(
         estep=EStep(encoder=encoder, **shared),
         evaluation=Evaluation(batch_size=2, **shared),
         vocab=matcher.vocab,
-        loss=LossOptions(),
+        loss=loss or LossOptions(),
         rows=rows or SingleRows(),
         pad_token_id=0,
         top_k=10,
@@ -131,6 +131,8 @@ def build(
         interrupt=interrupt,
         reporter=reporter,
         log=RunLog(folder),
+        ahead=ahead,
+        m_steps=m_steps,
     )
     options = {
         "per_device_train_batch_size": len(records),

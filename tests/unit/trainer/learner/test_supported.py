@@ -23,36 +23,61 @@ def test_the_ordinary_server_mode_is_supported():
     check_supported(run_config(), world_size=1)
 
 
+COLOCATE = {"mode": "colocate", "max_model_len": 1024}
+
+
+@pytest.mark.parametrize(
+    "matching",
+    [
+        {"rollout_backend": "hf"},
+        {"vllm": COLOCATE},
+        {"post_rollout_pack_scope": "window"},
+        {"loss_normalizer": "window"},
+        {"rollout_buffer": {"enabled": True, "m_steps": 2}},
+        {"vllm": COLOCATE, "offload": {"enabled": True, "offload_model": True}},
+    ],
+)
+def test_every_way_of_making_and_using_rollouts_is_supported(matching):
+    check_supported(run_config(matching=matching, training={"gradient_accumulation_steps": 2}), world_size=1)
+
+
 @pytest.mark.parametrize(
     ("matching", "path"),
     [
-        ({"rollout_backend": "hf"}, "rollout_backend"),
-        ({"vllm": {"mode": "colocate", "max_model_len": 1024}}, "vllm.mode"),
-        ({"post_rollout_pack_scope": "window"}, "post_rollout_pack_scope"),
-        ({"rollout_buffer": {"enabled": True, "m_steps": 2}}, "rollout_buffer.m_steps"),
+        ({"vllm": {**COLOCATE, "sleep_level": 1}}, "vllm.sleep_level"),
+        ({"vllm": {**COLOCATE, "enable_lora": True, "sync": {"mode": "adapter"}}}, "vllm.sync.mode"),
         ({"monitor_dump": {"enabled": True}}, "monitor_dump.enabled"),
         ({"desc_monitor": {"enabled": True}}, "desc_monitor.enabled"),
     ],
 )
 def test_what_is_not_built_is_refused_by_its_key(matching, path):
-    assert refused(run_config(matching=matching)) == [f"{MATCHING}.{path}"]
+    config = run_config(matching=matching, tuner={"train_type": "lora"})
+    assert refused(config) == [f"{MATCHING}.{path}"]
 
 
-def test_a_loss_over_the_window_needs_the_window_in_one_micro_step():
-    matching = {"loss_normalizer": "window"}
-    check_supported(run_config(matching=matching), world_size=1)
-    accumulated = run_config(matching=matching, training={"gradient_accumulation_steps": 2})
-    assert refused(accumulated) == [f"{MATCHING}.loss_normalizer"]
-
-
-@pytest.mark.parametrize("buffer", [{"enabled": True, "m_steps": 1}, {"enabled": False, "m_steps": 4}])
-def test_a_buffer_that_reuses_nothing_is_no_buffer(buffer):
-    check_supported(run_config(matching={"rollout_buffer": buffer}), world_size=1)
-
-
-def test_several_learner_processes_are_refused_and_told_why(caplog):
+def test_several_learner_processes_are_refused_beside_servers_and_told_why():
     with pytest.raises(ConfigError, match="the learner is one process"):
         check_supported(run_config(), world_size=2)
+    for matching in ({"rollout_backend": "hf"}, {"vllm": COLOCATE}):
+        check_supported(run_config(matching=matching), world_size=2)
+
+
+def test_engines_over_several_processes_must_come_out_even():
+    pairs = run_config(matching={"vllm": {**COLOCATE, "tensor_parallel_size": 2}})
+    check_supported(pairs, world_size=4)
+    assert refused(pairs, world_size=3) == [f"{MATCHING}.vllm.tensor_parallel_size"]
+
+
+def test_weights_that_zero_spreads_can_generate_but_not_be_pushed():
+    zero = {"zero_optimization": {"stage": 3}}
+    check_supported(run_config(matching={"rollout_backend": "hf"}, deepspeed=zero), world_size=2)
+    assert refused(run_config(matching={"vllm": COLOCATE}, deepspeed=zero)) == ["deepspeed.zero_optimization.stage"]
+
+
+def test_offload_beside_deepspeed_is_refused_with_the_ways_out():
+    offload = {"vllm": COLOCATE, "offload": {"enabled": True, "offload_optimizer": True}}
+    with pytest.raises(ConfigError, match=r"offload.enabled to false, or rollout_backend to hf, or remove deepspeed"):
+        run_config(matching=offload, deepspeed={"zero_optimization": {"stage": 2}})
 
 
 def test_offload_without_effect_is_said(caplog):

@@ -1,0 +1,146 @@
+"""Rollouts in the learner's own processes: by its own model (hf), or by an engine beside it (colocate)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from torch import nn
+
+from stage2_api.errors import ConfigError, Problem
+from stage2_trainer.learner.metrics import Stopwatch
+from stage2_trainer.learner.offload import Offload
+from stage2_trainer.learner.progress import Reporter, Sync
+from stage2_trainer.learner.ranks import gathered, rank
+from stage2_trainer.learner.rollouts import FreshBatch
+from stage2_trainer.rollout.backend import Backend, RolloutRequest
+from stage2_trainer.rollout.seeds import SeedPlan
+from stage2_trainer.sync.report import SyncReport
+
+logger = logging.getLogger(__name__)
+
+BACKEND_PATH = "custom.extra.rollout_matching.rollout_backend"
+OWN = "own"  # the sync mode where the model that trains is the one that generates
+
+Chats = Sequence[Sequence[Mapping[str, Any]]]
+
+
+class EngineError(RuntimeError):
+    """A colocated engine failed. Nothing else makes rollouts in its place unless a person says so."""
+
+    def __init__(self, doing: str, cause: BaseException) -> None:
+        super().__init__(
+            f"vLLM failed while {doing}: {type(cause).__name__}: {cause}; lower vllm.gpu_memory_utilization, "
+            f"vllm.infer_batch_size or vllm.max_num_seqs where memory is short, or set {BACKEND_PATH}: hf to make "
+            "rollouts without vLLM"
+        )
+
+
+class Engine(Backend, Protocol):
+    """An engine in this process that has weights of its own."""
+
+    def start(self) -> None:
+        """Start it, if it does not run yet."""
+        ...
+
+    def sync(self, model: nn.Module, *, version: int) -> SyncReport:
+        """Give it the model's weights."""
+        ...
+
+
+class HfRollouts:
+    """Rollouts by the model that trains: its weights are always the newest."""
+
+    def __init__(self, backend: Backend, *, seed: int, reporter: Reporter) -> None:
+        self._backend = backend
+        self._seed = seed
+        self._reporter = reporter
+        self.sync_state = Sync(OWN, OWN)
+
+    def generate(
+        self, model: nn.Module, chats: Chats, *, global_step: int, micro_step: int, stopwatch: Stopwatch
+    ) -> FreshBatch:
+        """Return one rollout for each chat, by the weights as they are."""
+        self.sync_state = replace(self.sync_state, version=global_step)
+        self._reporter.update(phase="rollout", sync=self.sync_state)
+        requests, plan = _requests(chats, self._seed, global_step, micro_step)
+        with stopwatch.measure("rollout_generate"):
+            return FreshBatch(self._backend.generate(requests, seed_plan=plan, version=global_step), None)
+
+
+class ColocateRollouts:
+    """Rollouts by an engine in this process, which gets the weights once for each optimizer step.
+
+    The order within `generate`: optimizer state leaves, weights are pushed, the model leaves, the engine generates, and
+    both come back. The engine starts with the first rollouts.
+    """
+
+    def __init__(self, engine: Engine, offload: Offload, *, sync_mode: str, seed: int, reporter: Reporter) -> None:
+        self._engine = engine
+        self._offload = offload
+        self._seed = seed
+        self._reporter = reporter
+        self._started = False
+        self._synced: int | None = None
+        self.sync_state = Sync(sync_mode, "full")
+
+    def generate(
+        self, model: nn.Module, chats: Chats, *, global_step: int, micro_step: int, stopwatch: Stopwatch
+    ) -> FreshBatch:
+        """Return one rollout for each chat, by the weights of `global_step`.
+
+        Raises:
+            EngineError: vLLM failed; the message names the switch to hf.
+        """
+        requests, plan = _requests(chats, self._seed, global_step, micro_step)
+        with self._offload.without_optimizer():
+            self._start(model)
+            self._reporter.update(phase="syncing")
+            with stopwatch.measure("sync"):
+                report = self._sync(model, global_step)
+            self._reporter.update(phase="rollout", sync=self.sync_state)
+            with stopwatch.measure("rollout_generate"), self._offload.without_model(model):
+                return FreshBatch(self._generated(requests, plan, global_step), report)
+
+    def _start(self, model: nn.Module) -> None:
+        if self._started:
+            return
+        with self._offload.without_model(model):
+            try:
+                self._engine.start()
+            except Exception as error:
+                raise EngineError("starting", error) from error
+        self._started = True
+
+    def _sync(self, model: nn.Module, global_step: int) -> SyncReport | None:
+        if self._synced == global_step:
+            return None
+        report = self._engine.sync(model, version=global_step)
+        self._synced = global_step
+        self.sync_state = self.sync_state.after(report)
+        logger.info("weights of step %d: %d tensors, %.2f s", global_step, report.tensors, report.seconds)
+        return report
+
+    def _generated(self, requests: Sequence[RolloutRequest], plan: SeedPlan, version: int) -> list[Any]:
+        try:
+            return self._engine.generate(requests, seed_plan=plan, version=version)
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise EngineError("generating", error) from error
+
+
+def refuse_long_prompt(tokens: int, max_new_tokens: int, limit: int) -> None:
+    """Raise ConfigError when a prompt and its answer are longer than the engine's sequences."""
+    if tokens + max_new_tokens > limit:
+        path = "custom.extra.rollout_matching.vllm.max_model_len"
+        rule = f"must hold the prompt of {tokens} tokens and max_new_tokens = {max_new_tokens}"
+        raise ConfigError([Problem(path, limit, rule, "raise vllm.max_model_len, or lower max_new_tokens")])
+
+
+def _requests(chats: Chats, seed: int, global_step: int, micro_step: int) -> tuple[list[RolloutRequest], SeedPlan]:
+    """Return the requests of this process, and seeds for them that no other process uses in this micro-step."""
+    before = sum(gathered(len(chats))[: rank()])
+    return [RolloutRequest(messages=list(chat)) for chat in chats], SeedPlan(seed + before, global_step, micro_step)

@@ -1,0 +1,71 @@
+"""Putting together rollouts in the learner's own processes: from the configuration to a source of them."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from stage2_api.runconfig import RunConfig
+from stage2_trainer.data.encode import Encoder
+from stage2_trainer.learner.local import ColocateRollouts, HfRollouts
+from stage2_trainer.learner.offload import DeviceMover, Offload
+from stage2_trainer.learner.progress import Reporter
+from stage2_trainer.learner.ranks import world_size
+from stage2_trainer.learner.supported import shards_weights
+from stage2_trainer.rollout.backend import Sampling
+from stage2_trainer.rollout.colocate import ColocateEngine, Proofs
+from stage2_trainer.rollout.colocate_options import engine_environment, engine_options
+from stage2_trainer.rollout.hf import Decoding, HfBackend
+from stage2_trainer.sync.verify import Probe
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The model that trains, how it reads prompts, and where it is."""
+
+    model: Any
+    encoder: Encoder
+    device: torch.device
+
+
+def local_rollouts(
+    config: RunConfig, policy: Policy, probe: Probe, reporter: Reporter, offload: Offload
+) -> HfRollouts | ColocateRollouts:
+    """Return the rollouts of `rollout_backend: hf`, or of `vllm.mode: colocate`."""
+    matching, seed = config.rollout_matching, config.training.seed
+    if matching.rollout_backend == "hf":
+        whole = _gathered_weights if shards_weights(config) else None
+        backend = HfBackend(policy.model, policy.encoder, Decoding.from_config(matching), whole=whole)
+        return HfRollouts(backend, seed=seed, reporter=reporter)
+    vllm = matching.vllm
+    on_cpu = policy.device.type == "cpu"
+    engine = ColocateEngine(
+        engine_options(config, world_size=world_size(), on_cpu=on_cpu),
+        engine_environment(on_cpu=on_cpu),
+        sampling=Sampling(matching.max_new_tokens, matching.temperature, matching.repetition_penalty),
+        proofs=Proofs(probe, every=vllm.sync.verify_every, tolerance=vllm.sync.verify_tolerance),
+        sleep_level=vllm.sleep_level,
+        infer_batch_size=vllm.infer_batch_size,
+    )
+    return ColocateRollouts(engine, offload, sync_mode=vllm.sync.mode, seed=seed, reporter=reporter)
+
+
+def offload_of(config: RunConfig, device: torch.device) -> Offload:
+    """Return what makes room for a colocated engine."""
+    chosen = config.rollout_matching.offload
+    return Offload(
+        DeviceMover(device),
+        model=chosen.enabled and chosen.offload_model,
+        optimizer=chosen.enabled and chosen.offload_optimizer,
+    )
+
+
+def _gathered_weights(model: Any) -> AbstractContextManager[object]:
+    """Make a model whole that ZeRO-3 has spread over the processes; each then generates by itself."""
+    import deepspeed
+
+    found: AbstractContextManager[object] = deepspeed.zero.GatheredParameters(list(model.parameters()))
+    return found

@@ -1,0 +1,91 @@
+"""What each micro-step trains on: fresh rollouts, made one by one or a whole window ahead, or kept ones once more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from stage2_trainer.data.records import Record
+from stage2_trainer.learner.estep import EStep
+from stage2_trainer.learner.metrics import SampleStats, Stopwatch
+from stage2_trainer.learner.reuse import ReuseBuffer
+from stage2_trainer.learner.rows import Row, Rows
+from stage2_trainer.sync.report import SyncReport
+
+
+@dataclass(frozen=True)
+class MicroStep:
+    """Rows to train on, their `packing/*` figures, and the figures of the samples that were made for them."""
+
+    rows: Sequence[Row]
+    figures: Mapping[str, float]
+    samples: Sequence[SampleStats]
+
+
+@dataclass
+class Window:
+    """One optimizer step under way: its raw batches, and how far it has come.
+
+    reused: optimizer steps that have trained on its rollouts before; None = fresh ones are made. planned: micro-steps
+    that are ready beforehand. step0: the optimizer step that made the rollouts.
+    """
+
+    batches: Sequence[Sequence[Record]]
+    global_step: int
+    reused: int | None
+    step0: int
+    planned: list[MicroStep] = field(default_factory=list)
+    taken: int = 0
+    sync: SyncReport | None = None
+
+
+class MicroSteps:
+    """Makes the micro-steps of a run, in order.
+
+    ahead: whether all rollouts of a window are made before its first micro-step, so that its rows can be planned with
+    sight of all of them. The weights are the same for all of a window's micro-steps, and so are the rollouts.
+    """
+
+    def __init__(self, estep: EStep, rows: Rows, *, ahead: bool = False) -> None:
+        self._estep = estep
+        self._rows = rows
+        self._ahead = ahead
+        self._buffer: ReuseBuffer[MicroStep] = ReuseBuffer()
+        self.window: Window | None = None
+
+    def begin(self, batches: Sequence[Sequence[Record]], *, global_step: int, uses: int) -> None:
+        """Begin an optimizer step on these raw batches, whose rollouts `uses` steps train on, this one included."""
+        reused = self._buffer.begin(global_step, uses=uses, micro_steps=len(batches))
+        self.window = Window(batches, global_step, reused, self._buffer.step0)
+
+    def take(self, model: nn.Module, stopwatch: Stopwatch) -> MicroStep:
+        """Return the next micro-step."""
+        window = self.window
+        assert window is not None, "a window has begun"
+        index = window.taken
+        window.taken += 1
+        if window.reused is not None:
+            return self._buffer.again(index, window.batches[index])
+        if not window.planned:
+            indices = range(index, len(window.batches) if self._ahead else index + 1)
+            window.planned = self._fresh(window, indices, model, stopwatch)
+        made = window.planned.pop(0)
+        self._buffer.keep(window.batches[index], made)
+        return made
+
+    def _fresh(self, window: Window, indices: range, model: nn.Module, stopwatch: Stopwatch) -> list[MicroStep]:
+        segments = []
+        for index in indices:
+            made, sync = self._estep(
+                window.batches[index], model, global_step=window.global_step, micro_step=index, stopwatch=stopwatch
+            )
+            window.sync = sync or window.sync
+            segments.append(made)
+        with stopwatch.measure("post_rollout_pack"):
+            planned = self._rows.plan(segments)
+        return [
+            MicroStep(rows, figures, [segment.stats for segment in made])
+            for (rows, figures), made in zip(planned, segments, strict=True)
+        ]

@@ -1,0 +1,28 @@
+"""The learner's processes: who this one is, and what all of them know together. One process needs no group."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from torch import distributed
+
+T = TypeVar("T")
+
+
+def rank() -> int:
+    """Return this process's place among the learner's processes, from 0."""
+    return int(distributed.get_rank()) if distributed.is_initialized() else 0
+
+
+def world_size() -> int:
+    """Return how many learner processes there are."""
+    return int(distributed.get_world_size()) if distributed.is_initialized() else 1
+
+
+def gathered(value: T, group: distributed.ProcessGroup | None = None) -> list[T]:
+    """Return what every process of the group (default: all) passed, in rank order. All of them must call it."""
+    if world_size() == 1:
+        return [value]
+    found: list[T | None] = [None] * distributed.get_world_size(group)
+    distributed.all_gather_object(found, value, group=group)
+    return [one for one in found if one is not None]
