@@ -19,7 +19,7 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-OPEN_PATHS = frozenset({"/health", "/health/"})
+OPEN_PATHS = frozenset({"/health"})
 POLICY_VIOLATION = 1008  # RFC 6455, section 7.4.1: closes a websocket that was not accepted with HTTP 403
 
 
