@@ -9,7 +9,7 @@ CODE := crds controller trainer cli hack examples bench
 PYTEST := pytest -q
 OUT ?= out/demo
 
-.PHONY: help setup demo demo-cluster test test-unit test-integration test-cluster lint format verify generate bench images clean
+.PHONY: help setup demo demo-cluster test test-unit test-integration test-cluster lint format verify generate bench smoke-colocate images clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}'
@@ -50,6 +50,9 @@ verify: setup ## Fail if what is generated differs from what is committed
 
 bench: setup ## The benchmarks, side by side with what a user would pick instead
 	bench/run
+
+smoke-colocate: setup ## Short real runs with vLLM inside the learner: packed or not, rollouts reused or not, in one table
+	python -m bench.smoke_colocate
 
 images: setup ## Build the controller and trainer images with buildah
 	hack/local-cluster/local-cluster build

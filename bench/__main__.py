@@ -11,7 +11,7 @@ from datetime import date
 from importlib import metadata
 from pathlib import Path
 
-from bench import assignment, estep, loss, overlap, parsing, transport
+from bench import assignment, estep, loss, overlap, packing, parsing, transport
 from bench.tables import Table
 
 RESULTS = Path(__file__).parent / "results"
@@ -22,8 +22,9 @@ BENCHMARKS: Mapping[str, tuple[Table, ...]] = {
     "parse": (parsing.TABLE,),
     "estep": (estep.TABLE,),
     "loss": (loss.MEASURED, loss.MEMORY),
+    "packing": (packing.ROW_TABLE, packing.WINDOW_TABLE),
 }
-PACKAGES = ("numpy", "scipy", "torch", "pycocotools", "shapely", "POT")
+PACKAGES = ("numpy", "scipy", "torch", "pycocotools", "shapely", "POT", "binpacking")
 
 
 def main(arguments: list[str] | None = None) -> int:

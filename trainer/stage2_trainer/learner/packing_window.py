@@ -30,17 +30,25 @@ def pack_window(lengths: Sequence[int], cap: int, rows: int) -> list[list[int]]:
         )
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     sizes = [lengths[i] for i in order]
+    placed = _emptiest_row(sizes, cap, rows)
+    if placed is None:
+        placed = _searched(lengths, sizes, cap, rows)
+    packed = [sorted(order[k] for k in row) for row in _without_empty_rows(placed, rows)]
+    return sorted(packed, key=lambda row: row[0])
+
+
+def _searched(lengths: Sequence[int], sizes: list[int], cap: int, rows: int) -> list[list[int]]:
+    """Rows found by the complete search; PackingError when there are none."""
     least = _least_rows(sizes, cap)
     if least > rows:
         raise _too_long(lengths, cap, rows, f"they need at least {least} rows")
     try:
-        placed = _emptiest_row(sizes, cap, rows) or _Search(cap).rows([(size, k) for k, size in enumerate(sizes)], rows)
+        placed = _Search(cap).rows([(size, k) for k, size in enumerate(sizes)], rows)
     except _GaveUpError:
         raise _too_long(lengths, cap, rows, f"no way of placing them was found in {_MOST_STEPS} steps") from None
     if placed is None:
         raise _too_long(lengths, cap, rows, "no way of placing them fits")
-    packed = [sorted(order[k] for k in row) for row in _without_empty_rows(placed, rows)]
-    return sorted(packed, key=lambda row: row[0])
+    return placed
 
 
 def _too_long(lengths: Sequence[int], cap: int, rows: int, why: str) -> PackingError:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import resource
 from typing import TypeVar
 
+import torch
 from torch import distributed
 
 T = TypeVar("T")
@@ -26,3 +28,10 @@ def gathered(value: T, group: distributed.ProcessGroup | None = None) -> list[T]
     found: list[T | None] = [None] * distributed.get_world_size(group)
     distributed.all_gather_object(found, value, group=group)
     return [one for one in found if one is not None]
+
+
+def peak_bytes(device: torch.device) -> int:
+    """Return the most memory that this process has taken so far: of its GPU, or of the machine where it has none."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_reserved(device))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

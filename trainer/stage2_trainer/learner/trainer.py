@@ -33,7 +33,7 @@ from stage2_trainer.learner.loss import (
 from stage2_trainer.learner.microsteps import MicroStep, MicroSteps
 from stage2_trainer.learner.model import rope_model, split_learning_rates
 from stage2_trainer.learner.progress import Reporter
-from stage2_trainer.learner.ranks import gathered, world_size
+from stage2_trainer.learner.ranks import gathered, peak_bytes, world_size
 from stage2_trainer.learner.records import EventLog
 from stage2_trainer.learner.reuse import RepeatedWindows, uses_left
 from stage2_trainer.learner.rows import Rows
@@ -243,6 +243,7 @@ class RolloutMatchingTrainer(Trainer):
         if grad_norm is not None:
             figures["grad_norm"] = float(grad_norm)
         figures["learning_rate"] = learning_rate
+        figures["memory/peak_bytes"] = float(max(gathered(peak_bytes(self.args.device))))
         step = self.state.global_step
         self.parts.log.write("step", {"step": step, **figures})
         self.parts.reporter.update(step=step, loss=figures["loss"])

@@ -166,3 +166,36 @@ def test_too_many_tokens_are_refused_with_the_numbers():
 def test_packing_is_deterministic():
     lengths = [7, 3, 3, 5, 5, 7, 2, 8, 1, 9]
     assert pack_window(lengths, 10, 5) == pack_window(list(lengths), 10, 5)
+
+
+def small_cases(count, *, most):
+    random_ = random.Random(23)
+    for _ in range(count):
+        cap = random_.randint(3, 24)
+        yield cap, random_.randint(1, 4), [random_.randint(1, cap) for _ in range(random_.randint(1, most))]
+
+
+def test_thousands_of_small_rows_are_as_full_as_any_can_be():
+    for cap, _, lengths in small_cases(3000, most=8):
+        assert select_segments(lengths, cap) == best_selection(lengths, cap), (lengths, cap)
+
+
+def test_thousands_of_small_windows_are_packed_or_rightly_refused():
+    packed = 0
+    for cap, rows, lengths in small_cases(4000, most=9):
+        if fits(lengths, cap, rows):
+            check(pack_window(lengths, cap, rows), lengths, cap, rows)
+            packed += 1
+        else:
+            with pytest.raises(PackingError, match="accumulation window"):
+                pack_window(lengths, cap, rows)
+    assert 1000 < packed < 3000
+
+
+def test_rows_are_never_emptier_than_those_of_the_package_binpacking():
+    binpacking = pytest.importorskip("binpacking")
+    for cap, _, lengths in small_cases(2000, most=12):
+        room = cap - lengths[0]
+        others = [length for length in lengths[1:] if length <= room]
+        bins = binpacking.to_constant_volume(others, room) if others else [[]]
+        assert sum(lengths[i] for i in select_segments(lengths, cap)) >= lengths[0] + max(map(sum, bins))
