@@ -46,7 +46,7 @@ def admitted(dockerignore: str) -> list[str]:
 
 
 def without_developer_tables(pyproject: str) -> str:
-    """pyproject.toml without linters' settings and the extras `dev` and `bench`, changes of which leave an image as it is."""
+    """pyproject.toml as images install it: a change of linters or of the extras `dev` and `bench` changes nothing."""
     tables = re.split(r"^(?=\[)", pyproject, flags=re.MULTILINE)
     kept = [table for table in tables if table.lstrip("[").startswith(IMAGE_TABLES)]
     return DEVELOPER_EXTRAS.sub("", "".join(kept))
