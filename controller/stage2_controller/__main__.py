@@ -19,6 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         settings=Settings(image=options.image, progress_s=options.progress_seconds),
         namespaces=tuple(options.namespace or ()),
         concurrency=options.concurrency,
+        placement=options.placement,
     )
     operator.run(controller, liveness_endpoint=options.liveness)
 
@@ -32,6 +33,12 @@ def _parser() -> argparse.ArgumentParser:
         help="image of jobs that name none (default: $STAGE2_DEFAULT_IMAGE, else %(default)s)",
     )
     parser.add_argument("--concurrency", type=int, default=8, help="passes at a time (default: %(default)s)")
+    parser.add_argument(
+        "--no-placement",
+        dest="placement",
+        action="store_false",
+        help="leave the choice of the node to the scheduler: needs no permission to see nodes",
+    )
     parser.add_argument(
         "--progress-seconds",
         type=float,

@@ -26,8 +26,10 @@ _API = {
     "Secret": "api/v1",
     "Pod": "api/v1",
     "Event": "api/v1",
+    "Node": "api/v1",
+    "PriorityClass": "apis/scheduling.k8s.io/v1",
 }
-_PLURAL = {names.KIND: names.PLURAL}
+_PLURAL = {names.KIND: names.PLURAL, "PriorityClass": "priorityclasses"}
 _MESSAGE_LIMIT = 1024  # characters; the API server refuses longer event messages
 _REQUEST_S = 30
 
@@ -63,7 +65,7 @@ class Api:
         """Ends all connections."""
         await self._client.close()  # type: ignore[no-untyped-call]
 
-    async def get(self, kind: str, namespace: str, name: str) -> Object | None:
+    async def get(self, kind: str, namespace: str | None, name: str) -> Object | None:
         """The object, or None if there is none."""
         try:
             return await self._request("get", path(kind, namespace, name))

@@ -3,16 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from stage2_controller import names
+from stage2_controller import names, quantity
 from stage2_controller.children import meta
 from stage2_controller.merge import MERGE_KEYS
 from stage2_controller.observed import Observed, terminating
 
 # Created once: a Job's template is immutable, and running pods hold the Secret's token.
 CREATE_ONCE = frozenset({"Job", "Secret"})
-
-_SUFFIXES = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "Ki": 2**10, "M": 1e6, "Mi": 2**20, "G": 1e9, "Gi": 2**30,
-             "T": 1e12, "Ti": 2**40}  # fmt: skip
 
 
 class Write(NamedTuple):
@@ -28,12 +25,9 @@ def writes(children: Sequence[meta.Manifest], observed: Observed) -> list[Write]
     return [write for child in children if (write := _write(child, observed, started))]
 
 
-def spec_changed(children: Sequence[meta.Manifest], observed: Observed) -> bool:
-    """Whether the learner Job was made from another spec than the children."""
-    if observed.learner is None:
-        return False
-    made_from = _annotation(observed.learner, names.ANNOTATION_SPEC_HASH)
-    return any(_annotation(child, names.ANNOTATION_SPEC_HASH) not in (None, made_from) for child in children)
+def spec_changed(observed: Observed, spec_hash: str) -> bool:
+    """Whether the learner Job was made from another spec than the one with this hash."""
+    return observed.learner is not None and _annotation(observed.learner, names.ANNOTATION_SPEC_HASH) != spec_hash
 
 
 def covers(observed: Any, desired: Any, key: str = "") -> bool:
@@ -46,7 +40,7 @@ def covers(observed: Any, desired: Any, key: str = "") -> bool:
         )
     if isinstance(desired, list | tuple):
         return isinstance(observed, list | tuple) and _covers_list(observed, desired, key)
-    return bool(observed == desired) or _quantity(observed) == _quantity(desired) is not None
+    return bool(observed == desired) or quantity.parse(observed) == quantity.parse(desired) is not None
 
 
 def _empty(value: Any) -> bool:
@@ -84,15 +78,3 @@ def _covers_list(observed: Sequence[Any], desired: Sequence[Any], key: str) -> b
         known = {item[merge_key]: item for item in observed}
         return all(item[merge_key] in known and covers(known[item[merge_key]], item) for item in desired)
     return len(observed) == len(desired) and all(map(covers, observed, desired))
-
-
-def _quantity(value: Any) -> float | None:
-    """A Kubernetes quantity ("1000m", "1Gi", 2) as a number, for the API server may write it differently."""
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        return None
-    text = str(value)
-    suffix = next((s for s in sorted(_SUFFIXES, key=len, reverse=True) if text.endswith(s)), "")
-    try:
-        return float(text.removesuffix(suffix)) * _SUFFIXES.get(suffix, 1)
-    except ValueError:
-        return None

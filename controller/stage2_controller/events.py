@@ -11,6 +11,7 @@ _QUIET = {
     reasons.NOT_CREATED,
     reasons.CONTAINERS_STARTING,
     reasons.WAITING_FOR_SERVERS,
+    reasons.OLD_LEARNER_ENDING,
     reasons.LEARNER_FINISHED,
     reasons.RELEASED,
     reasons.NOT_SYNCED_YET,
@@ -18,6 +19,10 @@ _QUIET = {
 _WARNINGS = {
     reasons.INVALID_SPEC,
     reasons.CHILD_REFUSED,
+    reasons.NO_NODE_FITS,
+    reasons.NODE_LOST,
+    reasons.NODE_FULL,
+    reasons.NODE_NOT_READY,
     reasons.UNSCHEDULABLE,
     reasons.IMAGE_UNAVAILABLE,
     reasons.CONTAINER_CONFIG,

@@ -13,6 +13,7 @@ import aiohttp
 
 from stage2_controller import names
 from stage2_controller.apply import ApiRefused
+from stage2_controller.capacity import Capacity
 from stage2_controller.observe import KINDS, Key, Store, key_of
 from stage2_controller.observed import Object
 
@@ -41,6 +42,7 @@ class Freshness:
         namespaces: Sequence[str],
         interval_s: float = 120.0,
         grace_s: float = 15.0,
+        capacity: Capacity | None = None,
     ) -> None:
         self._api = api
         self._store = store
@@ -48,15 +50,19 @@ class Freshness:
         self._scopes: Sequence[str | None] = namespaces or (None,)
         self._interval_s = interval_s
         self._grace_s = grace_s
+        self._capacity = capacity
         self._rounds_behind = 0
         self._last_round = time.monotonic()
 
     async def fill(self) -> None:
         """Puts everything that exists into the store: a plan made from half a picture would create what is there."""
         for kind in KINDS:
-            listed, _ = await self._list(kind)
+            listed, version = await self._list(kind)
             for body in listed:
                 self._store.put(kind, body)
+            if self._capacity and kind == "Pod":
+                self._capacity.retain(kind, listed, version)
+        await self._count_nodes()
         self._last_round = time.monotonic()
 
     async def run(self) -> None:
@@ -73,6 +79,7 @@ class Freshness:
         missed = 0
         for kind in KINDS:
             missed += await self._compare(kind)
+        await self._count_nodes()
         self._rounds_behind = self._rounds_behind + 1 if missed else 0
         self._last_round = time.monotonic()
 
@@ -85,8 +92,15 @@ class Freshness:
             return f"the watches missed changes in {self._rounds_behind} rounds in a row"
         return None
 
+    async def _count_nodes(self) -> None:
+        if self._capacity:
+            listed = await self._api.list("Node", None, labelled=False)
+            self._capacity.retain("Node", listed["items"], int(listed["metadata"]["resourceVersion"]))
+
     async def _compare(self, kind: str) -> int:
         listed, version = await self._list(kind)
+        if self._capacity and kind == "Pod":
+            self._capacity.retain(kind, listed, version)
         if not self._store.behind(kind, listed) and not self._store.vanished(kind, listed, version):
             return 0
         await asyncio.sleep(self._grace_s)  # a change on its way is no missed one
@@ -105,8 +119,12 @@ class Freshness:
                 self._enqueue(key)
         return len(behind) + len(gone)
 
+    def _labelled(self, kind: str) -> bool:
+        """Where nodes are chosen, pods of others count too: they take room."""
+        return kind != names.KIND and not (self._capacity and kind == "Pod")
+
     async def _list(self, kind: str) -> tuple[list[Object], int]:
         """The objects of a kind in all scopes, and the oldest resource version of the lists."""
-        answers = [await self._api.list(kind, scope, labelled=kind != names.KIND) for scope in self._scopes]
-        items = [item for answer in answers for item in answer["items"]]
+        answers = [await self._api.list(kind, scope, labelled=self._labelled(kind)) for scope in self._scopes]
+        items: list[Object] = [item for answer in answers for item in answer["items"]]
         return items, min(int(answer["metadata"]["resourceVersion"]) for answer in answers)

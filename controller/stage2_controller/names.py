@@ -23,6 +23,7 @@ ANNOTATION_JOB = "stage2.dev/job-name"
 ANNOTATION_SPEC_HASH = "stage2.dev/spec-hash"
 ANNOTATION_MANIFEST_HASH = "stage2.dev/manifest-hash"
 ANNOTATION_CONFIG_HASH = "stage2.dev/config-hash"
+ANNOTATION_NODE = "stage2.dev/node"  # the node that was chosen for the whole job
 
 ROLE_ROLLOUT = "rollout"
 ROLE_LEARNER = "learner"

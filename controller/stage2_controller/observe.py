@@ -25,6 +25,8 @@ class Key(NamedTuple):
 def key_of(kind: str, body: Object) -> Key | None:
     """The job that an object is or belongs to; None for one that only carries our label."""
     metadata = body["metadata"]
+    if kind not in KINDS:
+        return None
     name = metadata["name"] if kind == names.KIND else metadata.get("annotations", {}).get(names.ANNOTATION_JOB)
     return Key(metadata["namespace"], name) if name else None
 

@@ -37,6 +37,15 @@ class Observed:
         pods = [pod for pod in self.pods if pod["metadata"].get("labels", {}).get(names.LABEL_ROLE) == role]
         return max(pods, key=_age_rank, default=None)
 
+    def old_learner(self) -> Object | None:
+        """A learner's pod that still runs although its Job is gone: the job was suspended, edited or moved."""
+        if self.learner is not None and not terminating(self.learner):
+            return None
+        pods = [
+            pod for pod in self.pods if pod["metadata"].get("labels", {}).get(names.LABEL_ROLE) == names.ROLE_LEARNER
+        ]
+        return next((pod for pod in pods if pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")), None)
+
     def active(self) -> bool:
         """Whether any container of the job runs or has run."""
         statuses = [item for pod in self.pods for item in pod.get("status", {}).get("containerStatuses", [])]

@@ -14,6 +14,7 @@ import kopf
 
 from stage2_controller import names
 from stage2_controller.apply import ApiRefused, connect
+from stage2_controller.capacity import Capacity
 from stage2_controller.freshness import Freshness
 from stage2_controller.observe import Key, Store, key_of
 from stage2_controller.plan import Settings
@@ -31,6 +32,8 @@ _WATCHED = (
     ("Service", "v1", "services"),
     ("Pod", "v1", "pods"),
 )
+_NODES = (("Node", "v1", "nodes"),)
+_SERVE_AFTER_S = 0.2
 
 
 @dataclass
@@ -40,9 +43,13 @@ class Controller:
     settings: Settings
     namespaces: Sequence[str] = ()  # empty: all
     concurrency: int = 8
+    placement: bool = True  # choose nodes; needs to see nodes and all pods
     store: Store = field(default_factory=Store)
     queue: WorkQueue[Key] = field(init=False)
+    reconciler: Reconciler = field(init=False)
     freshness: Freshness = field(init=False)
+    capacity: Capacity | None = None
+    _serving: asyncio.TimerHandle | None = None
     ready: bool = False  # everything that exists is known
     _closers: list[Any] = field(default_factory=list)
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
@@ -56,6 +63,7 @@ class Controller:
         except (ApiRefused, aiohttp.ClientError, TimeoutError) as error:
             # Such as a definition that helm installed a moment ago and the API server does not serve yet.
             raise kopf.TemporaryError(str(error), delay=2) from error
+        self.reconciler.restore()
         self._tasks = [asyncio.create_task(self.queue.run()), asyncio.create_task(self.freshness.run())]
         self.ready = True
         logger.info("ready: %d jobs", len(list(self.store.known(names.KIND))))
@@ -63,8 +71,20 @@ class Controller:
     async def _connect(self) -> None:
         api, progress = await connect(), ProgressReader()
         self._closers = [api, progress]
-        self.queue = WorkQueue(Reconciler(api, self.store, progress, self.settings), concurrency=self.concurrency)
-        self.freshness = Freshness(api, self.store, self.queue.add, namespaces=self.namespaces)
+        self.capacity = Capacity(self._serve_soon) if self.placement else None
+        self.reconciler = Reconciler(api, self.store, progress, self.settings, capacity=self.capacity)
+        self.queue = WorkQueue(self.reconciler, concurrency=self.concurrency)
+        self.freshness = Freshness(api, self.store, self.queue.add, namespaces=self.namespaces, capacity=self.capacity)
+
+    def _serve_soon(self) -> None:
+        """Many pods end at once: room is shared out once for all of them."""
+        if self._serving is None:
+            self._serving = asyncio.get_running_loop().call_later(_SERVE_AFTER_S, self._serve)
+
+    def _serve(self) -> None:
+        self._serving = None
+        for key in self.capacity.serve() if self.capacity else ():
+            self.queue.add(key)
 
     async def stop(self) -> None:
         """Ends in mid-pass without harm: the next start plans again from what it finds."""
@@ -77,15 +97,16 @@ class Controller:
     def observe(self, kind: str, event: kopf.RawEvent) -> None:
         """Takes in one watch event and asks for a pass over the job that it concerns."""
         body: Any = event["object"]
-        if event["type"] == "DELETED":
-            self.store.remove(kind, body)
-        else:
-            self.store.put(kind, body)
+        gone = event["type"] == "DELETED"
+        for keeper in (self.store, self.capacity):
+            if keeper is not None:
+                (keeper.remove if gone else keeper.put)(kind, body)
         key = key_of(kind, body)
         if key is None:
             return
-        if kind == names.KIND and event["type"] == "DELETED":
+        if kind == names.KIND and gone:
             self.queue.forget(key)
+            self.reconciler.forget(key)
         else:
             self.queue.add(key)
 
@@ -94,7 +115,7 @@ def run(controller: Controller, *, liveness_endpoint: str | None) -> None:
     """Runs until the process is told to end."""
     kopf.run(
         registry=registry(controller),
-        settings=settings(),
+        settings=settings(all_pods=controller.placement),
         standalone=True,
         clusterwide=not controller.namespaces,
         namespaces=controller.namespaces,
@@ -102,12 +123,17 @@ def run(controller: Controller, *, liveness_endpoint: str | None) -> None:
     )
 
 
-def settings() -> kopf.OperatorSettings:
-    """kopf without events of its own and without a watch on CRDs; the API server selects the children."""
+def settings(*, all_pods: bool) -> kopf.OperatorSettings:
+    """kopf without events of its own and without a watch on CRDs; the API server selects the children.
+
+    `all_pods`: those of others are watched too, because they take room on nodes.
+    """
     made = kopf.OperatorSettings()
     made.posting.enabled = False
     made.scanning.disabled = True
     for _, _, plural in _WATCHED[1:]:
+        if plural == "pods" and all_pods:
+            continue
         made.watching.label_selectors[plural] = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
     return made
 
@@ -135,7 +161,7 @@ def registry(controller: Controller) -> kopf.OperatorRegistry:
             raise kopf.PermanentError(problem)  # the probe answers 500, and the kubelet starts the controller anew
         return "fresh"
 
-    for kind, api_version, plural in _WATCHED:
+    for kind, api_version, plural in (*_WATCHED, *(_NODES if controller.placement else ())):
         _watch(made, controller, kind=kind, api_version=api_version, plural=plural)
     return made
 

@@ -13,12 +13,14 @@ from typing import Any
 
 from stage2_api.errors import ConfigError
 from stage2_api.job import RolloutMatchingJob, parse_job
-from stage2_controller import conditions, drift, names, reasons
+from stage2_controller import conditions, drift, names, reasons, siting
 from stage2_controller import outcome as outcomes
 from stage2_controller import status as statuses
-from stage2_controller.children import configmap, deployment, job, meta, secret, service
+from stage2_controller.children import configmap, deployment, job, meta, pod, secret, service
 from stage2_controller.containers import Workload, containers
 from stage2_controller.observed import Observed, terminating
+from stage2_controller.placement import Need
+from stage2_controller.siting import Cluster, Site
 
 # Of a job that names no image, where no chart says another.
 DEFAULT_IMAGE = f"stage2/trainer:{version('stage2')}"
@@ -42,16 +44,25 @@ class Plan:
     status: dict[str, Any]
     children: tuple[meta.Manifest, ...] = ()  # in the order of their creation
     deletions: tuple[str, ...] = ()  # kinds of children that have to go
+    site: Site | None = None  # the job's place; None: it needs none
+    keeps_place: bool = False  # refused, but what already runs goes on
     delete_job: bool = False  # spec.ttlSecondsAfterFinished has passed
     again_after_s: float | None = None
 
 
 def plan(
-    raw: Mapping[str, Any], observed: Observed, *, settings: Settings, now: datetime, new_token: Callable[[], str]
+    raw: Mapping[str, Any],
+    observed: Observed,
+    *,
+    settings: Settings,
+    now: datetime,
+    new_token: Callable[[], str],
+    cluster: Cluster | None = None,
 ) -> Plan:
     """The plan of one pass over the job `raw`, an object as the API server holds it.
 
-    `new_token` makes the bearer token of a job that has no Secret yet.
+    `new_token` makes the bearer token of a job that has no Secret yet. Without a `cluster` the scheduler chooses the
+    node of the servers, and the learner follows them.
     """
     previous = raw.get("status") or {}
     if raw["spec"].get("managedBy", names.MANAGER) != names.MANAGER:
@@ -64,9 +75,13 @@ def plan(
         return _refused(raw, observed, str(error), now)
     spec_hash = meta.digest(accepted.spec.model_dump(mode="json", include=_PODS_ARE_MADE_FROM, exclude_defaults=True))
     outcome = outcomes.outcome(accepted, [s.name for s in workload.servers], observed, status=previous, now=now)
-    wanted = tuple(
-        meta.stamped(child, spec_hash) for child in _children(accepted, raw["metadata"], workload, settings.image)
-    )
+    plain = _children(accepted, raw["metadata"], workload, settings.image)
+    restarts = accepted.spec.suspend or drift.spec_changed(observed, spec_hash)
+    site = None
+    if cluster and not outcome and not restarts:
+        asked = siting.need(plain, gpu_resource=accepted.spec.gpu_resource)
+        site = siting.find(asked, observed, cluster, now=now)
+    wanted = tuple(meta.stamped(_placed(child, site), spec_hash) for child in plain)
     scene = statuses.Scene(
         job=accepted,
         workload=workload,
@@ -74,18 +89,32 @@ def plan(
         previous=previous,
         outcome=outcome,
         now=now,
+        site=site,
     )
     status = statuses.accepted(scene)
     if outcome:
         return _finished(accepted, observed, status, now)
-    children, deletions = _stage(accepted, observed, wanted, scene.server_names)
+    children, deletions = _stage(observed, wanted, scene, restarts=restarts)
     if children and observed.secret is None:
         children = (secret.secret(raw["metadata"], new_token()), *children)
     return Plan(
         status=status,
         children=children,
         deletions=deletions,
-        again_after_s=_next_look(accepted, status, settings, now),
+        site=site,
+        again_after_s=_next_look(scene, status, settings),
+    )
+
+
+def need_of(raw: Mapping[str, Any], *, settings: Settings) -> Need | None:
+    """What the job asks of one node; None if its spec breaks a rule."""
+    try:
+        accepted = parse_job(raw)
+        workload = containers(accepted, host_for=lambda _: "")
+    except ConfigError:
+        return None
+    return siting.need(
+        _children(accepted, raw["metadata"], workload, settings.image), gpu_resource=accepted.spec.gpu_resource
     )
 
 
@@ -118,16 +147,28 @@ def _children(
     return [*made, learner]
 
 
+def _placed(child: meta.Manifest, site: Site | None) -> meta.Manifest:
+    if child["kind"] not in ("Deployment", "Job") or site is None or site.node is None:
+        return child
+    return pod.pinned(child, site.node)
+
+
 def _stage(
-    accepted: RolloutMatchingJob, observed: Observed, wanted: tuple[meta.Manifest, ...], servers: tuple[str, ...]
+    observed: Observed, wanted: tuple[meta.Manifest, ...], scene: statuses.Scene, *, restarts: bool
 ) -> tuple[tuple[meta.Manifest, ...], tuple[str, ...]]:
     """The children that may exist now, and the kinds that must not.
 
-    A running job whose spec changed was suspended, edited and resumed faster than this pass came: it starts anew.
+    A job that has no place has no children. A running job whose spec changed was suspended, edited and resumed faster
+    than this pass came: it starts anew.
     """
-    if accepted.spec.suspend or drift.spec_changed(wanted, observed):
+    if restarts:
         return _without(wanted, "Deployment", "Job"), _existing(observed, "Job", "Deployment")
-    waits = servers and observed.learner is None and statuses.rollout_finding(observed, servers)
+    if scene.site and scene.site.node is None:
+        return (), _existing(observed, "Job", "Deployment")
+    servers = scene.server_names
+    waits = observed.old_learner() or (
+        servers and observed.learner is None and statuses.rollout_finding(observed, servers)
+    )
     return (_without(wanted, "Job") if waits else wanted), ()
 
 
@@ -141,7 +182,7 @@ def _refused(raw: Mapping[str, Any], observed: Observed, message: str, now: date
         generation=raw["metadata"].get("generation", 0),
         now=now,
     )
-    return Plan(status=status)
+    return Plan(status=status, keeps_place=True)
 
 
 def _finished(accepted: RolloutMatchingJob, observed: Observed, status: dict[str, Any], now: datetime) -> Plan:
@@ -160,12 +201,13 @@ def _finished(accepted: RolloutMatchingJob, observed: Observed, status: dict[str
     )
 
 
-def _next_look(
-    accepted: RolloutMatchingJob, status: Mapping[str, Any], settings: Settings, now: datetime
-) -> float | None:
-    looks = [] if status["phase"] != reasons.RUNNING else [settings.progress_s]
-    left = outcomes.seconds_left(accepted, status, now)
-    return min([*looks, *([] if left is None else [max(left, 0.0)])], default=None)
+def _next_look(scene: statuses.Scene, status: Mapping[str, Any], settings: Settings) -> float | None:
+    looks = [
+        settings.progress_s if status["phase"] == reasons.RUNNING else None,
+        outcomes.seconds_left(scene.job, status, scene.now),
+        scene.site.again_after_s if scene.site else None,
+    ]
+    return min((max(seconds, 0.0) for seconds in looks if seconds is not None), default=None)
 
 
 def _existing(observed: Observed, *kinds: str) -> tuple[str, ...]:

@@ -15,6 +15,14 @@ ACCEPTED: Final = "Accepted"
 VALID: Final = "Valid"
 INVALID_SPEC: Final = "InvalidSpec"  # a rule is broken; the message has path, value, rule and way out
 
+# Condition Placed: one node has room for servers and learner. Absent where the scheduler alone chooses.
+PLACED: Final = "Placed"
+NODE_CHOSEN: Final = "NodeChosen"
+NO_NODE_FITS: Final = "NoSingleNodeFits"  # nothing is created; the message says what is missing
+NODE_LOST: Final = "NodeLost"  # the whole job moves
+NODE_FULL: Final = "NodeFull"  # the scheduler refused a pod on the chosen node; the whole job moves
+NODE_NOT_READY: Final = "NodeNotReady"  # the job stays: its learner may still write
+
 # Condition ChildrenApplied: the API server took every child.
 CHILDREN_APPLIED: Final = "ChildrenApplied"
 APPLIED: Final = "Applied"
@@ -31,6 +39,7 @@ RELEASED: Final = "Released"  # the learner is done: the pod was removed
 LEARNER_RUNNING: Final = "LearnerRunning"
 LEARNER_STARTED: Final = "LearnerStarted"
 WAITING_FOR_SERVERS: Final = "WaitingForServers"
+OLD_LEARNER_ENDING: Final = "OldLearnerEnding"  # of a suspended or moved job: it writes its checkpoint
 LEARNER_RETRYING: Final = "LearnerRetrying"  # a pod failed; the Job waits before the next one
 LEARNER_FINISHED: Final = "LearnerFinished"
 

@@ -3,24 +3,28 @@
 import logging
 import secrets
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import aiohttp
 
-from stage2_controller import conditions, drift, names, outcome
+from stage2_controller import conditions, drift, names, outcome, reasons
 from stage2_controller import status as statuses
 from stage2_controller.apply import Api, ApiRefused
+from stage2_controller.capacity import Capacity
 from stage2_controller.events import events
 from stage2_controller.observe import Key, Store
 from stage2_controller.observed import Object, Observed, terminating
-from stage2_controller.plan import Plan, Settings, plan
+from stage2_controller.plan import Plan, Settings, need_of, plan
 from stage2_controller.progress import ProgressReader
 from stage2_controller.queue import RetryLater
+from stage2_controller.siting import Cluster, standing
 
 logger = logging.getLogger(__name__)
 
 _ROLE_OF_KIND = {"Deployment": names.ROLE_ROLLOUT, "Service": names.ROLE_ROLLOUT, "Job": names.ROLE_LEARNER}
+
+_READ_AGAIN = timedelta(minutes=2)
 
 
 def utc_now() -> datetime:
@@ -38,12 +42,16 @@ class Reconciler:
         progress: ProgressReader,
         settings: Settings,
         *,
+        capacity: Capacity | None = None,  # None: the scheduler alone chooses nodes
         clock: Callable[[], datetime] = utc_now,
     ) -> None:
         self._api = api
         self._store = store
         self._progress = progress
         self._settings = settings
+        self._capacity = capacity
+        self._kept: dict[tuple[str, Key], tuple[datetime, Object | None]] = {}  # with the time until which it serves
+        self._priorities: dict[str, Object] = {}  # PriorityClasses never change
         self._clock = clock
 
     async def __call__(self, key: Key) -> float | None:
@@ -56,10 +64,20 @@ class Reconciler:
     async def _pass(self, key: Key) -> float | None:
         raw = self._store.one(names.KIND, key, key.name)
         if raw is None or terminating(raw):
+            self.forget(key)
             return None
+        cluster = await self._cluster(key, raw)
         observed = await self._observe(key, raw)
         now = self._clock()
-        intended = plan(raw, observed, settings=self._settings, now=now, new_token=lambda: secrets.token_urlsafe(32))
+        intended = plan(
+            raw,
+            observed,
+            settings=self._settings,
+            now=now,
+            new_token=lambda: secrets.token_urlsafe(32),
+            cluster=cluster,
+        )
+        self._settle(key, intended)  # before anything else is awaited: the next job must find the room taken
         refusals = await self._carry_out(key, intended, observed)
         await self._tell(raw, intended, refusals, now)
         if intended.delete_job:
@@ -68,22 +86,74 @@ class Reconciler:
             raise RetryLater("; ".join(refusals))
         return intended.again_after_s
 
-    async def _observe(self, key: Key, raw: Object) -> Observed:
+    def restore(self) -> None:
+        """Enters the places of all jobs that have one, before the first pass gives away what is free."""
+        for raw in list(self._store.known(names.KIND)):
+            key = Key(raw["metadata"]["namespace"], raw["metadata"]["name"])
+            node = None if outcome.final(raw.get("status") or {}) else standing(self._watched(key))
+            asked = need_of(raw, settings=self._settings) if self._capacity and node else None
+            if self._capacity and node and asked:
+                self._capacity.promise(key, asked, node)
+
+    def forget(self, key: Key) -> None:
+        """The job is gone: so is its claim to a node."""
+        for kind in ("Secret", "ConfigMap"):
+            self._kept.pop((kind, key), None)
+        if self._capacity:
+            self._capacity.release(key)
+
+    async def _cluster(self, key: Key, raw: Object) -> Cluster | None:
+        if self._capacity is None:
+            return None
+        name = raw["spec"].get("placement", {}).get("priorityClassName")
+        if name and name not in self._priorities:
+            found = await self._api.get("PriorityClass", None, name)
+            if found is not None:
+                self._priorities[name] = found
+        return Cluster(self._capacity, key, self._priorities.get(name) if name else None)
+
+    def _settle(self, key: Key, intended: Plan) -> None:
+        """Enters the job's place into the account of the nodes."""
+        if self._capacity is None or intended.keeps_place:
+            return
+        site = intended.site
+        if site is None:
+            self._capacity.release(key)
+        elif site.node:
+            self._capacity.promise(key, site.need, site.node)
+        else:
+            if site.refused:
+                self._capacity.shun(key, site.refused)
+            self._capacity.wait(key, site.need)
+
+    def _watched(self, key: Key) -> Observed:
         def watched(kind: str) -> Object | None:
             return self._store.one(kind, key, names.child_name(key.name, _ROLE_OF_KIND[kind]))
 
-        seen = Observed(
+        return Observed(
             deployment=watched("Deployment"),
             service=watched("Service"),
             learner=watched("Job"),
             pods=self._store.all("Pod", key),
         )
-        if outcome.final(raw.get("status") or {}):
-            return seen  # nothing is created for a job that has ended, so nothing more has to be read
-        secret = await self._api.get("Secret", key.namespace, names.child_name(key.name, names.ROLE_TOKEN))
-        configmap = await self._api.get("ConfigMap", key.namespace, names.child_name(key.name, names.ROLE_CONFIG))
+
+    async def _observe(self, key: Key, raw: Object) -> Observed:
+        seen = self._watched(key)
+        if _has_no_files(raw.get("status") or {}, seen):
+            return seen
+        secret = await self._read("Secret", key, names.ROLE_TOKEN)
+        configmap = await self._read("ConfigMap", key, names.ROLE_CONFIG)
         progress = await self._progress.read(seen.pod(names.ROLE_LEARNER), secret)
         return Observed(**{**vars(seen), "secret": secret, "configmap": configmap, "progress": progress})
+
+    async def _read(self, kind: str, key: Key, role: str) -> Object | None:
+        """A child that is not watched; read anew only now and then, so that a steady job costs few requests."""
+        kept = self._kept.get((kind, key))
+        if kept and kept[0] > self._clock():
+            return kept[1]
+        found = await self._api.get(kind, key.namespace, names.child_name(key.name, role))
+        self._kept[kind, key] = self._clock() + _READ_AGAIN, found
+        return found
 
     async def _carry_out(self, key: Key, intended: Plan, observed: Observed) -> list[str]:
         """Writes what differs; what the API server refused."""
@@ -101,7 +171,8 @@ class Reconciler:
         return refusals
 
     async def _write(self, write: drift.Write) -> None:
-        kind = write.manifest["kind"]
+        kind, metadata = write.manifest["kind"], write.manifest["metadata"]
+        self._kept.pop((kind, Key(metadata["namespace"], metadata["annotations"][names.ANNOTATION_JOB])), None)
         written = await (self._api.create if write.verb == "create" else self._api.apply)(write.manifest)
         if written is not None and kind in _ROLE_OF_KIND:
             self._store.put(kind, written)
@@ -122,3 +193,12 @@ class Reconciler:
                 await self._api.emit(raw, event, at=conditions.timestamp(now))
             except ApiRefused as error:  # an event is a courtesy; the status has already told
                 logger.warning("no event: %s", error)
+
+
+def _has_no_files(status: Mapping[str, Any], seen: Observed) -> bool:
+    """Whether Secret and ConfigMap need not be read: the job has ended, or nothing was created for it yet."""
+    if outcome.final(status):
+        return True
+    placed = conditions.find(status, reasons.PLACED)
+    unplaced = not status or (placed is not None and placed["status"] == "False")
+    return unplaced and seen.deployment is None and seen.learner is None

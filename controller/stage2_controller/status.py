@@ -12,6 +12,7 @@ from stage2_controller.conditions import Condition, merged, timestamp, truth
 from stage2_controller.containers import Workload
 from stage2_controller.observed import Object, Observed, running, succeeded, terminating
 from stage2_controller.outcome import Outcome
+from stage2_controller.siting import Site
 
 # Kept from the learner's last report when it cannot be asked: what it said stays true.
 _REPORTED = ("step", "maxSteps", "sync", "reproducibility")
@@ -27,6 +28,7 @@ class Scene:
     previous: Mapping[str, Any]
     outcome: Outcome | None
     now: datetime
+    site: Site | None = None  # None: the scheduler chooses the node, or nothing is to run
 
     @property
     def server_names(self) -> tuple[str, ...]:
@@ -86,8 +88,8 @@ def _message(scene: Scene, found: Sequence[Condition]) -> str:
     """What the job is doing, in one sentence: the outcome, else the first thing that is missing."""
     if scene.outcome:
         return scene.outcome.message
-    told = (reasons.SUSPENDED, reasons.ROLLOUT_READY, reasons.LEARNER_RUNNING)
-    missing = [item.message for item in found if item.type in told and item.status == "False"]
+    told = (reasons.SUSPENDED, reasons.PLACED, reasons.ROLLOUT_READY, reasons.LEARNER_RUNNING)
+    missing = [item.message for item in found if item.type in told and item.status != "True"]
     if missing:
         return missing[0]
     doing = scene.observed.report()
@@ -115,7 +117,7 @@ def _phase(scene: Scene) -> str:
     pod = scene.observed.pod(names.ROLE_LEARNER)
     if running(pod, names.ROLE_LEARNER) or succeeded(pod, names.ROLE_LEARNER):
         return reasons.RUNNING
-    return reasons.STARTING if _node(scene) else reasons.PENDING
+    return reasons.STARTING if _bound(scene) else reasons.PENDING
 
 
 def _start_time(scene: Scene) -> str | None:
@@ -132,9 +134,15 @@ def _completion_time(scene: Scene) -> str | None:
 
 
 def _node(scene: Scene) -> str | None:
+    chosen = scene.site.node if scene.site else None
+    return _bound(scene) or chosen or (scene.previous.get("node") if scene.outcome else None)
+
+
+def _bound(scene: Scene) -> str | None:
+    """The node of the pods that live."""
     pods = [scene.observed.pod(role) for role in (names.ROLE_LEARNER, names.ROLE_ROLLOUT)]
     nodes = [pod["spec"].get("nodeName") for pod in pods if pod and not terminating(pod)]
-    return next(filter(None, nodes), scene.previous.get("node") if scene.outcome else None)
+    return next(filter(None, nodes), None)
 
 
 def _container_statuses(scene: Scene) -> dict[str, Object]:
@@ -184,6 +192,8 @@ def _conditions(scene: Scene, sync: Mapping[str, Any] | None) -> list[Condition]
     if scene.job.spec.suspend and not scene.outcome:
         message = "spec.suspend is true: no pod exists; set it to false to go on from the last checkpoint"
         return [*found, Condition(reasons.SUSPENDED, "True", reasons.SUSPENDED_BY_SPEC, message)]
+    if scene.site:
+        found.append(scene.site.condition)
     if scene.workload.servers:
         found.append(_rollout_ready(scene))
     found.append(_learner_running(scene))
@@ -215,6 +225,8 @@ def _learner_running(scene: Scene) -> Condition:
 
     if scene.outcome:
         return condition(False, reasons.LEARNER_FINISHED, scene.outcome.message)
+    if scene.observed.old_learner():
+        return condition(False, reasons.OLD_LEARNER_ENDING, "the old learner writes its checkpoint and ends first")
     if scene.observed.learner is None:
         return condition(False, reasons.WAITING_FOR_SERVERS, "the learner starts when all servers answer")
     pod = scene.observed.pod(names.ROLE_LEARNER)

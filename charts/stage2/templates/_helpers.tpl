@@ -33,6 +33,15 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
+{{/* Releases that serve namespaces of their own may live side by side. */}}
+{{- define "stage2.clusterRoleName" -}}
+{{- if .Values.controller.namespaces -}}
+{{- printf "%s-%s" .Release.Namespace (include "stage2.fullname" .) | trunc 63 | trimSuffix "-" -}}
+{{- else -}}
+{{- include "stage2.fullname" . -}}
+{{- end -}}
+{{- end -}}
+
 {{/* What the controller does, and nothing else. ConfigMaps and Secrets: by name, never listed. */}}
 {{- define "stage2.rules" -}}
 - apiGroups: [stage2.dev]
@@ -65,4 +74,14 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 - apiGroups: [""]
   resources: [events]
   verbs: [create]
+{{- end -}}
+
+{{/* What has no namespace: the nodes among which it chooses, and the priorities of jobs. */}}
+{{- define "stage2.clusterRules" -}}
+- apiGroups: [""]
+  resources: [nodes]
+  verbs: [list, watch]
+- apiGroups: [scheduling.k8s.io]
+  resources: [priorityclasses]
+  verbs: [get]
 {{- end -}}

@@ -80,6 +80,20 @@ def template(
     return merge.strategic_merge(ours, _for_every_server(override, [item["name"] for item in containers]))
 
 
+def pinned(manifest: meta.Manifest, node: str) -> meta.Manifest:
+    """The Deployment or Job whose pods run on this node and no other; the scheduler still binds them."""
+    term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
+    metadata, spec = manifest["metadata"], manifest["spec"]
+    template = {**spec["template"], "spec": {**spec["template"]["spec"], "affinity": {"nodeAffinity": required}}}
+    annotations = {**metadata["annotations"], names.ANNOTATION_NODE: node}
+    return {
+        **manifest,
+        "metadata": {**metadata, "annotations": annotations},
+        "spec": {**spec, "template": template},
+    }
+
+
 def _for_every_server(override: Mapping[str, Any], container_names: Sequence[str]) -> dict[str, Any]:
     """The person's template where the container `server` stands for every server; an exact name goes on top."""
     spec = dict(override.get("spec") or {})

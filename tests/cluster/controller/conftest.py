@@ -1,6 +1,6 @@
 """A controller under test: its own namespace, the chart's own least privileges, and a hand that plays the kubelet.
 
-Pods ask for a node that does not exist, so that these tests run alike on a cluster with nodes and on one without.
+Jobs ask for a node that only exists as an object, so that no test depends on what a cluster's own nodes have.
 """
 
 import json
@@ -17,10 +17,12 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.cluster.controller.fake_nodes import FakeNodes
+
 ROOT = Path(__file__).parents[3]
 CRD = ROOT / "crds" / "rolloutmatchingjob.yaml"
 CRD_NAME = "rolloutmatchingjobs.stage2.dev"
-NOWHERE = {"stage2.dev/test": "no-such-node"}
+HERE = {"stage2.dev/test": "node-of-a-test"}
 WAIT_S = 30
 Object = dict[str, Any]
 
@@ -38,10 +40,10 @@ class Kubectl:
         text = None if stdin is None else json.dumps(stdin)
         return subprocess.run(command, input=text, capture_output=True, text=True, check=False)
 
-    def __call__(self, *arguments: str, stdin: object = None) -> str:
+    def __call__(self, *arguments: str, stdin: object = None, check: bool = True) -> str:
         """Runs kubectl and returns what it prints; raises with what it complains about."""
         done = self.run(*arguments, stdin=stdin)
-        assert done.returncode == 0, done.stderr
+        assert not check or done.returncode == 0, done.stderr
         return done.stdout
 
     def get(self, kind: str, name: str) -> Object | None:
@@ -94,6 +96,21 @@ def kubectl(admin: Kubectl) -> Iterator[Kubectl]:
     admin.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
     yield Kubectl(admin.kubeconfig, name)
     admin("delete", "namespace", name, "--wait=false")
+    admin("delete", "clusterrole,clusterrolebinding", f"{name}-stage2", "--ignore-not-found")
+
+
+@pytest.fixture
+def nodes(kubectl: Kubectl) -> Iterator[FakeNodes]:
+    """The nodes of the test: none yet."""
+    made = FakeNodes(kubectl)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def node(kubectl: Kubectl, nodes: FakeNodes) -> str:
+    """A node with GPUs for four jobs."""
+    return nodes.add(f"{kubectl.namespace}-node", gpus=16, labels=HERE)
 
 
 class Controller:
@@ -130,8 +147,8 @@ class Controller:
 
 
 @pytest.fixture
-def controller(kubectl: Kubectl, helm: str, tmp_path: Path) -> Iterator[Controller]:
-    """A controller that runs with the rights of the chart's service account."""
+def controller(kubectl: Kubectl, node: str, helm: str, tmp_path: Path) -> Iterator[Controller]:
+    """A controller that runs with the rights of the chart's service account, and one node for its jobs."""
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text(json.dumps(_chart_rights(kubectl, helm)))
     running = Controller(kubeconfig, kubectl.namespace, tmp_path / "controller.log")
@@ -147,7 +164,7 @@ def _chart_rights(kubectl: Kubectl, helm: str) -> Object:
     command = [helm, "template", "stage2", str(ROOT / "charts" / "stage2"), "--namespace", kubectl.namespace]
     done = subprocess.run([*command, "--set-json", values], capture_output=True, text=True, check=True)
     for manifest in filter(None, yaml.safe_load_all(done.stdout)):
-        if manifest["kind"] in ("ServiceAccount", "Role", "RoleBinding"):
+        if manifest["kind"] in ("ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"):
             kubectl.apply(manifest)
     config: Object = json.loads(kubectl("config", "view", "--raw", "--minify", "--flatten", "-o", "json"))
     token = kubectl("create", "token", "stage2").strip()
@@ -155,7 +172,7 @@ def _chart_rights(kubectl: Kubectl, helm: str) -> Object:
 
 
 def job(name: str = "job-3v1", **spec: Any) -> Object:
-    """A valid job whose pods fit no node."""
+    """A valid job for the nodes of its test."""
     config = {
         "model": {"model": "/data/model"},
         "global_max_length": 2048,
@@ -168,7 +185,7 @@ def job(name: str = "job-3v1", **spec: Any) -> Object:
     written = {
         "rollout": {"servers": 3},
         "learner": {"gpus": 1, "backoffLimit": 1},
-        "placement": {"nodeSelector": NOWHERE},
+        "placement": {"nodeSelector": HERE},
         "volumes": [{"name": "data", "mountPath": "/data", "emptyDir": {}}],
         "config": config,
     }
@@ -195,7 +212,7 @@ class Kubelet:
 
     def servers_answer(self, job_name: str, ready: bool = True) -> None:
         """All containers of the rollout pod run, and answer or not."""
-        pod = eventually(lambda: self.pod(job_name, "rollout"), why="a rollout pod exists")
+        pod = self._bound(job_name, "rollout")
         state = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
         statuses = [self._status(item["name"], state, ready=ready) for item in pod["spec"]["containers"]]
         conditions = [{"type": "Ready", "status": str(ready)}, {"type": "PodScheduled", "status": "True"}]
@@ -203,19 +220,29 @@ class Kubelet:
 
     def learner_runs(self, job_name: str) -> None:
         """The learner's container runs."""
-        pod = eventually(lambda: self.pod(job_name, "learner"), why="a learner pod exists")
+        pod = self._bound(job_name, "learner")
         status = self._status("learner", {"running": {"startedAt": "2026-01-01T00:00:00Z"}}, ready=True)
         conditions = [{"type": "PodScheduled", "status": "True"}]
         self._write(pod, {"phase": "Running", "conditions": conditions, "containerStatuses": [status]})
 
     def learner_ends(self, job_name: str, exit_code: int, message: str = "") -> None:
         """The learner's container ended."""
-        pod = eventually(lambda: self.pod(job_name, "learner"), why="a learner pod exists")
+        pod = self._bound(job_name, "learner")
         times = {"startedAt": "2026-01-01T00:00:00Z", "finishedAt": "2026-01-01T00:01:00Z"}
         ended = {"exitCode": exit_code, "reason": "Error" if exit_code else "Completed", "message": message, **times}
         status = self._status("learner", {"terminated": ended}, ready=False)
         phase = "Failed" if exit_code else "Succeeded"
         self._write(pod, {"phase": phase, "conditions": [], "containerStatuses": [status]})
+
+    def _bound(self, job_name: str, role: str) -> Object:
+        """The newest pod of a role once it has a node: before that there is no kubelet to speak for it."""
+
+        def found() -> Object | None:
+            pod = self.pod(job_name, role)
+            return pod if pod and pod["spec"].get("nodeName") else None
+
+        bound: Object = eventually(found, why=f"a {role} pod has a node", timeout_s=60)
+        return bound
 
     def _write(self, pod: Object, status: Object) -> None:
         self._kubectl.set_status("pod", pod["metadata"]["name"], status)

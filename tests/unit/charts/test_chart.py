@@ -49,13 +49,21 @@ def test_the_definition_can_be_left_to_someone_else(template: Template) -> None:
 
 
 def test_named_namespaces_get_a_role_each_and_no_cluster_role(template: Template) -> None:
-    manifests = template('controller.namespaces=["team-a","team-b"]')
+    manifests = template('controller.namespaces=["team-a","team-b"]', "controller.placement=false")
     kinds = [kind for kind, _ in manifests]
     assert "ClusterRole" not in kinds
     assert "ClusterRoleBinding" not in kinds
-    assert manifests["Role", "stage2"]["rules"] == template()["ClusterRole", "stage2"]["rules"]
+    rules = template("controller.placement=false")["ClusterRole", "stage2"]["rules"]
+    assert manifests["Role", "stage2"]["rules"] == rules
     arguments = controller_pod(manifests)["containers"][0]["args"]
     assert {"--namespace=team-a", "--namespace=team-b"} <= set(arguments)
+
+
+def test_named_namespaces_still_see_nodes_where_placement_is_on_and_nothing_else_of_the_cluster(
+    template: Template,
+) -> None:
+    rules = template('controller.namespaces=["team-a"]')["ClusterRole", "stage2-system-stage2"]["rules"]
+    assert {resource for rule in rules for resource in rule["resources"]} == {"nodes", "priorityclasses"}
 
 
 def test_the_controller_may_not_list_secrets_or_touch_pods(template: Template) -> None:

@@ -1,0 +1,108 @@
+"""Nodes without a kubelet: real Node objects, on which the real scheduler binds pods that never run.
+
+A thread does what the API server and its controllers expect of a kubelet: it renews leases and confirms deletions.
+"""
+
+import json
+import threading
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tests.cluster.controller.conftest import Kubectl
+
+_LEASES = "kube-node-lease"
+_BEAT_S = 0.5
+_RENEW_EVERY = 16  # beats
+
+
+class FakeNodes:
+    """Adds nodes and takes them away again; `close` ends the thread and removes them all."""
+
+    def __init__(self, kubectl: "Kubectl") -> None:
+        self._kubectl = kubectl
+        self._names: list[str] = []
+        self._silent: set[str] = set()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._live, daemon=True)
+        self._thread.start()
+
+    def add(self, name: str, *, gpus: int = 4, labels: Mapping[str, str] | None = None, taints: Any = ()) -> str:
+        """A ready node."""
+        node = {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name, **(labels or {})}},
+            "spec": {"taints": list(taints)},
+        }
+        self._kubectl("create", "-f", "-", stdin=node)
+        self._names.append(name)
+        self._renew(name)
+        amounts = {"cpu": "64", "memory": "512Gi", "pods": "500", "nvidia.com/gpu": str(gpus)}
+        self._kubectl.set_status("node", name, {"capacity": amounts, "allocatable": amounts, "conditions": [ready()]})
+        self._kubectl("taint", "node", name, "node.kubernetes.io/not-ready-", "--overwrite", check=False)
+        return name
+
+    def silence(self, name: str) -> None:
+        """The node stops to answer: its kubelet is gone, and nothing confirms deletions there."""
+        self._silent.add(name)
+        self._kubectl.set_status("node", name, {"conditions": [ready("False")]})
+
+    def remove(self, name: str) -> None:
+        """Deletes the Node, as a cloud does with a machine that is gone."""
+        self._names.remove(name)
+        self._kubectl("delete", "node", name, "--wait=false")
+
+    def close(self) -> None:
+        """Ends the thread and removes all nodes."""
+        for name in [*self._names]:
+            self.remove(name)
+        self._reap(everywhere=True)
+        self._stopped.set()
+        self._thread.join()
+
+    def _live(self) -> None:
+        beats = 0
+        while not self._stopped.wait(_BEAT_S):
+            if beats % _RENEW_EVERY == 0:
+                for name in [*self._names]:
+                    self._renew(name)
+            self._reap()
+            beats += 1
+
+    def _renew(self, name: str) -> None:
+        if name in self._silent:
+            return
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        lease = {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {"name": name, "namespace": _LEASES},
+            "spec": {"holderIdentity": name, "leaseDurationSeconds": 40, "renewTime": now},
+        }
+        self._kubectl.run("apply", "--server-side", "-f", "-", stdin=lease)
+
+    def _reap(self, *, everywhere: bool = False) -> None:
+        """Pods that were told to end on these nodes are gone at once."""
+        listed = self._kubectl.run("get", "pods", "-o", "json")
+        if listed.returncode:
+            return
+        for pod in json.loads(listed.stdout)["items"]:
+            node = pod["spec"].get("nodeName")
+            ours = everywhere or (node in self._names and node not in self._silent)
+            if node and ours and "deletionTimestamp" in pod["metadata"]:
+                self._kubectl.run("delete", "pod", pod["metadata"]["name"], "--force", "--grace-period=0")
+
+
+def ready(status: str = "True") -> dict[str, str]:
+    """The Ready condition of a node."""
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {
+        "type": "Ready",
+        "status": status,
+        "reason": "Fake",
+        "message": "no kubelet",
+        "lastHeartbeatTime": now,
+        "lastTransitionTime": now,
+    }
