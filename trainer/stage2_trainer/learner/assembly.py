@@ -9,6 +9,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+from transformers import set_seed
+
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.encode import Encoder
 from stage2_trainer.data.records import Fingerprint, Record, fingerprint, load_records
@@ -123,7 +125,11 @@ def build_trainer(
 
 
 def load_policy(config: RunConfig) -> Any:
-    """Load the model, freeze what does not train, and put the adapters on."""
+    """Load the model, freeze what does not train, and put the adapters on.
+
+    Adapters begin with random values: seeded, so that a run can be repeated, and all processes begin with the same.
+    """
+    set_seed(config.training.seed)
     model = load_model(config.model.model, dtype=arguments.dtype(config), attn_implementation=config.model.attn_impl)
     frozen = arguments.frozen_parts(config)
     if config.tuner.train_type == "full":
