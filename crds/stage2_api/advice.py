@@ -56,6 +56,21 @@ _IDLE: tuple[tuple[str, Idle, str, str], ...] = (
         "remove it",
     ),
     (
+        "rlhf.truncation_strategy",
+        lambda c: c.rlhf is not None and "truncation_strategy" in c.rlhf.model_fields_set,
+        "a prompt that is too long is refused: cut, it would not be the one that was rolled out",
+        "remove it",
+    ),
+    (
+        "custom.extra.rollout_server.vllm_use_async_engine",
+        lambda c: (
+            c.custom.extra.rollout_server is not None
+            and c.custom.extra.rollout_server.vllm_use_async_engine is not None
+        ),
+        "these servers always run vLLM's asynchronous engine",
+        "remove it",
+    ),
+    (
         f"{_MATCHING}.repeat_terminate.enabled",
         lambda c: c.rollout_matching.repeat_terminate.enabled and c.rollout_matching.rollout_backend == "vllm",
         "vLLM has no such check",

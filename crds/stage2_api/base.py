@@ -21,6 +21,9 @@ class Section(BaseModel):
     filled_in: ClassVar[bool] = False
     """Whether the API server writes defaults into the object; the training YAML keeps the form in which it came."""
 
+    lists_its_keys: ClassVar[bool] = False
+    """Whether an unknown key is answered with all keys that the section takes."""
+
 
 class KubernetesObject(Section):
     """A part of a Kubernetes object: camelCase in YAML, snake_case in Python."""

@@ -46,7 +46,7 @@ def form(model: type[M], raw: Mapping[str, Any], *, root: str = "") -> tuple[M |
         located = [(problems.location(item["loc"], repaired), item) for item in errors]
         new = problems.from_pydantic(model, located, root=root)
         told = {problem.path for problem in found}
-        found += [problem for problem in new if attempt == 0 or not _told(problem.path, told)]
+        found += [problem for problem in new if attempt == 0 or not _about_told(problem.path, told)]
         for place, item in located:
             repaired = _repaired(model, repaired, place, missing=item["type"] == "missing")
     return None, found
@@ -65,6 +65,11 @@ def _reads_any(rule: Rule[Any], wrong: Sequence[str], root: str) -> bool:
     """Whether a rule reads a key whose value is wrong in form: what it would say is about the repair, not the file."""
     read = [keys.joined(root, path) for path in rule.keys_read()]
     return any(_told(path, {other}) or _told(other, {path}) for path in read for other in wrong)
+
+
+def _about_told(path: str, told: set[str]) -> bool:
+    """Whether a problem was told of a key, of what it is part of, or of a part of it, for which it was taken out."""
+    return _told(path, told) or any(_told(other, {path}) for other in told)
 
 
 def _told(path: str, told: set[str]) -> bool:

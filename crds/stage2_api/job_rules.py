@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from stage2_api.grpo_batches import batch_problems
 from stage2_api.rule import Rule
 
 if TYPE_CHECKING:
@@ -12,7 +13,8 @@ if TYPE_CHECKING:
 _MATCHING = "config.custom.extra.rollout_matching"
 _VLLM = f"{_MATCHING}.vllm"
 _SERVER = f"{_VLLM}.server"
-_HAS_SERVERS = f"($({_MATCHING}.rollout_backend) == 'vllm' && $({_VLLM}.mode) == 'server')"
+_GRPO = "$?(config.rlhf)"
+_HAS_SERVERS = f"({_GRPO} || $({_MATCHING}.rollout_backend) == 'vllm' && $({_VLLM}.mode) == 'server')"
 _RESERVED_NAMES = ("stage2-config", "stage2-token", "tmp", "shm")
 _RESERVED_PATHS = ("/", "/tmp", "/dev/shm", "/etc/stage2")
 
@@ -23,8 +25,23 @@ def has_servers(spec: JobSpec) -> bool:
     return matching.rollout_backend == "vllm" and matching.vllm.mode == "server"
 
 
+def _grpo(spec: JobSpec) -> bool:
+    return spec.config.rlhf is not None
+
+
+def _needs_other_gpus(spec: JobSpec) -> bool:
+    """Whether a GRPO server's copies of the model take another number of GPUs than it has."""
+    wanted = _tensor_parallel(spec) * spec.config.data_parallel_size
+    return _grpo(spec) and spec.gpu_resource != "" and spec.rollout.gpus_per_server != wanted
+
+
+def _listens_elsewhere(spec: JobSpec) -> bool:
+    rlhf = spec.config.rlhf
+    return rlhf is not None and spec.rollout.port != rlhf.vllm_server_port[0]
+
+
 def _addresses_given(spec: JobSpec) -> bool:
-    server = spec.config.rollout_matching.vllm.server
+    server = spec.config.custom.rollout_matching.vllm.server
     return any(value is not None for value in (server.servers, server.base_url, server.group_port))
 
 
@@ -80,8 +97,8 @@ JOB_RULES: tuple[Rule[JobSpec], ...] = (
     ),
     Rule(
         path="learner.gpus",
-        broken=lambda s: has_servers(s) and s.learner.gpus > 1,
-        cel=f"!{_HAS_SERVERS} || $(learner.gpus) <= 1",
+        broken=lambda s: has_servers(s) and s.learner.gpus > 1 and not _grpo(s),
+        cel=f"{_GRPO} || !{_HAS_SERVERS} || $(learner.gpus) <= 1",
         rule="with rollout servers the learner is one process on one GPU",
         way_out="set spec.learner.gpus to 1 and give the others to spec.rollout.servers, or set vllm.mode to colocate",
     ),
@@ -108,9 +125,9 @@ JOB_RULES: tuple[Rule[JobSpec], ...] = (
     ),
     Rule(
         path=f"{_VLLM}.tensor_parallel_size",
-        broken=lambda s: has_servers(s) and max(s.rollout.gpus_per_server, 1) != _tensor_parallel(s),
+        broken=lambda s: has_servers(s) and not _grpo(s) and max(s.rollout.gpus_per_server, 1) != _tensor_parallel(s),
         cel=(
-            f"!{_HAS_SERVERS} || ($(rollout.gpusPerServer) > 1 ? $(rollout.gpusPerServer) : 1) =="
+            f"{_GRPO} || !{_HAS_SERVERS} || ($(rollout.gpusPerServer) > 1 ? $(rollout.gpusPerServer) : 1) =="
             f" $({_VLLM}.tensor_parallel_size, 1)"
         ),
         rule="a server spreads its model over exactly the GPUs of spec.rollout.gpusPerServer",
@@ -120,11 +137,44 @@ JOB_RULES: tuple[Rule[JobSpec], ...] = (
         path=f"{_VLLM}.tensor_parallel_size",
         broken=lambda s: _colocates(s) and max(s.learner.gpus, 1) % _tensor_parallel(s) != 0,
         cel=(
-            f"$({_MATCHING}.rollout_backend) != 'vllm' || $({_VLLM}.mode) != 'colocate' ||"
+            f"{_GRPO} || $({_MATCHING}.rollout_backend) != 'vllm' || $({_VLLM}.mode) != 'colocate' ||"
             f" ($(learner.gpus) > 1 ? $(learner.gpus) : 1) % $({_VLLM}.tensor_parallel_size, 1) == 0"
         ),
         rule="must divide spec.learner.gpus, for there is one learner process for each GPU",
         way_out="lower vllm.tensor_parallel_size or change spec.learner.gpus",
+    ),
+    Rule(
+        path="rollout.servers",
+        broken=lambda s: _grpo(s) and s.rollout.servers > 1,
+        cel=f"!{_GRPO} || $(rollout.servers) <= 1",
+        rule="a GRPO run has one server, with as many copies of the model as there are GPUs",
+        way_out="set spec.rollout.servers to 1, and vllm_data_parallel_size of rollout_server to the number of copies",
+    ),
+    Rule(
+        path="rollout.gpusPerServer",
+        broken=_needs_other_gpus,
+        cel=None,  # the sizes may stand in the server's section or in the batch plan
+        reads=("config.custom.extra.rollout_server", "config.custom.grpo.batch_plan", "gpuResource"),
+        rule="must be vllm_tensor_parallel_size times vllm_data_parallel_size of custom.extra.rollout_server",
+        way_out="change one of the three",
+    ),
+    Rule(
+        path="rollout.port",
+        broken=_listens_elsewhere,
+        cel=f"!{_GRPO} || $(rollout.port) == $(config.rlhf.vllm_server_port, [8080])[0]",
+        rule="must be the port of config.rlhf.vllm_server_port",
+        way_out="set both to the same port; 8080 is the default of rlhf",
+    ),
+    Rule(
+        path="config.rlhf",
+        broken=lambda s: _grpo(s) and bool(batch_problems(s.config, max(s.learner.gpus, 1))),
+        cel=None,
+        reads=("learner.gpus", "config.training", "config.custom.grpo.batch_plan"),
+        rule=(
+            "a round of rollouts must be a multiple of num_generations, and of per_device_train_batch_size times "
+            "learner processes (one for each of spec.learner.gpus)"
+        ),
+        way_out="change generation_batch_size (or unified_batch_size of custom.grpo.batch_plan) or one of the others",
     ),
     Rule(
         path="rollout.port",

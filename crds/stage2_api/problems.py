@@ -61,12 +61,19 @@ def _problem(model: type[BaseModel], path: str, errors: Located, root: str) -> P
     place, error = errors[0]
     if error["type"] == "extra_forbidden":
         return Problem(
-            path, error["input"], "is not a key of stage2", _instead_of_unknown(model, place, error["input"], root)
+            path, error["input"], _unknown(model, place), _instead_of_unknown(model, place, error["input"], root)
         )
     if error["type"] == "missing":
         return Problem(path, None, "is required", _instead_of_nothing(model, place, root))
     rule = " or ".join(dict.fromkeys(_rule(item) for _, item in errors))
     return Problem(path, error["input"], f"must be {rule}", _way_out(model, place, error))
+
+
+def _unknown(model: type[BaseModel], place: Sequence[int | str]) -> str:
+    section = keys.model_at(model, place[:-1])
+    if section is None or not getattr(section, "lists_its_keys", False):
+        return "is not a key of stage2"
+    return f"is not a key of this section, which takes {', '.join(keys.fields(section))}"
 
 
 def _rule(error: ErrorDetails) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from stage2_api.grpo_rules import GRPO_RULES
 from stage2_api.rule import Rule
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def _uses_vllm(config: RunConfig, mode: str) -> bool:
 
 _KEEPS_BEST = "($(training.load_best_model_at_end) || $(training.save_strategy) == 'best')"
 _NOT_VLLM = f"$({_MATCHING}.rollout_backend) != 'vllm'"
-_NOT_COLOCATE = f"({_NOT_VLLM} || $({_VLLM}.mode) != 'colocate')"
+_NOT_COLOCATE = f"($?(rlhf) || {_NOT_VLLM} || $({_VLLM}.mode) != 'colocate')"
 
 
 def _needs_model_len(config: RunConfig) -> bool:
@@ -35,7 +36,8 @@ def _needs_model_len(config: RunConfig) -> bool:
 def _answer_does_not_fit(config: RunConfig) -> bool:
     matching = config.rollout_matching
     limit = matching.vllm.max_model_len
-    return matching.rollout_backend == "vllm" and limit is not None and matching.max_new_tokens >= limit
+    of_grpo = config.rlhf is not None  # whose own rule says it of its own keys
+    return not of_grpo and matching.rollout_backend == "vllm" and limit is not None and matching.max_new_tokens >= limit
 
 
 def _adapter_without_adapters(config: RunConfig) -> bool:
@@ -195,6 +197,7 @@ RUN_RULES: tuple[Rule[RunConfig], ...] = (
         rule="without reading processes nothing is read ahead",
         way_out="set dataloader_num_workers above 0, or remove dataloader_prefetch_factor",
     ),
+    *GRPO_RULES,
 )
 """Rules of every training YAML, alone or inside a job."""
 

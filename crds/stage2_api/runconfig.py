@@ -11,6 +11,9 @@ from pydantic import Field
 from stage2_api import checks
 from stage2_api.base import Positive, Section
 from stage2_api.errors import ConfigError, Problem
+from stage2_api.grpo import Rlhf
+from stage2_api.grpo_batches import batch_problems, grpo_batches
+from stage2_api.grpo_rules import data_parallel_size, served_rollouts
 from stage2_api.rollout_matching import RolloutMatching
 from stage2_api.rules import RUN_RULES, STANDALONE_RULES
 from stage2_api.sections import Custom, Model, Template, Tuner
@@ -33,6 +36,8 @@ class RunConfig(Section):
     """Optimizer, batches, packing, logging and checkpoints."""
     custom: Custom
     """Data, prompt and trainer variant."""
+    rlhf: Rlhf | None = None
+    """Learner of a GRPO run."""
     global_max_length: Positive | None = None
     """Longest sequence in tokens; comes before `template.max_length`. Also the length of packed rows."""
     deepspeed: Annotated[
@@ -43,8 +48,16 @@ class RunConfig(Section):
 
     @property
     def rollout_matching(self) -> RolloutMatching:
-        """`custom.extra.rollout_matching`, with the coordinate loss of `custom.coord_soft_ce_w1` where it sets none."""
-        return self.custom.rollout_matching
+        """`custom.extra.rollout_matching`, with the coordinate loss of `custom.coord_soft_ce_w1` where it sets none.
+
+        Of a GRPO run: how its rollouts are made, from `rlhf` and `custom.extra.rollout_server`.
+        """
+        return self.custom.rollout_matching if self.rlhf is None else served_rollouts(self)
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Copies of the model on each rollout server."""
+        return 1 if self.rlhf is None else data_parallel_size(self)
 
     @property
     def uses_deepspeed(self) -> bool:
@@ -69,6 +82,8 @@ class RunConfig(Section):
     def gradient_accumulation_steps(self, world_size: int = 1) -> int:
         """Micro-steps of one optimizer step in `world_size` learner processes."""
         training = self.training
+        if self.rlhf is not None:
+            return grpo_batches(self, world_size).accumulation
         if training.effective_batch_size is None:
             return training.gradient_accumulation_steps or 1
         return max(1, math.ceil(training.effective_batch_size / (training.per_device_train_batch_size * world_size)))
@@ -80,4 +95,7 @@ def parse_run_config(raw: Mapping[str, Any], *, root: str = "") -> RunConfig:
     root: path of `raw` in its file, put before the paths of problems (`spec.config`).
     Raises ConfigError with every problem, not only the first.
     """
-    return checks.parse(RunConfig, raw, [*RUN_RULES, *STANDALONE_RULES], root=root)
+    config = checks.parse(RunConfig, raw, [*RUN_RULES, *STANDALONE_RULES], root=root)
+    if config.rlhf is not None and (problems := batch_problems(config, 1, root=f"{root}." if root else "")):
+        raise ConfigError(problems)
+    return config

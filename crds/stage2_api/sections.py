@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from stage2_api.base import Count, Name, Path, Positive, Scale, Section, Text, Weight
+from stage2_api.grpo import Grpo, RolloutServer
 from stage2_api.rollout_matching import RolloutMatching
 
 
@@ -112,13 +113,15 @@ class CustomExtra(Section):
 
     rollout_matching: RolloutMatching = RolloutMatching()
     """Rollouts, matching, targets, buffer and monitors of stage-2 training."""
+    rollout_server: RolloutServer | None = None
+    """Rollout server of a GRPO run: how vLLM is started."""
 
 
 class Custom(Section):
     """Data, prompt and trainer variant."""
 
-    trainer_variant: Literal["rollout_matching_sft"] = "rollout_matching_sft"
-    """Trainer that runs: rollout-matching fine-tuning."""
+    trainer_variant: Literal["rollout_matching_sft", "grpo"] = "rollout_matching_sft"
+    """Trainer that runs: rollout-matching fine-tuning, or GRPO, which `rlhf` describes."""
     train_jsonl: Path
     """File of training records, one JSON object a line; images are relative to its folder."""
     val_jsonl: Path | None = None
@@ -142,6 +145,12 @@ class Custom(Section):
     """Coordinates as tokens of their own."""
     coord_soft_ce_w1: CoordSoftCeW1 = CoordSoftCeW1()
     """Stage-1 settings of the coordinate loss, used where `rollout_matching` sets none."""
+    use_summary: bool = False
+    """Whether records are images with a summary (`metadata.summary_ref`) rather than with objects; GRPO only."""
+    assistant_prefix_format: Text | None = None
+    """Header line of a summary, with `{domain}` and `{task}`, such as `<DOMAIN={domain}>, <TASK={task}>`."""
+    grpo: Grpo = Grpo()
+    """What GRPO trains on, beside `rlhf`."""
     extra: CustomExtra = CustomExtra()
     """Settings of the trainer variant."""
 
