@@ -18,7 +18,7 @@ from stage2_trainer.learner import arguments
 from stage2_trainer.learner.estep import EStep, Matched, Matcher, ParseFailureLog, Prompts
 from stage2_trainer.learner.evaluate import Evaluation
 from stage2_trainer.learner.interrupt import Interrupt
-from stage2_trainer.learner.local_assembly import Policy, local_rollouts, offload_of
+from stage2_trainer.learner.local_assembly import Policy, local_rollouts, make_room
 from stage2_trainer.learner.loss import LossOptions
 from stage2_trainer.learner.model import ALIGNER, VIT, adapt, freeze, load_model, load_processor
 from stage2_trainer.learner.progress import Reporter, Sync
@@ -31,7 +31,7 @@ from stage2_trainer.learner.records import (
     reproducibility_record,
 )
 from stage2_trainer.learner.rows import PackedRows, Rows, SingleRows, WindowRows
-from stage2_trainer.learner.samples import sample_document
+from stage2_trainer.learner.samples import rollout_document, sample_document
 from stage2_trainer.learner.server_assembly import Learner, server_rollouts
 from stage2_trainer.learner.source import RolloutSource
 from stage2_trainer.learner.supported import in_process
@@ -103,9 +103,9 @@ def build_trainer(
     prompts = Prompts(config.custom.user_prompt, config.template.system)
     probe = sample_probe(encoder, prompts.chat(data.train[0]))
     policy = Policy(model, encoder, training_arguments.device)
-    offload = offload_of(config, training_arguments.device)
+    room = make_room(config, training_arguments.device)
     if in_process(config):
-        rollouts: RolloutSource = local_rollouts(config, policy, probe, surroundings.reporter, offload)
+        rollouts: RolloutSource = local_rollouts(config, policy, probe, surroundings.reporter, room)
     else:
         learner = Learner(model, processor, training_arguments.device, probe)
         rollouts = server_rollouts(
@@ -120,7 +120,7 @@ def build_trainer(
         eval_dataset=data.held_out or None,
         processing_class=processor,
     )
-    offload.find_optimizer = lambda: trainer.optimizer
+    room.meet(trainer)
     return trainer
 
 
@@ -206,7 +206,7 @@ def _training_rollouts(config: RunConfig, rollout_log: JsonLines) -> Callable[[i
     def note(step: int, matched: Sequence[Matched]) -> None:
         failures(matched)
         for one in matched:
-            rollout_log.write({"event": "rollout", "part": "train", "step": step, **sample_document(one)})
+            rollout_log.write({"event": "rollout", "part": "train", "step": step, **rollout_document(one)})
 
     return note
 
@@ -216,7 +216,7 @@ def _held_out_rollouts(log: EventLog, rollout_log: JsonLines) -> Callable[[int, 
 
     def note(step: int, matched: Sequence[Matched]) -> None:
         for one in matched:
-            rollout_log.write({"event": "rollout", "part": "held-out", "step": step, **sample_document(one)})
+            rollout_log.write({"event": "rollout", "part": "held-out", "step": step, **rollout_document(one)})
         for one in matched[:EVALUATION_SAMPLES]:
             log.write("evaluation_sample", {"step": step, **sample_document(one)})
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from torch import nn
@@ -15,6 +16,7 @@ from stage2_trainer.data.records import Record
 from stage2_trainer.learner.batch import Placed, place
 from stage2_trainer.learner.metrics import SampleStats, Stopwatch
 from stage2_trainer.learner.model import rope_model
+from stage2_trainer.learner.rollouts import FreshBatch
 from stage2_trainer.learner.source import RolloutSource
 from stage2_trainer.matching import (
     CoordVocab,
@@ -37,11 +39,15 @@ CLOSE_IOU = 0.5  # the overlap that COCO's AP50 asks for
 
 @dataclass(frozen=True)
 class Matched:
-    """One record, the rollout that answered it, and what matching made of both."""
+    """One record, the rollout that answered it, and what matching made of both.
+
+    origin: how the rollout came to be, for the record.
+    """
 
     record: Record
     rollout: Rollout
     target: MatchedTarget
+    origin: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -82,8 +88,17 @@ class Matcher:
         return Matched(record, rollout, build_target(ids, ground_truth(record.payload), self.vocab, self.options))
 
 
+def with_origin(matched: Sequence[Matched], fresh: FreshBatch, options: MatchOptions) -> list[Matched]:
+    """Return them with what the record says of how each came to be, and of how it was matched."""
+    told = {**fresh.origin, "options": asdict(options)}
+    return [replace(one, origin={"index": index, **told}) for index, one in enumerate(matched)]
+
+
 class EStep:
-    """Makes segments of records, with rollouts of the weights as they are now."""
+    """Makes segments of records, with rollouts of the weights as they are now.
+
+    A thread encodes prompts while servers generate, and matches and encodes each rollout as soon as it is there.
+    """
 
     def __init__(
         self,
@@ -105,18 +120,41 @@ class EStep:
     ) -> tuple[list[Segment], SyncReport | None]:
         """Return one segment for each record, and the weight sync that came before its rollout (None: not needed)."""
         chats = [self._prompts.chat(record) for record in records]
-        fresh = self._rollouts.generate(
-            model, chats, global_step=global_step, micro_step=micro_step, stopwatch=stopwatch
-        )
-        with stopwatch.measure("rollout_parse_match"):
-            matched = [self._matcher.match(*pair) for pair in zip(records, fresh.rollouts, strict=True)]
-        self._on_matched(global_step, matched)
+        rope, done = rope_model(model), dict[int, tuple[Rollout, Future[tuple[Matched, Segment]]]]()
+        with ThreadPoolExecutor(1, "encode") as thread:
+            prompts = [thread.submit(self._prompt, chat, stopwatch) for chat in chats]
+
+            def begin(index: int, rollout: Rollout) -> None:
+                future = thread.submit(self._made, records[index], prompts[index], rollout, rope, stopwatch)
+                done[index] = rollout, future
+
+            fresh = self._rollouts.generate(
+                model,
+                chats,
+                global_step=global_step,
+                micro_step=micro_step,
+                stopwatch=stopwatch,
+                on_rollout=begin,
+            )
+            for index, rollout in enumerate(fresh.rollouts):  # those that came all at once
+                if index not in done or done[index][0] is not rollout:
+                    begin(index, rollout)
+        made = [done[index][1].result() for index in range(len(records))]
+        self._on_matched(global_step, with_origin([one for one, _ in made], fresh, self._matcher.options))
+        return [segment for _, segment in made], fresh.sync
+
+    def _prompt(self, chat: list[dict[str, Any]], stopwatch: Stopwatch) -> Prompt:
         with stopwatch.measure("rollout_teacher_encode"):
-            rope = rope_model(model)
-            segments = [
-                self._segment(self._encoder.prompt(chat), one, rope) for chat, one in zip(chats, matched, strict=True)
-            ]
-        return segments, fresh.sync
+            return self._encoder.prompt(chat)
+
+    def _made(
+        self, record: Record, prompt: Future[Prompt], rollout: Rollout, rope: Any, stopwatch: Stopwatch
+    ) -> tuple[Matched, Segment]:
+        """Match and encode one rollout; the prompt's encoding came before it in the same thread."""
+        with stopwatch.measure("rollout_parse_match"):
+            matched = self._matcher.match(record, rollout)
+        with stopwatch.measure("rollout_teacher_encode"):
+            return matched, self._segment(prompt.result(), matched, rope)
 
     def _segment(self, prompt: Prompt, matched: Matched, rope: Any) -> Segment:
         rollout, target = matched.rollout, matched.target

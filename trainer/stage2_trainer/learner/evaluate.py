@@ -8,7 +8,7 @@ from time import perf_counter
 from torch import nn
 
 from stage2_trainer.data.records import Record
-from stage2_trainer.learner.estep import Matched, Matcher, Prompts, sample_stats
+from stage2_trainer.learner.estep import Matched, Matcher, Prompts, sample_stats, with_origin
 from stage2_trainer.learner.metrics import Stopwatch, evaluation_metrics
 from stage2_trainer.learner.ranks import gathered, rank, world_size
 from stage2_trainer.learner.source import RolloutSource
@@ -55,7 +55,8 @@ class Evaluation:
     def _matched(self, records: Sequence[Record], model: nn.Module, *, global_step: int, index: int) -> list[Matched]:
         chats = [self._prompts.chat(record) for record in records]
         fresh = self._rollouts.generate(model, chats, global_step=global_step, micro_step=index, stopwatch=Stopwatch())
-        return [self._matcher.match(*pair) for pair in zip(records, fresh.rollouts, strict=True)]
+        matched = [self._matcher.match(*pair) for pair in zip(records, fresh.rollouts, strict=True)]
+        return with_origin(matched, fresh, self._matcher.options)
 
 
 def batches_of_rank(records: Sequence[Record], batch_size: int) -> list[Sequence[Record]]:

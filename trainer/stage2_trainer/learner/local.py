@@ -15,7 +15,7 @@ from stage2_trainer.learner.offload import Offload
 from stage2_trainer.learner.progress import Reporter, Sync
 from stage2_trainer.learner.ranks import gathered, rank
 from stage2_trainer.learner.rollouts import FreshBatch
-from stage2_trainer.rollout.backend import Backend, RolloutRequest
+from stage2_trainer.rollout.backend import Backend, OnRollout, RolloutRequest
 from stage2_trainer.rollout.seeds import SeedPlan
 from stage2_trainer.sync.report import SyncReport
 
@@ -60,7 +60,14 @@ class HfRollouts:
         self.sync_state = Sync(OWN, OWN)
 
     def generate(
-        self, model: nn.Module, chats: Chats, *, global_step: int, micro_step: int, stopwatch: Stopwatch
+        self,
+        model: nn.Module,
+        chats: Chats,
+        *,
+        global_step: int,
+        micro_step: int,
+        stopwatch: Stopwatch,
+        on_rollout: OnRollout | None = None,
     ) -> FreshBatch:
         """Return one rollout for each chat, by the weights as they are."""
         self.sync_state = replace(self.sync_state, version=global_step)
@@ -87,7 +94,14 @@ class ColocateRollouts:
         self.sync_state = Sync(sync_mode, "full")
 
     def generate(
-        self, model: nn.Module, chats: Chats, *, global_step: int, micro_step: int, stopwatch: Stopwatch
+        self,
+        model: nn.Module,
+        chats: Chats,
+        *,
+        global_step: int,
+        micro_step: int,
+        stopwatch: Stopwatch,
+        on_rollout: OnRollout | None = None,
     ) -> FreshBatch:
         """Return one rollout for each chat, by the weights of `global_step`.
 

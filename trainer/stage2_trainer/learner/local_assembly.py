@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +14,7 @@ from stage2_trainer.learner.offload import DeviceMover, Offload
 from stage2_trainer.learner.progress import Reporter
 from stage2_trainer.learner.ranks import world_size
 from stage2_trainer.learner.supported import shards_weights
+from stage2_trainer.learner.zero import WholeWeights
 from stage2_trainer.rollout.backend import Sampling
 from stage2_trainer.rollout.colocate import ColocateEngine, Proofs
 from stage2_trainer.rollout.colocate_options import engine_environment, engine_options
@@ -31,13 +31,26 @@ class Policy:
     device: torch.device
 
 
+@dataclass(frozen=True)
+class Room:
+    """What happens to the training state while rollouts are made."""
+
+    offload: Offload
+    whole: WholeWeights
+
+    def meet(self, trainer: Any) -> None:
+        """Learn where the optimizer and DeepSpeed's engine will be once training has begun."""
+        self.offload.find_optimizer = lambda: trainer.optimizer
+        self.whole.find_engine = lambda: trainer.model_wrapped
+
+
 def local_rollouts(
-    config: RunConfig, policy: Policy, probe: Probe, reporter: Reporter, offload: Offload
+    config: RunConfig, policy: Policy, probe: Probe, reporter: Reporter, room: Room
 ) -> HfRollouts | ColocateRollouts:
     """Return the rollouts of `rollout_backend: hf`, or of `vllm.mode: colocate`."""
     matching, seed = config.rollout_matching, config.training.seed
     if matching.rollout_backend == "hf":
-        whole = _gathered_weights if shards_weights(config) else None
+        whole = room.whole if shards_weights(config) else None
         backend = HfBackend(policy.model, policy.encoder, Decoding.from_config(matching), whole=whole)
         return HfRollouts(backend, seed=seed, reporter=reporter)
     vllm = matching.vllm
@@ -50,22 +63,15 @@ def local_rollouts(
         sleep_level=vllm.sleep_level,
         infer_batch_size=vllm.infer_batch_size,
     )
-    return ColocateRollouts(engine, offload, sync_mode=vllm.sync.mode, seed=seed, reporter=reporter)
+    return ColocateRollouts(engine, room.offload, sync_mode=vllm.sync.mode, seed=seed, reporter=reporter)
 
 
-def offload_of(config: RunConfig, device: torch.device) -> Offload:
-    """Return what makes room for a colocated engine."""
+def make_room(config: RunConfig, device: torch.device) -> Room:
+    """Return what makes room for a colocated engine, and spread weights whole."""
     chosen = config.rollout_matching.offload
-    return Offload(
+    offload = Offload(
         DeviceMover(device),
         model=chosen.enabled and chosen.offload_model,
         optimizer=chosen.enabled and chosen.offload_optimizer,
     )
-
-
-def _gathered_weights(model: Any) -> AbstractContextManager[object]:
-    """Make a model whole that ZeRO-3 has spread over the processes; each then generates by itself."""
-    import deepspeed
-
-    found: AbstractContextManager[object] = deepspeed.zero.GatheredParameters(list(model.parameters()))
-    return found
+    return Room(offload, WholeWeights())

@@ -86,6 +86,7 @@ def reproducibility_record(
     """
     requested, effective = sync_modes
     return {
+        "model": config["model"]["model"],
         "servers": list(servers),
         "sync": {"requested": requested, "effective": effective},
         "rollout_seed": rollout_seed,

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
 
 from stage2_trainer.learner.metrics import Stopwatch
 from stage2_trainer.learner.progress import Reporter, Sync
-from stage2_trainer.rollout.backend import Backend, Rollout, RolloutRequest
+from stage2_trainer.rollout.backend import OnRollout, Rollout, RolloutRequest, ServedBackend
+from stage2_trainer.rollout.chunks import contiguous_chunks
 from stage2_trainer.rollout.seeds import SeedPlan
 from stage2_trainer.server.errors import ServerError
 from stage2_trainer.sync.policy import SyncPolicy
@@ -24,10 +26,14 @@ ATTEMPTS = 3  # a server that is restarted comes back empty: it gets the weights
 
 @dataclass(frozen=True)
 class FreshBatch:
-    """Rollouts in request order, and the sync that came before them (None when the weights had not moved)."""
+    """Rollouts in request order, and the sync that came before them (None when the weights had not moved).
+
+    origin: how they came to be, for the record: servers, sync, chunk plan, seeds, seconds.
+    """
 
     rollouts: list[Rollout]
     sync: SyncReport | None
+    origin: Mapping[str, Any] = field(default_factory=dict)
 
 
 class FreshRollouts:
@@ -37,7 +43,7 @@ class FreshRollouts:
     """
 
     def __init__(
-        self, backend: Backend, policy: SyncPolicy, *, seed: int, wait: Callable[[], None], reporter: Reporter
+        self, backend: ServedBackend, policy: SyncPolicy, *, seed: int, wait: Callable[[], None], reporter: Reporter
     ) -> None:
         self._backend = backend
         self._policy = policy
@@ -54,6 +60,7 @@ class FreshRollouts:
         global_step: int,
         micro_step: int,
         stopwatch: Stopwatch,
+        on_rollout: OnRollout | None = None,
     ) -> FreshBatch:
         """Return one rollout for each chat, all made by the weights of `global_step`.
 
@@ -65,7 +72,7 @@ class FreshRollouts:
         while True:
             attempt += 1
             try:
-                return self._generate(model, requests, plan, stopwatch)
+                return self._generate(model, requests, plan, stopwatch, on_rollout)
             except ServerError as error:
                 if attempt == ATTEMPTS:
                     raise
@@ -75,7 +82,12 @@ class FreshRollouts:
                 self._wait()
 
     def _generate(
-        self, model: nn.Module, requests: Sequence[RolloutRequest], plan: SeedPlan, stopwatch: Stopwatch
+        self,
+        model: nn.Module,
+        requests: Sequence[RolloutRequest],
+        plan: SeedPlan,
+        stopwatch: Stopwatch,
+        on_rollout: OnRollout | None,
     ) -> FreshBatch:
         self._reporter.update(phase="syncing")
         with stopwatch.measure("sync"):
@@ -85,5 +97,27 @@ class FreshRollouts:
         self._reporter.update(phase="rollout", sync=self.sync_state, message="")
         with stopwatch.measure("rollout_generate"):
             named = [replace(request, adapter=self._policy.adapter_name) for request in requests]
-            rollouts = self._backend.generate(named, seed_plan=plan, version=plan.global_step)
-        return FreshBatch(rollouts, report)
+            start = time.monotonic()
+            rollouts = self._backend.generate(named, seed_plan=plan, version=plan.global_step, on_rollout=on_rollout)
+        return FreshBatch(rollouts, report, self._origin(plan, len(requests), time.monotonic() - start))
+
+    def _origin(self, plan: SeedPlan, count: int, seconds: float) -> dict[str, Any]:
+        """Return what the record says of every rollout of a micro-step."""
+        urls, sync = self._backend.base_urls, self.sync_state
+        return {
+            "micro_step": plan.micro_step,
+            "servers": list(urls),
+            "sync": {
+                "requested": sync.requested_mode,
+                "effective": sync.effective_mode,
+                "version": sync.version,
+                "seconds": sync.seconds,
+            },
+            "seed_base": plan.base,
+            "chunks": [
+                {"server": server, "start": start, "end": end, "seed": plan.seed(start)}
+                for server, (start, end) in enumerate(contiguous_chunks(count, len(urls)))
+                if start < end
+            ],
+            "generate_s": seconds,
+        }

@@ -5,6 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 from stage2_trainer.learner.estep import Matched
+from stage2_trainer.rollout.replay import ids_sha256
+
+
+def rollout_document(matched: Matched) -> dict[str, Any]:
+    """Return one rollout with all that rebuilds what was trained on, and what that was, as a hash (see `replay`)."""
+    rollout = matched.rollout
+    return {
+        **sample_document(matched),
+        **matched.origin,
+        "seed": rollout.seed,
+        "seconds": rollout.seconds,
+        "token_ids": rollout.token_ids,
+        "prompt_tokens": len(rollout.prompt_token_ids),
+        "y_train_tokens": matched.target.train_len,
+        "y_train_sha256": ids_sha256(matched.target.y_train_ids),
+    }
 
 
 def sample_document(matched: Matched) -> dict[str, Any]:

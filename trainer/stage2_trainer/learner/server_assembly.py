@@ -13,7 +13,7 @@ import torch
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.learner.progress import Reporter
 from stage2_trainer.learner.rollouts import FreshRollouts
-from stage2_trainer.rollout.backend import Backend, Sampling
+from stage2_trainer.rollout.backend import Sampling, ServedBackend
 from stage2_trainer.rollout.identity import check_identity, check_swift_identity
 from stage2_trainer.rollout.server import ServerBackend
 from stage2_trainer.rollout.swift import SwiftBackend
@@ -75,7 +75,7 @@ def _clients(config: RunConfig, token: str, stack: ExitStack) -> list[ServerClie
     return clients
 
 
-def _backend(config: RunConfig, clients: Sequence[ServerClient], token: str, stack: ExitStack) -> Backend:
+def _backend(config: RunConfig, clients: Sequence[ServerClient], token: str, stack: ExitStack) -> ServedBackend:
     matching = config.rollout_matching
     server = matching.vllm.server
     sampling = Sampling(matching.max_new_tokens, matching.temperature, matching.repetition_penalty)
