@@ -3,6 +3,7 @@
 import argparse
 import logging
 import os
+import sys
 from collections.abc import Sequence
 
 from stage2_controller import operator
@@ -17,11 +18,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         logging.getLogger(chatty).setLevel(logging.WARNING)
     controller = operator.Controller(
         settings=Settings(image=options.image, progress_s=options.progress_seconds),
-        namespaces=tuple(options.namespace or ()),
-        concurrency=options.concurrency,
-        placement=options.placement,
+        options=operator.Options(
+            namespaces=tuple(options.namespace or ()),
+            concurrency=options.concurrency,
+            placement=options.placement,
+            lease=options.lease,
+            listen=options.listen,
+        ),
     )
-    operator.run(controller, liveness_endpoint=options.liveness)
+    operator.run(controller)
+    if controller.lost:
+        sys.exit("another controller leads now")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -46,10 +53,29 @@ def _parser() -> argparse.ArgumentParser:
         help="how often a running learner is asked (default: %(default)s)",
     )
     parser.add_argument(
-        "--liveness", metavar="URL", help="serve the liveness probe here, e.g. http://0.0.0.0:8080/healthz"
+        "--listen",
+        metavar="HOST:PORT",
+        type=_address,
+        help="serve /healthz, /readyz and /metrics here, e.g. 0.0.0.0:8080",
+    )
+    parser.add_argument(
+        "--lease",
+        metavar="NAMESPACE/NAME",
+        type=_lease,
+        help="work only while this Lease is held: for more than one replica",
     )
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     return parser
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    return host, int(port)
+
+
+def _lease(text: str) -> tuple[str, str]:
+    namespace, name = text.split("/")
+    return namespace, name
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from kubernetes.aio import client, config
@@ -28,8 +28,10 @@ _API = {
     "Event": "api/v1",
     "Node": "api/v1",
     "PriorityClass": "apis/scheduling.k8s.io/v1",
+    "Lease": "apis/coordination.k8s.io/v1",
 }
 _PLURAL = {names.KIND: names.PLURAL, "PriorityClass": "priorityclasses"}
+Requested = Callable[[str, str, int], None]
 _MESSAGE_LIMIT = 1024  # characters; the API server refuses longer event messages
 _REQUEST_S = 30
 
@@ -43,23 +45,26 @@ class ApiRefused(Exception):
         super().__init__(f"{what}: {self.message}")
 
 
-async def connect() -> "Api":
-    """A client by the pod's service account, else by KUBECONFIG or ~/.kube/config."""
+async def connect(requested: Requested) -> "Api":
+    """A client by the pod's service account, else by KUBECONFIG or ~/.kube/config.
+
+    `requested(verb, resource, code)` is told of every request; code 0 means that there was no answer.
+    """
     configuration = client.Configuration()
     try:
         config.load_incluster_config(configuration)  # type: ignore[no-untyped-call]
     except config.ConfigException:
         await config.load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
-    return Api(client.ApiClient(configuration))
+    return Api(client.ApiClient(configuration), requested)
 
 
 class Api:
     """The few requests that the controller makes. Objects are plain dictionaries, as on the wire."""
 
-    def __init__(self, api_client: client.ApiClient) -> None:
+    def __init__(self, api_client: client.ApiClient, requested: Requested) -> None:
         self._client = api_client
+        self._requested = requested
         self._dynamic = DynamicClient(api_client)  # type: ignore[no-untyped-call]
-        self.writes = 0
 
     async def close(self) -> None:
         """Ends all connections."""
@@ -97,7 +102,6 @@ class Api:
 
     async def create(self, manifest: Object) -> Object | None:
         """Creates the object; None if it exists already, which is left as it is."""
-        self.writes += 1
         where = path(manifest["kind"], manifest["metadata"]["namespace"])
         try:
             return await self._request("post", where, body=manifest, field_manager=names.FIELD_MANAGER)
@@ -106,9 +110,19 @@ class Api:
                 return None
             raise
 
+    async def replace(self, manifest: Object) -> Object | None:
+        """Replaces the object as it was read; None if it has changed since then, or is gone."""
+        metadata = manifest["metadata"]
+        where = path(manifest["kind"], metadata["namespace"], metadata["name"])
+        try:
+            return await self._request("put", where, body=manifest, field_manager=names.FIELD_MANAGER)
+        except ApiRefused as error:
+            if error.status in (404, 409):
+                return None
+            raise
+
     async def delete(self, kind: str, namespace: str, name: str) -> None:
         """Deletes the object and, in the background, what it owns; one that is gone is no error."""
-        self.writes += 1
         body = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
         try:
             await self._request("delete", path(kind, namespace, name), body=body)
@@ -136,11 +150,9 @@ class Api:
             "lastTimestamp": at,
             "count": 1,
         }
-        self.writes += 1
         await self._request("post", path("Event", metadata["namespace"]), body=body)
 
     async def _apply(self, where: str, body: Object) -> Object:
-        self.writes += 1
         return await self._request(
             "patch",
             where,
@@ -151,6 +163,7 @@ class Api:
         )
 
     async def _request(self, method: str, where: str, **parameters: Any) -> dict[str, Any]:
+        code = 0
         try:
             response = await self._dynamic.request(
                 method,
@@ -162,9 +175,22 @@ class Api:
                 **parameters,
             )
             answer: dict[str, Any] = await response.json()
+            code = response.status
         except DynamicApiError as error:
+            code = error.status
             raise ApiRefused(f"{method.upper()} {where}", error) from error
+        finally:
+            self._requested(method, resource_of(where), code)
         return answer
+
+
+def resource_of(where: str) -> str:
+    """The resource that an API path is about: `deployments`, `rolloutmatchingjobs/status`."""
+    parts = where.strip("/").split("/")
+    rest = parts[2:] if parts[0] == "api" else parts[3:]
+    if rest[0] == "namespaces" and len(rest) > 2:
+        rest = rest[2:]
+    return "/".join([rest[0], *rest[2:]])
 
 
 def path(kind: str, namespace: str | None, name: str | None = None) -> str:

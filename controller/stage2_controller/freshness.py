@@ -85,12 +85,16 @@ class Freshness:
 
     def problem(self) -> str | None:
         """Why the controller should be started anew; None while it hears what happens."""
-        silent_s = time.monotonic() - self._last_round
+        silent_s = self.age_s()
         if silent_s > 5 * self._interval_s:
             return f"no successful list for {silent_s:.0f} s"
         if self._rounds_behind >= _DEAF_AFTER:
             return f"the watches missed changes in {self._rounds_behind} rounds in a row"
         return None
+
+    def age_s(self) -> float:
+        """Seconds since the last round."""
+        return time.monotonic() - self._last_round
 
     async def _count_nodes(self) -> None:
         if self._capacity:

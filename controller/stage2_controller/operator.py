@@ -5,6 +5,8 @@ Handlers are `on.event`: kopf keeps no state in the objects and needs no finaliz
 
 import asyncio
 import logging
+import platform
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,10 +14,12 @@ from typing import Any
 import aiohttp
 import kopf
 
-from stage2_controller import names
-from stage2_controller.apply import ApiRefused, connect
+from stage2_controller import health, names
+from stage2_controller.apply import Api, ApiRefused, connect
 from stage2_controller.capacity import Capacity
+from stage2_controller.election import Election
 from stage2_controller.freshness import Freshness
+from stage2_controller.metrics import CONTENT_TYPE, Metrics
 from stage2_controller.observe import Key, Store, key_of
 from stage2_controller.plan import Settings
 from stage2_controller.progress import ProgressReader
@@ -36,45 +40,105 @@ _NODES = (("Node", "v1", "nodes"),)
 _SERVE_AFTER_S = 0.2
 
 
+@dataclass(frozen=True)
+class Options:
+    """How one controller process works."""
+
+    namespaces: Sequence[str] = ()  # empty: all
+    concurrency: int = 8
+    placement: bool = True  # choose nodes; needs to see nodes and all pods
+    lease: tuple[str, str] | None = None  # namespace and name; None: there is no other controller
+    listen: tuple[str, int] | None = None  # host and port of health and metrics
+
+
 @dataclass
 class Controller:
     """Everything that lives as long as the process."""
 
     settings: Settings
-    namespaces: Sequence[str] = ()  # empty: all
-    concurrency: int = 8
-    placement: bool = True  # choose nodes; needs to see nodes and all pods
+    options: Options = field(default_factory=Options)
     store: Store = field(default_factory=Store)
+    capacity: Capacity | None = None
     queue: WorkQueue[Key] = field(init=False)
     reconciler: Reconciler = field(init=False)
     freshness: Freshness = field(init=False)
-    capacity: Capacity | None = None
-    _serving: asyncio.TimerHandle | None = None
+    metrics: Metrics = field(init=False)
+    stop_flag: asyncio.Event = field(default_factory=asyncio.Event)
+    lost: bool = False  # another one leads now
     ready: bool = False  # everything that exists is known
+    _api: Api | None = None
+    _serving: asyncio.TimerHandle | None = None
     _closers: list[Any] = field(default_factory=list)
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def start(self) -> None:
         """Connects, learns what exists, and starts to work. Raises kopf.TemporaryError while that cannot be."""
-        if not self._closers:
-            await self._connect()
+        if self._api is None:
+            self._api = await self._connect()
         try:
             await self.freshness.fill()
         except (ApiRefused, aiohttp.ClientError, TimeoutError) as error:
             # Such as a definition that helm installed a moment ago and the API server does not serve yet.
             raise kopf.TemporaryError(str(error), delay=2) from error
-        self.reconciler.restore()
-        self._tasks = [asyncio.create_task(self.queue.run()), asyncio.create_task(self.freshness.run())]
+        self._tasks = [asyncio.create_task(self._work(self._api)), asyncio.create_task(self.freshness.run())]
         self.ready = True
         logger.info("ready: %d jobs", len(list(self.store.known(names.KIND))))
 
-    async def _connect(self) -> None:
-        api, progress = await connect(), ProgressReader()
-        self._closers = [api, progress]
-        self.capacity = Capacity(self._serve_soon) if self.placement else None
-        self.reconciler = Reconciler(api, self.store, progress, self.settings, capacity=self.capacity)
-        self.queue = WorkQueue(self.reconciler, concurrency=self.concurrency)
-        self.freshness = Freshness(api, self.store, self.queue.add, namespaces=self.namespaces, capacity=self.capacity)
+    async def _connect(self) -> Api:
+        self.metrics = Metrics(lambda: self.store.known(names.KIND))
+        api, progress = await connect(self.metrics.requested), ProgressReader()
+        self._closers = [api.close, progress.close]
+        self.capacity = Capacity(self._serve_soon) if self.options.placement else None
+        self.reconciler = Reconciler(
+            api, self.store, progress, self.settings, metrics=self.metrics, capacity=self.capacity
+        )
+        self.queue = WorkQueue(self.reconciler, concurrency=self.options.concurrency)
+        self.freshness = Freshness(
+            api, self.store, self.queue.add, namespaces=self.options.namespaces, capacity=self.capacity
+        )
+        if self.options.listen:
+            host, port = self.options.listen
+            endpoints = health.Endpoints(self._problem, self._not_ready, self._measured)
+            self._closers.append((await health.serve(endpoints, host=host, port=port)).cleanup)
+        return api
+
+    async def _work(self, api: Api) -> None:
+        """Works on jobs: at once, or as long as the Lease is held. A leader that lost it ends the process."""
+        if self.options.lease is None:
+            await self._lead()
+            return
+        namespace, name = self.options.lease
+        election = Election(api, name=name, namespace=namespace, identity=f"{platform.node()}_{uuid.uuid4().hex[:8]}")
+        await election.acquire()
+        self._closers.insert(0, election.release)
+        work = asyncio.create_task(self._lead())
+        try:
+            await election.hold()
+            self.lost = True
+            self.stop_flag.set()
+        finally:
+            work.cancel()
+            self.metrics.leads.set(0)
+
+    async def _lead(self) -> None:
+        self.reconciler.restore()
+        for job in self.store.known(names.KIND):
+            self.queue.add(Key(job["metadata"]["namespace"], job["metadata"]["name"]))
+        self.metrics.leads.set(1)
+        logger.info("works on %d jobs", len(list(self.store.known(names.KIND))))
+        await self.queue.run()
+
+    def _problem(self) -> str | None:
+        return self.freshness.problem() if self.ready else None
+
+    def _not_ready(self) -> str | None:
+        return self.freshness.problem() if self.ready else "does not know yet what exists"
+
+    def _measured(self) -> tuple[bytes, str]:
+        self.metrics.queue_depth.set(self.queue.depth())
+        self.metrics.unplaced.set(self.capacity.waiting() if self.capacity else 0)
+        self.metrics.compared.set(self.freshness.age_s())
+        return self.metrics.text(), CONTENT_TYPE
 
     def _serve_soon(self) -> None:
         """Many pods end at once: room is shared out once for all of them."""
@@ -91,8 +155,8 @@ class Controller:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for closer in self._closers:
-            await closer.close()
+        for close in self._closers:
+            await close()
 
     def observe(self, kind: str, event: kopf.RawEvent) -> None:
         """Takes in one watch event and asks for a pass over the job that it concerns."""
@@ -111,15 +175,15 @@ class Controller:
             self.queue.add(key)
 
 
-def run(controller: Controller, *, liveness_endpoint: str | None) -> None:
-    """Runs until the process is told to end."""
+def run(controller: Controller) -> None:
+    """Runs until the process is told to end, or another controller leads."""
     kopf.run(
         registry=registry(controller),
-        settings=settings(all_pods=controller.placement),
+        settings=settings(all_pods=controller.options.placement),
         standalone=True,
-        clusterwide=not controller.namespaces,
-        namespaces=controller.namespaces,
-        liveness_endpoint=liveness_endpoint,
+        clusterwide=not controller.options.namespaces,
+        namespaces=controller.options.namespaces,
+        stop_flag=controller.stop_flag,
     )
 
 
@@ -154,14 +218,7 @@ def registry(controller: Controller) -> kopf.OperatorRegistry:
     async def stop(**_: Any) -> None:
         await controller.stop()
 
-    @kopf.on.probe(registry=made, id="watches")
-    async def watches(**_: Any) -> str:
-        problem = controller.freshness.problem() if controller.ready else "not started yet"
-        if problem:
-            raise kopf.PermanentError(problem)  # the probe answers 500, and the kubelet starts the controller anew
-        return "fresh"
-
-    for kind, api_version, plural in (*_WATCHED, *(_NODES if controller.placement else ())):
+    for kind, api_version, plural in (*_WATCHED, *(_NODES if controller.options.placement else ())):
         _watch(made, controller, kind=kind, api_version=api_version, plural=plural)
     return made
 

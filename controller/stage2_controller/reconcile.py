@@ -13,6 +13,7 @@ from stage2_controller import status as statuses
 from stage2_controller.apply import Api, ApiRefused
 from stage2_controller.capacity import Capacity
 from stage2_controller.events import events
+from stage2_controller.metrics import Metrics
 from stage2_controller.observe import Key, Store
 from stage2_controller.observed import Object, Observed, terminating
 from stage2_controller.plan import Plan, Settings, need_of, plan
@@ -42,6 +43,7 @@ class Reconciler:
         progress: ProgressReader,
         settings: Settings,
         *,
+        metrics: Metrics,
         capacity: Capacity | None = None,  # None: the scheduler alone chooses nodes
         clock: Callable[[], datetime] = utc_now,
     ) -> None:
@@ -49,6 +51,7 @@ class Reconciler:
         self._store = store
         self._progress = progress
         self._settings = settings
+        self._metrics = metrics
         self._capacity = capacity
         self._kept: dict[tuple[str, Key], tuple[datetime, Object | None]] = {}  # with the time until which it serves
         self._priorities: dict[str, Object] = {}  # PriorityClasses never change
@@ -56,10 +59,20 @@ class Reconciler:
 
     async def __call__(self, key: Key) -> float | None:
         """One pass; the seconds until the next one is wanted. Raises RetryLater if the API server fails."""
+        result = "error"
         try:
-            return await self._pass(key)
+            with self._metrics.pass_seconds.time():
+                again_after_s = await self._pass(key)
+            result = "done"
+        except RetryLater:
+            result = "retry"
+            raise
         except (ApiRefused, aiohttp.ClientError, TimeoutError) as error:
+            result = "retry"
             raise RetryLater(str(error) or type(error).__name__) from error
+        finally:
+            self._metrics.passes.labels(result).inc()
+        return again_after_s
 
     async def _pass(self, key: Key) -> float | None:
         raw = self._store.one(names.KIND, key, key.name)

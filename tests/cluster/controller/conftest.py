@@ -116,7 +116,8 @@ def node(kubectl: Kubectl, nodes: FakeNodes) -> str:
 class Controller:
     """`python -m stage2_controller` for one namespace, with no more rights than the chart gives."""
 
-    def __init__(self, kubeconfig: Path, namespace: str, log: Path) -> None:
+    def __init__(self, kubeconfig: Path, namespace: str, log: Path, *options: str) -> None:
+        self._options = options
         self._kubeconfig = kubeconfig
         self._namespace = namespace
         self.log = log
@@ -124,7 +125,7 @@ class Controller:
 
     def start(self) -> None:
         """Starts it and waits until it works."""
-        command = [sys.executable, "-m", "stage2_controller", "--namespace", self._namespace]
+        command = [sys.executable, "-m", "stage2_controller", "--namespace", self._namespace, *self._options]
         environment = {**os.environ, "KUBECONFIG": str(self._kubeconfig)}
         before = self.text().count("ready: ")
         with self.log.open("ab") as log:
@@ -141,17 +142,27 @@ class Controller:
         self._process.wait(timeout=30)
         self._process = None
 
+    def ended(self) -> bool:
+        """Whether it ended by itself."""
+        return self._process is not None and self._process.poll() is not None
+
     def text(self) -> str:
         """Everything it has logged."""
         return self.log.read_text() if self.log.exists() else ""
 
 
 @pytest.fixture
-def controller(kubectl: Kubectl, node: str, helm: str, tmp_path: Path) -> Iterator[Controller]:
-    """A controller that runs with the rights of the chart's service account, and one node for its jobs."""
+def rights(kubectl: Kubectl, helm: str, tmp_path: Path) -> Path:
+    """A kubeconfig with the rights of the chart's service account."""
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text(json.dumps(_chart_rights(kubectl, helm)))
-    running = Controller(kubeconfig, kubectl.namespace, tmp_path / "controller.log")
+    return kubeconfig
+
+
+@pytest.fixture
+def controller(kubectl: Kubectl, node: str, rights: Path, tmp_path: Path) -> Iterator[Controller]:
+    """A controller that runs with the rights of the chart's service account, and one node for its jobs."""
+    running = Controller(rights, kubectl.namespace, tmp_path / "controller.log")
     running.start()
     yield running
     running.stop()

@@ -92,7 +92,10 @@ class FakeNodes:
             node = pod["spec"].get("nodeName")
             ours = everywhere or (node in self._names and node not in self._silent)
             if node and ours and "deletionTimestamp" in pod["metadata"]:
-                self._kubectl.run("delete", "pod", pod["metadata"]["name"], "--force", "--grace-period=0")
+                ended = json.dumps({"status": {"phase": "Failed", "reason": "Terminated"}})
+                name = pod["metadata"]["name"]
+                self._kubectl.run("patch", "pod", name, "--subresource=status", "--type=merge", "-p", ended)
+                self._kubectl.run("delete", "pod", name, "--force", "--grace-period=0")
 
 
 def ready(status: str = "True") -> dict[str, str]:

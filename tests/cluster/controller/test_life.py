@@ -10,7 +10,7 @@ pytestmark = pytest.mark.timeout(300)
 def test_a_job_lives_from_pending_to_succeeded(kubectl: Kubectl, controller: Controller, kubelet: Kubelet) -> None:
     kubectl.apply(job())
     eventually(lambda: kubectl.get("deployment", "job-3v1-rollout"), why="the Deployment exists")
-    assert phase(kubectl, "job-3v1") == "Pending"
+    eventually(lambda: phase(kubectl, "job-3v1") == "Starting", why="its servers have a node")
     assert kubectl.get("job", "job-3v1-learner") is None
 
     kubelet.servers_answer("job-3v1")

@@ -1,5 +1,7 @@
 """What `helm install stage2 charts/stage2` makes, in sentences."""
 
+import json
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +33,8 @@ def test_the_defaults_install_these_objects_and_no_others(template: Template) ->
         ("ClusterRole", "stage2"),
         ("ClusterRoleBinding", "stage2"),
         ("Deployment", "stage2"),
+        ("Role", "stage2-lease"),
+        ("RoleBinding", "stage2-lease"),
     }
 
 
@@ -89,9 +93,38 @@ def test_the_controller_pod_satisfies_the_restricted_pod_security_standard(templ
     }
 
 
-def test_one_controller_runs_at_a_time(template: Template) -> None:
-    spec = template()["Deployment", "stage2"]["spec"]
-    assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
+def test_two_controllers_stand_for_one_another_and_the_one_with_the_lease_works(template: Template) -> None:
+    manifests = template()
+    assert manifests["Deployment", "stage2"]["spec"]["replicas"] == 2
+    assert "--lease=stage2-system/stage2" in controller_pod(manifests)["containers"][0]["args"]
+    update = manifests["Role", "stage2-lease"]["rules"][1]
+    assert (update["resourceNames"], update["verbs"]) == (["stage2"], ["get", "update"])
+
+
+def test_metrics_are_scraped_only_when_asked_for(template: Template) -> None:
+    monitored = template("metrics.serviceMonitor.enabled=true", 'metrics.serviceMonitor.labels={"release":"p"}')
+    assert monitored["ServiceMonitor", "stage2"]["metadata"]["labels"]["release"] == "p"
+    service = monitored["Service", "stage2-metrics"]
+    assert service["spec"]["ports"][0]["targetPort"] == controller_pod(monitored)["containers"][0]["ports"][0]["name"]
+
+
+def test_the_dashboard_asks_only_for_figures_that_the_controller_has(template: Template) -> None:
+    from stage2_controller.metrics import Metrics
+
+    status = {"step": 1, "maxSteps": 2, "loss": 0.5, "restarts": 0, "sync": {"seconds": 0.1}}
+    metrics = Metrics(lambda: [{"metadata": {"name": "a", "namespace": "b"}, "status": status}])
+    metrics.requested("get", "secrets", 200)
+    metrics.passes.labels("done").inc()
+    known = {line.split("{")[0].split(" ")[0] for line in metrics.text().decode().splitlines() if line[:1] != "#"}
+    text = template("metrics.dashboard.enabled=true")["ConfigMap", "stage2-dashboard"]["data"]["stage2.json"]
+    asked = {
+        name
+        for panel in json.loads(text)["panels"]
+        for target in panel["targets"]
+        for name in re.findall(r"(?:stage2|process)_[a-z_]+", target["expr"])
+    }
+    assert asked
+    assert asked <= known
 
 
 def test_the_images_follow_the_values(template: Template) -> None:

@@ -1,0 +1,79 @@
+"""Two controllers, one Lease: one works, the other takes over, and jobs do not notice."""
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+
+from tests.cluster.controller.conftest import Controller, Kubectl, Kubelet, eventually, job, phase
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Replica(Controller):
+    """A controller that shares its work by the Lease of the chart's release."""
+
+    def __init__(self, kubeconfig: Path, namespace: str, log: Path) -> None:
+        self.port = free_port()
+        options = (f"--lease={namespace}/stage2", f"--listen=127.0.0.1:{self.port}")
+        super().__init__(kubeconfig, namespace, log, *options)
+
+    def figure(self, name: str) -> float:
+        """One of its figures."""
+        with urlopen(f"http://127.0.0.1:{self.port}/metrics") as answer:
+            lines = answer.read().decode().splitlines()
+        return float(next(line.split()[-1] for line in lines if line.startswith(name)))
+
+    def leads(self) -> bool:
+        """Whether it says so itself."""
+        return self.figure("stage2_leader") == 1
+
+
+@pytest.fixture
+def replicas(kubectl: Kubectl, node: str, rights: Path, tmp_path: Path) -> Iterator[list[Replica]]:
+    made = [Replica(rights, kubectl.namespace, tmp_path / f"controller-{index}.log") for index in range(2)]
+    for replica in made:
+        replica.start()
+    yield made
+    for replica in made:
+        replica.stop()
+        assert "Traceback" not in replica.text(), replica.text()
+
+
+def test_one_leads_and_the_other_takes_over_when_it_is_killed(
+    kubectl: Kubectl, replicas: list[Replica], kubelet: Kubelet
+) -> None:
+    eventually(lambda: [replica.leads() for replica in replicas].count(True) == 1, why="one leads")
+    leader, follower = sorted(replicas, key=lambda replica: not replica.leads())
+    kubectl.apply(job())
+    kubelet.servers_answer("job-3v1")
+    kubelet.learner_runs("job-3v1")
+    eventually(lambda: phase(kubectl, "job-3v1") == "Running", why="the job runs")
+    assert follower.figure("stage2_reconcile_seconds_count") == 0
+    leader.stop(kill=True)
+    kubelet.learner_ends("job-3v1", 0)
+    eventually(lambda: phase(kubectl, "job-3v1") == "Succeeded", why="the other goes on", timeout_s=60)
+    assert follower.leads()
+
+
+def test_a_leader_that_is_asked_to_end_hands_over_at_once(kubectl: Kubectl, replicas: list[Replica]) -> None:
+    eventually(lambda: any(replica.leads() for replica in replicas), why="one leads")
+    leader, follower = sorted(replicas, key=lambda replica: not replica.leads())
+    leader.stop()
+    eventually(follower.leads, why="the other leads without waiting for the Lease to end", timeout_s=8)
+
+
+def test_a_leader_that_lost_its_lease_ends(kubectl: Kubectl, replicas: list[Replica]) -> None:
+    eventually(lambda: any(replica.leads() for replica in replicas), why="one leads")
+    leader = next(replica for replica in replicas if replica.leads())
+    kubectl("patch", "lease", "stage2", "--type=merge", "-p", '{"spec": {"holderIdentity": "somebody"}}')
+    eventually(lambda: "leads no more" in leader.text(), why="it notices")
+    eventually(leader.ended, why="it ends")
