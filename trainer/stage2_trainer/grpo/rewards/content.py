@@ -1,0 +1,142 @@
+"""Rewards on what a summary says: facts, categories, attributes, texts and notes (semantics section 15.5)."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection
+from typing import Any
+
+from stage2_trainer.grpo.rewards.facts import by_category, canonical, counted, facts, notes, texts
+from stage2_trainer.grpo.rewards.sample import Sample
+
+FN_WEIGHT = 1.0
+TEXT_PENALTY, FREE_TEXTS = 0.10, 2
+LONGEST_CHILD = 32
+_FREE_VALUE = re.compile(r"\d+|.*=.*", re.DOTALL)
+
+
+def content_eq(sample: Sample) -> float:
+    """1 where answer and reference say the same, in whatever order of keys, items and notes."""
+    if sample.scored is None:
+        return 0.0
+    answer, truth = sample.scored
+    return float(canonical(sample, answer) == canonical(sample, truth))
+
+
+def content_f1(sample: Sample) -> float:
+    """F1 over facts, each as often as it is counted."""
+    if sample.scored is None:
+        return 0.0
+    answer, truth = (facts(sample, summary) for summary in sample.scored)
+    total = answer.total() + truth.total()
+    return 2 * (answer & truth).total() / total if total else 1.0
+
+
+def content_structured_tversky(sample: Sample) -> float:
+    """Tversky index over facts: one too many costs what the domain says, one that is missing costs 1."""
+    if sample.scored is None:
+        return 0.0
+    ignored = set(sample.domain.tversky_ignored)
+    answer, truth = (_without(facts(sample, summary), ignored) for summary in sample.scored)
+    overlap = (answer & truth).total()
+    extra, missing = answer.total() - overlap, truth.total() - overlap
+    whole = overlap + sample.domain.tversky_fp * extra + FN_WEIGHT * missing
+    return overlap / whole if whole else 1.0
+
+
+def category_recall(sample: Sample) -> float:
+    """Share of the reference's categories that the answer names; 1 where neither has any."""
+    if sample.scored is None:
+        return 0.0
+    answer, truth = (by_category(sample, summary) for summary in sample.scored)
+    return _recall(truth, answer) if truth else float(not answer)
+
+
+def category_f1(sample: Sample) -> float:
+    """F1 over the sets of categories; 1 where neither has any."""
+    if sample.scored is None:
+        return 0.0
+    answer, truth = (set(by_category(sample, summary)) for summary in sample.scored)
+    total = len(answer) + len(truth)
+    return 2 * len(answer & truth) / total if total else 1.0
+
+
+def attr_key_recall(sample: Sample) -> float:
+    """Mean over the reference's categories of the share of their attributes that the answer names, texts left out."""
+    if sample.scored is None:
+        return 0.0
+    ignored = set(sample.agreed.summary.text_attributes)
+    answer, truth = (by_category(sample, summary) for summary in sample.scored)
+    wanted = {category: set(attributes) - ignored for category, attributes in truth.items()}
+    return _mean([_recall(keys, answer.get(category, ())) for category, keys in wanted.items() if keys])
+
+
+def attr_path_recall(sample: Sample) -> float:
+    """Mean over categories that both name of the share of attribute/value pairs, of attributes with a closed set.
+
+    Values that are free text (digits only, with `=`, or long) are left out; without any pair the answer scores 0.
+    """
+    if sample.scored is None:
+        return 0.0
+    answer, truth = (by_category(sample, summary) for summary in sample.scored)
+    pairs = [(_paths(sample, truth[name]), _paths(sample, answer[name])) for name in truth if name in answer]
+    return _mean([_recall(wanted, found) for wanted, found in pairs if wanted])
+
+
+def text(sample: Sample) -> float:
+    """Share of the texts that were read, less 0.1 for each one more than the reference and two; from -1 to 1."""
+    if sample.scored is None:
+        return 0.0
+    answer, truth = (texts(sample, summary) for summary in sample.scored)
+    recall = (answer & truth).total() / truth.total() if truth else 0.0
+    extra = max(0, len(answer) - len(truth) - FREE_TEXTS)
+    return max(-1.0, min(1.0, recall - TEXT_PENALTY * extra))
+
+
+def notes_recall(sample: Sample) -> float:
+    """Share of the notes that the answer has; -1 for notes about a record that has none."""
+    if sample.scored is None:
+        return 0.0
+    answer, truth = (notes(sample, summary) for summary in sample.scored)
+    if not truth:
+        return -1.0 if answer else 0.0
+    return (answer & truth).total() / truth.total()
+
+
+def notes_presence(sample: Sample) -> float:
+    """1 where reference and answer both have notes."""
+    return _both_have(sample, sample.agreed.summary.keys.notes)
+
+
+def group_stats_presence(sample: Sample) -> float:
+    """1 where reference and answer both have group counts."""
+    return _both_have(sample, sample.agreed.summary.keys.groups)
+
+
+def _both_have(sample: Sample, key: str) -> float:
+    return float(sample.scored is not None and all(summary.get(key) for summary in sample.scored))
+
+
+def _without(found: Counter[tuple[str, ...]], ignored: set[str]) -> Counter[tuple[str, ...]]:
+    """The facts but those of ignored attributes, and of notes where their key is ignored."""
+    return Counter({fact: count for fact, count in found.items() if not ignored & {fact[0], *fact[2:3]}})
+
+
+def _paths(sample: Sample, attributes: dict[str, list[Any]]) -> set[str]:
+    stable = (name for name in sample.agreed.summary.stable_attributes if name in attributes)
+    return {
+        f"{name}/{said}"
+        for name in stable
+        for value in attributes[name]
+        for said, _ in counted(value)
+        if len(said) <= LONGEST_CHILD and not _FREE_VALUE.fullmatch(said)
+    }
+
+
+def _recall(wanted: Collection[str], found: Collection[str]) -> float:
+    return sum(1 for one in wanted if one in found) / len(wanted)
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

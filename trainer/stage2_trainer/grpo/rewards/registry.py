@@ -1,0 +1,117 @@
+"""Rewards by name: those of this package, those that others add by an entry point, and how they are put together."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+
+from stage2_api.errors import ConfigError, Problem
+from stage2_trainer.grpo.rewards import content, form
+from stage2_trainer.grpo.rewards.sample import Sample
+from stage2_trainer.grpo.rewards.schema_tree import schema_tree
+
+ENTRY_POINTS = "stage2.rewards"
+SUMMARY = "summary."
+
+Function = Callable[[Sample], float]
+
+_SUMMARY: Mapping[str, Function] = {
+    "format": form.format_,
+    "header": form.header,
+    "strict": form.strict,
+    "parse": form.parse,
+    "no_dup_keys": form.no_dup_keys,
+    "dataset": form.dataset,
+    "content_eq": content.content_eq,
+    "content_f1": content.content_f1,
+    "content_structured_tversky": content.content_structured_tversky,
+    "category_recall": content.category_recall,
+    "category_f1": content.category_f1,
+    "attr_key_recall": content.attr_key_recall,
+    "attr_path_recall": content.attr_path_recall,
+    "schema_tree": schema_tree,
+    "text_bbu": content.text,
+    "notes_bbu": content.notes_recall,
+    "notes_presence": content.notes_presence,
+    "group_stats_presence": content.group_stats_presence,
+}
+
+
+@dataclass(frozen=True)
+class Reward:
+    """A reward with its name and weight. `function` is pure: the same sample scores the same, always."""
+
+    name: str
+    weight: float
+    function: Function
+
+    def __call__(self, sample: Sample) -> float:
+        """Return the score of one sample, without the weight."""
+        return float(self.function(sample))
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The scores of one sample by reward, and their weighted sum."""
+
+    by_name: Mapping[str, float]
+    total: float
+
+
+def known_rewards() -> dict[str, Function]:
+    """Return the rewards of this package by name."""
+    return {f"{SUMMARY}{name}": _unless_dense(function) for name, function in _SUMMARY.items()}
+
+
+def load_rewards(names: Sequence[str], weights: Sequence[float]) -> list[Reward]:
+    """Return the rewards of a run. Raises ConfigError that names every reward that does not exist."""
+    own, others = known_rewards(), {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
+    known = ", ".join(sorted({*own, *others}))
+    problems = [
+        Problem(f"rlhf.reward_funcs[{index}]", name, f"must be one of {known}", _way_out(name))
+        for index, name in enumerate(names)
+        if name not in own and name not in others
+    ]
+    problems += [
+        Problem(f"entry point {ENTRY_POINTS}", name, f"names a reward of stage2 ({others[name].value})", "rename it")
+        for name in sorted(set(own) & set(others))
+    ]
+    if problems:
+        raise ConfigError(problems)
+    return [
+        Reward(name, weight, own[name] if name in own else _imported(others[name]))
+        for name, weight in zip(names, weights, strict=True)
+    ]
+
+
+def score(rewards: Sequence[Reward], sample: Sample) -> Scores:
+    """Return what one sample scores."""
+    by_name = {reward.name: reward(sample) for reward in rewards}
+    return Scores(by_name, sum(reward.weight * by_name[reward.name] for reward in rewards))
+
+
+def _imported(entry: EntryPoint) -> Function:
+    try:
+        function: Function = entry.load()
+    except (ImportError, AttributeError) as error:
+        rule = f"cannot be imported from {entry.value} ({error})"
+        raise ConfigError(
+            [Problem("rlhf.reward_funcs", entry.name, rule, "repair the package that adds it")]
+        ) from error
+    return function
+
+
+def _unless_dense(function: Function) -> Function:
+    """Score records that are no summaries with 0."""
+
+    @functools.wraps(function)
+    def scored(sample: Sample) -> float:
+        return 0.0 if sample.dense else function(sample)
+
+    return scored
+
+
+def _way_out(name: str) -> str:
+    return f"correct it, or install the package that adds {name} under the entry point {ENTRY_POINTS}"

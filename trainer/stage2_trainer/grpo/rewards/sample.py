@@ -1,0 +1,159 @@
+"""What a reward looks at: an answer as text, the record it answers, and both read as summaries.
+
+Source: semantics sections 15.4 (outputs) and 15.5 (strict JSON line).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from stage2_api.errors import ConfigError, Problem
+from stage2_api.grpo_summary import Summary, SummaryDomain
+
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_end|>")
+DENSE = "dense"
+HEADER_LINES = 2  # the header and the JSON
+
+
+@dataclass(frozen=True)
+class Contract:
+    """The contract of summaries: its vocabulary, and the header line with `{domain}` and `{task}`."""
+
+    summary: Summary
+    header_format: str
+
+    def header(self, domain: SummaryDomain) -> str:
+        """Return the header line that answers about a domain begin with."""
+        return self.header_format.format(domain=domain.name, task=self.summary.task)
+
+    def domain_of(self, template: object) -> SummaryDomain | None:
+        """Return the domain of records with this `_fusion_template`; None if there is none."""
+        return next((domain for domain in self.summary.domains if domain.template == template), None)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line read as JSON: its object, or None if it is none, and whether a key stands twice in a mapping."""
+
+    value: Mapping[str, Any] | None
+    repeats_keys: bool
+    is_json: bool = True
+
+
+@dataclass(frozen=True)
+class Sample:
+    """An answer and its record.
+
+    text: the answer, without special tokens and stripped. metadata: that of the record. contract: of summaries, where
+    the run has one.
+    """
+
+    raw: str
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    contract: Contract | None = None
+
+    @cached_property
+    def text(self) -> str:
+        """The answer without special tokens, stripped."""
+        text = self.raw
+        for token in SPECIAL_TOKENS:
+            text = text.replace(token, "")
+        return text.strip()
+
+    @cached_property
+    def lines(self) -> list[str]:
+        """The answer's lines."""
+        return self.text.split("\n")
+
+    @property
+    def agreed(self) -> Contract:
+        """The contract; ConfigError without one."""
+        if self.contract is None:
+            rule = "rewards named summary.* score against the contract of summaries"
+            raise ConfigError([Problem("custom.grpo.summary", None, rule, "write the section, or take other rewards")])
+        return self.contract
+
+    @cached_property
+    def irrelevant(self) -> bool:
+        """Whether the image is to be answered with the fixed text."""
+        return bool(self.metadata.get("_fusion_source") == self.agreed.summary.irrelevant.source)
+
+    @cached_property
+    def dense(self) -> bool:
+        """Whether the record is no summary at all; it scores 0 everywhere."""
+        return bool(self.metadata.get("_fusion_mode") == DENSE)
+
+    @cached_property
+    def domain(self) -> SummaryDomain:
+        """The record's domain. Raises ConfigError where its template belongs to none."""
+        template = self.metadata.get("_fusion_template")
+        found = self.agreed.domain_of(template)
+        if found is None:
+            known = ", ".join(domain.template for domain in self.agreed.summary.domains)
+            rule = f"must be the template of a domain: {known}"
+            way_out = "correct the record, or add the domain to custom.grpo.summary.domains"
+            raise ConfigError([Problem("metadata._fusion_template", template, rule, way_out)])
+        return found
+
+    @cached_property
+    def has_header(self) -> bool:
+        """Whether the answer is two lines, the first exactly the header of the record's domain."""
+        return len(self.lines) == HEADER_LINES and self.lines[0] == self.agreed.header(self.domain)
+
+    @cached_property
+    def second_line(self) -> Line | None:
+        """The second line as JSON; None without one."""
+        return read_line(self.lines[1].strip()) if len(self.lines) >= HEADER_LINES else None
+
+    @cached_property
+    def strict(self) -> Mapping[str, Any] | None:
+        """The object of the strict JSON line: two lines, the right header, valid JSON; None if it is not there."""
+        line = self.second_line
+        return line.value if self.has_header and line is not None and self.allowed(line) else None
+
+    @cached_property
+    def truth(self) -> Mapping[str, Any]:
+        """The record's own summary. Raises ConfigError where it is none."""
+        reference = str(self.metadata.get("summary_ref", ""))
+        line = read_line(reference)
+        if line.value is None:
+            rule = "must be a summary as one line of JSON"
+            raise ConfigError([Problem("metadata.summary_ref", reference, rule, "correct the record")])
+        return line.value
+
+    @cached_property
+    def scored(self) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
+        """The answer's and the record's summary where content counts; None where it scores 0.
+
+        It does so without the strict JSON line, for irrelevant images, and where a part stands that the domain has not.
+        """
+        if self.irrelevant or self.strict is None:
+            return None
+        domain, keys = self.domain, self.agreed.summary.keys
+        foreign = {name for name, there in ((keys.notes, domain.notes), (keys.groups, domain.groups)) if not there}
+        return None if foreign & (set(self.strict) | set(self.truth)) else (self.strict, self.truth)
+
+    def allowed(self, line: Line) -> bool:
+        """Whether a line is an object without forbidden keys."""
+        return line.value is not None and not set(self.agreed.summary.keys.forbidden) & set(line.value)
+
+
+def read_line(text: str) -> Line:
+    """Read one line of JSON, and say whether a key stands twice in any mapping of it."""
+    repeated = False
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        nonlocal repeated
+        repeated = repeated or max(Counter(key for key, _ in pairs).values(), default=0) > 1
+        return dict(pairs)
+
+    try:
+        value = json.loads(text, object_pairs_hook=unique)
+    except (ValueError, RecursionError):
+        return Line(None, repeated, is_json=False)
+    return Line(value if isinstance(value, dict) else None, repeated)
