@@ -38,8 +38,19 @@ def pod(observed: Object | None, what: str) -> Finding | None:
     return Finding(reasons.CONTAINERS_STARTING, f"{what} {doing}")
 
 
-def servers(observed: Object | None, names: Sequence[str]) -> Finding | None:
+def refused(deployment: Object | None) -> Finding | None:
+    """Why the API server takes no pod of the Deployment: a quota, a policy; None if it does."""
+    for condition in (deployment or {}).get("status", {}).get("conditions", []):
+        if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
+            message = f"the API server refuses the rollout pod: {condition.get('message', 'no reason given')}"
+            return Finding(reasons.POD_REFUSED, message)
+    return None
+
+
+def servers(observed: Object | None, names: Sequence[str], deployment: Object | None = None) -> Finding | None:
     """The finding for the rollout pod; None if every server answers."""
+    if observed is None and (told := refused(deployment)):
+        return told
     found = pod(observed, "the rollout pod")
     if found or observed is None:
         return found

@@ -15,6 +15,8 @@ _QUIET = {
     reasons.LEARNER_FINISHED,
     reasons.RELEASED,
     reasons.NOT_SYNCED_YET,
+    reasons.NO_STEP_YET,
+    reasons.TRAINS,
 }
 _WARNINGS = {
     reasons.INVALID_SPEC,
@@ -24,6 +26,7 @@ _WARNINGS = {
     reasons.NODE_FULL,
     reasons.NODE_NOT_READY,
     reasons.UNSCHEDULABLE,
+    reasons.POD_REFUSED,
     reasons.IMAGE_UNAVAILABLE,
     reasons.CONTAINER_CONFIG,
     reasons.SERVER_CRASHED,

@@ -45,6 +45,7 @@ LEARNER_FINISHED: Final = "LearnerFinished"
 
 # Reasons of both RolloutReady and LearnerRunning: why a pod does not run.
 NOT_CREATED: Final = "NotCreated"
+POD_REFUSED: Final = "PodRefused"  # a quota or an admission policy; the message is the API server's
 UNSCHEDULABLE: Final = "Unschedulable"  # the message is the scheduler's
 IMAGE_UNAVAILABLE: Final = "ImageUnavailable"
 CONTAINER_CONFIG: Final = "ContainerConfigError"  # a ConfigMap, Secret or volume is missing
@@ -55,6 +56,16 @@ WEIGHTS_IN_SYNC: Final = "WeightsInSync"
 SAME_VERSION: Final = "SameVersion"
 VERSIONS_DIFFER: Final = "VersionsDiffer"
 NOT_SYNCED_YET: Final = "NotSyncedYet"
+
+# Condition QuotaReserved: Kueue has admitted the job. Present where the job names a queue.
+QUOTA_RESERVED: Final = "QuotaReserved"
+ADMITTED: Final = "Admitted"
+QUOTA_PENDING: Final = "QuotaPending"
+
+# Condition Training: nothing is missing. Its message is what `stage2 explain` says first.
+TRAINING: Final = "Training"
+TRAINS: Final = "Trains"
+NO_STEP_YET: Final = "NoStepYet"
 
 # Condition Suspended, present while spec.suspend is true.
 SUSPENDED_BY_SPEC: Final = "SuspendedBySpec"

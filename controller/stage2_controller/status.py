@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from stage2_api.job import RolloutMatchingJob
-from stage2_controller import diagnose, names, reasons
+from stage2_controller import diagnose, explain, names, reasons
 from stage2_controller.conditions import Condition, merged, timestamp, truth
 from stage2_controller.containers import Workload
 from stage2_controller.observed import Object, Observed, running, succeeded, terminating
@@ -53,6 +53,8 @@ def accepted(scene: Scene) -> dict[str, Any]:
         "loss": _finite(report.get("loss")),
     }
     found = _conditions(scene, status["sync"])
+    name = {"name": scene.job.metadata.name, "namespace": scene.job.metadata.namespace}
+    found.append(explain.training(found, {"metadata": name, "status": status}))
     status["message"] = _message(scene, found)
     status["conditions"] = merged(
         scene.previous.get("conditions") or [],
@@ -216,7 +218,7 @@ def _rollout_ready(scene: Scene) -> Condition:
 
 def rollout_finding(observed: Observed, servers: Sequence[str]) -> diagnose.Finding | None:
     """What keeps the servers from being ready; None if all of them answer."""
-    return diagnose.servers(observed.pod(names.ROLE_ROLLOUT), servers)
+    return diagnose.servers(observed.pod(names.ROLE_ROLLOUT), servers, observed.deployment)
 
 
 def _learner_running(scene: Scene) -> Condition:

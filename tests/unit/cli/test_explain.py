@@ -1,0 +1,42 @@
+"""`stage2 explain` on a job as kubectl gives it: what is printed, and the exit code."""
+
+import json
+from typing import Any
+
+import pytest
+
+from stage2_cli.explain import show
+
+ACCEPTED = {"type": "Accepted", "status": "True", "reason": "Valid", "message": "the spec keeps every rule"}
+NO_ROOM = {
+    "type": "Placed",
+    "status": "False",
+    "reason": "NoSingleNodeFits",
+    "message": "needs 4 nvidia.com/gpu on one node; the largest free is 3 on node-a",
+}
+
+
+def job(*conditions: dict[str, str], **status: Any) -> dict[str, Any]:
+    return {"metadata": {"name": "job-3v1"}, "status": {"conditions": list(conditions), **status}}
+
+
+def test_what_is_missing_is_printed_with_the_fields_to_change(capsys: pytest.CaptureFixture[str]) -> None:
+    assert show(job(ACCEPTED, NO_ROOM), as_json=False) == 1
+    printed = capsys.readouterr().out
+    assert f"Not training because of placement (NoSingleNodeFits): {NO_ROOM['message']}" in printed
+    assert "Look at: spec.placement, spec.rollout and spec.learner of rmj/job-3v1" in printed
+
+
+def test_a_training_job_lacks_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert show(job(ACCEPTED, step=3, maxSteps=10), as_json=False) == 0
+    assert "step 3 of 10" in capsys.readouterr().out
+
+
+def test_machines_get_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert show(job(ACCEPTED, NO_ROOM), as_json=True) == 1
+    assert [step["state"] for step in json.loads(capsys.readouterr().out)] == ["ok", "wrong", "waits"]
+
+
+def test_a_job_that_no_controller_has_seen_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert show(job(), as_json=False) == 2
+    assert "is stage2 installed" in capsys.readouterr().err
