@@ -100,6 +100,19 @@ def report(
 
 
 @app.command()
+def replay(
+    records: Annotated[Path, typer.Argument(metavar="RECORDS", help="rollouts.jsonl of a run.")],
+    step: Annotated[int, typer.Option(metavar="N", help="Optimizer step as the records count: the first is 0.")],
+    tokenizer: Annotated[Path | None, typer.Option(metavar="DIR", help="Model folder, where it lies now.")] = None,
+    output: Annotated[Path | None, typer.Option(metavar="FILE", help="Write ids and labels here, JSON lines.")] = None,
+) -> None:
+    """Rebuild what a step was trained on from the records alone; exit code 1 if it differs."""
+    from stage2_cli.replay import replay_step
+
+    raise typer.Exit(replay_step(records, step, tokenizer=tokenizer, output=output))
+
+
+@app.command()
 def inspect(  # noqa: PLR0913 - one parameter for each option
     config: Annotated[
         Path | None, typer.Argument(metavar="[CONFIG]", help="A training YAML, or a job file.", show_default=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -30,6 +30,7 @@ class Rollout:
     token_ids: the answer as the server returned it, stop token included where it was generated.
     version: the policy version (optimizer step of the last sync) whose weights generated it.
     finish_reason: "stop" or "length".
+    seed, seconds: what its request was drawn with, and how long it took; None where a backend answers many at once.
     """
 
     prompt_token_ids: list[int]
@@ -38,18 +39,48 @@ class Rollout:
     server: str
     version: int
     finish_reason: str
+    seed: int | None = None
+    seconds: float | None = None
+
+
+OnRollout = Callable[[int, Rollout], None]
+"""Takes a request's index and its rollout as soon as that is there, in whatever order; a repeated try repeats it."""
 
 
 class Backend(Protocol):
     """Generates one rollout for each request, in request order."""
 
     def generate(
-        self, requests: Sequence[RolloutRequest], *, seed_plan: SeedPlan, version: int | None = None
+        self,
+        requests: Sequence[RolloutRequest],
+        *,
+        seed_plan: SeedPlan,
+        version: int | None = None,
     ) -> list[Rollout]:
         """Return `len(requests)` rollouts.
 
         With `version`, a rollout that another policy version made is refused with an error.
         """
+        ...
+
+
+class ServedBackend(Protocol):
+    """A Backend over servers, which says of each rollout when it is there."""
+
+    @property
+    def base_urls(self) -> tuple[str, ...]:
+        """Where the servers are."""
+        ...
+
+    def generate(
+        self,
+        requests: Sequence[RolloutRequest],
+        *,
+        seed_plan: SeedPlan,
+        version: int | None = None,
+        on_rollout: OnRollout | None = None,
+    ) -> list[Rollout]:
+        """Return `len(requests)` rollouts, in order. Raises ServerError."""
         ...
 
 

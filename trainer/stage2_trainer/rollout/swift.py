@@ -7,10 +7,13 @@ time. A call has one seed: greedy chunks go in one call, sampled requests one by
 from __future__ import annotations
 
 import json
+import logging
+import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
-from stage2_trainer.rollout.backend import Rollout, RolloutRequest, Sampling
+from stage2_trainer.rollout.backend import OnRollout, Rollout, RolloutRequest, Sampling
 from stage2_trainer.rollout.chunks import contiguous_chunks
 from stage2_trainer.rollout.seeds import SeedPlan
 from stage2_trainer.rollout.wire import read_answer
@@ -22,6 +25,9 @@ INFER_ROUTE = "/infer/"
 PHASE = "rollout"
 IMAGE_TAG = "<image>"
 UNSYNCED = -1
+WARN_EVERY_S = 60.0
+
+logger = logging.getLogger(__name__)
 
 
 def infer_request(request: RolloutRequest) -> dict[str, Any]:
@@ -72,19 +78,26 @@ def infer(
 class SwiftBackend:
     """A Backend over servers of `swift rollout`.
 
-    infer_timeout_s: seconds that one call may take; None = no limit. These servers do not say which weights they hold,
-    so a rollout's version is that of the last sync.
+    infer_timeout_s: seconds that one call may take; None = no limit, and then it is said every `WARN_EVERY_S` seconds
+    that a call is still under way: nothing else can be asked of such a server meanwhile. These servers do not say which
+    weights they hold, so a rollout's version is that of the last sync.
     """
 
     def __init__(
         self, clients: Sequence[ServerClient], *, sampling: Sampling, infer_timeout_s: float | None = None
     ) -> None:
         self._clients = list(clients)
+        self.base_urls = tuple(client.base_url for client in clients)
         self._sampling = sampling
         self._infer_timeout_s = infer_timeout_s
 
     def generate(
-        self, requests: Sequence[RolloutRequest], *, seed_plan: SeedPlan, version: int | None = None
+        self,
+        requests: Sequence[RolloutRequest],
+        *,
+        seed_plan: SeedPlan,
+        version: int | None = None,
+        on_rollout: OnRollout | None = None,
     ) -> list[Rollout]:
         """Return one rollout for each request, in order. No requests: no call.
 
@@ -102,11 +115,14 @@ class SwiftBackend:
         rollouts, failures = [], []
         for part in asked:
             try:
-                rollouts += part.result()
+                rollouts += _result(part)
             except ServerError as error:
                 failures.append(error)
         if failures:
             raise join_errors(failures)
+        if on_rollout is not None:
+            for index, rollout in enumerate(rollouts):
+                on_rollout(index, rollout)
         return rollouts
 
     def _chunk(
@@ -139,3 +155,15 @@ class SwiftBackend:
             version=UNSYNCED if version is None else version,
             finish_reason=choice.finish_reason,
         )
+
+
+def _result(part: Future[list[Rollout]]) -> list[Rollout]:
+    """Wait for a server's share, and say so while it takes long."""
+    start = time.monotonic()
+    while True:
+        try:
+            return part.result(timeout=WARN_EVERY_S)
+        except TimeoutError:
+            if part.done():
+                raise
+            logger.warning("rollouts of `swift rollout` under way for %.0f s", time.monotonic() - start)

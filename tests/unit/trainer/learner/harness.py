@@ -64,12 +64,22 @@ class ScriptedBackend:
     records: Sequence[Record]
     answer: Answer
     plans: list[SeedPlan] = field(default_factory=list)
+    base_urls: tuple[str, ...] = ("scripted",)
 
     def generate(
-        self, requests: Sequence[RolloutRequest], *, seed_plan: SeedPlan, version: int | None = None
+        self,
+        requests: Sequence[RolloutRequest],
+        *,
+        seed_plan: SeedPlan,
+        version: int | None = None,
+        on_rollout: Callable[[int, Rollout], None] | None = None,
     ) -> list[Rollout]:
         self.plans.append(seed_plan)
-        return [self._rollout(request, version or 0) for request in requests]
+        rollouts = [self._rollout(request, version or 0) for request in requests]
+        for index in reversed(range(len(rollouts))):  # those that were asked for last are answered first
+            if on_rollout is not None:
+                on_rollout(index, rollouts[index])
+        return rollouts
 
     def _rollout(self, request: RolloutRequest, version: int) -> Rollout:
         messages = [dict(message) for message in request.messages]

@@ -10,13 +10,13 @@ from stage2_trainer.learner.records import JsonLines, RunLog, config_sha256, rep
 
 def test_the_record_names_all_that_a_run_is_made_of():
     record = reproducibility_record(
-        config={"a": 1},
+        config={"model": {"model": "tiny"}},
         servers=["http://a:1"],
         sync_modes=("auto", "full"),
         rollout_seed=17,
         dataset=Fingerprint("train.jsonl", 3, "ff"),
     )
-    assert record["servers"] == ["http://a:1"]
+    assert (record["model"], record["servers"]) == ("tiny", ["http://a:1"])
     assert record["sync"] == {"requested": "auto", "effective": "full"}
     assert record["rollout_seed"] == 17
     assert record["dataset"] == {"path": "train.jsonl", "records": 3, "sha256": "ff"}

@@ -23,8 +23,11 @@ class FailingBackend:
 
     failures: int
     versions: list[int | None] = field(default_factory=list)
+    base_urls: tuple[str, ...] = ("http://a:1", "http://b:1")
 
-    def generate(self, requests: Any, *, seed_plan: Any, version: int | None = None) -> list[Rollout]:
+    def generate(
+        self, requests: Any, *, seed_plan: Any, version: int | None = None, on_rollout: Any = None
+    ) -> list[Rollout]:
         self.versions.append(version)
         if len(self.versions) <= self.failures:
             raise ServerError("http://a:1", "rollout", "gone")
@@ -68,6 +71,18 @@ def test_a_server_that_stays_lost_ends_the_run():
     with pytest.raises(ServerError, match="http://a:1"):
         run.generate()
     assert len(run.backend.versions) == 3
+
+
+def test_the_record_says_who_answered_what_with_which_seeds_and_weights():
+    origin = Run(FailingBackend(0)).generate(global_step=3).origin
+    assert origin["servers"] == ["http://a:1", "http://b:1"]
+    assert origin["chunks"] == [
+        {"server": 0, "start": 0, "end": 1, "seed": 3000026},
+        {"server": 1, "start": 1, "end": 2, "seed": 3000027},
+    ]
+    assert (origin["seed_base"], origin["micro_step"]) == (3000026, 0)
+    assert origin["sync"] == {"requested": "full", "effective": "full", "version": 3, "seconds": 0.25}
+    assert origin["generate_s"] >= 0
 
 
 def test_progress_tells_phase_and_sync():

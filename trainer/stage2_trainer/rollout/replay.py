@@ -1,0 +1,75 @@
+"""Rebuilding what was trained on from a run's own records, offline: no server, no model, no data set.
+
+Each line of `rollouts.jsonl` holds the ids that a server answered with, the true objects, and the options of the
+matching; what was trained on (`Y_train`) follows from these and from the tokenizer, and the line holds its hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stage2_trainer.matching import (
+    CoordVocab,
+    GroundTruth,
+    GTObject,
+    MatchedTarget,
+    MatchOptions,
+    build_target,
+    cut_before,
+    vision_ids,
+)
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """One rollout's line and what it leads to. same: whether that is what was trained on."""
+
+    line: Mapping[str, Any]
+    target: MatchedTarget
+
+    @property
+    def same(self) -> bool:
+        """Whether the rebuilt `Y_train` has the hash of the one that was trained on."""
+        return ids_sha256(self.target.y_train_ids) == str(self.line["y_train_sha256"])
+
+
+def lines_of_step(lines: Iterable[Mapping[str, Any]], step: int) -> list[Mapping[str, Any]]:
+    """Return the training rollouts of an optimizer step in order; of one that was made again, the last.
+
+    step: as in the lines, where the first is 0. A run that goes on from a checkpoint makes its last step's again.
+    """
+    found = {
+        (line["micro_step"], line["index"]): line
+        for line in lines
+        if line.get("event") == "rollout" and line["part"] == "train" and line["step"] == step
+    }
+    return [found[key] for key in sorted(found)]
+
+
+def replay(lines: Iterable[Mapping[str, Any]], tokenizer: Any) -> list[Replayed]:
+    """Rebuild what was trained on. tokenizer: the Hugging Face tokenizer of the run's model."""
+    vocab, ends = CoordVocab.from_tokenizer(tokenizer), vision_ids(tokenizer)
+    return [
+        Replayed(
+            line,
+            build_target(
+                cut_before(line["token_ids"], ends),
+                GroundTruth(tuple(_object(one) for one in line["ground_truth"])),
+                vocab,
+                MatchOptions(**line["options"]),
+            ),
+        )
+        for line in lines
+    ]
+
+
+def ids_sha256(ids: Sequence[int]) -> str:
+    """Return the hash of token ids: of their decimal forms with commas between them."""
+    return hashlib.sha256(",".join(map(str, ids)).encode()).hexdigest()
+
+
+def _object(document: Mapping[str, Any]) -> GTObject:
+    return GTObject(document["desc"], document["kind"], tuple(document["bins"]))
