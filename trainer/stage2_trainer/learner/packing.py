@@ -21,6 +21,7 @@ __all__ = ["PackingBuffer", "PackingError", "Selected", "pack_window", "select_s
 
 T = TypeVar("T")
 _BLOCK = 32
+_FEW = 6  # segments of mean length that fill the room, up to which layers are the quicker way
 Counts = npt.NDArray[np.unsignedinteger]
 
 
@@ -96,9 +97,17 @@ def _first_fit(lengths: Sequence[int], cap: int) -> tuple[list[int], int]:
 def _longest_subset(lengths: list[int], room: int, *, more_than: int) -> list[int]:
     """Indices of the subset with the greatest sum <= room, then the fewest members, then the smallest index tuple.
 
-    Empty when no sum is greater than `more_than`. Dynamic programme over sums, from the last item to the first; row i
-    counts the fewest of the items i.. that make each sum. Only every 32nd row is kept, the others are computed again
-    where needed.
+    Empty when no sum is greater than `more_than`.
+    """
+    few_suffice = sum(lengths) * _FEW >= room * len(lengths)
+    return (_subset_of_few if few_suffice else _subset_of_many)(lengths, room, more_than=more_than)
+
+
+def _subset_of_many(lengths: list[int], room: int, *, more_than: int) -> list[int]:
+    """The same by a dynamic programme over sums, from the last item to the first, whatever the number of members.
+
+    Row i counts the fewest of the items i.. that make each sum. Only every 32nd row is kept, the others are computed
+    again where needed.
     """
     rows = _Rows(lengths, room, np.uint8)
     best = rows.greatest_sum()
@@ -106,6 +115,51 @@ def _longest_subset(lengths: list[int], room: int, *, more_than: int) -> list[in
         rows = _Rows(lengths, room, np.uint32)
         best = rows.greatest_sum()
     return rows.trace(best) if best > more_than else []
+
+
+def _subset_of_few(lengths: list[int], room: int, *, more_than: int) -> list[int]:
+    """The same by layers, one for each number of members, so that subsets of few are found soon.
+
+    Sets of sums are integers whose bit r says that r tokens of the room
+    can be left: to add a segment is to shift them right, and what would not fit falls out.
+    """
+    nothing = 1 << room
+    left = _least_room_left(lengths, nothing)
+    if room - left <= more_than:
+        return []
+    layers = [[nothing] * (len(lengths) + 1)]  # layers[k][i]: what k of the segments i.. can leave
+    while not layers[-1][0] >> left & 1:
+        layers.append(_with_one_more(lengths, layers[-1]))
+    chosen: list[int] = []
+    wanted = left  # room left by the segments that are still to be chosen
+    for i, length in enumerate(lengths):
+        fewer = len(layers) - 2 - len(chosen)
+        if fewer < 0:
+            break
+        if layers[fewer][i + 1] >> (wanted + length) & 1:
+            chosen.append(i)
+            wanted += length
+    return chosen
+
+
+def _least_room_left(lengths: list[int], nothing: int) -> int:
+    """The least room that any subset leaves."""
+    reachable = nothing
+    for length in lengths:
+        reachable |= reachable >> length
+        if reachable & 1:
+            return 0
+    return (reachable & -reachable).bit_length() - 1
+
+
+def _with_one_more(lengths: list[int], layer: list[int]) -> list[int]:
+    """The layer of subsets with one segment more."""
+    sums = 0
+    more = [0] * len(layer)
+    for i in range(len(lengths) - 1, -1, -1):
+        sums |= layer[i + 1] >> lengths[i]
+        more[i] = sums
+    return more
 
 
 class _Rows:

@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stage2_trainer.learner.packing import PackingBuffer, PackingError, pack_window, select_segments
+from stage2_trainer.learner.packing import (
+    PackingBuffer,
+    PackingError,
+    _subset_of_few,
+    _subset_of_many,
+    pack_window,
+    select_segments,
+)
 
 
 @pytest.mark.parametrize(
@@ -199,3 +206,9 @@ def test_rows_are_never_emptier_than_those_of_the_package_binpacking():
         others = [length for length in lengths[1:] if length <= room]
         bins = binpacking.to_constant_volume(others, room) if others else [[]]
         assert sum(lengths[i] for i in select_segments(lengths, cap)) >= lengths[0] + max(map(sum, bins))
+
+
+def test_both_ways_of_searching_find_the_same():
+    for cap, _, lengths in small_cases(1500, most=14):
+        few, many = (search(lengths, cap, more_than=0) for search in (_subset_of_few, _subset_of_many))
+        assert few == many, (lengths, cap)
