@@ -17,7 +17,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for chatty in ("kopf.objects", "kopf.activities", "aiohttp.access"):  # a line for each watch event and each probe
         logging.getLogger(chatty).setLevel(logging.WARNING)
     controller = operator.Controller(
-        settings=Settings(image=options.image, progress_s=options.progress_seconds),
+        settings=Settings(
+            image=options.image,
+            namespace=os.environ.get("STAGE2_NAMESPACE"),
+            progress_s=options.progress_seconds,
+        ),
         options=operator.Options(
             namespaces=tuple(options.namespace or ()),
             concurrency=options.concurrency,

@@ -11,6 +11,7 @@ from kubernetes.aio.dynamic.exceptions import DynamicApiError
 
 from stage2_controller import names
 from stage2_controller.events import Event
+from stage2_controller.gates import Gate
 
 logger = logging.getLogger(__name__)
 
@@ -25,12 +26,13 @@ _API = {
     "ConfigMap": "api/v1",
     "Secret": "api/v1",
     "Pod": "api/v1",
+    "NetworkPolicy": "apis/networking.k8s.io/v1",
     "Event": "api/v1",
     "Node": "api/v1",
     "PriorityClass": "apis/scheduling.k8s.io/v1",
     "Lease": "apis/coordination.k8s.io/v1",
 }
-_PLURAL = {names.KIND: names.PLURAL, "PriorityClass": "priorityclasses"}
+_PLURAL = {names.KIND: names.PLURAL, "PriorityClass": "priorityclasses", "NetworkPolicy": "networkpolicies"}
 Requested = Callable[[str, str, int], None]
 _MESSAGE_LIMIT = 1024  # characters; the API server refuses longer event messages
 _REQUEST_S = 30
@@ -99,6 +101,21 @@ class Api:
             if error.status in (404, 409):
                 return None
             raise
+
+    async def apply_condition(self, namespace: str, gate: Gate, *, at: str) -> None:
+        """Makes a pod's readiness gate say this; a pod that is gone needs none."""
+        condition = {"type": names.GATE, "status": gate.status, "message": gate.message, "lastTransitionTime": at}
+        body = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": gate.pod, "namespace": namespace},
+            "status": {"conditions": [condition]},
+        }
+        try:
+            await self._apply(f"{path('Pod', namespace, gate.pod)}/status", body)
+        except ApiRefused as error:
+            if error.status != 404:
+                raise
 
     async def create(self, manifest: Object) -> Object | None:
         """Creates the object; None if it exists already, which is left as it is."""
@@ -180,7 +197,7 @@ class Api:
             code = error.status
             raise ApiRefused(f"{method.upper()} {where}", error) from error
         finally:
-            self._requested(method, resource_of(where), code)
+            self._requested(verb_of(method, where), resource_of(where), code)
         return answer
 
 
@@ -191,6 +208,15 @@ def resource_of(where: str) -> str:
     if rest[0] == "namespaces" and len(rest) > 2:
         rest = rest[2:]
     return "/".join([rest[0], *rest[2:]])
+
+
+def verb_of(method: str, where: str) -> str:
+    """The verb that RBAC knows for a request."""
+    if method == "get":
+        parts = where.strip("/").split("/")
+        rest = parts[2:] if parts[0] == "api" else parts[3:]
+        return "list" if len(rest) == (3 if rest[0] == "namespaces" else 1) else "get"
+    return {"post": "create", "put": "update"}.get(method, method)
 
 
 def path(kind: str, namespace: str | None, name: str | None = None) -> str:

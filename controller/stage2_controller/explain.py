@@ -32,6 +32,7 @@ _PATIENCE = {
     reasons.WAITING_FOR_SERVERS: "",
     reasons.OLD_LEARNER_ENDING: "kubectl get pods -l {label}={short}",
     reasons.NOT_SYNCED_YET: "kubectl logs job/{job}-learner",
+    reasons.SERVER_RESTARTED: "kubectl logs deployment/{job}-rollout --all-containers --previous",
     reasons.NODE_LOST: "",
     reasons.NODE_FULL: "",
     reasons.QUOTA_PENDING: "kubectl describe workload {job}; the label kueue.x-k8s.io/queue-name of rmj/{job}",

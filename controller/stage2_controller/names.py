@@ -25,10 +25,14 @@ ANNOTATION_MANIFEST_HASH = "stage2.dev/manifest-hash"
 ANNOTATION_CONFIG_HASH = "stage2.dev/config-hash"
 ANNOTATION_NODE = "stage2.dev/node"  # the node that was chosen for the whole job
 
+# The rollout pod's readiness gate: every server holds the weights that the learner pushed last.
+GATE = "stage2.dev/weights-in-sync"
+
 ROLE_ROLLOUT = "rollout"
 ROLE_LEARNER = "learner"
 ROLE_CONFIG = "config"
 ROLE_TOKEN = "token"
+ROLE_PODS = "pods"
 
 MOUNT_ROOT = "/etc/stage2"
 CONFIG_DIR = f"{MOUNT_ROOT}/config"

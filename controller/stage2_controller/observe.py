@@ -8,7 +8,7 @@ from stage2_controller import names
 from stage2_controller.observed import Object
 
 # Watched by label. ConfigMaps and Secrets are read one by one instead: nobody has to let the controller list those.
-CHILD_KINDS = ("Deployment", "Job", "Service", "Pod")
+CHILD_KINDS = ("Deployment", "Job", "Service", "NetworkPolicy", "Pod")
 KINDS = (names.KIND, *CHILD_KINDS)
 
 

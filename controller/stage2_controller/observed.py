@@ -16,6 +16,7 @@ class Observed:
 
     deployment: Object | None = None
     service: Object | None = None
+    networkpolicy: Object | None = None
     configmap: Object | None = None
     secret: Object | None = None
     learner: Object | None = None  # the batch/v1 Job
@@ -27,6 +28,7 @@ class Observed:
         return {
             "Deployment": self.deployment,
             "Service": self.service,
+            "NetworkPolicy": self.networkpolicy,
             "ConfigMap": self.configmap,
             "Secret": self.secret,
             "Job": self.learner,

@@ -34,6 +34,7 @@ _WATCHED = (
     ("Deployment", "apps/v1", "deployments"),
     ("Job", "batch/v1", "jobs"),
     ("Service", "v1", "services"),
+    ("NetworkPolicy", "networking.k8s.io/v1", "networkpolicies"),
     ("Pod", "v1", "pods"),
 )
 _NODES = (("Node", "v1", "nodes"),)

@@ -13,11 +13,12 @@ from typing import Any
 
 from stage2_api.errors import ConfigError
 from stage2_api.job import RolloutMatchingJob, parse_job
-from stage2_controller import conditions, drift, names, reasons, siting
+from stage2_controller import conditions, drift, gates, names, reasons, siting
 from stage2_controller import outcome as outcomes
 from stage2_controller import status as statuses
-from stage2_controller.children import configmap, deployment, job, meta, pod, secret, service
+from stage2_controller.children import configmap, deployment, job, meta, networkpolicy, pod, secret, service
 from stage2_controller.containers import Workload, containers
+from stage2_controller.gates import Gate
 from stage2_controller.observed import Observed, terminating
 from stage2_controller.placement import Need
 from stage2_controller.siting import Cluster, Site
@@ -34,6 +35,7 @@ class Settings:
     """What the controller's own configuration adds to a job."""
 
     image: str = DEFAULT_IMAGE
+    namespace: str | None = None  # where the controller's own pod runs; None: outside the cluster
     progress_s: float = 10.0  # how often the learner of a running job is asked for its progress
 
 
@@ -46,6 +48,7 @@ class Plan:
     deletions: tuple[str, ...] = ()  # kinds of children that have to go
     site: Site | None = None  # the job's place; None: it needs none
     keeps_place: bool = False  # refused, but what already runs goes on
+    gate: Gate | None = None  # the readiness of the rollout pod that has to be told
     delete_job: bool = False  # spec.ttlSecondsAfterFinished has passed
     again_after_s: float | None = None
 
@@ -75,13 +78,13 @@ def plan(
         return _refused(raw, observed, str(error), now)
     spec_hash = meta.digest(accepted.spec.model_dump(mode="json", include=_PODS_ARE_MADE_FROM, exclude_defaults=True))
     outcome = outcomes.outcome(accepted, [s.name for s in workload.servers], observed, status=previous, now=now)
-    plain = _children(accepted, raw["metadata"], workload, settings.image)
+    plain = _children(accepted, raw["metadata"], workload, settings)
     restarts = accepted.spec.suspend or drift.spec_changed(observed, spec_hash)
     site = None
     if cluster and not outcome and not restarts:
         asked = siting.need(plain, gpu_resource=accepted.spec.gpu_resource)
         site = siting.find(asked, observed, cluster, now=now)
-    wanted = tuple(meta.stamped(_placed(child, site), spec_hash) for child in plain)
+    wanted = tuple(meta.stamped(_controlled(child, site), spec_hash) for child in plain)
     scene = statuses.Scene(
         job=accepted,
         workload=workload,
@@ -102,6 +105,7 @@ def plan(
         children=children,
         deletions=deletions,
         site=site,
+        gate=gates.gate(observed, status),
         again_after_s=_next_look(scene, status, settings),
     )
 
@@ -114,7 +118,7 @@ def need_of(raw: Mapping[str, Any], *, settings: Settings) -> Need | None:
     except ConfigError:
         return None
     return siting.need(
-        _children(accepted, raw["metadata"], workload, settings.image), gpu_resource=accepted.spec.gpu_resource
+        _children(accepted, raw["metadata"], workload, settings), gpu_resource=accepted.spec.gpu_resource
     )
 
 
@@ -130,16 +134,19 @@ def static_children(
     workload = containers(accepted, host_for=lambda _: host)
     return [
         secret.secret(owner, token or secrets.token_urlsafe(32)),
-        *_children(accepted, owner, workload, image),
+        *_children(accepted, owner, workload, Settings(image=image)),
     ]
 
 
 def _children(
-    accepted: RolloutMatchingJob, owner: Mapping[str, Any], workload: Workload, image: str
+    accepted: RolloutMatchingJob, owner: Mapping[str, Any], workload: Workload, settings: Settings
 ) -> list[meta.Manifest]:
     """All children but the Secret."""
-    config_text, servers = workload.config_text, workload.servers
-    made = [configmap.configmap(owner, config_text)]
+    config_text, servers, image = workload.config_text, workload.servers, settings.image
+    made = [
+        configmap.configmap(owner, config_text),
+        networkpolicy.networkpolicy(owner, servers, workload.learner, controller_namespace=settings.namespace),
+    ]
     if servers:
         made.append(service.service(owner, servers))
         made.append(deployment.deployment(accepted, owner, servers, config_text=config_text, image=image))
@@ -147,7 +154,10 @@ def _children(
     return [*made, learner]
 
 
-def _placed(child: meta.Manifest, site: Site | None) -> meta.Manifest:
+def _controlled(child: meta.Manifest, site: Site | None) -> meta.Manifest:
+    """What only a controller can add to a child: its readiness, and its node."""
+    if child["kind"] == "Deployment":
+        child = deployment.gated(child)
     if child["kind"] not in ("Deployment", "Job") or site is None or site.node is None:
         return child
     return pod.pinned(child, site.node)

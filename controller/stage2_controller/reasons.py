@@ -55,6 +55,7 @@ CONTAINERS_STARTING: Final = "ContainersStarting"
 WEIGHTS_IN_SYNC: Final = "WeightsInSync"
 SAME_VERSION: Final = "SameVersion"
 VERSIONS_DIFFER: Final = "VersionsDiffer"
+SERVER_RESTARTED: Final = "ServerRestarted"  # it holds the checkpoint's weights until the next push
 NOT_SYNCED_YET: Final = "NotSyncedYet"
 
 # Condition QuotaReserved: Kueue has admitted the job. Present where the job names a queue.

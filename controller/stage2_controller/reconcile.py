@@ -23,7 +23,12 @@ from stage2_controller.siting import Cluster, standing
 
 logger = logging.getLogger(__name__)
 
-_ROLE_OF_KIND = {"Deployment": names.ROLE_ROLLOUT, "Service": names.ROLE_ROLLOUT, "Job": names.ROLE_LEARNER}
+_ROLE_OF_KIND = {
+    "Deployment": names.ROLE_ROLLOUT,
+    "Service": names.ROLE_ROLLOUT,
+    "NetworkPolicy": names.ROLE_PODS,
+    "Job": names.ROLE_LEARNER,
+}
 
 _READ_AGAIN = timedelta(minutes=2)
 
@@ -92,6 +97,8 @@ class Reconciler:
         )
         self._settle(key, intended)  # before anything else is awaited: the next job must find the room taken
         refusals = await self._carry_out(key, intended, observed)
+        if intended.gate:
+            await self._api.apply_condition(key.namespace, intended.gate, at=conditions.timestamp(now))
         await self._tell(raw, intended, refusals, now)
         if intended.delete_job:
             await self._api.delete(names.KIND, key.namespace, key.name)
@@ -146,6 +153,7 @@ class Reconciler:
         return Observed(
             deployment=watched("Deployment"),
             service=watched("Service"),
+            networkpolicy=watched("NetworkPolicy"),
             learner=watched("Job"),
             pods=self._store.all("Pod", key),
         )

@@ -47,12 +47,13 @@ def accepted(scene: Scene) -> dict[str, Any]:
         "node": _node(scene),
         "rollout": _ready_of_all(scene),
         "servers": _servers(scene, report.get("sync") or {}),
+        "images": _images(scene),
         "restarts": _restarts(scene),
         **{key: report.get(key) for key in _REPORTED},
         "progress": _progress(report),
         "loss": _finite(report.get("loss")),
     }
-    found = _conditions(scene, status["sync"])
+    found = _conditions(scene, status["sync"], status["servers"])
     name = {"name": scene.job.metadata.name, "namespace": scene.job.metadata.namespace}
     found.append(explain.training(found, {"metadata": name, "status": status}))
     status["message"] = _message(scene, found)
@@ -161,10 +162,34 @@ def _servers(scene: Scene, sync: Mapping[str, Any]) -> list[dict[str, Any]]:
     statuses = _container_statuses(scene)
     addresses = [server.base_url for server in scene.workload.config.rollout_matching.vllm.server.resolved_servers()]
     versions = {item["baseUrl"]: item["version"] for item in sync.get("servers") or []}
-    return [
-        _server(name, url, statuses.get(name, {}), versions.get(url))
-        for name, url in zip(scene.server_names, addresses, strict=True)
-    ]
+    before = {item["name"]: item for item in scene.previous.get("servers") or []}
+    pushed_before = (scene.previous.get("sync") or {}).get("version")
+    made = []
+    for name, url in zip(scene.server_names, addresses, strict=True):
+        entry = _server(name, url, statuses.get(name, {}), versions.get(url))
+        if sync.get("version") == pushed_before and _started_anew(before.get(name, {}), entry):
+            entry.pop("version", None)  # what the learner knows of it was true of the process before
+            entry["ready"] = False
+        made.append(entry)
+    return made
+
+
+def _started_anew(before: Mapping[str, Any], entry: Mapping[str, Any]) -> bool:
+    """Whether the server's process is younger than the last push: seen now, or in a pass before."""
+    restarts: int = before.get("restarts", 0)
+    return entry["restarts"] != restarts or (entry["restarts"] == restarts > 0 and "version" not in before)
+
+
+def _images(scene: Scene) -> list[dict[str, str]]:
+    """What the containers run; what is known of one that is gone stays."""
+    known = {item["name"]: item for item in scene.previous.get("images") or []}
+    for role in (names.ROLE_ROLLOUT, names.ROLE_LEARNER):
+        pod = scene.observed.pod(role)
+        for item in pod.get("status", {}).get("containerStatuses", []) if pod else []:
+            digest = item.get("imageID", "").rpartition("@")[2]
+            if digest.startswith("sha256:"):
+                known[item["name"]] = {"name": item["name"], "image": item["image"], "digest": digest}
+    return [known[name] for name in sorted(known)]
 
 
 def _server(name: str, url: str, container: Object, version: int | None) -> dict[str, Any]:
@@ -189,7 +214,7 @@ def _restarts(scene: Scene) -> int:
     return max(failed, before)
 
 
-def _conditions(scene: Scene, sync: Mapping[str, Any] | None) -> list[Condition]:
+def _conditions(scene: Scene, sync: Mapping[str, Any] | None, servers: Sequence[Mapping[str, Any]]) -> list[Condition]:
     found = [Condition(reasons.ACCEPTED, "True", reasons.VALID, "the spec keeps every rule")]
     if scene.job.spec.suspend and not scene.outcome:
         message = "spec.suspend is true: no pod exists; set it to false to go on from the last checkpoint"
@@ -200,7 +225,7 @@ def _conditions(scene: Scene, sync: Mapping[str, Any] | None) -> list[Condition]
         found.append(_rollout_ready(scene))
     found.append(_learner_running(scene))
     if scene.workload.servers:
-        found.append(_weights_in_sync(sync, len(scene.workload.servers)))
+        found.append(_weights_in_sync(sync, servers))
     if scene.outcome:
         found.append(Condition(scene.outcome.phase, "True", scene.outcome.reason, scene.outcome.message))
     return found
@@ -243,13 +268,18 @@ def _learner_running(scene: Scene) -> Condition:
     return condition(False, finding.reason, finding.message)
 
 
-def _weights_in_sync(sync: Mapping[str, Any] | None, count: int) -> Condition:
+def _weights_in_sync(sync: Mapping[str, Any] | None, servers: Sequence[Mapping[str, Any]]) -> Condition:
     def condition(status: bool, reason: str, message: str) -> Condition:
         return Condition(reasons.WEIGHTS_IN_SYNC, truth(status), reason, message)
 
     held = [item["version"] for item in (sync or {}).get("servers") or []]
     if sync is None or not held:
         return condition(False, reasons.NOT_SYNCED_YET, "the learner has not pushed its weights yet")
+    count = len(servers)
+    anew = [item["name"] for item in servers if "version" not in item]
+    if anew:
+        message = f"{', '.join(anew)} started anew and waits for the learner's next push"
+        return condition(False, reasons.SERVER_RESTARTED, message)
     behind = [str(version) for version in held if version != sync["version"]]
     if behind:
         message = (

@@ -78,6 +78,17 @@ class SyncStatus(StatusPart):
     """List of the versions that the servers hold."""
 
 
+class ImageStatus(StatusPart):
+    """The image that a container really runs."""
+
+    name: _Word
+    """Name of the container: server-0, learner."""
+    image: _Line | None = None
+    """Image as the node resolved its name."""
+    digest: _Line
+    """Digest of the image, by which it can be had again whatever its tag means by then."""
+
+
 class JobStatus(StatusPart):
     """What the controller observes of the job."""
 
@@ -105,6 +116,8 @@ class JobStatus(StatusPart):
     """Optimizer steps that are done, of all: `12/40`."""
     loss: float | None = None
     """Loss of the last optimizer step."""
+    images: list[ImageStatus] = Field(default=[], max_length=64)
+    """List of the images that the containers run, with their digests."""
     sync: SyncStatus | None = None
     """Weight sync: the last one."""
     reproducibility: Annotated[

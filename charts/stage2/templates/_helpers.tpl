@@ -46,7 +46,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- define "stage2.rules" -}}
 - apiGroups: [stage2.dev]
   resources: [rolloutmatchingjobs]
-  verbs: [get, list, watch, delete]  # delete: spec.ttlSecondsAfterFinished
+  verbs: [list, watch, delete]  # delete: spec.ttlSecondsAfterFinished
 - apiGroups: [stage2.dev]
   resources: [rolloutmatchingjobs/status]
   verbs: [patch]
@@ -62,9 +62,15 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 - apiGroups: [""]
   resources: [services]
   verbs: [list, watch, create, patch]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [list, watch, create, patch]
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch]
+- apiGroups: [""]
+  resources: [pods/status]  # the readiness gate: a server that was started anew is ready when its weights are
+  verbs: [patch]
 - apiGroups: [""]
   resources: [configmaps]
   verbs: [get, create, patch]

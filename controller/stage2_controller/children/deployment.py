@@ -41,6 +41,13 @@ def deployment(
     return meta.child("apps/v1", "Deployment", owner=owner, role=names.ROLE_ROLLOUT, body={"spec": spec})
 
 
+def gated(manifest: meta.Manifest) -> meta.Manifest:
+    """The Deployment whose pod is ready only when its weights are; needs a controller that says so."""
+    spec = manifest["spec"]
+    pod_spec = {**spec["template"]["spec"], "readinessGates": [{"conditionType": names.GATE}]}
+    return {**manifest, "spec": {**spec, "template": {**spec["template"], "spec": pod_spec}}}
+
+
 def _probes(server: Container) -> dict[str, Any]:
     """No liveness probe: a server busy with a long rollout must not be killed, and a dead engine ends its process."""
     health = {

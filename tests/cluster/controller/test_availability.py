@@ -26,11 +26,15 @@ class Replica(Controller):
         options = (f"--lease={namespace}/stage2", f"--listen=127.0.0.1:{self.port}")
         super().__init__(kubeconfig, namespace, log, *options)
 
+    def figures(self) -> str:
+        """All of its figures, as Prometheus reads them."""
+        with urlopen(f"http://127.0.0.1:{self.port}/metrics") as answer:
+            text: str = answer.read().decode()
+        return text
+
     def figure(self, name: str) -> float:
         """One of its figures."""
-        with urlopen(f"http://127.0.0.1:{self.port}/metrics") as answer:
-            lines = answer.read().decode().splitlines()
-        return float(next(line.split()[-1] for line in lines if line.startswith(name)))
+        return float(next(line.split()[-1] for line in self.figures().splitlines() if line.startswith(name)))
 
     def leads(self) -> bool:
         """Whether it says so itself."""

@@ -160,6 +160,7 @@ def started(raw: Object, **more: Any) -> Observed:
     parts: Object = {
         "deployment": child(made, "Deployment"),
         "service": child(made, "Service"),
+        "networkpolicy": child(made, "NetworkPolicy"),
         "configmap": child(made, "ConfigMap"),
         "secret": child(made, "Secret"),
         "learner": learner_job(made),

@@ -44,7 +44,13 @@ def test_a_steady_state_writes_nothing() -> None:
 def test_absent_children_are_written_and_those_that_are_made_once_are_created() -> None:
     made = b.planned(b.job())
     verbs = [(write.verb, write.manifest["kind"]) for write in drift.writes(made.children, b.NOTHING)]
-    assert verbs == [("create", "Secret"), ("apply", "ConfigMap"), ("apply", "Service"), ("apply", "Deployment")]
+    assert verbs == [
+        ("create", "Secret"),
+        ("apply", "ConfigMap"),
+        ("apply", "NetworkPolicy"),
+        ("apply", "Service"),
+        ("apply", "Deployment"),
+    ]
 
 
 def test_a_child_on_its_way_out_is_left_alone_until_it_is_gone() -> None:
@@ -87,7 +93,7 @@ def test_a_job_that_was_edited_while_it_was_suspended_starts_anew() -> None:
     observed = b.started(b.job())
     made = b.planned(b.job(image="my/trainer:2"), observed)
     assert made.deletions == ("Job", "Deployment")
-    assert b.kinds(made) == ["ConfigMap", "Service"]
+    assert b.kinds(made) == ["ConfigMap", "NetworkPolicy", "Service"]
 
 
 def test_suspend_deadline_and_time_to_live_may_change_at_any_time() -> None:

@@ -7,13 +7,12 @@ import yaml
 
 from stage2_controller import names, reasons
 from stage2_controller.observed import Observed
-from stage2_controller.plan import static_children
 from tests.unit.controller import builders as b
 
 
 def test_a_new_job_gets_everything_but_its_learner() -> None:
     made = b.planned(b.job())
-    assert b.kinds(made) == ["Secret", "ConfigMap", "Service", "Deployment"]
+    assert b.kinds(made) == ["Secret", "ConfigMap", "NetworkPolicy", "Service", "Deployment"]
 
 
 def test_the_learner_is_created_when_all_servers_answer() -> None:
@@ -37,7 +36,7 @@ def test_the_token_is_made_once() -> None:
 
 def test_colocate_needs_no_servers() -> None:
     made = b.planned(b.job(config=b.COLOCATE, rollout={}, learner={"gpus": 4}))
-    assert b.kinds(made) == ["Secret", "ConfigMap", "Job"]
+    assert b.kinds(made) == ["Secret", "ConfigMap", "NetworkPolicy", "Job"]
     learner = b.child(made, "Job")["spec"]["template"]["spec"]
     assert "affinity" not in learner
     assert learner["containers"][0]["command"][:3] == ["torchrun", "--standalone", "--nproc-per-node=4"]
@@ -89,7 +88,7 @@ def test_a_suspended_job_has_no_pods_and_keeps_its_token() -> None:
     observed = b.started(raw)
     made = b.planned(b.job(suspend=True), observed)
     assert made.deletions == ("Job", "Deployment")
-    assert b.kinds(made) == ["ConfigMap", "Service"]
+    assert b.kinds(made) == ["ConfigMap", "NetworkPolicy", "Service"]
     assert made.status["phase"] == reasons.SUSPENDED
 
 
@@ -123,19 +122,6 @@ def test_a_running_job_is_looked_at_again_for_its_progress() -> None:
     raw = b.job()
     assert b.planned(raw, b.started(raw)).again_after_s == b.SETTINGS.progress_s
     assert b.planned(raw).again_after_s is None
-
-
-def test_static_yaml_holds_the_same_pods_as_the_controller_makes() -> None:
-    from stage2_api.job import parse_job
-
-    raw = b.job()
-    static = {item["kind"]: item for item in static_children(parse_job(raw), image=b.SETTINGS.image, token="t0ken")}
-    made = b.planned(raw, b.started(raw, secret=None))
-    assert set(static) == set(b.kinds(made))
-    for kind in ("Deployment", "Job", "Service"):
-        assert static[kind]["spec"] == b.child(made, kind)["spec"]
-    assert static["ConfigMap"]["data"] == b.child(made, "ConfigMap")["data"]
-    assert "ownerReferences" not in static["Job"]["metadata"]
 
 
 def test_the_servers_addresses_are_in_the_effective_configuration() -> None:

@@ -37,6 +37,7 @@ def placed(raw: Any, account: Capacity) -> Observed:
     return Observed(
         deployment=b.child(made, "Deployment"),
         service=b.child(made, "Service"),
+        networkpolicy=b.child(made, "NetworkPolicy"),
         configmap=b.child(made, "ConfigMap"),
         secret=b.child(made, "Secret"),
         learner=b.learner_job(made),

@@ -15,6 +15,37 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("a nameless container", {"spec": {"containers": [{"image": "x"}]}}, "template.spec.containers[0]"),
     ("a restart policy", {"spec": {"restartPolicy": "Always"}}, "template.spec.restartPolicy"),
+    ("another account", {"spec": {"serviceAccountName": "admin"}}, "template.spec.serviceAccountName"),
+    ("a node", {"spec": {"nodeName": "a"}}, "template.spec.nodeName"),
+    ("the node's network", {"spec": {"hostNetwork": True}}, "template.spec.hostNetwork"),
+    (
+        "a label that finds pods",
+        {"metadata": {"labels": {"stage2.dev/role": "x"}}},
+        "template.metadata.labels[stage2.dev/role]",
+    ),
+    ("a volume of ours", {"spec": {"volumes": [{"name": "shm", "emptyDir": {}}]}}, "template.spec.volumes[0].name"),
+    ("a removal", {"spec": {"containers": None}}, "template.spec.containers"),
+    ("a deep removal", {"spec": {"containers": [{"name": "learner", "env": None}]}}, "template.spec.containers[0].env"),
+    ("a directive", {"spec": {"$patch": "replace"}}, "template.spec.$patch"),
+    (
+        "a mount over the token",
+        {
+            "spec": {
+                "containers": [{"name": "learner", "volumeMounts": [{"name": "x", "mountPath": "/etc/stage2/token"}]}]
+            }
+        },
+        "template.spec.containers[0].volumeMounts[0].mountPath",
+    ),
+    (
+        "a variable of ours",
+        {"spec": {"containers": [{"name": "learner", "env": [{"name": "STAGE2_TOKEN_FILE", "value": "/x"}]}]}},
+        "template.spec.containers[0].env[0].name",
+    ),
+    (
+        "more GPUs than the job counts",
+        {"spec": {"containers": [{"name": "learner", "resources": {"limits": {"nvidia.com/gpu": 2}}}]}},
+        "template.spec.containers[0].resources.limits[nvidia.com/gpu]",
+    ),
     ("a field beside spec", {"containers": []}, "template.containers"),
 ]
 

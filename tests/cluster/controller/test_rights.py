@@ -1,0 +1,74 @@
+"""What the controller may do, as the API server tells it, against what it does in a job's whole life."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.controller.conftest import HERE, Kubectl, Kubelet, eventually, job, phase
+from tests.cluster.controller.test_availability import Replica
+
+pytestmark = pytest.mark.timeout(300)
+
+# Used by the API server on the controller's behalf: whoever sets blockOwnerDeletion must be allowed to finalize.
+IMPLIED = {("update", "rolloutmatchingjobs/finalizers")}
+APPLIED = ("configmaps", "deployments", "networkpolicies", "services")  # an apply that creates needs both verbs
+GATE = "stage2.dev/weights-in-sync"
+WATCHED = ("rolloutmatchingjobs", "deployments", "jobs", "services", "networkpolicies", "pods", "nodes")
+SYSTEM = {"authorization.k8s.io", "authentication.k8s.io", "certificates.k8s.io"}
+
+
+def may(kubectl: Kubectl) -> set[tuple[str, str]]:
+    """Verbs and resources of the chart's service account, besides what every account may."""
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectRulesReview",
+        "spec": {"namespace": kubectl.namespace},
+    }
+    who = f"--as=system:serviceaccount:{kubectl.namespace}:stage2"
+    told = json.loads(kubectl("create", "-f", "-", "-o", "json", "--validate=false", who, stdin=review))["status"][
+        "resourceRules"
+    ]
+    rules = [rule for rule in told if not SYSTEM & set(rule["apiGroups"])]
+    return {(verb, resource) for rule in rules for verb in rule["verbs"] for resource in rule["resources"]}
+
+
+def does(replica: Replica) -> set[tuple[str, str]]:
+    """Verbs and resources of the requests that were granted, and of the watches."""
+    pattern = r'stage2_api_requests_total\{code="(2\d\d|404|409)",resource="([^"]+)",verb="([^"]+)"\}'
+    asked = {(verb, resource) for _, resource, verb in re.findall(pattern, replica.figures())}
+    asked |= {("create", resource) for resource in APPLIED if ("patch", resource) in asked}
+    return asked | {(verb, resource) for verb in ("list", "watch") for resource in WATCHED}
+
+
+def gate(kubectl: Kubectl, pod: str) -> str | None:
+    """The readiness gate of a rollout pod."""
+    told = (kubectl.get("pod", pod) or {})["status"]["conditions"]
+    return next((item["status"] for item in told if item["type"] == GATE), None)
+
+
+def test_the_controller_may_do_what_it_does_and_nothing_else(
+    kubectl: Kubectl, node: str, rights: Path, kubelet: Kubelet, tmp_path: Path
+) -> None:
+    replica = Replica(rights, kubectl.namespace, tmp_path / "controller.log")
+    replica.start()
+    try:
+        placement = {"nodeSelector": HERE, "priorityClassName": "system-node-critical"}
+        kubectl.apply(job("first", ttlSecondsAfterFinished=1, placement=placement))
+        kubectl.apply(job("second"))
+        for name in ("first", "second"):
+            kubelet.servers_answer(name)
+            kubelet.learner_runs(name)
+        eventually(lambda: phase(kubectl, "second") == "Running", why="the jobs run")
+        servers = (kubelet.pod("second", "rollout") or {})["metadata"]["name"]
+        kubectl.set_status("pod", servers, {"conditions": [{"type": GATE, "status": "True"}]})
+        eventually(lambda: gate(kubectl, servers) == "False", why="the controller mends a gate that is wrong")
+        kubectl("patch", "rmj", "second", "--type=merge", "-p", '{"spec": {"suspend": true}}')
+        kubelet.learner_ends("first", 0)
+        eventually(lambda: kubectl.get("rmj", "first") is None, why="the first has lived its time")
+        eventually(lambda: not kubectl.list("deployments", "jobs"), why="the second is suspended")
+        assert may(kubectl) == does(replica) | IMPLIED
+        assert "forbidden" not in replica.text()
+    finally:
+        replica.stop()
