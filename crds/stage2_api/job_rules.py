@@ -96,6 +96,13 @@ JOB_RULES: tuple[Rule[JobSpec], ...] = (
         way_out="remove servers, base_url and group_port; spec.rollout says how many servers there are",
     ),
     Rule(
+        path=f"{_SERVER}.protocol",
+        broken=lambda s: s.config.rollout_matching.vllm.server.protocol != "vllm",
+        cel=f"$({_SERVER}.protocol) == 'vllm'",
+        rule="the servers that a job starts speak vllm",
+        way_out="remove protocol, or start `swift rollout` yourself and train with `stage2 learn`",
+    ),
+    Rule(
         path="learner.gpus",
         broken=lambda s: has_servers(s) and s.learner.gpus > 1 and not _grpo(s),
         cel=f"{_GRPO} || !{_HAS_SERVERS} || $(learner.gpus) <= 1",

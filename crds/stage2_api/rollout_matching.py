@@ -50,6 +50,14 @@ class RolloutBuffer(Section):
     """Optimizer steps for each window of rollouts: the first makes them (E-step), the others train on them again."""
 
 
+class Pipeline(Section):
+    """Makes the next accumulation window's rollouts while the current one trains: stale by choice."""
+
+    enabled: bool = False
+    """Whether rollouts are made one window ahead, by servers that hold the weights before the current optimizer step:
+    no rollout is older than one sync, and `rollouts.jsonl` says which version made it."""
+
+
 class Offload(Section):
     """Moves the training state to main memory while a colocated engine makes rollouts. Ignored in other modes."""
 
@@ -180,6 +188,8 @@ class RolloutMatching(Section):
     accumulation window, so that the loss does not depend on how samples are spread over micro-steps."""
     rollout_buffer: RolloutBuffer = RolloutBuffer()
     """Reuse of one window of rollouts for several optimizer steps."""
+    pipeline: Pipeline = Pipeline()
+    """Rollouts of the next window while the current one trains (server mode)."""
     offload: Offload = Offload()
     """Main memory as a place for training state during colocated rollouts."""
     vllm: Vllm = Vllm()

@@ -53,6 +53,11 @@ def _offloads(config: RunConfig) -> bool:
     return _uses_vllm(config, "colocate") and config.rollout_matching.offload.enabled
 
 
+def _reuses(config: RunConfig) -> bool:
+    buffer = config.rollout_matching.rollout_buffer
+    return buffer.enabled and buffer.m_steps > 1
+
+
 def _packs_without_length(config: RunConfig) -> bool:
     return config.training.packing and config.max_length is None and config.training.packing_length is None
 
@@ -132,6 +137,23 @@ RUN_RULES: tuple[Rule[RunConfig], ...] = (
         cel="!($(tuner.freeze_llm) && $(tuner.freeze_vit) && $(tuner.freeze_aligner))",
         rule="something must be trained, but freeze_llm, freeze_vit and freeze_aligner are all true",
         way_out="set one of them to false",
+    ),
+    Rule(
+        path=f"{_MATCHING}.pipeline.enabled",
+        broken=lambda c: c.rollout_matching.pipeline.enabled and not _uses_vllm(c, "server"),
+        cel=f"!$({_MATCHING}.pipeline.enabled) || !({_NOT_VLLM}) && $({_VLLM}.mode) == 'server'",
+        rule="only servers can make rollouts while the learner trains",
+        way_out="set vllm.mode to server (with rollout_backend vllm), or pipeline.enabled to false",
+    ),
+    Rule(
+        path=f"{_MATCHING}.pipeline.enabled",
+        broken=lambda c: c.rollout_matching.pipeline.enabled and _reuses(c),
+        cel=(
+            f"!$({_MATCHING}.pipeline.enabled) || !$({_MATCHING}.rollout_buffer.enabled) ||"
+            f" $({_MATCHING}.rollout_buffer.m_steps) == 1"
+        ),
+        rule="rollouts that are reused for several steps are not made one window ahead too",
+        way_out="set pipeline.enabled or rollout_buffer.enabled to false",
     ),
     Rule(
         path=f"{_MATCHING}.offload.enabled",

@@ -64,7 +64,8 @@ class VllmServer(Section):
     minutes."""
     infer_timeout_s: float | None = None
     """Seconds that one request for rollouts may take; null or a value of at most 0 means no limit, for long answers
-    take as long as they take."""
+    take as long as they take. A server that stands still is noticed all the same: while it generates it must say its
+    weight version within `timeout_s`, and after `timeout_s` a warning counts the requests under way."""
 
     def resolved_servers(self) -> tuple[ServerAddress, ...]:
         """The servers of either form, in order; empty when neither form is given."""

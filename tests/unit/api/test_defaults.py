@@ -50,6 +50,7 @@ def test_defaults_of_rollout_matching() -> None:
         "gate_weight": 1.0,
         "loss_normalizer": "micro",
         "rollout_buffer": {"enabled": False, "m_steps": 1},
+        "pipeline": {"enabled": False},
         "offload": {"enabled": False, "offload_model": False, "offload_optimizer": False},
         "debug_dump_parse_failures": False,
         "debug_dump_max": 3,

@@ -21,6 +21,7 @@ from stage2_trainer.learner.interrupt import Interrupt
 from stage2_trainer.learner.local_assembly import Policy, local_rollouts, make_room
 from stage2_trainer.learner.loss import LossOptions
 from stage2_trainer.learner.model import ALIGNER, VIT, adapt, freeze, load_model, load_processor
+from stage2_trainer.learner.pipeline import PipelinedRollouts
 from stage2_trainer.learner.progress import Reporter, Sync
 from stage2_trainer.learner.records import (
     ROLLOUT_LOG,
@@ -32,7 +33,7 @@ from stage2_trainer.learner.records import (
 )
 from stage2_trainer.learner.rows import PackedRows, Rows, SingleRows, WindowRows
 from stage2_trainer.learner.samples import rollout_document, sample_document
-from stage2_trainer.learner.server_assembly import Learner, server_rollouts
+from stage2_trainer.learner.server_assembly import Learner, server_rollouts, training_rollouts
 from stage2_trainer.learner.source import RolloutSource
 from stage2_trainer.learner.supported import in_process
 from stage2_trainer.learner.trainer import Parts, RolloutMatchingTrainer
@@ -108,10 +109,9 @@ def build_trainer(
         rollouts: RolloutSource = local_rollouts(config, policy, probe, surroundings.reporter, room)
     else:
         learner = Learner(model, processor, training_arguments.device, probe)
-        rollouts = server_rollouts(
-            config, learner, token=surroundings.token, reporter=surroundings.reporter, stack=stack
-        )
-    _report_reproducibility(config, data, surroundings, rollouts.sync_state)
+        fresh = server_rollouts(config, learner, token=surroundings.token, reporter=surroundings.reporter, stack=stack)
+        rollouts = training_rollouts(config, fresh, stack)
+    report_reproducibility(config, data.fingerprint, surroundings, rollouts.sync_state)
     trainer = RolloutMatchingTrainer(
         parts=_parts(config, surroundings, prompts, encoder, matcher, rollouts),
         model=model,
@@ -170,7 +170,7 @@ def _parts(
         ),
         evaluation=Evaluation(
             prompts=prompts,
-            rollouts=rollouts,
+            rollouts=rollouts.direct if isinstance(rollouts, PipelinedRollouts) else rollouts,
             matcher=matcher,
             batch_size=training.per_device_eval_batch_size,
             on_matched=_held_out_rollouts(surroundings.log, surroundings.rollout_log),
@@ -186,6 +186,7 @@ def _parts(
         log=surroundings.log,
         ahead="window" in (matching.post_rollout_pack_scope, matching.loss_normalizer),
         m_steps=matching.rollout_buffer.m_steps if matching.rollout_buffer.enabled else 1,
+        pipelined=matching.pipeline.enabled,
     )
 
 
@@ -223,7 +224,7 @@ def _held_out_rollouts(log: EventLog, rollout_log: JsonLines) -> Callable[[int, 
     return note
 
 
-def _report_reproducibility(config: RunConfig, data: Data, surroundings: Surroundings, sync: Sync) -> None:
+def report_reproducibility(config: RunConfig, dataset: Fingerprint, surroundings: Surroundings, sync: Sync) -> None:
     """Say what the run is made of, once, before anything is trained."""
     addresses = () if in_process(config) else config.rollout_matching.vllm.server.resolved_servers()
     servers = [address.base_url for address in addresses]
@@ -232,7 +233,7 @@ def _report_reproducibility(config: RunConfig, data: Data, surroundings: Surroun
         servers=servers,
         sync_modes=(sync.requested_mode, sync.effective_mode),
         rollout_seed=config.training.seed,
-        dataset=data.fingerprint,
+        dataset=dataset,
     )
     surroundings.log.write("reproducibility", record)
     surroundings.reporter.update(reproducibility=record, sync=sync)

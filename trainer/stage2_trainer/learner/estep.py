@@ -16,6 +16,7 @@ from stage2_trainer.data.records import Record
 from stage2_trainer.learner.batch import Placed, place
 from stage2_trainer.learner.metrics import SampleStats, Stopwatch
 from stage2_trainer.learner.model import rope_model
+from stage2_trainer.learner.pipeline import PipelinedRollouts
 from stage2_trainer.learner.rollouts import FreshBatch
 from stage2_trainer.learner.source import RolloutSource
 from stage2_trainer.matching import (
@@ -60,6 +61,10 @@ class Segment:
 
     def __len__(self) -> int:
         return len(self.placed)
+
+    def aged(self, staleness: int) -> Segment:
+        """Return it with the optimizer steps that lie between its rollout and the training on it."""
+        return replace(self, stats=replace(self.stats, staleness=staleness))
 
 
 @dataclass(frozen=True)
@@ -141,7 +146,23 @@ class EStep:
                     begin(index, rollout)
         made = [done[index][1].result() for index in range(len(records))]
         self._on_matched(global_step, with_origin([one for one, _ in made], fresh, self._matcher.options))
-        return [segment for _, segment in made], fresh.sync
+        return [segment.aged(global_step - one.rollout.version) for one, segment in made], fresh.sync
+
+    def look_ahead(
+        self,
+        window: Sequence[Sequence[Record]],
+        following: Sequence[Sequence[Record]],
+        model: nn.Module,
+        *,
+        global_step: int,
+        stopwatch: Stopwatch,
+    ) -> None:
+        """Begin a window of micro-steps, and let the one after it be asked for; nothing without a pipeline."""
+        if isinstance(self._rollouts, PipelinedRollouts):
+            chats = [
+                [[self._prompts.chat(record) for record in batch] for batch in part] for part in (window, following)
+            ]
+            self._rollouts.look_ahead(model, *chats, global_step=global_step, stopwatch=stopwatch)
 
     def _prompt(self, chat: list[dict[str, Any]], stopwatch: Stopwatch) -> Prompt:
         with stopwatch.measure("rollout_teacher_encode"):

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -16,12 +17,16 @@ from stage2_trainer.learner.assembly import Surroundings, build_trainer, load_da
 from stage2_trainer.learner.interrupt import Interrupt, Interrupted
 from stage2_trainer.learner.packing_errors import PackingError
 from stage2_trainer.learner.progress import ProgressServer, Reporter
+from stage2_trainer.learner.prometheus import metered
 from stage2_trainer.learner.supported import check_supported, in_process
 from stage2_trainer.learner.trainer import RolloutMatchingTrainer
 from stage2_trainer.server.address import host_and_port, is_loopback
 from stage2_trainer.server.errors import ServerError
 from stage2_trainer.server.token import read_token
 from stage2_trainer.sync.verify import ProofError
+
+if TYPE_CHECKING:
+    from stage2_trainer.grpo.trainer import GrpoTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -66,14 +71,24 @@ def _learn(config: RunConfig, reporter: Reporter, stack: ExitStack) -> None:
     stack.enter_context(_progress_server(config, reporter, token, os.environ))
     interrupt = Interrupt()
     interrupt.listen()
-    data = load_data(config)
     log, rollout_log = open_logs(config, rank, stack)
-    trainer = build_trainer(config, data, Surroundings(token, reporter, interrupt, log, rollout_log), stack)
+    log = metered(log, reporter, os.environ, host=_host(config, os.environ), stack=stack)
+    surroundings = Surroundings(token, reporter, interrupt, log, rollout_log)
+    trainer = _trainer(config, surroundings, stack)
     checkpoint = config.training.resume_from_checkpoint or _newest_checkpoint(config)
     _train(trainer, checkpoint)
 
 
-def _train(trainer: RolloutMatchingTrainer, checkpoint: str | None) -> None:
+def _trainer(config: RunConfig, surroundings: Surroundings, stack: ExitStack) -> RolloutMatchingTrainer | GrpoTrainer:
+    if config.rlhf is None:
+        return build_trainer(config, load_data(config), surroundings, stack)
+    from stage2_trainer.grpo import assembly as grpo  # TRL takes seconds to import, and no other run needs it
+
+    grpo.check_grpo(config)
+    return grpo.build_trainer(config, grpo.load_data(config), surroundings, stack)
+
+
+def _train(trainer: RolloutMatchingTrainer | GrpoTrainer, checkpoint: str | None) -> None:
     """Train from the beginning or from a checkpoint; when it has to stop early, leave a checkpoint of the last step."""
     if checkpoint is not None:
         logger.info("going on from %s", checkpoint)
@@ -94,19 +109,24 @@ def _newest_checkpoint(config: RunConfig) -> str | None:
 def _progress_server(
     config: RunConfig, reporter: Reporter, token: str, environment: Mapping[str, str]
 ) -> AbstractContextManager[object]:
-    """Serve progress of the first process where a port is given.
-
-    To this machine only when all servers are on it, or when there are none and this is no pod; else to the network.
-    """
+    """Serve progress of the first process where a port is given."""
     port = environment.get(PROGRESS_PORT_VARIABLE)
     if not port or environment.get("RANK", "0") != "0":
         return nullcontext()
+    return ProgressServer(reporter, host=_host(config, environment), port=int(port), token=token)
+
+
+def _host(config: RunConfig, environment: Mapping[str, str]) -> str:
+    """Return where the learner's own routes listen.
+
+    On this machine only when all servers are on it, or when there are none and this is no pod; else on the network.
+    """
     if in_process(config):
         local = POD_VARIABLE not in environment
     else:
         servers = config.rollout_matching.vllm.server.resolved_servers()
         local = all(is_loopback(host_and_port(server.base_url)[0]) for server in servers)
-    return ProgressServer(reporter, host="127.0.0.1" if local else "0.0.0.0", port=int(port), token=token)
+    return "127.0.0.1" if local else "0.0.0.0"
 
 
 def _token(config: RunConfig, environment: Mapping[str, str]) -> str:

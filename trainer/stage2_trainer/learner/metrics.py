@@ -16,6 +16,7 @@ class SampleStats:
 
     `matched` pairs passed the gate; `supervised` of them have targets, the others are excluded and count as missed.
     `matched_iou50` of them have a mask IoU of at least 0.5.
+    `staleness`: optimizer steps between the weights that made it and those that train on it.
     The lengths of what is trained on are 0 in an evaluation, which encodes nothing.
     """
 
@@ -38,6 +39,7 @@ class SampleStats:
     append_len: int = 0
     train_len: int = 0
     encoded_len: int = 0
+    staleness: int = 0
 
 
 class Stopwatch:
@@ -174,6 +176,7 @@ def _generation_metrics(stats: Sequence[SampleStats], generate_s: float) -> dict
         "gen_new_tokens_p90": _percentile(generated, 90),
         "gen_new_tokens_p99": _percentile(generated, 99),
         "gen_tokens_per_s": _ratio(sum(generated), generate_s),
+        "staleness": _mean([s.staleness for s in stats]),
         "decode_greedy": float(len(stats)),
         "decode_beam": 0.0,
     }

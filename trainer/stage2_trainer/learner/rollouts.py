@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -18,6 +18,8 @@ from stage2_trainer.rollout.seeds import SeedPlan
 from stage2_trainer.server.errors import ServerError
 from stage2_trainer.sync.policy import SyncPolicy
 from stage2_trainer.sync.report import SyncReport
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -66,13 +68,44 @@ class FreshRollouts:
 
         Raises ServerError when servers fail again and again: the run can go on later, from a checkpoint.
         """
-        requests = [RolloutRequest(messages=list(chat)) for chat in chats]
-        plan = SeedPlan(self._seed, global_step, micro_step)
+        plan = self.plan(global_step, micro_step)
+
+        def try_once() -> FreshBatch:
+            report = self._synced(model, global_step, stopwatch)
+            with stopwatch.measure("rollout_generate"):
+                return replace(self.answers(chats, plan, version=global_step, on_rollout=on_rollout), sync=report)
+
+        return self._persistently(try_once, global_step)
+
+    def sync(self, model: nn.Module, global_step: int, stopwatch: Stopwatch) -> SyncReport | None:
+        """Give the servers the weights of `global_step`; None if they hold them. Raises ServerError as `generate`."""
+        return self._persistently(lambda: self._synced(model, global_step, stopwatch), global_step)
+
+    def plan(self, global_step: int, micro_step: int) -> SeedPlan:
+        """Return the seeds of a micro-step's requests."""
+        return SeedPlan(self._seed, global_step, micro_step)
+
+    def answers(
+        self,
+        chats: Sequence[Sequence[Mapping[str, Any]]],
+        plan: SeedPlan,
+        *,
+        version: int,
+        on_rollout: OnRollout | None = None,
+    ) -> FreshBatch:
+        """Return what the servers answer, without a sync and without another try. Raises ServerError."""
+        requests = [RolloutRequest(messages=list(chat), adapter=self._policy.adapter_name) for chat in chats]
+        start, sync = time.monotonic(), self.sync_state
+        rollouts = self._backend.generate(requests, seed_plan=plan, version=version, on_rollout=on_rollout)
+        return FreshBatch(rollouts, None, self._origin(plan, sync, len(requests), time.monotonic() - start))
+
+    def _persistently(self, step: Callable[[], T], global_step: int) -> T:
+        """Do something that servers are needed for, again when they were lost and have come back."""
         attempt = 0
         while True:
             attempt += 1
             try:
-                return self._generate(model, requests, plan, stopwatch, on_rollout)
+                return step()
             except ServerError as error:
                 if attempt == ATTEMPTS:
                     raise
@@ -81,29 +114,18 @@ class FreshRollouts:
                 self._reporter.update(phase="waiting-for-servers", message=str(error))
                 self._wait()
 
-    def _generate(
-        self,
-        model: nn.Module,
-        requests: Sequence[RolloutRequest],
-        plan: SeedPlan,
-        stopwatch: Stopwatch,
-        on_rollout: OnRollout | None,
-    ) -> FreshBatch:
+    def _synced(self, model: nn.Module, global_step: int, stopwatch: Stopwatch) -> SyncReport | None:
         self._reporter.update(phase="syncing")
         with stopwatch.measure("sync"):
-            report = self._policy.ensure_synced(model, plan.global_step)
+            report = self._policy.ensure_synced(model, global_step)
         if report is not None:
             self.sync_state = replace(self.sync_state.after(report), effective_mode=self._policy.effective)
         self._reporter.update(phase="rollout", sync=self.sync_state, message="")
-        with stopwatch.measure("rollout_generate"):
-            named = [replace(request, adapter=self._policy.adapter_name) for request in requests]
-            start = time.monotonic()
-            rollouts = self._backend.generate(named, seed_plan=plan, version=plan.global_step, on_rollout=on_rollout)
-        return FreshBatch(rollouts, report, self._origin(plan, len(requests), time.monotonic() - start))
+        return report
 
-    def _origin(self, plan: SeedPlan, count: int, seconds: float) -> dict[str, Any]:
+    def _origin(self, plan: SeedPlan, sync: Sync, count: int, seconds: float) -> dict[str, Any]:
         """Return what the record says of every rollout of a micro-step."""
-        urls, sync = self._backend.base_urls, self.sync_state
+        urls = self._backend.base_urls
         return {
             "micro_step": plan.micro_step,
             "servers": list(urls),

@@ -11,8 +11,10 @@ from typing import Any
 import torch
 
 from stage2_api.runconfig import RunConfig
+from stage2_trainer.learner.pipeline import PipelinedRollouts
 from stage2_trainer.learner.progress import Reporter
 from stage2_trainer.learner.rollouts import FreshRollouts
+from stage2_trainer.learner.source import RolloutSource
 from stage2_trainer.rollout.backend import Sampling, ServedBackend
 from stage2_trainer.rollout.identity import check_identity, check_swift_identity
 from stage2_trainer.rollout.server import ServerBackend
@@ -63,6 +65,15 @@ def server_rollouts(
     else:
         check_identity(clients, learner.processor, probe.messages, ids)
     return FreshRollouts(backend, policy, seed=config.training.seed, wait=wait, reporter=reporter)
+
+
+def training_rollouts(config: RunConfig, fresh: FreshRollouts, stack: ExitStack) -> RolloutSource:
+    """Return where training has its rollouts from: as fresh as can be, or one window ahead (`pipeline.enabled`)."""
+    if not config.rollout_matching.pipeline.enabled:
+        return fresh
+    ahead = PipelinedRollouts(fresh)
+    stack.callback(ahead.close)
+    return ahead
 
 
 def _clients(config: RunConfig, token: str, stack: ExitStack) -> list[ServerClient]:

@@ -16,7 +16,10 @@ from stage2_trainer.rollout.backend import OnRollout
 class RolloutSource(Protocol):
     """Makes rollouts with the weights as they are now."""
 
-    sync_state: Sync
+    @property
+    def sync_state(self) -> Sync:
+        """The last sync."""
+        ...
 
     def generate(
         self,

@@ -32,6 +32,7 @@ from stage2_trainer.learner.loss import (
 )
 from stage2_trainer.learner.microsteps import MicroStep, MicroSteps
 from stage2_trainer.learner.model import rope_model, split_learning_rates
+from stage2_trainer.learner.pipeline import Windows
 from stage2_trainer.learner.progress import Reporter
 from stage2_trainer.learner.ranks import gathered, peak_bytes, world_size
 from stage2_trainer.learner.records import EventLog
@@ -49,7 +50,7 @@ class Parts:
 
     `part_rates` are learning rates of parts of the model (llm, vit, aligner) that have their own. `ahead`: all rollouts
     of an accumulation window are made before its first micro-step. `m_steps`: optimizer steps that train on the same
-    rollouts.
+    rollouts. `pipelined`: the next window's rollouts are asked for before the current one trains.
     """
 
     estep: EStep
@@ -65,6 +66,7 @@ class Parts:
     log: EventLog
     ahead: bool = False
     m_steps: int = 1
+    pipelined: bool = False
 
 
 class RolloutMatchingTrainer(Trainer):
@@ -77,6 +79,7 @@ class RolloutMatchingTrainer(Trainer):
         self.parts = parts
         self._record = StepRecord()
         self._micro_steps = MicroSteps(parts.estep, parts.rows, ahead=parts.ahead)
+        self._windows: Windows[Any] = Windows()
         self._laid_out: list[dict[str, Any]] = []
         self._batches_of_epoch = 0
         self._figures: dict[str, float] = {}
@@ -98,7 +101,13 @@ class RolloutMatchingTrainer(Trainer):
         self, epoch_iterator: Any, num_batches: int, device: torch.device
     ) -> tuple[list[Any], torch.Tensor | int | None]:
         """Collect the raw batches of the next optimizer step, and begin it."""
-        batches, count = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if not self.parts.pipelined:
+            batches, count = super().get_batch_samples(epoch_iterator, num_batches, device)
+        else:
+            read = super().get_batch_samples
+            batches, following = self._windows.take(lambda: read(epoch_iterator, num_batches, device)[0])
+            self._look_ahead(batches, following)
+            count = None  # there are no labels before the E-step
         self._micro_steps.begin(batches, global_step=self.state.global_step, uses=self._uses())
         return batches, count
 
@@ -159,6 +168,17 @@ class RolloutMatchingTrainer(Trainer):
         """Write a checkpoint of the last whole optimizer step, if there is one that is not on disk yet."""
         if self.state.global_step > 0:
             self._save_checkpoint(self._policy, trial=None)
+
+    def _look_ahead(self, batches: Sequence[Sequence[Record]], following: Sequence[Sequence[Record]]) -> None:
+        """Let the rollouts of the window after this one be made; of none after the last step."""
+        step = self.state.global_step
+        self.parts.estep.look_ahead(
+            batches,
+            following if step + 1 < self.state.max_steps else [],
+            self._policy,
+            global_step=step,
+            stopwatch=self._record.stopwatch,
+        )
 
     def _next_batches(self) -> list[dict[str, Any]]:
         """Return the tensors of the next micro-step, or of the whole window where the loss is a mean over it."""

@@ -16,6 +16,7 @@ from stage2_trainer.learner.estep import EStep, Matcher, Prompts
 from stage2_trainer.learner.evaluate import Evaluation
 from stage2_trainer.learner.interrupt import Interrupt
 from stage2_trainer.learner.loss import LossOptions
+from stage2_trainer.learner.pipeline import PipelinedRollouts
 from stage2_trainer.learner.progress import Reporter
 from stage2_trainer.learner.records import RunLog
 from stage2_trainer.learner.rollouts import FreshRollouts
@@ -117,7 +118,8 @@ def fresh_rollouts(backend: Any, sync: RecordingSync, reporter: Reporter, wait: 
 
 def build(
     folder: Path, model: Any, encoder: Encoder, records: Sequence[Record], *, answer: Answer = perfect,
-    rows: Rows | None = None, loss: LossOptions | None = None, ahead: bool = False, m_steps: int = 1, **arguments: Any,
+    rows: Rows | None = None, loss: LossOptions | None = None, ahead: bool = False, m_steps: int = 1,
+    pipelined: bool = False, **arguments: Any,
 ) -> Harness:  # fmt: skip
     """Return a trainer of `model` on the records: one optimizer step of all of them unless `arguments` differ."""
     backend, sync, reporter, interrupt = (
@@ -126,12 +128,13 @@ def build(
         Reporter(),
         Interrupt(),
     )
-    rollouts = fresh_rollouts(backend, sync, reporter, lambda: None)
+    fresh = fresh_rollouts(backend, sync, reporter, lambda: None)
+    rollouts = PipelinedRollouts(fresh) if pipelined else fresh
     matcher = Matcher(CoordVocab.from_tokenizer(encoder.tokenizer), MatchOptions(), encoder.vision_ids)
-    shared = {"prompts": PROMPTS, "rollouts": rollouts, "matcher": matcher, "on_matched": lambda step, matched: None}
+    shared = {"prompts": PROMPTS, "matcher": matcher, "on_matched": lambda step, matched: None}
     parts = Parts(
-        estep=EStep(encoder=encoder, **shared),
-        evaluation=Evaluation(batch_size=2, **shared),
+        estep=EStep(encoder=encoder, rollouts=rollouts, **shared),
+        evaluation=Evaluation(batch_size=2, rollouts=fresh, **shared),
         vocab=matcher.vocab,
         loss=loss or LossOptions(),
         rows=rows or SingleRows(),
@@ -143,6 +146,7 @@ def build(
         log=RunLog(folder),
         ahead=ahead,
         m_steps=m_steps,
+        pipelined=pipelined,
     )
     options = {
         "per_device_train_batch_size": len(records),
