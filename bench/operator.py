@@ -1,0 +1,355 @@
+"""The controller under load: `python -m bench.operator --jobs 1 100 1000`, against the cluster of KUBECONFIG.
+
+Jobs are created as quickly as the API server takes them, for one node that only exists as an object. Measured is the
+time from a job's creation to that of its last child (the Deployment; the learner's Job follows when servers answer),
+beside the limit: a plain client that creates the very same children itself. Nothing else should run on the cluster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+from stage2_api.job import parse_job
+from stage2_controller.apply import Api, connect
+from stage2_controller.plan import static_children
+
+ROOT = Path(__file__).parents[1]
+NODE = "stage2-bench"
+PARALLEL = 16
+QUIET_S = 20.0
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Result:
+    """One run: seconds for each job, and what the controller used (None for the plain client)."""
+
+    who: str
+    seconds: Sequence[float]
+    all_s: float
+    requests: float
+    cpu_s: float | None = None
+    rss_mb: float | None = None
+    quiet_writes: float | None = None
+
+    def row(self) -> str:
+        """The table's line."""
+
+        def shown(value: float | None) -> str:
+            return "–" if value is None else f"{value:.1f}"
+
+        ordered = sorted(self.seconds)
+        p50, p99 = (ordered[min(int(len(ordered) * share), len(ordered) - 1)] for share in (0.5, 0.99))
+        used = f"{shown(self.cpu_s)} | {shown(self.rss_mb)} | {shown(self.quiet_writes)}"
+        return (
+            f"| {len(ordered)} | {self.who} | {p50:.2f} | {p99:.2f} | {self.all_s:.1f} | "
+            f"{self.requests / len(ordered):.1f} | {used} |"
+        )
+
+
+HEAD = (
+    "| jobs | who | p50 s | p99 s | all s | requests/job | CPU s | RSS MB | writes in a quiet window |\n"
+    "| ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measures and prints; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m bench.operator", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--jobs", type=int, nargs="+", default=[1, 100, 1000])
+    parser.add_argument(
+        "--catch-up", type=int, default=0, metavar="N", help="N jobs exist before the controller starts"
+    )
+    parser.add_argument("--write", action="store_true", help="keep the table in bench/results/operator.md")
+    options = parser.parse_args(arguments)
+    lines = [HEAD]
+    sys.stdout.write(f"{HEAD}\n")
+    with node(gpus=4 * max(*options.jobs, options.catch_up, 1)):
+        for count in options.jobs:
+            for run in (plain, controlled):
+                lines.append(_told(asyncio.run(run(count))))
+        if options.catch_up:
+            lines.append(_told(asyncio.run(controlled(options.catch_up, late=True))))
+    if options.write:
+        (ROOT / "bench" / "results" / "operator.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return 0
+
+
+def _told(result: Result) -> str:
+    sys.stdout.write(f"{result.row()}\n")
+    sys.stdout.flush()
+    return result.row()
+
+
+async def plain(count: int) -> Result:
+    """The limit: a client that makes the children of `count` jobs without a controller."""
+    tally = Tally()
+    api = await connect(tally)
+    with namespace() as name:
+        made = [static_children(parse_job(job(index, name)), namespace=name, token="t") for index in range(count)]
+        children = [[child for child in one if child["kind"] != "Job"] for one in made]
+        started = time.monotonic()
+        seconds = await _each(children, lambda one: _create_all(api, one))
+        result = Result("plain client", seconds, time.monotonic() - started, tally.total)
+    await api.close()
+    return result
+
+
+async def controlled(count: int, *, late: bool = False) -> Result:
+    """`count` jobs and a controller; `late`: it starts when they exist already, and the clock starts with it."""
+    api = await connect(Tally())
+    with namespace() as name:
+        jobs = [job(index, name) for index in range(count)]
+        if late:
+            await _each(jobs, api.create)
+        with controller(name) as figures, Watch(name) as watch:
+            born = [time.monotonic()] * count
+            started, before = time.monotonic(), figures()
+            if not late:
+                born = await _births(api, jobs)
+            seen = await asyncio.to_thread(watch.all, count, 600.0)
+            all_s = time.monotonic() - started
+            seconds = [seen[f"job-{index}-rollout"] - born[index] for index in range(count)]
+            await asyncio.sleep(5)
+            after = figures()
+            await asyncio.sleep(QUIET_S)
+            quiet = writes(figures()) - writes(after)
+        result = Result(
+            "controller, started late" if late else "controller",
+            seconds,
+            all_s,
+            requests(after) - (0 if late else requests(before)),
+            cpu_s=after["process_cpu_seconds_total"],
+            rss_mb=after["process_resident_memory_bytes"] / 2**20,
+            quiet_writes=quiet,
+        )
+    await api.close()
+    return result
+
+
+@dataclass
+class Tally:
+    """Counts requests."""
+
+    total: int = 0
+
+    def __call__(self, verb: str, resource: str, code: int) -> None:
+        self.total += 1
+
+
+async def _births(api: Api, jobs: Sequence[Object]) -> list[float]:
+    born = [0.0] * len(jobs)
+
+    async def create(index: int) -> None:
+        born[index] = time.monotonic()
+        await api.create(jobs[index])
+
+    await _each(range(len(jobs)), create)
+    return born
+
+
+async def _create_all(api: Api, children: Sequence[Object]) -> None:
+    for child in children:
+        await api.create(child)
+
+
+async def _each(items: Sequence[Any], work: Any) -> list[float]:
+    """Calls `work` for each item, some at a time; the seconds that each took."""
+    gate = asyncio.Semaphore(PARALLEL)
+
+    async def one(item: Any) -> float:
+        async with gate:
+            started = time.monotonic()
+            await work(item)
+            return time.monotonic() - started
+
+    return list(await asyncio.gather(*map(one, items)))
+
+
+@dataclass
+class Watch:
+    """When each Deployment of a namespace was first seen, by name."""
+
+    namespace: str
+    seen: dict[str, float] = field(default_factory=dict)
+
+    def __enter__(self) -> Watch:
+        columns = ["-o", "custom-columns=NAME:.metadata.name", "--no-headers"]
+        command = ["kubectl", "-n", self.namespace, "get", "deployments", "--watch", *columns]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        time.sleep(1)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def all(self, count: int, timeout_s: float) -> dict[str, float]:
+        """The times, once `count` are there."""
+        deadline = time.monotonic() + timeout_s
+        for line in self.process.stdout or ():
+            self.seen.setdefault(line.strip(), time.monotonic())
+            if len(self.seen) >= count:
+                return self.seen
+            if time.monotonic() > deadline:
+                break
+        raise TimeoutError(f"{len(self.seen)} of {count} Deployments")
+
+
+@contextlib.contextmanager
+def controller(name: str) -> Iterator[Any]:
+    """A controller for one namespace; gives a function that reads its figures."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    options = [f"--namespace={name}", f"--listen=127.0.0.1:{port}", "--log-level=warning"]
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen([sys.executable, "-m", "stage2_controller", *options], stdout=log, stderr=log)
+        try:
+            url = f"http://127.0.0.1:{port}"
+            _until(lambda: _answers(f"{url}/readyz"))
+            yield lambda: read(urlopen(f"{url}/metrics").read().decode())
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def read(text: str) -> dict[str, float]:
+    """Prometheus' text as numbers by name and labels."""
+    return {key: float(value) for key, value in re.findall(r"^([^#\s]+) (\S+)$", text, re.MULTILINE)}
+
+
+def requests(figures: dict[str, float]) -> float:
+    """All requests to the API server, besides watches."""
+    return sum(value for key, value in figures.items() if key.startswith("stage2_api_requests_total"))
+
+
+def writes(figures: dict[str, float]) -> float:
+    """Those that write."""
+    found = (
+        value
+        for key, value in figures.items()
+        if re.search(r'requests_total.*verb="(create|patch|update|delete)"', key)
+    )
+    return sum(found)
+
+
+@contextlib.contextmanager
+def namespace() -> Iterator[str]:
+    """A namespace of its own, gone with all that is in it before the next run starts."""
+    name = f"stage2-bench-{uuid.uuid4().hex[:6]}"
+    kubectl("create", "namespace", name)
+    try:
+        yield name
+    finally:
+        kubectl("-n", name, "delete", "rmj,deployments,jobs", "--all", "--wait=false")
+        kubectl("delete", "namespace", name, "--wait=false")
+        kubectl("-n", name, "delete", "pods", "--all", "--force", "--grace-period=0", "--wait=false")
+        _until(lambda: not kubectl("get", "namespace", name, "--ignore-not-found"), timeout_s=900)
+
+
+@contextlib.contextmanager
+def node(*, gpus: int) -> Iterator[None]:
+    """One large node without a kubelet, ready for as long as the benchmark runs."""
+    manifest = {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": NODE, "labels": {"stage2.dev/bench": "true"}},
+        "spec": {"taints": [{"key": "stage2.dev/bench", "effect": "NoSchedule"}]},
+    }
+    kubectl("apply", "-f", "-", stdin=manifest)
+    amounts = {"cpu": "100k", "memory": "1Pi", "pods": "100k", "nvidia.com/gpu": str(gpus)}
+    condition = {"type": "Ready", "status": "True", "reason": "Bench", "message": "no kubelet"}
+    status = {"capacity": amounts, "allocatable": amounts, "conditions": [condition]}
+    kubectl("patch", "node", NODE, "--subresource=status", "--type=merge", "-p", json.dumps({"status": status}))
+    beat = subprocess.Popen([sys.executable, "-c", _BEAT, NODE])
+    try:
+        yield
+    finally:
+        beat.kill()
+        beat.wait()
+        kubectl("delete", "node", NODE, "--wait=false")
+
+
+_BEAT = """
+import datetime, json, subprocess, sys, time
+while True:
+    now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    spec = {"holderIdentity": sys.argv[1], "leaseDurationSeconds": 40, "renewTime": now}
+    meta = {"name": sys.argv[1], "namespace": "kube-node-lease"}
+    lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta, "spec": spec}
+    command = ["kubectl", "apply", "--server-side", "--force-conflicts", "-f", "-"]
+    subprocess.run(command, input=json.dumps(lease), text=True, capture_output=True)
+    time.sleep(8)
+"""
+
+
+def job(index: int, namespace_name: str) -> Object:
+    """A job with three servers and a learner, for the benchmark's node."""
+    matching = {"rollout_backend": "vllm", "vllm": {"mode": "server"}}
+    config = {
+        "model": {"model": "/data/model"},
+        "global_max_length": 2048,
+        "training": {"output_dir": "/data/output", "max_steps": 10},
+        "custom": {"train_jsonl": "/data/train.jsonl", "extra": {"rollout_matching": matching}},
+    }
+    return {
+        "apiVersion": "stage2.dev/v1alpha1",
+        "kind": "RolloutMatchingJob",
+        "metadata": {"name": f"job-{index}", "namespace": namespace_name},
+        "spec": {
+            "rollout": {"servers": 3},
+            "learner": {"gpus": 1},
+            "placement": {
+                "nodeSelector": {"stage2.dev/bench": "true"},
+                "tolerations": [{"key": "stage2.dev/bench", "operator": "Exists"}],
+            },
+            "volumes": [{"name": "data", "mountPath": "/data", "emptyDir": {}}],
+            "config": config,
+        },
+    }
+
+
+def kubectl(*arguments: str, stdin: object = None) -> str:
+    """Runs kubectl; what it prints."""
+    text = None if stdin is None else json.dumps(stdin)
+    done = subprocess.run(["kubectl", *arguments], input=text, capture_output=True, text=True, check=False)
+    if done.returncode and "NotFound" not in done.stderr and "not found" not in done.stderr:
+        raise RuntimeError(done.stderr)
+    return done.stdout
+
+
+def _answers(url: str) -> bool:
+    try:
+        return int(urlopen(url).status) == 200
+    except OSError:
+        return False
+
+
+def _until(what: Any, timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not what():
+        if time.monotonic() > deadline:
+            raise TimeoutError
+        time.sleep(0.2)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    sys.exit(main())
