@@ -77,11 +77,18 @@ def serve(
 
 
 @app.command()
-def learn(config: ConfigFile) -> None:
+def learn(
+    config: ConfigFile,
+    processes: Annotated[int, typer.Option(min=1, help="Learner processes, one for each GPU (torchrun).")] = 1,
+) -> None:
     """Train: connect to the configured rollout servers and run to the end."""
     from stage2_cli.files import load_config
 
     loaded = load_config(config)
+    if processes > 1:
+        from stage2_trainer.learner.launch import run_processes
+
+        raise typer.Exit(run_processes("stage2_cli", ["learn", str(config)], processes=processes))
     from stage2_trainer.learner.main import learn as train
 
     raise typer.Exit(train(loaded))

@@ -90,7 +90,7 @@ def _server(job: RolloutMatchingJob, index: int) -> Container:
 def _learner(job: RolloutMatchingJob) -> Container:
     return Container(
         name=names.ROLE_LEARNER,
-        command=(*_launcher(job), "learn", names.CONFIG_PATH),
+        command=("stage2", "learn", names.CONFIG_PATH, *_processes(job)),
         env={
             **_COMMON_ENV,
             "STAGE2_PROGRESS_PORT": str(names.PROGRESS_PORT),
@@ -104,8 +104,6 @@ def _learner(job: RolloutMatchingJob) -> Container:
     )
 
 
-def _launcher(job: RolloutMatchingJob) -> tuple[str, ...]:
-    """`stage2`, or torchrun around it where the learner is one process for each of several GPUs."""
-    if job.spec.learner.gpus <= 1:
-        return ("stage2",)
-    return ("torchrun", "--standalone", f"--nproc-per-node={job.spec.learner.gpus}", "--no-python", "stage2")
+def _processes(job: RolloutMatchingJob) -> tuple[str, ...]:
+    """One learner process for each of several GPUs."""
+    return () if job.spec.learner.gpus <= 1 else (f"--processes={job.spec.learner.gpus}",)

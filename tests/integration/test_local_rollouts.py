@@ -73,8 +73,7 @@ def learn(config, *, processes=1):
     output.mkdir(parents=True, exist_ok=True)
     path = output / "config.yaml"
     path.write_text(yaml.safe_dump(config))
-    launcher = [] if processes == 1 else [BIN / "torchrun", "--standalone", f"--nproc-per-node={processes}"]
-    command = [*launcher, *(["--no-python"] if launcher else []), BIN / "stage2", "learn", path]
+    command = [BIN / "stage2", "learn", path, f"--processes={processes}"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr[-4000:]

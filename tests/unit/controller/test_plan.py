@@ -39,7 +39,7 @@ def test_colocate_needs_no_servers() -> None:
     assert b.kinds(made) == ["Secret", "ConfigMap", "NetworkPolicy", "Job"]
     learner = b.child(made, "Job")["spec"]["template"]["spec"]
     assert "affinity" not in learner
-    assert learner["containers"][0]["command"][:3] == ["torchrun", "--standalone", "--nproc-per-node=4"]
+    assert learner["containers"][0]["command"][-1] == "--processes=4"
     assert learner["containers"][0]["resources"] == {"limits": {"nvidia.com/gpu": "4"}}
 
 

@@ -1,0 +1,46 @@
+"""Several learner processes on one machine: torchrun, with an exit code that says what the processes meant by theirs.
+
+torchrun itself ends with 1 whatever its processes ended with, so that nobody could tell a mistake in the configuration,
+which must never be tried again, from a lost server.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Collection, Sequence
+
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.run import parse_args, run
+
+from stage2_api.errors import EXIT_CONFIG, EXIT_RETRYABLE
+
+logger = logging.getLogger(__name__)
+
+
+def run_processes(module: str, arguments: Sequence[str], *, processes: int) -> int:
+    """Run `python -m module arguments` once for each rank; return 0 when all of them do.
+
+    Of different exit codes EXIT_CONFIG comes first and EXIT_RETRYABLE second: the others are what a rank ends with
+    that has lost its peers. A signal to this process reaches all of them and counts as EXIT_RETRYABLE.
+    """
+    options = ["--standalone", f"--nproc-per-node={processes}", "--module", module, *arguments]
+    try:
+        run(parse_args(options))
+    except ChildFailedError as error:
+        codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
+        logger.error("exit codes of the processes that failed, by rank: %s", codes)
+        return joined_exit_code(codes.values())
+    except SignalException as signal:
+        logger.error("asked to stop (%s)", signal.sigval.name)
+        return EXIT_RETRYABLE
+    return os.EX_OK
+
+
+def joined_exit_code(codes: Collection[int]) -> int:
+    """Return the code that tells most; a process that a signal ended has a negative one, and counts as 1."""
+    for telling in (EXIT_CONFIG, EXIT_RETRYABLE):
+        if telling in codes:
+            return telling
+    return max(1, *codes)
