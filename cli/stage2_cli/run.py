@@ -189,7 +189,17 @@ def _watch(local: LocalRun, learner: LocalProcess, servers: Sequence[LocalProces
         watcher.refresh()
         if code != 0:
             watcher.failure(learner, f"ended with exit code {code}")
+            _show_blamed(watcher, learner, local, servers)
     return code
+
+
+def _show_blamed(watcher: Watcher, learner: LocalProcess, local: LocalRun, servers: Sequence[LocalProcess]) -> None:
+    """Show the last log lines of the servers that the learner's last words name."""
+    addresses = local.workload.config.rollout_matching.vllm.server.resolved_servers()
+    words = learner.tail()
+    for address, server in zip(addresses, servers, strict=True):
+        if f"server {address.base_url}" in words:
+            watcher.failure(server, "is named in it")
 
 
 def _interrupt(*_: object) -> None:

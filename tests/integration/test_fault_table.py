@@ -1,0 +1,302 @@
+"""The fault table: what becomes of fresh rollouts, and of the whole learner, when a server is struck in each phase.
+
+Pushes that are struck are in test_sync_faults, bad answers in test_rollout_faults, ports and tokens in test_serve and
+test_server_contract.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from torch import nn
+
+from stage2_api.runconfig import ServerAddress
+from stage2_trainer.learner.metrics import Stopwatch
+from stage2_trainer.learner.progress import Reporter
+from stage2_trainer.learner.rollouts import FreshRollouts
+from stage2_trainer.rollout.backend import RolloutRequest, Sampling
+from stage2_trainer.rollout.seeds import SeedPlan
+from stage2_trainer.rollout.server import ServerBackend
+from stage2_trainer.server.client import ServerClient
+from stage2_trainer.server.errors import ServerError
+from stage2_trainer.server.health import wait_until_healthy
+from stage2_trainer.sync.full import FullSync
+from stage2_trainer.sync.policy import SyncPolicy
+from tests.integration import policies
+from tests.integration.conftest import ROOT, stop
+
+pytestmark = pytest.mark.timeout(300)
+
+TIMEOUT_S = 4.0
+CHATS = [[{"role": "user", "content": f"Say {i}."}] for i in range(4)]
+
+
+@pytest.fixture(scope="module")
+def base(model_path) -> nn.Module:
+    return policies.load(model_path)
+
+
+@pytest.fixture
+def learner(token):
+    """A function that returns the rollouts of a learner with these servers, as `server_assembly` puts them together."""
+    with contextlib.ExitStack() as stack:
+
+        def make(*served, timeout_s=TIMEOUT_S, patience_s=90.0):
+            urls = [server.base_url for server in served]
+            addresses = [ServerAddress(server.base_url, server.group_port) for server in served]
+            full = FullSync(addresses, token=token, timeout_s=timeout_s, device=torch.device("cpu"))
+            stack.callback(full.close)
+            backend = ServerBackend(urls, token=token, sampling=Sampling(max_new_tokens=200), timeout_s=timeout_s)
+            stack.callback(backend.close)
+            return FreshRollouts(
+                backend,
+                SyncPolicy("full", full=full),
+                seed=17,
+                wait=lambda: wait_until_healthy(urls, token, timeout_s=patience_s),
+                reporter=Reporter(),
+            )
+
+        yield make
+
+
+def generate(rollouts, model, step):
+    return rollouts.generate(model, CHATS, global_step=step, micro_step=0, stopwatch=Stopwatch())
+
+
+@contextlib.contextmanager
+def when_rollouts_begin(rollouts, do):
+    """Do something a moment after the learner has sent its requests."""
+
+    def wait_and_do():
+        while rollouts._reporter.current.phase != "rollout":
+            time.sleep(0.01)
+        time.sleep(0.3)
+        do()
+
+    thread = threading.Thread(target=wait_and_do)
+    thread.start()
+    yield
+    thread.join()
+
+
+def strike(served, blow):
+    os.killpg(served.process.pid, blow)
+
+
+def restarted(start_server, served):
+    served.process.wait()
+    return start_server("stub", ports=(int(served.base_url.rpartition(":")[2]), served.group_port))
+
+
+def version_of(served, token):
+    client = ServerClient(served.base_url, token, timeout_s=10)
+    with contextlib.closing(client):
+        return client.weight_version()
+
+
+def test_a_server_killed_while_it_generates_is_waited_for_and_brought_up_to_date(
+    servers, start_server, learner, base, token
+):
+    healthy, struck = servers("stub"), start_server("stub")
+    rollouts = learner(healthy, struck)
+    before = generate(rollouts, base, 1).rollouts
+    rollouts._reporter.update(phase="training")
+
+    def wait():
+        restarted(start_server, struck)
+
+    rollouts._wait = wait
+    with when_rollouts_begin(rollouts, lambda: strike(struck, signal.SIGKILL)):
+        after = generate(rollouts, base, 2)
+    assert [one.version for one in after.rollouts] == [2] * len(CHATS)
+    assert [one.token_ids for one in after.rollouts] == [one.token_ids for one in before]
+    assert after.sync is not None
+    assert {version_of(one, token) for one in (healthy, struck)} == {"2"}
+
+
+def test_a_server_that_stands_still_while_it_generates_is_noticed_without_any_limit_for_requests(
+    servers, start_server, learner, base, token
+):
+    healthy, struck = servers("stub"), start_server("stub")
+    rollouts = learner(healthy, struck)
+    generate(rollouts, base, 1)
+    rollouts._reporter.update(phase="training")
+    told = []
+
+    def wait():
+        told.append(rollouts._reporter.current.message)
+        strike(struck, signal.SIGCONT)
+        wait_until_healthy([healthy.base_url, struck.base_url], token, timeout_s=60)
+
+    rollouts._wait = wait
+    with when_rollouts_begin(rollouts, lambda: strike(struck, signal.SIGSTOP)):
+        after = generate(rollouts, base, 2)
+    assert len(after.rollouts) == len(CHATS)
+    assert f"server {struck.base_url}, phase rollout" in told[0]
+    assert "gives no sign of life" in told[0]
+    assert {version_of(one, token) for one in (healthy, struck)} == {"2"}
+
+
+def test_a_server_killed_while_idle_costs_a_wait_and_nothing_else(servers, start_server, learner, base, token):
+    healthy, struck = servers("stub"), start_server("stub")
+    rollouts = learner(healthy, struck)
+    generate(rollouts, base, 1)
+    strike(struck, signal.SIGKILL)
+    restarted(start_server, struck)
+    after = generate(rollouts, base, 2)
+    assert {one.version for one in after.rollouts} == {2}
+    assert version_of(struck, token) == "2"
+
+
+def test_a_server_that_does_not_come_back_is_named_when_the_wait_is_over(servers, start_server, learner, base):
+    healthy, struck = servers("stub"), start_server("stub")
+    rollouts = learner(healthy, struck, patience_s=2.0)
+    generate(rollouts, base, 1)
+    stop(struck.process)
+    start = time.monotonic()
+    with pytest.raises(ServerError, match="not healthy within 2 s") as caught:
+        generate(rollouts, base, 2)
+    assert (caught.value.server, caught.value.phase) == (struck.base_url, "health")
+    assert time.monotonic() - start < 60
+
+
+def test_a_connection_that_is_reset_names_server_and_request():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+        def answer_once_then_reset():
+            version = b'{"weight_version": "3"}'
+            head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(version)
+            for reply in (head + version, b""):
+                connection, _ = listener.accept()
+                connection.recv(65536)
+                if reply:
+                    connection.sendall(reply)
+                    continue
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                connection.close()
+
+        thread = threading.Thread(target=answer_once_then_reset, daemon=True)
+        thread.start()
+        request = RolloutRequest(messages=[{"role": "user", "content": "a"}])
+        with (
+            ServerBackend([url], token="t", sampling=Sampling(1), timeout_s=5) as backend,
+            pytest.raises(ServerError, match=r"request 0: (ReadError|RemoteProtocolError)") as caught,
+        ):
+            backend.generate([request], seed_plan=SeedPlan(17, 3, 0), version=3)
+        assert (caught.value.server, caught.value.phase) == (url, "rollout")
+
+
+def test_a_wrong_token_is_said_at_once(servers):
+    served = servers("stub")
+    with pytest.raises(ServerError, match=r"answered 401.*bearer token") as caught:
+        wait_until_healthy([served.base_url], "another-token", timeout_s=5)
+    assert caught.value.status == 401
+
+
+DIES_IN_A_PUSH = """
+import os, signal, sys, torch
+from stage2_api.runconfig import ServerAddress
+from stage2_trainer.sync import fleet
+from stage2_trainer.sync.full import FullSync
+from tests.integration import policies
+packed, pack = [], fleet.pack
+def pack_or_die(*arguments):
+    packed.append(1)
+    if len(packed) == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return pack(*arguments)
+fleet.pack = pack_or_die
+url, port, model, token = sys.argv[1:]
+options = {"token": token, "timeout_s": 20, "device": torch.device("cpu"), "bucket_bytes": 400_000}
+sync = FullSync([ServerAddress(url, int(port))], **options)
+sync.sync(policies.load(model), version=1)
+"""
+
+
+def test_servers_of_a_learner_that_died_in_a_push_serve_the_next_one(
+    servers, learner, base, token, model_path, start_server
+):
+    served = start_server("stub")
+    command = [sys.executable, "-c", DIES_IN_A_PUSH, served.base_url, str(served.group_port), str(model_path), token]
+    died = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    assert version_of(served, token) == "default"
+    after = generate(learner(served, timeout_s=20), base, 5)
+    assert {one.version for one in after.rollouts} == {5}
+
+
+def learner_config(folder: Path, served, model_path) -> Path:
+    shapes = [sys.executable, ROOT / "examples/make_shapes.py", folder / "shapes", "--train", "4", "--held-out", "2"]
+    subprocess.run(shapes, check=True, capture_output=True)
+    vllm = {
+        "mode": "server",
+        "max_model_len": 512,
+        "server": {
+            "timeout_s": 5.0,
+            "servers": [{"base_url": served.base_url, "group_port": served.group_port}],
+        },
+    }
+    config = {
+        "model": {"model": str(model_path), "torch_dtype": "float32", "attn_impl": "sdpa"},
+        "global_max_length": 1024,
+        "tuner": {"train_type": "lora", "lora_rank": 4, "freeze_vit": True, "freeze_aligner": True},
+        "training": {
+            "output_dir": str(folder / "out"),
+            "max_steps": 500,
+            "per_device_train_batch_size": 1,
+            "effective_batch_size": 1,
+            "save_strategy": "no",
+        },
+        "custom": {
+            "trainer_variant": "rollout_matching_sft",
+            "train_jsonl": str(folder / "shapes" / "train.jsonl"),
+            "user_prompt": "List the shapes.",
+            "extra": {"rollout_matching": {"max_new_tokens": 16, "vllm": vllm}},
+        },
+    }
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+def test_a_learner_that_loses_its_server_for_good_stops_with_a_checkpoint_and_exit_code_75(
+    tmp_path, start_server, token_file, model_path
+):
+    served = start_server("stub")
+    config, log = learner_config(tmp_path, served, model_path), tmp_path / "learner.log"
+    stage2 = str(Path(sys.executable).with_name("stage2"))
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [stage2, "learn", str(config)],
+            env={**os.environ, "STAGE2_TOKEN_FILE": str(token_file), "PYTHONUNBUFFERED": "1"},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        while '"event": "step"' not in log.read_text():
+            assert process.poll() is None, log.read_text()
+            time.sleep(0.2)
+        strike(served, signal.SIGKILL)
+        assert process.wait(timeout=120) == 75, log.read_text()
+    finally:
+        process.kill()
+    said = log.read_text()
+    assert f"server {served.base_url}" in said
+    assert "not healthy within 5 s" in said
+    (checkpoint,) = (tmp_path / "out").glob("checkpoint-*")
+    steps = [json.loads(line) for line in (tmp_path / "out" / "stage2_log.jsonl").read_text().splitlines()]
+    assert int(checkpoint.name.partition("-")[2]) == max(one["step"] for one in steps if one["event"] == "step")
