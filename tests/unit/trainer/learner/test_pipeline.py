@@ -125,7 +125,5 @@ def test_a_run_trains_on_the_same_samples_in_the_same_order(tmp_path, model, enc
     lines = [json.loads(line) for line in (tmp_path / "stage2_log.jsonl").read_text().splitlines()]
     steps = [line for line in lines if line["event"] == "step"]
     assert [plan.global_step for plan in harness.backend.plans] == [0, 1, 2, 3]
-    assert [step["rollout/staleness"] for step in steps] == (
-        [0, 1, 1, 0] if pipelined else [0, 0, 0, 0]
-    )
+    assert [step["rollout/staleness"] for step in steps] == ([0, 1, 1, 0] if pipelined else [0, 0, 0, 0])
     assert [step["sync/version"] for step in steps] == [0, 1, 2, 3]
