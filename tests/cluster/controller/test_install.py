@@ -38,8 +38,8 @@ def release(helm: str, kubectl: Kubectl, controller_image: str) -> Helm:
     return Helm(helm, kubectl, controller_image)
 
 
-def test_the_chart_installs_a_controller_that_serves_and_that_an_upgrade_replaces_unnoticed(
-    release: Helm, kubectl: Kubectl, kubelet: Kubelet
+def test_running_jobs_do_not_notice_an_upgrade_a_rollback_or_an_uninstall(
+    release: Helm, kubectl: Kubectl, node: str, kubelet: Kubelet
 ) -> None:
     release.upgrade()
     kubectl.apply(job())
@@ -49,6 +49,9 @@ def test_the_chart_installs_a_controller_that_serves_and_that_an_upgrade_replace
     before = _without_the_controller(settled(kubectl))
 
     release.upgrade("--set=controller.logLevel=debug", "--set=workloadImage.tag=newer")
+    assert _without_the_controller(settled(kubectl)) == before
+
+    release("rollback", "stage2", "1", "--wait", "--timeout=3m")
     assert _without_the_controller(settled(kubectl)) == before
 
     release("uninstall", "stage2", "--wait")
