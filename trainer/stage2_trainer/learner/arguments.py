@@ -54,27 +54,32 @@ _DTYPES = {"auto": None, "bfloat16": torch.bfloat16, "float16": torch.float16, "
 
 
 def training_arguments(config: RunConfig, *, world_size: int) -> TrainingArguments:
-    """Return the arguments of a run in `world_size` processes.
+    """Return the arguments of a run in `world_size` processes."""
+    return TrainingArguments(**training_options(config, world_size=world_size))
+
+
+def training_options(config: RunConfig, *, world_size: int) -> dict[str, Any]:
+    """Return the arguments of a run in `world_size` processes, by name.
 
     Evaluation, where it is on, also runs before the first step: without it nobody knows what training changed.
     """
     training = config.training
     use_cpu = not torch.cuda.is_available()
-    return TrainingArguments(
+    return {
         **{name: getattr(training, name) for name in _SAME_NAME},
-        gradient_accumulation_steps=config.gradient_accumulation_steps(world_size),
+        "gradient_accumulation_steps": config.gradient_accumulation_steps(world_size),
         # transformers reads a number below 1 as a share of all steps
-        warmup_steps=training.warmup_steps or training.warmup_ratio,
+        "warmup_steps": training.warmup_steps or training.warmup_ratio,
         # without re-entrance adapters on a frozen base get gradients
-        gradient_checkpointing_kwargs={"use_reentrant": False} if training.gradient_checkpointing else None,
-        eval_on_start=training.eval_strategy != "no",
-        report_to=list(training.report_to) or "none",
-        dataloader_pin_memory=training.dataloader_pin_memory and not use_cpu,
-        remove_unused_columns=False,
-        disable_tqdm=True,
-        use_cpu=use_cpu,
-        deepspeed=deepspeed_config(config),
-    )
+        "gradient_checkpointing_kwargs": {"use_reentrant": False} if training.gradient_checkpointing else None,
+        "eval_on_start": training.eval_strategy != "no",
+        "report_to": list(training.report_to) or "none",
+        "dataloader_pin_memory": training.dataloader_pin_memory and not use_cpu,
+        "remove_unused_columns": False,
+        "disable_tqdm": True,
+        "use_cpu": use_cpu,
+        "deepspeed": deepspeed_config(config),
+    }
 
 
 def dtype(config: RunConfig) -> torch.dtype | None:

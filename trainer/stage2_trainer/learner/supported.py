@@ -109,7 +109,7 @@ def _sleeps_on_cpu(config: RunConfig) -> int | None:
 
 
 def _one_process(config: RunConfig, world_size: int) -> list[Problem]:
-    if world_size == 1 or in_process(config):
+    if world_size == 1 or in_process(config) or config.rlhf is not None:
         return []
     rule = "in server mode the learner is one process: it alone owns the weight push, and the other GPUs make rollouts"
     way_out = "start the learner without torchrun, as `stage2 learn CONFIG`, or set vllm.mode to colocate"

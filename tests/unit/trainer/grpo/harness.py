@@ -1,0 +1,150 @@
+"""A GRPO trainer in one process: its rollouts are written down beforehand, its weights go nowhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from torch import nn
+
+from stage2_api.runconfig import RunConfig, parse_run_config
+from stage2_trainer.data.encode import Encoder
+from stage2_trainer.grpo.arguments import grpo_arguments
+from stage2_trainer.grpo.assembly import task_of
+from stage2_trainer.grpo.chord import Mixing, References
+from stage2_trainer.grpo.dataset import Rows
+from stage2_trainer.grpo.records import load_records
+from stage2_trainer.grpo.rewards import load_rewards
+from stage2_trainer.grpo.trainer import GrpoTrainer, Parts
+from stage2_trainer.grpo.wire import SharedRollouts, Wire
+from stage2_trainer.learner.interrupt import Interrupt
+from stage2_trainer.learner.metrics import Stopwatch
+from stage2_trainer.learner.progress import Reporter, Sync
+from stage2_trainer.learner.records import JsonLines, RunLog
+from stage2_trainer.learner.rollouts import FreshBatch
+from stage2_trainer.rollout.backend import Rollout
+from tests.unit.api.wrong_jobs import merge_patch
+from tests.unit.trainer.conftest import TINY_MODEL
+
+Answer = Callable[[int], list[int]]
+SUMMARY = {
+    "task": "T",
+    "keys": {"category": "desc"},
+    "stable_attributes": ["colour"],
+    "domains": [
+        {
+            "name": "S",
+            "template": "summary_shapes",
+            "categories": [{"name": kind, "required": ["colour"]} for kind in ("box", "ellipse", "triangle")],
+        }
+    ],
+}
+
+
+def config(folder: Any, *patches: Mapping[str, Any]) -> RunConfig:
+    """A run of two prompts with two answers each, on the records in a folder, patched."""
+    raw: dict[str, Any] = {
+        "model": {"model": str(TINY_MODEL), "torch_dtype": "float32"},
+        "tuner": {"train_type": "full", "freeze_vit": True},
+        "training": {
+            "output_dir": str(folder / "out"),
+            "per_device_train_batch_size": 4,
+            "effective_batch_size": 4,
+            "max_steps": 1,
+            "save_strategy": "no",
+            "gradient_checkpointing": False,
+            "learning_rate": 1e-3,
+            "lr_scheduler_type": "constant",
+            "seed": 5,
+        },
+        "rlhf": {
+            "use_vllm": True,
+            "vllm_mode": "server",
+            "reward_funcs": ["summary.format", "summary.content_f1"],
+            "reward_weights": [1.0, 2.0],
+            "num_generations": 2,
+            "generation_batch_size": 4,
+            "max_completion_length": 16,
+            "beta": 0.0,
+        },
+        "custom": {
+            "trainer_variant": "grpo",
+            "train_jsonl": str(folder / "train.jsonl"),
+            "user_prompt": "Count.",
+            "use_summary": True,
+            "assistant_prefix_format": "<DOMAIN={domain}>, <TASK={task}>",
+            "grpo": {"summary": SUMMARY},
+            "extra": {
+                "rollout_server": {
+                    "vllm_tensor_parallel_size": 1,
+                    "vllm_data_parallel_size": 1,
+                    "vllm_max_model_len": 512,
+                }
+            },
+        },
+    }
+    for patch in patches:
+        raw = merge_patch(raw, dict(patch))
+    return parse_run_config(raw)
+
+
+def write_records(folder: Any, images: Sequence[Any], **metadata: object) -> None:
+    """Write a record for each image: one shape each."""
+    lines = []
+    for number, image in enumerate(images):
+        truth = {"items": [{"desc": ("box", "ellipse", "triangle")[number % 3], "colour": {"red": 1}}]}
+        found = {"_fusion_template": "summary_shapes", "_fusion_mode": "summary", "summary_ref": json.dumps(truth)}
+        lines.append(json.dumps({"images": [str(image)], "metadata": {**found, **metadata}}))
+    (folder / "train.jsonl").write_text("\n".join(lines))
+
+
+class Scripted:
+    """Answers each request with the next ids of a script."""
+
+    def __init__(self, encoder: Encoder, answers: Sequence[list[int]]) -> None:
+        self._encoder = encoder
+        self._answers = list(answers)
+        self.sync_state = Sync("full", "full")
+        self.steps: list[tuple[int, int]] = []
+
+    def generate(
+        self, model: nn.Module, chats: Sequence[Any], *, global_step: int, micro_step: int, stopwatch: Stopwatch
+    ) -> FreshBatch:
+        self.steps.append((global_step, micro_step))
+        answers = [self._answers[i % len(self._answers)] for i in range(len(chats))]
+        return FreshBatch(
+            [
+                Rollout(self._encoder.prompt(list(chat)).input_ids.tolist(), ids, "", "scripted", global_step, "stop")
+                for chat, ids in zip(chats, answers, strict=True)
+            ],
+            None,
+        )
+
+
+def build(folder: Any, run: RunConfig, model: Any, encoder: Encoder, source: Any, stack: ExitStack) -> GrpoTrainer:
+    """A trainer of `model` whose rollouts come from `source`."""
+    task, rlhf = task_of(run), run.rlhf
+    assert rlhf is not None
+    records = load_records(run.custom.train_jsonl, None, task)
+    log, rollout_log = RunLog(folder), JsonLines(folder / "rollouts.jsonl")
+    stack.callback(log.close)
+    stack.callback(rollout_log.close)
+    parts = Parts(
+        rlhf=rlhf,
+        rewards=load_rewards(rlhf.reward_funcs, rlhf.resolved_weights),
+        contract=task.contract,
+        rollouts=SharedRollouts(source, lambda index, text: task.chat(records[index], text), Wire()),
+        rows=Rows(records, task),
+        held_out=None,
+        references=References(records, task, encoder, run.training.seed),
+        mixing=Mixing.from_config(run.custom.grpo.chord),
+        part_rates={},
+        interrupt=Interrupt(),
+        reporter=Reporter(),
+        log=log,
+        rollout_log=rollout_log,
+    )
+    args = grpo_arguments(run, world_size=1, adapted=run.tuner.train_type == "lora")
+    return GrpoTrainer(parts=parts, model=model, args=args, processing_class=encoder.processor)

@@ -1,0 +1,151 @@
+"""The trainer against TRL's own: the same answers make the same advantages and the same loss."""
+
+import json
+from contextlib import ExitStack
+
+import pytest
+import torch
+from trl.trainer.grpo_trainer import GRPOTrainer
+
+from stage2_api.errors import ConfigError
+from stage2_trainer.grpo.arguments import grpo_arguments
+from stage2_trainer.grpo.assembly import task_of
+from stage2_trainer.grpo.dataset import Rows
+from stage2_trainer.grpo.records import load_records
+from stage2_trainer.grpo.rewards import load_rewards
+from stage2_trainer.grpo.trainer import _named
+from tests.unit.trainer.grpo import harness
+
+pytestmark = pytest.mark.timeout(300)
+KL = {"rlhf": {"beta": 0.5}}
+
+
+@pytest.fixture
+def stack():
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def folder(tmp_path, image_paths):
+    harness.write_records(tmp_path, image_paths[:2])
+    return tmp_path
+
+
+def answers(encoder):
+    right = '<DOMAIN=S>, <TASK=T>\n{"items": [{"desc": "box", "colour": {"red": 1}}]}'
+    texts = [right, "<DOMAIN=S>, <TASK=T>\n{}", "nothing", right.replace("red", "blue")]
+    return [encoder.tokenizer.encode(text) + encoder.end_of_turn_ids[:1] for text in texts]
+
+
+def theirs(run, model, processor):
+    """TRL's own trainer, with its own generation by transformers."""
+    task, rlhf = task_of(run), run.rlhf
+    records = load_records(run.custom.train_jsonl, None, task)
+    processor.tokenizer.padding_side = "left"
+    trainer = GRPOTrainer(
+        model=model,
+        args=grpo_arguments(run, world_size=1, adapted=False),
+        reward_funcs=[_named(one, task.contract) for one in load_rewards(rlhf.reward_funcs, rlhf.resolved_weights)],
+        train_dataset=Rows(records, task).dataset(),
+        processing_class=processor,
+    )
+    return trainer, Rows(records, task)
+
+
+@pytest.mark.parametrize("patch", [{}, KL, {"rlhf": {"loss_type": "dapo", "scale_rewards": "batch"}}])
+def test_the_same_answers_make_the_same_advantages_and_loss_as_with_trl_s_own_generation(
+    folder, stack, model, encoder, patch
+):
+    run = harness.config(folder, patch)
+    reference, rows = theirs(run, model, encoder.processor)
+    batch = [rows.row(i) for i in (0, 0, 1, 1)]
+    model.train()
+    generated = []
+    generate = reference._generate_single_turn
+    reference._generate_single_turn = lambda *a, **k: generated.append(generate(*a, **k)) or generated[-1]
+    reference.reward_funcs = [_by_ids, _by_ids]  # the model's answers score alike; these rewards tell them apart
+    reference.current_gradient_accumulation_steps = 1
+    expected = reference._generate_and_score_completions([dict(row) for row in batch])
+    loss = reference._compute_loss(model, expected)
+
+    ours = harness.build(folder, run, model, encoder, harness.Scripted(encoder, generated[0][0]), stack)
+    ours.reward_funcs = [_by_ids, _by_ids]
+    found = ours._generate_and_score_completions([dict(row) for row in batch])
+    assert expected["advantages"].abs().sum() > 0
+    assert torch.equal(found["advantages"], expected["advantages"])
+    assert torch.equal(found["completion_ids"], expected["completion_ids"])
+    ours.current_gradient_accumulation_steps = 1
+    torch.testing.assert_close(ours._compute_loss(model, found), loss)
+
+
+def _by_ids(completion_ids, **_):
+    return [float(sum(ids) % 97) for ids in completion_ids]
+
+
+def test_a_step_trains_on_rollouts_and_leaves_rewards_with_mean_and_spread_in_the_log(folder, stack, model, encoder):
+    source = harness.Scripted(encoder, answers(encoder))
+    before = model.model.language_model.layers[0].mlp.up_proj.weight.clone()
+    harness.build(folder, harness.config(folder), model, encoder, source, stack).train()
+    assert not torch.equal(before, model.model.language_model.layers[0].mlp.up_proj.weight)
+    (step,) = [json.loads(line) for line in (folder / "stage2_log.jsonl").read_text().splitlines()]
+    assert step["step"] == 1
+    assert step["rewards/summary.format/mean"] == pytest.approx(0.75)
+    assert step["rewards/summary.format/std"] == pytest.approx(0.5)
+    lines = [json.loads(line) for line in (folder / "rollouts.jsonl").read_text().splitlines()]
+    assert [line["rewards"]["summary.format"] for line in lines] == [1.0, 1.0, 0.0, 1.0]
+    assert sum(line["advantage"] for line in lines) == pytest.approx(0.0, abs=1e-4)
+    assert source.steps == [(0, 0)]
+
+
+@pytest.mark.parametrize(("effective", "needed"), [(4, False), (8, False), (2, True)])
+def test_old_log_probabilities_are_there_when_the_batch_plan_needs_them(
+    folder, stack, model, encoder, effective, needed
+):
+    batches = {"training": {"per_device_train_batch_size": 2, "effective_batch_size": effective}}
+    run = harness.config(folder, batches)
+    trainer = harness.build(folder, run, model, encoder, harness.Scripted(encoder, answers(encoder)), stack)
+    model.train()
+    found = trainer._generate_and_score_completions([trainer.parts.rows.row(i) for i in (0, 0, 1, 1)])
+    assert ("old_per_token_logps" in found) is needed
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5])
+def test_divergence_is_taken_off_the_rewards_instead_of_being_added_to_the_loss(folder, stack, model, encoder, beta):
+    patch = {"rlhf": {"kl_in_reward": True, "beta": beta, "advantage_estimator": "rloo"}}
+    trainer = harness.build(
+        folder, harness.config(folder, patch), model, encoder, harness.Scripted(encoder, answers(encoder)), stack
+    )
+    model.train()
+    with torch.no_grad():
+        model.model.language_model.layers[0].mlp.up_proj.weight.mul_(1.5)
+    found = trainer._generate_and_score_completions([trainer.parts.rows.row(i) for i in (0, 0, 1, 1)])
+    trainer.current_gradient_accumulation_steps = 1
+    trainer._compute_loss(model, found)
+    assert "kl" not in trainer._metrics["train"]
+    rewards = trainer._scores @ trainer.reward_weights
+    assert torch.allclose(found["advantages"][:2], (rewards[:2] - rewards[:2].flip(0))) is (beta == 0.0)
+    assert trainer.beta == beta
+
+
+def test_chord_mixes_the_reference_answers_in(folder, stack, model, encoder):
+    chord = {"enabled": True, "sft_per_device_train_batch_size": 2, "mu_warmup_steps": 0, "mu_decay_steps": 10,
+             "mu_peak": 0.75, "mu_valley": 0.1, "enable_phi_function": False}  # fmt: skip
+    patches = {"custom": {"grpo": {"chord": chord}}}, {"training": {"max_steps": 8, "learning_rate": 3e-3}}
+    trainer = harness.build(
+        folder, harness.config(folder, *patches), model, encoder, harness.Scripted(encoder, answers(encoder)), stack
+    )
+    trainer.train()
+    steps = [json.loads(line) for line in (folder / "stage2_log.jsonl").read_text().splitlines()]
+    assert steps[0]["chord/mu"] == 0.75
+    assert steps[-1]["chord/mu"] < 0.75
+    assert steps[-1]["chord/loss"] < 0.5 * steps[0]["chord/loss"]
+
+
+def test_a_server_that_reads_the_prompt_otherwise_is_refused(folder, stack, model, encoder):
+    source = harness.Scripted(encoder, answers(encoder))
+    trainer = harness.build(folder, harness.config(folder), model, encoder, source, stack)
+    source._encoder = type("Shifted", (), {"prompt": lambda self, chat: type(
+        "Prompt", (), {"input_ids": encoder.prompt(chat).input_ids[1:]})()})()  # fmt: skip
+    with pytest.raises(ConfigError, match="reads the same prompt"):
+        trainer.train()

@@ -1,0 +1,113 @@
+"""CHORD: reference answers learnt beside rollouts, less and less (arXiv 2508.11408)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from stage2_api.grpo import Chord
+from stage2_trainer.data.encode import Encoder
+from stage2_trainer.data.records import Record
+from stage2_trainer.grpo.records import Task
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """How much of the loss is supervised at which optimizer step."""
+
+    batch_size: int
+    warmup_steps: int
+    decay_steps: int
+    peak: float
+    valley: float
+    phi: bool
+
+    @classmethod
+    def from_config(cls, chord: Chord) -> Mixing | None:
+        """Return the mixing of a configuration; None where it is off."""
+        if not chord.enabled:
+            return None
+        return cls(
+            batch_size=chord.sft_per_device_train_batch_size or 1,
+            warmup_steps=chord.mu_warmup_steps or 0,
+            decay_steps=chord.mu_decay_steps or 0,
+            peak=chord.mu_peak or 0.0,
+            valley=chord.mu_valley or 0.0,
+            phi=bool(chord.enable_phi_function),
+        )
+
+    def mu(self, step: int) -> float:
+        """Return the supervised share at an optimizer step: up to the peak, then along a cosine to the valley."""
+        if step < self.warmup_steps:
+            return self.peak * step / self.warmup_steps
+        done = step - self.warmup_steps
+        if done >= self.decay_steps:
+            return self.valley
+        return self.valley + (self.peak - self.valley) * 0.5 * (1 + math.cos(math.pi * done / self.decay_steps))
+
+
+@dataclass(frozen=True)
+class References:
+    """Reference answers as batches, in an order of their own for each process and each pass over the records."""
+
+    records: Sequence[Record]
+    task: Task
+    encoder: Encoder
+    seed: int
+
+    def batch(self, micro_step: int, size: int, rank: int) -> tuple[dict[str, Tensor], Tensor]:
+        """Return the inputs of a forward pass over `size` records and the answers' ids (B, T), -100 where none is.
+
+        Prompts are padded on the left, answers on the right, so that all answers begin in the same column.
+        """
+        records = [self.records[self._index(micro_step * size + i, rank)] for i in range(size)]
+        return self._padded([self._encoded(record) for record in records])
+
+    def _index(self, position: int, rank: int) -> int:
+        passes, place = divmod(position, len(self.records))
+        generator = torch.Generator().manual_seed(self.seed + 1_000_003 * passes + 8191 * rank)
+        return int(torch.randperm(len(self.records), generator=generator)[place])
+
+    def _encoded(self, record: Record) -> tuple[Any, int]:
+        prompt = self.encoder.prompt(self.task.chat(record, self.task.user_text(record, epoch=0)))
+        ids = self.encoder.tokenizer.encode(self.task.reference(record), add_special_tokens=False)
+        # what follows the end-of-turn token itself is the template's, and no server ever generates it
+        encoding = self.encoder.teacher_forced(prompt, ids)
+        return encoding, encoding.prompt_len + encoding.answer_len + 1
+
+    def _padded(self, encoded: Sequence[tuple[Any, int]]) -> tuple[dict[str, Tensor], Tensor]:
+        prompts = max(one.prompt_len for one, _ in encoded)
+        answers = max(end - one.prompt_len for one, end in encoded)
+
+        def column(one: Any, end: int, values: Tensor, fill: int) -> Tensor:
+            return pad(values[:end], (prompts - one.prompt_len, answers - (end - one.prompt_len)), value=fill)
+
+        filler = self.encoder.tokenizer.pad_token_id or 0
+        ids = torch.stack([column(one, end, one.input_ids, filler) for one, end in encoded])
+        mask = torch.stack([column(one, end, torch.ones_like(one.input_ids), 0) for one, end in encoded])
+        kinds = torch.stack([column(one, end, one.mm_token_type_ids, 0) for one, end in encoded])
+        images = {
+            name: torch.cat([value for one, _ in encoded if (value := getattr(one, name)) is not None])
+            for name in ("pixel_values", "image_grid_thw")
+            if any(getattr(one, name) is not None for one, _ in encoded)
+        }
+        inputs = {"input_ids": ids, "attention_mask": mask, "mm_token_type_ids": kinds, **images}
+        return inputs, ids.masked_fill(mask == 0, -100)[:, prompts:]
+
+
+def supervised_loss(logits: Tensor, answers: Tensor, *, phi: bool) -> Tensor:
+    """Return the mean cross-entropy of the answers' tokens.
+
+    logits (B, T, V) predict answers (B, T), -100 where none is. phi: each token is weighed with p (1 - p), so that
+    those of which the model is sure, either way, count less.
+    """
+    there = answers != -100
+    chosen = logits[there].float().log_softmax(-1).gather(1, answers[there].unsqueeze(1)).squeeze(1)
+    weights = chosen.detach().exp() * (1 - chosen.detach().exp()) if phi else torch.ones_like(chosen)
+    return -(weights * chosen).sum() / there.sum().clamp(min=1)

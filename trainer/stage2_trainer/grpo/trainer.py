@@ -1,0 +1,269 @@
+"""The GRPO trainer: TRL's, with rollouts and weight sync of our own, other estimators, and CHORD.
+
+What TRL does is left to it: groups, reuse of a round, old log-probabilities where weights move within one, clipping,
+the divergence in the loss. What it would do with vLLM itself is replaced where it generates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PrinterCallback, TrainerCallback
+from trl.trainer.grpo_trainer import GRPOTrainer
+
+from stage2_api.grpo import Rlhf
+from stage2_trainer.grpo.advantages import advantages, with_divergence
+from stage2_trainer.grpo.chord import Mixing, References, supervised_loss
+from stage2_trainer.grpo.dataset import Rows
+from stage2_trainer.grpo.rewards import Contract, Reward, Sample
+from stage2_trainer.grpo.wire import Round, SharedRollouts
+from stage2_trainer.learner.interrupt import Interrupt
+from stage2_trainer.learner.model import split_learning_rates
+from stage2_trainer.learner.progress import Reporter
+from stage2_trainer.learner.ranks import gathered, peak_bytes, rank
+from stage2_trainer.learner.records import EventLog, JsonLines
+from stage2_trainer.rollout.backend import Rollout
+
+_IMAGE_INPUTS = ("pixel_values", "image_grid_thw", "num_images", "mm_token_type_ids")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a GRPO trainer is put together from, beside what TRL's takes.
+
+    mixing, references: of CHORD; mixing None: rollouts alone are learnt. part_rates: learning rates of parts of the
+    model (llm, vit, aligner) that have their own.
+    """
+
+    rlhf: Rlhf
+    rewards: Sequence[Reward]
+    contract: Contract | None
+    rollouts: SharedRollouts
+    rows: Rows
+    held_out: Rows | None
+    references: References
+    mixing: Mixing | None
+    part_rates: Mapping[str, float]
+    interrupt: Interrupt
+    reporter: Reporter
+    log: EventLog
+    rollout_log: JsonLines
+
+
+class GrpoTrainer(GRPOTrainer):
+    """Trains `model` on rollouts; see the module's docstring."""
+
+    def __init__(self, *, parts: Parts, model: Any, args: Any, processing_class: Any) -> None:
+        processing_class.tokenizer.padding_side = "left"  # prompts end in one column, and answers begin in the next
+        rewards: list[Any] = [_named(reward, parts.contract) for reward in parts.rewards]
+        super().__init__(
+            model=model,
+            args=args,
+            reward_funcs=rewards,
+            train_dataset=parts.rows.dataset(),
+            eval_dataset=parts.held_out.dataset() if parts.held_out else None,
+            processing_class=processing_class,
+            callbacks=[_Epochs(parts.rows)],
+        )
+        self.remove_callback(PrinterCallback)  # the run's log says it, as JSON
+        self.beta = parts.rlhf.beta
+        self.parts = parts
+        self._policy = model
+        self._asks: list[tuple[int, str]] = []
+        self._answers: list[Rollout] = []
+        self._scores = torch.empty(0)
+        self._evaluations = 0
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """Create the optimizer, with learning rates of their own for the parts that have one."""
+        optimizer: torch.optim.Optimizer = super().create_optimizer(model)
+        split_learning_rates(optimizer, self._policy, self.parts.part_rates)
+        return optimizer
+
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Tensor | int | None = None) -> Tensor:
+        """Stop if asked to, else train on a micro-batch."""
+        self.parts.interrupt.check()
+        self.parts.reporter.update(phase="training", max_steps=self.state.max_steps)
+        untyped: Any = super()
+        loss: Tensor = untyped.training_step(model, inputs, num_items_in_batch)
+        return loss
+
+    def save_progress(self) -> None:
+        """Write a checkpoint of the last whole optimizer step, if there is one that is not on disk yet."""
+        untyped: Any = self
+        if self.state.global_step > 0:
+            untyped._save_checkpoint(self._policy, trial=None)
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """Write no card for a hub: the run's record says what it was."""
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        self._asks = [(row["index"], row["user_text"]) for row in inputs]
+        output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        rlhf = self.parts.rlhf
+        if rlhf.advantage_estimator != "grpo" or rlhf.kl_in_reward:
+            output["advantages"] = self._advantages(output)
+        self._write_rollouts(output["advantages"])
+        return output
+
+    def _generate_single_turn(
+        self, prompt_ids: Any, images: Any, multimodal_fields: Any, num_generations: int, *args: Any, **kwargs: Any
+    ) -> tuple[list[list[int]], None]:
+        """Return the answers' ids from the rollout server, for prompts that it must read as the learner does."""
+        with torch.no_grad():
+            found = self.parts.rollouts.generate(
+                self._policy, self._asks, global_step=self.state.global_step, micro_step=self._micro_step()
+            )
+        self.parts.rollouts.check_prompts(found.rollouts, prompt_ids)
+        self._answers = found.rollouts
+        self._note(found)
+        return [rollout.token_ids for rollout in found.rollouts], None
+
+    def _micro_step(self) -> int:
+        """Return a number that no other round of rollouts of this optimizer step has."""
+        if self._policy.training:
+            return int(self._step % self.args.gradient_accumulation_steps)
+        self._evaluations += 1
+        return int(self.args.gradient_accumulation_steps) + self._evaluations
+
+    def _note(self, found: Round) -> None:
+        mode = "train" if self._policy.training else "eval"
+        for name, seconds in found.seconds.items():
+            self._metrics[mode][f"time/{name}_s"].append(seconds)
+        if found.sync is not None:
+            self._metrics[mode]["sync/seconds"].append(found.sync.seconds)
+            self._metrics[mode]["sync/bytes"].append(float(found.sync.bytes))
+            self._metrics[mode]["sync/version"].append(float(found.sync.version))
+
+    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
+        self._scores = super()._calculate_rewards(*args, **kwargs)
+        return self._scores
+
+    def _advantages(self, output: Mapping[str, Any]) -> Tensor:
+        """Return this process's advantages by the configured estimator, the divergence taken off first if it is to."""
+        rlhf = self.parts.rlhf
+        rewards = self._scores @ self.reward_weights.to(self._scores.device)
+        if rlhf.kl_in_reward and rlhf.beta:
+            rewards = self.accelerator.gather(self._penalised(rewards, output))
+        group = self.parts.rlhf.num_generations if self._policy.training else 1
+        if group == 1:
+            return torch.zeros_like(output["advantages"])
+        found = advantages(rewards, group, estimator=rlhf.advantage_estimator, scale=rlhf.resolved_scale)
+        return self._own(found, output)
+
+    def _penalised(self, rewards: Tensor, output: Mapping[str, Any]) -> Tensor:
+        policy = output.get("old_per_token_logps")
+        if policy is None:
+            policy = self._logprobs(output)
+        mask, reference = output["completion_mask"], output["ref_per_token_logps"]
+        return with_divergence(self._own(rewards, output), policy, reference, mask, self.parts.rlhf.beta)
+
+    @torch.no_grad()
+    def _logprobs(self, output: Mapping[str, Any]) -> Tensor:
+        """Return the log-probabilities of the answers' tokens under the weights as they are, (B, T)."""
+        found: Tensor
+        found, _, _ = self._get_per_token_logps_and_entropies(
+            self.model,
+            torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1),
+            torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1),
+            output["completion_ids"].size(1),
+            batch_size=self.args.per_device_train_batch_size,
+            **{name: output[name] for name in _IMAGE_INPUTS if name in output},
+        )
+        return found
+
+    def _own(self, everywhere: Tensor, output: Mapping[str, Any]) -> Tensor:
+        """Return this process's part of what was gathered."""
+        count = len(output["completion_ids"])
+        start = self.accelerator.process_index * count
+        return everywhere[start : start + count]
+
+    def _compute_loss(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
+        if self.parts.rlhf.kl_in_reward:
+            self.beta = 0.0  # the rewards have it already
+        try:
+            untyped: Any = super()
+            loss: Tensor = untyped._compute_loss(model, inputs)
+        finally:
+            self.beta = self.parts.rlhf.beta
+        if self.parts.mixing is None or not self._policy.training:
+            return loss
+        return self._mixed(model, loss, self.parts.mixing)
+
+    def _mixed(self, model: nn.Module, loss: Tensor, mixing: Mixing) -> Tensor:
+        """Return the loss with the supervised one mixed in (semantics section 15.5: CHORD)."""
+        mu = mixing.mu(self.state.global_step)
+        self._metrics["train"]["chord/mu"].append(mu)
+        if mu == 0.0:
+            return loss
+        inputs, answers = self.parts.references.batch(self._step, mixing.batch_size, rank())
+        inputs = {name: value.to(self.accelerator.device) for name, value in inputs.items()}
+        with self.accelerator.autocast():
+            logits = model(**inputs, use_cache=False, logits_to_keep=answers.size(1) + 1).logits[:, :-1]
+        supervised = supervised_loss(logits, answers.to(logits.device), phi=mixing.phi)
+        self._metrics["train"]["chord/loss"].append(float(supervised.detach()))
+        return (1 - mu) * loss + mu * supervised / self.current_gradient_accumulation_steps
+
+    def _write_rollouts(self, found: Tensor) -> None:
+        """Write down what was answered, and what each reward said to it."""
+        part = "train" if self._policy.training else "held-out"
+        scores = self._scores[self.accelerator.process_index * len(self._answers) :].tolist()
+        names = self.reward_func_names
+        for (index, _), answer, own, advantage in zip(self._asks, self._answers, scores, found.tolist(), strict=False):
+            document = {
+                "event": "rollout",
+                "part": part,
+                "step": self.state.global_step,
+                "record": index,
+                "answer": self._tokenizer.decode(answer.token_ids, skip_special_tokens=True),
+                "rewards": dict(zip(names, own, strict=True)),
+                "advantage": advantage,
+                "server": answer.server,
+                "version": answer.version,
+                "finish_reason": answer.finish_reason,
+            }
+            self.parts.rollout_log.write(document)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Report to trackers and to the run's log: each step, and each evaluation."""
+        if "loss" in logs:
+            logs["memory/peak_bytes"] = float(max(gathered(peak_bytes(self.args.device))))
+        super().log(logs, start_time)
+        figures = {name: value for name, value in logs.items() if isinstance(value, (int, float))}
+        if "loss" in logs:
+            self.parts.log.write("step", {"step": self.state.global_step, **figures})
+            self.parts.reporter.update(step=self.state.global_step, loss=logs["loss"])
+        elif any(name.startswith("eval_") for name in logs):
+            self.parts.log.write("evaluation", {"step": self.state.global_step, **figures})
+
+
+class _Epochs(TrainerCallback):
+    """Tells the rows which pass over the records it is."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Note the pass that begins."""
+        self._rows.epoch = int(state.epoch or 0)
+
+
+def _named(reward: Reward, contract: Contract | None) -> Callable[..., list[float]]:
+    """Return a reward as TRL calls one: completions and batched columns in, scores out."""
+
+    def scores(completions: list[Any], metadata: list[Mapping[str, Any]], **_: Any) -> list[float]:
+        return [
+            reward(Sample(_text(completion), one, contract))
+            for completion, one in zip(completions, metadata, strict=True)
+        ]
+
+    scores.__name__ = reward.name
+    return scores
+
+
+def _text(completion: Any) -> str:
+    return completion if isinstance(completion, str) else str(completion[0]["content"])
