@@ -68,7 +68,8 @@ def containers(job: RolloutMatchingJob, host_for: Callable[[int], str]) -> Workl
     ]
     raw = job.spec.config.model_dump(mode="json", exclude_unset=True)
     if addresses:  # parse_job has refused addresses of the person's own
-        raw["custom"]["extra"]["rollout_matching"]["vllm"].setdefault("server", {})["servers"] = addresses
+        vllm = raw["custom"].setdefault("extra", {}).setdefault("rollout_matching", {}).setdefault("vllm", {})
+        vllm.setdefault("server", {})["servers"] = addresses
     return Workload(
         servers=tuple(_server(job, index) for index in range(len(addresses))),
         learner=_learner(job),

@@ -48,6 +48,7 @@ def vllm_command(config: RunConfig, endpoint: Endpoint, platform: Platform) -> l
         "dtype": config.model.torch_dtype,
         "load-format": vllm.resolved_load_format,
         "tensor-parallel-size": vllm.resolved_tensor_parallel_size(world_size=1),
+        "data-parallel-size": config.data_parallel_size if config.data_parallel_size > 1 else None,
         "max-model-len": vllm.max_model_len,
         "max-num-seqs": vllm.max_num_seqs,
         "enable-prefix-caching": vllm.enable_prefix_caching,
@@ -131,7 +132,8 @@ def _pixel_limits(config: RunConfig) -> dict[str, int]:
 
 
 def _passed_through(config: RunConfig) -> dict[str, Any]:
-    options = config.rollout_matching.vllm.passed_through()
+    server = config.custom.extra.rollout_server
+    options = {**config.rollout_matching.vllm.passed_through(), **(server.passed_through() if server else {})}
     for name in NOT_IN_THIS_VLLM:
         if options.pop(name, None) is not None:
             logger.warning("custom.extra.rollout_matching.vllm.%s is ignored: this vLLM no longer has it", name)

