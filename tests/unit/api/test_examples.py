@@ -1,15 +1,21 @@
 """Every job file that ships is right, and no setting in it is idle."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from stage2_api.advice import idle_settings
+from stage2_api.extends import resolve_extends
+from stage2_api.grpo_batches import grpo_batches
 from stage2_api.job import parse_job
+from stage2_api.runconfig import RunConfig, parse_run_config
+from tests.unit.api.wrong_jobs import merge_patch
 
 ROOT = Path(__file__).parents[3]
-SHIPPED = sorted(ROOT.glob("examples/*.yaml"))
+SHIPPED = sorted(ROOT.glob("examples/job-*.yaml"))
+PRESETS = sorted(ROOT.glob("examples/summary_*.yaml"))
 
 
 def test_the_examples_that_the_readme_names_ship() -> None:
@@ -31,3 +37,31 @@ def test_job_3v1_is_three_rollout_gpus_and_one_learner_gpu_with_dora_and_packing
     assert spec.config.tuner.use_dora
     assert spec.config.training.packing
     assert spec.config.rollout_matching.vllm.sync.mode == "full"
+
+
+@pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.name)
+def test_a_shipped_preset_is_right_and_says_nothing_idle(path: Path) -> None:
+    assert idle_settings(preset(path.stem)) == ()
+
+
+def test_the_presets_are_those_of_the_summary_runs() -> None:
+    base, attributes = preset("summary_1024"), preset("summary_1024_attr_key_recall")
+    assert (len(base.rlhf.reward_funcs), len(attributes.rlhf.reward_funcs)) == (11, 12)
+    assert (base.data_parallel_size, base.rollout_matching.vllm.tensor_parallel_size) == (6, 1)
+    batches = grpo_batches(attributes, world_size=2)
+    assert (batches.generation, batches.accumulation, batches.needs_old_logprobs) == (48, 4, False)
+
+
+def test_job_grpo_6v2_is_the_preset_on_one_server_with_six_copies_and_two_learner_processes() -> None:
+    raw = yaml.safe_load((ROOT / "examples" / "job-grpo-6v2.yaml").read_text(encoding="utf-8"))
+    spec = parse_job(raw).spec
+    assert (spec.rollout.servers, spec.rollout.gpus_per_server, spec.rollout.port, spec.learner.gpus) == (1, 6, 8080, 2)
+    same = {"training": {"output_dir": preset("summary_1024").training.output_dir}}
+    assert parse_run_config(merge_patch(raw["spec"]["config"], same)) == preset("summary_1024")
+
+
+def preset(name: str) -> RunConfig:
+    def read(path: Path) -> dict[str, Any]:
+        return dict(yaml.safe_load(path.read_text(encoding="utf-8")))
+
+    return parse_run_config(resolve_extends(ROOT / "examples" / f"{name}.yaml", read))
