@@ -26,6 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             namespaces=tuple(options.namespace or ()),
             concurrency=options.concurrency,
             placement=options.placement,
+            kueue=options.kueue,
             lease=options.lease,
             listen=options.listen,
         ),
@@ -50,6 +51,7 @@ def _parser() -> argparse.ArgumentParser:
         action="store_false",
         help="leave the choice of the node to the scheduler: needs no permission to see nodes",
     )
+    parser.add_argument("--kueue", action="store_true", help="write a Kueue Workload for jobs that name a queue")
     parser.add_argument(
         "--progress-seconds",
         type=float,

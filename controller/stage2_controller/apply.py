@@ -27,6 +27,7 @@ _API = {
     "Secret": "api/v1",
     "Pod": "api/v1",
     "NetworkPolicy": "apis/networking.k8s.io/v1",
+    "Workload": "apis/kueue.x-k8s.io/v1beta2",
     "Event": "api/v1",
     "Node": "api/v1",
     "PriorityClass": "apis/scheduling.k8s.io/v1",
@@ -113,6 +114,16 @@ class Api:
         }
         try:
             await self._apply(f"{path('Pod', namespace, gate.pod)}/status", body)
+        except ApiRefused as error:
+            if error.status != 404:
+                raise
+
+    async def patch_status(self, kind: str, namespace: str, name: str, status: Object) -> None:
+        """Merges into the status of an object that another controller owns too; one that is gone needs none."""
+        where = f"{path(kind, namespace, name)}/status"
+        content_type = "application/merge-patch+json"
+        try:
+            await self._request("patch", where, body={"status": status}, content_type=content_type)
         except ApiRefused as error:
             if error.status != 404:
                 raise

@@ -57,6 +57,9 @@ def _write(child: meta.Manifest, observed: Observed, started: bool) -> Write | N
 
 
 def _differs(child: meta.Manifest, there: Mapping[str, Any], observed: Observed, started: bool) -> bool:
+    if child["kind"] == "Workload":  # written again only to say that the job is suspended, or is not any more
+        return bool(there["spec"].get("active", True) != child["spec"]["active"])
+
     def same(annotation: str) -> bool:
         return _annotation(there, annotation) == _annotation(child, annotation)
 

@@ -12,6 +12,7 @@ _QUIET = {
     reasons.CONTAINERS_STARTING,
     reasons.WAITING_FOR_SERVERS,
     reasons.OLD_LEARNER_ENDING,
+    reasons.QUOTA_PENDING,
     reasons.LEARNER_FINISHED,
     reasons.RELEASED,
     reasons.NOT_SYNCED_YET,

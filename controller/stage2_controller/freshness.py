@@ -51,12 +51,13 @@ class Freshness:
         self._interval_s = interval_s
         self._grace_s = grace_s
         self._capacity = capacity
+        self.kinds: Sequence[str] = KINDS
         self._rounds_behind = 0
         self._last_round = time.monotonic()
 
     async def fill(self) -> None:
         """Puts everything that exists into the store: a plan made from half a picture would create what is there."""
-        for kind in KINDS:
+        for kind in self.kinds:
             listed, version = await self._list(kind)
             for body in listed:
                 self._store.put(kind, body)
@@ -77,7 +78,7 @@ class Freshness:
     async def round(self) -> None:
         """Compares once."""
         missed = 0
-        for kind in KINDS:
+        for kind in self.kinds:
             missed += await self._compare(kind)
         await self._count_nodes()
         self._rounds_behind = self._rounds_behind + 1 if missed else 0

@@ -33,6 +33,7 @@ ROLE_LEARNER = "learner"
 ROLE_CONFIG = "config"
 ROLE_TOKEN = "token"
 ROLE_PODS = "pods"
+ROLE_QUOTA = "quota"
 
 MOUNT_ROOT = "/etc/stage2"
 CONFIG_DIR = f"{MOUNT_ROOT}/config"

@@ -9,6 +9,7 @@ from stage2_controller.observed import Object
 
 # Watched by label. ConfigMaps and Secrets are read one by one instead: nobody has to let the controller list those.
 CHILD_KINDS = ("Deployment", "Job", "Service", "NetworkPolicy", "Pod")
+KUEUE_KIND = "Workload"  # watched only where Kueue is installed
 KINDS = (names.KIND, *CHILD_KINDS)
 
 
@@ -25,7 +26,7 @@ class Key(NamedTuple):
 def key_of(kind: str, body: Object) -> Key | None:
     """The job that an object is or belongs to; None for one that only carries our label."""
     metadata = body["metadata"]
-    if kind not in KINDS:
+    if kind not in (*KINDS, KUEUE_KIND):
         return None
     name = metadata["name"] if kind == names.KIND else metadata.get("annotations", {}).get(names.ANNOTATION_JOB)
     return Key(metadata["namespace"], name) if name else None
@@ -40,7 +41,9 @@ class Store:
     """Objects by kind and job. An older state never replaces a newer one, whichever way it came."""
 
     def __init__(self) -> None:
-        self._objects: dict[str, dict[Key, dict[str, Object]]] = {kind: defaultdict(dict) for kind in KINDS}
+        self._objects: dict[str, dict[Key, dict[str, Object]]] = {
+            kind: defaultdict(dict) for kind in (*KINDS, KUEUE_KIND)
+        }
 
     def put(self, kind: str, body: Object) -> None:
         """Keeps the object unless a newer state of it is known."""

@@ -17,6 +17,7 @@ class Observed:
     deployment: Object | None = None
     service: Object | None = None
     networkpolicy: Object | None = None
+    workload: Object | None = None  # Kueue's
     configmap: Object | None = None
     secret: Object | None = None
     learner: Object | None = None  # the batch/v1 Job
@@ -29,6 +30,7 @@ class Observed:
             "Deployment": self.deployment,
             "Service": self.service,
             "NetworkPolicy": self.networkpolicy,
+            "Workload": self.workload,
             "ConfigMap": self.configmap,
             "Secret": self.secret,
             "Job": self.learner,

@@ -20,7 +20,7 @@ from stage2_controller.capacity import Capacity
 from stage2_controller.election import Election
 from stage2_controller.freshness import Freshness
 from stage2_controller.metrics import CONTENT_TYPE, Metrics
-from stage2_controller.observe import Key, Store, key_of
+from stage2_controller.observe import KINDS, KUEUE_KIND, Key, Store, key_of
 from stage2_controller.plan import Settings
 from stage2_controller.progress import ProgressReader
 from stage2_controller.queue import WorkQueue
@@ -38,6 +38,7 @@ _WATCHED = (
     ("Pod", "v1", "pods"),
 )
 _NODES = (("Node", "v1", "nodes"),)
+_WORKLOADS = (("Workload", "kueue.x-k8s.io/v1beta2", "workloads"),)
 _SERVE_AFTER_S = 0.2
 
 
@@ -48,6 +49,7 @@ class Options:
     namespaces: Sequence[str] = ()  # empty: all
     concurrency: int = 8
     placement: bool = True  # choose nodes; needs to see nodes and all pods
+    kueue: bool = False  # write Workloads for jobs that name a queue; needs Kueue's definitions
     lease: tuple[str, str] | None = None  # namespace and name; None: there is no other controller
     listen: tuple[str, int] | None = None  # host and port of health and metrics
 
@@ -95,8 +97,14 @@ class Controller:
         )
         self.queue = WorkQueue(self.reconciler, concurrency=self.options.concurrency)
         self.freshness = Freshness(
-            api, self.store, self.queue.add, namespaces=self.options.namespaces, capacity=self.capacity
+            api,
+            self.store,
+            self.queue.add,
+            namespaces=self.options.namespaces,
+            capacity=self.capacity,
         )
+        if self.options.kueue:
+            self.freshness.kinds = (*KINDS, KUEUE_KIND)
         if self.options.listen:
             host, port = self.options.listen
             endpoints = health.Endpoints(self._problem, self._not_ready, self._measured)
@@ -196,7 +204,7 @@ def settings(*, all_pods: bool) -> kopf.OperatorSettings:
     made = kopf.OperatorSettings()
     made.posting.enabled = False
     made.scanning.disabled = True
-    for _, _, plural in _WATCHED[1:]:
+    for _, _, plural in (*_WATCHED[1:], *_WORKLOADS):
         if plural == "pods" and all_pods:
             continue
         made.watching.label_selectors[plural] = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
@@ -219,7 +227,9 @@ def registry(controller: Controller) -> kopf.OperatorRegistry:
     async def stop(**_: Any) -> None:
         await controller.stop()
 
-    for kind, api_version, plural in (*_WATCHED, *(_NODES if controller.options.placement else ())):
+    options = controller.options
+    extra = (*(_NODES if options.placement else ()), *(_WORKLOADS if options.kueue else ()))
+    for kind, api_version, plural in (*_WATCHED, *extra):
         _watch(made, controller, kind=kind, api_version=api_version, plural=plural)
     return made
 

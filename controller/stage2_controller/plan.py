@@ -6,14 +6,14 @@ The same plan serves three executors: the controller (`plan`), static YAML (`sta
 
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from importlib.metadata import version
 from typing import Any
 
 from stage2_api.errors import ConfigError
 from stage2_api.job import RolloutMatchingJob, parse_job
-from stage2_controller import conditions, drift, gates, names, reasons, siting
+from stage2_controller import conditions, drift, gates, kueue, names, reasons, siting
 from stage2_controller import outcome as outcomes
 from stage2_controller import status as statuses
 from stage2_controller.children import configmap, deployment, job, meta, networkpolicy, pod, secret, service
@@ -48,6 +48,7 @@ class Plan:
     deletions: tuple[str, ...] = ()  # kinds of children that have to go
     site: Site | None = None  # the job's place; None: it needs none
     keeps_place: bool = False  # refused, but what already runs goes on
+    workload_status: Mapping[str, Any] | None = None  # what Kueue has to be told
     gate: Gate | None = None  # the readiness of the rollout pod that has to be told
     delete_job: bool = False  # spec.ttlSecondsAfterFinished has passed
     again_after_s: float | None = None
@@ -80,10 +81,13 @@ def plan(
     outcome = outcomes.outcome(accepted, [s.name for s in workload.servers], observed, status=previous, now=now)
     plain = _children(accepted, raw["metadata"], workload, settings)
     restarts = accepted.spec.suspend or drift.spec_changed(observed, spec_hash)
+    queue = kueue.queue_name(raw)
+    ticket = kueue.reserved(observed.workload, queue) if queue and not outcome else None
+    admitted = ticket is None or ticket.status == "True"
     site = None
-    if cluster and not outcome and not restarts:
+    if cluster and not outcome and not restarts and admitted:
         asked = siting.need(plain, gpu_resource=accepted.spec.gpu_resource)
-        site = siting.find(asked, observed, cluster, now=now)
+        site = siting.find(asked, observed, cluster, now=now, host=kueue.host(observed.workload))
     wanted = tuple(meta.stamped(_controlled(child, site), spec_hash) for child in plain)
     scene = statuses.Scene(
         job=accepted,
@@ -93,18 +97,26 @@ def plan(
         outcome=outcome,
         now=now,
         site=site,
+        ticket=ticket,
     )
+    answer = kueue.answer(observed.workload, observed, outcome, at=conditions.timestamp(now)) if queue else None
     status = statuses.accepted(scene)
     if outcome:
-        return _finished(accepted, observed, status, now)
+        return replace(_finished(accepted, observed, status, now), workload_status=answer)
     children, deletions = _stage(observed, wanted, scene, restarts=restarts)
-    if children and observed.secret is None:
+    if queue:
+        priority_class = cluster.priority_class if cluster else None
+        active = not accepted.spec.suspend
+        asked_for = kueue.workload(raw["metadata"], plain, queue=queue, active=active, priority_class=priority_class)
+        children = (*(children if admitted else ()), meta.stamped(asked_for, spec_hash))
+    if children and observed.secret is None and admitted:
         children = (secret.secret(raw["metadata"], new_token()), *children)
     return Plan(
         status=status,
         children=children,
         deletions=deletions,
         site=site,
+        workload_status=answer,
         gate=gates.gate(observed, status),
         again_after_s=_next_look(scene, status, settings),
     )
@@ -173,7 +185,7 @@ def _stage(
     """
     if restarts:
         return _without(wanted, "Deployment", "Job"), _existing(observed, "Job", "Deployment")
-    if scene.site and scene.site.node is None:
+    if (scene.site and scene.site.node is None) or (scene.ticket and scene.ticket.status != "True"):
         return (), _existing(observed, "Job", "Deployment")
     servers = scene.server_names
     waits = observed.old_learner() or (

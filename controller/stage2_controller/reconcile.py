@@ -28,6 +28,7 @@ _ROLE_OF_KIND = {
     "Service": names.ROLE_ROLLOUT,
     "NetworkPolicy": names.ROLE_PODS,
     "Job": names.ROLE_LEARNER,
+    "Workload": names.ROLE_QUOTA,
 }
 
 _READ_AGAIN = timedelta(minutes=2)
@@ -97,6 +98,9 @@ class Reconciler:
         )
         self._settle(key, intended)  # before anything else is awaited: the next job must find the room taken
         refusals = await self._carry_out(key, intended, observed)
+        if intended.workload_status:
+            name = names.child_name(key.name, names.ROLE_QUOTA)
+            await self._api.patch_status("Workload", key.namespace, name, intended.workload_status)
         if intended.gate:
             await self._api.apply_condition(key.namespace, intended.gate, at=conditions.timestamp(now))
         await self._tell(raw, intended, refusals, now)
@@ -154,6 +158,7 @@ class Reconciler:
             deployment=watched("Deployment"),
             service=watched("Service"),
             networkpolicy=watched("NetworkPolicy"),
+            workload=watched("Workload"),
             learner=watched("Job"),
             pods=self._store.all("Pod", key),
         )

@@ -67,10 +67,12 @@ def need(children: Sequence[Mapping[str, Any]], *, gpu_resource: str) -> Need:
     return Need(pods=pods, gpu_resource=gpu_resource)
 
 
-def find(asked: Need, observed: Observed, cluster: Cluster, *, now: datetime) -> Site:
-    """The site of a job that is to run."""
+def find(asked: Need, observed: Observed, cluster: Cluster, *, now: datetime, host: str | None = None) -> Site:
+    """The site of a job that is to run; `host`: the only node that it may have, by its label kubernetes.io/hostname."""
     asked = cluster.with_priority(asked)
     rooms = cluster.account.rooms(cluster.key, asked)
+    if host is not None:
+        rooms = [room for room in rooms if room.labels.get("kubernetes.io/hostname") == host]
     current = standing(observed) or cluster.account.promised(cluster.key)
     if current:
         return _stay(asked, current, {room.name: room for room in rooms}.get(current), observed, now)

@@ -28,6 +28,7 @@ class Scene:
     previous: Mapping[str, Any]
     outcome: Outcome | None
     now: datetime
+    ticket: Condition | None = None  # QuotaReserved, where the job names a queue of Kueue
     site: Site | None = None  # None: the scheduler chooses the node, or nothing is to run
 
     @property
@@ -91,7 +92,7 @@ def _message(scene: Scene, found: Sequence[Condition]) -> str:
     """What the job is doing, in one sentence: the outcome, else the first thing that is missing."""
     if scene.outcome:
         return scene.outcome.message
-    told = (reasons.SUSPENDED, reasons.PLACED, reasons.ROLLOUT_READY, reasons.LEARNER_RUNNING)
+    told = (reasons.SUSPENDED, reasons.QUOTA_RESERVED, reasons.PLACED, reasons.ROLLOUT_READY, reasons.LEARNER_RUNNING)
     missing = [item.message for item in found if item.type in told and item.status != "True"]
     if missing:
         return missing[0]
@@ -219,6 +220,8 @@ def _conditions(scene: Scene, sync: Mapping[str, Any] | None, servers: Sequence[
     if scene.job.spec.suspend and not scene.outcome:
         message = "spec.suspend is true: no pod exists; set it to false to go on from the last checkpoint"
         return [*found, Condition(reasons.SUSPENDED, "True", reasons.SUSPENDED_BY_SPEC, message)]
+    if scene.ticket:
+        found.append(scene.ticket)
     if scene.site:
         found.append(scene.site.condition)
     if scene.workload.servers:

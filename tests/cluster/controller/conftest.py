@@ -155,7 +155,7 @@ class Controller:
 def rights(kubectl: Kubectl, helm: str, tmp_path: Path) -> Path:
     """A kubeconfig with the rights of the chart's service account."""
     kubeconfig = tmp_path / "kubeconfig"
-    kubeconfig.write_text(json.dumps(_chart_rights(kubectl, helm)))
+    kubeconfig.write_text(json.dumps(chart_rights(kubectl, helm)))
     return kubeconfig
 
 
@@ -169,11 +169,13 @@ def controller(kubectl: Kubectl, node: str, rights: Path, tmp_path: Path) -> Ite
     assert "Traceback" not in running.text(), running.text()
 
 
-def _chart_rights(kubectl: Kubectl, helm: str) -> Object:
+def chart_rights(kubectl: Kubectl, helm: str, *more: str) -> Object:
     """A kubeconfig with a token of the chart's service account, installed for this namespace alone."""
     values = f'controller.namespaces=["{kubectl.namespace}"]'
     command = [helm, "template", "stage2", str(ROOT / "charts" / "stage2"), "--namespace", kubectl.namespace]
-    done = subprocess.run([*command, "--set-json", values], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [*command, "--set-json", ",".join((values, *more))], capture_output=True, text=True, check=True
+    )
     for manifest in filter(None, yaml.safe_load_all(done.stdout)):
         if manifest["kind"] in ("ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"):
             kubectl.apply(manifest)

@@ -1,0 +1,136 @@
+"""Kueue: one Workload for a whole job, written by the controller itself, and what Kueue answers in it. Pure.
+
+A job that carries the label `kueue.x-k8s.io/queue-name` waits until Kueue admits its Workload: two pod sets, rollout
+and learner, that ask for one host together (kueue.x-k8s.io/v1beta2, topology-aware scheduling).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stage2_controller import names, reasons
+from stage2_controller.children import meta
+from stage2_controller.conditions import Condition
+from stage2_controller.observed import Object, Observed, running
+from stage2_controller.outcome import Outcome
+
+API_VERSION = "kueue.x-k8s.io/v1beta2"
+KIND = "Workload"
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+_HOSTNAME = "kubernetes.io/hostname"
+_ROLES = {"Deployment": names.ROLE_ROLLOUT, "Job": names.ROLE_LEARNER}
+
+
+def queue_name(raw: Object) -> str | None:
+    """The LocalQueue that the job names."""
+    return (raw["metadata"].get("labels") or {}).get(QUEUE_LABEL) or None
+
+
+def workload(
+    owner: Mapping[str, Any],
+    children: Sequence[Mapping[str, Any]],
+    *,
+    queue: str,
+    active: bool,
+    priority_class: Object | None,
+) -> meta.Manifest:
+    """Workload `<job>-quota`: the pods of the children, on one host; inactive while the job is suspended."""
+    pod_sets = [
+        _pod_set(_ROLES[child["kind"]], child["spec"]["template"]) for child in children if child["kind"] in _ROLES
+    ]
+    if len(pod_sets) > 1:  # Kueue's group: exactly two pod sets, placed together
+        for pod_set in pod_sets:
+            pod_set["topologyRequest"]["podSetGroupName"] = "job"
+    spec: dict[str, Any] = {"queueName": queue, "active": active, "podSets": pod_sets}
+    if priority_class is not None:
+        name = priority_class["metadata"]["name"]
+        spec["priority"] = priority_class["value"]
+        spec["priorityClassRef"] = {"group": "scheduling.k8s.io", "kind": "PriorityClass", "name": name}
+    return meta.child(API_VERSION, KIND, owner=owner, role=names.ROLE_QUOTA, body={"spec": spec})
+
+
+def admitted(found: Object | None) -> bool:
+    """Whether the job may have pods."""
+    return _holds(found, "Admitted") and not _holds(found, "Evicted")
+
+
+def host(found: Object | None) -> str | None:
+    """The value of kubernetes.io/hostname on the node that Kueue assigned; None if it left the choice open."""
+    admission = ((found or {}).get("status") or {}).get("admission") or {}
+    for assignment in admission.get("podSetAssignments", []):
+        topology = assignment.get("topologyAssignment") or {}
+        if _HOSTNAME not in topology.get("levels", []):
+            continue
+        level = topology["levels"].index(_HOSTNAME)
+        values = topology["slices"][0]["valuesPerLevel"][level]
+        if "universal" in values:
+            return str(values["universal"])
+        parts = values["individual"]
+        return f"{parts.get('prefix', '')}{parts['roots'][0]}{parts.get('suffix', '')}"
+    return None
+
+
+def reserved(found: Object | None, queue: str) -> Condition:
+    """The job's condition QuotaReserved."""
+    if admitted(found):
+        return Condition(reasons.QUOTA_RESERVED, "True", reasons.ADMITTED, f"Kueue admitted the job through {queue}")
+    told = _condition(found, "Evicted") if _holds(found, "Evicted") else _condition(found, "QuotaReserved")
+    message = (told or {}).get("message") or "Kueue has not answered yet"
+    return Condition(reasons.QUOTA_RESERVED, "False", reasons.QUOTA_PENDING, f"waits in queue {queue}: {message}")
+
+
+def answer(found: Object | None, observed: Observed, outcome: Outcome | None, *, at: str) -> dict[str, Any] | None:
+    """What the Workload's status is to be told (a JSON merge patch); None if it says so already.
+
+    As Kueue's own integrations do: the end of the job, whether its pods are ready, and, once an evicted job has no pods
+    any more, that its quota is free.
+    """
+    if found is None:
+        return None
+    if outcome:
+        return _patch(found, _true("Finished", "JobFinished", outcome.message), at=at)
+    if _holds(found, "Evicted") and _holds(found, "QuotaReserved"):
+        if observed.pods:
+            return None
+        message = "the job was evicted and has no pods any more"
+        free = [_false(kind, "Pending", message) for kind in ("QuotaReserved", "Admitted")]
+        return {**(_patch(found, *free, at=at) or {}), "admission": None}
+    ready = running(observed.pod(names.ROLE_LEARNER), names.ROLE_LEARNER)
+    if admitted(found) and ready:
+        return _patch(found, _true("PodsReady", "PodsReady", "servers and learner run"), at=at)
+    return None
+
+
+def _pod_set(role: str, template: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "name": role,
+        "count": 1,
+        "template": {"metadata": {"labels": template["metadata"]["labels"]}, "spec": template["spec"]},
+        "topologyRequest": {"required": _HOSTNAME},
+    }
+
+
+def _patch(found: Object, *wanted: dict[str, str], at: str) -> dict[str, Any] | None:
+    known = {item["type"]: item for item in (found.get("status") or {}).get("conditions") or []}
+    if all(known.get(item["type"], {}).get("status", "False") == item["status"] for item in wanted):
+        return None
+    for item in wanted:
+        known[item["type"]] = {**item, "lastTransitionTime": at}
+    return {"conditions": list(known.values())}
+
+
+def _true(kind: str, reason: str, message: str) -> dict[str, str]:
+    return {"type": kind, "status": "True", "reason": reason, "message": message}
+
+
+def _false(kind: str, reason: str, message: str) -> dict[str, str]:
+    return {"type": kind, "status": "False", "reason": reason, "message": message}
+
+
+def _holds(found: Object | None, kind: str) -> bool:
+    told = _condition(found, kind)
+    return told is not None and told["status"] == "True"
+
+
+def _condition(found: Object | None, kind: str) -> Mapping[str, Any] | None:
+    conditions = ((found or {}).get("status") or {}).get("conditions") or []
+    return next((item for item in conditions if item["type"] == kind), None)

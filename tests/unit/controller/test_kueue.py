@@ -1,0 +1,118 @@
+"""A job that names a queue: one Workload, nothing else until Kueue admits it, on the host that Kueue assigns."""
+
+from dataclasses import replace
+from typing import Any
+
+from stage2_controller import drift, kueue, names, reasons
+from stage2_controller.observed import Observed
+from tests.unit.controller import builders as b
+from tests.unit.controller import nodes as n
+from tests.unit.controller.test_siting import planned
+
+
+def queued(**spec: Any) -> Any:
+    raw = b.job(**spec)
+    raw["metadata"]["labels"] = {kueue.QUEUE_LABEL: "team"}
+    return raw
+
+
+def condition(kind: str, status: str = "True", message: str = "") -> dict[str, str]:
+    return {"type": kind, "status": status, "reason": "x", "message": message, "lastTransitionTime": "t"}
+
+
+def workload(*conditions: dict[str, str], host: str | None = None, raw: Any = None) -> Any:
+    made = b.child(planned(raw or queued(), n.capacity(n.node())), "Workload")
+    topology = {
+        "levels": ["kubernetes.io/hostname"],
+        "slices": [{"domainCount": 1, "podCounts": {"universal": 1}, "valuesPerLevel": [{"universal": host}]}],
+    }
+    admission = {"podSetAssignments": [{"name": "rollout", "topologyAssignment": topology}]} if host else None
+    return {**made, "status": {"conditions": list(conditions), "admission": admission}}
+
+
+ADMITTED = (condition("QuotaReserved"), condition("Admitted"))
+
+
+def test_nothing_but_the_workload_exists_before_it_is_admitted() -> None:
+    made = planned(queued(), n.capacity(n.node()))
+    assert b.kinds(made) == ["Workload"]
+    assert b.condition(made, reasons.QUOTA_RESERVED) == ("False", reasons.QUOTA_PENDING)
+    assert made.site is None
+
+
+def test_the_workload_asks_for_both_pods_on_one_host_together() -> None:
+    spec = b.child(planned(queued(), n.capacity(n.node())), "Workload")["spec"]
+    assert (spec["queueName"], spec["active"]) == ("team", True)
+    assert [pod_set["name"] for pod_set in spec["podSets"]] == ["rollout", "learner"]
+    request = {"required": "kubernetes.io/hostname", "podSetGroupName": "job"}
+    assert [pod_set["topologyRequest"] for pod_set in spec["podSets"]] == [request, request]
+
+
+def test_what_kueue_says_is_what_the_job_says() -> None:
+    waits = condition("QuotaReserved", "False", "insufficient quota for nvidia.com/gpu")
+    made = planned(queued(), n.capacity(n.node()), Observed(workload=workload(waits)))
+    assert made.status["message"] == "waits in queue team: insufficient quota for nvidia.com/gpu"
+
+
+def test_an_admitted_job_runs_on_the_host_that_kueue_assigned() -> None:
+    account = n.capacity(n.node("tight", 4), n.node("assigned", 8))
+    made = planned(queued(), account, Observed(workload=workload(*ADMITTED, host="assigned")))
+    assert b.kinds(made) == ["Secret", "ConfigMap", "NetworkPolicy", "Service", "Deployment", "Workload"]
+    assert made.site
+    assert made.site.node == "assigned"
+
+
+def test_hosts_that_share_letters_are_put_together() -> None:
+    found = workload(*ADMITTED, host="x")
+    topology = found["status"]["admission"]["podSetAssignments"][0]["topologyAssignment"]
+    topology["slices"][0]["valuesPerLevel"] = [{"individual": {"prefix": "gpu-", "roots": ["7"], "suffix": "-eu"}}]
+    assert kueue.host(found) == "gpu-7-eu"
+
+
+def running(*conditions: dict[str, str], pods: tuple[Any, ...] | None = None) -> Observed:
+    started = b.started(b.job())
+    return replace(started, workload=workload(*conditions), pods=started.pods if pods is None else pods)
+
+
+def test_an_evicted_job_goes_first_and_gives_its_quota_back_then() -> None:
+    evicted = (*ADMITTED, condition("Evicted", message="preempted"))
+    first = planned(queued(), n.capacity(n.node()), running(*evicted))
+    assert first.deletions == ("Job", "Deployment")
+    assert first.workload_status is None
+    gone = planned(queued(), n.capacity(n.node()), running(*evicted, pods=()))
+    assert gone.workload_status
+    told = {item["type"]: item["status"] for item in gone.workload_status["conditions"]}
+    assert told == {"QuotaReserved": "False", "Admitted": "False", "Evicted": "True"}
+    assert gone.workload_status["admission"] is None
+
+
+def test_kueue_is_told_once_that_the_pods_run_and_that_the_job_has_ended() -> None:
+    made = planned(queued(), n.capacity(n.node()), running(*ADMITTED))
+    assert made.workload_status
+    assert made.workload_status["conditions"][-1]["type"] == "PodsReady"
+    again = planned(queued(), n.capacity(n.node()), running(*ADMITTED, condition("PodsReady")))
+    assert again.workload_status is None
+    done = b.learner_job(b.planned(b.job(), b.started(b.job())), b.job_condition("Complete"))
+    ended = planned(queued(), n.capacity(n.node()), replace(running(*ADMITTED), learner=done))
+    assert ended.workload_status
+    assert ended.workload_status["conditions"][-1]["type"] == "Finished"
+
+
+def test_a_suspended_job_makes_its_workload_inactive_and_a_steady_one_writes_nothing() -> None:
+    observed = Observed(workload=workload())
+    assert drift.writes(planned(queued(), n.capacity(n.node()), observed).children, observed) == []
+    made = planned(queued(suspend=True), n.capacity(n.node()), observed)
+    (write,) = drift.writes(made.children, observed)
+    assert (write.manifest["kind"], write.manifest["spec"]["active"]) == ("Workload", False)
+
+
+def test_the_priority_class_counts_in_the_queue_too() -> None:
+    high = {"metadata": {"name": "high"}, "value": 10}
+    spec = b.child(planned(queued(), n.capacity(n.node()), priority_class=high), "Workload")["spec"]
+    assert (spec["priority"], spec["priorityClassRef"]["name"]) == (10, "high")
+
+
+def test_a_job_without_a_queue_has_no_workload() -> None:
+    made = planned(b.job(), n.capacity(n.node()))
+    assert "Workload" not in b.kinds(made)
+    assert names.ROLE_QUOTA not in str(made.children)
