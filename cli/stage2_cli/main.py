@@ -136,8 +136,13 @@ def inspect(  # noqa: PLR0913 - one parameter for each option
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")] = False,
     picture: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw ground truth and answer here.")] = None,
+    rewards: Annotated[bool, typer.Option("--rewards", help="Score the answer with a GRPO run's rewards.")] = False,
 ) -> None:
     """Show one sample's E-step: the answer, its matches, and what is trained on each token."""
+    if rewards:
+        from stage2_cli.inspect.rewards import inspect_rewards
+
+        raise typer.Exit(inspect_rewards(config, sample=sample, answer=response_file, as_json=as_json))
     from stage2_cli.inspect.command import Request, inspect_sample
 
     request = Request(

@@ -16,7 +16,7 @@ from stage2_trainer.grpo.arguments import grpo_arguments
 from stage2_trainer.grpo.chord import Mixing, References
 from stage2_trainer.grpo.dataset import Rows
 from stage2_trainer.grpo.records import Task, load_records
-from stage2_trainer.grpo.rewards import Contract, load_rewards
+from stage2_trainer.grpo.rewards import load_rewards
 from stage2_trainer.grpo.trainer import GrpoTrainer, Parts
 from stage2_trainer.grpo.wire import SharedRollouts, Wire
 from stage2_trainer.learner import arguments
@@ -48,18 +48,9 @@ def check_grpo(config: RunConfig) -> None:
     load_rewards(rlhf.reward_funcs, rlhf.resolved_weights)
 
 
-def task_of(config: RunConfig) -> Task:
-    """Return what the model is asked, and what a right answer is."""
-    custom = config.custom
-    contract = None
-    if custom.grpo.summary is not None and custom.assistant_prefix_format is not None:
-        contract = Contract(custom.grpo.summary, custom.assistant_prefix_format)
-    return Task(custom.user_prompt, config.template.system, contract)
-
-
 def load_data(config: RunConfig) -> Data:
     """Read the records; ConfigError names every broken line."""
-    custom, task = config.custom, task_of(config)
+    custom, task = config.custom, Task.from_config(config)
     train = load_records(custom.train_jsonl, custom.train_sample_limit, task)
     held_out = load_records(custom.val_jsonl, custom.val_sample_limit, task) if custom.val_jsonl else []
     return Data(train, held_out, fingerprint(custom.train_jsonl, train))
@@ -70,7 +61,7 @@ def build_trainer(config: RunConfig, data: Data, surroundings: Surroundings, sta
     rlhf = config.rlhf
     assert rlhf is not None, "a GRPO run"
     processor = load_processor(config.model.model, **arguments.pixel_limits(config))
-    encoder, model, task = Encoder(processor), load_policy(config), task_of(config)
+    encoder, model, task = Encoder(processor), load_policy(config), Task.from_config(config)
     args = grpo_arguments(config, world_size=_world_size(), adapted=config.tuner.train_type == "lora")
     wire = Wire()
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from stage2_api.errors import ConfigError, Problem
+from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.messages import chat_messages
 from stage2_trainer.data.records import MAX_REPORTED_PROBLEMS, Record
 from stage2_trainer.grpo.rewards import Contract, Sample
@@ -29,6 +30,14 @@ class Task:
     prompt: str
     system: str | None = None
     contract: Contract | None = None
+
+    @classmethod
+    def from_config(cls, config: RunConfig) -> Task:
+        """Return the task of a run."""
+        custom, contract = config.custom, None
+        if custom.grpo.summary is not None and custom.assistant_prefix_format is not None:
+            contract = Contract(custom.grpo.summary, custom.assistant_prefix_format)
+        return cls(custom.user_prompt, config.template.system, contract)
 
     def user_text(self, record: Record, epoch: int) -> str:
         """Return the text of the user's turn.

@@ -12,10 +12,9 @@ from torch import nn
 from stage2_api.runconfig import RunConfig, parse_run_config
 from stage2_trainer.data.encode import Encoder
 from stage2_trainer.grpo.arguments import grpo_arguments
-from stage2_trainer.grpo.assembly import task_of
 from stage2_trainer.grpo.chord import Mixing, References
 from stage2_trainer.grpo.dataset import Rows
-from stage2_trainer.grpo.records import load_records
+from stage2_trainer.grpo.records import Task, load_records
 from stage2_trainer.grpo.rewards import load_rewards
 from stage2_trainer.grpo.trainer import GrpoTrainer, Parts
 from stage2_trainer.grpo.wire import SharedRollouts, Wire
@@ -125,7 +124,7 @@ class Scripted:
 
 def build(folder: Any, run: RunConfig, model: Any, encoder: Encoder, source: Any, stack: ExitStack) -> GrpoTrainer:
     """A trainer of `model` whose rollouts come from `source`."""
-    task, rlhf = task_of(run), run.rlhf
+    task, rlhf = Task.from_config(run), run.rlhf
     assert rlhf is not None
     records = load_records(run.custom.train_jsonl, None, task)
     log, rollout_log = RunLog(folder), JsonLines(folder / "rollouts.jsonl")

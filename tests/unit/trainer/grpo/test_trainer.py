@@ -9,9 +9,8 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from stage2_api.errors import ConfigError
 from stage2_trainer.grpo.arguments import grpo_arguments
-from stage2_trainer.grpo.assembly import task_of
 from stage2_trainer.grpo.dataset import Rows
-from stage2_trainer.grpo.records import load_records
+from stage2_trainer.grpo.records import Task, load_records
 from stage2_trainer.grpo.rewards import load_rewards
 from stage2_trainer.grpo.trainer import _named
 from tests.unit.trainer.grpo import harness
@@ -40,7 +39,7 @@ def answers(encoder):
 
 def theirs(run, model, processor):
     """TRL's own trainer, with its own generation by transformers."""
-    task, rlhf = task_of(run), run.rlhf
+    task, rlhf = Task.from_config(run), run.rlhf
     records = load_records(run.custom.train_jsonl, None, task)
     processor.tokenizer.padding_side = "left"
     trainer = GRPOTrainer(

@@ -1,0 +1,56 @@
+"""`stage2 inspect CONFIG --rewards`: what each reward of a GRPO run says to one answer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from stage2_api.errors import ConfigError, Problem
+from stage2_cli.files import load_config
+from stage2_trainer.grpo.records import Task, load_records
+from stage2_trainer.grpo.rewards import Reward, Sample, Scores, load_rewards, score
+
+
+def inspect_rewards(config: Path | None, *, sample: int | None, answer: Path | None, as_json: bool) -> int:
+    """Print the rewards of an answer to a training record, and their weighted sum; the exit code.
+
+    Raises ConfigError where something is missing or wrong.
+    """
+    run = load_config(_given(config, "CONFIG"))
+    if run.rlhf is None:
+        raise ConfigError([Problem("rlhf", None, "only GRPO runs have rewards", "give the configuration of one")])
+    task = Task.from_config(run)
+    records = load_records(run.custom.train_jsonl, run.custom.train_sample_limit, task)
+    number = sample or 0
+    if not 0 <= number < len(records):
+        rule = f"must be a training record; {run.custom.train_jsonl} has {len(records)}"
+        raise ConfigError([Problem("--sample", number, rule, "number records from 0")])
+    rewards = load_rewards(run.rlhf.reward_funcs, run.rlhf.resolved_weights)
+    text = _given(answer, "--response-file").read_text(encoding="utf-8")
+    scores = score(rewards, Sample(text, records[number].metadata, task.contract))
+    if as_json:
+        print(json.dumps({"sample": number, "rewards": dict(scores.by_name), "total": scores.total}))
+    else:
+        Console().print(table(rewards, scores))
+    return 0
+
+
+def table(rewards: list[Reward], scores: Scores) -> Table:
+    """The rewards of one answer: score, weight, and what it adds to the sum."""
+    shown = Table("reward", "score", "weight", "adds")
+    for reward in rewards:
+        value = scores.by_name[reward.name]
+        shown.add_row(reward.name, f"{value:.3f}", f"{reward.weight:g}", f"{reward.weight * value:.3f}")
+    shown.add_section()
+    shown.add_row("total", "", "", f"{scores.total:.3f}")
+    return shown
+
+
+def _given(path: Path | None, name: str) -> Path:
+    if path is None:
+        way_out = "write `stage2 inspect CONFIG --rewards --sample N --response-file FILE`"
+        raise ConfigError([Problem(name, None, "is needed with --rewards", way_out)])
+    return path
