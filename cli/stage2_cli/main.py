@@ -48,6 +48,19 @@ def render(
 
 
 @app.command()
+def explain(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Name of a RolloutMatchingJob in the cluster.")],
+    namespace: Annotated[str | None, typer.Option("--namespace", "-n", help="The current one if not given.")] = None,
+    context: Annotated[str | None, typer.Option(help="Context of the kubeconfig.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")] = False,
+) -> None:
+    """Say why a job of the cluster does not train, and which field to change; exit code 1 if something is missing."""
+    from stage2_cli.explain import explain_job
+
+    raise typer.Exit(explain_job(job, namespace=namespace, context=context, as_json=as_json))
+
+
+@app.command()
 def run(
     file: JobFile,
     mapped: Mapped = None,
