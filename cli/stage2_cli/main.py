@@ -172,19 +172,6 @@ def inspect(  # noqa: PLR0913 - one parameter for each option
     raise typer.Exit(inspect_sample(request))
 
 
-@app.command()
-def explain(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="Name of a RolloutMatchingJob of the cluster.")],
-    namespace: Annotated[str | None, typer.Option("--namespace", "-n", help="Its namespace.")] = None,
-    context: Annotated[str | None, typer.Option(help="The context of the kubeconfig.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")] = False,
-) -> None:
-    """Say why a job of the cluster does not train, and what to change; exit code 0 if nothing is missing."""
-    from stage2_cli.explain import explain_job
-
-    raise typer.Exit(explain_job(job, namespace=namespace, context=context, as_json=as_json))
-
-
 def main() -> None:
     """Entry point: configuration errors end with exit code 64 and sentences, not with a traceback."""
     try:
