@@ -126,8 +126,7 @@ async def controlled(count: int, *, late: bool = False) -> Result:
             seen = await asyncio.to_thread(watch.all, count, 600.0)
             all_s = time.monotonic() - started
             seconds = [seen[f"job-{index}-rollout"] - born[index] for index in range(count)]
-            await asyncio.sleep(5)
-            after = figures()
+            after = await _settled(figures)
             await asyncio.sleep(QUIET_S)
             quiet = writes(figures()) - writes(after)
         result = Result(
@@ -151,6 +150,19 @@ class Tally:
 
     def __call__(self, verb: str, resource: str, code: int) -> None:
         self.total += 1
+
+
+async def _settled(figures: Any, window_s: float = 5.0, timeout_s: float = 300.0) -> dict[str, float]:
+    """The figures once nothing was written for a while: the scheduler and the pods' owners go on after the children."""
+    deadline = time.monotonic() + timeout_s
+    before: dict[str, float] = figures()
+    while time.monotonic() < deadline:
+        await asyncio.sleep(window_s)
+        now: dict[str, float] = figures()
+        if writes(now) == writes(before):
+            return now
+        before = now
+    raise TimeoutError("the controller does not come to rest")
 
 
 async def _births(api: Api, jobs: Sequence[Object]) -> list[float]:
