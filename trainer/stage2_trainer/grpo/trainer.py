@@ -7,7 +7,7 @@ the divergence in the loss. What it would do with vLLM itself is replaced where 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from stage2_trainer.learner.model import split_learning_rates
 from stage2_trainer.learner.progress import Reporter
 from stage2_trainer.learner.ranks import gathered, peak_bytes, rank
 from stage2_trainer.learner.records import EventLog, JsonLines
+from stage2_trainer.matching import cut_before
 from stage2_trainer.rollout.backend import Rollout
 
 _IMAGE_INPUTS = ("pixel_values", "image_grid_thw", "num_images", "mm_token_type_ids")
@@ -119,9 +120,17 @@ class GrpoTrainer(GRPOTrainer):
                 self._policy, self._asks, global_step=self.state.global_step, micro_step=self._micro_step()
             )
         self.parts.rollouts.check_prompts(found.rollouts, prompt_ids)
-        self._answers = found.rollouts
+        self._answers = [replace(one, token_ids=self._without_images(one.token_ids)) for one in found.rollouts]
         self._note(found)
-        return [rollout.token_ids for rollout in found.rollouts], None
+        return [one.token_ids for one in self._answers], None
+
+    def _without_images(self, ids: list[int]) -> list[int]:
+        """Return an answer up to the first image token: no pixels belong to one that was made up.
+
+        An answer that begins with one is taken for an empty one, which is its end-of-turn token.
+        """
+        encoder = self.parts.references.encoder
+        return list(cut_before(ids, encoder.vision_ids)) or encoder.end_of_turn_ids[:1]
 
     def _micro_step(self) -> int:
         """Return a number that no other round of rollouts of this optimizer step has."""
