@@ -1,6 +1,8 @@
 """Two controllers, one Lease: one works, the other takes over, and jobs do not notice."""
 
+import re
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.request import urlopen
@@ -9,6 +11,9 @@ import pytest
 
 from tests.cluster.controller.conftest import Controller, Kubectl, Kubelet, eventually, job, phase
 
+# Six children, their status and events in five stages, and two reads: counted, with room for a pass more.
+REQUESTS_OF_A_JOB = 30
+WRITES = "create|patch|update|delete"
 pytestmark = pytest.mark.timeout(300)
 
 
@@ -35,6 +40,11 @@ class Replica(Controller):
     def figure(self, name: str) -> float:
         """One of its figures."""
         return float(next(line.split()[-1] for line in self.figures().splitlines() if line.startswith(name)))
+
+    def requests(self, verb: str) -> float:
+        """Requests to the API server so far, watches and the Lease left out."""
+        pattern = rf'^stage2_api_requests_total\{{code="\d+",resource="(?!leases)[^"]+",verb="(?:{verb})"\}} (\S+)$'
+        return sum(map(float, re.findall(pattern, self.figures(), re.MULTILINE)))
 
     def leads(self) -> bool:
         """Whether it says so itself."""
@@ -81,3 +91,25 @@ def test_a_leader_that_lost_its_lease_ends(kubectl: Kubectl, replicas: list[Repl
     kubectl("patch", "lease", "stage2", "--type=merge", "-p", '{"spec": {"holderIdentity": "somebody"}}')
     eventually(lambda: "leads no more" in leader.text(), why="it notices")
     eventually(leader.ended, why="it ends")
+
+
+def test_a_job_costs_a_bounded_number_of_requests_and_none_that_writes_once_it_runs(
+    kubectl: Kubectl, node: str, rights: Path, kubelet: Kubelet, tmp_path: Path
+) -> None:
+    replica = Replica(rights, kubectl.namespace, tmp_path / "controller.log")
+    replica.start()
+    names = [f"job-{index}" for index in range(4)]
+    try:
+        before = replica.requests(".*")
+        kubectl.apply({"apiVersion": "v1", "kind": "List", "items": [job(name) for name in names]})
+        for name in names:
+            kubelet.servers_answer(name)
+            kubelet.learner_runs(name)
+        eventually(lambda: all(phase(kubectl, name) == "Running" for name in names), why="all jobs run", timeout_s=60)
+        assert replica.requests(".*") - before <= REQUESTS_OF_A_JOB * len(names)
+        time.sleep(3)
+        written = replica.requests(WRITES)
+        time.sleep(25)  # every learner is asked for its progress twice, and does not answer
+        assert replica.requests(WRITES) == written
+    finally:
+        replica.stop()

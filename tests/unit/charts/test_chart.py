@@ -101,6 +101,16 @@ def test_two_controllers_stand_for_one_another_and_the_one_with_the_lease_works(
     assert (update["resourceNames"], update["verbs"]) == (["stage2"], ["get", "update"])
 
 
+def test_rights_on_kueues_workloads_come_only_with_kueue(template: Template) -> None:
+    def groups(manifests: dict[tuple[str, str], dict[str, Any]]) -> set[str]:
+        return {group for rule in manifests["ClusterRole", "stage2"]["rules"] for group in rule["apiGroups"]}
+
+    with_kueue = template("controller.kueue=true")
+    assert "kueue.x-k8s.io" not in groups(template())
+    assert "kueue.x-k8s.io" in groups(with_kueue)
+    assert "--kueue" in controller_pod(with_kueue)["containers"][0]["args"]
+
+
 def test_metrics_are_scraped_only_when_asked_for(template: Template) -> None:
     monitored = template("metrics.serviceMonitor.enabled=true", 'metrics.serviceMonitor.labels={"release":"p"}')
     assert monitored["ServiceMonitor", "stage2"]["metadata"]["labels"]["release"] == "p"
