@@ -11,7 +11,7 @@ from datetime import date
 from importlib import metadata
 from pathlib import Path
 
-from bench import assignment, estep, loss, overlap, packing, parsing, transport
+from bench import assignment, estep, loss, overlap, packing, parsing, sync, transport
 from bench.tables import Table
 
 RESULTS = Path(__file__).parent / "results"
@@ -22,6 +22,7 @@ BENCHMARKS: Mapping[str, tuple[Table, ...]] = {
     "parse": (parsing.TABLE,),
     "estep": (estep.TABLE,),
     "loss": (loss.MEASURED, loss.MEMORY),
+    "sync": (sync.TABLE,),
     "packing": (packing.ROW_TABLE, packing.WINDOW_TABLE),
 }
 PACKAGES = ("numpy", "scipy", "torch", "pycocotools", "shapely", "POT", "binpacking")

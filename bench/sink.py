@@ -1,0 +1,71 @@
+"""A rollout server for benchmarks of the push: the CPU stub's routes, and tensors in memory instead of a model.
+
+    python -m bench.sink PORT
+
+Beside the stub's routes: POST /raw receives broadcasts and does nothing with them, POST /reload reads a checkpoint.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import uvicorn
+from fastapi import Body
+from fastapi.concurrency import run_in_threadpool
+from safetensors.torch import load_file
+
+from stage2_trainer.server.stub import Stub, build_app
+
+
+class Sink:
+    """What stands for the stub's model: a copy of whatever it is given."""
+
+    adapters: tuple[str, ...] = ()
+
+    def __init__(self) -> None:
+        self._tensors: dict[str, torch.Tensor] = {}
+
+    def load_weights(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
+        """Copy tensors over those of the same names, as a model does."""
+        for name, tensor in tensors:
+            if name in self._tensors:
+                self._tensors[name].copy_(tensor)
+            else:
+                self._tensors[name] = tensor.clone()
+
+    def abort(self) -> None:
+        """Do nothing: nothing is generated."""
+
+
+def raw(stub: Stub, sizes: list[int]) -> None:
+    """Receive broadcasts of so many bytes over the transfer group's own sockets."""
+    group: Any = stub.receiver._group
+    for size in sizes:
+        group.broadcast(torch.empty(size, dtype=torch.uint8)).wait()
+
+
+def main(port: int) -> None:
+    """Serve until terminated."""
+    torch.set_num_threads(1)
+    sink: Any = Sink()
+    stub = Stub(sink, max_model_len=1, root="", max_lora_rank=None)
+    app = build_app(stub)
+
+    @app.post("/raw")
+    async def receive(sizes: list[int]) -> dict[str, bool]:
+        await run_in_threadpool(raw, stub, sizes)
+        return {"done": True}
+
+    @app.post("/reload")
+    async def reload(path: str = Body(embed=True)) -> dict[str, bool]:
+        await run_in_threadpool(lambda: sink.load_weights(list(load_file(Path(path)).items())))
+        return {"done": True}
+
+    uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,180 @@
+"""A full weight sync, from the learner's tensors to copies in the servers, against the machine's limit and other ways.
+
+The servers are processes that keep what they are sent (`bench.sink`). Times are wall times, the best of several.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import torch
+from bench.tables import Row, Table
+from safetensors.torch import save_file
+from torch import nn
+
+from stage2_api.runconfig import ServerAddress
+from stage2_trainer.sync.background import in_background
+from stage2_trainer.sync.fleet import Shipment
+from stage2_trainer.sync.full import FullSync
+from stage2_trainer.sync.peer import Peer
+from stage2_trainer.sync.weights import merged_weights
+
+LAYERS, HIDDEN, WIDE = 28, 512, 1536
+TRAINED_LAYERS = 7
+BUCKET_BYTES = 10 * 2**20  # as many buckets as a model of 9 GB has at the default of 512 MiB
+RUNS = 5
+START_TIMEOUT_S = 120.0
+
+
+class Policy(nn.Module):
+    """Tensors in the number and proportions of Qwen3-0.6B's layers, half as wide; the last quarter trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(_layer() for _ in range(LAYERS))
+        self.to(torch.bfloat16)
+        for layer in list(self.layers)[:-TRAINED_LAYERS]:
+            layer.requires_grad_(False)
+
+
+def _layer() -> nn.Module:
+    layer = nn.Module()
+    for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+        layer.add_module(name, nn.Linear(HIDDEN, HIDDEN, bias=False))
+    for name in ("gate_proj", "up_proj"):
+        layer.add_module(name, nn.Linear(HIDDEN, WIDE, bias=False))
+    layer.add_module("down_proj", nn.Linear(WIDE, HIDDEN, bias=False))
+    for name in ("input_layernorm", "post_attention_layernorm", "q_norm", "k_norm"):
+        layer.add_module(name, nn.RMSNorm(HIDDEN))
+    return layer
+
+
+def rows() -> Iterator[Row]:
+    """One to three servers: each against the raw broadcast, then the ways that a user would pick instead."""
+    policy = Policy()
+    source = merged_weights(policy)
+    megabytes = sum(meta.nbytes for meta in source.metadata()) / 1e6
+    for count in (1, 2, 3):
+        with servers(count) as (addresses, token):
+            what = f"{count} server{'s' * (count > 1)}, {megabytes:.0f} MB, {len(source.entries)} tensors"
+            yield from compared(what, policy, addresses, token)
+
+
+def compared(what: str, policy: Policy, addresses: list[ServerAddress], token: str) -> Iterator[Row]:
+    """The rows of one number of servers."""
+    options: dict[str, Any] = {"token": token, "timeout_s": 60.0, "device": torch.device("cpu")}
+    with ExitStack() as stack:
+        full = FullSync(addresses, changed_only=False, bucket_bytes=BUCKET_BYTES, **options)
+        stack.callback(full.close)
+        ours = best(lambda: full.sync(policy, version=1))
+        yield Row(what, "raw gloo broadcast, same sockets", ours, best(lambda: broadcast(full, policy)))
+        yield Row(what, "one RPC a tensor", ours, best(lambda: tensor_by_tensor(full, policy), 2))
+        yield Row(what, "checkpoint on disk, reload", ours, best(lambda: by_disk(full, policy)))
+        changed = FullSync(addresses, bucket_bytes=BUCKET_BYTES, **options)
+        full.close()
+        stack.callback(changed.close)
+        changed.sync(policy, version=1)
+        part = best(lambda: changed.sync(policy, version=1))
+        yield Row(
+            f"{what}, {TRAINED_LAYERS} of {LAYERS} layers train", "everything instead of what changed", part, ours
+        )
+
+
+def broadcast(full: FullSync, policy: Policy) -> None:
+    """Send as many bytes in as many pieces, already packed, to servers that do nothing with them."""
+    total = sum(meta.nbytes for meta in merged_weights(policy).metadata())
+    sizes = [BUCKET_BYTES] * (total // BUCKET_BYTES) + [total % BUCKET_BYTES]
+    pieces = {size: torch.zeros(size, dtype=torch.uint8) for size in sizes}
+    calls = [in_background(_post, peer, "/raw", sizes) for peer in full.fleet.peers]
+    for size in sizes:
+        flying = [peer.link.broadcast(pieces[size]) for peer in full.fleet.peers]
+        while not all(pending.done() for pending in flying):
+            time.sleep(0.0005)
+    for call in calls:
+        call.result()
+
+
+def tensor_by_tensor(full: FullSync, policy: Policy) -> None:
+    """Announce and send each tensor on its own, as TRL and ms-swift's older servers are sent weights."""
+    source = merged_weights(policy)
+    with full.fleet.update() as round_:
+        for entry in source.entries:
+            full.fleet.push(Shipment(source.only(frozenset({entry.name}))), round_.fit, round_)
+        round_.each(lambda peer: Peer.finish(peer, 1, vision_moved=False))
+
+
+def by_disk(full: FullSync, policy: Policy) -> None:
+    """Write a checkpoint, and let every server read it."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.safetensors"
+        save_file(dict(merged_weights(policy)), path)
+        for call in [in_background(_post, peer, "/reload", {"path": str(path)}) for peer in full.fleet.peers]:
+            call.result()
+
+
+def _post(peer: Peer, route: str, body: Any) -> None:
+    peer.client.post(route, "bench", body=body)
+
+
+def best(call: Callable[[], object], runs: int = RUNS) -> float:
+    """The least wall time of several runs, after one that does not count."""
+    call()
+    times = []
+    for _ in range(runs):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+@contextmanager
+def servers(count: int) -> Iterator[tuple[list[ServerAddress], str]]:
+    """Start so many sinks; yields where they are, and their token."""
+    token = secrets.token_hex(8)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        (folder / "token").write_text(token)
+        environment = {**os.environ, "STAGE2_TOKEN_FILE": str(folder / "token")}
+        addresses = [ServerAddress(f"http://127.0.0.1:{free_port()}", free_port()) for _ in range(count)]
+        for address in addresses:
+            command = [sys.executable, "-m", "bench.sink", address.base_url.rpartition(":")[2]]
+            process = subprocess.Popen(command, env=environment)
+            stack.callback(process.wait)
+            stack.callback(process.terminate)
+        for address in addresses:
+            wait_until_up(address.base_url)
+        yield addresses, token
+
+
+def wait_until_up(url: str) -> None:
+    """Return once a server answers its health route."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        try:
+            httpx.get(f"{url}/health", trust_env=False).raise_for_status()
+        except httpx.TransportError:
+            time.sleep(0.2)
+        else:
+            return
+    raise TimeoutError(f"{url} did not start within {START_TIMEOUT_S:g} s")
+
+
+def free_port() -> int:
+    """A port that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+TABLE = Table("Full weight sync", "ms", 1e3, rows)
