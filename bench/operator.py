@@ -83,9 +83,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with node(gpus=4 * max(*options.jobs, options.catch_up, 1)):
         for count in options.jobs:
             for run in (plain, controlled):
-                lines.append(_told(asyncio.run(run(count))))
+                lines.append(asyncio.run(run(count)))
         if options.catch_up:
-            lines.append(_told(asyncio.run(controlled(options.catch_up, late=True))))
+            lines.append(asyncio.run(controlled(options.catch_up, late=True)))
     if options.write:
         (ROOT / "bench" / "results" / "operator.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return 0
@@ -97,7 +97,7 @@ def _told(result: Result) -> str:
     return result.row()
 
 
-async def plain(count: int) -> Result:
+async def plain(count: int) -> str:
     """The limit: a client that makes the children of `count` jobs without a controller."""
     tally = Tally()
     api = await connect(tally)
@@ -106,12 +106,12 @@ async def plain(count: int) -> Result:
         children = [[child for child in one if child["kind"] != "Job"] for one in made]
         started = time.monotonic()
         seconds = await _each(children, lambda one: _create_all(api, one))
-        result = Result("plain client", seconds, time.monotonic() - started, tally.total)
+        row = _told(Result("plain client", seconds, time.monotonic() - started, tally.total))
     await api.close()
-    return result
+    return row
 
 
-async def controlled(count: int, *, late: bool = False) -> Result:
+async def controlled(count: int, *, late: bool = False) -> str:
     """`count` jobs and a controller; `late`: it starts when they exist already, and the clock starts with it."""
     api = await connect(Tally())
     with namespace() as name:
@@ -138,8 +138,9 @@ async def controlled(count: int, *, late: bool = False) -> Result:
             rss_mb=after["process_resident_memory_bytes"] / 2**20,
             quiet_writes=quiet,
         )
+        row = _told(result)
     await api.close()
-    return result
+    return row
 
 
 @dataclass

@@ -5,6 +5,7 @@ A thread does what the API server and its controllers expect of a kubelet: it re
 
 import json
 import threading
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 _LEASES = "kube-node-lease"
 _BEAT_S = 0.5
-_RENEW_EVERY = 16  # beats
+_RENEW_S = 8.0
 
 
 class FakeNodes:
@@ -63,13 +64,13 @@ class FakeNodes:
         self._thread.join()
 
     def _live(self) -> None:
-        beats = 0
+        renewed = 0.0
         while not self._stopped.wait(_BEAT_S):
-            if beats % _RENEW_EVERY == 0:
+            if time.monotonic() - renewed >= _RENEW_S:
+                renewed = time.monotonic()
                 for name in [*self._names]:
                     self._renew(name)
             self._reap()
-            beats += 1
 
     def _renew(self, name: str) -> None:
         if name in self._silent:
