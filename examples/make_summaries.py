@@ -3,8 +3,8 @@
     python examples/make_summaries.py out/summaries --train 64 --held-out 16
 
 writes out/summaries/train.jsonl, out/summaries/held-out.jsonl and out/summaries/images/*.png. The same arguments give
-the same data set on every machine. A record's `summary_ref` is its right answer, as examples/summary_tiny.yaml
-describes it: `{"items": [{"desc": "box", "colour": {"red": 1}}]}`.
+the same data set on every machine. A record's `summary_ref` is its right answer, as
+examples/job-grpo-6v2-tiny.yaml describes it: `{"items": [{"desc": "box", "colour": {"red": 1}}]}`.
 """
 
 from __future__ import annotations

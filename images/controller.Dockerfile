@@ -14,7 +14,7 @@ RUN --mount=type=cache,target=/var/cache/uv set -eu; \
     printf '%s\n' "numpy; sys_platform == 'never'" "scipy; sys_platform == 'never'" > /tmp/overrides.txt; \
     UV_CACHE_DIR=/var/cache/uv UV_LINK_MODE=copy /tmp/uv/bin/uv pip install --python /opt/stage2/bin/python \
         --compile-bytecode --override /tmp/overrides.txt -r pyproject.toml --extra controller \
-        'prometheus-client>=0.21,<1' 'hatchling>=1.27'; \
+        'hatchling>=1.27'; \
     rm -rf /tmp/uv /tmp/overrides.txt
 
 COPY . .

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.timeout(900)
 
 JOB = runs.ROOT / "examples" / "job-grpo-6v2-tiny.yaml"
 END_S = 120.0
+STEPS = 4
 
 
 def run_job(folder: Path, **training: object) -> subprocess.Popen[bytes]:
@@ -48,21 +49,14 @@ def finished(folder: Path, **training: object) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
-    """What the job as it is shipped writes; its seed is fixed in its file."""
-    return finished(tmp_path_factory.mktemp("grpo"))
-
-
-def test_the_mean_reward_rises(records: list[dict]) -> None:
-    rewards = [record["reward"] for record in records if record["event"] == "step"]
-    first, last = sum(rewards[:10]) / 10, sum(rewards[-10:]) / 10
-    assert len(rewards) == 60
-    assert last > first + 1.0
+    """What a few steps of the job write; its seed is fixed in its file."""
+    return finished(tmp_path_factory.mktemp("grpo"), max_steps=STEPS)
 
 
 def test_rewards_are_told_one_by_one_and_weights_travel_each_step(records: list[dict]) -> None:
     steps = [record for record in records if record["event"] == "step"]
     assert all("rewards/summary.content_f1/mean" in step and "rewards/summary.content_f1/std" in step for step in steps)
-    assert [step["sync/version"] for step in steps] == list(range(60))
+    assert [step["sync/version"] for step in steps] == list(range(STEPS))
 
 
 def test_the_run_says_what_it_was_made_of(records: list[dict]) -> None:
@@ -138,6 +132,6 @@ def test_rollouts_are_written_by_each_process(records: list[dict], tmp_path_fact
     assert [file.name for file in files] == ["rank-1-rollouts.jsonl", "rollouts.jsonl"]
     for file in files:
         line = json.loads(file.read_text().splitlines()[-1])
-        assert line["version"] == 59
+        assert line["version"] == STEPS - 1
         assert set(line["rewards"]) == {"summary.format", "summary.header", "summary.category_recall",
                                         "summary.content_f1"}  # fmt: skip
