@@ -74,7 +74,7 @@ def test_when_one_learner_process_is_killed_the_other_ends_too(tmp_path: Path, v
         ranks = learner_ranks(tmp_path)
         os.kill(ranks[victim], signal.SIGKILL)
         assert process.wait(END_S) != 0
-        assert not [pid for pid in ranks.values() if Path(f"/proc/{pid}").exists()]
+        wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in ranks.values()))
     finally:
         process.send_signal(signal.SIGINT)
         process.wait(END_S)
