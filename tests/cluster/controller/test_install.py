@@ -1,11 +1,18 @@
 """The chart on a real cluster: the controller's own image, pod and rights."""
 
+import json
 import subprocess
 
 import pytest
 
-from tests.cluster.controller.conftest import ROOT, Kubectl, Kubelet, eventually, job, phase
+from tests.cluster.controller.conftest import HERE, ROOT, Kubectl, Kubelet, eventually, job, phase
 from tests.cluster.controller.test_steadiness import settled, versions
+
+REAL_NODES = {
+    "requiredDuringSchedulingIgnoredDuringExecution": {
+        "nodeSelectorTerms": [{"matchExpressions": [{"key": key, "operator": "DoesNotExist"} for key in HERE]}]
+    }
+}
 
 
 class Helm:
@@ -19,6 +26,7 @@ class Helm:
             "--set=crd.install=false",
             f'--set-json=controller.namespaces=["{kubectl.namespace}"]',
             f"--set=image.repository={repository},image.tag={tag}",
+            f"--set-json=controller.affinity={json.dumps({'nodeAffinity': REAL_NODES})}",
         ]
 
     def __call__(self, *arguments: str) -> None:
