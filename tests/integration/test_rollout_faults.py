@@ -186,7 +186,14 @@ def test_a_request_that_takes_too_long_is_given_up(serve):
 
 
 def test_when_one_server_fails_the_requests_of_the_others_are_cancelled(serve):
-    slow, broken = serve(never), serve(refuse)
+    slow = serve(never)
+
+    async def refuse_once_the_other_is_busy(body):
+        while not slow.seen:
+            await asyncio.sleep(0.01)
+        return await refuse(body)
+
+    broken = serve(refuse_once_the_other_is_busy)
     with backend(slow, broken) as client, pytest.raises(ServerError, match="503"):
         client.generate(requests("ab"), seed_plan=PLAN)
     deadline = time.monotonic() + 10
