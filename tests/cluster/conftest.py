@@ -4,7 +4,6 @@ A cluster is the one that KUBECONFIG names, else hack/local-cluster, which these
 """
 
 import os
-import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -115,17 +114,6 @@ def controller_image(request: pytest.FixtureRequest, local_cluster: LocalCluster
 def stage2_images(request: pytest.FixtureRequest, local_cluster: LocalCluster, controller_image: str) -> Images:
     """Both images: STAGE2_CONTROLLER_IMAGE and STAGE2_TRAINER_IMAGE, else built and loaded into the local cluster."""
     return Images(controller=controller_image, trainer=_image(request, local_cluster, "trainer"))
-
-
-@pytest.fixture(scope="session")
-def helm() -> str:
-    """helm from PATH, else the one that hack/local-cluster built."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stage2" / "cluster" / "bin"
-    built = sorted(cache.glob("**/helm"), key=lambda path: path.stat().st_mtime)
-    found = shutil.which("helm") or (str(built[-1]) if built else None)
-    if found is None:
-        pytest.skip("no helm on PATH and none built by hack/local-cluster")
-    return found
 
 
 def _image(request: pytest.FixtureRequest, local_cluster: LocalCluster, name: str) -> str:

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
+import numpy as np
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForImageTextToText
+from PIL import Image
+from transformers import AutoModelForImageTextToText, AutoProcessor
+
+from stage2_trainer.data.encode import Encoder
+from stage2_trainer.data.images import image_url
+from stage2_trainer.learner.assembly import sample_probe
+from stage2_trainer.sync.verify import Probe
 
 ADAPTED = r".*language_model\.layers\.\d+\.(self_attn\.(q|k|v|o)_proj|mlp\.(gate|up|down)_proj)"
 KINDS = ("lora", "dora", "full")
@@ -63,3 +71,12 @@ def greedy(model, inputs, max_new_tokens):
 def _move(parameters, amount):
     for parameter in parameters:
         parameter.add_(torch.randn_like(parameter) * amount)
+
+
+def grey_probe(model_path: Path, folder: Path) -> Probe:
+    """A prompt with a grey image, by which servers and a learner are compared."""
+    path = folder / "image.png"
+    Image.fromarray(np.full((64, 96, 3), 200, dtype=np.uint8)).save(path)
+    image = {"type": "image_url", "image_url": {"url": image_url(str(path))}}
+    chat = [{"role": "user", "content": [image, {"type": "text", "text": "List the shapes."}]}]
+    return sample_probe(Encoder(AutoProcessor.from_pretrained(model_path)), chat)

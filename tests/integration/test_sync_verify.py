@@ -1,15 +1,9 @@
 """Proofs of a sync: their turn comes, they are passed by servers that hold the weights and by no others."""
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
-from transformers import AutoProcessor
 
 from stage2_api.runconfig import ServerAddress
-from stage2_trainer.data.encode import Encoder
-from stage2_trainer.data.images import image_url
-from stage2_trainer.learner.assembly import sample_probe
 from stage2_trainer.server.client import ServerClient
 from stage2_trainer.sync.full import FullSync
 from stage2_trainer.sync.policy import SyncPolicy
@@ -26,11 +20,7 @@ def base(model_path):
 
 @pytest.fixture(scope="module")
 def probe(model_path, tmp_path_factory):
-    path = tmp_path_factory.mktemp("probe") / "image.png"
-    Image.fromarray(np.full((64, 96, 3), 200, dtype=np.uint8)).save(path)
-    image = {"type": "image_url", "image_url": {"url": image_url(str(path))}}
-    chat = [{"role": "user", "content": [image, {"type": "text", "text": "List the shapes."}]}]
-    return sample_probe(Encoder(AutoProcessor.from_pretrained(model_path)), chat)
+    return policies.grey_probe(model_path, tmp_path_factory.mktemp("probe"))
 
 
 @pytest.fixture

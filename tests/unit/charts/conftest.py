@@ -1,7 +1,5 @@
 """Renders the chart with the real helm and hands the manifests out as dictionaries."""
 
-import os
-import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -12,17 +10,6 @@ import yaml
 
 CHART = Path(__file__).parents[3] / "charts" / "stage2"
 Manifests = dict[tuple[str, str], dict[str, Any]]
-
-
-@pytest.fixture(scope="session")
-def helm() -> str:
-    """helm from PATH, else the one that hack/local-cluster built."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stage2" / "cluster" / "bin"
-    built = sorted(cache.glob("**/helm"), key=lambda path: path.stat().st_mtime)
-    found = shutil.which("helm") or (str(built[-1]) if built else None)
-    if found is None:
-        pytest.skip("no helm on PATH and none built by `hack/local-cluster/local-cluster up`")
-    return found
 
 
 @pytest.fixture(scope="session")

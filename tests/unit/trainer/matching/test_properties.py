@@ -79,7 +79,8 @@ def test_any_damage_to_the_bytes_is_survived(pred, gt, vocab, rng: random.Random
 @given(st.lists(st.integers(-5, 1320), max_size=60), vocabs)
 @several
 def test_any_ids_at_all_are_survived(ids, vocab):
-    parse_rollout(ids, vocab)
+    parsed = parse_rollout(ids, vocab)
+    assert vocab.align(list(parsed.prefix_ids)).text == parsed.prefix_text
 
 
 @given(st.lists(st.tuples(objects, objects), min_size=1, max_size=4), vocabs, st.integers(0, 3))
