@@ -3,18 +3,23 @@
 A cluster is the one that KUBECONFIG names, else hack/local-cluster, which these fixtures bring up and take down again.
 """
 
+import json
 import os
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
 FIRST = "test_local_cluster_lifecycle.py"
 BUILD_TIMEOUT_S = 3600
 """The first run on a machine builds Kubernetes and the trainer's image."""
+JOB_TIMEOUT_S = 900
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -122,3 +127,55 @@ def _image(request: pytest.FixtureRequest, local_cluster: LocalCluster, name: st
     request.getfixturevalue("on_local_cluster")
     local_cluster("build", name)
     return f"stage2/{name}:dev"
+
+
+@pytest.fixture(scope="session")
+def installed(kubeconfig: Path, stage2_images: Images, helm: str) -> Iterator[Path]:
+    """The kubeconfig of a cluster on which the chart is installed with these images, removed at the session's end."""
+    controller, trainer = (image.rsplit(":", 1) for image in (stage2_images.controller, stage2_images.trainer))
+    command = [helm, f"--kubeconfig={kubeconfig}", "--namespace=stage2-system"]
+    images = {
+        "image.repository": controller[0],
+        "image.tag": controller[1],
+        "workloadImage.repository": trainer[0],
+        "workloadImage.tag": trainer[1],
+    }
+    values = [f"--set={name}={value}" for name, value in images.items()]
+    install = ["upgrade", "--install", "stage2", ROOT / "charts/stage2", "--create-namespace", "--take-ownership"]
+    try:
+        subprocess.run([*command, *install, "--wait", "--timeout=5m", *values], check=True)
+        yield kubeconfig
+    finally:
+        subprocess.run([*command, "uninstall", "stage2", "--wait", "--ignore-not-found"], check=True)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A job that has ended: its last state, and what `kubectl logs` had of its learner."""
+
+    job: Mapping[str, Any]
+    log: str
+
+    def records(self, event: str) -> list[dict[str, Any]]:
+        """The learner's JSON lines of one kind, in order."""
+        lines = [json.loads(line) for line in self.log.splitlines() if line.startswith('{"event"')]
+        return [line for line in lines if line["event"] == event]
+
+
+def kubectl(kubeconfig: Path, *arguments: str, stdin: str | None = None) -> str:
+    """Run kubectl in the namespace default; return what it printed."""
+    command = ["kubectl", f"--kubeconfig={kubeconfig}", "--namespace=default", *arguments]
+    return subprocess.run(command, check=True, text=True, input=stdin, stdout=subprocess.PIPE).stdout
+
+
+def run_job(kubeconfig: Path, manifest: Mapping[str, Any]) -> Ran:
+    """Apply a job and follow it to its end; it stays in the cluster."""
+    name = manifest["metadata"]["name"]
+    kubectl(kubeconfig, "apply", "--filename=-", stdin=json.dumps(manifest))
+    deadline = time.monotonic() + JOB_TIMEOUT_S
+    while True:
+        job = json.loads(kubectl(kubeconfig, "get", "rmj", name, "--output=json"))
+        if job.get("status", {}).get("phase") in ("Succeeded", "Failed"):
+            return Ran(job, kubectl(kubeconfig, "logs", f"job/{name}-learner", "--tail=-1"))
+        assert time.monotonic() < deadline, job
+        time.sleep(1)
