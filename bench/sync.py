@@ -33,7 +33,7 @@ from stage2_trainer.sync.weights import merged_weights
 LAYERS, HIDDEN, WIDE = 28, 512, 1536
 TRAINED_LAYERS = 7
 BUCKET_BYTES = 10 * 2**20  # as many buckets as a model of 9 GB has at the default of 512 MiB
-RUNS = 5
+RUNS = 10
 START_TIMEOUT_S = 120.0
 
 
@@ -77,15 +77,20 @@ def compared(what: str, policy: Policy, addresses: list[ServerAddress], token: s
     with ExitStack() as stack:
         full = FullSync(addresses, changed_only=False, bucket_bytes=BUCKET_BYTES, **options)
         stack.callback(full.close)
-        ours = best(lambda: full.sync(policy, version=1))
-        yield Row(what, "raw gloo broadcast, same sockets", ours, best(lambda: broadcast(full, policy)))
-        yield Row(what, "one RPC a tensor", ours, best(lambda: tensor_by_tensor(full, policy), 2))
-        yield Row(what, "checkpoint on disk, reload", ours, best(lambda: by_disk(full, policy)))
-        changed = FullSync(addresses, bucket_bytes=BUCKET_BYTES, **options)
+        ours, raw, each, disk = alternately(
+            lambda: full.sync(policy, version=1),
+            lambda: broadcast(full, policy),
+            lambda: tensor_by_tensor(full, policy),
+            lambda: by_disk(full, policy),
+        )
+        yield Row(what, "raw gloo broadcast, same sockets", ours, raw)
+        yield Row(what, "one RPC a tensor", ours, each)
+        yield Row(what, "checkpoint on disk, reload", ours, disk)
         full.close()
+        changed = FullSync(addresses, bucket_bytes=BUCKET_BYTES, **options)
         stack.callback(changed.close)
         changed.sync(policy, version=1)
-        part = best(lambda: changed.sync(policy, version=1))
+        (part,) = alternately(lambda: changed.sync(policy, version=1))
         yield Row(
             f"{what}, {TRAINED_LAYERS} of {LAYERS} layers train", "everything instead of what changed", part, ours
         )
@@ -127,15 +132,15 @@ def _post(peer: Peer, route: str, body: Any) -> None:
     peer.client.post(route, "bench", body=body)
 
 
-def best(call: Callable[[], object], runs: int = RUNS) -> float:
-    """The least wall time of several runs, after one that does not count."""
-    call()
-    times = []
-    for _ in range(runs):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return min(times)
+def alternately(*calls: Callable[[], object], runs: int = RUNS) -> list[float]:
+    """The least wall time of each call. They take turns, so that what disturbs the machine disturbs all of them."""
+    times: list[list[float]] = [[] for _ in calls]
+    for _ in range(1 + runs):
+        for call, taken in zip(calls, times, strict=True):
+            start = time.perf_counter()
+            call()
+            taken.append(time.perf_counter() - start)
+    return [min(taken[1:]) for taken in times]  # the first is for caches to fill
 
 
 @contextmanager

@@ -49,16 +49,17 @@ def bucket_bytes(bucket: Sequence[TensorMeta]) -> int:
     return sum(meta.nbytes for meta in bucket)
 
 
-def pack(
-    bucket: Sequence[TensorMeta], tensors: Iterator[tuple[str, torch.Tensor]], device: torch.device
-) -> torch.Tensor:
-    """Take the bucket's tensors from the stream and return them as one uint8 tensor, shape (bytes,).
+def pack(bucket: Sequence[TensorMeta], tensors: Iterator[tuple[str, torch.Tensor]], into: torch.Tensor) -> torch.Tensor:
+    """Take the bucket's tensors from the stream and write them, one after the other, to the start of `into`.
+
+    into: uint8, at least as long as the bucket. Fresh memory for each bucket would cost a page fault for every 4 KiB.
+    Returns what was written, a view of shape (bytes,).
 
     Raises:
         ValueError: the stream yields another tensor than the plan says. The receivers cut the bytes by the plan, so
             sending it would load garbage.
     """
-    buffer = torch.empty(bucket_bytes(bucket), dtype=torch.uint8, device=device)
+    buffer = into[: bucket_bytes(bucket)]
     offset = 0
     for meta in bucket:
         name, tensor = next(tensors, ("nothing", buffer))
@@ -69,6 +70,12 @@ def pack(
         buffer[offset:end].copy_(tensor.detach().contiguous().view(-1).view(torch.uint8))
         offset = end
     return buffer
+
+
+def buffers_for(plan: Sequence[Sequence[TensorMeta]], device: torch.device, count: int) -> list[torch.Tensor]:
+    """Make `count` uint8 buffers that each hold any bucket of the plan (fewer where the plan has fewer buckets)."""
+    size = max(map(bucket_bytes, plan), default=0)
+    return [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(min(count, len(plan)))]
 
 
 def unpack(bucket: Sequence[TensorMeta], buffer: torch.Tensor) -> list[tuple[str, torch.Tensor]]:

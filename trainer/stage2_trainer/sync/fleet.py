@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -15,12 +16,13 @@ from stage2_api.runconfig import ServerAddress
 from stage2_trainer.server.client import ServerClient
 from stage2_trainer.server.errors import ServerError, join_errors
 from stage2_trainer.sync.background import in_background
-from stage2_trainer.sync.buckets import TensorMeta, bucket_bytes, pack, plan_buckets, to_wire
+from stage2_trainer.sync.buckets import TensorMeta, bucket_bytes, buffers_for, pack, plan_buckets, to_wire
 from stage2_trainer.sync.peer import Peer
 from stage2_trainer.sync.transfer import Pending, link_for
 from stage2_trainer.sync.weights import WeightSource
 
-POLL_INTERVAL_S = 0.0005
+POLL_INTERVAL_S = 0.0001  # a bucket of the usual size takes milliseconds, and nothing is sent between two
+BUFFERS = 2  # one is on its way while the other is packed
 
 
 @dataclass(frozen=True)
@@ -133,8 +135,9 @@ class Fleet:
         tensors = iter(shipment.source)
         flying: dict[Peer, Pending] = {}
         sent: list[TensorMeta] = []
-        for bucket in plan:
-            buffer = pack(bucket, tensors, self._device)
+        buffers = cycle(buffers_for(plan, self._device, BUFFERS))
+        for bucket, memory in zip(plan, buffers, strict=False):
+            buffer = pack(bucket, tensors, memory)
             self._land(flying, calls, sent, round_)
             flying, sent = {peer: peer.link.broadcast(buffer) for peer in calls if peer in round_.fit}, bucket
         self._land(flying, calls, sent, round_)

@@ -19,7 +19,7 @@ from stage2_trainer.server.address import host_and_port
 from stage2_trainer.server.client import ServerClient
 from stage2_trainer.server.errors import ServerError, join_errors
 from stage2_trainer.sync.background import in_background
-from stage2_trainer.sync.buckets import DEFAULT_BUCKET_BYTES, TensorMeta, bucket_bytes, pack, plan_buckets
+from stage2_trainer.sync.buckets import DEFAULT_BUCKET_BYTES, TensorMeta, bucket_bytes, buffers_for, pack, plan_buckets
 from stage2_trainer.sync.report import SyncReport
 from stage2_trainer.sync.swift_gloo import GlooSwiftGroup
 from stage2_trainer.sync.weights import merged_weights
@@ -66,8 +66,10 @@ class SwiftSync:
         metas = source.metadata()
         self._each("join")
         tensors = iter(source)
-        for bucket in plan_buckets(metas, self._bucket_bytes):
-            self._each("take", bucket, pack(bucket, tensors, self._device))
+        plan = list(plan_buckets(metas, self._bucket_bytes))
+        (memory,) = buffers_for(plan, self._device, 1)
+        for bucket in plan:
+            self._each("take", bucket, pack(bucket, tensors, memory))
         self._each("finish")
         return SyncReport(
             version=version,

@@ -5,7 +5,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stage2_trainer.sync.buckets import TensorMeta, bucket_bytes, from_wire, pack, plan_buckets, to_wire, unpack
+from stage2_trainer.sync.buckets import (
+    TensorMeta,
+    bucket_bytes,
+    buffers_for,
+    from_wire,
+    pack,
+    plan_buckets,
+    to_wire,
+    unpack,
+)
 
 CPU = torch.device("cpu")
 
@@ -46,8 +55,11 @@ def test_tensors_arrive_as_they_were_whatever_their_dtypes_and_layout():
         "ints": torch.arange(5),
     }
     bucket = [TensorMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()]
-    buffer = pack(bucket, iter(tensors.items()), CPU)
+    (longer,) = buffers_for([bucket, [*bucket, meta("more", 2)]], CPU, 1)
+    longer.fill_(255)  # what an earlier bucket left there
+    buffer = pack(bucket, iter(tensors.items()), longer)
     assert buffer.shape == (bucket_bytes(bucket),)
+    assert buffer.data_ptr() == longer.data_ptr()
     for name, tensor in unpack(from_wire(**to_wire(bucket)), buffer):
         assert tensor.dtype == tensors[name].dtype
         assert torch.equal(tensor, tensors[name])
@@ -58,4 +70,4 @@ def test_tensors_arrive_as_they_were_whatever_their_dtypes_and_layout():
 )
 def test_a_stream_that_yields_something_else_than_announced_is_not_sent(stream):
     with pytest.raises(ValueError, match="was announced"):
-        pack([meta("a", 2)], iter(stream), CPU)
+        pack([meta("a", 2)], iter(stream), torch.empty(8, dtype=torch.uint8))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from stage2_trainer.sync import gloo
-from stage2_trainer.sync.buckets import TensorMeta, pack, plan_buckets
+from stage2_trainer.sync.buckets import TensorMeta, bucket_bytes, pack, plan_buckets
 from stage2_trainer.sync.receiver import Receiver
 
 LOOPBACK = "127.0.0.1"
@@ -57,7 +57,7 @@ def test_every_worker_receives_every_tensor(port):
     group = gloo.GlooGroup(store, info, gloo.LEARNER_RANK)
     stream = iter(tensors.items())
     for bucket in plan_buckets(metas, LIMIT):
-        group.broadcast(pack(bucket, stream, torch.device("cpu"))).wait()
+        group.broadcast(pack(bucket, stream, torch.empty(bucket_bytes(bucket), dtype=torch.uint8))).wait()
     for thread in threads:
         thread.join()
     group.close()
