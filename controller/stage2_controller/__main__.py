@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from stage2_controller import operator
-from stage2_controller.plan import DEFAULT_IMAGE, Settings
+from stage2_controller.draft import DEFAULT_IMAGE, Settings
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

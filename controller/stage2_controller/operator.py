@@ -17,11 +17,11 @@ import kopf
 from stage2_controller import health, names
 from stage2_controller.apply import Api, ApiRefused, connect
 from stage2_controller.capacity import Capacity
+from stage2_controller.draft import Settings
 from stage2_controller.election import Election
 from stage2_controller.freshness import Freshness
 from stage2_controller.metrics import CONTENT_TYPE, Metrics
 from stage2_controller.observe import KINDS, KUEUE_KIND, Key, Store, key_of
-from stage2_controller.plan import Settings
 from stage2_controller.progress import ProgressReader
 from stage2_controller.queue import WorkQueue
 from stage2_controller.reconcile import Reconciler

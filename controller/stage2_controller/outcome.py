@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 from stage2_api.errors import EXIT_CONFIG
 from stage2_api.job import RolloutMatchingJob
 from stage2_controller import conditions, diagnose, names, reasons
-from stage2_controller.observed import Observed, terminated
+from stage2_controller.observed import Observed, terminated, terminating
+
+_POD_FAILURE_POLICY = "PodFailurePolicy"  # the Job's reason; its only rule that fails it is about EXIT_CONFIG
 
 
 class Outcome(NamedTuple):
@@ -47,16 +49,24 @@ def _of_learner(observed: Observed) -> Outcome | None:
     told = {item["type"]: item for item in job_conditions if item["status"] == "True"}
     if "Complete" in told:
         return Outcome(reasons.SUCCEEDED, reasons.LEARNER_SUCCEEDED, "the learner ended with exit code 0")
-    if "Failed" in told:
+    if "Failed" in told and not _end_to_come(observed):
         return _failed(observed, told["Failed"])
     return None
+
+
+def _end_to_come(observed: Observed) -> bool:
+    """Whether the Job's watch was quicker than the pods': the pod, which has ended, will tell why in a moment."""
+    pod = observed.pod(names.ROLE_LEARNER)
+    if pod is None or terminating(pod) or pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
+        return False
+    return terminated(pod, names.ROLE_LEARNER) is None
 
 
 def _failed(observed: Observed, told: Mapping[str, Any]) -> Outcome:
     pod = observed.pod(names.ROLE_LEARNER)
     ended = terminated(pod, names.ROLE_LEARNER) if pod else None
     words = _words(observed, ended)
-    if ended and ended.get("exitCode") == EXIT_CONFIG:
+    if told.get("reason") == _POD_FAILURE_POLICY or (ended and ended.get("exitCode") == EXIT_CONFIG):
         return Outcome(reasons.FAILED, reasons.CONFIGURATION_ERROR, f"the learner refused its configuration: {words}")
     if told.get("reason") == reasons.BACKOFF_LIMIT:
         message = f"the learner failed more often than spec.learner.backoffLimit allows; the last time: {words}"
@@ -68,7 +78,7 @@ def _words(observed: Observed, ended: Mapping[str, Any] | None) -> str:
     report = observed.report()
     if report and report.get("message"):
         return str(report["message"])
-    return diagnose.last_words(ended) if ended else "its pod is gone"
+    return diagnose.last_words(ended) if ended else "its pod is gone, and its last words with it"
 
 
 def _of_servers(observed: Observed, servers: Sequence[str]) -> Outcome | None:

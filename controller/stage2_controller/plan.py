@@ -8,35 +8,19 @@ import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from importlib.metadata import version
 from typing import Any
 
 from stage2_api.errors import ConfigError
-from stage2_api.job import RolloutMatchingJob, parse_job
+from stage2_api.job import RolloutMatchingJob
 from stage2_controller import conditions, drift, gates, kueue, names, reasons, siting
 from stage2_controller import outcome as outcomes
 from stage2_controller import status as statuses
-from stage2_controller.children import configmap, deployment, job, meta, networkpolicy, pod, secret, service
-from stage2_controller.containers import Workload, containers
+from stage2_controller.children import meta, secret
+from stage2_controller.containers import containers
+from stage2_controller.draft import DEFAULT_IMAGE, Draft, Settings, children, draft, namespace_of
 from stage2_controller.gates import Gate
 from stage2_controller.observed import Observed, terminating
-from stage2_controller.placement import Need
 from stage2_controller.siting import Cluster, Site
-
-# Of a job that names no image, where no chart says another.
-DEFAULT_IMAGE = f"stage2/trainer:{version('stage2')}"
-
-# What the spec's hash is made of. Defaults are left out: a newer definition that adds one does not make it another job.
-_PODS_ARE_MADE_FROM = {"rollout", "learner", "config", "volumes", "placement", "gpu_resource", "image"}
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What the controller's own configuration adds to a job."""
-
-    image: str = DEFAULT_IMAGE
-    namespace: str | None = None  # where the controller's own pod runs; None: outside the cluster
-    progress_s: float = 10.0  # how often the learner of a running job is asked for its progress
 
 
 @dataclass(frozen=True)
@@ -62,33 +46,30 @@ def plan(
     now: datetime,
     new_token: Callable[[], str],
     cluster: Cluster | None = None,
+    draft_of: Callable[[Mapping[str, Any]], Draft] | None = None,
 ) -> Plan:
     """The plan of one pass over the job `raw`, an object as the API server holds it.
 
     `new_token` makes the bearer token of a job that has no Secret yet. Without a `cluster` the scheduler chooses the
-    node of the servers, and the learner follows them.
+    node of the servers, and the learner follows them. `draft_of` gives drafts that are known already.
     """
     previous = raw.get("status") or {}
     if raw["spec"].get("managedBy", names.MANAGER) != names.MANAGER:
         return Plan(status=dict(previous))
     try:
-        accepted = parse_job(raw)
-        host = names.service_host(accepted.metadata.name, _namespace(accepted))
-        workload = containers(accepted, host_for=lambda _: host)
+        drafted = draft_of(raw) if draft_of else draft(raw, settings)
     except ConfigError as error:
         return _refused(raw, observed, str(error), now)
-    spec_hash = meta.digest(accepted.spec.model_dump(mode="json", include=_PODS_ARE_MADE_FROM, exclude_defaults=True))
+    accepted, workload, spec_hash = drafted.job, drafted.workload, drafted.spec_hash
     outcome = outcomes.outcome(accepted, [s.name for s in workload.servers], observed, status=previous, now=now)
-    plain = _children(accepted, raw["metadata"], workload, settings)
     restarts = accepted.spec.suspend or drift.spec_changed(observed, spec_hash)
     queue = kueue.queue_name(raw)
     ticket = kueue.reserved(observed.workload, queue) if queue and not outcome else None
     admitted = ticket is None or ticket.status == "True"
     site = None
     if cluster and not outcome and not restarts and admitted:
-        asked = siting.need(plain, gpu_resource=accepted.spec.gpu_resource)
-        site = siting.find(asked, observed, cluster, now=now, host=kueue.host(observed.workload))
-    wanted = tuple(meta.stamped(_controlled(child, site), spec_hash) for child in plain)
+        site = siting.find(drafted.need, observed, cluster, now=now, host=kueue.host(observed.workload))
+    wanted = drafted.on(site.node if site else None)
     scene = statuses.Scene(
         job=accepted,
         workload=workload,
@@ -103,34 +84,26 @@ def plan(
     status = statuses.accepted(scene)
     if outcome:
         return replace(_finished(accepted, observed, status, now), workload_status=answer)
-    children, deletions = _stage(observed, wanted, scene, restarts=restarts)
+    staged, deletions = _stage(observed, wanted, scene, restarts=restarts)
     if queue:
-        priority_class = cluster.priority_class if cluster else None
-        active = not accepted.spec.suspend
-        asked_for = kueue.workload(raw["metadata"], plain, queue=queue, active=active, priority_class=priority_class)
-        children = (*(children if admitted else ()), meta.stamped(asked_for, spec_hash))
-    if children and observed.secret is None and admitted:
-        children = (secret.secret(raw["metadata"], new_token()), *children)
+        asked_for = kueue.workload(
+            raw["metadata"],
+            drafted.children,
+            queue=queue,
+            active=not accepted.spec.suspend,
+            priority_class=cluster.priority_class if cluster else None,
+        )
+        staged = (*(staged if admitted else ()), meta.stamped(asked_for, spec_hash))
+    if staged and observed.secret is None and admitted:
+        staged = (secret.secret(raw["metadata"], new_token()), *staged)
     return Plan(
         status=status,
-        children=children,
+        children=staged,
         deletions=deletions,
         site=site,
         workload_status=answer,
         gate=gates.gate(observed, status),
         again_after_s=_next_look(scene, status, settings),
-    )
-
-
-def need_of(raw: Mapping[str, Any], *, settings: Settings) -> Need | None:
-    """What the job asks of one node; None if its spec breaks a rule."""
-    try:
-        accepted = parse_job(raw)
-        workload = containers(accepted, host_for=lambda _: "")
-    except ConfigError:
-        return None
-    return siting.need(
-        _children(accepted, raw["metadata"], workload, settings), gpu_resource=accepted.spec.gpu_resource
     )
 
 
@@ -141,38 +114,13 @@ def static_children(
 
     The learner then waits for its servers by itself. Without `token` the Secret gets a fresh one.
     """
-    owner = {"name": accepted.metadata.name, "namespace": namespace or _namespace(accepted)}
+    owner = {"name": accepted.metadata.name, "namespace": namespace or namespace_of(accepted)}
     host = names.service_host(owner["name"], owner["namespace"])
     workload = containers(accepted, host_for=lambda _: host)
     return [
         secret.secret(owner, token or secrets.token_urlsafe(32)),
-        *_children(accepted, owner, workload, Settings(image=image)),
+        *children(accepted, owner, workload, Settings(image=image)),
     ]
-
-
-def _children(
-    accepted: RolloutMatchingJob, owner: Mapping[str, Any], workload: Workload, settings: Settings
-) -> list[meta.Manifest]:
-    """All children but the Secret."""
-    config_text, servers, image = workload.config_text, workload.servers, settings.image
-    made = [
-        configmap.configmap(owner, config_text),
-        networkpolicy.networkpolicy(owner, servers, workload.learner, controller_namespace=settings.namespace),
-    ]
-    if servers:
-        made.append(service.service(owner, servers))
-        made.append(deployment.deployment(accepted, owner, servers, config_text=config_text, image=image))
-    learner = job.job(accepted, owner, workload.learner, config_text=config_text, image=image, follows=bool(servers))
-    return [*made, learner]
-
-
-def _controlled(child: meta.Manifest, site: Site | None) -> meta.Manifest:
-    """What only a controller can add to a child: its readiness, and its node."""
-    if child["kind"] == "Deployment":
-        child = deployment.gated(child)
-    if child["kind"] not in ("Deployment", "Job") or site is None or site.node is None:
-        return child
-    return pod.pinned(child, site.node)
 
 
 def _stage(
@@ -238,7 +186,3 @@ def _existing(observed: Observed, *kinds: str) -> tuple[str, ...]:
 
 def _without(manifests: tuple[meta.Manifest, ...], *kinds: str) -> tuple[meta.Manifest, ...]:
     return tuple(manifest for manifest in manifests if manifest["kind"] not in kinds)
-
-
-def _namespace(accepted: RolloutMatchingJob) -> str:
-    return accepted.metadata.namespace or "default"

@@ -3,20 +3,23 @@
 import logging
 import secrets
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import aiohttp
 
+from stage2_api.errors import ConfigError
 from stage2_controller import conditions, drift, names, outcome, reasons
 from stage2_controller import status as statuses
 from stage2_controller.apply import Api, ApiRefused
 from stage2_controller.capacity import Capacity
+from stage2_controller.draft import Drafts, Settings
 from stage2_controller.events import events
 from stage2_controller.metrics import Metrics
 from stage2_controller.observe import Key, Store
 from stage2_controller.observed import Object, Observed, terminating
-from stage2_controller.plan import Plan, Settings, need_of, plan
+from stage2_controller.plan import Plan, plan
 from stage2_controller.progress import ProgressReader
 from stage2_controller.queue import RetryLater
 from stage2_controller.siting import Cluster, standing
@@ -57,6 +60,7 @@ class Reconciler:
         self._store = store
         self._progress = progress
         self._settings = settings
+        self._drafts = Drafts(settings)
         self._metrics = metrics
         self._capacity = capacity
         self._kept: dict[tuple[str, Key], tuple[datetime, Object | None]] = {}  # with the time until which it serves
@@ -95,6 +99,7 @@ class Reconciler:
             now=now,
             new_token=lambda: secrets.token_urlsafe(32),
             cluster=cluster,
+            draft_of=self._drafts.of,
         )
         self._settle(key, intended)  # before anything else is awaited: the next job must find the room taken
         refusals = await self._carry_out(key, intended, observed)
@@ -104,6 +109,8 @@ class Reconciler:
         if intended.gate:
             await self._api.apply_condition(key.namespace, intended.gate, at=conditions.timestamp(now))
         await self._tell(raw, intended, refusals, now)
+        if outcome.final(intended.status):
+            self._drop_files(key)
         if intended.delete_job:
             await self._api.delete(names.KIND, key.namespace, key.name)
         if refusals:
@@ -115,16 +122,19 @@ class Reconciler:
         for raw in list(self._store.known(names.KIND)):
             key = Key(raw["metadata"]["namespace"], raw["metadata"]["name"])
             node = None if outcome.final(raw.get("status") or {}) else standing(self._watched(key))
-            asked = need_of(raw, settings=self._settings) if self._capacity and node else None
-            if self._capacity and node and asked:
-                self._capacity.promise(key, asked, node)
+            if self._capacity and node:
+                with suppress(ConfigError):  # a spec that is refused by now: its pass keeps what runs
+                    self._capacity.promise(key, self._drafts.of(raw).need, node)
 
     def forget(self, key: Key) -> None:
         """The job is gone: so is its claim to a node."""
-        for kind in ("Secret", "ConfigMap"):
-            self._kept.pop((kind, key), None)
+        self._drop_files(key)
         if self._capacity:
             self._capacity.release(key)
+
+    def _drop_files(self, key: Key) -> None:
+        for kind in ("Secret", "ConfigMap"):
+            self._kept.pop((kind, key), None)
 
     async def _cluster(self, key: Key, raw: Object) -> Cluster | None:
         if self._capacity is None:

@@ -1,4 +1,4 @@
-"""The commands: up, down, status, tool, load, build."""
+"""The commands: up, down, mend, status, tool, load, build."""
 
 import shutil
 import time
@@ -76,6 +76,18 @@ def down(home: Home = None) -> None:
     except ClusterError as error:
         raise _fail(error) from error
     console.print("The cluster is gone.")
+
+
+@app.command()
+def mend(home: Home = None) -> None:
+    """Start what has died again, as a supervisor would; everything else, and all state, stays as it is."""
+    layout = _layout(home)
+    try:
+        with locks.held(layout, "boot"):
+            started = cluster.mend(layout)
+    except ClusterError as error:
+        raise _fail(error) from error
+    console.print(f"Started again: {', '.join(started) or 'nothing'}.")
 
 
 @app.command()

@@ -8,7 +8,7 @@ from rich.console import Console
 from local_cluster import cgroups, containerd, dns, images, network, node, pki, teardown
 from local_cluster.control_plane import Endpoint, free_port, start_api_server, start_controllers, start_etcd
 from local_cluster.layout import KUBELET_STATE, NODE_IP, NODE_LINK, PAUSE_IMAGE, ClusterError, Layout
-from local_cluster.processes import recorded
+from local_cluster.processes import recorded, respawn
 from local_cluster.toolchain import CONTROL_PLANE, NODE, ensure_binaries, ensure_packages
 
 CONTROL_PLANE_ONLY, WHOLE = "control plane only", "whole cluster"
@@ -44,6 +44,19 @@ def up(layout: Layout, console: Console, *, control_plane_only: bool, gpus: int)
         _boot_whole(layout, console, gpus)
     (layout.home / "cluster.json").write_text(json.dumps({"kind": wanted}))
     return True
+
+
+def mend(layout: Layout) -> list[str]:
+    """Start what has died of a booted cluster again, as a machine's supervisor would; the names of what it was.
+
+    Pods live on: containerd finds them by their shims. Unlike `up`, this keeps all state.
+    """
+    if not (layout.home / "cluster.json").exists():
+        raise ClusterError(f"no cluster was booted in {layout.home} (`local-cluster up` boots one)")
+    dead = [daemon for daemon in recorded(layout) if not daemon.alive()]
+    for daemon in dead:
+        respawn(layout, daemon)
+    return [daemon.name for daemon in dead]
 
 
 def _refuse_second_node() -> None:

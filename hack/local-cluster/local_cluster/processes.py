@@ -41,10 +41,11 @@ def spawn(layout: Layout, name: str, argv: Sequence[str | Path], *, env: Mapping
     """Start `argv` in a session of its own, its output in the component's log, and record it."""
     layout.logs.mkdir(parents=True, exist_ok=True)
     layout.records.mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, **(env or {}), MARKER: str(layout.home)}
+    command, added = [str(part) for part in argv], dict(env or {})
+    environment = {**os.environ, **added, MARKER: str(layout.home)}
     with log_path(layout, name).open("ab") as log:
         process = subprocess.Popen(
-            [str(part) for part in argv],
+            command,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -53,8 +54,15 @@ def spawn(layout: Layout, name: str, argv: Sequence[str | Path], *, env: Mapping
             start_new_session=True,
         )
     daemon = Daemon(name, process.pid, start_time(process.pid) or 0)
-    (layout.records / f"{name}.json").write_text(json.dumps({"pid": daemon.pid, "start": daemon.start}))
+    record = {"pid": daemon.pid, "start": daemon.start, "argv": command, "env": added}
+    (layout.records / f"{name}.json").write_text(json.dumps(record))
     return daemon
+
+
+def respawn(layout: Layout, dead: Daemon) -> Daemon:
+    """Start a process again as it was started; the others, and what it keeps on disk, stay as they are."""
+    record = json.loads((layout.records / f"{dead.name}.json").read_text())
+    return spawn(layout, dead.name, record["argv"], env=record["env"])
 
 
 def recorded(layout: Layout) -> list[Daemon]:
@@ -63,7 +71,8 @@ def recorded(layout: Layout) -> list[Daemon]:
     for path in sorted(layout.records.glob("*.json")):
         text = path.read_text()
         if text.endswith("}"):
-            daemons.append(Daemon(path.stem, **json.loads(text)))
+            record = json.loads(text)
+            daemons.append(Daemon(path.stem, record["pid"], record["start"]))
     return daemons
 
 

@@ -11,6 +11,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,12 @@ WAIT_S = 30
 Object = dict[str, Any]
 
 
+@dataclass(frozen=True)
 class Kubectl:
     """kubectl as the cluster's administrator, in the namespace of the test."""
 
-    def __init__(self, kubeconfig: Path, namespace: str = "default") -> None:
-        self.kubeconfig = kubeconfig
-        self.namespace = namespace
+    kubeconfig: Path
+    namespace: str = "default"
 
     def run(self, *arguments: str, stdin: object = None) -> subprocess.CompletedProcess[str]:
         """Runs kubectl; `stdin` is written as JSON."""

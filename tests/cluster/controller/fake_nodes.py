@@ -4,16 +4,19 @@ A thread does what the API server and its controllers expect of a kubelet: it re
 """
 
 import json
+import logging
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tests.cluster.controller.conftest import Kubectl
 
-_LEASES = "kube-node-lease"
+logger = logging.getLogger(__name__)
+
 _BEAT_S = 0.5
 _RENEW_S = 8.0
 
@@ -23,6 +26,7 @@ class FakeNodes:
 
     def __init__(self, kubectl: "Kubectl") -> None:
         self._kubectl = kubectl
+        self._leases = replace(kubectl, namespace="kube-node-lease")
         self._names: list[str] = []
         self._silent: set[str] = set()
         self._stopped = threading.Event()
@@ -39,7 +43,7 @@ class FakeNodes:
         }
         self._kubectl("create", "-f", "-", stdin=node)
         self._names.append(name)
-        self._renew(name)
+        self._renew()
         amounts = {"cpu": "64", "memory": "512Gi", "pods": "500", "nvidia.com/gpu": str(gpus)}
         self._kubectl.set_status("node", name, {"capacity": amounts, "allocatable": amounts, "conditions": [ready()]})
         self._kubectl("taint", "node", name, "node.kubernetes.io/not-ready-", "--overwrite", check=False)
@@ -54,6 +58,7 @@ class FakeNodes:
         """Deletes the Node, as a cloud does with a machine that is gone."""
         self._names.remove(name)
         self._kubectl("delete", "node", name, "--wait=false")
+        self._leases("delete", "lease", name, "--ignore-not-found")
 
     def close(self) -> None:
         """Ends the thread and removes all nodes."""
@@ -68,21 +73,27 @@ class FakeNodes:
         while not self._stopped.wait(_BEAT_S):
             if time.monotonic() - renewed >= _RENEW_S:
                 renewed = time.monotonic()
-                for name in [*self._names]:
-                    self._renew(name)
+                self._renew()
             self._reap()
 
-    def _renew(self, name: str) -> None:
-        if name in self._silent:
-            return
+    def _renew(self) -> None:
+        """Every node that is not silent says that it lives: without its Lease it counts as lost after 50 s."""
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        lease = {
-            "apiVersion": "coordination.k8s.io/v1",
-            "kind": "Lease",
-            "metadata": {"name": name, "namespace": _LEASES},
-            "spec": {"holderIdentity": name, "leaseDurationSeconds": 40, "renewTime": now},
-        }
-        self._kubectl.run("apply", "--server-side", "-f", "-", stdin=lease)
+        leases = [
+            {
+                "apiVersion": "coordination.k8s.io/v1",
+                "kind": "Lease",
+                "metadata": {"name": name},
+                "spec": {"holderIdentity": name, "leaseDurationSeconds": 40, "renewTime": now},
+            }
+            for name in self._names
+            if name not in self._silent
+        ]
+        if leases:
+            body = {"apiVersion": "v1", "kind": "List", "items": leases}
+            done = self._leases.run("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=body)
+            if done.returncode:  # an API server that was killed is asked again
+                logger.warning("the leases of %s are not renewed: %s", self._names, done.stderr)
 
     def _reap(self, *, everywhere: bool = False) -> None:
         """Pods that were told to end on these nodes are gone at once."""

@@ -8,8 +8,9 @@ from typing import Any
 
 from stage2_controller import names
 from stage2_controller.children import meta
+from stage2_controller.draft import Settings
 from stage2_controller.observed import Observed
-from stage2_controller.plan import Plan, Settings, plan
+from stage2_controller.plan import Plan, plan
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 SETTINGS = Settings(image="stage2/trainer:test")

@@ -77,7 +77,8 @@ def test_a_suspended_job_names_the_field() -> None:
 def test_a_failed_job_tells_its_end_and_nothing_that_follows_from_it() -> None:
     raw = b.job()
     failed = b.learner_job(b.planned(raw, b.started(raw)), b.job_condition("Failed", "BackoffLimitExceeded"), failed=4)
-    made = b.planned(raw, b.started(raw, learner=failed))
+    pods = (b.learner_pod(b.down("learner", 1, "out of memory")),)
+    made = b.planned(raw, b.started(raw, learner=failed, pods=pods))
     steps = explain.chain(b.told(raw, made))
     assert [step.name for step in steps] == ["spec", "outcome"]
     assert "spec.learner.backoffLimit" in steps[-1].fix

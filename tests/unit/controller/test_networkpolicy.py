@@ -7,7 +7,8 @@ import pytest
 
 from stage2_controller.children import meta
 from stage2_controller.children.networkpolicy import CONTROLLER_LABELS
-from stage2_controller.plan import Settings, plan
+from stage2_controller.draft import Settings
+from stage2_controller.plan import plan
 from tests.unit.controller import builders as b
 
 Peer = tuple[str, Mapping[str, str]]  # namespace and labels

@@ -161,6 +161,16 @@ def test_the_last_words_of_a_learner_are_its_last_progress() -> None:
     assert made.status["completionTime"] == "2026-01-02T03:04:05Z"
 
 
+def test_a_failed_job_waits_for_the_last_words_of_its_pod_and_does_without_them_once_it_is_gone() -> None:
+    raw = b.job()
+    policy = b.job_condition("Failed", "PodFailurePolicy", "Container learner failed with exit code 64")
+    job = b.learner_job(b.planned(raw, b.started(raw)), policy)
+    early = b.planned(raw, b.started(raw, learner=job, progress=None))
+    assert b.condition(early, reasons.FAILED) is None
+    late = b.planned(raw, b.started(raw, learner=job, progress=None, pods=()))
+    assert b.condition(late, reasons.FAILED) == ("True", reasons.CONFIGURATION_ERROR)
+
+
 def test_a_loss_that_is_no_number_is_left_out() -> None:
     raw = b.job()
     made = b.planned(raw, b.started(raw, progress={**b.report(), "loss": float("nan")}))

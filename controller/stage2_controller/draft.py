@@ -1,0 +1,118 @@
+"""The draft of a job: what follows from its spec alone, the same in every pass until somebody edits it. Pure.
+
+Reading a spec, checking its rules and writing its manifests is most of a pass's work; `Drafts` remembers it.
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Any
+
+from stage2_api.job import RolloutMatchingJob, parse_job
+from stage2_controller import names, siting
+from stage2_controller.children import configmap, deployment, job, meta, networkpolicy, pod, service
+from stage2_controller.containers import Workload, containers
+from stage2_controller.placement import Need
+
+# Of a job that names no image, where no chart says another.
+DEFAULT_IMAGE = f"stage2/trainer:{version('stage2')}"
+
+# What the spec's hash is made of. Defaults are left out: a newer definition that adds one does not make it another job.
+_PODS_ARE_MADE_FROM = {"rollout", "learner", "config", "volumes", "placement", "gpu_resource", "image"}
+_REMEMBERED = 1024  # drafts; one takes about 70 kB
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the controller's own configuration adds to a job."""
+
+    image: str = DEFAULT_IMAGE
+    namespace: str | None = None  # where the controller's own pod runs; None: outside the cluster
+    progress_s: float = 10.0  # how often the learner of a running job is asked for its progress
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A valid job, its processes, and the manifests of its children (all but the Secret), without a node."""
+
+    job: RolloutMatchingJob
+    workload: Workload
+    children: tuple[meta.Manifest, ...]
+    need: Need  # what all its pods ask of one node
+    spec_hash: str
+    _pinned: dict[str | None, tuple[meta.Manifest, ...]] = field(default_factory=dict)  # by the last node
+
+    def on(self, node: str | None) -> tuple[meta.Manifest, ...]:
+        """The children as a controller writes them: with a readiness gate and hashes, the pods on this node."""
+        if node not in self._pinned:
+            self._pinned.clear()
+            self._pinned[node] = tuple(
+                meta.stamped(_controlled(child, node), self.spec_hash) for child in self.children
+            )
+        return self._pinned[node]
+
+
+def draft(raw: Mapping[str, Any], settings: Settings) -> Draft:
+    """The draft of a job, as the API server holds that. Raises ConfigError if its spec breaks a rule."""
+    accepted = parse_job(raw)
+    host = names.service_host(accepted.metadata.name, namespace_of(accepted))
+    workload = containers(accepted, host_for=lambda _: host)
+    hashed = accepted.spec.model_dump(mode="json", include=_PODS_ARE_MADE_FROM, exclude_defaults=True)
+    made = tuple(children(accepted, raw["metadata"], workload, settings))
+    return Draft(
+        job=accepted,
+        workload=workload,
+        children=made,
+        need=siting.need(made, gpu_resource=accepted.spec.gpu_resource),
+        spec_hash=meta.digest(hashed),
+    )
+
+
+class Drafts:
+    """Remembers the drafts of specs that it saw last, by uid and generation, which a change of the spec changes."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._made: OrderedDict[tuple[str, int], Draft] = OrderedDict()
+
+    def of(self, raw: Mapping[str, Any]) -> Draft:
+        """The job's draft. Raises ConfigError if its spec breaks a rule."""
+        key = (raw["metadata"]["uid"], raw["metadata"]["generation"])
+        if key in self._made:
+            self._made.move_to_end(key)
+        else:
+            self._made[key] = draft(raw, self._settings)
+            if len(self._made) > _REMEMBERED:
+                self._made.popitem(last=False)
+        return self._made[key]
+
+
+def children(
+    accepted: RolloutMatchingJob, owner: Mapping[str, Any], workload: Workload, settings: Settings
+) -> list[meta.Manifest]:
+    """All children but the Secret, in the order of their creation."""
+    config_text, servers, image = workload.config_text, workload.servers, settings.image
+    made = [
+        configmap.configmap(owner, config_text),
+        networkpolicy.networkpolicy(owner, servers, workload.learner, controller_namespace=settings.namespace),
+    ]
+    if servers:
+        made.append(service.service(owner, servers))
+        made.append(deployment.deployment(accepted, owner, servers, config_text=config_text, image=image))
+    learner = job.job(accepted, owner, workload.learner, config_text=config_text, image=image, follows=bool(servers))
+    return [*made, learner]
+
+
+def namespace_of(accepted: RolloutMatchingJob) -> str:
+    """The job's namespace; a file may leave it to kubectl."""
+    return accepted.metadata.namespace or "default"
+
+
+def _controlled(child: meta.Manifest, node: str | None) -> meta.Manifest:
+    """What only a controller can add to a child: its readiness, and its node."""
+    if child["kind"] == "Deployment":
+        child = deployment.gated(child)
+    if child["kind"] not in ("Deployment", "Job") or node is None:
+        return child
+    return pod.pinned(child, node)
