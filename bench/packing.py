@@ -17,23 +17,25 @@ from time import process_time
 import numpy as np
 from bench.tables import Row, Table, installed
 
-from stage2_trainer.learner.packing import pack_window, select_segments
+from stage2_trainer.learner.packing import PackingError, pack_window, select_segments
 
 CAP = 16384
 BUFFERED = 512
 ROWS = 40
 WINDOW = 32
+WINDOWS = 20
 SEEN = 8  # segments that a row of a window is made of at most, so that windows are not all but full
 
 Choice = Callable[[Sequence[int], int], list[int]]
 
 
 def lengths_of(kind: str, count: int, seed: int = 5) -> list[int]:
-    """Lengths of segments: of photographs with a few objects (about 9.7 to a row), of dense ones, or of both."""
+    """Lengths of segments: of photographs with a few objects (about 9.7 to a row), of dense ones, of both, or short."""
     random = np.random.default_rng(seed)
     sparse = np.clip(random.lognormal(7.1, 0.75, count), 200, 11000)
     dense = random.uniform(3000, 11000, count)
-    chosen = {"sparse": sparse, "dense": dense, "mixed": np.where(random.random(count) < 0.7, sparse, dense)}[kind]
+    mixed = np.where(random.random(count) < 0.7, sparse, dense)
+    chosen = {"sparse": sparse, "dense": dense, "mixed": mixed, "short": random.uniform(200, 600, count)}[kind]
     return [int(length) for length in chosen]
 
 
@@ -97,7 +99,7 @@ PEERS: dict[str, Choice] = {
 
 def run(choose: Choice, kind: str) -> tuple[float, float]:
     """Mean fill of the rows, and median seconds of a choice, on a stream of segments of this kind."""
-    stream = iter(lengths_of(kind, BUFFERED + ROWS * 40))
+    stream = iter(lengths_of(kind, BUFFERED + ROWS * 80))
     waiting = [next(stream) for _ in range(BUFFERED)]
     fills, times = [], []
     for _ in range(ROWS):
@@ -112,7 +114,7 @@ def run(choose: Choice, kind: str) -> tuple[float, float]:
 
 def row_choices() -> Iterator[Row]:
     """Ours against each peer, on each kind of segments."""
-    for kind in ("sparse", "dense", "mixed"):
+    for kind in ("sparse", "dense", "mixed", "short"):
         fill, ours = run(select_segments, kind)
         for name, choose in PEERS.items():
             if "binpacking" in name and installed("binpacking") is None:
@@ -122,18 +124,21 @@ def row_choices() -> Iterator[Row]:
 
 
 def windows() -> Iterator[Row]:
-    """A whole window that fits its rows: ours makes exactly as many rows, first-fit decreasing may need more."""
-    for kind in ("sparse", "dense", "mixed"):
+    """A whole window that fits its rows: ours makes exactly as many rows, first-fit decreasing may need more.
+
+    `tight`: the rows that it was cut from are all but full, so that counting and sorting do not get far.
+    """
+    for kind in ("sparse", "dense", "mixed", "tight"):
         times, peer_times, ours, theirs = [], [], 0, 0
-        for seed in range(ROWS):
-            lengths = fitting(kind, seed)
+        for seed in range(WINDOWS):
+            lengths = cut_rows(seed) if kind == "tight" else fitting(kind, seed)
             start = process_time()
-            ours += len(pack_window(lengths, CAP, WINDOW)) == WINDOW
+            ours += packed(lengths)
             times.append(process_time() - start)
             start = process_time()
             theirs += rows_of_first_fit(lengths, CAP) <= WINDOW
             peer_times.append(process_time() - start)
-        found = f"{ours} against {theirs} of {ROWS} windows fit"
+        found = f"{ours} against {theirs} of {WINDOWS} windows fit"
         yield Row(f"{kind} segments", "first-fit decreasing", median(times), median(peer_times), found)
 
 
@@ -147,6 +152,26 @@ def fitting(kind: str, seed: int) -> list[int]:
         waiting = [length for i, length in enumerate(waiting) if i not in row]
     np.random.default_rng(seed).shuffle(taken)
     return taken
+
+
+def packed(lengths: list[int]) -> bool:
+    """Whether ours finds rows for a window."""
+    try:
+        pack_window(lengths, CAP, WINDOW)
+    except PackingError:
+        return False
+    return True
+
+
+def cut_rows(seed: int) -> list[int]:
+    """Segments that rows with 2 % to spare were cut into, three or four each, and mixed up."""
+    random = np.random.default_rng(seed)
+    pieces: list[int] = []
+    for _ in range(WINDOW):
+        shares = random.dirichlet(np.full(random.integers(3, 5), 20.0))
+        pieces += [int(share * CAP * 0.98) for share in shares]
+    random.shuffle(pieces)
+    return pieces
 
 
 def rows_of_first_fit(lengths: Sequence[int], cap: int) -> int:

@@ -1,26 +1,31 @@
 """All segments of an accumulation window in exactly as many rows as it has micro-steps, or a proof that they do not
 fit.
 
-Longest first onto the emptiest row nearly always fits and balances the rows. Where it does not, a complete search
-decides. Source: semantics, section 8.
+Longest first onto the emptiest row nearly always fits and balances the rows. Where it does not, a bound, a complete
+search of a few steps, linear programming and a complete search of many steps follow, until one of them decides. Source:
+semantics, section 8.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from stage2_trainer.learner.packing_bound import Filling, Fillings, least_rows
 from stage2_trainer.learner.packing_errors import PackingError, check_lengths
 
 Segment = tuple[int, int]  # length, position in the order of falling length
 
-_MOST_STEPS = 2_000_000
+_FEW_STEPS = 20_000
+_MANY_STEPS = 500_000
+_DIVES = 4
 
 
 def pack_window(lengths: Sequence[int], cap: int, rows: int) -> list[list[int]]:
     """Partition the segments into exactly `rows` rows, none empty, none longer than `cap` tokens.
 
     Returns each row's indices (rising), rows ordered by their first segment. Deterministic. PackingError when no
-    partition exists, or, for windows filled to the last few tokens, when the search for one grows beyond all reason.
+    partition exists, or, for some windows filled to the last few tokens, when that cannot be found out in seconds: the
+    message says which.
     """
     check_lengths(lengths, cap)
     if len(lengths) < rows:
@@ -38,17 +43,41 @@ def pack_window(lengths: Sequence[int], cap: int, rows: int) -> list[list[int]]:
 
 
 def _searched(lengths: Sequence[int], sizes: list[int], cap: int, rows: int) -> list[list[int]]:
-    """Rows found by the complete search; PackingError when there are none."""
-    least = _least_rows(sizes, cap)
+    """Rows found by searching; PackingError when there are none, or when what is known does not say."""
+    least = least_rows(sizes, cap)
+    if least <= rows:
+        try:
+            return _complete(lengths, sizes, cap, rows, _FEW_STEPS)
+        except _GaveUpError:
+            fillings = Fillings(sizes, cap)
+            least = fillings.least_rows(rows)
     if least > rows:
         raise _too_long(lengths, cap, rows, f"they need at least {least} rows")
+    for first in range(_DIVES):
+        if (placed := fillings.dive(rows, first=first)) is not None:
+            return _members(placed, fillings.kinds, sizes)
     try:
-        placed = _Search(cap).rows([(size, k) for k, size in enumerate(sizes)], rows)
+        return _complete(lengths, sizes, cap, rows, _MANY_STEPS)
     except _GaveUpError:
-        raise _too_long(lengths, cap, rows, f"no way of placing them was found in {_MOST_STEPS} steps") from None
+        why = f"whether they fit is not known: the search was ended after {_MANY_STEPS} steps"
+        raise _too_long(lengths, cap, rows, why) from None
+
+
+def _complete(lengths: Sequence[int], sizes: list[int], cap: int, rows: int, steps: int) -> list[list[int]]:
+    """Rows found by the complete search; PackingError when there are none, _GaveUpError after so many steps."""
+    placed = _Search(cap, steps).rows([(size, k) for k, size in enumerate(sizes)], rows)
     if placed is None:
         raise _too_long(lengths, cap, rows, "no way of placing them fits")
     return placed
+
+
+def _members(fillings: list[Filling], kinds: list[int], sizes: list[int]) -> list[list[int]]:
+    """The positions of segments that rows filled in this way have."""
+    waiting = {kind: [k for k, size in enumerate(sizes) if size == kind] for kind in kinds}
+    return [
+        [waiting[kind].pop() for kind, count in zip(kinds, filling, strict=True) for _ in range(count)]
+        for filling in fillings
+    ]
 
 
 def _too_long(lengths: Sequence[int], cap: int, rows: int, why: str) -> PackingError:
@@ -57,18 +86,6 @@ def _too_long(lengths: Sequence[int], cap: int, rows: int, why: str) -> PackingE
         f"{rows} rows of {cap}; {why}; raise global_max_length, lower custom.extra.rollout_matching.max_new_tokens or "
         "training.per_device_train_batch_size, or set custom.extra.rollout_matching.post_rollout_pack_scope: micro"
     )
-
-
-def _least_rows(sizes: list[int], cap: int) -> int:
-    """Lower bound on the rows (Martello and Toth's L2): items above cap - t stand alone, those above cap / 2 apart."""
-    best = -(-sum(sizes) // cap)
-    for t in sorted({size for size in sizes if size <= cap // 2}):
-        alone = sum(size > cap - t for size in sizes)
-        apart = [size for size in sizes if cap - t >= size > cap / 2]
-        rest = sum(size for size in sizes if cap / 2 >= size >= t)
-        spill = rest - (len(apart) * cap - sum(apart))
-        best = max(best, alone + len(apart) + max(0, -(-spill // cap)))
-    return max(best, sum(size > cap / 2 for size in sizes))
 
 
 def _emptiest_row(sizes: list[int], cap: int, rows: int) -> list[list[int]] | None:
@@ -91,8 +108,8 @@ class _Search:
     interchangeable, and what has once been found not to fit is remembered by the lengths that were left.
     """
 
-    def __init__(self, cap: int) -> None:
-        self.steps = 0
+    def __init__(self, cap: int, steps: int) -> None:
+        self._steps_left = steps
         self._cap = cap
         self._dead: set[tuple[int, ...]] = set()
 
@@ -118,8 +135,8 @@ class _Search:
         sums = _sums_from(sizes, self._cap)
         stack: list[tuple[int, int, tuple[int, ...]]] = [(1, self._cap - sizes[0], (0,))]
         while stack:
-            self.steps += 1
-            if self.steps > _MOST_STEPS:
+            self._steps_left -= 1
+            if self._steps_left < 0:
                 raise _GaveUpError
             k, room, chosen = stack.pop()
             # Bit s of sums[k] says that segments k.. can make the sum s; one in room - slack .. room is needed.

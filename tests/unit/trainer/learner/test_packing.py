@@ -7,14 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stage2_trainer.learner import packing_window
 from stage2_trainer.learner.packing import (
     PackingBuffer,
     PackingError,
-    _subset_of_few,
-    _subset_of_many,
     pack_window,
     select_segments,
 )
+from stage2_trainer.learner.packing_bound import Fillings, least_rows
+from stage2_trainer.learner.packing_subset import greatest_sum, subset_of_few, subset_of_many
 
 
 @pytest.mark.parametrize(
@@ -210,5 +211,69 @@ def test_rows_are_never_emptier_than_those_of_the_package_binpacking():
 
 def test_both_ways_of_searching_find_the_same():
     for cap, _, lengths in small_cases(1500, most=14):
-        few, many = (search(lengths, cap, more_than=0) for search in (_subset_of_few, _subset_of_many))
-        assert few == many, (lengths, cap)
+        if total := greatest_sum(lengths, cap):
+            few, many = subset_of_few(lengths, total, effort=10**6), subset_of_many(lengths, total)
+            assert few == many, (lengths, cap)
+
+
+@pytest.mark.parametrize("spread", [(5, 40), (60, 300), (90, 110), (20, 800)])
+def test_both_ways_of_searching_find_the_same_in_long_buffers(spread):
+    random_ = random.Random(3)
+    for _ in range(25):
+        lengths = [random_.randint(*spread) for _ in range(120)]
+        total = greatest_sum(lengths, 1000)
+        assert subset_of_few(lengths, total, effort=10**6) == subset_of_many(lengths, total), lengths
+
+
+def tight_cases(count):
+    """Windows of as many rows as the first bound asks for, which longest first onto the emptiest row does not place."""
+    random_ = random.Random(29)
+    while count:
+        cap = random_.choice([20, 60, 100])
+        shortest = random_.choice([1, cap // 5, cap // 4])
+        sizes = sorted((random_.randint(shortest, cap // 2) for _ in range(random_.randint(6, 11))), reverse=True)
+        rows = least_rows(sizes, cap)
+        if packing_window._emptiest_row(sizes, cap, rows) is None:
+            count -= 1
+            yield cap, rows, sizes
+
+
+def test_prices_never_forbid_rows_that_segments_fit():
+    forbidden = 0
+    for cap, rows, sizes in tight_cases(150):
+        least = Fillings(sizes, cap).least_rows(rows)
+        assert least <= rows or not fits(sizes, cap, rows), (sizes, cap, rows)
+        forbidden += least > rows
+    assert forbidden > 5
+
+
+def test_windows_that_the_first_search_leaves_open_are_packed_or_rightly_refused(monkeypatch):
+    monkeypatch.setattr(packing_window, "_FEW_STEPS", 0)
+    packed = 0
+    for cap, rows, sizes in tight_cases(150):
+        if fits(sizes, cap, rows):
+            check(pack_window(sizes, cap, rows), sizes, cap, rows)
+            packed += 1
+        else:
+            with pytest.raises(PackingError, match=r"they need at least|no way of placing them fits"):
+                pack_window(sizes, cap, rows)
+    assert 10 < packed < 140
+
+
+def window_of_narrow_lengths():
+    random_ = random.Random(0)
+    return [random_.randint(300, 450) for _ in range(40)]
+
+
+def test_a_window_that_counting_tokens_does_not_forbid_is_proved_too_long():
+    lengths = window_of_narrow_lengths()
+    assert sum(lengths) < 16 * 1000
+    with pytest.raises(PackingError, match=r"for 16 rows of 1000; they need at least 1[78] rows"):
+        pack_window(lengths, 1000, 16)
+
+
+def test_an_ended_search_is_not_called_a_proof(monkeypatch):
+    for name in ("_FEW_STEPS", "_MANY_STEPS", "_DIVES"):
+        monkeypatch.setattr(packing_window, name, 0)
+    with pytest.raises(PackingError, match="whether they fit is not known: the search was ended after 0 steps"):
+        pack_window([3, 4, 5, 6, 2, 8, 2], 10, 3)
