@@ -6,6 +6,8 @@ from contextlib import ExitStack
 import pytest
 import torch
 from trl.trainer.grpo_trainer import GRPOTrainer
+from trl.trainer.rloo_config import RLOOConfig
+from trl.trainer.rloo_trainer import RLOOTrainer
 
 from stage2_api.errors import ConfigError
 from stage2_trainer.grpo.arguments import grpo_arguments
@@ -75,7 +77,60 @@ def test_the_same_answers_make_the_same_advantages_and_loss_as_with_trl_s_own_ge
     assert torch.equal(found["advantages"], expected["advantages"])
     assert torch.equal(found["completion_ids"], expected["completion_ids"])
     ours.current_gradient_accumulation_steps = 1
-    torch.testing.assert_close(ours._compute_loss(model, found), loss)
+    found_loss = ours._compute_loss(model, found)
+    torch.testing.assert_close(found_loss, loss)
+    # at the weights that answered, the loss may well be 0 and teach all the same: its gradient tells
+    torch.testing.assert_close(gradient(found_loss, model), gradient(loss, model))
+    assert gradient(loss, model).norm() > 0
+
+
+def gradient(loss, model):
+    return torch.autograd.grad(loss, model.model.language_model.layers[0].mlp.up_proj.weight, retain_graph=True)[0]
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5])
+def test_rloo_makes_the_advantages_of_trl_s_rloo_trainer(folder, stack, model, encoder, beta):
+    patch = {"rlhf": {"advantage_estimator": "rloo", "kl_in_reward": True, "beta": beta, "num_generations": 4}}
+    run = harness.config(folder, patch)
+    script = answers(encoder)
+    reference, rows = trls_rloo(run, model, encoder.processor)
+    reference._generate_single_turn = lambda prompts, *_: [list(script[i]) for i in range(len(prompts))]
+    ours = harness.build(folder, run, model, encoder, harness.Scripted(encoder, script), stack)
+    with torch.no_grad():  # away from the reference model, so that there is a divergence
+        model.model.language_model.layers[0].mlp.up_proj.weight.mul_(1.5)
+    model.train()
+    batch = [rows.row(0) for _ in script]
+    expected = reference._generate_and_score_completions([dict(row) for row in batch])
+    found = ours._generate_and_score_completions([dict(row) for row in batch])
+    assert expected["advantages"].abs().min() > 0
+    torch.testing.assert_close(found["advantages"], expected["advantages"])
+
+
+def trls_rloo(run, model, processor):
+    task, rlhf = Task.from_config(run), run.rlhf
+    records = load_records(run.custom.train_jsonl, None, task)
+    processor.tokenizer.padding_side = "left"
+    args = RLOOConfig(
+        output_dir=run.training.output_dir,
+        per_device_train_batch_size=4,
+        num_generations=4,
+        generation_batch_size=4,
+        beta=rlhf.beta,
+        reward_weights=rlhf.resolved_weights,
+        normalize_advantages=False,
+        max_completion_length=rlhf.max_completion_length,
+        report_to="none",
+        use_cpu=True,
+        bf16=False,
+    )
+    trainer = RLOOTrainer(
+        model=model,
+        args=args,
+        reward_funcs=[_named(one, task.contract) for one in load_rewards(rlhf.reward_funcs, rlhf.resolved_weights)],
+        train_dataset=Rows(records, task).dataset(),
+        processing_class=processor,
+    )
+    return trainer, Rows(records, task)
 
 
 def _by_ids(completion_ids, **_):
