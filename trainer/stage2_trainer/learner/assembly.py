@@ -23,6 +23,7 @@ from stage2_trainer.learner.loss import LossOptions
 from stage2_trainer.learner.model import ALIGNER, VIT, adapt, freeze, load_model, load_processor
 from stage2_trainer.learner.pipeline import PipelinedRollouts
 from stage2_trainer.learner.progress import Reporter, Sync
+from stage2_trainer.learner.ranks import world_size
 from stage2_trainer.learner.records import (
     ROLLOUT_LOG,
     EventLog,
@@ -177,7 +178,7 @@ def _parts(
         ),
         vocab=matcher.vocab,
         loss=LossOptions.from_config(matching),
-        rows=_rows(config),
+        rows=_rows(config, window=config.gradient_accumulation_steps(world_size())),
         pad_token_id=encoder.tokenizer.pad_token_id or 0,
         top_k=matching.candidate_top_k,
         part_rates={part: rate for part, rate in rates.items() if rate is not None},
@@ -190,13 +191,14 @@ def _parts(
     )
 
 
-def _rows(config: RunConfig) -> Rows:
-    training = config.training
+def _rows(config: RunConfig, *, window: int) -> Rows:
+    training, length = config.training, config.packing_length
     if not training.packing:
         return SingleRows()
+    packed = PackedRows(length, capacity=training.packing_buffer, min_fill=training.packing_min_fill_ratio)
     if config.rollout_matching.post_rollout_pack_scope == "window":
-        return WindowRows(config.packing_length)
-    return PackedRows(config.packing_length, capacity=training.packing_buffer, min_fill=training.packing_min_fill_ratio)
+        return WindowRows(length, window=window, partial=packed)
+    return packed
 
 
 def _training_rollouts(config: RunConfig, rollout_log: JsonLines) -> Callable[[int, Sequence[Matched]], None]:

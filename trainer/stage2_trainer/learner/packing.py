@@ -51,6 +51,11 @@ class PackingBuffer(Generic[T]):
         self._items.extend(items)
         self._lengths.extend(lengths)
 
+    def empty(self) -> list[T]:
+        """Remove and return all that wait, oldest first."""
+        items, self._items, self._lengths = self._items, [], []
+        return items
+
     def take(self) -> Selected[T]:
         """Remove and return the segments of the next row; none when the buffer is empty."""
         chosen = select_segments(self._lengths, self._packing_length)

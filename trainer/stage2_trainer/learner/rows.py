@@ -1,7 +1,7 @@
 """Which segments are trained on in a micro-step, and in which rows: packed into one, or each in a row of its own.
 
-Packing looks at the micro-steps that it is given: at one (scope `micro`, what does not fit waits for the next), or at a
-whole accumulation window (scope `window`, nothing waits).
+Packing looks at one micro-step (scope `micro`, what does not fit waits for the next), or at a whole accumulation window
+(scope `window`, nothing waits). Source: semantics, sections 7 and 8.
 """
 
 from __future__ import annotations
@@ -11,16 +11,22 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from stage2_trainer.learner.estep import Segment
-from stage2_trainer.learner.packing import PackingBuffer, pack_window
+from stage2_trainer.learner.packing import PackingBuffer, PackingError, pack_window
 
 logger = logging.getLogger(__name__)
 
 Row = Sequence[Segment]
+_SCOPE = "packing/post_rollout_scope_window"
 Planned = tuple[list[Row], Mapping[str, float]]  # the rows of a micro-step, and its `packing/*` figures
 
 
 class Rows(Protocol):
     """Chooses the rows of micro-steps."""
+
+    @property
+    def waiting(self) -> int:
+        """How many segments have not been trained on yet."""
+        ...
 
     def plan(self, micro_steps: Sequence[Sequence[Segment]]) -> list[Planned]:
         """Return what to train on in each of these micro-steps, now that their segments are new."""
@@ -30,36 +36,11 @@ class Rows(Protocol):
 class SingleRows:
     """Every segment in a row of its own (training.packing: false)."""
 
+    waiting = 0
+
     def plan(self, micro_steps: Sequence[Sequence[Segment]]) -> list[Planned]:
         """Return a row for each segment."""
         return [([[segment] for segment in segments], {}) for segments in micro_steps]
-
-
-class WindowRows:
-    """One row for each micro-step, all segments of the window spread over them; none waits, none is dropped.
-
-    `length` in tokens. Raises PackingError when there is no way to spread them, or a segment is longer than a row.
-    """
-
-    def __init__(self, length: int) -> None:
-        self._length = length
-
-    def plan(self, micro_steps: Sequence[Sequence[Segment]]) -> list[Planned]:
-        """Return exactly one row, never an empty one, for each micro-step."""
-        segments = [segment for micro_step in micro_steps for segment in micro_step]
-        lengths = [len(segment) for segment in segments]
-        packed = pack_window(lengths, self._length, len(micro_steps))
-        window = {
-            "packing/post_rollout_scope_window": 1.0,
-            "packing/window_fill": sum(lengths) / (self._length * len(packed)),
-            "packing/window_total_len": float(sum(lengths)),
-            "packing/window_segments": float(len(lengths)),
-        }
-        totals = [sum(lengths[i] for i in row) for row in packed]
-        return [
-            ([[segments[i] for i in row]], {**_row_figures(total, self._length, len(row), waiting=0), **window})
-            for row, total in zip(packed, totals, strict=True)
-        ]
 
 
 class PackedRows:
@@ -75,12 +56,25 @@ class PackedRows:
         self._buffer: PackingBuffer[Segment] = PackingBuffer(packing_length=length, capacity=capacity)
         self._warned = False
 
+    @property
+    def waiting(self) -> int:
+        """How many segments have not been trained on yet."""
+        return len(self._buffer)
+
+    def wait(self, segments: Sequence[Segment]) -> None:
+        """Let segments wait behind those that do. Raises PackingError as `plan`."""
+        self._buffer.insert(segments, [len(segment) for segment in segments])
+
+    def give_up(self) -> list[Segment]:
+        """Return the segments that wait, oldest first; none waits any more."""
+        return self._buffer.empty()
+
     def plan(self, micro_steps: Sequence[Sequence[Segment]]) -> list[Planned]:
         """Return for each micro-step the one row that holds the oldest segment and is as full as can be."""
         return [self._next(segments) for segments in micro_steps]
 
     def _next(self, segments: Sequence[Segment]) -> Planned:
-        self._buffer.insert(segments, [len(segment) for segment in segments])
+        self.wait(segments)
         row = self._buffer.take()
         self._warn(row.total_len / self._length)
         return [row.items], _row_figures(row.total_len, self._length, len(row.items), waiting=len(self._buffer))
@@ -94,6 +88,55 @@ class PackedRows:
                 100 * fill,
                 self._min_fill,
             )
+
+
+class WindowRows:
+    """One row for each micro-step of a window of `window` micro-steps, all its segments spread over them; none waits.
+
+    The last window of an epoch may be partial: its micro-steps are packed one by one by `partial`, and what that leaves
+    waiting goes into the next window that has room for it. `length` in tokens. Raises PackingError when there is no way
+    to spread a window's own segments, or a segment is longer than a row.
+    """
+
+    def __init__(self, length: int, *, window: int, partial: PackedRows) -> None:
+        self._length = length
+        self._window = window
+        self._partial = partial
+
+    @property
+    def waiting(self) -> int:
+        """How many segments of a partial window have not been trained on yet."""
+        return self._partial.waiting
+
+    def plan(self, micro_steps: Sequence[Sequence[Segment]]) -> list[Planned]:
+        """Return exactly one row, never an empty one, for each micro-step."""
+        if len(micro_steps) < self._window:
+            return [(rows, {**figures, _SCOPE: 0.0}) for rows, figures in self._partial.plan(micro_steps)]
+        segments = [segment for micro_step in micro_steps for segment in micro_step]
+        carried = self._partial.give_up()
+        try:
+            return self._spread([*carried, *segments])
+        except PackingError:
+            if not carried:
+                raise
+        planned = self._spread(segments)
+        self._partial.wait(carried)
+        return planned
+
+    def _spread(self, segments: Sequence[Segment]) -> list[Planned]:
+        lengths = [len(segment) for segment in segments]
+        packed = pack_window(lengths, self._length, self._window)
+        window = {
+            _SCOPE: 1.0,
+            "packing/window_fill": sum(lengths) / (self._length * len(packed)),
+            "packing/window_total_len": float(sum(lengths)),
+            "packing/window_segments": float(len(lengths)),
+        }
+        totals = [sum(lengths[i] for i in row) for row in packed]
+        return [
+            ([[segments[i] for i in row]], {**_row_figures(total, self._length, len(row), waiting=0), **window})
+            for row, total in zip(packed, totals, strict=True)
+        ]
 
 
 def _row_figures(total: int, length: int, segments: int, *, waiting: int) -> dict[str, float]:

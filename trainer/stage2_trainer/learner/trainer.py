@@ -85,6 +85,13 @@ class RolloutMatchingTrainer(Trainer):
         self._figures: dict[str, float] = {}
         self._coord_ids = torch.as_tensor(parts.vocab.ids, device=self.args.device)
 
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Train to the end, and say how many samples were still waiting for a row then: they are not trained on."""
+        done = super().train(*args, **kwargs)
+        if waiting := sum(gathered(self.parts.rows.waiting)):
+            logger.warning("%d samples were waiting for a packed row when the run ended: not trained on", waiting)
+        return done
+
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """Create the optimizer, with learning rates of their own for the parts that have one."""
         optimizer: torch.optim.Optimizer = super().create_optimizer(model)

@@ -12,6 +12,7 @@ from torch.utils.data import SequentialSampler
 
 from stage2_trainer.learner.model import disable_cache
 from stage2_trainer.learner.reuse import RepeatedWindows, ReuseBuffer, ReuseError, uses_left
+from stage2_trainer.learner.rows import PackedRows, WindowRows
 from tests.unit.trainer.learner.harness import box, build, record, shifted
 
 
@@ -87,7 +88,9 @@ def test_another_batch_than_the_kept_one_is_an_error():
 @pytest.fixture
 def records(image_paths):
     return [
-        record(image_paths[i % 3], i, object_1=box("red box", 100, 100, 400 + i, 400), object_2=box("ball", 5, 5, 9, 9))
+        record(
+            image_paths[i % 3], i, object_1=box("red box", 100, 100, 400 + i, 400), object_2=box("ball", 5, 5, 9 + i, 9)
+        )
         for i in range(5)
     ]
 
@@ -104,13 +107,13 @@ def steps(folder):
     return [found for line in lines if (found := json.loads(line))["event"] == "step"]
 
 
-def trained_on(harness):
+def trained_on(harness, name=id):
     """Count how often each record's rollout was trained on, by watching what is laid out."""
     seen = Counter()
     lay_out = harness.trainer._batches
 
     def watch(micro_steps):
-        seen.update(id(segment) for one in micro_steps for row in one.rows for segment in row)
+        seen.update(name(segment) for one in micro_steps for row in one.rows for segment in row)
         return lay_out(micro_steps)
 
     harness.trainer._batches = watch
@@ -142,6 +145,25 @@ def test_a_run_that_goes_on_in_the_midst_of_a_window_makes_its_rollouts_again_an
     again.trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
     assert again.sync.versions == [3, 4]
     assert [step["step"] for step in steps(tmp_path)] == [1, 2, 3, 4, 5]
+
+
+def rows_of_windows():
+    return WindowRows(600, window=2, partial=PackedRows(600, capacity=8, min_fill=0.1))
+
+
+@pytest.mark.parametrize(("m_steps", "stop"), [(1, 1), (2, 1), (2, 4)])
+def test_an_epoch_in_two_runs_trains_on_every_sample_as_often_as_in_one(make, tmp_path, m_steps, stop):
+    last = 2 * m_steps + 1  # two full windows and a partial one
+    seen = []
+    for steps_of_run, checkpoint in ((stop, None), (last, str(tmp_path / f"checkpoint-{stop}"))):
+        run = make(rows=rows_of_windows(), ahead=True, m_steps=m_steps, max_steps=steps_of_run,
+                   save_strategy="steps", save_steps=stop)  # fmt: skip
+        seen.append(trained_on(run, name=lambda segment: tuple(segment.placed.encoding.input_ids.tolist())))
+        run.trainer.train(resume_from_checkpoint=checkpoint)
+    told = steps(tmp_path)
+    assert [step["step"] for step in told] == list(range(1, last + 1))
+    assert [step["packing/post_rollout_scope_window"] for step in told] == [1] * (last - 1) + [0]
+    assert sorted(sum(seen, Counter()).values()) == [1] + [m_steps] * 4
 
 
 def test_training_again_on_what_is_kept_changes_none_of_it(make):

@@ -9,7 +9,7 @@ import pytest
 from stage2_trainer.learner.loss import LossOptions
 from stage2_trainer.learner.model import disable_cache
 from stage2_trainer.learner.packing import PackingError
-from stage2_trainer.learner.rows import WindowRows
+from stage2_trainer.learner.rows import PackedRows, WindowRows
 from tests.unit.trainer.learner.harness import box, build, record, shifted
 
 ROUNDING = 2e-5  # float32, another order of additions
@@ -25,9 +25,13 @@ class Piece:
         return self.length
 
 
+def rows_of(length, window):
+    return WindowRows(length, window=window, partial=PackedRows(length, capacity=8, min_fill=0.1))
+
+
 def test_a_window_becomes_exactly_one_row_for_each_micro_step():
     micro_steps = [[Piece(3), Piece(4)], [Piece(5), Piece(6)], [Piece(2), Piece(8)]]
-    planned = WindowRows(10).plan(micro_steps)
+    planned = rows_of(10, 3).plan(micro_steps)
     assert [len(rows) for rows, _ in planned] == [1, 1, 1]
     placed = [piece for rows, _ in planned for row in rows for piece in row]
     assert sorted(map(id, placed)) == sorted(id(piece) for pieces in micro_steps for piece in pieces)
@@ -36,13 +40,35 @@ def test_a_window_becomes_exactly_one_row_for_each_micro_step():
 
 
 def test_short_segments_leave_no_row_empty():
-    planned = WindowRows(100).plan([[Piece(1)], [Piece(1)], [Piece(1)]])
+    planned = rows_of(100, 3).plan([[Piece(1)], [Piece(1)], [Piece(1)]])
     assert [len(row) for rows, _ in planned for row in rows] == [1, 1, 1]
 
 
 def test_a_window_that_does_not_fit_is_refused_with_the_way_out():
     with pytest.raises(PackingError, match="post_rollout_pack_scope: micro"):
-        WindowRows(10).plan([[Piece(6), Piece(6)], [Piece(6)]])
+        rows_of(10, 2).plan([[Piece(6), Piece(6)], [Piece(6)]])
+
+
+def pieces(planned):
+    return [piece.length for rows, _ in planned for row in rows for piece in row]
+
+
+def test_what_a_partial_window_leaves_goes_into_the_next_window():
+    rows = rows_of(10, 3)
+    partial = rows.plan([[Piece(6), Piece(5)], [Piece(4), Piece(3)]])
+    assert [pieces([one]) for one in partial] == [[6], [5, 4]]
+    assert rows.waiting == 1
+    assert sorted(pieces(rows.plan([[Piece(9)], [Piece(7)], [Piece(8)]]))) == [3, 7, 8, 9]
+    assert rows.waiting == 0
+
+
+def test_what_finds_no_room_in_a_window_waits_for_one_that_has_it():
+    rows = rows_of(10, 2)
+    rows.plan([[Piece(6), Piece(5)]])
+    assert sorted(pieces(rows.plan([[Piece(9)], [Piece(8)]]))) == [8, 9]
+    assert rows.waiting == 1
+    assert sorted(pieces(rows.plan([[Piece(9)], [Piece(4)]]))) == [4, 5, 9]
+    assert rows.waiting == 0
 
 
 @pytest.fixture
@@ -69,7 +95,11 @@ def make(tmp_path, model, encoder, records):
     return run
 
 
-WINDOW = {"rows": WindowRows(400), "ahead": True}
+def window(size):
+    return {"rows": rows_of(400, size), "ahead": True}
+
+
+WINDOW = window(3)
 
 
 def test_a_packed_window_has_the_loss_and_the_gradient_of_its_samples_alone(make):
@@ -97,7 +127,8 @@ def test_rollouts_of_a_whole_window_are_made_before_its_first_micro_step_with_on
     assert [plan.micro_step for plan in harness.backend.plans] == [0, 1, 2]
 
 
-def test_a_last_partial_window_is_packed_whole_too(make):
-    _, last = make(**WINDOW, gradient_accumulation_steps=2, max_steps=2)
+def test_micro_steps_of_a_last_partial_window_are_packed_one_by_one(make):
+    _, last = make(**window(2), gradient_accumulation_steps=2, max_steps=2)
+    assert last["packing/post_rollout_scope_window"] == 0
+    assert last["packing/post_rollout_segments"] == 2
     assert last["packing/post_rollout_buffer"] == 0
-    assert last["packing/window_segments"] == 2
