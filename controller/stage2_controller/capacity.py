@@ -5,14 +5,15 @@ One process holds it, and promises are made without waiting for anything in betw
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from stage2_controller import names, placement
+from stage2_controller.ledger import Amounts, Ledger
 from stage2_controller.observe import Key, key_of, version_of
 from stage2_controller.observed import Object
-from stage2_controller.placement import Amounts, Need, Room
+from stage2_controller.placement import Need, Room
 
 SHUNNED_S = 300.0
 _ENDED = ("Succeeded", "Failed")
@@ -50,7 +51,8 @@ class Capacity:
         self._pods: dict[str, dict[str, _Pod]] = defaultdict(dict)  # by node and uid
         self._where: dict[str, str] = {}  # the node of each uid
         self._promises: dict[Key, _Promise] = {}
-        self._promised_on: dict[str, dict[Key, _Promise]] = defaultdict(dict)
+        self._bound: dict[tuple[str, Key, str | None], int] = defaultdict(int)  # pods by node, job and role
+        self._ledgers: dict[str, Ledger] = defaultdict(Ledger)  # by node: pods by uid, promises by job and role
         self._free: dict[str, dict[int, tuple[Amounts, Amounts]]] = defaultdict(dict)  # by node and priority
         self._waiting: dict[Key, Need] = {}
         self._shunned: dict[tuple[Key, str], float] = {}  # until when
@@ -90,7 +92,12 @@ class Capacity:
 
     def rooms(self, key: Key, need: Need) -> list[Room]:
         """All nodes with what is free on them for this job: others' promises count, its own does not."""
-        return [self._room(name, node, key, need.priority) for name, node in self._nodes.items()]
+        return [self._room(name, node, key, need) for name, node in self._nodes.items()]
+
+    def room(self, key: Key, need: Need, name: str) -> Room | None:
+        """One of them; None if there is no such node."""
+        node = self._nodes.get(name)
+        return self._room(name, node, key, need) if node else None
 
     def node(self, name: str) -> Object | None:
         """The Node object, slim."""
@@ -108,8 +115,8 @@ class Capacity:
         if made == before:
             return
         self._break(key)
-        self._promises[key] = self._promised_on[node][key] = made
-        self._free.pop(node, None)
+        self._promises[key] = made
+        self._book(key, made)
         if before:
             self._tell()
 
@@ -129,12 +136,17 @@ class Capacity:
 
     def serve(self) -> list[Key]:
         """Promises room to waiting jobs, highest priority first, then in the order in which they came; who got some."""
-        served = []
+        served: list[Key] = []
+        too_large: list[Need] = []  # room only shrinks here: what did not fit once does not fit for the next job either
         for key, need in sorted(self._waiting.items(), key=lambda item: -item[1].priority):
+            if need in too_large:
+                continue
             node = placement.choose(need, self.rooms(key, need))
             if node:
                 self.promise(key, need, node)
                 served.append(key)
+            elif not any(job == key for job, _ in self._shunned):
+                too_large.append(need)
         return served
 
     def shun(self, key: Key, node: str) -> None:
@@ -153,9 +165,32 @@ class Capacity:
         promise = self._promises.pop(key, None)
         if promise is None:
             return False
-        del self._promised_on[promise.node][key]
+        for need in promise.need.pods:
+            self._ledgers[promise.node].strike((key, need.role))
         self._free.pop(promise.node, None)
         return True
+
+    def _book(self, key: Key, promise: _Promise) -> None:
+        """Enters what is kept for those pods of the job that are not bound to the node yet."""
+        ledger = self._ledgers[promise.node]
+        for need in promise.need.pods:
+            if self._bound.get((promise.node, key, need.role)):
+                ledger.strike((key, need.role))
+            else:
+                ledger.enter((key, need.role), need.requests, promise.need.priority)
+        self._free.pop(promise.node, None)
+
+    def _count(self, pod: _Pod, by: int) -> None:
+        """Counts a pod of a job in or out: the promise stands for pods that are not there."""
+        if pod.key is None:
+            return
+        place = pod.node, pod.key, pod.role
+        self._bound[place] += by
+        if not self._bound[place]:
+            del self._bound[place]
+        promise = self._promises.get(pod.key)
+        if promise and promise.node == pod.node:
+            self._book(pod.key, promise)
 
     def _tell(self) -> None:
         if self._waiting:
@@ -178,9 +213,7 @@ class Capacity:
         known = self._pods[node].get(uid)
         if known and known.version > version_of(body):
             return
-        self._where[uid] = node
-        self._free.pop(node, None)
-        self._pods[node][uid] = _Pod(
+        pod = _Pod(
             uid=uid,
             node=node,
             requests=placement.requests(spec),
@@ -189,19 +222,27 @@ class Capacity:
             role=metadata.get("labels", {}).get(names.LABEL_ROLE),
             version=version_of(body),
         )
+        self._where[uid] = node
+        self._free.pop(node, None)
+        self._pods[node][uid] = pod
+        self._ledgers[node].enter(uid, pod.requests, pod.priority)
+        if known is None:
+            self._count(pod, 1)
 
     def _drop(self, uid: str) -> None:
         node = self._where.pop(uid, None)
         if node is None:
             return
-        del self._pods[node][uid]
+        pod = self._pods[node].pop(uid)
+        self._ledgers[node].strike(uid)
         self._free.pop(node, None)
+        self._count(pod, -1)
         if not self._pods[node]:
             del self._pods[node]
         self._tell()
 
-    def _room(self, name: str, node: Object, key: Key, priority: int) -> Room:
-        free, by_preemption = self._free_on(name, node, key, priority)
+    def _room(self, name: str, node: Object, key: Key, need: Need) -> Room:
+        free, by_preemption = self._free_on(name, node, key, need)
         return Room(
             name=name,
             labels=node["metadata"]["labels"],
@@ -213,33 +254,29 @@ class Capacity:
             shunned=self._shunned.get((key, name), 0) > self._clock(),
         )
 
-    def _free_on(self, name: str, node: Object, key: Key, priority: int) -> tuple[Amounts, Amounts]:
+    def _free_on(self, name: str, node: Object, key: Key, need: Need) -> tuple[Amounts, Amounts]:
         """Free amounts, as they are and by preemption; kept until something on the node changes."""
-        own = key in self._promised_on.get(name, {})
-        kept = None if own else self._free[name].get(priority)
+        priority, ledger = need.priority, self._ledgers[name]
+        own = [entry for pod in need.pods if (entry := ledger.entry((key, pod.role)))]
+        kept = self._free[name].get(priority)
         if kept is None:
-            allocatable, taken = node["status"]["allocatable"], list(self._taken(name, key))
-            stronger = (amounts for amounts, theirs in taken if theirs >= priority)
-            kept = _minus(allocatable, (amounts for amounts, _ in taken)), _minus(allocatable, stronger)
-            if not own:
-                self._free[name][priority] = kept
-        return kept
-
-    def _taken(self, node: str, asking: Key) -> Iterator[tuple[Amounts, int]]:
-        """What is not free on a node, each with its priority."""
-        bound: set[tuple[Key | None, str | None]] = set()
-        for pod in self._pods.get(node, {}).values():
-            bound.add((pod.key, pod.role))
-            yield pod.requests, pod.priority
-        for key, promise in self._promised_on.get(node, {}).items():
-            for need in promise.need.pods:
-                if key != asking and (key, need.role) not in bound:
-                    yield need.requests, promise.need.priority
+            allocatable = node["status"]["allocatable"]
+            kept = _minus(allocatable, ledger.taken()), _minus(allocatable, ledger.taken(at_least=priority))
+            self._free[name][priority] = kept
+        if not own:
+            return kept
+        everything, lasting = kept
+        stronger = (amounts for amounts, mine in own if mine >= priority)
+        return _plus(everything, (amounts for amounts, _ in own)), _plus(lasting, stronger)
 
 
-def _minus(amounts: Amounts, taken: Iterable[Amounts]) -> dict[str, float]:
-    used = placement.added(taken)
+def _minus(amounts: Amounts, used: Amounts) -> dict[str, float]:
     return {key: amount - used.get(key, 0) for key, amount in amounts.items()}
+
+
+def _plus(amounts: Amounts, returned: Iterable[Amounts]) -> dict[str, float]:
+    back = placement.added(returned)
+    return {key: amount + back.get(key, 0) for key, amount in amounts.items()}
 
 
 def _slim(body: Object) -> dict[str, Any]:

@@ -204,11 +204,27 @@ def settings(*, all_pods: bool) -> kopf.OperatorSettings:
     made = kopf.OperatorSettings()
     made.posting.enabled = False
     made.scanning.disabled = True
+    made.persistence.diffbase_storage = _NoDiffs()
     for _, _, plural in (*_WATCHED[1:], *_WORKLOADS):
         if plural == "pods" and all_pods:
             continue
         made.watching.label_selectors[plural] = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
     return made
+
+
+class _NoDiffs(kopf.DiffBaseStorage):
+    """Keeps kopf from copying every object of every event to compare it with nothing: our handlers ask for no diff."""
+
+    def build(self, **_: Any) -> kopf.BodyEssence:
+        """Nothing of an object is ever compared."""
+        return kopf.BodyEssence()
+
+    def fetch(self, **_: Any) -> kopf.BodyEssence | None:
+        """Nothing was stored."""
+        return None
+
+    def store(self, **_: Any) -> None:
+        """Nothing is stored."""
 
 
 def registry(controller: Controller) -> kopf.OperatorRegistry:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stage2_controller import quantity
+from stage2_controller.ledger import Amounts
 from stage2_controller.observed import Object
 
-Amounts = Mapping[str, float]  # by resource name, in base units
 _BLOCKING = ("NoSchedule", "NoExecute")
 _OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 _LISTED = 3  # nodes that a message names

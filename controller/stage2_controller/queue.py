@@ -4,6 +4,7 @@ kopf never retries an `on.event` handler, and its timers force finalizers; this 
 """
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
@@ -22,6 +23,7 @@ class WorkQueue(Generic[Key]):
 
     `work` returns the seconds after which it wants to be called again, or None. When it raises, it is called again
     after `backoff_s`, doubled for each failure in a row up to `backoff_max_s`. At most `concurrency` calls run at once.
+    Keys that were never worked on come first: what a new key needs is created before what others did is told.
     """
 
     def __init__(
@@ -36,7 +38,9 @@ class WorkQueue(Generic[Key]):
         self._concurrency = concurrency
         self._backoff_s = backoff_s
         self._backoff_max_s = backoff_max_s
-        self._ready: asyncio.Queue[Key] = asyncio.Queue()
+        self._ready: asyncio.PriorityQueue[tuple[bool, int, Key]] = asyncio.PriorityQueue()
+        self._order = itertools.count()
+        self._worked_on: set[Key] = set()
         self._waiting: set[Key] = set()  # in _ready
         self._active: set[Key] = set()  # in a call
         self._again: set[Key] = set()  # added during its call
@@ -50,7 +54,7 @@ class WorkQueue(Generic[Key]):
             self._again.add(key)
         elif key not in self._waiting:
             self._waiting.add(key)
-            self._ready.put_nowait(key)
+            self._ready.put_nowait((key in self._worked_on, next(self._order), key))
 
     def add_after(self, key: Key, delay_s: float) -> None:
         """Asks for a call in `delay_s` seconds; the sooner of this and an earlier request wins."""
@@ -64,6 +68,7 @@ class WorkQueue(Generic[Key]):
         """Drops what is planned for a key whose object is gone."""
         self._cancel_timer(key)
         self._failures.pop(key, None)
+        self._worked_on.discard(key)
 
     def depth(self) -> int:
         """How many keys wait for a worker."""
@@ -77,8 +82,9 @@ class WorkQueue(Generic[Key]):
 
     async def _worker(self) -> None:
         while True:
-            key = await self._ready.get()
+            _, _, key = await self._ready.get()
             self._waiting.discard(key)
+            self._worked_on.add(key)
             self._active.add(key)
             try:
                 await self._call(key)

@@ -23,6 +23,10 @@ class Account(Protocol):
         """All nodes as they are for this job."""
         ...
 
+    def room(self, key: Key, need: Need, name: str) -> Room | None:
+        """One of them; None if there is no such node."""
+        ...
+
     def promised(self, key: Key) -> str | None:
         """The node on which the job has room kept."""
         ...
@@ -70,17 +74,20 @@ def need(children: Sequence[Mapping[str, Any]], *, gpu_resource: str) -> Need:
 def find(asked: Need, observed: Observed, cluster: Cluster, *, now: datetime, host: str | None = None) -> Site:
     """The site of a job that is to run; `host`: the only node that it may have, by its label kubernetes.io/hostname."""
     asked = cluster.with_priority(asked)
-    rooms = cluster.account.rooms(cluster.key, asked)
-    if host is not None:
-        rooms = [room for room in rooms if room.labels.get("kubernetes.io/hostname") == host]
     current = standing(observed) or cluster.account.promised(cluster.key)
     if current:
-        return _stay(asked, current, {room.name: room for room in rooms}.get(current), observed, now)
+        room = cluster.account.room(cluster.key, asked, current)
+        return _stay(asked, current, room if room and _may_be(room, host) else None, observed, now)
+    rooms = [room for room in cluster.account.rooms(cluster.key, asked) if _may_be(room, host)]
     node = placement.choose(asked, rooms)
     if node:
         return _on(asked, node)
     told = Condition(reasons.PLACED, "False", reasons.NO_NODE_FITS, placement.obstacle(asked, rooms))
     return Site(asked, None, told, again_after_s=LOOK_AGAIN_S)
+
+
+def _may_be(room: Room, host: str | None) -> bool:
+    return host is None or room.labels.get("kubernetes.io/hostname") == host
 
 
 def standing(observed: Observed) -> str | None:
