@@ -208,6 +208,7 @@ def sample_stats(matched: Matched, *, encoded_len: int = 0) -> SampleStats:
         append_len=int(counters["append_len"]),
         train_len=int(counters["train_len"]),
         encoded_len=encoded_len,
+        beam=matched.rollout.decode_mode == "beam",
     )
 
 

@@ -17,6 +17,7 @@ class SampleStats:
     `matched` pairs passed the gate; `supervised` of them have targets, the others are excluded and count as missed.
     `matched_iou50` of them have a mask IoU of at least 0.5.
     `staleness`: optimizer steps between the weights that made it and those that train on it.
+    `beam`: whether it is the best of several beams.
     The lengths of what is trained on are 0 in an evaluation, which encodes nothing.
     """
 
@@ -40,6 +41,7 @@ class SampleStats:
     train_len: int = 0
     encoded_len: int = 0
     staleness: int = 0
+    beam: bool = False
 
 
 class Stopwatch:
@@ -177,8 +179,8 @@ def _generation_metrics(stats: Sequence[SampleStats], generate_s: float) -> dict
         "gen_new_tokens_p99": _percentile(generated, 99),
         "gen_tokens_per_s": _ratio(sum(generated), generate_s),
         "staleness": _mean([s.staleness for s in stats]),
-        "decode_greedy": float(len(stats)),
-        "decode_beam": 0.0,
+        "decode_greedy": _sum(stats, lambda s: not s.beam),
+        "decode_beam": _sum(stats, lambda s: s.beam),
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from stage2_trainer.rollout.seeds import SeedPlan
 
@@ -30,6 +30,7 @@ class Rollout:
     token_ids: the answer as the server returned it, stop token included where it was generated.
     version: the policy version (optimizer step of the last sync) whose weights generated it.
     finish_reason: "stop" or "length".
+    decode_mode: "greedy" (sampled answers too), or "beam" for the best of several beams.
     seed, seconds: what its request was drawn with, and how long it took; None where a backend answers many at once.
     """
 
@@ -39,6 +40,7 @@ class Rollout:
     server: str
     version: int
     finish_reason: str
+    decode_mode: Literal["greedy", "beam"] = "greedy"
     seed: int | None = None
     seconds: float | None = None
 

@@ -127,6 +127,7 @@ class HfBackend:
             server=SERVER,
             version=version,
             finish_reason="stop" if ended else "length",
+            decode_mode="beam" if self._decoding.num_beams > 1 else "greedy",
         )
 
     def _piece(self, token: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 
@@ -104,3 +104,8 @@ def test_a_stopwatch_adds_up_by_name():
     with watch.measure("a"):
         sum(range(1000))
     assert watch.seconds["a"] > first >= 0
+
+
+def test_beams_are_counted_apart():
+    found = rollout_metrics([GOOD, replace(GOOD, beam=True), GOOD], top_k=5, generate_s=1.0)
+    assert (found["rollout/decode_greedy"], found["rollout/decode_beam"]) == (2, 1)

@@ -94,7 +94,9 @@ def logprob(model, encoder, chat, answer):
 def test_the_best_beam_is_the_rollout_and_at_least_as_probable_as_the_greedy_answer(generate, model, encoder, chats):
     options = {"max_new_tokens": 6, "batch_size": 3}
     greedy = ids(generate(**options))
-    beams = ids(generate(**options, num_beams=4, num_return_sequences=4))
+    found = generate(**options, num_beams=4, num_return_sequences=4)
+    assert {rollout.decode_mode for rollout in found} == {"beam"}
+    beams = ids(found)
     assert ids(generate(**options, num_beams=4)) == beams
     assert len(beams) == len(chats)
     model.eval()
