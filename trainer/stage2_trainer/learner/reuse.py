@@ -13,9 +13,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from torch.utils.data import BatchSampler, Sampler
+from torch.utils.data import Sampler
 
 from stage2_trainer.data.records import Record
+from stage2_trainer.learner.batches import EvenBatches
 
 T = TypeVar("T")
 
@@ -24,20 +25,30 @@ class ReuseError(RuntimeError):
     """The dataloader and the kept rollouts are out of step: a defect of the learner, not of a configuration."""
 
 
-class RepeatedWindows(BatchSampler):
+class RepeatedWindows(Sampler[list[int]]):
     """Yields each run of `window` batches `times` times, and what is left at the end once.
 
     window: batches of one optimizer step in all learner processes together.
     """
 
-    def __init__(self, sampler: Sampler[int], batch_size: int, *, drop_last: bool, window: int, times: int) -> None:
-        super().__init__(sampler, batch_size, drop_last)
+    def __init__(self, batches: EvenBatches, *, window: int, times: int) -> None:
+        self._batches = batches
         self._window = window
         self._times = times
+        self.drop_last = batches.drop_last
+
+    @property
+    def sampler(self) -> Sampler[int]:
+        """The order of the samples; accelerate replaces it by one that all processes share."""
+        return self._batches.sampler
+
+    @sampler.setter
+    def sampler(self, sampler: Sampler[int]) -> None:
+        self._batches.sampler = sampler
 
     def __iter__(self) -> Iterator[list[int]]:
         window: list[list[int]] = []
-        for batch in super().__iter__():
+        for batch in self._batches:
             window.append(batch)
             if len(window) == self._window:
                 for _ in range(self._times):
@@ -46,7 +57,7 @@ class RepeatedWindows(BatchSampler):
         yield from window
 
     def __len__(self) -> int:
-        full, left = divmod(super().__len__(), self._window)
+        full, left = divmod(len(self._batches), self._window)
         return full * self._window * self._times + left
 
 

@@ -18,6 +18,7 @@ from transformers import PrinterCallback, Trainer
 
 from stage2_trainer.data.records import Record
 from stage2_trainer.learner.batch import collate, row_supervision
+from stage2_trainer.learner.batches import EvenBatches
 from stage2_trainer.learner.estep import EStep
 from stage2_trainer.learner.evaluate import Evaluation
 from stage2_trainer.learner.forward import run_inside
@@ -99,8 +100,12 @@ class RolloutMatchingTrainer(Trainer):
         return optimizer
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """Return the dataloader, each full accumulation window `m_steps` times in a row."""
-        loader = super().get_train_dataloader() if self.parts.m_steps == 1 else self._repeating_dataloader()
+        """Return the dataloader, each full accumulation window `m_steps` times in a row.
+
+        Raises:
+            ConfigError: the samples cannot be divided evenly among the learner processes.
+        """
+        loader = self._dataloader()
         self._batches_of_epoch = len(loader)
         return loader
 
@@ -236,18 +241,19 @@ class RolloutMatchingTrainer(Trainer):
         before = self.state.global_step % steps_of_epoch * accumulated
         return uses_left(before, batches=self._batches_of_epoch, window=accumulated, times=self.parts.m_steps)
 
-    def _repeating_dataloader(self) -> DataLoader[Any]:
+    def _dataloader(self) -> DataLoader[Any]:
         records: Any = self.train_dataset
-        sampler = RepeatedWindows(
+        batches = EvenBatches(
             self._get_train_sampler(records) or SequentialSampler(records),
             self._train_batch_size,
+            processes=world_size(),
             drop_last=self.args.dataloader_drop_last,
-            window=self.args.gradient_accumulation_steps * world_size(),
-            times=self.parts.m_steps,
         )
+        window = self.args.gradient_accumulation_steps * world_size()
+        self.accelerator.dataloader_config.even_batches = False  # they are, and none is filled up with other samples
         loader: DataLoader[Any] = DataLoader(
             records,
-            batch_sampler=sampler,
+            batch_sampler=RepeatedWindows(batches, window=window, times=self.parts.m_steps),
             collate_fn=_as_list,
             num_workers=self.args.dataloader_num_workers,
             pin_memory=self.args.dataloader_pin_memory,
@@ -273,7 +279,8 @@ class RolloutMatchingTrainer(Trainer):
         figures["memory/peak_bytes"] = float(max(gathered(peak_bytes(self.args.device))))
         step = self.state.global_step
         self.parts.log.write("step", {"step": step, **figures})
-        self.parts.reporter.update(step=step, loss=figures["loss"])
+        tokens_per_second = figures.get("rollout/gen_tokens_per_s")
+        self.parts.reporter.update(step=step, loss=figures["loss"], tokens_per_second=tokens_per_second)
         self._figures, self._record = figures, StepRecord()
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:

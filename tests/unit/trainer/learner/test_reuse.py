@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.utils.data import SequentialSampler
 
+from stage2_trainer.learner.batches import EvenBatches
 from stage2_trainer.learner.model import disable_cache
 from stage2_trainer.learner.reuse import RepeatedWindows, ReuseBuffer, ReuseError, uses_left
 from stage2_trainer.learner.rows import PackedRows, WindowRows
@@ -18,7 +19,8 @@ from tests.unit.trainer.learner.harness import box, build, record, shifted
 
 def batches(count, *, window, times, size=1, drop_last=False):
     sampler = SequentialSampler(range(count))
-    repeated = RepeatedWindows(sampler, size, drop_last=drop_last, window=window, times=times)
+    even = EvenBatches(sampler, size, processes=1, drop_last=drop_last)
+    repeated = RepeatedWindows(even, window=window, times=times)
     found = list(repeated)
     assert len(found) == len(repeated)
     return found
