@@ -14,6 +14,7 @@ from stage2_api.job import parse_job
 from stage2_api.runconfig import RunConfig, parse_run_config
 from stage2_cli.errors import show_config_error, show_idle_settings
 from stage2_cli.files import is_job, load_documents, load_yaml
+from stage2_controller import templates
 
 
 def validate_files(files: Sequence[Path]) -> int:
@@ -36,4 +37,7 @@ def _validate(path: Path) -> tuple[str, list[RunConfig]]:
     documents = load_documents(path)
     if not is_job(documents[0]):
         return "training configuration", [parse_run_config(resolve_extends(path, load_yaml))]
-    return "RolloutMatchingJob", [parse_job(document).spec.config for document in documents]
+    jobs = [parse_job(document) for document in documents]
+    for job in jobs:
+        templates.check(job)
+    return "RolloutMatchingJob", [job.spec.config for job in jobs]

@@ -95,10 +95,12 @@ def _learner(job: RolloutMatchingJob) -> Container:
         env={
             **_COMMON_ENV,
             "STAGE2_PROGRESS_PORT": str(names.PROGRESS_PORT),
+            "STAGE2_METRICS_PORT": str(names.METRICS_PORT),
             "STAGE2_TERMINATION_LOG": names.TERMINATION_LOG,
         },
         ports={
             "progress": names.PROGRESS_PORT,
+            "metrics": names.METRICS_PORT,
             **{f"group-{index}": names.GROUP_PORT + index for index in range(job.spec.rollout.servers)},
         },
         gpus=job.spec.learner.gpus,

@@ -56,6 +56,7 @@ _FIXES = {
     reasons.CONFIGURATION_ERROR: "spec.config of a new job: this one is never tried again",
     reasons.BACKOFF_LIMIT: "spec.config or spec.learner.backoffLimit of a new job; kubectl logs job/{job}-learner",
     reasons.DEADLINE_EXCEEDED: "spec.activeDeadlineSeconds of a new job",
+    reasons.START_DEADLINE: "what the message names; spec.learner.startDeadlineSeconds of a new job",
     reasons.LEARNER_FAILED: "kubectl describe job/{job}-learner",
 }
 
@@ -113,7 +114,8 @@ def _last_step(status: Mapping[str, Any]) -> Step:
     loss = f", loss {status['loss']:.4g}" if status.get("loss") is not None else ""
     sync = status.get("sync") or {}
     pushed = f"; weights of step {sync['version']} pushed in {sync['seconds']:.2g} s" if sync.get("seconds") else ""
-    return Step("steps", "ok", reasons.TRAINS, f"step {done} of {of}{loss}{pushed}", "")
+    speed = f", {status['tokensPerSecond']:,.0f} tokens/s" if status.get("tokensPerSecond") else ""
+    return Step("steps", "ok", reasons.TRAINS, f"step {done} of {of}{loss}{speed}{pushed}", "")
 
 
 def _fix(reason: str, job: Mapping[str, Any]) -> str:

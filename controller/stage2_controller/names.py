@@ -45,6 +45,7 @@ TOKEN_PATH = f"{TOKEN_DIR}/{TOKEN_KEY}"
 TERMINATION_LOG = "/dev/termination-log"
 
 PROGRESS_PORT = 9400
+METRICS_PORT = 9401  # of the learner, for Prometheus
 GROUP_PORT = 51216  # of server 0; server i has this + i. The port is on the learner's side: server i dials it.
 
 MAX_NAME = 63  # a label value and a DNS label hold no more (RFC 1123)

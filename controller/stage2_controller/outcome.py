@@ -33,7 +33,13 @@ def outcome(
     job: RolloutMatchingJob, servers: Sequence[str], observed: Observed, *, status: Mapping[str, Any], now: datetime
 ) -> Outcome | None:
     """The job's outcome, told before or found in this pass; None while it can still go on."""
-    return final(status) or _of_learner(observed) or _of_servers(observed, servers) or _of_deadline(job, status, now)
+    return (
+        final(status)
+        or _of_learner(observed)
+        or _of_servers(observed, servers)
+        or _of_deadline(job, status, now)
+        or _of_start(job, servers, observed, status=status, now=now)
+    )
 
 
 def seconds_left(job: RolloutMatchingJob, status: Mapping[str, Any], now: datetime) -> float | None:
@@ -42,6 +48,27 @@ def seconds_left(job: RolloutMatchingJob, status: Mapping[str, Any], now: dateti
     if limit is None or not status.get("startTime"):
         return None
     return (conditions.instant(status["startTime"]) + timedelta(seconds=limit) - now).total_seconds()
+
+
+def seconds_to_start(
+    job: RolloutMatchingJob, observed: Observed, status: Mapping[str, Any], now: datetime
+) -> float | None:
+    """Seconds until spec.learner.startDeadlineSeconds has passed; None where the learner waits for no server."""
+    since = _has_its_place_since(status)
+    waits = job.spec.rollout.servers and not job.spec.suspend and observed.learner is None and observed.deployment
+    if since is None or not waits or observed.old_learner():
+        return None
+    return (since + timedelta(seconds=job.spec.learner.start_deadline_seconds) - now).total_seconds()
+
+
+def _has_its_place_since(status: Mapping[str, Any]) -> datetime | None:
+    """Since when the servers could load: they have quota and a node, and were not all ready a moment ago."""
+    told = [conditions.find(status, kind) for kind in (reasons.QUOTA_RESERVED, reasons.PLACED)]
+    if not status.get("startTime") or any(item and item["status"] != "True" for item in told):
+        return None
+    told.append(conditions.find(status, reasons.ROLLOUT_READY))
+    times = [status["startTime"], *(item["lastTransitionTime"] for item in told if item)]
+    return max(map(conditions.instant, times))
 
 
 def _of_learner(observed: Observed) -> Outcome | None:
@@ -97,3 +124,14 @@ def _of_deadline(job: RolloutMatchingJob, status: Mapping[str, Any], now: dateti
         return None
     message = f"not done {job.spec.active_deadline_seconds} s after its start (spec.activeDeadlineSeconds)"
     return Outcome(reasons.FAILED, reasons.DEADLINE_EXCEEDED, message)
+
+
+def _of_start(
+    job: RolloutMatchingJob, servers: Sequence[str], observed: Observed, *, status: Mapping[str, Any], now: datetime
+) -> Outcome | None:
+    left = seconds_to_start(job, observed, status, now)
+    finding = diagnose.servers(observed.pod(names.ROLE_ROLLOUT), servers, observed.deployment)
+    if left is None or left > 0 or finding is None:
+        return None
+    late = f"{job.spec.learner.start_deadline_seconds} s after they had a node (spec.learner.startDeadlineSeconds)"
+    return Outcome(reasons.FAILED, reasons.START_DEADLINE, f"not all servers answer {late}: {finding.message}")

@@ -175,6 +175,7 @@ def _next_look(scene: statuses.Scene, status: Mapping[str, Any], settings: Setti
     looks = [
         settings.progress_s if status["phase"] == reasons.RUNNING else None,
         outcomes.seconds_left(scene.job, status, scene.now),
+        outcomes.seconds_to_start(scene.job, scene.observed, status, scene.now),
         scene.site.again_after_s if scene.site else None,
     ]
     return min((max(seconds, 0.0) for seconds in looks if seconds is not None), default=None)

@@ -76,4 +76,5 @@ LEARNER_SUCCEEDED: Final = "LearnerSucceeded"
 CONFIGURATION_ERROR: Final = "ConfigurationError"  # exit code 64: never retried
 BACKOFF_LIMIT: Final = "BackoffLimitExceeded"  # the learner failed more often than spec.learner.backoffLimit
 DEADLINE_EXCEEDED: Final = "DeadlineExceeded"  # spec.activeDeadlineSeconds
+START_DEADLINE: Final = "StartDeadlineExceeded"  # spec.learner.startDeadlineSeconds: the servers never all answered
 LEARNER_FAILED: Final = "LearnerFailed"  # the Job failed for another reason, which the message names

@@ -53,6 +53,7 @@ def accepted(scene: Scene) -> dict[str, Any]:
         **{key: report.get(key) for key in _REPORTED},
         "progress": _progress(report),
         "loss": _finite(report.get("loss")),
+        "tokensPerSecond": _finite(report.get("tokensPerSecond")),
     }
     found = _conditions(scene, status["sync"], status["servers"])
     name = {"name": scene.job.metadata.name, "namespace": scene.job.metadata.namespace}
@@ -108,9 +109,9 @@ def _progress(report: Mapping[str, Any]) -> str | None:
     return f"{done}/{all_steps}" if all_steps else None
 
 
-def _finite(loss: float | None) -> float | None:
+def _finite(figure: float | None) -> float | None:
     """JSON has no word for infinity, and a NaN never equals itself: the status would be written for ever."""
-    return loss if loss is not None and math.isfinite(loss) else None
+    return figure if figure is not None and math.isfinite(figure) else None
 
 
 def _phase(scene: Scene) -> str:

@@ -60,6 +60,9 @@ class Learner(KubernetesObject):
     backoff_limit: Annotated[int, Field(ge=0, le=100)] = 3
     """Times that a learner that failed is started again, from its last checkpoint. A configuration error is never
     tried again."""
+    start_deadline_seconds: Annotated[int, Field(ge=1, le=2**31 - 1)] = 3600
+    """Seconds that the servers have, once they have a node, until all of them answer and the learner starts; then the
+    job fails. Waiting for a node or for quota does not count."""
 
 
 class Placement(KubernetesObject):

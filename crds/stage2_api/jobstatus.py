@@ -116,6 +116,8 @@ class JobStatus(StatusPart):
     """Optimizer steps that are done, of all: `12/40`."""
     loss: float | None = None
     """Loss of the last optimizer step."""
+    tokens_per_second: float | None = None
+    """Tokens that were generated per second of waiting for rollouts, in the last optimizer step."""
     images: list[ImageStatus] = Field(default=[], max_length=64)
     """List of the images that the containers run, with their digests."""
     sync: SyncStatus | None = None

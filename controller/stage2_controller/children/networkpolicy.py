@@ -16,13 +16,15 @@ def networkpolicy(
     """NetworkPolicy `<job>-pods` over servers and learner alike.
 
     The servers' ports are open to the learner, the learner's group ports to the servers, and the learner's progress
-    (which asks for the token) to the controller: to everybody where the controller runs outside the cluster.
+    (which asks for the token) to the controller: to everybody where the controller runs outside the cluster. Its
+    metrics, which hold nothing secret, are open to the cluster's pods: Prometheus may run in any namespace.
     """
     group = [port for name, port in learner.ports.items() if name.startswith("group-")]
     rules = [
         _allow(_role(owner["name"], names.ROLE_LEARNER), [server.port for server in servers]),
         _allow(_role(owner["name"], names.ROLE_ROLLOUT), group),
         _allow(_controller(controller_namespace), [names.PROGRESS_PORT]),
+        _allow([{"namespaceSelector": {}}], [names.METRICS_PORT]),
     ]
     spec = {
         "podSelector": {"matchLabels": {names.LABEL_JOB: names.short_name(owner["name"])}},

@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
+from stage2_api.job import parse_job
+from stage2_controller.plan import static_children
+
 ROOT = Path(__file__).parents[3]
 CHART = ROOT / "charts" / "stage2"
 CRD = ("CustomResourceDefinition", "rolloutmatchingjobs.stage2.dev")
@@ -116,6 +119,17 @@ def test_metrics_are_scraped_only_when_asked_for(template: Template) -> None:
     assert monitored["ServiceMonitor", "stage2"]["metadata"]["labels"]["release"] == "p"
     service = monitored["Service", "stage2-metrics"]
     assert service["spec"]["ports"][0]["targetPort"] == controller_pod(monitored)["containers"][0]["ports"][0]["name"]
+
+
+def test_the_learners_of_all_jobs_are_scraped_at_the_port_that_they_have(template: Template) -> None:
+    monitor = template("metrics.podMonitor.enabled=true")["PodMonitor", "stage2-learners"]["spec"]
+    raw = yaml.safe_load((ROOT / "examples" / "job-3v1.yaml").read_text())
+    (learner,) = [child for child in static_children(parse_job(raw)) if child["kind"] == "Job"]
+    pod = learner["spec"]["template"]
+    assert monitor["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    ports = [port["name"] for port in pod["spec"]["containers"][0]["ports"]]
+    assert monitor["podMetricsEndpoints"][0]["port"] in ports
+    assert monitor["namespaceSelector"] == {"any": True}
 
 
 def test_the_dashboard_asks_only_for_figures_that_the_controller_has(template: Template) -> None:

@@ -35,6 +35,18 @@ def test_a_mistake_is_told_with_path_value_rule_and_way_out_and_exit_code_64(tmp
     assert "learning_rate" in done.stderr.partition("way out:")[2]
 
 
+def test_a_pod_template_that_the_controller_would_refuse_is_refused_here_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    template = {"spec": {"hostNetwork": True, "containers": [{"name": "server", "command": ["bash"]}]}}
+    job = merge_patch(good_job(), {"spec": {"rollout": {"template": template}}})
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    assert validate_files([tmp_path / "job.yaml"]) == 64
+    told = capsys.readouterr().err
+    assert "spec.rollout.template.spec.hostNetwork" in told
+    assert "spec.rollout.template.spec.containers[0].command" in told
+
+
 def test_one_wrong_file_among_right_ones_still_fails(tmp_path: Path) -> None:
     (tmp_path / "wrong.yaml").write_text("kind: RolloutMatchingJob\n")
     done = validate(ROOT / "examples" / "job-3v1-tiny.yaml", tmp_path / "wrong.yaml")

@@ -73,7 +73,7 @@ def test_a_configuration_error_fails_the_job_and_a_disruption_does_not_count() -
 
 def test_the_learner_names_its_ports() -> None:
     ports = {port["name"]: port["containerPort"] for port in pod_spec("Job")["containers"][0]["ports"]}
-    assert ports == {"progress": 9400, "group-0": 51216, "group-1": 51217, "group-2": 51218}
+    assert ports == {"progress": 9400, "metrics": 9401, "group-0": 51216, "group-1": 51217, "group-2": 51218}
 
 
 @pytest.mark.parametrize("kind", ["Deployment", "Job"])

@@ -60,7 +60,7 @@ def test_a_job_that_trains_lacks_nothing_and_tells_its_last_step() -> None:
     assert b.condition(made, reasons.TRAINING) == ("True", reasons.TRAINS)
     steps = explain.chain(b.told(raw, made))
     assert {step.state for step in steps} == {"ok"}
-    assert steps[-1].message == "step 4 of 10, loss 0.5; weights of step 4 pushed in 0.2 s"
+    assert steps[-1].message == "step 4 of 10, loss 0.5, 1,200 tokens/s; weights of step 4 pushed in 0.2 s"
 
 
 def test_servers_with_old_weights_are_named() -> None:

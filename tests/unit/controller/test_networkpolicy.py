@@ -37,11 +37,11 @@ def peer_matches(peer: Mapping[str, Any], source: Peer) -> bool:
         here = matches(peer["namespaceSelector"], {"kubernetes.io/metadata.name": source[0]})
     else:
         here = source[0] == "team-a"
-    return here and matches(peer["podSelector"], source[1])
+    return here and matches(peer.get("podSelector", {}), source[1])
 
 
 def matches(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    return all(labels.get(key) == value for key, value in selector["matchLabels"].items())
+    return all(labels.get(key) == value for key, value in selector.get("matchLabels", {}).items())
 
 
 def policy(namespace: str | None = "stage2-system") -> Any:
@@ -72,6 +72,12 @@ def test_only_the_controller_reads_the_progress() -> None:
 def test_a_controller_outside_the_cluster_reads_the_progress_too() -> None:
     assert allowed(policy(None), IMPOSTOR, LEARNER, 9400)
     assert not allowed(policy(None), IMPOSTOR, LEARNER, 51216)
+
+
+def test_prometheus_scrapes_the_learner_from_any_namespace_of_the_cluster() -> None:
+    prometheus: Peer = ("monitoring", {"app.kubernetes.io/name": "prometheus"})
+    assert allowed(policy(), prometheus, LEARNER, 9401)
+    assert not allowed(policy(), prometheus, LEARNER, 9400)
 
 
 def test_no_other_port_is_open() -> None:

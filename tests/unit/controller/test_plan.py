@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from stage2_controller import names, reasons
+from stage2_api.job import parse_job
+from stage2_controller import names, outcome, reasons
 from stage2_controller.observed import Observed
 from tests.unit.controller import builders as b
 
@@ -99,6 +100,34 @@ def test_a_job_past_its_deadline_ends_with_everything_it_runs() -> None:
     made = b.planned(raw, observed, after_s=60)
     assert b.condition(made, reasons.FAILED) == ("True", reasons.DEADLINE_EXCEEDED)
     assert made.deletions == ("Deployment", "Job")
+
+
+def test_servers_that_never_all_answer_fail_the_job_when_the_time_to_start_is_over() -> None:
+    raw = b.job(learner={"startDeadlineSeconds": 60})
+    loading = b.started(raw, learner=None, pods=(b.rollout_pod(True, False, True),), progress=None)
+    raw = b.told(raw, b.planned(raw, loading))
+    assert b.planned(raw, loading, after_s=59).again_after_s == 1
+    made = b.planned(raw, loading, after_s=60)
+    assert b.condition(made, reasons.FAILED) == ("True", reasons.START_DEADLINE)
+    assert "2 of 3 servers answer; server-1 still loading" in b.message(made, reasons.FAILED)
+    assert made.deletions == ("Deployment",)
+
+
+def test_the_time_to_start_is_over_once_the_learner_runs() -> None:
+    raw = b.job(learner={"startDeadlineSeconds": 60})
+    raw = b.told(raw, b.planned(raw, b.started(raw)))
+    restarted = b.started(raw, pods=(b.rollout_pod(True, False, True), b.learner_pod()))
+    assert b.condition(b.planned(raw, restarted, after_s=3600), reasons.FAILED) is None
+
+
+@pytest.mark.parametrize("waits_for", [reasons.PLACED, reasons.QUOTA_RESERVED])
+def test_a_job_that_waits_for_a_node_or_for_quota_has_all_its_time_to_start_left(waits_for: str) -> None:
+    raw = b.job(learner={"startDeadlineSeconds": 60})
+    loading = b.started(raw, learner=None, pods=(b.rollout_pod(False, False, False),), progress=None)
+    raw = b.told(raw, b.planned(raw, loading))
+    waits = {"type": waits_for, "status": "False", "lastTransitionTime": raw["status"]["startTime"]}
+    status = {**raw["status"], "conditions": [waits]}
+    assert outcome.seconds_to_start(parse_job(raw), loading, status, b.NOW) is None
 
 
 def test_a_done_job_is_deleted_when_its_time_to_live_is_over() -> None:

@@ -141,6 +141,7 @@ def test_progress_comes_from_the_learner() -> None:
     raw = b.job()
     status = b.planned(raw, b.started(raw)).status
     assert (status["step"], status["maxSteps"], status["progress"], status["loss"]) == (4, 10, "4/10", 0.5)
+    assert status["tokensPerSecond"] == 1200.5
     assert status["reproducibility"] == {"rollout_seed": 17}
     assert (status["node"], status["rollout"]) == (b.NODE, "3/3")
 

@@ -47,6 +47,7 @@ class Progress:
     max_steps: int = 0
     phase: Phase = "loading"
     loss: float | None = None
+    tokens_per_second: float | None = None
     sync: Sync | None = None
     reproducibility: Mapping[str, Any] = field(default_factory=dict)
     message: str = ""
@@ -58,6 +59,7 @@ class Progress:
             "maxSteps": self.max_steps,
             "phase": self.phase,
             "loss": self.loss,
+            "tokensPerSecond": self.tokens_per_second,
             "sync": None if self.sync is None else _sync_document(self.sync),
             "reproducibility": dict(self.reproducibility),
             "message": self.message[:MESSAGE_CHARS],

@@ -16,7 +16,8 @@ SYNC = Sync("auto", "full").after(SyncReport(3, 0.5, 10, 2, ("http://a:1", "http
 @pytest.fixture
 def reporter():
     reporter = Reporter()
-    reporter.update(step=3, max_steps=9, phase="training", loss=1.5, sync=SYNC, reproducibility={"servers": ["a"]})
+    reporter.update(step=3, max_steps=9, phase="training", loss=1.5, tokens_per_second=80.0, sync=SYNC)
+    reporter.update(reproducibility={"servers": ["a"]})
     return reporter
 
 
@@ -37,6 +38,7 @@ def test_progress_is_told_in_the_documents_words(server):
         "maxSteps": 9,
         "phase": "training",
         "loss": 1.5,
+        "tokensPerSecond": 80.0,
         "sync": {
             "version": 3,
             "requestedMode": "auto",
