@@ -9,7 +9,7 @@ CODE := crds controller trainer cli hack examples bench
 PYTEST := pytest -q
 OUT ?= out/demo
 
-.PHONY: help setup demo demo-cluster test test-unit test-integration test-cluster lint format verify generate bench smoke-colocate images clean
+.PHONY: help setup demo demo-cluster test test-unit test-integration test-cluster test-gpu lint format verify generate bench smoke-colocate images clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}'
@@ -35,6 +35,9 @@ test-integration: setup ## Real vLLM servers and the CPU stub, processes and HTT
 
 test-cluster: setup ## A real API server and kubelet: the cluster of KUBECONFIG, else hack/local-cluster
 	$(PYTEST) tests/cluster
+
+test-gpu: setup ## Checks that need a CUDA device: packing under flash attention, what offload frees
+	$(PYTEST) tests/gpu --log-cli-level=INFO
 
 lint: setup ## ruff, mypy --strict, the import law
 	ruff check . && ruff format --check . && mypy && lint-imports

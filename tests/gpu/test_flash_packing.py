@@ -1,0 +1,91 @@
+"""Packed rows under flash attention, on a GPU: what each sequence gives alone, up to the rounding of bfloat16.
+
+How much rounding may take is measured in place: by how far the same sequences alone are from float32.
+"""
+
+import dataclasses
+
+import pytest
+import torch
+from transformers import Qwen3VLForConditionalGeneration
+
+from stage2_trainer.learner.batch import collate, place
+
+ANSWERS = ['{"object_1": {"desc": "red box"}}', "{}", '{"object_1": {"desc": "a"}, "object_2": {"desc": "b"}}']
+SLACK = 2.0  # packed may be this much further from float32 than unpacked is
+
+
+def load(path, attention, dtype):
+    model = Qwen3VLForConditionalGeneration.from_pretrained(path, dtype=dtype, attn_implementation=attention)
+    return model.cuda()
+
+
+@pytest.fixture(scope="module")
+def flash(model_path):
+    pytest.importorskip("flash_attn")
+    return load(model_path, "flash_attention_2", torch.bfloat16)
+
+
+@pytest.fixture(scope="module")
+def exact(model_path):
+    return load(model_path, "sdpa", torch.float32)
+
+
+@pytest.fixture(scope="module")
+def sequences(exact, encoder, chats):
+    """Three sequences with images of different sizes."""
+    return [
+        place(encoder.teacher_forced(encoder.prompt(chat), encoder.tokenizer.encode(answer)), exact.model)
+        for chat, answer in zip(chats, ANSWERS, strict=True)
+    ]
+
+
+def logits(model, row):
+    """Logits of each sequence of a row, in float32."""
+    inputs = {
+        name: value.cuda() if isinstance(value, torch.Tensor) else value
+        for name, value in collate([row], pad_token_id=0).model_inputs().items()
+    }
+    inputs["pixel_values"] = inputs["pixel_values"].to(model.dtype)
+    return model(**inputs).logits[0].float().split([len(placed) for placed in row])
+
+
+def alone(model, sequences):
+    return [part for placed in sequences for part in logits(model, [placed])]
+
+
+def gradient(model, outputs, sequences):
+    model.zero_grad()
+    losses = [
+        torch.nn.functional.cross_entropy(part[:-1], placed.encoding.input_ids[1:].cuda(), reduction="sum")
+        for part, placed in zip(outputs, sequences, strict=True)
+    ]
+    sum(losses).backward()
+    return torch.cat([p.grad.float().flatten() for p in model.parameters() if p.grad is not None])
+
+
+def test_packed_logits_are_as_near_to_float32_as_unpacked_ones(flash, exact, sequences):
+    with torch.no_grad():
+        truth = torch.cat(alone(exact, sequences))
+        unpacked = (torch.cat(alone(flash, sequences)) - truth).norm()
+        packed = (torch.cat(logits(flash, sequences)) - truth).norm()
+    assert packed <= SLACK * unpacked
+
+
+def test_packed_gradients_are_as_near_to_float32_as_unpacked_ones(flash, exact, sequences):
+    truth = gradient(exact, alone(exact, sequences), sequences)
+    unpacked = (gradient(flash, alone(flash, sequences), sequences) - truth).norm()
+    packed = (gradient(flash, logits(flash, sequences), sequences) - truth).norm()
+    assert packed <= SLACK * unpacked
+
+
+def test_changing_one_sequence_moves_no_other_one_in_its_row(flash, sequences):
+    first, *rest = sequences
+    changed = dataclasses.replace(
+        first, encoding=dataclasses.replace(first.encoding, pixel_values=-first.encoding.pixel_values)
+    )
+    with torch.no_grad():
+        before, after = logits(flash, [first, *rest]), logits(flash, [changed, *rest])
+    assert (before[0] - after[0]).abs().max() > 0.1
+    for one, other in zip(before[1:], after[1:], strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-3)
