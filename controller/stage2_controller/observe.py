@@ -11,6 +11,7 @@ from stage2_controller.observed import Object
 CHILD_KINDS = ("Deployment", "Job", "Service", "NetworkPolicy", "Pod")
 KUEUE_KIND = "Workload"  # watched only where Kueue is installed
 KINDS = (names.KIND, *CHILD_KINDS)
+_OF_A_POD = ("nodeName", "readinessGates")
 
 
 class Key(NamedTuple):
@@ -53,7 +54,7 @@ class Store:
         siblings = self._objects[kind][key]
         known = siblings.get(body["metadata"]["name"])
         if known is None or version_of(known) <= version_of(body):
-            siblings[body["metadata"]["name"]] = _slim(body)
+            siblings[body["metadata"]["name"]] = slim(kind, body)
 
     def remove(self, kind: str, body: Object) -> None:
         """Forgets the object, unless it was created anew under the same name."""
@@ -98,7 +99,10 @@ class Store:
         return known is None or version_of(known) < version_of(body)
 
 
-def _slim(body: Object) -> Object:
-    """Without the field managers' bookkeeping, which is a third of an object's size."""
+def slim(kind: str, body: Object) -> Object:
+    """Without the field managers' bookkeeping, which is a third of an object's size, and of a pod most of its spec."""
     metadata: dict[str, Any] = {key: value for key, value in body["metadata"].items() if key != "managedFields"}
-    return {**body, "metadata": metadata}
+    made = {**body, "metadata": metadata}
+    if kind == "Pod":
+        made["spec"] = {key: value for key, value in body.get("spec", {}).items() if key in _OF_A_POD}
+    return made

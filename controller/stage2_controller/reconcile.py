@@ -17,7 +17,7 @@ from stage2_controller.capacity import Capacity
 from stage2_controller.draft import Drafts, Settings
 from stage2_controller.events import events
 from stage2_controller.metrics import Metrics
-from stage2_controller.observe import Key, Store
+from stage2_controller.observe import Key, Store, slim
 from stage2_controller.observed import Object, Observed, terminating
 from stage2_controller.plan import Plan, plan
 from stage2_controller.progress import ProgressReader
@@ -188,8 +188,12 @@ class Reconciler:
         if kept and kept[0] > self._clock():
             return kept[1]
         found = await self._api.get(kind, key.namespace, names.child_name(key.name, role))
-        self._kept[kind, key] = self._clock() + _READ_AGAIN, found
-        return found
+        return self._keep(kind, key, found)
+
+    def _keep(self, kind: str, key: Key, found: Object | None) -> Object | None:
+        kept = found and slim(kind, found)
+        self._kept[kind, key] = self._clock() + _READ_AGAIN, kept
+        return kept
 
     async def _carry_out(self, key: Key, intended: Plan, observed: Observed) -> list[str]:
         """Writes what differs; what the API server refused."""
@@ -208,10 +212,13 @@ class Reconciler:
 
     async def _write(self, write: drift.Write) -> None:
         kind, metadata = write.manifest["kind"], write.manifest["metadata"]
-        self._kept.pop((kind, Key(metadata["namespace"], metadata["annotations"][names.ANNOTATION_JOB])), None)
+        key = Key(metadata["namespace"], metadata["annotations"][names.ANNOTATION_JOB])
+        self._kept.pop((kind, key), None)
         written = await (self._api.create if write.verb == "create" else self._api.apply)(write.manifest)
         if written is not None and kind in _ROLE_OF_KIND:
             self._store.put(kind, written)
+        elif written is not None:
+            self._keep(kind, key, written)
 
     async def _tell(self, raw: Object, intended: Plan, refusals: list[str], now: datetime) -> None:
         previous: Mapping[str, Any] = raw.get("status") or {}

@@ -163,7 +163,7 @@ def rights(kubectl: Kubectl, helm: str, tmp_path: Path) -> Path:
 @pytest.fixture
 def controller(kubectl: Kubectl, node: str, rights: Path, tmp_path: Path) -> Iterator[Controller]:
     """A controller that runs with the rights of the chart's service account, and one node for its jobs."""
-    running = Controller(rights, kubectl.namespace, tmp_path / "controller.log")
+    running = Controller(rights, kubectl.namespace, tmp_path / "controller.log", "--progress-seconds=2")
     running.start()
     yield running
     running.stop()
@@ -232,10 +232,12 @@ class Kubelet:
         conditions = [{"type": "Ready", "status": str(ready)}, {"type": "PodScheduled", "status": "True"}]
         self._write(pod, {"phase": "Running", "conditions": conditions, "containerStatuses": statuses})
 
-    def learner_runs(self, job_name: str) -> None:
-        """The learner's container runs."""
+    def learner_runs(self, job_name: str, report: str = "") -> None:
+        """The learner's container runs; `report`: what it told before it was started again."""
         pod = self._bound(job_name, "learner")
         status = self._status("learner", {"running": {"startedAt": "2026-01-01T00:00:00Z"}}, ready=True)
+        if report:
+            status["lastState"] = {"terminated": {"exitCode": 75, "message": report}}
         conditions = [{"type": "PodScheduled", "status": "True"}]
         self._write(pod, {"phase": "Running", "conditions": conditions, "containerStatuses": [status]})
 

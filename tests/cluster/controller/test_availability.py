@@ -28,7 +28,7 @@ class Replica(Controller):
 
     def __init__(self, kubeconfig: Path, namespace: str, log: Path) -> None:
         self.port = free_port()
-        options = (f"--lease={namespace}/stage2", f"--listen=127.0.0.1:{self.port}")
+        options = (f"--lease={namespace}/stage2", f"--listen=127.0.0.1:{self.port}", "--progress-seconds=2")
         super().__init__(kubeconfig, namespace, log, *options)
 
     def figures(self) -> str:
@@ -109,7 +109,7 @@ def test_a_job_costs_a_bounded_number_of_requests_and_none_that_writes_once_it_r
         assert replica.requests(".*") - before <= REQUESTS_OF_A_JOB * len(names)
         time.sleep(3)
         written = replica.requests(WRITES)
-        time.sleep(25)  # every learner is asked for its progress twice, and does not answer
+        time.sleep(6)  # every learner is asked for its progress twice, and does not answer
         assert replica.requests(WRITES) == written
     finally:
         replica.stop()

@@ -64,18 +64,46 @@ def test_deleting_a_job_deletes_everything_that_it_owns(
     )
 
 
-def test_suspending_removes_the_pods_and_resuming_brings_them_back(
+def test_suspending_removes_the_pods_and_resuming_goes_on_with_the_same_learner(
     kubectl: Kubectl, controller: Controller, kubelet: Kubelet
 ) -> None:
+    def step() -> int | None:
+        found: int | None = (kubectl.get("rmj", "job-3v1") or {})["status"].get("step")
+        return found
+
+    def learner() -> tuple[str, object]:
+        """Identity of the Job, and what its container runs with: the checkpoints lie in its output folder."""
+        found = eventually(lambda: kubectl.get("job", "job-3v1-learner"), why="the learner exists")
+        config = (kubectl.get("configmap", "job-3v1-config") or {})["data"]
+        return found["metadata"]["uid"], (found["spec"]["template"]["spec"]["containers"], config)
+
     kubectl.apply(job())
     kubelet.servers_answer("job-3v1")
-    kubelet.learner_runs("job-3v1")
+    kubelet.learner_runs("job-3v1", report='{"step": 4, "maxSteps": 10, "phase": "training"}')
     eventually(lambda: phase(kubectl, "job-3v1") == "Running", why="the job runs")
+    eventually(lambda: step() == 4, why="its progress is told")
+    uid, first = learner()
     kubectl("patch", "rmj", "job-3v1", "--type=merge", "-p", '{"spec": {"suspend": true}}')
     eventually(lambda: not kubectl.list("deployments", "jobs"), why="no workload is left")
     eventually(lambda: phase(kubectl, "job-3v1") == "Suspended", why="the phase says so")
     kubectl("patch", "rmj", "job-3v1", "--type=merge", "-p", '{"spec": {"suspend": false}}')
     eventually(lambda: kubectl.get("deployment", "job-3v1-rollout"), why="the servers are back")
+    kubelet.servers_answer("job-3v1")
+    kubelet.learner_runs("job-3v1")
+    eventually(lambda: phase(kubectl, "job-3v1") == "Running", why="the job runs again")
+    resumed_uid, resumed = learner()
+    assert (resumed, step()) == (first, 4)
+    assert resumed_uid != uid
+
+
+def test_servers_that_never_answer_fail_the_job_in_its_time(
+    kubectl: Kubectl, controller: Controller, kubelet: Kubelet
+) -> None:
+    kubectl.apply(job(learner={"gpus": 1, "startDeadlineSeconds": 5}))
+    kubelet.servers_answer("job-3v1", ready=False)
+    kubectl("wait", "--for=condition=Failed", "rmj/job-3v1", "--timeout=30s")
+    assert reason(kubectl, "job-3v1", "Failed") == "StartDeadlineExceeded"
+    eventually(lambda: kubectl.get("deployment", "job-3v1-rollout") is None, why="its GPUs are free")
 
 
 def test_a_child_that_someone_deletes_or_changes_comes_back(kubectl: Kubectl, controller: Controller) -> None:

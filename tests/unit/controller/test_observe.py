@@ -59,6 +59,12 @@ def test_the_bookkeeping_of_field_managers_is_not_kept() -> None:
     assert "managedFields" not in kept["metadata"]
 
 
+def test_of_a_pods_spec_only_what_a_pass_looks_at_is_kept() -> None:
+    store = Store()
+    store.put("Pod", {**seen("Pod", "p", 1), "spec": {"nodeName": "node-a", "containers": [{"name": "server-0"}]}})
+    assert [item["spec"] for item in store.all("Pod", KEY)] == [{"nodeName": "node-a"}]
+
+
 def test_a_list_shows_what_the_watch_has_not_delivered() -> None:
     store = Store()
     store.put("Pod", seen("Pod", "same", 1, uid="a"))

@@ -93,6 +93,19 @@ def test_a_suspended_job_has_no_pods_and_keeps_its_token() -> None:
     assert made.status["phase"] == reasons.SUSPENDED
 
 
+def test_a_resumed_job_starts_the_same_learner_on_the_same_output_and_keeps_its_progress() -> None:
+    first = b.started(b.job())
+    running = b.told(b.job(), b.planned(b.job(), first))
+    suspended = b.told({**b.job(suspend=True), "status": running["status"]}, b.planned(running, first))
+    stopped = b.planned({**b.job(suspend=True), "status": suspended["status"]}, first)
+    resumed = {**b.job(), "status": stopped.status}
+    left = b.started(b.job(), learner=None, progress=None, pods=(b.rollout_pod(True, True, True),))
+    made = b.planned(resumed, left)
+    assert b.child(made, "Job") == {key: value for key, value in (first.learner or {}).items() if key != "status"}
+    assert first.configmap == b.child(b.planned(resumed, replace(left, configmap=None)), "ConfigMap")
+    assert made.status["step"] == 4
+
+
 def test_a_job_past_its_deadline_ends_with_everything_it_runs() -> None:
     raw = b.told(b.job(activeDeadlineSeconds=60), b.planned(b.job(activeDeadlineSeconds=60)))
     observed = b.started(raw)
