@@ -1,16 +1,15 @@
-"""Make the summary data set: small images of coloured shapes, and how many there are of each kind and colour.
+"""Make the summary data set: small images of coloured shapes, and how many there are of each colour and kind.
 
     python examples/make_summaries.py out/summaries --train 64 --held-out 16
 
 writes out/summaries/train.jsonl, out/summaries/held-out.jsonl and out/summaries/images/*.png. The same arguments give
 the same data set on every machine. A record's `summary_ref` is its right answer, as
-examples/job-grpo-6v2-tiny.yaml describes it: `{"items": [{"desc": "box", "colour": {"red": 1}}]}`.
+examples/job-grpo-6v2-tiny.yaml describes it: `{"items": [{"desc": "red", "kind": {"box": 1}}]}`.
 """
 
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -20,8 +19,7 @@ from PIL import Image
 from rich.progress import track
 
 from tiny_model.scenes import Scene, draw, make_scene
-
-TEMPLATE = "summary_shapes"
+from tiny_model.summaries import MAX_SHAPES, TEMPLATE, summary
 
 
 def main(
@@ -29,7 +27,7 @@ def main(
     train: Annotated[int, typer.Option(min=0, help="Images in train.jsonl.")] = 256,
     held_out: Annotated[int, typer.Option(min=0, help="Images in held-out.jsonl.")] = 32,
     seed: Annotated[int, typer.Option(help="Another seed gives other images.")] = 7,
-    max_shapes: Annotated[int, typer.Option(min=1, help="Most shapes in an image; the fewest is 1.")] = 2,
+    max_shapes: Annotated[int, typer.Option(min=1, help="Most shapes in an image; the fewest is 1.")] = MAX_SHAPES,
 ) -> None:
     """Make the summary data set."""
     (folder / "images").mkdir(parents=True, exist_ok=True)
@@ -38,14 +36,6 @@ def main(
         lines = [json.dumps(record) for record in track(_written(folder, name, scenes), f"{name:8}", total=count)]
         (folder / f"{name}.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         print(f"{folder / name}.jsonl: {count} images")
-
-
-def summary(scene: Scene) -> dict[str, object]:
-    """Return how many shapes there are of each kind and colour, kinds and colours in alphabetical order."""
-    colours: dict[str, Counter[str]] = {}
-    for shape in scene.shapes:
-        colours.setdefault(shape.kind, Counter())[shape.colour] += 1
-    return {"items": [{"desc": kind, "colour": dict(sorted(colours[kind].items()))} for kind in sorted(colours)]}
 
 
 def _written(folder: Path, name: str, scenes: Iterator[Scene]) -> Iterator[dict[str, object]]:

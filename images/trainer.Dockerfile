@@ -28,14 +28,15 @@ RUN --mount=type=cache,target=/var/cache/uv set -eu; \
         --compile-bytecode --override /tmp/overrides.txt -r pyproject.toml $extras 'hatchling>=1.27'; \
     rm -rf /tmp/uv /tmp/overrides.txt
 
-# The CPU build carries what examples/job-3v1-tiny.yaml trains on.
+# The CPU build carries what the tiny jobs of examples/ train on.
 COPY . .
 RUN set -eu; \
     pip install --quiet --no-cache-dir --no-deps --no-build-isolation .; \
     if [ "$VLLM" = cpu ]; then \
         mkdir -p /opt/stage2/examples; \
-        cp -r examples/tiny-qwen3-vl /opt/stage2/examples/; \
+        cp -r examples/tiny-qwen3-vl examples/tiny-summaries /opt/stage2/examples/; \
         python examples/make_shapes.py /opt/stage2/examples/shapes; \
+        python examples/make_summaries.py /opt/stage2/examples/summaries; \
     fi; \
     rm -rf /src/*
 

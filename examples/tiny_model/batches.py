@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,12 +11,24 @@ from torch.nn.utils.rnn import pad_sequence
 
 from tiny_model.answers import PROMPT, write
 from tiny_model.foreign import Model, Processor
-from tiny_model.scenes import Scene, draw, make_scene
+from tiny_model.scenes import MAX_SHAPES, Scene, draw, make_scene
 from tiny_model.tokenizer import TURN_END
 
 IGNORED = -100
 _LONGEST_ANSWER = 128
 _AFTER_ANSWER = TURN_END + "\n"  # as the chat template closes an assistant's turn
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is asked about scenes of up to `max_shapes` shapes, and the answers that are taught."""
+
+    prompt: str
+    write: Callable[[Scene], str]
+    max_shapes: int = MAX_SHAPES
+
+
+LISTING = Task(PROMPT, write)
 
 
 @dataclass(frozen=True)
@@ -33,20 +45,20 @@ class Batch:
 class Batches:
     """Endless training batches: scenes of the "warm-up" part, each seen once."""
 
-    def __init__(self, processor: Processor, model: Model, *, seed: int, size: int) -> None:
-        self._processor, self._seed, self._size = processor, seed, size
-        prompt = encode_prompts(processor, [make_scene(seed, "warm-up", 0)])
+    def __init__(self, processor: Processor, model: Model, *, seed: int, size: int, task: Task = LISTING) -> None:
+        self._processor, self._seed, self._size, self._task = processor, seed, size, task
+        prompt = encode_prompts(processor, [self._scene(0)], task.prompt)
         self._prompt_ids: Tensor = prompt["input_ids"][0]
         self._position_ids = _positions(model, prompt)
 
     def __iter__(self) -> Iterator[Batch]:
         first = 0
         while True:
-            yield self.batch([make_scene(self._seed, "warm-up", first + i) for i in range(self._size)])
+            yield self.batch([self._scene(first + i) for i in range(self._size)])
             first += self._size
 
     def batch(self, scenes: Sequence[Scene]) -> Batch:
-        """Return the scenes with their true answers.
+        """Return the scenes with the answers that are taught.
 
         No attention mask: attention is causal and the padding is on the right, so no answer sees it.
         """
@@ -65,13 +77,16 @@ class Batches:
         }
         return Batch(inputs, labels)
 
+    def _scene(self, index: int) -> Scene:
+        return make_scene(self._seed, "warm-up", index, max_shapes=self._task.max_shapes)
+
     def _answer_ids(self, scene: Scene) -> Tensor:
-        return torch.tensor(self._processor.tokenizer(write(scene) + _AFTER_ANSWER)["input_ids"])
+        return torch.tensor(self._processor.tokenizer(self._task.write(scene) + _AFTER_ANSWER)["input_ids"])
 
 
-def encode_prompts(processor: Processor, scenes: Sequence[Scene]) -> dict[str, Tensor]:
+def encode_prompts(processor: Processor, scenes: Sequence[Scene], question: str = PROMPT) -> dict[str, Tensor]:
     """Return the prompts of the scenes, ready for the model; all are equally long, as the images are of one size."""
-    messages = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": PROMPT}]}]
+    messages = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": question}]}]
     text = processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     return dict(processor(text=[text] * len(scenes), images=_images(scenes), return_tensors="pt"))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 import torch
@@ -22,6 +23,7 @@ from tiny_model.batches import IGNORED, Batch, Batches
 from tiny_model.foreign import Model, Processor
 
 OnStep = Callable[[int, float], None]
+Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -48,13 +50,18 @@ class Recipe:
 
 
 def train(model: Model, processor: Processor, recipe: Recipe, *, seed: int, on_step: OnStep) -> None:
-    """Train `model` in place; `on_step` is told each step's number (from 1) and loss."""
-    batches = Batches(processor, model, seed=seed, size=recipe.batch_size)
-    optimizer, schedule = _optimizer(model, recipe)
+    """Train `model` in place to list shapes; `on_step` is told each step's number (from 1) and loss."""
     coord_ids = torch.tensor(processor.tokenizer.convert_tokens_to_ids(COORD_TOKENS))
+    batches = Batches(processor, model, seed=seed, size=recipe.batch_size)
+    fit(model, batches, recipe, partial(answer_loss, coord_ids=coord_ids, sigma=recipe.sigma), on_step)
+
+
+def fit(model: Model, batches: Batches, recipe: Recipe, loss_of: Loss, on_step: OnStep) -> None:
+    """Train `model` in place on the first batches, with a loss of logits and labels."""
+    optimizer, schedule = _optimizer(model, recipe)
     model.train()
     for step, batch in enumerate(_first(batches, recipe.steps), start=1):
-        loss = answer_loss(model(**batch.inputs).logits, batch.labels, coord_ids, sigma=recipe.sigma)
+        loss = loss_of(model(**batch.inputs).logits, batch.labels)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
         optimizer.step()
@@ -62,6 +69,11 @@ def train(model: Model, processor: Processor, recipe: Recipe, *, seed: int, on_s
         optimizer.zero_grad()
         on_step(step, loss.item())
     model.eval()
+
+
+def text_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean cross entropy of an answer without coordinates; shapes as in `answer_loss`."""
+    return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
 
 
 def answer_loss(logits: Tensor, labels: Tensor, coord_ids: Tensor, *, sigma: float) -> Tensor:
@@ -75,7 +87,7 @@ def answer_loss(logits: Tensor, labels: Tensor, coord_ids: Tensor, *, sigma: flo
 
 
 def _optimizer(model: Model, recipe: Recipe) -> tuple[torch.optim.AdamW, torch.optim.lr_scheduler.LambdaLR]:
-    parameters = list(model.parameters())
+    parameters = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": recipe.weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 import yaml
@@ -19,7 +20,9 @@ pytestmark = pytest.mark.timeout(900)
 
 JOB = runs.ROOT / "examples" / "job-grpo-6v2-tiny.yaml"
 END_S = 120.0
-STEPS = 4
+STEPS = 12
+RISE = 0.08
+"""Of a mean reward between 0 and 1; it rises by more than 0.15, whatever the seed."""
 
 
 def run_job(folder: Path, **training: object) -> subprocess.Popen[bytes]:
@@ -34,8 +37,8 @@ def run_job(folder: Path, **training: object) -> subprocess.Popen[bytes]:
     job["spec"]["config"]["training"] |= training
     (folder / "job.yaml").write_text(yaml.safe_dump(job))
     examples = "/opt/stage2/examples"
-    model = runs.ROOT / "examples" / "tiny-qwen3-vl"
-    maps = [f"{examples}/summaries={folder / 'summaries'}", f"{examples}/tiny-qwen3-vl={model}"]
+    model = runs.ROOT / "examples" / "tiny-summaries"
+    maps = [f"{examples}/summaries={folder / 'summaries'}", f"{examples}/tiny-summaries={model}"]
     options = ["--engine", "stub", "--work-dir", folder, *(part for text in maps for part in ("--map", text))]
     command = [runs.STAGE2, "run", folder / "job.yaml", *options]
     return subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
@@ -49,8 +52,14 @@ def finished(folder: Path, **training: object) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
-    """What a few steps of the job write; its seed is fixed in its file."""
+    """What the steps of the job write; its seed is fixed in its file."""
     return finished(tmp_path_factory.mktemp("grpo"), max_steps=STEPS)
+
+
+def test_rewards_alone_teach_the_model(records: list[dict]) -> None:
+    rewards = [record["reward"] for record in records if record["event"] == "step"]
+    quarter = STEPS // 4
+    assert fmean(rewards[-quarter:]) > fmean(rewards[:quarter]) + RISE
 
 
 def test_rewards_are_told_one_by_one_and_weights_travel_each_step(records: list[dict]) -> None:
@@ -133,5 +142,4 @@ def test_rollouts_are_written_by_each_process(records: list[dict], tmp_path_fact
     for file in files:
         line = json.loads(file.read_text().splitlines()[-1])
         assert line["version"] == STEPS - 1
-        assert set(line["rewards"]) == {"summary.format", "summary.header", "summary.category_recall",
-                                        "summary.content_f1"}  # fmt: skip
+        assert set(line["rewards"]) == {"summary.format", "summary.category_f1", "summary.content_f1"}
