@@ -6,7 +6,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 CODE := crds controller trainer cli hack examples bench
-PYTEST := pytest -q
+PYTEST := pytest -q --durations=15 --durations-min=5
 OUT ?= out/demo
 
 .PHONY: help setup demo demo-cluster test test-unit test-integration test-cluster test-gpu lint format verify generate bench smoke-colocate images clean

@@ -11,7 +11,7 @@ from datetime import date
 from importlib import metadata
 from pathlib import Path
 
-from bench import assignment, estep, loss, overlap, packing, parsing, sync, transport
+from bench import assignment, estep, loss, overlap, packing, parsing, pipeline, rollouts, sync, transport
 from bench.tables import Table
 
 RESULTS = Path(__file__).parent / "results"
@@ -23,6 +23,8 @@ BENCHMARKS: Mapping[str, tuple[Table, ...]] = {
     "estep": (estep.TABLE,),
     "loss": (loss.MEASURED, loss.MEMORY),
     "sync": (sync.TABLE,),
+    "rollouts": (rollouts.TABLE,),
+    "pipeline": (pipeline.TABLE,),
     "packing": (packing.ROW_TABLE, packing.WINDOW_TABLE),
 }
 PACKAGES = ("numpy", "scipy", "torch", "pycocotools", "shapely", "POT", "binpacking")
