@@ -22,6 +22,7 @@ import yaml
 from torch import nn
 
 from stage2_api.runconfig import ServerAddress
+from stage2_trainer.learner.demand import Demand
 from stage2_trainer.learner.metrics import Stopwatch
 from stage2_trainer.learner.progress import Reporter
 from stage2_trainer.learner.rollouts import FreshRollouts
@@ -71,7 +72,7 @@ def learner(token):
 
 
 def generate(rollouts, model, step):
-    return rollouts.generate(model, CHATS, global_step=step, micro_step=0, stopwatch=Stopwatch())
+    return rollouts.generate(Demand(model, CHATS, step, 0, Stopwatch()))
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 
 import pytest
@@ -26,7 +27,10 @@ def member(rank: int, port: int, folder: str) -> None:
 
 @pytest.mark.timeout(120)
 def test_every_member_sees_its_whole_group_and_keeps_its_own(tmp_path):
-    torch.multiprocessing.spawn(member, args=(free_ports(1), str(tmp_path)), nprocs=WORLD)
+    # one process imports torch, and the four are its copies
+    multiprocessing.set_forkserver_preload(["torch", "stage2_trainer.rollout.colocate_groups"])
+    arguments = (free_ports(1), str(tmp_path))
+    torch.multiprocessing.start_processes(member, arguments, nprocs=WORLD, start_method="forkserver")
     found = [torch.load(tmp_path / str(rank)) for rank in range(WORLD)]
     assert all(mine == kept for mine, _, kept in found)
     assert found[0][1] == found[1][1] == ["0.0", "0.1"]

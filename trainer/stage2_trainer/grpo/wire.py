@@ -15,6 +15,7 @@ from typing import Any
 from torch import distributed, nn
 
 from stage2_api.errors import ConfigError, Problem
+from stage2_trainer.learner.demand import Demand
 from stage2_trainer.learner.metrics import Stopwatch
 from stage2_trainer.learner.ranks import gathered, rank, world_size
 from stage2_trainer.learner.source import RolloutSource
@@ -106,9 +107,7 @@ class SharedRollouts:
             assert self._source is not None, "the first process has one"
             chats = [self._chat(index, text) for part in everyone for index, text in part]
             stopwatch = Stopwatch()
-            fresh = self._source.generate(
-                model, chats, global_step=global_step, micro_step=micro_step, stopwatch=stopwatch
-            )
+            fresh = self._source.generate(Demand(model, chats, global_step, micro_step, stopwatch))
             return Round(fresh.rollouts, fresh.sync, stopwatch.seconds)
 
         whole: Round = self._wire.from_first(make)

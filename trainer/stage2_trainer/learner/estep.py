@@ -14,6 +14,7 @@ from stage2_trainer.data.encode import Encoder, Prompt
 from stage2_trainer.data.messages import chat_messages
 from stage2_trainer.data.records import Record
 from stage2_trainer.learner.batch import Placed, place
+from stage2_trainer.learner.demand import Demand
 from stage2_trainer.learner.metrics import SampleStats, Stopwatch
 from stage2_trainer.learner.model import rope_model
 from stage2_trainer.learner.pipeline import PipelinedRollouts
@@ -133,14 +134,8 @@ class EStep:
                 future = thread.submit(self._made, records[index], prompts[index], rollout, rope, stopwatch)
                 done[index] = rollout, future
 
-            fresh = self._rollouts.generate(
-                model,
-                chats,
-                global_step=global_step,
-                micro_step=micro_step,
-                stopwatch=stopwatch,
-                on_rollout=begin,
-            )
+            demand = Demand(model, chats, global_step, micro_step, stopwatch, on_rollout=begin)
+            fresh = self._rollouts.generate(demand)
             for index, rollout in enumerate(fresh.rollouts):  # those that came all at once
                 if index not in done or done[index][0] is not rollout:
                     begin(index, rollout)

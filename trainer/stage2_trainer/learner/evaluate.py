@@ -8,6 +8,7 @@ from time import perf_counter
 from torch import nn
 
 from stage2_trainer.data.records import Record
+from stage2_trainer.learner.demand import Demand
 from stage2_trainer.learner.estep import Matched, Matcher, Prompts, sample_stats, with_origin
 from stage2_trainer.learner.metrics import Stopwatch, evaluation_metrics
 from stage2_trainer.learner.ranks import gathered, rank, world_size
@@ -54,7 +55,7 @@ class Evaluation:
 
     def _matched(self, records: Sequence[Record], model: nn.Module, *, global_step: int, index: int) -> list[Matched]:
         chats = [self._prompts.chat(record) for record in records]
-        fresh = self._rollouts.generate(model, chats, global_step=global_step, micro_step=index, stopwatch=Stopwatch())
+        fresh = self._rollouts.generate(Demand(model, chats, global_step, micro_step=index, stopwatch=Stopwatch()))
         matched = [self._matcher.match(*pair) for pair in zip(records, fresh.rollouts, strict=True)]
         return with_origin(matched, fresh, self._matcher.options)
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, Protocol
 
 from torch import nn
 
 from stage2_api.errors import ConfigError, Problem
-from stage2_trainer.learner.metrics import Stopwatch
+from stage2_trainer.learner.demand import Demand
 from stage2_trainer.learner.offload import Offload
 from stage2_trainer.learner.progress import Reporter, Sync
 from stage2_trainer.learner.ranks import gathered, rank
 from stage2_trainer.learner.rollouts import FreshBatch
-from stage2_trainer.rollout.backend import Backend, OnRollout, RolloutRequest
+from stage2_trainer.rollout.backend import Backend, RolloutRequest
 from stage2_trainer.rollout.seeds import SeedPlan
 from stage2_trainer.sync.report import SyncReport
 
@@ -24,7 +25,8 @@ logger = logging.getLogger(__name__)
 BACKEND_PATH = "custom.extra.rollout_matching.rollout_backend"
 OWN = "own"  # the sync mode where the model that trains is the one that generates
 
-Chats = Sequence[Sequence[Mapping[str, Any]]]
+
+Whole = Callable[[Any], AbstractContextManager[object]]
 
 
 class EngineError(RuntimeError):
@@ -59,64 +61,58 @@ class HfRollouts:
         self._reporter = reporter
         self.sync_state = Sync(OWN, OWN)
 
-    def generate(
-        self,
-        model: nn.Module,
-        chats: Chats,
-        *,
-        global_step: int,
-        micro_step: int,
-        stopwatch: Stopwatch,
-        on_rollout: OnRollout | None = None,
-    ) -> FreshBatch:
+    def generate(self, demand: Demand) -> FreshBatch:
         """Return one rollout for each chat, by the weights as they are."""
-        self.sync_state = replace(self.sync_state, version=global_step)
+        self.sync_state = replace(self.sync_state, version=demand.global_step)
         self._reporter.update(phase="rollout", sync=self.sync_state)
-        requests, plan = _requests(chats, self._seed, global_step, micro_step)
-        with stopwatch.measure("rollout_generate"):
-            return FreshBatch(self._backend.generate(requests, seed_plan=plan, version=global_step), None)
+        requests, plan = _requests(demand, self._seed)
+        with demand.stopwatch.measure("rollout_generate"):
+            return FreshBatch(self._backend.generate(requests, seed_plan=plan, version=demand.global_step), None)
 
 
 class ColocateRollouts:
     """Rollouts by an engine in this process, which gets the weights once for each optimizer step.
 
     The order within `generate`: optimizer state leaves, weights are pushed, the model leaves, the engine generates, and
-    both come back. The engine starts with the first rollouts.
+    both come back. The engine starts with the first rollouts. `whole`: makes weights that are spread over processes
+    whole for the time of a `with` block (ZeRO-3).
     """
 
-    def __init__(self, engine: Engine, offload: Offload, *, sync_mode: str, seed: int, reporter: Reporter) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        offload: Offload,
+        *,
+        sync_mode: str,
+        seed: int,
+        reporter: Reporter,
+        whole: Whole | None = None,
+    ) -> None:
         self._engine = engine
         self._offload = offload
+        self._whole: Whole = whole or (lambda model: nullcontext())
         self._seed = seed
         self._reporter = reporter
         self._started = False
         self._synced: int | None = None
         self.sync_state = Sync(sync_mode, "full")
 
-    def generate(
-        self,
-        model: nn.Module,
-        chats: Chats,
-        *,
-        global_step: int,
-        micro_step: int,
-        stopwatch: Stopwatch,
-        on_rollout: OnRollout | None = None,
-    ) -> FreshBatch:
-        """Return one rollout for each chat, by the weights of `global_step`.
+    def generate(self, demand: Demand) -> FreshBatch:
+        """Return one rollout for each chat, by the weights of the demand's step.
 
         Raises:
             EngineError: vLLM failed; the message names the switch to hf.
         """
-        requests, plan = _requests(chats, self._seed, global_step, micro_step)
+        requests, plan = _requests(demand, self._seed)
+        model, step = demand.model, demand.global_step
         with self._offload.without_optimizer():
             self._start(model)
             self._reporter.update(phase="syncing")
-            with stopwatch.measure("sync"):
-                report = self._sync(model, global_step)
+            with demand.stopwatch.measure("sync"):
+                report = self._sync(model, step)
             self._reporter.update(phase="rollout", sync=self.sync_state)
-            with stopwatch.measure("rollout_generate"), self._offload.without_model(model):
-                return FreshBatch(self._generated(requests, plan, global_step), report)
+            with demand.stopwatch.measure("rollout_generate"), self._offload.without_model(model):
+                return FreshBatch(self._generated(requests, plan, step), report)
 
     def _start(self, model: nn.Module) -> None:
         if self._started:
@@ -131,7 +127,8 @@ class ColocateRollouts:
     def _sync(self, model: nn.Module, global_step: int) -> SyncReport | None:
         if self._synced == global_step:
             return None
-        report = self._engine.sync(model, version=global_step)
+        with self._whole(model):
+            report = self._engine.sync(model, version=global_step)
         self._synced = global_step
         self.sync_state = self.sync_state.after(report)
         logger.info("weights of step %d: %d tensors, %.2f s", global_step, report.tensors, report.seconds)
@@ -154,7 +151,8 @@ def refuse_long_prompt(tokens: int, max_new_tokens: int, limit: int) -> None:
         raise ConfigError([Problem(path, limit, rule, "raise vllm.max_model_len, or lower max_new_tokens")])
 
 
-def _requests(chats: Chats, seed: int, global_step: int, micro_step: int) -> tuple[list[RolloutRequest], SeedPlan]:
+def _requests(demand: Demand, seed: int) -> tuple[list[RolloutRequest], SeedPlan]:
     """Return the requests of this process, and seeds for them that no other process uses in this micro-step."""
-    before = sum(gathered(len(chats))[: rank()])
-    return [RolloutRequest(messages=list(chat)) for chat in chats], SeedPlan(seed + before, global_step, micro_step)
+    before = sum(gathered(len(demand.chats))[: rank()])
+    plan = SeedPlan(seed + before, demand.global_step, demand.micro_step)
+    return [RolloutRequest(messages=list(chat)) for chat in demand.chats], plan

@@ -49,8 +49,8 @@ def local_rollouts(
 ) -> HfRollouts | ColocateRollouts:
     """Return the rollouts of `rollout_backend: hf`, or of `vllm.mode: colocate`."""
     matching, seed = config.rollout_matching, config.training.seed
+    whole = room.whole if shards_weights(config) else None
     if matching.rollout_backend == "hf":
-        whole = room.whole if shards_weights(config) else None
         backend = HfBackend(policy.model, policy.encoder, Decoding.from_config(matching), whole=whole)
         return HfRollouts(backend, seed=seed, reporter=reporter)
     vllm = matching.vllm
@@ -63,7 +63,7 @@ def local_rollouts(
         sleep_level=vllm.sleep_level,
         infer_batch_size=vllm.infer_batch_size,
     )
-    return ColocateRollouts(engine, room.offload, sync_mode=vllm.sync.mode, seed=seed, reporter=reporter)
+    return ColocateRollouts(engine, room.offload, sync_mode=vllm.sync.mode, seed=seed, reporter=reporter, whole=whole)
 
 
 def make_room(config: RunConfig, device: torch.device) -> Room:

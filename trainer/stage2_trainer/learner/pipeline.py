@@ -8,24 +8,23 @@ optimizer step further: no rollout is older than one sync. The first window of a
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from torch import nn
 
+from stage2_trainer.learner.demand import Chats, Demand
 from stage2_trainer.learner.metrics import Stopwatch
 from stage2_trainer.learner.progress import Sync
 from stage2_trainer.learner.rollouts import FreshBatch, FreshRollouts
-from stage2_trainer.rollout.backend import OnRollout
 from stage2_trainer.server.errors import ServerError
 from stage2_trainer.sync.report import SyncReport
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Chats = Sequence[Sequence[Mapping[str, Any]]]
 
 
 class PipelinedRollouts:
@@ -68,36 +67,25 @@ class PipelinedRollouts:
                         self._fresh.answers, chats, plan, version=global_step
                     )
 
-    def generate(
-        self,
-        model: nn.Module,
-        chats: Chats,
-        *,
-        global_step: int,
-        micro_step: int,
-        stopwatch: Stopwatch,
-        on_rollout: OnRollout | None = None,
-    ) -> FreshBatch:
+    def generate(self, demand: Demand) -> FreshBatch:
         """Return what was asked for ahead; where servers were lost meanwhile, fresh rollouts instead."""
         report, self._report = self._report, None
         try:
-            with stopwatch.measure("rollout_generate"):
-                return replace(self._ahead.pop((global_step, micro_step)).result(), sync=report)
+            with demand.stopwatch.measure("rollout_generate"):
+                return replace(self._ahead.pop((demand.global_step, demand.micro_step)).result(), sync=report)
         except ServerError as error:
             logger.warning("rollouts ahead were lost, and are made again by the weights as they are: %s", error)
         self.settle()
-        return self._fresh.generate(
-            model, chats, global_step=global_step, micro_step=micro_step, stopwatch=stopwatch, on_rollout=on_rollout
-        )
+        return self._fresh.generate(demand)
 
     def settle(self) -> None:
         """Wait until nothing is asked of the servers any more: a sync would abort it."""
         wait(self._ahead.values())
 
-    def fresh(self, model: nn.Module, chats: Chats, **options: Any) -> FreshBatch:
+    def fresh(self, demand: Demand) -> FreshBatch:
         """Return rollouts of the weights as they are."""
         self.settle()
-        return self._fresh.generate(model, chats, **options)
+        return self._fresh.generate(demand)
 
     def close(self) -> None:
         """Ask for nothing more."""
@@ -128,17 +116,6 @@ class DirectRollouts:
         """The last sync."""
         return self._pipeline.sync_state
 
-    def generate(
-        self,
-        model: nn.Module,
-        chats: Chats,
-        *,
-        global_step: int,
-        micro_step: int,
-        stopwatch: Stopwatch,
-        on_rollout: OnRollout | None = None,
-    ) -> FreshBatch:
-        """Return one rollout for each chat, all made by the weights of `global_step`."""
-        return self._pipeline.fresh(
-            model, chats, global_step=global_step, micro_step=micro_step, stopwatch=stopwatch, on_rollout=on_rollout
-        )
+    def generate(self, demand: Demand) -> FreshBatch:
+        """Return one rollout for each chat, all made by the weights of the demand's step."""
+        return self._pipeline.fresh(demand)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from torch import nn
 
+from stage2_trainer.learner.demand import Chats, Demand
 from stage2_trainer.learner.metrics import Stopwatch
 from stage2_trainer.learner.progress import Reporter, Sync
 from stage2_trainer.rollout.backend import OnRollout, Rollout, RolloutRequest, ServedBackend
@@ -54,28 +55,20 @@ class FreshRollouts:
         self._reporter = reporter
         self.sync_state = Sync(policy.requested, policy.effective)
 
-    def generate(
-        self,
-        model: nn.Module,
-        chats: Sequence[Sequence[Mapping[str, Any]]],
-        *,
-        global_step: int,
-        micro_step: int,
-        stopwatch: Stopwatch,
-        on_rollout: OnRollout | None = None,
-    ) -> FreshBatch:
-        """Return one rollout for each chat, all made by the weights of `global_step`.
+    def generate(self, demand: Demand) -> FreshBatch:
+        """Return one rollout for each chat, all made by the weights of the demand's step.
 
         Raises ServerError when servers fail again and again: the run can go on later, from a checkpoint.
         """
-        plan = self.plan(global_step, micro_step)
+        plan = self.plan(demand.global_step, demand.micro_step)
 
         def try_once() -> FreshBatch:
-            report = self._synced(model, global_step, stopwatch)
-            with stopwatch.measure("rollout_generate"):
-                return replace(self.answers(chats, plan, version=global_step, on_rollout=on_rollout), sync=report)
+            report = self._synced(demand.model, demand.global_step, demand.stopwatch)
+            with demand.stopwatch.measure("rollout_generate"):
+                answers = self.answers(demand.chats, plan, version=demand.global_step, on_rollout=demand.on_rollout)
+                return replace(answers, sync=report)
 
-        return self._persistently(try_once, global_step)
+        return self._persistently(try_once, demand.global_step)
 
     def sync(self, model: nn.Module, global_step: int, stopwatch: Stopwatch) -> SyncReport | None:
         """Give the servers the weights of `global_step`; None if they hold them. Raises ServerError as `generate`."""
@@ -87,7 +80,7 @@ class FreshRollouts:
 
     def answers(
         self,
-        chats: Sequence[Sequence[Mapping[str, Any]]],
+        chats: Chats,
         plan: SeedPlan,
         *,
         version: int,

@@ -126,8 +126,8 @@ def _groups(config: RunConfig, world_size: int) -> list[Problem]:
 
 
 def _zero_stage(config: RunConfig) -> list[Problem]:
-    if not shards_weights(config) or config.rollout_matching.rollout_backend == "hf":
+    if not shards_weights(config) or in_process(config):
         return []
-    rule = "weights that ZeRO has partitioned cannot be pushed to an engine"
-    way_out = "use stage 2, which leaves the weights whole, or rollout_backend: hf"
+    rule = "weights that ZeRO has partitioned cannot be pushed to servers"
+    way_out = "use stage 2, which leaves the weights whole, or set vllm.mode to colocate, or rollout_backend to hf"
     return [Problem("deepspeed.zero_optimization.stage", 3, rule, way_out)]

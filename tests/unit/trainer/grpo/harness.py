@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from torch import nn
-
 from stage2_api.runconfig import RunConfig, parse_run_config
 from stage2_trainer.data.encode import Encoder
 from stage2_trainer.grpo.arguments import grpo_arguments
@@ -18,8 +16,8 @@ from stage2_trainer.grpo.records import Task, load_records
 from stage2_trainer.grpo.rewards import load_rewards
 from stage2_trainer.grpo.trainer import GrpoTrainer, Parts
 from stage2_trainer.grpo.wire import SharedRollouts, Wire
+from stage2_trainer.learner.demand import Demand
 from stage2_trainer.learner.interrupt import Interrupt
-from stage2_trainer.learner.metrics import Stopwatch
 from stage2_trainer.learner.progress import Reporter, Sync
 from stage2_trainer.learner.records import JsonLines, RunLog
 from stage2_trainer.learner.rollouts import FreshBatch
@@ -108,14 +106,13 @@ class Scripted:
         self.sync_state = Sync("full", "full")
         self.steps: list[tuple[int, int]] = []
 
-    def generate(
-        self, model: nn.Module, chats: Sequence[Any], *, global_step: int, micro_step: int, stopwatch: Stopwatch
-    ) -> FreshBatch:
-        self.steps.append((global_step, micro_step))
+    def generate(self, demand: Demand) -> FreshBatch:
+        self.steps.append((demand.global_step, demand.micro_step))
+        chats, step = demand.chats, demand.global_step
         answers = [self._answers[i % len(self._answers)] for i in range(len(chats))]
         return FreshBatch(
             [
-                Rollout(self._encoder.prompt(list(chat)).input_ids.tolist(), ids, "", "scripted", global_step, "stop")
+                Rollout(self._encoder.prompt(list(chat)).input_ids.tolist(), ids, "", "scripted", step, "stop")
                 for chat, ids in zip(chats, answers, strict=True)
             ],
             None,

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from stage2_trainer.learner.demand import Demand
 from stage2_trainer.learner.local import ColocateRollouts, EngineError
 from stage2_trainer.learner.metrics import Stopwatch
 from stage2_trainer.learner.offload import DeviceMover, Offload, moved_away, optimizer_tensors
@@ -144,7 +145,7 @@ def colocated(trained, *, model=True, optimizer=True, fails=False):
 
 def generate(rollouts, trained, step=0, micro_step=0):
     chats = [[{"role": "user", "content": "?"}]]
-    return rollouts.generate(trained[0], chats, global_step=step, micro_step=micro_step, stopwatch=Stopwatch())
+    return rollouts.generate(Demand(trained[0], chats, step, micro_step, Stopwatch()))
 
 
 def test_weights_are_pushed_while_the_model_is_at_home_and_the_optimizer_is_not(trained):

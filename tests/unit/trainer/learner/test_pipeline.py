@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from torch import nn
 
+from stage2_trainer.learner.demand import Demand
 from stage2_trainer.learner.metrics import Stopwatch
 from stage2_trainer.learner.pipeline import PipelinedRollouts, Windows
 from stage2_trainer.learner.progress import Reporter
@@ -65,11 +66,10 @@ def ahead(served, sync):
 def train(ahead, step, *, last=False):
     """One window's rollouts, as the trainer asks for them; the versions that made them."""
     ahead.look_ahead(MODEL, WINDOW, [] if last else WINDOW, global_step=step, stopwatch=Stopwatch())
-    options = {"global_step": step, "stopwatch": Stopwatch()}
     return [
         one.version
         for micro_step in range(len(WINDOW))
-        for one in ahead.generate(MODEL, CHATS, micro_step=micro_step, **options).rollouts
+        for one in ahead.generate(Demand(MODEL, CHATS, step, micro_step, Stopwatch())).rollouts
     ]
 
 
@@ -98,8 +98,8 @@ def test_no_sync_while_something_is_asked_of_the_servers(ahead, served, sync):
 
 def test_an_evaluation_has_fresh_rollouts_and_takes_none_of_trainings(ahead):
     train(ahead, 0)
-    options = {"global_step": 1, "micro_step": 0, "stopwatch": Stopwatch()}
-    assert [one.version for one in ahead.direct.generate(MODEL, CHATS, **options).rollouts] == [1]
+    demand = Demand(MODEL, CHATS, global_step=1, micro_step=0, stopwatch=Stopwatch())
+    assert [one.version for one in ahead.direct.generate(demand).rollouts] == [1]
     assert train(ahead, 1) == [0, 0]
 
 

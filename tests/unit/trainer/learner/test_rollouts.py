@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from torch import nn
 
+from stage2_trainer.learner.demand import Demand
 from stage2_trainer.learner.metrics import Stopwatch
 from stage2_trainer.learner.progress import Reporter
 from stage2_trainer.rollout.backend import Rollout
@@ -46,8 +47,7 @@ class Run:
             self.waits.append(self.reporter.current.phase)
 
         rollouts = fresh_rollouts(self.backend, self.sync, self.reporter, wait)
-        watch = Stopwatch()
-        return rollouts.generate(nn.Linear(1, 1), [CHAT, CHAT], global_step=global_step, micro_step=0, stopwatch=watch)
+        return rollouts.generate(Demand(nn.Linear(1, 1), [CHAT, CHAT], global_step, 0, Stopwatch()))
 
 
 def test_rollouts_are_asked_for_with_the_version_that_was_pushed():

@@ -68,10 +68,11 @@ def test_engines_over_several_processes_must_come_out_even():
     assert refused(pairs, world_size=3) == [f"{MATCHING}.vllm.tensor_parallel_size"]
 
 
-def test_weights_that_zero_spreads_can_generate_but_not_be_pushed():
+def test_weights_that_zero_spreads_stay_in_the_learners_processes():
     zero = {"zero_optimization": {"stage": 3}}
     check_supported(run_config(matching={"rollout_backend": "hf"}, deepspeed=zero), world_size=2)
-    assert refused(run_config(matching={"vllm": COLOCATE}, deepspeed=zero)) == ["deepspeed.zero_optimization.stage"]
+    check_supported(run_config(matching={"vllm": COLOCATE}, deepspeed=zero), world_size=2)
+    assert refused(run_config(deepspeed=zero)) == ["deepspeed.zero_optimization.stage"]
 
 
 def test_offload_beside_deepspeed_is_refused_with_the_ways_out():
