@@ -25,9 +25,10 @@ from stage2_api.errors import EXIT_CONFIG, ConfigError, Problem
 from stage2_api.job import RolloutMatchingJob
 from stage2_cli.files import load_job
 from stage2_cli.paths import PathMap, parse_mappings
+from stage2_cli.ports import learner_ports
 from stage2_cli.processes import LocalProcess
 from stage2_cli.progress import Watcher, console
-from stage2_controller.containers import Container, Workload, containers
+from stage2_controller.containers import POD_PORTS, Container, LearnerPorts, Workload, containers
 
 _POLL_S = 0.5
 _MAX_SERVER_RESTARTS = 3
@@ -68,8 +69,13 @@ def run_job(file: Path, *, mapped: Sequence[str], work_dir: Path, engine: str = 
 
     Raises ConfigError when the job is wrong or one of its volumes has no place here.
     """
-    local = prepare(load_job(file), parse_mappings(mapped), work_dir.resolve(), engine)
+    job, places = load_job(file), parse_mappings(mapped)
     signal.signal(signal.SIGTERM, _interrupt)
+    with learner_ports(job.spec.rollout.servers) as ports:
+        return _run(prepare(job, places, work_dir.resolve(), engine, ports))
+
+
+def _run(local: LocalRun) -> int:
     console().print(f"[bold]{local.job.metadata.name}[/]: {len(local.workload.servers)} rollout servers, one learner")
     console().print(f"logs: {local.work_dir / 'logs'}")
     with ExitStack() as cleanup:
@@ -79,10 +85,16 @@ def run_job(file: Path, *, mapped: Sequence[str], work_dir: Path, engine: str = 
         return _train(local, servers, cleanup)
 
 
-def prepare(job: RolloutMatchingJob, mapped: Mapping[str, Path], work_dir: Path, engine: str) -> LocalRun:
+def prepare(
+    job: RolloutMatchingJob,
+    mapped: Mapping[str, Path],
+    work_dir: Path,
+    engine: str,
+    ports: LearnerPorts = POD_PORTS,
+) -> LocalRun:
     """Write configuration and token, and find a local place for every volume; starts nothing."""
     paths = PathMap({**_volume_paths(job, work_dir, mapped), **mapped})
-    workload = containers(job, host_for=lambda _: _HOST)
+    workload = containers(job, host_for=lambda _: _HOST, learner_ports=ports)
     _write(work_dir / "etc" / "config" / "config.yaml", _localised(workload.config_text, paths), mode=0o644)
     _write(work_dir / "etc" / "token" / "token", secrets.token_urlsafe(32), mode=0o600)
     shutil.rmtree(work_dir / "logs", ignore_errors=True)

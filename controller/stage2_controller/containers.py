@@ -16,6 +16,18 @@ _COMMON_ENV = {"STAGE2_TOKEN_FILE": names.TOKEN_PATH, "HF_HUB_OFFLINE": "1", "HO
 
 
 @dataclass(frozen=True)
+class LearnerPorts:
+    """The ports on which the learner is reached; server i's transfer group meets on `group` + i."""
+
+    progress: int = names.PROGRESS_PORT
+    metrics: int = names.METRICS_PORT
+    group: int = names.GROUP_PORT
+
+
+POD_PORTS = LearnerPorts()
+
+
+@dataclass(frozen=True)
 class Container:
     """One process of a job: a rollout server or the learner."""
 
@@ -53,7 +65,9 @@ class Workload:
     config_text: str  # the YAML at names.CONFIG_PATH
 
 
-def containers(job: RolloutMatchingJob, host_for: Callable[[int], str]) -> Workload:
+def containers(
+    job: RolloutMatchingJob, host_for: Callable[[int], str], learner_ports: LearnerPorts = POD_PORTS
+) -> Workload:
     """The workload of `job`; `host_for(i)` is the host on which server i is reached.
 
     Raises ConfigError if a pod template would take away what the job relies on.
@@ -62,7 +76,7 @@ def containers(job: RolloutMatchingJob, host_for: Callable[[int], str]) -> Workl
     addresses = [
         {
             "base_url": f"http://{host_for(index)}:{job.spec.rollout.port + index}",
-            "group_port": names.GROUP_PORT + index,
+            "group_port": learner_ports.group + index,
         }
         for index in range(job.spec.rollout.servers)
     ]
@@ -72,7 +86,7 @@ def containers(job: RolloutMatchingJob, host_for: Callable[[int], str]) -> Workl
         vllm.setdefault("server", {})["servers"] = addresses
     return Workload(
         servers=tuple(_server(job, index) for index in range(len(addresses))),
-        learner=_learner(job),
+        learner=_learner(job, learner_ports),
         config=parse_run_config(raw, root="spec.config"),
         config_text=yaml.safe_dump(raw, sort_keys=False, allow_unicode=True),
     )
@@ -88,20 +102,20 @@ def _server(job: RolloutMatchingJob, index: int) -> Container:
     )
 
 
-def _learner(job: RolloutMatchingJob) -> Container:
+def _learner(job: RolloutMatchingJob, ports: LearnerPorts) -> Container:
     return Container(
         name=names.ROLE_LEARNER,
         command=("stage2", "learn", names.CONFIG_PATH, *_processes(job)),
         env={
             **_COMMON_ENV,
-            "STAGE2_PROGRESS_PORT": str(names.PROGRESS_PORT),
-            "STAGE2_METRICS_PORT": str(names.METRICS_PORT),
+            "STAGE2_PROGRESS_PORT": str(ports.progress),
+            "STAGE2_METRICS_PORT": str(ports.metrics),
             "STAGE2_TERMINATION_LOG": names.TERMINATION_LOG,
         },
         ports={
-            "progress": names.PROGRESS_PORT,
-            "metrics": names.METRICS_PORT,
-            **{f"group-{index}": names.GROUP_PORT + index for index in range(job.spec.rollout.servers)},
+            "progress": ports.progress,
+            "metrics": ports.metrics,
+            **{f"group-{index}": ports.group + index for index in range(job.spec.rollout.servers)},
         },
         gpus=job.spec.learner.gpus,
     )

@@ -1,6 +1,7 @@
 """The example job as processes: what the tests of `stage2 run` share."""
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -20,8 +21,9 @@ def stage2(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def free_ports(count: int) -> int:
-    """The first of `count` ports in a row that nothing listens on."""
-    for first in range(18300, 19300, count):
+    """The first of `count` ports in a row that nothing listens on; each process of the tests has a range of its own."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    for first in range(18300 + 200 * worker, 18500 + 200 * worker, count):
         with ExitStack() as stack:
             try:
                 for port in range(first, first + count):
