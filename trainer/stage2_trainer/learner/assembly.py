@@ -170,6 +170,7 @@ def _parts(
             on_matched=_training_rollouts(config, surroundings.rollout_log),
         ),
         evaluation=Evaluation(
+            encoder=encoder,
             prompts=prompts,
             rollouts=rollouts.direct if isinstance(rollouts, PipelinedRollouts) else rollouts,
             matcher=matcher,

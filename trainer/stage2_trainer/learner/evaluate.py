@@ -7,6 +7,7 @@ from time import perf_counter
 
 from torch import nn
 
+from stage2_trainer.data.encode import Encoder
 from stage2_trainer.data.records import Record
 from stage2_trainer.learner.demand import Demand
 from stage2_trainer.learner.estep import Matched, Matcher, Prompts, sample_stats, with_origin
@@ -21,12 +22,14 @@ class Evaluation:
     def __init__(
         self,
         *,
+        encoder: Encoder,
         prompts: Prompts,
         rollouts: RolloutSource,
         matcher: Matcher,
         batch_size: int,
         on_matched: Callable[[int, Sequence[Matched]], None],
     ) -> None:
+        self._encoder = encoder
         self._prompts = prompts
         self._rollouts = rollouts
         self._matcher = matcher
@@ -56,6 +59,8 @@ class Evaluation:
     def _matched(self, records: Sequence[Record], model: nn.Module, *, global_step: int, index: int) -> list[Matched]:
         chats = [self._prompts.chat(record) for record in records]
         fresh = self._rollouts.generate(Demand(model, chats, global_step, micro_step=index, stopwatch=Stopwatch()))
+        for chat, rollout in zip(chats, fresh.rollouts, strict=True):
+            self._encoder.check_prompt(self._encoder.prompt(chat), rollout.prompt_token_ids, rollout.server)
         matched = [self._matcher.match(*pair) for pair in zip(records, fresh.rollouts, strict=True)]
         return with_origin(matched, fresh, self._matcher.options)
 

@@ -134,7 +134,7 @@ def build(
     shared = {"prompts": PROMPTS, "matcher": matcher, "on_matched": lambda step, matched: None}
     parts = Parts(
         estep=EStep(encoder=encoder, rollouts=rollouts, **shared),
-        evaluation=Evaluation(batch_size=2, rollouts=fresh, **shared),
+        evaluation=Evaluation(encoder=encoder, batch_size=2, rollouts=fresh, **shared),
         vocab=matcher.vocab,
         loss=loss or LossOptions(),
         rows=rows or SingleRows(),

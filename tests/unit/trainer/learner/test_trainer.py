@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
 import torch
 
+from stage2_api.errors import ConfigError
 from stage2_trainer.learner.interrupt import Interrupted
 from stage2_trainer.learner.model import disable_cache
 from stage2_trainer.learner.packing_errors import PackingError
@@ -115,6 +117,14 @@ def test_an_evaluation_syncs_first_and_tells_its_metrics(make, tmp_path):
     assert metrics["eval_rollout_precision"] == 1.0
     (told,) = logged(tmp_path, "evaluation")
     assert told["eval_rollout_f1"] == pytest.approx(2 / 3)
+
+
+def test_a_held_out_prompt_that_the_server_saw_otherwise_stops_the_evaluation(make):
+    harness = make()
+    answer = harness.backend._rollout
+    harness.backend._rollout = lambda *asked: dataclasses.replace(answer(*asked), prompt_token_ids=[7])
+    with pytest.raises(ConfigError, match="prompt tokenization mismatch"):
+        harness.trainer.evaluate()
 
 
 def test_an_evaluation_after_a_step_saves_the_next_step_a_sync(make):
