@@ -78,6 +78,22 @@ def test_changing_one_sequence_moves_no_other_one_in_its_row(model, sequences, t
     assert torch.equal(before[first:], after[first:])
 
 
+def test_sequences_without_an_image_share_a_row_with_those_that_have_one(model, encoder, sequences):
+    chats = [[{"role": "user", "content": text}] for text in ("Say nothing.", "List the shapes of the alphabet.")]
+    texts = [
+        place(encoder.teacher_forced(encoder.prompt(chat), encoder.tokenizer.encode(answer)), model.model)
+        for chat, answer in zip(chats, ANSWERS, strict=False)
+    ]
+    row = [texts[0], sequences[0], texts[1], sequences[1]]
+    packed = logits(model, collate([row], pad_token_id=0))[0].split([len(s) for s in row])
+    for part, placed in zip(packed, row, strict=True):
+        torch.testing.assert_close(part, alone(model, placed), rtol=0, atol=ROUNDING)
+    together = gradients(model, [surprise(part, s) for part, s in zip(packed, row, strict=True)])
+    apart = gradients(model, [surprise(alone(model, s), s) for s in row])
+    for name, gradient in together.items():
+        assert (gradient - apart[name]).norm() <= 1e-4 * apart[name].norm() + 1e-6, name
+
+
 def test_rows_of_unequal_length_are_padded_without_effect(model, sequences):
     both = logits(model, collate([[sequences[0], sequences[1]], [sequences[2]]], pad_token_id=0))
     torch.testing.assert_close(both[1, : len(sequences[2])], alone(model, sequences[2]), rtol=0, atol=ROUNDING)
