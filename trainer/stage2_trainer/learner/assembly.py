@@ -15,6 +15,7 @@ from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.encode import Encoder
 from stage2_trainer.data.records import Fingerprint, Record, fingerprint, load_records
 from stage2_trainer.learner import arguments
+from stage2_trainer.learner.batches import batch_sizes
 from stage2_trainer.learner.estep import EStep, Matched, Matcher, ParseFailureLog, Prompts
 from stage2_trainer.learner.evaluate import Evaluation
 from stage2_trainer.learner.interrupt import Interrupt
@@ -67,10 +68,12 @@ class Surroundings:
 
 
 def load_data(config: RunConfig) -> Data:
-    """Read the records; ConfigError names every broken line."""
-    custom = config.custom
+    """Read the records; ConfigError names every broken line, or says why processes cannot share them evenly."""
+    custom, training = config.custom, config.training
     bins = custom.coord_tokens.skip_bbox_norm
     train = load_records(custom.train_jsonl, custom.train_sample_limit, numbers_are_bins=bins)
+    processes, drop_last = int(os.environ.get("WORLD_SIZE", "1")), training.dataloader_drop_last
+    batch_sizes(len(train), training.per_device_train_batch_size, processes=processes, drop_last=drop_last)
     held_out = []
     if custom.val_jsonl is not None:
         held_out = load_records(custom.val_jsonl, custom.val_sample_limit, numbers_are_bins=bins)

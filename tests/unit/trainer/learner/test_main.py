@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from stage2_api.errors import EXIT_CONFIG, EXIT_RETRYABLE
+from stage2_api.errors import EXIT_CONFIG, EXIT_RETRYABLE, ConfigError
+from stage2_trainer.learner.assembly import load_data
 from stage2_trainer.learner.main import learn
 from tests.unit.trainer.learner.configs import SERVER, run_config
 from tests.unit.trainer.learner.harness import box
@@ -49,6 +50,12 @@ def test_several_processes_are_for_a_person_to_put_right(environment, config, tm
     environment.setenv("WORLD_SIZE", "2")
     assert learn(config()) == EXIT_CONFIG
     assert "the learner is one process" in last_words(tmp_path)["message"]
+
+
+def test_samples_that_processes_cannot_share_are_for_a_person_to_put_right(environment, config):
+    environment.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="do not give each of 2 learner processes equally many batches"):
+        load_data(config())  # one line, in batches of any size
 
 
 def test_a_model_that_is_not_there_is_for_a_person_to_put_right(environment, config, tmp_path):
