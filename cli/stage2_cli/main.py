@@ -110,10 +110,12 @@ def learn(
 @app.command()
 def report(
     records: Annotated[Path, typer.Argument(metavar="RECORDS", help="stage2_log.jsonl, or saved learner logs.")],
-    picture: Annotated[Path | None, typer.Option(help="Write first and last rollouts on held-out images here.")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="Write first and last held-out rollouts here, or reward curves.")
+    ] = None,
     images: Annotated[Path | None, typer.Option(help="The folder of the held-out records' images.")] = None,
 ) -> None:
-    """Print a run as a table, and draw its first and last held-out rollouts."""
+    """Print a run as a table, and draw its first and last held-out rollouts, or the rewards of a GRPO run."""
     from stage2_cli.report import report_run
 
     report_run(records, picture=picture, images=images)

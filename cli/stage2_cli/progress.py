@@ -102,12 +102,16 @@ def parse_record(line: str) -> dict[str, Any] | None:
 
 def describe(record: dict[str, Any]) -> str | None:
     """One line about a record for people, or None for a record that is only for machines."""
+    if record["event"] == "step" and "reward" in record:
+        return f"step {record['step']}: loss {record['loss']:.3f}, mean reward {record['reward']:.3f}"
     if record["event"] == "step":
         return (
             f"step {record['step']}: loss {record['loss']:.3f}, "
             f"matched {record.get('rollout/matched_for_supervision', 0):.0f} "
             f"of {record.get('rollout/gt_objects', 0):.0f} objects"
         )
+    if record["event"] == "evaluation" and "eval_reward" in record:
+        return f"evaluation at step {record['step']}: mean reward {record['eval_reward']:.3f}"
     if record["event"] == "evaluation":
         return f"evaluation at step {record['step']}: F1 {record['eval_rollout_f1']:.3f}"
     return None

@@ -6,7 +6,7 @@ The lines come from `<output_dir>/stage2_log.jsonl` or from `kubectl logs`; line
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from stage2_api.errors import ConfigError, Problem
 from stage2_cli.progress import parse_record
 
 Record = dict[str, Any]
+Column = tuple[str, str, str]
 
 _STEP_COLUMNS = (
     ("loss", "loss", "{:.3f}"),
@@ -28,6 +29,16 @@ _STEP_COLUMNS = (
     ("sync s", "sync/seconds", "{:.2f}"),
     ("sync MB", "sync/bytes", "{:.1f}"),
 )
+REWARD = "reward"  # in a step's record: of GRPO runs only
+SPREAD = "reward_std"
+_GRPO_COLUMNS = (
+    ("loss", "loss", "{:.3f}"),
+    ("reward", REWARD, "{:.3f}"),
+    ("spread", SPREAD, "{:.3f}"),
+    ("tokens", "completions/mean_length", "{:.0f}"),
+    ("cut", "completions/clipped_ratio", "{:.2f}"),
+)
+_SYNC_COLUMNS = _STEP_COLUMNS[-2:]
 _SCALE = {"sync/bytes": 1e-6}
 _EVALUATION_COLUMNS = ("precision", "recall", "f1", "matched_maskiou_mean", "recall_iou50", "f1_iou50")
 _MAX_ROWS = 40
@@ -35,21 +46,31 @@ _PLAIN_WIDTH = 100  # of tables that go to a file or a pipe
 
 
 def report_run(source: Path, *, picture: Path | None, images: Path | None) -> None:
-    """Print the tables of a run; with `picture`, also draw its first and last held-out rollouts.
+    """Print the tables of a run; with `picture`, also draw its first and last held-out rollouts, or GRPO's rewards.
 
     `images` is the folder that relative image paths of the samples start from.
     """
     records = read_records(source)
     console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
-    console.print(step_table([record for record in records if record["event"] == "step"]))
+    steps = [record for record in records if record["event"] == "step"]
+    console.print(step_table(steps))
     evaluations = [record for record in records if record["event"] == "evaluation"]
     if evaluations:
         console.print(evaluation_table(evaluations))
     if picture is not None:
-        from stage2_cli.picture import write_picture
-
-        write_picture(records, picture, images=images)
+        _draw(records, steps, picture, images)
         console.print(f"picture: {picture}")
+
+
+def _draw(records: Sequence[Record], steps: Sequence[Record], picture: Path, images: Path | None) -> None:
+    if _is_grpo(steps):
+        from stage2_cli.curves import write_curves
+
+        write_curves(steps, picture)
+        return
+    from stage2_cli.picture import write_picture
+
+    write_picture(records, picture, images=images)
 
 
 def read_records(source: Path) -> list[Record]:
@@ -63,37 +84,55 @@ def read_records(source: Path) -> list[Record]:
 
 
 def step_table(steps: Sequence[Record]) -> Table:
-    """One row an optimizer step: loss, objects parsed, matched and missed, and where the time went.
+    """One row an optimizer step: loss, objects parsed, matched and missed (or GRPO's rewards), where the time went.
 
     Of a long run the first and last rows are shown.
     """
+    columns = _reward_columns(steps[0]) if _is_grpo(steps) else _STEP_COLUMNS
     table = Table(title="Training steps", header_style="bold")
     table.add_column("step", justify="right")
-    for title, _, _ in _STEP_COLUMNS:
-        table.add_column(title, justify="right")
+    for title, _, _ in columns:
+        table.add_column(title, justify="right", overflow="fold")
     half = _MAX_ROWS // 2
     shown = steps if len(steps) <= _MAX_ROWS else [*steps[:half], *steps[-half:]]
     for index, record in enumerate(shown):
         if len(steps) > _MAX_ROWS and index == half:
-            table.add_row(*["…"] * (len(_STEP_COLUMNS) + 1))
-        table.add_row(str(record["step"]), *_cells(record))
+            table.add_row(*["…"] * (len(columns) + 1))
+        table.add_row(str(record["step"]), *_cells(record, columns))
     return table
 
 
-def evaluation_table(evaluations: Iterable[Record]) -> Table:
+def _is_grpo(steps: Sequence[Record]) -> bool:
+    return REWARD in steps[0]
+
+
+def _reward_columns(step: Record) -> list[Column]:
+    rewards = [(name.rpartition(".")[2], key, "{:.2f}") for name, key in reward_means(step).items()]
+    return [*_GRPO_COLUMNS, *rewards, *_SYNC_COLUMNS]
+
+
+def reward_means(step: Mapping[str, Any]) -> dict[str, str]:
+    """The names of a GRPO run's rewards, and the keys of their means in a step's record."""
+    prefix, suffix = "rewards/", "/mean"
+    means = [key for key in step if key.startswith(prefix) and key.endswith(suffix)]
+    return {key[len(prefix) : -len(suffix)]: key for key in means}
+
+
+def evaluation_table(evaluations: Sequence[Record]) -> Table:
     """One row an evaluation on the held-out records."""
     table = Table(title="Held-out records", header_style="bold")
-    for name in ("step", *_EVALUATION_COLUMNS):
+    prefix = "eval_" if f"eval_{REWARD}" in evaluations[0] else "eval_rollout_"
+    names = (REWARD,) if prefix == "eval_" else _EVALUATION_COLUMNS
+    for name in ("step", *names):
         table.add_column(name.replace("matched_maskiou_mean", "mean IoU").replace("_iou50", "@0.5"), justify="right")
     for record in evaluations:
-        values = (record[f"eval_rollout_{name}"] for name in _EVALUATION_COLUMNS)
-        table.add_row(str(record["step"]), *(f"{value:.3f}" for value in values))
+        table.add_row(str(record["step"]), *(f"{record[prefix + name]:.3f}" for name in names))
     return table
 
 
-def _cells(record: Record) -> list[str]:
+def _cells(record: Record, columns: Sequence[Column]) -> list[str]:
     cells = []
-    for _, key, form in _STEP_COLUMNS:
+    for _, key, form in columns:
         value = record.get(key)
         cells.append("" if value is None else form.format(value * _SCALE.get(key, 1)))
     return cells
