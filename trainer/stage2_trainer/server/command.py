@@ -96,8 +96,8 @@ def environment(
 ) -> dict[str, str]:
     """Return the environment of a server; what `base` sets itself is kept.
 
-    cores: CPU cores of this machine. servers_here: servers that share it, so that each takes its part of the cores
-    instead of all binding to the same ones. workers: processes that share one copy of the model.
+    cores: CPU cores of this machine. servers_here: servers that share it; workers: processes of each that compute, over
+    all copies of the model. Each takes its part of the cores: threads that outnumber them spin while they wait.
     """
     defaults = {
         "VLLM_SERVER_DEV_MODE": "1",  # opens the weight-update routes, which the guard closes to strangers
@@ -109,7 +109,7 @@ def environment(
         defaults |= {
             "VLLM_CPU_KVCACHE_SPACE": str(CPU_KV_CACHE_GIB),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "OMP_NUM_THREADS": str(max(1, cores // servers_here)),
+            "OMP_NUM_THREADS": str(max(1, cores // (servers_here * workers))),
         }
         if workers == 1:
             # The engine's own process is the worker: a quarter less time to start, and 1 GB less memory.

@@ -97,6 +97,11 @@ def test_servers_that_share_a_machine_share_its_cores():
     assert environment({}, "cpu", cores=2, servers_here=3)["OMP_NUM_THREADS"] == "1"
 
 
+def test_copies_of_the_model_in_one_server_share_its_cores():
+    assert environment({}, "cpu", cores=8, servers_here=2, workers=2)["OMP_NUM_THREADS"] == "2"
+    assert environment({}, "cpu", cores=2, servers_here=1, workers=6)["OMP_NUM_THREADS"] == "1"
+
+
 def test_a_cpu_server_with_one_worker_needs_no_process_for_it():
     one = environment({}, "cpu", cores=2, servers_here=1)
     two = environment({}, "cpu", cores=2, servers_here=1, workers=2)
