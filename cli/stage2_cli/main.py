@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -102,6 +103,10 @@ def learn(
         from stage2_trainer.learner.launch import run_processes
 
         raise typer.Exit(run_processes("stage2_cli", ["learn", str(config)], processes=processes))
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun's processes lead sessions of their own, which nobody else ends
+        from stage2_cli.processes import end_with_parent
+
+        end_with_parent()
     from stage2_trainer.learner.main import learn as train
 
     raise typer.Exit(train(loaded))
