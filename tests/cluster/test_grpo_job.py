@@ -1,0 +1,62 @@
+"""GRPO end to end on a cluster: two learner processes, and one rollout server with two copies of the model."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.cluster.conftest import ROOT, Ran, kubectl, run_job
+
+JOB = "job-grpo-6v2-tiny"
+STEPS = 3
+COPIES = 2
+
+
+@pytest.fixture(scope="module")
+def ran(installed: Path) -> Iterator[Ran]:
+    """The example, cut to a few steps, with a data-parallel server, run to its end; removed afterwards."""
+    manifest = yaml.safe_load((ROOT / "examples" / f"{JOB}.yaml").read_text())
+    config = manifest["spec"]["config"]
+    config["training"] |= {"max_steps": STEPS, "save_steps": STEPS}
+    config["custom"]["extra"]["rollout_server"]["vllm_data_parallel_size"] = COPIES
+    try:
+        yield run_job(installed, manifest)
+    finally:
+        kubectl(installed, "delete", "rmj", JOB, "--ignore-not-found", "--wait")
+
+
+def test_the_job_succeeds_after_all_its_steps(ran: Ran) -> None:
+    status = ran.job["status"]
+    assert status["phase"] == "Succeeded", ran.log[-4000:]
+    assert status["step"] == status["maxSteps"] == STEPS
+
+
+def test_the_record_says_what_the_run_was_made_of(ran: Ran) -> None:
+    (record,) = ran.records("reproducibility")
+    assert len(record["servers"]) == 1
+    assert record["sync"] == {"requested": "full", "effective": "full"}
+    assert record["rollout_seed"] == 17
+    assert record["dataset"]["records"] == 256
+    assert len(record["config_sha256"]) == len(record["dataset"]["sha256"]) == 64
+    assert all(record["versions"][name] for name in ("stage2", "torch", "transformers", "peft", "vllm", "python"))
+
+
+def test_every_step_scores_real_answers_of_the_weights_it_starts_from(ran: Ran) -> None:
+    steps = ran.records("step")
+    assert [step["step"] for step in steps] == list(range(1, STEPS + 1))
+    assert [step["sync/version"] for step in steps] == list(range(STEPS))
+    assert all(step["reward"] > 0 and step["rewards/summary.format/mean"] > 0 for step in steps)
+    assert any(step["grad_norm"] > 0 for step in steps)
+
+
+def test_the_learner_is_two_processes(ran: Ran, installed: Path) -> None:
+    learner = json.loads(kubectl(installed, "get", "job", f"{JOB}-learner", "--output=json"))
+    (container,) = learner["spec"]["template"]["spec"]["containers"]
+    assert "--processes=2" in container["command"]
+
+
+def test_the_server_has_two_copies_of_the_model(ran: Ran, installed: Path) -> None:
+    configured = json.loads(kubectl(installed, "get", "configmap", f"{JOB}-config", "--output=json"))["data"]
+    assert f"vllm_data_parallel_size: {COPIES}" in configured["config.yaml"]
