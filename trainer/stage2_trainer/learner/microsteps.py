@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from stage2_trainer.data.records import Record
-from stage2_trainer.learner.estep import EStep
+from stage2_trainer.learner.estep import EStep, Segment
 from stage2_trainer.learner.metrics import SampleStats, Stopwatch
 from stage2_trainer.learner.reuse import ReuseBuffer
 from stage2_trainer.learner.rows import Row, Rows
@@ -53,12 +53,22 @@ class MicroSteps:
         self._rows = rows
         self._ahead = ahead
         self._buffer: ReuseBuffer[MicroStep] = ReuseBuffer()
+        self._waited: Sequence[Segment] = ()
         self.window: Window | None = None
 
     def begin(self, batches: Sequence[Sequence[Record]], *, global_step: int, uses: int) -> None:
         """Begin an optimizer step on these raw batches, whose rollouts `uses` steps train on, this one included."""
         reused = self._buffer.begin(global_step, uses=uses, micro_steps=len(batches))
         self.window = Window(batches, global_step, reused, self._buffer.step0)
+        if reused is None:
+            self._waited = self._rows.waiting
+
+    def waiting(self, global_step: int) -> Sequence[Segment]:
+        """Return the segments that wait for a row in a run which goes on at `global_step`.
+
+        Where that step reuses rollouts such a run makes them again, so they are those that waited before.
+        """
+        return self._waited if self._buffer.reuses(global_step) else self._rows.waiting
 
     def take(self, model: nn.Module, stopwatch: Stopwatch) -> MicroStep:
         """Return the next micro-step."""

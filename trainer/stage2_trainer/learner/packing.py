@@ -40,6 +40,11 @@ class PackingBuffer(Generic[T]):
     def __len__(self) -> int:
         return len(self._items)
 
+    @property
+    def items(self) -> tuple[T, ...]:
+        """What waits, oldest first."""
+        return tuple(self._items)
+
     def insert(self, items: Sequence[T], lengths: Sequence[int]) -> None:
         """Add segments behind those that wait; nothing and a PackingError when one is too long or they are too many."""
         check_lengths(lengths, self._packing_length)

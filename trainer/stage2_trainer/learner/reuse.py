@@ -132,6 +132,11 @@ class ReuseBuffer(Generic[T]):
             )
         return self._kept.micro_steps[index]
 
+    def reuses(self, global_step: int) -> bool:
+        """Whether a step may train on what is kept."""
+        kept = self._kept
+        return kept is not None and 0 < global_step - kept.step0 < kept.uses
+
     @property
     def step0(self) -> int:
         """The optimizer step that made what is kept."""
@@ -139,5 +144,4 @@ class ReuseBuffer(Generic[T]):
         return self._kept.step0
 
     def _reusable(self, kept: Kept[T], global_step: int, micro_steps: int) -> bool:
-        complete = len(kept.micro_steps) == self._whole == micro_steps
-        return complete and 0 < global_step - kept.step0 < kept.uses
+        return len(kept.micro_steps) == self._whole == micro_steps and self.reuses(global_step)

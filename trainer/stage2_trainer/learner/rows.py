@@ -24,8 +24,12 @@ class Rows(Protocol):
     """Chooses the rows of micro-steps."""
 
     @property
-    def waiting(self) -> int:
-        """How many segments have not been trained on yet."""
+    def waiting(self) -> Sequence[Segment]:
+        """The segments that have not been trained on yet, oldest first."""
+        ...
+
+    def wait(self, segments: Sequence[Segment]) -> None:
+        """Let segments wait behind those that do."""
         ...
 
     def plan(self, micro_steps: Sequence[Sequence[Segment]]) -> list[Planned]:
@@ -36,7 +40,18 @@ class Rows(Protocol):
 class SingleRows:
     """Every segment in a row of its own (training.packing: false)."""
 
-    waiting = 0
+    waiting: Sequence[Segment] = ()
+
+    def wait(self, segments: Sequence[Segment]) -> None:
+        """Refuse: no segment waits.
+
+        Raises:
+            PackingError: always.
+        """
+        raise PackingError(
+            f"{len(segments)} segments of the checkpoint wait for a packed row, and training.packing is false; "
+            "go on with the configuration that the checkpoint was written with"
+        )
 
     def plan(self, micro_steps: Sequence[Sequence[Segment]]) -> list[Planned]:
         """Return a row for each segment."""
@@ -57,9 +72,9 @@ class PackedRows:
         self._warned = False
 
     @property
-    def waiting(self) -> int:
-        """How many segments have not been trained on yet."""
-        return len(self._buffer)
+    def waiting(self) -> Sequence[Segment]:
+        """The segments that have not been trained on yet, oldest first."""
+        return self._buffer.items
 
     def wait(self, segments: Sequence[Segment]) -> None:
         """Let segments wait behind those that do. Raises PackingError as `plan`."""
@@ -104,9 +119,13 @@ class WindowRows:
         self._partial = partial
 
     @property
-    def waiting(self) -> int:
-        """How many segments of a partial window have not been trained on yet."""
+    def waiting(self) -> Sequence[Segment]:
+        """The segments of a partial window that have not been trained on yet, oldest first."""
         return self._partial.waiting
+
+    def wait(self, segments: Sequence[Segment]) -> None:
+        """Let segments wait for a window that has room for them."""
+        self._partial.wait(segments)
 
     def plan(self, micro_steps: Sequence[Sequence[Segment]]) -> list[Planned]:
         """Return exactly one row, never an empty one, for each micro-step."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from transformers import PrinterCallback, Trainer
 from stage2_trainer.data.records import Record
 from stage2_trainer.learner.batch import collate, row_supervision
 from stage2_trainer.learner.batches import EvenBatches
+from stage2_trainer.learner.carry import load_waiting, save_waiting
 from stage2_trainer.learner.estep import EStep
 from stage2_trainer.learner.evaluate import Evaluation
 from stage2_trainer.learner.forward import run_inside
@@ -86,11 +88,13 @@ class RolloutMatchingTrainer(Trainer):
         self._figures: dict[str, float] = {}
         self._coord_ids = torch.as_tensor(parts.vocab.ids, device=self.args.device)
 
-    def train(self, *args: Any, **kwargs: Any) -> Any:
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """Train to the end, and say how many samples were still waiting for a row then: they are not trained on."""
-        done = super().train(*args, **kwargs)
-        if waiting := sum(gathered(self.parts.rows.waiting)):
-            logger.warning("%d samples were waiting for a packed row when the run ended: not trained on", waiting)
+        if isinstance(resume_from_checkpoint, str) and (waiting := load_waiting(Path(resume_from_checkpoint))):
+            self.parts.rows.wait(waiting)
+        done = super().train(resume_from_checkpoint, *args, **kwargs)
+        if left := sum(gathered(len(self.parts.rows.waiting))):
+            logger.warning("%d samples were waiting for a packed row when the run ended: not trained on", left)
         return done
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
@@ -175,6 +179,11 @@ class RolloutMatchingTrainer(Trainer):
     def floating_point_ops(self, inputs: Any) -> int:
         """Return 0: operations are not counted, for a batch of records has no tokens yet."""
         return 0
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        super()._save_checkpoint(model, trial)
+        step = self.state.global_step
+        save_waiting(Path(self._get_output_dir(trial)) / f"checkpoint-{step}", self._micro_steps.waiting(step))
 
     def save_progress(self) -> None:
         """Write a checkpoint of the last whole optimizer step, if there is one that is not on disk yet."""

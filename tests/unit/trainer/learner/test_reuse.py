@@ -109,13 +109,18 @@ def steps(folder):
     return [found for line in lines if (found := json.loads(line))["event"] == "step"]
 
 
-def trained_on(harness, name=id):
-    """Count how often each record's rollout was trained on, by watching what is laid out."""
+def trained_on(harness):
+    """Count how often each record's tokens were trained on, by watching what is laid out."""
     seen = Counter()
     lay_out = harness.trainer._batches
 
     def watch(micro_steps):
-        seen.update(name(segment) for one in micro_steps for row in one.rows for segment in row)
+        seen.update(
+            tuple(segment.placed.encoding.input_ids.tolist())
+            for one in micro_steps
+            for row in one.rows
+            for segment in row
+        )
         return lay_out(micro_steps)
 
     harness.trainer._batches = watch
@@ -160,12 +165,34 @@ def test_an_epoch_in_two_runs_trains_on_every_sample_as_often_as_in_one(make, tm
     for steps_of_run, checkpoint in ((stop, None), (last, str(tmp_path / f"checkpoint-{stop}"))):
         run = make(rows=rows_of_windows(), ahead=True, m_steps=m_steps, max_steps=steps_of_run,
                    save_strategy="steps", save_steps=stop)  # fmt: skip
-        seen.append(trained_on(run, name=lambda segment: tuple(segment.placed.encoding.input_ids.tolist())))
+        seen.append(trained_on(run))
         run.trainer.train(resume_from_checkpoint=checkpoint)
     told = steps(tmp_path)
     assert [step["step"] for step in told] == list(range(1, last + 1))
     assert [step["packing/post_rollout_scope_window"] for step in told] == [1] * (last - 1) + [0]
     assert sorted(sum(seen, Counter()).values()) == [1] + [m_steps] * 4
+
+
+@pytest.mark.parametrize(("m_steps", "stop", "last"), [(1, 1, 3), (2, 1, 5), (2, 2, 5)])
+def test_what_waits_for_a_row_at_a_checkpoint_is_trained_on_by_the_run_that_goes_on(
+    tmp_path, model, encoder, records, m_steps, stop, last
+):
+    """Rows hold one sample, micro-steps bring two: more and more wait."""
+    disable_cache(model)
+
+    def trained(folder, max_steps, checkpoint=None):
+        rows = PackedRows(125, capacity=8, min_fill=0.1)
+        saving = {"save_strategy": "steps", "save_steps": stop}
+        run = build(folder, model, encoder, records, answer=shifted, rows=rows, m_steps=m_steps, max_steps=max_steps,
+                    per_device_train_batch_size=2, gradient_accumulation_steps=1, **saving)  # fmt: skip
+        seen = trained_on(run)
+        run.trainer.train(resume_from_checkpoint=checkpoint)
+        return seen
+
+    whole = trained(tmp_path / "whole", last)
+    parts = trained(tmp_path / "parts", stop)
+    parts += trained(tmp_path / "parts", last, str(tmp_path / "parts" / f"checkpoint-{stop}"))
+    assert parts == whole
 
 
 def test_training_again_on_what_is_kept_changes_none_of_it(make):

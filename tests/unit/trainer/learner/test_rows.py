@@ -9,7 +9,7 @@ import pytest
 from stage2_trainer.learner.loss import LossOptions
 from stage2_trainer.learner.model import disable_cache
 from stage2_trainer.learner.packing import PackingError
-from stage2_trainer.learner.rows import PackedRows, WindowRows
+from stage2_trainer.learner.rows import PackedRows, SingleRows, WindowRows
 from tests.unit.trainer.learner.harness import box, build, record, shifted
 
 ROUNDING = 2e-5  # float32, another order of additions
@@ -57,18 +57,23 @@ def test_what_a_partial_window_leaves_goes_into_the_next_window():
     rows = rows_of(10, 3)
     partial = rows.plan([[Piece(6), Piece(5)], [Piece(4), Piece(3)]])
     assert [pieces([one]) for one in partial] == [[6], [5, 4]]
-    assert rows.waiting == 1
+    assert len(rows.waiting) == 1
     assert sorted(pieces(rows.plan([[Piece(9)], [Piece(7)], [Piece(8)]]))) == [3, 7, 8, 9]
-    assert rows.waiting == 0
+    assert len(rows.waiting) == 0
 
 
 def test_what_finds_no_room_in_a_window_waits_for_one_that_has_it():
     rows = rows_of(10, 2)
     rows.plan([[Piece(6), Piece(5)]])
     assert sorted(pieces(rows.plan([[Piece(9)], [Piece(8)]]))) == [8, 9]
-    assert rows.waiting == 1
+    assert len(rows.waiting) == 1
     assert sorted(pieces(rows.plan([[Piece(9)], [Piece(4)]]))) == [4, 5, 9]
-    assert rows.waiting == 0
+    assert len(rows.waiting) == 0
+
+
+def test_without_packing_nothing_can_wait():
+    with pytest.raises(PackingError, match="configuration that the checkpoint was written with"):
+        SingleRows().wait([Piece(3)])
 
 
 @pytest.fixture

@@ -1,0 +1,25 @@
+"""Segments that wait for a packed row, kept with a checkpoint: a run that goes on from it trains on them too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from stage2_trainer.learner.estep import Segment
+from stage2_trainer.learner.ranks import rank, world_size
+
+
+def save_waiting(folder: Path, segments: Sequence[Segment]) -> None:
+    """Write this process's waiting segments into a checkpoint's folder; nothing where none waits."""
+    if segments:
+        folder.mkdir(parents=True, exist_ok=True)
+        torch.save(list(segments), folder / f"waiting-{rank():05d}.pt")
+
+
+def load_waiting(folder: Path) -> list[Segment]:
+    """Return what waited when the checkpoint was written, shared out among as many processes as there are now."""
+    files = sorted(folder.glob("waiting-*.pt"))[rank() :: world_size()]
+    # the folder also holds what the optimizer is made of: who could put something into it would not need this file
+    return [segment for file in files for segment in torch.load(file, weights_only=False)]
