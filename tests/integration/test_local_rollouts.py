@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 STEPS = 4
+FEW = 2  # steps of the runs that are compared with the first ones of the run alone
 ROUNDING = 1e-4  # float32, other orders of additions over several steps
 
 pytestmark = pytest.mark.timeout(400)
@@ -41,6 +42,7 @@ def configuration(shapes, output, *, training=None, matching=None, **top):
             "per_device_eval_batch_size": 4,
             "effective_batch_size": 2,
             "learning_rate": 1e-2,
+            "lr_scheduler_type": "constant",  # the first steps of a run are those of a shorter one
             "adam_epsilon": 1e-2,  # a step in proportion to the gradient: rounding of a tiny one cannot turn it around
             "gradient_checkpointing": False,
             "seed": 17,
@@ -125,17 +127,26 @@ def test_a_resumed_run_goes_on_with_the_same_losses(alone, shapes, tmp_path):
 
 def test_two_processes_learn_what_one_does(alone, shapes, tmp_path):
     output, steps = alone
-    together, _ = learn(configuration(shapes, tmp_path), processes=2)
-    assert losses(together) == pytest.approx(losses(steps), rel=ROUNDING)
-    assert [step["rollout/gt_objects"] for step in together] == [step["rollout/gt_objects"] for step in steps]
-    assert_same_weights(adapter(output), adapter(tmp_path), ROUNDING)
+    together, _ = learn(configuration(shapes, tmp_path, training={"max_steps": FEW}), processes=2)
+    assert losses(together) == pytest.approx(losses(steps)[:FEW], rel=ROUNDING)
+    assert [step["rollout/gt_objects"] for step in together] == [step["rollout/gt_objects"] for step in steps[:FEW]]
+    assert_same_weights(adapter(output, FEW), adapter(tmp_path, FEW), ROUNDING)
 
 
-@pytest.mark.parametrize("stage", [2, 3])
-def test_deepspeed_learns_what_plain_processes_do(alone, shapes, tmp_path, stage):
+def test_two_processes_share_an_epoch_that_cannot_be_halved_without_doubling_a_sample(shapes, tmp_path):
+    epoch = {"max_steps": -1, "num_train_epochs": 1, "per_device_train_batch_size": 2, "effective_batch_size": 4}
+    config = configuration(shapes, tmp_path, training={**epoch, "learning_rate": 0.0, "save_strategy": "no"})
+    config["custom"]["train_sample_limit"] = 5  # batches of 2, 1, 1, 1
+    learn(config, processes=2)
+    written = [path.read_text().splitlines() for path in tmp_path.glob("*rollouts.jsonl")]
+    names = [json.loads(line)["sample_id"] for lines in written for line in lines]
+    assert len(written) == 2
+    assert len(names) == len(set(names)) == 5
+
+
+def zero(stage):
     pytest.importorskip("deepspeed")
-    _, steps = alone
-    zero = {
+    return {
         "zero_optimization": {"stage": stage, "overlap_comm": False, "contiguous_gradients": True},
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
@@ -144,8 +155,14 @@ def test_deepspeed_learns_what_plain_processes_do(alone, shapes, tmp_path, stage
         "train_batch_size": "auto",
         "gradient_clipping": "auto",
     }
-    together, _ = learn(configuration(shapes, tmp_path, deepspeed=zero), processes=2)
-    assert losses(together) == pytest.approx(losses(steps), rel=ROUNDING)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_deepspeed_learns_what_plain_processes_do(alone, shapes, tmp_path, stage):
+    _, steps = alone
+    few = {"max_steps": FEW, "save_strategy": "no"}
+    together, _ = learn(configuration(shapes, tmp_path, training=few, deepspeed=zero(stage)), processes=2)
+    assert losses(together) == pytest.approx(losses(steps)[:FEW], rel=ROUNDING)
 
 
 COLOCATE = {
@@ -160,22 +177,23 @@ COLOCATE = {
 
 
 @pytest.mark.vllm
-@pytest.mark.parametrize(("processes", "tensor_parallel"), [(1, 1), (2, 2), (2, 1)])
-def test_a_colocated_engine_holds_the_weights_of_every_step(shapes, tmp_path, processes, tensor_parallel):
+@pytest.mark.parametrize(
+    ("processes", "tensor_parallel", "stage"),
+    [(1, 1, None), (2, 2, None), (2, 1, 3)],
+    ids=["one process", "an engine of two processes", "two processes and engines, ZeRO-3"],
+)
+def test_a_colocated_engine_holds_the_weights_of_every_step(alone, shapes, tmp_path, processes, tensor_parallel, stage):
     matching = {"rollout_backend": "vllm", "vllm": {**COLOCATE, "tensor_parallel_size": tensor_parallel}}
-    steps, said = learn(configuration(shapes, tmp_path, matching=matching), processes=processes)
+    few = {"max_steps": FEW, "save_strategy": "no"}
+    sharded = {} if stage is None else {"deepspeed": zero(stage)}
+    config = configuration(shapes, tmp_path, training=few, matching=matching, **sharded)
+    steps, said = learn(config, processes=processes)
     # each sync is proved: log-probabilities of a prompt with an image, against the learner's own
-    assert said.count("proved: the engine gives a prompt the learner's log-probabilities") == STEPS * processes
-    assert [step["sync/version"] for step in steps] == list(range(STEPS))
-    assert steps[0]["sync/bytes"] > steps[1]["sync/bytes"] > 0, "later syncs carry what trains"
-
-
-@pytest.mark.vllm
-def test_a_colocated_engine_answers_as_the_learner_itself(alone, shapes, tmp_path):
-    _, steps = alone
-    matching = {"rollout_backend": "vllm", "vllm": COLOCATE}
-    colocated, _ = learn(configuration(shapes, tmp_path, matching=matching, training={"max_steps": 1}))
-    assert colocated[0]["loss"] == pytest.approx(steps[0]["loss"], rel=ROUNDING)
+    assert said.count("proved: the engine gives a prompt the learner's log-probabilities") == FEW * processes
+    assert [step["sync/version"] for step in steps] == list(range(FEW))
+    assert steps[0]["loss"] == pytest.approx(alone[1][0]["loss"], rel=ROUNDING), "it answers as the learner itself"
+    if stage is None:
+        assert steps[0]["sync/bytes"] > steps[1]["sync/bytes"] > 0, "later syncs carry what trains"
 
 
 @pytest.mark.vllm
