@@ -149,14 +149,16 @@ class Api:
                 return None
             raise
 
-    async def delete(self, kind: str, namespace: str, name: str) -> None:
-        """Deletes the object and, in the background, what it owns; one that is gone is no error."""
+    async def delete(self, kind: str, namespace: str, name: str) -> Object | None:
+        """Deletes the object and, in the background, what it owns; what is left of it: None if it is gone at once."""
         body = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
         try:
-            await self._request("delete", path(kind, namespace, name), body=body)
+            answer = await self._request("delete", path(kind, namespace, name), body=body)
         except ApiRefused as error:
-            if error.status != 404:
-                raise
+            if error.status == 404:
+                return None
+            raise
+        return None if answer.get("kind") == "Status" else answer
 
     async def emit(self, job: Object, event: Event, *, at: str) -> None:
         """Posts an event about the job; `at` is an RFC 3339 time."""

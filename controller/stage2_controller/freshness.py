@@ -19,6 +19,7 @@ from stage2_controller.observed import Object
 
 logger = logging.getLogger(__name__)
 
+_FIRST_S = 5.0
 _DEAF_AFTER = 3  # rounds in a row that found something undelivered
 
 
@@ -67,9 +68,11 @@ class Freshness:
         self._last_round = time.monotonic()
 
     async def run(self) -> None:
-        """Compares until cancelled."""
+        """Compares until cancelled; soon at first, for what vanished between `fill` and the watches' own first list."""
+        wait_s = min(_FIRST_S, self._interval_s)
         while True:
-            await asyncio.sleep(self._interval_s)
+            await asyncio.sleep(wait_s)
+            wait_s = self._interval_s
             try:
                 await self.round()
             except (ApiRefused, aiohttp.ClientError, TimeoutError) as error:  # the probe fails if the API stays away

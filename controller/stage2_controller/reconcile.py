@@ -199,7 +199,7 @@ class Reconciler:
         """Writes what differs; what the API server refused."""
         refusals: list[str] = []
         for kind in intended.deletions:
-            await self._api.delete(kind, key.namespace, names.child_name(key.name, _ROLE_OF_KIND[kind]))
+            await self._delete(kind, key)
         for write in drift.writes(intended.children, observed):
             logger.info("%s: %s %s %s", key, write.verb, write.manifest["kind"], write.manifest["metadata"]["name"])
             try:
@@ -209,6 +209,15 @@ class Reconciler:
                 if error.status >= 500:
                     raise
         return refusals
+
+    async def _delete(self, kind: str, key: Key) -> None:
+        """A watch that begins just now may never tell of it: what the answer says is entered at once."""
+        name = names.child_name(key.name, _ROLE_OF_KIND[kind])
+        left, known = await self._api.delete(kind, key.namespace, name), self._store.one(kind, key, name)
+        if left is not None:
+            self._store.put(kind, left)
+        elif known is not None:
+            self._store.remove(kind, known)
 
     async def _write(self, write: drift.Write) -> None:
         kind, metadata = write.manifest["kind"], write.manifest["metadata"]
