@@ -149,7 +149,7 @@ A run writes into `training.output_dir`:
 `step`, `evaluation`, `evaluation_sample` (rollouts of a few held-out samples). Standard output has the same lines. |
 | `rollouts.jsonl` | One line a fresh rollout, of training and of evaluations, with all that `stage2 replay` needs. |
 | `rank-1-rollouts.jsonl`, … | The same of each other learner process, where there are several. |
-| `checkpoint-N` | Checkpoints of transformers. |
+| `checkpoint-N` | Checkpoints of transformers, and with packing the samples that waited for a row (`waiting-*.pt`). |
 
 Keys of a `step` are below. Losses and `packing/*` are means over the step's micro-steps and processes, counts are sums
 over all its samples, times are sums over micro-steps of the slowest process. On a step that reuses rollouts, counts are
