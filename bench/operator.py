@@ -97,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     lines: list[str] = []
     sys.stdout.write(f"{HEAD}\n")
-    with node(gpus=4 * max(*options.jobs, options.catch_up, 1)):
+    with node(gpus=4 * max(*options.jobs, options.catch_up, OF_A_ROUND)):
         for count in options.jobs:
             for run in (plain, controlled):
                 if run.__name__ in options.who:

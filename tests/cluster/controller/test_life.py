@@ -84,7 +84,7 @@ def test_suspending_removes_the_pods_and_resuming_goes_on_with_the_same_learner(
     eventually(lambda: step() == 4, why="its progress is told")
     uid, first = learner()
     kubectl("patch", "rmj", "job-3v1", "--type=merge", "-p", '{"spec": {"suspend": true}}')
-    eventually(lambda: not kubectl.list("deployments", "jobs"), why="no workload is left")
+    eventually(lambda: not kubectl.list("deployments", "jobs", "pods"), why="no pod is left", timeout_s=60)
     eventually(lambda: phase(kubectl, "job-3v1") == "Suspended", why="the phase says so")
     kubectl("patch", "rmj", "job-3v1", "--type=merge", "-p", '{"spec": {"suspend": false}}')
     eventually(lambda: kubectl.get("deployment", "job-3v1-rollout"), why="the servers are back")
