@@ -13,6 +13,7 @@ from stage2_api.job import RolloutMatchingJob, parse_job
 from stage2_controller import names, siting
 from stage2_controller.children import configmap, deployment, job, meta, networkpolicy, pod, service
 from stage2_controller.containers import Workload, containers
+from stage2_controller.observe import Key
 from stage2_controller.placement import Need
 
 # Of a job that names no image, where no chart says another.
@@ -70,22 +71,27 @@ def draft(raw: Mapping[str, Any], settings: Settings) -> Draft:
 
 
 class Drafts:
-    """Remembers the drafts of specs that it saw last, by uid and generation, which a change of the spec changes."""
+    """Remembers the drafts of the jobs that it saw last, each for as long as uid and generation stay the same."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._made: OrderedDict[tuple[str, int], Draft] = OrderedDict()
+        self._made: OrderedDict[Key, tuple[tuple[str, int], Draft]] = OrderedDict()
 
     def of(self, raw: Mapping[str, Any]) -> Draft:
         """The job's draft. Raises ConfigError if its spec breaks a rule."""
-        key = (raw["metadata"]["uid"], raw["metadata"]["generation"])
-        if key in self._made:
-            self._made.move_to_end(key)
-        else:
-            self._made[key] = draft(raw, self._settings)
-            if len(self._made) > _REMEMBERED:
-                self._made.popitem(last=False)
-        return self._made[key]
+        metadata = raw["metadata"]
+        key, spec = Key(metadata["namespace"], metadata["name"]), (metadata["uid"], metadata["generation"])
+        known = self._made.get(key)
+        made = known[1] if known and known[0] == spec else draft(raw, self._settings)
+        self._made[key] = spec, made
+        self._made.move_to_end(key)
+        if len(self._made) > _REMEMBERED:
+            self._made.popitem(last=False)
+        return made
+
+    def forget(self, key: Key) -> None:
+        """The job is gone."""
+        self._made.pop(key, None)
 
 
 def children(

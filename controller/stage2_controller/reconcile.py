@@ -129,6 +129,7 @@ class Reconciler:
     def forget(self, key: Key) -> None:
         """The job is gone: so is its claim to a node."""
         self._drop_files(key)
+        self._drafts.forget(key)
         if self._capacity:
             self._capacity.release(key)
 
