@@ -1,0 +1,61 @@
+"""What we send to `swift rollout` is what the real ms-swift reads, in a throwaway virtual environment of its own."""
+
+import json
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from stage2_trainer.rollout.backend import RolloutRequest, Sampling
+from stage2_trainer.rollout.swift import infer_request, request_config
+
+pytestmark = pytest.mark.timeout(300)
+
+# ms-swift and what its protocol module imports beside what is installed here: all of its dependencies are gigabytes.
+PACKAGES = ("ms-swift>=4.6,<5", "modelscope", "modelscope-hub", "json-repair")
+READ = """
+import dataclasses, json, sys
+from pydantic import TypeAdapter
+from swift.infer_engine.protocol import RequestConfig, RolloutInferRequest
+body = json.load(sys.stdin)
+requests = TypeAdapter(list[RolloutInferRequest]).validate_python(body["infer_requests"])
+config = TypeAdapter(RequestConfig).validate_python(body["request_config"])
+print(json.dumps([[dataclasses.asdict(one) for one in requests], dataclasses.asdict(config)]))
+"""
+IMAGE = "data:image/png;base64,iVBORw0KGgo="
+
+
+@pytest.fixture(scope="module")
+def swift_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An interpreter that can import ms-swift."""
+    folder = tmp_path_factory.mktemp("ms-swift")
+    python = folder / "bin" / "python"
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", *PACKAGES], check=True)
+    (site_packages,) = folder.glob("lib/python*/site-packages")
+    (site_packages / "installed-here.pth").write_text(sysconfig.get_path("purelib"))
+    return python
+
+
+@pytest.mark.parametrize("sampling", [Sampling(64), Sampling(64, temperature=0.7, repetition_penalty=1.05)])
+def test_ms_swift_reads_our_requests_without_losing_a_field(swift_python: Path, sampling: Sampling) -> None:
+    parts = [
+        {"type": "image_url", "image_url": {"url": IMAGE}},
+        {"type": "text", "text": "List the shapes."},
+    ]
+    chat = [{"role": "system", "content": "Answer in JSON."}, {"role": "user", "content": parts}]
+    body = {
+        "infer_requests": [infer_request(RolloutRequest(chat))] * 2,
+        "request_config": request_config(sampling, seed=17),
+    }
+    done = subprocess.run(
+        [swift_python, "-c", READ], input=json.dumps(body), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    requests, config = json.loads(done.stdout.splitlines()[-1])
+    for request in requests:
+        assert request["messages"][1]["content"] == "<image>List the shapes."
+        assert request["images"] == [IMAGE]
+    assert {key: config[key] for key in body["request_config"]} == body["request_config"]
