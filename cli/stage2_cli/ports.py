@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 
 from stage2_controller import names
-from stage2_controller.containers import LearnerPorts
+from stage2_controller.containers import POD_PORTS, LearnerPorts
 
 _APART = 20  # more than a run uses from any one of its ports on
 _RUNS = 50
@@ -20,21 +20,26 @@ def learner_ports(servers: int) -> Iterator[LearnerPorts]:
     Raises OSError where fifty sets are taken.
     """
     with ExitStack() as claims:
-        for run in range(_RUNS):
-            claim = claims.enter_context(socket.socket(socket.AF_UNIX))
+        yield next(_unclaimed(servers, claims))
+
+
+def _unclaimed(servers: int, claims: ExitStack) -> Iterator[LearnerPorts]:
+    for run in range(_RUNS):
+        claim = claims.enter_context(socket.socket(socket.AF_UNIX))
+        try:
             # The learner binds its ports long after they are chosen. Until then this name, which ends with the process,
             # keeps other runs away.
-            with suppress(OSError):
-                claim.bind(f"\0stage2-run-{run}")
-                if (ports := _shifted(run * _APART)) and all(map(_is_free, _all(ports, servers))):
-                    yield ports
-                    return
-        raise OSError(f"no free ports for a learner: {_RUNS} sets from {names.PROGRESS_PORT} on are taken")
+            claim.bind(f"\0stage2-run-{run}")
+        except OSError:
+            continue
+        ports = _shifted(run * _APART)
+        if all(map(_is_free, _all(ports, servers))):
+            yield ports
+    raise OSError(f"no free ports for a learner: {_RUNS} sets from {names.PROGRESS_PORT} on are taken")
 
 
 def _shifted(by: int) -> LearnerPorts:
-    own = LearnerPorts()
-    return LearnerPorts(progress=own.progress + by, metrics=own.metrics + by, group=own.group + by)
+    return LearnerPorts(POD_PORTS.progress + by, POD_PORTS.metrics + by, POD_PORTS.group + by)
 
 
 def _all(ports: LearnerPorts, servers: int) -> list[int]:

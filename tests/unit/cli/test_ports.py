@@ -2,6 +2,8 @@
 
 import socket
 
+import pytest
+
 from stage2_cli.ports import learner_ports
 from stage2_controller.containers import LearnerPorts
 
@@ -30,3 +32,8 @@ def test_ports_that_somebody_listens_on_are_left_alone():
         other.listen()
         with learner_ports(3) as found:
             assert ports.group + 1 not in used(found)
+
+
+def test_what_breaks_a_run_is_told():
+    with pytest.raises(OSError, match="No space left"), learner_ports(3):
+        raise OSError("No space left on device")
