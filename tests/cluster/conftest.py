@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -160,6 +160,16 @@ class Ran:
         """The learner's JSON lines of one kind, in order."""
         lines = [json.loads(line) for line in self.log.splitlines() if line.startswith('{"event"')]
         return [line for line in lines if line["event"] == event]
+
+
+def whole_record(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The one reproducibility record of a run, after a look at what it says of every example."""
+    (record,) = found
+    assert record["sync"] == {"requested": "full", "effective": "full"}
+    assert record["rollout_seed"] == 17
+    assert len(record["config_sha256"]) == len(record["dataset"]["sha256"]) == 64
+    assert all(record["versions"][name] for name in ("stage2", "torch", "transformers", "peft", "vllm", "python"))
+    return record
 
 
 def kubectl(kubeconfig: Path, *arguments: str, stdin: str | None = None) -> str:
