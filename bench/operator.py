@@ -18,12 +18,15 @@ import subprocess
 import sys
 import tempfile
 import time
-import uuid
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
+
+from bench import jobset
+from bench.cluster import Object, Watch, clear, job, kubectl, namespace, node, until
 
 from stage2_api.job import parse_job
 from stage2_controller.apply import Api, connect
@@ -31,11 +34,11 @@ from stage2_controller.plan import static_children
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results" / "operator.md"
-NODE = "stage2-bench"
 PARALLEL = 16
 QUIET_S = 20.0
+SETTLED_S = 5.0
 OF_A_ROUND = 100
-Object = dict[str, Any]
+Create = Callable[[Object], Awaitable[object]]
 
 
 @dataclass(frozen=True)
@@ -73,20 +76,23 @@ HEAD = (
 
 
 ABOUT = """\
-`python -m bench.operator --jobs 1 100 1000 --catch-up 1000 --rounds 5 --write`. Seconds from a job's creation to
-that of its last child; all jobs are created as quickly as the API server takes them, and wait for one another. The
-plain client is the limit: it creates the same children, 16 jobs at a time, so its p50 and p99 hold no waiting (compare
-`all s`), with no status, no events and nobody to watch them. "started late": the jobs exist before the controller, and
-the clock starts when it is ready. CPU includes the start of Python (1.5 s); memory is resident, at first and at the
-end; the quiet window is 20 s, "–" where it did not come within two minutes. 1,000 jobs are 1,000 pods of three servers
-on one node without a kubelet. The machine's two cores also did other work, at times most of it."""
+`python -m bench.operator --jobs 1 100 1000 --catch-up 1000 --rounds 3 --write`, and with `--who jobsets` after
+`local-cluster enable jobset`. Seconds from a job's creation to that of its last child; all jobs are created as quickly
+as the API server takes them, and wait for one another. The plain client is the limit: it creates the same children, 16
+jobs at a time, so its p50 and p99 hold no waiting (compare `all s`), with no status, no events and nobody to watch
+them. JobSet (v0.10.1, its own program and manifests, in a pod) makes two objects of the same pods before servers
+answer, a headless Service and the rollout's Job, where our controller makes five (Secret, ConfigMap, Service,
+NetworkPolicy, Deployment), chooses the node and keeps its promise; requests for its lease are not counted. "started
+late": the jobs exist before the controller, and the clock starts when it is ready. Our CPU includes the start of Python
+(1.5 s); memory is resident, at first and at the end; the quiet window is 20 s, "–" where it was not looked for or did
+not come within two minutes. 1,000 jobs are 1,000 pods of three servers on one node without a kubelet."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures and prints; the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench.operator", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--jobs", type=int, nargs="*", default=[1, 100, 1000])
-    parser.add_argument("--who", choices=("plain", "controlled"), nargs="+", default=("plain", "controlled"))
+    parser.add_argument("--who", choices=("plain", "controlled", "jobsets"), nargs="+", default=("plain", "controlled"))
     parser.add_argument(
         "--catch-up", type=int, default=0, metavar="N", help="N jobs exist before the controller starts"
     )
@@ -99,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sys.stdout.write(f"{HEAD}\n")
     with node(gpus=4 * max(*options.jobs, options.catch_up, OF_A_ROUND)):
         for count in options.jobs:
-            for run in (plain, controlled):
+            for run in (plain, controlled, jobsets):
                 if run.__name__ in options.who:
                     lines.append(asyncio.run(run(count)))
         if options.catch_up:
@@ -152,7 +158,7 @@ async def controlled(count: int, *, late: bool = False) -> str:
             born = [time.monotonic()] * count
             started, before = time.monotonic(), figures()
             if not late:
-                born = await _births(api, jobs)
+                born = await _births(api.create, jobs)
             seen = await asyncio.to_thread(watch.all, count, 600.0)
             all_s = time.monotonic() - started
             seconds = [seen[f"job-{index}-rollout"] - born[index] for index in range(count)]
@@ -173,6 +179,29 @@ async def controlled(count: int, *, late: bool = False) -> str:
     return row
 
 
+async def jobsets(count: int) -> str:
+    """`count` JobSets of the same pods, through JobSet's own controller (`local-cluster enable jobset`)."""
+    with namespace() as name, jobset.figures() as figures, Watch(name, "jobs") as watch:
+        idle = figures()
+        await asyncio.sleep(QUIET_S)  # it renews its lease all the time: those requests are no job's
+        before = figures()
+        a_second = (_REST(before) - _REST(idle)) / QUIET_S
+        async with jobset.creator() as create:
+            started = time.monotonic()
+            born = await _births(create, [jobset.jobset(index, name) for index in range(count)])
+        seen = await asyncio.to_thread(watch.all, count, 600.0)
+        all_s = time.monotonic() - started
+        await asyncio.sleep(SETTLED_S)
+        end = figures()
+        asked = _REST(end) - _REST(before) - a_second * (time.monotonic() - started)
+        seconds = [seen[jobset.child(index)] - born[index] for index in range(count)]
+        used = end["process_cpu_seconds_total"] - before["process_cpu_seconds_total"]
+        return _told(Result("JobSet", seconds, all_s, asked, cpu_s=used, rss_mb=(memory(before), memory(end))))
+
+
+_REST = itemgetter("rest_client_requests_total")
+
+
 async def rounds(count: int) -> str:
     """The controller's memory while jobs come and go: flat, if nothing of them stays behind."""
     api = await connect(Tally())
@@ -181,9 +210,9 @@ async def rounds(count: int) -> str:
         told.append(memory(figures()))
         for _ in range(count):
             with Watch(name) as watch:
-                await _births(api, [job(index, name) for index in range(OF_A_ROUND)])
+                await _births(api.create, [job(index, name) for index in range(OF_A_ROUND)])
                 await asyncio.to_thread(watch.all, OF_A_ROUND, 300.0)
-            await asyncio.to_thread(_until, lambda: clear(name) and not kubectl("-n", name, "get", _ALL, "-o", "name"))
+            await asyncio.to_thread(until, lambda: clear(name) and not kubectl("-n", name, "get", _ALL, "-o", "name"))
             told.append(memory(figures()))
     await api.close()
     line = f"Memory in MB at the start and after each of {count} rounds of {OF_A_ROUND} jobs that came and went: "
@@ -211,7 +240,7 @@ class Tally:
         self.total += 1
 
 
-async def _settled(figures: Any, window_s: float = 5.0, timeout_s: float = 120.0) -> dict[str, float] | None:
+async def _settled(figures: Any, window_s: float = SETTLED_S, timeout_s: float = 120.0) -> dict[str, float] | None:
     """The figures once nothing was written for a while; None if the pods' owners and the scheduler go on for longer."""
     deadline = time.monotonic() + timeout_s
     before: dict[str, float] = figures()
@@ -224,14 +253,14 @@ async def _settled(figures: Any, window_s: float = 5.0, timeout_s: float = 120.0
     return None
 
 
-async def _births(api: Api, jobs: Sequence[Object]) -> list[float]:
+async def _births(create: Create, jobs: Sequence[Object]) -> list[float]:
     born = [0.0] * len(jobs)
 
-    async def create(index: int) -> None:
+    async def one(index: int) -> None:
         born[index] = time.monotonic()
-        await api.create(jobs[index])
+        await create(jobs[index])
 
-    await _each(range(len(jobs)), create)
+    await _each(range(len(jobs)), one)
     return born
 
 
@@ -253,36 +282,6 @@ async def _each(items: Sequence[Any], work: Any) -> list[float]:
     return list(await asyncio.gather(*map(one, items)))
 
 
-@dataclass
-class Watch:
-    """When each Deployment of a namespace was first seen, by name."""
-
-    namespace: str
-    seen: dict[str, float] = field(default_factory=dict)
-
-    def __enter__(self) -> Watch:
-        columns = ["-o", "custom-columns=NAME:.metadata.name", "--no-headers"]
-        command = ["kubectl", "-n", self.namespace, "get", "deployments", "--watch", *columns]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        time.sleep(1)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.wait()
-
-    def all(self, count: int, timeout_s: float) -> dict[str, float]:
-        """The times, once `count` are there."""
-        deadline = time.monotonic() + timeout_s
-        for line in self.process.stdout or ():
-            self.seen.setdefault(line.strip(), time.monotonic())
-            if len(self.seen) >= count:
-                return self.seen
-            if time.monotonic() > deadline:
-                break
-        raise TimeoutError(f"{len(self.seen)} of {count} Deployments")
-
-
 @contextlib.contextmanager
 def controller(name: str) -> Iterator[Any]:
     """A controller for one namespace; gives a function that reads its figures."""
@@ -294,7 +293,7 @@ def controller(name: str) -> Iterator[Any]:
         process = subprocess.Popen([sys.executable, "-m", "stage2_controller", *options], stdout=log, stderr=log)
         try:
             url = f"http://127.0.0.1:{port}"
-            _until(lambda: _answers(f"{url}/readyz"))
+            until(lambda: _answers(f"{url}/readyz"))
             yield lambda: read(urlopen(f"{url}/metrics").read().decode())
         finally:
             process.terminate()
@@ -326,120 +325,11 @@ def writes(figures: dict[str, float]) -> float:
     return sum(found)
 
 
-@contextlib.contextmanager
-def namespace() -> Iterator[str]:
-    """A namespace of its own, gone with all that is in it before the next run starts."""
-    name = f"stage2-bench-{uuid.uuid4().hex[:6]}"
-    kubectl("create", "namespace", name)
-    try:
-        yield name
-    finally:
-        clear(name)
-        kubectl("delete", "namespace", name, "--wait=false")
-        _until(lambda: clear(name) and not kubectl("get", "namespace", name, "--ignore-not-found"), timeout_s=300)
-
-
-def clear(name: str) -> bool:
-    """Deletes all jobs and pods of a namespace, by a request for each kind: their number does not matter."""
-    for path in _CLEARED:
-        where = path.format(namespace=name)
-        kubectl("delete", "--raw", f"{where}?gracePeriodSeconds=0&propagationPolicy=Background")
-    return True
-
-
-_CLEARED = (
-    "/apis/stage2.dev/v1alpha1/namespaces/{namespace}/rolloutmatchingjobs",
-    "/apis/apps/v1/namespaces/{namespace}/deployments",
-    "/apis/apps/v1/namespaces/{namespace}/replicasets",
-    "/apis/batch/v1/namespaces/{namespace}/jobs",
-    "/api/v1/namespaces/{namespace}/pods",
-)
-
-
-@contextlib.contextmanager
-def node(*, gpus: int) -> Iterator[None]:
-    """One large node without a kubelet, ready for as long as the benchmark runs."""
-    manifest = {
-        "apiVersion": "v1",
-        "kind": "Node",
-        "metadata": {"name": NODE, "labels": {"stage2.dev/bench": "true"}},
-        "spec": {"taints": [{"key": "stage2.dev/bench", "effect": "NoSchedule"}]},
-    }
-    kubectl("apply", "-f", "-", stdin=manifest)
-    amounts = {"cpu": "100k", "memory": "1Pi", "pods": "100k", "nvidia.com/gpu": str(gpus)}
-    condition = {"type": "Ready", "status": "True", "reason": "Bench", "message": "no kubelet"}
-    status = {"capacity": amounts, "allocatable": amounts, "conditions": [condition]}
-    kubectl("patch", "node", NODE, "--subresource=status", "--type=merge", "-p", json.dumps({"status": status}))
-    beat = subprocess.Popen([sys.executable, "-c", _BEAT, NODE])
-    try:
-        yield
-    finally:
-        beat.kill()
-        beat.wait()
-        kubectl("delete", "node", NODE, "--wait=false")
-
-
-_BEAT = """
-import datetime, json, subprocess, sys, time
-while True:
-    now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    spec = {"holderIdentity": sys.argv[1], "leaseDurationSeconds": 40, "renewTime": now}
-    meta = {"name": sys.argv[1], "namespace": "kube-node-lease"}
-    lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta, "spec": spec}
-    command = ["kubectl", "apply", "--server-side", "--force-conflicts", "-f", "-"]
-    subprocess.run(command, input=json.dumps(lease), text=True, capture_output=True)
-    time.sleep(8)
-"""
-
-
-def job(index: int, namespace_name: str) -> Object:
-    """A job with three servers and a learner, for the benchmark's node."""
-    matching = {"rollout_backend": "vllm", "vllm": {"mode": "server"}}
-    config = {
-        "model": {"model": "/data/model"},
-        "global_max_length": 2048,
-        "training": {"output_dir": "/data/output", "max_steps": 10},
-        "custom": {"train_jsonl": "/data/train.jsonl", "extra": {"rollout_matching": matching}},
-    }
-    return {
-        "apiVersion": "stage2.dev/v1alpha1",
-        "kind": "RolloutMatchingJob",
-        "metadata": {"name": f"job-{index}", "namespace": namespace_name},
-        "spec": {
-            "rollout": {"servers": 3},
-            "learner": {"gpus": 1},
-            "placement": {
-                "nodeSelector": {"stage2.dev/bench": "true"},
-                "tolerations": [{"key": "stage2.dev/bench", "operator": "Exists"}],
-            },
-            "volumes": [{"name": "data", "mountPath": "/data", "emptyDir": {}}],
-            "config": config,
-        },
-    }
-
-
-def kubectl(*arguments: str, stdin: object = None) -> str:
-    """Runs kubectl; what it prints."""
-    text = None if stdin is None else json.dumps(stdin)
-    done = subprocess.run(["kubectl", *arguments], input=text, capture_output=True, text=True, check=False)
-    if done.returncode and "NotFound" not in done.stderr and "not found" not in done.stderr:
-        raise RuntimeError(done.stderr)
-    return done.stdout
-
-
 def _answers(url: str) -> bool:
     try:
         return int(urlopen(url).status) == 200
     except OSError:
         return False
-
-
-def _until(what: Any, timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not what():
-        if time.monotonic() > deadline:
-            raise TimeoutError
-        time.sleep(0.2)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The commands: up, down, mend, status, tool, load, build."""
+"""The commands: up, down, mend, status, enable, disable, tool, load, build."""
 
 import shutil
 import time
@@ -10,6 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from local_cluster import cluster, containerd, images, locks, teardown
+from local_cluster.addons import ADDONS, Addon
+from local_cluster.addons import disable as disable_addon
+from local_cluster.addons import enable as enable_addon
 from local_cluster.layout import ClusterError, Layout
 from local_cluster.processes import recorded
 from local_cluster.toolchain import HELM, KUBECTL, binary_path, ensure_binaries, ensure_packages, path_of
@@ -104,6 +107,44 @@ def status(home: Home = None) -> None:
     typer.echo(f"export KUBECONFIG={layout.kubeconfig}")
     if kind == cluster.WHOLE:
         console.print(containerd.ctr(layout, "images", "list", "--quiet"), end="")
+
+
+AddonName = Annotated[str, typer.Argument(help=" or ".join(ADDONS), metavar="ADDON")]
+
+
+@app.command()
+def enable(name: AddonName, home: Home = None) -> None:
+    """Install another project's controller, built from its Go module, by the project's own manifests."""
+    layout, addon = _layout(home), _addon(name)
+    try:
+        _whole(layout)
+        enable_addon(layout, addon, console)
+    except ClusterError as error:
+        raise _fail(error) from error
+    console.print(f"{name} runs in namespace {addon.namespace}.")
+
+
+@app.command()
+def disable(name: AddonName, home: Home = None) -> None:
+    """Remove a controller that `enable` installed, and all objects of its kinds."""
+    layout, addon = _layout(home), _addon(name)
+    try:
+        _whole(layout)
+        disable_addon(layout, addon, console)
+    except ClusterError as error:
+        raise _fail(error) from error
+    console.print(f"{name} is gone.")
+
+
+def _addon(name: str) -> Addon:
+    if name not in ADDONS:
+        raise typer.BadParameter(f"{name!r}; must be one of {', '.join(ADDONS)}")
+    return ADDONS[name]
+
+
+def _whole(layout: Layout) -> None:
+    if cluster.running(layout) != cluster.WHOLE:
+        raise ClusterError("no whole cluster runs here; `local-cluster up` boots one")
 
 
 @app.command()

@@ -4,7 +4,7 @@ import socket
 from dataclasses import dataclass
 
 from local_cluster.layout import NODE_IP, SERVICE_CIDR, ClusterError, Layout
-from local_cluster.pki import Credentials, kubeconfig_of
+from local_cluster.pki import FRONT_PROXY, Credentials, kubeconfig_of
 from local_cluster.processes import Daemon, run, spawn, wait_until
 from local_cluster.toolchain import binary_path, kubectl_path
 
@@ -77,6 +77,13 @@ def start_api_server(layout: Layout, credentials: Credentials, endpoint: Endpoin
             f"--kubelet-client-certificate={credentials.api_server_client.cert}",
             f"--kubelet-client-key={credentials.api_server_client.key}",
             "--kubelet-preferred-address-types=InternalIP",
+            f"--requestheader-client-ca-file={credentials.front_proxy_ca}",
+            f"--requestheader-allowed-names={FRONT_PROXY}",
+            "--requestheader-username-headers=X-Remote-User",
+            "--requestheader-group-headers=X-Remote-Group",
+            "--requestheader-extra-headers-prefix=X-Remote-Extra-",
+            f"--proxy-client-cert-file={credentials.front_proxy.cert}",
+            f"--proxy-client-key-file={credentials.front_proxy.key}",
             f"--service-account-issuer={ISSUER}",
             f"--service-account-key-file={credentials.service_account_public_key}",
             f"--service-account-signing-key-file={credentials.service_account_key}",

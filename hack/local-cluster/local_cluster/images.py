@@ -55,12 +55,16 @@ PROJECT_IMAGES = (ProjectImage("controller"), ProjectImage("trainer"))
 
 def ensure_pause(layout: Layout) -> None:
     """Make the image that holds a pod's namespaces."""
-    if buildah.built(layout, PAUSE_IMAGE):
-        return
+    if not buildah.built(layout, PAUSE_IMAGE):
+        of_program(layout, PAUSE_IMAGE, path_of(layout, PAUSE), "/pause")
+
+
+def of_program(layout: Layout, reference: str, program: Path, target: str) -> None:
+    """Make an image of one static program and nothing else, which runs it as nobody."""
     with locks.held(layout, "build"), buildah.working_container(layout) as container:
-        buildah.call(layout, "copy", container, path_of(layout, PAUSE), "/pause")
-        buildah.call(layout, "config", '--entrypoint=["/pause"]', "--user=65535:65535", container)
-        buildah.call(layout, "commit", container, PAUSE_IMAGE)
+        buildah.call(layout, "copy", container, program, target)
+        buildah.call(layout, "config", f'--entrypoint=["{target}"]', "--user=65535:65535", container)
+        buildah.call(layout, "commit", container, reference)
 
 
 def ensure_base(layout: Layout, console: Console) -> dict[str, str]:

@@ -16,6 +16,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from local_cluster.layout import API_SERVICE_IP, CLUSTER_DOMAIN, NODE_IP, NODE_NAME, Layout
 
 LIFETIME = datetime.timedelta(days=365)
+FRONT_PROXY = "front-proxy-client"
+"""Who the API server is to the API servers of others, to which it passes requests on with their users' names."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,8 @@ class Credentials:
     ca: Path
     api_server: Pair
     api_server_client: Pair
+    front_proxy_ca: Path
+    front_proxy: Pair
     kubelet: Pair
     service_account_key: Path
     service_account_public_key: Path
@@ -133,12 +137,15 @@ class Credentials:
 def create(layout: Layout, api_host: str, api_port: int) -> Credentials:
     """Make the authority, the servers' certificates and one kubeconfig for each user of the API."""
     ca = Authority.create(layout.pki)
+    front_proxy = Authority.create(layout.pki / "front-proxy")
     service = [f"kubernetes.default.svc.{CLUSTER_DOMAIN}", "kubernetes.default.svc", "kubernetes.default", "kubernetes"]
     api_hosts = [*service, "localhost", "127.0.0.1", NODE_IP, API_SERVICE_IP]
     credentials = Credentials(
         ca=ca.cert_file,
         api_server=ca.issue("api-server", "kube-apiserver", hosts=api_hosts),
         api_server_client=ca.issue("api-server-client", "kube-apiserver", ["system:masters"]),
+        front_proxy_ca=front_proxy.cert_file,
+        front_proxy=front_proxy.issue("client", FRONT_PROXY),
         kubelet=ca.issue("kubelet-server", NODE_NAME, hosts=[NODE_IP, NODE_NAME]),
         service_account_key=layout.pki / "service-account.key",
         service_account_public_key=layout.pki / "service-account.pub",

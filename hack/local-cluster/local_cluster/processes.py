@@ -153,7 +153,12 @@ def wait_until(
 
 
 def run(
-    argv: Sequence[str | Path], *, stdin: str | None = None, check: bool = True, env: Mapping[str, str] | None = None
+    argv: Sequence[str | Path],
+    *,
+    stdin: str | None = None,
+    check: bool = True,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
 ) -> str:
     """Run a command to its end and return its output; raise with its error output when it fails."""
     result = subprocess.run(
@@ -162,6 +167,7 @@ def run(
         capture_output=True,
         text=True,
         env={**os.environ, **(env or {})},
+        cwd=cwd,
         check=False,
     )
     if check and result.returncode:

@@ -1,43 +1,83 @@
-"""The Workload against Kueue's own definitions, whose Go module is fetched where Go is; a hand plays Kueue."""
+"""Jobs in queues of the real Kueue, built from its module: they wait, run where it says, are preempted and come back."""
 
 import json
-import os
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.cluster.controller.conftest import Controller, Kubectl, Kubelet, chart_rights, eventually, job, phase, reason
+from tests.cluster.conftest import LocalCluster
+from tests.cluster.controller.conftest import (
+    HERE,
+    Controller,
+    Kubectl,
+    Kubelet,
+    Object,
+    chart_rights,
+    eventually,
+    job,
+    phase,
+    reason,
+)
+from tests.cluster.controller.fake_nodes import FakeNodes
 
-pytestmark = pytest.mark.timeout(300)
-MODULE = "sigs.k8s.io/kueue@v0.19.2"
-CRD = "config/components/crd/bases/kueue.x-k8s.io_workloads.yaml"
+pytestmark = pytest.mark.timeout(1800)  # the first run on a machine builds Kueue
 NAME = "workloads.kueue.x-k8s.io"
+API = "kueue.x-k8s.io/v1beta2"
+QUEUE = "kueue.x-k8s.io/queue-name"
 
 
 @pytest.fixture(scope="module")
-def definitions(admin: Kubectl, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Kueue's Workload on the cluster; one that it did not have before goes at the end."""
+def kueue(admin: Kubectl, request: pytest.FixtureRequest, local_cluster: LocalCluster) -> Iterator[None]:
+    """Kueue on the cluster; one that it did not have before goes at the end."""
     if admin.get("crd", NAME) is not None:
         yield
         return
-    go = shutil.which("go") or pytest.skip("no Go to fetch Kueue's module with")
-    folder = tmp_path_factory.mktemp("module")
-    environment = {**os.environ, "GOFLAGS": "-mod=mod"}
-    command = [str(go), "mod", "download", "-json", MODULE]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"Kueue's module cannot be had: {done.stdout}{done.stderr}")
-    admin("apply", "--server-side", "-f", str(Path(json.loads(done.stdout)["Dir"]) / CRD))
-    eventually(lambda: admin.run("get", "workloads").returncode == 0, why="the API server serves the definition")
-    yield
-    admin("delete", "crd", NAME)
+    request.getfixturevalue("on_local_cluster")
+    try:
+        local_cluster("enable", "kueue")
+        yield
+    finally:
+        local_cluster("disable", "kueue")
 
 
 @pytest.fixture
-def controller(definitions: None, kubectl: Kubectl, node: str, helm: str, tmp_path: Path) -> Iterator[Controller]:
+def team(kueue: None, kubectl: Kubectl, nodes: FakeNodes) -> Iterator[list[str]]:
+    """Two nodes of four GPUs, and a queue `team` with a quota of four; the nodes' names."""
+    own = kubectl.namespace
+    names = [nodes.add(f"{own}-{index}", gpus=4, labels=HERE) for index in range(2)]
+    made = _queue(own)
+    for one in made:
+        eventually(lambda one=one: kubectl.run("apply", "-f", "-", stdin=one).returncode == 0, why="Kueue answers")
+    yield names
+    kubectl("delete", "rmj", "--all", "--timeout=60s")
+    for one in reversed(made):
+        kubectl("delete", one["kind"], one["metadata"]["name"], "--timeout=60s")
+
+
+def _queue(own: str) -> list[Object]:
+    resources = {"nvidia.com/gpu": "4", "cpu": "1000", "memory": "1000Gi"}
+    quotas = [{"name": name, "nominalQuota": amount} for name, amount in resources.items()]
+    flavor = {"nodeLabels": HERE, "topologyName": own}
+    cluster_queue = {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": own}},
+        "preemption": {"withinClusterQueue": "LowerPriority"},
+        "resourceGroups": [{"coveredResources": [*resources], "flavors": [{"name": own, "resources": quotas}]}],
+    }
+    return [
+        _object("Topology", own, {"levels": [{"nodeLabel": "kubernetes.io/hostname"}]}),
+        _object("ResourceFlavor", own, flavor),
+        _object("ClusterQueue", own, cluster_queue),
+        _object("LocalQueue", "team", {"clusterQueue": own}),
+    ]
+
+
+def _object(kind: str, name: str, spec: Object) -> Object:
+    return {"apiVersion": API, "kind": kind, "metadata": {"name": name}, "spec": spec}
+
+
+@pytest.fixture
+def controller(team: list[str], kubectl: Kubectl, helm: str, tmp_path: Path) -> Iterator[Controller]:
     """A controller that knows Kueue, with the rights that the chart gives it then."""
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text(json.dumps(chart_rights(kubectl, helm, "controller.kueue=true")))
@@ -48,47 +88,108 @@ def controller(definitions: None, kubectl: Kubectl, node: str, helm: str, tmp_pa
     assert "Traceback" not in running.text(), running.text()
 
 
-def test_a_queued_job_waits_runs_where_kueue_says_is_evicted_and_waits_again(
-    kubectl: Kubectl, controller: Controller, node: str, kubelet: Kubelet
+@pytest.fixture
+def urgent(kubectl: Kubectl) -> Iterator[str]:
+    """A PriorityClass above the default."""
+    name = f"{kubectl.namespace}-urgent"
+    kubectl("create", "priorityclass", name, "--value=1000")
+    yield name
+    kubectl("delete", "priorityclass", name)
+
+
+def test_a_job_waits_for_quota_runs_where_kueue_says_and_frees_it_at_its_end(
+    kubectl: Kubectl, controller: Controller, team: list[str], kubelet: Kubelet
 ) -> None:
-    made = job()
-    made["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team"}
+    _apply(kubectl, "first")
+    _runs(kubectl, kubelet, "first")
+    assert _assigned(kubectl, "first") == _host(kubelet, "first") in team
+    eventually(lambda: "PodsReady" in _true(kubectl, "first"), why="Kueue is told")
+
+    _apply(kubectl, "second")
+    eventually(lambda: reason(kubectl, "second", "QuotaReserved") == "QuotaPending", why="the second waits")
+    eventually(lambda: "nvidia.com/gpu" in _message(kubectl, "second"), why="it says what it waits for")
+    assert kubelet.pod("second", "rollout") is None
+
+    kubelet.learner_ends("first", 0)
+    eventually(lambda: phase(kubectl, "first") == "Succeeded", why="the first is done")
+    _runs(kubectl, kubelet, "second")
+    assert "Finished" in _true(kubectl, "first")
+
+
+def test_a_preempted_job_gives_everything_up_and_comes_back(
+    kubectl: Kubectl, controller: Controller, kubelet: Kubelet, urgent: str
+) -> None:
+    _apply(kubectl, "patient")
+    _runs(kubectl, kubelet, "patient")
+
+    _apply(kubectl, "hasty", priority_class=urgent)
+    eventually(lambda: reason(kubectl, "patient", "QuotaReserved") == "QuotaPending", why="it is told", timeout_s=60)
+    eventually(lambda: kubelet.pod("patient", "learner") is None, why="its learner is gone", timeout_s=60)
+    assert kubelet.pod("patient", "rollout") is None
+    _runs(kubectl, kubelet, "hasty")
+
+    kubelet.learner_ends("hasty", 0)
+    eventually(lambda: phase(kubectl, "hasty") == "Succeeded", why="the hasty one is done")
+    _runs(kubectl, kubelet, "patient")
+    assert (kubectl.get("rmj", "patient") or {})["status"].get("restarts", 0) == 0, "preemption counts as no failure"
+
+
+def test_a_suspended_job_lends_its_quota_and_waits_for_it_again(
+    kubectl: Kubectl, controller: Controller, kubelet: Kubelet
+) -> None:
+    _apply(kubectl, "first")
+    _runs(kubectl, kubelet, "first")
+    _apply(kubectl, "second")
+
+    kubectl("patch", "rmj", "first", "--type=merge", "-p", json.dumps({"spec": {"suspend": True}}))
+    _runs(kubectl, kubelet, "second")
+
+    kubectl("patch", "rmj", "first", "--type=merge", "-p", json.dumps({"spec": {"suspend": False}}))
+    eventually(lambda: reason(kubectl, "first", "QuotaReserved") == "QuotaPending", why="it waits again")
+    kubelet.learner_ends("second", 0)
+    _runs(kubectl, kubelet, "first")
+
+
+def _apply(kubectl: Kubectl, name: str, *, priority_class: str | None = None) -> None:
+    placement: Object = {"nodeSelector": HERE}
+    if priority_class:
+        placement["priorityClassName"] = priority_class
+    made = job(name, placement=placement)
+    made["metadata"]["labels"] = {QUEUE: "team"}
     kubectl.apply(made)
-    name = "job-3v1-quota"
-    eventually(lambda: kubectl.get("workload", name), why="the Workload exists")
-    eventually(lambda: reason(kubectl, "job-3v1", "QuotaReserved") == "QuotaPending", why="the job says that it waits")
-    assert kubectl.list("deployments", "jobs", "pods") == []
-
-    kubectl.set_status("workload", name, _admitted(node))
-    kubelet.servers_answer("job-3v1")
-    kubelet.learner_runs("job-3v1")
-    eventually(lambda: phase(kubectl, "job-3v1") == "Running", why="the admitted job runs")
-    eventually(lambda: "PodsReady" in _true(kubectl, name), why="Kueue is told")
-
-    evicted = _condition("Evicted", "Preempted")
-    told = (kubectl.get("workload", name) or {})["status"]["conditions"]
-    kubectl.set_status("workload", name, {"conditions": [*told, evicted]})
-    eventually(lambda: not kubectl.list("deployments", "jobs", "pods"), why="the job has no pods", timeout_s=60)
-    eventually(lambda: "QuotaReserved" not in _true(kubectl, name), why="its quota is free")
-    assert (kubectl.get("workload", name) or {})["status"].get("admission") is None
 
 
-def _admitted(host: str) -> dict[str, object]:
-    slices = [{"domainCount": 1, "podCounts": {"universal": 1}, "valuesPerLevel": [{"universal": host}]}]
-    topology = {"levels": ["kubernetes.io/hostname"], "slices": slices}
-    assignments = [
-        {"name": role, "count": 1, "flavors": {"nvidia.com/gpu": "default"}, "topologyAssignment": topology}
-        for role in ("rollout", "learner")
-    ]
-    conditions = [_condition("QuotaReserved", "QuotaReserved"), _condition("Admitted", "Admitted")]
-    return {"conditions": conditions, "admission": {"clusterQueue": "all", "podSetAssignments": assignments}}
+def _runs(kubectl: Kubectl, kubelet: Kubelet, name: str) -> None:
+    eventually(lambda: kubelet.pod(name, "rollout"), why=f"{name} is admitted: {_message(kubectl, name)}", timeout_s=60)
+    kubelet.servers_answer(name)
+    eventually(lambda: kubelet.pod(name, "learner"), why=f"the learner of {name} starts")
+    kubelet.learner_runs(name)
+    eventually(lambda: phase(kubectl, name) == "Running", why=f"{name} runs")
 
 
-def _condition(kind: str, why: str) -> dict[str, str]:
-    when = "2026-01-01T00:00:00Z"
-    return {"type": kind, "status": "True", "reason": why, "message": "by hand", "lastTransitionTime": when}
+def _workload(kubectl: Kubectl, name: str) -> Object:
+    return kubectl.get("workload", f"{name}-quota") or {}
+
+
+def _assigned(kubectl: Kubectl, name: str) -> str:
+    assignments = _workload(kubectl, name)["status"]["admission"]["podSetAssignments"]
+    hosts = {one["topologyAssignment"]["slices"][0]["valuesPerLevel"][0]["universal"] for one in assignments}
+    assert len(assignments) == 2, assignments
+    assert len(hosts) == 1, "the servers and the learner are on one node"
+    return str(hosts.pop())
+
+
+def _host(kubelet: Kubelet, name: str) -> str:
+    hosts = {(kubelet.pod(name, role) or {})["spec"]["nodeName"] for role in ("rollout", "learner")}
+    assert len(hosts) == 1
+    return str(hosts.pop())
+
+
+def _message(kubectl: Kubectl, name: str) -> str:
+    conditions = (kubectl.get("rmj", name) or {}).get("status", {}).get("conditions", [])
+    return next((str(item["message"]) for item in conditions if item["type"] == "QuotaReserved"), "")
 
 
 def _true(kubectl: Kubectl, name: str) -> set[str]:
-    conditions = (kubectl.get("workload", name) or {}).get("status", {}).get("conditions", [])
+    conditions = _workload(kubectl, name).get("status", {}).get("conditions", [])
     return {item["type"] for item in conditions if item["status"] == "True"}

@@ -29,6 +29,7 @@ from stage2_trainer.learner.records import EventLog, JsonLines
 from stage2_trainer.matching import cut_before
 from stage2_trainer.rollout.backend import Rollout
 
+_SPEED = "rollout/gen_tokens_per_s"
 _IMAGE_INPUTS = ("pixel_values", "image_grid_thw", "num_images", "mm_token_type_ids")
 
 
@@ -143,6 +144,8 @@ class GrpoTrainer(GRPOTrainer):
         mode = "train" if self._policy.training else "eval"
         for name, seconds in found.seconds.items():
             self._metrics[mode][f"time/{name}_s"].append(seconds)
+        if waited := found.seconds.get("rollout_generate"):
+            self._metrics[mode][_SPEED].append(found.tokens / waited)
         if found.sync is not None:
             self._metrics[mode]["sync/seconds"].append(found.sync.seconds)
             self._metrics[mode]["sync/bytes"].append(float(found.sync.bytes))
@@ -245,7 +248,8 @@ class GrpoTrainer(GRPOTrainer):
         figures = {name: value for name, value in logs.items() if isinstance(value, (int, float))}
         if "loss" in logs:
             self.parts.log.write("step", {"step": self.state.global_step, **figures})
-            self.parts.reporter.update(step=self.state.global_step, loss=logs["loss"])
+            speed = logs.get(_SPEED)
+            self.parts.reporter.update(step=self.state.global_step, loss=logs["loss"], tokens_per_second=speed)
         elif any(name.startswith("eval_") for name in logs):
             self.parts.log.write("evaluation", {"step": self.state.global_step, **figures})
 

@@ -8,7 +8,7 @@ a gloo group of their own, which has no patience to run out while a server gener
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -33,11 +33,15 @@ Chat = Callable[[int, str], list[dict[str, Any]]]
 
 @dataclass(frozen=True)
 class Round:
-    """This process's rollouts in the order in which it asked, and what the first process did for all."""
+    """This process's rollouts in the order in which it asked, and what the first process did for all.
+
+    tokens: of the answers to all processes.
+    """
 
     rollouts: list[Rollout]
     sync: SyncReport | None
     seconds: dict[str, float]
+    tokens: int
 
 
 @dataclass(frozen=True)
@@ -108,11 +112,12 @@ class SharedRollouts:
             chats = [self._chat(index, text) for part in everyone for index, text in part]
             stopwatch = Stopwatch()
             fresh = self._source.generate(Demand(model, chats, global_step, micro_step, stopwatch))
-            return Round(fresh.rollouts, fresh.sync, stopwatch.seconds)
+            tokens = sum(len(rollout.token_ids) for rollout in fresh.rollouts)
+            return Round(fresh.rollouts, fresh.sync, stopwatch.seconds, tokens)
 
         whole: Round = self._wire.from_first(make)
         start = sum(len(part) for part in everyone[: rank()])
-        return Round(whole.rollouts[start : start + len(asks)], whole.sync, whole.seconds)
+        return replace(whole, rollouts=whole.rollouts[start : start + len(asks)])
 
     def check_prompts(self, rollouts: Sequence[Rollout], prompt_ids: Sequence[Sequence[int]]) -> None:
         """Raise ConfigError, in all processes, when a server read a prompt of any of them as other ids."""

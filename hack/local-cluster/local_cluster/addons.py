@@ -1,0 +1,114 @@
+"""Other people's controllers on the local cluster, as they ship them: their own program and their own manifests.
+
+The program is built from its Go module, put into an image of its own, and installed by the `config/default` of the same
+module; only the image's name is ours.
+"""
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+from rich.console import Console
+
+from local_cluster import buildah, images
+from local_cluster.control_plane import kubectl
+from local_cluster.layout import HUB, ClusterError, Layout
+from local_cluster.processes import run
+from local_cluster.toolchain import MODULES, Binary, ensure_binaries, path_of
+
+CONFIG = "config"
+TIMEOUT = "--timeout=180s"
+
+
+@dataclass(frozen=True)
+class Addon:
+    """A controller: its name, the Go module that is both its program and its manifests, and the package to build."""
+
+    name: str
+    module: str
+    package: str
+
+    @property
+    def binary(self) -> Binary:
+        """The program."""
+        return Binary(self.name, self.name, self.package)
+
+    @property
+    def namespace(self) -> str:
+        """Where its manifests put it."""
+        return f"{self.name}-system"
+
+
+ADDONS = {
+    addon.name: addon
+    for addon in (
+        Addon("kueue", "sigs.k8s.io/kueue", "sigs.k8s.io/kueue/cmd/kueue"),
+        Addon("jobset", "sigs.k8s.io/jobset", "sigs.k8s.io/jobset"),
+    )
+}
+
+
+def enable(layout: Layout, addon: Addon, console: Console) -> None:
+    """Build what is missing, install it, and wait until it answers."""
+    ensure_binaries(layout, [addon.binary], console)
+    with console.status(f"starting {addon.name}"):
+        reference = _ensure_image(layout, addon)
+        kubectl(
+            layout, "apply", "--server-side", "--force-conflicts", f"--kustomize={_overlay(layout, addon, reference)}"
+        )
+        rollout = ("rollout", "status", "deployment", f"--namespace={addon.namespace}", TIMEOUT)
+        kubectl(layout, *rollout)
+
+
+def disable(layout: Layout, addon: Addon, console: Console) -> None:
+    """Remove its objects while it still runs, since it holds some by finalizers, and then itself."""
+    folder = _overlay(layout, addon, "gone")
+    with console.status(f"removing {addon.name}"):
+        manifests = [*yaml.safe_load_all(kubectl(layout, "kustomize", str(folder)))]
+        kinds = [item["metadata"]["name"] for item in manifests if item["kind"] == "CustomResourceDefinition"]
+        kubectl(layout, "delete", "crd", *kinds, "--ignore-not-found", TIMEOUT)
+        kubectl(layout, "delete", f"--kustomize={folder}", "--ignore-not-found", TIMEOUT)
+
+
+def _ensure_image(layout: Layout, addon: Addon) -> str:
+    """The addon's image, in the cluster; its tag is the key of the program that it holds."""
+    program = path_of(layout, addon.binary)
+    reference = f"{HUB}stage2/{addon.name}:{program.parent.name.rpartition('-')[2]}"
+    if not buildah.built(layout, reference):
+        images.of_program(layout, reference, program, "/manager")
+    images.load_built(layout, reference)
+    return reference
+
+
+def _overlay(layout: Layout, addon: Addon, reference: str) -> Path:
+    """A kustomization of the module's own manifests that names our image."""
+    folder = layout.home / "addons" / addon.name
+    folder.mkdir(parents=True, exist_ok=True)
+    base = os.path.relpath(_manifests(layout, addon) / "default", folder)
+    at = "/spec/template/spec/containers/0"
+    ours = [
+        {"op": "add", "path": f"{at}/image", "value": reference},
+        {"op": "add", "path": f"{at}/imagePullPolicy", "value": "Never"},
+    ]
+    patches = [{"target": {"kind": "Deployment", "name": ".*controller-manager"}, "patch": json.dumps(ours)}]
+    (folder / "kustomization.yaml").write_text(json.dumps({"resources": [base], "patches": patches}))
+    return folder
+
+
+def _manifests(layout: Layout, addon: Addon) -> Path:
+    """The module's manifests, kept beside its program so that a later cluster needs no module."""
+    kept = path_of(layout, addon.binary).parent / CONFIG
+    if not kept.exists():
+        found = json.loads(run(["go", "mod", "download", "-json", addon.module], cwd=MODULES / addon.name))
+        if "Dir" not in found:
+            raise ClusterError(f"Go module {addon.module} cannot be had: {found.get('Error')}")
+        partial = kept.with_suffix(".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.copytree(Path(found["Dir"]) / CONFIG, partial, copy_function=shutil.copyfile)
+        for path in (partial, *partial.rglob("*")):
+            path.chmod(0o755 if path.is_dir() else 0o644)
+        partial.replace(kept)
+    return kept
