@@ -101,20 +101,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--write", action="store_true", help="keep the table in bench/results/operator.md")
     options = parser.parse_args(arguments)
-    lines: list[str] = []
     sys.stdout.write(f"{HEAD}\n")
     with node(gpus=4 * max(*options.jobs, options.catch_up, OF_A_ROUND)):
-        for count in options.jobs:
-            for run in (plain, controlled, jobsets):
-                if run.__name__ in options.who:
-                    lines.append(asyncio.run(run(count)))
-        if options.catch_up:
-            lines.append(asyncio.run(controlled(options.catch_up, late=True)))
-        if options.rounds:
-            lines.append(asyncio.run(rounds(options.rounds)))
-    if options.write:
-        RESULTS.write_text(merged(RESULTS.read_text("utf-8") if RESULTS.exists() else "", lines), encoding="utf-8")
+        for line in measured(options):
+            if options.write:
+                before = RESULTS.read_text("utf-8") if RESULTS.exists() else ""
+                RESULTS.write_text(merged(before, [line]), encoding="utf-8")
     return 0
+
+
+def measured(options: argparse.Namespace) -> Iterator[str]:
+    """The lines of the results, each as soon as it is known."""
+    for count in options.jobs:
+        for run in (plain, controlled, jobsets):
+            if run.__name__ in options.who:
+                yield asyncio.run(run(count))
+    if options.catch_up:
+        yield asyncio.run(controlled(options.catch_up, late=True))
+    if options.rounds:
+        yield asyncio.run(rounds(options.rounds))
 
 
 def merged(before: str, measured: Sequence[str]) -> str:
@@ -212,13 +217,17 @@ async def rounds(count: int) -> str:
             with Watch(name) as watch:
                 await _births(api.create, [job(index, name) for index in range(OF_A_ROUND)])
                 await asyncio.to_thread(watch.all, OF_A_ROUND, 300.0)
-            await asyncio.to_thread(until, lambda: clear(name) and not kubectl("-n", name, "get", _ALL, "-o", "name"))
+            await asyncio.to_thread(until, lambda: _empty(name), timeout_s=300.0)
             told.append(memory(figures()))
     await api.close()
     line = f"Memory in MB at the start and after each of {count} rounds of {OF_A_ROUND} jobs that came and went: "
     line += ", ".join(f"{figure:.0f}" for figure in told) + "."
     sys.stdout.write(f"{line}\n")
     return line
+
+
+def _empty(name: str) -> bool:
+    return clear(name) and not kubectl("-n", name, "get", _ALL, "-o", "name")
 
 
 _ALL = "rmj,deployments,services,networkpolicies,pods"

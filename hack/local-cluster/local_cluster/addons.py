@@ -9,12 +9,14 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import yaml
 from rich.console import Console
 
 from local_cluster import buildah, images
 from local_cluster.control_plane import kubectl
+from local_cluster.firewall import Firewall
 from local_cluster.layout import HUB, ClusterError, Layout
 from local_cluster.processes import run
 from local_cluster.toolchain import MODULES, Binary, ensure_binaries, path_of
@@ -23,8 +25,25 @@ CONFIG = "config"
 TIMEOUT = "--timeout=180s"
 
 
+class Addon(Protocol):
+    """Something that `enable` adds to a running cluster."""
+
+    @property
+    def name(self) -> str:
+        """As a person types it."""
+        ...
+
+    def enable(self, layout: Layout, console: Console) -> None:
+        """Build what is missing, start it, and wait until it works."""
+        ...
+
+    def disable(self, layout: Layout, console: Console) -> None:
+        """Remove it, and what it has left."""
+        ...
+
+
 @dataclass(frozen=True)
-class Addon:
+class Controller:
     """A controller: its name, the Go module that is both its program and its manifests, and the package to build."""
 
     name: str
@@ -41,39 +60,27 @@ class Addon:
         """Where its manifests put it."""
         return f"{self.name}-system"
 
+    def enable(self, layout: Layout, console: Console) -> None:
+        """Build what is missing, install it, and wait until it answers."""
+        ensure_binaries(layout, [self.binary], console)
+        with console.status(f"starting {self.name}"):
+            reference = _ensure_image(layout, self)
+            overlay = f"--kustomize={_overlay(layout, self, reference)}"
+            kubectl(layout, "apply", "--server-side", "--force-conflicts", overlay)
+            rollout = ("rollout", "status", "deployment", f"--namespace={self.namespace}", TIMEOUT)
+            kubectl(layout, *rollout)
 
-ADDONS = {
-    addon.name: addon
-    for addon in (
-        Addon("kueue", "sigs.k8s.io/kueue", "sigs.k8s.io/kueue/cmd/kueue"),
-        Addon("jobset", "sigs.k8s.io/jobset", "sigs.k8s.io/jobset"),
-    )
-}
-
-
-def enable(layout: Layout, addon: Addon, console: Console) -> None:
-    """Build what is missing, install it, and wait until it answers."""
-    ensure_binaries(layout, [addon.binary], console)
-    with console.status(f"starting {addon.name}"):
-        reference = _ensure_image(layout, addon)
-        kubectl(
-            layout, "apply", "--server-side", "--force-conflicts", f"--kustomize={_overlay(layout, addon, reference)}"
-        )
-        rollout = ("rollout", "status", "deployment", f"--namespace={addon.namespace}", TIMEOUT)
-        kubectl(layout, *rollout)
+    def disable(self, layout: Layout, console: Console) -> None:
+        """Remove its objects while it still runs, since it holds some by finalizers, and then itself."""
+        folder = _overlay(layout, self, "gone")
+        with console.status(f"removing {self.name}"):
+            manifests = [*yaml.safe_load_all(kubectl(layout, "kustomize", str(folder)))]
+            kinds = [item["metadata"]["name"] for item in manifests if item["kind"] == "CustomResourceDefinition"]
+            kubectl(layout, "delete", "crd", *kinds, "--ignore-not-found", TIMEOUT)
+            kubectl(layout, "delete", f"--kustomize={folder}", "--ignore-not-found", TIMEOUT)
 
 
-def disable(layout: Layout, addon: Addon, console: Console) -> None:
-    """Remove its objects while it still runs, since it holds some by finalizers, and then itself."""
-    folder = _overlay(layout, addon, "gone")
-    with console.status(f"removing {addon.name}"):
-        manifests = [*yaml.safe_load_all(kubectl(layout, "kustomize", str(folder)))]
-        kinds = [item["metadata"]["name"] for item in manifests if item["kind"] == "CustomResourceDefinition"]
-        kubectl(layout, "delete", "crd", *kinds, "--ignore-not-found", TIMEOUT)
-        kubectl(layout, "delete", f"--kustomize={folder}", "--ignore-not-found", TIMEOUT)
-
-
-def _ensure_image(layout: Layout, addon: Addon) -> str:
+def _ensure_image(layout: Layout, addon: Controller) -> str:
     """The addon's image, in the cluster; its tag is the key of the program that it holds."""
     program = path_of(layout, addon.binary)
     reference = f"{HUB}stage2/{addon.name}:{program.parent.name.rpartition('-')[2]}"
@@ -83,7 +90,7 @@ def _ensure_image(layout: Layout, addon: Addon) -> str:
     return reference
 
 
-def _overlay(layout: Layout, addon: Addon, reference: str) -> Path:
+def _overlay(layout: Layout, addon: Controller, reference: str) -> Path:
     """A kustomization of the module's own manifests that names our image."""
     folder = layout.home / "addons" / addon.name
     folder.mkdir(parents=True, exist_ok=True)
@@ -98,7 +105,7 @@ def _overlay(layout: Layout, addon: Addon, reference: str) -> Path:
     return folder
 
 
-def _manifests(layout: Layout, addon: Addon) -> Path:
+def _manifests(layout: Layout, addon: Controller) -> Path:
     """The module's manifests, kept beside its program so that a later cluster needs no module."""
     kept = path_of(layout, addon.binary).parent / CONFIG
     if not kept.exists():
@@ -112,3 +119,10 @@ def _manifests(layout: Layout, addon: Addon) -> Path:
             path.chmod(0o755 if path.is_dir() else 0o644)
         partial.replace(kept)
     return kept
+
+
+_CONTROLLERS = (
+    Controller("kueue", "sigs.k8s.io/kueue", "sigs.k8s.io/kueue/cmd/kueue"),
+    Controller("jobset", "sigs.k8s.io/jobset", "sigs.k8s.io/jobset"),
+)
+ADDONS: dict[str, Addon] = {addon.name: addon for addon in (*_CONTROLLERS, Firewall())}

@@ -11,8 +11,6 @@ from rich.table import Table
 
 from local_cluster import cluster, containerd, images, locks, teardown
 from local_cluster.addons import ADDONS, Addon
-from local_cluster.addons import disable as disable_addon
-from local_cluster.addons import enable as enable_addon
 from local_cluster.layout import ClusterError, Layout
 from local_cluster.processes import recorded
 from local_cluster.toolchain import HELM, KUBECTL, binary_path, ensure_binaries, ensure_packages, path_of
@@ -114,23 +112,23 @@ AddonName = Annotated[str, typer.Argument(help=" or ".join(ADDONS), metavar="ADD
 
 @app.command()
 def enable(name: AddonName, home: Home = None) -> None:
-    """Install another project's controller, built from its Go module, by the project's own manifests."""
+    """Add Kueue or JobSet (built from their modules, by their own manifests), or kube-router for NetworkPolicies."""
     layout, addon = _layout(home), _addon(name)
     try:
         _whole(layout)
-        enable_addon(layout, addon, console)
+        addon.enable(layout, console)
     except ClusterError as error:
         raise _fail(error) from error
-    console.print(f"{name} runs in namespace {addon.namespace}.")
+    console.print(f"{name} runs.")
 
 
 @app.command()
 def disable(name: AddonName, home: Home = None) -> None:
-    """Remove a controller that `enable` installed, and all objects of its kinds."""
+    """Remove what `enable` added, and all objects of its kinds."""
     layout, addon = _layout(home), _addon(name)
     try:
         _whole(layout)
-        disable_addon(layout, addon, console)
+        addon.disable(layout, console)
     except ClusterError as error:
         raise _fail(error) from error
     console.print(f"{name} is gone.")

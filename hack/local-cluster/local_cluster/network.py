@@ -24,6 +24,8 @@ SYSCTLS = (
 
 CNI_NAME = "stage2-local"
 FORWARD, POSTROUTING = "STAGE2-FORWARD", "STAGE2-POSTROUTING"
+FIREWALL_CHAIN = re.compile(r"^KUBE-(ROUTER|NWPLCY|POD-FW)-")
+FIREWALL_SETS = ("KUBE-SRC-", "KUBE-DST-", "kube-router-")
 OWN_CHAIN = re.compile(r"^(KUBE-|STAGE2-)")
 
 
@@ -71,13 +73,32 @@ def tear_down(layout: Layout) -> None:
         run(["ip", "link", "delete", NODE_LINK])
     for family in ("iptables", "ip6tables"):
         if shutil.which(family):
-            _remove_chains(family)
+            _remove_chains(family, OWN_CHAIN)
+    _remove_sets()
     _restore_sysctls(layout)
 
 
-def _remove_chains(family: str) -> None:
+def has_chain(name: str) -> bool:
+    """Whether iptables has a chain of that name in its table `filter`."""
+    return subprocess.run(["iptables", "--list", name, "--numeric"], capture_output=True, check=False).returncode == 0
+
+
+def remove_firewall() -> None:
+    """Remove what kube-router has left: its chains, and the sets that they name."""
+    _remove_chains("iptables", FIREWALL_CHAIN)
+    _remove_sets()
+
+
+def _remove_sets() -> None:
+    if shutil.which("ipset"):
+        for name in run(["ipset", "list", "-name"]).splitlines():
+            if name.startswith(FIREWALL_SETS):
+                run(["ipset", "destroy", name])
+
+
+def _remove_chains(family: str, ours: re.Pattern[str]) -> None:
     saved = subprocess.run([f"{family}-save"], capture_output=True, text=True, check=True).stdout
-    for table, chains, jumps in _tables(saved):
+    for table, chains, jumps in _tables(saved, ours):
         commands = [
             *(jump.replace("-A", "-D", 1) for jump in jumps),
             *(f"-F {chain}" for chain in chains),
@@ -87,12 +108,12 @@ def _remove_chains(family: str) -> None:
             run([f"{family}-restore", "--noflush"], stdin="\n".join([f"*{table}", *commands, "COMMIT", ""]))
 
 
-def _tables(saved: str) -> Iterator[tuple[str, list[str], list[str]]]:
+def _tables(saved: str, ours: re.Pattern[str]) -> Iterator[tuple[str, list[str], list[str]]]:
     """Per table of an iptables-save: the chains that are ours, and the rules of others' chains that jump to them."""
     for block in re.split(r"^\*", saved, flags=re.MULTILINE)[1:]:
         lines = block.splitlines()
-        chains = [line[1:].split()[0] for line in lines if line.startswith(":") and OWN_CHAIN.match(line[1:])]
-        rules = [line for line in lines if line.startswith("-A ") and not OWN_CHAIN.match(line[3:])]
+        chains = [line[1:].split()[0] for line in lines if line.startswith(":") and ours.match(line[1:])]
+        rules = [line for line in lines if line.startswith("-A ") and not ours.match(line[3:])]
         yield (
             lines[0],
             chains,

@@ -76,6 +76,16 @@ def recorded(layout: Layout) -> list[Daemon]:
     return daemons
 
 
+def named(layout: Layout, name: str) -> list[Daemon]:
+    """The process of that name, if one was started."""
+    return [daemon for daemon in recorded(layout) if daemon.name == name]
+
+
+def forget(layout: Layout, daemon: Daemon) -> None:
+    """Drop the record of a process that was ended on purpose."""
+    (layout.records / f"{daemon.name}.json").unlink()
+
+
 def marked(layout: Layout) -> list[Daemon]:
     """Every live process with this cluster's mark: also containerd's shims, and those whose record a crash has lost."""
     mark = f"{MARKER}={layout.home}".encode()

@@ -22,6 +22,7 @@ PACKAGES = {
     "runc": "runc",
     "iptables": "iptables",
     "conntrack": "conntrack",
+    "ipset": "ipset",
     "buildah": "buildah",
     "skopeo": "skopeo",
     "debootstrap": "debootstrap",

@@ -1,12 +1,13 @@
-"""Jobs in queues of the real Kueue, built from its module: they wait, run where it says, are preempted and come back."""
+"""Jobs in queues of the real Kueue, built from its module: they wait, run where it says, give way and come back."""
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
-from tests.cluster.conftest import LocalCluster
+from tests.cluster.conftest import ROOT, LocalCluster
 from tests.cluster.controller.conftest import (
     HERE,
     Controller,
@@ -23,7 +24,7 @@ from tests.cluster.controller.fake_nodes import FakeNodes
 
 pytestmark = pytest.mark.timeout(1800)  # the first run on a machine builds Kueue
 NAME = "workloads.kueue.x-k8s.io"
-API = "kueue.x-k8s.io/v1beta2"
+EXAMPLE = ROOT / "examples" / "queue-kueue.yaml"
 QUEUE = "kueue.x-k8s.io/queue-name"
 
 
@@ -56,24 +57,16 @@ def team(kueue: None, kubectl: Kubectl, nodes: FakeNodes) -> Iterator[list[str]]
 
 
 def _queue(own: str) -> list[Object]:
-    resources = {"nvidia.com/gpu": "4", "cpu": "1000", "memory": "1000Gi"}
-    quotas = [{"name": name, "nominalQuota": amount} for name, amount in resources.items()]
-    flavor = {"nodeLabels": HERE, "topologyName": own}
-    cluster_queue = {
-        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": own}},
-        "preemption": {"withinClusterQueue": "LowerPriority"},
-        "resourceGroups": [{"coveredResources": [*resources], "flavors": [{"name": own, "resources": quotas}]}],
-    }
-    return [
-        _object("Topology", own, {"levels": [{"nodeLabel": "kubernetes.io/hostname"}]}),
-        _object("ResourceFlavor", own, flavor),
-        _object("ClusterQueue", own, cluster_queue),
-        _object("LocalQueue", "team", {"clusterQueue": own}),
-    ]
-
-
-def _object(kind: str, name: str, spec: Object) -> Object:
-    return {"apiVersion": API, "kind": kind, "metadata": {"name": name}, "spec": spec}
+    """The example's objects for one test: under its name, for its nodes, with four GPUs."""
+    topology, flavor, cluster_queue, local_queue = yaml.safe_load_all(EXAMPLE.read_text())
+    for made in (topology, flavor, cluster_queue):
+        made["metadata"]["name"] = own
+    flavor["spec"] |= {"topologyName": own, "nodeLabels": HERE}
+    (offered,) = cluster_queue["spec"]["resourceGroups"][0]["flavors"]
+    offered["name"] = local_queue["spec"]["clusterQueue"] = local_queue["metadata"]["namespace"] = own
+    (gpus,) = [one for one in offered["resources"] if one["name"] == "nvidia.com/gpu"]
+    gpus["nominalQuota"] = 4
+    return [topology, flavor, cluster_queue, local_queue]
 
 
 @pytest.fixture

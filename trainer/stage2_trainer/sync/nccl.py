@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from stage2_trainer.server.errors import ServerError
 from stage2_trainer.sync.background import in_background
 from stage2_trainer.sync.gloo import LEARNER_RANK, address_towards
 from stage2_trainer.sync.transfer import INIT_PHASE, INIT_ROUTE, Pending
+
+logger = logging.getLogger(__name__)
 
 BUFFERS = 2  # buckets that a receiver may hold: the one that it loads and the one that arrives
 
@@ -51,6 +54,7 @@ class NcclLink:
             detail = f"transfer group on {address}:{self._port}: {error}"
             raise ServerError(client.base_url, INIT_PHASE, detail) from error
         init.result(timeout=self._timeout_s)
+        logger.info("server %s: transfer group with %d workers", client.base_url, world_size - 1)
 
     def broadcast(self, buffer: torch.Tensor) -> Pending:
         """Enqueue the broadcast on the current stream."""

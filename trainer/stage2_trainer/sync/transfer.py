@@ -6,6 +6,7 @@ its own, so a lost server costs only its own.
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -18,6 +19,8 @@ from stage2_trainer.server.client import ServerClient
 from stage2_trainer.server.errors import ServerError
 from stage2_trainer.sync import gloo
 from stage2_trainer.sync.background import in_background
+
+logger = logging.getLogger(__name__)
 
 INIT_ROUTE = "/init_weight_transfer_engine"
 INIT_PHASE = "connect"
@@ -91,6 +94,7 @@ class GlooLink:
             gloo.wait_for_workers(self._store, info, self._timeout_s, raise_if_failed(init))
             self._group = gloo.GlooGroup(self._store, info, gloo.LEARNER_RANK)
             init.result(timeout=self._timeout_s)
+            logger.info("server %s: transfer group with %d workers", client.base_url, info.world_size - 1)
         except (OSError, RuntimeError) as error:
             if isinstance(error, ServerError):
                 raise

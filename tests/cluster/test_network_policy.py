@@ -1,0 +1,128 @@
+"""Who reaches whom in a job: its NetworkPolicy, enforced by kube-router, between real pods that listen on its ports."""
+
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stage2_api.job import parse_job
+from stage2_controller import names
+from stage2_controller.children.meta import labels
+from stage2_controller.children.networkpolicy import CONTROLLER_LABELS, networkpolicy
+from stage2_controller.containers import containers
+from tests.cluster.conftest import LocalCluster
+from tests.cluster.controller.conftest import Kubectl, eventually, job
+
+pytestmark = pytest.mark.timeout(1800)  # the first run on a machine builds kube-router
+JOB = "guarded"
+OTHER = "other"
+ROLLOUT, LEARNER, CONTROLLER, STRANGER, FOREIGN = "rollout", "learner", "controller", "stranger", "another-learner"
+LISTEN = """
+import socket, sys, time
+listening = [socket.create_server(("", int(port))) for port in sys.argv[1:]]
+time.sleep(1e6)
+"""
+REACH = """
+import socket, sys
+for port in sys.argv[2:]:
+    try:
+        socket.create_connection((sys.argv[1], int(port)), timeout=1).close()
+        print(port)
+    except OSError:
+        pass
+"""
+Reached = Callable[[str, str], set[int]]
+
+
+@pytest.fixture(scope="module")
+def ports() -> dict[str, list[int]]:
+    """What the policy is about: the servers' ports and, of the learner, group ports, progress and metrics."""
+    made = containers(parse_job(job(JOB)), host_for=lambda _: JOB)
+    group = [port for name, port in made.learner.ports.items() if name.startswith("group-")]
+    servers = [server.port for server in made.servers]
+    assert len(servers) == len(group) == 3
+    return {"servers": servers, "group": group, "progress": [names.PROGRESS_PORT], "metrics": [names.METRICS_PORT]}
+
+
+@pytest.fixture(scope="module")
+def guarded(on_local_cluster: Path, local_cluster: LocalCluster, controller_image: str) -> Iterator[Kubectl]:
+    """kubectl in a namespace of its own, on a cluster that enforces policies."""
+    kubectl = Kubectl(on_local_cluster, f"stage2-test-{uuid.uuid4().hex[:8]}")
+    kubectl("create", "namespace", kubectl.namespace)
+    try:
+        local_cluster("enable", "kube-router")
+        yield kubectl
+    finally:
+        kubectl("delete", "namespace", kubectl.namespace, "--wait=false")
+        local_cluster("disable", "kube-router")
+
+
+@pytest.fixture(scope="module")
+def reached(guarded: Kubectl, ports: dict[str, list[int]], controller_image: str) -> Reached:
+    """The ports of one pod that another one reaches."""
+    everything = sorted({port for some in ports.values() for port in some})
+    eventually(lambda: guarded.run("get", "serviceaccount", "default").returncode == 0, why="pods can be created")
+    who = {
+        ROLLOUT: labels(JOB, names.ROLE_ROLLOUT),
+        LEARNER: labels(JOB, names.ROLE_LEARNER),
+        FOREIGN: labels(OTHER, names.ROLE_LEARNER),
+        CONTROLLER: CONTROLLER_LABELS,
+        STRANGER: {"app": "stranger"},
+    }
+    of_learner = [*ports["group"], *ports["progress"], *ports["metrics"]]
+    listens = {ROLLOUT: ports["servers"], LEARNER: of_learner}
+    for name, own in who.items():
+        guarded.apply(_pod(name, own, controller_image, listens.get(name, everything)))
+    guarded("wait", "--for=condition=Ready", "pod", "--all", "--timeout=120s")
+    addresses = {name: (guarded.get("pod", name) or {})["status"]["podIP"] for name in who}
+
+    def reach(source: str, target: str) -> set[int]:
+        command = ["exec", source, "--", "python3", "-c", REACH, addresses[target], *map(str, everything)]
+        return {int(line) for line in guarded(*command).split()}
+
+    assert reach(STRANGER, LEARNER) == set(of_learner), "nothing is closed before there is a policy"
+    guarded.apply(_policy(guarded.namespace))
+    closed = set(ports["metrics"])
+    eventually(lambda: reach(STRANGER, LEARNER) == closed, why="the policy is enforced")
+    return reach
+
+
+def _policy(namespace: str) -> dict[str, Any]:
+    made = containers(parse_job(job(JOB)), host_for=lambda _: JOB)
+    owner = {"name": JOB, "namespace": namespace}
+    return networkpolicy(owner, made.servers, made.learner, controller_namespace=namespace)
+
+
+def _pod(name: str, own: dict[str, str], image: str, ports: list[int]) -> dict[str, Any]:
+    container = {
+        "name": "listens",
+        "image": image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": ["python3", "-c", LISTEN, *map(str, ports)],
+        "readinessProbe": {"tcpSocket": {"port": ports[0]}, "periodSeconds": 1},
+    }
+    spec = {"containers": [container], "terminationGracePeriodSeconds": 0}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": own}, "spec": spec}
+
+
+def test_the_learner_reaches_its_servers_and_nobody_else_does(reached: Reached, ports: dict[str, list[int]]) -> None:
+    assert reached(LEARNER, ROLLOUT) == set(ports["servers"])
+    assert reached(CONTROLLER, ROLLOUT) == reached(STRANGER, ROLLOUT) == set()
+    assert reached(FOREIGN, ROLLOUT) == set(), "the learner of another job is a stranger"
+
+
+def test_the_servers_reach_the_group_ports_of_their_learner_and_nobody_else_does(
+    reached: Reached, ports: dict[str, list[int]]
+) -> None:
+    assert reached(ROLLOUT, LEARNER) == {*ports["group"], *ports["metrics"]}
+    assert reached(FOREIGN, LEARNER) == reached(STRANGER, LEARNER) == set(ports["metrics"])
+
+
+def test_the_controller_reaches_the_learner_s_progress(reached: Reached, ports: dict[str, list[int]]) -> None:
+    assert reached(CONTROLLER, LEARNER) == {*ports["progress"], *ports["metrics"]}
+
+
+def test_pods_of_the_job_reach_out_freely(reached: Reached) -> None:
+    assert reached(LEARNER, STRANGER) == reached(ROLLOUT, STRANGER) == reached(FOREIGN, STRANGER) != set()
