@@ -31,6 +31,7 @@ from stage2_cli.progress import Watcher, console
 from stage2_controller.containers import POD_PORTS, Container, LearnerPorts, Workload, containers
 
 _POLL_S = 0.5
+_FAILED = 1
 _MAX_SERVER_RESTARTS = 3
 _HOST = "127.0.0.1"
 
@@ -80,9 +81,7 @@ def _run(local: LocalRun) -> int:
     console().print(f"logs: {local.work_dir / 'logs'}")
     with ExitStack() as cleanup:
         servers = _start_servers(local, cleanup)
-        if not _wait_until_ready(servers, local):
-            return 1
-        return _train(local, servers, cleanup)
+        return _wait_until_ready(servers, local) or _train(local, servers, cleanup)
 
 
 def prepare(
@@ -144,23 +143,26 @@ def _start_servers(local: LocalRun, cleanup: ExitStack) -> list[LocalProcess]:
     return servers
 
 
-def _wait_until_ready(servers: Sequence[LocalProcess], local: LocalRun) -> bool:
-    """Whether every server answered on /health before one of them died."""
+def _wait_until_ready(servers: Sequence[LocalProcess], local: LocalRun) -> int:
+    """The exit code: 0 once every server has answered on /health; else one died, or the start deadline passed."""
     urls = [server.base_url for server in local.workload.config.rollout_matching.vllm.server.resolved_servers()]
-    started = time.monotonic()
+    started, patience = time.monotonic(), local.job.spec.learner.start_deadline_seconds
     with Watcher() as watcher, httpx.Client(trust_env=False, timeout=2.0) as client:
         waiting = dict(zip(urls, servers, strict=True))
         while waiting:
             for url, server in list(waiting.items()):
                 if server.exit_code is not None:
                     watcher.failure(server, f"ended with exit code {server.exit_code} before it was ready")
-                    return False
+                    return EXIT_CONFIG if server.exit_code == EXIT_CONFIG else _FAILED
+                if time.monotonic() - started > patience:
+                    watcher.failure(server, f"did not answer within spec.learner.startDeadlineSeconds ({patience} s)")
+                    return _FAILED
                 if _healthy(client, url):
                     del waiting[url]
                     console().print(f"{server.name} is ready on {url} after {time.monotonic() - started:.0f} s")
             watcher.show(f"starting servers: {len(servers) - len(waiting)}/{len(servers)} ready")
             time.sleep(_POLL_S)
-    return True
+    return 0
 
 
 def _healthy(client: httpx.Client, url: str) -> bool:

@@ -51,10 +51,13 @@ class Killer:
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
+        self._drawn: list[str] = []
 
     def strike(self) -> None:
-        """One fault, drawn by the seed."""
-        what = self._random.choice(self.targets)
+        """One fault, drawn by the seed; none comes again before all have come."""
+        if not self._drawn:
+            self._drawn = self._random.sample(self.targets, len(self.targets))
+        what = self._drawn.pop()
         if what == "controller":
             replica = self._random.choice(self.replicas)
             replica.stop(kill=True)

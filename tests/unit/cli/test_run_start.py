@@ -1,0 +1,44 @@
+"""`stage2 run` waits for its servers, but not for ever, and not for one that says that it is misconfigured."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from stage2_cli import run
+from stage2_cli.files import load_job
+from stage2_cli.processes import LocalProcess
+from stage2_controller.containers import Container
+
+ROOT = Path(__file__).parents[3]
+MAPPED = {"/opt/stage2/examples/shapes": ROOT, "/opt/stage2/examples/tiny-qwen3-vl": ROOT}
+
+
+def started(folder: Path, monkeypatch: pytest.MonkeyPatch, *, server: str, deadline_s: int) -> int:
+    """The exit code of a run whose servers are a line of shell, and whose learner may never start."""
+
+    def process(local: run.LocalRun, container: Container, gpus: object) -> LocalProcess:
+        assert container.name != "learner"
+        return LocalProcess(container.name, ["sh", "-c", server], {}, local.work_dir / "logs" / f"{container.name}.log")
+
+    monkeypatch.setattr(run.LocalRun, "process", process)
+    local = run.prepare(load_job(ROOT / "examples" / "job-3v1-tiny.yaml"), MAPPED, folder, "stub")
+    learner = local.job.spec.learner.model_copy(update={"start_deadline_seconds": deadline_s})
+    spec = local.job.spec.model_copy(update={"learner": learner})
+    return run._run(replace(local, job=local.job.model_copy(update={"spec": spec})))
+
+
+def test_servers_that_never_answer_end_the_run_at_the_start_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert started(tmp_path, monkeypatch, server="echo still loading; sleep 60", deadline_s=1) == 1
+    told = " ".join(capsys.readouterr().out.split())
+    assert "did not answer within spec.learner.startDeadlineSeconds (1 s)" in told
+    assert "still loading" in told
+
+
+@pytest.mark.parametrize(("ends_with", "told"), [(64, 64), (3, 1)])
+def test_a_server_that_ends_first_ends_the_run_with_64_only_for_a_configuration_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends_with: int, told: int
+) -> None:
+    assert started(tmp_path, monkeypatch, server=f"exit {ends_with}", deadline_s=60) == told
