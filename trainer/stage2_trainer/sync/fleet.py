@@ -17,8 +17,9 @@ from stage2_trainer.server.client import ServerClient
 from stage2_trainer.server.errors import ServerError, join_errors
 from stage2_trainer.sync.background import in_background
 from stage2_trainer.sync.buckets import TensorMeta, bucket_bytes, buffers_for, pack, plan_buckets, to_wire
+from stage2_trainer.sync.link import Pending
 from stage2_trainer.sync.peer import Peer
-from stage2_trainer.sync.transfer import Pending, link_for
+from stage2_trainer.sync.transfer import link_for
 from stage2_trainer.sync.weights import WeightSource
 
 POLL_INTERVAL_S = 0.0001  # a bucket of the usual size takes milliseconds, and nothing is sent between two

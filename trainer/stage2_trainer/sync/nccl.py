@@ -14,7 +14,7 @@ from stage2_trainer.server.client import ServerClient
 from stage2_trainer.server.errors import ServerError
 from stage2_trainer.sync.background import in_background
 from stage2_trainer.sync.gloo import LEARNER_RANK, address_towards
-from stage2_trainer.sync.transfer import INIT_PHASE, INIT_ROUTE, Pending
+from stage2_trainer.sync.link import INIT_PHASE, INIT_ROUTE, Pending
 
 logger = logging.getLogger(__name__)
 

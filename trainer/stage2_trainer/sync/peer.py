@@ -12,7 +12,7 @@ from stage2_trainer.server.client import ServerClient
 from stage2_trainer.server.errors import ServerError
 from stage2_trainer.sync.background import in_background
 from stage2_trainer.sync.held import Held
-from stage2_trainer.sync.transfer import Link
+from stage2_trainer.sync.link import Link
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import logging
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -19,41 +19,12 @@ from stage2_trainer.server.client import ServerClient
 from stage2_trainer.server.errors import ServerError
 from stage2_trainer.sync import gloo
 from stage2_trainer.sync.background import in_background
+from stage2_trainer.sync.link import INIT_PHASE, INIT_ROUTE, Link, Pending
 
 logger = logging.getLogger(__name__)
 
-INIT_ROUTE = "/init_weight_transfer_engine"
-INIT_PHASE = "connect"
 # Between two buckets a server waits for the slowest of all servers, which the learner gives `timeout_s`.
 SERVER_PATIENCE = 2
-
-
-class Pending(Protocol):
-    """A broadcast under way."""
-
-    def done(self) -> bool:
-        """Whether it has ended. Raises RuntimeError if it has failed."""
-        ...
-
-
-class Link(Protocol):
-    """The way weights take to one server."""
-
-    def connect(self, client: ServerClient) -> None:
-        """Form the group with the server's workers. Raises ServerError."""
-        ...
-
-    def broadcast(self, buffer: torch.Tensor) -> Pending:
-        """Start sending `buffer` (uint8, shape (bytes,)) to every worker; it must stay unchanged until done."""
-        ...
-
-    def disconnect(self) -> None:
-        """Leave the group. What is under way in it fails, here and on the server."""
-        ...
-
-    def close(self) -> None:
-        """Leave the group and give the port back."""
-        ...
 
 
 def link_for(device: torch.device, group_port: int, *, bucket_bytes: int, timeout_s: float) -> Link:
