@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import date
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -236,7 +237,7 @@ _ALL = "rmj,deployments,services,networkpolicies,pods"
 def _where() -> str:
     cores, client = os.cpu_count(), kubectl("version", "-o", "json")
     server = json.loads(client)["serverVersion"]["gitVersion"]
-    return f"Kubernetes {server}, its control plane, this benchmark and the controller on {cores} shared cores."
+    return f"{date.today()}. Kubernetes {server}, its control plane, this benchmark and the controller on {cores} shared cores."
 
 
 @dataclass
