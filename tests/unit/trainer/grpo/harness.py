@@ -109,7 +109,8 @@ class Scripted:
     def generate(self, demand: Demand) -> FreshBatch:
         self.steps.append((demand.global_step, demand.micro_step))
         chats, step = demand.chats, demand.global_step
-        answers = [self._answers[i % len(self._answers)] for i in range(len(chats))]
+        with demand.stopwatch.measure("rollout_generate"):
+            answers = [self._answers[i % len(self._answers)] for i in range(len(chats))]
         return FreshBatch(
             [
                 Rollout(self._encoder.prompt(list(chat)).input_ids.tolist(), ids, "", "scripted", step, "stop")

@@ -152,6 +152,16 @@ def test_a_step_trains_on_rollouts_and_leaves_rewards_with_mean_and_spread_in_th
     assert source.steps == [(0, 0)]
 
 
+def test_a_step_tells_how_fast_the_answers_came(folder, stack, model, encoder):
+    made = answers(encoder)
+    trainer = harness.build(folder, harness.config(folder), model, encoder, harness.Scripted(encoder, made), stack)
+    trainer.train()
+    (step,) = [json.loads(line) for line in (folder / "stage2_log.jsonl").read_text().splitlines()]
+    speed = sum(len(ids) for ids in made[:4]) / step["time/rollout_generate_s"]
+    assert step["rollout/gen_tokens_per_s"] == pytest.approx(speed, rel=1e-3)
+    assert trainer.parts.reporter.current.tokens_per_second == step["rollout/gen_tokens_per_s"]
+
+
 @pytest.mark.parametrize(("effective", "needed"), [(4, False), (8, False), (2, True)])
 def test_old_log_probabilities_are_there_when_the_batch_plan_needs_them(
     folder, stack, model, encoder, effective, needed
