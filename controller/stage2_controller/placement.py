@@ -13,6 +13,7 @@ from stage2_controller.observed import Object
 
 _BLOCKING = ("NoSchedule", "NoExecute")
 _OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
+HOSTNAME = "kubernetes.io/hostname"
 _LISTED = 3  # nodes that a message names
 
 
@@ -34,6 +35,7 @@ class Need:
     priority: int = 0
     preempts: bool = True  # the PriorityClass' preemptionPolicy
     gpu_resource: str = ""
+    host: str | None = None  # the only node that it may have, by its label kubernetes.io/hostname
 
     @property
     def total(self) -> Amounts:
@@ -108,10 +110,19 @@ def choose(need: Need, rooms: Sequence[Room]) -> str | None:
     return None
 
 
+def may_be(need: Need, room: Room) -> bool:
+    """Whether the node is the host that the job is tied to, where it is tied to one."""
+    return need.host is None or room.labels.get(HOSTNAME) == need.host
+
+
 def obstacle(need: Need, rooms: Sequence[Room]) -> str:
     """Why no node takes the job: what is missing, and the node that comes closest."""
     if not rooms:
         return "the cluster has no nodes"
+    if need.host is not None:
+        rooms = [room for room in rooms if may_be(need, room)]
+        if not rooms:
+            return f"Kueue assigned the host {need.host}, and no node has the label {HOSTNAME}={need.host}"
     fitting = [room for room in rooms if _refusal(need, room) is None]
     if not fitting:
         told = [f"{room.name} {_refusal(need, room)}" for room in sorted(rooms, key=lambda room: room.name)[:_LISTED]]
@@ -157,6 +168,8 @@ def _left(room: Room, need: Need, preempting: bool) -> tuple[float, float]:
 
 def _refusal(need: Need, room: Room) -> str | None:
     """Why no pod of the job may be on the node, however empty it is; None if they may."""
+    if not may_be(need, room):
+        return f"is not the host {need.host}, which Kueue assigned"
     if not room.ready:
         return "is not ready"
     if room.shunned:

@@ -73,21 +73,20 @@ def need(children: Sequence[Mapping[str, Any]], *, gpu_resource: str) -> Need:
 
 def find(asked: Need, observed: Observed, cluster: Cluster, *, now: datetime, host: str | None = None) -> Site:
     """The site of a job that is to run; `host`: the only node that it may have, by its label kubernetes.io/hostname."""
-    asked = cluster.with_priority(asked)
-    current = standing(observed) or cluster.account.promised(cluster.key)
-    if current:
-        room = cluster.account.room(cluster.key, asked, current)
-        return _stay(asked, current, room if room and _may_be(room, host) else None, observed, now)
-    rooms = [room for room in cluster.account.rooms(cluster.key, asked) if _may_be(room, host)]
+    asked = replace(cluster.with_priority(asked), host=host)
+    current = standing(observed)
+    kept = current or cluster.account.promised(cluster.key)
+    if kept:
+        site = _stay(asked, kept, cluster.account.room(cluster.key, asked, kept), observed, now)
+        if site.node or current or site.refused:
+            return site
+        # Nothing stands there: no child's end would bring another pass, and nothing has to end first.
+    rooms = cluster.account.rooms(cluster.key, asked)
     node = placement.choose(asked, rooms)
     if node:
         return _on(asked, node)
     told = Condition(reasons.PLACED, "False", reasons.NO_NODE_FITS, placement.obstacle(asked, rooms))
     return Site(asked, None, told, again_after_s=LOOK_AGAIN_S)
-
-
-def _may_be(room: Room, host: str | None) -> bool:
-    return host is None or room.labels.get("kubernetes.io/hostname") == host
 
 
 def standing(observed: Observed) -> str | None:
@@ -111,6 +110,9 @@ def _stay(asked: Need, node: str, room: Room | None, observed: Observed, now: da
     """The node that the job has, unless it cannot go on there."""
     if room is None:
         return _leave(asked, reasons.NODE_LOST, f"node {node} is gone: the whole job moves")
+    if not placement.may_be(asked, room):
+        told = f"Kueue assigned the host {asked.host}, which is not node {node}: the whole job moves"
+        return _leave(asked, reasons.NODE_LOST, told)
     if room.out_of_service:
         return _leave(asked, reasons.NODE_LOST, f"node {node} is out of service: the whole job moves")
     if not room.ready:
@@ -139,7 +141,8 @@ def _wait_for(asked: Need, node: str, observed: Observed) -> Site:
 
 
 def _leave(asked: Need, reason: str, message: str) -> Site:
-    return Site(asked, None, Condition(reasons.PLACED, "False", reason, message), moves=True)
+    told = Condition(reasons.PLACED, "False", reason, message)
+    return Site(asked, None, told, moves=True, again_after_s=LOOK_AGAIN_S)
 
 
 def _refused(observed: Observed) -> tuple[datetime, str] | None:

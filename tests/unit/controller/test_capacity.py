@@ -1,5 +1,7 @@
 """The account of the nodes: no room is given twice, and what is freed goes to those who wait."""
 
+from dataclasses import replace
+
 from stage2_controller import placement
 from stage2_controller.capacity import SHUNNED_S, Capacity
 from stage2_controller.observe import Key
@@ -53,6 +55,17 @@ def test_freed_room_goes_to_the_highest_priority_then_to_the_first_that_came() -
     made.remove("Pod", filler)
     assert made.serve() == [keys[2], keys[0]]
     assert made.waiting() == 1
+
+
+def test_a_job_that_is_tied_to_a_host_is_promised_no_other() -> None:
+    filler = n.foreign("z", gpus=4)
+    made = n.capacity(n.node("b"), n.node("z"), filler)
+    made.wait(n.KEY, replace(FOUR, host="z"))
+    made.wait(n.OTHER, replace(FOUR, host="z"))
+    assert made.serve() == []
+    made.remove("Pod", filler)
+    assert made.serve() == [n.KEY]
+    assert made.promises() == {n.KEY: "z"}
 
 
 def test_who_waits_is_told_when_something_is_freed_and_only_then() -> None:

@@ -62,6 +62,38 @@ def test_an_admitted_job_runs_on_the_host_that_kueue_assigned() -> None:
     assert made.site.node == "assigned"
 
 
+def test_a_job_waits_for_its_host_though_another_is_free_and_takes_it_once_it_is() -> None:
+    account = n.capacity(n.node("b"), n.node("z"), filler := n.foreign("z", gpus=1))
+    observed = Observed(workload=workload(*ADMITTED, host="z"))
+    waits = planned(queued(), account, observed)
+    assert b.message(waits, reasons.PLACED) == "needs 4 nvidia.com/gpu on one node; the largest free is 3 on z"
+    assert waits.site
+    account.wait(n.KEY, waits.site.need)
+    account.remove("Pod", filler)
+    assert account.serve() == [n.KEY]
+    goes = planned(queued(), account, observed)
+    assert goes.site
+    assert goes.site.node == "z"
+
+
+def test_a_job_whose_host_is_no_node_says_so() -> None:
+    observed = Observed(workload=workload(*ADMITTED, host="z"))
+    made = planned(queued(), n.capacity(n.node("b")), observed)
+    told = "Kueue assigned the host z, and no node has the label kubernetes.io/hostname=z"
+    assert b.message(made, reasons.PLACED) == told
+
+
+def test_a_job_moves_as_a_whole_when_kueue_assigns_it_another_host() -> None:
+    account = n.capacity(n.node(), n.node("z"))
+    made = planned(queued(), account, replace(b.started(b.job()), workload=workload(*ADMITTED, host="z")))
+    assert made.deletions == ("Job", "Deployment")
+    told = f"Kueue assigned the host z, which is not node {b.NODE}: the whole job moves"
+    assert b.message(made, reasons.PLACED) == told
+    again = planned(queued(), account, Observed(workload=workload(*ADMITTED, host="z")))
+    assert again.site
+    assert again.site.node == "z"
+
+
 def test_hosts_that_share_letters_are_put_together() -> None:
     found = workload(*ADMITTED, host="x")
     topology = found["status"]["admission"]["podSetAssignments"][0]["topologyAssignment"]

@@ -12,7 +12,7 @@ from stage2_controller.capacity import Capacity
 from stage2_controller.conditions import timestamp
 from stage2_controller.observed import Observed
 from stage2_controller.plan import Plan, plan
-from stage2_controller.siting import REFUSED_FOR_S, Cluster
+from stage2_controller.siting import LOOK_AGAIN_S, REFUSED_FOR_S, Cluster
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 
@@ -85,6 +85,31 @@ def test_the_whole_job_moves_when_its_node_is_gone() -> None:
     again = planned(b.job(), account, Observed())
     assert again.site
     assert again.site.node == "z"
+
+
+def test_a_job_that_has_to_leave_is_looked_at_again_even_if_nothing_more_happens() -> None:
+    account = n.capacity(n.node())
+    observed = replace(placed(b.job(), account), learner=None, pods=())
+    account.remove("Node", n.node())
+    made = planned(b.job(), account, observed)
+    assert (made.deletions, made.again_after_s) == (("Deployment",), LOOK_AGAIN_S)
+
+
+def test_a_promised_node_that_goes_before_the_job_has_children_is_replaced_at_once() -> None:
+    account = n.capacity(n.node("a"), n.node("z"))
+    first = planned(b.job(), account).site
+    assert first
+    assert first.node == "a"
+    account.promise(n.KEY, first.need, "a")
+    account.remove("Node", n.node("a"))
+    made = planned(b.job(), account)
+    assert made.site
+    assert made.site.node == "z"
+    account.promise(n.KEY, made.site.need, "z")
+    account.remove("Node", n.node("z"))
+    nowhere = planned(b.job(), account)
+    assert b.condition(nowhere, reasons.PLACED) == ("False", reasons.NO_NODE_FITS)
+    assert nowhere.again_after_s == LOOK_AGAIN_S
 
 
 def test_a_node_out_of_service_is_a_lost_one() -> None:
