@@ -5,7 +5,7 @@ from typing import Any
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.job import RolloutMatchingJob
-from stage2_controller import names
+from stage2_controller import names, shapes
 
 _OF_CONTAINER = {
     "command": "stage2 starts its own commands",
@@ -50,20 +50,21 @@ def check(job: RolloutMatchingJob) -> None:
 def _problems(path: str, template: Mapping[str, Any], ours: set[str], gpu: str) -> Iterator[Problem]:
     for key in sorted(set(template) - {"metadata", "spec"}):
         yield Problem(f"{path}.{key}", template[key], "a pod template holds metadata and spec", "move it under spec")
-    spec = template.get("spec") or {}
-    if not isinstance(spec, Mapping):
-        yield Problem(f"{path}.spec", spec, "must be a mapping", "write the fields of a pod under it")
-        return
     yield from _directives(path, template)
+    misshapen = list(shapes.problems(path, template))
+    yield from misshapen
+    if misshapen:  # what follows reads mappings and lists
+        return
+    spec = template.get("spec") or {}
     yield from _metadata(f"{path}.metadata", template.get("metadata") or {})
     yield from _reserved(f"{path}.spec", spec, _OF_POD)
     yield from _volumes(f"{path}.spec", spec)
     for index, container in enumerate(spec.get("containers") or []):
-        where = f"{path}.spec.containers[{index}]"
-        if not isinstance(container, Mapping) or not container.get("name"):
+        where, name = f"{path}.spec.containers[{index}]", container.get("name")
+        if not name or not isinstance(name, str):
             way_out = f"name it {' or '.join(sorted(ours))} to change that container, otherwise to add one"
             yield Problem(where, container, "a container needs a name", way_out)
-        elif container["name"] in ours:
+        elif name in ours:
             yield from _reserved(where, container, _OF_CONTAINER)
             yield from _container(where, container, gpu)
 
@@ -91,30 +92,30 @@ def _directives(path: str, written: Any) -> Iterator[Problem]:
 def _metadata(path: str, metadata: Mapping[str, Any]) -> Iterator[Problem]:
     for part in ("labels", "annotations"):
         for key, value in (metadata.get(part) or {}).items():
-            if key.startswith((f"{names.GROUP}/", "app.kubernetes.io/")):
+            if str(key).startswith((f"{names.GROUP}/", "app.kubernetes.io/")):
                 rule = "stage2 finds its pods by the keys of stage2.dev and app.kubernetes.io"
                 yield Problem(f"{path}.{part}[{key}]", value, rule, "choose another key")
 
 
 def _volumes(path: str, spec: Mapping[str, Any]) -> Iterator[Problem]:
     for index, volume in enumerate(spec.get("volumes") or []):
-        if volume.get("name") in _VOLUMES:
+        if volume["name"] in _VOLUMES:
             rule = f"the names {', '.join(_VOLUMES)} belong to stage2"
             yield Problem(f"{path}.volumes[{index}].name", volume["name"], rule, "choose another name")
 
 
 def _container(path: str, container: Mapping[str, Any], gpu: str) -> Iterator[Problem]:
     for index, mount in enumerate(container.get("volumeMounts") or []):
-        where = str(mount.get("mountPath")).rstrip("/") or "/"
+        where = mount["mountPath"].rstrip("/") or "/"
         if where == "/" or any(where == root or where.startswith(f"{root}/") for root in (*_ROOTS,)):
             rule = f"the paths {', '.join(_ROOTS)} belong to stage2"
             yield Problem(f"{path}.volumeMounts[{index}].mountPath", where, rule, "choose another path, such as /data")
     for index, variable in enumerate(container.get("env") or []):
-        if str(variable.get("name")).startswith("STAGE2_"):
+        if variable["name"].startswith("STAGE2_"):
             rule = "variables that begin with STAGE2_ are set by stage2"
             yield Problem(f"{path}.env[{index}].name", variable["name"], rule, "remove it")
     for part, amounts in (container.get("resources") or {}).items():
-        if part in ("limits", "requests") and gpu and gpu in amounts:
+        if part in ("limits", "requests") and gpu and gpu in (amounts or {}):
             rule = "GPUs are counted by the job"
             way_out = "use spec.rollout.gpusPerServer or spec.learner.gpus"
             yield Problem(f"{path}.resources.{part}[{gpu}]", amounts[gpu], rule, way_out)
