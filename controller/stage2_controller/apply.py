@@ -118,15 +118,20 @@ class Api:
             if error.status != 404:
                 raise
 
-    async def patch_status(self, kind: str, namespace: str, name: str, status: Object) -> None:
-        """Merges into the status of an object that another controller owns too; one that is gone needs none."""
+    async def patch_status(self, kind: str, namespace: str, name: str, patch: Object) -> bool:
+        """Merges into the status of an object that another controller owns too; one that is gone needs none.
+
+        False if it is not the version any more whose metadata.resourceVersion the patch names.
+        """
         where = f"{path(kind, namespace, name)}/status"
         content_type = "application/merge-patch+json"
         try:
-            await self._request("patch", where, body={"status": status}, content_type=content_type)
+            await self._request("patch", where, body=patch, content_type=content_type)
         except ApiRefused as error:
-            if error.status != 404:
+            if error.status not in (404, 409):
                 raise
+            return error.status == 404
+        return True
 
     async def create(self, manifest: Object) -> Object | None:
         """Creates the object; None if it exists already, which is left as it is."""

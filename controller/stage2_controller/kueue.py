@@ -10,13 +10,16 @@ from typing import Any
 from stage2_controller import names, reasons
 from stage2_controller.children import meta
 from stage2_controller.conditions import Condition
-from stage2_controller.observed import Object, Observed, running
+from stage2_controller.observed import Object, Observed, running, succeeded, terminating
 from stage2_controller.outcome import Outcome
 
 API_VERSION = "kueue.x-k8s.io/v1beta2"
 KIND = "Workload"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 _HOSTNAME = "kubernetes.io/hostname"
+# Reasons of PodsReady that Kueue's waitForPodsReady knows.
+_WAITS_FOR_START, _STARTED = "WaitForStart", "Started"
+_WAITS_FOR_RECOVERY, _RECOVERED = "WaitForRecovery", "Recovered"
 _ROLES = {"Deployment": names.ROLE_ROLLOUT, "Job": names.ROLE_LEARNER}
 
 
@@ -79,7 +82,7 @@ def reserved(found: Object | None, queue: str) -> Condition:
 
 
 def answer(found: Object | None, observed: Observed, outcome: Outcome | None, *, at: str) -> dict[str, Any] | None:
-    """What the Workload's status is to be told (a JSON merge patch); None if it says so already.
+    """What the Workload is to be told (a JSON merge patch of what was read); None if it says so already.
 
     As Kueue's own integrations do: the end of the job, whether its pods are ready, and, once an evicted job has no pods
     any more, that its quota is free.
@@ -88,16 +91,29 @@ def answer(found: Object | None, observed: Observed, outcome: Outcome | None, *,
         return None
     if outcome:
         return _patch(found, _true("Finished", "JobFinished", outcome.message), at=at)
-    if _holds(found, "Evicted") and _holds(found, "QuotaReserved"):
+    if not admitted(found):
         if observed.pods:
             return None
+        wanted = [_false("PodsReady", _WAITS_FOR_START, "the job has no pods")]
+        reserves = _holds(found, "QuotaReserved")
+        if not (_holds(found, "Evicted") and reserves):
+            return _patch(found, *wanted, at=at)
         message = "the job was evicted and has no pods any more"
-        free = [_false(kind, "Pending", message) for kind in ("QuotaReserved", "Admitted")]
-        return {**(_patch(found, *free, at=at) or {}), "admission": None}
-    ready = running(observed.pod(names.ROLE_LEARNER), names.ROLE_LEARNER)
-    if admitted(found) and ready:
-        return _patch(found, _true("PodsReady", "PodsReady", "servers and learner run"), at=at)
-    return None
+        wanted += [_false(kind, "Pending", message) for kind in ("QuotaReserved", "Admitted")]
+        return _patch(found, *wanted, at=at, admission=None)
+    return _patch(found, _pods_ready(found, observed), at=at)
+
+
+def _pods_ready(found: Object, observed: Observed) -> dict[str, str]:
+    """PodsReady of an admitted job: Kueue's timeouts for the start and for a recovery go by its reason."""
+    known = (_condition(found, "PodsReady") or {}).get("reason")
+    recovers = known in (_WAITS_FOR_RECOVERY, _RECOVERED)
+    learner = observed.pod(names.ROLE_LEARNER)
+    if not terminating(learner) and (running(learner, names.ROLE_LEARNER) or succeeded(learner, names.ROLE_LEARNER)):
+        return _true("PodsReady", _RECOVERED if recovers else _STARTED, "servers and learner run")
+    if recovers or _holds(found, "PodsReady"):
+        return _false("PodsReady", _WAITS_FOR_RECOVERY, "the learner ran and does not run any more")
+    return _false("PodsReady", _WAITS_FOR_START, "the learner does not run yet")
 
 
 def _pod_set(role: str, template: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,13 +125,16 @@ def _pod_set(role: str, template: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _patch(found: Object, *wanted: dict[str, str], at: str) -> dict[str, Any] | None:
+def _patch(found: Object, *wanted: dict[str, str], at: str, **more: Any) -> dict[str, Any] | None:
+    """A merge patch replaces the whole list: it holds for the version that was read, and is refused for any other."""
     known = {item["type"]: item for item in (found.get("status") or {}).get("conditions") or []}
-    if all(known.get(item["type"], {}).get("status", "False") == item["status"] for item in wanted):
+    changed = [item for item in wanted if known.get(item["type"], {}).get("status", "False") != item["status"]]
+    if not changed:
         return None
-    for item in wanted:
+    for item in changed:
         known[item["type"]] = {**item, "lastTransitionTime": at}
-    return {"conditions": list(known.values())}
+    version = {"resourceVersion": found["metadata"]["resourceVersion"]}
+    return {"metadata": version, "status": {"conditions": list(known.values()), **more}}
 
 
 def _true(kind: str, reason: str, message: str) -> dict[str, str]:

@@ -32,7 +32,7 @@ class Plan:
     deletions: tuple[str, ...] = ()  # kinds of children that have to go
     site: Site | None = None  # the job's place; None: it needs none
     keeps_place: bool = False  # refused, but what already runs goes on
-    workload_status: Mapping[str, Any] | None = None  # what Kueue has to be told
+    workload_patch: Mapping[str, Any] | None = None  # what Kueue has to be told
     gate: Gate | None = None  # the readiness of the rollout pod that has to be told
     delete_job: bool = False  # spec.ttlSecondsAfterFinished has passed
     again_after_s: float | None = None
@@ -83,7 +83,7 @@ def plan(
     answer = kueue.answer(observed.workload, observed, outcome, at=conditions.timestamp(now)) if queue else None
     status = statuses.accepted(scene)
     if outcome:
-        return replace(_finished(accepted, observed, status, now), workload_status=answer)
+        return replace(_finished(accepted, observed, status, now), workload_patch=answer)
     staged, deletions = _stage(observed, wanted, scene, restarts=restarts)
     if queue:
         asked_for = kueue.workload(
@@ -101,7 +101,7 @@ def plan(
         children=staged,
         deletions=deletions,
         site=site,
-        workload_status=answer,
+        workload_patch=answer,
         gate=gates.gate(observed, status),
         again_after_s=_next_look(scene, status, settings),
     )

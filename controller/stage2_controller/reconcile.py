@@ -35,6 +35,7 @@ _ROLE_OF_KIND = {
 }
 
 _READ_AGAIN = timedelta(minutes=2)
+_KUEUE_AGAIN_S = 1.0  # Kueue wrote at the same time, and the watch has not told yet
 
 
 def utc_now() -> datetime:
@@ -103,9 +104,10 @@ class Reconciler:
         )
         self._settle(key, intended)  # before anything else is awaited: the next job must find the room taken
         refusals = await self._carry_out(key, intended, observed)
-        if intended.workload_status:
+        stale = False
+        if intended.workload_patch:
             name = names.child_name(key.name, names.ROLE_QUOTA)
-            await self._api.patch_status("Workload", key.namespace, name, intended.workload_status)
+            stale = not await self._api.patch_status("Workload", key.namespace, name, intended.workload_patch)
         if intended.gate:
             await self._api.apply_condition(key.namespace, intended.gate, at=conditions.timestamp(now))
         await self._tell(raw, intended, refusals, now)
@@ -115,7 +117,7 @@ class Reconciler:
             await self._api.delete(names.KIND, key.namespace, key.name)
         if refusals:
             raise RetryLater("; ".join(refusals))
-        return intended.again_after_s
+        return _KUEUE_AGAIN_S if stale else intended.again_after_s
 
     def restore(self) -> None:
         """Enters the places of all jobs that have one, before the first pass gives away what is free."""

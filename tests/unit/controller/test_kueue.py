@@ -3,8 +3,11 @@
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from stage2_controller import drift, kueue, names, reasons
 from stage2_controller.observed import Observed
+from stage2_controller.plan import Plan
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 from tests.unit.controller.test_siting import planned
@@ -16,8 +19,8 @@ def queued(**spec: Any) -> Any:
     return raw
 
 
-def condition(kind: str, status: str = "True", message: str = "") -> dict[str, str]:
-    return {"type": kind, "status": status, "reason": "x", "message": message, "lastTransitionTime": "t"}
+def condition(kind: str, status: str = "True", message: str = "", reason: str = "x") -> dict[str, str]:
+    return {"type": kind, "status": status, "reason": reason, "message": message, "lastTransitionTime": "t"}
 
 
 def workload(*conditions: dict[str, str], host: str | None = None, raw: Any = None) -> Any:
@@ -27,7 +30,15 @@ def workload(*conditions: dict[str, str], host: str | None = None, raw: Any = No
         "slices": [{"domainCount": 1, "podCounts": {"universal": 1}, "valuesPerLevel": [{"universal": host}]}],
     }
     admission = {"podSetAssignments": [{"name": "rollout", "topologyAssignment": topology}]} if host else None
-    return {**made, "status": {"conditions": list(conditions), "admission": admission}}
+    metadata = {**made["metadata"], "resourceVersion": "7"}
+    return {**made, "metadata": metadata, "status": {"conditions": list(conditions), "admission": admission}}
+
+
+def told(made: Plan) -> dict[str, tuple[str, str]]:
+    """Status and reason of the conditions that Kueue is to be told."""
+    assert made.workload_patch
+    conditions = made.workload_patch["status"]["conditions"]
+    return {item["type"]: (item["status"], item["reason"]) for item in conditions}
 
 
 ADMITTED = (condition("QuotaReserved"), condition("Admitted"))
@@ -79,16 +90,16 @@ def test_a_job_waits_for_its_host_though_another_is_free_and_takes_it_once_it_is
 def test_a_job_whose_host_is_no_node_says_so() -> None:
     observed = Observed(workload=workload(*ADMITTED, host="z"))
     made = planned(queued(), n.capacity(n.node("b")), observed)
-    told = "Kueue assigned the host z, and no node has the label kubernetes.io/hostname=z"
-    assert b.message(made, reasons.PLACED) == told
+    message = "Kueue assigned the host z, and no node has the label kubernetes.io/hostname=z"
+    assert b.message(made, reasons.PLACED) == message
 
 
 def test_a_job_moves_as_a_whole_when_kueue_assigns_it_another_host() -> None:
     account = n.capacity(n.node(), n.node("z"))
     made = planned(queued(), account, replace(b.started(b.job()), workload=workload(*ADMITTED, host="z")))
     assert made.deletions == ("Job", "Deployment")
-    told = f"Kueue assigned the host z, which is not node {b.NODE}: the whole job moves"
-    assert b.message(made, reasons.PLACED) == told
+    message = f"Kueue assigned the host z, which is not node {b.NODE}: the whole job moves"
+    assert b.message(made, reasons.PLACED) == message
     again = planned(queued(), account, Observed(workload=workload(*ADMITTED, host="z")))
     assert again.site
     assert again.site.node == "z"
@@ -110,24 +121,56 @@ def test_an_evicted_job_goes_first_and_gives_its_quota_back_then() -> None:
     evicted = (*ADMITTED, condition("Evicted", message="preempted"))
     first = planned(queued(), n.capacity(n.node()), running(*evicted))
     assert first.deletions == ("Job", "Deployment")
-    assert first.workload_status is None
-    gone = planned(queued(), n.capacity(n.node()), running(*evicted, pods=()))
-    assert gone.workload_status
-    told = {item["type"]: item["status"] for item in gone.workload_status["conditions"]}
-    assert told == {"QuotaReserved": "False", "Admitted": "False", "Evicted": "True"}
-    assert gone.workload_status["admission"] is None
+    assert first.workload_patch is None
+    ready = condition("PodsReady", reason="Started")
+    gone = planned(queued(), n.capacity(n.node()), running(*evicted, ready, pods=()))
+    assert told(gone) == {
+        "QuotaReserved": ("False", "Pending"),
+        "Admitted": ("False", "Pending"),
+        "Evicted": ("True", "x"),
+        "PodsReady": ("False", "WaitForStart"),
+    }
+    assert gone.workload_patch
+    assert gone.workload_patch["status"]["admission"] is None
+    evicted_since = [item for item in gone.workload_patch["status"]["conditions"] if item["type"] == "Evicted"]
+    assert evicted_since == [evicted[-1]]
 
 
 def test_kueue_is_told_once_that_the_pods_run_and_that_the_job_has_ended() -> None:
-    made = planned(queued(), n.capacity(n.node()), running(*ADMITTED))
-    assert made.workload_status
-    assert made.workload_status["conditions"][-1]["type"] == "PodsReady"
+    assert told(planned(queued(), n.capacity(n.node()), running(*ADMITTED)))["PodsReady"] == ("True", "Started")
     again = planned(queued(), n.capacity(n.node()), running(*ADMITTED, condition("PodsReady")))
-    assert again.workload_status is None
+    assert again.workload_patch is None
     done = b.learner_job(b.planned(b.job(), b.started(b.job())), b.job_condition("Complete"))
     ended = planned(queued(), n.capacity(n.node()), replace(running(*ADMITTED), learner=done))
-    assert ended.workload_status
-    assert ended.workload_status["conditions"][-1]["type"] == "Finished"
+    assert told(ended)["Finished"] == ("True", "JobFinished")
+
+
+def test_what_kueue_is_told_holds_only_for_the_version_that_was_read() -> None:
+    """A merge patch replaces the list of conditions: an eviction that came in between would be lost."""
+    made = planned(queued(), n.capacity(n.node()), running(*ADMITTED))
+    assert made.workload_patch
+    assert made.workload_patch["metadata"] == {"resourceVersion": "7"}
+
+
+@pytest.mark.parametrize(
+    ("known", "learner", "answer"),
+    [
+        (None, None, None),  # it waits for its start, and no condition says just that
+        (condition("PodsReady", "False", reason="WaitForStart"), None, None),
+        (condition("PodsReady", reason="Started"), None, ("False", "WaitForRecovery")),
+        (condition("PodsReady", reason="Started"), b.learner_pod(b.down("learner", 1)), ("False", "WaitForRecovery")),
+        (condition("PodsReady", reason="Started"), b.learner_pod(b.down("learner", 0)), None),
+        (condition("PodsReady", "False", reason="WaitForRecovery"), None, None),
+        (condition("PodsReady", "False", reason="WaitForRecovery"), b.learner_pod(), ("True", "Recovered")),
+        (condition("PodsReady", reason="Recovered"), b.learner_pod(), None),
+        (condition("PodsReady", reason="Recovered"), None, ("False", "WaitForRecovery")),
+    ],
+)
+def test_kueue_is_told_when_pods_that_were_ready_are_not_any_more(known: Any, learner: Any, answer: Any) -> None:
+    pods = (b.rollout_pod(True, True, True), *([learner] if learner else []))
+    observed = running(*ADMITTED, *([known] if known else []), pods=pods)
+    made = planned(queued(), n.capacity(n.node()), observed)
+    assert (told(made)["PodsReady"] if answer else made.workload_patch) == answer
 
 
 def test_a_suspended_job_makes_its_workload_inactive_and_a_steady_one_writes_nothing() -> None:
