@@ -101,7 +101,7 @@ def children(
     config_text, servers, image = workload.config_text, workload.servers, settings.image
     made = [
         configmap.configmap(owner, config_text),
-        networkpolicy.networkpolicy(owner, servers, workload.learner, controller_namespace=settings.namespace),
+        networkpolicy.networkpolicy(owner, servers, controller_namespace=settings.namespace),
     ]
     if servers:
         made.append(service.service(owner, servers))

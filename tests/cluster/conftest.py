@@ -95,7 +95,11 @@ def kubeconfig(request: pytest.FixtureRequest, local_cluster: LocalCluster) -> I
     request.getfixturevalue("root")
     found_running = local_cluster.running()
     try:
-        yield local_cluster.up()
+        booted = local_cluster.up()
+        local_cluster(
+            "enable", "kube-router"
+        )  # as on most clusters: jobs must work under their policies
+        yield booted
     finally:
         if not found_running:
             local_cluster("down")

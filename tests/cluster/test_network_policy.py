@@ -12,11 +12,10 @@ from stage2_controller import names
 from stage2_controller.children.meta import labels
 from stage2_controller.children.networkpolicy import CONTROLLER_LABELS, networkpolicy
 from stage2_controller.containers import containers
-from tests.cluster.conftest import LocalCluster
 from tests.cluster.controller.conftest import Kubectl, eventually, job
 
-pytestmark = pytest.mark.timeout(1800)  # the first run on a machine builds kube-router
 JOB = "guarded"
+CHOSEN = 38997  # by the kernel, for a member of a transfer group
 OTHER = "other"
 ROLLOUT, LEARNER, CONTROLLER, STRANGER, FOREIGN = "rollout", "learner", "controller", "stranger", "another-learner"
 LISTEN = """
@@ -38,25 +37,27 @@ Reached = Callable[[str, str], set[int]]
 
 @pytest.fixture(scope="module")
 def ports() -> dict[str, list[int]]:
-    """What the policy is about: the servers' ports and, of the learner, group ports, progress and metrics."""
+    """What the policy is about: servers, and the learner's groups, progress and metrics; both choose others at will."""
     made = containers(parse_job(job(JOB)), host_for=lambda _: JOB)
     group = [port for name, port in made.learner.ports.items() if name.startswith("group-")]
     servers = [server.port for server in made.servers]
     assert len(servers) == len(group) == 3
-    return {"servers": servers, "group": group, "progress": [names.PROGRESS_PORT], "metrics": [names.METRICS_PORT]}
+    return {
+        "servers": servers,
+        "group": group,
+        "chosen": [CHOSEN],
+        "progress": [names.PROGRESS_PORT],
+        "metrics": [names.METRICS_PORT],
+    }
 
 
 @pytest.fixture(scope="module")
-def guarded(on_local_cluster: Path, local_cluster: LocalCluster, controller_image: str) -> Iterator[Kubectl]:
-    """kubectl in a namespace of its own, on a cluster that enforces policies."""
+def guarded(on_local_cluster: Path, controller_image: str) -> Iterator[Kubectl]:
+    """kubectl in a namespace of its own, on the local cluster, which enforces policies."""
     kubectl = Kubectl(on_local_cluster, f"stage2-test-{uuid.uuid4().hex[:8]}")
     kubectl("create", "namespace", kubectl.namespace)
-    try:
-        local_cluster("enable", "kube-router")
-        yield kubectl
-    finally:
-        kubectl("delete", "namespace", kubectl.namespace, "--wait=false")
-        local_cluster("disable", "kube-router")
+    yield kubectl
+    kubectl("delete", "namespace", kubectl.namespace, "--wait=false")
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +72,8 @@ def reached(guarded: Kubectl, ports: dict[str, list[int]], controller_image: str
         CONTROLLER: CONTROLLER_LABELS,
         STRANGER: {"app": "stranger"},
     }
-    of_learner = [*ports["group"], *ports["progress"], *ports["metrics"]]
-    listens = {ROLLOUT: ports["servers"], LEARNER: of_learner}
+    of_learner = [*ports["group"], *ports["chosen"], *ports["progress"], *ports["metrics"]]
+    listens = {ROLLOUT: [*ports["servers"], *ports["chosen"]], LEARNER: of_learner}
     for name, own in who.items():
         guarded.apply(_pod(name, own, controller_image, listens.get(name, everything)))
     guarded("wait", "--for=condition=Ready", "pod", "--all", "--timeout=120s")
@@ -92,7 +93,7 @@ def reached(guarded: Kubectl, ports: dict[str, list[int]], controller_image: str
 def _policy(namespace: str) -> dict[str, Any]:
     made = containers(parse_job(job(JOB)), host_for=lambda _: JOB)
     owner = {"name": JOB, "namespace": namespace}
-    return networkpolicy(owner, made.servers, made.learner, controller_namespace=namespace)
+    return networkpolicy(owner, made.servers, controller_namespace=namespace)
 
 
 def _pod(name: str, own: dict[str, str], image: str, ports: list[int]) -> dict[str, Any]:
@@ -108,15 +109,15 @@ def _pod(name: str, own: dict[str, str], image: str, ports: list[int]) -> dict[s
 
 
 def test_the_learner_reaches_its_servers_and_nobody_else_does(reached: Reached, ports: dict[str, list[int]]) -> None:
-    assert reached(LEARNER, ROLLOUT) == set(ports["servers"])
+    assert reached(LEARNER, ROLLOUT) == {*ports["servers"], *ports["chosen"]}
     assert reached(CONTROLLER, ROLLOUT) == reached(STRANGER, ROLLOUT) == set()
     assert reached(FOREIGN, ROLLOUT) == set(), "the learner of another job is a stranger"
 
 
-def test_the_servers_reach_the_group_ports_of_their_learner_and_nobody_else_does(
+def test_the_servers_reach_the_transfer_groups_of_their_learner_and_nobody_else_does(
     reached: Reached, ports: dict[str, list[int]]
 ) -> None:
-    assert reached(ROLLOUT, LEARNER) == {*ports["group"], *ports["metrics"]}
+    assert reached(ROLLOUT, LEARNER) >= {*ports["group"], *ports["chosen"]}
     assert reached(FOREIGN, LEARNER) == reached(STRANGER, LEARNER) == set(ports["metrics"])
 
 

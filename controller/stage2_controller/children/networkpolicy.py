@@ -11,31 +11,34 @@ CONTROLLER_LABELS = {"app.kubernetes.io/name": "stage2", "app.kubernetes.io/comp
 
 
 def networkpolicy(
-    owner: Mapping[str, Any], servers: Sequence[Container], learner: Container, *, controller_namespace: str | None
+    owner: Mapping[str, Any], servers: Sequence[Container], *, controller_namespace: str | None
 ) -> meta.Manifest:
     """NetworkPolicy `<job>-pods` over servers and learner alike.
 
-    The servers' ports are open to the learner, the learner's group ports to the servers, and the learner's progress
-    (which asks for the token) to the controller: to everybody where the controller runs outside the cluster. Its
-    metrics, which hold nothing secret, are open to the cluster's pods: Prometheus may run in any namespace.
+    Servers and learner are open to each other on every TCP port, since gloo and NCCL connect the members of a transfer
+    group on ports that the kernel chooses. Of everybody else, the learner's progress (which asks for the token) is open
+    to the controller: to all where the controller runs outside the cluster. The metrics, which hold nothing secret, are
+    open to the cluster's pods: Prometheus may run in any namespace.
     """
-    group = [port for name, port in learner.ports.items() if name.startswith("group-")]
+    between = [*_role(owner["name"], names.ROLE_LEARNER), *_role(owner["name"], names.ROLE_ROLLOUT)]
     rules = [
-        _allow(_role(owner["name"], names.ROLE_LEARNER), [server.port for server in servers]),
-        _allow(_role(owner["name"], names.ROLE_ROLLOUT), group),
-        _allow(_controller(controller_namespace), [names.PROGRESS_PORT]),
-        _allow([{"namespaceSelector": {}}], [names.METRICS_PORT]),
+        *([_allow(between, _EVERY_PORT)] if servers else []),
+        _allow(_controller(controller_namespace), [{"port": names.PROGRESS_PORT}]),
+        _allow([{"namespaceSelector": {}}], [{"port": names.METRICS_PORT}]),
     ]
     spec = {
         "podSelector": {"matchLabels": {names.LABEL_JOB: names.short_name(owner["name"])}},
         "policyTypes": ["Ingress"],
-        "ingress": [rule for rule in rules if rule["ports"]],
+        "ingress": rules,
     }
     return meta.child("networking.k8s.io/v1", "NetworkPolicy", owner=owner, role=names.ROLE_PODS, body={"spec": spec})
 
 
-def _allow(peers: Sequence[Mapping[str, Any]], ports: Sequence[int]) -> dict[str, Any]:
-    rule: dict[str, Any] = {"ports": [{"port": port, "protocol": "TCP"} for port in ports]}
+_EVERY_PORT: tuple[Mapping[str, int], ...] = ({},)
+
+
+def _allow(peers: Sequence[Mapping[str, Any]], ports: Sequence[Mapping[str, int]]) -> dict[str, Any]:
+    rule: dict[str, Any] = {"ports": [{**port, "protocol": "TCP"} for port in ports]}
     return {**rule, "from": list(peers)} if peers else rule
 
 

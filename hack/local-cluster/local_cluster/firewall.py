@@ -22,7 +22,7 @@ class Firewall:
 
     def enable(self, layout: Layout, console: Console) -> None:
         """Start it, and wait until packets pass its chain."""
-        if named(layout, self.name):
+        if any(daemon.alive() for daemon in named(layout, self.name)):
             return
         ensure_packages(console)
         ensure_binaries(layout, [BINARY], console)
