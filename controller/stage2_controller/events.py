@@ -21,6 +21,7 @@ _QUIET = {
 }
 _WARNINGS = {
     reasons.INVALID_SPEC,
+    reasons.INTERNAL_ERROR,
     reasons.CHILD_REFUSED,
     reasons.NO_NODE_FITS,
     reasons.NODE_LOST,

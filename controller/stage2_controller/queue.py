@@ -18,6 +18,10 @@ class RetryLater(Exception):
     """A pass that could not finish for a reason that is told elsewhere: try again with backoff, no traceback."""
 
 
+class Broken(RetryLater):
+    """A pass that met a bug of the controller, which is told and logged already."""
+
+
 class WorkQueue(Generic[Key]):
     """Calls `work(key)` for every key that was added since its last call began.
 

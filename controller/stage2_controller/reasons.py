@@ -14,6 +14,7 @@ SUSPENDED: Final = "Suspended"  # spec.suspend: no pod exists
 ACCEPTED: Final = "Accepted"
 VALID: Final = "Valid"
 INVALID_SPEC: Final = "InvalidSpec"  # a rule is broken; the message has path, value, rule and way out
+INTERNAL_ERROR: Final = "InternalError"  # a bug of the controller: nothing changes until another version plans the job
 
 # Condition Placed: one node has room for servers and learner. Absent where the scheduler alone chooses.
 PLACED: Final = "Placed"
@@ -62,6 +63,7 @@ NOT_SYNCED_YET: Final = "NotSyncedYet"
 QUOTA_RESERVED: Final = "QuotaReserved"
 ADMITTED: Final = "Admitted"
 QUOTA_PENDING: Final = "QuotaPending"
+KUEUE_DISABLED: Final = "KueueDisabled"  # the controller was installed without Kueue: nothing starts, what runs goes on
 
 # Condition Training: nothing is missing. Its message is what `stage2 explain` says first.
 TRAINING: Final = "Training"

@@ -9,19 +9,19 @@ from typing import Any
 
 import aiohttp
 
-from stage2_api.errors import ConfigError
-from stage2_controller import conditions, drift, names, outcome, reasons
+from stage2_controller import conditions, drift, kueue, names, outcome, reasons
 from stage2_controller import status as statuses
 from stage2_controller.apply import Api, ApiRefused
 from stage2_controller.capacity import Capacity
 from stage2_controller.draft import Drafts, Settings
 from stage2_controller.events import events
+from stage2_controller.fault import Faults
 from stage2_controller.metrics import Metrics
 from stage2_controller.observe import Key, Store, slim
 from stage2_controller.observed import Object, Observed, terminating
 from stage2_controller.plan import Plan, plan
 from stage2_controller.progress import ProgressReader
-from stage2_controller.queue import RetryLater
+from stage2_controller.queue import Broken, RetryLater
 from stage2_controller.siting import Cluster, standing
 
 logger = logging.getLogger(__name__)
@@ -55,6 +55,7 @@ class Reconciler:
         *,
         metrics: Metrics,
         capacity: Capacity | None = None,  # None: the scheduler alone chooses nodes
+        serves_kueue: bool = False,
         clock: Callable[[], datetime] = utc_now,
     ) -> None:
         self._api = api
@@ -62,9 +63,12 @@ class Reconciler:
         self._progress = progress
         self._settings = settings
         self._drafts = Drafts(settings)
+        self._faults = Faults()
         self._metrics = metrics
         self._capacity = capacity
         self._kept: dict[tuple[str, Key], tuple[datetime, Object | None]] = {}  # with the time until which it serves
+        self._serves_kueue = serves_kueue
+        self._flavors: dict[str, tuple[datetime, Object | None]] = {}  # with the time until which it serves
         self._priorities: dict[str, Object] = {}  # PriorityClasses never change
         self._clock = clock
 
@@ -75,8 +79,8 @@ class Reconciler:
             with self._metrics.pass_seconds.time():
                 again_after_s = await self._pass(key)
             result = "done"
-        except RetryLater:
-            result = "retry"
+        except RetryLater as reason:
+            result = "error" if isinstance(reason, Broken) else "retry"
             raise
         except (ApiRefused, aiohttp.ClientError, TimeoutError) as error:
             result = "retry"
@@ -93,15 +97,20 @@ class Reconciler:
         cluster = await self._cluster(key, raw)
         observed = await self._observe(key, raw)
         now = self._clock()
-        intended = plan(
-            raw,
-            observed,
-            settings=self._settings,
-            now=now,
-            new_token=lambda: secrets.token_urlsafe(32),
-            cluster=cluster,
-            draft_of=self._drafts.of,
-        )
+        fault: Exception | None = None
+        try:
+            intended = plan(
+                raw,
+                observed,
+                settings=self._settings,
+                now=now,
+                new_token=lambda: secrets.token_urlsafe(32),
+                cluster=cluster,
+                draft_of=self._drafts.of,
+                flavors=await self._flavors_of(observed) if self._serves_kueue else None,
+            )
+        except Exception as error:  # noqa: BLE001  # whatever it is, the job says so
+            fault, intended = error, self._faults.plan(key, raw, error, now=now)
         self._settle(key, intended)  # before anything else is awaited: the next job must find the room taken
         refusals = await self._carry_out(key, intended, observed)
         stale = False
@@ -117,6 +126,8 @@ class Reconciler:
             await self._api.delete(names.KIND, key.namespace, key.name)
         if refusals:
             raise RetryLater("; ".join(refusals))
+        if fault:
+            raise Broken("a bug of the controller, told in the job's condition Accepted") from fault
         return _KUEUE_AGAIN_S if stale else intended.again_after_s
 
     def restore(self) -> None:
@@ -125,13 +136,14 @@ class Reconciler:
             key = Key(raw["metadata"]["namespace"], raw["metadata"]["name"])
             node = None if outcome.final(raw.get("status") or {}) else standing(self._watched(key))
             if self._capacity and node:
-                with suppress(ConfigError):  # a spec that is refused by now: its pass keeps what runs
+                with suppress(Exception):  # a spec that cannot be planned by now: its pass says so, and keeps what runs
                     self._capacity.promise(key, self._drafts.of(raw).need, node)
 
     def forget(self, key: Key) -> None:
         """The job is gone: so is its claim to a node."""
         self._drop_files(key)
         self._drafts.forget(key)
+        self._faults.forget(key)
         if self._capacity:
             self._capacity.release(key)
 
@@ -148,6 +160,15 @@ class Reconciler:
             if found is not None:
                 self._priorities[name] = found
         return Cluster(self._capacity, key, self._priorities.get(name) if name else None)
+
+    async def _flavors_of(self, observed: Observed) -> dict[str, Object]:
+        """The ResourceFlavors that the job was assigned; they are few, and many jobs share them."""
+        for name in kueue.flavors_of(observed.workload):
+            kept = self._flavors.get(name)
+            if kept is None or kept[0] <= self._clock():
+                self._flavors[name] = self._clock() + _READ_AGAIN, await self._api.get("ResourceFlavor", None, name)
+        found = {name: self._flavors[name][1] for name in kueue.flavors_of(observed.workload)}
+        return {name: flavor for name, flavor in found.items() if flavor is not None}
 
     def _settle(self, key: Key, intended: Plan) -> None:
         """Enters the job's place into the account of the nodes."""
