@@ -96,6 +96,7 @@ class Reconciler:
             return None
         cluster = await self._cluster(key, raw)
         observed = await self._observe(key, raw)
+        flavors = await self._flavors_of(observed) if self._serves_kueue else None
         now = self._clock()
         fault: Exception | None = None
         try:
@@ -107,7 +108,7 @@ class Reconciler:
                 new_token=lambda: secrets.token_urlsafe(32),
                 cluster=cluster,
                 draft_of=self._drafts.of,
-                flavors=await self._flavors_of(observed) if self._serves_kueue else None,
+                flavors=flavors,
             )
         except Exception as error:  # noqa: BLE001  # whatever it is, the job says so
             fault, intended = error, self._faults.plan(key, raw, error, now=now)
