@@ -19,8 +19,9 @@ from stage2_controller.observed import Object
 logger = logging.getLogger(__name__)
 
 DURATION_S = 15.0  # a follower takes a Lease that has not changed for this long
-RENEW_S = 10.0  # a leader that could not renew for this long stops, well before another starts
+RENEW_S = 10.0  # a leader whose last renewal was sent this long ago stops, well before another starts
 RETRY_S = 2.0
+ATTEMPT_S = RENEW_S / 2  # for one answer, so that a request that was lost is made again in time
 _REFUSED = (ApiRefused, aiohttp.ClientError, TimeoutError)
 
 
@@ -59,21 +60,24 @@ class Election:
         self._clock = clock
         self._seen: Object | None = None
         self._seen_at = clock()
+        self._asked_at = clock()  # when the request was sent that made or kept the Lease ours
 
     async def acquire(self) -> None:
         """Tries until the Lease is ours."""
-        while not await self._attempt():
+        while not await self._attempt(ATTEMPT_S):
             await asyncio.sleep(RETRY_S)
         logger.info("leads: %s holds the Lease %s/%s", self._identity, self._namespace, self._name)
 
     async def hold(self) -> None:
-        """Renews until that fails for too long, or somebody else holds the Lease."""
-        renewed = self._clock()
-        while self._clock() - renewed < RENEW_S:
-            await asyncio.sleep(RETRY_S)
-            if await self._attempt():
-                renewed = self._clock()
-            elif self._seen is not None and _holder(self._seen) != self._identity:
+        """Renews until that fails for too long, or somebody else holds the Lease.
+
+        Returns RENEW_S after the last good renewal was sent, whatever the API server does in between: others count from
+        a later moment, at which they see it.
+        """
+        while (left_s := self._left_s()) > 0:
+            await asyncio.sleep(min(RETRY_S, left_s))
+            renewed = await self._attempt(min(ATTEMPT_S, self._left_s()))
+            if not renewed and self._seen is not None and _holder(self._seen) != self._identity:
                 break
         logger.error("leads no more: the Lease %s/%s could not be renewed", self._namespace, self._name)
 
@@ -86,13 +90,21 @@ class Election:
         except _REFUSED as error:
             logger.warning("the Lease stays until it ends: %s", error)
 
-    async def _attempt(self) -> bool:
+    def _left_s(self) -> float:
+        """Seconds for which the Lease is surely ours."""
+        return self._asked_at + RENEW_S - self._clock()
+
+    async def _attempt(self, limit_s: float) -> bool:
         """One try to get or keep the Lease; whether it is ours now."""
+        asked_at = self._clock()
         try:
-            return await asyncio.wait_for(self._take(), timeout=RENEW_S / 2)
+            ours = await asyncio.wait_for(self._take(), timeout=limit_s)
         except _REFUSED as error:
             logger.warning("no answer about the Lease: %s", str(error) or type(error).__name__)
             return False
+        if ours:
+            self._asked_at = asked_at
+        return ours
 
     async def _take(self) -> bool:
         lease = await self._api.get("Lease", self._namespace, self._name)
