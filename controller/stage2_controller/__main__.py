@@ -21,12 +21,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             image=options.image,
             namespace=os.environ.get("STAGE2_NAMESPACE"),
             progress_s=options.progress_seconds,
+            kueue=options.kueue,
         ),
         options=operator.Options(
             namespaces=tuple(options.namespace or ()),
             concurrency=options.concurrency,
             placement=options.placement,
-            kueue=options.kueue,
             lease=options.lease,
             listen=options.listen,
         ),

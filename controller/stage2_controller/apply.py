@@ -28,6 +28,7 @@ _API = {
     "Pod": "api/v1",
     "NetworkPolicy": "apis/networking.k8s.io/v1",
     "Workload": "apis/kueue.x-k8s.io/v1beta2",
+    "ResourceFlavor": "apis/kueue.x-k8s.io/v1beta2",
     "Event": "api/v1",
     "Node": "api/v1",
     "PriorityClass": "apis/scheduling.k8s.io/v1",

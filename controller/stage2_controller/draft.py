@@ -5,7 +5,7 @@ Reading a spec, checking its rules and writing its manifests is most of a pass's
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from typing import Any
 
@@ -31,6 +31,7 @@ class Settings:
     image: str = DEFAULT_IMAGE
     namespace: str | None = None  # where the controller's own pod runs; None: outside the cluster
     progress_s: float = 10.0  # how often the learner of a running job is asked for its progress
+    kueue: bool = False  # write Workloads for jobs that name a queue; needs Kueue's definitions
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Draft:
     need: Need  # what all its pods ask of one node
     spec_hash: str
     _pinned: dict[str | None, tuple[meta.Manifest, ...]] = field(default_factory=dict)  # by the last node
+    _added: dict[str, "Draft"] = field(default_factory=dict)  # by the digest of the last additions
 
     def on(self, node: str | None) -> tuple[meta.Manifest, ...]:
         """The children as a controller writes them: with a readiness gate and hashes, the pods on this node."""
@@ -52,6 +54,18 @@ class Draft:
                 meta.stamped(_controlled(child, node), self.spec_hash) for child in self.children
             )
         return self._pinned[node]
+
+    def adding(self, additions: Mapping[str, Any]) -> "Draft":
+        """The draft with these additions to its pods' templates, by role; what the template says itself stays."""
+        if not additions:
+            return self
+        key = meta.digest(additions)
+        if key not in self._added:
+            made = tuple(pod.adding(child, additions) for child in self.children)
+            need = siting.need(made, gpu_resource=self.need.gpu_resource)
+            self._added.clear()
+            self._added[key] = replace(self, children=made, need=need, _pinned={}, _added={})
+        return self._added[key]
 
 
 def draft(raw: Mapping[str, Any], settings: Settings) -> Draft:

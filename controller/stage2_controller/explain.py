@@ -43,7 +43,7 @@ _FIXES = {
     reasons.INVALID_SPEC: "the field that the message names, in rmj/{job}",
     reasons.INTERNAL_ERROR: "the traceback in the controller's log; kubectl get rmj {job} -o yaml for the report",
     reasons.SUSPENDED_BY_SPEC: "spec.suspend of rmj/{job}",
-    reasons.KUEUE_DISABLED: "the value controller.kueue of the chart, or the label kueue.x-k8s.io/queue-name of rmj/{job}",
+    reasons.KUEUE_DISABLED: "controller.kueue of the chart, or the label kueue.x-k8s.io/queue-name of rmj/{job}",
     reasons.NO_NODE_FITS: "spec.placement, spec.rollout and spec.learner of rmj/{job}; or add a node, or free one",
     reasons.NODE_NOT_READY: "node/{node}",
     reasons.CHILD_REFUSED: "the ResourceQuota or policy that the message names, in namespace {namespace}",

@@ -17,6 +17,7 @@ API_VERSION = "kueue.x-k8s.io/v1beta2"
 KIND = "Workload"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 _HOSTNAME = "kubernetes.io/hostname"
+_PLACED_BY_KUEUE = "kueue.x-k8s.io/podset-required-topology"
 # Reasons of PodsReady that Kueue's waitForPodsReady knows.
 _WAITS_FOR_START, _STARTED = "WaitForStart", "Started"
 _WAITS_FOR_RECOVERY, _RECOVERED = "WaitForRecovery", "Recovered"
@@ -70,6 +71,55 @@ def host(found: Object | None) -> str | None:
         parts = values["individual"]
         return f"{parts.get('prefix', '')}{parts['roots'][0]}{parts.get('suffix', '')}"
     return None
+
+
+def flavors_of(found: Object | None) -> tuple[str, ...]:
+    """The names of the ResourceFlavors that Kueue assigned to the job."""
+    admission = ((found or {}).get("status") or {}).get("admission") or {}
+    assigned = (one.get("flavors") or {} for one in admission.get("podSetAssignments", []))
+    return tuple(sorted({name for names_ in assigned for name in names_.values()}))
+
+
+def additions(observed: Observed) -> dict[str, Any]:
+    """What an admission adds to the pods of each role, as Kueue's own integrations do it.
+
+    The flavors' node labels and tolerations, what admission checks ask for, and the mark of a pod that Kueue placed:
+    without it Kueue would count the pod on its host a second time, as somebody else's.
+    """
+    status, flavors = (observed.workload or {}).get("status") or {}, observed.flavors
+    checks = [update for check in status.get("admissionChecks") or () for update in check.get("podSetUpdates") or ()]
+    made = {}
+    for assignment in (status.get("admission") or {}).get("podSetAssignments", []):
+        assigned = sorted(set((assignment.get("flavors") or {}).values()))
+        specs = [(flavors[name].get("spec") or {}) for name in assigned if name in flavors]
+        parts = [{"nodeSelector": spec.get("nodeLabels"), "tolerations": spec.get("tolerations")} for spec in specs]
+        parts += [update for update in checks if update["name"] == assignment["name"]]
+        if assignment.get("topologyAssignment"):
+            parts.append({"annotations": {_PLACED_BY_KUEUE: _HOSTNAME}})
+        if added := _together(parts):
+            made[assignment["name"]] = added
+    return made
+
+
+def _together(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    for part in parts:
+        for key in ("labels", "annotations", "nodeSelector"):
+            if part.get(key):
+                made[key] = {**made.get(key, {}), **part[key]}
+        if part.get("tolerations"):
+            known = made.get("tolerations", [])
+            made["tolerations"] = [*known, *(item for item in part["tolerations"] if item not in known)]
+    return made
+
+
+def disabled(queue: str) -> Condition:
+    """The job's condition QuotaReserved where the controller was told nothing of Kueue."""
+    message = (
+        f"the label {QUEUE_LABEL}={queue} asks for a queue of Kueue, and this controller does not serve Kueue: install"
+        " the chart with --set controller.kueue=true, or remove the label"
+    )
+    return Condition(reasons.QUOTA_RESERVED, "False", reasons.KUEUE_DISABLED, message)
 
 
 def reserved(found: Object | None, queue: str) -> Condition:

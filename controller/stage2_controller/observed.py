@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from stage2_controller import names
@@ -18,6 +18,7 @@ class Observed:
     service: Object | None = None
     networkpolicy: Object | None = None
     workload: Object | None = None  # Kueue's
+    flavors: Mapping[str, Object] = field(default_factory=dict)  # Kueue's ResourceFlavors that the job was assigned
     configmap: Object | None = None
     secret: Object | None = None
     learner: Object | None = None  # the batch/v1 Job

@@ -49,7 +49,6 @@ class Options:
     namespaces: Sequence[str] = ()  # empty: all
     concurrency: int = 8
     placement: bool = True  # choose nodes; needs to see nodes and all pods
-    kueue: bool = False  # write Workloads for jobs that name a queue; needs Kueue's definitions
     lease: tuple[str, str] | None = None  # namespace and name; None: there is no other controller
     listen: tuple[str, int] | None = None  # host and port of health and metrics
 
@@ -103,7 +102,7 @@ class Controller:
             namespaces=self.options.namespaces,
             capacity=self.capacity,
         )
-        if self.options.kueue:
+        if self.settings.kueue:
             self.freshness.kinds = (*KINDS, KUEUE_KIND)
         if self.options.listen:
             host, port = self.options.listen
@@ -244,7 +243,7 @@ def registry(controller: Controller) -> kopf.OperatorRegistry:
         await controller.stop()
 
     options = controller.options
-    extra = (*(_NODES if options.placement else ()), *(_WORKLOADS if options.kueue else ()))
+    extra = (*(_NODES if options.placement else ()), *(_WORKLOADS if controller.settings.kueue else ()))
     for kind, api_version, plural in (*_WATCHED, *extra):
         _watch(made, controller, kind=kind, api_version=api_version, plural=plural)
     return made

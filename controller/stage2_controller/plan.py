@@ -64,12 +64,15 @@ def plan(
     outcome = outcomes.outcome(accepted, [s.name for s in workload.servers], observed, status=previous, now=now)
     restarts = accepted.spec.suspend or drift.spec_changed(observed, spec_hash)
     queue = kueue.queue_name(raw)
-    ticket = kueue.reserved(observed.workload, queue) if queue and not outcome else None
+    ticket = None
+    if queue and not outcome:
+        ticket = kueue.reserved(observed.workload, queue) if settings.kueue else kueue.disabled(queue)
     admitted = ticket is None or ticket.status == "True"
+    shaped = drafted.adding(kueue.additions(observed) if queue and admitted else {})
     site = None
     if cluster and not outcome and not restarts and admitted:
-        site = siting.find(drafted.need, observed, cluster, now=now, host=kueue.host(observed.workload))
-    wanted = drafted.on(site.node if site else None)
+        site = siting.find(shaped.need, observed, cluster, now=now, host=kueue.host(observed.workload))
+    wanted = shaped.on(site.node if site else None)
     scene = statuses.Scene(
         job=accepted,
         workload=workload,
@@ -85,7 +88,7 @@ def plan(
     if outcome:
         return replace(_finished(accepted, observed, status, now), workload_patch=answer)
     staged, deletions = _stage(observed, wanted, scene, restarts=restarts)
-    if queue:
+    if queue and settings.kueue:
         asked_for = kueue.workload(
             raw["metadata"],
             drafted.children,
@@ -129,10 +132,12 @@ def _stage(
     """The children that may exist now, and the kinds that must not.
 
     A job that has no place has no children. A running job whose spec changed was suspended, edited and resumed faster
-    than this pass came: it starts anew.
+    than this pass came: it starts anew. Where nobody serves the job's queue nothing starts, and what runs goes on.
     """
     if restarts:
         return _without(wanted, "Deployment", "Job"), _existing(observed, "Job", "Deployment")
+    if scene.ticket and scene.ticket.reason == reasons.KUEUE_DISABLED:
+        return (), ()
     if (scene.site and scene.site.node is None) or (scene.ticket and scene.ticket.status != "True"):
         return (), _existing(observed, "Job", "Deployment")
     servers = scene.server_names

@@ -4,6 +4,7 @@ import logging
 import secrets
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -55,7 +56,6 @@ class Reconciler:
         *,
         metrics: Metrics,
         capacity: Capacity | None = None,  # None: the scheduler alone chooses nodes
-        serves_kueue: bool = False,
         clock: Callable[[], datetime] = utc_now,
     ) -> None:
         self._api = api
@@ -67,7 +67,6 @@ class Reconciler:
         self._metrics = metrics
         self._capacity = capacity
         self._kept: dict[tuple[str, Key], tuple[datetime, Object | None]] = {}  # with the time until which it serves
-        self._serves_kueue = serves_kueue
         self._flavors: dict[str, tuple[datetime, Object | None]] = {}  # with the time until which it serves
         self._priorities: dict[str, Object] = {}  # PriorityClasses never change
         self._clock = clock
@@ -96,7 +95,6 @@ class Reconciler:
             return None
         cluster = await self._cluster(key, raw)
         observed = await self._observe(key, raw)
-        flavors = await self._flavors_of(observed) if self._serves_kueue else None
         now = self._clock()
         fault: Exception | None = None
         try:
@@ -108,7 +106,6 @@ class Reconciler:
                 new_token=lambda: secrets.token_urlsafe(32),
                 cluster=cluster,
                 draft_of=self._drafts.of,
-                flavors=flavors,
             )
         except Exception as error:  # noqa: BLE001  # whatever it is, the job says so
             fault, intended = error, self._faults.plan(key, raw, error, now=now)
@@ -199,7 +196,8 @@ class Reconciler:
         )
 
     async def _observe(self, key: Key, raw: Object) -> Observed:
-        seen = self._watched(key)
+        watched = self._watched(key)
+        seen = replace(watched, flavors=await self._flavors_of(watched))
         if _has_no_files(raw.get("status") or {}, seen):
             return seen
         secret = await self._read("Secret", key, names.ROLE_TOKEN)

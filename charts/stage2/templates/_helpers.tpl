@@ -90,12 +90,19 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end -}}
 
-{{/* What has no namespace: the nodes among which it chooses, and the priorities of jobs. */}}
+{{/* What has no namespace, or is of all: nodes and the pods that take their room, priorities, what Kueue adds to pods. */}}
 {{- define "stage2.clusterRules" -}}
+{{- if .Values.controller.placement }}
 - apiGroups: [""]
-  resources: [nodes]
+  resources: [nodes, pods]
   verbs: [list, watch]
 - apiGroups: [scheduling.k8s.io]
   resources: [priorityclasses]
   verbs: [get]
+{{- end }}
+{{- if .Values.controller.kueue }}
+- apiGroups: [kueue.x-k8s.io]
+  resources: [resourceflavors]
+  verbs: [get]
+{{- end }}
 {{- end -}}

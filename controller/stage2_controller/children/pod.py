@@ -94,6 +94,22 @@ def pinned(manifest: meta.Manifest, node: str) -> meta.Manifest:
     }
 
 
+def adding(manifest: meta.Manifest, additions: Mapping[str, Any]) -> meta.Manifest:
+    """The Deployment or Job with the additions to its role's pods: labels, annotations, nodeSelector, tolerations."""
+    added = additions.get({"Deployment": names.ROLE_ROLLOUT, "Job": names.ROLE_LEARNER}.get(manifest["kind"], ""))
+    if not added:
+        return manifest
+    template = manifest["spec"]["template"]
+    metadata, spec = dict(template["metadata"]), dict(template["spec"])
+    for key, where in (("labels", metadata), ("annotations", metadata), ("nodeSelector", spec)):
+        if added.get(key):
+            where[key] = {**added[key], **(where.get(key) or {})}
+    own = spec.get("tolerations") or []
+    if more := [item for item in added.get("tolerations") or () if item not in own]:
+        spec["tolerations"] = [*own, *more]
+    return {**manifest, "spec": {**manifest["spec"], "template": {"metadata": metadata, "spec": spec}}}
+
+
 def _for_every_server(override: Mapping[str, Any], container_names: Sequence[str]) -> dict[str, Any]:
     """The person's template where the container `server` stands for every server; an exact name goes on top."""
     spec = dict(override.get("spec") or {})

@@ -114,6 +114,14 @@ def test_rights_on_kueues_workloads_come_only_with_kueue(template: Template) -> 
     assert "--kueue" in controller_pod(with_kueue)["containers"][0]["args"]
 
 
+def test_kueues_flavors_are_read_wherever_the_controller_works(template: Template) -> None:
+    manifests = template('controller.namespaces=["team-a"]', "controller.placement=false", "controller.kueue=true")
+    read = {"apiGroups": ["kueue.x-k8s.io"], "resources": ["resourceflavors"], "verbs": ["get"]}
+    assert manifests["ClusterRole", "stage2-system-stage2"]["rules"] == [read]
+    assert read in template("controller.kueue=true")["ClusterRole", "stage2"]["rules"]
+    assert read not in template()["ClusterRole", "stage2"]["rules"]
+
+
 def test_metrics_are_scraped_only_when_asked_for(template: Template) -> None:
     monitored = template("metrics.serviceMonitor.enabled=true", 'metrics.serviceMonitor.labels={"release":"p"}')
     assert monitored["ServiceMonitor", "stage2"]["metadata"]["labels"]["release"] == "p"

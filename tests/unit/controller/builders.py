@@ -13,7 +13,7 @@ from stage2_controller.observed import Observed
 from stage2_controller.plan import Plan, plan
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-SETTINGS = Settings(image="stage2/trainer:test")
+SETTINGS = Settings(image="stage2/trainer:test", kueue=True)
 NODE = "node-a"
 NOTHING = Observed()
 Object = dict[str, Any]

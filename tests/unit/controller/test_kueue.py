@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from stage2_controller import drift, kueue, names, reasons
+from stage2_controller import drift, explain, kueue, names, reasons
 from stage2_controller.observed import Observed
-from stage2_controller.plan import Plan
+from stage2_controller.plan import Plan, plan
+from stage2_controller.siting import Cluster
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 from tests.unit.controller.test_siting import planned
@@ -179,6 +180,105 @@ def test_a_suspended_job_makes_its_workload_inactive_and_a_steady_one_writes_not
     made = planned(queued(suspend=True), n.capacity(n.node()), observed)
     (write,) = drift.writes(made.children, observed)
     assert (write.manifest["kind"], write.manifest["spec"]["active"]) == ("Workload", False)
+
+
+TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
+TOLERATION = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+FLAVOR = {"spec": {"nodeLabels": {"gpu": "h200"}, "tolerations": [TOLERATION]}}
+
+
+def assigned(**check: Any) -> Observed:
+    """Servers that answer, and a Workload whose pods were assigned to the flavor `tainted` on node-a."""
+    found = workload(*ADMITTED, host=b.NODE)
+    (rollout,) = found["status"]["admission"]["podSetAssignments"]
+    rollout["flavors"] = {"cpu": "tainted", "nvidia.com/gpu": "tainted"}
+    found["status"]["admission"]["podSetAssignments"] = [rollout, {**rollout, "name": "learner"}]
+    if check:
+        found["status"]["admissionChecks"] = [{"name": "capacity", "podSetUpdates": [{"name": "learner", **check}]}]
+    return Observed(workload=found, flavors={"tainted": FLAVOR}, pods=(b.rollout_pod(True, True, True),))
+
+
+def template(made: Plan, kind: str) -> Any:
+    return b.child(made, kind)["spec"]["template"]
+
+
+def test_pods_get_the_labels_and_tolerations_of_their_flavor_and_so_a_tainted_node_takes_them() -> None:
+    account = n.capacity(n.node(taints=[TAINT], labels={"gpu": "h200"}))
+    assert kueue.flavors_of(assigned().workload) == ("tainted",)
+    made = planned(queued(), account, assigned())
+    assert b.condition(made, reasons.PLACED) == ("True", reasons.NODE_CHOSEN)
+    for kind in ("Deployment", "Job"):
+        spec = template(made, kind)["spec"]
+        assert (spec["tolerations"], spec["nodeSelector"]) == ([TOLERATION], {"gpu": "h200"})
+
+
+def test_what_the_job_says_itself_stays_beside_what_its_flavor_adds() -> None:
+    own = {"key": "team", "operator": "Exists"}
+    raw = queued(placement={"nodeSelector": {"zone": "a"}, "tolerations": [own, TOLERATION]})
+    made = planned(raw, n.capacity(n.node(taints=[TAINT], labels={"gpu": "h200", "zone": "a"})), assigned())
+    spec = template(made, "Job")["spec"]
+    assert [item["key"] for item in spec["tolerations"]] == ["team", "nvidia.com/gpu"]
+    assert spec["nodeSelector"] == {"gpu": "h200", "zone": "a"}
+
+
+def test_an_admission_check_may_add_to_one_role_and_changes_no_label_of_ours() -> None:
+    account = n.capacity(n.node(taints=[TAINT], labels={"gpu": "h200", "rack": "7"}))
+    check = {"nodeSelector": {"rack": "7"}, "labels": {"seen": "yes", names.LABEL_JOB: "other"}}
+    made = planned(queued(), account, assigned(**check))
+    learner, rollout = template(made, "Job"), template(made, "Deployment")
+    assert learner["spec"]["nodeSelector"] == {"gpu": "h200", "rack": "7"}
+    assert (learner["metadata"]["labels"]["seen"], learner["metadata"]["labels"][names.LABEL_JOB]) == ("yes", "job-3v1")
+    assert rollout["spec"]["nodeSelector"] == {"gpu": "h200"}
+
+
+def test_pods_that_kueue_placed_are_marked_so_that_it_does_not_count_them_twice() -> None:
+    made = planned(queued(), n.capacity(n.node(taints=[TAINT], labels={"gpu": "h200"})), assigned())
+    for kind in ("Deployment", "Job"):
+        annotations = template(made, kind)["metadata"]["annotations"]
+        assert annotations["kueue.x-k8s.io/podset-required-topology"] == "kubernetes.io/hostname"
+
+
+def test_running_pods_do_not_notice_that_their_flavor_was_edited() -> None:
+    account = n.capacity(n.node(taints=[TAINT], labels={"gpu": "h200"}))
+    made = planned(queued(), account, assigned())
+    running = replace(
+        assigned(),
+        deployment=b.child(made, "Deployment"),
+        learner=b.learner_job(made),
+        pods=(b.rollout_pod(True, True, True), b.learner_pod()),
+    )
+    edited = replace(running, flavors={"tainted": {"spec": {"nodeLabels": {"gpu": "h200"}}}})
+    after = planned(queued(), account, edited)
+    assert after.deletions == ()
+    written = drift.writes(after.children, edited)
+    assert not {"Deployment", "Job"} & {write.manifest["kind"] for write in written}
+
+
+def without_kueue(raw: Any, observed: Observed = b.NOTHING) -> Plan:
+    cluster = Cluster(n.capacity(n.node()), n.KEY)
+    settings = replace(b.SETTINGS, kueue=False)
+    return plan(raw, observed, settings=settings, now=b.NOW, new_token=lambda: "t0ken", cluster=cluster)
+
+
+def test_a_queue_that_nobody_serves_is_told_with_the_way_out_and_nothing_is_written() -> None:
+    made = without_kueue(queued())
+    assert made.children == ()
+    assert b.condition(made, reasons.QUOTA_RESERVED) == ("False", reasons.KUEUE_DISABLED)
+    told = b.message(made, reasons.QUOTA_RESERVED)
+    assert "kueue.x-k8s.io/queue-name=team" in told
+    assert "--set controller.kueue=true" in told
+    assert "remove the label" in told
+    (quota,) = [step for step in explain.chain(b.told(queued(), made)) if step.name == "quota"]
+    assert (quota.state, quota.fix) == (
+        "wrong",
+        "controller.kueue of the chart, or the label kueue.x-k8s.io/queue-name of rmj/job-3v1",
+    )
+    assert b.condition(without_kueue(b.job()), reasons.QUOTA_RESERVED) is None
+
+
+def test_a_job_that_runs_goes_on_when_the_controller_stops_to_serve_kueue() -> None:
+    made = without_kueue(queued(), b.started(b.job()))
+    assert (made.children, made.deletions) == ((), ())
 
 
 def test_the_priority_class_counts_in_the_queue_too() -> None:
