@@ -34,6 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     operator.run(controller)
     if controller.lost:
         sys.exit("another controller leads now")
+    if controller.broken:
+        sys.exit("a bug ended the controller; its traceback stands above")
 
 
 def _parser() -> argparse.ArgumentParser:

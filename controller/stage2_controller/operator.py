@@ -7,7 +7,7 @@ import asyncio
 import logging
 import platform
 import uuid
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,6 +67,7 @@ class Controller:
     metrics: Metrics = field(init=False)
     stop_flag: asyncio.Event = field(default_factory=asyncio.Event)
     lost: bool = False  # another one leads now
+    broken: bool = False  # a bug ended what all jobs need
     ready: bool = False  # everything that exists is known
     _api: Api | None = None
     _serving: asyncio.TimerHandle | None = None
@@ -82,7 +83,7 @@ class Controller:
         except (ApiRefused, aiohttp.ClientError, TimeoutError) as error:
             # Such as a definition that helm installed a moment ago and the API server does not serve yet.
             raise kopf.TemporaryError(str(error), delay=2) from error
-        self._tasks = [asyncio.create_task(self._work(self._api)), asyncio.create_task(self.freshness.run())]
+        self._tasks = [self._task(self._work(self._api)), self._task(self.freshness.run())]
         self.ready = True
         logger.info("ready: %d jobs", len(list(self.store.known(names.KIND))))
 
@@ -119,7 +120,7 @@ class Controller:
         election = Election(api, name=name, namespace=namespace, identity=f"{platform.node()}_{uuid.uuid4().hex[:8]}")
         await election.acquire()
         self._closers.insert(0, election.release)
-        work = asyncio.create_task(self._lead())
+        work = self._task(self._lead())
         try:
             await election.hold()
             self.lost = True
@@ -127,6 +128,20 @@ class Controller:
         finally:
             work.cancel()
             self.metrics.leads.set(0)
+
+    def _task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """A task without which the process is of no use: an exception that ends the one ends the other."""
+        task = asyncio.create_task(work)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """The process ends: the kubelet starts it again, and the other replica takes over meanwhile."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            logger.critical("the controller ends: this is a bug, report it with the traceback", exc_info=error)
+            self.broken = True
+            self.stop_flag.set()
 
     async def _lead(self) -> None:
         self.reconciler.restore()
