@@ -4,6 +4,7 @@ One pod, so that the scheduler places all servers on one node at once; one conta
 pins each to its own GPUs and a crashed server restarts alone.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,14 +14,15 @@ from stage2_controller.children import meta, pod
 from stage2_controller.containers import Container
 
 _PROBE_PERIOD_S = 5
-_START_LIMIT_S = 3600  # a large model over a slow disk; the learner's own timeout counts from its own start
+_START_LIMIT_S = 3600  # at least: a large model over a slow disk. A shorter start deadline is the controller's to keep
 
 
 def deployment(
     job: RolloutMatchingJob, owner: Mapping[str, Any], servers: Sequence[Container], *, config_text: str, image: str
 ) -> meta.Manifest:
     """Deployment `<job>-rollout`."""
-    containers = [pod.container(job, server, image=image, extra=_probes(server)) for server in servers]
+    limit_s = max(_START_LIMIT_S, job.spec.learner.start_deadline_seconds)
+    containers = [pod.container(job, server, image=image, extra=_probes(server, limit_s)) for server in servers]
     template = pod.template(
         job,
         role=names.ROLE_ROLLOUT,
@@ -34,7 +36,7 @@ def deployment(
         # Two rollout pods would need twice the GPUs.
         "strategy": {"type": "Recreate"},
         "revisionHistoryLimit": 0,
-        "progressDeadlineSeconds": _START_LIMIT_S,
+        "progressDeadlineSeconds": limit_s,
         "selector": {"matchLabels": meta.selector(job.metadata.name, names.ROLE_ROLLOUT)},
         "template": template,
     }
@@ -48,14 +50,17 @@ def gated(manifest: meta.Manifest) -> meta.Manifest:
     return {**manifest, "spec": {**spec, "template": {**spec["template"], "spec": pod_spec}}}
 
 
-def _probes(server: Container) -> dict[str, Any]:
-    """No liveness probe: a server busy with a long rollout must not be killed, and a dead engine ends its process."""
+def _probes(server: Container, start_limit_s: int) -> dict[str, Any]:
+    """No liveness probe: a server busy with a long rollout must not be killed, and a dead engine ends its process.
+
+    The startup probe ends a server, so it waits for as long as the job may: the job's deadline began before.
+    """
     health = {
         "httpGet": {"path": "/health", "port": server.port},
         "periodSeconds": _PROBE_PERIOD_S,
         "timeoutSeconds": 5,
     }
     return {
-        "startupProbe": {**health, "failureThreshold": _START_LIMIT_S // _PROBE_PERIOD_S},
+        "startupProbe": {**health, "failureThreshold": math.ceil(start_limit_s / _PROBE_PERIOD_S)},
         "readinessProbe": {**health, "failureThreshold": 3},
     }

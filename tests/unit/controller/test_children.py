@@ -42,6 +42,24 @@ def test_one_pod_holds_all_servers_each_with_its_own_gpu_and_port() -> None:
         assert container["readinessProbe"]["httpGet"]["port"] == 8000 + index
 
 
+@pytest.mark.parametrize(
+    ("deadline_s", "limit_s", "threshold"), [(60, 3600, 720), (3600, 3600, 720), (7201, 7201, 1441)]
+)
+def test_no_probe_ends_a_server_before_the_start_deadline(deadline_s: int, limit_s: int, threshold: int) -> None:
+    learner = {"gpus": 1, "startDeadlineSeconds": deadline_s}
+    assert wanted("Deployment", learner=learner)["spec"]["progressDeadlineSeconds"] == limit_s
+    for container in pod_spec("Deployment", learner=learner)["containers"]:
+        probe = container["startupProbe"]
+        assert probe["failureThreshold"] == threshold
+        assert probe["failureThreshold"] * probe["periodSeconds"] >= deadline_s
+
+
+def test_the_longest_start_deadline_is_one_that_the_api_server_takes() -> None:
+    longest = 2**31 - 1
+    spec = wanted("Deployment", learner={"gpus": 1, "startDeadlineSeconds": longest})["spec"]
+    assert spec["progressDeadlineSeconds"] == longest
+
+
 def test_a_cpu_run_asks_for_no_gpu() -> None:
     assert pod_spec("Deployment", gpuResource="")["containers"][0]["resources"] == {}
     assert pod_spec("Job", gpuResource="")["containers"][0]["resources"] == {}
