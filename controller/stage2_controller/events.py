@@ -23,6 +23,7 @@ _WARNINGS = {
     reasons.INVALID_SPEC,
     reasons.INTERNAL_ERROR,
     reasons.CHILD_REFUSED,
+    reasons.KUEUE_DISABLED,
     reasons.NO_NODE_FITS,
     reasons.NODE_LOST,
     reasons.NODE_FULL,
@@ -37,6 +38,7 @@ _WARNINGS = {
     reasons.CONFIGURATION_ERROR,
     reasons.BACKOFF_LIMIT,
     reasons.DEADLINE_EXCEEDED,
+    reasons.START_DEADLINE,
     reasons.LEARNER_FAILED,
 }
 

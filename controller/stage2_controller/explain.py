@@ -28,14 +28,14 @@ _CHAIN = (
 _PATIENCE = {
     reasons.NOT_CREATED: "kubectl get events --field-selector involvedObject.name={job}",
     reasons.CONTAINERS_STARTING: "kubectl describe pods -l {label}={short}",
-    reasons.SERVERS_LOADING: "kubectl logs deployment/{job}-rollout --all-containers --prefix",
+    reasons.SERVERS_LOADING: "kubectl logs deployment/{rollout} --all-containers --prefix",
     reasons.WAITING_FOR_SERVERS: "",
     reasons.OLD_LEARNER_ENDING: "kubectl get pods -l {label}={short}",
-    reasons.NOT_SYNCED_YET: "kubectl logs job/{job}-learner",
-    reasons.SERVER_RESTARTED: "kubectl logs deployment/{job}-rollout --all-containers --previous",
+    reasons.NOT_SYNCED_YET: "kubectl logs job/{learner}",
+    reasons.SERVER_RESTARTED: "kubectl logs deployment/{rollout} --all-containers --previous",
     reasons.NODE_LOST: "",
     reasons.NODE_FULL: "",
-    reasons.QUOTA_PENDING: "kubectl describe workload {job}; the label kueue.x-k8s.io/queue-name of rmj/{job}",
+    reasons.QUOTA_PENDING: "kubectl describe workload {quota}; the label kueue.x-k8s.io/queue-name of rmj/{job}",
 }  # fmt: skip
 
 # What somebody has to change, and where.
@@ -52,14 +52,14 @@ _FIXES = {
     reasons.IMAGE_UNAVAILABLE: "spec.image or spec.imagePullSecrets of rmj/{job}",
     reasons.CONTAINER_CONFIG: "the object that the message names; spec.volumes of rmj/{job}",
     reasons.SERVER_CRASHED: "spec.config.custom.extra.rollout_matching.vllm or spec.rollout.resources of rmj/{job}; "
-    "kubectl logs deployment/{job}-rollout --all-containers --previous",
-    reasons.LEARNER_RETRYING: "spec.config of rmj/{job}; kubectl logs job/{job}-learner",
-    reasons.VERSIONS_DIFFER: "kubectl logs job/{job}-learner; the next sync brings the servers to one version",
+    "kubectl logs deployment/{rollout} --all-containers --previous",
+    reasons.LEARNER_RETRYING: "spec.config of rmj/{job}; kubectl logs job/{learner}",
+    reasons.VERSIONS_DIFFER: "kubectl logs job/{learner}; the next sync brings the servers to one version",
     reasons.CONFIGURATION_ERROR: "spec.config of a new job: this one is never tried again",
-    reasons.BACKOFF_LIMIT: "spec.config or spec.learner.backoffLimit of a new job; kubectl logs job/{job}-learner",
+    reasons.BACKOFF_LIMIT: "spec.config or spec.learner.backoffLimit of a new job; kubectl logs job/{learner}",
     reasons.DEADLINE_EXCEEDED: "spec.activeDeadlineSeconds of a new job",
     reasons.START_DEADLINE: "what the message names; spec.learner.startDeadlineSeconds of a new job",
-    reasons.LEARNER_FAILED: "kubectl describe job/{job}-learner",
+    reasons.LEARNER_FAILED: "kubectl describe job/{learner}",
 }
 
 
@@ -123,7 +123,12 @@ def _last_step(status: Mapping[str, Any]) -> Step:
 def _fix(reason: str, job: Mapping[str, Any]) -> str:
     metadata, status = job["metadata"], job.get("status") or {}
     text = _FIXES.get(reason) or _PATIENCE.get(reason) or ""
+    children = {
+        role: names.child_name(metadata["name"], role)
+        for role in (names.ROLE_ROLLOUT, names.ROLE_LEARNER, names.ROLE_QUOTA)
+    }
     return text.format(
+        **children,
         job=metadata["name"],
         short=names.short_name(metadata["name"]),
         label=names.LABEL_JOB,

@@ -1,7 +1,12 @@
 """Events: told once, when something worth a person's attention changed."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
+import pytest
+
+from stage2_controller import reasons
 from stage2_controller.events import events
 from stage2_controller.observed import Observed
 from tests.unit.controller import builders as b
@@ -28,6 +33,21 @@ def test_a_new_job_that_waits_as_it_should_is_no_event() -> None:
 def test_a_refused_spec_is_one_warning() -> None:
     (event,) = events({}, b.planned(b.job(learner={"gpus": 2})).status)
     assert (event.type, event.reason) == ("Warning", "InvalidSpec")
+
+
+SOURCES = "\n".join(path.read_text(encoding="utf-8") for path in Path(str(reasons.__file__)).parent.glob("*.py"))
+FAILURES = set(re.findall(r"""(?:Outcome|Condition)\(reasons\.FAILED, (?:"True", )?reasons\.(\w+)""", SOURCES))
+
+
+def test_the_reasons_of_failures_are_found() -> None:
+    assert {"INVALID_SPEC", "CONFIGURATION_ERROR", "START_DEADLINE", "DEADLINE_EXCEEDED"} <= FAILURES
+
+
+@pytest.mark.parametrize("reason", sorted(FAILURES))
+def test_every_failure_is_a_warning(reason: str) -> None:
+    told = {"type": reasons.FAILED, "status": "True", "reason": getattr(reasons, reason), "message": "why"}
+    (event,) = events({}, {"conditions": [told]})
+    assert event.type == "Warning"
 
 
 def test_the_milestones_of_a_run_are_events() -> None:

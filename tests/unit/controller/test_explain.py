@@ -84,6 +84,30 @@ def test_a_failed_job_tells_its_end_and_nothing_that_follows_from_it() -> None:
     assert "spec.learner.backoffLimit" in steps[-1].fix
 
 
+@pytest.mark.parametrize("name", ["job-3v1", "qwen2.5-vl", "3b-run", "a" * 60])
+@pytest.mark.parametrize("kind", ["Deployment", "Job", "Workload"])
+def test_the_commands_name_the_children_that_exist(name: str, kind: str) -> None:
+    raw = b.job(name)
+    raw["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team"}
+    made = {
+        item["kind"]: item
+        for item in b.planned(b.job(name), Observed(pods=(b.rollout_pod(True, True, True),))).children
+    }
+    made["Workload"] = b.child(b.planned(raw), "Workload")
+    reason = {
+        "Deployment": reasons.SERVER_CRASHED,
+        "Job": reasons.LEARNER_RETRYING,
+        "Workload": reasons.QUOTA_PENDING,
+    }[kind]
+    words = explain._fix(reason, raw).replace("/", " ").replace(";", " ").split()
+    assert made[kind]["metadata"]["name"] in words
+
+
+def test_no_command_puts_a_childs_name_together_by_itself() -> None:
+    texts = [*explain._PATIENCE.values(), *explain._FIXES.values()]
+    assert [text for text in texts if "{job}-" in text or "workload {job}" in text] == []
+
+
 def test_every_reason_that_stops_a_job_has_something_to_look_at() -> None:
     warnings = {reasons.UNSCHEDULABLE, reasons.IMAGE_UNAVAILABLE, reasons.CONTAINER_CONFIG, reasons.SERVER_CRASHED}
     assert all(explain._fix(reason, b.job()) for reason in warnings)
