@@ -62,8 +62,7 @@ class Freshness:
             listed, version = await self._list(kind)
             for body in listed:
                 self._store.put(kind, body)
-            if self._capacity and kind == "Pod":
-                self._capacity.retain(kind, listed, version)
+            self._count_pods(kind, listed, version)
         await self._count_nodes()
         self._last_round = time.monotonic()
 
@@ -105,10 +104,13 @@ class Freshness:
             listed = await self._api.list("Node", None, labelled=False)
             self._capacity.retain("Node", listed["items"], int(listed["metadata"]["resourceVersion"]))
 
+    def _count_pods(self, kind: str, listed: Sequence[Object], version: int) -> None:
+        if self._capacity and self._all_pods(kind):
+            self._capacity.retain(kind, listed, version)
+
     async def _compare(self, kind: str) -> int:
         listed, version = await self._list(kind)
-        if self._capacity and kind == "Pod":
-            self._capacity.retain(kind, listed, version)
+        self._count_pods(kind, listed, version)
         if not self._store.behind(kind, listed) and not self._store.vanished(kind, listed, version):
             return 0
         await asyncio.sleep(self._grace_s)  # a change on its way is no missed one
@@ -128,8 +130,11 @@ class Freshness:
         return len(behind) + len(gone)
 
     def _labelled(self, kind: str) -> bool:
-        """Where nodes are chosen, pods of others count too: they take room."""
-        return kind != names.KIND and not (self._capacity and kind == "Pod")
+        return kind != names.KIND and not self._all_pods(kind)
+
+    def _all_pods(self, kind: str) -> bool:
+        """Where nodes are chosen, pods of others count too; `Everywhere` sees them where only some namespaces count."""
+        return kind == "Pod" and self._capacity is not None and self._scopes == (None,)
 
     async def _list(self, kind: str) -> tuple[list[Object], int]:
         """The objects of a kind in all scopes, and the oldest resource version of the lists."""

@@ -19,6 +19,7 @@ from stage2_controller.apply import Api, ApiRefused, connect
 from stage2_controller.capacity import Capacity
 from stage2_controller.draft import Settings
 from stage2_controller.election import Election
+from stage2_controller.everywhere import Everywhere, pod_events
 from stage2_controller.freshness import Freshness
 from stage2_controller.metrics import CONTENT_TYPE, Metrics
 from stage2_controller.observe import KINDS, KUEUE_KIND, Key, Store, key_of
@@ -73,6 +74,7 @@ class Controller:
     _serving: asyncio.TimerHandle | None = None
     _closers: list[Any] = field(default_factory=list)
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    _everywhere: Everywhere | None = None  # where only some namespaces are served, and nodes are chosen
 
     async def start(self) -> None:
         """Connects, learns what exists, and starts to work. Raises kopf.TemporaryError while that cannot be."""
@@ -80,10 +82,14 @@ class Controller:
             self._api = await self._connect()
         try:
             await self.freshness.fill()
+            if self._everywhere:
+                await self._everywhere.fill()
         except (ApiRefused, aiohttp.ClientError, TimeoutError) as error:
             # Such as a definition that helm installed a moment ago and the API server does not serve yet.
             raise kopf.TemporaryError(str(error), delay=2) from error
         self._tasks = [self._task(self._work(self._api)), self._task(self.freshness.run())]
+        if self._everywhere:
+            self._tasks.append(self._task(self._everywhere.run()))
         self.ready = True
         logger.info("ready: %d jobs", len(list(self.store.known(names.KIND))))
 
@@ -103,6 +109,8 @@ class Controller:
             namespaces=self.options.namespaces,
             capacity=self.capacity,
         )
+        if self.capacity and self.options.namespaces:
+            self._everywhere = Everywhere(api, self.capacity, pod_events(api.connection))
         if self.settings.kueue:
             self.freshness.kinds = (*KINDS, KUEUE_KIND)
         if self.options.listen:
@@ -202,7 +210,7 @@ def run(controller: Controller) -> None:
     """Runs until the process is told to end, or another controller leads."""
     kopf.run(
         registry=registry(controller),
-        settings=settings(all_pods=controller.options.placement),
+        settings=settings(all_pods=controller.options.placement and not controller.options.namespaces),
         standalone=True,
         clusterwide=not controller.options.namespaces,
         namespaces=controller.options.namespaces,

@@ -66,11 +66,11 @@ def test_named_namespaces_get_a_role_each_and_no_cluster_role(template: Template
     assert {"--namespace=team-a", "--namespace=team-b"} <= set(arguments)
 
 
-def test_named_namespaces_still_see_nodes_where_placement_is_on_and_nothing_else_of_the_cluster(
+def test_named_namespaces_still_see_nodes_and_what_takes_their_room_where_placement_is_on_and_nothing_else(
     template: Template,
 ) -> None:
     rules = template('controller.namespaces=["team-a"]')["ClusterRole", "stage2-system-stage2"]["rules"]
-    assert {resource for rule in rules for resource in rule["resources"]} == {"nodes", "priorityclasses"}
+    assert {resource for rule in rules for resource in rule["resources"]} == {"nodes", "pods", "priorityclasses"}
 
 
 def test_the_controller_may_not_list_secrets_or_touch_pods(template: Template) -> None:
