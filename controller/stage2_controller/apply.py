@@ -70,6 +70,11 @@ class Api:
         self._requested = requested
         self._dynamic = DynamicClient(api_client)  # type: ignore[no-untyped-call]
 
+    @property
+    def connection(self) -> client.ApiClient:
+        """What a watch is made with."""
+        return self._client
+
     async def close(self) -> None:
         """Ends all connections."""
         await self._client.close()  # type: ignore[no-untyped-call]
