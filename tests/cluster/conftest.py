@@ -96,9 +96,7 @@ def kubeconfig(request: pytest.FixtureRequest, local_cluster: LocalCluster) -> I
     found_running = local_cluster.running()
     try:
         booted = local_cluster.up()
-        local_cluster(
-            "enable", "kube-router"
-        )  # as on most clusters: jobs must work under their policies
+        local_cluster("enable", "kube-router")  # as on most clusters: jobs must work under their policies
         yield booted
     finally:
         if not found_running:
