@@ -160,13 +160,21 @@ class Api:
                 return None
             raise
 
-    async def delete(self, kind: str, namespace: str, name: str) -> Object | None:
-        """Deletes the object and, in the background, what it owns; what is left of it: None if it is gone at once."""
-        body = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
+    async def delete(self, kind: str, namespace: str, name: str, *, uid: str) -> Object | None:
+        """Deletes the object and, in the background, what it owns; what is left of it: None if it is gone.
+
+        One that has taken its name since then, with another uid, stays.
+        """
+        body = {
+            "kind": "DeleteOptions",
+            "apiVersion": "v1",
+            "propagationPolicy": "Background",
+            "preconditions": {"uid": uid},
+        }
         try:
             answer = await self._request("delete", path(kind, namespace, name), body=body)
         except ApiRefused as error:
-            if error.status == 404:
+            if error.status in (404, 409):
                 return None
             raise
         return None if answer.get("kind") == "Status" else answer

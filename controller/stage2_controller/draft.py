@@ -130,9 +130,20 @@ def namespace_of(accepted: RolloutMatchingJob) -> str:
 
 
 def _controlled(child: meta.Manifest, node: str | None) -> meta.Manifest:
-    """What only a controller can add to a child: its readiness, and its node."""
+    """What only a controller can add to a child: its readiness, the job's uid, and its node."""
     if child["kind"] == "Deployment":
         child = deployment.gated(child)
-    if child["kind"] not in ("Deployment", "Job") or node is None:
+    if child["kind"] not in ("Deployment", "Job"):
         return child
-    return pod.pinned(child, node)
+    child = _marked(child)
+    return child if node is None else pod.pinned(child, node)
+
+
+def _marked(child: meta.Manifest) -> meta.Manifest:
+    """Its pods say which job they are of: one that is applied again has the name of the one before."""
+    (owner,) = child["metadata"]["ownerReferences"]
+    spec = child["spec"]
+    metadata = spec["template"]["metadata"]
+    annotations = {**metadata["annotations"], names.ANNOTATION_JOB_UID: owner["uid"]}
+    template = {**spec["template"], "metadata": {**metadata, "annotations": annotations}}
+    return {**child, "spec": {**spec, "template": template}}

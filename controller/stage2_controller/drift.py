@@ -51,9 +51,15 @@ def _write(child: meta.Manifest, observed: Observed, started: bool) -> Write | N
     there = observed.child(child["kind"])
     if there is None:
         return Write("create" if child["kind"] in CREATE_ONCE else "apply", child)
-    if terminating(there) or child["kind"] in CREATE_ONCE:
+    if terminating(there) or child["kind"] in CREATE_ONCE or not _differs(child, there, observed, started):
         return None
-    return Write("apply", child) if _differs(child, there, observed, started) else None
+    return Write("apply", _same(child, there))
+
+
+def _same(child: meta.Manifest, there: Mapping[str, Any]) -> meta.Manifest:
+    """The child with the uid of the object that was seen: one that took its place meanwhile is not written over."""
+    uid = there["metadata"].get("uid")
+    return {**child, "metadata": {**child["metadata"], "uid": uid}} if uid else child
 
 
 def _differs(child: meta.Manifest, there: Mapping[str, Any], observed: Observed, started: bool) -> bool:

@@ -20,6 +20,7 @@ MANAGED_BY = "stage2"
 
 # The label holds a name that may have been shortened; the annotation holds the job's real name.
 ANNOTATION_JOB = "stage2.dev/job-name"
+ANNOTATION_JOB_UID = "stage2.dev/job-uid"  # of pods: a ReplicaSet stands between them and the job
 ANNOTATION_SPEC_HASH = "stage2.dev/spec-hash"
 ANNOTATION_MANIFEST_HASH = "stage2.dev/manifest-hash"
 ANNOTATION_CONFIG_HASH = "stage2.dev/config-hash"

@@ -9,6 +9,17 @@ from stage2_controller import names
 
 Object = Mapping[str, Any]
 
+# Every kind of child, and where it is kept.
+FIELDS = {
+    "Deployment": "deployment",
+    "Service": "service",
+    "NetworkPolicy": "networkpolicy",
+    "Workload": "workload",
+    "ConfigMap": "configmap",
+    "Secret": "secret",
+    "Job": "learner",
+}
+
 
 @dataclass(frozen=True)
 class Observed:
@@ -24,18 +35,13 @@ class Observed:
     learner: Object | None = None  # the batch/v1 Job
     pods: tuple[Object, ...] = ()
     progress: Object | None = None  # what the learner's /progress answered, if it was asked
+    leaving: tuple[str, ...] = ()  # kind and name of what a deleted job of the same name has left
+    foreign: tuple[str, ...] = ()  # kind and name of what has a child's name and was made by somebody else
 
     def child(self, kind: str) -> Object | None:
         """The child of one kind."""
-        return {
-            "Deployment": self.deployment,
-            "Service": self.service,
-            "NetworkPolicy": self.networkpolicy,
-            "Workload": self.workload,
-            "ConfigMap": self.configmap,
-            "Secret": self.secret,
-            "Job": self.learner,
-        }[kind]
+        found: Object | None = getattr(self, FIELDS[kind])
+        return found
 
     def pod(self, role: str) -> Object | None:
         """The newest pod of a role; one that is being deleted only if there is no other."""

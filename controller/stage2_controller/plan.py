@@ -12,7 +12,7 @@ from typing import Any
 
 from stage2_api.errors import ConfigError
 from stage2_api.job import RolloutMatchingJob
-from stage2_controller import conditions, drift, gates, kueue, names, reasons, siting
+from stage2_controller import conditions, drift, gates, kueue, names, owners, reasons, siting
 from stage2_controller import outcome as outcomes
 from stage2_controller import status as statuses
 from stage2_controller.children import meta, secret
@@ -64,13 +64,15 @@ def plan(
     outcome = outcomes.outcome(accepted, [s.name for s in workload.servers], observed, status=previous, now=now)
     restarts = accepted.spec.suspend or drift.spec_changed(observed, spec_hash)
     queue = kueue.queue_name(raw)
+    blocked = None if outcome else owners.obstacle(observed)
+    idle = blocked is not None and observed.deployment is None and observed.learner is None  # it claims no place
     ticket = None
-    if queue and not outcome:
+    if queue and not outcome and not idle:
         ticket = kueue.reserved(observed.workload, queue) if settings.kueue else kueue.disabled(queue)
     admitted = ticket is None or ticket.status == "True"
     shaped = drafted.adding(kueue.additions(observed) if queue and admitted else {})
     site = None
-    if cluster and not outcome and not restarts and admitted:
+    if cluster and not outcome and not restarts and admitted and not idle:
         site = siting.find(shaped.need, observed, cluster, now=now, host=kueue.host(observed.workload))
     wanted = shaped.on(site.node if site else None)
     scene = statuses.Scene(
@@ -82,6 +84,7 @@ def plan(
         now=now,
         site=site,
         ticket=ticket,
+        blocked=blocked,
     )
     answer = kueue.answer(observed.workload, observed, outcome, at=conditions.timestamp(now)) if queue else None
     status = statuses.accepted(scene)
@@ -101,7 +104,7 @@ def plan(
         staged = (secret.secret(raw["metadata"], new_token()), *staged)
     return Plan(
         status=status,
-        children=staged,
+        children=() if blocked else staged,
         deletions=deletions,
         site=site,
         workload_patch=answer,
@@ -182,6 +185,7 @@ def _next_look(scene: statuses.Scene, status: Mapping[str, Any], settings: Setti
         outcomes.seconds_left(scene.job, status, scene.now),
         outcomes.seconds_to_start(scene.job, scene.observed, status, scene.now),
         scene.site.again_after_s if scene.site else None,
+        owners.LOOK_AGAIN_S[scene.blocked.reason] if scene.blocked else None,
     ]
     return min((max(seconds, 0.0) for seconds in looks if seconds is not None), default=None)
 

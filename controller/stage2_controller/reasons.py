@@ -29,6 +29,9 @@ CHILDREN_APPLIED: Final = "ChildrenApplied"
 APPLIED: Final = "Applied"
 CHILD_REFUSED: Final = "ChildRefused"  # quota, admission or permissions; the message is the API server's
 
+NAME_TAKEN: Final = "NameTaken"  # somebody else's object has a child's name: nothing is written
+OLD_CHILDREN_ENDING: Final = "OldChildrenEnding"  # of a deleted job of the same name: nothing is written before
+
 # Condition RolloutReady: every server answers /health. Absent where a job has no servers (colocate, hf).
 ROLLOUT_READY: Final = "RolloutReady"
 SERVERS_READY: Final = "ServersReady"

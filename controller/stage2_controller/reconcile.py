@@ -1,5 +1,6 @@
 """One pass over one job: observe, plan, write what differs, tell the status once, then its events."""
 
+import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Mapping
@@ -10,7 +11,7 @@ from typing import Any
 
 import aiohttp
 
-from stage2_controller import conditions, drift, kueue, names, outcome, reasons
+from stage2_controller import conditions, drift, kueue, names, outcome, owners, reasons
 from stage2_controller import status as statuses
 from stage2_controller.apply import Api, ApiRefused
 from stage2_controller.capacity import Capacity
@@ -19,7 +20,7 @@ from stage2_controller.events import events
 from stage2_controller.fault import Faults
 from stage2_controller.metrics import Metrics
 from stage2_controller.observe import Key, Store, slim
-from stage2_controller.observed import Object, Observed, terminating
+from stage2_controller.observed import FIELDS, Object, Observed, terminating
 from stage2_controller.plan import Plan, plan
 from stage2_controller.progress import ProgressReader
 from stage2_controller.queue import Broken, RetryLater
@@ -34,6 +35,7 @@ _ROLE_OF_KIND = {
     "Job": names.ROLE_LEARNER,
     "Workload": names.ROLE_QUOTA,
 }
+_ROLE_OF_FILE = {"Secret": names.ROLE_TOKEN, "ConfigMap": names.ROLE_CONFIG}
 
 _READ_AGAIN = timedelta(minutes=2)
 _KUEUE_AGAIN_S = 1.0  # Kueue wrote at the same time, and the watch has not told yet
@@ -42,6 +44,10 @@ _KUEUE_AGAIN_S = 1.0  # Kueue wrote at the same time, and the watch has not told
 def utc_now() -> datetime:
     """The time of a pass."""
     return datetime.now(UTC)
+
+
+class _NameTaken(Exception):
+    """What is about to be created has the name of something that is not the job's: the next pass sees it."""
 
 
 class Reconciler:
@@ -67,6 +73,7 @@ class Reconciler:
         self._metrics = metrics
         self._capacity = capacity
         self._kept: dict[tuple[str, Key], tuple[datetime, Object | None]] = {}  # with the time until which it serves
+        self._suspects: dict[Key, set[str]] = {}  # kinds whose names are taken, by objects that no watch shows
         self._flavors: dict[str, tuple[datetime, Object | None]] = {}  # with the time until which it serves
         self._priorities: dict[str, Object] = {}  # PriorityClasses never change
         self._clock = clock
@@ -78,6 +85,8 @@ class Reconciler:
             with self._metrics.pass_seconds.time():
                 again_after_s = await self._pass(key)
             result = "done"
+        except _NameTaken:
+            result, again_after_s = "done", 0.0
         except RetryLater as reason:
             result = "error" if isinstance(reason, Broken) else "retry"
             raise
@@ -110,7 +119,8 @@ class Reconciler:
         except Exception as error:  # noqa: BLE001  # whatever it is, the job says so
             fault, intended = error, self._faults.plan(key, raw, error, now=now)
         self._settle(key, intended)  # before anything else is awaited: the next job must find the room taken
-        refusals = await self._carry_out(key, intended, observed)
+        await self._find_others(key, raw, intended, observed)
+        refusals = await self._carry_out(key, raw, intended, observed)
         stale = False
         if intended.workload_patch:
             name = names.child_name(key.name, names.ROLE_QUOTA)
@@ -121,7 +131,7 @@ class Reconciler:
         if outcome.final(intended.status):
             self._drop_files(key)
         if intended.delete_job:
-            await self._api.delete(names.KIND, key.namespace, key.name)
+            await self._api.delete(names.KIND, key.namespace, key.name, uid=raw["metadata"]["uid"])
         if refusals:
             raise RetryLater("; ".join(refusals))
         if fault:
@@ -132,7 +142,7 @@ class Reconciler:
         """Enters the places of all jobs that have one, before the first pass gives away what is free."""
         for raw in list(self._store.known(names.KIND)):
             key = Key(raw["metadata"]["namespace"], raw["metadata"]["name"])
-            node = None if outcome.final(raw.get("status") or {}) else standing(self._watched(key))
+            node = None if outcome.final(raw.get("status") or {}) else standing(self._watched(key, raw))
             if self._capacity and node:
                 with suppress(Exception):  # a spec that cannot be planned by now: its pass says so, and keeps what runs
                     self._capacity.promise(key, self._drafts.of(raw).need, node)
@@ -146,8 +156,9 @@ class Reconciler:
             self._capacity.release(key)
 
     def _drop_files(self, key: Key) -> None:
-        for kind in ("Secret", "ConfigMap"):
+        for kind in _ROLE_OF_FILE:
             self._kept.pop((kind, key), None)
+        self._suspects.pop(key, None)
 
     async def _cluster(self, key: Key, raw: Object) -> Cluster | None:
         if self._capacity is None:
@@ -182,71 +193,105 @@ class Reconciler:
                 self._capacity.shun(key, site.refused)
             self._capacity.wait(key, site.need)
 
-    def _watched(self, key: Key) -> Observed:
+    def _watched(self, key: Key, raw: Object) -> Observed:
         def watched(kind: str) -> Object | None:
             return self._store.one(kind, key, names.child_name(key.name, _ROLE_OF_KIND[kind]))
 
-        return Observed(
-            deployment=watched("Deployment"),
-            service=watched("Service"),
-            networkpolicy=watched("NetworkPolicy"),
-            workload=watched("Workload"),
-            learner=watched("Job"),
-            pods=self._store.all("Pod", key),
-        )
+        children: dict[str, Any] = {FIELDS[kind]: watched(kind) for kind in _ROLE_OF_KIND}
+        return owners.sorted_out(Observed(**children, pods=self._store.all("Pod", key)), raw["metadata"])
 
     async def _observe(self, key: Key, raw: Object) -> Observed:
-        watched = self._watched(key)
+        watched, suspects = self._watched(key, raw), self._suspects.pop(key, set())
         seen = replace(watched, flavors=await self._flavors_of(watched))
-        if _has_no_files(raw.get("status") or {}, seen):
+        files = set() if _has_no_files(raw.get("status") or {}, seen) else set(_ROLE_OF_FILE)
+        if not files | suspects:
             return seen
-        secret = await self._read("Secret", key, names.ROLE_TOKEN)
-        configmap = await self._read("ConfigMap", key, names.ROLE_CONFIG)
-        progress = await self._progress.read(seen.pod(names.ROLE_LEARNER), secret)
-        return Observed(**{**vars(seen), "secret": secret, "configmap": configmap, "progress": progress})
+        found = {kind: await self._read(kind, key) for kind in sorted(files | suspects)}
+        told: dict[str, Any] = {FIELDS[kind]: body for kind, body in found.items()}
+        asked = owners.sorted_out(Observed(**told), raw["metadata"])
+        for kind, body in found.items():
+            if body is not None:
+                self._is_another(kind, key, raw, body)
+        own: dict[str, Any] = {FIELDS[kind]: body for kind in found if (body := asked.child(kind)) is not None}
+        progress = await self._progress.read(seen.pod(names.ROLE_LEARNER), asked.secret)
+        others: dict[str, Any] = {
+            name: tuple(sorted({*getattr(seen, name), *getattr(asked, name)})) for name in ("leaving", "foreign")
+        }
+        return replace(seen, **own, **others, progress=progress)
 
-    async def _read(self, kind: str, key: Key, role: str) -> Object | None:
+    async def _read(self, kind: str, key: Key) -> Object | None:
         """A child that is not watched; read anew only now and then, so that a steady job costs few requests."""
         kept = self._kept.get((kind, key))
         if kept and kept[0] > self._clock():
             return kept[1]
-        found = await self._api.get(kind, key.namespace, names.child_name(key.name, role))
-        return self._keep(kind, key, found)
+        found = await self._get(kind, key)
+        return self._keep(kind, key, found) if kind in _ROLE_OF_FILE else found
+
+    async def _get(self, kind: str, key: Key) -> Object | None:
+        role = {**_ROLE_OF_KIND, **_ROLE_OF_FILE}[kind]
+        return await self._api.get(kind, key.namespace, names.child_name(key.name, role))
 
     def _keep(self, kind: str, key: Key, found: Object | None) -> Object | None:
         kept = found and slim(kind, found)
         self._kept[kind, key] = self._clock() + _READ_AGAIN, kept
         return kept
 
-    async def _carry_out(self, key: Key, intended: Plan, observed: Observed) -> list[str]:
+    async def _find_others(self, key: Key, raw: Object, intended: Plan, observed: Observed) -> None:
+        """Before the first child is applied, raises _NameTaken if one of the names is: an apply would take it over.
+
+        Of what is created, and not applied, the API server says so itself. The learner's name is looked at with the
+        servers': they would load for nothing.
+        """
+        absent = [child["kind"] for child in intended.children if observed.child(child["kind"]) is None]
+        kinds = [kind for kind in absent if kind not in drift.CREATE_ONCE]
+        if "Deployment" in kinds and observed.learner is None:
+            kinds.append("Job")
+        found = await asyncio.gather(*(self._get(kind, key) for kind in kinds))
+        others = [self._is_another(kind, key, raw, body) for kind, body in zip(kinds, found, strict=True) if body]
+        if any(others):
+            raise _NameTaken
+
+    def _is_another(self, kind: str, key: Key, raw: Object, body: Object) -> bool:
+        """Whether it is not the job's; then every pass looks at it until it is gone."""
+        another = owners.whose(body, raw["metadata"]) != "own"
+        if another:
+            self._kept.pop((kind, key), None)
+            self._suspects.setdefault(key, set()).add(kind)
+        return another
+
+    async def _carry_out(self, key: Key, raw: Object, intended: Plan, observed: Observed) -> list[str]:
         """Writes what differs; what the API server refused."""
         refusals: list[str] = []
         for kind in intended.deletions:
-            await self._delete(kind, key)
+            if there := observed.child(kind):
+                await self._delete(kind, key, there)
         for write in drift.writes(intended.children, observed):
             logger.info("%s: %s %s %s", key, write.verb, write.manifest["kind"], write.manifest["metadata"]["name"])
             try:
-                await self._write(write)
+                await self._write(write, key, raw)
             except ApiRefused as error:
                 refusals.append(f"{write.manifest['kind']} {write.manifest['metadata']['name']}: {error.message}")
                 if error.status >= 500:
                     raise
         return refusals
 
-    async def _delete(self, kind: str, key: Key) -> None:
+    async def _delete(self, kind: str, key: Key, there: Object) -> None:
         """A watch that begins just now may never tell of it: what the answer says is entered at once."""
-        name = names.child_name(key.name, _ROLE_OF_KIND[kind])
-        left, known = await self._api.delete(kind, key.namespace, name), self._store.one(kind, key, name)
+        metadata = there["metadata"]
+        left = await self._api.delete(kind, key.namespace, metadata["name"], uid=metadata["uid"])
         if left is not None:
             self._store.put(kind, left)
-        elif known is not None:
-            self._store.remove(kind, known)
+        else:
+            self._store.remove(kind, there)
 
-    async def _write(self, write: drift.Write) -> None:
-        kind, metadata = write.manifest["kind"], write.manifest["metadata"]
-        key = Key(metadata["namespace"], metadata["annotations"][names.ANNOTATION_JOB])
+    async def _write(self, write: drift.Write, key: Key, raw: Object) -> None:
+        kind = write.manifest["kind"]
         self._kept.pop((kind, key), None)
         written = await (self._api.create if write.verb == "create" else self._api.apply)(write.manifest)
+        if written is None:  # it exists
+            written = await self._get(kind, key)
+            if written is not None and self._is_another(kind, key, raw, written):
+                raise _NameTaken
         if written is not None and kind in _ROLE_OF_KIND:
             self._store.put(kind, written)
         elif written is not None:

@@ -30,6 +30,7 @@ class Scene:
     now: datetime
     ticket: Condition | None = None  # QuotaReserved, where the job names a queue of Kueue
     site: Site | None = None  # None: the scheduler chooses the node, or nothing is to run
+    blocked: Condition | None = None  # ChildrenApplied, where what is not the job's keeps them from being written
 
     @property
     def server_names(self) -> tuple[str, ...]:
@@ -93,7 +94,14 @@ def _message(scene: Scene, found: Sequence[Condition]) -> str:
     """What the job is doing, in one sentence: the outcome, else the first thing that is missing."""
     if scene.outcome:
         return scene.outcome.message
-    told = (reasons.SUSPENDED, reasons.QUOTA_RESERVED, reasons.PLACED, reasons.ROLLOUT_READY, reasons.LEARNER_RUNNING)
+    told = (
+        reasons.CHILDREN_APPLIED,
+        reasons.SUSPENDED,
+        reasons.QUOTA_RESERVED,
+        reasons.PLACED,
+        reasons.ROLLOUT_READY,
+        reasons.LEARNER_RUNNING,
+    )
     missing = [item.message for item in found if item.type in told and item.status != "True"]
     if missing:
         return missing[0]
@@ -218,6 +226,8 @@ def _restarts(scene: Scene) -> int:
 
 def _conditions(scene: Scene, sync: Mapping[str, Any] | None, servers: Sequence[Mapping[str, Any]]) -> list[Condition]:
     found = [Condition(reasons.ACCEPTED, "True", reasons.VALID, "the spec keeps every rule")]
+    if scene.blocked:
+        found.append(scene.blocked)
     if scene.job.spec.suspend and not scene.outcome:
         message = "spec.suspend is true: no pod exists; set it to false to go on from the last checkpoint"
         return [*found, Condition(reasons.SUSPENDED, "True", reasons.SUSPENDED_BY_SPEC, message)]

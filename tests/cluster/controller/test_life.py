@@ -1,5 +1,7 @@
 """A job's life on a real API server: children appear, the learner follows its servers, the end releases them."""
 
+import json
+
 import pytest
 
 from tests.cluster.controller.conftest import Controller, Kubectl, Kubelet, eventually, job, phase, reason
@@ -62,6 +64,49 @@ def test_deleting_a_job_deletes_everything_that_it_owns(
         why="no child is left",
         timeout_s=60,
     )
+
+
+def test_a_job_that_failed_is_corrected_deleted_and_applied_again_and_runs(
+    kubectl: Kubectl, controller: Controller, kubelet: Kubelet
+) -> None:
+    def hold(*finalizers: str) -> None:
+        """Keeps the old learner Job from going, as a slow garbage collector would; none: lets it go."""
+        patch = json.dumps({"metadata": {"finalizers": list(finalizers)}})
+        kubectl("patch", "job", "job-3v1-learner", "--type=merge", "-p", patch)
+
+    kubectl.apply(job())
+    kubelet.servers_answer("job-3v1")
+    kubelet.learner_runs("job-3v1")
+    kubelet.learner_ends("job-3v1", 64, "custom.train_jsonl: '/data/x'; must exist; mount the volume that holds it")
+    kubectl("wait", "--for=condition=Failed", "rmj/job-3v1", "--timeout=30s")
+    hold("stage2.dev/of-a-test")
+    kubectl("delete", "rmj", "job-3v1", "--timeout=10s")
+    kubectl.apply(job(image="corrected:1"))
+    told = "OldChildrenEnding"
+    eventually(lambda: reason(kubectl, "job-3v1", "ChildrenApplied") == told, why="it waits for the old learner's end")
+    assert phase(kubectl, "job-3v1") == "Pending"
+    hold()
+    eventually(lambda: kubectl.get("deployment", "job-3v1-rollout"), why="its own servers exist")
+    kubelet.servers_answer("job-3v1")
+    kubelet.learner_runs("job-3v1")
+    eventually(lambda: phase(kubectl, "job-3v1") == "Running", why="the job runs")
+
+
+def test_a_foreign_object_of_a_childs_name_is_left_alone_and_the_job_waits_until_it_is_gone(
+    kubectl: Kubectl, controller: Controller
+) -> None:
+    theirs = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "job-3v1-config"}, "data": {"a": "b"}}
+    kubectl.apply(theirs)
+    before = kubectl.get("configmap", "job-3v1-config")
+    kubectl.apply(job())
+    eventually(lambda: reason(kubectl, "job-3v1", "ChildrenApplied") == "NameTaken", why="the job says so")
+    message = (kubectl.get("rmj", "job-3v1") or {})["status"]["message"]
+    assert message == "ConfigMap job-3v1-config exists and is not this job's; rename the job or the object"
+    assert kubectl.get("configmap", "job-3v1-config") == before
+    assert not kubectl.list("deployments", "jobs", "services", "secrets", "networkpolicies")
+    kubectl("delete", "configmap", "job-3v1-config")
+    eventually(lambda: kubectl.get("deployment", "job-3v1-rollout"), why="the job begins")
+    eventually(lambda: reason(kubectl, "job-3v1", "ChildrenApplied") == "Applied", why="the status says so")
 
 
 def test_suspending_removes_the_pods_and_resuming_goes_on_with_the_same_learner(

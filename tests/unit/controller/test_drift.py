@@ -73,6 +73,16 @@ def test_what_someone_changed_in_a_child_is_mended() -> None:
     assert (write.verb, write.manifest["kind"]) == ("apply", "Deployment")
 
 
+def test_a_child_is_mended_only_as_long_as_it_is_the_one_that_was_seen() -> None:
+    raw = b.job()
+    observed = b.started(raw)
+    changed = copy.deepcopy(dict(observed.service or {}))
+    changed["spec"]["ports"][0]["port"] = 1
+    changed["metadata"]["uid"] = "uid-of-the-service"
+    (write,) = drift.writes(b.planned(raw, observed).children, replace(observed, service=changed))
+    assert write.manifest["metadata"]["uid"] == "uid-of-the-service"  # the API server refuses it for another one
+
+
 def test_the_learner_job_is_never_written_again() -> None:
     raw = b.job()
     observed = b.started(raw)

@@ -56,6 +56,7 @@ def without_what_only_a_controller_adds(manifest: Any) -> Any:
     pod = spec.get("template", {}).get("spec", {})
     pod.pop("affinity", None)
     pod.pop("readinessGates", None)
+    spec.get("template", {}).get("metadata", {}).get("annotations", {}).pop(names.ANNOTATION_JOB_UID, None)
     return spec
 
 
