@@ -2,7 +2,10 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -47,25 +50,39 @@ def team(kueue: None, kubectl: Kubectl, nodes: FakeNodes) -> Iterator[list[str]]
     """Two nodes of four GPUs, and a queue `team` with a quota of four; the nodes' names."""
     own = kubectl.namespace
     names = [nodes.add(f"{own}-{index}", gpus=4, labels=HERE) for index in range(2)]
-    made = _queue(own)
-    for one in made:
-        eventually(lambda one=one: kubectl.run("apply", "-f", "-", stdin=one).returncode == 0, why="Kueue answers")
-    yield names
-    kubectl("delete", "rmj", "--all", "--timeout=60s")
-    for one in reversed(made):
-        kubectl("delete", one["kind"], one["metadata"]["name"], "--timeout=60s")
+    with _queue(kubectl, own):
+        yield names
 
 
-def _queue(own: str) -> list[Object]:
-    """The example's objects for one test: under its name, for its nodes, with four GPUs."""
+@contextmanager
+def _queue(kubectl: Kubectl, own: str, name: str = "team", *, gpus: int = 4, **flavor: Any) -> Iterator[None]:
+    made = _example(kubectl.namespace, own, name, gpus=gpus, **flavor)
+    try:
+        for one in made:
+            eventually(partial(_taken, kubectl, one), why="Kueue answers")
+        yield
+    finally:
+        kubectl("delete", "rmj", "--all", "--timeout=60s")
+        for one in reversed(made):
+            kubectl("delete", one["kind"], one["metadata"]["name"], "--timeout=60s")
+
+
+def _taken(kubectl: Kubectl, one: Object) -> bool:
+    return kubectl.run("apply", "-f", "-", stdin=one).returncode == 0
+
+
+def _example(namespace: str, own: str, name: str, *, gpus: int, **more: Any) -> list[Object]:
+    """The example's objects for one test: under its names, for its nodes, with so many GPUs."""
     topology, flavor, cluster_queue, local_queue = yaml.safe_load_all(EXAMPLE.read_text())
     for made in (topology, flavor, cluster_queue):
         made["metadata"]["name"] = own
-    flavor["spec"] |= {"topologyName": own, "nodeLabels": HERE}
+    local_queue["metadata"]["name"] = name
+    flavor["spec"] |= {"topologyName": own, "nodeLabels": HERE, **more}
     (offered,) = cluster_queue["spec"]["resourceGroups"][0]["flavors"]
-    offered["name"] = local_queue["spec"]["clusterQueue"] = local_queue["metadata"]["namespace"] = own
-    (gpus,) = [one for one in offered["resources"] if one["name"] == "nvidia.com/gpu"]
-    gpus["nominalQuota"] = 4
+    offered["name"] = local_queue["spec"]["clusterQueue"] = own
+    local_queue["metadata"]["namespace"] = namespace
+    (offered_gpus,) = [one for one in offered["resources"] if one["name"] == "nvidia.com/gpu"]
+    offered_gpus["nominalQuota"] = gpus
     return [topology, flavor, cluster_queue, local_queue]
 
 
@@ -118,7 +135,7 @@ def test_a_preempted_job_gives_everything_up_and_comes_back(
     _apply(kubectl, "hasty", priority_class=urgent)
     eventually(lambda: reason(kubectl, "patient", "QuotaReserved") == "QuotaPending", why="it is told", timeout_s=60)
     eventually(lambda: kubelet.pod("patient", "learner") is None, why="its learner is gone", timeout_s=60)
-    assert kubelet.pod("patient", "rollout") is None
+    eventually(lambda: kubelet.pod("patient", "rollout") is None, why="its servers are gone", timeout_s=60)
     _runs(kubectl, kubelet, "hasty")
 
     kubelet.learner_ends("hasty", 0)
@@ -143,12 +160,37 @@ def test_a_suspended_job_lends_its_quota_and_waits_for_it_again(
     _runs(kubectl, kubelet, "first")
 
 
-def _apply(kubectl: Kubectl, name: str, *, priority_class: str | None = None) -> None:
+def test_two_jobs_share_a_tainted_host_by_the_toleration_of_their_flavor(
+    kubectl: Kubectl, controller: Controller, team: list[str], nodes: FakeNodes, kubelet: Kubelet
+) -> None:
+    own = f"{kubectl.namespace}-tainted"
+    pool = {**HERE, "pool": own}
+    toleration = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+    nodes.add(own, gpus=8, labels=pool, taints=[{"key": "nvidia.com/gpu", "value": "here", "effect": "NoSchedule"}])
+    with _queue(kubectl, own, "tainted", gpus=8, nodeLabels=pool, tolerations=[toleration]):
+        for name in ("first", "second"):
+            _apply(kubectl, name, queue="tainted")
+            _runs(kubectl, kubelet, name)
+            assert _assigned(kubectl, name) == _host(kubelet, name) == own
+
+
+def test_what_an_older_version_was_to_be_told_is_refused(
+    kubectl: Kubectl, controller: Controller, team: list[str]
+) -> None:
+    _apply(kubectl, "first")
+    eventually(lambda: "Admitted" in _true(kubectl, "first"), why="the job is admitted")
+    patch = json.dumps({"metadata": {"resourceVersion": "1"}, "status": {"conditions": []}})
+    refused = kubectl.run("patch", "workload", "first-quota", "--subresource=status", "--type=merge", "-p", patch)
+    assert "the object has been modified" in refused.stderr
+    assert "Admitted" in _true(kubectl, "first")
+
+
+def _apply(kubectl: Kubectl, name: str, *, priority_class: str | None = None, queue: str = "team") -> None:
     placement: Object = {"nodeSelector": HERE}
     if priority_class:
         placement["priorityClassName"] = priority_class
     made = job(name, placement=placement)
-    made["metadata"]["labels"] = {QUEUE: "team"}
+    made["metadata"]["labels"] = {QUEUE: queue}
     kubectl.apply(made)
 
 
