@@ -7,10 +7,14 @@ from pathlib import Path
 import yaml
 
 from stage2_cli.files import load_job
+from stage2_cli.left_out import WATCHED, left_out
 from stage2_controller.plan import static_children
 
 
 def render_job(file: Path, *, namespace: str | None) -> str:
     """YAML documents of all children of the job in `file`, in the order in which they are to be applied."""
-    children = static_children(load_job(file), namespace=namespace)
-    return yaml.safe_dump_all(children, sort_keys=False, allow_unicode=True)
+    job = load_job(file)
+    children = yaml.safe_dump_all(static_children(job, namespace=namespace), sort_keys=False, allow_unicode=True)
+    ignored = left_out(job, WATCHED)
+    note = f"# Left to you, since no controller watches these objects: {', '.join(ignored)}\n" if ignored else ""
+    return note + children

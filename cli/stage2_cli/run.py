@@ -24,6 +24,7 @@ import yaml
 from stage2_api.errors import EXIT_CONFIG, ConfigError, Problem
 from stage2_api.job import RolloutMatchingJob
 from stage2_cli.files import load_job
+from stage2_cli.left_out import TEMPLATES, WATCHED, left_out
 from stage2_cli.paths import PathMap, parse_mappings
 from stage2_cli.ports import learner_ports
 from stage2_cli.processes import LocalProcess
@@ -71,6 +72,8 @@ def run_job(file: Path, *, mapped: Sequence[str], work_dir: Path, engine: str = 
     Raises ConfigError when the job is wrong or one of its volumes has no place here.
     """
     job, places = load_job(file), parse_mappings(mapped)
+    if ignored := left_out(job, (*WATCHED, *TEMPLATES)):
+        console().print(f"not applied to processes on this machine: {', '.join(ignored)}", style="yellow")
     signal.signal(signal.SIGTERM, _interrupt)
     with learner_ports(job.spec.rollout.servers) as ports:
         return _run(prepare(job, places, work_dir.resolve(), engine, ports))
@@ -195,16 +198,27 @@ def _watch(local: LocalRun, learner: LocalProcess, servers: Sequence[LocalProces
         while (code := learner.exit_code) is None:
             watcher.refresh()
             for server in servers:
-                if server.exit_code is not None and restarts[server.name] < _MAX_SERVER_RESTARTS:
-                    watcher.failure(server, f"ended with exit code {server.exit_code}; starting it again")
-                    restarts[server.name] += 1
-                    server.start()
+                if server.exit_code == EXIT_CONFIG:
+                    watcher.failure(server, f"ended with exit code {EXIT_CONFIG}: its configuration is wrong")
+                    return EXIT_CONFIG
+                if server.exit_code is not None and restarts[server.name] <= _MAX_SERVER_RESTARTS:
+                    _restart(watcher, server, restarts)
             time.sleep(_POLL_S)
         watcher.refresh()
         if code != 0:
             watcher.failure(learner, f"ended with exit code {code}")
             _show_blamed(watcher, learner, local, servers)
     return code
+
+
+def _restart(watcher: Watcher, server: LocalProcess, restarts: dict[str, int]) -> None:
+    """Start a server that died again, and say so; after the last time, say that it stays away."""
+    restarts[server.name] += 1
+    again = restarts[server.name] <= _MAX_SERVER_RESTARTS
+    then = "starting it again" if again else f"it was started again {_MAX_SERVER_RESTARTS} times, and stays away"
+    watcher.failure(server, f"ended with exit code {server.exit_code}; {then}")
+    if again:
+        server.start()
 
 
 def _show_blamed(watcher: Watcher, learner: LocalProcess, local: LocalRun, servers: Sequence[LocalProcess]) -> None:

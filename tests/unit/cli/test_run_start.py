@@ -42,3 +42,35 @@ def test_a_server_that_ends_first_ends_the_run_with_64_only_for_a_configuration_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends_with: int, told: int
 ) -> None:
     assert started(tmp_path, monkeypatch, server=f"exit {ends_with}", deadline_s=60) == told
+
+
+def test_a_server_that_turns_out_misconfigured_ends_the_run_also_while_the_learner_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert watched(tmp_path, monkeypatch, server="exit 64", learner="sleep 60") == 64
+
+
+def test_a_server_that_dies_again_and_again_stays_away_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert watched(tmp_path, monkeypatch, server="exit 3", learner="sleep 5; exit 75") == 75
+    told = " ".join(capsys.readouterr().out.split())
+    assert told.count("ended with exit code 3; starting it again") == 3
+    assert told.count("it was started again 3 times, and stays away") == 1
+
+
+def watched(folder: Path, monkeypatch: pytest.MonkeyPatch, *, server: str, learner: str) -> int:
+    """The exit code of a learner, which is a line of shell, beside one server that is another."""
+    monkeypatch.setattr(run, "_POLL_S", 0.05)
+    local = run.prepare(load_job(ROOT / "examples" / "job-3v1-tiny.yaml"), MAPPED, folder, "stub")
+    processes = [
+        LocalProcess(name, ["sh", "-c", line], {}, folder / "logs" / f"{name}.log")
+        for name, line in (("server-0", server), ("learner", learner))
+    ]
+    for process in processes:
+        process.start()
+    try:
+        return run._watch(local, processes[1], processes[:1])
+    finally:
+        for process in processes:
+            process.stop()

@@ -1,0 +1,48 @@
+"""What a job asks for and an executor without a controller does not do is said, never left out silently."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from stage2_api.job import parse_job
+from stage2_cli.left_out import TEMPLATES, WATCHED, left_out
+from stage2_cli.render import render_job
+
+JOB = Path(__file__).parents[3] / "examples" / "job-3v1-tiny.yaml"
+
+
+def job(**spec: Any) -> dict[str, Any]:
+    made: dict[str, Any] = yaml.safe_load(JOB.read_text())
+    del made["spec"]["activeDeadlineSeconds"]
+    for key, value in spec.items():
+        found = made["spec"].get(key)
+        made["spec"][key] = {**found, **value} if isinstance(found, dict) else value
+    return made
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        ({"activeDeadlineSeconds": 60}, "spec.activeDeadlineSeconds"),
+        ({"ttlSecondsAfterFinished": 60}, "spec.ttlSecondsAfterFinished"),
+        ({"suspend": True}, "spec.suspend"),
+        ({"learner": {"template": {"metadata": {"labels": {"a": "b"}}}}}, "spec.learner.template"),
+        ({"rollout": {"template": {"metadata": {"labels": {"a": "b"}}}}}, "spec.rollout.template"),
+    ],
+)
+def test_a_field_that_only_the_controller_honours_is_named(spec: dict[str, Any], told: str) -> None:
+    assert left_out(parse_job(job(**spec)), (*WATCHED, *TEMPLATES)) == [told]
+
+
+def test_a_job_without_such_fields_is_told_nothing() -> None:
+    assert left_out(parse_job(job(suspend=False)), (*WATCHED, *TEMPLATES)) == []
+
+
+def test_static_yaml_says_what_nobody_watches(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(job(activeDeadlineSeconds=60, suspend=True)))
+    first, rest = render_job(file, namespace="team-a").split("\n", 1)
+    assert first == "# Left to you, since no controller watches these objects: spec.suspend, spec.activeDeadlineSeconds"
+    assert len(list(yaml.safe_load_all(rest))) == 6
