@@ -60,17 +60,19 @@ def test_a_server_that_dies_again_and_again_stays_away_and_that_is_said(
 
 
 def watched(folder: Path, monkeypatch: pytest.MonkeyPatch, *, server: str, learner: str) -> int:
-    """The exit code of a learner, which is a line of shell, beside one server that is another."""
+    """The exit code of a learner, which is a line of shell, beside three servers; the first is another such line."""
     monkeypatch.setattr(run, "_POLL_S", 0.05)
     local = run.prepare(load_job(ROOT / "examples" / "job-3v1-tiny.yaml"), MAPPED, folder, "stub")
     processes = [
         LocalProcess(name, ["sh", "-c", line], {}, folder / "logs" / f"{name}.log")
-        for name, line in (("server-0", server), ("learner", learner))
+        for name, line in zip(
+            ("server-0", "server-1", "server-2", "learner"), (server, "sleep 60", "sleep 60", learner), strict=True
+        )
     ]
     for process in processes:
         process.start()
     try:
-        return run._watch(local, processes[1], processes[:1])
+        return run._watch(local, processes[-1], processes[:-1])
     finally:
         for process in processes:
             process.stop()
