@@ -23,6 +23,7 @@ from stage2_controller.everywhere import Everywhere, pod_events
 from stage2_controller.freshness import Freshness
 from stage2_controller.metrics import CONTENT_TYPE, Metrics
 from stage2_controller.observe import KINDS, KUEUE_KIND, Key, Store, key_of
+from stage2_controller.polls import ProgressPolls
 from stage2_controller.progress import ProgressReader
 from stage2_controller.queue import WorkQueue
 from stage2_controller.reconcile import Reconciler
@@ -95,7 +96,8 @@ class Controller:
 
     async def _connect(self) -> Api:
         self.metrics = Metrics(lambda: self.store.known(names.KIND))
-        api, progress = await connect(self.metrics.requested), ProgressReader()
+        api = await connect(self.metrics.requested)
+        progress = ProgressPolls(ProgressReader(), lambda key: self.queue.add(key), interval_s=self.settings.progress_s)
         self._closers = [api.close, progress.close]
         self.capacity = Capacity(self._serve_soon) if self.options.placement else None
         self.reconciler = Reconciler(

@@ -22,7 +22,7 @@ from stage2_controller.metrics import Metrics
 from stage2_controller.observe import Key, Store, slim
 from stage2_controller.observed import FIELDS, Object, Observed, terminating
 from stage2_controller.plan import Plan, plan
-from stage2_controller.progress import ProgressReader
+from stage2_controller.polls import ProgressPolls
 from stage2_controller.queue import Broken, RetryLater
 from stage2_controller.siting import Cluster, standing
 
@@ -57,7 +57,7 @@ class Reconciler:
         self,
         api: Api,
         store: Store,
-        progress: ProgressReader,
+        progress: ProgressPolls,
         settings: Settings,
         *,
         metrics: Metrics,
@@ -152,6 +152,7 @@ class Reconciler:
         self._drop_files(key)
         self._drafts.forget(key)
         self._faults.forget(key)
+        self._progress.forget(key)
         if self._capacity:
             self._capacity.release(key)
 
@@ -213,7 +214,7 @@ class Reconciler:
             if body is not None:
                 self._is_another(kind, key, raw, body)
         own: dict[str, Any] = {FIELDS[kind]: body for kind in found if (body := asked.child(kind)) is not None}
-        progress = await self._progress.read(seen.pod(names.ROLE_LEARNER), asked.secret)
+        progress = self._progress.latest(key, seen.pod(names.ROLE_LEARNER), asked.secret)
         others: dict[str, Any] = {
             name: tuple(sorted({*getattr(seen, name), *getattr(asked, name)})) for name in ("leaving", "foreign")
         }

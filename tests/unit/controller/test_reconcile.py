@@ -11,6 +11,7 @@ import pytest
 from stage2_controller import conditions, names, reasons
 from stage2_controller.metrics import Metrics
 from stage2_controller.observe import KINDS, Key, Store
+from stage2_controller.polls import ProgressPolls
 from stage2_controller.progress import ProgressReader
 from stage2_controller.reconcile import Reconciler
 from tests.unit.controller import builders as b
@@ -94,7 +95,8 @@ class Life:
 
 @pytest.fixture
 async def life() -> AsyncIterator[Life]:
-    server, store, progress = Server(), Store(), ProgressReader()
+    server, store = Server(), Store()
+    progress = ProgressPolls(ProgressReader(), lambda key: None, interval_s=b.SETTINGS.progress_s)
     api: Any = server
     reconciler = Reconciler(
         api, store, progress, b.SETTINGS, metrics=Metrics(lambda: store.known(names.KIND)), clock=lambda: b.NOW
