@@ -6,6 +6,7 @@ import contextlib
 import json
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -36,14 +37,16 @@ class Watch:
         self.process.wait()
 
     def all(self, count: int, timeout_s: float) -> dict[str, float]:
-        """The times, once `count` are there."""
-        deadline = time.monotonic() + timeout_s
-        for line in self.process.stdout or ():
-            self.seen.setdefault(line.strip(), time.monotonic())
-            if len(self.seen) >= count:
-                return self.seen
-            if time.monotonic() > deadline:
-                break
+        """The times, once `count` are there. Raises TimeoutError."""
+        patience = threading.Timer(timeout_s, self.process.kill)  # no line may ever come
+        patience.start()
+        try:
+            for line in self.process.stdout or ():
+                self.seen.setdefault(line.strip(), time.monotonic())
+                if len(self.seen) >= count:
+                    return self.seen
+        finally:
+            patience.cancel()
         raise TimeoutError(f"{len(self.seen)} of {count} {self.kind}")
 
 

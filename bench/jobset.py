@@ -66,6 +66,7 @@ def _replicated(name: str, template: Object) -> Object:
 def figures() -> Iterator[Callable[[], dict[str, float]]]:
     """A function that reads the metrics of JobSet's controller, whatever their labels summed by name."""
     subject = f"--serviceaccount={NAMESPACE}:jobset-controller-manager"
+    kubectl("delete", "clusterrolebinding", _READER)  # of a run that was killed
     kubectl("create", "clusterrolebinding", _READER, "--clusterrole=jobset-metrics-reader", subject)
     token = kubectl("-n", NAMESPACE, "create", "token", "jobset-controller-manager").strip()
     forward = ["kubectl", "-n", NAMESPACE, "port-forward", "deployment/jobset-controller-manager", ":8443"]
