@@ -237,7 +237,8 @@ _ALL = "rmj,deployments,services,networkpolicies,pods"
 def _where() -> str:
     cores, client = os.cpu_count(), kubectl("version", "-o", "json")
     server = json.loads(client)["serverVersion"]["gitVersion"]
-    return f"{date.today()}. Kubernetes {server}, its control plane, this benchmark and the controller on {cores} shared cores."
+    all_of_it = "its control plane, this benchmark and the controller"
+    return f"{date.today()}. Kubernetes {server}, {all_of_it} on {cores} shared cores."
 
 
 @dataclass

@@ -4,7 +4,7 @@ One process holds it, and promises are made without waiting for anything in betw
 """
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +16,7 @@ from stage2_controller.observed import Object
 from stage2_controller.placement import Need, Room
 
 SHUNNED_S = 300.0
+MOST_DOUBLINGS = 6  # five hours and a bit
 _ENDED = ("Succeeded", "Failed")
 
 
@@ -56,6 +57,7 @@ class Capacity:
         self._free: dict[str, dict[int, tuple[Amounts, Amounts]]] = defaultdict(dict)  # by node and priority
         self._waiting: dict[Key, Need] = {}
         self._shunned: dict[tuple[Key, str], float] = {}  # until when
+        self._refusals: Counter[tuple[Key, str]] = Counter()
         self._clock = clock
 
     def put(self, kind: str, body: Object) -> None:
@@ -124,7 +126,7 @@ class Capacity:
         """Ends the job's promise, and its wait."""
         self._waiting.pop(key, None)
         for refused in [pair for pair in self._shunned if pair[0] == key]:
-            del self._shunned[refused]
+            del self._shunned[refused], self._refusals[refused]
         if self._break(key):
             self._tell()
 
@@ -150,8 +152,13 @@ class Capacity:
         return served
 
     def shun(self, key: Key, node: str) -> None:
-        """The scheduler refused the job on this node for a reason that is not seen here: for a while, not there."""
-        self._shunned[key, node] = self._clock() + SHUNNED_S
+        """The scheduler refused the job on this node for a reason that is not seen here: for a while, not there.
+
+        Each time for twice as long: where a volume ties the job to a zone, every node of a large cluster gets its turn.
+        """
+        self._refusals[key, node] += 1
+        pause_s = SHUNNED_S * 2.0 ** min(self._refusals[key, node] - 1, MOST_DOUBLINGS)
+        self._shunned[key, node] = self._clock() + pause_s
 
     def promises(self) -> Mapping[Key, str]:
         """The node of every job that has room."""

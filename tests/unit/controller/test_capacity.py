@@ -101,6 +101,22 @@ def test_a_node_that_the_scheduler_refused_is_left_alone_for_a_while() -> None:
     assert placement.choose(FOUR, made.rooms(n.KEY, FOUR)) == "node-a"
 
 
+def test_where_only_one_of_many_nodes_can_take_the_job_its_turn_comes() -> None:
+    now, tried = [0.0], []
+    made = Capacity(clock=lambda: now[0])
+    for index in range(60):
+        made.put("Node", n.node(f"node-{index:02}"))
+    for _ in range(200):
+        node = placement.choose(FOUR, made.rooms(n.KEY, FOUR))
+        if node:
+            tried.append(node)
+            made.shun(n.KEY, node)
+        now[0] += 15  # the time that one refusal takes
+    assert set(tried) == {f"node-{index:02}" for index in range(60)}
+    made.release(n.KEY)
+    assert placement.choose(FOUR, made.rooms(n.KEY, FOUR)) == "node-00"
+
+
 def test_an_older_state_of_a_pod_does_not_replace_a_newer_one() -> None:
     made = n.capacity(n.node())
     pod = n.foreign(gpus=2)
