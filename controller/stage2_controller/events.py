@@ -23,6 +23,7 @@ _WARNINGS = {
     reasons.INVALID_SPEC,
     reasons.INTERNAL_ERROR,
     reasons.CHILD_REFUSED,
+    reasons.NAME_TAKEN,
     reasons.KUEUE_DISABLED,
     reasons.NO_NODE_FITS,
     reasons.NODE_LOST,

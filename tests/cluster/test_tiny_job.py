@@ -62,6 +62,10 @@ def test_the_job_succeeds_and_its_status_tells_the_whole_story(demo: Path, kubec
     assert status["phase"] == "Succeeded"
     assert status["step"] == status["maxSteps"] == 30
     assert _kubectl(kubeconfig, "wait", "rmj", JOB, "--for=condition=Succeeded", "--timeout=1s")
+    assert status["reproducibility"]["dataset"]["records"] == 512
+    digests = {image["name"]: image["digest"] for image in status["images"]}
+    assert set(digests) == {"server-0", "server-1", "server-2", "learner"}
+    assert all("sha256:" in digest for digest in digests.values()), digests
 
 
 def test_the_learner_logs_the_reproducibility_record(records: dict[str, list[dict]]) -> None:

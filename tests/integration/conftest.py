@@ -30,6 +30,7 @@ LOG_LINES = 40
 MAX_MODEL_LEN = 1024
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items):
     """Keep together what shares servers: the tests of a file, and those of all files that ask for the real vLLMs."""
     for item in items:

@@ -1,0 +1,112 @@
+"""What can never change, what ends a job, and what does not count as a failure of it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stage2_api.crd import FROZEN
+from tests.cluster.controller.conftest import Controller, Kubectl, Kubelet, Object, eventually, job, phase, reason
+
+pytestmark = pytest.mark.timeout(300)
+
+CHANGES: dict[str, Any] = {
+    "image": "another:1",
+    "gpuResource": "amd.com/gpu",
+    "rollout": {"servers": 2},
+    "learner": {"backoffLimit": 5},
+    "placement": {"priorityClassName": "another"},
+    "volumes": [{"name": "data", "mountPath": "/data", "hostPath": {"path": "/elsewhere"}}],
+    "config": {"training": {"max_steps": 11}},
+}
+
+
+def test_what_pods_are_made_from_stays_while_there_are_any(kubectl: Kubectl) -> None:
+    assert set(CHANGES) == set(FROZEN)
+    kubectl.apply(job())
+    for field, value in CHANGES.items():
+        refused = _patched(kubectl, {field: value})
+        assert f"spec.{field}: " in refused, (field, refused)
+        assert "cannot change while the job is not suspended; delete the job and apply it again" in refused
+    assert "spec.managedBy: " in _patched(kubectl, {"managedBy": "somebody.else/controller"})
+
+    assert _patched(kubectl, {"suspend": True}) == ""
+    for field, value in CHANGES.items():
+        assert _patched(kubectl, {field: value}) == "", f"a suspended job can be edited: {field}"
+
+
+def _patched(kubectl: Kubectl, spec: Object) -> str:
+    """What kubectl complains about when it merges this into the spec."""
+    done = kubectl.run("patch", "rmj", "job-3v1", "--type=merge", "-p", json.dumps({"spec": spec}))
+    return done.stderr if done.returncode else ""
+
+
+def test_a_job_that_takes_too_long_ends_with_all_its_pods(
+    kubectl: Kubectl, controller: Controller, kubelet: Kubelet
+) -> None:
+    kubectl.apply(job(activeDeadlineSeconds=5))
+    _runs(kubectl, kubelet)
+    eventually(lambda: reason(kubectl, "job-3v1", "Failed") == "DeadlineExceeded", why="its time is over")
+    eventually(lambda: not kubectl.list("deployments"), why="servers are released")
+    eventually(lambda: kubelet.pod("job-3v1", "learner") is None, why="the learner was ended")
+
+
+def test_a_learner_that_fails_more_often_than_it_may_fails_the_job(
+    kubectl: Kubectl, controller: Controller, kubelet: Kubelet
+) -> None:
+    kubectl.apply(job(learner={"gpus": 1, "backoffLimit": 0}))
+    _runs(kubectl, kubelet)
+    kubelet.learner_ends("job-3v1", 1, "out of luck")
+    eventually(lambda: reason(kubectl, "job-3v1", "Failed") == "BackoffLimitExceeded", why="no try is left")
+    eventually(lambda: not kubectl.list("deployments"), why="servers are released")
+
+
+def test_a_learner_that_is_evicted_starts_again_and_has_not_failed(
+    kubectl: Kubectl, controller: Controller, kubelet: Kubelet
+) -> None:
+    kubectl.apply(job(learner={"gpus": 1, "backoffLimit": 0}))
+    _runs(kubectl, kubelet)
+    first = kubelet.pod("job-3v1", "learner") or {}
+    name = first["metadata"]["name"]
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}}
+    where = f"/api/v1/namespaces/{kubectl.namespace}/pods/{name}/eviction"
+    kubectl("create", "--raw", where, "-f", "-", stdin=eviction)
+    eventually(lambda: _another(kubelet, first), why="a new learner", timeout_s=60)
+    kubelet.learner_runs("job-3v1")
+    eventually(lambda: phase(kubectl, "job-3v1") == "Running", why="it runs on")
+    kubelet.learner_ends("job-3v1", 0)
+    eventually(lambda: phase(kubectl, "job-3v1") == "Succeeded", why="the job succeeds")
+
+
+def test_explain_says_what_a_job_waits_for_and_that_a_running_one_has_no_step_yet(
+    kubectl: Kubectl, controller: Controller, kubelet: Kubelet
+) -> None:
+    kubectl.apply(job())
+    kubelet.servers_answer("job-3v1", ready=False)
+    eventually(lambda: "Not training because of servers" in _explained(kubectl), why="servers do not answer")
+    assert "server-0" in _explained(kubectl)
+    _runs(kubectl, kubelet)
+    eventually(lambda: "Not training because of servers" not in _explained(kubectl), why="servers answer")
+
+
+def _explained(kubectl: Kubectl) -> str:
+    """What `stage2 explain` prints."""
+    command = [str(Path(sys.executable).with_name("stage2")), "explain", "job-3v1", f"--namespace={kubectl.namespace}"]
+    environment = {**os.environ, "KUBECONFIG": str(kubectl.kubeconfig)}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stdout
+
+
+def _another(kubelet: Kubelet, first: Object) -> bool:
+    pod = kubelet.pod("job-3v1", "learner")
+    return pod is not None and pod["metadata"]["uid"] != first["metadata"]["uid"]
+
+
+def _runs(kubectl: Kubectl, kubelet: Kubelet) -> None:
+    kubelet.servers_answer("job-3v1")
+    eventually(lambda: kubelet.pod("job-3v1", "learner"), why="the learner starts")
+    kubelet.learner_runs("job-3v1")
+    eventually(lambda: phase(kubectl, "job-3v1") == "Running", why="the job runs")
