@@ -7,8 +7,8 @@ export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 CODE := crds controller trainer cli hack examples bench
 PYTEST := pytest -q --durations=15 --durations-min=5
-# Two processes, each with whole files or groups: what they share (a real vLLM takes a minute to start) is started once.
-TWICE := -n 2 --dist
+# Two processes, each with whole files: what a file shares (a real vLLM takes a minute to start) is started once.
+TWICE := -n 2 --dist loadfile
 OUT ?= out/demo
 
 .PHONY: help setup demo demo-cluster test test-unit test-integration test-cluster test-gpu lint format verify generate bench smoke-colocate images clean
@@ -30,10 +30,10 @@ demo-cluster: setup ## The same on Kubernetes: KUBECONFIG, else kind, else a clu
 test: test-unit test-integration test-cluster ## All tests
 
 test-unit: setup ## Hermetic tests
-	$(PYTEST) $(TWICE) loadfile tests/unit
+	$(PYTEST) $(TWICE) tests/unit
 
 test-integration: setup ## Real vLLM servers and the CPU stub, processes and HTTP
-	$(PYTEST) $(TWICE) loadgroup tests/integration
+	$(PYTEST) $(TWICE) tests/integration
 
 test-cluster: setup ## A real API server and kubelet: the cluster of KUBECONFIG, else hack/local-cluster
 	$(PYTEST) tests/cluster

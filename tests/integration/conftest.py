@@ -21,22 +21,12 @@ import yaml
 
 from stage2_cli.processes import end_with_parent
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
+ROOT = Path(__file__).parents[2]
 WARMED_MODEL = ROOT / "examples" / "tiny-qwen3-vl"
 START_TIMEOUT_S = 400.0
 STOP_TIMEOUT_S = 20.0
 LOG_LINES = 40
 MAX_MODEL_LEN = 1024
-
-
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items):
-    """Keep together what shares servers: the tests of a file, and those of all files that ask for the real vLLMs."""
-    for item in items:
-        if item.path.is_relative_to(HERE):
-            shared = "servers" in item.fixturenames and item.get_closest_marker("vllm")
-            item.add_marker(pytest.mark.xdist_group("vllm" if shared else item.path.name))
 
 
 @dataclass(frozen=True)
