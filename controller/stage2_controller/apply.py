@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import aiohttp
 from kubernetes.aio import client, config
 from kubernetes.aio.dynamic import DynamicClient
 from kubernetes.aio.dynamic.exceptions import DynamicApiError
@@ -70,11 +71,6 @@ class Api:
         self._requested = requested
         self._dynamic = DynamicClient(api_client)  # type: ignore[no-untyped-call]
 
-    @property
-    def connection(self) -> client.ApiClient:
-        """What a watch is made with."""
-        return self._client
-
     async def close(self) -> None:
         """Ends all connections."""
         await self._client.close()  # type: ignore[no-untyped-call]
@@ -92,6 +88,25 @@ class Api:
         """The list of a kind in one namespace or in all; `labelled`: only our children."""
         selector = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}" if labelled else None
         return await self._request("get", path(kind, namespace), label_selector=selector)
+
+    async def watch(self, kind: str, version: str, *, ends_after_s: int) -> aiohttp.ClientResponse:
+        """A watch on a kind in all namespaces, from a resource version on: an answer whose lines are events.
+
+        The typed API has watches too, and costs a hundred MB of models when it is first touched.
+        """
+        where = path(kind, None)
+        try:
+            answer: aiohttp.ClientResponse = await self._dynamic.request(
+                "get",
+                where,
+                serialize=False,
+                query_params=[("watch", "true"), ("resourceVersion", version), ("timeoutSeconds", ends_after_s)],
+                header_params={},
+                _request_timeout=float(ends_after_s + _REQUEST_S),  # also where the network has gone
+            )
+        except DynamicApiError as error:
+            raise ApiRefused(f"WATCH {where}", error) from error
+        return answer
 
     async def apply(self, manifest: Object) -> Object:
         """Server-side apply; takes over fields that others hold."""

@@ -7,12 +7,9 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Callable
-from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Protocol
 
 import aiohttp
-from kubernetes.aio import client
-from kubernetes.aio.client.exceptions import ApiException
 
 from stage2_controller.apply import ApiRefused
 from stage2_controller.capacity import Capacity
@@ -21,7 +18,6 @@ from stage2_controller.observed import Object
 logger = logging.getLogger(__name__)
 
 _RELIST_S = 240
-_SLACK_S = 30
 _RETRY_S = 2.0
 
 
@@ -34,6 +30,14 @@ class Lister(Protocol):
 
 
 Events = Callable[[str], AsyncIterator[Object]]  # from a resource version on
+
+
+class Watch(Protocol):
+    """Opens a watch; `stage2_controller.apply.Api.watch` does."""
+
+    async def __call__(self, kind: str, version: str, *, ends_after_s: int) -> aiohttp.ClientResponse:
+        """The answer, whose lines are events."""
+        ...
 
 
 class Everywhere:
@@ -58,7 +62,7 @@ class Everywhere:
                 async for event in self._events(self._version):
                     keep = self._capacity.remove if event["type"] == "DELETED" else self._capacity.put
                     keep("Pod", event["object"])
-            except (ApiRefused, ApiException, aiohttp.ClientError, TimeoutError) as error:
+            except (ApiRefused, aiohttp.ClientError, TimeoutError) as error:
                 logger.warning("the watch on the pods of all namespaces begins again: %s", error)
                 await asyncio.sleep(_RETRY_S)
             await self._again()
@@ -72,17 +76,12 @@ class Everywhere:
                 await asyncio.sleep(_RETRY_S)
 
 
-def pod_events(connection: client.ApiClient) -> Events:
+def pod_events(watch: Watch) -> Events:
     """The API server's watch on all pods, as plain dictionaries; it ends after some minutes."""
-    core = client.CoreV1Api(connection)
 
     async def follow(version: str) -> AsyncIterator[Object]:
-        ends = {"timeout_seconds": _RELIST_S, "_request_timeout": float(_RELIST_S + _SLACK_S)}  # also without a network
-        asked: Any = core.list_pod_for_all_namespaces_without_preload_content
-        answer = await asked(watch=True, resource_version=version, **ends)
+        answer = await watch("Pod", version, ends_after_s=_RELIST_S)
         try:
-            if answer.status != HTTPStatus.OK:
-                raise ApiException(status=answer.status, reason=answer.reason)
             async for line in _lines(answer.content):
                 event = json.loads(line)
                 if event["type"] == "ERROR":  # such as a version that is too old: a new list begins anew

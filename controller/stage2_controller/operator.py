@@ -112,7 +112,7 @@ class Controller:
             capacity=self.capacity,
         )
         if self.capacity and self.options.namespaces:
-            self._everywhere = Everywhere(api, self.capacity, pod_events(api.connection))
+            self._everywhere = Everywhere(api, self.capacity, pod_events(api.watch))
         if self.settings.kueue:
             self.freshness.kinds = (*KINDS, KUEUE_KIND)
         if self.options.listen:
