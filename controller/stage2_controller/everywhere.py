@@ -64,7 +64,7 @@ class Everywhere:
                     keep("Pod", event["object"])
             except (ApiRefused, aiohttp.ClientError, TimeoutError) as error:
                 logger.warning("the watch on the pods of all namespaces begins again: %s", error)
-                await asyncio.sleep(_RETRY_S)
+            await asyncio.sleep(_RETRY_S)  # also after a good end: one that always ends at once must not become a storm
             await self._again()
 
     async def _again(self) -> None:

@@ -12,16 +12,15 @@ from stage2_controller.children import meta
 from stage2_controller.conditions import Condition
 from stage2_controller.observed import Object, Observed, running, succeeded, terminating
 from stage2_controller.outcome import Outcome
+from stage2_controller.placement import HOSTNAME
 
 API_VERSION = "kueue.x-k8s.io/v1beta2"
 KIND = "Workload"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-_HOSTNAME = "kubernetes.io/hostname"
 _PLACED_BY_KUEUE = "kueue.x-k8s.io/podset-required-topology"
 # Reasons of PodsReady that Kueue's waitForPodsReady knows.
 _WAITS_FOR_START, _STARTED = "WaitForStart", "Started"
 _WAITS_FOR_RECOVERY, _RECOVERED = "WaitForRecovery", "Recovered"
-_ROLES = {"Deployment": names.ROLE_ROLLOUT, "Job": names.ROLE_LEARNER}
 
 
 def queue_name(raw: Object) -> str | None:
@@ -39,7 +38,9 @@ def workload(
 ) -> meta.Manifest:
     """Workload `<job>-quota`: the pods of the children, on one host; inactive while the job is suspended."""
     pod_sets = [
-        _pod_set(_ROLES[child["kind"]], child["spec"]["template"]) for child in children if child["kind"] in _ROLES
+        _pod_set(names.ROLE_OF_PODS[child["kind"]], child["spec"]["template"])
+        for child in children
+        if child["kind"] in names.ROLE_OF_PODS
     ]
     if len(pod_sets) > 1:  # Kueue's group: exactly two pod sets, placed together
         for pod_set in pod_sets:
@@ -62,9 +63,9 @@ def host(found: Object | None) -> str | None:
     admission = ((found or {}).get("status") or {}).get("admission") or {}
     for assignment in admission.get("podSetAssignments", []):
         topology = assignment.get("topologyAssignment") or {}
-        if _HOSTNAME not in topology.get("levels", []):
+        if HOSTNAME not in topology.get("levels", []):
             continue
-        level = topology["levels"].index(_HOSTNAME)
+        level = topology["levels"].index(HOSTNAME)
         values = topology["slices"][0]["valuesPerLevel"][level]
         if "universal" in values:
             return str(values["universal"])
@@ -95,7 +96,7 @@ def additions(observed: Observed) -> dict[str, Any]:
         parts = [{"nodeSelector": spec.get("nodeLabels"), "tolerations": spec.get("tolerations")} for spec in specs]
         parts += [update for update in checks if update["name"] == assignment["name"]]
         if assignment.get("topologyAssignment"):
-            parts.append({"annotations": {_PLACED_BY_KUEUE: _HOSTNAME}})
+            parts.append({"annotations": {_PLACED_BY_KUEUE: HOSTNAME}})
         if added := _together(parts):
             made[assignment["name"]] = added
     return made
@@ -171,7 +172,7 @@ def _pod_set(role: str, template: Mapping[str, Any]) -> dict[str, Any]:
         "name": role,
         "count": 1,
         "template": {"metadata": {"labels": template["metadata"]["labels"]}, "spec": template["spec"]},
-        "topologyRequest": {"required": _HOSTNAME},
+        "topologyRequest": {"required": HOSTNAME},
     }
 
 

@@ -17,7 +17,7 @@ Whose = Literal["own", "former", "foreign"]
 # Every change of a watched object starts a pass; the rest has to be asked for.
 LOOK_AGAIN_S = {reasons.OLD_CHILDREN_ENDING: 2.0, reasons.NAME_TAKEN: 15.0}
 
-_KIND_OF_ROLE = {names.ROLE_ROLLOUT: "Deployment", names.ROLE_LEARNER: "Job"}
+_KIND_OF_ROLE = {role: kind for kind, role in names.ROLE_OF_PODS.items()}
 
 
 def whose(child: Object, job: Mapping[str, Any]) -> Whose:

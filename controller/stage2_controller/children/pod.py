@@ -96,7 +96,7 @@ def pinned(manifest: meta.Manifest, node: str) -> meta.Manifest:
 
 def adding(manifest: meta.Manifest, additions: Mapping[str, Any]) -> meta.Manifest:
     """The Deployment or Job with the additions to its role's pods: labels, annotations, nodeSelector, tolerations."""
-    added = additions.get({"Deployment": names.ROLE_ROLLOUT, "Job": names.ROLE_LEARNER}.get(manifest["kind"], ""))
+    added = additions.get(names.ROLE_OF_PODS.get(manifest["kind"], ""))
     if not added:
         return manifest
     template = manifest["spec"]["template"]

@@ -2,6 +2,7 @@
 
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -113,24 +114,14 @@ AddonName = Annotated[str, typer.Argument(help=" or ".join(ADDONS), metavar="ADD
 @app.command()
 def enable(name: AddonName, home: Home = None) -> None:
     """Add Kueue or JobSet (built from their modules, by their own manifests), or kube-router for NetworkPolicies."""
-    layout, addon = _layout(home), _addon(name)
-    try:
-        _whole(layout)
-        addon.enable(layout, console)
-    except ClusterError as error:
-        raise _fail(error) from error
+    _on_cluster(home, _addon(name).enable)
     console.print(f"{name} runs.")
 
 
 @app.command()
 def disable(name: AddonName, home: Home = None) -> None:
     """Remove what `enable` added, and all objects of its kinds."""
-    layout, addon = _layout(home), _addon(name)
-    try:
-        _whole(layout)
-        addon.disable(layout, console)
-    except ClusterError as error:
-        raise _fail(error) from error
+    _on_cluster(home, _addon(name).disable)
     console.print(f"{name} is gone.")
 
 
@@ -140,9 +131,15 @@ def _addon(name: str) -> Addon:
     return ADDONS[name]
 
 
-def _whole(layout: Layout) -> None:
-    if cluster.running(layout) != cluster.WHOLE:
-        raise ClusterError("no whole cluster runs here; `local-cluster up` boots one")
+def _on_cluster(home: Path | None, change: Callable[[Layout, Console], None]) -> None:
+    """Change a cluster that runs whole."""
+    layout = _layout(home)
+    try:
+        if cluster.running(layout) != cluster.WHOLE:
+            raise ClusterError("no whole cluster runs here; `local-cluster up` boots one")
+        change(layout, console)
+    except ClusterError as error:
+        raise _fail(error) from error
 
 
 @app.command()
