@@ -23,11 +23,11 @@ import yaml
 from bench.sync import free_port, wait_until_up
 from bench.tables import Row, Table
 
-from stage2_trainer.rollout.backend import RolloutRequest, Sampling
-from stage2_trainer.rollout.seeds import SeedPlan
-from stage2_trainer.rollout.server import ServerBackend
-from stage2_trainer.rollout.wire import CHAT_ROUTE
-from stage2_trainer.server.command import POLICY_MODEL
+from stage2_trainer.engine.command import POLICY_MODEL
+from stage2_trainer.rollouts.http import ServerBackend
+from stage2_trainer.wire.chat import CHAT_ROUTE
+from stage2_trainer.wire.rollout import RolloutRequest, Sampling
+from stage2_trainer.wire.seeds import SeedPlan
 
 ROOT = Path(__file__).parents[1]
 MODEL = ROOT / "examples" / "tiny-qwen3-vl"

@@ -17,7 +17,7 @@ from fastapi import Body
 from fastapi.concurrency import run_in_threadpool
 from safetensors.torch import load_file
 
-from stage2_trainer.server.stub import Stub, build_app
+from stage2_trainer.stub.app import Stub, build_app
 
 
 class Sink:

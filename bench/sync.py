@@ -24,11 +24,11 @@ from safetensors.torch import save_file
 from torch import nn
 
 from stage2_api.runconfig import ServerAddress
-from stage2_trainer.sync.background import in_background
-from stage2_trainer.sync.fleet import Shipment
-from stage2_trainer.sync.full import FullSync
-from stage2_trainer.sync.peer import Peer
-from stage2_trainer.sync.weights import merged_weights
+from stage2_trainer.weights.fleet import Shipment
+from stage2_trainer.weights.full import FullSync
+from stage2_trainer.weights.merge import merged_weights
+from stage2_trainer.weights.peer import Peer
+from stage2_trainer.wire.background import in_background
 
 LAYERS, HIDDEN, WIDE = 28, 512, 1536
 TRAINED_LAYERS = 7

@@ -85,7 +85,7 @@ def serve(
 ) -> None:
     """Start rollout server number SERVER of CONFIG and stay in the foreground."""
     from stage2_cli.files import load_config
-    from stage2_trainer.server.launch import serve as start
+    from stage2_trainer.engine.launch import serve as start
 
     start(load_config(config), server, engine=engine, host=host)
 
@@ -100,14 +100,14 @@ def learn(
 
     loaded = load_config(config)
     if processes > 1:
-        from stage2_trainer.learner.launch import run_processes
+        from stage2_trainer.process.torchrun import run_processes
 
         raise typer.Exit(run_processes("stage2_cli", ["learn", str(config)], processes=processes))
     if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun's processes lead sessions of their own, which nobody else ends
         from stage2_cli.processes import end_with_parent
 
         end_with_parent()
-    from stage2_trainer.learner.main import learn as train
+    from stage2_trainer.main import learn as train
 
     raise typer.Exit(train(loaded))
 

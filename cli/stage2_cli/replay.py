@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from stage2_api.errors import ConfigError, Problem
-from stage2_trainer.rollout.replay import Replayed, lines_of_step, replay
+from stage2_trainer.rollouts.replay import Replayed, lines_of_step, replay
 
 STEP_LOG = "stage2_log.jsonl"  # beside the rollouts: its first record names the model directory
 _PLAIN_WIDTH = 100

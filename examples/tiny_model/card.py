@@ -13,7 +13,7 @@ import transformers
 from PIL import Image
 
 from stage2_trainer.data.drawing import Outline, draw_outlines, grid
-from stage2_trainer.matching.records import GTObject
+from stage2_trainer.matching.ground_truth import GTObject
 from tiny_model.answers import PROMPT, Answer, truth
 from tiny_model.evaluate import Quality
 from tiny_model.scenes import Scene, draw

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
-from stage2_trainer.matching.records import GTObject
+from stage2_trainer.matching.ground_truth import GTObject
 from stage2_trainer.matching.tokens import CoordVocab
 from tiny_model.answers import Answer, read, truth
 from tiny_model.batches import encode_prompts

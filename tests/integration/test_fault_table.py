@@ -22,18 +22,18 @@ import yaml
 from torch import nn
 
 from stage2_api.runconfig import ServerAddress
-from stage2_trainer.learner.demand import Demand
 from stage2_trainer.learner.metrics import Stopwatch
-from stage2_trainer.learner.progress import Reporter
-from stage2_trainer.learner.rollouts import FreshRollouts
-from stage2_trainer.rollout.backend import RolloutRequest, Sampling
-from stage2_trainer.rollout.seeds import SeedPlan
-from stage2_trainer.rollout.server import ServerBackend
-from stage2_trainer.server.client import ServerClient
-from stage2_trainer.server.errors import ServerError
-from stage2_trainer.server.health import wait_until_healthy
-from stage2_trainer.sync.full import FullSync
-from stage2_trainer.sync.policy import SyncPolicy
+from stage2_trainer.rollouts.demand import Demand
+from stage2_trainer.rollouts.fresh import FreshRollouts
+from stage2_trainer.rollouts.http import ServerBackend
+from stage2_trainer.telemetry.progress import Reporter
+from stage2_trainer.weights.full import FullSync
+from stage2_trainer.weights.policy import SyncPolicy
+from stage2_trainer.wire.client import ServerClient
+from stage2_trainer.wire.errors import ServerError
+from stage2_trainer.wire.health import wait_until_healthy
+from stage2_trainer.wire.rollout import RolloutRequest, Sampling
+from stage2_trainer.wire.seeds import SeedPlan
 from tests.integration import policies
 from tests.integration.conftest import ROOT, stop
 
@@ -211,8 +211,8 @@ def test_a_wrong_token_is_said_at_once(servers):
 DIES_IN_A_PUSH = """
 import os, signal, sys, torch
 from stage2_api.runconfig import ServerAddress
-from stage2_trainer.sync import fleet
-from stage2_trainer.sync.full import FullSync
+from stage2_trainer.weights import fleet
+from stage2_trainer.weights.full import FullSync
 from tests.integration import policies
 packed, pack = [], fleet.pack
 def pack_or_die(*arguments):

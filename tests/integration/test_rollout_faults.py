@@ -11,10 +11,10 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse
 
-from stage2_trainer.rollout.backend import RolloutRequest, Sampling
-from stage2_trainer.rollout.seeds import SeedPlan
-from stage2_trainer.rollout.server import ServerBackend
-from stage2_trainer.server.errors import ServerError
+from stage2_trainer.rollouts.http import ServerBackend
+from stage2_trainer.wire.errors import ServerError
+from stage2_trainer.wire.rollout import RolloutRequest, Sampling
+from stage2_trainer.wire.seeds import SeedPlan
 
 PLAN = SeedPlan(training_seed=17, global_step=3, micro_step=0)
 

@@ -10,15 +10,15 @@ from transformers import AutoProcessor
 from stage2_api.runconfig import ServerAddress
 from stage2_trainer.data.encode import Encoder
 from stage2_trainer.data.images import image_url
-from stage2_trainer.rollout.backend import RolloutRequest, Sampling
-from stage2_trainer.rollout.seeds import SeedPlan
-from stage2_trainer.rollout.server import ServerBackend
-from stage2_trainer.server.client import ServerClient
-from stage2_trainer.server.errors import ServerError
-from stage2_trainer.server.health import wait_until_healthy
-from stage2_trainer.sync.full import FullSync
-from stage2_trainer.sync.verify import BF16_TOLERANCE, FLOAT32_TOLERANCE, Probe, ProofError, server_logprobs, verify
-from stage2_trainer.sync.weights import merged_weights
+from stage2_trainer.rollouts.http import ServerBackend
+from stage2_trainer.weights.full import FullSync
+from stage2_trainer.weights.merge import merged_weights
+from stage2_trainer.weights.verify import BF16_TOLERANCE, FLOAT32_TOLERANCE, Probe, ProofError, server_logprobs, verify
+from stage2_trainer.wire.client import ServerClient
+from stage2_trainer.wire.errors import ServerError
+from stage2_trainer.wire.health import wait_until_healthy
+from stage2_trainer.wire.rollout import RolloutRequest, Sampling
+from stage2_trainer.wire.seeds import SeedPlan
 from tests.integration import policies
 
 pytestmark = pytest.mark.timeout(600)
@@ -251,7 +251,7 @@ def test_without_a_reset_known_images_are_seen_with_the_old_vision_tower(
         pytest.skip("the stub caches nothing")
     sync.sync(base, version=1)
     server_logprobs(client, probe)
-    monkeypatch.setattr("stage2_trainer.sync.peer.RESET_AFTER_VISION", ())
+    monkeypatch.setattr("stage2_trainer.weights.peer.RESET_AFTER_VISION", ())
     moved = policies.with_other_vision(base)
     sync.sync(moved, version=2)
     with pytest.raises(ProofError):

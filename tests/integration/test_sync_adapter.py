@@ -7,15 +7,15 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from stage2_api.runconfig import ServerAddress
-from stage2_trainer.rollout.backend import RolloutRequest, Sampling
-from stage2_trainer.rollout.seeds import SeedPlan
-from stage2_trainer.rollout.server import ServerBackend
-from stage2_trainer.server.client import ServerClient
-from stage2_trainer.server.errors import ServerError
-from stage2_trainer.sync.adapter import AdapterSync
-from stage2_trainer.sync.full import FullSync
-from stage2_trainer.sync.policy import SyncPolicy
-from stage2_trainer.sync.verify import FLOAT32_TOLERANCE, ProofError, Prover, verify
+from stage2_trainer.rollouts.http import ServerBackend
+from stage2_trainer.weights.adapter import AdapterSync
+from stage2_trainer.weights.full import FullSync
+from stage2_trainer.weights.policy import SyncPolicy
+from stage2_trainer.weights.verify import FLOAT32_TOLERANCE, ProofError, Prover, verify
+from stage2_trainer.wire.client import ServerClient
+from stage2_trainer.wire.errors import ServerError
+from stage2_trainer.wire.rollout import RolloutRequest, Sampling
+from stage2_trainer.wire.seeds import SeedPlan
 from tests.integration import policies
 
 pytestmark = pytest.mark.timeout(600)

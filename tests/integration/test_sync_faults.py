@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from stage2_api.runconfig import ServerAddress
-from stage2_trainer.server.client import ServerClient
-from stage2_trainer.server.errors import ServerError
-from stage2_trainer.sync import fleet
-from stage2_trainer.sync.buckets import pack
-from stage2_trainer.sync.full import FullSync
+from stage2_trainer.weights import fleet
+from stage2_trainer.weights.full import FullSync
+from stage2_trainer.wire.buckets import pack
+from stage2_trainer.wire.client import ServerClient
+from stage2_trainer.wire.errors import ServerError
 from tests.integration import policies
 from tests.integration.conftest import free_port, stop
 

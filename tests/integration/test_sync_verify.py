@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from stage2_api.runconfig import ServerAddress
-from stage2_trainer.server.client import ServerClient
-from stage2_trainer.sync.full import FullSync
-from stage2_trainer.sync.policy import SyncPolicy
-from stage2_trainer.sync.verify import ProofError, Prover, learner_logprobs
+from stage2_trainer.weights.full import FullSync
+from stage2_trainer.weights.policy import SyncPolicy
+from stage2_trainer.weights.verify import ProofError, Prover, learner_logprobs
+from stage2_trainer.wire.client import ServerClient
 from tests.integration import policies
 
 pytestmark = pytest.mark.timeout(300)
@@ -88,6 +88,6 @@ def test_a_configured_tolerance_counts(full, make_prover, base):
 
 def test_scoring_in_parts_is_scoring_at_once(base, probe, monkeypatch):
     at_once = learner_logprobs(base, probe.inputs)
-    monkeypatch.setattr("stage2_trainer.sync.verify.SCORED_AT_ONCE", 7)
+    monkeypatch.setattr("stage2_trainer.weights.verify.SCORED_AT_ONCE", 7)
     assert torch.equal(learner_logprobs(base, probe.inputs), at_once)
     assert len(at_once) == probe.inputs["input_ids"].shape[1] - 1

@@ -17,7 +17,7 @@ from stage2_cli.inspect.rendering import Inspection, show
 from stage2_cli.inspect.sample import Place, Spelling, read_ids, read_record, read_spelling, read_text_ids
 from stage2_trainer.data.records import Record
 from stage2_trainer.matching import MatchOptions, build_target, ground_truth
-from stage2_trainer.server.errors import ServerError
+from stage2_trainer.wire.errors import ServerError
 
 _WAY_OUT = (
     "write `stage2 inspect CONFIG --sample N`, or "

@@ -11,12 +11,12 @@ from stage2_cli.inspect.sample import check_images
 from stage2_trainer.data.encode import Encoder
 from stage2_trainer.data.messages import chat_messages
 from stage2_trainer.data.records import Record
-from stage2_trainer.learner.arguments import pixel_limits
-from stage2_trainer.learner.model import load_processor
-from stage2_trainer.rollout.backend import Rollout, RolloutRequest, Sampling
-from stage2_trainer.rollout.seeds import SeedPlan
-from stage2_trainer.rollout.server import ServerBackend
-from stage2_trainer.server.token import read_token
+from stage2_trainer.process.arguments import pixel_limits
+from stage2_trainer.process.model import load_processor
+from stage2_trainer.rollouts.http import ServerBackend
+from stage2_trainer.wire.rollout import Rollout, RolloutRequest, Sampling
+from stage2_trainer.wire.seeds import SeedPlan
+from stage2_trainer.wire.token import read_token
 
 
 def rollout(config: RunConfig, record: Record, *, model: Path) -> Rollout:

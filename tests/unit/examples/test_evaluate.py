@@ -2,7 +2,7 @@
 
 import pytest
 
-from stage2_trainer.matching.records import GTObject
+from stage2_trainer.matching.ground_truth import GTObject
 from tiny_model.answers import Answer
 from tiny_model.evaluate import box_ious, measure
 

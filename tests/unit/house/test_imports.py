@@ -29,5 +29,5 @@ def test_the_operator_never_loads_the_training_code() -> None:
 
 @pytest.mark.timeout(300)  # torch, transformers, peft and trl, once more, on a machine that may be busy
 def test_the_learner_never_loads_a_kubernetes_client() -> None:
-    loaded = modules_after("import stage2_trainer.learner.main")
+    loaded = modules_after("import stage2_trainer.main")
     assert loaded & {"kopf", "kubernetes", "stage2_controller"} == set()

@@ -8,7 +8,7 @@ from trl.trainer.grpo_config import GRPOConfig
 
 from stage2_api.grpo_batches import grpo_batches
 from stage2_api.runconfig import RunConfig
-from stage2_trainer.learner.arguments import training_options
+from stage2_trainer.process.arguments import training_options
 
 _SAME_NAME = (
     "num_generations",

@@ -21,13 +21,13 @@ from stage2_trainer.grpo.chord import Mixing, References, supervised_loss
 from stage2_trainer.grpo.dataset import Rows
 from stage2_trainer.grpo.rewards import Contract, Reward, Sample
 from stage2_trainer.grpo.wire import Round, SharedRollouts
-from stage2_trainer.learner.interrupt import Interrupt
-from stage2_trainer.learner.model import split_learning_rates
-from stage2_trainer.learner.progress import Reporter
-from stage2_trainer.learner.ranks import gathered, peak_bytes, rank
-from stage2_trainer.learner.records import EventLog, JsonLines
 from stage2_trainer.matching import cut_before
-from stage2_trainer.rollout.backend import Rollout
+from stage2_trainer.process.interrupt import Interrupt
+from stage2_trainer.process.model import split_learning_rates
+from stage2_trainer.process.ranks import gathered, peak_bytes, rank
+from stage2_trainer.telemetry.progress import Reporter
+from stage2_trainer.telemetry.run_log import EventLog, JsonLines
+from stage2_trainer.wire.rollout import Rollout
 
 _SPEED = "rollout/gen_tokens_per_s"
 _IMAGE_INPUTS = ("pixel_values", "image_grid_thw", "num_images", "mm_token_type_ids")

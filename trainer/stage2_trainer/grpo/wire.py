@@ -15,14 +15,14 @@ from typing import Any
 from torch import distributed, nn
 
 from stage2_api.errors import ConfigError, Problem
-from stage2_trainer.learner.demand import Demand
 from stage2_trainer.learner.metrics import Stopwatch
-from stage2_trainer.learner.ranks import gathered, rank, world_size
-from stage2_trainer.learner.source import RolloutSource
-from stage2_trainer.rollout.backend import Rollout
-from stage2_trainer.server.errors import ServerError
-from stage2_trainer.sync.report import SyncReport
-from stage2_trainer.sync.verify import ProofError
+from stage2_trainer.process.ranks import gathered, rank, world_size
+from stage2_trainer.rollouts.demand import Demand
+from stage2_trainer.rollouts.source import RolloutSource
+from stage2_trainer.weights.report import SyncReport
+from stage2_trainer.weights.verify import ProofError
+from stage2_trainer.wire.errors import ServerError
+from stage2_trainer.wire.rollout import Rollout
 
 PATIENCE = timedelta(days=7)
 PROMPT_PATH = "prompt_token_ids"

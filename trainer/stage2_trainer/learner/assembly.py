@@ -14,18 +14,25 @@ from transformers import set_seed
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.encode import Encoder
 from stage2_trainer.data.records import Fingerprint, Record, fingerprint, load_records
-from stage2_trainer.learner import arguments
 from stage2_trainer.learner.batches import batch_sizes
 from stage2_trainer.learner.estep import EStep, Matched, Matcher, ParseFailureLog, Prompts
 from stage2_trainer.learner.evaluate import Evaluation
-from stage2_trainer.learner.interrupt import Interrupt
-from stage2_trainer.learner.local_assembly import Policy, local_rollouts, make_room
 from stage2_trainer.learner.loss import LossOptions
-from stage2_trainer.learner.model import ALIGNER, VIT, adapt, freeze, load_model, load_processor
-from stage2_trainer.learner.pipeline import PipelinedRollouts
-from stage2_trainer.learner.progress import Reporter, Sync
-from stage2_trainer.learner.ranks import world_size
-from stage2_trainer.learner.records import (
+from stage2_trainer.learner.rows import PackedRows, Rows, SingleRows, WindowRows
+from stage2_trainer.learner.samples import rollout_document, sample_document
+from stage2_trainer.learner.trainer import Parts, RolloutMatchingTrainer
+from stage2_trainer.matching import CoordVocab, MatchOptions
+from stage2_trainer.process import arguments
+from stage2_trainer.process.interrupt import Interrupt
+from stage2_trainer.process.model import ALIGNER, VIT, adapt, freeze, load_model, load_processor
+from stage2_trainer.process.ranks import world_size
+from stage2_trainer.process.supported import in_process
+from stage2_trainer.rollouts.in_process_assembly import Policy, local_rollouts, make_room
+from stage2_trainer.rollouts.pipeline import PipelinedRollouts
+from stage2_trainer.rollouts.server_assembly import Learner, server_rollouts, training_rollouts
+from stage2_trainer.rollouts.source import RolloutSource
+from stage2_trainer.telemetry.progress import Reporter, Sync
+from stage2_trainer.telemetry.run_log import (
     ROLLOUT_LOG,
     EventLog,
     JsonLines,
@@ -33,14 +40,7 @@ from stage2_trainer.learner.records import (
     SilentLog,
     reproducibility_record,
 )
-from stage2_trainer.learner.rows import PackedRows, Rows, SingleRows, WindowRows
-from stage2_trainer.learner.samples import rollout_document, sample_document
-from stage2_trainer.learner.server_assembly import Learner, server_rollouts, training_rollouts
-from stage2_trainer.learner.source import RolloutSource
-from stage2_trainer.learner.supported import in_process
-from stage2_trainer.learner.trainer import Parts, RolloutMatchingTrainer
-from stage2_trainer.matching import CoordVocab, MatchOptions
-from stage2_trainer.sync.verify import Probe
+from stage2_trainer.weights.verify import Probe
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from stage2_trainer.learner.estep import Segment
-from stage2_trainer.learner.ranks import rank, world_size
+from stage2_trainer.process.ranks import rank, world_size
 
 
 def save_waiting(folder: Path, segments: Sequence[Segment]) -> None:

@@ -14,12 +14,7 @@ from stage2_trainer.data.encode import Encoder, Prompt
 from stage2_trainer.data.messages import chat_messages
 from stage2_trainer.data.records import Record
 from stage2_trainer.learner.batch import Placed, place
-from stage2_trainer.learner.demand import Demand
 from stage2_trainer.learner.metrics import SampleStats, Stopwatch
-from stage2_trainer.learner.model import rope_model
-from stage2_trainer.learner.pipeline import PipelinedRollouts
-from stage2_trainer.learner.rollouts import FreshBatch
-from stage2_trainer.learner.source import RolloutSource
 from stage2_trainer.matching import (
     CoordVocab,
     MatchedTarget,
@@ -30,8 +25,13 @@ from stage2_trainer.matching import (
     ground_truth,
     segment_meta,
 )
-from stage2_trainer.rollout.backend import Rollout
-from stage2_trainer.sync.report import SyncReport
+from stage2_trainer.process.model import rope_model
+from stage2_trainer.rollouts.demand import Demand
+from stage2_trainer.rollouts.fresh import FreshBatch
+from stage2_trainer.rollouts.pipeline import PipelinedRollouts
+from stage2_trainer.rollouts.source import RolloutSource
+from stage2_trainer.weights.report import SyncReport
+from stage2_trainer.wire.rollout import Rollout
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from stage2_trainer.learner.estep import EStep, Segment
 from stage2_trainer.learner.metrics import SampleStats, Stopwatch
 from stage2_trainer.learner.reuse import ReuseBuffer
 from stage2_trainer.learner.rows import Row, Rows
-from stage2_trainer.sync.report import SyncReport
+from stage2_trainer.weights.report import SyncReport
 
 
 @dataclass(frozen=True)

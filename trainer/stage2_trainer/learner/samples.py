@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from stage2_trainer.learner.estep import Matched
-from stage2_trainer.rollout.replay import ids_sha256
+from stage2_trainer.rollouts.replay import ids_sha256
 
 
 def rollout_document(matched: Matched) -> dict[str, Any]:

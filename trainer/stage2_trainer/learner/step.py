@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from stage2_trainer.learner.metrics import SampleStats, Stopwatch, rollout_metrics
-from stage2_trainer.sync.report import SyncReport
+from stage2_trainer.weights.report import SyncReport
 
 # Record key for each stopwatch name.
 _TIMES = {

@@ -24,7 +24,6 @@ from stage2_trainer.learner.carry import load_waiting, save_waiting
 from stage2_trainer.learner.estep import EStep
 from stage2_trainer.learner.evaluate import Evaluation
 from stage2_trainer.learner.forward import run_inside
-from stage2_trainer.learner.interrupt import Interrupt
 from stage2_trainer.learner.loss import (
     LossOptions,
     LossParts,
@@ -34,15 +33,16 @@ from stage2_trainer.learner.loss import (
     stage2_loss_from_hidden,
 )
 from stage2_trainer.learner.microsteps import MicroStep, MicroSteps
-from stage2_trainer.learner.model import rope_model, split_learning_rates
-from stage2_trainer.learner.pipeline import Windows
-from stage2_trainer.learner.progress import Reporter
-from stage2_trainer.learner.ranks import gathered, peak_bytes, world_size
-from stage2_trainer.learner.records import EventLog
 from stage2_trainer.learner.reuse import RepeatedWindows, uses_left
 from stage2_trainer.learner.rows import Rows
 from stage2_trainer.learner.step import StepRecord
 from stage2_trainer.matching import CoordVocab
+from stage2_trainer.process.interrupt import Interrupt
+from stage2_trainer.process.model import rope_model, split_learning_rates
+from stage2_trainer.process.ranks import gathered, peak_bytes, world_size
+from stage2_trainer.rollouts.pipeline import Windows
+from stage2_trainer.telemetry.progress import Reporter
+from stage2_trainer.telemetry.run_log import EventLog
 
 logger = logging.getLogger(__name__)
 

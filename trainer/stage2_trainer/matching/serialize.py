@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from stage2_trainer.matching.errors import MatchingError
-from stage2_trainer.matching.records import GTObject
+from stage2_trainer.matching.ground_truth import GTObject
 from stage2_trainer.matching.tokens import coord_token
 
 _DESC_VALUE = re.compile(r'"desc": "((?:[^"\\]++|\\.)*+)"', re.DOTALL)

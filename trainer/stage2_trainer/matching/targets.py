@@ -12,9 +12,9 @@ from typing import Literal
 import numpy as np
 
 from stage2_trainer.matching.assign import Matching, match
+from stage2_trainer.matching.ground_truth import GroundTruth
 from stage2_trainer.matching.options import DEFAULTS, MatchOptions
 from stage2_trainer.matching.parse import ParsedRollout, parse_rollout
-from stage2_trainer.matching.records import GroundTruth
 from stage2_trainer.matching.serialize import append_text, desc_value_spans
 from stage2_trainer.matching.tokens import CoordVocab, IntArray
 from stage2_trainer.matching.transport import target_bins

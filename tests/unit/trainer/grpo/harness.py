@@ -16,12 +16,12 @@ from stage2_trainer.grpo.records import Task, load_records
 from stage2_trainer.grpo.rewards import load_rewards
 from stage2_trainer.grpo.trainer import GrpoTrainer, Parts
 from stage2_trainer.grpo.wire import SharedRollouts, Wire
-from stage2_trainer.learner.demand import Demand
-from stage2_trainer.learner.interrupt import Interrupt
-from stage2_trainer.learner.progress import Reporter, Sync
-from stage2_trainer.learner.records import JsonLines, RunLog
-from stage2_trainer.learner.rollouts import FreshBatch
-from stage2_trainer.rollout.backend import Rollout
+from stage2_trainer.process.interrupt import Interrupt
+from stage2_trainer.rollouts.demand import Demand
+from stage2_trainer.rollouts.fresh import FreshBatch
+from stage2_trainer.telemetry.progress import Reporter, Sync
+from stage2_trainer.telemetry.run_log import JsonLines, RunLog
+from stage2_trainer.wire.rollout import Rollout
 from tests.unit.api.wrong_jobs import merge_patch
 from tests.unit.trainer.conftest import TINY_MODEL
 

@@ -7,8 +7,8 @@ import pytest
 
 from stage2_api.errors import ConfigError
 from stage2_api.runconfig import parse_run_config
-from stage2_trainer.server import launch
-from stage2_trainer.server.command import Endpoint, vllm_command
+from stage2_trainer.engine import launch
+from stage2_trainer.engine.command import Endpoint, vllm_command
 from tests.unit.api.grpo_configs import GOOD, server
 from tests.unit.api.wrong_jobs import merge_patch
 

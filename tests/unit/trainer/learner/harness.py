@@ -14,19 +14,19 @@ from stage2_trainer.data.encode import Encoder
 from stage2_trainer.data.records import Record
 from stage2_trainer.learner.estep import EStep, Matcher, Prompts
 from stage2_trainer.learner.evaluate import Evaluation
-from stage2_trainer.learner.interrupt import Interrupt
 from stage2_trainer.learner.loss import LossOptions
-from stage2_trainer.learner.pipeline import PipelinedRollouts
-from stage2_trainer.learner.progress import Reporter
-from stage2_trainer.learner.records import RunLog
-from stage2_trainer.learner.rollouts import FreshRollouts
 from stage2_trainer.learner.rows import Rows, SingleRows
 from stage2_trainer.learner.trainer import Parts, RolloutMatchingTrainer
 from stage2_trainer.matching import CoordVocab, GTObject, MatchOptions, ground_truth, serialize_objects
-from stage2_trainer.rollout.backend import Rollout, RolloutRequest
-from stage2_trainer.rollout.seeds import SeedPlan
-from stage2_trainer.sync.policy import SyncPolicy
-from stage2_trainer.sync.report import SyncReport
+from stage2_trainer.process.interrupt import Interrupt
+from stage2_trainer.rollouts.fresh import FreshRollouts
+from stage2_trainer.rollouts.pipeline import PipelinedRollouts
+from stage2_trainer.telemetry.progress import Reporter
+from stage2_trainer.telemetry.run_log import RunLog
+from stage2_trainer.weights.policy import SyncPolicy
+from stage2_trainer.weights.report import SyncReport
+from stage2_trainer.wire.rollout import Rollout, RolloutRequest
+from stage2_trainer.wire.seeds import SeedPlan
 
 PROMPTS = Prompts("List the shapes.")
 Answer = Callable[[Record], str]

@@ -11,9 +11,9 @@ import torch
 from torch.utils.data import SequentialSampler
 
 from stage2_trainer.learner.batches import EvenBatches
-from stage2_trainer.learner.model import disable_cache
 from stage2_trainer.learner.reuse import RepeatedWindows, ReuseBuffer, ReuseError, uses_left
 from stage2_trainer.learner.rows import PackedRows, WindowRows
+from stage2_trainer.process.model import disable_cache
 from tests.unit.trainer.learner.harness import box, build, record, shifted
 
 

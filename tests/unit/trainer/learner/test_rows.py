@@ -7,9 +7,9 @@ import json
 import pytest
 
 from stage2_trainer.learner.loss import LossOptions
-from stage2_trainer.learner.model import disable_cache
-from stage2_trainer.learner.packing import PackingError
 from stage2_trainer.learner.rows import PackedRows, SingleRows, WindowRows
+from stage2_trainer.packing.buffer import PackingError
+from stage2_trainer.process.model import disable_cache
 from tests.unit.trainer.learner.harness import box, build, record, shifted
 
 ROUNDING = 2e-5  # float32, another order of additions

@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from stage2_trainer.matching.records import GTObject
+from stage2_trainer.matching.ground_truth import GTObject
 from tests.unit.trainer.matching.vocabularies import aligned_vocab, fused_vocab
 
 coordinate = st.integers(0, 999)

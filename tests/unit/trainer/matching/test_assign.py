@@ -11,8 +11,8 @@ from scipy.optimize import linear_sum_assignment
 from stage2_api.rollout_matching import RolloutMatching
 from stage2_trainer.matching.assign import assign, candidate_pairs, match
 from stage2_trainer.matching.geometry import aabbs
+from stage2_trainer.matching.ground_truth import GTObject
 from stage2_trainer.matching.options import MatchOptions
-from stage2_trainer.matching.records import GTObject
 
 coordinate = st.integers(0, 999)
 boxes = st.builds(lambda *bins: GTObject("x", "bbox", bins), *[coordinate] * 4)

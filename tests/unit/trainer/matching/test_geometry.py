@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stage2_trainer.matching.geometry import aabbs, box_iou, mask_iou
+from stage2_trainer.matching.ground_truth import GTObject
 from stage2_trainer.matching.raster import rasterize
-from stage2_trainer.matching.records import GTObject
 
 coco = pytest.importorskip("pycocotools.mask")
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of pycocotools itself

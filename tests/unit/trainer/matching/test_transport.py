@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stage2_trainer.matching.ground_truth import GTObject
 from stage2_trainer.matching.options import MatchOptions
-from stage2_trainer.matching.records import GTObject
 from stage2_trainer.matching.transport import barycentric, target_bins
 
 

@@ -6,7 +6,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from stage2_trainer.matching.records import GTObject
+from stage2_trainer.matching.ground_truth import GTObject
 from stage2_trainer.matching.serialize import serialize_objects
 from stage2_trainer.matching.tokens import CoordVocab, coord_token
 

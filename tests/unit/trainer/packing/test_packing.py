@@ -1,0 +1,279 @@
+"""Packing against brute force: the fullest row, and whole windows."""
+
+import itertools
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stage2_trainer.packing import window as packing_window
+from stage2_trainer.packing.bound import Fillings, least_rows
+from stage2_trainer.packing.buffer import (
+    PackingBuffer,
+    PackingError,
+    pack_window,
+    select_segments,
+)
+from stage2_trainer.packing.subset import greatest_sum, subset_of_few, subset_of_many
+
+
+@pytest.mark.parametrize(
+    ("lengths", "expected"),
+    [([4, 5, 3, 3], [0, 2, 3]), ([6, 1, 4, 3], [0, 1, 3]), ([2, 7, 5, 3, 8], [0, 4]), ([], []), ([10], [0])],
+)
+def test_the_reference_selections_come_out(lengths, expected):
+    assert select_segments(lengths, 10) == expected
+
+
+def best_selection(lengths, cap):
+    """All subsets: first fit in order unless another set is longer; then fewest segments, then smallest indices."""
+    in_order, total = [], 0
+    for i, length in enumerate(lengths):
+        if total + length <= cap:
+            in_order.append(i)
+            total += length
+    keys = []
+    for size in range(len(lengths)):
+        for others in itertools.combinations(range(1, len(lengths)), size):
+            reached = lengths[0] + sum(lengths[i] for i in others)
+            if reached <= cap:
+                keys.append((-reached, size, others))
+    best = min(keys)
+    return [0, *best[2]] if -best[0] > total else in_order
+
+
+capped_lengths = st.integers(3, 40).flatmap(
+    lambda cap: st.tuples(st.just(cap), st.lists(st.integers(1, cap), min_size=1, max_size=9))
+)
+
+
+@given(capped_lengths)
+@settings(max_examples=200, deadline=None)
+def test_selection_equals_the_search_through_all_subsets(case):
+    cap, lengths = case
+    assert select_segments(lengths, cap) == best_selection(lengths, cap)
+
+
+def test_many_blocks_of_segments_are_traced_exactly():
+    # The only way to fill the row is with the three odd ones, far apart.
+    lengths = [2] + [4] * 40 + [1] + [4] * 40 + [1] + [4] * 40 + [3]
+    chosen = select_segments(lengths, 9)
+    assert sum(lengths[i] for i in chosen) == 9
+    assert chosen == [0, 1, 123]
+
+
+def test_more_segments_than_a_byte_counts_fit_a_row():
+    lengths = [3] + [2] * 400 + [1]
+    chosen = select_segments(lengths, 802)
+    assert sum(lengths[i] for i in chosen) == 802
+    assert len(chosen) == 401
+
+
+def test_a_segment_longer_than_the_row_is_refused():
+    with pytest.raises(
+        PackingError, match=r"segment of 11 tokens.*raise global_max_length.*max_new_tokens.*training.packing: false"
+    ):
+        select_segments([3, 11], 10)
+
+
+def test_what_is_not_taken_waits_for_the_next_row():
+    buffer = PackingBuffer(packing_length=10, capacity=5)
+    buffer.insert("abcd", [4, 5, 3, 3])
+    first = buffer.take()
+    assert (first.items, first.total_len) == (("a", "c", "d"), 10)
+    buffer.insert("e", [5])
+    assert buffer.take().items == ("b", "e")
+    assert len(buffer) == 0
+    assert buffer.take().items == ()
+
+
+def test_a_full_buffer_refuses_all_that_is_new():
+    buffer = PackingBuffer(packing_length=10, capacity=2)
+    buffer.insert("a", [4])
+    with pytest.raises(PackingError, match=r"training.packing_buffer: 1 segments wait, 2 are new; 2 may wait"):
+        buffer.insert("bc", [1, 1])
+    assert len(buffer) == 1
+
+
+@pytest.mark.parametrize("length", [0, -1, 11])
+def test_a_segment_of_no_fitting_length_never_enters_the_buffer(length):
+    buffer = PackingBuffer(packing_length=10, capacity=4)
+    with pytest.raises(PackingError, match=f"segment of {length} tokens"):
+        buffer.insert("ab", [3, length])
+    assert len(buffer) == 0
+
+
+def check(rows, lengths, cap, count):
+    assert len(rows) == count
+    assert all(rows)
+    assert sorted(itertools.chain.from_iterable(rows)) == list(range(len(lengths)))
+    assert max(sum(lengths[i] for i in row) for row in rows) <= cap
+    assert rows == sorted(sorted(row) for row in rows)
+
+
+def test_the_window_that_greedy_selection_cannot_place_is_placed():
+    lengths = [3, 4, 5, 6, 2, 8]
+    check(pack_window(lengths, 10, 3), lengths, 10, 3)
+
+
+def fits(lengths, cap, rows):
+    lengths = sorted(lengths, reverse=True)
+
+    def place(k, free):
+        if k == len(lengths):
+            return True
+        return any(
+            room >= lengths[k] and room not in free[:r] and place(k + 1, (*free[:r], room - lengths[k], *free[r + 1 :]))
+            for r, room in enumerate(free)
+        )
+
+    return len(lengths) >= rows and place(0, (cap,) * rows)
+
+
+windows = st.integers(3, 30).flatmap(
+    lambda cap: st.tuples(st.just(cap), st.integers(1, 4), st.lists(st.integers(1, cap), min_size=1, max_size=10))
+)
+
+
+@given(windows)
+@settings(max_examples=200, deadline=None)
+def test_a_window_is_packed_exactly_when_that_is_possible(case):
+    cap, rows, lengths = case
+    if fits(lengths, cap, rows):
+        check(pack_window(lengths, cap, rows), lengths, cap, rows)
+    else:
+        with pytest.raises(PackingError, match="accumulation window"):
+            pack_window(lengths, cap, rows)
+
+
+@given(st.integers(2, 8), st.integers(0, 2**32 - 1))
+@settings(max_examples=30, deadline=None)
+def test_windows_without_a_token_to_spare_are_packed(rows, seed):
+    rng = random.Random(seed)
+    lengths = []
+    for _ in range(rows):
+        marks = [0, *sorted(rng.sample(range(1, 2000), 4)), 2000]
+        lengths += [b - a for a, b in itertools.pairwise(marks)]
+    rng.shuffle(lengths)
+    check(pack_window(lengths, 2000, rows), lengths, 2000, rows)
+
+
+def test_too_few_segments_for_the_rows_are_refused_with_the_way_out():
+    with pytest.raises(PackingError, match=r"2 segments for 3 rows.*post_rollout_pack_scope: micro"):
+        pack_window([1, 1], 10, 3)
+
+
+def test_too_many_tokens_are_refused_with_the_numbers():
+    with pytest.raises(
+        PackingError, match=r"3 segments of 18 tokens in all \(longest 6\) for 2 rows of 10; they need at least 3"
+    ):
+        pack_window([6, 6, 6], 10, 2)
+
+
+def test_packing_is_deterministic():
+    lengths = [7, 3, 3, 5, 5, 7, 2, 8, 1, 9]
+    assert pack_window(lengths, 10, 5) == pack_window(list(lengths), 10, 5)
+
+
+def small_cases(count, *, most):
+    random_ = random.Random(23)
+    for _ in range(count):
+        cap = random_.randint(3, 24)
+        yield cap, random_.randint(1, 4), [random_.randint(1, cap) for _ in range(random_.randint(1, most))]
+
+
+def test_thousands_of_small_rows_are_as_full_as_any_can_be():
+    for cap, _, lengths in small_cases(3000, most=8):
+        assert select_segments(lengths, cap) == best_selection(lengths, cap), (lengths, cap)
+
+
+def test_thousands_of_small_windows_are_packed_or_rightly_refused():
+    packed = 0
+    for cap, rows, lengths in small_cases(4000, most=9):
+        if fits(lengths, cap, rows):
+            check(pack_window(lengths, cap, rows), lengths, cap, rows)
+            packed += 1
+        else:
+            with pytest.raises(PackingError, match="accumulation window"):
+                pack_window(lengths, cap, rows)
+    assert 1000 < packed < 3000
+
+
+def test_rows_are_never_emptier_than_those_of_the_package_binpacking():
+    binpacking = pytest.importorskip("binpacking")
+    for cap, _, lengths in small_cases(2000, most=12):
+        room = cap - lengths[0]
+        others = [length for length in lengths[1:] if length <= room]
+        bins = binpacking.to_constant_volume(others, room) if others else [[]]
+        assert sum(lengths[i] for i in select_segments(lengths, cap)) >= lengths[0] + max(map(sum, bins))
+
+
+def test_both_ways_of_searching_find_the_same():
+    for cap, _, lengths in small_cases(1500, most=14):
+        if total := greatest_sum(lengths, cap):
+            few, many = subset_of_few(lengths, total, effort=10**6), subset_of_many(lengths, total)
+            assert few == many, (lengths, cap)
+
+
+@pytest.mark.parametrize("spread", [(5, 40), (60, 300), (90, 110), (20, 800)])
+def test_both_ways_of_searching_find_the_same_in_long_buffers(spread):
+    random_ = random.Random(3)
+    for _ in range(25):
+        lengths = [random_.randint(*spread) for _ in range(120)]
+        total = greatest_sum(lengths, 1000)
+        assert subset_of_few(lengths, total, effort=10**6) == subset_of_many(lengths, total), lengths
+
+
+def tight_cases(count):
+    """Windows of as many rows as the first bound asks for, which longest first onto the emptiest row does not place."""
+    random_ = random.Random(29)
+    while count:
+        cap = random_.choice([20, 60, 100])
+        shortest = random_.choice([1, cap // 5, cap // 4])
+        sizes = sorted((random_.randint(shortest, cap // 2) for _ in range(random_.randint(6, 11))), reverse=True)
+        rows = least_rows(sizes, cap)
+        if packing_window._emptiest_row(sizes, cap, rows) is None:
+            count -= 1
+            yield cap, rows, sizes
+
+
+def test_prices_never_forbid_rows_that_segments_fit():
+    forbidden = 0
+    for cap, rows, sizes in tight_cases(150):
+        least = Fillings(sizes, cap).least_rows(rows)
+        assert least <= rows or not fits(sizes, cap, rows), (sizes, cap, rows)
+        forbidden += least > rows
+    assert forbidden > 5
+
+
+def test_windows_that_the_first_search_leaves_open_are_packed_or_rightly_refused(monkeypatch):
+    monkeypatch.setattr(packing_window, "_FEW_STEPS", 0)
+    packed = 0
+    for cap, rows, sizes in tight_cases(150):
+        if fits(sizes, cap, rows):
+            check(pack_window(sizes, cap, rows), sizes, cap, rows)
+            packed += 1
+        else:
+            with pytest.raises(PackingError, match=r"they need at least|no way of placing them fits"):
+                pack_window(sizes, cap, rows)
+    assert 10 < packed < 140
+
+
+def window_of_narrow_lengths():
+    random_ = random.Random(0)
+    return [random_.randint(300, 450) for _ in range(40)]
+
+
+def test_a_window_that_counting_tokens_does_not_forbid_is_proved_too_long():
+    lengths = window_of_narrow_lengths()
+    assert sum(lengths) < 16 * 1000
+    with pytest.raises(PackingError, match=r"for 16 rows of 1000; they need at least 1[78] rows"):
+        pack_window(lengths, 1000, 16)
+
+
+def test_an_ended_search_is_not_called_a_proof(monkeypatch):
+    for name in ("_FEW_STEPS", "_MANY_STEPS", "_DIVES"):
+        monkeypatch.setattr(packing_window, name, 0)
+    with pytest.raises(PackingError, match="whether they fit is not known: the search was ended after 0 steps"):
+        pack_window([3, 4, 5, 6, 2, 8, 2], 10, 3)

@@ -1,0 +1,177 @@
+"""Room for rollouts: everything comes back byte for byte, in order, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import nn
+
+from stage2_trainer.learner.metrics import Stopwatch
+from stage2_trainer.process.offload import DeviceMover, Offload, moved_away, optimizer_tensors
+from stage2_trainer.rollouts.demand import Demand
+from stage2_trainer.rollouts.in_process import ColocateRollouts, EngineError
+from stage2_trainer.telemetry.progress import Reporter
+from stage2_trainer.weights.report import SyncReport
+from stage2_trainer.wire.rollout import Rollout
+
+
+@dataclass
+class Shelf:
+    """A mover that keeps the bytes elsewhere, and leaves nothing usable in their place."""
+
+    events: list[str] = field(default_factory=list)
+    held: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def away(self, tensor):
+        self.held[id(tensor)] = tensor.data.clone()
+        tensor.data = torch.empty(0)
+
+    def back(self, tensor):
+        if id(tensor) in self.held:
+            tensor.data = self.held.pop(id(tensor))
+
+    def release(self):
+        self.events.append("release")
+
+
+@pytest.fixture
+def trained():
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)).to(torch.bfloat16)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(3, 4, dtype=torch.bfloat16)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def everything(model, optimizer):
+    return [*model.parameters(), *optimizer_tensors(optimizer)]
+
+
+def copies(tensors):
+    return [tensor.clone() for tensor in tensors]
+
+
+def test_the_same_bytes_come_back(trained):
+    before = copies(everything(*trained))
+    with moved_away(everything(*trained), Shelf()):
+        assert all(tensor.numel() == 0 for tensor in everything(*trained))
+    assert all(map(torch.equal, before, everything(*trained)))
+
+
+def test_the_same_bytes_come_back_when_the_rollouts_fail(trained):
+    before, shelf = copies(everything(*trained)), Shelf()
+    with pytest.raises(RuntimeError, match="no rollouts"), moved_away(everything(*trained), shelf):
+        raise RuntimeError("no rollouts")
+    assert all(map(torch.equal, before, everything(*trained)))
+    assert shelf.held == {}
+
+
+def test_what_has_left_comes_back_when_a_later_move_fails(trained):
+    class Full(Shelf):
+        def away(self, tensor):
+            if len(self.held) == 3:
+                raise MemoryError("main memory is full")
+            super().away(tensor)
+
+    before = copies(everything(*trained))
+    with pytest.raises(MemoryError), moved_away(everything(*trained), Full()):
+        pytest.fail("the block must not run")
+    assert all(map(torch.equal, before, everything(*trained)))
+
+
+def test_tied_weights_stay_tied(trained):
+    model, _ = trained
+    tied = nn.Linear(4, 8)
+    tied.weight = model[0].weight
+    with moved_away(nn.ModuleList([model, tied]).parameters(), Shelf()):
+        pass
+    assert tied.weight is model[0].weight
+
+
+def test_an_optimizer_before_its_first_step_has_nothing_to_move():
+    assert optimizer_tensors(None) == []
+    assert optimizer_tensors(torch.optim.AdamW([nn.Parameter(torch.zeros(2))])) == []
+
+
+def test_step_counts_stay_where_the_optimizer_keeps_them(trained):
+    _, optimizer = trained
+    assert len(optimizer_tensors(optimizer)) == 2 * len(list(trained[0].parameters()))
+
+
+def test_nothing_moves_on_a_cpu(trained):
+    model, _ = trained
+    mover = DeviceMover(torch.device("cpu"))
+    addresses = [parameter.data_ptr() for parameter in model.parameters()]
+    with moved_away(model.parameters(), mover):
+        assert [parameter.data_ptr() for parameter in model.parameters()] == addresses
+
+
+@dataclass
+class Watched:
+    """An engine that notes what is at home while it works."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    fails: bool = False
+    events: list[tuple[str, bool, bool]] = field(default_factory=list)
+
+    def _note(self, what):
+        here = all(parameter.numel() for parameter in self.model.parameters())
+        self.events.append((what, here, all(tensor.numel() for tensor in optimizer_tensors(self.optimizer))))
+
+    def start(self):
+        self._note("start")
+
+    def sync(self, model, *, version):
+        self._note("sync")
+        return SyncReport(version, 0.1, 1, 1, ("engine",))
+
+    def generate(self, requests, *, seed_plan, version=None):
+        self._note("generate")
+        if self.fails:
+            raise MemoryError("CUDA out of memory")
+        return [Rollout([1], [2], "", "engine", version or 0, "stop") for _ in requests]
+
+
+def colocated(trained, *, model=True, optimizer=True, fails=False):
+    engine = Watched(*trained, fails=fails)
+    offload = Offload(Shelf(), model=model, optimizer=optimizer)
+    offload.find_optimizer = lambda: trained[1]
+    return engine, ColocateRollouts(engine, offload, sync_mode="full", seed=17, reporter=Reporter())
+
+
+def generate(rollouts, trained, step=0, micro_step=0):
+    chats = [[{"role": "user", "content": "?"}]]
+    return rollouts.generate(Demand(trained[0], chats, step, micro_step, Stopwatch()))
+
+
+def test_weights_are_pushed_while_the_model_is_at_home_and_the_optimizer_is_not(trained):
+    engine, rollouts = colocated(trained)
+    generate(rollouts, trained)
+    assert engine.events == [("start", False, False), ("sync", True, False), ("generate", False, False)]
+
+
+@pytest.mark.parametrize(("model", "optimizer"), [(True, False), (False, True), (False, False)])
+def test_only_the_chosen_parts_make_room(trained, model, optimizer):
+    engine, rollouts = colocated(trained, model=model, optimizer=optimizer)
+    generate(rollouts, trained)
+    assert engine.events[-1] == ("generate", not model, not optimizer)
+
+
+def test_the_engine_starts_once_and_is_synced_once_for_each_optimizer_step(trained):
+    engine, rollouts = colocated(trained)
+    for step, micro_step in ((0, 0), (0, 1), (1, 0)):
+        generate(rollouts, trained, step, micro_step)
+    assert [what for what, *_ in engine.events] == ["start", "sync", "generate", "generate", "sync", "generate"]
+    assert rollouts.sync_state.version == 1
+
+
+def test_a_failing_engine_is_replaced_by_nothing_and_its_error_names_hf(trained):
+    before = copies(everything(*trained))
+    _, rollouts = colocated(trained, fails=True)
+    with pytest.raises(EngineError, match=r"rollout_backend: hf"):
+        generate(rollouts, trained)
+    assert all(map(torch.equal, before, everything(*trained)))

@@ -1,0 +1,110 @@
+"""What this version cannot do is refused at the start, with the key and the way out."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from stage2_api.errors import ConfigError
+from stage2_trainer.process.supported import check_supported, deepspeed_config
+from tests.unit.trainer.learner.configs import run_config
+
+MATCHING = "custom.extra.rollout_matching"
+
+
+def refused(config, *, world_size=1):
+    with pytest.raises(ConfigError) as error:
+        check_supported(config, world_size=world_size)
+    return [problem.path for problem in error.value.problems]
+
+
+def test_the_ordinary_server_mode_is_supported():
+    check_supported(run_config(), world_size=1)
+
+
+COLOCATE = {"mode": "colocate", "max_model_len": 1024}
+
+
+@pytest.mark.parametrize(
+    "matching",
+    [
+        {"rollout_backend": "hf"},
+        {"vllm": COLOCATE},
+        {"post_rollout_pack_scope": "window"},
+        {"loss_normalizer": "window"},
+        {"rollout_buffer": {"enabled": True, "m_steps": 2}},
+        {"vllm": COLOCATE, "offload": {"enabled": True, "offload_model": True}},
+    ],
+)
+def test_every_way_of_making_and_using_rollouts_is_supported(matching):
+    check_supported(run_config(matching=matching, training={"gradient_accumulation_steps": 2}), world_size=1)
+
+
+@pytest.mark.parametrize(
+    ("matching", "path"),
+    [
+        ({"vllm": {**COLOCATE, "sleep_level": 1}}, "vllm.sleep_level"),
+        ({"vllm": {**COLOCATE, "enable_lora": True, "sync": {"mode": "adapter"}}}, "vllm.sync.mode"),
+        ({"monitor_dump": {"enabled": True}}, "monitor_dump.enabled"),
+        ({"desc_monitor": {"enabled": True}}, "desc_monitor.enabled"),
+    ],
+)
+def test_what_is_not_built_is_refused_by_its_key(matching, path):
+    config = run_config(matching=matching, tuner={"train_type": "lora"})
+    assert refused(config) == [f"{MATCHING}.{path}"]
+
+
+def test_several_learner_processes_are_refused_beside_servers_and_told_why():
+    with pytest.raises(ConfigError, match="the learner is one process"):
+        check_supported(run_config(), world_size=2)
+    for matching in ({"rollout_backend": "hf"}, {"vllm": COLOCATE}):
+        check_supported(run_config(matching=matching), world_size=2)
+
+
+def test_engines_over_several_processes_must_come_out_even():
+    pairs = run_config(matching={"vllm": {**COLOCATE, "tensor_parallel_size": 2}})
+    check_supported(pairs, world_size=4)
+    assert refused(pairs, world_size=3) == [f"{MATCHING}.vllm.tensor_parallel_size"]
+
+
+def test_weights_that_zero_spreads_stay_in_the_learners_processes():
+    zero = {"zero_optimization": {"stage": 3}}
+    check_supported(run_config(matching={"rollout_backend": "hf"}, deepspeed=zero), world_size=2)
+    check_supported(run_config(matching={"vllm": COLOCATE}, deepspeed=zero), world_size=2)
+    assert refused(run_config(deepspeed=zero)) == ["deepspeed.zero_optimization.stage"]
+
+
+def test_offload_beside_deepspeed_is_refused_with_the_ways_out():
+    offload = {"vllm": COLOCATE, "offload": {"enabled": True, "offload_optimizer": True}}
+    with pytest.raises(ConfigError, match=r"offload.enabled to false, or rollout_backend to hf, or remove deepspeed"):
+        run_config(matching=offload, deepspeed={"zero_optimization": {"stage": 2}})
+
+
+def test_offload_without_effect_is_said(caplog):
+    check_supported(run_config(matching={"offload": {"enabled": True, "offload_model": True}}), world_size=1)
+    assert "offload has no effect" in caplog.text
+
+
+@pytest.mark.parametrize("wrap", [lambda zero: zero, lambda zero: {"enabled": True, "config": zero}])
+def test_deepspeed_is_read_in_either_form(wrap):
+    zero = {"zero_optimization": {"stage": 2}}
+    assert deepspeed_config(run_config(deepspeed=wrap(zero))) == zero
+
+
+def test_deepspeed_is_read_from_a_file(tmp_path):
+    path = tmp_path / "zero2.json"
+    path.write_text(json.dumps({"zero_optimization": {"stage": 2}}))
+    assert deepspeed_config(run_config(deepspeed=str(path))) == {"zero_optimization": {"stage": 2}}
+
+
+def test_deepspeed_that_is_switched_off_is_none():
+    assert deepspeed_config(run_config(deepspeed={"enabled": False, "config": {}})) is None
+
+
+@pytest.mark.parametrize(
+    ("deepspeed", "path"),
+    [({"zero_optimization": {"stage": 3}}, "deepspeed.zero_optimization.stage"), ("zero2", "deepspeed")],
+)
+def test_deepspeed_that_cannot_work_is_refused(deepspeed, path):
+    assert refused(run_config(deepspeed=deepspeed)) == [path]

@@ -1,0 +1,126 @@
+"""Rollouts by the learner's own model: batches answer as single prompts do, and leave training as it was."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from stage2_api.rollout_matching import RepeatTerminate, RolloutMatching
+from stage2_trainer.process.model import disable_cache
+from stage2_trainer.rollouts.hf import Decoding, HfBackend
+from stage2_trainer.wire.rollout import RolloutRequest
+from stage2_trainer.wire.seeds import SeedPlan
+
+PLAN = SeedPlan(17, 0, 0)
+
+
+@pytest.fixture
+def model(model):
+    disable_cache(model)
+    return model.train()
+
+
+@pytest.fixture
+def generate(model, encoder, chats):
+    def run(*, plan=PLAN, **options):
+        decoding = Decoding(**{"max_new_tokens": 24, **options})
+        requests = [RolloutRequest(messages=chat) for chat in chats]
+        return HfBackend(model, encoder, decoding).generate(requests, seed_plan=plan, version=3)
+
+    return run
+
+
+def ids(rollouts):
+    return [rollout.token_ids for rollout in rollouts]
+
+
+def test_a_left_padded_batch_answers_as_single_prompts_do(generate, encoder, chats):
+    batched = generate(batch_size=3)
+    assert ids(batched) == ids(generate(batch_size=1))
+    prompts = [encoder.prompt(chat).input_ids.tolist() for chat in chats]
+    assert [rollout.prompt_token_ids for rollout in batched] == prompts
+    assert len({len(prompt) for prompt in prompts}) == 3, "images of different sizes: there was something to pad"
+    assert {(rollout.server, rollout.version) for rollout in batched} == {("learner", 3)}
+
+
+def test_an_answer_ends_with_its_end_of_turn_or_is_cut_short(generate, encoder):
+    end = encoder.end_of_turn_ids[0]
+    for rollout in generate(batch_size=3, max_new_tokens=128):
+        assert rollout.token_ids.count(end) == (rollout.finish_reason == "stop")
+        assert rollout.token_ids[-1] == end or len(rollout.token_ids) == 128
+    assert {rollout.finish_reason for rollout in generate(max_new_tokens=4)} == {"length"}
+
+
+def test_samples_depend_on_the_seed_alone(generate):
+    hot = {"temperature": 5.0, "batch_size": 3}
+    once = ids(generate(**hot))
+    torch.manual_seed(99)
+    assert ids(generate(**hot)) == once
+    assert ids(generate(**hot, plan=SeedPlan(17, 1, 0))) != once
+
+
+def test_generation_leaves_mode_and_random_draws_of_training_alone(generate, model):
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    generate(temperature=1.0, max_new_tokens=4)
+    assert torch.equal(torch.rand(3), expected)
+    assert model.training
+
+
+def test_the_mode_comes_back_when_generation_fails(generate, model, monkeypatch):
+    def fail(*args, **kwargs):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(model, "generate", fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        generate()
+    assert model.training
+
+
+def logprob(model, encoder, chat, answer):
+    prompt = encoder.prompt(chat)
+    sequence = torch.cat([prompt.input_ids, torch.tensor(answer)])[None]
+    types = torch.cat([prompt.mm_token_type_ids, torch.zeros(len(answer), dtype=torch.int64)])[None]
+    with torch.no_grad():
+        logits = model(
+            input_ids=sequence, mm_token_type_ids=types, pixel_values=prompt.pixel_values,
+            image_grid_thw=prompt.image_grid_thw, use_cache=False,
+        ).logits[0]  # fmt: skip
+    scores = logits[len(prompt.input_ids) - 1 : -1].log_softmax(-1)
+    return float(scores[range(len(answer)), answer].sum())
+
+
+def test_the_best_beam_is_the_rollout_and_at_least_as_probable_as_the_greedy_answer(generate, model, encoder, chats):
+    options = {"max_new_tokens": 6, "batch_size": 3}
+    greedy = ids(generate(**options))
+    found = generate(**options, num_beams=4, num_return_sequences=4)
+    assert {rollout.decode_mode for rollout in found} == {"beam"}
+    beams = ids(found)
+    assert ids(generate(**options, num_beams=4)) == beams
+    assert len(beams) == len(chats)
+    model.eval()
+    for chat, beam, single in zip(chats, beams, greedy, strict=True):
+        assert logprob(model, encoder, chat, beam) >= logprob(model, encoder, chat, single) - 1e-4
+
+
+def test_an_answer_with_enough_objects_is_ended(generate, encoder):
+    rules = RepeatTerminate(enabled=True, min_new_tokens=1, max_object_keys=1)
+    for rollout in generate(batch_size=3, max_new_tokens=60, repeat=rules):
+        assert rollout.text.count('"object_') == 1
+        assert rollout.finish_reason == "stop"
+
+
+def test_the_configuration_says_how_to_decode():
+    greedy = Decoding.from_config(RolloutMatching(num_beams=4, rollout_generate_batch_size=8))
+    assert (greedy.num_beams, greedy.num_return_sequences, greedy.batch_size, greedy.repeat) == (1, 1, 8, None)
+    beam = RolloutMatching(rollout_backend="hf", decode_mode="beam", num_beams=4, repeat_terminate={"enabled": True})
+    decoding = Decoding.from_config(beam)
+    assert (decoding.num_beams, decoding.num_return_sequences) == (4, 4)
+    assert decoding.repeat is not None
+
+
+def test_no_default_of_a_checkpoint_gets_into_generation():
+    greedy, sampled = Decoding(8).options(), Decoding(8, temperature=1e-9).options()
+    assert (greedy["do_sample"], sampled["do_sample"], sampled["temperature"]) == (False, True, 1e-4)
+    assert (greedy["top_p"], greedy["top_k"]) == (1.0, 0)

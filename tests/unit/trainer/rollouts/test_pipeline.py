@@ -1,0 +1,129 @@
+"""Stale by choice: rollouts one window ahead, one sync old at most, in an order that does not depend on time."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from torch import nn
+
+from stage2_trainer.learner.metrics import Stopwatch
+from stage2_trainer.rollouts.demand import Demand
+from stage2_trainer.rollouts.pipeline import PipelinedRollouts, Windows
+from stage2_trainer.telemetry.progress import Reporter
+from stage2_trainer.wire.errors import ServerError
+from stage2_trainer.wire.rollout import Rollout
+from tests.unit.trainer.learner.harness import RecordingSync, box, build, fresh_rollouts, record
+
+
+@dataclass
+class Served:
+    """Answers with the version that it is asked for; `gate` holds answers back, `fail` lists the calls that fail."""
+
+    asked: list[tuple[int, int, int | None]] = field(default_factory=list)
+    fail: set[int] = field(default_factory=set)
+    gate: threading.Event = field(default_factory=threading.Event)
+    base_urls: tuple[str, ...] = ("http://a:1",)
+
+    def generate(
+        self, requests: Any, *, seed_plan: Any, version: int | None = None, on_rollout: Any = None
+    ) -> list[Rollout]:
+        self.asked.append((seed_plan.global_step, seed_plan.micro_step, version))
+        self.gate.wait(10)
+        if len(self.asked) in self.fail:
+            raise ServerError("http://a:1", "rollout", "gone")
+        return [Rollout([1], [2], "", "http://a:1", version or 0, "stop") for _ in requests]
+
+
+CHATS = [[{"role": "user", "content": "hello"}]]
+WINDOW = [CHATS, CHATS]
+MODEL = nn.Linear(1, 1)
+
+
+@pytest.fixture
+def served():
+    served = Served()
+    served.gate.set()
+    return served
+
+
+@pytest.fixture
+def sync():
+    return RecordingSync()
+
+
+@pytest.fixture
+def ahead(served, sync):
+    pipeline = PipelinedRollouts(fresh_rollouts(served, sync, Reporter(), lambda: None))
+    yield pipeline
+    served.gate.set()
+    pipeline.close()
+
+
+def train(ahead, step, *, last=False):
+    """One window's rollouts, as the trainer asks for them; the versions that made them."""
+    ahead.look_ahead(MODEL, WINDOW, [] if last else WINDOW, global_step=step, stopwatch=Stopwatch())
+    return [
+        one.version
+        for micro_step in range(len(WINDOW))
+        for one in ahead.generate(Demand(MODEL, CHATS, step, micro_step, Stopwatch())).rollouts
+    ]
+
+
+def test_every_window_but_the_first_trains_on_rollouts_that_are_one_sync_old(ahead, served, sync):
+    assert [train(ahead, 0), train(ahead, 1), train(ahead, 2, last=True)] == [[0, 0], [0, 0], [1, 1]]
+    ahead.settle()
+    assert served.asked == [(0, 0, 0), (0, 1, 0), (1, 0, 0), (1, 1, 0), (2, 0, 1), (2, 1, 1)]
+    assert sync.versions == [0, 1, 2]
+
+
+def test_no_sync_while_something_is_asked_of_the_servers(ahead, served, sync):
+    train(ahead, 0)
+    ahead.settle()
+    served.gate.clear()
+    ahead.look_ahead(MODEL, WINDOW, WINDOW, global_step=1, stopwatch=Stopwatch())  # window 2 is held back
+    beginning = threading.Thread(
+        target=ahead.look_ahead, args=(MODEL, WINDOW, []), kwargs={"global_step": 2, "stopwatch": Stopwatch()}
+    )
+    beginning.start()
+    beginning.join(0.3)
+    assert sync.versions == [0, 1]
+    served.gate.set()
+    beginning.join(10)
+    assert sync.versions == [0, 1, 2]
+
+
+def test_an_evaluation_has_fresh_rollouts_and_takes_none_of_trainings(ahead):
+    train(ahead, 0)
+    demand = Demand(MODEL, CHATS, global_step=1, micro_step=0, stopwatch=Stopwatch())
+    assert [one.version for one in ahead.direct.generate(demand).rollouts] == [1]
+    assert train(ahead, 1) == [0, 0]
+
+
+def test_rollouts_that_were_lost_are_made_again_by_the_newest_weights(ahead, served, sync):
+    served.fail = {3}  # the first of window 1
+    assert train(ahead, 0) == [0, 0]
+    assert train(ahead, 1, last=True) == [1, 0]
+    assert served.asked[-1] == (1, 0, 1)
+
+
+def test_windows_are_read_one_ahead_and_none_is_lost():
+    left = [[1, 2], [3, 4], [5], []]
+    windows: Windows[int] = Windows()
+    found = [windows.take(lambda: left.pop(0)) for _ in range(3)]
+    assert found == [([1, 2], [3, 4]), ([3, 4], [5]), ([5], [])]
+
+
+@pytest.mark.parametrize("pipelined", [False, True])
+def test_a_run_trains_on_the_same_samples_in_the_same_order(tmp_path, model, encoder, image_paths, pipelined):
+    records = [record(path, i, object_1=box("red box", 100, 100, 400, 400)) for i, path in enumerate(image_paths)]
+    harness = build(tmp_path, model, encoder, records, pipelined=pipelined, per_device_train_batch_size=1, max_steps=4)
+    harness.trainer.train()
+    lines = [json.loads(line) for line in (tmp_path / "stage2_log.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if line["event"] == "step"]
+    assert [plan.global_step for plan in harness.backend.plans] == [0, 1, 2, 3]
+    assert [step["rollout/staleness"] for step in steps] == ([0, 1, 1, 0] if pipelined else [0, 0, 0, 0])
+    assert [step["sync/version"] for step in steps] == [0, 1, 2, 3]

@@ -1,0 +1,29 @@
+"""docs/log.md has every key that a run writes, and no other."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from stage2_trainer.learner.rows import PackedRows, WindowRows
+from stage2_trainer.process.model import disable_cache
+from stage2_trainer.telemetry.log_keys import EVALUATION, STEP
+from tests.unit.trainer.learner.harness import box, build, record
+
+
+@pytest.fixture
+def written(tmp_path, model, encoder, image_paths):
+    """The last record of each event of a run that packs windows, reuses rollouts and evaluates."""
+    disable_cache(model)
+    records = [record(path, i, object_1=box("red box", 100, 100, 400, 400)) for i, path in enumerate(image_paths)]
+    rows = WindowRows(400, window=1, partial=PackedRows(400, capacity=8, min_fill=0.1))
+    options = {"m_steps": 2, "eval_strategy": "steps", "eval_steps": 1}
+    build(tmp_path, model, encoder, records, rows=rows, ahead=True, **options).trainer.train()
+    lines = map(json.loads, (tmp_path / "stage2_log.jsonl").read_text().splitlines())
+    return {line.pop("event"): line for line in lines}
+
+
+@pytest.mark.parametrize(("event", "explained"), [("step", STEP), ("evaluation", EVALUATION)])
+def test_every_key_that_is_written_is_explained_and_no_other(written, event, explained):
+    assert sorted(written[event].keys() - {"step"}) == sorted(explained)

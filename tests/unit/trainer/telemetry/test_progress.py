@@ -1,0 +1,83 @@
+"""The learner's state is told to whoever holds the token, and left in the termination log."""
+
+from __future__ import annotations
+
+import json
+
+import httpx
+import pytest
+
+from stage2_trainer.telemetry.progress import ProgressServer, Reporter, Sync
+from stage2_trainer.weights.report import SyncReport
+
+SYNC = Sync("auto", "full").after(SyncReport(3, 0.5, 10, 2, ("http://a:1", "http://b:2")))
+
+
+@pytest.fixture
+def reporter():
+    reporter = Reporter()
+    reporter.update(step=3, max_steps=9, phase="training", loss=1.5, tokens_per_second=80.0, sync=SYNC)
+    reporter.update(reproducibility={"servers": ["a"]})
+    return reporter
+
+
+@pytest.fixture
+def server(reporter):
+    with ProgressServer(reporter, host="127.0.0.1", port=0, token="secret") as server:
+        yield server
+
+
+def ask(server, route="/progress", token="secret"):
+    url = f"http://127.0.0.1:{server.port}{route}"
+    return httpx.get(url, headers={"Authorization": f"Bearer {token}"}, trust_env=False)
+
+
+def test_progress_is_told_in_the_documents_words(server):
+    assert ask(server).json() == {
+        "step": 3,
+        "maxSteps": 9,
+        "phase": "training",
+        "loss": 1.5,
+        "tokensPerSecond": 80.0,
+        "sync": {
+            "version": 3,
+            "requestedMode": "auto",
+            "effectiveMode": "full",
+            "seconds": 0.5,
+            "servers": [{"baseUrl": "http://a:1", "version": 3}, {"baseUrl": "http://b:2", "version": 3}],
+        },
+        "reproducibility": {"servers": ["a"]},
+        "message": "",
+    }
+
+
+def test_each_answer_is_the_latest_state(server, reporter):
+    reporter.update(step=4, phase="done")
+    assert (ask(server).json()["step"], ask(server).json()["phase"]) == (4, "done")
+
+
+@pytest.mark.parametrize("token", ["wrong", "secret2"])
+def test_nobody_without_the_token_is_answered(server, token):
+    response = ask(server, token=token)
+    assert response.status_code == 401
+    assert "step" not in response.text
+
+
+def test_a_request_without_any_token_is_not_answered(server):
+    assert httpx.get(f"http://127.0.0.1:{server.port}/progress", trust_env=False).status_code == 401
+
+
+def test_nothing_else_is_served(server):
+    assert ask(server, "/").status_code == 404
+
+
+def test_the_termination_log_holds_the_last_state(reporter, tmp_path):
+    reporter.write_termination_log(tmp_path / "log")
+    assert json.loads((tmp_path / "log").read_text()) == reporter.current.document()
+
+
+def test_a_termination_log_stays_within_what_kubernetes_reads(reporter, tmp_path):
+    reporter.update(message="x" * 5000, reproducibility={"servers": ["y" * 5000]})
+    reporter.write_termination_log(tmp_path / "log")
+    assert (tmp_path / "log").stat().st_size <= 4096
+    assert json.loads((tmp_path / "log").read_text())["step"] == 3

@@ -1,0 +1,90 @@
+"""What a scraper is told: the last step's figures, sums over the run, and what the learner is doing now."""
+
+from __future__ import annotations
+
+import re
+import socket
+from contextlib import ExitStack
+
+import httpx
+import pytest
+
+from stage2_trainer.learner.metrics import rollout_metrics
+from stage2_trainer.learner.step import StepRecord
+from stage2_trainer.telemetry.progress import Reporter, Sync
+from stage2_trainer.telemetry.prometheus import COUNTERS, GAUGES, PORT_VARIABLE, MeteredLog, metered
+from stage2_trainer.telemetry.run_log import SilentLog
+
+STEP = {"loss": 2.5, "sync/bytes": 100.0, "sync/seconds": 0.5, "rollout/gen_tokens_per_s": 40.0}
+SECTION_14 = """
+parse_dropped_invalid parse_dropped_ambiguous parse_truncated parse_truncated_rate parse_obj_total parse_obj_valid_frac
+parse_obj_drop_frac sample_valid_pred_rate sample_any_match_rate fn_appended gating_rejections gating_rejection_rate
+valid_pred_objects gt_objects match_rate precision recall f1 fp fn fp_per_sample fn_per_sample gt_objects_per_sample
+valid_pred_objects_per_sample matched_maskiou_mean matched_maskiou_count excluded_rate prefix_coord_targets_total
+prefix_coord_targets_per_matched tail_ignore_frac prompt_len_mean prompt_len_p90 rollout_len_mean rollout_len_p90
+train_len_mean train_len_p90 append_len_mean append_len_p90 encoded_len_mean encoded_len_p90 prefix_len_mean
+decode_greedy decode_beam matched_for_supervision excluded_from_supervision gen_new_tokens_total gen_new_tokens_mean
+gen_new_tokens_p90 gen_new_tokens_p99 gen_tokens_per_s
+"""
+TIMES = "forward_s mask_build_s rollout_generate_s rollout_parse_match_s rollout_teacher_encode_s post_rollout_pack_s"
+
+
+@pytest.fixture
+def served():
+    """A log with metrics, its reporter, and a function that scrapes both."""
+    reporter = Reporter()
+    with socket.socket() as probe, ExitStack() as stack:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+        probe.close()
+        log = metered(SilentLog(), reporter, {PORT_VARIABLE: str(port)}, host="127.0.0.1", stack=stack)
+
+        def scrape() -> dict[str, float]:
+            text = httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False).text
+            return {name: float(value) for name, value in re.findall(r"^(\w\S*) (\S+)$", text, re.MULTILINE)}
+
+        yield log, reporter, scrape
+
+
+def test_figures_of_the_last_step_and_sums_over_all_are_told(served):
+    log, _, scrape = served
+    log.write("step", STEP)
+    log.write("evaluation", {"loss": 99.0})
+    log.write("step", {**STEP, "loss": 1.5})
+    found = scrape()
+    assert (found["stage2_loss"], found["stage2_rollout_tokens_per_second"]) == (1.5, 40.0)
+    assert (found["stage2_sync_bytes_total"], found["stage2_sync_seconds_total"]) == (200.0, 1.0)
+
+
+def test_phase_and_sync_are_told_as_they_are_now(served):
+    _, reporter, scrape = served
+    reporter.update(phase="rollout", step=3, max_steps=9, sync=Sync("full", "full", version=3))
+    found = scrape()
+    assert (found["stage2_step"], found["stage2_max_steps"], found["stage2_sync_version"]) == (3, 9, 3)
+    phases = {name: value for name, value in found.items() if name.startswith("stage2_phase")}
+    assert phases['stage2_phase{phase="rollout"}'] == 1
+    assert sum(phases.values()) == 1
+
+
+def test_without_a_port_nothing_is_served():
+    log = SilentLog()
+    with ExitStack() as stack:
+        assert metered(log, Reporter(), {}, host="127.0.0.1", stack=stack) is log
+        assert not isinstance(log, MeteredLog)
+
+
+def test_every_key_of_the_training_log_is_there():
+    assert {f"rollout/{name}" for name in SECTION_14.split()} <= set(rollout_metrics([], top_k=5, generate_s=0.0))
+    assert {f"time/{name}" for name in TIMES.split()} <= set(StepRecord().figures(top_k=5))
+
+
+def test_metrics_are_made_of_keys_that_steps_have():
+    known = {
+        *rollout_metrics([], top_k=5, generate_s=0.0),
+        *StepRecord().figures(top_k=5),
+        "loss",
+        "memory/peak_bytes",
+        "packing/post_rollout_fill",
+        "packing/post_rollout_buffer",
+    }
+    assert {key for key, _ in (*GAUGES.values(), *COUNTERS.values())} <= known

@@ -1,0 +1,49 @@
+"""The reproducibility record says what a run was made of; JSON lines are on disk at once."""
+
+from __future__ import annotations
+
+import json
+
+from stage2_trainer.data.records import Fingerprint
+from stage2_trainer.telemetry.run_log import JsonLines, RunLog, config_sha256, reproducibility_record
+
+
+def test_the_record_names_all_that_a_run_is_made_of():
+    record = reproducibility_record(
+        config={"model": {"model": "tiny"}},
+        servers=["http://a:1"],
+        sync_modes=("auto", "full"),
+        rollout_seed=17,
+        dataset=Fingerprint("train.jsonl", 3, "ff"),
+    )
+    assert (record["model"], record["servers"]) == ("tiny", ["http://a:1"])
+    assert record["sync"] == {"requested": "auto", "effective": "full"}
+    assert record["rollout_seed"] == 17
+    assert record["dataset"] == {"path": "train.jsonl", "records": 3, "sha256": "ff"}
+    assert set(record["versions"]) == {"stage2", "torch", "transformers", "peft", "vllm", "python"}
+
+
+def test_the_configs_hash_depends_on_values_and_not_on_order():
+    assert config_sha256({"a": 1, "b": {"c": 2, "d": 3}}) == config_sha256({"b": {"d": 3, "c": 2}, "a": 1})
+    assert config_sha256({"a": 1}) != config_sha256({"a": 2})
+
+
+def test_lines_are_on_disk_at_once_and_survive_a_second_run(tmp_path):
+    path = tmp_path / "out" / "log.jsonl"
+    first = JsonLines(path)
+    first.write({"step": 1, "desc": "Käfer"})
+    assert json.loads(path.read_text()) == {"step": 1, "desc": "Käfer"}
+    first.close()
+    second = JsonLines(path)
+    second.write({"step": 2})
+    second.close()
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2]
+
+
+def test_what_a_run_says_is_in_its_log_and_on_stdout(tmp_path, capsys):
+    log = RunLog(tmp_path)
+    log.write("step", {"step": 1, "loss": 2.5})
+    log.close()
+    line = '{"event": "step", "step": 1, "loss": 2.5}\n'
+    assert capsys.readouterr().out == line
+    assert (tmp_path / "stage2_log.jsonl").read_text() == line

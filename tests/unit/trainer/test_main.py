@@ -1,0 +1,68 @@
+"""`learn` ends with an exit code that says who must act, and leaves its last words."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from stage2_api.errors import EXIT_CONFIG, EXIT_RETRYABLE, ConfigError
+from stage2_trainer.learner.assembly import load_data
+from stage2_trainer.main import learn
+from tests.unit.trainer.learner.configs import SERVER, run_config
+from tests.unit.trainer.learner.harness import box
+
+
+@pytest.fixture
+def environment(tmp_path, monkeypatch):
+    (tmp_path / "token").write_text("secret")
+    monkeypatch.setenv("STAGE2_TOKEN_FILE", str(tmp_path / "token"))
+    monkeypatch.setenv("STAGE2_TERMINATION_LOG", str(tmp_path / "termination.json"))
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    return monkeypatch
+
+
+@pytest.fixture
+def config(tmp_path, model_path, image_paths):
+    objects = [box("red box", 100, 100, 400, 400)]
+    line = {"images": [image_paths[0]], "width": 96, "height": 96, "objects": objects}
+    (tmp_path / "train.jsonl").write_text(json.dumps(line))
+    server = {**SERVER, "timeout_s": 0.5}
+    return lambda **changes: run_config(
+        matching={"vllm": {"mode": "server", "server": server}},
+        training={"output_dir": str(tmp_path / "out"), "gradient_checkpointing": False},
+        **{"model": {"model": str(model_path)}, "train_jsonl": str(tmp_path / "train.jsonl"), **changes},
+    )
+
+
+def last_words(tmp_path):
+    return json.loads((tmp_path / "termination.json").read_text())
+
+
+def test_a_missing_token_is_for_a_person_to_put_right(environment, config, tmp_path):
+    environment.delenv("STAGE2_TOKEN_FILE")
+    assert learn(config()) == EXIT_CONFIG
+    assert "STAGE2_TOKEN_FILE" in last_words(tmp_path)["message"]
+    assert last_words(tmp_path)["phase"] == "failed"
+
+
+def test_several_processes_are_for_a_person_to_put_right(environment, config, tmp_path):
+    environment.setenv("WORLD_SIZE", "2")
+    assert learn(config()) == EXIT_CONFIG
+    assert "the learner is one process" in last_words(tmp_path)["message"]
+
+
+def test_samples_that_processes_cannot_share_are_for_a_person_to_put_right(environment, config):
+    environment.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="do not give each of 2 learner processes equally many batches"):
+        load_data(config())  # one line, in batches of any size
+
+
+def test_a_model_that_is_not_there_is_for_a_person_to_put_right(environment, config, tmp_path):
+    assert learn(config(model={"model": str(tmp_path / "lost")})) == EXIT_CONFIG
+    assert "model.model" in last_words(tmp_path)["message"]
+
+
+def test_servers_that_do_not_come_are_worth_another_try(environment, config, tmp_path):
+    assert learn(config()) == EXIT_RETRYABLE
+    assert "http://127.0.0.1:1" in last_words(tmp_path)["message"]

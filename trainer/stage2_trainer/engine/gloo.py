@@ -1,0 +1,104 @@
+"""A vLLM weight-transfer engine that receives weights over gloo: the CPU's counterpart of vLLM's nccl engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from vllm.config import VllmConfig
+from vllm.config.weight_transfer import WeightTransferConfig
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+from stage2_trainer.engine.adapters import keep_adapter
+from stage2_trainer.engine.gloo_receiver import Receiver
+from stage2_trainer.wire.buckets import from_wire
+from stage2_trainer.wire.gloo_group import GroupInfo
+
+
+@dataclass
+class GlooInitInfo(GroupInfo, WeightTransferInitInfo):
+    """The group to join."""
+
+
+@dataclass
+class GlooUpdateInfo(WeightTransferUpdateInfo):
+    """The tensors that follow, in order; `adapter` (name, config) says that they are an adapter's."""
+
+    names: list[str]
+    dtype_names: list[str]
+    shapes: list[list[int]]
+    adapter: dict[str, Any] | None = None
+
+
+class GlooEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
+    """Takes part in the learner's broadcasts and loads what arrives into the running model."""
+
+    init_info_cls = GlooInitInfo
+    update_info_cls = GlooUpdateInfo
+
+    def __init__(
+        self, config: WeightTransferConfig, vllm_config: VllmConfig, device: torch.device, model: torch.nn.Module
+    ) -> None:
+        super().__init__(config, vllm_config, device, model)
+        self._receiver = Receiver()
+        self._loading = False
+
+    def init_transfer_engine(self, init_info: GlooInitInfo) -> None:
+        """Join the learner's group as the rank that this worker has in it."""
+        parallel = self.parallel_config
+        worker = parallel.data_parallel_index * parallel.world_size + parallel.rank
+        self._receiver.join(init_info, init_info.rank_offset + worker)
+
+    def start_weight_update(self) -> None:
+        """Leave the layers alone until base weights come: an adapter does not touch them."""
+        if self._loading:
+            # Layers that a broken update had begun would count its tensors among those of this one.
+            finalize_layerwise_reload(self.model, self.model_config)  # type: ignore[no-untyped-call]
+            self._loading = False
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Receive and load tensors. (The base class synchronizes an accelerator that a CPU does not have.)"""
+        self.receive_weights(self.parse_update_info(update_info))
+
+    def receive_weights(self, update_info: GlooUpdateInfo) -> None:
+        """Load each bucket of base weights while the next one arrives; keep an adapter for vLLM's adapter loader."""
+        metas = from_wire(update_info.names, update_info.dtype_names, update_info.shapes)
+        if update_info.adapter is not None:
+            tensors: dict[str, torch.Tensor] = {}
+            self._receiver.receive(metas, tensors.update)
+            keep_adapter(update_info.adapter["name"], update_info.adapter["config"], tensors)
+            return
+        if not self._loading:
+            self._loading = True
+            initialize_layerwise_reload(self.model)
+        model: Any = self.model
+        self._receiver.receive(metas, model.load_weights)
+
+    def finish_weight_update(self) -> None:
+        """Put new base weights in the places of the old ones, if any came."""
+        if self._loading:
+            finalize_layerwise_reload(self.model, self.model_config)  # type: ignore[no-untyped-call]
+            self._repack_output_layers()
+            self._loading = False
+
+    def shutdown(self) -> None:
+        """Leave the group."""
+        self._receiver.leave()
+
+    def _repack_output_layers(self) -> None:
+        """Give the output layer its new weights.
+
+        On the CPU a linear layer multiplies by a packed copy of its weight. With tied embeddings nothing is loaded into
+        `lm_head`, so vLLM does not pack it again, and would silently sample with the old output layer.
+        """
+        for layer in self.model.modules():
+            if isinstance(layer, ParallelLMHead) and hasattr(layer, "cpu_linear"):
+                dispatch_cpu_unquantized_gemm(layer, remove_weight=False)

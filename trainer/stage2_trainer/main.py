@@ -1,0 +1,149 @@
+"""`stage2 learn CONFIG`: from a checked configuration to a trained model and to an exit code."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from transformers.trainer_utils import get_last_checkpoint
+
+from stage2_api.errors import EXIT_CONFIG, EXIT_RETRYABLE, ConfigError
+from stage2_api.runconfig import RunConfig
+from stage2_trainer.learner.assembly import Surroundings, build_trainer, load_data, open_logs
+from stage2_trainer.learner.trainer import RolloutMatchingTrainer
+from stage2_trainer.packing.errors import PackingError
+from stage2_trainer.process.interrupt import Interrupt, Interrupted
+from stage2_trainer.process.supported import check_supported, in_process
+from stage2_trainer.telemetry.progress import ProgressServer, Reporter
+from stage2_trainer.telemetry.prometheus import metered
+from stage2_trainer.weights.verify import ProofError
+from stage2_trainer.wire.address import host_and_port, is_loopback
+from stage2_trainer.wire.errors import ServerError
+from stage2_trainer.wire.token import read_token
+
+if TYPE_CHECKING:
+    from stage2_trainer.grpo.trainer import GrpoTrainer
+
+logger = logging.getLogger(__name__)
+
+EXIT_FAILURE = 1
+PROGRESS_PORT_VARIABLE = "STAGE2_PROGRESS_PORT"
+TERMINATION_LOG_VARIABLE = "STAGE2_TERMINATION_LOG"
+POD_VARIABLE = "KUBERNETES_SERVICE_HOST"  # set in every pod
+
+
+def learn(config: RunConfig) -> int:
+    """Train as the configuration says.
+
+    Returns 0 when training has ended; EXIT_CONFIG when a person must change something; EXIT_RETRYABLE when servers were
+    lost or the process was asked to stop, after a checkpoint from which the next start goes on; 1 for anything else,
+    such as servers that answer with other weights than those that were pushed.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it would log every request
+    reporter = Reporter()
+    try:
+        with ExitStack() as stack:
+            _learn(config, reporter, stack)
+        reporter.update(phase="done", message="")
+        return os.EX_OK
+    except (ConfigError, PackingError) as error:
+        return _failed(reporter, str(error), EXIT_CONFIG)
+    except (ServerError, Interrupted) as error:
+        return _failed(reporter, str(error), EXIT_RETRYABLE)
+    except ProofError as error:
+        return _failed(reporter, str(error), EXIT_FAILURE)
+    except Exception as error:
+        logger.exception("training failed")
+        return _failed(reporter, f"{type(error).__name__}: {error}", EXIT_FAILURE)
+    finally:
+        _leave_termination_log(reporter, os.environ)
+
+
+def _learn(config: RunConfig, reporter: Reporter, stack: ExitStack) -> None:
+    check_supported(config, world_size=int(os.environ.get("WORLD_SIZE", "1")))
+    rank = int(os.environ.get("RANK", "0"))
+    token = _token(config, os.environ)
+    stack.enter_context(_progress_server(config, reporter, token, os.environ))
+    interrupt = Interrupt()
+    interrupt.listen()
+    log, rollout_log = open_logs(config, rank, stack)
+    log = metered(log, reporter, os.environ, host=_host(config, os.environ), stack=stack)
+    surroundings = Surroundings(token, reporter, interrupt, log, rollout_log)
+    trainer = _trainer(config, surroundings, stack)
+    checkpoint = config.training.resume_from_checkpoint or _newest_checkpoint(config)
+    _train(trainer, checkpoint)
+
+
+def _trainer(config: RunConfig, surroundings: Surroundings, stack: ExitStack) -> RolloutMatchingTrainer | GrpoTrainer:
+    if config.rlhf is None:
+        return build_trainer(config, load_data(config), surroundings, stack)
+    from stage2_trainer.grpo import assembly as grpo  # TRL takes seconds to import, and no other run needs it
+
+    grpo.check_grpo(config)
+    return grpo.build_trainer(config, grpo.load_data(config), surroundings, stack)
+
+
+def _train(trainer: RolloutMatchingTrainer | GrpoTrainer, checkpoint: str | None) -> None:
+    """Train from the beginning or from a checkpoint; when it has to stop early, leave a checkpoint of the last step."""
+    if checkpoint is not None:
+        logger.info("going on from %s", checkpoint)
+        trainer.args.eval_on_start = False
+    try:
+        trainer.train(resume_from_checkpoint=checkpoint)
+    except (ServerError, ProofError, Interrupted):
+        trainer.save_progress()
+        raise
+
+
+def _newest_checkpoint(config: RunConfig) -> str | None:
+    folder = config.training.output_dir
+    found: str | None = get_last_checkpoint(folder) if Path(folder).is_dir() else None
+    return found
+
+
+def _progress_server(
+    config: RunConfig, reporter: Reporter, token: str, environment: Mapping[str, str]
+) -> AbstractContextManager[object]:
+    """Serve progress of the first process where a port is given."""
+    port = environment.get(PROGRESS_PORT_VARIABLE)
+    if not port or environment.get("RANK", "0") != "0":
+        return nullcontext()
+    return ProgressServer(reporter, host=_host(config, environment), port=int(port), token=token)
+
+
+def _host(config: RunConfig, environment: Mapping[str, str]) -> str:
+    """Return where the learner's own routes listen.
+
+    On this machine only when all servers are on it, or when there are none and this is no pod; else on the network.
+    """
+    if in_process(config):
+        local = POD_VARIABLE not in environment
+    else:
+        servers = config.rollout_matching.vllm.server.resolved_servers()
+        local = all(is_loopback(host_and_port(server.base_url)[0]) for server in servers)
+    return "127.0.0.1" if local else "0.0.0.0"
+
+
+def _token(config: RunConfig, environment: Mapping[str, str]) -> str:
+    """Return the bearer token; none is needed where there are neither servers nor anybody who asks for progress."""
+    if in_process(config) and not environment.get(PROGRESS_PORT_VARIABLE):
+        return ""
+    return read_token(environment)
+
+
+def _failed(reporter: Reporter, message: str, code: int) -> int:
+    for line in message.splitlines():
+        logger.error("%s", line)
+    reporter.update(phase="failed", message=message)
+    return code
+
+
+def _leave_termination_log(reporter: Reporter, environment: Mapping[str, str]) -> None:
+    path = environment.get(TERMINATION_LOG_VARIABLE)
+    if path and environment.get("RANK", "0") == "0":
+        reporter.write_termination_log(Path(path))

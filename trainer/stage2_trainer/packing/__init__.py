@@ -1,0 +1,1 @@
+"""Which segments share a row: knows lengths, and nothing of what has them."""

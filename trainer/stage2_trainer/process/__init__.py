@@ -1,0 +1,1 @@
+"""One process of a learner: model, arguments, ranks, offload, interruption."""

@@ -1,1 +1,0 @@
-"""Rollouts: one Backend protocol and the client of several rollout servers."""

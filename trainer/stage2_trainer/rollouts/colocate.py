@@ -1,0 +1,229 @@
+"""Rollouts by a vLLM engine inside the learner's own processes (`vllm.mode: colocate`).
+
+The engine starts with the first rollouts, with weights that mean nothing: the first sync gives it all of the learner's,
+each later one the layers that can have changed since. Adapters are merged on the way (`sync.weights`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stage2_trainer.rollouts.colocate_groups import TensorParallel
+from stage2_trainer.weights.held import Held
+from stage2_trainer.weights.merge import WeightSource, merged_weights, touches_vision
+from stage2_trainer.weights.report import SyncReport
+from stage2_trainer.weights.verify import Probe, ProofError, default_tolerance, learner_logprobs
+from stage2_trainer.wire.rollout import Rollout, RolloutRequest, Sampling
+from stage2_trainer.wire.seeds import SeedPlan
+
+logger = logging.getLogger(__name__)
+
+SERVER = "colocate"  # where rollouts of this backend come from, in logs
+DROPS_WEIGHTS = 2  # the sleep level after which an engine has no weights any more
+
+
+class Proofs:
+    """When an engine must show that it holds the learner's weights, and how far rounding may take it from them.
+
+    every: syncs from one proof to the next; 0 = the first alone. tolerance: largest accepted difference of a prompt
+    token's log-probability; None = by the model's number format.
+    """
+
+    def __init__(self, probe: Probe, *, every: int, tolerance: float | None = None) -> None:
+        self._probe = probe
+        self._every = every
+        self._tolerance = tolerance
+        self._syncs = 0
+
+    def after_sync(self, model: nn.Module, logprobs: Callable[[Probe], Tensor]) -> None:
+        """Compare, if the turn of this sync has come.
+
+        Raises:
+            ProofError: the engine holds other weights than the learner.
+        """
+        due = self._syncs % self._every == 0 if self._every else self._syncs == 0
+        self._syncs += 1
+        if not due:
+            return
+        limit = self._tolerance or default_tolerance(model)
+        gap = float((logprobs(self._probe) - learner_logprobs(model, self._probe.inputs).cpu()).abs().max())
+        if not gap <= limit:
+            raise ProofError(
+                f"after the weight sync, log-probabilities of a sample prompt differ from the learner's by up to "
+                f"{gap:.3g} in the colocated engine (limit {limit:g}); if this is rounding, raise "
+                "custom.extra.rollout_matching.vllm.sync.verify_tolerance"
+            )
+        logger.info("proved: the engine gives a prompt the learner's log-probabilities to %.2g (limit %g)", gap, limit)
+
+
+class ColocateEngine:
+    """One vLLM engine, or this process's part of one.
+
+    options: arguments of vLLM's `LLM`. environment: variables to set before vLLM is imported, unless they are set.
+    sleep_level: how deep the engine sleeps between rollouts; 0 = not. infer_batch_size: most requests of one call.
+    """
+
+    def __init__(
+        self,
+        options: dict[str, Any],
+        environment: dict[str, str],
+        *,
+        sampling: Sampling,
+        proofs: Proofs,
+        sleep_level: int = 0,
+        infer_batch_size: int | None = None,
+    ) -> None:
+        self._options = options
+        self._environment = environment
+        self._sampling = sampling
+        self._proofs = proofs
+        self._sleep_level = sleep_level
+        self._batch_size = infer_batch_size
+        self._held = Held()
+        self._asleep = False
+        self._llm: Any = None
+        self._parallel: TensorParallel
+
+    def start(self) -> None:
+        """Start vLLM, if it does not run yet, and let it sleep until it is needed."""
+        if self._llm is not None:
+            return
+        start = time.monotonic()
+        for name, value in self._environment.items():
+            os.environ.setdefault(name, value)
+        import vllm
+
+        self._parallel = TensorParallel(self._options["tensor_parallel_size"])
+        self._llm = vllm.LLM(**self._options)
+        logger.info("vLLM %s started in this process in %.0f s", vllm.__version__, time.monotonic() - start)
+        self._sleep()
+
+    def sync(self, model: nn.Module, *, version: int) -> SyncReport:
+        """Give the engine what can have changed in the model since the last time, and drop what it cached.
+
+        Raises:
+            ProofError: afterwards it does not answer with these weights.
+        """
+        start = time.monotonic()
+        self._wake()
+        source = merged_weights(model)
+        fresh = source.only(self._held.stale_names(source))
+        self._load(fresh)
+        self._held.took(source)
+        self._forget(vision=touches_vision(fresh.names()))
+        self._proofs.after_sync(model, self.prompt_logprobs)
+        return SyncReport(
+            version=version,
+            seconds=time.monotonic() - start,
+            bytes=sum(meta.nbytes for meta in fresh.metadata()),
+            tensors=len(fresh.entries),
+            servers=(SERVER,),
+            everything=len(fresh.entries) == len(source.entries),
+        )
+
+    def generate(
+        self, requests: Sequence[RolloutRequest], *, seed_plan: SeedPlan, version: int | None = None
+    ) -> list[Rollout]:
+        """Return one rollout for each of this process's requests; the group answers those of all its members."""
+        mine = [(list(request.messages), seed_plan.seed(i)) for i, request in enumerate(requests)]
+        everyone, own = self._parallel.together(mine)
+        self._wake()
+        answers = [answer for part in self._parts(everyone) for answer in self._chat(part)]
+        self._sleep()
+        return [_rollout(answer, version or 0) for answer in answers[own]]
+
+    def prompt_logprobs(self, probe: Probe) -> Tensor:
+        """Return the log-probability of each prompt token but the first, float32 on the CPU."""
+        import vllm
+
+        once = vllm.SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
+        (answer,) = self._llm.chat([list(probe.messages)], once, use_tqdm=False)
+        if list(answer.prompt_token_ids) != (expected := probe.inputs["input_ids"][0].tolist()):
+            raise ProofError(
+                f"the engine reads a sample prompt as other ids: {answer.prompt_token_ids}, not {expected}"
+            )
+        scores = zip(answer.prompt_logprobs[1:], expected[1:], strict=True)
+        return torch.tensor([position[token].logprob for position, token in scores])
+
+    def _parts(self, requests: list[Any]) -> list[list[Any]]:
+        size = self._batch_size if self._batch_size and self._batch_size > 0 else max(len(requests), 1)
+        return [requests[start : start + size] for start in range(0, len(requests), size)]
+
+    def _chat(self, requests: Sequence[tuple[list[Any], int]]) -> list[Any]:
+        import vllm
+
+        fields: dict[str, Any] = dict(self._sampling.parameters())
+        sampling = [vllm.SamplingParams(**fields, seed=seed) for _, seed in requests]
+        answers: list[Any] = self._llm.chat([messages for messages, _ in requests], sampling, use_tqdm=False)
+        if len(answers) != len(requests):
+            raise RuntimeError(f"{len(answers)} answers to {len(requests)} requests")
+        return answers
+
+    def _load(self, source: WeightSource) -> None:
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+        def load(model: Any) -> None:
+            initialize_layerwise_reload(model)
+            model.load_weights(iter(source))
+            finalize_layerwise_reload(model, self._llm.model_config)  # type: ignore[no-untyped-call]
+            repack_output_layers(model)
+
+        self._llm.apply_model(load)
+
+    def _forget(self, *, vision: bool) -> None:
+        """Drop what was computed with older weights."""
+        self._llm.reset_prefix_cache()
+        if vision:
+            self._llm.llm_engine.reset_mm_cache()
+            self._llm.llm_engine.reset_encoder_cache()
+
+    def _sleep(self) -> None:
+        if self._sleep_level and not self._asleep:
+            self._llm.sleep(level=self._sleep_level)
+            self._asleep = True
+            if self._sleep_level == DROPS_WEIGHTS:
+                self._held.forget()
+
+    def _wake(self) -> None:
+        if self._asleep:
+            self._llm.wake_up()
+            self._asleep = False
+
+
+def repack_output_layers(model: nn.Module) -> None:
+    """Give vLLM's output layer its new weights on a CPU, where it multiplies by a packed copy of them.
+
+    With tied embeddings nothing is loaded into `lm_head`, so vLLM itself would not pack it again.
+    """
+    from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+    for layer in model.modules():
+        if isinstance(layer, ParallelLMHead) and hasattr(layer, "cpu_linear"):
+            dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
+
+
+def _rollout(answer: Any, version: int) -> Rollout:
+    """Read one of vLLM's answers.
+
+    Raises:
+        RuntimeError: the request failed or was aborted.
+    """
+    (choice,) = answer.outputs
+    if choice.finish_reason not in ("stop", "length") or not answer.prompt_token_ids:
+        raise RuntimeError(f"request {answer.request_id} ended with {choice.finish_reason!r} and no rollout")
+    return Rollout(
+        prompt_token_ids=list(answer.prompt_token_ids),
+        token_ids=list(choice.token_ids),
+        text=choice.text,
+        server=SERVER,
+        version=version,
+        finish_reason=choice.finish_reason,
+    )

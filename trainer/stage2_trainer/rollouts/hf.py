@@ -1,0 +1,167 @@
+"""Rollouts by the learner's own model through transformers (`rollout_backend: hf`): slow, and nothing to synchronise.
+
+Prompts are padded on the left to the longest of their batch, so that every answer begins at the same column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, LogitsProcessorList
+
+from stage2_api.rollout_matching import RepeatTerminate, RolloutMatching
+from stage2_trainer.data.encode import Encoder, Prompt
+from stage2_trainer.rollouts.hf_repeat import RepeatTermination
+from stage2_trainer.wire.rollout import Rollout, RolloutRequest
+from stage2_trainer.wire.seeds import SeedPlan
+
+SERVER = "learner"  # where rollouts of this backend come from, in logs
+SMALLEST_TEMPERATURE = 1e-4
+_TEXT = 0  # the processor's mm_token_type_ids: text 0, image 1, video 2
+
+Whole = Callable[[Any], AbstractContextManager[object]]
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How answers are drawn: greedily, sampled (temperature above 0), or by beam search (num_beams above 1).
+
+    batch_size: prompts that are answered at once. num_return_sequences: beams that are returned; the best one counts.
+    repeat: rules for the end of answers that repeat themselves; None = no such end.
+    """
+
+    max_new_tokens: int
+    temperature: float = 0.0
+    repetition_penalty: float = 1.0
+    num_beams: int = 1
+    num_return_sequences: int = 1
+    batch_size: int = 1
+    repeat: RepeatTerminate | None = None
+
+    @classmethod
+    def from_config(cls, matching: RolloutMatching) -> Decoding:
+        """Take everything from `custom.extra.rollout_matching`."""
+        beams = matching.num_beams if matching.decode_mode == "beam" else 1
+        return cls(
+            max_new_tokens=matching.max_new_tokens,
+            temperature=matching.temperature,
+            repetition_penalty=matching.repetition_penalty,
+            num_beams=beams,
+            num_return_sequences=min(matching.num_return_sequences or beams, beams),
+            batch_size=matching.rollout_generate_batch_size,
+            repeat=matching.repeat_terminate if matching.repeat_terminate.enabled else None,
+        )
+
+    def options(self) -> dict[str, Any]:
+        """Fields of a GenerationConfig; each one is set, so that none of the checkpoint's defaults gets in."""
+        return {
+            "max_new_tokens": self.max_new_tokens,
+            "do_sample": self.temperature > 0,
+            "temperature": max(self.temperature, SMALLEST_TEMPERATURE) if self.temperature > 0 else 1.0,
+            "top_p": 1.0,
+            "top_k": 0,
+            "repetition_penalty": self.repetition_penalty,
+            "num_beams": self.num_beams,
+            "num_return_sequences": self.num_return_sequences,
+            "use_cache": True,
+        }
+
+
+class HfBackend:
+    """A Backend over a model in this process.
+
+    model: the policy itself, not wrapped for training. whole: makes the model's weights whole for the time of a
+    `with` block, where they are spread over processes (ZeRO-3).
+    """
+
+    def __init__(self, model: Any, encoder: Encoder, decoding: Decoding, *, whole: Whole | None = None) -> None:
+        self._model = model
+        self._encoder = encoder
+        self._decoding = decoding
+        self._whole: Whole = whole or (lambda model: nullcontext())
+        tokenizer = encoder.tokenizer
+        self._end = encoder.end_of_turn_ids[0]
+        self._pad = self._end if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
+        self._pieces: dict[int, str] = {}
+
+    def generate(
+        self, requests: Sequence[RolloutRequest], *, seed_plan: SeedPlan, version: int | None = None
+    ) -> list[Rollout]:
+        """Return one rollout for each request, in order; `version` is written on them as it is."""
+        size = self._decoding.batch_size
+        with _inference(self._model), self._whole(self._model):
+            return [
+                rollout
+                for start in range(0, len(requests), size)
+                for rollout in self._batch(requests[start : start + size], seed_plan.seed(start), version or 0)
+            ]
+
+    def _batch(self, requests: Sequence[RolloutRequest], seed: int, version: int) -> list[Rollout]:
+        prompts = [self._encoder.prompt([dict(m) for m in request.messages]) for request in requests]
+        device = next(self._model.parameters()).device
+        inputs = {name: tensor.to(device) for name, tensor in left_padded(prompts, self._pad).items()}
+        with torch.random.fork_rng():  # the draws of training (dropout) stay what they would have been
+            torch.manual_seed(seed)
+            output = self._model.generate(**inputs, **self._generation(inputs["input_ids"].shape[1]))
+        answers = output[:: self._decoding.num_return_sequences, inputs["input_ids"].shape[1] :].tolist()
+        return [self._rollout(*pair, version) for pair in zip(prompts, answers, strict=True)]
+
+    def _generation(self, prompt_len: int) -> dict[str, Any]:
+        settings = GenerationConfig(**self._decoding.options(), eos_token_id=self._end, pad_token_id=self._pad)
+        if self._decoding.repeat is None:
+            return {"generation_config": settings}
+        ends = RepeatTermination(self._decoding.repeat, prompt_len, self._end, self._piece)
+        return {"generation_config": settings, "logits_processor": LogitsProcessorList([ends])}
+
+    def _rollout(self, prompt: Prompt, answer: list[int], version: int) -> Rollout:
+        ended = self._end in answer
+        ids = answer[: answer.index(self._end) + 1] if ended else answer
+        return Rollout(
+            prompt_token_ids=prompt.input_ids.tolist(),
+            token_ids=ids,
+            text=self._encoder.tokenizer.decode(ids, skip_special_tokens=True),
+            server=SERVER,
+            version=version,
+            finish_reason="stop" if ended else "length",
+            decode_mode="beam" if self._decoding.num_beams > 1 else "greedy",
+        )
+
+    def _piece(self, token: int) -> str:
+        if token not in self._pieces:
+            self._pieces[token] = self._encoder.tokenizer.decode([token])
+        return self._pieces[token]
+
+
+def left_padded(prompts: Sequence[Prompt], pad: int) -> dict[str, torch.Tensor]:
+    """Return the inputs of a batch: ids, attention mask and token types (rows, longest prompt), images one by one."""
+    longest = max(len(prompt.input_ids) for prompt in prompts)
+
+    def padded(rows: Sequence[torch.Tensor], value: int) -> torch.Tensor:
+        return torch.stack([torch.cat([row.new_full((longest - len(row),), value), row]) for row in rows])
+
+    images = {
+        "pixel_values": [prompt.pixel_values for prompt in prompts if prompt.pixel_values is not None],
+        "image_grid_thw": [prompt.image_grid_thw for prompt in prompts if prompt.image_grid_thw is not None],
+    }
+    return {
+        "input_ids": padded([prompt.input_ids for prompt in prompts], pad),
+        "attention_mask": padded([torch.ones_like(prompt.input_ids) for prompt in prompts], 0),
+        "mm_token_type_ids": padded([prompt.mm_token_type_ids for prompt in prompts], _TEXT),
+        **{name: torch.cat(parts) for name, parts in images.items() if parts},
+    }
+
+
+@contextmanager
+def _inference(model: Any) -> Iterator[None]:
+    """Switch dropout and gradients off, and back to what they were, also when the block raises."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(was_training)

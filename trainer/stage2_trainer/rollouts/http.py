@@ -1,0 +1,230 @@
+"""Rollouts from several servers over HTTP: contiguous chunks, one request each, answers in request order.
+
+All requests of a chunk are under way at once, so that the server always has the next one; a server that stops to answer
+is noticed also where a single request may take as long as it likes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import httpx
+
+from stage2_trainer.rollouts.chunks import contiguous_chunks
+from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body, read_answer
+from stage2_trainer.wire.client import CONNECT_TIMEOUT_S, MAX_ERROR_CHARS, describe_http_error, http_options
+from stage2_trainer.wire.errors import ServerError, join_errors
+from stage2_trainer.wire.rollout import OnRollout, Rollout, RolloutRequest, Sampling
+from stage2_trainer.wire.seeds import SeedPlan
+
+logger = logging.getLogger(__name__)
+
+PHASE = "rollout"
+# Servers close idle connections after 5 s; one that we close earlier is never found closed in mid-request.
+LIMITS = httpx.Limits(max_connections=256, keepalive_expiry=2.0)
+UNSYNCED = -1  # the version of a server that was never given weights
+CHECKS_PER_TIMEOUT = 4  # how often a server that generates is asked for a sign of life within `timeout_s`
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What one call of `generate` asks for."""
+
+    requests: Sequence[RolloutRequest]
+    seed_plan: SeedPlan
+    version: int | None
+    on_rollout: OnRollout | None
+
+
+class ServerBackend:
+    """A Backend over one or more servers.
+
+    infer_timeout_s: seconds that one request may take; None = no limit, and then still: a server that does not say its
+    weight version within `timeout_s` while it generates has failed, and one that generates for longer is warned of.
+    timeout_s: seconds that any other call may take.
+
+    Use it from one thread at a time; connections stay open between calls until `close`.
+    """
+
+    def __init__(
+        self,
+        base_urls: Sequence[str],
+        *,
+        token: str,
+        sampling: Sampling,
+        timeout_s: float,
+        infer_timeout_s: float | None = None,
+    ) -> None:
+        self._sampling = sampling
+        self._timeout_s = timeout_s
+        self._timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
+        self._infer_timeout = httpx.Timeout(infer_timeout_s, connect=CONNECT_TIMEOUT_S, pool=None)
+        self._runner = asyncio.Runner()
+        self.base_urls = tuple(base_urls)
+        self._token = token
+        self._servers = self._connect()
+        self._controls = self._connect()  # requests that wait for a connection shall not hold up a sign of life
+        self._logged_step: int | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._runner.run(self._close())
+        self._runner.close()
+
+    def generate(
+        self,
+        requests: Sequence[RolloutRequest],
+        *,
+        seed_plan: SeedPlan,
+        version: int | None = None,
+        on_rollout: OnRollout | None = None,
+    ) -> list[Rollout]:
+        """Return one rollout for each request, in order. No requests: no call.
+
+        Raises:
+            ServerError: a server did not answer, answered something else than a rollout, or holds other weights than
+                `version`. Requests under way on the other servers are cancelled.
+        """
+        if not requests:
+            return []
+        chunks = contiguous_chunks(len(requests), len(self._servers))
+        self._log_plan(chunks, seed_plan)
+        try:
+            return self._runner.run(self._generate(chunks, _Work(requests, seed_plan, version, on_rollout)))
+        except ServerError:
+            # A failed server closes its connections; the next try shall not meet one of them.
+            self._runner.run(self._close())
+            self._servers, self._controls = self._connect(), self._connect()
+            raise
+
+    def _connect(self) -> list[httpx.AsyncClient]:
+        return [httpx.AsyncClient(**http_options(url, self._token), limits=LIMITS) for url in self.base_urls]
+
+    async def _generate(self, chunks: Sequence[tuple[int, int]], work: _Work) -> list[Rollout]:
+        try:
+            async with asyncio.TaskGroup() as group:
+                parts = [
+                    group.create_task(self._chunk(server, range(start, end), work))
+                    for server, (start, end) in enumerate(chunks)
+                    if start < end
+                ]
+        except* ServerError as failures:
+            raise join_errors(_leaves(failures)) from None
+        return [rollout for part in parts for rollout in part.result()]
+
+    async def _chunk(self, server: int, indices: range, work: _Work) -> list[Rollout]:
+        """Ask one server for its share, all requests at once; its weights must stay the same meanwhile."""
+        before = await self._version(server)
+        if work.version is not None and before != work.version:
+            raise self._error(
+                server, f"holds weight version {before}, not {work.version}: it was restarted or missed a sync"
+            )
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._request(server, i, work, before)) for i in indices]
+            watch = group.create_task(self._watch(server, tasks))
+            await asyncio.wait(tasks)
+            watch.cancel()
+        after = await self._version(server)
+        if after != before:
+            raise self._error(server, f"changed from weight version {before} to {after} while it generated")
+        return [task.result() for task in tasks]
+
+    async def _watch(self, server: int, tasks: Sequence[asyncio.Task[Rollout]]) -> None:
+        """Ask a server that generates for a sign of life, again and again; say when it takes long."""
+        start = time.monotonic()
+        while True:
+            await asyncio.sleep(self._timeout_s / CHECKS_PER_TIMEOUT)
+            waiting = sum(not task.done() for task in tasks)
+            try:
+                await self._version(server)
+            except ServerError as error:
+                detail = f"{waiting} requests under way, and it gives no sign of life: {error.detail}"
+                raise self._error(server, detail) from error
+            if (seconds := time.monotonic() - start) > self._timeout_s:
+                logger.warning(
+                    "server %s: %d of %d requests still under way after %.0f s; vllm.server.infer_timeout_s would "
+                    "bound them",
+                    self.base_urls[server],
+                    waiting,
+                    len(tasks),
+                    seconds,
+                )
+
+    async def _request(self, server: int, index: int, work: _Work, version: int) -> Rollout:
+        seed, start = work.seed_plan.seed(index), time.monotonic()
+        body = chat_body(work.requests[index], self._sampling, seed)
+        try:
+            response = await self._servers[server].post(CHAT_ROUTE, json=body, timeout=self._infer_timeout)
+        except httpx.HTTPError as error:
+            raise self._error(server, f"request {index}: {describe_http_error(error)}") from error
+        if response.status_code != httpx.codes.OK:
+            detail = f"request {index} answered {response.status_code}: {response.text[:MAX_ERROR_CHARS]}"
+            raise self._error(server, detail)
+        try:
+            answer = read_answer(response.content)
+        except ValueError as error:
+            raise self._error(server, f"request {index}: unusable answer: {error}") from error
+        (choice,) = answer.choices
+        rollout = Rollout(
+            prompt_token_ids=answer.prompt_token_ids,
+            token_ids=choice.token_ids,
+            text=choice.message.content,
+            server=self.base_urls[server],
+            version=version,
+            finish_reason=choice.finish_reason,
+            seed=seed,
+            seconds=time.monotonic() - start,
+        )
+        if work.on_rollout is not None:
+            work.on_rollout(index, rollout)
+        return rollout
+
+    async def _version(self, server: int) -> int:
+        try:
+            response = await self._controls[server].get("/weight_info", timeout=self._timeout)
+        except httpx.HTTPError as error:
+            raise self._error(server, f"weight version: {describe_http_error(error)}") from error
+        if response.status_code != httpx.codes.OK:
+            detail = f"weight version: answered {response.status_code}: {response.text[:MAX_ERROR_CHARS]}"
+            raise self._error(server, detail)
+        found = str(response.json()["weight_version"])
+        return int(found) if found.isdecimal() else UNSYNCED
+
+    async def _close(self) -> None:
+        for client in (*self._servers, *self._controls):
+            await client.aclose()
+
+    def _error(self, server: int, detail: str) -> ServerError:
+        return ServerError(self.base_urls[server], PHASE, detail)
+
+    def _log_plan(self, chunks: Sequence[tuple[int, int]], seed_plan: SeedPlan) -> None:
+        """Say once for each optimizer step who answers what with which seeds."""
+        if self._logged_step == seed_plan.global_step:
+            return
+        self._logged_step = seed_plan.global_step
+        plan = "; ".join(
+            f"server {i} {self.base_urls[i]} requests {start}..{end - 1} seeds from {seed_plan.seed(start)}"
+            for i, (start, end) in enumerate(chunks)
+            if start < end
+        )
+        logger.info(
+            "step %d: %d rollouts, seed base %d: %s", seed_plan.global_step, chunks[-1][1], seed_plan.base, plan
+        )
+
+
+def _leaves(group: BaseExceptionGroup[ServerError]) -> list[ServerError]:
+    found: list[ServerError] = []
+    for error in group.exceptions:
+        found.extend(_leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
+    return found

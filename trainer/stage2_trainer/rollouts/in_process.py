@@ -1,0 +1,158 @@
+"""Rollouts in the learner's own processes: by its own model (hf), or by an engine beside it (colocate)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any, Protocol
+
+from torch import nn
+
+from stage2_api.errors import ConfigError, Problem
+from stage2_trainer.process.offload import Offload
+from stage2_trainer.process.ranks import gathered, rank
+from stage2_trainer.rollouts.demand import Demand
+from stage2_trainer.rollouts.fresh import FreshBatch
+from stage2_trainer.telemetry.progress import Reporter, Sync
+from stage2_trainer.weights.report import SyncReport
+from stage2_trainer.wire.rollout import Backend, RolloutRequest
+from stage2_trainer.wire.seeds import SeedPlan
+
+logger = logging.getLogger(__name__)
+
+BACKEND_PATH = "custom.extra.rollout_matching.rollout_backend"
+OWN = "own"  # the sync mode where the model that trains is the one that generates
+
+
+Whole = Callable[[Any], AbstractContextManager[object]]
+
+
+class EngineError(RuntimeError):
+    """A colocated engine failed. Nothing else makes rollouts in its place unless a person says so."""
+
+    def __init__(self, doing: str, cause: BaseException) -> None:
+        super().__init__(
+            f"vLLM failed while {doing}: {type(cause).__name__}: {cause}; lower vllm.gpu_memory_utilization, "
+            f"vllm.infer_batch_size or vllm.max_num_seqs where memory is short, or set {BACKEND_PATH}: hf to make "
+            "rollouts without vLLM"
+        )
+
+
+class Engine(Backend, Protocol):
+    """An engine in this process that has weights of its own."""
+
+    def start(self) -> None:
+        """Start it, if it does not run yet."""
+        ...
+
+    def sync(self, model: nn.Module, *, version: int) -> SyncReport:
+        """Give it the model's weights."""
+        ...
+
+
+class HfRollouts:
+    """Rollouts by the model that trains: its weights are always the newest."""
+
+    def __init__(self, backend: Backend, *, seed: int, reporter: Reporter) -> None:
+        self._backend = backend
+        self._seed = seed
+        self._reporter = reporter
+        self.sync_state = Sync(OWN, OWN)
+
+    def generate(self, demand: Demand) -> FreshBatch:
+        """Return one rollout for each chat, by the weights as they are."""
+        self.sync_state = replace(self.sync_state, version=demand.global_step)
+        self._reporter.update(phase="rollout", sync=self.sync_state)
+        requests, plan = _requests(demand, self._seed)
+        with demand.stopwatch.measure("rollout_generate"):
+            return FreshBatch(self._backend.generate(requests, seed_plan=plan, version=demand.global_step), None)
+
+
+class ColocateRollouts:
+    """Rollouts by an engine in this process, which gets the weights once for each optimizer step.
+
+    The order within `generate`: optimizer state leaves, weights are pushed, the model leaves, the engine generates, and
+    both come back. The engine starts with the first rollouts. `whole`: makes weights that are spread over processes
+    whole for the time of a `with` block (ZeRO-3).
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        offload: Offload,
+        *,
+        sync_mode: str,
+        seed: int,
+        reporter: Reporter,
+        whole: Whole | None = None,
+    ) -> None:
+        self._engine = engine
+        self._offload = offload
+        self._whole: Whole = whole or (lambda model: nullcontext())
+        self._seed = seed
+        self._reporter = reporter
+        self._started = False
+        self._synced: int | None = None
+        self.sync_state = Sync(sync_mode, "full")
+
+    def generate(self, demand: Demand) -> FreshBatch:
+        """Return one rollout for each chat, by the weights of the demand's step.
+
+        Raises:
+            EngineError: vLLM failed; the message names the switch to hf.
+        """
+        requests, plan = _requests(demand, self._seed)
+        model, step = demand.model, demand.global_step
+        with self._offload.without_optimizer():
+            self._start(model)
+            self._reporter.update(phase="syncing")
+            with demand.stopwatch.measure("sync"):
+                report = self._sync(model, step)
+            self._reporter.update(phase="rollout", sync=self.sync_state)
+            with demand.stopwatch.measure("rollout_generate"), self._offload.without_model(model):
+                return FreshBatch(self._generated(requests, plan, step), report)
+
+    def _start(self, model: nn.Module) -> None:
+        if self._started:
+            return
+        with self._offload.without_model(model):
+            try:
+                self._engine.start()
+            except Exception as error:
+                raise EngineError("starting", error) from error
+        self._started = True
+
+    def _sync(self, model: nn.Module, global_step: int) -> SyncReport | None:
+        if self._synced == global_step:
+            return None
+        with self._whole(model):
+            report = self._engine.sync(model, version=global_step)
+        self._synced = global_step
+        self.sync_state = self.sync_state.after(report)
+        logger.info("weights of step %d: %d tensors, %.2f s", global_step, report.tensors, report.seconds)
+        return report
+
+    def _generated(self, requests: Sequence[RolloutRequest], plan: SeedPlan, version: int) -> list[Any]:
+        try:
+            return self._engine.generate(requests, seed_plan=plan, version=version)
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise EngineError("generating", error) from error
+
+
+def refuse_long_prompt(tokens: int, max_new_tokens: int, limit: int) -> None:
+    """Raise ConfigError when a prompt and its answer are longer than the engine's sequences."""
+    if tokens + max_new_tokens > limit:
+        path = "custom.extra.rollout_matching.vllm.max_model_len"
+        rule = f"must hold the prompt of {tokens} tokens and max_new_tokens = {max_new_tokens}"
+        raise ConfigError([Problem(path, limit, rule, "raise vllm.max_model_len, or lower max_new_tokens")])
+
+
+def _requests(demand: Demand, seed: int) -> tuple[list[RolloutRequest], SeedPlan]:
+    """Return the requests of this process, and seeds for them that no other process uses in this micro-step."""
+    before = sum(gathered(len(demand.chats))[: rank()])
+    plan = SeedPlan(seed + before, demand.global_step, demand.micro_step)
+    return [RolloutRequest(messages=list(chat)) for chat in demand.chats], plan

@@ -1,0 +1,77 @@
+"""Putting together rollouts in the learner's own processes: from the configuration to a source of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from stage2_api.runconfig import RunConfig
+from stage2_trainer.data.encode import Encoder
+from stage2_trainer.process.offload import DeviceMover, Offload
+from stage2_trainer.process.ranks import world_size
+from stage2_trainer.process.supported import shards_weights
+from stage2_trainer.process.zero import WholeWeights
+from stage2_trainer.rollouts.colocate import ColocateEngine, Proofs
+from stage2_trainer.rollouts.colocate_options import engine_environment, engine_options
+from stage2_trainer.rollouts.hf import Decoding, HfBackend
+from stage2_trainer.rollouts.in_process import ColocateRollouts, HfRollouts
+from stage2_trainer.telemetry.progress import Reporter
+from stage2_trainer.weights.verify import Probe
+from stage2_trainer.wire.rollout import Sampling
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The model that trains, how it reads prompts, and where it is."""
+
+    model: Any
+    encoder: Encoder
+    device: torch.device
+
+
+@dataclass(frozen=True)
+class Room:
+    """What happens to the training state while rollouts are made."""
+
+    offload: Offload
+    whole: WholeWeights
+
+    def meet(self, trainer: Any) -> None:
+        """Learn where the optimizer and DeepSpeed's engine will be once training has begun."""
+        self.offload.find_optimizer = lambda: trainer.optimizer
+        self.whole.find_engine = lambda: trainer.model_wrapped
+
+
+def local_rollouts(
+    config: RunConfig, policy: Policy, probe: Probe, reporter: Reporter, room: Room
+) -> HfRollouts | ColocateRollouts:
+    """Return the rollouts of `rollout_backend: hf`, or of `vllm.mode: colocate`."""
+    matching, seed = config.rollout_matching, config.training.seed
+    whole = room.whole if shards_weights(config) else None
+    if matching.rollout_backend == "hf":
+        backend = HfBackend(policy.model, policy.encoder, Decoding.from_config(matching), whole=whole)
+        return HfRollouts(backend, seed=seed, reporter=reporter)
+    vllm = matching.vllm
+    on_cpu = policy.device.type == "cpu"
+    engine = ColocateEngine(
+        engine_options(config, world_size=world_size(), on_cpu=on_cpu),
+        engine_environment(on_cpu=on_cpu),
+        sampling=Sampling(matching.max_new_tokens, matching.temperature, matching.repetition_penalty),
+        proofs=Proofs(probe, every=vllm.sync.verify_every, tolerance=vllm.sync.verify_tolerance),
+        sleep_level=vllm.sleep_level,
+        infer_batch_size=vllm.infer_batch_size,
+    )
+    return ColocateRollouts(engine, room.offload, sync_mode=vllm.sync.mode, seed=seed, reporter=reporter, whole=whole)
+
+
+def make_room(config: RunConfig, device: torch.device) -> Room:
+    """Return what makes room for a colocated engine, and spread weights whole."""
+    chosen = config.rollout_matching.offload
+    offload = Offload(
+        DeviceMover(device),
+        model=chosen.enabled and chosen.offload_model,
+        optimizer=chosen.enabled and chosen.offload_optimizer,
+    )
+    return Room(offload, WholeWeights())

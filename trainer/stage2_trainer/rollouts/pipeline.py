@@ -1,0 +1,121 @@
+"""Stale by choice: the next window's rollouts are made while the current one trains (`pipeline.enabled`).
+
+A window begins with a sync, after everything that was asked of the servers is there; then the window after it is asked
+for, in order, with the seeds that it has anyway, and answered by these weights. When its turn comes, the learner is one
+optimizer step further: no rollout is older than one sync. The first window of an epoch is made when it begins.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
+from typing import Generic, TypeVar
+
+from torch import nn
+
+from stage2_trainer.learner.metrics import Stopwatch
+from stage2_trainer.rollouts.demand import Chats, Demand
+from stage2_trainer.rollouts.fresh import FreshBatch, FreshRollouts
+from stage2_trainer.telemetry.progress import Sync
+from stage2_trainer.weights.report import SyncReport
+from stage2_trainer.wire.errors import ServerError
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class PipelinedRollouts:
+    """Rollouts of training, asked for one window ahead. `direct`: those of an evaluation, of the newest weights."""
+
+    def __init__(self, fresh: FreshRollouts) -> None:
+        self._fresh = fresh
+        self._thread = ThreadPoolExecutor(1, "rollouts-ahead")  # one after the other: their order is part of the run
+        self._ahead: dict[tuple[int, int], Future[FreshBatch]] = {}
+        self._report: SyncReport | None = None
+        self.direct = DirectRollouts(self)
+
+    @property
+    def sync_state(self) -> Sync:
+        """The last sync."""
+        return self._fresh.sync_state
+
+    def look_ahead(
+        self,
+        model: nn.Module,
+        window: Sequence[Chats],
+        following: Sequence[Chats],
+        *,
+        global_step: int,
+        stopwatch: Stopwatch,
+    ) -> None:
+        """Begin the window of `global_step`: sync, and ask for what follows it; both as chats of each micro-step.
+
+        Raises:
+            ServerError: servers were lost, and did not come back.
+        """
+        with stopwatch.measure("rollout_generate"):
+            self.settle()
+        self._report = self._fresh.sync(model, global_step, stopwatch)
+        for step, chats_of_window in ((global_step, window), (global_step + 1, following)):
+            for micro_step, chats in enumerate(chats_of_window):
+                if (step, micro_step) not in self._ahead:
+                    plan = self._fresh.plan(step, micro_step)
+                    self._ahead[step, micro_step] = self._thread.submit(
+                        self._fresh.answers, chats, plan, version=global_step
+                    )
+
+    def generate(self, demand: Demand) -> FreshBatch:
+        """Return what was asked for ahead; where servers were lost meanwhile, fresh rollouts instead."""
+        report, self._report = self._report, None
+        try:
+            with demand.stopwatch.measure("rollout_generate"):
+                return replace(self._ahead.pop((demand.global_step, demand.micro_step)).result(), sync=report)
+        except ServerError as error:
+            logger.warning("rollouts ahead were lost, and are made again by the weights as they are: %s", error)
+        self.settle()
+        return self._fresh.generate(demand)
+
+    def settle(self) -> None:
+        """Wait until nothing is asked of the servers any more: a sync would abort it."""
+        wait(self._ahead.values())
+
+    def fresh(self, demand: Demand) -> FreshBatch:
+        """Return rollouts of the weights as they are."""
+        self.settle()
+        return self._fresh.generate(demand)
+
+    def close(self) -> None:
+        """Ask for nothing more."""
+        self._thread.shutdown(cancel_futures=True)
+
+
+class Windows(Generic[T]):
+    """Reads raw windows one ahead of their turn."""
+
+    def __init__(self) -> None:
+        self._next: list[T] = []
+
+    def take(self, read: Callable[[], list[T]]) -> tuple[list[T], list[T]]:
+        """Return the next window and the one after it, which is empty at the end of an epoch."""
+        window = self._next or read()
+        self._next = read()
+        return window, self._next
+
+
+class DirectRollouts:
+    """A source beside the pipeline: what was asked for ahead is waited for, and stays for its turn."""
+
+    def __init__(self, pipeline: PipelinedRollouts) -> None:
+        self._pipeline = pipeline
+
+    @property
+    def sync_state(self) -> Sync:
+        """The last sync."""
+        return self._pipeline.sync_state
+
+    def generate(self, demand: Demand) -> FreshBatch:
+        """Return one rollout for each chat, all made by the weights of the demand's step."""
+        return self._pipeline.fresh(demand)

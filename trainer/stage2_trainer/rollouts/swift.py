@@ -1,0 +1,169 @@
+"""Rollouts from servers that `swift rollout` started (semantics: server mode): POST /infer/, a list in, a list out.
+
+Such a server pairs answers with requests by the order in which they pass through a pipe, so it is asked one thing at a
+time. A call has one seed: greedy chunks go in one call, sampled requests one by one, each with its own.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from stage2_trainer.rollouts.chunks import contiguous_chunks
+from stage2_trainer.wire.background import in_background
+from stage2_trainer.wire.chat import read_answer
+from stage2_trainer.wire.client import ServerClient
+from stage2_trainer.wire.errors import ServerError, join_errors
+from stage2_trainer.wire.rollout import OnRollout, Rollout, RolloutRequest, Sampling
+from stage2_trainer.wire.seeds import SeedPlan
+
+INFER_ROUTE = "/infer/"
+PHASE = "rollout"
+IMAGE_TAG = "<image>"
+UNSYNCED = -1
+WARN_EVERY_S = 60.0
+
+logger = logging.getLogger(__name__)
+
+
+def infer_request(request: RolloutRequest) -> dict[str, Any]:
+    """Return the request as ms-swift's RolloutInferRequest takes it: text with image tags, and the images beside it."""
+    images: list[str] = []
+    messages = [{**message, "content": _text(message["content"], images)} for message in request.messages]
+    return {"messages": messages, "images": images}
+
+
+def _text(content: Any, images: list[str]) -> str:
+    if isinstance(content, str):
+        return content
+    pieces = []
+    for part in content:
+        if part["type"] == "image_url":
+            images.append(part["image_url"]["url"])
+            pieces.append(IMAGE_TAG)
+        else:
+            pieces.append(part["text"])
+    return "".join(pieces)
+
+
+def request_config(sampling: Sampling, seed: int) -> dict[str, Any]:
+    """Return the fields of ms-swift's RequestConfig; `return_details` asks for token ids."""
+    return {**sampling.parameters(), "seed": seed, "return_details": True}
+
+
+def infer(
+    client: ServerClient,
+    requests: Sequence[RolloutRequest],
+    config: Mapping[str, Any],
+    *,
+    phase: str,
+    timeout_s: float | None,
+) -> list[dict[str, Any]]:
+    """Return one answer for each request, unwrapped.
+
+    Raises:
+        ServerError: the server answers with another number of items, or an item is no answer.
+    """
+    body = {"infer_requests": [infer_request(request) for request in requests], "request_config": dict(config)}
+    found = client.post_for_list(INFER_ROUTE, phase, body=body, timeout_s=timeout_s)
+    if len(found) != len(requests):
+        raise ServerError(client.base_url, phase, f"{len(found)} answers to {len(requests)} requests")
+    return [item.get("response", item) for item in found]
+
+
+class SwiftBackend:
+    """A Backend over servers of `swift rollout`.
+
+    infer_timeout_s: seconds that one call may take; None = no limit, and then it is said every `WARN_EVERY_S` seconds
+    that a call is still under way: nothing else can be asked of such a server meanwhile. These servers do not say which
+    weights they hold, so a rollout's version is that of the last sync.
+    """
+
+    def __init__(
+        self, clients: Sequence[ServerClient], *, sampling: Sampling, infer_timeout_s: float | None = None
+    ) -> None:
+        self._clients = list(clients)
+        self.base_urls = tuple(client.base_url for client in clients)
+        self._sampling = sampling
+        self._infer_timeout_s = infer_timeout_s
+
+    def generate(
+        self,
+        requests: Sequence[RolloutRequest],
+        *,
+        seed_plan: SeedPlan,
+        version: int | None = None,
+        on_rollout: OnRollout | None = None,
+    ) -> list[Rollout]:
+        """Return one rollout for each request, in order. No requests: no call.
+
+        Raises:
+            ServerError: a server did not answer, or answered something else than rollouts.
+        """
+        if not requests:
+            return []
+        chunks = contiguous_chunks(len(requests), len(self._clients))
+        asked = [
+            in_background(self._chunk, client, requests, range(start, end), seed_plan, version)
+            for client, (start, end) in zip(self._clients, chunks, strict=True)
+            if start < end
+        ]
+        rollouts, failures = [], []
+        for part in asked:
+            try:
+                rollouts += _result(part)
+            except ServerError as error:
+                failures.append(error)
+        if failures:
+            raise join_errors(failures)
+        if on_rollout is not None:
+            for index, rollout in enumerate(rollouts):
+                on_rollout(index, rollout)
+        return rollouts
+
+    def _chunk(
+        self,
+        client: ServerClient,
+        requests: Sequence[RolloutRequest],
+        indices: range,
+        seed_plan: SeedPlan,
+        version: int | None,
+    ) -> list[Rollout]:
+        calls = [[i] for i in indices] if self._sampling.temperature > 0 else [list(indices)]
+        rollouts = []
+        for call in calls:
+            config = request_config(self._sampling, seed_plan.seed(call[0]))
+            items = infer(client, [requests[i] for i in call], config, phase=PHASE, timeout_s=self._infer_timeout_s)
+            rollouts += [self._rollout(client, i, item, version) for i, item in zip(call, items, strict=True)]
+        return rollouts
+
+    def _rollout(self, client: ServerClient, index: int, item: Mapping[str, Any], version: int | None) -> Rollout:
+        try:
+            answer = read_answer(json.dumps(item).encode())
+        except ValueError as error:
+            raise ServerError(client.base_url, PHASE, f"request {index}: unusable answer: {error}") from error
+        (choice,) = answer.choices
+        return Rollout(
+            prompt_token_ids=answer.prompt_token_ids,
+            token_ids=choice.token_ids,
+            text=choice.message.content,
+            server=client.base_url,
+            version=UNSYNCED if version is None else version,
+            finish_reason=choice.finish_reason,
+        )
+
+
+def _result(part: Future[list[Rollout]]) -> list[Rollout]:
+    """Wait for a server's share, and say so while it takes long."""
+    start = time.monotonic()
+    while True:
+        try:
+            return part.result(timeout=WARN_EVERY_S)
+        except TimeoutError:
+            if part.done():
+                raise
+            logger.warning("rollouts of `swift rollout` under way for %.0f s", time.monotonic() - start)

@@ -1,1 +1,0 @@
-"""A rollout server: how it is started, guarded, reached, and given new weights."""

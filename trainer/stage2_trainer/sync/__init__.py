@@ -1,1 +1,0 @@
-"""Weight sync: what is sent to the rollout servers, how, and when."""

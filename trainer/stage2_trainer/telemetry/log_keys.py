@@ -1,0 +1,181 @@
+"""What the learner writes down: every key of a step's and of an evaluation's record, and what it means.
+
+`docs/log.md` is made of this table (hack/generate.py); a test holds it against the records of a run. Source: semantics,
+sections 13 and 14.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+_PER_SAMPLE = ("valid_pred_objects", "gt_objects", "fp", "fn", "matched_for_supervision")
+_LENGTHS = {
+    "prompt": "prompts, image tokens included",
+    "rollout": "answers as they were generated",
+    "train": "`Y_train`: the prefix that was kept, and what was appended",
+    "append": "what was appended",
+    "encoded": "whole segments: prompt, `Y_train`, end of turn",
+}
+
+LOSS = {
+    "loss": "The loss: cross entropy and coordinates, as trained on.",
+    "loss/ce": "Cross entropy of the appended text and the end of turn.",
+    "loss/coord": "Loss of all coordinate tokens.",
+    "loss/coord_prefix": "Its mean over coordinates of matched objects in the answer.",
+    "loss/coord_tail": "Its mean over coordinates of appended objects.",
+    "grad_norm": "Norm of the gradient before clipping.",
+    "learning_rate": "Learning rate of the step.",
+}
+TIME = {
+    "time/rollout_generate_s": "Seconds of waiting for rollouts. This and the next three: 0 where they are reused.",
+    "time/rollout_parse_match_s": "Seconds of parsing and matching.",
+    "time/rollout_teacher_encode_s": "Seconds of encoding prompts and teacher-forced segments.",
+    "time/post_rollout_pack_s": "Seconds of choosing rows.",
+    "time/mask_build_s": "Seconds of laying out rows and masks.",
+    "time/forward_s": "Seconds of forward passes and losses.",
+}
+PACKING = {
+    "packing/post_rollout_fill": "Share of a row's `global_max_length` that holds segments.",
+    "packing/post_rollout_selected_total_len": "Tokens of a row.",
+    "packing/post_rollout_segments": "Segments in a row.",
+    "packing/post_rollout_buffer": "Segments that wait for a later row.",
+    "packing/post_rollout_scope_window": (
+        "1 where all rows of the accumulation window were planned at once, 0 on a last partial window. These four only "
+        "with `post_rollout_pack_scope: window`."
+    ),
+    "packing/window_fill": "Share of the window's rows that holds segments.",
+    "packing/window_total_len": "Tokens of the window.",
+    "packing/window_segments": "Segments of the window.",
+}
+SYNC = {
+    "sync/version": "Optimizer step whose weights made the rollouts.",
+    "sync/seconds": "Seconds of the weight push of this step; 0 where none was needed.",
+    "sync/bytes": "Bytes that it sent to each server or engine.",
+    "memory/peak_bytes": (
+        "Most memory that any learner process has taken since its start: reserved on its GPU, or resident on a machine "
+        "without one."
+    ),
+}
+PARSE = {
+    "rollout/parse_dropped_invalid": "Objects that were dropped because they break the format, half ones included.",
+    "rollout/parse_dropped_ambiguous": "Objects that were dropped because they can be read in two ways.",
+    "rollout/parse_truncated": "Answers that end within the JSON.",
+    "rollout/parse_truncated_rate": "Share of such answers.",
+    "rollout/parse_obj_total": "Objects of all answers, dropped ones included.",
+    "rollout/parse_obj_valid_frac": "Share of them that is valid.",
+    "rollout/parse_obj_drop_frac": "Share of them that was dropped.",
+    "rollout/sample_valid_pred_rate": "Share of answers with at least one valid object.",
+}
+MATCH = {
+    "rollout/valid_pred_objects": "Valid objects of all answers.",
+    "rollout/gt_objects": "Objects of the ground truth.",
+    "rollout/matched_for_supervision": "Pairs of both that are trained on.",
+    "rollout/fp": "Valid objects without such a pair.",
+    "rollout/fn": "Objects of the ground truth without such a pair.",
+    **{f"rollout/{name}_per_sample": f"`rollout/{name}` a sample." for name in _PER_SAMPLE},
+    "rollout/precision": "Pairs over valid objects.",
+    "rollout/recall": "Pairs over objects of the ground truth.",
+    "rollout/f1": "Harmonic mean of both.",
+    "rollout/recall_iou50": "Recall where only pairs of a mask IoU of at least 0.5 count.",
+    "rollout/f1_iou50": "F1 where only those count.",
+    "rollout/match_rate": "Pairs that passed the gate over objects of the ground truth.",
+    "rollout/sample_any_match_rate": "Share of samples with at least one pair.",
+    "rollout/gating_rejections": "Candidate pairs below `maskiou_gate`.",
+    "rollout/gating_rejection_rate": "The same over `candidate_top_k` times the valid objects.",
+    "rollout/matched_maskiou_mean": "Mean mask IoU of the pairs that passed the gate.",
+    "rollout/matched_maskiou_count": "Pairs that passed the gate.",
+    "rollout/fn_appended": "Objects of the ground truth that were appended.",
+    "rollout/excluded_from_supervision": "Pairs for which no targets could be made.",
+    "rollout/excluded_rate": "The same over the pairs that passed the gate.",
+    "rollout/prefix_coord_targets_total": "Coordinate tokens in answers that have a target.",
+    "rollout/prefix_coord_targets_per_matched": "The same for each pair.",
+    "rollout/tail_ignore_frac": "Share of appended tokens that is not trained on: descriptions.",
+}
+LENGTH = {
+    **{f"rollout/{name}_len_mean": f"Mean tokens of {what}." for name, what in _LENGTHS.items()},
+    **{f"rollout/{name}_len_p90": "Their 90th percentile." for name in _LENGTHS},
+    "rollout/prefix_len_mean": "Mean tokens of answers that were kept.",
+}
+GENERATION = {
+    "rollout/gen_new_tokens_total": "Tokens generated.",
+    "rollout/gen_new_tokens_mean": "The same for each answer.",
+    "rollout/gen_new_tokens_p90": "90th percentile over answers.",
+    "rollout/gen_new_tokens_p99": "99th percentile over answers.",
+    "rollout/gen_tokens_per_s": "Tokens generated per second of waiting.",
+    "rollout/staleness": "Optimizer steps between the weights that made an answer and the training on it, mean.",
+    "rollout/decode_greedy": "Answers decoded greedily, or sampled (`temperature` above 0).",
+    "rollout/decode_beam": "Answers that are the best of several beams.",
+}
+BUFFER = {
+    "rollout/buffer_reuse": "1 where the step trains on rollouts of an earlier one, else 0.",
+    "rollout/buffer_window_step0": "Optimizer step that made the rollouts.",
+    "rollout/buffer_completed_steps": "Steps that had trained on them before this one.",
+}
+EVALUATION = {
+    "eval_runtime": "Seconds; of several processes the slowest.",
+    "eval_samples_per_second": "Held-out samples per second.",
+    "eval_steps_per_second": "Batches of them per second.",
+    "eval_rollout_pred_objects": "Valid objects of all answers.",
+    "eval_rollout_gt_objects": "Objects of the ground truth.",
+    "eval_rollout_matched": "Pairs of both.",
+    "eval_rollout_fp": "Valid objects without a pair.",
+    "eval_rollout_fn": "Objects of the ground truth without a pair.",
+    "eval_rollout_precision": "Pairs over valid objects.",
+    "eval_rollout_recall": "Pairs over objects of the ground truth.",
+    "eval_rollout_f1": "Harmonic mean of both; `metric_for_best_model: eval_rollout_f1` keeps the best checkpoint.",
+    "eval_rollout_recall_iou50": "Recall where only pairs of a mask IoU of at least 0.5 count.",
+    "eval_rollout_f1_iou50": "F1 where only those count.",
+    "eval_rollout_gating_rejections": "Candidate pairs below `maskiou_gate`.",
+    "eval_rollout_parse_dropped_invalid": "Objects that were dropped because they break the format.",
+    "eval_rollout_parse_dropped_ambiguous": "Objects that were dropped because they can be read in two ways.",
+    "eval_rollout_parse_truncated_rate": "Share of answers that end within the JSON.",
+    "eval_rollout_sample_valid_pred_rate": "Share of answers with at least one valid object.",
+    "eval_rollout_sample_any_match_rate": "Share of samples with at least one pair.",
+    "eval_rollout_matched_maskiou_mean": "Mean mask IoU of the pairs.",
+}
+
+STEP = {**LOSS, **TIME, **PACKING, **SYNC, **PARSE, **MATCH, **LENGTH, **GENERATION, **BUFFER}
+"""Every key of a step's record beside `event` and `step`."""
+
+_INTRODUCTION = """\
+<!-- Generated by hack/generate.py from stage2_trainer.telemetry.log_keys. Do not edit. -->
+# The run's log
+
+A run writes into `training.output_dir`:
+
+| file | what it has |
+| --- | --- |
+| `stage2_log.jsonl` | One JSON object a line, each with its `event`: `reproducibility` (once: what a run is made of), \
+`step`, `evaluation`, `evaluation_sample` (rollouts of a few held-out samples). Standard output has the same lines. |
+| `rollouts.jsonl` | One line a fresh rollout, of training and of evaluations, with all that `stage2 replay` needs. |
+| `rank-1-rollouts.jsonl`, … | The same of each other learner process, where there are several. |
+| `checkpoint-N` | Checkpoints of transformers, and with packing the samples that waited for a row (`waiting-*.pt`). |
+
+Keys of a `step` are below. Losses and `packing/*` are means over the step's micro-steps and processes, counts are sums
+over all its samples, times are sums over micro-steps of the slowest process. On a step that reuses rollouts, counts are
+those of the step that made them. A GRPO run has keys of its own: [grpo.md](grpo.md).
+"""
+
+
+def log_markdown() -> str:
+    """Return docs/log.md."""
+    sections = {
+        "Loss": LOSS,
+        "Time": TIME,
+        "Packing, with `training.packing: true`": PACKING,
+        "Weights and memory": SYNC,
+        "Parsing": PARSE,
+        "Matching": MATCH,
+        "Lengths": LENGTH,
+        "Generation": GENERATION,
+        "Reuse, with `rollout_buffer.enabled: true` and `m_steps` above 1": BUFFER,
+        "Keys of an `evaluation`": EVALUATION,
+    }
+    return "\n".join([_INTRODUCTION, *(line for title, keys in sections.items() for line in _section(title, keys))])
+
+
+def _section(title: str, keys: Mapping[str, str]) -> Iterator[str]:
+    yield f"## {title}\n"
+    yield "| key | meaning |\n| --- | --- |"
+    yield from (f"| `{key}` | {meaning} |" for key, meaning in keys.items())
+    yield ""

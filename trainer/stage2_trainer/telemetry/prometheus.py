@@ -1,0 +1,111 @@
+"""The learner's figures for Prometheus, in the exposition format at GET /metrics (`STAGE2_METRICS_PORT`).
+
+Figures of an optimizer step come from its record, and stay until the next one; phase and sync come from the reporter
+whenever somebody asks. There is nothing secret in them, and scrapers rarely carry tokens, so the route is open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any, Self, get_args
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from stage2_trainer.telemetry.progress import Phase, Reporter
+from stage2_trainer.telemetry.run_log import EventLog
+
+PORT_VARIABLE = "STAGE2_METRICS_PORT"
+# Metric name -> key of the step's record, and what it means.
+GAUGES = {
+    "stage2_loss": ("loss", "Loss of the last optimizer step."),
+    "stage2_rollout_tokens_per_second": (
+        "rollout/gen_tokens_per_s",
+        "Tokens generated per second of waiting.",
+    ),
+    "stage2_rollout_f1": ("rollout/f1", "F1 of the last step's rollouts against the ground truth."),
+    "stage2_rollout_truncated_ratio": ("rollout/parse_truncated_rate", "Rollouts that were cut at max_new_tokens."),
+    "stage2_rollout_staleness_steps": ("rollout/staleness", "Optimizer steps from rollout to training on it, mean."),
+    "stage2_packing_fill_ratio": ("packing/post_rollout_fill", "Share of packed rows that holds samples."),
+    "stage2_packing_queue_segments": ("packing/post_rollout_buffer", "Samples that wait for a row."),
+    "stage2_rollout_seconds": ("time/rollout_generate_s", "Seconds of the last step spent waiting for rollouts."),
+    "stage2_forward_seconds": ("time/forward_s", "Seconds of the last step's forward passes."),
+    "stage2_peak_memory_bytes": ("memory/peak_bytes", "Peak memory of the accelerator."),
+}
+# Counter name -> key of the step's record that is added to it, and what it means.
+COUNTERS = {
+    "stage2_sync_bytes": ("sync/bytes", "Bytes of weights sent to each server."),
+    "stage2_sync_seconds": ("sync/seconds", "Seconds of weight syncs."),
+    "stage2_rollout_tokens": ("rollout/gen_new_tokens_total", "Tokens generated."),
+}
+
+
+def metered(
+    log: EventLog, reporter: Reporter, environment: Mapping[str, str], *, host: str, stack: ExitStack
+) -> EventLog:
+    """Serve metrics where a port is asked for, and return the log that feeds them; `stack` ends it."""
+    port = environment.get(PORT_VARIABLE)
+    if not port or environment.get("RANK", "0") != "0":
+        return log
+    registry = CollectorRegistry()
+    registry.register(ProgressCollector(reporter))
+    stack.enter_context(MetricsServer(registry, host=host, port=int(port)))
+    return MeteredLog(log, registry)
+
+
+class MeteredLog:
+    """An EventLog that also keeps the figures of `step` events as metrics."""
+
+    def __init__(self, log: EventLog, registry: CollectorRegistry) -> None:
+        self._log = log
+        self._gauges = {key: Gauge(name, help_, registry=registry) for name, (key, help_) in GAUGES.items()}
+        self._counters = {key: Counter(name, help_, registry=registry) for name, (key, help_) in COUNTERS.items()}
+
+    def write(self, event: str, figures: Mapping[str, Any]) -> None:
+        """Pass the event on, and take its figures."""
+        self._log.write(event, figures)
+        if event != "step":
+            return
+        for key, gauge in self._gauges.items():
+            if key in figures:
+                gauge.set(figures[key])
+        for key, counter in self._counters.items():
+            counter.inc(figures.get(key, 0.0))
+
+
+class ProgressCollector(Collector):
+    """Reads step, phase and sync from the reporter when it is asked."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the current state; the phase as one series each, 1 for the current one."""
+        now = self._reporter.current
+        yield GaugeMetricFamily("stage2_step", "Optimizer steps that are done.", value=now.step)
+        yield GaugeMetricFamily("stage2_max_steps", "Optimizer steps of the run.", value=now.max_steps)
+        phases = GaugeMetricFamily("stage2_phase", "What the learner is doing: 1 for that.", labels=["phase"])
+        for phase in get_args(Phase):
+            phases.add_metric([phase], float(phase == now.phase))
+        yield phases
+        if now.sync is not None:
+            help_ = "Optimizer step whose weights the servers hold."
+            yield GaugeMetricFamily("stage2_sync_version", help_, value=now.sync.version)
+
+
+class MetricsServer:
+    """Serves a registry from `with` to the end of the block."""
+
+    def __init__(self, registry: CollectorRegistry, *, host: str, port: int) -> None:
+        self._server, self._thread = start_http_server(port, addr=host, registry=registry)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()

@@ -1,0 +1,1 @@
+"""What carries weights to one server: a protocol, and an implementation for each transport."""

@@ -1,0 +1,40 @@
+"""What carries weights to one server, whatever it carries them over."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from stage2_trainer.wire.client import ServerClient
+
+INIT_ROUTE = "/init_weight_transfer_engine"
+INIT_PHASE = "connect"
+
+
+class Pending(Protocol):
+    """A broadcast under way."""
+
+    def done(self) -> bool:
+        """Whether it has ended. Raises RuntimeError if it has failed."""
+        ...
+
+
+class Link(Protocol):
+    """The way weights take to one server."""
+
+    def connect(self, client: ServerClient) -> None:
+        """Form the group with the server's workers. Raises ServerError."""
+        ...
+
+    def broadcast(self, buffer: torch.Tensor) -> Pending:
+        """Start sending `buffer` (uint8, shape (bytes,)) to every worker; it must stay unchanged until done."""
+        ...
+
+    def disconnect(self) -> None:
+        """Leave the group. What is under way in it fails, here and on the server."""
+        ...
+
+    def close(self) -> None:
+        """Leave the group and give the port back."""
+        ...

@@ -1,0 +1,118 @@
+"""The control plane of one rollout server, as the learner uses it: vLLM's own routes, with the token and a deadline."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+
+from stage2_trainer.engine.command import POLICY_MODEL
+from stage2_trainer.wire.address import host_and_port, is_loopback
+from stage2_trainer.wire.errors import ServerError
+
+MAX_ERROR_CHARS = 600
+CONNECT_TIMEOUT_S = 10.0
+
+
+def http_options(base_url: str, token: str) -> dict[str, Any]:
+    """Keyword arguments of an httpx client of this server. Proxies are ignored for loopback addresses."""
+    host, _ = host_and_port(base_url)
+    return {
+        "base_url": base_url,
+        "headers": {"Authorization": f"Bearer {token}"},
+        "trust_env": not is_loopback(host),
+    }
+
+
+def describe_http_error(error: httpx.HTTPError) -> str:
+    """Say what went wrong on the way to or from a server."""
+    if isinstance(error, httpx.TimeoutException):
+        return f"no answer in time ({type(error).__name__})"
+    return f"{type(error).__name__}: {error}"
+
+
+class ServerClient:
+    """Blocking calls to one server. Thread-safe.
+
+    Every call names its phase, and raises `ServerError` when the server answers anything but 200, cannot be reached, or
+    does not answer within the call's deadline (seconds; default `timeout_s`).
+    """
+
+    def __init__(self, base_url: str, token: str, *, timeout_s: float) -> None:
+        self.base_url = base_url
+        self.timeout_s = timeout_s
+        # A new connection for each call: a server closes one that it has answered 500 on, and the call that reuses it
+        # in that moment would be lost.
+        limits = httpx.Limits(max_keepalive_connections=0)
+        self._http = httpx.Client(**http_options(base_url, token), limits=limits)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def get(self, path: str, phase: str) -> dict[str, Any]:
+        """GET a JSON object ({} for an empty answer)."""
+        return self._call("GET", path, phase)
+
+    def post(
+        self,
+        path: str,
+        phase: str,
+        *,
+        body: Mapping[str, Any] | None = None,
+        query: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> dict[str, Any]:
+        """POST a JSON object, and return the JSON object that comes back ({} for an empty answer)."""
+        return self._call("POST", path, phase, timeout_s=timeout_s, json=body, params=query)
+
+    def post_for_list(
+        self, path: str, phase: str, *, body: Mapping[str, Any], timeout_s: float | None
+    ) -> list[dict[str, Any]]:
+        """POST a JSON object, and return the list of JSON objects that comes back. timeout_s: None = no limit."""
+        found = self._request("POST", path, phase, timeout_s=timeout_s or math.inf, json=body).json()
+        if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
+            raise ServerError(self.base_url, phase, f"POST {path} answered {str(found)[:80]!r} instead of a list")
+        return found
+
+    def world_size(self) -> int:
+        """Return the number of the server's workers (tensor times pipeline times data parallel)."""
+        return int(self.get("/get_world_size", "connect")["world_size"])
+
+    def weight_version(self) -> str:
+        """Return the version that the last finished update stamped; "default" before the first."""
+        return str(self.get("/weight_info", "version")["weight_version"])
+
+    def adapters(self) -> list[str]:
+        """Return the names of the adapters that the server serves beside the policy."""
+        served = self.get("/v1/models", "list adapters")["data"]
+        return [str(model["id"]) for model in served if model["id"] != POLICY_MODEL]
+
+    def unload_adapter(self, name: str) -> None:
+        """Let the server forget an adapter."""
+        self._request("POST", "/v1/unload_lora_adapter", "unload adapter", json={"lora_name": name})
+
+    def _call(
+        self, method: str, path: str, phase: str, *, timeout_s: float | None = None, **options: Any
+    ) -> dict[str, Any]:
+        response = self._request(method, path, phase, timeout_s=timeout_s, **options)
+        found = response.json() if response.content else {}
+        if not isinstance(found, dict):
+            raise ServerError(self.base_url, phase, f"{method} {path} answered {found!r} instead of a JSON object")
+        return found
+
+    def _request(
+        self, method: str, path: str, phase: str, *, timeout_s: float | None = None, **options: Any
+    ) -> httpx.Response:
+        seconds = self.timeout_s if timeout_s is None else timeout_s
+        timeout = httpx.Timeout(None if seconds == math.inf else seconds, connect=min(seconds, CONNECT_TIMEOUT_S))
+        try:
+            response = self._http.request(method, path, timeout=timeout, **options)
+        except httpx.HTTPError as error:
+            raise ServerError(self.base_url, phase, f"{method} {path}: {describe_http_error(error)}") from error
+        if response.status_code != httpx.codes.OK:
+            detail = f"{method} {path} answered {response.status_code}: {response.text[:MAX_ERROR_CHARS]}"
+            raise ServerError(self.base_url, phase, detail, status=response.status_code)
+        return response

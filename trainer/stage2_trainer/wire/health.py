@@ -1,0 +1,61 @@
+"""Waiting until every rollout server answers."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Literal
+
+from stage2_trainer.wire.client import ServerClient
+from stage2_trainer.wire.errors import ServerError, join_errors
+
+logger = logging.getLogger(__name__)
+
+POLL_INTERVAL_S = 0.5
+HEALTH_TIMEOUT_S = 5.0
+Protocol = Literal["vllm", "swift"]
+HEALTH_ROUTES: dict[Protocol, str] = {"vllm": "/health", "swift": "/health/"}
+
+
+def wait_until_healthy(base_urls: Sequence[str], token: str, *, timeout_s: float, protocol: Protocol = "vllm") -> None:
+    """Return once every server answers its health route, and takes the token.
+
+    Raises:
+        ServerError: a server did not answer within `timeout_s` seconds (counted once for all), or refuses the token.
+    """
+    with ExitStack() as stack:
+        clients = [ServerClient(url, token, timeout_s=HEALTH_TIMEOUT_S) for url in base_urls]
+        for client in clients:
+            stack.callback(client.close)
+        _wait(clients, timeout_s, HEALTH_ROUTES[protocol])
+        for client in clients:
+            if protocol == "swift":
+                workers = client.get("/get_world_size/", "health")["world_size"]
+                logger.info("server %s is healthy, %d workers", client.base_url, workers)
+                continue
+            logger.info("server %s is healthy, weight version %s", client.base_url, client.weight_version())
+
+
+def _wait(clients: Sequence[ServerClient], timeout_s: float, route: str) -> None:
+    deadline = time.monotonic() + timeout_s
+    waiting = list(clients)
+    while failures := [(client, failure) for client in waiting if (failure := _failure(client, route))]:
+        if time.monotonic() > deadline:
+            raise join_errors(
+                [
+                    ServerError(client.base_url, "health", f"not healthy within {timeout_s:g} s: {failure.detail}")
+                    for client, failure in failures
+                ]
+            )
+        waiting = [client for client, _ in failures]
+        time.sleep(POLL_INTERVAL_S)
+
+
+def _failure(client: ServerClient, route: str) -> ServerError | None:
+    try:
+        client.get(route, "health")
+    except ServerError as error:
+        return error
+    return None

@@ -1,0 +1,109 @@
+"""What a rollout backend is: requests in, token ids out, in the same order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from stage2_trainer.wire.seeds import SeedPlan
+
+
+@dataclass(frozen=True)
+class RolloutRequest:
+    """One prompt in OpenAI's chat format.
+
+    Image parts are `{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}`. Images travel as they
+    are: the server expands them once, and says to which ids. `adapter` names the LoRA adapter that must answer; None
+    means the served weights as they are.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    adapter: str | None = None
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One answer.
+
+    prompt_token_ids: the prompt as the server saw it, image placeholders expanded.
+    token_ids: the answer as the server returned it, stop token included where it was generated.
+    version: the policy version (optimizer step of the last sync) whose weights generated it.
+    finish_reason: "stop" or "length".
+    decode_mode: "greedy" (sampled answers too), or "beam" for the best of several beams.
+    seed, seconds: what its request was drawn with, and how long it took; None where a backend answers many at once.
+    """
+
+    prompt_token_ids: list[int]
+    token_ids: list[int]
+    text: str
+    server: str
+    version: int
+    finish_reason: str
+    decode_mode: Literal["greedy", "beam"] = "greedy"
+    seed: int | None = None
+    seconds: float | None = None
+
+
+OnRollout = Callable[[int, Rollout], None]
+"""Takes a request's index and its rollout as soon as that is there, in whatever order; a repeated try repeats it."""
+
+
+class Backend(Protocol):
+    """Generates one rollout for each request, in request order."""
+
+    def generate(
+        self,
+        requests: Sequence[RolloutRequest],
+        *,
+        seed_plan: SeedPlan,
+        version: int | None = None,
+    ) -> list[Rollout]:
+        """Return `len(requests)` rollouts.
+
+        With `version`, a rollout that another policy version made is refused with an error.
+        """
+        ...
+
+
+class ServedBackend(Protocol):
+    """A Backend over servers, which says of each rollout when it is there."""
+
+    @property
+    def base_urls(self) -> tuple[str, ...]:
+        """Where the servers are."""
+        ...
+
+    def generate(
+        self,
+        requests: Sequence[RolloutRequest],
+        *,
+        seed_plan: SeedPlan,
+        version: int | None = None,
+        on_rollout: OnRollout | None = None,
+    ) -> list[Rollout]:
+        """Return `len(requests)` rollouts, in order. Raises ServerError."""
+        ...
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How answers are drawn. Temperature 0 is greedy; top_p and top_k are fixed at "everything" (semantics: keys)."""
+
+    max_new_tokens: int
+    temperature: float = 0.0
+    repetition_penalty: float = 1.0
+
+    def parameters(self) -> dict[str, float | int]:
+        """Every sampling field of a request, so that no default of the model's generation_config.json gets in."""
+        return {
+            "max_tokens": self.max_new_tokens,
+            "temperature": self.temperature,
+            "repetition_penalty": self.repetition_penalty,
+            "top_p": 1.0,
+            "top_k": -1,
+            "min_p": 0.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "n": 1,
+        }
