@@ -23,9 +23,9 @@ import yaml
 from bench.sync import free_port, wait_until_up
 from bench.tables import Row, Table
 
-from stage2_trainer.engine.command import POLICY_MODEL
 from stage2_trainer.rollouts.http import ServerBackend
 from stage2_trainer.wire.chat import CHAT_ROUTE
+from stage2_trainer.wire.policy_model import POLICY_MODEL
 from stage2_trainer.wire.rollout import RolloutRequest, Sampling
 from stage2_trainer.wire.seeds import SeedPlan
 

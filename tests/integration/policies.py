@@ -13,8 +13,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from stage2_trainer.data.encode import Encoder
 from stage2_trainer.data.images import image_url
-from stage2_trainer.learner.assembly import sample_probe
-from stage2_trainer.weights.verify import Probe
+from stage2_trainer.weights.probe import Probe, sample_probe
 
 ADAPTED = r".*language_model\.layers\.\d+\.(self_attn\.(q|k|v|o)_proj|mlp\.(gate|up|down)_proj)"
 KINDS = ("lora", "dora", "full")

@@ -22,11 +22,11 @@ import yaml
 from torch import nn
 
 from stage2_api.runconfig import ServerAddress
-from stage2_trainer.learner.metrics import Stopwatch
 from stage2_trainer.rollouts.demand import Demand
 from stage2_trainer.rollouts.fresh import FreshRollouts
 from stage2_trainer.rollouts.http import ServerBackend
 from stage2_trainer.telemetry.progress import Reporter
+from stage2_trainer.telemetry.stopwatch import Stopwatch
 from stage2_trainer.weights.full import FullSync
 from stage2_trainer.weights.policy import SyncPolicy
 from stage2_trainer.wire.client import ServerClient

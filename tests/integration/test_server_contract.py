@@ -13,7 +13,8 @@ from stage2_trainer.data.images import image_url
 from stage2_trainer.rollouts.http import ServerBackend
 from stage2_trainer.weights.full import FullSync
 from stage2_trainer.weights.merge import merged_weights
-from stage2_trainer.weights.verify import BF16_TOLERANCE, FLOAT32_TOLERANCE, Probe, ProofError, server_logprobs, verify
+from stage2_trainer.weights.probe import Probe
+from stage2_trainer.weights.verify import BF16_TOLERANCE, FLOAT32_TOLERANCE, ProofError, server_logprobs, verify
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.health import wait_until_healthy

@@ -13,9 +13,9 @@ from stage2_api.errors import ConfigError
 from stage2_api.runconfig import ServerAddress
 from stage2_trainer.data.encode import Encoder
 from stage2_trainer.data.images import image_url
-from stage2_trainer.learner.assembly import sample_probe
 from stage2_trainer.rollouts.identity import check_swift_identity
 from stage2_trainer.rollouts.swift import SwiftBackend
+from stage2_trainer.weights.probe import sample_probe
 from stage2_trainer.weights.swift import SwiftSync
 from stage2_trainer.weights.verify import FLOAT32_TOLERANCE, ProofError, swift_logprobs, verify
 from stage2_trainer.wire.client import ServerClient

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from stage2_api.runconfig import RunConfig
+from stage2_trainer.wire.policy_model import LORA_RANKS, MAX_LORA_RANK, POLICY_MODEL
 
 logger = logging.getLogger(__name__)
 
@@ -20,12 +21,9 @@ VLLM_MODULE = "vllm.entrypoints.openai.api_server"  # the `vllm` command does no
 STUB_MODULE = "stage2_trainer.stub.app"
 # vLLM puts each one around those before it, so the guard is the outermost.
 MIDDLEWARE = ["stage2_trainer.engine.identity.IdentityRoute", "stage2_trainer.engine.guard.TokenGuard"]
-POLICY_MODEL = "policy"  # the name under which every server serves the model that is trained
 TRANSFER_BACKENDS: dict[Platform, str] = {"cpu": "gloo", "cuda": "nccl"}
 ADAPTER_BACKEND = "stage2-nccl"
 CPU_KV_CACHE_GIB = 1
-LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM's --max-lora-rank takes
-MAX_LORA_RANK = LORA_RANKS[-1]
 NOT_IN_THIS_VLLM = ("swap_space",)
 
 

@@ -19,11 +19,14 @@ from stage2_trainer.grpo.records import Task, load_records
 from stage2_trainer.grpo.rewards import load_rewards
 from stage2_trainer.grpo.trainer import GrpoTrainer, Parts
 from stage2_trainer.grpo.wire import SharedRollouts, Wire
-from stage2_trainer.learner.assembly import Surroundings, load_policy, report_reproducibility, sample_probe
 from stage2_trainer.process import arguments
 from stage2_trainer.process.model import ALIGNER, VIT, load_processor
+from stage2_trainer.process.policy import load_policy
 from stage2_trainer.rollouts.server_assembly import Learner, server_rollouts
 from stage2_trainer.rollouts.source import RolloutSource
+from stage2_trainer.telemetry.reproducibility import report_reproducibility
+from stage2_trainer.telemetry.surroundings import Surroundings
+from stage2_trainer.weights.probe import sample_probe
 
 
 @dataclass(frozen=True)

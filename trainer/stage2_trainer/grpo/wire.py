@@ -15,10 +15,10 @@ from typing import Any
 from torch import distributed, nn
 
 from stage2_api.errors import ConfigError, Problem
-from stage2_trainer.learner.metrics import Stopwatch
 from stage2_trainer.process.ranks import gathered, rank, world_size
 from stage2_trainer.rollouts.demand import Demand
 from stage2_trainer.rollouts.source import RolloutSource
+from stage2_trainer.telemetry.stopwatch import Stopwatch
 from stage2_trainer.weights.report import SyncReport
 from stage2_trainer.weights.verify import ProofError
 from stage2_trainer.wire.errors import ServerError

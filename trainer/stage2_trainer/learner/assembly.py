@@ -7,9 +7,6 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
-
-from transformers import set_seed
 
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.encode import Encoder
@@ -23,24 +20,18 @@ from stage2_trainer.learner.samples import rollout_document, sample_document
 from stage2_trainer.learner.trainer import Parts, RolloutMatchingTrainer
 from stage2_trainer.matching import CoordVocab, MatchOptions
 from stage2_trainer.process import arguments
-from stage2_trainer.process.interrupt import Interrupt
-from stage2_trainer.process.model import ALIGNER, VIT, adapt, freeze, load_model, load_processor
+from stage2_trainer.process.model import ALIGNER, VIT, load_processor
+from stage2_trainer.process.policy import load_policy
 from stage2_trainer.process.ranks import world_size
 from stage2_trainer.process.supported import in_process
 from stage2_trainer.rollouts.in_process_assembly import Policy, local_rollouts, make_room
 from stage2_trainer.rollouts.pipeline import PipelinedRollouts
 from stage2_trainer.rollouts.server_assembly import Learner, server_rollouts, training_rollouts
 from stage2_trainer.rollouts.source import RolloutSource
-from stage2_trainer.telemetry.progress import Reporter, Sync
-from stage2_trainer.telemetry.run_log import (
-    ROLLOUT_LOG,
-    EventLog,
-    JsonLines,
-    RunLog,
-    SilentLog,
-    reproducibility_record,
-)
-from stage2_trainer.weights.verify import Probe
+from stage2_trainer.telemetry.reproducibility import report_reproducibility
+from stage2_trainer.telemetry.run_log import EventLog, JsonLines
+from stage2_trainer.telemetry.surroundings import Surroundings
+from stage2_trainer.weights.probe import sample_probe
 
 logger = logging.getLogger(__name__)
 
@@ -56,17 +47,6 @@ class Data:
     fingerprint: Fingerprint
 
 
-@dataclass(frozen=True)
-class Surroundings:
-    """What a run is told by the outside, and what it reports to."""
-
-    token: str
-    reporter: Reporter
-    interrupt: Interrupt
-    log: EventLog
-    rollout_log: JsonLines
-
-
 def load_data(config: RunConfig) -> Data:
     """Read the records; ConfigError names every broken line, or says why processes cannot share them evenly."""
     custom, training = config.custom, config.training
@@ -78,18 +58,6 @@ def load_data(config: RunConfig) -> Data:
     if custom.val_jsonl is not None:
         held_out = load_records(custom.val_jsonl, custom.val_sample_limit, numbers_are_bins=bins)
     return Data(train, held_out, fingerprint(custom.train_jsonl, train))
-
-
-def open_logs(config: RunConfig, rank: int, stack: ExitStack) -> tuple[EventLog, JsonLines]:
-    """Open the run's log, and the rollouts' log of this process, in the output folder; `stack` closes them."""
-    folder = arguments.output_dir(config)
-    rollouts = JsonLines(folder / (ROLLOUT_LOG if rank == 0 else f"rank-{rank}-{ROLLOUT_LOG}"))
-    stack.callback(rollouts.close)
-    if rank:
-        return SilentLog(), rollouts
-    log = RunLog(folder)
-    stack.callback(log.close)
-    return log, rollouts
 
 
 def build_trainer(
@@ -126,32 +94,6 @@ def build_trainer(
     )
     room.meet(trainer)
     return trainer
-
-
-def load_policy(config: RunConfig) -> Any:
-    """Load the model, freeze what does not train, and put the adapters on.
-
-    Adapters begin with random values: seeded, so that a run can be repeated, and all processes begin with the same.
-    """
-    set_seed(config.training.seed)
-    model = load_model(config.model.model, dtype=arguments.dtype(config), attn_implementation=config.model.attn_impl)
-    frozen = arguments.frozen_parts(config)
-    if config.tuner.train_type == "full":
-        freeze(model, frozen)
-        return model
-    return adapt(model, frozen, arguments.adapter_options(config), regex=config.tuner.target_regex)
-
-
-def sample_probe(encoder: Encoder, chat: list[dict[str, Any]]) -> Probe:
-    """Return a prompt as servers and learner are asked about it to prove that they hold the same weights."""
-    prompt = encoder.prompt(chat)
-    inputs = {
-        "input_ids": prompt.input_ids.unsqueeze(0),
-        "mm_token_type_ids": prompt.mm_token_type_ids.unsqueeze(0),
-        "pixel_values": prompt.pixel_values,
-        "image_grid_thw": prompt.image_grid_thw,
-    }
-    return Probe(messages=chat, inputs={name: tensor for name, tensor in inputs.items() if tensor is not None})
 
 
 def _parts(
@@ -228,18 +170,3 @@ def _held_out_rollouts(log: EventLog, rollout_log: JsonLines) -> Callable[[int, 
             log.write("evaluation_sample", {"step": step, **sample_document(one)})
 
     return note
-
-
-def report_reproducibility(config: RunConfig, dataset: Fingerprint, surroundings: Surroundings, sync: Sync) -> None:
-    """Say what the run is made of, once, before anything is trained."""
-    addresses = () if in_process(config) else config.rollout_matching.vllm.server.resolved_servers()
-    servers = [address.base_url for address in addresses]
-    record = reproducibility_record(
-        config=config.model_dump(mode="json"),
-        servers=servers,
-        sync_modes=(sync.requested_mode, sync.effective_mode),
-        rollout_seed=config.training.seed,
-        dataset=dataset,
-    )
-    surroundings.log.write("reproducibility", record)
-    surroundings.reporter.update(reproducibility=record, sync=sync)

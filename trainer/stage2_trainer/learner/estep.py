@@ -14,7 +14,7 @@ from stage2_trainer.data.encode import Encoder, Prompt
 from stage2_trainer.data.messages import chat_messages
 from stage2_trainer.data.records import Record
 from stage2_trainer.learner.batch import Placed, place
-from stage2_trainer.learner.metrics import SampleStats, Stopwatch
+from stage2_trainer.learner.metrics import SampleStats
 from stage2_trainer.matching import (
     CoordVocab,
     MatchedTarget,
@@ -30,6 +30,7 @@ from stage2_trainer.rollouts.demand import Demand
 from stage2_trainer.rollouts.fresh import FreshBatch
 from stage2_trainer.rollouts.pipeline import PipelinedRollouts
 from stage2_trainer.rollouts.source import RolloutSource
+from stage2_trainer.telemetry.stopwatch import Stopwatch
 from stage2_trainer.weights.report import SyncReport
 from stage2_trainer.wire.rollout import Rollout
 

@@ -9,9 +9,10 @@ from torch import nn
 
 from stage2_trainer.data.records import Record
 from stage2_trainer.learner.estep import EStep, Segment
-from stage2_trainer.learner.metrics import SampleStats, Stopwatch
+from stage2_trainer.learner.metrics import SampleStats
 from stage2_trainer.learner.reuse import ReuseBuffer
 from stage2_trainer.learner.rows import Row, Rows
+from stage2_trainer.telemetry.stopwatch import Stopwatch
 from stage2_trainer.weights.report import SyncReport
 
 

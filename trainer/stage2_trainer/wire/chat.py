@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from stage2_trainer.engine.command import POLICY_MODEL
+from stage2_trainer.wire.policy_model import POLICY_MODEL
 from stage2_trainer.wire.rollout import RolloutRequest, Sampling
 
 CHAT_ROUTE = "/v1/chat/completions"

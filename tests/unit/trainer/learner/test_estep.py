@@ -9,10 +9,10 @@ import pytest
 
 from stage2_api.errors import ConfigError
 from stage2_trainer.learner.estep import EStep, Matcher, ParseFailureLog, sample_stats
-from stage2_trainer.learner.metrics import Stopwatch
 from stage2_trainer.learner.samples import sample_document
 from stage2_trainer.matching import CoordVocab, MatchOptions, supervision
 from stage2_trainer.telemetry.progress import Reporter
+from stage2_trainer.telemetry.stopwatch import Stopwatch
 from stage2_trainer.wire.rollout import Rollout
 from tests.unit.trainer.learner.harness import (
     PROMPTS,

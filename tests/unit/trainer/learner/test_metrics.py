@@ -7,7 +7,8 @@ from dataclasses import fields, replace
 
 import pytest
 
-from stage2_trainer.learner.metrics import SampleStats, Stopwatch, evaluation_metrics, rollout_metrics
+from stage2_trainer.learner.metrics import SampleStats, evaluation_metrics, rollout_metrics
+from stage2_trainer.telemetry.stopwatch import Stopwatch
 
 
 def stats(**changes):

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from torch import nn
 
-from stage2_trainer.learner.metrics import Stopwatch
 from stage2_trainer.rollouts.demand import Demand
 from stage2_trainer.rollouts.pipeline import PipelinedRollouts, Windows
 from stage2_trainer.telemetry.progress import Reporter
+from stage2_trainer.telemetry.stopwatch import Stopwatch
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.rollout import Rollout
 from tests.unit.trainer.learner.harness import RecordingSync, box, build, fresh_rollouts, record

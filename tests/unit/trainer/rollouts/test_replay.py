@@ -8,12 +8,12 @@ from typer.testing import CliRunner
 
 from stage2_cli.main import app
 from stage2_trainer.learner.estep import EStep, Matcher
-from stage2_trainer.learner.metrics import Stopwatch
 from stage2_trainer.learner.samples import rollout_document
 from stage2_trainer.matching import CoordVocab, MatchOptions
 from stage2_trainer.rollouts.replay import lines_of_step, replay
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import JsonLines
+from stage2_trainer.telemetry.stopwatch import Stopwatch
 from tests.unit.trainer.learner.harness import (
     PROMPTS,
     RecordingSync,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 from stage2_trainer.data.records import Fingerprint
-from stage2_trainer.telemetry.run_log import JsonLines, RunLog, config_sha256, reproducibility_record
+from stage2_trainer.telemetry.reproducibility import config_sha256, reproducibility_record
+from stage2_trainer.telemetry.run_log import JsonLines, RunLog
 
 
 def test_the_record_names_all_that_a_run_is_made_of():

@@ -1,0 +1,25 @@
+"""The policy: the model that trains, loaded, frozen where it does not, with its adapters on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import set_seed
+
+from stage2_api.runconfig import RunConfig
+from stage2_trainer.process import arguments
+from stage2_trainer.process.model import adapt, freeze, load_model
+
+
+def load_policy(config: RunConfig) -> Any:
+    """Load the model, freeze what does not train, and put the adapters on.
+
+    Adapters begin with random values: seeded, so that a run can be repeated, and all processes begin with the same.
+    """
+    set_seed(config.training.seed)
+    model = load_model(config.model.model, dtype=arguments.dtype(config), attn_implementation=config.model.attn_impl)
+    frozen = arguments.frozen_parts(config)
+    if config.tuner.train_type == "full":
+        freeze(model, frozen)
+        return model
+    return adapt(model, frozen, arguments.adapter_options(config), regex=config.tuner.target_regex)

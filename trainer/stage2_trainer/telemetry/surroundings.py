@@ -1,0 +1,20 @@
+"""What a run is told by the outside, and what it reports to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stage2_trainer.process.interrupt import Interrupt
+from stage2_trainer.telemetry.progress import Reporter
+from stage2_trainer.telemetry.run_log import EventLog, JsonLines
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a run is told by the outside, and what it reports to."""
+
+    token: str
+    reporter: Reporter
+    interrupt: Interrupt
+    log: EventLog
+    rollout_log: JsonLines

@@ -1,0 +1,42 @@
+"""What decides as which ids a prompt is read: tokenizer, chat template, and how large images become.
+
+Both sides describe themselves with this module. A server does so at GET /stage2/identity: the stub by a route of its
+own, vLLM through a middleware that asks the processor which the running engine uses.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+ROUTE = "/stage2/identity"
+STATE_OF_CALLS = ("truncation", "padding")  # parts of a tokenizer that calls leave behind; they tell nothing about it
+
+
+def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> str:
+    """Say where two lists of ids part."""
+    position = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)
+    if position is None:
+        return f"{len(ours)} against {len(theirs)}, equal up to the shorter one's end"
+    return f"{len(ours)} against {len(theirs)}, first at {position}: {ours[position]} against {theirs[position]}"
+
+
+def describe(processor: Any) -> dict[str, str | int]:
+    """Return the identity of a Hugging Face processor, a flat JSON object."""
+    tokenizer = json.loads(processor.tokenizer.backend_tokenizer.to_str())
+    told = {name: part for name, part in tokenizer.items() if name not in STATE_OF_CALLS}
+    images = processor.image_processor
+    return {
+        "tokenizer_sha256": _sha256(json.dumps(told, sort_keys=True)),
+        "chat_template_sha256": _sha256(processor.chat_template or processor.tokenizer.chat_template or ""),
+        "image_min_pixels": int(images.size["shortest_edge"]),
+        "image_max_pixels": int(images.size["longest_edge"]),
+        "image_patch_size": int(images.patch_size),
+        "image_merge_size": int(images.merge_size),
+    }
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
