@@ -25,9 +25,9 @@ from torch import nn
 
 from stage2_api.runconfig import ServerAddress
 from stage2_trainer.weights.fleet import Shipment
-from stage2_trainer.weights.full import FullSync
+from stage2_trainer.weights.full_sync import FullSync
 from stage2_trainer.weights.merge import merged_weights
-from stage2_trainer.weights.peer import Peer
+from stage2_trainer.weights.sync_session import Peer
 from stage2_trainer.wire.background import in_background
 
 LAYERS, HIDDEN, WIDE = 28, 512, 1536

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from stage2_api.errors import ConfigError, Problem
-from stage2_cli.progress import parse_record
+from stage2_cli.run_console import parse_record
 
 Record = dict[str, Any]
 Column = tuple[str, str, str]
@@ -68,7 +68,7 @@ def _draw(records: Sequence[Record], steps: Sequence[Record], picture: Path, ima
 
         write_curves(steps, picture)
         return
-    from stage2_cli.picture import write_picture
+    from stage2_cli.report_picture import write_picture
 
     write_picture(records, picture, images=images)
 

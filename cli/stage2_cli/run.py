@@ -28,7 +28,7 @@ from stage2_cli.left_out import TEMPLATES, WATCHED, left_out
 from stage2_cli.paths import PathMap, parse_mappings
 from stage2_cli.ports import learner_ports
 from stage2_cli.processes import LocalProcess
-from stage2_cli.progress import Watcher, console
+from stage2_cli.run_console import Watcher, console
 from stage2_controller.containers import POD_PORTS, Container, LearnerPorts, Workload, containers
 
 _POLL_S = 0.5

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import Qwen3VLForConditionalGeneration
 
-from stage2_trainer.learner.batch import collate, place
+from stage2_trainer.learner.padding_free_batch import collate, place
 
 ANSWERS = ['{"object_1": {"desc": "red box"}}', "{}", '{"object_1": {"desc": "a"}, "object_2": {"desc": "b"}}']
 SLACK = 2.0  # packed may be this much further from float32 than unpacked is

@@ -22,18 +22,18 @@ import yaml
 from torch import nn
 
 from stage2_api.runconfig import ServerAddress
-from stage2_trainer.rollouts.demand import Demand
-from stage2_trainer.rollouts.fresh import FreshRollouts
+from stage2_trainer.rollouts.generation_request import Demand
 from stage2_trainer.rollouts.http import ServerBackend
+from stage2_trainer.rollouts.synced_rollouts import FreshRollouts
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.stopwatch import Stopwatch
-from stage2_trainer.weights.full import FullSync
-from stage2_trainer.weights.policy import SyncPolicy
+from stage2_trainer.weights.full_sync import FullSync
+from stage2_trainer.weights.synchronizer import SyncPolicy
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError
-from stage2_trainer.wire.health import wait_until_healthy
 from stage2_trainer.wire.rollout import RolloutRequest, Sampling
 from stage2_trainer.wire.seeds import SeedPlan
+from stage2_trainer.wire.server_health import wait_until_healthy
 from tests.integration import policies
 from tests.integration.conftest import ROOT, stop
 
@@ -212,7 +212,7 @@ DIES_IN_A_PUSH = """
 import os, signal, sys, torch
 from stage2_api.runconfig import ServerAddress
 from stage2_trainer.weights import fleet
-from stage2_trainer.weights.full import FullSync
+from stage2_trainer.weights.full_sync import FullSync
 from tests.integration import policies
 packed, pack = [], fleet.pack
 def pack_or_die(*arguments):

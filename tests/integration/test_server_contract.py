@@ -11,15 +11,15 @@ from stage2_api.runconfig import ServerAddress
 from stage2_trainer.data.encode import Encoder
 from stage2_trainer.data.images import image_url
 from stage2_trainer.rollouts.http import ServerBackend
-from stage2_trainer.weights.full import FullSync
+from stage2_trainer.weights.full_sync import FullSync
 from stage2_trainer.weights.merge import merged_weights
 from stage2_trainer.weights.probe import Probe
 from stage2_trainer.weights.verify import BF16_TOLERANCE, FLOAT32_TOLERANCE, ProofError, server_logprobs, verify
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError
-from stage2_trainer.wire.health import wait_until_healthy
 from stage2_trainer.wire.rollout import RolloutRequest, Sampling
 from stage2_trainer.wire.seeds import SeedPlan
+from stage2_trainer.wire.server_health import wait_until_healthy
 from tests.integration import policies
 
 pytestmark = pytest.mark.timeout(600)
@@ -252,7 +252,7 @@ def test_without_a_reset_known_images_are_seen_with_the_old_vision_tower(
         pytest.skip("the stub caches nothing")
     sync.sync(base, version=1)
     server_logprobs(client, probe)
-    monkeypatch.setattr("stage2_trainer.weights.peer.RESET_AFTER_VISION", ())
+    monkeypatch.setattr("stage2_trainer.weights.sync_session.RESET_AFTER_VISION", ())
     moved = policies.with_other_vision(base)
     sync.sync(moved, version=2)
     with pytest.raises(ProofError):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stage2_trainer.wire.rollout import RolloutRequest, Sampling
-from stage2_trainer.wire.swift import infer_request, request_config
+from stage2_trainer.wire.swift_infer import infer_request, request_config
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -8,9 +8,9 @@ from peft import LoraConfig, get_peft_model
 
 from stage2_api.runconfig import ServerAddress
 from stage2_trainer.rollouts.http import ServerBackend
-from stage2_trainer.weights.adapter import AdapterSync
-from stage2_trainer.weights.full import FullSync
-from stage2_trainer.weights.policy import SyncPolicy
+from stage2_trainer.weights.adapter_sync import AdapterSync
+from stage2_trainer.weights.full_sync import FullSync
+from stage2_trainer.weights.synchronizer import SyncPolicy
 from stage2_trainer.weights.verify import FLOAT32_TOLERANCE, ProofError, Prover, verify
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError

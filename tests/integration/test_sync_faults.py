@@ -9,7 +9,7 @@ import torch
 
 from stage2_api.runconfig import ServerAddress
 from stage2_trainer.weights import fleet
-from stage2_trainer.weights.full import FullSync
+from stage2_trainer.weights.full_sync import FullSync
 from stage2_trainer.wire.buckets import pack
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError

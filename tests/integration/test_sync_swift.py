@@ -13,16 +13,16 @@ from stage2_api.errors import ConfigError
 from stage2_api.runconfig import ServerAddress
 from stage2_trainer.data.encode import Encoder
 from stage2_trainer.data.images import image_url
-from stage2_trainer.rollouts.identity import check_swift_identity
+from stage2_trainer.rollouts.identity_check import check_swift_identity
 from stage2_trainer.rollouts.swift import SwiftBackend
 from stage2_trainer.weights.probe import sample_probe
-from stage2_trainer.weights.swift import SwiftSync
+from stage2_trainer.weights.swift_sync import SwiftSync
 from stage2_trainer.weights.verify import FLOAT32_TOLERANCE, ProofError, swift_logprobs, verify
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError
-from stage2_trainer.wire.health import wait_until_healthy
 from stage2_trainer.wire.rollout import RolloutRequest, Sampling
 from stage2_trainer.wire.seeds import SeedPlan
+from stage2_trainer.wire.server_health import wait_until_healthy
 from tests.integration import policies
 
 pytestmark = pytest.mark.timeout(300)

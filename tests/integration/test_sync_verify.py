@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from stage2_api.runconfig import ServerAddress
-from stage2_trainer.weights.full import FullSync
-from stage2_trainer.weights.policy import SyncPolicy
+from stage2_trainer.weights.full_sync import FullSync
+from stage2_trainer.weights.synchronizer import SyncPolicy
 from stage2_trainer.weights.verify import ProofError, Prover, learner_logprobs
 from stage2_trainer.wire.client import ServerClient
 from tests.integration import policies

@@ -13,15 +13,15 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from stage2_api.errors import EXIT_CONFIG, EXIT_RETRYABLE, ConfigError
 from stage2_api.runconfig import RunConfig
-from stage2_trainer.learner.assembly import build_trainer, load_data
+from stage2_trainer.learner.build import build_trainer, load_data
 from stage2_trainer.learner.trainer import RolloutMatchingTrainer
 from stage2_trainer.packing.errors import PackingError
 from stage2_trainer.process.interrupt import Interrupt, Interrupted
 from stage2_trainer.process.supported import check_supported, in_process
 from stage2_trainer.telemetry.progress import ProgressServer, Reporter
 from stage2_trainer.telemetry.prometheus import metered
+from stage2_trainer.telemetry.run_context import Surroundings
 from stage2_trainer.telemetry.run_log import open_logs
-from stage2_trainer.telemetry.surroundings import Surroundings
 from stage2_trainer.weights.verify import ProofError
 from stage2_trainer.wire.address import host_and_port, is_loopback
 from stage2_trainer.wire.errors import ServerError

@@ -13,8 +13,8 @@ from stage2_api.errors import EXIT_RETRYABLE, ConfigError, Problem
 from stage2_api.runconfig import RunConfig
 from stage2_cli.files import load_config
 from stage2_cli.inspect.document import document
+from stage2_cli.inspect.inputs import Place, Spelling, read_ids, read_record, read_spelling, read_text_ids
 from stage2_cli.inspect.rendering import Inspection, show
-from stage2_cli.inspect.sample import Place, Spelling, read_ids, read_record, read_spelling, read_text_ids
 from stage2_trainer.data.records import Record
 from stage2_trainer.matching import MatchOptions, build_target, ground_truth
 from stage2_trainer.wire.errors import ServerError
@@ -58,7 +58,7 @@ def inspect_sample(request: Request) -> int:
     options = MatchOptions.from_config(config.rollout_matching) if config else MatchOptions()
     target = build_target(spelling.cut(ids), ground_truth(record.payload), spelling.vocab, options)
     if request.picture:
-        from stage2_cli.inspect.picture import write_picture
+        from stage2_cli.inspect.sample_picture import write_picture
 
         write_picture(record, target, request.picture)
     if request.as_json:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.runconfig import RunConfig
-from stage2_cli.inspect.sample import check_images
+from stage2_cli.inspect.inputs import check_images
 from stage2_trainer.data.encode import Encoder
 from stage2_trainer.data.messages import chat_messages
 from stage2_trainer.data.records import Record
-from stage2_trainer.process.arguments import pixel_limits
-from stage2_trainer.process.model import load_processor
+from stage2_trainer.process.qwen3_vl import load_processor
+from stage2_trainer.process.training_arguments import pixel_limits
 from stage2_trainer.rollouts.http import ServerBackend
 from stage2_trainer.wire.rollout import Rollout, RolloutRequest, Sampling
 from stage2_trainer.wire.seeds import SeedPlan

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from stage2_cli.inspect.sample import Spelling, read_spelling
+from stage2_cli.inspect.inputs import Spelling, read_spelling
 from stage2_trainer.matching import GroundTruth, GTObject, MatchedTarget, build_target, serialize_objects
 
 TINY_MODEL = Path(__file__).parents[3] / "examples" / "tiny-qwen3-vl"

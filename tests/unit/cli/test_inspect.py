@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from stage2_api.errors import ConfigError
 from stage2_cli.inspect.command import Request, inspect_sample
-from stage2_cli.inspect.sample import Place, read_ids, read_record, read_text_ids
+from stage2_cli.inspect.inputs import Place, read_ids, read_record, read_text_ids
 from stage2_cli.main import app
 from tests.unit.cli.inspected import ANSWERS, COMPLETE, SCENE, TINY_MODEL, tiny_spelling, write_records
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from stage2_api.errors import EXIT_CONFIG, EXIT_RETRYABLE, ConfigError
-from stage2_trainer.learner.assembly import load_data
+from stage2_trainer.learner.build import load_data
 from stage2_trainer.main import learn
 from tests.unit.trainer.learner.configs import SERVER, run_config
 from tests.unit.trainer.learner.harness import box

@@ -17,7 +17,7 @@ from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from stage2_trainer.engine.adapters import keep_adapter
+from stage2_trainer.engine.adapter_store import keep_adapter
 from stage2_trainer.engine.gloo_receiver import Receiver
 from stage2_trainer.wire.buckets import from_wire
 from stage2_trainer.wire.gloo_group import GroupInfo

@@ -9,7 +9,7 @@ import torch
 from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine, NCCLWeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.packed_tensor import packed_nccl_broadcast_consumer
 
-from stage2_trainer.engine.adapters import keep_adapter
+from stage2_trainer.engine.adapter_store import keep_adapter
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.lora.resolver import LoRAResolverRegistry
 
-from stage2_trainer.engine.resolver import ReceivedAdapters
+from stage2_trainer.engine.adapter_resolver import ReceivedAdapters
 
 ENGINES = {
     "gloo": ("stage2_trainer.engine.gloo", "GlooEngine"),

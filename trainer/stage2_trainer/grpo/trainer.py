@@ -20,10 +20,10 @@ from stage2_trainer.grpo.advantages import advantages, with_divergence
 from stage2_trainer.grpo.chord import Mixing, References, supervised_loss
 from stage2_trainer.grpo.dataset import Rows
 from stage2_trainer.grpo.rewards import Contract, Reward, Sample
-from stage2_trainer.grpo.wire import Round, SharedRollouts
+from stage2_trainer.grpo.shared_rollouts import Round, SharedRollouts
 from stage2_trainer.matching import cut_before
 from stage2_trainer.process.interrupt import Interrupt
-from stage2_trainer.process.model import split_learning_rates
+from stage2_trainer.process.qwen3_vl import split_learning_rates
 from stage2_trainer.process.ranks import gathered, peak_bytes, rank
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import EventLog, JsonLines

@@ -13,8 +13,8 @@ from torch import nn
 from stage2_trainer.data.encode import Encoder, Prompt
 from stage2_trainer.data.messages import chat_messages
 from stage2_trainer.data.records import Record
-from stage2_trainer.learner.batch import Placed, place
-from stage2_trainer.learner.metrics import SampleStats
+from stage2_trainer.learner.padding_free_batch import Placed, place
+from stage2_trainer.learner.rollout_metrics import SampleStats
 from stage2_trainer.matching import (
     CoordVocab,
     MatchedTarget,
@@ -25,13 +25,13 @@ from stage2_trainer.matching import (
     ground_truth,
     segment_meta,
 )
-from stage2_trainer.process.model import rope_model
-from stage2_trainer.rollouts.demand import Demand
-from stage2_trainer.rollouts.fresh import FreshBatch
+from stage2_trainer.process.qwen3_vl import rope_model
+from stage2_trainer.rollouts.generation_request import Demand
 from stage2_trainer.rollouts.pipeline import PipelinedRollouts
-from stage2_trainer.rollouts.source import RolloutSource
+from stage2_trainer.rollouts.rollout_source import RolloutSource
+from stage2_trainer.rollouts.synced_rollouts import FreshBatch
 from stage2_trainer.telemetry.stopwatch import Stopwatch
-from stage2_trainer.weights.report import SyncReport
+from stage2_trainer.weights.sync_report import SyncReport
 from stage2_trainer.wire.rollout import Rollout
 
 logger = logging.getLogger(__name__)

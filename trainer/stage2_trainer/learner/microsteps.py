@@ -9,11 +9,11 @@ from torch import nn
 
 from stage2_trainer.data.records import Record
 from stage2_trainer.learner.estep import EStep, Segment
-from stage2_trainer.learner.metrics import SampleStats
-from stage2_trainer.learner.reuse import ReuseBuffer
-from stage2_trainer.learner.rows import Row, Rows
+from stage2_trainer.learner.rollout_buffer import ReuseBuffer
+from stage2_trainer.learner.rollout_metrics import SampleStats
+from stage2_trainer.learner.row_planner import Row, Rows
 from stage2_trainer.telemetry.stopwatch import Stopwatch
-from stage2_trainer.weights.report import SyncReport
+from stage2_trainer.weights.sync_report import SyncReport
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,10 @@ from torch.utils.data import DataLoader, SequentialSampler
 from transformers import PrinterCallback, Trainer
 
 from stage2_trainer.data.records import Record
-from stage2_trainer.learner.batch import collate, row_supervision
-from stage2_trainer.learner.batches import EvenBatches
-from stage2_trainer.learner.carry import load_waiting, save_waiting
+from stage2_trainer.learner.batch_sampler import EvenBatches
 from stage2_trainer.learner.estep import EStep
 from stage2_trainer.learner.evaluate import Evaluation
-from stage2_trainer.learner.forward import run_inside
+from stage2_trainer.learner.forward_redirection import run_inside
 from stage2_trainer.learner.loss import (
     LossOptions,
     LossParts,
@@ -33,12 +31,14 @@ from stage2_trainer.learner.loss import (
     stage2_loss_from_hidden,
 )
 from stage2_trainer.learner.microsteps import MicroStep, MicroSteps
-from stage2_trainer.learner.reuse import RepeatedWindows, uses_left
-from stage2_trainer.learner.rows import Rows
-from stage2_trainer.learner.step import StepRecord
+from stage2_trainer.learner.padding_free_batch import collate, row_supervision
+from stage2_trainer.learner.rollout_buffer import RepeatedWindows, uses_left
+from stage2_trainer.learner.row_planner import Rows
+from stage2_trainer.learner.step_record import StepRecord
+from stage2_trainer.learner.waiting_segments import load_waiting, save_waiting
 from stage2_trainer.matching import CoordVocab
 from stage2_trainer.process.interrupt import Interrupt
-from stage2_trainer.process.model import rope_model, split_learning_rates
+from stage2_trainer.process.qwen3_vl import rope_model, split_learning_rates
 from stage2_trainer.process.ranks import gathered, peak_bytes, world_size
 from stage2_trainer.rollouts.pipeline import Windows
 from stage2_trainer.telemetry.progress import Reporter

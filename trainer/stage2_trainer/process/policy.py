@@ -7,8 +7,8 @@ from typing import Any
 from transformers import set_seed
 
 from stage2_api.runconfig import RunConfig
-from stage2_trainer.process import arguments
-from stage2_trainer.process.model import adapt, freeze, load_model
+from stage2_trainer.process import training_arguments as arguments
+from stage2_trainer.process.qwen3_vl import adapt, freeze, load_model
 
 
 def load_policy(config: RunConfig) -> Any:

@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 from stage2_api.runconfig import RunConfig
-from stage2_trainer.engine.command import CPU_KV_CACHE_GIB, NOT_IN_THIS_VLLM
+from stage2_trainer.engine.server_command import CPU_KV_CACHE_GIB, NOT_IN_THIS_VLLM
 
 logger = logging.getLogger(__name__)
 

@@ -13,10 +13,10 @@ from torch import nn
 from stage2_api.errors import ConfigError, Problem
 from stage2_trainer.process.offload import Offload
 from stage2_trainer.process.ranks import gathered, rank
-from stage2_trainer.rollouts.demand import Demand
-from stage2_trainer.rollouts.fresh import FreshBatch
+from stage2_trainer.rollouts.generation_request import Demand
+from stage2_trainer.rollouts.synced_rollouts import FreshBatch
 from stage2_trainer.telemetry.progress import Reporter, Sync
-from stage2_trainer.weights.report import SyncReport
+from stage2_trainer.weights.sync_report import SyncReport
 from stage2_trainer.wire.rollout import Backend, RolloutRequest
 from stage2_trainer.wire.seeds import SeedPlan
 

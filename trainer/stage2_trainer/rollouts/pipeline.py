@@ -15,11 +15,11 @@ from typing import Generic, TypeVar
 
 from torch import nn
 
-from stage2_trainer.rollouts.demand import Chats, Demand
-from stage2_trainer.rollouts.fresh import FreshBatch, FreshRollouts
+from stage2_trainer.rollouts.generation_request import Chats, Demand
+from stage2_trainer.rollouts.synced_rollouts import FreshBatch, FreshRollouts
 from stage2_trainer.telemetry.progress import Sync
 from stage2_trainer.telemetry.stopwatch import Stopwatch
-from stage2_trainer.weights.report import SyncReport
+from stage2_trainer.weights.sync_report import SyncReport
 from stage2_trainer.wire.errors import ServerError
 
 logger = logging.getLogger(__name__)

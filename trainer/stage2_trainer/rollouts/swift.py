@@ -20,7 +20,7 @@ from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError, join_errors
 from stage2_trainer.wire.rollout import OnRollout, Rollout, RolloutRequest, Sampling
 from stage2_trainer.wire.seeds import SeedPlan
-from stage2_trainer.wire.swift import infer, request_config
+from stage2_trainer.wire.swift_infer import infer, request_config
 
 PHASE = "rollout"
 UNSYNCED = -1

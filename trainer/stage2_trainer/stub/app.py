@@ -34,12 +34,12 @@ from stage2_trainer.stub.requests import (
     UnloadRequest,
     UpdateRequest,
 )
-from stage2_trainer.stub.swift import SwiftRoutes
+from stage2_trainer.stub.swift_routes import SwiftRoutes
 from stage2_trainer.wire.buckets import TensorMeta, from_wire
 from stage2_trainer.wire.chat import CHAT_ROUTE
 from stage2_trainer.wire.gloo_group import GroupInfo
 from stage2_trainer.wire.identity import ROUTE as IDENTITY_ROUTE
-from stage2_trainer.wire.policy_model import POLICY_MODEL
+from stage2_trainer.wire.served_model import POLICY_MODEL
 from stage2_trainer.wire.token import read_token
 
 WORLD_SIZE = 1

@@ -20,7 +20,7 @@ from transformers import (
 from stage2_trainer.stub.adapters import StubAdapters
 from stage2_trainer.stub.requests import AdapterInfo, ChatRequest, split_images
 from stage2_trainer.wire.identity import describe
-from stage2_trainer.wire.policy_model import POLICY_MODEL
+from stage2_trainer.wire.served_model import POLICY_MODEL
 
 
 @dataclass(frozen=True)

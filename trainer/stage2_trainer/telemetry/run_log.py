@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from stage2_api.runconfig import RunConfig
-from stage2_trainer.process import arguments
+from stage2_trainer.process import training_arguments as arguments
 
 STEP_LOG = "stage2_log.jsonl"
 ROLLOUT_LOG = "rollouts.jsonl"

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from stage2_api.runconfig import ServerAddress
-from stage2_trainer.weights.links.base import Pending
-from stage2_trainer.weights.links.gloo import link_for
 from stage2_trainer.weights.merge import WeightSource
-from stage2_trainer.weights.peer import Peer
+from stage2_trainer.weights.sync_session import Peer
+from stage2_trainer.weights.transfer.gloo import link_for
+from stage2_trainer.weights.transfer.protocol import Pending
 from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.buckets import TensorMeta, bucket_bytes, buffers_for, pack, plan_buckets, to_wire
 from stage2_trainer.wire.client import ServerClient

@@ -22,7 +22,7 @@ from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.identity import first_difference
 from stage2_trainer.wire.rollout import RolloutRequest, Sampling
-from stage2_trainer.wire.swift import infer, request_config
+from stage2_trainer.wire.swift_infer import infer, request_config
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from stage2_trainer.wire.policy_model import POLICY_MODEL
 from stage2_trainer.wire.rollout import RolloutRequest, Sampling
+from stage2_trainer.wire.served_model import POLICY_MODEL
 
 CHAT_ROUTE = "/v1/chat/completions"
 

@@ -10,7 +10,7 @@ import httpx
 
 from stage2_trainer.wire.address import host_and_port, is_loopback
 from stage2_trainer.wire.errors import ServerError
-from stage2_trainer.wire.policy_model import POLICY_MODEL
+from stage2_trainer.wire.served_model import POLICY_MODEL
 
 MAX_ERROR_CHARS = 600
 CONNECT_TIMEOUT_S = 10.0

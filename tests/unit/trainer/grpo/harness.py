@@ -9,16 +9,16 @@ from typing import Any
 
 from stage2_api.runconfig import RunConfig, parse_run_config
 from stage2_trainer.data.encode import Encoder
-from stage2_trainer.grpo.arguments import grpo_arguments
 from stage2_trainer.grpo.chord import Mixing, References
 from stage2_trainer.grpo.dataset import Rows
 from stage2_trainer.grpo.records import Task, load_records
 from stage2_trainer.grpo.rewards import load_rewards
+from stage2_trainer.grpo.shared_rollouts import SharedRollouts, Wire
 from stage2_trainer.grpo.trainer import GrpoTrainer, Parts
-from stage2_trainer.grpo.wire import SharedRollouts, Wire
+from stage2_trainer.grpo.trl_arguments import grpo_arguments
 from stage2_trainer.process.interrupt import Interrupt
-from stage2_trainer.rollouts.demand import Demand
-from stage2_trainer.rollouts.fresh import FreshBatch
+from stage2_trainer.rollouts.generation_request import Demand
+from stage2_trainer.rollouts.synced_rollouts import FreshBatch
 from stage2_trainer.telemetry.progress import Reporter, Sync
 from stage2_trainer.telemetry.run_log import JsonLines, RunLog
 from stage2_trainer.wire.rollout import Rollout

@@ -10,11 +10,11 @@ from trl.trainer.rloo_config import RLOOConfig
 from trl.trainer.rloo_trainer import RLOOTrainer
 
 from stage2_api.errors import ConfigError
-from stage2_trainer.grpo.arguments import grpo_arguments
 from stage2_trainer.grpo.dataset import Rows
 from stage2_trainer.grpo.records import Task, load_records
 from stage2_trainer.grpo.rewards import load_rewards
 from stage2_trainer.grpo.trainer import _named
+from stage2_trainer.grpo.trl_arguments import grpo_arguments
 from tests.unit.trainer.grpo import harness
 
 pytestmark = pytest.mark.timeout(300)

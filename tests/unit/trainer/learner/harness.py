@@ -15,16 +15,16 @@ from stage2_trainer.data.records import Record
 from stage2_trainer.learner.estep import EStep, Matcher, Prompts
 from stage2_trainer.learner.evaluate import Evaluation
 from stage2_trainer.learner.loss import LossOptions
-from stage2_trainer.learner.rows import Rows, SingleRows
+from stage2_trainer.learner.row_planner import Rows, SingleRows
 from stage2_trainer.learner.trainer import Parts, RolloutMatchingTrainer
 from stage2_trainer.matching import CoordVocab, GTObject, MatchOptions, ground_truth, serialize_objects
 from stage2_trainer.process.interrupt import Interrupt
-from stage2_trainer.rollouts.fresh import FreshRollouts
 from stage2_trainer.rollouts.pipeline import PipelinedRollouts
+from stage2_trainer.rollouts.synced_rollouts import FreshRollouts
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import RunLog
-from stage2_trainer.weights.policy import SyncPolicy
-from stage2_trainer.weights.report import SyncReport
+from stage2_trainer.weights.sync_report import SyncReport
+from stage2_trainer.weights.synchronizer import SyncPolicy
 from stage2_trainer.wire.rollout import Rollout, RolloutRequest
 from stage2_trainer.wire.seeds import SeedPlan
 

@@ -9,7 +9,7 @@ import pytest
 
 from stage2_api.errors import ConfigError
 from stage2_trainer.learner.estep import EStep, Matcher, ParseFailureLog, sample_stats
-from stage2_trainer.learner.samples import sample_document
+from stage2_trainer.learner.rollout_documents import sample_document
 from stage2_trainer.matching import CoordVocab, MatchOptions, supervision
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.stopwatch import Stopwatch

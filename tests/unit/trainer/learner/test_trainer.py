@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from stage2_api.errors import ConfigError
-from stage2_trainer.learner.rows import PackedRows
+from stage2_trainer.learner.row_planner import PackedRows
 from stage2_trainer.packing.errors import PackingError
 from stage2_trainer.process.interrupt import Interrupted
-from stage2_trainer.process.model import disable_cache
+from stage2_trainer.process.qwen3_vl import disable_cache
 from tests.unit.trainer.learner.harness import box, build, only_first, perfect, record, shifted
 
 ROUNDING = 2e-5  # float32, another order of additions

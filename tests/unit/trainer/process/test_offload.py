@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from stage2_trainer.process.offload import DeviceMover, Offload, moved_away, optimizer_tensors
-from stage2_trainer.rollouts.demand import Demand
+from stage2_trainer.rollouts.generation_request import Demand
 from stage2_trainer.rollouts.in_process import ColocateRollouts, EngineError
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.stopwatch import Stopwatch
-from stage2_trainer.weights.report import SyncReport
+from stage2_trainer.weights.sync_report import SyncReport
 from stage2_trainer.wire.rollout import Rollout
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from stage2_api.errors import ConfigError
-from stage2_trainer.process.model import disable_cache
+from stage2_trainer.process.qwen3_vl import disable_cache
 from stage2_trainer.rollouts.colocate import Proofs
 from stage2_trainer.rollouts.colocate_groups import TensorParallel, groups, own_slice
 from stage2_trainer.rollouts.colocate_options import engine_environment, engine_options

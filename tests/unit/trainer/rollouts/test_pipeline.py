@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from stage2_trainer.rollouts.demand import Demand
+from stage2_trainer.rollouts.generation_request import Demand
 from stage2_trainer.rollouts.pipeline import PipelinedRollouts, Windows
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.stopwatch import Stopwatch

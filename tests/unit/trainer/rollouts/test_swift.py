@@ -2,9 +2,9 @@
 
 import json
 
-from stage2_trainer.stub.swift import SwiftRequest
+from stage2_trainer.stub.swift_routes import SwiftRequest
 from stage2_trainer.wire.rollout import RolloutRequest, Sampling
-from stage2_trainer.wire.swift import infer_request, request_config
+from stage2_trainer.wire.swift_infer import infer_request, request_config
 
 
 def image(name):

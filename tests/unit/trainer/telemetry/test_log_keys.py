@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from stage2_trainer.learner.rows import PackedRows, WindowRows
-from stage2_trainer.process.model import disable_cache
+from stage2_trainer.learner.row_planner import PackedRows, WindowRows
+from stage2_trainer.process.qwen3_vl import disable_cache
 from stage2_trainer.telemetry.log_keys import EVALUATION, STEP
 from tests.unit.trainer.learner.harness import box, build, record
 

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from stage2_trainer.telemetry.progress import ProgressServer, Reporter, Sync
-from stage2_trainer.weights.report import SyncReport
+from stage2_trainer.weights.sync_report import SyncReport
 
 SYNC = Sync("auto", "full").after(SyncReport(3, 0.5, 10, 2, ("http://a:1", "http://b:2")))
 

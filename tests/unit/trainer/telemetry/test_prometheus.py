@@ -9,8 +9,8 @@ from contextlib import ExitStack
 import httpx
 import pytest
 
-from stage2_trainer.learner.metrics import rollout_metrics
-from stage2_trainer.learner.step import StepRecord
+from stage2_trainer.learner.rollout_metrics import rollout_metrics
+from stage2_trainer.learner.step_record import StepRecord
 from stage2_trainer.telemetry.progress import Reporter, Sync
 from stage2_trainer.telemetry.prometheus import COUNTERS, GAUGES, PORT_VARIABLE, MeteredLog, metered
 from stage2_trainer.telemetry.run_log import SilentLog

@@ -6,7 +6,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
-from stage2_trainer.weights.held import Held
+from stage2_trainer.weights.held_versions import Held
 from stage2_trainer.weights.merge import merged_weights
 
 SYNCS = 1000

@@ -1,0 +1,222 @@
+"""Rollouts for several optimizer steps: every sample as often as it should be, and nothing kept is ever changed."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections import Counter
+
+import pytest
+import torch
+from torch.utils.data import SequentialSampler
+
+from stage2_trainer.learner.batch_sampler import EvenBatches
+from stage2_trainer.learner.rollout_buffer import RepeatedWindows, ReuseBuffer, ReuseError, uses_left
+from stage2_trainer.learner.row_planner import PackedRows, WindowRows
+from stage2_trainer.process.qwen3_vl import disable_cache
+from tests.unit.trainer.learner.harness import box, build, record, shifted
+
+
+def batches(count, *, window, times, size=1, drop_last=False):
+    sampler = SequentialSampler(range(count))
+    even = EvenBatches(sampler, size, processes=1, drop_last=drop_last)
+    repeated = RepeatedWindows(even, window=window, times=times)
+    found = list(repeated)
+    assert len(found) == len(repeated)
+    return found
+
+
+def test_full_windows_are_repeated_and_the_last_partial_one_passes_once():
+    a, b, c, d = [[i] for i in range(4)]
+    assert batches(4, window=3, times=2) == [a, b, c, a, b, c, d]
+
+
+@pytest.mark.parametrize("count", range(1, 14))
+@pytest.mark.parametrize(("window", "times", "size"), [(1, 3, 1), (2, 2, 1), (3, 4, 2), (4, 1, 3)])
+def test_no_sample_is_skipped_or_doubled(count, window, times, size):
+    seen = Counter(i for batch in batches(count, window=window, times=times, size=size) for i in batch)
+    in_full_windows = -(-count // size) // window * window * size
+    assert seen == {i: times if i < in_full_windows else 1 for i in range(count)}
+
+
+def test_a_short_last_batch_is_dropped_when_asked_for():
+    assert batches(5, window=1, times=2, size=2, drop_last=True) == [[0, 1], [0, 1], [2, 3], [2, 3]]
+
+
+def test_a_window_that_is_entered_in_its_midst_has_fewer_uses():
+    assert [uses_left(n, batches=14, window=2, times=3) for n in range(0, 14, 2)] == [3, 2, 1, 3, 2, 1, 1]
+
+
+def kept(buffer, records, *, step, uses, made):
+    assert buffer.begin(step, uses=uses, micro_steps=len(made)) is None
+    for one in made:
+        buffer.keep(records, one)
+
+
+def test_a_window_is_reused_as_often_as_agreed_and_then_made_anew():
+    buffer, records = ReuseBuffer(), [record("a.png", 1)]
+    kept(buffer, records, step=5, uses=3, made=["x", "y"])
+    for step in (6, 7):
+        assert buffer.begin(step, uses=3, micro_steps=2) == step - 5
+        assert [buffer.again(i, records) for i in range(2)] == ["x", "y"]
+        assert buffer.step0 == 5
+    assert buffer.begin(8, uses=3, micro_steps=2) is None
+
+
+@pytest.mark.parametrize("step", [4, 5, 9])
+def test_a_step_that_does_not_follow_makes_new_rollouts(step):
+    buffer = ReuseBuffer()
+    kept(buffer, [record("a.png")], step=5, uses=3, made=["x"])
+    assert buffer.begin(step, uses=3, micro_steps=1) is None
+
+
+def test_a_window_that_was_not_finished_is_not_reused():
+    buffer = ReuseBuffer()
+    assert buffer.begin(0, uses=2, micro_steps=2) is None
+    buffer.keep([record("a.png")], "x")
+    assert buffer.begin(1, uses=2, micro_steps=2) is None
+
+
+def test_another_batch_than_the_kept_one_is_an_error():
+    buffer = ReuseBuffer()
+    kept(buffer, [record("a.png", 1)], step=0, uses=2, made=["x"])
+    buffer.begin(1, uses=2, micro_steps=1)
+    with pytest.raises(ReuseError, match="micro-step 0"):
+        buffer.again(0, [record("a.png", 2)])
+    with pytest.raises(ReuseError, match="micro-step 1"):
+        buffer.again(1, [record("a.png", 1)])
+
+
+@pytest.fixture
+def records(image_paths):
+    return [
+        record(
+            image_paths[i % 3], i, object_1=box("red box", 100, 100, 400 + i, 400), object_2=box("ball", 5, 5, 9 + i, 9)
+        )
+        for i in range(5)
+    ]
+
+
+@pytest.fixture
+def make(tmp_path, model, encoder, records):
+    disable_cache(model)
+    options = {"answer": shifted, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 2, "max_steps": -1}
+    return lambda **changes: build(tmp_path, model, encoder, records, **{**options, "num_train_epochs": 1, **changes})
+
+
+def steps(folder):
+    lines = (folder / "stage2_log.jsonl").read_text().splitlines()
+    return [found for line in lines if (found := json.loads(line))["event"] == "step"]
+
+
+def trained_on(harness):
+    """Count how often each record's tokens were trained on, by watching what is laid out."""
+    seen = Counter()
+    lay_out = harness.trainer._batches
+
+    def watch(micro_steps):
+        seen.update(
+            tuple(segment.placed.encoding.input_ids.tolist())
+            for one in micro_steps
+            for row in one.rows
+            for segment in row
+        )
+        return lay_out(micro_steps)
+
+    harness.trainer._batches = watch
+    return seen
+
+
+def test_each_window_is_generated_once_and_trained_on_m_times(make, tmp_path):
+    harness = make(m_steps=2)
+    seen = trained_on(harness)
+    harness.trainer.train()
+    # 5 records, windows of 2: two full ones, each for two steps, and a partial one
+    assert harness.sync.versions == [0, 2, 4]
+    assert sorted(seen.values()) == [1, 2, 2, 2, 2]
+    told = steps(tmp_path)
+    assert [step["rollout/buffer_reuse"] for step in told] == [0, 1, 0, 1, 0]
+    assert [step["rollout/buffer_window_step0"] for step in told] == [0, 0, 2, 2, 4]
+    assert [step["rollout/buffer_completed_steps"] for step in told] == [0, 1, 0, 1, 0]
+    assert [step["time/rollout_generate_s"] > 0 for step in told] == [True, False, True, False, True]
+
+
+def test_one_step_for_each_window_is_no_reuse(make, tmp_path):
+    make(m_steps=1).trainer.train()
+    assert [("rollout/buffer_reuse" in step) for step in steps(tmp_path)] == [False] * 3
+
+
+def test_a_run_that_goes_on_in_the_midst_of_a_window_makes_its_rollouts_again_and_skips_nothing(make, tmp_path):
+    make(m_steps=2, max_steps=3, save_strategy="steps", save_steps=3).trainer.train()
+    again = make(m_steps=2, max_steps=5)
+    again.trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert again.sync.versions == [3, 4]
+    assert [step["step"] for step in steps(tmp_path)] == [1, 2, 3, 4, 5]
+
+
+def rows_of_windows():
+    return WindowRows(600, window=2, partial=PackedRows(600, capacity=8, min_fill=0.1))
+
+
+@pytest.mark.parametrize(("m_steps", "stop"), [(1, 1), (2, 1), (2, 4)])
+def test_an_epoch_in_two_runs_trains_on_every_sample_as_often_as_in_one(make, tmp_path, m_steps, stop):
+    last = 2 * m_steps + 1  # two full windows and a partial one
+    seen = []
+    for steps_of_run, checkpoint in ((stop, None), (last, str(tmp_path / f"checkpoint-{stop}"))):
+        run = make(rows=rows_of_windows(), ahead=True, m_steps=m_steps, max_steps=steps_of_run,
+                   save_strategy="steps", save_steps=stop)  # fmt: skip
+        seen.append(trained_on(run))
+        run.trainer.train(resume_from_checkpoint=checkpoint)
+    told = steps(tmp_path)
+    assert [step["step"] for step in told] == list(range(1, last + 1))
+    assert [step["packing/post_rollout_scope_window"] for step in told] == [1] * (last - 1) + [0]
+    assert sorted(sum(seen, Counter()).values()) == [1] + [m_steps] * 4
+
+
+@pytest.mark.parametrize(("m_steps", "stop", "last"), [(1, 1, 3), (2, 1, 5), (2, 2, 5)])
+def test_what_waits_for_a_row_at_a_checkpoint_is_trained_on_by_the_run_that_goes_on(
+    tmp_path, model, encoder, records, m_steps, stop, last
+):
+    """Rows hold one sample, micro-steps bring two: more and more wait."""
+    disable_cache(model)
+
+    def trained(folder, max_steps, checkpoint=None):
+        rows = PackedRows(125, capacity=8, min_fill=0.1)
+        saving = {"save_strategy": "steps", "save_steps": stop}
+        run = build(folder, model, encoder, records, answer=shifted, rows=rows, m_steps=m_steps, max_steps=max_steps,
+                    per_device_train_batch_size=2, gradient_accumulation_steps=1, **saving)  # fmt: skip
+        seen = trained_on(run)
+        run.trainer.train(resume_from_checkpoint=checkpoint)
+        return seen
+
+    whole = trained(tmp_path / "whole", last)
+    parts = trained(tmp_path / "parts", stop)
+    parts += trained(tmp_path / "parts", last, str(tmp_path / "parts" / f"checkpoint-{stop}"))
+    assert parts == whole
+
+
+def test_training_again_on_what_is_kept_changes_none_of_it(make):
+    harness = make(m_steps=3, max_steps=3)
+    held = {}
+
+    def note(*args):
+        buffer = harness.trainer._micro_steps._buffer._kept
+        if buffer.micro_steps:
+            held.setdefault("first", copy.deepcopy(buffer.micro_steps))
+            held["last"] = buffer.micro_steps
+
+    harness.trainer.parts.reporter.update = lambda **changes: note()
+    harness.trainer.train()
+    first, last = ([m.rows for m in held[name]] for name in ("first", "last"))
+    for a, b in zip(first, last, strict=False):
+        for one, other in zip(a, b, strict=True):
+            assert torch.equal(one[0].placed.encoding.input_ids, other[0].placed.encoding.input_ids)
+            assert torch.equal(one[0].placed.encoding.pixel_values, other[0].placed.encoding.pixel_values)
+            assert torch.equal(one[0].placed.position_ids, other[0].placed.position_ids)
+            assert one[0].stats == other[0].stats
+
+
+def test_a_second_step_on_the_same_rollouts_lowers_their_loss(make, tmp_path):
+    make(m_steps=2, max_steps=2, learning_rate=1e-4).trainer.train()
+    first, second = steps(tmp_path)
+    assert second["loss"] < first["loss"]

@@ -1,0 +1,112 @@
+"""Figures follow from counts; nothing divides by zero."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields, replace
+
+import pytest
+
+from stage2_trainer.learner.rollout_metrics import SampleStats, evaluation_metrics, rollout_metrics
+from stage2_trainer.telemetry.stopwatch import Stopwatch
+
+
+def stats(**changes):
+    counts = {field.name: 0 for field in fields(SampleStats)}
+    return SampleStats(**{**counts, "truncated": False, "maskiou_sum": 0.0, **changes})
+
+
+GOOD = stats(
+    prompt_len=50,
+    generated=40,
+    valid_objects=3,
+    gt_objects=2,
+    matched=2,
+    supervised=1,
+    maskiou_sum=1.2,
+    matched_iou50=1,
+    gating_rejections=3,
+    fn_appended=1,
+    prefix_coord_targets=4,
+    append_len=20,
+    tail_ignored=5,
+)
+BAD = stats(prompt_len=50, generated=10, truncated=True, dropped_invalid=1, gt_objects=2, fn_appended=2, append_len=40)
+
+
+def test_a_steps_figures_follow_from_the_counts():
+    found = rollout_metrics([GOOD, BAD], top_k=5, generate_s=2.0)
+    expected = {
+        "parse_truncated_rate": 0.5,
+        "parse_obj_total": 4,
+        "parse_obj_valid_frac": 0.75,
+        "sample_valid_pred_rate": 0.5,
+        "precision": 1 / 3,
+        "recall": 1 / 4,
+        "f1": 2 / 7,
+        "fp": 2,
+        "fn": 3,
+        "fn_per_sample": 1.5,
+        "fn_appended": 3,
+        "match_rate": 0.5,
+        "excluded_rate": 0.5,
+        "matched_maskiou_mean": 0.6,
+        "recall_iou50": 1 / 4,
+        "f1_iou50": 2 / 7,
+        "gating_rejection_rate": 3 / 15,
+        "prefix_coord_targets_per_matched": 4,
+        "tail_ignore_frac": 5 / 60,
+        "gen_new_tokens_total": 50,
+        "gen_tokens_per_s": 25,
+        "prompt_len_mean": 50,
+    }
+    assert {name: found[f"rollout/{name}"] for name in expected} == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("samples", [[], [stats()]])
+def test_no_objects_give_zeros_and_not_errors(samples):
+    found = rollout_metrics(samples, top_k=5, generate_s=0.0)
+    assert all(math.isfinite(value) for value in found.values())
+    assert found["rollout/f1"] == 0
+
+
+def test_an_evaluation_has_its_own_names():
+    found = evaluation_metrics([GOOD, BAD], top_k=5)
+    assert found["rollout_f1"] == pytest.approx(2 / 7)
+    assert set(found) == {
+        f"rollout_{name}"
+        for name in [
+            "precision",
+            "recall",
+            "f1",
+            "pred_objects",
+            "gt_objects",
+            "matched",
+            "fp",
+            "fn",
+            "gating_rejections",
+            "parse_dropped_invalid",
+            "parse_dropped_ambiguous",
+            "parse_truncated_rate",
+            "sample_valid_pred_rate",
+            "sample_any_match_rate",
+            "matched_maskiou_mean",
+            "recall_iou50",
+            "f1_iou50",
+        ]
+    }
+
+
+def test_a_stopwatch_adds_up_by_name():
+    watch = Stopwatch()
+    with watch.measure("a"):
+        pass
+    first = watch.seconds["a"]
+    with watch.measure("a"):
+        sum(range(1000))
+    assert watch.seconds["a"] > first >= 0
+
+
+def test_beams_are_counted_apart():
+    found = rollout_metrics([GOOD, replace(GOOD, beam=True), GOOD], top_k=5, generate_s=1.0)
+    assert (found["rollout/decode_greedy"], found["rollout/decode_beam"]) == (2, 1)

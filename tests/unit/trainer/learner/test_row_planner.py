@@ -1,0 +1,139 @@
+"""Rows of a window: exactly one for each micro-step, everything in them, and trained on as if each stood alone."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from stage2_trainer.learner.loss import LossOptions
+from stage2_trainer.learner.row_planner import PackedRows, SingleRows, WindowRows
+from stage2_trainer.packing.buffer import PackingError
+from stage2_trainer.process.qwen3_vl import disable_cache
+from tests.unit.trainer.learner.harness import box, build, record, shifted
+
+ROUNDING = 2e-5  # float32, another order of additions
+
+
+class Piece:
+    """As long as it is."""
+
+    def __init__(self, length):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+
+def rows_of(length, window):
+    return WindowRows(length, window=window, partial=PackedRows(length, capacity=8, min_fill=0.1))
+
+
+def test_a_window_becomes_exactly_one_row_for_each_micro_step():
+    micro_steps = [[Piece(3), Piece(4)], [Piece(5), Piece(6)], [Piece(2), Piece(8)]]
+    planned = rows_of(10, 3).plan(micro_steps)
+    assert [len(rows) for rows, _ in planned] == [1, 1, 1]
+    placed = [piece for rows, _ in planned for row in rows for piece in row]
+    assert sorted(map(id, placed)) == sorted(id(piece) for pieces in micro_steps for piece in pieces)
+    assert {figures["packing/window_fill"] for _, figures in planned} == {28 / 30}
+    assert {figures["packing/post_rollout_buffer"] for _, figures in planned} == {0.0}
+
+
+def test_short_segments_leave_no_row_empty():
+    planned = rows_of(100, 3).plan([[Piece(1)], [Piece(1)], [Piece(1)]])
+    assert [len(row) for rows, _ in planned for row in rows] == [1, 1, 1]
+
+
+def test_a_window_that_does_not_fit_is_refused_with_the_way_out():
+    with pytest.raises(PackingError, match="post_rollout_pack_scope: micro"):
+        rows_of(10, 2).plan([[Piece(6), Piece(6)], [Piece(6)]])
+
+
+def pieces(planned):
+    return [piece.length for rows, _ in planned for row in rows for piece in row]
+
+
+def test_what_a_partial_window_leaves_goes_into_the_next_window():
+    rows = rows_of(10, 3)
+    partial = rows.plan([[Piece(6), Piece(5)], [Piece(4), Piece(3)]])
+    assert [pieces([one]) for one in partial] == [[6], [5, 4]]
+    assert len(rows.waiting) == 1
+    assert sorted(pieces(rows.plan([[Piece(9)], [Piece(7)], [Piece(8)]]))) == [3, 7, 8, 9]
+    assert len(rows.waiting) == 0
+
+
+def test_what_finds_no_room_in_a_window_waits_for_one_that_has_it():
+    rows = rows_of(10, 2)
+    rows.plan([[Piece(6), Piece(5)]])
+    assert sorted(pieces(rows.plan([[Piece(9)], [Piece(8)]]))) == [8, 9]
+    assert len(rows.waiting) == 1
+    assert sorted(pieces(rows.plan([[Piece(9)], [Piece(4)]]))) == [4, 5, 9]
+    assert len(rows.waiting) == 0
+
+
+def test_without_packing_nothing_can_wait():
+    with pytest.raises(PackingError, match="configuration that the checkpoint was written with"):
+        SingleRows().wait([Piece(3)])
+
+
+@pytest.fixture
+def records(image_paths):
+    return [
+        record(image_paths[i % 3], i, object_1=box("red box", 100, 100, 400 + i, 400), object_2=box("ball", 5, 5, 9, 9))
+        for i in range(6)
+    ]
+
+
+@pytest.fixture
+def make(tmp_path, model, encoder, records):
+    disable_cache(model)
+    options = {"answer": shifted, "learning_rate": 0.0, "max_grad_norm": 0.0, "gradient_accumulation_steps": 3}
+    options |= {"per_device_train_batch_size": 2, "seed": 3}
+
+    def run(**changes):
+        model.zero_grad()
+        harness = build(tmp_path, model, encoder, records, **{**options, **changes})
+        harness.trainer.train()
+        lines = (tmp_path / "stage2_log.jsonl").read_text().splitlines()
+        return harness, [found for line in lines if (found := json.loads(line))["event"] == "step"][-1]
+
+    return run
+
+
+def window(size):
+    return {"rows": rows_of(400, size), "ahead": True}
+
+
+WINDOW = window(3)
+
+
+def test_a_packed_window_has_the_loss_and_the_gradient_of_its_samples_alone(make):
+    # one mean over the whole window, so that the spreading of samples over micro-steps cannot matter
+    whole = LossOptions(normalizer="window")
+    _, single = make(loss=whole, ahead=True)
+    _, packed = make(loss=whole, **WINDOW)
+    for key in ("loss", "loss/ce", "loss/coord", "grad_norm"):
+        assert packed[key] == pytest.approx(single[key], rel=ROUNDING), key
+    assert packed["packing/post_rollout_segments"] == 2
+    assert packed["packing/post_rollout_scope_window"] == 1
+
+
+def test_a_loss_over_the_window_does_not_depend_on_how_it_is_accumulated(make):
+    whole = LossOptions(normalizer="window")
+    _, thirds = make(loss=whole, ahead=True)
+    _, once = make(loss=whole, ahead=True, gradient_accumulation_steps=1, per_device_train_batch_size=6)
+    for key in ("loss", "grad_norm"):
+        assert thirds[key] == pytest.approx(once[key], rel=ROUNDING), key
+
+
+def test_rollouts_of_a_whole_window_are_made_before_its_first_micro_step_with_one_sync(make):
+    harness, _ = make(**WINDOW)
+    assert harness.sync.versions == [0]
+    assert [plan.micro_step for plan in harness.backend.plans] == [0, 1, 2]
+
+
+def test_micro_steps_of_a_last_partial_window_are_packed_one_by_one(make):
+    _, last = make(**window(2), gradient_accumulation_steps=2, max_steps=2)
+    assert last["packing/post_rollout_scope_window"] == 0
+    assert last["packing/post_rollout_segments"] == 2
+    assert last["packing/post_rollout_buffer"] == 0

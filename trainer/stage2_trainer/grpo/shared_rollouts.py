@@ -1,0 +1,136 @@
+"""Rollouts for several learner processes over one wire: the first process syncs and asks, all get their answers.
+
+Every process calls `generate` equally often, and leaves it in the same way: with its answers, or with the error that
+the first one met. A process that dies closes its connections, and the others' next exchange fails at once: they meet in
+a gloo group of their own, which has no patience to run out while a server generates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+from torch import distributed, nn
+
+from stage2_api.errors import ConfigError, Problem
+from stage2_trainer.process.ranks import gathered, rank, world_size
+from stage2_trainer.rollouts.generation_request import Demand
+from stage2_trainer.rollouts.rollout_source import RolloutSource
+from stage2_trainer.telemetry.stopwatch import Stopwatch
+from stage2_trainer.weights.sync_report import SyncReport
+from stage2_trainer.weights.verify import ProofError
+from stage2_trainer.wire.errors import ServerError
+from stage2_trainer.wire.rollout import Rollout
+
+PATIENCE = timedelta(days=7)
+PROMPT_PATH = "prompt_token_ids"
+
+Ask = tuple[int, str]  # a record by its position, and the text of the user's turn
+Chat = Callable[[int, str], list[dict[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Round:
+    """This process's rollouts in the order in which it asked, and what the first process did for all.
+
+    tokens: of the answers to all processes.
+    """
+
+    rollouts: list[Rollout]
+    sync: SyncReport | None
+    seconds: dict[str, float]
+    tokens: int
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """An error of the first process, as it travels."""
+
+    kind: str
+    message: str
+
+    def error(self) -> Exception:
+        if self.kind == ServerError.__name__:
+            return ServerError("of learner process 0", "rollout", self.message)
+        if self.kind == ProofError.__name__:
+            return ProofError(self.message)
+        problem = Problem("learner process 0", None, self.message, "see what that process says")
+        return ConfigError([problem])
+
+
+class Wire:
+    """The group in which learner processes exchange rollouts. One process needs none."""
+
+    def __init__(self) -> None:
+        self._group = distributed.new_group(backend="gloo", timeout=PATIENCE) if world_size() > 1 else None
+
+    def from_first(self, make: Callable[[], Any]) -> Any:
+        """Return what `make` returns in the first process, in all of them; the error that it raises there, in all.
+
+        Errors that a person or another try can mend travel; any other ends the first process, and with it the rest.
+        """
+        made: list[Any] = [None]
+        first_error: Exception | None = None
+        if rank() == 0:
+            try:
+                made = [make()]
+            except (ServerError, ProofError, ConfigError) as error:
+                first_error, made = error, [_Failure(type(error).__name__, str(error))]
+        if self._group is not None:
+            distributed.broadcast_object_list(made, src=0, group=self._group)
+        if first_error is not None:
+            raise first_error
+        if isinstance(made[0], _Failure):
+            raise made[0].error()
+        return made[0]
+
+    def all(self, value: Any) -> list[Any]:
+        """Return what every process passed, in rank order; None is left out."""
+        return gathered(value, self._group)
+
+
+class SharedRollouts:
+    """Rollouts of one source for all learner processes. `source` is that of the first process, None elsewhere."""
+
+    def __init__(self, source: RolloutSource | None, chat: Chat, wire: Wire) -> None:
+        self._source = source
+        self._chat = chat
+        self._wire = wire
+
+    def generate(self, model: nn.Module, asks: Sequence[Ask], *, global_step: int, micro_step: int) -> Round:
+        """Return a rollout for each ask of this process, made by the weights of `global_step`.
+
+        Raises, in all processes:
+            ServerError, ProofError: what the first process met.
+        """
+        everyone = self._wire.all(list(asks))
+
+        def make() -> Round:
+            assert self._source is not None, "the first process has one"
+            chats = [self._chat(index, text) for part in everyone for index, text in part]
+            stopwatch = Stopwatch()
+            fresh = self._source.generate(Demand(model, chats, global_step, micro_step, stopwatch))
+            tokens = sum(len(rollout.token_ids) for rollout in fresh.rollouts)
+            return Round(fresh.rollouts, fresh.sync, stopwatch.seconds, tokens)
+
+        whole: Round = self._wire.from_first(make)
+        start = sum(len(part) for part in everyone[: rank()])
+        return replace(whole, rollouts=whole.rollouts[start : start + len(asks)])
+
+    def check_prompts(self, rollouts: Sequence[Rollout], prompt_ids: Sequence[Sequence[int]]) -> None:
+        """Raise ConfigError, in all processes, when a server read a prompt of any of them as other ids."""
+        problems = [
+            Problem(
+                f"server {rollout.server} {PROMPT_PATH}",
+                f"{len(rollout.prompt_token_ids)} ids",
+                f"the learner reads the same prompt as {len(ids)} other ids",
+                "give server and learner the same model directory (tokenizer, chat template, pixel limits)",
+            )
+            for rollout, ids in zip(rollouts, prompt_ids, strict=True)
+            if list(rollout.prompt_token_ids) != list(ids)
+        ]
+        found: list[list[Problem]] = self._wire.all(problems[:1])
+        if any(found):
+            raise ConfigError([problem for part in found for problem in part])

@@ -1,0 +1,172 @@
+"""Putting a learner together: data, model, servers, and the trainer that holds them."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from stage2_api.runconfig import RunConfig
+from stage2_trainer.data.encode import Encoder
+from stage2_trainer.data.records import Fingerprint, Record, fingerprint, load_records
+from stage2_trainer.learner.batch_sampler import batch_sizes
+from stage2_trainer.learner.estep import EStep, Matched, Matcher, ParseFailureLog, Prompts
+from stage2_trainer.learner.evaluate import Evaluation
+from stage2_trainer.learner.loss import LossOptions
+from stage2_trainer.learner.rollout_documents import rollout_document, sample_document
+from stage2_trainer.learner.row_planner import PackedRows, Rows, SingleRows, WindowRows
+from stage2_trainer.learner.trainer import Parts, RolloutMatchingTrainer
+from stage2_trainer.matching import CoordVocab, MatchOptions
+from stage2_trainer.process import training_arguments as arguments
+from stage2_trainer.process.policy import load_policy
+from stage2_trainer.process.qwen3_vl import ALIGNER, VIT, load_processor
+from stage2_trainer.process.ranks import world_size
+from stage2_trainer.process.supported import in_process
+from stage2_trainer.rollouts.build_in_process import Policy, local_rollouts, make_room
+from stage2_trainer.rollouts.build_servers import Learner, server_rollouts, training_rollouts
+from stage2_trainer.rollouts.pipeline import PipelinedRollouts
+from stage2_trainer.rollouts.rollout_source import RolloutSource
+from stage2_trainer.telemetry.reproducibility import report_reproducibility
+from stage2_trainer.telemetry.run_context import Surroundings
+from stage2_trainer.telemetry.run_log import EventLog, JsonLines
+from stage2_trainer.weights.probe import sample_probe
+
+logger = logging.getLogger(__name__)
+
+EVALUATION_SAMPLES = 8  # rollouts of each evaluation in the run's log; enough for a picture
+
+
+@dataclass(frozen=True)
+class Data:
+    """Training records, held-out records (none: no evaluation), and the fingerprint of the former."""
+
+    train: list[Record]
+    held_out: list[Record]
+    fingerprint: Fingerprint
+
+
+def load_data(config: RunConfig) -> Data:
+    """Read the records; ConfigError names every broken line, or says why processes cannot share them evenly."""
+    custom, training = config.custom, config.training
+    bins = custom.coord_tokens.skip_bbox_norm
+    train = load_records(custom.train_jsonl, custom.train_sample_limit, numbers_are_bins=bins)
+    processes, drop_last = int(os.environ.get("WORLD_SIZE", "1")), training.dataloader_drop_last
+    batch_sizes(len(train), training.per_device_train_batch_size, processes=processes, drop_last=drop_last)
+    held_out = []
+    if custom.val_jsonl is not None:
+        held_out = load_records(custom.val_jsonl, custom.val_sample_limit, numbers_are_bins=bins)
+    return Data(train, held_out, fingerprint(custom.train_jsonl, train))
+
+
+def build_trainer(
+    config: RunConfig, data: Data, surroundings: Surroundings, stack: ExitStack
+) -> RolloutMatchingTrainer:
+    """Load the policy, wait for the servers, and put the trainer together; `stack` closes the connections."""
+    processor = load_processor(config.model.model, **arguments.pixel_limits(config))
+    encoder = Encoder(processor)
+    model = load_policy(config)
+    training_arguments = arguments.training_arguments(config, world_size=int(os.environ.get("WORLD_SIZE", "1")))
+    matcher = Matcher(
+        CoordVocab.from_tokenizer(processor.tokenizer),
+        MatchOptions.from_config(config.rollout_matching),
+        encoder.vision_ids,
+    )
+    prompts = Prompts(config.custom.user_prompt, config.template.system)
+    probe = sample_probe(encoder, prompts.chat(data.train[0]))
+    policy = Policy(model, encoder, training_arguments.device)
+    room = make_room(config, training_arguments.device)
+    if in_process(config):
+        rollouts: RolloutSource = local_rollouts(config, policy, probe, surroundings.reporter, room)
+    else:
+        learner = Learner(model, processor, training_arguments.device, probe)
+        fresh = server_rollouts(config, learner, token=surroundings.token, reporter=surroundings.reporter, stack=stack)
+        rollouts = training_rollouts(config, fresh, stack)
+    report_reproducibility(config, data.fingerprint, surroundings, rollouts.sync_state)
+    trainer = RolloutMatchingTrainer(
+        parts=_parts(config, surroundings, prompts, encoder, matcher, rollouts),
+        model=model,
+        args=training_arguments,
+        train_dataset=data.train,
+        eval_dataset=data.held_out or None,
+        processing_class=processor,
+    )
+    room.meet(trainer)
+    return trainer
+
+
+def _parts(
+    config: RunConfig,
+    surroundings: Surroundings,
+    prompts: Prompts,
+    encoder: Encoder,
+    matcher: Matcher,
+    rollouts: RolloutSource,
+) -> Parts:
+    matching, training = config.rollout_matching, config.training
+    rates = {VIT: training.vit_lr, ALIGNER: training.aligner_lr}
+    return Parts(
+        estep=EStep(
+            encoder=encoder,
+            prompts=prompts,
+            rollouts=rollouts,
+            matcher=matcher,
+            on_matched=_training_rollouts(config, surroundings.rollout_log),
+        ),
+        evaluation=Evaluation(
+            encoder=encoder,
+            prompts=prompts,
+            rollouts=rollouts.direct if isinstance(rollouts, PipelinedRollouts) else rollouts,
+            matcher=matcher,
+            batch_size=training.per_device_eval_batch_size,
+            on_matched=_held_out_rollouts(surroundings.log, surroundings.rollout_log),
+        ),
+        vocab=matcher.vocab,
+        loss=LossOptions.from_config(matching),
+        rows=_rows(config, window=config.gradient_accumulation_steps(world_size())),
+        pad_token_id=encoder.tokenizer.pad_token_id or 0,
+        top_k=matching.candidate_top_k,
+        part_rates={part: rate for part, rate in rates.items() if rate is not None},
+        interrupt=surroundings.interrupt,
+        reporter=surroundings.reporter,
+        log=surroundings.log,
+        ahead="window" in (matching.post_rollout_pack_scope, matching.loss_normalizer),
+        m_steps=matching.rollout_buffer.m_steps if matching.rollout_buffer.enabled else 1,
+        pipelined=matching.pipeline.enabled,
+    )
+
+
+def _rows(config: RunConfig, *, window: int) -> Rows:
+    training, length = config.training, config.packing_length
+    if not training.packing:
+        return SingleRows()
+    packed = PackedRows(length, capacity=training.packing_buffer, min_fill=training.packing_min_fill_ratio)
+    if config.rollout_matching.post_rollout_pack_scope == "window":
+        return WindowRows(length, window=window, partial=packed)
+    return packed
+
+
+def _training_rollouts(config: RunConfig, rollout_log: JsonLines) -> Callable[[int, Sequence[Matched]], None]:
+    """Return what is done with the rollouts of a micro-step: each is written down, unparsable ones are shown."""
+    matching = config.rollout_matching
+    failures = ParseFailureLog(matching.debug_dump_max if matching.debug_dump_parse_failures else 0)
+
+    def note(step: int, matched: Sequence[Matched]) -> None:
+        failures(matched)
+        for one in matched:
+            rollout_log.write({"event": "rollout", "part": "train", "step": step, **rollout_document(one)})
+
+    return note
+
+
+def _held_out_rollouts(log: EventLog, rollout_log: JsonLines) -> Callable[[int, Sequence[Matched]], None]:
+    """Return what is done with the rollouts of an evaluation: each is written down, the first few are shown."""
+
+    def note(step: int, matched: Sequence[Matched]) -> None:
+        for one in matched:
+            rollout_log.write({"event": "rollout", "part": "held-out", "step": step, **rollout_document(one)})
+        for one in matched[:EVALUATION_SAMPLES]:
+            log.write("evaluation_sample", {"step": step, **sample_document(one)})
+
+    return note

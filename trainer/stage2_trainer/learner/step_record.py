@@ -1,0 +1,76 @@
+"""What happened in one optimizer step, collected over its micro-steps and written as one record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from stage2_trainer.learner.rollout_metrics import SampleStats, rollout_metrics
+from stage2_trainer.telemetry.stopwatch import Stopwatch
+from stage2_trainer.weights.sync_report import SyncReport
+
+# Record key for each stopwatch name.
+_TIMES = {
+    "rollout_generate": "time/rollout_generate_s",
+    "rollout_parse_match": "time/rollout_parse_match_s",
+    "rollout_teacher_encode": "time/rollout_teacher_encode_s",
+    "post_rollout_pack": "time/post_rollout_pack_s",
+    "forward": "time/forward_s",
+    "mask_build": "time/mask_build_s",
+}
+
+
+@dataclass
+class StepRecord:
+    """Figures of one optimizer step; losses and row figures have one entry for each micro-step.
+
+    `version` is that of the weights which made the step's rollouts, `sync` the push that brought them (None: an earlier
+    step or an evaluation had done it), `reuse` the `rollout/buffer_*` figures of a run that reuses rollouts.
+    """
+
+    stopwatch: Stopwatch = field(default_factory=Stopwatch)
+    samples: list[SampleStats] = field(default_factory=list)
+    losses: list[Mapping[str, float]] = field(default_factory=list)
+    rows: list[Mapping[str, float]] = field(default_factory=list)
+    sync: SyncReport | None = None
+    version: int = -1
+    reuse: Mapping[str, float] = field(default_factory=dict)
+
+    def figures(self, *, top_k: int) -> dict[str, float]:
+        """Return the record: `loss`, `loss/*`, `packing/*` as means over micro-steps, times and counts as sums."""
+        seconds = self.stopwatch.seconds
+        return {
+            **_means(self.losses),
+            **_means(self.rows),
+            **{key: seconds.get(name, 0.0) for name, key in _TIMES.items()},
+            **rollout_metrics(self.samples, top_k=top_k, generate_s=seconds.get("rollout_generate", 0.0)),
+            **self.reuse,
+            **self._sync_figures(),
+        }
+
+    @classmethod
+    def joined(cls, records: Sequence[StepRecord]) -> StepRecord:
+        """Return the record of all learner processes: everything that happened, and the longest time that it took."""
+        first = records[0]
+        watch = Stopwatch()
+        for name in {name for record in records for name in record.stopwatch.seconds}:
+            watch.seconds[name] = max(record.stopwatch.seconds.get(name, 0.0) for record in records)
+        return replace(
+            first,
+            stopwatch=watch,
+            samples=[sample for record in records for sample in record.samples],
+            losses=[loss for record in records for loss in record.losses],
+            rows=[row for record in records for row in record.rows],
+        )
+
+    def _sync_figures(self) -> dict[str, float]:
+        return {
+            "sync/version": self.version,
+            "sync/seconds": 0.0 if self.sync is None else self.sync.seconds,
+            "sync/bytes": 0.0 if self.sync is None else float(self.sync.bytes),
+        }
+
+
+def _means(entries: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    names = dict.fromkeys(name for entry in entries for name in entry)
+    return {name: sum(entry.get(name, 0.0) for entry in entries) / len(entries) for name in names}

@@ -1,0 +1,142 @@
+"""Putting together rollouts from servers: how weights get there, how requests do, and what is checked before either."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from stage2_api.runconfig import RunConfig
+from stage2_trainer.rollouts.http import ServerBackend
+from stage2_trainer.rollouts.identity_check import check_identity, check_swift_identity
+from stage2_trainer.rollouts.pipeline import PipelinedRollouts
+from stage2_trainer.rollouts.rollout_source import RolloutSource
+from stage2_trainer.rollouts.swift import SwiftBackend
+from stage2_trainer.rollouts.synced_rollouts import FreshRollouts
+from stage2_trainer.telemetry.progress import Reporter
+from stage2_trainer.weights.adapter_sync import AdapterSync, obstacle
+from stage2_trainer.weights.full_sync import FullSync
+from stage2_trainer.weights.probe import Probe
+from stage2_trainer.weights.swift_sync import SwiftSync
+from stage2_trainer.weights.synchronizer import SyncPolicy, resolve_mode
+from stage2_trainer.weights.verify import Prover, server_logprobs, swift_logprobs
+from stage2_trainer.wire.client import ServerClient
+from stage2_trainer.wire.rollout import Sampling, ServedBackend
+from stage2_trainer.wire.server_health import wait_until_healthy
+
+SWIFT_OBSTACLE = "servers of `swift rollout` are sent full weights only (vllm.server.protocol)"
+
+
+@dataclass(frozen=True)
+class Learner:
+    """The learner's side: its model, how it reads prompts, where weights are packed, and a prompt for proofs."""
+
+    model: Any
+    processor: Any
+    device: torch.device
+    probe: Probe
+
+
+def server_rollouts(
+    config: RunConfig, learner: Learner, *, token: str, reporter: Reporter, stack: ExitStack
+) -> FreshRollouts:
+    """Wait for the servers, check that they read prompts as the learner does, and return what generates with them.
+
+    `stack` closes the connections.
+
+    Raises:
+        ConfigError: a sync mode that cannot work, or servers that read prompts differently.
+        ServerError: a server did not come.
+    """
+    server = config.rollout_matching.vllm.server
+    clients = _clients(config, token, stack)
+    policy = _sync_policy(config, learner, clients, token, stack)
+    backend = _backend(config, clients, token, stack)
+    urls = [client.base_url for client in clients]
+    wait = functools.partial(wait_until_healthy, urls, token, timeout_s=server.timeout_s, protocol=server.protocol)
+    reporter.update(phase="waiting-for-servers")
+    wait()
+    probe, ids = learner.probe, learner.probe.inputs["input_ids"][0].tolist()
+    if server.protocol == "swift":
+        check_swift_identity(clients, probe.messages, ids)
+    else:
+        check_identity(clients, learner.processor, probe.messages, ids)
+    return FreshRollouts(backend, policy, seed=config.training.seed, wait=wait, reporter=reporter)
+
+
+def training_rollouts(config: RunConfig, fresh: FreshRollouts, stack: ExitStack) -> RolloutSource:
+    """Return where training has its rollouts from: as fresh as can be, or one window ahead (`pipeline.enabled`)."""
+    if not config.rollout_matching.pipeline.enabled:
+        return fresh
+    ahead = PipelinedRollouts(fresh)
+    stack.callback(ahead.close)
+    return ahead
+
+
+def _clients(config: RunConfig, token: str, stack: ExitStack) -> list[ServerClient]:
+    server = config.rollout_matching.vllm.server
+    clients = [
+        ServerClient(address.base_url, token, timeout_s=server.timeout_s) for address in server.resolved_servers()
+    ]
+    for client in clients:
+        stack.callback(client.close)
+    return clients
+
+
+def _backend(config: RunConfig, clients: Sequence[ServerClient], token: str, stack: ExitStack) -> ServedBackend:
+    matching = config.rollout_matching
+    server = matching.vllm.server
+    sampling = Sampling(matching.max_new_tokens, matching.temperature, matching.repetition_penalty)
+    limit = server.infer_timeout_s if server.infer_timeout_s and server.infer_timeout_s > 0 else None
+    if server.protocol == "swift":
+        return SwiftBackend(clients, sampling=sampling, infer_timeout_s=limit)
+    backend = ServerBackend(
+        [client.base_url for client in clients],
+        token=token,
+        sampling=sampling,
+        timeout_s=server.timeout_s,
+        infer_timeout_s=limit,
+    )
+    stack.callback(backend.close)
+    return backend
+
+
+def _sync_policy(
+    config: RunConfig, learner: Learner, clients: Sequence[ServerClient], token: str, stack: ExitStack
+) -> SyncPolicy:
+    """Return how weights reach the servers; ConfigError when what trains cannot be sent as it is asked for."""
+    vllm = config.rollout_matching.vllm
+    swift = vllm.server.protocol == "swift"
+    reason = SWIFT_OBSTACLE if swift else obstacle(learner.model)
+    mode = resolve_mode(vllm.sync.mode, enable_lora=vllm.enable_lora, obstacle=reason)
+    servers, timeout_s = vllm.server.resolved_servers(), vllm.server.timeout_s
+    prover = Prover(
+        learner.probe,
+        clients,
+        every=vllm.sync.verify_every,
+        tolerance=vllm.sync.verify_tolerance,
+        ask=swift_logprobs if swift else server_logprobs,
+    )
+    if swift:
+        pushing = SwiftSync(servers, token=token, timeout_s=timeout_s, device=learner.device)
+        stack.callback(pushing.close)
+        return SyncPolicy(vllm.sync.mode, full=pushing, prover=prover)
+    full = FullSync(
+        servers,
+        token=token,
+        timeout_s=timeout_s,
+        device=learner.device,
+        changed_only=vllm.sync.changed_only,
+    )
+    stack.callback(full.close)
+    return SyncPolicy(
+        vllm.sync.mode,
+        full=full,
+        adapter=AdapterSync(full.fleet) if mode == "adapter" else None,
+        fallback=vllm.sync.fallback_to_full,
+        prover=prover,
+    )

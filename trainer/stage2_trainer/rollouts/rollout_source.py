@@ -1,0 +1,25 @@
+"""Where rollouts come from, as the E-step and the evaluation see it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from stage2_trainer.rollouts.generation_request import Demand
+from stage2_trainer.rollouts.synced_rollouts import FreshBatch
+from stage2_trainer.telemetry.progress import Sync
+
+
+class RolloutSource(Protocol):
+    """Makes rollouts with the weights as they are now."""
+
+    @property
+    def sync_state(self) -> Sync:
+        """The last sync."""
+        ...
+
+    def generate(self, demand: Demand) -> FreshBatch:
+        """Return one rollout for each chat, all made by the weights of the demand's step.
+
+        With several learner processes all of them must call it equally often, with or without chats of their own.
+        """
+        ...

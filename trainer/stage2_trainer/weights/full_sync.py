@@ -1,0 +1,88 @@
+"""Full sync: the learner's merged weights, streamed in buckets to every server at once.
+
+The first push to a server carries everything. Later ones carry the layers that can have changed since (`held`), unless
+the server was restarted, reports another version, or failed in an update: then it gets everything again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import nn
+
+from stage2_api.runconfig import ServerAddress
+from stage2_trainer.weights.fleet import Fleet, Round, Shipment
+from stage2_trainer.weights.merge import WeightSource, merged_weights, touches_vision
+from stage2_trainer.weights.sync_report import SyncReport
+from stage2_trainer.weights.sync_session import Peer
+from stage2_trainer.wire.buckets import DEFAULT_BUCKET_BYTES
+
+
+class FullSync:
+    """Brings every server to the merged weights of a model.
+
+    servers, token, timeout_s, device, bucket_bytes: see `Fleet`.
+    wire_dtype: what floating-point tensors are cast to (default: each its own).
+    changed_only: whether a server that holds everything is sent only what can have changed since.
+    """
+
+    def __init__(
+        self,
+        servers: Sequence[ServerAddress],
+        *,
+        token: str,
+        timeout_s: float,
+        device: torch.device,
+        bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+        wire_dtype: torch.dtype | None = None,
+        changed_only: bool = True,
+    ) -> None:
+        self.fleet = Fleet(servers, token=token, timeout_s=timeout_s, device=device, bucket_bytes=bucket_bytes)
+        self._wire_dtype = wire_dtype
+        self._changed_only = changed_only
+
+    def sync(self, model: nn.Module, *, version: int) -> SyncReport:
+        """Give every server the model's merged weights, under `version`.
+
+        Raises:
+            ServerError: one or more servers do not hold the version. The others do. The next call tries again.
+        """
+        start = time.monotonic()
+        source = merged_weights(model, dtype=self._wire_dtype)
+        sent: list[Shipment] = []
+        with self.fleet.update() as round_:
+            for shipment, peers in self._shipments(source, round_):
+                self.fleet.push(shipment, peers, round_)
+                sent.append(shipment)
+            round_.each(_finish, version, source)
+        largest = max(sent, key=lambda shipment: shipment.nbytes)
+        return SyncReport(
+            version=version,
+            seconds=time.monotonic() - start,
+            bytes=largest.nbytes,
+            tensors=len(largest.source.entries),
+            servers=self.fleet.base_urls,
+            everything=len(largest.source.entries) == len(source.entries),
+        )
+
+    def close(self) -> None:
+        """Leave all groups."""
+        self.fleet.close()
+
+    def _shipments(self, source: WeightSource, round_: Round) -> Iterator[tuple[Shipment, list[Peer]]]:
+        """Group the servers by what each must be sent."""
+        groups: dict[frozenset[str], list[Peer]] = {}
+        for peer in round_.fit:
+            names = peer.held.stale_names(source) if self._changed_only else source.names()
+            groups.setdefault(names, []).append(peer)
+        for names, peers in groups.items():
+            yield Shipment(source.only(names)), [peer for peer in peers if peer in round_.fit]
+
+
+def _finish(peer: Peer, version: int, source: WeightSource) -> None:
+    peer.finish(version, vision_moved=touches_vision(peer.held.stale_names(source)))
+    peer.held.took(source)
+    peer.holds_base = False
+    peer.drop_adapters()

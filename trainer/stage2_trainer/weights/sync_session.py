@@ -1,0 +1,99 @@
+"""One server's part in a sync: the calls that open, carry and close an update, in order, and what it holds after it."""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import Future
+from typing import Any
+
+from stage2_trainer.weights.held_versions import Held
+from stage2_trainer.weights.transfer.protocol import Link
+from stage2_trainer.wire.background import in_background
+from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body
+from stage2_trainer.wire.client import ServerClient
+from stage2_trainer.wire.errors import ServerError
+from stage2_trainer.wire.rollout import RolloutRequest, Sampling
+
+logger = logging.getLogger(__name__)
+
+FRESH = "default"  # the version of a server that was never given weights
+RESET_ALWAYS = ("/reset_prefix_cache",)
+RESET_AFTER_VISION = ("/reset_mm_cache", "/reset_encoder_cache")
+
+
+class Peer:
+    """A server, its transfer group, and whether both are fit for an update.
+
+    held: the tensors of full syncs that it holds.
+    holds_base: whether its served weights are those of the model directory.
+    """
+
+    def __init__(self, client: ServerClient, link: Link) -> None:
+        self.client = client
+        self.link = link
+        self.held = Held()
+        self.holds_base = False
+        self._connected = False
+        self._version: int | None = None
+
+    def begin(self) -> None:
+        """Form the group if there is none, stop generation, and open an update."""
+        if self._connected and self.client.weight_version() != str(self._version):
+            logger.warning("server %s lost version %s: it was restarted", self.client.base_url, self._version)
+            self.lose()
+        if not self._connected:
+            self.link.connect(self.client)
+            self._connected = True
+            self.holds_base = self.client.weight_version() == FRESH
+        self.client.post("/pause", "pause", query={"mode": "abort", "clear_cache": "false"})
+        try:
+            self.client.post("/start_weight_update", "start")
+        except ServerError as error:
+            # A learner that died between start and finish leaves its update open; close it, and open ours.
+            logger.warning("%s; closing the update that an earlier learner left open", error)
+            self.client.post("/finish_weight_update", "start")
+            self.client.post("/start_weight_update", "start")
+            self.holds_base = False
+
+    def receive(self, update_info: dict[str, Any], timeout_s: float) -> Future[Any]:
+        """Let the server receive the announced tensors, while they are sent."""
+        return in_background(
+            self.client.post, "/update_weights", "push", body={"update_info": update_info}, timeout_s=timeout_s
+        )
+
+    def finish(self, version: int, *, vision_moved: bool) -> None:
+        """Close the update under its version, drop what was cached from older weights, and let generation go on."""
+        self.client.post("/finish_weight_update", "finish", body={"weight_version": str(version)})
+        stale = RESET_ALWAYS + (RESET_AFTER_VISION if vision_moved else ())
+        for route in stale:
+            self.client.post(route, "reset caches")
+        self.client.post("/resume", "resume")
+        found = self.client.weight_version()
+        if found != str(version):
+            raise ServerError(self.client.base_url, "confirm", f"reports weight version {found!r} instead of {version}")
+        self._version = version
+
+    def use_adapter(self, name: str) -> None:
+        """Let the server load the adapter that it was sent, by asking it for one token, and drop all others."""
+        request = RolloutRequest(messages=[{"role": "user", "content": "."}], adapter=name)
+        self.client.post(CHAT_ROUTE, "load adapter", body=chat_body(request, Sampling(max_new_tokens=1), seed=0))
+        self.drop_adapters(keep=name)
+
+    def drop_adapters(self, *, keep: str | None = None) -> None:
+        """Let the server forget every adapter but one; an earlier learner may have left some."""
+        for name in self.client.adapters():
+            if name != keep:
+                self.client.unload_adapter(name)
+
+    def lose(self) -> None:
+        """Give the group up: the next update forms a new one, and trusts nothing that the server has."""
+        self.link.disconnect()
+        self.held.forget()
+        self.holds_base = False
+        self._connected = False
+        self._version = None
+
+    def close(self) -> None:
+        """Leave the group and close the connections."""
+        self.link.close()
+        self.client.close()

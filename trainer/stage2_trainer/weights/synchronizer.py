@@ -1,0 +1,135 @@
+"""When and how weights are pushed: on demand, before fresh rollouts, never twice for one optimizer step."""
+
+from __future__ import annotations
+
+import logging
+from typing import Literal, Protocol
+
+from torch import nn
+
+from stage2_api.errors import ConfigError, Problem
+from stage2_trainer.weights.sync_report import SyncReport
+from stage2_trainer.weights.verify import Prover
+from stage2_trainer.wire.errors import ServerError
+
+logger = logging.getLogger(__name__)
+
+SyncMode = Literal["full", "adapter", "auto"]
+EffectiveMode = Literal["full", "adapter"]
+MODE_PATH = "custom.extra.rollout_matching.vllm.sync.mode"
+NO_LORA = "vllm.enable_lora is false"
+
+
+class Sync(Protocol):
+    """A way to bring servers up to date."""
+
+    def sync(self, model: nn.Module, *, version: int) -> SyncReport:
+        """Give every server the model's weights, under `version`. Raises ServerError."""
+        ...
+
+
+def resolve_mode(requested: SyncMode, *, enable_lora: bool, obstacle: str | None) -> EffectiveMode:
+    """Return the mode that a run starts with, and say why `auto` does not become `adapter`.
+
+    obstacle: why vLLM cannot serve what trains as an adapter; None if it can.
+
+    Raises:
+        ConfigError: adapter sync is asked for and cannot work.
+    """
+    reason = obstacle if enable_lora else NO_LORA
+    if requested == "full":
+        return "full"
+    if reason is None:
+        return "adapter"
+    if requested == "auto":
+        logger.info("%s: auto resolves to full: %s", MODE_PATH, reason)
+        return "full"
+    way_out = "set it to full, which sends adapters merged and needs no LoRA support on the server"
+    raise ConfigError((Problem(MODE_PATH, requested, f"adapter-only sync cannot work: {reason}", way_out),))
+
+
+class SyncPolicy:
+    """Syncs at most once for each optimizer step.
+
+    requested: the mode of the configuration; `effective` says what is in use.
+    adapter: how adapters are sent; None = the run sends full weights.
+    fallback: whether an adapter that servers refuse turns the rest of the run to full syncs, or is an error.
+    prover: proves syncs to have worked; None = no proofs.
+    """
+
+    def __init__(
+        self,
+        requested: SyncMode,
+        *,
+        full: Sync,
+        adapter: Sync | None = None,
+        fallback: bool = True,
+        prover: Prover | None = None,
+    ) -> None:
+        self.requested = requested
+        self.adapter_name: str | None = None
+        self._full = full
+        self._adapter = adapter
+        self._fallback = fallback
+        self._prover = prover
+        self._synced_step: int | None = None
+
+    @property
+    def effective(self) -> EffectiveMode:
+        """What is sent now."""
+        return "full" if self._adapter is None else "adapter"
+
+    def ensure_synced(self, model: nn.Module, global_step: int) -> SyncReport | None:
+        """Push the weights if the servers do not hold those of `global_step` yet; None if they do.
+
+        Requests must then ask for `adapter_name`.
+
+        Raises:
+            ServerError: some server does not hold them; the next call tries again.
+            ProofError: a server answers with other weights, although it took the push.
+        """
+        if self._synced_step == global_step:
+            return None
+        self._synced_step = None
+        report = self._sync(model, global_step)
+        self.adapter_name = report.adapter
+        if self._prover is not None:
+            self._prover.after_sync(model, adapter=report.adapter)
+        self._synced_step = global_step
+        logger.info(
+            "weights of step %d on %d servers: %s, %d tensors, %.1f MB each, %.2f s",
+            global_step,
+            len(report.servers),
+            _what(report),
+            report.tensors,
+            report.bytes / 1e6,
+            report.seconds,
+        )
+        return report
+
+    def invalidate(self) -> None:
+        """Forget the last sync: a server came back empty, so the next call pushes again, and proves it."""
+        self._synced_step = None
+        if self._prover is not None:
+            self._prover.demand()
+
+    def _sync(self, model: nn.Module, version: int) -> SyncReport:
+        if self._adapter is None:
+            return self._full.sync(model, version=version)
+        try:
+            return self._adapter.sync(model, version=version)
+        except ServerError as error:
+            refused = error.status is not None  # a server that is lost is waited for instead
+            if not (refused and self._fallback):
+                raise
+            logger.warning("adapter sync failed, and the rest of the run uses full syncs: %s", error)
+        self._adapter = None
+        if self._prover is not None:
+            self._prover.demand()
+        return self._full.sync(model, version=version)
+
+
+def _what(report: SyncReport) -> str:
+    if report.adapter is not None:
+        return f"adapter {report.adapter}" + (" and base" if report.everything else "")
+    return "everything" if report.everything else "what can have changed"
