@@ -171,6 +171,17 @@ def test_bfloat16_layers_agree_with_their_plain_form():
     torch.testing.assert_close(torch.autograd.grad(chunked.total, (hidden, weight)), expected, rtol=0.02, atol=1e-3)
 
 
+def test_bfloat16_gradients_are_summed_over_chunks_in_float32():
+    """In bfloat16 a sum of equal parts stands still at 256 of them."""
+    rows = 600
+    hidden = torch.ones(rows, H, dtype=torch.bfloat16)
+    weight = torch.zeros(V, H, dtype=torch.bfloat16, requires_grad=True)
+    wanted = targets([7] * rows, [])
+    loss = stage2_loss_from_hidden(hidden, weight, wanted, COORD_IDS, LossOptions(), chunk_elements=V)
+    (gradient,) = torch.autograd.grad(loss.total, weight)
+    assert gradient[7].tolist() == pytest.approx([1 / V - 1] * H, rel=2**-7)
+
+
 def test_gradients_pass_gradcheck():
     hidden, weight, wanted = random_case(ordinary=2, coords=2, dtype=torch.float64)
     bias = torch.zeros(V, dtype=torch.float64, requires_grad=True)

@@ -44,6 +44,35 @@ def test_short_segments_leave_no_row_empty():
     assert [len(row) for rows, _ in planned for row in rows] == [1, 1, 1]
 
 
+def packed(*, min_fill):
+    return PackedRows(10, capacity=8, min_fill=min_fill)
+
+
+def test_a_row_says_how_full_it_is_and_what_waits():
+    planned = packed(min_fill=0.1).plan([[Piece(3), Piece(4), Piece(6)], []])
+    assert [figures for _, figures in planned] == [
+        {
+            "packing/post_rollout_fill": 0.9,
+            "packing/post_rollout_selected_total_len": 9.0,
+            "packing/post_rollout_segments": 2.0,
+            "packing/post_rollout_buffer": 1.0,
+        },
+        {
+            "packing/post_rollout_fill": 0.4,
+            "packing/post_rollout_selected_total_len": 4.0,
+            "packing/post_rollout_segments": 1.0,
+            "packing/post_rollout_buffer": 0.0,
+        },
+    ]
+
+
+@pytest.mark.parametrize(("lengths", "warnings"), [([6, 6], 0), ([6, 5], 1), ([5, 4, 3], 1)])
+def test_rows_below_the_wanted_fill_are_warned_of_once(lengths, warnings, caplog):
+    packed(min_fill=0.6).plan([[Piece(length)] for length in lengths])
+    found = [one for one in caplog.records if "training.packing_min_fill_ratio" in one.message]
+    assert len(found) == warnings
+
+
 def test_a_window_that_does_not_fit_is_refused_with_the_way_out():
     with pytest.raises(PackingError, match="post_rollout_pack_scope: micro"):
         rows_of(10, 2).plan([[Piece(6), Piece(6)], [Piece(6)]])

@@ -76,6 +76,13 @@ def test_the_cheapest_assignment_wins_over_the_greedy_one():
     assert {(pair.pred, pair.gt) for pair in result.pairs} == {(0, 0), (1, 1)}
 
 
+def test_a_pair_costs_what_its_overlap_lacks():
+    (pair,) = match([box(0, 0, 999, 999)], [box(0, 0, 999, 500)]).pairs
+    assert (pair.iou, pair.cost) == (0.5, 0.5)
+    (pair,) = match([box(100, 100, 200, 200)], [box(110, 110, 210, 210)]).pairs
+    assert (pair.iou, pair.cost) == pytest.approx((0.685233, 1 - 0.685233), abs=1e-6)
+
+
 def test_a_pair_is_only_matched_below_the_price_of_leaving_both_out():
     pred, gt = [box(0, 0, 999, 999)], [box(0, 0, 999, 500)]  # IoU 0.5, cost 0.5
     assert match(pred, gt, MatchOptions(fp_cost=0.3, fn_cost=0.3)).pairs

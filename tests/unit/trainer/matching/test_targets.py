@@ -92,6 +92,15 @@ def test_a_token_that_fuses_quote_and_description_is_silent(any_vocab):
         assert (i in target.tail_ignore_pos) == inside
 
 
+@pytest.mark.parametrize("desc", ["猫", "猫 on a 桌", "cat 猫", "🦊🦊"])
+def test_every_token_of_a_character_that_spans_several_is_silent(any_vocab, desc):
+    tail = target_of(any_vocab, "", [GTObject(desc, "bbox", (1, 2, 3, 4))])
+    ids = list(tail.y_train_ids[tail.prefix_len :])
+    taught = [token for i, token in enumerate(ids) if i not in tail.tail_ignore_pos]
+    text = any_vocab.decode(taught)
+    assert text.isascii()  # neither a character nor one of its bytes, which would spell U+FFFD
+
+
 def test_a_coordinate_token_inside_a_description_is_silent(any_vocab):
     target = target_of(any_vocab, "", [GTObject("like <|coord_7|>", "bbox", (1, 2, 3, 4))])
     assert target.tail_coord_bins == (1, 2, 3, 4)

@@ -40,6 +40,15 @@ def test_weights_are_pushed_once_for_each_step(recorder):
     assert [report.version if report else None for report in reports] == [0, None, 1, None, None, 4]
 
 
+def test_a_push_is_told_with_its_size_and_its_servers(recorder, caplog):
+    caplog.set_level("INFO")
+    report = SyncReport(version=0, seconds=1.25, bytes=45_600_000, tensors=7, servers=("http://a", "http://b"))
+    recorder.sync = lambda model, *, version: replace(report, version=version)
+    SyncPolicy("full", full=recorder).ensure_synced(MODEL, 3)
+    assert "weights of step 3 on 2 servers: " in caplog.text
+    assert ", 7 tensors, 45.6 MB each, 1.25 s" in caplog.text
+
+
 def test_a_failed_push_is_tried_again_for_the_same_step(recorder):
     policy = SyncPolicy("full", full=recorder)
     policy.ensure_synced(MODEL, 3)
