@@ -1,18 +1,19 @@
 """What more than one tier of tests stands on."""
 
-import os
-import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
+LOCAL_CLUSTER = Path(__file__).parents[1] / "hack" / "local-cluster" / "local-cluster"
+
+
+def tool(name: str) -> str:
+    """Return the path of helm or kubectl: the one on PATH, else the one that hack/local-cluster fetches."""
+    return subprocess.run([LOCAL_CLUSTER, "tool", name], check=True, text=True, stdout=subprocess.PIPE).stdout.strip()
+
 
 @pytest.fixture(scope="session")
 def helm() -> str:
-    """helm from PATH, else the one that hack/local-cluster built."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stage2" / "cluster" / "bin"
-    built = sorted(cache.glob("**/helm"), key=lambda path: path.stat().st_mtime)
-    found = shutil.which("helm") or (str(built[-1]) if built else None)
-    if found is None:
-        pytest.skip("no helm on PATH and none built by hack/local-cluster")
-    return found
+    """helm."""
+    return tool("helm")

