@@ -6,9 +6,6 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 CODE := crds controller trainer cli hack examples bench
-PYTEST := pytest -q --durations=15 --durations-min=5
-# Two processes, each with whole files: what a file shares (a real vLLM takes a minute to start) is started once.
-TWICE := -n 2 --dist loadfile
 OUT ?= out/demo
 
 .PHONY: help setup demo demo-cluster test test-unit test-integration test-cluster test-gpu lint format verify generate bench smoke-colocate images clean
@@ -27,19 +24,20 @@ demo: setup ## Train the tiny job as local processes: three vLLM servers and a l
 demo-cluster: setup ## The same on Kubernetes: KUBECONFIG, else kind, else a cluster built from source
 	hack/demo-cluster
 
-test: test-unit test-integration test-cluster ## All tests
+test: setup ## All tests; integration computes while the cluster waits, so these two run side by side
+	python -m tests.tiers unit integration,cluster
 
 test-unit: setup ## Hermetic tests
-	$(PYTEST) $(TWICE) tests/unit
+	python -m tests.tiers unit
 
 test-integration: setup ## Real vLLM servers and the CPU stub, processes and HTTP
-	$(PYTEST) $(TWICE) tests/integration
+	python -m tests.tiers integration
 
 test-cluster: setup ## A real API server and kubelet: the cluster of KUBECONFIG, else hack/local-cluster
-	$(PYTEST) tests/cluster
+	python -m tests.tiers cluster
 
 test-gpu: setup ## Checks that need a CUDA device: packing under flash attention, what offload frees
-	$(PYTEST) tests/gpu --log-cli-level=INFO
+	pytest -q tests/gpu --log-cli-level=INFO
 
 lint: setup ## ruff, mypy --strict, the import law
 	ruff check . && ruff format --check . && mypy && lint-imports

@@ -128,7 +128,7 @@ def endure(
                 break
             killer.strike()
             time.sleep(2)
-        print(f"seed {killer.seed}: killed {dict(killer.killed)}; {len(finished(kubectl))} jobs have ended")  # noqa: T201
+        print(f"seed {killer.seed}: killed {dict(killer.killed)}; {len(finished(kubectl))} jobs have ended")
         eventually(
             lambda: not kubelets.alive() or len(finished(kubectl)) == len(kubelets.fates),
             why="all jobs end",
