@@ -8,7 +8,7 @@ export TOKENIZERS_PARALLELISM := false
 CODE := crds controller trainer cli hack examples bench
 OUT ?= out/demo
 
-.PHONY: help setup demo demo-cluster test test-unit test-integration test-cluster test-gpu lint format verify generate bench smoke-colocate images clean
+.PHONY: help setup demo demo-cluster test test-unit test-integration test-cluster test-jobs test-all test-gpu lint format verify generate bench smoke-colocate images clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}'
@@ -35,6 +35,12 @@ test-integration: setup ## Real vLLM servers and the CPU stub, processes and HTT
 
 test-cluster: setup ## A real API server and kubelet: the cluster of KUBECONFIG, else hack/local-cluster
 	python -m tests.tiers cluster
+
+test-jobs: setup ## The example jobs trained by real images in real pods, on the same kind of cluster
+	python -m tests.tiers jobs
+
+test-all: setup ## All of these in as little time as two cores allow
+	python -m tests.tiers unit integration,cluster+jobs
 
 test-gpu: setup ## Checks that need a CUDA device: packing under flash attention, what offload frees
 	pytest -q tests/gpu --log-cli-level=INFO

@@ -1,16 +1,10 @@
 """What more than one tier of tests stands on."""
 
-import subprocess
-from pathlib import Path
-
 import pytest
 
-LOCAL_CLUSTER = Path(__file__).parents[1] / "hack" / "local-cluster" / "local-cluster"
+from tests.tools import tool
 
-
-def tool(name: str) -> str:
-    """Return the path of helm or kubectl: the one on PATH, else the one that hack/local-cluster fetches."""
-    return subprocess.run([LOCAL_CLUSTER, "tool", name], check=True, text=True, stdout=subprocess.PIPE).stdout.strip()
+pytest_plugins = ["tests.clusters"]
 
 
 @pytest.fixture(scope="session")

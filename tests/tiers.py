@@ -1,8 +1,9 @@
-"""Run tiers of tests, and say where the time went: `python -m tests.tiers unit integration,cluster`.
+"""Run tiers of tests, and say where the time went: `python -m tests.tiers unit integration,cluster+jobs`.
 
-Stages run one after the other; tiers that a comma joins run side by side, because integration computes while the
-cluster waits. Each tier writes its output, its JUnit report and its times to out/tests; a table and the ten slowest
-tests of each end the run. `--write` puts the table into docs/testing.md.
+Stages run one after the other. Tiers that a comma joins run side by side, because integration computes while the cluster
+waits; those that a plus joins are one run of pytest, which boots one cluster. Each run writes its output, its JUnit
+report and its times to out/tests; a table and the ten slowest tests of each end it. `--write` puts the table into
+docs/testing.md.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ ARGUMENTS = {
     "unit": (*TWICE, "tests/unit"),
     "integration": (*TWICE, "tests/integration"),
     "cluster": ("tests/cluster",),
+    "jobs": ("tests/jobs",),
 }
 SLOWEST = 10
 SIGN_OF_LIFE_S = 60.0
@@ -59,7 +61,7 @@ class Tier:
 
     def run(self) -> None:
         """Run the tier to its end, and read its report."""
-        command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={self.report}", *ARGUMENTS[self.name]]
+        command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={self.report}", *arguments(self.name)]
         self.report.unlink(missing_ok=True)
         start = time.monotonic()
         with self.log.open("wb") as output:
@@ -85,6 +87,11 @@ class Tier:
             for case in suite.iter("testcase")
         ]
         self.slowest = sorted(timed, reverse=True)[:SLOWEST]
+
+
+def arguments(name: str) -> list[str]:
+    """Return pytest's arguments for tiers that a plus joins."""
+    return list(dict.fromkeys(argument for tier in name.split("+") for argument in ARGUMENTS[tier]))
 
 
 def run_stage(names: Sequence[str]) -> list[Tier]:
@@ -142,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--write", action="store_true", help="put the table into docs/testing.md")
     options = parser.parse_args(arguments)
     stages = [stage.split(",") for stage in options.stages]
-    if unknown := {name for stage in stages for name in stage} - set(ARGUMENTS):
+    if unknown := {tier for stage in stages for name in stage for tier in name.split("+")} - set(ARGUMENTS):
         parser.error(f"no such tier: {', '.join(sorted(unknown))}; there are {', '.join(ARGUMENTS)}")
     OUT.mkdir(parents=True, exist_ok=True)
     done: list[Tier] = []

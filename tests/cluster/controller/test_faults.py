@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 
 from local_cluster.layout import NODE_NAME, Layout
-from tests.cluster.conftest import LocalCluster
 from tests.cluster.controller import pretended
 from tests.cluster.controller.conftest import HERE, Kubectl, eventually, job
 from tests.cluster.controller.fake_nodes import FakeNodes
 from tests.cluster.controller.test_availability import Replica
+from tests.clusters import LocalCluster
 
 PODS = ("learner", "rollout", "rollout", "server")
 COMPONENTS = ("kube-apiserver", "kube-scheduler", "kube-controller-manager", "kubelet", "containerd")

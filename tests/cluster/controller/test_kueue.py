@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.cluster.conftest import ROOT, LocalCluster
 from tests.cluster.controller.conftest import (
     HERE,
     Controller,
@@ -24,6 +23,7 @@ from tests.cluster.controller.conftest import (
     reason,
 )
 from tests.cluster.controller.fake_nodes import FakeNodes
+from tests.clusters import ROOT, LocalCluster
 
 pytestmark = pytest.mark.timeout(1800)  # the first run on a machine builds Kueue
 NAME = "workloads.kueue.x-k8s.io"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.cluster.conftest import ROOT, Ran, kubectl, run_job, whole_record
+from tests.clusters import ROOT, Ran, kubectl, run_job, whole_record
 
 JOB = "job-colocate-tiny"
 STEPS = 3

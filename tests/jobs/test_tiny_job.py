@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests.cluster.conftest import Images, whole_record
+from tests.clusters import Images, whole_record
 
 ROOT = Path(__file__).parents[2]
 JOB = "job-3v1-tiny"

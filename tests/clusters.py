@@ -1,0 +1,191 @@
+"""What tests on Kubernetes stand on: a cluster, an API server alone, and the images of this project.
+
+A cluster is the one that KUBECONFIG names, else hack/local-cluster, which these fixtures bring up and take down again.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tools import LOCAL_CLUSTER, tool
+
+ROOT = Path(__file__).parents[1]
+BUILD_TIMEOUT_S = 3600
+"""The first run on a machine builds Kubernetes and the trainer's image."""
+JOB_TIMEOUT_S = 900
+
+
+@dataclass(frozen=True)
+class Images:
+    """References that a pod can use."""
+
+    controller: str
+    trainer: str
+
+
+class LocalCluster:
+    """The command hack/local-cluster; its progress goes to the terminal."""
+
+    command = str(LOCAL_CLUSTER)
+
+    def __call__(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run it to its end."""
+        return subprocess.run([self.command, *arguments], check=check, text=True, stdout=subprocess.PIPE)
+
+    def up(self, *arguments: str) -> Path:
+        """Bring a cluster up, unless it runs already; return its kubeconfig."""
+        return self._printed_kubeconfig(self("up", *arguments))
+
+    def running(self) -> Path | None:
+        """The running cluster's kubeconfig."""
+        status = self("status", check=False)
+        return None if status.returncode else self._printed_kubeconfig(status)
+
+    @staticmethod
+    def _printed_kubeconfig(result: subprocess.CompletedProcess[str]) -> Path:
+        return Path(result.stdout.partition("KUBECONFIG=")[2].splitlines()[0])
+
+
+@pytest.fixture(scope="session")
+def kubectl_on_path() -> None:
+    """Where the machine has no kubectl, take the one that hack/local-cluster fetches."""
+    if shutil.which("kubectl") is None:
+        os.environ["PATH"] += os.pathsep + str(Path(tool("kubectl")).parent)
+
+
+@pytest.fixture(scope="session")
+def local_cluster(kubectl_on_path: None) -> LocalCluster:
+    """hack/local-cluster."""
+    return LocalCluster()
+
+
+@pytest.fixture(scope="session")
+def root() -> None:
+    """Skip where a node cannot be booted."""
+    if os.geteuid() != 0:
+        pytest.skip("a local cluster needs root (or name a cluster with KUBECONFIG)")
+
+
+@pytest.fixture(scope="session")
+def apiserver(local_cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Administrator's kubeconfig of an API server alone: objects live, nothing acts on them. Needs no root."""
+    home = str(tmp_path_factory.mktemp("control-plane") / "home")
+    try:
+        yield local_cluster.up("--control-plane-only", "--dir", home)
+    finally:
+        local_cluster("down", "--dir", home)
+
+
+@pytest.fixture(scope="session")
+def kubeconfig(request: pytest.FixtureRequest, local_cluster: LocalCluster) -> Iterator[Path]:
+    """Kubeconfig of a whole cluster with four nvidia.com/gpu: KUBECONFIG's, else a local one for this session."""
+    if named := os.environ.get("KUBECONFIG"):
+        yield Path(named)
+        return
+    request.getfixturevalue("root")
+    found_running = local_cluster.running()
+    try:
+        booted = local_cluster.up()
+        local_cluster("enable", "kube-router")  # as on most clusters: jobs must work under their policies
+        yield booted
+    finally:
+        if not found_running:
+            local_cluster("down")
+
+
+@pytest.fixture(scope="session")
+def on_local_cluster(kubeconfig: Path, local_cluster: LocalCluster) -> Path:
+    """The kubeconfig, where it is the local cluster's; images can be built and loaded there."""
+    if local_cluster.running() != kubeconfig:
+        pytest.skip("only on a cluster of hack/local-cluster")
+    return kubeconfig
+
+
+@pytest.fixture(scope="session")
+def controller_image(request: pytest.FixtureRequest, local_cluster: LocalCluster) -> str:
+    """Image of the controller: STAGE2_CONTROLLER_IMAGE, else built and loaded into the local cluster."""
+    return _image(request, local_cluster, "controller")
+
+
+@pytest.fixture(scope="session")
+def stage2_images(request: pytest.FixtureRequest, local_cluster: LocalCluster, controller_image: str) -> Images:
+    """Both images: STAGE2_CONTROLLER_IMAGE and STAGE2_TRAINER_IMAGE, else built and loaded into the local cluster."""
+    return Images(controller=controller_image, trainer=_image(request, local_cluster, "trainer"))
+
+
+def _image(request: pytest.FixtureRequest, local_cluster: LocalCluster, name: str) -> str:
+    if named := os.environ.get(f"STAGE2_{name.upper()}_IMAGE"):
+        return named
+    request.getfixturevalue("on_local_cluster")
+    local_cluster("build", name)
+    return f"stage2/{name}:dev"
+
+
+@pytest.fixture(scope="session")
+def installed(kubeconfig: Path, stage2_images: Images, helm: str) -> Iterator[Path]:
+    """The kubeconfig of a cluster on which the chart is installed with these images, removed at the session's end."""
+    controller, trainer = (image.rsplit(":", 1) for image in (stage2_images.controller, stage2_images.trainer))
+    command = [helm, f"--kubeconfig={kubeconfig}", "--namespace=stage2-system"]
+    images = {
+        "image.repository": controller[0],
+        "image.tag": controller[1],
+        "workloadImage.repository": trainer[0],
+        "workloadImage.tag": trainer[1],
+    }
+    values = [f"--set={name}={value}" for name, value in images.items()]
+    install = ["upgrade", "--install", "stage2", ROOT / "charts/stage2", "--create-namespace", "--take-ownership"]
+    try:
+        subprocess.run([*command, *install, "--wait", "--timeout=5m", *values], check=True)
+        yield kubeconfig
+    finally:
+        subprocess.run([*command, "uninstall", "stage2", "--wait", "--ignore-not-found"], check=True)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A job that has ended: its last state, and what `kubectl logs` had of its learner."""
+
+    job: Mapping[str, Any]
+    log: str
+
+    def records(self, event: str) -> list[dict[str, Any]]:
+        """The learner's JSON lines of one kind, in order."""
+        lines = [json.loads(line) for line in self.log.splitlines() if line.startswith('{"event"')]
+        return [line for line in lines if line["event"] == event]
+
+
+def whole_record(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The one reproducibility record of a run, after a look at what it says of every example."""
+    (record,) = found
+    assert record["sync"] == {"requested": "full", "effective": "full"}
+    assert record["rollout_seed"] == 17
+    assert len(record["config_sha256"]) == len(record["dataset"]["sha256"]) == 64
+    assert all(record["versions"][name] for name in ("stage2", "torch", "transformers", "peft", "vllm", "python"))
+    return record
+
+
+def kubectl(kubeconfig: Path, *arguments: str, stdin: str | None = None) -> str:
+    """Run kubectl in the namespace default; return what it printed."""
+    command = ["kubectl", f"--kubeconfig={kubeconfig}", "--namespace=default", *arguments]
+    return subprocess.run(command, check=True, text=True, input=stdin, stdout=subprocess.PIPE).stdout
+
+
+def run_job(kubeconfig: Path, manifest: Mapping[str, Any]) -> Ran:
+    """Apply a job and follow it to its end; it stays in the cluster."""
+    name = manifest["metadata"]["name"]
+    kubectl(kubeconfig, "apply", "--filename=-", stdin=json.dumps(manifest))
+    deadline = time.monotonic() + JOB_TIMEOUT_S
+    while True:
+        job = json.loads(kubectl(kubeconfig, "get", "rmj", name, "--output=json"))
+        if job.get("status", {}).get("phase") in ("Succeeded", "Failed"):
+            return Ran(job, kubectl(kubeconfig, "logs", f"job/{name}-learner", "--tail=-1"))
+        assert time.monotonic() < deadline, job
+        time.sleep(1)
