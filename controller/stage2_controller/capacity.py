@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from stage2_controller import names, placement
-from stage2_controller.ledger import Amounts, Ledger
-from stage2_controller.observe import Key, key_of, version_of
+from stage2_controller.key import Key
+from stage2_controller.ledger import Ledger
+from stage2_controller.observe import key_of, version_of
 from stage2_controller.observed import Object
 from stage2_controller.placement import Need, Room
+from stage2_controller.quantity import Amounts
 
 SHUNNED_S = 300.0
 MOST_DOUBLINGS = 6  # five hours and a bit

@@ -13,7 +13,7 @@ from stage2_api.job import RolloutMatchingJob, parse_job
 from stage2_controller import names, siting
 from stage2_controller.children import configmap, deployment, job, meta, networkpolicy, pod, service
 from stage2_controller.containers import Workload, containers
-from stage2_controller.observe import Key
+from stage2_controller.key import Key
 from stage2_controller.placement import Need
 
 # Of a job that names no image, where no chart says another.

@@ -8,7 +8,7 @@ from typing import Any
 from stage2_api.errors import shortened
 from stage2_controller import conditions, explain, reasons
 from stage2_controller.conditions import Condition, merged
-from stage2_controller.observe import Key
+from stage2_controller.key import Key
 from stage2_controller.plan import Plan
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,8 @@ import aiohttp
 from stage2_controller import names
 from stage2_controller.apply import ApiRefused
 from stage2_controller.capacity import Capacity
-from stage2_controller.observe import KINDS, Key, Store, key_of
+from stage2_controller.key import Key
+from stage2_controller.observe import KINDS, Store, key_of
 from stage2_controller.observed import Object
 
 logger = logging.getLogger(__name__)

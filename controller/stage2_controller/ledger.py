@@ -1,8 +1,8 @@
 """What is taken on one node, summed as entries come and go: asking costs the same however many there are. Pure."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 
-Amounts = Mapping[str, float]  # by resource name, in base units
+from stage2_controller.quantity import Amounts
 
 
 class Ledger:

@@ -2,9 +2,10 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from stage2_controller import names
+from stage2_controller.key import Key
 from stage2_controller.observed import Object
 
 # Watched by label. ConfigMaps and Secrets are read one by one instead: nobody has to let the controller list those.
@@ -12,16 +13,6 @@ CHILD_KINDS = ("Deployment", "Job", "Service", "NetworkPolicy", "Pod")
 KUEUE_KIND = "Workload"  # watched only where Kueue is installed
 KINDS = (names.KIND, *CHILD_KINDS)
 _OF_A_POD = ("nodeName", "readinessGates")
-
-
-class Key(NamedTuple):
-    """A job's namespace and name: what the queue holds."""
-
-    namespace: str
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
 
 
 def key_of(kind: str, body: Object) -> Key | None:

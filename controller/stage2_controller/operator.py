@@ -21,8 +21,9 @@ from stage2_controller.draft import Settings
 from stage2_controller.election import Election
 from stage2_controller.everywhere import Everywhere, pod_events
 from stage2_controller.freshness import Freshness
+from stage2_controller.key import Key
 from stage2_controller.metrics import CONTENT_TYPE, Metrics
-from stage2_controller.observe import KINDS, KUEUE_KIND, Key, Store, key_of
+from stage2_controller.observe import KINDS, KUEUE_KIND, Store, key_of
 from stage2_controller.polls import ProgressPolls
 from stage2_controller.progress import ProgressReader
 from stage2_controller.queue import WorkQueue

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stage2_controller import quantity
-from stage2_controller.ledger import Amounts
 from stage2_controller.observed import Object
+from stage2_controller.quantity import Amounts
 
 _BLOCKING = ("NoSchedule", "NoExecute")
 _OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from stage2_controller import names
-from stage2_controller.observe import Key
+from stage2_controller.key import Key
 from stage2_controller.observed import Object, running
 
 logger = logging.getLogger(__name__)

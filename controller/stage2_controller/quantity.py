@@ -1,6 +1,9 @@
 """Kubernetes quantities ("500m", "16Gi", 2) as numbers, so that amounts can be compared and added."""
 
+from collections.abc import Mapping
 from typing import Any
+
+Amounts = Mapping[str, float]  # by resource name, in base units
 
 _SUFFIXES = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "Ki": 2**10, "M": 1e6, "Mi": 2**20, "G": 1e9, "Gi": 2**30,
              "T": 1e12, "Ti": 2**40, "P": 1e15, "Pi": 2**50, "E": 1e18, "Ei": 2**60}  # fmt: skip

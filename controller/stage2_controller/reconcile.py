@@ -18,8 +18,9 @@ from stage2_controller.capacity import Capacity
 from stage2_controller.draft import Drafts, Settings
 from stage2_controller.events import events
 from stage2_controller.fault import Faults
+from stage2_controller.key import Key
 from stage2_controller.metrics import Metrics
-from stage2_controller.observe import Key, Store, slim
+from stage2_controller.observe import Store, slim
 from stage2_controller.observed import FIELDS, Object, Observed, terminating
 from stage2_controller.plan import Plan, plan
 from stage2_controller.polls import ProgressPolls

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from stage2_controller import conditions, names, placement, reasons
 from stage2_controller.conditions import Condition
-from stage2_controller.observe import Key
+from stage2_controller.key import Key
 from stage2_controller.observed import Object, Observed, terminating
 from stage2_controller.placement import Need, Room
 

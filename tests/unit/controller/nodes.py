@@ -5,7 +5,7 @@ from typing import Any
 
 from stage2_controller import names
 from stage2_controller.capacity import Capacity
-from stage2_controller.observe import Key
+from stage2_controller.key import Key
 from tests.unit.controller import builders as b
 
 Object = dict[str, Any]

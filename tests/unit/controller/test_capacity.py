@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from stage2_controller import placement
 from stage2_controller.capacity import SHUNNED_S, Capacity
-from stage2_controller.observe import Key
+from stage2_controller.key import Key
 from stage2_controller.placement import Need, PodNeed
 from tests.unit.controller import nodes as n
 

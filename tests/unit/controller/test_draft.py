@@ -1,7 +1,7 @@
 """A draft is made once for a spec, anew for another one, and forgotten with its job."""
 
 from stage2_controller.draft import Drafts
-from stage2_controller.observe import Key
+from stage2_controller.key import Key
 from tests.unit.controller import builders as b
 
 

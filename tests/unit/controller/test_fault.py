@@ -11,8 +11,9 @@ from stage2_controller.capacity import Capacity
 from stage2_controller.conditions import find
 from stage2_controller.events import events
 from stage2_controller.fault import Faults
+from stage2_controller.key import Key
 from stage2_controller.metrics import Metrics
-from stage2_controller.observe import Key, Store
+from stage2_controller.observe import Store
 from stage2_controller.plan import Plan
 from stage2_controller.queue import Broken
 from stage2_controller.reconcile import Reconciler

@@ -6,7 +6,8 @@ import pytest
 
 from stage2_controller import names
 from stage2_controller.freshness import Freshness
-from stage2_controller.observe import KINDS, Key, Store
+from stage2_controller.key import Key
+from stage2_controller.observe import KINDS, Store
 from tests.unit.controller.test_observe import KEY, seen, version
 
 

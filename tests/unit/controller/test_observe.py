@@ -3,7 +3,8 @@
 from typing import Any
 
 from stage2_controller import names
-from stage2_controller.observe import Key, Store, key_of
+from stage2_controller.key import Key
+from stage2_controller.observe import Store, key_of
 
 KEY = Key("team-a", "job-3v1")
 

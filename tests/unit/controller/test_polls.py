@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stage2_controller import polls
-from stage2_controller.observe import Key
+from stage2_controller.key import Key
 from stage2_controller.polls import ProgressPolls
 from tests.unit.controller import builders as b
 

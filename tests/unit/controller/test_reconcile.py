@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from stage2_controller import conditions, names, reasons
+from stage2_controller.key import Key
 from stage2_controller.metrics import Metrics
-from stage2_controller.observe import KINDS, Key, Store
+from stage2_controller.observe import KINDS, Store
 from stage2_controller.polls import ProgressPolls
 from stage2_controller.progress import ProgressReader
 from stage2_controller.reconcile import Reconciler
