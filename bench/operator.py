@@ -30,8 +30,8 @@ from bench import jobset
 from bench.cluster import Object, Watch, clear, job, kubectl, namespace, node, until
 
 from stage2_api.job import parse_job
-from stage2_controller.apply import Api, connect
-from stage2_controller.plan import static_children
+from stage2_controller.cluster.apply import Api, connect
+from stage2_controller.job.plan import static_children
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results" / "operator.md"

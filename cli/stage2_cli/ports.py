@@ -6,8 +6,8 @@ import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from stage2_controller import names
-from stage2_controller.containers import POD_PORTS, LearnerPorts
+from stage2_controller.job import names
+from stage2_controller.job.containers import POD_PORTS, LearnerPorts
 
 _APART = 20  # more than a run uses from any one of its ports on
 _RUNS = 50

@@ -29,7 +29,7 @@ from stage2_cli.paths import PathMap, parse_mappings
 from stage2_cli.ports import learner_ports
 from stage2_cli.processes import LocalProcess
 from stage2_cli.run_console import Watcher, console
-from stage2_controller.containers import POD_PORTS, Container, LearnerPorts, Workload, containers
+from stage2_controller.job.containers import POD_PORTS, Container, LearnerPorts, Workload, containers
 
 _POLL_S = 0.5
 _FAILED = 1

@@ -14,7 +14,7 @@ from stage2_api.job import parse_job
 from stage2_api.runconfig import RunConfig, parse_run_config
 from stage2_cli.errors import show_config_error, show_idle_settings
 from stage2_cli.files import is_job, load_documents, load_yaml
-from stage2_controller import templates
+from stage2_controller.job import templates
 
 
 def validate_files(files: Sequence[Path]) -> int:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from stage2_api.job import parse_job
-from stage2_controller import names
-from stage2_controller.children.meta import labels
-from stage2_controller.children.networkpolicy import CONTROLLER_LABELS, networkpolicy
-from stage2_controller.containers import containers
+from stage2_controller.job import names
+from stage2_controller.job.children.meta import labels
+from stage2_controller.job.children.networkpolicy import CONTROLLER_LABELS, networkpolicy
+from stage2_controller.job.containers import containers
 from tests.cluster.controller.conftest import Kubectl, eventually, job
 
 JOB = "guarded"

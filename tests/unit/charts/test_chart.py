@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from stage2_api.job import parse_job
-from stage2_controller.plan import static_children
+from stage2_controller.job.plan import static_children
 
 ROOT = Path(__file__).parents[3]
 CHART = ROOT / "charts" / "stage2"
@@ -141,7 +141,7 @@ def test_the_learners_of_all_jobs_are_scraped_at_the_port_that_they_have(templat
 
 
 def test_the_dashboard_asks_only_for_figures_that_the_controller_has(template: Template) -> None:
-    from stage2_controller.metrics import Metrics
+    from stage2_controller.loop.metrics import Metrics
 
     status = {"step": 1, "maxSteps": 2, "loss": 0.5, "restarts": 0, "sync": {"seconds": 0.1}}
     metrics = Metrics(lambda: [{"metadata": {"name": "a", "namespace": "b"}, "status": status}])
@@ -167,7 +167,7 @@ def test_the_images_follow_the_values(template: Template) -> None:
 
 
 def test_the_controller_options_exist(template: Template) -> None:
-    from stage2_controller.__main__ import _parser
+    from stage2_controller.loop.main import _parser
 
     arguments = controller_pod(template('controller.namespaces=["a"]'))["containers"][0]["args"]
     options = _parser().parse_args(arguments)

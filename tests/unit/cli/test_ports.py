@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from stage2_cli.ports import learner_ports
-from stage2_controller.containers import LearnerPorts
+from stage2_controller.job.containers import LearnerPorts
 
 
 def used(ports: LearnerPorts) -> set[int]:

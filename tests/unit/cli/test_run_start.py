@@ -8,7 +8,7 @@ import pytest
 from stage2_cli import run
 from stage2_cli.files import load_job
 from stage2_cli.processes import LocalProcess
-from stage2_controller.containers import Container
+from stage2_controller.job.containers import Container
 
 ROOT = Path(__file__).parents[3]
 MAPPED = {"/opt/stage2/examples/shapes": ROOT, "/opt/stage2/examples/tiny-qwen3-vl": ROOT}

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from stage2_controller import names
-from stage2_controller.children import meta
-from stage2_controller.draft import Settings
-from stage2_controller.observed import Observed
-from stage2_controller.plan import Plan, plan
+from stage2_controller.job import names
+from stage2_controller.job.children import meta
+from stage2_controller.job.draft import Settings
+from stage2_controller.job.observed import Observed
+from stage2_controller.job.plan import Plan, plan
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 SETTINGS = Settings(image="stage2/trainer:test", kueue=True)

@@ -1,0 +1,280 @@
+"""Requests to the API server: server-side apply with our field manager, create-once, delete, status, events, lists."""
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import aiohttp
+from kubernetes.aio import client, config
+from kubernetes.aio.dynamic import DynamicClient
+from kubernetes.aio.dynamic.exceptions import DynamicApiError
+
+from stage2_controller.job import names
+from stage2_controller.job.events import Event
+from stage2_controller.job.gates import Gate
+
+logger = logging.getLogger(__name__)
+
+Object = Mapping[str, Any]
+
+# The API paths of all kinds that the controller touches: no discovery requests, no permission for them.
+_API = {
+    names.KIND: f"apis/{names.API_VERSION}",
+    "Deployment": "apis/apps/v1",
+    "Job": "apis/batch/v1",
+    "Service": "api/v1",
+    "ConfigMap": "api/v1",
+    "Secret": "api/v1",
+    "Pod": "api/v1",
+    "NetworkPolicy": "apis/networking.k8s.io/v1",
+    "Workload": "apis/kueue.x-k8s.io/v1beta2",
+    "ResourceFlavor": "apis/kueue.x-k8s.io/v1beta2",
+    "Event": "api/v1",
+    "Node": "api/v1",
+    "PriorityClass": "apis/scheduling.k8s.io/v1",
+    "Lease": "apis/coordination.k8s.io/v1",
+}
+_PLURAL = {names.KIND: names.PLURAL, "PriorityClass": "priorityclasses", "NetworkPolicy": "networkpolicies"}
+Requested = Callable[[str, str, int], None]
+_MESSAGE_LIMIT = 1024  # characters; the API server refuses longer event messages
+_REQUEST_S = 30
+
+
+class ApiRefused(Exception):
+    """The API server did not do what it was asked."""
+
+    def __init__(self, what: str, error: DynamicApiError) -> None:
+        self.status: int = error.status
+        self.message = _reason(error)
+        super().__init__(f"{what}: {self.message}")
+
+
+async def connect(requested: Requested) -> "Api":
+    """A client by the pod's service account, else by KUBECONFIG or ~/.kube/config.
+
+    `requested(verb, resource, code)` is told of every request; code 0 means that there was no answer.
+    """
+    configuration = client.Configuration()
+    try:
+        config.load_incluster_config(configuration)  # type: ignore[no-untyped-call]
+    except config.ConfigException:
+        await config.load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+    return Api(client.ApiClient(configuration), requested)
+
+
+class Api:
+    """The few requests that the controller makes. Objects are plain dictionaries, as on the wire."""
+
+    def __init__(self, api_client: client.ApiClient, requested: Requested) -> None:
+        self._client = api_client
+        self._requested = requested
+        self._dynamic = DynamicClient(api_client)  # type: ignore[no-untyped-call]
+
+    async def close(self) -> None:
+        """Ends all connections."""
+        await self._client.close()  # type: ignore[no-untyped-call]
+
+    async def get(self, kind: str, namespace: str | None, name: str) -> Object | None:
+        """The object, or None if there is none."""
+        try:
+            return await self._request("get", path(kind, namespace, name))
+        except ApiRefused as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def list(self, kind: str, namespace: str | None, *, labelled: bool) -> Object:
+        """The list of a kind in one namespace or in all; `labelled`: only our children."""
+        selector = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}" if labelled else None
+        return await self._request("get", path(kind, namespace), label_selector=selector)
+
+    async def watch(self, kind: str, version: str, *, ends_after_s: int) -> aiohttp.ClientResponse:
+        """A watch on a kind in all namespaces, from a resource version on: an answer whose lines are events.
+
+        The typed API has watches too, and costs a hundred MB of models when it is first touched.
+        """
+        where = path(kind, None)
+        try:
+            answer: aiohttp.ClientResponse = await self._dynamic.request(
+                "get",
+                where,
+                serialize=False,
+                query_params=[("watch", "true"), ("resourceVersion", version), ("timeoutSeconds", ends_after_s)],
+                header_params={},
+                _request_timeout=float(ends_after_s + _REQUEST_S),  # also where the network has gone
+            )
+        except DynamicApiError as error:
+            raise ApiRefused(f"WATCH {where}", error) from error
+        return answer
+
+    async def apply(self, manifest: Object) -> Object:
+        """Server-side apply; takes over fields that others hold."""
+        metadata = manifest["metadata"]
+        return await self._apply(path(manifest["kind"], metadata["namespace"], metadata["name"]), manifest)
+
+    async def apply_status(self, job: Object, status: Object) -> Object | None:
+        """Makes `status` the status of the job; None if the job is gone or another of its name took its place."""
+        metadata = {key: job["metadata"][key] for key in ("name", "namespace", "uid")}
+        body = {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": metadata, "status": status}
+        try:
+            return await self._apply(f"{path(names.KIND, metadata['namespace'], metadata['name'])}/status", body)
+        except ApiRefused as error:
+            if error.status in (404, 409):
+                return None
+            raise
+
+    async def apply_condition(self, namespace: str, gate: Gate, *, at: str) -> None:
+        """Makes a pod's readiness gate say this; a pod that is gone needs none."""
+        condition = {"type": names.GATE, "status": gate.status, "message": gate.message, "lastTransitionTime": at}
+        body = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": gate.pod, "namespace": namespace},
+            "status": {"conditions": [condition]},
+        }
+        try:
+            await self._apply(f"{path('Pod', namespace, gate.pod)}/status", body)
+        except ApiRefused as error:
+            if error.status != 404:
+                raise
+
+    async def patch_status(self, kind: str, namespace: str, name: str, patch: Object) -> bool:
+        """Merges into the status of an object that another controller owns too; one that is gone needs none.
+
+        False if it is not the version any more whose metadata.resourceVersion the patch names.
+        """
+        where = f"{path(kind, namespace, name)}/status"
+        content_type = "application/merge-patch+json"
+        try:
+            await self._request("patch", where, body=patch, content_type=content_type)
+        except ApiRefused as error:
+            if error.status not in (404, 409):
+                raise
+            return error.status == 404
+        return True
+
+    async def create(self, manifest: Object) -> Object | None:
+        """Creates the object; None if it exists already, which is left as it is."""
+        where = path(manifest["kind"], manifest["metadata"]["namespace"])
+        try:
+            return await self._request("post", where, body=manifest, field_manager=names.FIELD_MANAGER)
+        except ApiRefused as error:
+            if error.status == 409:
+                return None
+            raise
+
+    async def replace(self, manifest: Object) -> Object | None:
+        """Replaces the object as it was read; None if it has changed since then, or is gone."""
+        metadata = manifest["metadata"]
+        where = path(manifest["kind"], metadata["namespace"], metadata["name"])
+        try:
+            return await self._request("put", where, body=manifest, field_manager=names.FIELD_MANAGER)
+        except ApiRefused as error:
+            if error.status in (404, 409):
+                return None
+            raise
+
+    async def delete(self, kind: str, namespace: str, name: str, *, uid: str) -> Object | None:
+        """Deletes the object and, in the background, what it owns; what is left of it: None if it is gone.
+
+        One that has taken its name since then, with another uid, stays.
+        """
+        body = {
+            "kind": "DeleteOptions",
+            "apiVersion": "v1",
+            "propagationPolicy": "Background",
+            "preconditions": {"uid": uid},
+        }
+        try:
+            answer = await self._request("delete", path(kind, namespace, name), body=body)
+        except ApiRefused as error:
+            if error.status in (404, 409):
+                return None
+            raise
+        return None if answer.get("kind") == "Status" else answer
+
+    async def emit(self, job: Object, event: Event, *, at: str) -> None:
+        """Posts an event about the job; `at` is an RFC 3339 time."""
+        metadata = job["metadata"]
+        body = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"generateName": f"{metadata['name'][:200]}.", "namespace": metadata["namespace"]},
+            "involvedObject": {
+                "apiVersion": names.API_VERSION,
+                "kind": names.KIND,
+                **{key: metadata[key] for key in ("name", "namespace", "uid", "resourceVersion")},
+            },
+            "type": event.type,
+            "reason": event.reason,
+            "message": event.message[:_MESSAGE_LIMIT],
+            "source": {"component": names.FIELD_MANAGER},
+            "firstTimestamp": at,
+            "lastTimestamp": at,
+            "count": 1,
+        }
+        await self._request("post", path("Event", metadata["namespace"]), body=body)
+
+    async def _apply(self, where: str, body: Object) -> Object:
+        return await self._request(
+            "patch",
+            where,
+            body=body,
+            content_type="application/apply-patch+yaml",
+            field_manager=names.FIELD_MANAGER,
+            force_conflicts="true",
+        )
+
+    async def _request(self, method: str, where: str, **parameters: Any) -> dict[str, Any]:
+        code = 0
+        try:
+            response = await self._dynamic.request(
+                method,
+                where,
+                serialize=False,
+                _request_timeout=_REQUEST_S,
+                query_params=[],
+                header_params={},
+                **parameters,
+            )
+            answer: dict[str, Any] = await response.json()
+            code = response.status
+        except DynamicApiError as error:
+            code = error.status
+            raise ApiRefused(f"{method.upper()} {where}", error) from error
+        finally:
+            self._requested(verb_of(method, where), resource_of(where), code)
+        return answer
+
+
+def resource_of(where: str) -> str:
+    """The resource that an API path is about: `deployments`, `rolloutmatchingjobs/status`."""
+    parts = where.strip("/").split("/")
+    rest = parts[2:] if parts[0] == "api" else parts[3:]
+    if rest[0] == "namespaces" and len(rest) > 2:
+        rest = rest[2:]
+    return "/".join([rest[0], *rest[2:]])
+
+
+def verb_of(method: str, where: str) -> str:
+    """The verb that RBAC knows for a request."""
+    if method == "get":
+        parts = where.strip("/").split("/")
+        rest = parts[2:] if parts[0] == "api" else parts[3:]
+        return "list" if len(rest) == (3 if rest[0] == "namespaces" else 1) else "get"
+    return {"post": "create", "put": "update"}.get(method, method)
+
+
+def path(kind: str, namespace: str | None, name: str | None = None) -> str:
+    """The API path of an object, or of all objects of its kind."""
+    plural = _PLURAL.get(kind, f"{kind.lower()}s")
+    parts = [_API[kind], f"namespaces/{namespace}" if namespace else "", plural, name or ""]
+    return "/" + "/".join(filter(None, parts))
+
+
+def _reason(error: DynamicApiError) -> str:
+    try:
+        return str(json.loads(error.body or "")["message"])
+    except (TypeError, ValueError, KeyError):
+        return f"{error.status} {error.reason}"

@@ -1,0 +1,306 @@
+"""What the nodes of the cluster have free: their allocatable amounts, minus all pods, minus what jobs were promised.
+
+One process holds it, and promises are made without waiting for anything in between: no two jobs get the same room.
+"""
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stage2_controller.cluster.ledger import Ledger
+from stage2_controller.cluster.observe import key_of, version_of
+from stage2_controller.job import names, placement
+from stage2_controller.job.key import Key
+from stage2_controller.job.observed import Object
+from stage2_controller.job.placement import Need, Room
+from stage2_controller.job.quantity import Amounts
+
+SHUNNED_S = 300.0
+MOST_DOUBLINGS = 6  # five hours and a bit
+_ENDED = ("Succeeded", "Failed")
+
+
+@dataclass(frozen=True)
+class _Pod:
+    """A pod that takes room on a node."""
+
+    uid: str
+    node: str
+    requests: Amounts
+    priority: int
+    key: Key | None  # the job that it belongs to
+    role: str | None
+    version: int
+
+
+@dataclass(frozen=True)
+class _Promise:
+    """Room on a node that is kept for a job."""
+
+    node: str
+    need: Need
+
+
+class Capacity:
+    """The account of all nodes. `freed` is called when something got free while a job waits for room."""
+
+    def __init__(
+        self, freed: Callable[[], None] = lambda: None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.freed = freed
+        self._nodes: dict[str, Object] = {}
+        self._pods: dict[str, dict[str, _Pod]] = defaultdict(dict)  # by node and uid
+        self._where: dict[str, str] = {}  # the node of each uid
+        self._promises: dict[Key, _Promise] = {}
+        self._bound: dict[tuple[str, Key, str | None], int] = defaultdict(int)  # pods by node, job and role
+        self._ledgers: dict[str, Ledger] = defaultdict(Ledger)  # by node: pods by uid, promises by job and role
+        self._free: dict[str, dict[int, tuple[Amounts, Amounts]]] = defaultdict(dict)  # by node and priority
+        self._waiting: dict[Key, Need] = {}
+        self._shunned: dict[tuple[Key, str], float] = {}  # until when
+        self._refusals: Counter[tuple[Key, str]] = Counter()
+        self._clock = clock
+
+    def put(self, kind: str, body: Object) -> None:
+        """Takes in the state of a Node or Pod."""
+        if kind == "Node":
+            self._put_node(body)
+        elif kind == "Pod":
+            self._put_pod(body)
+
+    def remove(self, kind: str, body: Object) -> None:
+        """Forgets a Node or Pod."""
+        if kind == "Node":
+            self._nodes.pop(body["metadata"]["name"], None)
+            self._free.pop(body["metadata"]["name"], None)
+        elif kind == "Pod":
+            self._drop(body["metadata"]["uid"])
+
+    def retain(self, kind: str, listed: Iterable[Object], list_version: int) -> None:
+        """Makes the account what a list says: what it does not name was deleted unnoticed."""
+        found = list(listed)
+        for body in found:
+            self.put(kind, body)
+        present = {body["metadata"]["uid"] for body in found}
+        if kind == "Node":
+            gone = [name for name, node in self._nodes.items() if node["metadata"]["uid"] not in present]
+            for name in gone:
+                del self._nodes[name]
+                self._free.pop(name, None)
+        else:
+            known = [pod for pods in self._pods.values() for pod in pods.values()]
+            for pod in known:
+                if pod.uid not in present and pod.version <= list_version:
+                    self._drop(pod.uid)
+
+    def rooms(self, key: Key, need: Need) -> list[Room]:
+        """All nodes with what is free on them for this job: others' promises count, its own does not."""
+        return [self._room(name, node, key, need) for name, node in self._nodes.items()]
+
+    def room(self, key: Key, need: Need, name: str) -> Room | None:
+        """One of them; None if there is no such node."""
+        node = self._nodes.get(name)
+        return self._room(name, node, key, need) if node else None
+
+    def node(self, name: str) -> Object | None:
+        """The Node object, slim."""
+        return self._nodes.get(name)
+
+    def promised(self, key: Key) -> str | None:
+        """The node on which the job has room kept."""
+        promise = self._promises.get(key)
+        return promise.node if promise else None
+
+    def promise(self, key: Key, need: Need, node: str) -> None:
+        """Keeps room for the job until `release`."""
+        self._waiting.pop(key, None)
+        made, before = _Promise(node, need), self._promises.get(key)
+        if made == before:
+            return
+        self._break(key)
+        self._promises[key] = made
+        self._book(key, made)
+        if before:
+            self._tell()
+
+    def release(self, key: Key) -> None:
+        """Ends the job's promise, and its wait."""
+        self._waiting.pop(key, None)
+        for refused in [pair for pair in self._shunned if pair[0] == key]:
+            del self._shunned[refused], self._refusals[refused]
+        if self._break(key):
+            self._tell()
+
+    def wait(self, key: Key, need: Need) -> None:
+        """The job has no room yet: `serve` looks for some as soon as anything is freed."""
+        if self._break(key):
+            self._tell()
+        self._waiting[key] = need
+
+    def serve(self) -> list[Key]:
+        """Promises room to waiting jobs, highest priority first, then in the order in which they came; who got some."""
+        served: list[Key] = []
+        too_large: list[Need] = []  # room only shrinks here: what did not fit once does not fit for the next job either
+        for key, need in sorted(self._waiting.items(), key=lambda item: -item[1].priority):
+            if need in too_large:
+                continue
+            node = placement.choose(need, self.rooms(key, need))
+            if node:
+                self.promise(key, need, node)
+                served.append(key)
+            elif not any(job == key for job, _ in self._shunned):
+                too_large.append(need)
+        return served
+
+    def shun(self, key: Key, node: str) -> None:
+        """The scheduler refused the job on this node for a reason that is not seen here: for a while, not there.
+
+        Each time for twice as long: where a volume ties the job to a zone, every node of a large cluster gets its turn.
+        """
+        self._refusals[key, node] += 1
+        pause_s = SHUNNED_S * 2.0 ** min(self._refusals[key, node] - 1, MOST_DOUBLINGS)
+        self._shunned[key, node] = self._clock() + pause_s
+
+    def promises(self) -> Mapping[Key, str]:
+        """The node of every job that has room."""
+        return {key: promise.node for key, promise in self._promises.items()}
+
+    def waiting(self) -> int:
+        """How many jobs have no room."""
+        return len(self._waiting)
+
+    def _break(self, key: Key) -> bool:
+        promise = self._promises.pop(key, None)
+        if promise is None:
+            return False
+        for need in promise.need.pods:
+            self._ledgers[promise.node].strike((key, need.role))
+        self._free.pop(promise.node, None)
+        return True
+
+    def _book(self, key: Key, promise: _Promise) -> None:
+        """Enters what is kept for those pods of the job that are not bound to the node yet."""
+        ledger = self._ledgers[promise.node]
+        for need in promise.need.pods:
+            if self._bound.get((promise.node, key, need.role)):
+                ledger.strike((key, need.role))
+            else:
+                ledger.enter((key, need.role), need.requests, promise.need.priority)
+        self._free.pop(promise.node, None)
+
+    def _count(self, pod: _Pod, by: int) -> None:
+        """Counts a pod of a job in or out: the promise stands for pods that are not there."""
+        if pod.key is None:
+            return
+        place = pod.node, pod.key, pod.role
+        self._bound[place] += by
+        if not self._bound[place]:
+            del self._bound[place]
+        promise = self._promises.get(pod.key)
+        if promise and promise.node == pod.node:
+            self._book(pod.key, promise)
+
+    def _tell(self) -> None:
+        if self._waiting:
+            self.freed()
+
+    def _put_node(self, body: Object) -> None:
+        slim = _slim(body)
+        known = self._nodes.get(body["metadata"]["name"])
+        self._nodes[body["metadata"]["name"]] = slim
+        if known != slim:  # heartbeats change nothing here
+            self._free.pop(body["metadata"]["name"], None)
+            self._tell()
+
+    def _put_pod(self, body: Object) -> None:
+        metadata, spec = body["metadata"], body["spec"]
+        uid, node = metadata["uid"], spec.get("nodeName")
+        if not node or body.get("status", {}).get("phase") in _ENDED:
+            self._drop(uid)
+            return
+        known = self._pods[node].get(uid)
+        if known and known.version > version_of(body):
+            return
+        pod = _Pod(
+            uid=uid,
+            node=node,
+            requests=placement.requests(spec),
+            priority=spec.get("priority") or 0,
+            key=key_of("Pod", body),
+            role=metadata.get("labels", {}).get(names.LABEL_ROLE),
+            version=version_of(body),
+        )
+        self._where[uid] = node
+        self._free.pop(node, None)
+        self._pods[node][uid] = pod
+        self._ledgers[node].enter(uid, pod.requests, pod.priority)
+        if known is None:
+            self._count(pod, 1)
+
+    def _drop(self, uid: str) -> None:
+        node = self._where.pop(uid, None)
+        if node is None:
+            return
+        pod = self._pods[node].pop(uid)
+        self._ledgers[node].strike(uid)
+        self._free.pop(node, None)
+        self._count(pod, -1)
+        if not self._pods[node]:
+            del self._pods[node]
+        self._tell()
+
+    def _room(self, name: str, node: Object, key: Key, need: Need) -> Room:
+        free, by_preemption = self._free_on(name, node, key, need)
+        return Room(
+            name=name,
+            labels=node["metadata"]["labels"],
+            taints=node["spec"]["taints"],
+            ready=node["status"]["ready"],
+            cordoned=node["spec"]["unschedulable"],
+            free=free,
+            free_by_preemption=by_preemption,
+            shunned=self._shunned.get((key, name), 0) > self._clock(),
+        )
+
+    def _free_on(self, name: str, node: Object, key: Key, need: Need) -> tuple[Amounts, Amounts]:
+        """Free amounts, as they are and by preemption; kept until something on the node changes."""
+        priority, ledger = need.priority, self._ledgers[name]
+        own = [entry for pod in need.pods if (entry := ledger.entry((key, pod.role)))]
+        kept = self._free[name].get(priority)
+        if kept is None:
+            allocatable = node["status"]["allocatable"]
+            kept = _minus(allocatable, ledger.taken()), _minus(allocatable, ledger.taken(at_least=priority))
+            self._free[name][priority] = kept
+        if not own:
+            return kept
+        everything, lasting = kept
+        stronger = (amounts for amounts, mine in own if mine >= priority)
+        return _plus(everything, (amounts for amounts, _ in own)), _plus(lasting, stronger)
+
+
+def _minus(amounts: Amounts, used: Amounts) -> dict[str, float]:
+    return {key: amount - used.get(key, 0) for key, amount in amounts.items()}
+
+
+def _plus(amounts: Amounts, returned: Iterable[Amounts]) -> dict[str, float]:
+    back = placement.added(returned)
+    return {key: amount + back.get(key, 0) for key, amount in amounts.items()}
+
+
+def _slim(body: Object) -> dict[str, Any]:
+    """The part of a node that placement looks at; nothing in it changes with a heartbeat."""
+    status, spec = body.get("status", {}), body.get("spec", {})
+    told = {item["type"]: item["status"] for item in status.get("conditions", [])}
+    return {
+        "metadata": {
+            "name": body["metadata"]["name"],
+            "uid": body["metadata"]["uid"],
+            "labels": body["metadata"].get("labels", {}),
+        },
+        "spec": {"unschedulable": bool(spec.get("unschedulable")), "taints": spec.get("taints") or ()},
+        "status": {
+            "ready": told.get("Ready") == "True",
+            "allocatable": placement.amounts(status.get("allocatable", {})),
+        },
+    }

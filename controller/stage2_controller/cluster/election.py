@@ -1,0 +1,144 @@
+"""Leader election by a Lease: of several controllers one works, the others watch and are ready to take over.
+
+The rules are those of Kubernetes' own components: who holds the Lease renews it; who sees it unchanged for its duration
+takes it. Times of other machines are never compared, only how long the Lease has stayed as it is on our own clock.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+import aiohttp
+
+from stage2_controller.cluster.apply import ApiRefused
+from stage2_controller.job.observed import Object
+
+logger = logging.getLogger(__name__)
+
+DURATION_S = 15.0  # a follower takes a Lease that has not changed for this long
+RENEW_S = 10.0  # a leader whose last renewal was sent this long ago stops, well before another starts
+RETRY_S = 2.0
+ATTEMPT_S = RENEW_S / 2  # for one answer, so that a request that was lost is made again in time
+_REFUSED = (ApiRefused, aiohttp.ClientError, TimeoutError)
+
+
+class LeaseApi(Protocol):
+    """The requests that an election makes; `stage2_controller.cluster.apply.Api` does them."""
+
+    async def get(self, kind: str, namespace: str | None, name: str) -> Object | None:
+        """The object, or None."""
+        ...
+
+    async def create(self, manifest: Object) -> Object | None:
+        """The created object; None if it exists already."""
+        ...
+
+    async def replace(self, manifest: Object) -> Object | None:
+        """The replaced object; None if it has changed since it was read, or is gone."""
+        ...
+
+
+class Election:
+    """One candidate. `acquire` returns when it leads; `hold` returns when it does not lead any more."""
+
+    def __init__(
+        self,
+        api: LeaseApi,
+        *,
+        name: str,
+        namespace: str,
+        identity: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._api = api
+        self._name = name
+        self._namespace = namespace
+        self._identity = identity
+        self._clock = clock
+        self._seen: Object | None = None
+        self._seen_at = clock()
+        self._asked_at = clock()  # when the request was sent that made or kept the Lease ours
+
+    async def acquire(self) -> None:
+        """Tries until the Lease is ours."""
+        while not await self._attempt(ATTEMPT_S):
+            await asyncio.sleep(RETRY_S)
+        logger.info("leads: %s holds the Lease %s/%s", self._identity, self._namespace, self._name)
+
+    async def hold(self) -> None:
+        """Renews until that fails for too long, or somebody else holds the Lease.
+
+        Returns RENEW_S after the last good renewal was sent, whatever the API server does in between: others count from
+        a later moment, at which they see it.
+        """
+        while (left_s := self._left_s()) > 0:
+            await asyncio.sleep(min(RETRY_S, left_s))
+            renewed = await self._attempt(min(ATTEMPT_S, self._left_s()))
+            if not renewed and self._seen is not None and _holder(self._seen) != self._identity:
+                break
+        logger.error("leads no more: the Lease %s/%s could not be renewed", self._namespace, self._name)
+
+    async def release(self) -> None:
+        """Gives the Lease up, so that the next one need not wait for its end."""
+        if self._seen is None or _holder(self._seen) != self._identity:
+            return
+        try:
+            await asyncio.wait_for(self._api.replace(self._written("", self._seen)), timeout=RETRY_S)
+        except _REFUSED as error:
+            logger.warning("the Lease stays until it ends: %s", error)
+
+    def _left_s(self) -> float:
+        """Seconds for which the Lease is surely ours."""
+        return self._asked_at + RENEW_S - self._clock()
+
+    async def _attempt(self, limit_s: float) -> bool:
+        """One try to get or keep the Lease; whether it is ours now."""
+        asked_at = self._clock()
+        try:
+            ours = await asyncio.wait_for(self._take(), timeout=limit_s)
+        except _REFUSED as error:
+            logger.warning("no answer about the Lease: %s", str(error) or type(error).__name__)
+            return False
+        if ours:
+            self._asked_at = asked_at
+        return ours
+
+    async def _take(self) -> bool:
+        lease = await self._api.get("Lease", self._namespace, self._name)
+        if lease is None:
+            return self._keep(await self._api.create(self._written(self._identity, None)))
+        if self._seen is None or lease["metadata"]["resourceVersion"] != self._seen["metadata"]["resourceVersion"]:
+            self._seen, self._seen_at = lease, self._clock()
+        free = not _holder(lease) or self._clock() - self._seen_at >= DURATION_S
+        if _holder(lease) != self._identity and not free:
+            return False
+        return self._keep(await self._api.replace(self._written(self._identity, lease)))
+
+    def _keep(self, lease: Object | None) -> bool:
+        if lease is None:  # another one was quicker
+            return False
+        self._seen, self._seen_at = lease, self._clock()
+        return True
+
+    def _written(self, holder: str, before: Object | None) -> Object:
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        old: dict[str, Any] = dict(before["spec"]) if before else {}
+        changed = old.get("holderIdentity") != holder
+        metadata: dict[str, Any] = {"name": self._name, "namespace": self._namespace}
+        if before:
+            metadata["resourceVersion"] = before["metadata"]["resourceVersion"]
+        spec = {
+            "holderIdentity": holder,
+            "leaseDurationSeconds": int(DURATION_S),
+            "acquireTime": now if changed else old.get("acquireTime", now),
+            "renewTime": now,
+            "leaseTransitions": old.get("leaseTransitions", 0) + (1 if changed and before else 0),
+        }
+        return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
+
+
+def _holder(lease: Object) -> str:
+    return lease.get("spec", {}).get("holderIdentity") or ""

@@ -1,0 +1,102 @@
+"""The pods of every namespace, for a controller that serves only some: all take room on the nodes it chooses among.
+
+kopf watches all kinds in the same namespaces, so this watch stands beside it.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import Protocol
+
+import aiohttp
+
+from stage2_controller.cluster.apply import ApiRefused
+from stage2_controller.cluster.capacity import Capacity
+from stage2_controller.job.observed import Object
+
+logger = logging.getLogger(__name__)
+
+_RELIST_S = 240
+_RETRY_S = 2.0
+
+
+class Lister(Protocol):
+    """Lists objects; `stage2_controller.cluster.apply.Api` does."""
+
+    async def list(self, kind: str, namespace: str | None, *, labelled: bool) -> Object:
+        """The list of a kind in one namespace or in all; `labelled`: only our children."""
+        ...
+
+
+Events = Callable[[str], AsyncIterator[Object]]  # from a resource version on
+
+
+class Watch(Protocol):
+    """Opens a watch; `stage2_controller.cluster.apply.Api.watch` does."""
+
+    async def __call__(self, kind: str, version: str, *, ends_after_s: int) -> aiohttp.ClientResponse:
+        """The answer, whose lines are events."""
+        ...
+
+
+class Everywhere:
+    """Keeps the account of room true for the pods of all namespaces."""
+
+    def __init__(self, api: Lister, capacity: Capacity, events: Events) -> None:
+        self._api = api
+        self._capacity = capacity
+        self._events = events
+        self._version = ""
+
+    async def fill(self) -> None:
+        """Counts all pods that exist. Raises ApiRefused."""
+        listed = await self._api.list("Pod", None, labelled=False)
+        self._version = listed["metadata"]["resourceVersion"]
+        self._capacity.retain("Pod", listed["items"], int(self._version))
+
+    async def run(self) -> None:
+        """Follows what changes until cancelled; a watch that ends or breaks begins again with a list."""
+        while True:
+            try:
+                async for event in self._events(self._version):
+                    keep = self._capacity.remove if event["type"] == "DELETED" else self._capacity.put
+                    keep("Pod", event["object"])
+            except (ApiRefused, aiohttp.ClientError, TimeoutError) as error:
+                logger.warning("the watch on the pods of all namespaces begins again: %s", error)
+            await asyncio.sleep(_RETRY_S)  # also after a good end: one that always ends at once must not become a storm
+            await self._again()
+
+    async def _again(self) -> None:
+        while True:
+            try:
+                return await self.fill()
+            except (ApiRefused, aiohttp.ClientError, TimeoutError) as error:
+                logger.warning("cannot list the pods of all namespaces: %s", error)
+                await asyncio.sleep(_RETRY_S)
+
+
+def pod_events(watch: Watch) -> Events:
+    """The API server's watch on all pods, as plain dictionaries; it ends after some minutes."""
+
+    async def follow(version: str) -> AsyncIterator[Object]:
+        answer = await watch("Pod", version, ends_after_s=_RELIST_S)
+        try:
+            async for line in _lines(answer.content):
+                event = json.loads(line)
+                if event["type"] == "ERROR":  # such as a version that is too old: a new list begins anew
+                    return
+                yield event
+        finally:
+            answer.close()
+
+    return follow
+
+
+async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """Whole lines of any length: aiohttp's own reader refuses long ones, and a pod may be one."""
+    rest = b""
+    async for chunk in content.iter_any():
+        *whole, rest = (rest + chunk).split(b"\n")
+        for line in whole:
+            yield line

@@ -1,0 +1,144 @@
+"""Compares what the watches delivered with lists, now and then: fills the store at the start, and notices a deaf watch.
+
+A watch can go silent while the process looks healthy; liveness here means that what is listed was also delivered.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import aiohttp
+
+from stage2_controller.cluster.apply import ApiRefused
+from stage2_controller.cluster.capacity import Capacity
+from stage2_controller.cluster.observe import KINDS, Store, key_of
+from stage2_controller.job import names
+from stage2_controller.job.key import Key
+from stage2_controller.job.observed import Object
+
+logger = logging.getLogger(__name__)
+
+_FIRST_S = 5.0
+_DEAF_AFTER = 3  # rounds in a row that found something undelivered
+
+
+class Lister(Protocol):
+    """Lists objects; `stage2_controller.cluster.apply.Api` does."""
+
+    async def list(self, kind: str, namespace: str | None, *, labelled: bool) -> Object:
+        """The list of a kind in one namespace or in all; `labelled`: only our children."""
+        ...
+
+
+class Freshness:
+    """Lists every kind each `interval_s`; mends the store where a watch missed something, and tells the queue."""
+
+    def __init__(
+        self,
+        api: Lister,
+        store: Store,
+        enqueue: Callable[[Key], None],
+        *,
+        namespaces: Sequence[str],
+        interval_s: float = 120.0,
+        grace_s: float = 15.0,
+        capacity: Capacity | None = None,
+    ) -> None:
+        self._api = api
+        self._store = store
+        self._enqueue = enqueue
+        self._scopes: Sequence[str | None] = namespaces or (None,)
+        self._interval_s = interval_s
+        self._grace_s = grace_s
+        self._capacity = capacity
+        self.kinds: Sequence[str] = KINDS
+        self._rounds_behind = 0
+        self._last_round = time.monotonic()
+
+    async def fill(self) -> None:
+        """Puts everything that exists into the store: a plan made from half a picture would create what is there."""
+        for kind in self.kinds:
+            listed, version = await self._list(kind)
+            for body in listed:
+                self._store.put(kind, body)
+            self._count_pods(kind, listed, version)
+        await self._count_nodes()
+        self._last_round = time.monotonic()
+
+    async def run(self) -> None:
+        """Compares until cancelled; soon at first, for what vanished between `fill` and the watches' own first list."""
+        wait_s = min(_FIRST_S, self._interval_s)
+        while True:
+            await asyncio.sleep(wait_s)
+            wait_s = self._interval_s
+            try:
+                await self.round()
+            except (ApiRefused, aiohttp.ClientError, TimeoutError) as error:  # the probe fails if the API stays away
+                logger.warning("cannot compare the watches with lists: %s", error)
+
+    async def round(self) -> None:
+        """Compares once."""
+        missed = 0
+        for kind in self.kinds:
+            missed += await self._compare(kind)
+        await self._count_nodes()
+        self._rounds_behind = self._rounds_behind + 1 if missed else 0
+        self._last_round = time.monotonic()
+
+    def problem(self) -> str | None:
+        """Why the controller should be started anew; None while it hears what happens."""
+        silent_s = self.age_s()
+        if silent_s > 5 * self._interval_s:
+            return f"no successful list for {silent_s:.0f} s"
+        if self._rounds_behind >= _DEAF_AFTER:
+            return f"the watches missed changes in {self._rounds_behind} rounds in a row"
+        return None
+
+    def age_s(self) -> float:
+        """Seconds since the last round."""
+        return time.monotonic() - self._last_round
+
+    async def _count_nodes(self) -> None:
+        if self._capacity:
+            listed = await self._api.list("Node", None, labelled=False)
+            self._capacity.retain("Node", listed["items"], int(listed["metadata"]["resourceVersion"]))
+
+    def _count_pods(self, kind: str, listed: Sequence[Object], version: int) -> None:
+        if self._capacity and self._all_pods(kind):
+            self._capacity.retain(kind, listed, version)
+
+    async def _compare(self, kind: str) -> int:
+        listed, version = await self._list(kind)
+        self._count_pods(kind, listed, version)
+        if not self._store.behind(kind, listed) and not self._store.vanished(kind, listed, version):
+            return 0
+        await asyncio.sleep(self._grace_s)  # a change on its way is no missed one
+        return self._mend(kind, listed, version)
+
+    def _mend(self, kind: str, listed: Sequence[Object], version: int) -> int:
+        behind = self._store.behind(kind, listed)
+        gone = self._store.vanished(kind, listed, version)
+        for body in behind:
+            self._store.put(kind, body)
+        for body in gone:
+            self._store.remove(kind, body)
+        for body in (*behind, *gone):
+            logger.warning("the watch missed a change of %s %s", kind, body["metadata"]["name"])
+            if key := key_of(kind, body):
+                self._enqueue(key)
+        return len(behind) + len(gone)
+
+    def _labelled(self, kind: str) -> bool:
+        return kind != names.KIND and not self._all_pods(kind)
+
+    def _all_pods(self, kind: str) -> bool:
+        """Where nodes are chosen, pods of others count too; `Everywhere` sees them where only some namespaces count."""
+        return kind == "Pod" and self._capacity is not None and self._scopes == (None,)
+
+    async def _list(self, kind: str) -> tuple[list[Object], int]:
+        """The objects of a kind in all scopes, and the oldest resource version of the lists."""
+        answers = [await self._api.list(kind, scope, labelled=self._labelled(kind)) for scope in self._scopes]
+        items: list[Object] = [item for answer in answers for item in answer["items"]]
+        return items, min(int(answer["metadata"]["resourceVersion"]) for answer in answers)

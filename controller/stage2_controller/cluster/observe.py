@@ -1,0 +1,99 @@
+"""What the watches have seen: the newest state of all jobs and their children, so that a pass costs few reads."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from stage2_controller.job import names
+from stage2_controller.job.key import Key
+from stage2_controller.job.observed import Object
+
+# Watched by label. ConfigMaps and Secrets are read one by one instead: nobody has to let the controller list those.
+CHILD_KINDS = ("Deployment", "Job", "Service", "NetworkPolicy", "Pod")
+KUEUE_KIND = "Workload"  # watched only where Kueue is installed
+KINDS = (names.KIND, *CHILD_KINDS)
+_OF_A_POD = ("nodeName", "readinessGates")
+
+
+def key_of(kind: str, body: Object) -> Key | None:
+    """The job that an object is or belongs to; None for one that only carries our label."""
+    metadata = body["metadata"]
+    if kind not in (*KINDS, KUEUE_KIND):
+        return None
+    name = metadata["name"] if kind == names.KIND else metadata.get("annotations", {}).get(names.ANNOTATION_JOB)
+    return Key(metadata["namespace"], name) if name else None
+
+
+def version_of(body: Object) -> int:
+    """The resource version: later writes of an object have greater ones."""
+    return int(body["metadata"]["resourceVersion"])
+
+
+class Store:
+    """Objects by kind and job. An older state never replaces a newer one, whichever way it came."""
+
+    def __init__(self) -> None:
+        self._objects: dict[str, dict[Key, dict[str, Object]]] = {
+            kind: defaultdict(dict) for kind in (*KINDS, KUEUE_KIND)
+        }
+
+    def put(self, kind: str, body: Object) -> None:
+        """Keeps the object unless a newer state of it is known."""
+        key = key_of(kind, body)
+        if key is None:
+            return
+        siblings = self._objects[kind][key]
+        known = siblings.get(body["metadata"]["name"])
+        if known is None or version_of(known) <= version_of(body):
+            siblings[body["metadata"]["name"]] = slim(kind, body)
+
+    def remove(self, kind: str, body: Object) -> None:
+        """Forgets the object, unless it was created anew under the same name."""
+        key = key_of(kind, body)
+        if key is None:
+            return
+        siblings = self._objects[kind].get(key, {})
+        known = siblings.get(body["metadata"]["name"])
+        if known is not None and known["metadata"]["uid"] == body["metadata"]["uid"]:
+            del siblings[body["metadata"]["name"]]
+            if not siblings:
+                del self._objects[kind][key]
+
+    def all(self, kind: str, key: Key) -> tuple[Object, ...]:
+        """The objects of a kind that belong to a job."""
+        return tuple(self._objects[kind].get(key, {}).values())
+
+    def one(self, kind: str, key: Key, name: str) -> Object | None:
+        """The object of that name that belongs to a job."""
+        return self._objects[kind].get(key, {}).get(name)
+
+    def known(self, kind: str) -> Iterator[Object]:
+        """All objects of a kind."""
+        for siblings in self._objects[kind].values():
+            yield from siblings.values()
+
+    def behind(self, kind: str, listed: Iterable[Object]) -> list[Object]:
+        """Which of the listed objects are not known, or only in an older state."""
+        return [body for body in listed if (key := key_of(kind, body)) and self._older(kind, key, body)]
+
+    def vanished(self, kind: str, listed: Iterable[Object], list_version: int) -> list[Object]:
+        """Which known objects are missing in a list that was made after they were last seen."""
+        present = {body["metadata"]["uid"] for body in listed}
+        return [
+            body
+            for body in self.known(kind)
+            if body["metadata"]["uid"] not in present and version_of(body) <= list_version
+        ]
+
+    def _older(self, kind: str, key: Key, body: Object) -> bool:
+        known = self.one(kind, key, body["metadata"]["name"])
+        return known is None or version_of(known) < version_of(body)
+
+
+def slim(kind: str, body: Object) -> Object:
+    """Without the field managers' bookkeeping, which is a third of an object's size, and of a pod most of its spec."""
+    metadata: dict[str, Any] = {key: value for key, value in body["metadata"].items() if key != "managedFields"}
+    made = {**body, "metadata": metadata}
+    if kind == "Pod":
+        made["spec"] = {key: value for key, value in body.get("spec", {}).items() if key in _OF_A_POD}
+    return made

@@ -1,0 +1,42 @@
+"""Asks a running learner for its progress over HTTP: its pod holds no credentials to report by itself."""
+
+import base64
+import logging
+
+import aiohttp
+
+from stage2_controller.job import names
+from stage2_controller.job.observed import Object, running
+
+logger = logging.getLogger(__name__)
+
+_TIMEOUT = aiohttp.ClientTimeout(total=3)
+
+
+class ProgressReader:
+    """GET /progress of learner pods, with the job's own bearer token."""
+
+    def __init__(self, *, port: int = names.PROGRESS_PORT) -> None:
+        self._port = port
+        self._session = aiohttp.ClientSession(timeout=_TIMEOUT)
+
+    async def close(self) -> None:
+        """Ends all connections."""
+        await self._session.close()
+
+    async def read(self, pod: Object | None, secret: Object | None) -> Object | None:
+        """The learner's report; None while it does not run, or does not answer in time."""
+        address = pod.get("status", {}).get("podIP") if pod else None
+        if not address or secret is None or not running(pod, names.ROLE_LEARNER):
+            return None
+        token = base64.b64decode(secret["data"][names.TOKEN_KEY]).decode()
+        host = f"[{address}]" if ":" in address else address
+        url = f"http://{host}:{self._port}/progress"
+        try:
+            async with self._session.get(url, headers={"Authorization": f"Bearer {token}"}) as response:
+                response.raise_for_status()
+                report = await response.json()
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            logger.info("no progress from %s: %s", url, error)
+            return None
+        return report if isinstance(report, dict) else None

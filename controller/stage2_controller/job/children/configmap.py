@@ -1,0 +1,13 @@
+"""The ConfigMap with the effective training configuration, mounted in every pod of the job."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from stage2_controller.job import names
+from stage2_controller.job.children import meta
+
+
+def configmap(owner: Mapping[str, Any], config_text: str) -> meta.Manifest:
+    """ConfigMap `<job>-config` with the one key config.yaml."""
+    body = {"data": {names.CONFIG_KEY: config_text}}
+    return meta.child("v1", "ConfigMap", owner=owner, role=names.ROLE_CONFIG, body=body)

@@ -1,0 +1,62 @@
+"""The learner Job: one pod, on the node of the rollout pod."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from stage2_api.errors import EXIT_CONFIG
+from stage2_api.job import RolloutMatchingJob
+from stage2_controller.job import names
+from stage2_controller.job.children import meta, pod
+from stage2_controller.job.containers import Container
+
+# A learner that is told to end writes a checkpoint first.
+_GRACE_S = 120
+
+
+def job(
+    job: RolloutMatchingJob,
+    owner: Mapping[str, Any],
+    learner: Container,
+    *,
+    config_text: str,
+    image: str,
+    follows: bool,
+) -> meta.Manifest:
+    """Job `<job>-learner`; `follows`: its pod may only run where this job's rollout pod runs."""
+    extra: dict[str, Any] = {"restartPolicy": "Never", "terminationGracePeriodSeconds": _GRACE_S}
+    if follows:
+        extra["affinity"] = _with_rollout_pod(job.metadata.name)
+    template = pod.template(
+        job,
+        role=names.ROLE_LEARNER,
+        containers=[pod.container(job, learner, image=image, extra={})],
+        config_text=config_text,
+        extra=extra,
+        override=job.spec.learner.template,
+    )
+    spec = {
+        "backoffLimit": job.spec.learner.backoff_limit,
+        # Never two learners at once: both would write the same output folder.
+        "podReplacementPolicy": "Failed",
+        "podFailurePolicy": {"rules": [_FAIL_ON_CONFIG_ERROR, _IGNORE_DISRUPTION]},
+        "template": template,
+    }
+    return meta.child("batch/v1", "Job", owner=owner, role=names.ROLE_LEARNER, body={"spec": spec})
+
+
+_FAIL_ON_CONFIG_ERROR = {
+    "action": "FailJob",
+    "onExitCodes": {"containerName": names.ROLE_LEARNER, "operator": "In", "values": [EXIT_CONFIG]},
+}
+_IGNORE_DISRUPTION = {
+    "action": "Ignore",
+    "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+}
+
+
+def _with_rollout_pod(name: str) -> dict[str, Any]:
+    term = {
+        "topologyKey": "kubernetes.io/hostname",
+        "labelSelector": {"matchLabels": meta.selector(name, names.ROLE_ROLLOUT)},
+    }
+    return {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}

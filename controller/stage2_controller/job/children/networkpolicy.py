@@ -1,0 +1,57 @@
+"""The NetworkPolicy of a job: who may reach its pods, everybody else may not."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stage2_controller.job import names
+from stage2_controller.job.children import meta
+from stage2_controller.job.containers import Container
+
+CONTROLLER_LABELS = {"app.kubernetes.io/name": "stage2", "app.kubernetes.io/component": "controller"}
+
+
+def networkpolicy(
+    owner: Mapping[str, Any], servers: Sequence[Container], *, controller_namespace: str | None
+) -> meta.Manifest:
+    """NetworkPolicy `<job>-pods` over servers and learner alike.
+
+    Servers and learner are open to each other on every TCP port, since gloo and NCCL connect the members of a transfer
+    group on ports that the kernel chooses. Of everybody else, the learner's progress (which asks for the token) is open
+    to the controller: to all where the controller runs outside the cluster. The metrics, which hold nothing secret, are
+    open to the cluster's pods: Prometheus may run in any namespace.
+    """
+    between = [*_role(owner["name"], names.ROLE_LEARNER), *_role(owner["name"], names.ROLE_ROLLOUT)]
+    rules = [
+        *([_allow(between, _EVERY_PORT)] if servers else []),
+        _allow(_controller(controller_namespace), [{"port": names.PROGRESS_PORT}]),
+        _allow([{"namespaceSelector": {}}], [{"port": names.METRICS_PORT}]),
+    ]
+    spec = {
+        "podSelector": {"matchLabels": {names.LABEL_JOB: names.short_name(owner["name"])}},
+        "policyTypes": ["Ingress"],
+        "ingress": rules,
+    }
+    return meta.child("networking.k8s.io/v1", "NetworkPolicy", owner=owner, role=names.ROLE_PODS, body={"spec": spec})
+
+
+_EVERY_PORT: tuple[Mapping[str, int], ...] = ({},)
+
+
+def _allow(peers: Sequence[Mapping[str, Any]], ports: Sequence[Mapping[str, int]]) -> dict[str, Any]:
+    rule: dict[str, Any] = {"ports": [{**port, "protocol": "TCP"} for port in ports]}
+    return {**rule, "from": list(peers)} if peers else rule
+
+
+def _role(job: str, role: str) -> list[dict[str, Any]]:
+    return [{"podSelector": {"matchLabels": meta.selector(job, role)}}]
+
+
+def _controller(namespace: str | None) -> list[dict[str, Any]]:
+    if namespace is None:
+        return []
+    return [
+        {
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
+            "podSelector": {"matchLabels": CONTROLLER_LABELS},
+        }
+    ]

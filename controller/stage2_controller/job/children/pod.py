@@ -1,0 +1,171 @@
+"""What both pods share: security, files, scratch space, placement, and the person's template merged over it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stage2_api.job import RolloutMatchingJob
+from stage2_controller.job import merge, names
+from stage2_controller.job.children import meta
+from stage2_controller.job.containers import Container
+
+# The group that owns the files of mounted volumes; the images run as user and group 10001.
+FS_GROUP = 10001
+
+_CONTAINER_SECURITY = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
+_POD_SECURITY = {
+    "runAsNonRoot": True,
+    "fsGroup": FS_GROUP,
+    "fsGroupChangePolicy": "OnRootMismatch",
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+_MOUNTS = (
+    {"name": "stage2-config", "mountPath": names.CONFIG_DIR, "readOnly": True},
+    {"name": "stage2-token", "mountPath": names.TOKEN_DIR, "readOnly": True},
+    {"name": "tmp", "mountPath": "/tmp"},
+    {"name": "shm", "mountPath": "/dev/shm"},
+)
+
+_MOUNT_FIELDS = {"name", "mount_path", "read_only", "sub_path"}
+
+
+def container(job: RolloutMatchingJob, process: Container, *, image: str, extra: Mapping[str, Any]) -> dict[str, Any]:
+    """The pod's container for one process of the job; `extra` holds what only its role has, such as probes."""
+    return {
+        "name": process.name,
+        "image": job.spec.image or image,
+        "imagePullPolicy": job.spec.image_pull_policy,
+        "command": list(process.command),
+        "env": [{"name": key, "value": value} for key, value in process.env.items()],
+        "ports": [{"name": key, "containerPort": port} for key, port in process.ports.items()],
+        "resources": _resources(job, process),
+        "volumeMounts": [*_MOUNTS, *_volume_mounts(job)],
+        "securityContext": _CONTAINER_SECURITY,
+        # A container that dies without a message of its own is told by the end of its log.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        **extra,
+    }
+
+
+def template(
+    job: RolloutMatchingJob,
+    *,
+    role: str,
+    containers: Sequence[Mapping[str, Any]],
+    config_text: str,
+    extra: Mapping[str, Any],
+    override: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The pod template of one role: `extra` is what only its role has, `override` is the person's template."""
+    name = job.metadata.name
+    ours = {
+        "metadata": {
+            "labels": meta.labels(name, role),
+            "annotations": {names.ANNOTATION_JOB: name, names.ANNOTATION_CONFIG_HASH: meta.digest(config_text)},
+        },
+        "spec": {
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "securityContext": _POD_SECURITY,
+            "containers": [dict(item) for item in containers],
+            "volumes": [*_own_volumes(name), *_volumes(job)],
+            **_placement(job),
+            **_pull_secrets(job),
+            **extra,
+        },
+    }
+    return merge.strategic_merge(ours, _for_every_server(override, [item["name"] for item in containers]))
+
+
+def pinned(manifest: meta.Manifest, node: str) -> meta.Manifest:
+    """The Deployment or Job whose pods run on this node and no other; the scheduler still binds them."""
+    term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
+    metadata, spec = manifest["metadata"], manifest["spec"]
+    template = {**spec["template"], "spec": {**spec["template"]["spec"], "affinity": {"nodeAffinity": required}}}
+    annotations = {**metadata["annotations"], names.ANNOTATION_NODE: node}
+    return {
+        **manifest,
+        "metadata": {**metadata, "annotations": annotations},
+        "spec": {**spec, "template": template},
+    }
+
+
+def adding(manifest: meta.Manifest, additions: Mapping[str, Any]) -> meta.Manifest:
+    """The Deployment or Job with the additions to its role's pods: labels, annotations, nodeSelector, tolerations."""
+    added = additions.get(names.ROLE_OF_PODS.get(manifest["kind"], ""))
+    if not added:
+        return manifest
+    template = manifest["spec"]["template"]
+    metadata, spec = dict(template["metadata"]), dict(template["spec"])
+    for key, where in (("labels", metadata), ("annotations", metadata), ("nodeSelector", spec)):
+        if added.get(key):
+            where[key] = {**added[key], **(where.get(key) or {})}
+    own = spec.get("tolerations") or []
+    if more := [item for item in added.get("tolerations") or () if item not in own]:
+        spec["tolerations"] = [*own, *more]
+    return {**manifest, "spec": {**manifest["spec"], "template": {"metadata": metadata, "spec": spec}}}
+
+
+def _for_every_server(override: Mapping[str, Any], container_names: Sequence[str]) -> dict[str, Any]:
+    """The person's template where the container `server` stands for every server; an exact name goes on top."""
+    spec = dict(override.get("spec") or {})
+    written = spec.get("containers") or []
+    every = [item for item in written if item["name"] == "server"]
+    spread = [{**item, "name": name} for item in every for name in container_names if name.startswith("server-")]
+    exact = [item for item in written if item["name"] != "server"]
+    if spread or exact:
+        spec["containers"] = merge.merge_by("name", spread, exact)
+    return {**override, "spec": spec}
+
+
+def _own_volumes(job: str) -> list[dict[str, Any]]:
+    return [
+        {"name": "stage2-config", "configMap": {"name": names.child_name(job, names.ROLE_CONFIG)}},
+        {
+            "name": "stage2-token",
+            "secret": {"secretName": names.child_name(job, names.ROLE_TOKEN), "defaultMode": 0o440},
+        },
+        {"name": "tmp", "emptyDir": {}},
+        {"name": "shm", "emptyDir": {"medium": "Memory"}},
+    ]
+
+
+def _placement(job: RolloutMatchingJob) -> dict[str, Any]:
+    fields = job.spec.placement.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return {key: value for key, value in fields.items() if value}
+
+
+def _pull_secrets(job: RolloutMatchingJob) -> dict[str, Any]:
+    secrets = [{"name": item.name} for item in job.spec.image_pull_secrets]
+    return {"imagePullSecrets": secrets} if secrets else {}
+
+
+def _resources(job: RolloutMatchingJob, process: Container) -> dict[str, Any]:
+    """What the person asks for plus the GPUs; of an extended resource the request follows from the limit."""
+    role = job.spec.learner if process.name == names.ROLE_LEARNER else job.spec.rollout
+    written = role.resources.model_dump(mode="json", by_alias=True, exclude_none=True) if role.resources else {}
+    if job.spec.gpu_resource and process.gpus:
+        gpus = {"limits": {job.spec.gpu_resource: str(process.gpus)}}
+        return merge.strategic_merge(written, gpus)
+    return written
+
+
+def _volumes(job: RolloutMatchingJob) -> list[dict[str, Any]]:
+    return [
+        {"name": volume.name, **{kind: _set(source) for kind, source in volume.source.items()}}
+        for volume in job.spec.volumes
+    ]
+
+
+def _set(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that say something: the API server drops false and empty ones."""
+    return {key: value for key, value in fields.items() if value}
+
+
+def _volume_mounts(job: RolloutMatchingJob) -> list[dict[str, Any]]:
+    mounts = (volume.model_dump(by_alias=True, include=_MOUNT_FIELDS) for volume in job.spec.volumes)
+    return [_set(mount) for mount in mounts]

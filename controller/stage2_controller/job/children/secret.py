@@ -1,0 +1,13 @@
+"""The Secret with the job's bearer token, which every server route but /health demands."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from stage2_controller.job import names
+from stage2_controller.job.children import meta
+
+
+def secret(owner: Mapping[str, Any], token: str) -> meta.Manifest:
+    """Secret `<job>-token`. Created once and never written again: running pods hold its token."""
+    body = {"type": "Opaque", "immutable": True, "stringData": {names.TOKEN_KEY: token}}
+    return meta.child("v1", "Secret", owner=owner, role=names.ROLE_TOKEN, body=body)

@@ -1,0 +1,28 @@
+"""The Service of the rollout pod: one stable port for each server."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stage2_controller.job import names
+from stage2_controller.job.children import meta
+from stage2_controller.job.containers import Container
+
+
+def service(owner: Mapping[str, Any], servers: Sequence[Container]) -> meta.Manifest:
+    """ClusterIP Service `<job>-rollout`.
+
+    Its addresses are published before they are ready: readiness is the pod's, so one crashed server would otherwise
+    make its neighbours unreachable, and a restarted server could not be sent the weights that make it ready.
+    """
+    ports = [
+        {"name": server.name, "port": server.port, "targetPort": server.port, "protocol": "TCP"} for server in servers
+    ]
+    body = {
+        "spec": {
+            "type": "ClusterIP",
+            "selector": meta.selector(owner["name"], names.ROLE_ROLLOUT),
+            "publishNotReadyAddresses": True,
+            "ports": ports,
+        }
+    }
+    return meta.child("v1", "Service", owner=owner, role=names.ROLE_ROLLOUT, body=body)

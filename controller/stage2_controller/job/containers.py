@@ -1,0 +1,126 @@
+"""The servers and the learner of a job, as any executor starts them: commands, environment, ports, files.
+
+`stage2 run` starts them as processes, `stage2 render` and the controller put them into pods. Pure.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import yaml
+
+from stage2_api.job import RolloutMatchingJob
+from stage2_api.runconfig import RunConfig, parse_run_config
+from stage2_controller.job import names, templates
+
+_COMMON_ENV = {"STAGE2_TOKEN_FILE": names.TOKEN_PATH, "HF_HUB_OFFLINE": "1", "HOME": "/tmp"}
+
+
+@dataclass(frozen=True)
+class LearnerPorts:
+    """The ports on which the learner is reached; server i's transfer group meets on `group` + i."""
+
+    progress: int = names.PROGRESS_PORT
+    metrics: int = names.METRICS_PORT
+    group: int = names.GROUP_PORT
+
+
+POD_PORTS = LearnerPorts()
+
+
+@dataclass(frozen=True)
+class Container:
+    """One process of a job: a rollout server or the learner."""
+
+    name: str  # server-0, server-1, …, learner
+    command: tuple[str, ...]
+    env: Mapping[str, str]
+    ports: Mapping[str, int]  # by name, at most 15 characters each (IANA service names)
+    gpus: int
+
+    @property
+    def port(self) -> int:
+        """The first port: the one that answers HTTP."""
+        return next(iter(self.ports.values()))
+
+    def relocated(self, root: str) -> "Container":
+        """The same container where `/etc/stage2` is the folder `root` and the termination log lies in it."""
+
+        def moved(text: str) -> str:
+            return text.replace(names.MOUNT_ROOT, root).replace(names.TERMINATION_LOG, f"{root}/termination-log")
+
+        return replace(
+            self,
+            command=tuple(moved(word) for word in self.command),
+            env={key: moved(value) for key, value in self.env.items()},
+        )
+
+
+@dataclass(frozen=True)
+class Workload:
+    """All processes of a job and the one file that they read besides the token."""
+
+    servers: tuple[Container, ...]
+    learner: Container
+    config: RunConfig
+    config_text: str  # the YAML at names.CONFIG_PATH
+
+
+def containers(
+    job: RolloutMatchingJob, host_for: Callable[[int], str], learner_ports: LearnerPorts = POD_PORTS
+) -> Workload:
+    """The workload of `job`; `host_for(i)` is the host on which server i is reached.
+
+    Raises ConfigError if a pod template would take away what the job relies on.
+    """
+    templates.check(job)
+    addresses = [
+        {
+            "base_url": f"http://{host_for(index)}:{job.spec.rollout.port + index}",
+            "group_port": learner_ports.group + index,
+        }
+        for index in range(job.spec.rollout.servers)
+    ]
+    raw = job.spec.config.model_dump(mode="json", exclude_unset=True)
+    if addresses:  # parse_job has refused addresses of the person's own
+        vllm = raw["custom"].setdefault("extra", {}).setdefault("rollout_matching", {}).setdefault("vllm", {})
+        vllm.setdefault("server", {})["servers"] = addresses
+    return Workload(
+        servers=tuple(_server(job, index) for index in range(len(addresses))),
+        learner=_learner(job, learner_ports),
+        config=parse_run_config(raw, root="spec.config"),
+        config_text=yaml.safe_dump(raw, sort_keys=False, allow_unicode=True),
+    )
+
+
+def _server(job: RolloutMatchingJob, index: int) -> Container:
+    return Container(
+        name=f"server-{index}",
+        command=("stage2", "serve", names.CONFIG_PATH, "--server", str(index)),
+        env=_COMMON_ENV,
+        ports={f"http-{index}": job.spec.rollout.port + index},
+        gpus=job.spec.rollout.gpus_per_server,
+    )
+
+
+def _learner(job: RolloutMatchingJob, ports: LearnerPorts) -> Container:
+    return Container(
+        name=names.ROLE_LEARNER,
+        command=("stage2", "learn", names.CONFIG_PATH, *_processes(job)),
+        env={
+            **_COMMON_ENV,
+            "STAGE2_PROGRESS_PORT": str(ports.progress),
+            "STAGE2_METRICS_PORT": str(ports.metrics),
+            "STAGE2_TERMINATION_LOG": names.TERMINATION_LOG,
+        },
+        ports={
+            "progress": ports.progress,
+            "metrics": ports.metrics,
+            **{f"group-{index}": ports.group + index for index in range(job.spec.rollout.servers)},
+        },
+        gpus=job.spec.learner.gpus,
+    )
+
+
+def _processes(job: RolloutMatchingJob) -> tuple[str, ...]:
+    """One learner process for each of several GPUs."""
+    return () if job.spec.learner.gpus <= 1 else (f"--processes={job.spec.learner.gpus}",)

@@ -1,0 +1,89 @@
+"""Why a pod of a job does not do its work yet, in a reason for programs and a sentence for people."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from stage2_controller.job import reasons
+from stage2_controller.job.observed import Object, parse_report
+
+_IMAGE = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
+_CONFIG = {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
+_TAIL = 400  # characters of a container's last words that fit a sentence
+
+
+class Finding(NamedTuple):
+    """What keeps a pod from its work."""
+
+    reason: str
+    message: str
+
+
+def pod(observed: Object | None, what: str) -> Finding | None:
+    """The finding for a pod called `what` ("the rollout pod"); None if all its containers run."""
+    if observed is None:
+        return Finding(reasons.NOT_CREATED, f"{what} does not exist yet")
+    status = observed.get("status", {})
+    for condition in status.get("conditions", []):
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return Finding(
+                reasons.UNSCHEDULABLE, f"no node takes {what}: {condition.get('message', 'no reason given')}"
+            )
+    statuses = status.get("containerStatuses", [])
+    findings = [finding for item in statuses if (finding := _container(item))]
+    if findings:
+        return min(findings, key=lambda finding: finding.reason == reasons.CONTAINERS_STARTING)
+    if statuses:
+        return None
+    doing = "is being prepared on its node" if observed.get("spec", {}).get("nodeName") else "waits for a node"
+    return Finding(reasons.CONTAINERS_STARTING, f"{what} {doing}")
+
+
+def refused(deployment: Object | None) -> Finding | None:
+    """Why the API server takes no pod of the Deployment: a quota, a policy; None if it does."""
+    for condition in (deployment or {}).get("status", {}).get("conditions", []):
+        if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
+            message = f"the API server refuses the rollout pod: {condition.get('message', 'no reason given')}"
+            return Finding(reasons.POD_REFUSED, message)
+    return None
+
+
+def servers(observed: Object | None, names: Sequence[str], deployment: Object | None = None) -> Finding | None:
+    """The finding for the rollout pod; None if every server answers."""
+    if observed is None and (told := refused(deployment)):
+        return told
+    found = pod(observed, "the rollout pod")
+    if found or observed is None:
+        return found
+    silent = [item["name"] for item in observed["status"]["containerStatuses"] if not item.get("ready")]
+    silent = [name for name in silent if name in names]
+    if not silent:
+        return None
+    message = f"{len(names) - len(silent)} of {len(names)} servers answer; {', '.join(silent)} still loading"
+    return Finding(reasons.SERVERS_LOADING, message)
+
+
+def last_words(ended: Mapping[str, Any]) -> str:
+    """How a container ended: its exit code and the end of its message."""
+    report = parse_report(str(ended.get("message")))
+    if report:
+        return f"exit code {ended.get('exitCode')}: {report.get('message') or report['phase']}"
+    lines = str(ended.get("message") or ended.get("reason") or "no message").splitlines()
+    said = [line.strip() for line in lines if line[:1].strip()]  # the frames of a traceback are indented
+    return f"exit code {ended.get('exitCode')}: {' '.join(said[-3:])[-_TAIL:]}"
+
+
+def _container(status: Object) -> Finding | None:
+    name, state = status["name"], status.get("state", {})
+    waiting = state.get("waiting", {}).get("reason", "")
+    message = state.get("waiting", {}).get("message", waiting)
+    if "running" in state:
+        return None
+    if waiting in _IMAGE:
+        return Finding(reasons.IMAGE_UNAVAILABLE, f"the image {status.get('image')} of {name} cannot be had: {message}")
+    if waiting in _CONFIG:
+        return Finding(reasons.CONTAINER_CONFIG, f"{name} cannot start: {message}")
+    ended = state.get("terminated") or status.get("lastState", {}).get("terminated")
+    if ended:
+        times = f", {status['restartCount']} restarts so far" if status.get("restartCount") else ""
+        return Finding(reasons.SERVER_CRASHED, f"{name} ended with {last_words(ended)}{times}")
+    return Finding(reasons.CONTAINERS_STARTING, f"{name} is being started")

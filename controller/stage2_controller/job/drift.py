@@ -1,0 +1,89 @@
+"""Which children have to be written: the absent ones, and those that differ for a reason that may be mended."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from stage2_controller.job import names, quantity
+from stage2_controller.job.children import meta
+from stage2_controller.job.merge import MERGE_KEYS
+from stage2_controller.job.observed import Observed, terminating
+
+# Created once: a Job's template is immutable, and running pods hold the Secret's token.
+CREATE_ONCE = frozenset({"Job", "Secret"})
+
+
+class Write(NamedTuple):
+    """One request to the API server: `create` fails softly where the child exists, `apply` is a server-side apply."""
+
+    verb: Literal["create", "apply"]
+    manifest: meta.Manifest
+
+
+def writes(children: Sequence[meta.Manifest], observed: Observed) -> list[Write]:
+    """The requests that bring the observed children to `children`, in that order; none if nothing has to change."""
+    started = observed.learner is not None or observed.active()
+    return [write for child in children if (write := _write(child, observed, started))]
+
+
+def spec_changed(observed: Observed, spec_hash: str) -> bool:
+    """Whether the learner Job was made from another spec than the one with this hash."""
+    return observed.learner is not None and _annotation(observed.learner, names.ANNOTATION_SPEC_HASH) != spec_hash
+
+
+def covers(observed: Any, desired: Any, key: str = "") -> bool:
+    """Whether `observed` holds everything in `desired`; what others added beside it does not count."""
+    if observed is None:
+        return _empty(desired)  # the API server leaves out what is empty, zero or false
+    if isinstance(desired, Mapping):
+        return isinstance(observed, Mapping) and all(
+            covers(observed.get(name), value, name) for name, value in desired.items()
+        )
+    if isinstance(desired, list | tuple):
+        return isinstance(observed, list | tuple) and _covers_list(observed, desired, key)
+    return bool(observed == desired) or quantity.parse(observed) == quantity.parse(desired) is not None
+
+
+def _empty(value: Any) -> bool:
+    return not value or (isinstance(value, Mapping) and all(map(_empty, value.values())))
+
+
+def _write(child: meta.Manifest, observed: Observed, started: bool) -> Write | None:
+    there = observed.child(child["kind"])
+    if there is None:
+        return Write("create" if child["kind"] in CREATE_ONCE else "apply", child)
+    if terminating(there) or child["kind"] in CREATE_ONCE or not _differs(child, there, observed, started):
+        return None
+    return Write("apply", _same(child, there))
+
+
+def _same(child: meta.Manifest, there: Mapping[str, Any]) -> meta.Manifest:
+    """The child with the uid of the object that was seen: one that took its place meanwhile is not written over."""
+    uid = there["metadata"].get("uid")
+    return {**child, "metadata": {**child["metadata"], "uid": uid}} if uid else child
+
+
+def _differs(child: meta.Manifest, there: Mapping[str, Any], observed: Observed, started: bool) -> bool:
+    if child["kind"] == "Workload":  # written again only to say that the job is suspended, or is not any more
+        return bool(there["spec"].get("active", True) != child["spec"]["active"])
+
+    def same(annotation: str) -> bool:
+        return _annotation(there, annotation) == _annotation(child, annotation)
+
+    if not same(names.ANNOTATION_SPEC_HASH):
+        return True
+    if not same(names.ANNOTATION_MANIFEST_HASH):
+        return not started  # another version of the controller made it: running pods must not notice an upgrade
+    return not covers(there, {key: child[key] for key in child if key not in ("apiVersion", "kind", "metadata")})
+
+
+def _annotation(manifest: Mapping[str, Any], name: str) -> str | None:
+    value: str | None = manifest["metadata"].get("annotations", {}).get(name)
+    return value
+
+
+def _covers_list(observed: Sequence[Any], desired: Sequence[Any], key: str) -> bool:
+    merge_key = MERGE_KEYS.get(key)
+    if merge_key and all(isinstance(item, Mapping) and merge_key in item for item in (*observed, *desired)):
+        known = {item[merge_key]: item for item in observed}
+        return all(item[merge_key] in known and covers(known[item[merge_key]], item) for item in desired)
+    return len(observed) == len(desired) and all(map(covers, observed, desired))

@@ -1,0 +1,206 @@
+"""Kueue: one Workload for a whole job, written by the controller itself, and what Kueue answers in it. Pure.
+
+A job that carries the label `kueue.x-k8s.io/queue-name` waits until Kueue admits its Workload: two pod sets, rollout
+and learner, that ask for one host together (kueue.x-k8s.io/v1beta2, topology-aware scheduling).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stage2_controller.job import names, reasons
+from stage2_controller.job.children import meta
+from stage2_controller.job.conditions import Condition
+from stage2_controller.job.observed import Object, Observed, running, succeeded, terminating
+from stage2_controller.job.outcome import Outcome
+from stage2_controller.job.placement import HOSTNAME
+
+API_VERSION = "kueue.x-k8s.io/v1beta2"
+KIND = "Workload"
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+_PLACED_BY_KUEUE = "kueue.x-k8s.io/podset-required-topology"
+# Reasons of PodsReady that Kueue's waitForPodsReady knows.
+_WAITS_FOR_START, _STARTED = "WaitForStart", "Started"
+_WAITS_FOR_RECOVERY, _RECOVERED = "WaitForRecovery", "Recovered"
+
+
+def queue_name(raw: Object) -> str | None:
+    """The LocalQueue that the job names."""
+    return (raw["metadata"].get("labels") or {}).get(QUEUE_LABEL) or None
+
+
+def workload(
+    owner: Mapping[str, Any],
+    children: Sequence[Mapping[str, Any]],
+    *,
+    queue: str,
+    active: bool,
+    priority_class: Object | None,
+) -> meta.Manifest:
+    """Workload `<job>-quota`: the pods of the children, on one host; inactive while the job is suspended."""
+    pod_sets = [
+        _pod_set(names.ROLE_OF_PODS[child["kind"]], child["spec"]["template"])
+        for child in children
+        if child["kind"] in names.ROLE_OF_PODS
+    ]
+    if len(pod_sets) > 1:  # Kueue's group: exactly two pod sets, placed together
+        for pod_set in pod_sets:
+            pod_set["topologyRequest"]["podSetGroupName"] = "job"
+    spec: dict[str, Any] = {"queueName": queue, "active": active, "podSets": pod_sets}
+    if priority_class is not None:
+        name = priority_class["metadata"]["name"]
+        spec["priority"] = priority_class["value"]
+        spec["priorityClassRef"] = {"group": "scheduling.k8s.io", "kind": "PriorityClass", "name": name}
+    return meta.child(API_VERSION, KIND, owner=owner, role=names.ROLE_QUOTA, body={"spec": spec})
+
+
+def admitted(found: Object | None) -> bool:
+    """Whether the job may have pods."""
+    return _holds(found, "Admitted") and not _holds(found, "Evicted")
+
+
+def host(found: Object | None) -> str | None:
+    """The value of kubernetes.io/hostname on the node that Kueue assigned; None if it left the choice open."""
+    admission = ((found or {}).get("status") or {}).get("admission") or {}
+    for assignment in admission.get("podSetAssignments", []):
+        topology = assignment.get("topologyAssignment") or {}
+        if HOSTNAME not in topology.get("levels", []):
+            continue
+        level = topology["levels"].index(HOSTNAME)
+        values = topology["slices"][0]["valuesPerLevel"][level]
+        if "universal" in values:
+            return str(values["universal"])
+        parts = values["individual"]
+        return f"{parts.get('prefix', '')}{parts['roots'][0]}{parts.get('suffix', '')}"
+    return None
+
+
+def flavors_of(found: Object | None) -> tuple[str, ...]:
+    """The names of the ResourceFlavors that Kueue assigned to the job."""
+    admission = ((found or {}).get("status") or {}).get("admission") or {}
+    assigned = (one.get("flavors") or {} for one in admission.get("podSetAssignments", []))
+    return tuple(sorted({name for names_ in assigned for name in names_.values()}))
+
+
+def additions(observed: Observed) -> dict[str, Any]:
+    """What an admission adds to the pods of each role, as Kueue's own integrations do it.
+
+    The flavors' node labels and tolerations, what admission checks ask for, and the mark of a pod that Kueue placed:
+    without it Kueue would count the pod on its host a second time, as somebody else's.
+    """
+    status, flavors = (observed.workload or {}).get("status") or {}, observed.flavors
+    checks = [update for check in status.get("admissionChecks") or () for update in check.get("podSetUpdates") or ()]
+    made = {}
+    for assignment in (status.get("admission") or {}).get("podSetAssignments", []):
+        assigned = sorted(set((assignment.get("flavors") or {}).values()))
+        specs = [(flavors[name].get("spec") or {}) for name in assigned if name in flavors]
+        parts = [{"nodeSelector": spec.get("nodeLabels"), "tolerations": spec.get("tolerations")} for spec in specs]
+        parts += [update for update in checks if update["name"] == assignment["name"]]
+        if assignment.get("topologyAssignment"):
+            parts.append({"annotations": {_PLACED_BY_KUEUE: HOSTNAME}})
+        if added := _together(parts):
+            made[assignment["name"]] = added
+    return made
+
+
+def _together(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    for part in parts:
+        for key in ("labels", "annotations", "nodeSelector"):
+            if part.get(key):
+                made[key] = {**made.get(key, {}), **part[key]}
+        if part.get("tolerations"):
+            known = made.get("tolerations", [])
+            made["tolerations"] = [*known, *(item for item in part["tolerations"] if item not in known)]
+    return made
+
+
+def disabled(queue: str) -> Condition:
+    """The job's condition QuotaReserved where the controller was told nothing of Kueue."""
+    message = (
+        f"the label {QUEUE_LABEL}={queue} asks for a queue of Kueue, and this controller does not serve Kueue: install"
+        " the chart with --set controller.kueue=true, or remove the label"
+    )
+    return Condition(reasons.QUOTA_RESERVED, "False", reasons.KUEUE_DISABLED, message)
+
+
+def reserved(found: Object | None, queue: str) -> Condition:
+    """The job's condition QuotaReserved."""
+    if admitted(found):
+        return Condition(reasons.QUOTA_RESERVED, "True", reasons.ADMITTED, f"Kueue admitted the job through {queue}")
+    told = _condition(found, "Evicted") if _holds(found, "Evicted") else _condition(found, "QuotaReserved")
+    message = (told or {}).get("message") or "Kueue has not answered yet"
+    return Condition(reasons.QUOTA_RESERVED, "False", reasons.QUOTA_PENDING, f"waits in queue {queue}: {message}")
+
+
+def answer(found: Object | None, observed: Observed, outcome: Outcome | None, *, at: str) -> dict[str, Any] | None:
+    """What the Workload is to be told (a JSON merge patch of what was read); None if it says so already.
+
+    As Kueue's own integrations do: the end of the job, whether its pods are ready, and, once an evicted job has no pods
+    any more, that its quota is free.
+    """
+    if found is None:
+        return None
+    if outcome:
+        return _patch(found, _true("Finished", "JobFinished", outcome.message), at=at)
+    if not admitted(found):
+        if observed.pods:
+            return None
+        wanted = [_false("PodsReady", _WAITS_FOR_START, "the job has no pods")]
+        reserves = _holds(found, "QuotaReserved")
+        if not (_holds(found, "Evicted") and reserves):
+            return _patch(found, *wanted, at=at)
+        message = "the job was evicted and has no pods any more"
+        wanted += [_false(kind, "Pending", message) for kind in ("QuotaReserved", "Admitted")]
+        return _patch(found, *wanted, at=at, admission=None)
+    return _patch(found, _pods_ready(found, observed), at=at)
+
+
+def _pods_ready(found: Object, observed: Observed) -> dict[str, str]:
+    """PodsReady of an admitted job: Kueue's timeouts for the start and for a recovery go by its reason."""
+    known = (_condition(found, "PodsReady") or {}).get("reason")
+    recovers = known in (_WAITS_FOR_RECOVERY, _RECOVERED)
+    learner = observed.pod(names.ROLE_LEARNER)
+    if not terminating(learner) and (running(learner, names.ROLE_LEARNER) or succeeded(learner, names.ROLE_LEARNER)):
+        return _true("PodsReady", _RECOVERED if recovers else _STARTED, "servers and learner run")
+    if recovers or _holds(found, "PodsReady"):
+        return _false("PodsReady", _WAITS_FOR_RECOVERY, "the learner ran and does not run any more")
+    return _false("PodsReady", _WAITS_FOR_START, "the learner does not run yet")
+
+
+def _pod_set(role: str, template: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "name": role,
+        "count": 1,
+        "template": {"metadata": {"labels": template["metadata"]["labels"]}, "spec": template["spec"]},
+        "topologyRequest": {"required": HOSTNAME},
+    }
+
+
+def _patch(found: Object, *wanted: dict[str, str], at: str, **more: Any) -> dict[str, Any] | None:
+    """A merge patch replaces the whole list: it holds for the version that was read, and is refused for any other."""
+    known = {item["type"]: item for item in (found.get("status") or {}).get("conditions") or []}
+    changed = [item for item in wanted if known.get(item["type"], {}).get("status", "False") != item["status"]]
+    if not changed:
+        return None
+    for item in changed:
+        known[item["type"]] = {**item, "lastTransitionTime": at}
+    version = {"resourceVersion": found["metadata"]["resourceVersion"]}
+    return {"metadata": version, "status": {"conditions": list(known.values()), **more}}
+
+
+def _true(kind: str, reason: str, message: str) -> dict[str, str]:
+    return {"type": kind, "status": "True", "reason": reason, "message": message}
+
+
+def _false(kind: str, reason: str, message: str) -> dict[str, str]:
+    return {"type": kind, "status": "False", "reason": reason, "message": message}
+
+
+def _holds(found: Object | None, kind: str) -> bool:
+    told = _condition(found, kind)
+    return told is not None and told["status"] == "True"
+
+
+def _condition(found: Object | None, kind: str) -> Mapping[str, Any] | None:
+    conditions = ((found or {}).get("status") or {}).get("conditions") or []
+    return next((item for item in conditions if item["type"] == kind), None)

@@ -1,0 +1,112 @@
+"""What a pass sees of one job: its children as the API server holds them, and the learner's last word."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from stage2_controller.job import names
+
+Object = Mapping[str, Any]
+
+# Every kind of child, and where it is kept.
+FIELDS = {
+    "Deployment": "deployment",
+    "Service": "service",
+    "NetworkPolicy": "networkpolicy",
+    "Workload": "workload",
+    "ConfigMap": "configmap",
+    "Secret": "secret",
+    "Job": "learner",
+}
+
+
+@dataclass(frozen=True)
+class Observed:
+    """The children of one job; None or empty where there is none."""
+
+    deployment: Object | None = None
+    service: Object | None = None
+    networkpolicy: Object | None = None
+    workload: Object | None = None  # Kueue's
+    flavors: Mapping[str, Object] = field(default_factory=dict)  # Kueue's ResourceFlavors that the job was assigned
+    configmap: Object | None = None
+    secret: Object | None = None
+    learner: Object | None = None  # the batch/v1 Job
+    pods: tuple[Object, ...] = ()
+    progress: Object | None = None  # what the learner's /progress answered, if it was asked
+    leaving: tuple[str, ...] = ()  # kind and name of what a deleted job of the same name has left
+    foreign: tuple[str, ...] = ()  # kind and name of what has a child's name and was made by somebody else
+
+    def child(self, kind: str) -> Object | None:
+        """The child of one kind."""
+        found: Object | None = getattr(self, FIELDS[kind])
+        return found
+
+    def pod(self, role: str) -> Object | None:
+        """The newest pod of a role; one that is being deleted only if there is no other."""
+        pods = [pod for pod in self.pods if pod["metadata"].get("labels", {}).get(names.LABEL_ROLE) == role]
+        return max(pods, key=_age_rank, default=None)
+
+    def old_learner(self) -> Object | None:
+        """A learner's pod that still runs although its Job is gone: the job was suspended, edited or moved."""
+        if self.learner is not None and not terminating(self.learner):
+            return None
+        pods = [
+            pod for pod in self.pods if pod["metadata"].get("labels", {}).get(names.LABEL_ROLE) == names.ROLE_LEARNER
+        ]
+        return next((pod for pod in pods if pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")), None)
+
+    def active(self) -> bool:
+        """Whether any container of the job runs or has run."""
+        statuses = [item for pod in self.pods for item in pod.get("status", {}).get("containerStatuses", [])]
+        return any("waiting" not in item.get("state", {}) or item.get("lastState") for item in statuses)
+
+    def report(self) -> Object | None:
+        """The learner's newest report: its /progress, else the message that its container ended with."""
+        if self.progress is not None:
+            return self.progress
+        pod = self.pod(names.ROLE_LEARNER)
+        ended = terminated(pod, names.ROLE_LEARNER) if pod else None
+        return parse_report(ended.get("message", "")) if ended else None
+
+
+def terminated(pod: Object, container: str) -> Object | None:
+    """The last end of a container (exitCode, reason, message), whether or not it runs again by now."""
+    for status in pod.get("status", {}).get("containerStatuses", []):
+        if status["name"] == container:
+            now, before = status.get("state", {}), status.get("lastState", {})
+            ended: Object | None = now.get("terminated") or before.get("terminated")
+            return ended
+    return None
+
+
+def running(pod: Object | None, container: str) -> bool:
+    """Whether the container runs now."""
+    statuses = pod.get("status", {}).get("containerStatuses", []) if pod else []
+    return any(status["name"] == container and "running" in status.get("state", {}) for status in statuses)
+
+
+def succeeded(pod: Object | None, container: str) -> bool:
+    """Whether the container has ended with exit code 0; a Job notices a moment later."""
+    ended = terminated(pod, container) if pod else None
+    return ended is not None and ended.get("exitCode") == 0
+
+
+def terminating(child: Object | None) -> bool:
+    """Whether the API server was told to delete it and it still exists."""
+    return child is not None and "deletionTimestamp" in child["metadata"]
+
+
+def parse_report(message: str) -> Object | None:
+    """A termination message as the learner's report; None if a person or a traceback wrote it."""
+    try:
+        report = json.loads(message)
+    except ValueError:
+        return None
+    return report if isinstance(report, dict) and "phase" in report else None
+
+
+def _age_rank(pod: Object) -> tuple[bool, str, str]:
+    metadata = pod["metadata"]
+    return ("deletionTimestamp" not in metadata, metadata.get("creationTimestamp", ""), metadata["name"])

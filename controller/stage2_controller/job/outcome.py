@@ -1,0 +1,137 @@
+"""Whether a job has ended, and how: the policy of success, failure and deadline."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+from stage2_api.errors import EXIT_CONFIG
+from stage2_api.job import RolloutMatchingJob
+from stage2_controller.job import conditions, diagnose, names, reasons
+from stage2_controller.job.observed import Observed, terminated, terminating
+
+_POD_FAILURE_POLICY = "PodFailurePolicy"  # the Job's reason; its only rule that fails it is about EXIT_CONFIG
+
+
+class Outcome(NamedTuple):
+    """How a job ended. `phase` is Succeeded or Failed."""
+
+    phase: str
+    reason: str
+    message: str
+
+
+def final(status: Mapping[str, Any]) -> Outcome | None:
+    """The outcome that the status already tells. A refused spec is none: a corrected one runs."""
+    for condition_type in (reasons.SUCCEEDED, reasons.FAILED):
+        told = conditions.find(status, condition_type)
+        if told and told["status"] == "True" and told["reason"] != reasons.INVALID_SPEC:
+            return Outcome(condition_type, told["reason"], told["message"])
+    return None
+
+
+def outcome(
+    job: RolloutMatchingJob, servers: Sequence[str], observed: Observed, *, status: Mapping[str, Any], now: datetime
+) -> Outcome | None:
+    """The job's outcome, told before or found in this pass; None while it can still go on."""
+    return (
+        final(status)
+        or _of_learner(observed)
+        or _of_servers(observed, servers)
+        or _of_deadline(job, status, now)
+        or _of_start(job, servers, observed, status=status, now=now)
+    )
+
+
+def seconds_left(job: RolloutMatchingJob, status: Mapping[str, Any], now: datetime) -> float | None:
+    """Seconds until spec.activeDeadlineSeconds has passed since the start; None without a deadline or a start."""
+    limit = job.spec.active_deadline_seconds
+    if limit is None or not status.get("startTime"):
+        return None
+    return (conditions.instant(status["startTime"]) + timedelta(seconds=limit) - now).total_seconds()
+
+
+def seconds_to_start(
+    job: RolloutMatchingJob, observed: Observed, status: Mapping[str, Any], now: datetime
+) -> float | None:
+    """Seconds until spec.learner.startDeadlineSeconds has passed; None where the learner waits for no server."""
+    since = _has_its_place_since(status)
+    waits = job.spec.rollout.servers and not job.spec.suspend and observed.learner is None and observed.deployment
+    if since is None or not waits or observed.old_learner():
+        return None
+    return (since + timedelta(seconds=job.spec.learner.start_deadline_seconds) - now).total_seconds()
+
+
+def _has_its_place_since(status: Mapping[str, Any]) -> datetime | None:
+    """Since when the servers could load: they have quota and a node, and were not all ready a moment ago."""
+    told = [conditions.find(status, kind) for kind in (reasons.QUOTA_RESERVED, reasons.PLACED)]
+    if not status.get("startTime") or any(item and item["status"] != "True" for item in told):
+        return None
+    told.append(conditions.find(status, reasons.ROLLOUT_READY))
+    times = [status["startTime"], *(item["lastTransitionTime"] for item in told if item)]
+    return max(map(conditions.instant, times))
+
+
+def _of_learner(observed: Observed) -> Outcome | None:
+    job_conditions = (observed.learner or {}).get("status", {}).get("conditions", [])
+    told = {item["type"]: item for item in job_conditions if item["status"] == "True"}
+    if "Complete" in told:
+        return Outcome(reasons.SUCCEEDED, reasons.LEARNER_SUCCEEDED, "the learner ended with exit code 0")
+    if "Failed" in told and not _end_to_come(observed):
+        return _failed(observed, told["Failed"])
+    return None
+
+
+def _end_to_come(observed: Observed) -> bool:
+    """Whether the Job's watch was quicker than the pods': the pod, which has ended, will tell why in a moment."""
+    pod = observed.pod(names.ROLE_LEARNER)
+    if pod is None or terminating(pod) or pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
+        return False
+    return terminated(pod, names.ROLE_LEARNER) is None
+
+
+def _failed(observed: Observed, told: Mapping[str, Any]) -> Outcome:
+    pod = observed.pod(names.ROLE_LEARNER)
+    ended = terminated(pod, names.ROLE_LEARNER) if pod else None
+    words = _words(observed, ended)
+    if told.get("reason") == _POD_FAILURE_POLICY or (ended and ended.get("exitCode") == EXIT_CONFIG):
+        return Outcome(reasons.FAILED, reasons.CONFIGURATION_ERROR, f"the learner refused its configuration: {words}")
+    if told.get("reason") == reasons.BACKOFF_LIMIT:
+        message = f"the learner failed more often than spec.learner.backoffLimit allows; the last time: {words}"
+        return Outcome(reasons.FAILED, reasons.BACKOFF_LIMIT, message)
+    return Outcome(reasons.FAILED, reasons.LEARNER_FAILED, f"{told.get('message', 'the learner failed')}; {words}")
+
+
+def _words(observed: Observed, ended: Mapping[str, Any] | None) -> str:
+    report = observed.report()
+    if report and report.get("message"):
+        return str(report["message"])
+    return diagnose.last_words(ended) if ended else "its pod is gone, and its last words with it"
+
+
+def _of_servers(observed: Observed, servers: Sequence[str]) -> Outcome | None:
+    pod = observed.pod(names.ROLE_ROLLOUT)
+    for server in servers if pod else ():
+        ended = terminated(pod, server) if pod else None
+        if ended and ended.get("exitCode") == EXIT_CONFIG:
+            message = f"{server} refused its configuration: {diagnose.last_words(ended)}"
+            return Outcome(reasons.FAILED, reasons.CONFIGURATION_ERROR, message)
+    return None
+
+
+def _of_deadline(job: RolloutMatchingJob, status: Mapping[str, Any], now: datetime) -> Outcome | None:
+    left = seconds_left(job, status, now)
+    if left is None or left > 0:
+        return None
+    message = f"not done {job.spec.active_deadline_seconds} s after its start (spec.activeDeadlineSeconds)"
+    return Outcome(reasons.FAILED, reasons.DEADLINE_EXCEEDED, message)
+
+
+def _of_start(
+    job: RolloutMatchingJob, servers: Sequence[str], observed: Observed, *, status: Mapping[str, Any], now: datetime
+) -> Outcome | None:
+    left = seconds_to_start(job, observed, status, now)
+    finding = diagnose.servers(observed.pod(names.ROLE_ROLLOUT), servers, observed.deployment)
+    if left is None or left > 0 or finding is None:
+        return None
+    late = f"{job.spec.learner.start_deadline_seconds} s after they had a node (spec.learner.startDeadlineSeconds)"
+    return Outcome(reasons.FAILED, reasons.START_DEADLINE, f"not all servers answer {late}: {finding.message}")

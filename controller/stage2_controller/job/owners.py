@@ -1,0 +1,76 @@
+"""Whose an object with the name of a child is: the job's, a deleted job's of that name, or a stranger's. Pure.
+
+A name is no proof. A job that was deleted and applied again at once finds the old one's children until the garbage
+collector has been there, and somebody may have made an object that only happens to have such a name.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Literal
+
+from stage2_controller.job import names, reasons
+from stage2_controller.job.conditions import Condition
+from stage2_controller.job.observed import FIELDS, Object, Observed
+
+Whose = Literal["own", "former", "foreign"]
+
+# Every change of a watched object starts a pass; the rest has to be asked for.
+LOOK_AGAIN_S = {reasons.OLD_CHILDREN_ENDING: 2.0, reasons.NAME_TAKEN: 15.0}
+
+_KIND_OF_ROLE = {role: kind for kind, role in names.ROLE_OF_PODS.items()}
+
+
+def whose(child: Object, job: Mapping[str, Any]) -> Whose:
+    """Whose child it is, by its controller's uid; `job` is the metadata of the job."""
+    references = child["metadata"].get("ownerReferences") or ()
+    owner: Mapping[str, Any] | None = next((item for item in references if item.get("controller")), None)
+    if owner is None or owner["kind"] != names.KIND or not owner["apiVersion"].startswith(f"{names.GROUP}/"):
+        return "foreign"
+    if owner["uid"] == job["uid"]:
+        return "own"
+    return "former" if owner["name"] == job["name"] else "foreign"
+
+
+def sorted_out(seen: Observed, job: Mapping[str, Any]) -> Observed:
+    """Only what is the job's, beside the names of what is not; `job` is the metadata of the job."""
+    found = {kind: (there, whose(there, job)) for kind in FIELDS if (there := seen.child(kind)) is not None}
+    told = {kind: owner for kind, (_, owner) in found.items()}
+    own_pods = tuple(pod for pod in seen.pods if _whose_pod(pod, job, told) == "own")
+    leaving = [pod for pod in seen.pods if _whose_pod(pod, job, told) == "former"]
+    others: dict[str, Any] = {FIELDS[kind]: None for kind, owner in told.items() if owner != "own"}
+    return replace(
+        seen,
+        **others,
+        pods=own_pods,
+        leaving=(*_named(found, "former"), *(f"Pod {pod['metadata']['name']}" for pod in leaving)),
+        foreign=_named(found, "foreign"),
+    )
+
+
+def obstacle(observed: Observed) -> Condition | None:
+    """The condition ChildrenApplied where something that is not the job's keeps its children from being written."""
+    if observed.foreign:
+        exists = "exist and are" if len(observed.foreign) > 1 else "exists and is"
+        message = f"{', '.join(observed.foreign)} {exists} not this job's; rename the job or the object"
+        return Condition(reasons.CHILDREN_APPLIED, "False", reasons.NAME_TAKEN, message)
+    if observed.leaving:
+        message = f"waits for the end of what a deleted job of this name has left: {', '.join(observed.leaving)}"
+        return Condition(reasons.CHILDREN_APPLIED, "False", reasons.OLD_CHILDREN_ENDING, message)
+    return None
+
+
+def _named(found: Mapping[str, tuple[Object, Whose]], wanted: Whose) -> tuple[str, ...]:
+    return tuple(f"{kind} {there['metadata']['name']}" for kind, (there, owner) in found.items() if owner == wanted)
+
+
+def _whose_pod(pod: Object, job: Mapping[str, Any], told: Mapping[str, Whose]) -> Whose:
+    """By the uid that its template carries; one from before templates did is its Deployment's or Job's."""
+    metadata = pod["metadata"]
+    uid = (metadata.get("annotations") or {}).get(names.ANNOTATION_JOB_UID)
+    if uid:
+        return "own" if uid == job["uid"] else "former"
+    parent = told.get(_KIND_OF_ROLE.get((metadata.get("labels") or {}).get(names.LABEL_ROLE, ""), ""))
+    if parent:
+        return parent
+    older = metadata.get("creationTimestamp", "") < job.get("creationTimestamp", "")
+    return "former" if older else "own"

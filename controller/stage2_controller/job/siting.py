@@ -1,0 +1,158 @@
+"""Where a job stands in this pass: on the node that it has, on one that is chosen now, or nowhere, and why. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, Protocol
+
+from stage2_controller.job import conditions, names, placement, reasons
+from stage2_controller.job.conditions import Condition
+from stage2_controller.job.key import Key
+from stage2_controller.job.observed import Object, Observed, terminating
+from stage2_controller.job.placement import Need, Room
+
+# The scheduler may need a moment, and a pod that is about to preempt others is refused at first.
+REFUSED_FOR_S = 15.0
+LOOK_AGAIN_S = 60.0  # what is missing may have changed without anything being free for this job
+
+
+class Account(Protocol):
+    """What nodes have free; `stage2_controller.cluster.capacity.Capacity` keeps it."""
+
+    def rooms(self, key: Key, need: Need) -> Sequence[Room]:
+        """All nodes as they are for this job."""
+        ...
+
+    def room(self, key: Key, need: Need, name: str) -> Room | None:
+        """One of them; None if there is no such node."""
+        ...
+
+    def promised(self, key: Key) -> str | None:
+        """The node on which the job has room kept."""
+        ...
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The nodes in the eyes of one job."""
+
+    account: Account
+    key: Key
+    priority_class: Object | None = None  # the one that spec.placement.priorityClassName names
+
+    def with_priority(self, need: Need) -> Need:
+        """The need with what the PriorityClass says."""
+        found = self.priority_class
+        if found is None:
+            return need
+        return replace(need, priority=found["value"], preempts=found.get("preemptionPolicy") != "Never")
+
+
+@dataclass(frozen=True)
+class Site:
+    """The job's node, or none; `moves`: it had one and has to leave it as a whole."""
+
+    need: Need
+    node: str | None
+    condition: Condition
+    moves: bool = False
+    refused: str | None = None  # the node that the scheduler would not give to the job
+    again_after_s: float | None = None
+
+
+def need(children: Sequence[Mapping[str, Any]], *, gpu_resource: str) -> Need:
+    """What the pods of these children ask of one node."""
+    roles = {"Deployment": names.ROLE_ROLLOUT, "Job": names.ROLE_LEARNER}
+    pods = tuple(
+        placement.need_of(roles[child["kind"]], child["spec"]["template"])
+        for child in children
+        if child["kind"] in roles
+    )
+    return Need(pods=pods, gpu_resource=gpu_resource)
+
+
+def find(asked: Need, observed: Observed, cluster: Cluster, *, now: datetime, host: str | None = None) -> Site:
+    """The site of a job that is to run; `host`: the only node that it may have, by its label kubernetes.io/hostname."""
+    asked = replace(cluster.with_priority(asked), host=host)
+    current = standing(observed)
+    kept = current or cluster.account.promised(cluster.key)
+    if kept:
+        site = _stay(asked, kept, cluster.account.room(cluster.key, asked, kept), observed, now)
+        if site.node or current or site.refused:
+            return site
+        # Nothing stands there: no child's end would bring another pass, and nothing has to end first.
+    rooms = cluster.account.rooms(cluster.key, asked)
+    node = placement.choose(asked, rooms)
+    if node:
+        return _on(asked, node)
+    told = Condition(reasons.PLACED, "False", reasons.NO_NODE_FITS, placement.obstacle(asked, rooms))
+    return Site(asked, None, told, again_after_s=LOOK_AGAIN_S)
+
+
+def standing(observed: Observed) -> str | None:
+    """The node on which the job's children stand; None if there are none, or none that is told one."""
+    for child in (observed.learner, observed.deployment):
+        if child is not None and not terminating(child):
+            node = child["metadata"].get("annotations", {}).get(names.ANNOTATION_NODE)
+            if node:
+                return str(node)
+    children = any(child is not None and not terminating(child) for child in (observed.learner, observed.deployment))
+    live = (pod["spec"].get("nodeName") for pod in observed.pods if not terminating(pod))
+    return next(filter(None, live), None) if children else None  # made before nodes were chosen
+
+
+def _on(asked: Need, node: str) -> Site:
+    message = f"servers and learner have their place on {node}"
+    return Site(asked, node, Condition(reasons.PLACED, "True", reasons.NODE_CHOSEN, message))
+
+
+def _stay(asked: Need, node: str, room: Room | None, observed: Observed, now: datetime) -> Site:
+    """The node that the job has, unless it cannot go on there."""
+    if room is None:
+        return _leave(asked, reasons.NODE_LOST, f"node {node} is gone: the whole job moves")
+    if not placement.may_be(asked, room):
+        told = f"Kueue assigned the host {asked.host}, which is not node {node}: the whole job moves"
+        return _leave(asked, reasons.NODE_LOST, told)
+    if room.out_of_service:
+        return _leave(asked, reasons.NODE_LOST, f"node {node} is out of service: the whole job moves")
+    if not room.ready:
+        return _wait_for(asked, node, observed)
+    refusal = _refused(observed)
+    if refusal is None:
+        return _on(asked, node)
+    since, message = refusal
+    left = REFUSED_FOR_S - (now - since).total_seconds()
+    if left > 0:
+        return replace(_on(asked, node), again_after_s=left)
+    told = f"node {node} has no room any more: the whole job moves ({message})"
+    return replace(_leave(asked, reasons.NODE_FULL, told), refused=node)
+
+
+def _wait_for(asked: Need, node: str, observed: Observed) -> Site:
+    """A node that does not answer may still run the learner, which writes: only a person knows that it does not."""
+    servers = observed.pod(names.ROLE_ROLLOUT)
+    if observed.learner is None and (servers is None or terminating(servers) or not servers["spec"].get("nodeName")):
+        return _leave(asked, reasons.NODE_LOST, f"node {node} is not ready: the whole job moves")
+    message = (
+        f"node {node} is not ready; a learner there may still write, so the job stays until the node is back, is"
+        " deleted (kubectl delete node), or has the taint node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
+    )
+    return Site(asked, node, Condition(reasons.PLACED, "Unknown", reasons.NODE_NOT_READY, message))
+
+
+def _leave(asked: Need, reason: str, message: str) -> Site:
+    told = Condition(reasons.PLACED, "False", reason, message)
+    return Site(asked, None, told, moves=True, again_after_s=LOOK_AGAIN_S)
+
+
+def _refused(observed: Observed) -> tuple[datetime, str] | None:
+    """Since when the scheduler refuses a pod of the job, and why; None while its own old pods make way."""
+    if any(terminating(pod) for pod in observed.pods):
+        return None
+    for pod in observed.pods:
+        if pod["spec"].get("nodeName") or pod.get("status", {}).get("nominatedNodeName"):
+            continue
+        for item in pod.get("status", {}).get("conditions", []):
+            if item["type"] == "PodScheduled" and item.get("reason") == "Unschedulable":
+                return conditions.instant(item["lastTransitionTime"]), item.get("message", "no reason given")
+    return None

@@ -1,0 +1,317 @@
+"""The status of a job as a pure function of what is observed: phase, conditions, progress, servers, reproducibility."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from stage2_api.job import RolloutMatchingJob
+from stage2_controller.job import diagnose, explain, names, reasons
+from stage2_controller.job.conditions import Condition, merged, timestamp, truth
+from stage2_controller.job.containers import Workload
+from stage2_controller.job.observed import Object, Observed, running, succeeded, terminating
+from stage2_controller.job.outcome import Outcome
+from stage2_controller.job.siting import Site
+
+# Kept from the learner's last report when it cannot be asked: what it said stays true.
+_REPORTED = ("step", "maxSteps", "sync", "reproducibility")
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Everything that the status of an accepted job is made from."""
+
+    job: RolloutMatchingJob
+    workload: Workload
+    observed: Observed
+    previous: Mapping[str, Any]
+    outcome: Outcome | None
+    now: datetime
+    ticket: Condition | None = None  # QuotaReserved, where the job names a queue of Kueue
+    site: Site | None = None  # None: the scheduler chooses the node, or nothing is to run
+    blocked: Condition | None = None  # ChildrenApplied, where what is not the job's keeps them from being written
+
+    @property
+    def server_names(self) -> tuple[str, ...]:
+        """server-0, server-1, …"""
+        return tuple(server.name for server in self.workload.servers)
+
+
+def accepted(scene: Scene) -> dict[str, Any]:
+    """The status of a job whose spec is valid."""
+    report = {**scene.previous, **(scene.observed.report() or {})}
+    status: dict[str, Any] = {
+        "phase": _phase(scene),
+        "observedGeneration": scene.job.metadata.generation,
+        "startTime": _start_time(scene),
+        "completionTime": _completion_time(scene),
+        "node": _node(scene),
+        "rollout": _ready_of_all(scene),
+        "servers": _servers(scene, report.get("sync") or {}),
+        "images": _images(scene),
+        "restarts": _restarts(scene),
+        **{key: report.get(key) for key in _REPORTED},
+        "progress": _progress(report),
+        "loss": _finite(report.get("loss")),
+        "tokensPerSecond": _finite(report.get("tokensPerSecond")),
+    }
+    found = _conditions(scene, status["sync"], status["servers"])
+    name = {"name": scene.job.metadata.name, "namespace": scene.job.metadata.namespace}
+    found.append(explain.training(found, {"metadata": name, "status": status}))
+    status["message"] = _message(scene, found)
+    status["conditions"] = merged(
+        scene.previous.get("conditions") or [],
+        found,
+        generation=scene.job.metadata.generation or 0,
+        now=scene.now,
+    )
+    return {key: value for key, value in status.items() if value not in (None, "", [], {})}
+
+
+def refused(
+    previous: Mapping[str, Any], *, message: str, started: bool, generation: int, now: datetime
+) -> dict[str, Any]:
+    """The status of a job whose spec breaks a rule; one that already runs goes on with the spec it started with."""
+    found = [Condition(reasons.ACCEPTED, "False", reasons.INVALID_SPEC, message)]
+    old = previous.get("conditions") or []
+    if started:
+        entries = [item for item in old if item["type"] != reasons.ACCEPTED]
+        return {
+            **previous,
+            "observedGeneration": generation,
+            "conditions": [*merged(old, found, generation=generation, now=now), *entries],
+        }
+    found.append(Condition(reasons.FAILED, "True", reasons.INVALID_SPEC, message))
+    return {
+        "phase": reasons.FAILED,
+        "observedGeneration": generation,
+        "conditions": merged(old, found, generation=generation, now=now),
+    }
+
+
+def _message(scene: Scene, found: Sequence[Condition]) -> str:
+    """What the job is doing, in one sentence: the outcome, else the first thing that is missing."""
+    if scene.outcome:
+        return scene.outcome.message
+    told = (
+        reasons.CHILDREN_APPLIED,
+        reasons.SUSPENDED,
+        reasons.QUOTA_RESERVED,
+        reasons.PLACED,
+        reasons.ROLLOUT_READY,
+        reasons.LEARNER_RUNNING,
+    )
+    missing = [item.message for item in found if item.type in told and item.status != "True"]
+    if missing:
+        return missing[0]
+    doing = scene.observed.report()
+    if doing:
+        return str(doing.get("message") or doing.get("phase"))
+    told_before = scene.previous.get("message") if scene.previous.get("phase") == reasons.RUNNING else None
+    return told_before or "the learner runs"
+
+
+def _progress(report: Mapping[str, Any]) -> str | None:
+    done, all_steps = report.get("step"), report.get("maxSteps")
+    return f"{done}/{all_steps}" if all_steps else None
+
+
+def _finite(figure: float | None) -> float | None:
+    """JSON has no word for infinity, and a NaN never equals itself: the status would be written for ever."""
+    return figure if figure is not None and math.isfinite(figure) else None
+
+
+def _phase(scene: Scene) -> str:
+    if scene.outcome:
+        return scene.outcome.phase
+    if scene.job.spec.suspend:
+        return reasons.SUSPENDED
+    pod = scene.observed.pod(names.ROLE_LEARNER)
+    if running(pod, names.ROLE_LEARNER) or succeeded(pod, names.ROLE_LEARNER):
+        return reasons.RUNNING
+    return reasons.STARTING if _bound(scene) else reasons.PENDING
+
+
+def _start_time(scene: Scene) -> str | None:
+    """A resumed job starts anew, as a resumed batch/v1 Job does: its deadline counts from there."""
+    if scene.job.spec.suspend and not scene.outcome:
+        return None
+    return scene.previous.get("startTime") or timestamp(scene.now)
+
+
+def _completion_time(scene: Scene) -> str | None:
+    if scene.outcome is None:
+        return None
+    return scene.previous.get("completionTime") or timestamp(scene.now)
+
+
+def _node(scene: Scene) -> str | None:
+    chosen = scene.site.node if scene.site else None
+    return _bound(scene) or chosen or (scene.previous.get("node") if scene.outcome else None)
+
+
+def _bound(scene: Scene) -> str | None:
+    """The node of the pods that live."""
+    pods = [scene.observed.pod(role) for role in (names.ROLE_LEARNER, names.ROLE_ROLLOUT)]
+    nodes = [pod["spec"].get("nodeName") for pod in pods if pod and not terminating(pod)]
+    return next(filter(None, nodes), None)
+
+
+def _container_statuses(scene: Scene) -> dict[str, Object]:
+    pod = (
+        None if scene.outcome else scene.observed.pod(names.ROLE_ROLLOUT)
+    )  # a job that is done has released its servers
+    statuses = pod.get("status", {}).get("containerStatuses", []) if pod and not terminating(pod) else []
+    return {item["name"]: item for item in statuses}
+
+
+def _servers(scene: Scene, sync: Mapping[str, Any]) -> list[dict[str, Any]]:
+    if not scene.workload.servers:
+        return []
+    statuses = _container_statuses(scene)
+    addresses = [server.base_url for server in scene.workload.config.rollout_matching.vllm.server.resolved_servers()]
+    versions = {item["baseUrl"]: item["version"] for item in sync.get("servers") or []}
+    before = {item["name"]: item for item in scene.previous.get("servers") or []}
+    pushed_before = (scene.previous.get("sync") or {}).get("version")
+    made = []
+    for name, url in zip(scene.server_names, addresses, strict=True):
+        entry = _server(name, url, statuses.get(name, {}), versions.get(url))
+        if sync.get("version") == pushed_before and _started_anew(before.get(name, {}), entry):
+            entry.pop("version", None)  # what the learner knows of it was true of the process before
+            entry["ready"] = False
+        made.append(entry)
+    return made
+
+
+def _started_anew(before: Mapping[str, Any], entry: Mapping[str, Any]) -> bool:
+    """Whether the server's process is younger than the last push: seen now, or in a pass before."""
+    restarts: int = before.get("restarts", 0)
+    return entry["restarts"] != restarts or (entry["restarts"] == restarts > 0 and "version" not in before)
+
+
+def _images(scene: Scene) -> list[dict[str, str]]:
+    """What the containers run; what is known of one that is gone stays."""
+    known = {item["name"]: item for item in scene.previous.get("images") or []}
+    for role in (names.ROLE_ROLLOUT, names.ROLE_LEARNER):
+        pod = scene.observed.pod(role)
+        for item in pod.get("status", {}).get("containerStatuses", []) if pod else []:
+            digest = item.get("imageID", "").rpartition("@")[2]
+            if digest.startswith("sha256:"):
+                known[item["name"]] = {"name": item["name"], "image": item["image"], "digest": digest}
+    return [known[name] for name in sorted(known)]
+
+
+def _server(name: str, url: str, container: Object, version: int | None) -> dict[str, Any]:
+    entry = {
+        "name": name,
+        "baseUrl": url,
+        "ready": bool(container.get("ready")),
+        "restarts": container.get("restartCount", 0),
+    }
+    return entry if version is None else {**entry, "version": version}
+
+
+def _ready_of_all(scene: Scene) -> str | None:
+    names_, statuses = scene.server_names, _container_statuses(scene)
+    ready = sum(bool(statuses.get(name, {}).get("ready")) for name in names_)
+    return f"{ready}/{len(names_)}" if names_ else None
+
+
+def _restarts(scene: Scene) -> int:
+    failed: int = (scene.observed.learner or {}).get("status", {}).get("failed", 0)
+    before: int = scene.previous.get("restarts") or 0
+    return max(failed, before)
+
+
+def _conditions(scene: Scene, sync: Mapping[str, Any] | None, servers: Sequence[Mapping[str, Any]]) -> list[Condition]:
+    found = [Condition(reasons.ACCEPTED, "True", reasons.VALID, "the spec keeps every rule")]
+    if scene.blocked:
+        found.append(scene.blocked)
+    if scene.job.spec.suspend and not scene.outcome:
+        message = "spec.suspend is true: no pod exists; set it to false to go on from the last checkpoint"
+        return [*found, Condition(reasons.SUSPENDED, "True", reasons.SUSPENDED_BY_SPEC, message)]
+    if scene.ticket:
+        found.append(scene.ticket)
+    if scene.site:
+        found.append(scene.site.condition)
+    if scene.workload.servers:
+        found.append(_rollout_ready(scene))
+    found.append(_learner_running(scene))
+    if scene.workload.servers:
+        found.append(_weights_in_sync(sync, servers))
+    if scene.outcome:
+        found.append(Condition(scene.outcome.phase, "True", scene.outcome.reason, scene.outcome.message))
+    return found
+
+
+def _rollout_ready(scene: Scene) -> Condition:
+    if scene.outcome:
+        return Condition(reasons.ROLLOUT_READY, "False", reasons.RELEASED, "the job is done: its servers were removed")
+    finding = rollout_finding(scene.observed, scene.server_names)
+    if finding:
+        return Condition(reasons.ROLLOUT_READY, "False", finding.reason, finding.message)
+    message = f"all {len(scene.server_names)} servers answer"
+    return Condition(reasons.ROLLOUT_READY, "True", reasons.SERVERS_READY, message)
+
+
+def rollout_finding(observed: Observed, servers: Sequence[str]) -> diagnose.Finding | None:
+    """What keeps the servers from being ready; None if all of them answer."""
+    return diagnose.servers(observed.pod(names.ROLE_ROLLOUT), servers, observed.deployment)
+
+
+def _learner_running(scene: Scene) -> Condition:
+    def condition(status: bool, reason: str, message: str) -> Condition:
+        return Condition(reasons.LEARNER_RUNNING, truth(status), reason, message)
+
+    if scene.outcome:
+        return condition(False, reasons.LEARNER_FINISHED, scene.outcome.message)
+    if scene.observed.old_learner():
+        return condition(False, reasons.OLD_LEARNER_ENDING, "the old learner writes its checkpoint and ends first")
+    if scene.observed.learner is None:
+        return condition(False, reasons.WAITING_FOR_SERVERS, "the learner starts when all servers answer")
+    pod = scene.observed.pod(names.ROLE_LEARNER)
+    if succeeded(pod, names.ROLE_LEARNER):
+        return condition(False, reasons.LEARNER_FINISHED, "the learner ended with exit code 0")
+    finding = diagnose.pod(pod, "the learner's pod")
+    if finding is None:
+        return condition(True, reasons.LEARNER_STARTED, "the learner runs")
+    if finding.reason == reasons.SERVER_CRASHED:
+        limit = scene.job.spec.learner.backoff_limit
+        return condition(False, reasons.LEARNER_RETRYING, f"{finding.message}; at most {limit} new tries")
+    return condition(False, finding.reason, finding.message)
+
+
+def _weights_in_sync(sync: Mapping[str, Any] | None, servers: Sequence[Mapping[str, Any]]) -> Condition:
+    def condition(status: bool, reason: str, message: str) -> Condition:
+        return Condition(reasons.WEIGHTS_IN_SYNC, truth(status), reason, message)
+
+    held = [item["version"] for item in (sync or {}).get("servers") or []]
+    if sync is None or not held:
+        return condition(False, reasons.NOT_SYNCED_YET, "the learner has not pushed its weights yet")
+    count = len(servers)
+    anew = [item["name"] for item in servers if "version" not in item]
+    if anew:
+        message = f"{', '.join(anew)} started anew and waits for the learner's next push"
+        return condition(False, reasons.SERVER_RESTARTED, message)
+    behind = [str(version) for version in held if version != sync["version"]]
+    if behind:
+        message = (
+            f"the learner pushed version {sync['version']}; {len(behind)} of {count} servers hold {', '.join(behind)}"
+        )
+        return condition(False, reasons.VERSIONS_DIFFER, message)
+    return condition(True, reasons.SAME_VERSION, f"all {count} servers hold version {sync['version']}")
+
+
+def with_refusals(
+    status: Mapping[str, Any], previous: Mapping[str, Any], refusals: Sequence[str], *, now: datetime
+) -> dict[str, Any]:
+    """The status plus whether the API server took every child of the pass."""
+    if refusals:
+        condition = Condition(reasons.CHILDREN_APPLIED, "False", reasons.CHILD_REFUSED, "; ".join(refusals))
+    else:
+        condition = Condition(reasons.CHILDREN_APPLIED, "True", reasons.APPLIED, "the API server took every child")
+    old = previous.get("conditions") or []
+    entries = merged(old, [condition], generation=status["observedGeneration"], now=now)
+    first, *others = [item for item in status["conditions"] if item["type"] != reasons.CHILDREN_APPLIED]
+    return {**status, "conditions": [first, *entries, *others]}

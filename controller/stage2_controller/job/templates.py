@@ -1,0 +1,121 @@
+"""What a person's pod template may not change: a job whose contract is broken would fail later and less clearly."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from stage2_api.errors import ConfigError, Problem
+from stage2_api.job import RolloutMatchingJob
+from stage2_controller.job import names, shapes
+
+_OF_CONTAINER = {
+    "command": "stage2 starts its own commands",
+    "args": "stage2 starts its own commands",
+    "ports": "servers and learner reach each other on stage2's ports",
+}
+_ROOTS = (names.MOUNT_ROOT, "/tmp", "/dev/shm")
+_VOLUMES = ("stage2-config", "stage2-token", "tmp", "shm")
+_OF_POD = {
+    "restartPolicy": "Deployment and Job each need their own",
+    "affinity": "the learner follows the servers",
+    "automountServiceAccountToken": "pods hold no API credentials",
+    "serviceAccountName": "pods hold no API credentials",
+    "nodeName": "servers and learner share a node that is chosen for both",
+    "hostNetwork": "the NetworkPolicy of the job would not hold, and two jobs on a node would share ports",
+    "subdomain": "servers are reached through their Service",
+    "readinessGates": "the rollout pod is ready when its weights are",
+}
+_WAY_OUT = {
+    "affinity": "use spec.placement",
+    "nodeName": "use spec.placement.nodeSelector",
+    "ports": "use spec.rollout.port",
+}
+
+
+def check(job: RolloutMatchingJob) -> None:
+    """Raises ConfigError with every field of the two templates that belongs to stage2."""
+    ours = {
+        "rollout": {"server", *(f"server-{index}" for index in range(job.spec.rollout.servers))},
+        "learner": {names.ROLE_LEARNER},
+    }
+    templates = {"rollout": job.spec.rollout.template, "learner": job.spec.learner.template}
+    problems = [
+        problem
+        for role, template in templates.items()
+        for problem in _problems(f"spec.{role}.template", template, ours[role], job.spec.gpu_resource)
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _problems(path: str, template: Mapping[str, Any], ours: set[str], gpu: str) -> Iterator[Problem]:
+    for key in sorted(set(template) - {"metadata", "spec"}):
+        yield Problem(f"{path}.{key}", template[key], "a pod template holds metadata and spec", "move it under spec")
+    yield from _directives(path, template)
+    misshapen = list(shapes.problems(path, template))
+    yield from misshapen
+    if misshapen:  # what follows reads mappings and lists
+        return
+    spec = template.get("spec") or {}
+    yield from _metadata(f"{path}.metadata", template.get("metadata") or {})
+    yield from _reserved(f"{path}.spec", spec, _OF_POD)
+    yield from _volumes(f"{path}.spec", spec)
+    for index, container in enumerate(spec.get("containers") or []):
+        where, name = f"{path}.spec.containers[{index}]", container.get("name")
+        if not name or not isinstance(name, str):
+            way_out = f"name it {' or '.join(sorted(ours))} to change that container, otherwise to add one"
+            yield Problem(where, container, "a container needs a name", way_out)
+        elif name in ours:
+            yield from _reserved(where, container, _OF_CONTAINER)
+            yield from _container(where, container, gpu)
+
+
+def _reserved(path: str, written: Mapping[str, Any], reserved: Mapping[str, str]) -> Iterator[Problem]:
+    for key in sorted(reserved.keys() & written.keys()):
+        yield Problem(f"{path}.{key}", written[key], reserved[key], _WAY_OUT.get(key, "remove it"))
+
+
+def _directives(path: str, written: Any) -> Iterator[Problem]:
+    """Nothing of ours can be taken away: by null, or by a directive of `kubectl patch` that is not understood here."""
+    if isinstance(written, Mapping):
+        for key, value in written.items():
+            if str(key).startswith("$"):
+                yield Problem(f"{path}.{key}", value, "a template merges and knows no directives", "remove it")
+            elif value is None:
+                yield Problem(f"{path}.{key}", value, "a template adds and changes, it removes nothing", "remove it")
+            else:
+                yield from _directives(f"{path}.{key}", value)
+    elif isinstance(written, list):
+        for index, item in enumerate(written):
+            yield from _directives(f"{path}[{index}]", item)
+
+
+def _metadata(path: str, metadata: Mapping[str, Any]) -> Iterator[Problem]:
+    for part in ("labels", "annotations"):
+        for key, value in (metadata.get(part) or {}).items():
+            if str(key).startswith((f"{names.GROUP}/", "app.kubernetes.io/")):
+                rule = "stage2 finds its pods by the keys of stage2.dev and app.kubernetes.io"
+                yield Problem(f"{path}.{part}[{key}]", value, rule, "choose another key")
+
+
+def _volumes(path: str, spec: Mapping[str, Any]) -> Iterator[Problem]:
+    for index, volume in enumerate(spec.get("volumes") or []):
+        if volume["name"] in _VOLUMES:
+            rule = f"the names {', '.join(_VOLUMES)} belong to stage2"
+            yield Problem(f"{path}.volumes[{index}].name", volume["name"], rule, "choose another name")
+
+
+def _container(path: str, container: Mapping[str, Any], gpu: str) -> Iterator[Problem]:
+    for index, mount in enumerate(container.get("volumeMounts") or []):
+        where = mount["mountPath"].rstrip("/") or "/"
+        if where == "/" or any(where == root or where.startswith(f"{root}/") for root in (*_ROOTS,)):
+            rule = f"the paths {', '.join(_ROOTS)} belong to stage2"
+            yield Problem(f"{path}.volumeMounts[{index}].mountPath", where, rule, "choose another path, such as /data")
+    for index, variable in enumerate(container.get("env") or []):
+        if variable["name"].startswith("STAGE2_"):
+            rule = "variables that begin with STAGE2_ are set by stage2"
+            yield Problem(f"{path}.env[{index}].name", variable["name"], rule, "remove it")
+    for part, amounts in (container.get("resources") or {}).items():
+        if part in ("limits", "requests") and gpu and gpu in (amounts or {}):
+            rule = "GPUs are counted by the job"
+            way_out = "use spec.rollout.gpusPerServer or spec.learner.gpus"
+            yield Problem(f"{path}.resources.{part}[{gpu}]", amounts[gpu], rule, way_out)

@@ -1,0 +1,86 @@
+"""`python -m stage2_controller`: runs the controller against the cluster of its service account, else of KUBECONFIG."""
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from stage2_controller.job.draft import DEFAULT_IMAGE, Settings
+from stage2_controller.loop import operator
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Parses the command line and runs until SIGTERM or SIGINT."""
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for chatty in ("kopf.objects", "kopf.activities", "aiohttp.access"):  # a line for each watch event and each probe
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    controller = operator.Controller(
+        settings=Settings(
+            image=options.image,
+            namespace=os.environ.get("STAGE2_NAMESPACE"),
+            progress_s=options.progress_seconds,
+            kueue=options.kueue,
+        ),
+        options=operator.Options(
+            namespaces=tuple(options.namespace or ()),
+            concurrency=options.concurrency,
+            placement=options.placement,
+            lease=options.lease,
+            listen=options.listen,
+        ),
+    )
+    operator.run(controller)
+    if controller.lost:
+        sys.exit("another controller leads now")
+    if controller.broken:
+        sys.exit("a bug ended the controller; its traceback stands above")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m stage2_controller", description=__doc__)
+    parser.add_argument("--namespace", action="append", help="serve this namespace; may be repeated (default: all)")
+    parser.add_argument(
+        "--image",
+        default=os.environ.get("STAGE2_DEFAULT_IMAGE", DEFAULT_IMAGE),
+        help="image of jobs that name none (default: $STAGE2_DEFAULT_IMAGE, else %(default)s)",
+    )
+    parser.add_argument("--concurrency", type=int, default=8, help="passes at a time (default: %(default)s)")
+    parser.add_argument(
+        "--no-placement",
+        dest="placement",
+        action="store_false",
+        help="leave the choice of the node to the scheduler: needs no permission to see nodes",
+    )
+    parser.add_argument("--kueue", action="store_true", help="write a Kueue Workload for jobs that name a queue")
+    parser.add_argument(
+        "--progress-seconds",
+        type=float,
+        default=10.0,
+        help="how often a running learner is asked (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--listen",
+        metavar="HOST:PORT",
+        type=_address,
+        help="serve /healthz, /readyz and /metrics here, e.g. 0.0.0.0:8080",
+    )
+    parser.add_argument(
+        "--lease",
+        metavar="NAMESPACE/NAME",
+        type=_lease,
+        help="work only while this Lease is held: for more than one replica",
+    )
+    parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    return parser
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    return host, int(port)
+
+
+def _lease(text: str) -> tuple[str, str]:
+    namespace, name = text.split("/")
+    return namespace, name

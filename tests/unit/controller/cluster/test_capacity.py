@@ -1,0 +1,125 @@
+"""The account of the nodes: no room is given twice, and what is freed goes to those who wait."""
+
+from dataclasses import replace
+
+from stage2_controller.cluster.capacity import SHUNNED_S, Capacity
+from stage2_controller.job import placement
+from stage2_controller.job.key import Key
+from stage2_controller.job.placement import Need, PodNeed
+from tests.unit.controller import nodes as n
+
+GPU = "nvidia.com/gpu"
+FOUR = Need((PodNeed("rollout", {GPU: 3, "pods": 1}), PodNeed("learner", {GPU: 1, "pods": 1})), gpu_resource=GPU)
+
+
+def free(made: Capacity, key: Key = n.OTHER, node: str = "node-a") -> float:
+    (room,) = [room for room in made.rooms(key, FOUR) if room.name == node]
+    return room.free[GPU]
+
+
+def test_a_promise_takes_room_before_any_pod_exists() -> None:
+    made = n.capacity(n.node(gpus=8))
+    made.promise(n.KEY, FOUR, "node-a")
+    assert free(made) == 4
+    assert free(made, n.KEY) == 8
+
+
+def test_pods_of_a_promised_job_are_not_counted_twice() -> None:
+    made = n.capacity(n.node(gpus=8), n.bound("rollout", 3))
+    made.promise(n.KEY, FOUR, "node-a")
+    assert free(made) == 4
+    made.put("Pod", n.bound("learner", 1))
+    assert free(made) == 4
+
+
+def test_two_jobs_never_get_the_same_room() -> None:
+    made = n.capacity(n.node("a", 4), n.node("b", 4))
+    taken = []
+    for index in range(3):
+        key = Key("team-a", f"job-{index}")
+        node = placement.choose(FOUR, made.rooms(key, FOUR))
+        taken.append(node)
+        if node:
+            made.promise(key, FOUR, node)
+    assert taken == ["a", "b", None]
+
+
+def test_freed_room_goes_to_the_highest_priority_then_to_the_first_that_came() -> None:
+    made = n.capacity(n.node(gpus=8))
+    filler = n.foreign(gpus=8, priority=100)
+    made.put("Pod", filler)
+    keys = [Key("team-a", name) for name in ("first", "second", "important")]
+    for key, priority in zip(keys, (0, 0, 7), strict=True):
+        made.wait(key, Need(FOUR.pods, priority=priority, gpu_resource=GPU))
+    assert made.serve() == []
+    made.remove("Pod", filler)
+    assert made.serve() == [keys[2], keys[0]]
+    assert made.waiting() == 1
+
+
+def test_a_job_that_is_tied_to_a_host_is_promised_no_other() -> None:
+    filler = n.foreign("z", gpus=4)
+    made = n.capacity(n.node("b"), n.node("z"), filler)
+    made.wait(n.KEY, replace(FOUR, host="z"))
+    made.wait(n.OTHER, replace(FOUR, host="z"))
+    assert made.serve() == []
+    made.remove("Pod", filler)
+    assert made.serve() == [n.KEY]
+    assert made.promises() == {n.KEY: "z"}
+
+
+def test_who_waits_is_told_when_something_is_freed_and_only_then() -> None:
+    told: list[int] = []
+    made = Capacity(lambda: told.append(1))
+    made.put("Node", n.node())
+    filler = n.foreign(gpus=4)
+    made.put("Pod", filler)
+    assert told == []
+    made.wait(n.KEY, FOUR)
+    made.put("Node", n.node())  # a heartbeat
+    assert told == []
+    made.put("Pod", {**filler, "status": {"phase": "Succeeded"}})
+    assert told == [1]
+
+
+def test_a_list_corrects_what_the_watch_missed() -> None:
+    made = n.capacity(n.node(), n.node("gone"), n.foreign(gpus=2))
+    made.retain("Pod", [], 10)
+    made.retain("Node", [n.node()], 10)
+    assert free(made) == 4
+    assert [room.name for room in made.rooms(n.KEY, FOUR)] == ["node-a"]
+
+
+def test_a_node_that_the_scheduler_refused_is_left_alone_for_a_while() -> None:
+    now = [0.0]
+    made = Capacity(clock=lambda: now[0])
+    made.put("Node", n.node())
+    made.shun(n.KEY, "node-a")
+    assert placement.choose(FOUR, made.rooms(n.KEY, FOUR)) is None
+    assert placement.choose(FOUR, made.rooms(n.OTHER, FOUR)) == "node-a"
+    now[0] = SHUNNED_S + 1
+    assert placement.choose(FOUR, made.rooms(n.KEY, FOUR)) == "node-a"
+
+
+def test_where_only_one_of_many_nodes_can_take_the_job_its_turn_comes() -> None:
+    now, tried = [0.0], []
+    made = Capacity(clock=lambda: now[0])
+    for index in range(60):
+        made.put("Node", n.node(f"node-{index:02}"))
+    for _ in range(200):
+        node = placement.choose(FOUR, made.rooms(n.KEY, FOUR))
+        if node:
+            tried.append(node)
+            made.shun(n.KEY, node)
+        now[0] += 15  # the time that one refusal takes
+    assert set(tried) == {f"node-{index:02}" for index in range(60)}
+    made.release(n.KEY)
+    assert placement.choose(FOUR, made.rooms(n.KEY, FOUR)) == "node-00"
+
+
+def test_an_older_state_of_a_pod_does_not_replace_a_newer_one() -> None:
+    made = n.capacity(n.node())
+    pod = n.foreign(gpus=2)
+    made.put("Pod", {**pod, "metadata": {**pod["metadata"], "resourceVersion": "9"}})
+    made.put("Pod", {**n.foreign(gpus=1), "metadata": pod["metadata"]})
+    assert free(made) == 2

@@ -1,0 +1,72 @@
+"""Pods of namespaces that the controller does not serve take room, also when the watch on them breaks."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+
+from stage2_controller.cluster import everywhere
+from stage2_controller.cluster.capacity import Capacity
+from stage2_controller.cluster.everywhere import Everywhere
+from tests.unit.controller import nodes as n
+from tests.unit.controller.cluster.test_capacity import free
+
+Object = dict[str, Any]
+
+
+class Server:
+    """An API server that holds pods, and tells one script of events for each watch; then it hangs."""
+
+    def __init__(self, *pods: Object, watches: list[list[Object | Exception]]) -> None:
+        self.pods = list(pods)
+        self.watches = watches
+        self.asked: list[str] = []
+        self.idle = asyncio.Event()
+
+    async def list(self, kind: str, namespace: str | None, *, labelled: bool) -> Object:
+        assert (kind, namespace, labelled) == ("Pod", None, False)
+        return {"items": self.pods, "metadata": {"resourceVersion": "100"}}
+
+    async def events(self, version: str) -> AsyncIterator[Object]:
+        self.asked.append(version)
+        for event in self.watches.pop(0) if self.watches else []:
+            if isinstance(event, Exception):
+                raise event
+            yield event
+        self.idle.set()
+        await asyncio.Event().wait()
+
+
+async def followed(server: Server, capacity: Capacity) -> None:
+    """Follows the server until it has nothing more to tell."""
+    watcher = Everywhere(server, capacity, server.events)
+    await watcher.fill()
+    running = asyncio.create_task(watcher.run())
+    await asyncio.wait_for(server.idle.wait(), 5)
+    running.cancel()
+
+
+async def test_what_exists_and_what_comes_and_goes_is_counted() -> None:
+    account = n.capacity(n.node(gpus=8))
+    first, second = n.foreign(gpus=1), n.foreign(gpus=2)
+    gone = {**first, "metadata": {**first["metadata"], "resourceVersion": "101"}}
+    server = Server(first, watches=[[{"type": "ADDED", "object": second}, {"type": "DELETED", "object": gone}]])
+    await Everywhere(server, account, server.events).fill()
+    assert free(account) == 7
+    await followed(server, account)
+    assert free(account) == 6
+
+
+async def test_a_watch_that_breaks_begins_again_with_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(everywhere, "_RETRY_S", 0.0)
+    account = n.capacity(n.node(gpus=8))
+    unseen = n.foreign(gpus=4)
+    server = Server(watches=[[aiohttp.ClientError("gone")]])
+    watcher = Everywhere(server, account, server.events)
+    await watcher.fill()
+    server.pods = [unseen]
+    await followed(server, account)
+    assert free(account) == 4
+    assert server.asked == ["100", "100"]

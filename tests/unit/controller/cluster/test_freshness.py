@@ -1,0 +1,70 @@
+"""Watches that go deaf are noticed: what a list shows and no watch delivers is mended, and told to the probe."""
+
+from typing import Any
+
+import pytest
+
+from stage2_controller.cluster.freshness import Freshness
+from stage2_controller.cluster.observe import KINDS, Store
+from stage2_controller.job import names
+from stage2_controller.job.key import Key
+from tests.unit.controller.cluster.test_observe import KEY, seen, version
+
+
+class Lists:
+    """The lists of an API server that holds `objects`."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
+
+    async def list(self, kind: str, namespace: str | None, *, labelled: bool) -> dict[str, Any]:
+        return {"items": self.objects[kind], "metadata": {"resourceVersion": "100"}}
+
+
+class Stage:
+    """A store, the lists beside it, and the keys that were put on the queue."""
+
+    def __init__(self) -> None:
+        self.lists = Lists()
+        self.store = Store()
+        self.asked: list[Key] = []
+        self.freshness = Freshness(self.lists, self.store, self.asked.append, namespaces=(), grace_s=0)
+
+
+@pytest.fixture
+def stage() -> Stage:
+    return Stage()
+
+
+async def test_it_fills_the_store_before_the_first_pass(stage: Stage) -> None:
+    stage.lists.objects["Job"] = [seen("Job", "j", 5)]
+    await stage.freshness.fill()
+    assert version(stage.store, "Job", "j") == "5"
+
+
+async def test_a_change_that_no_watch_delivered_is_mended_and_asks_for_a_pass(stage: Stage) -> None:
+    stage.store.put("Job", seen("Job", "j", 5))
+    stage.store.put("Pod", seen("Pod", "gone", 6))
+    stage.lists.objects["Job"] = [seen("Job", "j", 7)]
+    await stage.freshness.round()
+    assert version(stage.store, "Job", "j") == "7"
+    assert version(stage.store, "Pod", "gone") is None
+    assert stage.asked == [KEY, KEY]
+
+
+async def test_watches_that_deliver_are_fresh(stage: Stage) -> None:
+    for count in range(5):
+        body = seen(names.KIND, "job-3v1", count)
+        stage.store.put(names.KIND, body)
+        stage.lists.objects[names.KIND] = [body]
+        await stage.freshness.round()
+    assert stage.freshness.problem() is None
+    assert stage.asked == []
+
+
+async def test_watches_that_miss_changes_again_and_again_are_deaf(stage: Stage) -> None:
+    for count in range(1, 4):
+        assert stage.freshness.problem() is None
+        stage.lists.objects[names.KIND] = [seen(names.KIND, "job-3v1", count)]
+        await stage.freshness.round()
+    assert "missed changes in 3 rounds" in str(stage.freshness.problem())

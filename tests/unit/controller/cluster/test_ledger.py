@@ -1,0 +1,40 @@
+"""Sums that follow entries as they come, change and go, equal to a count from scratch."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stage2_controller.cluster.ledger import Ledger
+
+CHANGES = st.lists(
+    st.tuples(
+        st.integers(0, 5),  # identity
+        st.none() | st.tuples(st.integers(0, 8), st.integers(0, 4000), st.sampled_from((-5, 0, 1000))),
+    ),
+    max_size=40,
+)
+
+
+@given(CHANGES, st.sampled_from((None, 0, 1)))
+def test_sums_equal_a_count_from_scratch(changes: list, at_least: int | None) -> None:
+    ledger, entries = Ledger(), {}
+    for identity, entry in changes:
+        if entry is None:
+            ledger.strike(identity)
+            entries.pop(identity, None)
+        else:
+            gpus, cpu, priority = entry
+            entries[identity] = ({"nvidia.com/gpu": gpus, "cpu": cpu / 1000}, priority)
+            ledger.enter(identity, *entries[identity])
+    counted = [amounts for amounts, priority in entries.values() if at_least is None or priority >= at_least]
+    taken = ledger.taken(at_least=at_least)
+    for key in ("nvidia.com/gpu", "cpu"):
+        assert abs(taken.get(key, 0) - sum(amounts[key] for amounts in counted)) < 1e-9
+
+
+def test_nothing_is_left_when_all_entries_are_gone() -> None:
+    ledger = Ledger()
+    for index in range(3):
+        ledger.enter(index, {"cpu": 0.1}, 0)
+    for index in range(3):
+        ledger.strike(index)
+    assert ledger.taken() == {}

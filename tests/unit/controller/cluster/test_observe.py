@@ -1,0 +1,81 @@
+"""The store of what the watches have seen: the newest state wins, whichever way it came."""
+
+from typing import Any
+
+from stage2_controller.cluster.observe import Store, key_of
+from stage2_controller.job import names
+from stage2_controller.job.key import Key
+
+KEY = Key("team-a", "job-3v1")
+
+
+def seen(kind: str, name: str, version: int, *, uid: str = "1", owner: str | None = "job-3v1") -> dict[str, Any]:
+    metadata: dict[str, Any] = {"name": name, "namespace": "team-a", "uid": uid, "resourceVersion": str(version)}
+    if kind != names.KIND and owner:
+        metadata["annotations"] = {names.ANNOTATION_JOB: owner}
+    return {"metadata": metadata}
+
+
+def version(store: Store, kind: str, name: str) -> str | None:
+    found = store.one(kind, KEY, name)
+    return found["metadata"]["resourceVersion"] if found else None
+
+
+def test_the_job_of_a_child_is_the_one_that_its_annotation_names() -> None:
+    assert key_of("Pod", seen("Pod", "p", 1)) == KEY
+    assert key_of(names.KIND, seen(names.KIND, "job-3v1", 1)) == KEY
+    assert key_of("Pod", seen("Pod", "p", 1, owner=None)) is None
+
+
+def test_an_older_state_never_replaces_a_newer_one() -> None:
+    store = Store()
+    store.put("Job", seen("Job", "j", 9))
+    store.put("Job", seen("Job", "j", 10))
+    store.put("Job", seen("Job", "j", 9))
+    assert version(store, "Job", "j") == "10"
+
+
+def test_the_end_of_an_object_does_not_take_its_successor_away() -> None:
+    store = Store()
+    store.put("Job", seen("Job", "j", 10, uid="new"))
+    store.remove("Job", seen("Job", "j", 9, uid="old"))
+    assert version(store, "Job", "j") == "10"
+    store.remove("Job", seen("Job", "j", 11, uid="new"))
+    assert version(store, "Job", "j") is None
+
+
+def test_objects_of_other_jobs_are_not_seen() -> None:
+    store = Store()
+    store.put("Pod", seen("Pod", "mine", 1))
+    store.put("Pod", seen("Pod", "theirs", 2, owner="another"))
+    assert [pod["metadata"]["name"] for pod in store.all("Pod", KEY)] == ["mine"]
+
+
+def test_the_bookkeeping_of_field_managers_is_not_kept() -> None:
+    store = Store()
+    body = seen("Pod", "p", 1)
+    body["metadata"]["managedFields"] = [{"manager": "x"}]
+    store.put("Pod", body)
+    (kept,) = store.all("Pod", KEY)
+    assert "managedFields" not in kept["metadata"]
+
+
+def test_of_a_pods_spec_only_what_a_pass_looks_at_is_kept() -> None:
+    store = Store()
+    store.put("Pod", {**seen("Pod", "p", 1), "spec": {"nodeName": "node-a", "containers": [{"name": "server-0"}]}})
+    assert [item["spec"] for item in store.all("Pod", KEY)] == [{"nodeName": "node-a"}]
+
+
+def test_a_list_shows_what_the_watch_has_not_delivered() -> None:
+    store = Store()
+    store.put("Pod", seen("Pod", "same", 1, uid="a"))
+    store.put("Pod", seen("Pod", "older", 2, uid="b"))
+    listed = [seen("Pod", "same", 1, uid="a"), seen("Pod", "older", 5, uid="b"), seen("Pod", "unknown", 4, uid="c")]
+    assert [body["metadata"]["name"] for body in store.behind("Pod", listed)] == ["older", "unknown"]
+
+
+def test_a_list_shows_what_vanished_but_not_what_came_after_it() -> None:
+    store = Store()
+    store.put("Pod", seen("Pod", "gone", 3, uid="a"))
+    store.put("Pod", seen("Pod", "younger-than-the-list", 30, uid="b"))
+    assert [body["metadata"]["name"] for body in store.vanished("Pod", [], 20)] == ["gone"]

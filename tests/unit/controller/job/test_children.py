@@ -1,0 +1,172 @@
+"""The manifests of the children, one by one."""
+
+from typing import Any
+
+import pytest
+
+from stage2_controller.job import names
+from stage2_controller.job.children.meta import Manifest
+from tests.unit.controller import builders as b
+
+
+def wanted(kind: str, **spec: Any) -> Manifest:
+    raw = b.job(**spec)
+    return b.child(b.planned(raw, b.started(raw, secret=None)), kind)
+
+
+def pod_spec(kind: str, **spec: Any) -> dict[str, Any]:
+    found: dict[str, Any] = wanted(kind, **spec)["spec"]["template"]["spec"]
+    return found
+
+
+@pytest.mark.parametrize("kind", ["Secret", "ConfigMap", "Service", "Deployment", "Job"])
+def test_every_child_is_owned_and_labelled(kind: str) -> None:
+    metadata = wanted(kind)["metadata"]
+    (owner,) = metadata["ownerReferences"]
+    assert (owner["kind"], owner["name"], owner["uid"]) == (names.KIND, "job-3v1", "uid-of-job-3v1")
+    assert owner["controller"]
+    assert metadata["namespace"] == "team-a"
+    assert metadata["labels"][names.LABEL_JOB] == "job-3v1"
+    assert metadata["labels"][names.LABEL_MANAGED_BY] == names.MANAGED_BY
+
+
+def test_one_pod_holds_all_servers_each_with_its_own_gpu_and_port() -> None:
+    spec = wanted("Deployment")["spec"]
+    assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
+    containers = spec["template"]["spec"]["containers"]
+    assert [container["name"] for container in containers] == ["server-0", "server-1", "server-2"]
+    for index, container in enumerate(containers):
+        assert container["command"] == ["stage2", "serve", "/etc/stage2/config/config.yaml", "--server", str(index)]
+        assert container["ports"] == [{"name": f"http-{index}", "containerPort": 8000 + index}]
+        assert container["resources"] == {"limits": {"nvidia.com/gpu": "1"}}
+        assert container["readinessProbe"]["httpGet"]["port"] == 8000 + index
+
+
+@pytest.mark.parametrize(
+    ("deadline_s", "limit_s", "threshold"), [(60, 3600, 720), (3600, 3600, 720), (7201, 7201, 1441)]
+)
+def test_no_probe_ends_a_server_before_the_start_deadline(deadline_s: int, limit_s: int, threshold: int) -> None:
+    learner = {"gpus": 1, "startDeadlineSeconds": deadline_s}
+    assert wanted("Deployment", learner=learner)["spec"]["progressDeadlineSeconds"] == limit_s
+    for container in pod_spec("Deployment", learner=learner)["containers"]:
+        probe = container["startupProbe"]
+        assert probe["failureThreshold"] == threshold
+        assert probe["failureThreshold"] * probe["periodSeconds"] >= deadline_s
+
+
+def test_the_longest_start_deadline_is_one_that_the_api_server_takes() -> None:
+    longest = 2**31 - 1
+    spec = wanted("Deployment", learner={"gpus": 1, "startDeadlineSeconds": longest})["spec"]
+    assert spec["progressDeadlineSeconds"] == longest
+
+
+def test_a_cpu_run_asks_for_no_gpu() -> None:
+    assert pod_spec("Deployment", gpuResource="")["containers"][0]["resources"] == {}
+    assert pod_spec("Job", gpuResource="")["containers"][0]["resources"] == {}
+
+
+def test_gpus_of_another_vendor_are_asked_for_by_their_name() -> None:
+    assert pod_spec("Job", gpuResource="amd.com/gpu")["containers"][0]["resources"] == {"limits": {"amd.com/gpu": "1"}}
+
+
+def test_the_service_has_a_stable_port_for_each_server() -> None:
+    spec = wanted("Service")["spec"]
+    assert [port["port"] for port in spec["ports"]] == [8000, 8001, 8002]
+    assert spec["selector"] == {names.LABEL_JOB: "job-3v1", names.LABEL_ROLE: names.ROLE_ROLLOUT}
+
+
+def test_the_learner_runs_where_the_servers_run() -> None:
+    (term,) = pod_spec("Job")["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert term["topologyKey"] == "kubernetes.io/hostname"
+    assert term["labelSelector"]["matchLabels"] == wanted("Service")["spec"]["selector"]
+
+
+def test_a_configuration_error_fails_the_job_and_a_disruption_does_not_count() -> None:
+    spec = wanted("Job")["spec"]
+    fail, ignore = spec["podFailurePolicy"]["rules"]
+    assert (fail["action"], fail["onExitCodes"]["values"]) == ("FailJob", [64])
+    assert (ignore["action"], ignore["onPodConditions"][0]["type"]) == ("Ignore", "DisruptionTarget")
+    assert (spec["backoffLimit"], spec["template"]["spec"]["restartPolicy"]) == (3, "Never")
+
+
+def test_the_learner_names_its_ports() -> None:
+    ports = {port["name"]: port["containerPort"] for port in pod_spec("Job")["containers"][0]["ports"]}
+    assert ports == {"progress": 9400, "metrics": 9401, "group-0": 51216, "group-1": 51217, "group-2": 51218}
+
+
+@pytest.mark.parametrize("kind", ["Deployment", "Job"])
+def test_pods_satisfy_the_restricted_pod_security_standard(kind: str) -> None:
+    spec = pod_spec(kind)
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    for container in spec["containers"]:
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+
+
+@pytest.mark.parametrize("kind", ["Deployment", "Job"])
+def test_pods_hold_no_api_credentials(kind: str) -> None:
+    spec = pod_spec(kind)
+    assert spec["automountServiceAccountToken"] is False
+    assert spec["enableServiceLinks"] is False
+
+
+@pytest.mark.parametrize("kind", ["Deployment", "Job"])
+def test_pods_mount_configuration_token_scratch_and_the_jobs_volumes(kind: str) -> None:
+    spec = pod_spec(kind)
+    mounts = {mount["mountPath"]: mount for mount in spec["containers"][0]["volumeMounts"]}
+    assert set(mounts) == {"/etc/stage2/config", "/etc/stage2/token", "/tmp", "/dev/shm", "/data"}
+    volumes = {volume["name"]: volume for volume in spec["volumes"]}
+    assert {mount["name"] for mount in mounts.values()} == set(volumes)
+    assert volumes["data"] == {"name": "data", "persistentVolumeClaim": {"claimName": "data"}}
+    assert volumes["shm"] == {"name": "shm", "emptyDir": {"medium": "Memory"}}
+    assert volumes["stage2-config"]["configMap"]["name"] == "job-3v1-config"
+    assert volumes["stage2-token"]["secret"]["secretName"] == "job-3v1-token"
+
+
+def test_the_token_is_in_the_secret_and_nowhere_else() -> None:
+    raw = b.job()
+    made = b.planned(raw, b.started(raw, secret=None))
+    holders = [item["kind"] for item in made.children if "t0ken" in repr(item)]
+    assert holders == ["Secret"]
+
+
+def test_placement_applies_to_both_pods() -> None:
+    placement = {
+        "nodeSelector": {"pool": "gpu"},
+        "tolerations": [{"key": "gpu", "operator": "Exists"}],
+        "priorityClassName": "high",
+    }
+    for kind in ("Deployment", "Job"):
+        spec = pod_spec(kind, placement=placement)
+        assert {key: spec[key] for key in placement} == placement
+
+
+def test_a_template_reaches_every_server_by_the_name_server() -> None:
+    template = {
+        "metadata": {"annotations": {"team": "vision"}},
+        "spec": {
+            "runtimeClassName": "nvidia",
+            "containers": [
+                {"name": "server", "env": [{"name": "A", "value": "1"}]},
+                {"name": "server-1", "env": [{"name": "A", "value": "2"}]},
+            ],
+        },
+    }
+    rollout = {"servers": 2, "gpusPerServer": 1, "port": 8000, "template": template}
+    manifest = wanted("Deployment", rollout=rollout)["spec"]["template"]
+    assert manifest["metadata"]["annotations"]["team"] == "vision"
+    assert manifest["spec"]["runtimeClassName"] == "nvidia"
+    values = [
+        {item["name"]: item["value"] for item in container["env"]}["A"] for container in manifest["spec"]["containers"]
+    ]
+    assert values == ["1", "2"]
+    assert [container["name"] for container in manifest["spec"]["containers"]] == ["server-0", "server-1"]
+
+
+def test_the_image_of_the_spec_comes_before_the_default() -> None:
+    assert pod_spec("Job")["containers"][0]["image"] == "my/trainer:1"
+    assert pod_spec("Job", image=None)["containers"][0]["image"] == "stage2/trainer:test"

@@ -1,0 +1,113 @@
+"""`explain` names the first thing that is missing, and the object and field that can be changed."""
+
+from typing import Any
+
+import pytest
+
+from stage2_controller.job import explain, names, reasons
+from stage2_controller.job.observed import Observed
+from tests.unit.controller import builders as b
+from tests.unit.controller import nodes as n
+from tests.unit.controller.job.test_siting import planned
+
+REFUSED = {"type": "ReplicaFailure", "status": "True", "message": "exceeded quota: team, limited: pods=0"}
+CRASH = b.pod(names.ROLE_ROLLOUT, b.waiting("server-0", "CrashLoopBackOff", last=b.ended(1, "CUDA out of memory")))
+NO_IMAGE = b.pod(names.ROLE_ROLLOUT, b.waiting("server-1", "ImagePullBackOff", "no such image"))
+
+# what is wrong, GPUs of the node, what is observed, the link, its reason, words of the fix
+CASES: list[tuple[str, int, Observed, str, str, str]] = [
+    ("no room", 3, b.NOTHING, "placement", reasons.NO_NODE_FITS, "spec.placement, spec.rollout and spec.learner"),
+    (
+        "quota",
+        4,
+        Observed(deployment={"metadata": {}, "status": {"conditions": [REFUSED]}}),
+        "servers",
+        reasons.POD_REFUSED,
+        "ResourceQuota",
+    ),
+    ("image", 4, Observed(pods=(NO_IMAGE,)), "servers", reasons.IMAGE_UNAVAILABLE, "spec.image"),
+    ("crash", 4, Observed(pods=(CRASH,)), "servers", reasons.SERVER_CRASHED, "rollout_matching.vllm"),
+    ("loading", 4, Observed(pods=(b.rollout_pod(True, True, False),)), "servers", reasons.SERVERS_LOADING, "logs"),
+]
+
+
+def first(job: Any) -> explain.Step:
+    return next(step for step in explain.chain(job) if step.state != "ok")
+
+
+@pytest.mark.parametrize(("gpus", "seen", "link", "reason", "fix"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
+def test_the_first_missing_thing_is_named_with_what_to_change(
+    gpus: int, seen: Observed, link: str, reason: str, fix: str
+) -> None:
+    raw = b.job()
+    made = planned(raw, n.capacity(n.node(gpus=gpus)), seen)
+    found = first(b.told(raw, made))
+    assert (found.name, found.reason) == (link, reason)
+    assert fix in found.fix
+
+
+def test_the_condition_says_the_same_as_the_command() -> None:
+    raw = b.job()
+    made = planned(raw, n.capacity(n.node(gpus=3)))
+    found = first(b.told(raw, made))
+    assert b.condition(made, reasons.TRAINING) == ("False", found.reason)
+    assert b.message(made, reasons.TRAINING) == f"{found.name}: {found.message}; see: {found.fix}"
+
+
+def test_a_job_that_trains_lacks_nothing_and_tells_its_last_step() -> None:
+    raw = b.job()
+    made = b.planned(raw, b.started(raw))
+    assert b.condition(made, reasons.TRAINING) == ("True", reasons.TRAINS)
+    steps = explain.chain(b.told(raw, made))
+    assert {step.state for step in steps} == {"ok"}
+    assert steps[-1].message == "step 4 of 10, loss 0.5, 1,200 tokens/s; weights of step 4 pushed in 0.2 s"
+
+
+def test_servers_with_old_weights_are_named() -> None:
+    raw = b.job()
+    made = b.planned(raw, b.started(raw, progress=b.report(held=(4, 3, 4))))
+    assert first(b.told(raw, made)).name == "weights"
+
+
+def test_a_suspended_job_names_the_field() -> None:
+    raw = b.job(suspend=True)
+    assert first(b.told(raw, b.planned(raw))).fix == "spec.suspend of rmj/job-3v1"
+
+
+def test_a_failed_job_tells_its_end_and_nothing_that_follows_from_it() -> None:
+    raw = b.job()
+    failed = b.learner_job(b.planned(raw, b.started(raw)), b.job_condition("Failed", "BackoffLimitExceeded"), failed=4)
+    pods = (b.learner_pod(b.down("learner", 1, "out of memory")),)
+    made = b.planned(raw, b.started(raw, learner=failed, pods=pods))
+    steps = explain.chain(b.told(raw, made))
+    assert [step.name for step in steps] == ["spec", "outcome"]
+    assert "spec.learner.backoffLimit" in steps[-1].fix
+
+
+@pytest.mark.parametrize("name", ["job-3v1", "qwen2.5-vl", "3b-run", "a" * 60])
+@pytest.mark.parametrize("kind", ["Deployment", "Job", "Workload"])
+def test_the_commands_name_the_children_that_exist(name: str, kind: str) -> None:
+    raw = b.job(name)
+    raw["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team"}
+    made = {
+        item["kind"]: item
+        for item in b.planned(b.job(name), Observed(pods=(b.rollout_pod(True, True, True),))).children
+    }
+    made["Workload"] = b.child(b.planned(raw), "Workload")
+    reason = {
+        "Deployment": reasons.SERVER_CRASHED,
+        "Job": reasons.LEARNER_RETRYING,
+        "Workload": reasons.QUOTA_PENDING,
+    }[kind]
+    words = explain._fix(reason, raw).replace("/", " ").replace(";", " ").split()
+    assert made[kind]["metadata"]["name"] in words
+
+
+def test_no_command_puts_a_childs_name_together_by_itself() -> None:
+    texts = [*explain._PATIENCE.values(), *explain._FIXES.values()]
+    assert [text for text in texts if "{job}-" in text or "workload {job}" in text] == []
+
+
+def test_every_reason_that_stops_a_job_has_something_to_look_at() -> None:
+    warnings = {reasons.UNSCHEDULABLE, reasons.IMAGE_UNAVAILABLE, reasons.CONTAINER_CONFIG, reasons.SERVER_CRASHED}
+    assert all(explain._fix(reason, b.job()) for reason in warnings)

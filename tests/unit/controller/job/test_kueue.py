@@ -1,0 +1,293 @@
+"""A job that names a queue: one Workload, nothing else until Kueue admits it, on the host that Kueue assigns."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from stage2_controller.job import drift, explain, kueue, names, reasons
+from stage2_controller.job.observed import Observed
+from stage2_controller.job.plan import Plan, plan
+from stage2_controller.job.siting import Cluster
+from tests.unit.controller import builders as b
+from tests.unit.controller import nodes as n
+from tests.unit.controller.job.test_siting import planned
+
+
+def queued(**spec: Any) -> Any:
+    raw = b.job(**spec)
+    raw["metadata"]["labels"] = {kueue.QUEUE_LABEL: "team"}
+    return raw
+
+
+def condition(kind: str, status: str = "True", message: str = "", reason: str = "x") -> dict[str, str]:
+    return {"type": kind, "status": status, "reason": reason, "message": message, "lastTransitionTime": "t"}
+
+
+def workload(*conditions: dict[str, str], host: str | None = None, raw: Any = None) -> Any:
+    made = b.child(planned(raw or queued(), n.capacity(n.node())), "Workload")
+    topology = {
+        "levels": ["kubernetes.io/hostname"],
+        "slices": [{"domainCount": 1, "podCounts": {"universal": 1}, "valuesPerLevel": [{"universal": host}]}],
+    }
+    admission = {"podSetAssignments": [{"name": "rollout", "topologyAssignment": topology}]} if host else None
+    metadata = {**made["metadata"], "resourceVersion": "7"}
+    return {**made, "metadata": metadata, "status": {"conditions": list(conditions), "admission": admission}}
+
+
+def told(made: Plan) -> dict[str, tuple[str, str]]:
+    """Status and reason of the conditions that Kueue is to be told."""
+    assert made.workload_patch
+    conditions = made.workload_patch["status"]["conditions"]
+    return {item["type"]: (item["status"], item["reason"]) for item in conditions}
+
+
+ADMITTED = (condition("QuotaReserved"), condition("Admitted"))
+
+
+def test_nothing_but_the_workload_exists_before_it_is_admitted() -> None:
+    made = planned(queued(), n.capacity(n.node()))
+    assert b.kinds(made) == ["Workload"]
+    assert b.condition(made, reasons.QUOTA_RESERVED) == ("False", reasons.QUOTA_PENDING)
+    assert made.site is None
+
+
+def test_the_workload_asks_for_both_pods_on_one_host_together() -> None:
+    spec = b.child(planned(queued(), n.capacity(n.node())), "Workload")["spec"]
+    assert (spec["queueName"], spec["active"]) == ("team", True)
+    assert [pod_set["name"] for pod_set in spec["podSets"]] == ["rollout", "learner"]
+    request = {"required": "kubernetes.io/hostname", "podSetGroupName": "job"}
+    assert [pod_set["topologyRequest"] for pod_set in spec["podSets"]] == [request, request]
+
+
+def test_what_kueue_says_is_what_the_job_says() -> None:
+    waits = condition("QuotaReserved", "False", "insufficient quota for nvidia.com/gpu")
+    made = planned(queued(), n.capacity(n.node()), Observed(workload=workload(waits)))
+    assert made.status["message"] == "waits in queue team: insufficient quota for nvidia.com/gpu"
+
+
+def test_an_admitted_job_runs_on_the_host_that_kueue_assigned() -> None:
+    account = n.capacity(n.node("tight", 4), n.node("assigned", 8))
+    made = planned(queued(), account, Observed(workload=workload(*ADMITTED, host="assigned")))
+    assert b.kinds(made) == ["Secret", "ConfigMap", "NetworkPolicy", "Service", "Deployment", "Workload"]
+    assert made.site
+    assert made.site.node == "assigned"
+
+
+def test_a_job_waits_for_its_host_though_another_is_free_and_takes_it_once_it_is() -> None:
+    account = n.capacity(n.node("b"), n.node("z"), filler := n.foreign("z", gpus=1))
+    observed = Observed(workload=workload(*ADMITTED, host="z"))
+    waits = planned(queued(), account, observed)
+    assert b.message(waits, reasons.PLACED) == "needs 4 nvidia.com/gpu on one node; the largest free is 3 on z"
+    assert waits.site
+    account.wait(n.KEY, waits.site.need)
+    account.remove("Pod", filler)
+    assert account.serve() == [n.KEY]
+    goes = planned(queued(), account, observed)
+    assert goes.site
+    assert goes.site.node == "z"
+
+
+def test_a_job_whose_host_is_no_node_says_so() -> None:
+    observed = Observed(workload=workload(*ADMITTED, host="z"))
+    made = planned(queued(), n.capacity(n.node("b")), observed)
+    message = "Kueue assigned the host z, and no node has the label kubernetes.io/hostname=z"
+    assert b.message(made, reasons.PLACED) == message
+
+
+def test_a_job_moves_as_a_whole_when_kueue_assigns_it_another_host() -> None:
+    account = n.capacity(n.node(), n.node("z"))
+    made = planned(queued(), account, replace(b.started(b.job()), workload=workload(*ADMITTED, host="z")))
+    assert made.deletions == ("Job", "Deployment")
+    message = f"Kueue assigned the host z, which is not node {b.NODE}: the whole job moves"
+    assert b.message(made, reasons.PLACED) == message
+    again = planned(queued(), account, Observed(workload=workload(*ADMITTED, host="z")))
+    assert again.site
+    assert again.site.node == "z"
+
+
+def test_hosts_that_share_letters_are_put_together() -> None:
+    found = workload(*ADMITTED, host="x")
+    topology = found["status"]["admission"]["podSetAssignments"][0]["topologyAssignment"]
+    topology["slices"][0]["valuesPerLevel"] = [{"individual": {"prefix": "gpu-", "roots": ["7"], "suffix": "-eu"}}]
+    assert kueue.host(found) == "gpu-7-eu"
+
+
+def running(*conditions: dict[str, str], pods: tuple[Any, ...] | None = None) -> Observed:
+    started = b.started(b.job())
+    return replace(started, workload=workload(*conditions), pods=started.pods if pods is None else pods)
+
+
+def test_an_evicted_job_goes_first_and_gives_its_quota_back_then() -> None:
+    evicted = (*ADMITTED, condition("Evicted", message="preempted"))
+    first = planned(queued(), n.capacity(n.node()), running(*evicted))
+    assert first.deletions == ("Job", "Deployment")
+    assert first.workload_patch is None
+    ready = condition("PodsReady", reason="Started")
+    gone = planned(queued(), n.capacity(n.node()), running(*evicted, ready, pods=()))
+    assert told(gone) == {
+        "QuotaReserved": ("False", "Pending"),
+        "Admitted": ("False", "Pending"),
+        "Evicted": ("True", "x"),
+        "PodsReady": ("False", "WaitForStart"),
+    }
+    assert gone.workload_patch
+    assert gone.workload_patch["status"]["admission"] is None
+    evicted_since = [item for item in gone.workload_patch["status"]["conditions"] if item["type"] == "Evicted"]
+    assert evicted_since == [evicted[-1]]
+
+
+def test_kueue_is_told_once_that_the_pods_run_and_that_the_job_has_ended() -> None:
+    assert told(planned(queued(), n.capacity(n.node()), running(*ADMITTED)))["PodsReady"] == ("True", "Started")
+    again = planned(queued(), n.capacity(n.node()), running(*ADMITTED, condition("PodsReady")))
+    assert again.workload_patch is None
+    done = b.learner_job(b.planned(b.job(), b.started(b.job())), b.job_condition("Complete"))
+    ended = planned(queued(), n.capacity(n.node()), replace(running(*ADMITTED), learner=done))
+    assert told(ended)["Finished"] == ("True", "JobFinished")
+
+
+def test_what_kueue_is_told_holds_only_for_the_version_that_was_read() -> None:
+    """A merge patch replaces the list of conditions: an eviction that came in between would be lost."""
+    made = planned(queued(), n.capacity(n.node()), running(*ADMITTED))
+    assert made.workload_patch
+    assert made.workload_patch["metadata"] == {"resourceVersion": "7"}
+
+
+@pytest.mark.parametrize(
+    ("known", "learner", "answer"),
+    [
+        (None, None, None),  # it waits for its start, and no condition says just that
+        (condition("PodsReady", "False", reason="WaitForStart"), None, None),
+        (condition("PodsReady", reason="Started"), None, ("False", "WaitForRecovery")),
+        (condition("PodsReady", reason="Started"), b.learner_pod(b.down("learner", 1)), ("False", "WaitForRecovery")),
+        (condition("PodsReady", reason="Started"), b.learner_pod(b.down("learner", 0)), None),
+        (condition("PodsReady", "False", reason="WaitForRecovery"), None, None),
+        (condition("PodsReady", "False", reason="WaitForRecovery"), b.learner_pod(), ("True", "Recovered")),
+        (condition("PodsReady", reason="Recovered"), b.learner_pod(), None),
+        (condition("PodsReady", reason="Recovered"), None, ("False", "WaitForRecovery")),
+    ],
+)
+def test_kueue_is_told_when_pods_that_were_ready_are_not_any_more(known: Any, learner: Any, answer: Any) -> None:
+    pods = (b.rollout_pod(True, True, True), *([learner] if learner else []))
+    observed = running(*ADMITTED, *([known] if known else []), pods=pods)
+    made = planned(queued(), n.capacity(n.node()), observed)
+    assert (told(made)["PodsReady"] if answer else made.workload_patch) == answer
+
+
+def test_a_suspended_job_makes_its_workload_inactive_and_a_steady_one_writes_nothing() -> None:
+    observed = Observed(workload=workload())
+    assert drift.writes(planned(queued(), n.capacity(n.node()), observed).children, observed) == []
+    made = planned(queued(suspend=True), n.capacity(n.node()), observed)
+    (write,) = drift.writes(made.children, observed)
+    assert (write.manifest["kind"], write.manifest["spec"]["active"]) == ("Workload", False)
+
+
+TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
+TOLERATION = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+FLAVOR = {"spec": {"nodeLabels": {"gpu": "h200"}, "tolerations": [TOLERATION]}}
+
+
+def assigned(**check: Any) -> Observed:
+    """Servers that answer, and a Workload whose pods were assigned to the flavor `tainted` on node-a."""
+    found = workload(*ADMITTED, host=b.NODE)
+    (rollout,) = found["status"]["admission"]["podSetAssignments"]
+    rollout["flavors"] = {"cpu": "tainted", "nvidia.com/gpu": "tainted"}
+    found["status"]["admission"]["podSetAssignments"] = [rollout, {**rollout, "name": "learner"}]
+    if check:
+        found["status"]["admissionChecks"] = [{"name": "capacity", "podSetUpdates": [{"name": "learner", **check}]}]
+    return Observed(workload=found, flavors={"tainted": FLAVOR}, pods=(b.rollout_pod(True, True, True),))
+
+
+def template(made: Plan, kind: str) -> Any:
+    return b.child(made, kind)["spec"]["template"]
+
+
+def test_pods_get_the_labels_and_tolerations_of_their_flavor_and_so_a_tainted_node_takes_them() -> None:
+    account = n.capacity(n.node(taints=[TAINT], labels={"gpu": "h200"}))
+    assert kueue.flavors_of(assigned().workload) == ("tainted",)
+    made = planned(queued(), account, assigned())
+    assert b.condition(made, reasons.PLACED) == ("True", reasons.NODE_CHOSEN)
+    for kind in ("Deployment", "Job"):
+        spec = template(made, kind)["spec"]
+        assert (spec["tolerations"], spec["nodeSelector"]) == ([TOLERATION], {"gpu": "h200"})
+
+
+def test_what_the_job_says_itself_stays_beside_what_its_flavor_adds() -> None:
+    own = {"key": "team", "operator": "Exists"}
+    raw = queued(placement={"nodeSelector": {"zone": "a"}, "tolerations": [own, TOLERATION]})
+    made = planned(raw, n.capacity(n.node(taints=[TAINT], labels={"gpu": "h200", "zone": "a"})), assigned())
+    spec = template(made, "Job")["spec"]
+    assert [item["key"] for item in spec["tolerations"]] == ["team", "nvidia.com/gpu"]
+    assert spec["nodeSelector"] == {"gpu": "h200", "zone": "a"}
+
+
+def test_an_admission_check_may_add_to_one_role_and_changes_no_label_of_ours() -> None:
+    account = n.capacity(n.node(taints=[TAINT], labels={"gpu": "h200", "rack": "7"}))
+    check = {"nodeSelector": {"rack": "7"}, "labels": {"seen": "yes", names.LABEL_JOB: "other"}}
+    made = planned(queued(), account, assigned(**check))
+    learner, rollout = template(made, "Job"), template(made, "Deployment")
+    assert learner["spec"]["nodeSelector"] == {"gpu": "h200", "rack": "7"}
+    assert (learner["metadata"]["labels"]["seen"], learner["metadata"]["labels"][names.LABEL_JOB]) == ("yes", "job-3v1")
+    assert rollout["spec"]["nodeSelector"] == {"gpu": "h200"}
+
+
+def test_pods_that_kueue_placed_are_marked_so_that_it_does_not_count_them_twice() -> None:
+    made = planned(queued(), n.capacity(n.node(taints=[TAINT], labels={"gpu": "h200"})), assigned())
+    for kind in ("Deployment", "Job"):
+        annotations = template(made, kind)["metadata"]["annotations"]
+        assert annotations["kueue.x-k8s.io/podset-required-topology"] == "kubernetes.io/hostname"
+
+
+def test_running_pods_do_not_notice_that_their_flavor_was_edited() -> None:
+    account = n.capacity(n.node(taints=[TAINT], labels={"gpu": "h200"}))
+    made = planned(queued(), account, assigned())
+    running = replace(
+        assigned(),
+        deployment=b.child(made, "Deployment"),
+        learner=b.learner_job(made),
+        pods=(b.rollout_pod(True, True, True), b.learner_pod()),
+    )
+    edited = replace(running, flavors={"tainted": {"spec": {"nodeLabels": {"gpu": "h200"}}}})
+    after = planned(queued(), account, edited)
+    assert after.deletions == ()
+    written = drift.writes(after.children, edited)
+    assert not {"Deployment", "Job"} & {write.manifest["kind"] for write in written}
+
+
+def without_kueue(raw: Any, observed: Observed = b.NOTHING) -> Plan:
+    cluster = Cluster(n.capacity(n.node()), n.KEY)
+    settings = replace(b.SETTINGS, kueue=False)
+    return plan(raw, observed, settings=settings, now=b.NOW, new_token=lambda: "t0ken", cluster=cluster)
+
+
+def test_a_queue_that_nobody_serves_is_told_with_the_way_out_and_nothing_is_written() -> None:
+    made = without_kueue(queued())
+    assert made.children == ()
+    assert b.condition(made, reasons.QUOTA_RESERVED) == ("False", reasons.KUEUE_DISABLED)
+    told = b.message(made, reasons.QUOTA_RESERVED)
+    assert "kueue.x-k8s.io/queue-name=team" in told
+    assert "--set controller.kueue=true" in told
+    assert "remove the label" in told
+    (quota,) = [step for step in explain.chain(b.told(queued(), made)) if step.name == "quota"]
+    assert (quota.state, quota.fix) == (
+        "wrong",
+        "controller.kueue of the chart, or the label kueue.x-k8s.io/queue-name of rmj/job-3v1",
+    )
+    assert b.condition(without_kueue(b.job()), reasons.QUOTA_RESERVED) is None
+
+
+def test_a_job_that_runs_goes_on_when_the_controller_stops_to_serve_kueue() -> None:
+    made = without_kueue(queued(), b.started(b.job()))
+    assert (made.children, made.deletions) == ((), ())
+
+
+def test_the_priority_class_counts_in_the_queue_too() -> None:
+    high = {"metadata": {"name": "high"}, "value": 10}
+    spec = b.child(planned(queued(), n.capacity(n.node()), priority_class=high), "Workload")["spec"]
+    assert (spec["priority"], spec["priorityClassRef"]["name"]) == (10, "high")
+
+
+def test_a_job_without_a_queue_has_no_workload() -> None:
+    made = planned(b.job(), n.capacity(n.node()))
+    assert "Workload" not in b.kinds(made)
+    assert names.ROLE_QUOTA not in str(made.children)

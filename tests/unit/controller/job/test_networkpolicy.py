@@ -1,0 +1,86 @@
+"""Who reaches whom: a small evaluator of NetworkPolicy against every pair that matters."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from stage2_controller.job.children import meta
+from stage2_controller.job.children.networkpolicy import CONTROLLER_LABELS
+from stage2_controller.job.draft import Settings
+from stage2_controller.job.plan import plan
+from tests.unit.controller import builders as b
+
+Peer = tuple[str, Mapping[str, str]]  # namespace and labels
+LEARNER: Peer = ("team-a", meta.labels("job-3v1", "learner"))
+SERVER: Peer = ("team-a", meta.labels("job-3v1", "rollout"))
+OTHER_LEARNER: Peer = ("team-a", meta.labels("other", "learner"))
+OTHER_SERVER: Peer = ("team-a", meta.labels("other", "rollout"))
+CONTROLLER: Peer = ("stage2-system", CONTROLLER_LABELS)
+IMPOSTOR: Peer = ("team-a", CONTROLLER_LABELS)
+CHOSEN = 38997  # by the kernel, for a member of a transfer group
+NAMESAKE: Peer = ("team-b", meta.labels("job-3v1", "learner"))
+
+
+def allowed(policy: Mapping[str, Any], source: Peer, target: Peer, port: int) -> bool:
+    """Whether the policy of the namespace team-a lets `source` reach this port of `target`."""
+    if not matches(policy["spec"]["podSelector"], target[1]):
+        return True  # the policy is not about this pod
+    return any(
+        any(item.get("port", port) == port for item in rule["ports"])
+        and ("from" not in rule or any(peer_matches(peer, source) for peer in rule["from"]))
+        for rule in policy["spec"]["ingress"]
+    )
+
+
+def peer_matches(peer: Mapping[str, Any], source: Peer) -> bool:
+    if "namespaceSelector" in peer:
+        here = matches(peer["namespaceSelector"], {"kubernetes.io/metadata.name": source[0]})
+    else:
+        here = source[0] == "team-a"
+    return here and matches(peer.get("podSelector", {}), source[1])
+
+
+def matches(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    return all(labels.get(key) == value for key, value in selector.get("matchLabels", {}).items())
+
+
+def policy(namespace: str | None = "stage2-system") -> Any:
+    settings = Settings(image="x", namespace=namespace)
+    return b.child(plan(b.job(), b.NOTHING, settings=settings, now=b.NOW, new_token=lambda: "t"), "NetworkPolicy")
+
+
+@pytest.mark.parametrize("port", [8000, 8001, 8002, CHOSEN])
+def test_only_the_learner_reaches_its_servers(port: int) -> None:
+    assert allowed(policy(), LEARNER, SERVER, port)
+    for stranger in (OTHER_LEARNER, OTHER_SERVER, CONTROLLER, NAMESAKE):
+        assert not allowed(policy(), stranger, SERVER, port)
+
+
+@pytest.mark.parametrize("port", [51216, 51217, 51218, CHOSEN])
+def test_only_its_servers_reach_the_learners_transfer_groups(port: int) -> None:
+    assert allowed(policy(), SERVER, LEARNER, port)
+    for stranger in (OTHER_LEARNER, OTHER_SERVER, CONTROLLER, IMPOSTOR):
+        assert not allowed(policy(), stranger, LEARNER, port)
+
+
+def test_only_the_controller_reads_the_progress() -> None:
+    assert allowed(policy(), CONTROLLER, LEARNER, 9400)
+    for stranger in (OTHER_LEARNER, OTHER_SERVER, IMPOSTOR):
+        assert not allowed(policy(), stranger, LEARNER, 9400)
+
+
+def test_a_controller_outside_the_cluster_reads_the_progress_too() -> None:
+    assert allowed(policy(None), IMPOSTOR, LEARNER, 9400)
+    assert not allowed(policy(None), IMPOSTOR, LEARNER, 51216)
+
+
+def test_prometheus_scrapes_the_learner_from_any_namespace_of_the_cluster() -> None:
+    prometheus: Peer = ("monitoring", {"app.kubernetes.io/name": "prometheus"})
+    assert allowed(policy(), prometheus, LEARNER, 9401)
+    assert not allowed(policy(), prometheus, LEARNER, 9400)
+
+
+def test_no_other_port_is_open_to_anybody_else() -> None:
+    for stranger in (OTHER_LEARNER, OTHER_SERVER, CONTROLLER, NAMESAKE):
+        assert not any(allowed(policy(), stranger, SERVER, port) for port in (22, 7999, 8003))

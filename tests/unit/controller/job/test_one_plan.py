@@ -1,0 +1,92 @@
+"""One plan, three executors: local processes, static YAML and the controller start the same containers.
+
+The golden file shows the whole plan of an example. After an intended change, write it anew:
+`stage2 render examples/job-3v1.yaml --namespace team-a`, with the token t0ken and the image stage2/trainer:test.
+"""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from stage2_api.job import RolloutMatchingJob, parse_job
+from stage2_controller.job import names
+from stage2_controller.job.containers import containers
+from stage2_controller.job.observed import Observed
+from stage2_controller.job.plan import static_children
+from tests.unit.controller import builders as b
+from tests.unit.controller import nodes as n
+from tests.unit.controller.job.test_siting import planned
+
+ROOT = Path(__file__).parents[4]
+GOLDEN = Path(__file__).parents[1] / "golden.yaml"
+EXAMPLES = sorted(ROOT.glob("examples/**/job*.yaml"))
+IMAGE = b.SETTINGS.image
+
+
+def raw(path: Path) -> dict[str, Any]:
+    made: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    metadata = {"namespace": "team-a", "uid": "u", "generation": 1, "resourceVersion": "1", **made["metadata"]}
+    return {**made, "metadata": metadata}
+
+
+def static(job: RolloutMatchingJob) -> dict[str, Any]:
+    return {item["kind"]: item for item in static_children(job, image=IMAGE, token="t0ken")}
+
+
+def controlled(job: dict[str, Any]) -> dict[str, Any]:
+    """What the controller creates once all servers answer."""
+    account = n.capacity(n.node(gpus=64, has={"stage2.dev/fake-gpu": "64"}))
+    first = planned(job, account)
+    servers = [c["name"] for item in first.children if item["kind"] == "Deployment" for c in _containers(item)]
+    pod = b.pod(names.ROLE_ROLLOUT, *(b.up(name) for name in servers))
+    made = planned(job, account, Observed(pods=(pod,) if servers else ()))
+    return {item["kind"]: item for item in made.children}
+
+
+def _containers(manifest: Any) -> list[Any]:
+    found: list[Any] = manifest["spec"]["template"]["spec"]["containers"]
+    return found
+
+
+def without_what_only_a_controller_adds(manifest: Any) -> Any:
+    spec = copy.deepcopy(manifest["spec"])
+    pod = spec.get("template", {}).get("spec", {})
+    pod.pop("affinity", None)
+    pod.pop("readinessGates", None)
+    spec.get("template", {}).get("metadata", {}).get("annotations", {}).pop(names.ANNOTATION_JOB_UID, None)
+    return spec
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=[path.name for path in EXAMPLES])
+def test_static_yaml_and_the_controller_make_the_same_children(path: Path) -> None:
+    job = raw(path)
+    written, made = static(parse_job(job)), controlled(job)
+    assert set(written) == set(made)
+    for kind in set(written) & {"Deployment", "Job", "Service", "NetworkPolicy"}:
+        assert without_what_only_a_controller_adds(written[kind]) == without_what_only_a_controller_adds(made[kind])
+    assert written["ConfigMap"]["data"] == made["ConfigMap"]["data"]
+    assert "ownerReferences" not in written["Job"]["metadata"]
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=[path.name for path in EXAMPLES])
+def test_local_processes_are_the_containers_of_the_pods(path: Path) -> None:
+    job = parse_job(raw(path))
+    host = names.service_host(job.metadata.name, "team-a")
+    local = containers(job, host_for=lambda _: host)
+    written = static(job)
+    pods = [item for kind in ("Deployment", "Job") if kind in written for item in _containers(written[kind])]
+    assert [item["name"] for item in pods] == [process.name for process in (*local.servers, local.learner)]
+    for process, container in zip((*local.servers, local.learner), pods, strict=True):
+        assert list(process.command) == container["command"]
+        assert {item["name"]: item["containerPort"] for item in container["ports"]} == process.ports
+        env = {item["name"]: item.get("value") for item in container["env"]}
+        assert process.env.items() <= env.items()
+    assert written["ConfigMap"]["data"][names.CONFIG_KEY] == local.config_text
+
+
+def test_the_plan_of_the_example_is_the_golden_one() -> None:
+    written = static_children(parse_job(raw(ROOT / "examples" / "job-3v1.yaml")), image=IMAGE, token="t0ken")
+    assert list(yaml.safe_load_all(GOLDEN.read_text(encoding="utf-8"))) == written

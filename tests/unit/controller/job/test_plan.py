@@ -1,0 +1,175 @@
+"""The stages of a job: which children may exist when, and which must not."""
+
+from dataclasses import replace
+
+import pytest
+import yaml
+
+from stage2_api.job import parse_job
+from stage2_controller.job import names, outcome, reasons
+from stage2_controller.job.observed import Observed
+from tests.unit.controller import builders as b
+
+
+def test_a_new_job_gets_everything_but_its_learner() -> None:
+    made = b.planned(b.job())
+    assert b.kinds(made) == ["Secret", "ConfigMap", "NetworkPolicy", "Service", "Deployment"]
+
+
+def test_the_learner_is_created_when_all_servers_answer() -> None:
+    assert "Job" not in b.kinds(b.planned(b.job(), Observed(pods=(b.rollout_pod(True, True, False),))))
+    assert "Job" in b.kinds(b.planned(b.job(), Observed(pods=(b.rollout_pod(True, True, True),))))
+
+
+def test_a_server_that_restarts_does_not_take_the_learner_away() -> None:
+    raw = b.job()
+    made = b.planned(raw, b.started(raw, pods=(b.rollout_pod(True, False, True), b.learner_pod())))
+    assert "Job" in b.kinds(made)
+    assert made.deletions == ()
+
+
+def test_the_token_is_made_once() -> None:
+    raw = b.job()
+    first = b.planned(raw)
+    again = b.planned(raw, Observed(secret=b.child(first, "Secret")))
+    assert "Secret" not in b.kinds(again)
+
+
+def test_colocate_needs_no_servers() -> None:
+    made = b.planned(b.job(config=b.COLOCATE, rollout={}, learner={"gpus": 4}))
+    assert b.kinds(made) == ["Secret", "ConfigMap", "NetworkPolicy", "Job"]
+    learner = b.child(made, "Job")["spec"]["template"]["spec"]
+    assert "affinity" not in learner
+    assert learner["containers"][0]["command"][-1] == "--processes=4"
+    assert learner["containers"][0]["resources"] == {"limits": {"nvidia.com/gpu": "4"}}
+
+
+def test_the_plan_of_equal_observations_is_equal() -> None:
+    raw = b.job()
+    observed = b.started(raw)
+    assert b.planned(raw, observed) == b.planned(raw, observed)
+
+
+def test_children_do_not_change_when_the_status_is_told() -> None:
+    raw = b.job()
+    observed = b.started(raw)
+    made = b.planned(raw, observed)
+    assert b.planned(b.told(raw, made), observed, after_s=60).children == made.children
+
+
+def test_the_second_pass_over_the_same_state_tells_the_same_status() -> None:
+    raw = b.job()
+    observed = b.started(raw)
+    made = b.planned(raw, observed)
+    assert b.planned(b.told(raw, made), observed, after_s=60).status == made.status
+
+
+def test_a_done_learner_releases_the_servers() -> None:
+    raw = b.job()
+    observed = b.started(raw)
+    complete = b.learner_job(b.planned(raw, observed), b.job_condition("Complete"))
+    made = b.planned(raw, replace(observed, learner=complete))
+    assert made.status["phase"] == reasons.SUCCEEDED
+    assert made.deletions == ("Deployment",)
+    assert made.children == ()
+
+
+def test_a_done_job_stays_done_when_its_children_are_gone() -> None:
+    raw = b.job()
+    observed = b.started(raw)
+    complete = b.learner_job(b.planned(raw, observed), b.job_condition("Complete"))
+    done = b.told(raw, b.planned(raw, replace(observed, learner=complete)))
+    later = b.planned(done, Observed(), after_s=3600)
+    assert later.children == ()
+    assert later.status == done["status"]
+
+
+def test_a_suspended_job_has_no_pods_and_keeps_its_token() -> None:
+    raw = b.job()
+    observed = b.started(raw)
+    made = b.planned(b.job(suspend=True), observed)
+    assert made.deletions == ("Job", "Deployment")
+    assert b.kinds(made) == ["ConfigMap", "NetworkPolicy", "Service"]
+    assert made.status["phase"] == reasons.SUSPENDED
+
+
+def test_a_resumed_job_starts_the_same_learner_on_the_same_output_and_keeps_its_progress() -> None:
+    first = b.started(b.job())
+    running = b.told(b.job(), b.planned(b.job(), first))
+    suspended = b.told({**b.job(suspend=True), "status": running["status"]}, b.planned(running, first))
+    stopped = b.planned({**b.job(suspend=True), "status": suspended["status"]}, first)
+    resumed = {**b.job(), "status": stopped.status}
+    left = b.started(b.job(), learner=None, progress=None, pods=(b.rollout_pod(True, True, True),))
+    made = b.planned(resumed, left)
+    assert b.child(made, "Job") == {key: value for key, value in (first.learner or {}).items() if key != "status"}
+    assert first.configmap == b.child(b.planned(resumed, replace(left, configmap=None)), "ConfigMap")
+    assert made.status["step"] == 4
+
+
+def test_a_job_past_its_deadline_ends_with_everything_it_runs() -> None:
+    raw = b.told(b.job(activeDeadlineSeconds=60), b.planned(b.job(activeDeadlineSeconds=60)))
+    observed = b.started(raw)
+    assert b.planned(raw, observed, after_s=59).again_after_s == 1
+    made = b.planned(raw, observed, after_s=60)
+    assert b.condition(made, reasons.FAILED) == ("True", reasons.DEADLINE_EXCEEDED)
+    assert made.deletions == ("Deployment", "Job")
+
+
+def test_servers_that_never_all_answer_fail_the_job_when_the_time_to_start_is_over() -> None:
+    raw = b.job(learner={"startDeadlineSeconds": 60})
+    loading = b.started(raw, learner=None, pods=(b.rollout_pod(True, False, True),), progress=None)
+    raw = b.told(raw, b.planned(raw, loading))
+    assert b.planned(raw, loading, after_s=59).again_after_s == 1
+    made = b.planned(raw, loading, after_s=60)
+    assert b.condition(made, reasons.FAILED) == ("True", reasons.START_DEADLINE)
+    assert "2 of 3 servers answer; server-1 still loading" in b.message(made, reasons.FAILED)
+    assert made.deletions == ("Deployment",)
+
+
+def test_the_time_to_start_is_over_once_the_learner_runs() -> None:
+    raw = b.job(learner={"startDeadlineSeconds": 60})
+    raw = b.told(raw, b.planned(raw, b.started(raw)))
+    restarted = b.started(raw, pods=(b.rollout_pod(True, False, True), b.learner_pod()))
+    assert b.condition(b.planned(raw, restarted, after_s=3600), reasons.FAILED) is None
+
+
+@pytest.mark.parametrize("waits_for", [reasons.PLACED, reasons.QUOTA_RESERVED])
+def test_a_job_that_waits_for_a_node_or_for_quota_has_all_its_time_to_start_left(waits_for: str) -> None:
+    raw = b.job(learner={"startDeadlineSeconds": 60})
+    loading = b.started(raw, learner=None, pods=(b.rollout_pod(False, False, False),), progress=None)
+    raw = b.told(raw, b.planned(raw, loading))
+    waits = {"type": waits_for, "status": "False", "lastTransitionTime": raw["status"]["startTime"]}
+    status = {**raw["status"], "conditions": [waits]}
+    assert outcome.seconds_to_start(parse_job(raw), loading, status, b.NOW) is None
+
+
+def test_a_done_job_is_deleted_when_its_time_to_live_is_over() -> None:
+    raw = b.job(ttlSecondsAfterFinished=100)
+    observed = b.started(raw)
+    complete = replace(observed, learner=b.learner_job(b.planned(raw, observed), b.job_condition("Complete")))
+    done = b.told(raw, b.planned(raw, complete))
+    early = b.planned(done, complete, after_s=40)
+    assert (early.delete_job, early.again_after_s) == (False, 60)
+    assert b.planned(done, complete, after_s=100).delete_job
+
+
+@pytest.mark.parametrize("missing", ["configmap", "service", "deployment"])
+def test_a_child_that_someone_deleted_is_wanted_again(missing: str) -> None:
+    raw = b.job()
+    kind = {"configmap": "ConfigMap", "service": "Service", "deployment": "Deployment"}[missing]
+    assert kind in b.kinds(b.planned(raw, b.started(raw, **{missing: None})))
+
+
+def test_a_running_job_is_looked_at_again_for_its_progress() -> None:
+    raw = b.job()
+    assert b.planned(raw, b.started(raw)).again_after_s == b.SETTINGS.progress_s
+    assert b.planned(raw).again_after_s is None
+
+
+def test_the_servers_addresses_are_in_the_effective_configuration() -> None:
+    config = yaml.safe_load(b.child(b.planned(b.job()), "ConfigMap")["data"][names.CONFIG_KEY])
+    server = config["custom"]["extra"]["rollout_matching"]["vllm"]["server"]
+    assert server["servers"] == [
+        {"base_url": f"http://job-3v1-rollout.team-a.svc:{8000 + index}", "group_port": 51216 + index}
+        for index in range(3)
+    ]

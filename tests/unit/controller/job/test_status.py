@@ -1,0 +1,267 @@
+"""What a person and a program read in the status, stage by stage."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from stage2_api.job import parse_job
+from stage2_api.jobstatus import JobStatus
+from stage2_controller.job import names, reasons
+from stage2_controller.job.observed import Observed
+from tests.unit.controller import builders as b
+
+SCHEDULER = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+UNPLACED = b.pod(
+    names.ROLE_ROLLOUT,
+    node=None,
+    conditions=[{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": SCHEDULER}],
+)
+
+# name, the rollout pod, the reason of RolloutReady, words of its message
+ROLLOUT: list[tuple[str, Any, str, list[str]]] = [
+    ("there is no pod", None, reasons.NOT_CREATED, []),
+    ("no node has room", UNPLACED, reasons.UNSCHEDULABLE, [SCHEDULER]),
+    ("containers are being made", b.pod(names.ROLE_ROLLOUT), reasons.CONTAINERS_STARTING, []),
+    (
+        "an image is missing",
+        b.pod(names.ROLE_ROLLOUT, b.up("server-0"), b.waiting("server-1", "ImagePullBackOff", "no such image")),
+        reasons.IMAGE_UNAVAILABLE,
+        ["my/trainer:1", "server-1", "no such image"],
+    ),
+    (
+        "a Secret is missing",
+        b.pod(names.ROLE_ROLLOUT, b.waiting("server-0", "CreateContainerConfigError", 'secret "x" not found')),
+        reasons.CONTAINER_CONFIG,
+        ["server-0", 'secret "x" not found'],
+    ),
+    (
+        "a server crashes",
+        b.pod(names.ROLE_ROLLOUT, b.waiting("server-0", "CrashLoopBackOff", last=b.ended(1, "CUDA out of memory"))),
+        reasons.SERVER_CRASHED,
+        ["server-0", "exit code 1", "CUDA out of memory"],
+    ),
+    ("a server loads", b.rollout_pod(True, True, False), reasons.SERVERS_LOADING, ["2 of 3", "server-2"]),
+    ("all servers answer", b.rollout_pod(True, True, True), reasons.SERVERS_READY, ["3 servers"]),
+]
+
+
+@pytest.mark.parametrize(("pod", "reason", "words"), [case[1:] for case in ROLLOUT], ids=[case[0] for case in ROLLOUT])
+def test_rollout_ready_says_what_is_missing(pod: Any, reason: str, words: list[str]) -> None:
+    made = b.planned(b.job(), Observed(pods=(pod,) if pod else ()))
+    truth = "True" if reason == reasons.SERVERS_READY else "False"
+    assert b.condition(made, reasons.ROLLOUT_READY) == (truth, reason)
+    assert all(word in b.message(made, reasons.ROLLOUT_READY) for word in words)
+
+
+def learner_failed(exit_code: int, reason: str, text: str) -> dict[str, Any]:
+    raw = b.job()
+    job = b.learner_job(b.planned(raw, b.started(raw)), b.job_condition("Failed", reason, "Job failed"), failed=4)
+    return {"learner": job, "pods": (b.learner_pod(b.down("learner", exit_code, text)),), "progress": None}
+
+
+REFUSING = b.pod(names.ROLE_ROLLOUT, b.waiting("server-0", "CrashLoopBackOff", last=b.ended(64, "no token")))
+
+# name, what differs from a running job, phase, condition, reason, words of its message
+OUTCOMES: list[tuple[str, dict[str, Any], str, str, str, list[str]]] = [
+    ("it trains", {}, reasons.RUNNING, reasons.LEARNER_RUNNING, reasons.LEARNER_STARTED, []),
+    (
+        "the learner loads its image",
+        {"pods": (b.rollout_pod(True, True, True), b.learner_pod(b.waiting("learner", "ContainerCreating")))},
+        reasons.STARTING,
+        reasons.LEARNER_RUNNING,
+        reasons.CONTAINERS_STARTING,
+        [],
+    ),
+    (
+        "the learner is done and its Job has not noticed",
+        {"pods": (b.rollout_pod(True, True, True), b.learner_pod(b.down("learner", 0, b.termination(phase="done"))))},
+        reasons.RUNNING,
+        reasons.LEARNER_RUNNING,
+        reasons.LEARNER_FINISHED,
+        [],
+    ),
+    (
+        "the learner waits for its next try",
+        {"pods": (b.rollout_pod(True, True, True), b.learner_pod(b.down("learner", 75, "lost server-1")))},
+        reasons.STARTING,
+        reasons.LEARNER_RUNNING,
+        reasons.LEARNER_RETRYING,
+        ["exit code 75", "lost server-1"],
+    ),
+    (
+        "the learner used up its tries",
+        learner_failed(1, "BackoffLimitExceeded", b.termination(message="CUDA out of memory")),
+        reasons.FAILED,
+        reasons.FAILED,
+        reasons.BACKOFF_LIMIT,
+        ["CUDA out of memory", "spec.learner.backoffLimit"],
+    ),
+    (
+        "the learner refused its configuration",
+        learner_failed(64, "PodFailurePolicy", "custom.train_jsonl: /data/x; must exist"),
+        reasons.FAILED,
+        reasons.FAILED,
+        reasons.CONFIGURATION_ERROR,
+        ["custom.train_jsonl"],
+    ),
+    (
+        "a server refused its configuration",
+        {
+            "learner": None,
+            "progress": None,
+            "pods": (
+                b.pod(names.ROLE_ROLLOUT, b.waiting("server-0", "CrashLoopBackOff", last=b.ended(64, "no token"))),
+            ),
+        },
+        reasons.FAILED,
+        reasons.FAILED,
+        reasons.CONFIGURATION_ERROR,
+        ["server-0", "no token"],
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("more", "phase", "condition", "reason", "words"),
+    [case[1:] for case in OUTCOMES],
+    ids=[case[0] for case in OUTCOMES],
+)
+def test_phase_and_reason(more: dict[str, Any], phase: str, condition: str, reason: str, words: list[str]) -> None:
+    raw = b.job()
+    made = b.planned(raw, b.started(raw, **more))
+    assert made.status["phase"] == phase
+    found = b.condition(made, condition)
+    assert found is not None
+    assert found[1] == reason
+    assert all(word in b.message(made, condition) for word in words)
+
+
+def test_progress_comes_from_the_learner() -> None:
+    raw = b.job()
+    status = b.planned(raw, b.started(raw)).status
+    assert (status["step"], status["maxSteps"], status["progress"], status["loss"]) == (4, 10, "4/10", 0.5)
+    assert status["tokensPerSecond"] == 1200.5
+    assert status["reproducibility"] == {"rollout_seed": 17}
+    assert (status["node"], status["rollout"]) == (b.NODE, "3/3")
+
+
+def test_progress_stays_when_the_learner_cannot_be_asked() -> None:
+    raw = b.job()
+    running = b.told(raw, b.planned(raw, b.started(raw)))
+    assert b.planned(running, b.started(raw, progress=None)).status == running["status"]
+
+
+def test_the_last_words_of_a_learner_are_its_last_progress() -> None:
+    raw = b.job()
+    text = b.termination(step=10, phase="done")
+    job = b.learner_job(b.planned(raw, b.started(raw)), b.job_condition("Complete"))
+    made = b.planned(raw, b.started(raw, learner=job, progress=None, pods=(b.learner_pod(b.down("learner", 0, text)),)))
+    assert (made.status["phase"], made.status["progress"]) == (reasons.SUCCEEDED, "10/10")
+    assert b.condition(made, reasons.SUCCEEDED) == ("True", reasons.LEARNER_SUCCEEDED)
+    assert made.status["completionTime"] == "2026-01-02T03:04:05Z"
+
+
+def test_a_failed_job_waits_for_the_last_words_of_its_pod_and_does_without_them_once_it_is_gone() -> None:
+    raw = b.job()
+    policy = b.job_condition("Failed", "PodFailurePolicy", "Container learner failed with exit code 64")
+    job = b.learner_job(b.planned(raw, b.started(raw)), policy)
+    early = b.planned(raw, b.started(raw, learner=job, progress=None))
+    assert b.condition(early, reasons.FAILED) is None
+    late = b.planned(raw, b.started(raw, learner=job, progress=None, pods=()))
+    assert b.condition(late, reasons.FAILED) == ("True", reasons.CONFIGURATION_ERROR)
+
+
+def test_a_loss_that_is_no_number_is_left_out() -> None:
+    raw = b.job()
+    made = b.planned(raw, b.started(raw, progress={**b.report(), "loss": float("nan")}))
+    assert "loss" not in made.status
+
+
+def test_each_server_is_listed_with_the_version_that_it_holds() -> None:
+    raw = b.job()
+    pods = (b.pod(names.ROLE_ROLLOUT, b.up("server-0"), b.up("server-1", ready=False, restarts=2), b.up("server-2")),)
+    status = b.planned(raw, b.started(raw, pods=(*pods, b.learner_pod()), progress=b.report(held=(4, 0, 4)))).status
+    assert status["servers"][1] == {
+        "name": "server-1",
+        "baseUrl": "http://job-3v1-rollout.team-a.svc:8001",
+        "ready": False,
+        "restarts": 2,
+        "version": 0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("progress", "expected"),
+    [
+        (None, ("False", reasons.NOT_SYNCED_YET)),
+        (b.report(), ("True", reasons.SAME_VERSION)),
+        (b.report(held=(4, 0, 4)), ("False", reasons.VERSIONS_DIFFER)),
+    ],
+    ids=["before the first push", "all hold it", "a server came back empty"],
+)
+def test_weights_in_sync(progress: Any, expected: tuple[str, str]) -> None:
+    raw = b.job()
+    assert b.condition(b.planned(raw, b.started(raw, progress=progress)), reasons.WEIGHTS_IN_SYNC) == expected
+
+
+def test_a_spec_that_breaks_a_rule_is_refused_with_the_way_out() -> None:
+    raw = b.job(learner={"gpus": 2})
+    made = b.planned(raw)
+    assert (made.children, made.again_after_s) == ((), None)
+    assert made.status["phase"] == reasons.FAILED
+    assert b.condition(made, reasons.ACCEPTED) == ("False", reasons.INVALID_SPEC)
+    assert "spec.learner.gpus: 2; " in b.message(made, reasons.ACCEPTED)
+
+
+def test_a_refused_spec_that_is_corrected_runs() -> None:
+    refused = b.job(learner={"gpus": 2})
+    corrected = {**b.job(), "status": b.planned(refused).status}
+    made = b.planned(corrected)
+    assert made.status["phase"] == reasons.PENDING
+    assert b.condition(made, reasons.FAILED) is None
+    assert "Deployment" in b.kinds(made)
+
+
+def test_an_edit_that_breaks_a_running_job_is_told_and_leaves_it_running() -> None:
+    raw = b.job()
+    observed = b.started(raw)
+    running = b.planned(raw, observed)
+    broken = {**b.job(learner={"gpus": 2}), "status": running.status}
+    made = b.planned(broken, observed)
+    assert made.status["phase"] == reasons.RUNNING
+    assert made.deletions == ()
+    assert b.condition(made, reasons.ACCEPTED) == ("False", reasons.INVALID_SPEC)
+
+
+def test_a_job_that_another_controller_manages_is_left_alone() -> None:
+    made = b.planned(b.job(managedBy="kueue.x-k8s.io/multikueue"))
+    assert (made.children, made.status) == ((), {})
+
+
+def test_transition_times_change_only_with_the_status_of_a_condition() -> None:
+    raw = b.job()
+    first = b.told(raw, b.planned(raw, Observed(pods=(b.rollout_pod(True, True, False),))))
+    loading = b.planned(first, Observed(pods=(b.rollout_pod(True, False, False),)), after_s=60)
+    ready = b.planned(first, Observed(pods=(b.rollout_pod(True, True, True),)), after_s=60)
+
+    def since(made: Any) -> str:
+        (found,) = [item for item in made.status["conditions"] if item["type"] == reasons.ROLLOUT_READY]
+        return str(found["lastTransitionTime"])
+
+    assert since(loading) == "2026-01-02T03:04:05Z"
+    assert since(ready) == "2026-01-02T03:05:05Z"
+
+
+def test_every_status_fits_the_schema_of_the_custom_resource() -> None:
+    raw = b.job()
+    observed = b.started(raw)
+    done = replace(observed, learner=b.learner_job(b.planned(raw, observed), b.job_condition("Complete")))
+    for made in (b.planned(raw), b.planned(raw, observed), b.planned(raw, done), b.planned(b.job(learner={"gpus": 2}))):
+        parsed = JobStatus.model_validate(made.status)
+        written = parsed.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        assert written == made.status, "a field that the schema lacks would be pruned and written again for ever"
+
+
+def test_the_builders_job_is_valid() -> None:
+    assert parse_job(b.job()).metadata.name == "job-3v1"

@@ -1,0 +1,115 @@
+"""Pod templates that would break the job's contract are refused with path, value, rule and way out."""
+
+from typing import Any
+
+import pytest
+
+from stage2_controller.job import reasons
+from tests.unit.controller import builders as b
+
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    (
+        "a command",
+        {"spec": {"containers": [{"name": "learner", "command": ["x"]}]}},
+        "template.spec.containers[0].command",
+    ),
+    ("a nameless container", {"spec": {"containers": [{"image": "x"}]}}, "template.spec.containers[0]"),
+    ("a restart policy", {"spec": {"restartPolicy": "Always"}}, "template.spec.restartPolicy"),
+    ("another account", {"spec": {"serviceAccountName": "admin"}}, "template.spec.serviceAccountName"),
+    ("a node", {"spec": {"nodeName": "a"}}, "template.spec.nodeName"),
+    ("the node's network", {"spec": {"hostNetwork": True}}, "template.spec.hostNetwork"),
+    (
+        "a label that finds pods",
+        {"metadata": {"labels": {"stage2.dev/role": "x"}}},
+        "template.metadata.labels[stage2.dev/role]",
+    ),
+    ("a volume of ours", {"spec": {"volumes": [{"name": "shm", "emptyDir": {}}]}}, "template.spec.volumes[0].name"),
+    ("a removal", {"spec": {"containers": None}}, "template.spec.containers"),
+    ("a deep removal", {"spec": {"containers": [{"name": "learner", "env": None}]}}, "template.spec.containers[0].env"),
+    ("a directive", {"spec": {"$patch": "replace"}}, "template.spec.$patch"),
+    (
+        "a mount over the token",
+        {
+            "spec": {
+                "containers": [{"name": "learner", "volumeMounts": [{"name": "x", "mountPath": "/etc/stage2/token"}]}]
+            }
+        },
+        "template.spec.containers[0].volumeMounts[0].mountPath",
+    ),
+    (
+        "a variable of ours",
+        {"spec": {"containers": [{"name": "learner", "env": [{"name": "STAGE2_TOKEN_FILE", "value": "/x"}]}]}},
+        "template.spec.containers[0].env[0].name",
+    ),
+    (
+        "more GPUs than the job counts",
+        {"spec": {"containers": [{"name": "learner", "resources": {"limits": {"nvidia.com/gpu": 2}}}]}},
+        "template.spec.containers[0].resources.limits[nvidia.com/gpu]",
+    ),
+    ("a field beside spec", {"containers": []}, "template.containers"),
+    (
+        "a container whose name is a list",
+        {"spec": {"containers": [{"name": ["learner"]}]}},
+        "template.spec.containers[0]",
+    ),
+]
+
+
+def of_learner(**fields: Any) -> dict[str, Any]:
+    return {"spec": {"containers": [{"name": "learner", **fields}]}}
+
+
+CONTAINER = "template.spec.containers[0]"
+MISSHAPEN: list[tuple[dict[str, Any], str]] = [
+    ({"metadata": ["a"]}, "template.metadata"),
+    ({"metadata": []}, "template.metadata"),
+    ({"metadata": {"labels": ["a"]}}, "template.metadata.labels"),
+    ({"metadata": {"annotations": "a"}}, "template.metadata.annotations"),
+    ({"spec": ["a"]}, "template.spec"),
+    ({"spec": {"containers": {"name": "learner"}}}, "template.spec.containers"),
+    ({"spec": {"containers": ["learner"]}}, CONTAINER),
+    ({"spec": {"initContainers": {"a": {}}}}, "template.spec.initContainers"),
+    ({"spec": {"initContainers": [{"name": "a", "resources": ["x"]}]}}, "template.spec.initContainers[0].resources"),
+    ({"spec": {"volumes": ["x"]}}, "template.spec.volumes[0]"),
+    ({"spec": {"volumes": {"x": {}}}}, "template.spec.volumes"),
+    ({"spec": {"volumes": [{"emptyDir": {}}]}}, "template.spec.volumes[0].name"),
+    ({"spec": {"volumes": [{"name": ["x"]}]}}, "template.spec.volumes[0].name"),
+    ({"spec": {"nodeSelector": ["a=b"]}}, "template.spec.nodeSelector"),
+    ({"spec": {"tolerations": ["a"]}}, "template.spec.tolerations[0]"),
+    ({"spec": {"overhead": "1"}}, "template.spec.overhead"),
+    (of_learner(env={"A": "b"}), f"{CONTAINER}.env"),
+    (of_learner(env={}), f"{CONTAINER}.env"),
+    (of_learner(env=["A=b"]), f"{CONTAINER}.env[0]"),
+    (of_learner(env=[{"A": "b"}]), f"{CONTAINER}.env[0].name"),
+    (of_learner(volumeMounts=["x"]), f"{CONTAINER}.volumeMounts[0]"),
+    (of_learner(volumeMounts=[{"name": "x"}]), f"{CONTAINER}.volumeMounts[0].mountPath"),
+    (of_learner(ports=[{"containerPort": "http"}]), f"{CONTAINER}.ports[0].containerPort"),
+    (of_learner(resources=["cpu"]), f"{CONTAINER}.resources"),
+    (of_learner(resources={"limits": "1"}), f"{CONTAINER}.resources.limits"),
+    (of_learner(resources={"limits": None}), f"{CONTAINER}.resources.limits"),
+]
+
+
+@pytest.mark.parametrize(("template", "path"), [case[1:] for case in WRONG], ids=[case[0] for case in WRONG])
+def test_it_is_refused(template: dict[str, Any], path: str) -> None:
+    made = b.planned(b.job(learner={"gpus": 1, "template": template}))
+    assert b.condition(made, reasons.ACCEPTED) == ("False", reasons.INVALID_SPEC)
+    assert f"spec.learner.{path}: " in b.message(made, reasons.ACCEPTED)
+
+
+@pytest.mark.parametrize(("template", "path"), MISSHAPEN, ids=[str(case[0]) for case in MISSHAPEN])
+def test_a_part_of_another_shape_is_refused_with_its_path(template: dict[str, Any], path: str) -> None:
+    made = b.planned(b.job(learner={"gpus": 1, "template": template}))
+    assert b.condition(made, reasons.ACCEPTED) == ("False", reasons.INVALID_SPEC)
+    assert f"spec.learner.{path}: " in b.message(made, reasons.ACCEPTED)
+
+
+def test_variables_written_as_a_mapping_are_answered_with_how_to_write_them() -> None:
+    made = b.planned(b.job(learner={"gpus": 1, "template": of_learner(env={"A": "b"})}))
+    told = "spec.learner.template.spec.containers[0].env: {'A': 'b'}; must be a list; begin each item with `- name:`"
+    assert told in b.message(made, reasons.ACCEPTED)
+
+
+def test_a_sidecar_may_have_a_command() -> None:
+    template = {"spec": {"containers": [{"name": "logs", "image": "x", "command": ["tail"]}]}}
+    assert b.planned(b.job(learner={"gpus": 1, "template": template})).children

@@ -1,0 +1,153 @@
+"""A bug that one job meets is told by that job, once, and stops nothing else."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from stage2_controller.cluster.capacity import Capacity
+from stage2_controller.cluster.observe import Store
+from stage2_controller.job import explain, names, reasons
+from stage2_controller.job.conditions import find
+from stage2_controller.job.events import events
+from stage2_controller.job.key import Key
+from stage2_controller.job.plan import Plan
+from stage2_controller.loop.fault import Faults
+from stage2_controller.loop.metrics import Metrics
+from stage2_controller.loop.queue import Broken
+from stage2_controller.loop.reconcile import Reconciler
+from tests.unit.controller import builders as b
+from tests.unit.controller import nodes as n
+
+BUG = AttributeError("'str' object has no attribute 'get'")
+KEY = Key("team-a", "job-3v1")
+
+
+def broken(raw: Mapping[str, Any]) -> Plan:
+    return Faults().plan(KEY, raw, BUG, now=b.NOW)
+
+
+def test_the_condition_has_the_text_and_says_whom_to_tell() -> None:
+    made = broken(b.job())
+    assert b.condition(made, reasons.ACCEPTED) == ("Unknown", reasons.INTERNAL_ERROR)
+    message = b.message(made, reasons.ACCEPTED)
+    assert str(BUG) in message
+    assert "this is a bug of the controller, report it with the spec" in message
+    assert made.status["phase"] == reasons.PENDING
+
+
+def test_the_answer_to_why_it_does_not_train_is_the_bug() -> None:
+    raw = b.job()
+    made = broken(raw)
+    step = next(step for step in explain.chain(b.told(raw, made)) if step.state != "ok")
+    assert (step.name, step.reason) == ("spec", reasons.INTERNAL_ERROR)
+    assert b.condition(made, reasons.TRAINING) == ("False", reasons.INTERNAL_ERROR)
+
+
+def test_it_is_one_warning_and_the_next_pass_writes_nothing() -> None:
+    raw = b.job()
+    first = broken(raw)
+    (event,) = events({}, first.status)
+    assert (event.type, event.reason) == ("Warning", reasons.INTERNAL_ERROR)
+    assert broken(b.told(raw, first)).status == first.status
+
+
+def test_what_runs_goes_on_and_is_told_as_before() -> None:
+    raw = b.job()
+    running = b.planned(raw, b.started(raw))
+    made = broken(b.told(raw, running))
+    assert (made.children, made.deletions, made.keeps_place) == ((), (), True)
+    assert (made.status["phase"], made.status["step"]) == (reasons.RUNNING, 4)
+    assert b.condition(made, reasons.TRAINING) == ("True", reasons.TRAINS)
+
+
+def test_a_refused_spec_that_was_corrected_into_a_bug_is_refused_no_more() -> None:
+    refused = b.job(learner={"gpus": 2})
+    made = broken(b.told(b.job(), b.planned(refused)))
+    assert b.condition(made, reasons.FAILED) is None
+    assert made.status["phase"] == reasons.PENDING
+
+
+def test_a_job_that_can_be_planned_again_forgets_the_bug() -> None:
+    raw = b.job()
+    again = b.planned(b.told(raw, broken(raw)))
+    assert b.condition(again, reasons.ACCEPTED) == ("True", reasons.VALID)
+    assert reasons.INTERNAL_ERROR not in str(again.status)
+
+
+def test_the_traceback_is_logged_once_for_a_generation(caplog: pytest.LogCaptureFixture) -> None:
+    faults, raw = Faults(), b.job()
+    edited = {**raw, "metadata": {**raw["metadata"], "generation": 2}}
+    with caplog.at_level(logging.ERROR):
+        for seen in (raw, raw, edited, edited):
+            faults.plan(KEY, seen, BUG, now=b.NOW)
+    assert [record.exc_info is not None for record in caplog.records] == [True, True]
+
+
+class Told:
+    """An API server that holds nothing and takes in statuses and events."""
+
+    def __init__(self) -> None:
+        self.statuses: list[Any] = []
+
+    async def get(self, kind: str, namespace: str | None, name: str) -> None:
+        return None
+
+    async def apply_status(self, job: Any, status: Any) -> Any:
+        self.statuses.append(status)
+        return {**job, "status": status}
+
+    async def emit(self, job: Any, event: Any, *, at: str) -> None:
+        """Events are told in the test above."""
+
+
+def reconciler(api: Told, store: Store, capacity: Capacity | None = None) -> Reconciler:
+    class NoProgress:
+        async def read(self, pod: Any, secret: Any) -> None:
+            return None
+
+    made: Any = Reconciler
+    metrics = Metrics(lambda: store.known(names.KIND))
+    built: Reconciler = made(
+        api, store, NoProgress(), b.SETTINGS, metrics=metrics, capacity=capacity, clock=lambda: b.NOW
+    )
+    return built
+
+
+@pytest.fixture
+def bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on no job can be drafted."""
+
+    def fail(*_: Any) -> Any:
+        raise BUG
+
+    monkeypatch.setattr("stage2_controller.job.draft.draft", fail)
+
+
+async def test_a_pass_that_meets_a_bug_tells_the_status_before_it_is_tried_again(bug: None) -> None:
+    api, store = Told(), Store()
+    store.put(names.KIND, b.job())
+    with pytest.raises(Broken):
+        await reconciler(api, store)(KEY)
+    (status,) = api.statuses
+    told = find(status, reasons.ACCEPTED)
+    assert told is not None
+    assert told["reason"] == reasons.INTERNAL_ERROR
+
+
+def test_a_bug_in_one_job_does_not_keep_a_new_leader_from_starting(bug: None) -> None:
+    store, raw = Store(), b.job()
+    store.put(names.KIND, raw)
+    learner = {
+        "metadata": {
+            "name": "job-3v1-learner",
+            "namespace": "team-a",
+            "resourceVersion": "1",
+            "uid": "u",
+            "annotations": {names.ANNOTATION_JOB: "job-3v1", names.ANNOTATION_NODE: b.NODE},
+        },
+        "spec": {},
+    }
+    store.put("Job", learner)
+    reconciler(Told(), store, n.capacity(n.node())).restore()

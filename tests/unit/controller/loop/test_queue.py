@@ -1,0 +1,161 @@
+"""The work queue: coalescing, one call at a time for a key, bounded concurrency, backoff."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from stage2_controller.loop.queue import RetryLater, WorkQueue
+
+
+@asynccontextmanager
+async def running(queue: WorkQueue[str]) -> AsyncIterator[None]:
+    task = asyncio.create_task(queue.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+class Work:
+    """Records its calls; each waits for `gate`, then does what `then` says."""
+
+    def __init__(self, then: Callable[[str, int], float | None] = lambda key, count: None) -> None:
+        self.calls: list[str] = []
+        self.active = 0
+        self.most_active = 0
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self._then = then
+
+    async def __call__(self, key: str) -> float | None:
+        self.calls.append(key)
+        self.active += 1
+        self.most_active = max(self.most_active, self.active)
+        try:
+            await self.gate.wait()
+            return self._then(key, self.calls.count(key))
+        finally:
+            self.active -= 1
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async def poll() -> None:
+        while not condition():
+            await asyncio.sleep(0.001)
+
+    await asyncio.wait_for(poll(), timeout=10)
+
+
+async def settled() -> None:
+    """Lets every task that can run do so."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_additions_before_a_call_starts_are_one_call() -> None:
+    work = Work()
+    queue = WorkQueue(work)
+    for _ in range(5):
+        queue.add("a")
+    async with running(queue):
+        await until(lambda: bool(work.calls))
+        await settled()
+    assert work.calls == ["a"]
+
+
+async def test_additions_during_a_call_are_one_more_call_after_it() -> None:
+    work = Work()
+    work.gate.clear()
+    queue = WorkQueue(work)
+    async with running(queue):
+        queue.add("a")
+        await until(lambda: work.active == 1)
+        queue.add("a")
+        queue.add("a")
+        await settled()
+        assert work.calls == ["a"], "never two calls for one key at once"
+        work.gate.set()
+        await until(lambda: len(work.calls) == 2)
+        await settled()
+    assert work.calls == ["a", "a"]
+
+
+async def test_no_more_calls_at_once_than_the_concurrency() -> None:
+    work = Work()
+    work.gate.clear()
+    queue = WorkQueue(work, concurrency=3)
+    async with running(queue):
+        for index in range(10):
+            queue.add(f"job-{index}")
+        await until(lambda: work.active == 3)
+        await settled()
+        assert work.active == 3
+        assert queue.depth() == 7
+        work.gate.set()
+        await until(lambda: len(work.calls) == 10)
+    assert work.most_active == 3
+
+
+async def test_a_call_that_fails_is_made_again_until_it_succeeds() -> None:
+    def fail_twice(key: str, count: int) -> None:
+        if count <= 2:
+            raise RetryLater("quota")
+
+    work = Work(fail_twice)
+    queue = WorkQueue(work, backoff_s=0.001)
+    async with running(queue):
+        queue.add("a")
+        await until(lambda: len(work.calls) == 3)
+    assert work.calls == ["a"] * 3
+
+
+async def test_a_call_that_breaks_does_not_stop_the_others() -> None:
+    def break_on_a(key: str, count: int) -> None:
+        if key == "a":
+            raise RuntimeError("boom")
+
+    work = Work(break_on_a)
+    queue = WorkQueue(work, concurrency=1, backoff_s=3600)
+    async with running(queue):
+        queue.add("a")
+        queue.add("b")
+        await until(lambda: work.calls == ["a", "b"])
+
+
+async def test_backoff_doubles_up_to_its_limit_and_starts_anew_after_a_success() -> None:
+    queue: WorkQueue[str] = WorkQueue(Work(), backoff_s=1.0, backoff_max_s=5.0)
+    assert [queue._next_backoff("a") for _ in range(5)] == [1.0, 2.0, 4.0, 5.0, 5.0]
+    queue.forget("a")
+    assert queue._next_backoff("a") == 1.0
+
+
+async def test_the_seconds_that_a_call_returns_plan_the_next_one() -> None:
+    work = Work(lambda key, count: 0.001 if count < 3 else None)
+    queue = WorkQueue(work)
+    async with running(queue):
+        queue.add("a")
+        await until(lambda: len(work.calls) == 3)
+        await settled()
+    assert work.calls == ["a"] * 3
+
+
+async def test_a_forgotten_key_is_not_called_again() -> None:
+    work = Work()
+    queue = WorkQueue(work)
+    async with running(queue):
+        queue.add_after("a", 0.001)
+        queue.forget("a")
+        queue.add_after("b", 0.005)
+        await until(lambda: bool(work.calls))
+    assert work.calls == ["b"]
+
+
+async def test_the_sooner_of_two_delays_wins() -> None:
+    work = Work()
+    queue = WorkQueue(work)
+    async with running(queue):
+        queue.add_after("a", 0.001)
+        queue.add_after("a", 3600)
+        await until(lambda: bool(work.calls))
+    assert work.calls == ["a"]

@@ -1,0 +1,179 @@
+"""Passes over one job on an API server that is a dictionary: whose objects are read, written and deleted."""
+
+import copy
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import pytest
+
+from stage2_controller.cluster.observe import KINDS, Store
+from stage2_controller.cluster.polls import ProgressPolls
+from stage2_controller.cluster.progress import ProgressReader
+from stage2_controller.job import conditions, names, reasons
+from stage2_controller.job.key import Key
+from stage2_controller.loop.metrics import Metrics
+from stage2_controller.loop.reconcile import Reconciler
+from tests.unit.controller import builders as b
+
+KEY = Key("team-a", "job-3v1")
+CONFIG = ("ConfigMap", "job-3v1-config")
+Object = dict[str, Any]
+
+
+@dataclass
+class Server:
+    """Objects by kind and name, and every request that was made."""
+
+    objects: dict[tuple[str, str], Object] = field(default_factory=dict)
+    requests: list[tuple[str, str]] = field(default_factory=list)
+    events: list[str] = field(default_factory=list)
+    versions: Iterator[int] = field(default_factory=lambda: count(2))
+
+    def add(self, manifest: Any, **metadata: Any) -> Object:
+        """Makes the object exist, whoever made it."""
+        made = copy.deepcopy(dict(manifest))
+        version = str(next(self.versions))
+        made["metadata"] = {"uid": f"uid-{version}", **made["metadata"], "resourceVersion": version, **metadata}
+        self.objects[made["kind"], made["metadata"]["name"]] = made
+        return made
+
+    async def get(self, kind: str, namespace: str, name: str) -> Object | None:
+        self.requests.append(("get", kind))
+        return self.objects.get((kind, name))
+
+    async def apply(self, manifest: Any) -> Object:
+        self.requests.append(("apply", manifest["kind"]))
+        return self.add(manifest)
+
+    async def create(self, manifest: Any) -> Object | None:
+        self.requests.append(("create", manifest["kind"]))
+        exists = (manifest["kind"], manifest["metadata"]["name"]) in self.objects
+        return None if exists else self.add(manifest)
+
+    async def delete(self, kind: str, namespace: str, name: str, *, uid: str) -> None:
+        self.requests.append(("delete", kind))
+        if self.objects[kind, name]["metadata"]["uid"] == uid:
+            del self.objects[kind, name]
+
+    async def apply_status(self, job: Any, status: Any) -> Object | None:
+        self.requests.append(("apply", "status"))
+        if self.objects[job["kind"], job["metadata"]["name"]]["metadata"]["uid"] != job["metadata"]["uid"]:
+            return None
+        return self.add({**job, "status": status})
+
+    async def emit(self, job: Any, event: Any, *, at: str) -> None:
+        self.events.append(event.reason)
+
+    def written(self) -> list[str]:
+        """The kinds of the children that were written."""
+        return [kind for verb, kind in self.requests if verb in ("apply", "create") and kind != "status"]
+
+
+@dataclass
+class Life:
+    """A job on that server, and the controller's passes over it."""
+
+    server: Server
+    store: Store
+    reconciler: Reconciler
+
+    async def one_pass(self) -> float | None:
+        """A pass that sees what the watches would have told."""
+        for (kind, _), body in self.server.objects.items():
+            labelled = names.LABEL_MANAGED_BY in body["metadata"].get("labels", {})
+            if kind in KINDS and (labelled or kind == names.KIND):
+                self.store.put(kind, body)
+        return await self.reconciler(KEY)
+
+    def told(self) -> tuple[str, str] | None:
+        """The condition ChildrenApplied."""
+        status = self.server.objects[names.KIND, KEY.name].get("status") or {}
+        found = conditions.find(status, reasons.CHILDREN_APPLIED)
+        return (found["status"], found["reason"]) if found else None
+
+
+@pytest.fixture
+async def life() -> AsyncIterator[Life]:
+    server, store = Server(), Store()
+    progress = ProgressPolls(ProgressReader(), lambda key: None, interval_s=b.SETTINGS.progress_s)
+    api: Any = server
+    reconciler = Reconciler(
+        api, store, progress, b.SETTINGS, metrics=Metrics(lambda: store.known(names.KIND)), clock=lambda: b.NOW
+    )
+    server.add(b.job())
+    yield Life(server, store, reconciler)
+    await progress.close()
+
+
+def foreign(kind: str) -> Object:
+    child = copy.deepcopy(b.child(b.planned(b.job()), kind))
+    del child["metadata"]["ownerReferences"], child["metadata"]["labels"]
+    return child
+
+
+async def test_a_new_job_looks_once_whether_its_names_are_free_and_never_again(life: Life) -> None:
+    await life.one_pass()
+    looked = sorted(kind for verb, kind in life.server.requests if verb == "get")
+    assert looked == ["ConfigMap", "Deployment", "Job", "NetworkPolicy", "Service"]
+    assert life.server.written() == ["Secret", "ConfigMap", "NetworkPolicy", "Service", "Deployment"]
+    life.server.requests.clear()
+    await life.one_pass()
+    assert life.server.requests == []
+
+
+@pytest.mark.parametrize("kind", ["ConfigMap", "Secret", "Service", "Deployment", "NetworkPolicy", "Job"])
+async def test_a_foreign_object_of_a_childs_name_stays_as_it_is_and_is_told_once(life: Life, kind: str) -> None:
+    made = b.planned(b.job(), b.started(b.job(), secret=None))
+    child = copy.deepcopy(b.child(made, kind))
+    del child["metadata"]["ownerReferences"], child["metadata"]["labels"]
+    theirs = life.server.add(child)
+    assert await life.one_pass() == 0
+    assert await life.one_pass() == 15
+    assert await life.one_pass() == 15
+    assert life.told() == ("False", reasons.NAME_TAKEN)
+    assert life.server.objects[kind, child["metadata"]["name"]] == theirs
+    assert set(life.server.written()) <= {kind}  # a Secret is tried: its creation harms nothing
+    assert life.server.events == [reasons.NAME_TAKEN]
+    del life.server.objects[kind, child["metadata"]["name"]]
+    await life.one_pass()
+    assert life.told() == ("True", reasons.APPLIED)
+    assert ("Deployment", "job-3v1-rollout") in life.server.objects
+
+
+async def test_a_job_that_is_applied_again_waits_for_the_files_of_the_one_before(life: Life) -> None:
+    await life.one_pass()
+    life.server.add(b.job(), uid="uid-of-the-next")
+    life.reconciler.forget(KEY)  # the watch told of the deletion
+    for kind in ("Deployment", "Service", "NetworkPolicy"):  # the garbage collector was there
+        (name,) = [name for there, name in life.server.objects if there == kind]
+        life.store.remove(kind, life.server.objects.pop((kind, name)))
+    written = len(life.server.written())
+    assert await life.one_pass() == 0
+    assert await life.one_pass() == 2
+    assert life.told() == ("False", reasons.OLD_CHILDREN_ENDING)
+    assert len(life.server.written()) == written
+    del life.server.objects[CONFIG], life.server.objects["Secret", "job-3v1-token"]
+    await life.one_pass()
+    owner = life.server.objects[CONFIG]["metadata"]["ownerReferences"][0]
+    assert owner["uid"] == "uid-of-the-next"
+
+
+async def test_a_secret_of_its_own_that_the_pass_did_not_know_is_taken_as_it_is(life: Life) -> None:
+    mine = life.server.add(b.child(b.planned(b.job()), "Secret"))
+    await life.one_pass()
+    assert life.told() == ("True", reasons.APPLIED)
+    assert life.server.objects["Secret", "job-3v1-token"] == mine
+
+
+async def test_a_job_that_was_applied_again_while_its_time_to_live_passed_is_not_deleted(life: Life) -> None:
+    done = {"type": reasons.SUCCEEDED, "status": "True", "reason": reasons.LEARNER_SUCCEEDED, "message": "done"}
+    at = {"lastTransitionTime": "2026-01-01T00:00:00Z"}
+    status = {"phase": "Succeeded", "completionTime": "2026-01-01T00:00:00Z", "conditions": [{**done, **at}]}
+    old = life.server.add({**b.job(ttlSecondsAfterFinished=1), "status": status})
+    life.store.put(names.KIND, old)
+    life.server.add(b.job(), uid="uid-of-the-next", resourceVersion="1")  # the watch has not told of it yet
+    await life.reconciler(KEY)
+    assert ("delete", names.KIND) in life.server.requests
+    assert (names.KIND, KEY.name) in life.server.objects
