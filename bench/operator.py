@@ -30,7 +30,7 @@ from bench import jobset
 from bench.cluster import Object, Watch, clear, job, kubectl, namespace, node, until
 
 from stage2_api.job import parse_job
-from stage2_controller.cluster.apply import Api, connect
+from stage2_controller.cluster.api_server import Api, connect
 from stage2_controller.job.plan import static_children
 
 ROOT = Path(__file__).parents[1]

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from stage2_api.job import GROUP, PLURAL
-from stage2_controller.job.explain import Step, chain
+from stage2_controller.job.explanation import Step, chain
 
 _SIGNS = {"ok": "[green]ok[/]", "waits": "[yellow]waits[/]", "wrong": "[red]wrong[/]"}
 TRAINS, TRAINS_NOT, UNKNOWN = 0, 1, 2

@@ -29,7 +29,7 @@ from stage2_cli.paths import PathMap, parse_mappings
 from stage2_cli.ports import learner_ports
 from stage2_cli.processes import LocalProcess
 from stage2_cli.run_console import Watcher, console
-from stage2_controller.job.containers import POD_PORTS, Container, LearnerPorts, Workload, containers
+from stage2_controller.job.containers import POD_PORTS, Container, LearnerPorts, Processes, containers
 
 _POLL_S = 0.5
 _FAILED = 1
@@ -42,7 +42,7 @@ class LocalRun:
     """A job made ready for this machine: where its files lie and what its containers are."""
 
     job: RolloutMatchingJob
-    workload: Workload
+    workload: Processes
     work_dir: Path
     paths: PathMap
     engine: str

@@ -14,7 +14,7 @@ from stage2_api.job import parse_job
 from stage2_api.runconfig import RunConfig, parse_run_config
 from stage2_cli.errors import show_config_error, show_idle_settings
 from stage2_cli.files import is_job, load_documents, load_yaml
-from stage2_controller.job import templates
+from stage2_controller.job import template_rules
 
 
 def validate_files(files: Sequence[Path]) -> int:
@@ -39,5 +39,5 @@ def _validate(path: Path) -> tuple[str, list[RunConfig]]:
         return "training configuration", [parse_run_config(resolve_extends(path, load_yaml))]
     jobs = [parse_job(document) for document in documents]
     for job in jobs:
-        templates.check(job)
+        template_rules.check(job)
     return "RolloutMatchingJob", [job.spec.config for job in jobs]

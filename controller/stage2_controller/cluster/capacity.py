@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stage2_controller.cluster.ledger import Ledger
-from stage2_controller.cluster.observe import key_of, version_of
-from stage2_controller.job import names, placement
+from stage2_controller.cluster.reservations import Reservations
+from stage2_controller.cluster.store import key_of, version_of
+from stage2_controller.job import names, node_fit
 from stage2_controller.job.key import Key
+from stage2_controller.job.node_fit import Need, NodeInfo
 from stage2_controller.job.observed import Object
-from stage2_controller.job.placement import Need, Room
 from stage2_controller.job.quantity import Amounts
 
-SHUNNED_S = 300.0
+EXCLUDED_S = 300.0
 MOST_DOUBLINGS = 6  # five hours and a bit
 _ENDED = ("Succeeded", "Failed")
 
@@ -37,7 +37,7 @@ class _Pod:
 
 @dataclass(frozen=True)
 class _Promise:
-    """Room on a node that is kept for a job."""
+    """NodeInfo on a node that is kept for a job."""
 
     node: str
     need: Need
@@ -55,10 +55,11 @@ class Capacity:
         self._where: dict[str, str] = {}  # the node of each uid
         self._promises: dict[Key, _Promise] = {}
         self._bound: dict[tuple[str, Key, str | None], int] = defaultdict(int)  # pods by node, job and role
-        self._ledgers: dict[str, Ledger] = defaultdict(Ledger)  # by node: pods by uid, promises by job and role
+        # By node: pods by uid, promises by job and role.
+        self._reservations: dict[str, Reservations] = defaultdict(Reservations)
         self._free: dict[str, dict[int, tuple[Amounts, Amounts]]] = defaultdict(dict)  # by node and priority
         self._waiting: dict[Key, Need] = {}
-        self._shunned: dict[tuple[Key, str], float] = {}  # until when
+        self._excluded: dict[tuple[Key, str], float] = {}  # until when
         self._refusals: Counter[tuple[Key, str]] = Counter()
         self._clock = clock
 
@@ -94,14 +95,14 @@ class Capacity:
                 if pod.uid not in present and pod.version <= list_version:
                     self._drop(pod.uid)
 
-    def rooms(self, key: Key, need: Need) -> list[Room]:
+    def nodes_for(self, key: Key, need: Need) -> list[NodeInfo]:
         """All nodes with what is free on them for this job: others' promises count, its own does not."""
-        return [self._room(name, node, key, need) for name, node in self._nodes.items()]
+        return [self._info(name, node, key, need) for name, node in self._nodes.items()]
 
-    def room(self, key: Key, need: Need, name: str) -> Room | None:
+    def node_for(self, key: Key, need: Need, name: str) -> NodeInfo | None:
         """One of them; None if there is no such node."""
         node = self._nodes.get(name)
-        return self._room(name, node, key, need) if node else None
+        return self._info(name, node, key, need) if node else None
 
     def node(self, name: str) -> Object | None:
         """The Node object, slim."""
@@ -118,24 +119,24 @@ class Capacity:
         made, before = _Promise(node, need), self._promises.get(key)
         if made == before:
             return
-        self._break(key)
+        self._end_promise(key)
         self._promises[key] = made
-        self._book(key, made)
+        self._reserve(key, made)
         if before:
-            self._tell()
+            self._notify()
 
     def release(self, key: Key) -> None:
         """Ends the job's promise, and its wait."""
         self._waiting.pop(key, None)
-        for refused in [pair for pair in self._shunned if pair[0] == key]:
-            del self._shunned[refused], self._refusals[refused]
-        if self._break(key):
-            self._tell()
+        for refused in [pair for pair in self._excluded if pair[0] == key]:
+            del self._excluded[refused], self._refusals[refused]
+        if self._end_promise(key):
+            self._notify()
 
     def wait(self, key: Key, need: Need) -> None:
         """The job has no room yet: `serve` looks for some as soon as anything is freed."""
-        if self._break(key):
-            self._tell()
+        if self._end_promise(key):
+            self._notify()
         self._waiting[key] = need
 
     def serve(self) -> list[Key]:
@@ -145,22 +146,22 @@ class Capacity:
         for key, need in sorted(self._waiting.items(), key=lambda item: -item[1].priority):
             if need in too_large:
                 continue
-            node = placement.choose(need, self.rooms(key, need))
+            node = node_fit.choose_node(need, self.nodes_for(key, need))
             if node:
                 self.promise(key, need, node)
                 served.append(key)
-            elif not any(job == key for job, _ in self._shunned):
+            elif not any(job == key for job, _ in self._excluded):
                 too_large.append(need)
         return served
 
-    def shun(self, key: Key, node: str) -> None:
+    def exclude(self, key: Key, node: str) -> None:
         """The scheduler refused the job on this node for a reason that is not seen here: for a while, not there.
 
         Each time for twice as long: where a volume ties the job to a zone, every node of a large cluster gets its turn.
         """
         self._refusals[key, node] += 1
-        pause_s = SHUNNED_S * 2.0 ** min(self._refusals[key, node] - 1, MOST_DOUBLINGS)
-        self._shunned[key, node] = self._clock() + pause_s
+        pause_s = EXCLUDED_S * 2.0 ** min(self._refusals[key, node] - 1, MOST_DOUBLINGS)
+        self._excluded[key, node] = self._clock() + pause_s
 
     def promises(self) -> Mapping[Key, str]:
         """The node of every job that has room."""
@@ -170,23 +171,23 @@ class Capacity:
         """How many jobs have no room."""
         return len(self._waiting)
 
-    def _break(self, key: Key) -> bool:
+    def _end_promise(self, key: Key) -> bool:
         promise = self._promises.pop(key, None)
         if promise is None:
             return False
         for need in promise.need.pods:
-            self._ledgers[promise.node].strike((key, need.role))
+            self._reservations[promise.node].remove((key, need.role))
         self._free.pop(promise.node, None)
         return True
 
-    def _book(self, key: Key, promise: _Promise) -> None:
+    def _reserve(self, key: Key, promise: _Promise) -> None:
         """Enters what is kept for those pods of the job that are not bound to the node yet."""
-        ledger = self._ledgers[promise.node]
+        reserved = self._reservations[promise.node]
         for need in promise.need.pods:
             if self._bound.get((promise.node, key, need.role)):
-                ledger.strike((key, need.role))
+                reserved.remove((key, need.role))
             else:
-                ledger.enter((key, need.role), need.requests, promise.need.priority)
+                reserved.add((key, need.role), need.requests, promise.need.priority)
         self._free.pop(promise.node, None)
 
     def _count(self, pod: _Pod, by: int) -> None:
@@ -199,9 +200,9 @@ class Capacity:
             del self._bound[place]
         promise = self._promises.get(pod.key)
         if promise and promise.node == pod.node:
-            self._book(pod.key, promise)
+            self._reserve(pod.key, promise)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         if self._waiting:
             self.freed()
 
@@ -211,7 +212,7 @@ class Capacity:
         self._nodes[body["metadata"]["name"]] = slim
         if known != slim:  # heartbeats change nothing here
             self._free.pop(body["metadata"]["name"], None)
-            self._tell()
+            self._notify()
 
     def _put_pod(self, body: Object) -> None:
         metadata, spec = body["metadata"], body["spec"]
@@ -225,7 +226,7 @@ class Capacity:
         pod = _Pod(
             uid=uid,
             node=node,
-            requests=placement.requests(spec),
+            requests=node_fit.requests(spec),
             priority=spec.get("priority") or 0,
             key=key_of("Pod", body),
             role=metadata.get("labels", {}).get(names.LABEL_ROLE),
@@ -234,7 +235,7 @@ class Capacity:
         self._where[uid] = node
         self._free.pop(node, None)
         self._pods[node][uid] = pod
-        self._ledgers[node].enter(uid, pod.requests, pod.priority)
+        self._reservations[node].add(uid, pod.requests, pod.priority)
         if known is None:
             self._count(pod, 1)
 
@@ -243,16 +244,16 @@ class Capacity:
         if node is None:
             return
         pod = self._pods[node].pop(uid)
-        self._ledgers[node].strike(uid)
+        self._reservations[node].remove(uid)
         self._free.pop(node, None)
         self._count(pod, -1)
         if not self._pods[node]:
             del self._pods[node]
-        self._tell()
+        self._notify()
 
-    def _room(self, name: str, node: Object, key: Key, need: Need) -> Room:
+    def _info(self, name: str, node: Object, key: Key, need: Need) -> NodeInfo:
         free, by_preemption = self._free_on(name, node, key, need)
-        return Room(
+        return NodeInfo(
             name=name,
             labels=node["metadata"]["labels"],
             taints=node["spec"]["taints"],
@@ -260,17 +261,17 @@ class Capacity:
             cordoned=node["spec"]["unschedulable"],
             free=free,
             free_by_preemption=by_preemption,
-            shunned=self._shunned.get((key, name), 0) > self._clock(),
+            excluded=self._excluded.get((key, name), 0) > self._clock(),
         )
 
     def _free_on(self, name: str, node: Object, key: Key, need: Need) -> tuple[Amounts, Amounts]:
         """Free amounts, as they are and by preemption; kept until something on the node changes."""
-        priority, ledger = need.priority, self._ledgers[name]
-        own = [entry for pod in need.pods if (entry := ledger.entry((key, pod.role)))]
+        priority, reserved = need.priority, self._reservations[name]
+        own = [entry for pod in need.pods if (entry := reserved.get((key, pod.role)))]
         kept = self._free[name].get(priority)
         if kept is None:
             allocatable = node["status"]["allocatable"]
-            kept = _minus(allocatable, ledger.taken()), _minus(allocatable, ledger.taken(at_least=priority))
+            kept = _minus(allocatable, reserved.total()), _minus(allocatable, reserved.total(at_least=priority))
             self._free[name][priority] = kept
         if not own:
             return kept
@@ -284,7 +285,7 @@ def _minus(amounts: Amounts, used: Amounts) -> dict[str, float]:
 
 
 def _plus(amounts: Amounts, returned: Iterable[Amounts]) -> dict[str, float]:
-    back = placement.added(returned)
+    back = node_fit.added(returned)
     return {key: amount + back.get(key, 0) for key, amount in amounts.items()}
 
 
@@ -301,6 +302,6 @@ def _slim(body: Object) -> dict[str, Any]:
         "spec": {"unschedulable": bool(spec.get("unschedulable")), "taints": spec.get("taints") or ()},
         "status": {
             "ready": told.get("Ready") == "True",
-            "allocatable": placement.amounts(status.get("allocatable", {})),
+            "allocatable": node_fit.amounts(status.get("allocatable", {})),
         },
     }

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import aiohttp
 
-from stage2_controller.cluster.apply import ApiRefused
+from stage2_controller.cluster.api_server import ApiRefused
 from stage2_controller.job.observed import Object
 
 logger = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ _REFUSED = (ApiRefused, aiohttp.ClientError, TimeoutError)
 
 
 class LeaseApi(Protocol):
-    """The requests that an election makes; `stage2_controller.cluster.apply.Api` does them."""
+    """The requests that an election makes; `stage2_controller.cluster.api_server.Api` does them."""
 
     async def get(self, kind: str, namespace: str | None, name: str) -> Object | None:
         """The object, or None."""

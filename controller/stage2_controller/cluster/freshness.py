@@ -7,13 +7,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import aiohttp
 
-from stage2_controller.cluster.apply import ApiRefused
+from stage2_controller.cluster.api_server import ApiRefused, Lister
 from stage2_controller.cluster.capacity import Capacity
-from stage2_controller.cluster.observe import KINDS, Store, key_of
+from stage2_controller.cluster.store import KINDS, Store, key_of
 from stage2_controller.job import names
 from stage2_controller.job.key import Key
 from stage2_controller.job.observed import Object
@@ -22,14 +21,6 @@ logger = logging.getLogger(__name__)
 
 _FIRST_S = 5.0
 _DEAF_AFTER = 3  # rounds in a row that found something undelivered
-
-
-class Lister(Protocol):
-    """Lists objects; `stage2_controller.cluster.apply.Api` does."""
-
-    async def list(self, kind: str, namespace: str | None, *, labelled: bool) -> Object:
-        """The list of a kind in one namespace or in all; `labelled`: only our children."""
-        ...
 
 
 class Freshness:
@@ -134,7 +125,7 @@ class Freshness:
         return kind != names.KIND and not self._all_pods(kind)
 
     def _all_pods(self, kind: str) -> bool:
-        """Where nodes are chosen, pods of others count too; `Everywhere` sees them where only some namespaces count."""
+        """Where nodes are chosen, pods of others count too; of single namespaces, `ClusterPodsWatch` sees those."""
         return kind == "Pod" and self._capacity is not None and self._scopes == (None,)
 
     async def _list(self, kind: str) -> tuple[list[Object], int]:

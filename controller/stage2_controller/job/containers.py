@@ -10,7 +10,7 @@ import yaml
 
 from stage2_api.job import RolloutMatchingJob
 from stage2_api.runconfig import RunConfig, parse_run_config
-from stage2_controller.job import names, templates
+from stage2_controller.job import names, template_rules
 
 _COMMON_ENV = {"STAGE2_TOKEN_FILE": names.TOKEN_PATH, "HF_HUB_OFFLINE": "1", "HOME": "/tmp"}
 
@@ -56,7 +56,7 @@ class Container:
 
 
 @dataclass(frozen=True)
-class Workload:
+class Processes:
     """All processes of a job and the one file that they read besides the token."""
 
     servers: tuple[Container, ...]
@@ -67,12 +67,12 @@ class Workload:
 
 def containers(
     job: RolloutMatchingJob, host_for: Callable[[int], str], learner_ports: LearnerPorts = POD_PORTS
-) -> Workload:
+) -> Processes:
     """The workload of `job`; `host_for(i)` is the host on which server i is reached.
 
     Raises ConfigError if a pod template would take away what the job relies on.
     """
-    templates.check(job)
+    template_rules.check(job)
     addresses = [
         {
             "base_url": f"http://{host_for(index)}:{job.spec.rollout.port + index}",
@@ -84,7 +84,7 @@ def containers(
     if addresses:  # parse_job has refused addresses of the person's own
         vllm = raw["custom"].setdefault("extra", {}).setdefault("rollout_matching", {}).setdefault("vllm", {})
         vllm.setdefault("server", {})["servers"] = addresses
-    return Workload(
+    return Processes(
         servers=tuple(_server(job, index) for index in range(len(addresses))),
         learner=_learner(job, learner_ports),
         config=parse_run_config(raw, root="spec.config"),

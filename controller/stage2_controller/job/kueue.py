@@ -10,9 +10,9 @@ from typing import Any
 from stage2_controller.job import names, reasons
 from stage2_controller.job.children import meta
 from stage2_controller.job.conditions import Condition
+from stage2_controller.job.node_fit import HOSTNAME
 from stage2_controller.job.observed import Object, Observed, running, succeeded, terminating
 from stage2_controller.job.outcome import Outcome
-from stage2_controller.job.placement import HOSTNAME
 
 API_VERSION = "kueue.x-k8s.io/v1beta2"
 KIND = "Workload"

@@ -1,207 +1,147 @@
-"""Placement: which one node takes a whole job, servers and learner, before anything of it is created. Pure.
+"""Where a job stands in this pass: on the node that it has, on one that is chosen now, or nowhere, and why. Pure."""
 
-The node is chosen once for both pods; the scheduler still binds them, so that its preemption and its last word count.
-"""
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Protocol
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from stage2_controller.job import conditions, names, node_fit, reasons
+from stage2_controller.job.conditions import Condition
+from stage2_controller.job.key import Key
+from stage2_controller.job.node_fit import Need, NodeInfo
+from stage2_controller.job.observed import Object, Observed, terminating
 
-from stage2_controller.job import quantity
-from stage2_controller.job.observed import Object
-from stage2_controller.job.quantity import Amounts
-
-_BLOCKING = ("NoSchedule", "NoExecute")
-_OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
-HOSTNAME = "kubernetes.io/hostname"
-_LISTED = 3  # nodes that a message names
-
-
-@dataclass(frozen=True)
-class PodNeed:
-    """What one pod of a job asks of its node."""
-
-    role: str
-    requests: Amounts
-    node_selector: Mapping[str, str] = field(default_factory=dict)
-    tolerations: Sequence[Mapping[str, Any]] = ()
+# The scheduler may need a moment, and a pod that is about to preempt others is refused at first.
+REFUSED_FOR_S = 15.0
+LOOK_AGAIN_S = 60.0  # what is missing may have changed without anything being free for this job
 
 
-@dataclass(frozen=True)
-class Need:
-    """What a whole job asks of one node."""
+class NodeAccount(Protocol):
+    """What nodes have free; `stage2_controller.cluster.capacity.Capacity` keeps it."""
 
-    pods: tuple[PodNeed, ...]
-    priority: int = 0
-    preempts: bool = True  # the PriorityClass' preemptionPolicy
-    gpu_resource: str = ""
-    host: str | None = None  # the only node that it may have, by its label kubernetes.io/hostname
+    def nodes_for(self, key: Key, need: Need) -> Sequence[NodeInfo]:
+        """All nodes as they are for this job."""
+        ...
 
-    @property
-    def total(self) -> Amounts:
-        """The sum over all pods."""
-        return added(pod.requests for pod in self.pods)
+    def node_for(self, key: Key, need: Need, name: str) -> NodeInfo | None:
+        """One of them; None if there is no such node."""
+        ...
+
+    def promised(self, key: Key) -> str | None:
+        """The node on which the job has room kept."""
+        ...
 
 
 @dataclass(frozen=True)
-class Room:
-    """One node: what it is, and what is free on it for the job in question."""
+class NodeView:
+    """The nodes in the eyes of one job."""
 
-    name: str
-    labels: Mapping[str, str]
-    taints: Sequence[Mapping[str, Any]]
-    ready: bool
-    cordoned: bool
-    free: Amounts
-    free_by_preemption: Amounts  # what is free once everything of lower priority is gone
+    account: NodeAccount
+    key: Key
+    priority_class: Object | None = None  # the one that spec.placement.priorityClassName names
 
-    shunned: bool = False  # the scheduler refused the job there a moment ago
-
-    @property
-    def out_of_service(self) -> bool:
-        """Whether someone has said that nothing runs on the node any more."""
-        return any(taint.get("key") == _OUT_OF_SERVICE for taint in self.taints)
+    def with_priority(self, need: Need) -> Need:
+        """The need with what the PriorityClass says."""
+        found = self.priority_class
+        if found is None:
+            return need
+        return replace(need, priority=found["value"], preempts=found.get("preemptionPolicy") != "Never")
 
 
-def need_of(role: str, template: Mapping[str, Any]) -> PodNeed:
-    """The need of a pod made from `template`, as the scheduler counts it."""
-    spec = template["spec"]
-    return PodNeed(
-        role=role,
-        requests=requests(spec),
-        node_selector=spec.get("nodeSelector") or {},
-        tolerations=spec.get("tolerations") or (),
+@dataclass(frozen=True)
+class NodeChoice:
+    """The job's node, or none; `moves`: it had one and has to leave it as a whole."""
+
+    need: Need
+    node: str | None
+    condition: Condition
+    moves: bool = False
+    refused: str | None = None  # the node that the scheduler would not give to the job
+    again_after_s: float | None = None
+
+
+def place(asked: Need, observed: Observed, view: NodeView, *, now: datetime, host: str | None = None) -> NodeChoice:
+    """Return the place of a job that is to run; `host`: the label kubernetes.io/hostname of its only node."""
+    asked = replace(view.with_priority(asked), host=host)
+    current = current_node(observed)
+    kept = current or view.account.promised(view.key)
+    if kept:
+        found = _stay(asked, kept, view.account.node_for(view.key, asked, kept), observed, now)
+        if found.node or current or found.refused:
+            return found
+        # Nothing stands there: no child's end would bring another pass, and nothing has to end first.
+    nodes = view.account.nodes_for(view.key, asked)
+    node = node_fit.choose_node(asked, nodes)
+    if node:
+        return _on(asked, node)
+    told = Condition(reasons.PLACED, "False", reasons.NO_NODE_FITS, node_fit.why_none_fits(asked, nodes))
+    return NodeChoice(asked, None, told, again_after_s=LOOK_AGAIN_S)
+
+
+def current_node(observed: Observed) -> str | None:
+    """The node on which the job's children stand; None if there are none, or none that is told one."""
+    for child in (observed.learner, observed.deployment):
+        if child is not None and not terminating(child):
+            node = child["metadata"].get("annotations", {}).get(names.ANNOTATION_NODE)
+            if node:
+                return str(node)
+    children = any(child is not None and not terminating(child) for child in (observed.learner, observed.deployment))
+    live = (pod["spec"].get("nodeName") for pod in observed.pods if not terminating(pod))
+    return next(filter(None, live), None) if children else None  # made before nodes were chosen
+
+
+def _on(asked: Need, node: str) -> NodeChoice:
+    message = f"servers and learner have their place on {node}"
+    return NodeChoice(asked, node, Condition(reasons.PLACED, "True", reasons.NODE_CHOSEN, message))
+
+
+def _stay(asked: Need, node: str, info: NodeInfo | None, observed: Observed, now: datetime) -> NodeChoice:
+    """The node that the job has, unless it cannot go on there."""
+    if info is None:
+        return _leave(asked, reasons.NODE_LOST, f"node {node} is gone: the whole job moves")
+    if not node_fit.may_use(asked, info):
+        told = f"Kueue assigned the host {asked.host}, which is not node {node}: the whole job moves"
+        return _leave(asked, reasons.NODE_LOST, told)
+    if info.out_of_service:
+        return _leave(asked, reasons.NODE_LOST, f"node {node} is out of service: the whole job moves")
+    if not info.ready:
+        return _wait_for(asked, node, observed)
+    refusal = _refused(observed)
+    if refusal is None:
+        return _on(asked, node)
+    since, message = refusal
+    left = REFUSED_FOR_S - (now - since).total_seconds()
+    if left > 0:
+        return replace(_on(asked, node), again_after_s=left)
+    told = f"node {node} has no room any more: the whole job moves ({message})"
+    return replace(_leave(asked, reasons.NODE_FULL, told), refused=node)
+
+
+def _wait_for(asked: Need, node: str, observed: Observed) -> NodeChoice:
+    """A node that does not answer may still run the learner, which writes: only a person knows that it does not."""
+    servers = observed.pod(names.ROLE_ROLLOUT)
+    if observed.learner is None and (servers is None or terminating(servers) or not servers["spec"].get("nodeName")):
+        return _leave(asked, reasons.NODE_LOST, f"node {node} is not ready: the whole job moves")
+    message = (
+        f"node {node} is not ready; a learner there may still write, so the job stays until the node is back, is"
+        " deleted (kubectl delete node), or has the taint node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
     )
+    return NodeChoice(asked, node, Condition(reasons.PLACED, "Unknown", reasons.NODE_NOT_READY, message))
 
 
-def requests(spec: Mapping[str, Any]) -> dict[str, float]:
-    """What the scheduler reserves for a pod: the sum of its containers, or one greedy init container, and itself."""
-    together = added(map(_container, spec.get("containers") or ()))
-    for init in spec.get("initContainers") or ():
-        if init.get("restartPolicy") == "Always":  # a sidecar runs beside the containers
-            together = added((together, _container(init)))
-        else:
-            alone = _container(init)
-            together = {key: max(together.get(key, 0), alone.get(key, 0)) for key in {*together, *alone}}
-    return {**added((together, amounts(spec.get("overhead") or {}))), "pods": 1}
+def _leave(asked: Need, reason: str, message: str) -> NodeChoice:
+    told = Condition(reasons.PLACED, "False", reason, message)
+    return NodeChoice(asked, None, told, moves=True, again_after_s=LOOK_AGAIN_S)
 
 
-def added(parts: Iterable[Amounts]) -> dict[str, float]:
-    """The sum of amounts."""
-    total: dict[str, float] = {}
-    for part in parts:
-        for key, amount in part.items():
-            total[key] = total.get(key, 0) + amount
-    return total
-
-
-def choose(need: Need, rooms: Sequence[Room]) -> str | None:
-    """The node that takes the whole job; by preemption only if none has room. The fullest that fits: large rooms stay.
-
-    None if none takes it; `obstacle` says why.
-    """
-    fitting = [room for room in rooms if _refusal(need, room) is None]
-    for preempting in (False, True):
-        if preempting and not (need.preempts and need.priority > 0):
-            break
-        found = [room for room in fitting if _has(_free(room, preempting), need.total)]
-        if found:
-            return min(found, key=lambda room: (*_left(room, need, preempting), room.name)).name
+def _refused(observed: Observed) -> tuple[datetime, str] | None:
+    """Since when the scheduler refuses a pod of the job, and why; None while its own old pods make way."""
+    if any(terminating(pod) for pod in observed.pods):
+        return None
+    for pod in observed.pods:
+        if pod["spec"].get("nodeName") or pod.get("status", {}).get("nominatedNodeName"):
+            continue
+        for item in pod.get("status", {}).get("conditions", []):
+            if item["type"] == "PodScheduled" and item.get("reason") == "Unschedulable":
+                return conditions.instant(item["lastTransitionTime"]), item.get("message", "no reason given")
     return None
-
-
-def may_be(need: Need, room: Room) -> bool:
-    """Whether the node is the host that the job is tied to, where it is tied to one."""
-    return need.host is None or room.labels.get(HOSTNAME) == need.host
-
-
-def obstacle(need: Need, rooms: Sequence[Room]) -> str:
-    """Why no node takes the job: what is missing, and the node that comes closest."""
-    if not rooms:
-        return "the cluster has no nodes"
-    if need.host is not None:
-        rooms = [room for room in rooms if may_be(need, room)]
-        if not rooms:
-            return f"Kueue assigned the host {need.host}, and no node has the label {HOSTNAME}={need.host}"
-    fitting = [room for room in rooms if _refusal(need, room) is None]
-    if not fitting:
-        told = [f"{room.name} {_refusal(need, room)}" for room in sorted(rooms, key=lambda room: room.name)[:_LISTED]]
-        more = f", and {len(rooms) - _LISTED} more nodes" if len(rooms) > _LISTED else ""
-        return f"no node may be used: {'; '.join(told)}{more}"
-    total = need.total
-    for resource in _in_order(total, need.gpu_resource):
-        best = max(fitting, key=lambda room: (room.free.get(resource, 0), room.name))
-        if best.free.get(resource, 0) < total[resource]:
-            return _missing(resource, total[resource], best)
-    best = max(fitting, key=lambda room: (sum(room.free.get(k, 0) >= v for k, v in total.items()), room.name))
-    lacking = next(k for k in _in_order(total, need.gpu_resource) if best.free.get(k, 0) < total[k])
-    wanted = ", ".join(f"{quantity.shown(key, total[key])} {key}" for key in _in_order(total, need.gpu_resource))
-    return f"needs {wanted} together on one node; {best.name} has only {_shown(lacking, best)} {lacking} free"
-
-
-def _missing(resource: str, amount: float, best: Room) -> str:
-    free = f"the largest free is {_shown(resource, best)} on {best.name}"
-    return f"needs {quantity.shown(resource, amount)} {resource} on one node; {free}"
-
-
-def _shown(resource: str, room: Room) -> str:
-    return quantity.shown(resource, max(room.free.get(resource, 0), 0))
-
-
-def _in_order(total: Amounts, gpu_resource: str) -> list[str]:
-    first = [gpu_resource, "cpu", "memory"]
-    return [key for key in (*first, *sorted(set(total) - set(first))) if total.get(key)]
-
-
-def _free(room: Room, preempting: bool) -> Amounts:
-    return room.free_by_preemption if preempting else room.free
-
-
-def _has(free: Amounts, total: Amounts) -> bool:
-    return all(free.get(key, 0) >= amount - 1e-9 for key, amount in total.items())  # sums of 0.1 are not exact
-
-
-def _left(room: Room, need: Need, preempting: bool) -> tuple[float, float]:
-    free, total = _free(room, preempting), need.total
-    return tuple(free.get(key, 0) - total.get(key, 0) for key in (need.gpu_resource, "cpu"))  # type: ignore[return-value]
-
-
-def _refusal(need: Need, room: Room) -> str | None:
-    """Why no pod of the job may be on the node, however empty it is; None if they may."""
-    if not may_be(need, room):
-        return f"is not the host {need.host}, which Kueue assigned"
-    if not room.ready:
-        return "is not ready"
-    if room.shunned:
-        return "was refused by the scheduler a moment ago"
-    if room.cordoned:
-        return "is cordoned (kubectl uncordon)"
-    for pod in need.pods:
-        for key, value in pod.node_selector.items():
-            if room.labels.get(key) != value:
-                return f"lacks the label {key}={value} (spec.placement.nodeSelector)"
-        for taint in room.taints:
-            if taint["effect"] in _BLOCKING and not any(_tolerates(item, taint) for item in pod.tolerations):
-                text = f"{taint['key']}={taint.get('value', '')}:{taint['effect']}"
-                return f"has the taint {text} (spec.placement.tolerations)"
-    return None
-
-
-def _tolerates(toleration: Mapping[str, Any], taint: Object) -> bool:
-    """The scheduler's rule; a missing key with operator Exists tolerates everything."""
-    if toleration.get("effect") not in (None, "", taint["effect"]):
-        return False
-    if not toleration.get("key"):
-        return toleration.get("operator") == "Exists"
-    if toleration["key"] != taint["key"]:
-        return False
-    return toleration.get("operator") == "Exists" or (toleration.get("value") or "") == (taint.get("value") or "")
-
-
-def _container(container: Mapping[str, Any]) -> dict[str, float]:
-    resources = container.get("resources") or {}
-    return amounts({**(resources.get("limits") or {}), **(resources.get("requests") or {})})
-
-
-def amounts(written: Mapping[str, Any]) -> dict[str, float]:
-    return {key: amount for key, value in written.items() if (amount := quantity.parse(value)) is not None}

@@ -12,15 +12,16 @@ from typing import Any
 
 from stage2_api.errors import ConfigError
 from stage2_api.job import RolloutMatchingJob
-from stage2_controller.job import conditions, drift, gates, kueue, names, owners, reasons, siting
+from stage2_controller.job import conditions, diff, kueue, names, ownership, readiness_gate, reasons
 from stage2_controller.job import outcome as outcomes
 from stage2_controller.job import status as statuses
 from stage2_controller.job.children import meta, secret
 from stage2_controller.job.containers import containers
-from stage2_controller.job.draft import DEFAULT_IMAGE, Draft, Settings, children, draft, namespace_of
-from stage2_controller.job.gates import Gate
+from stage2_controller.job.desired import Desired, children, desired, namespace_of
 from stage2_controller.job.observed import Observed, terminating
-from stage2_controller.job.siting import Cluster, Site
+from stage2_controller.job.placement import NodeView, NodeChoice, place
+from stage2_controller.job.readiness_gate import GateCondition
+from stage2_controller.job.settings import DEFAULT_IMAGE, Settings
 
 
 @dataclass(frozen=True)
@@ -30,10 +31,10 @@ class Plan:
     status: dict[str, Any]
     children: tuple[meta.Manifest, ...] = ()  # in the order of their creation
     deletions: tuple[str, ...] = ()  # kinds of children that have to go
-    site: Site | None = None  # the job's place; None: it needs none
+    placement: NodeChoice | None = None  # the job's place; None: it needs none
     keeps_place: bool = False  # refused, but what already runs goes on
     workload_patch: Mapping[str, Any] | None = None  # what Kueue has to be told
-    gate: Gate | None = None  # the readiness of the rollout pod that has to be told
+    gate: GateCondition | None = None  # the readiness of the rollout pod that has to be told
     delete_job: bool = False  # spec.ttlSecondsAfterFinished has passed
     again_after_s: float | None = None
 
@@ -45,52 +46,52 @@ def plan(
     settings: Settings,
     now: datetime,
     new_token: Callable[[], str],
-    cluster: Cluster | None = None,
-    draft_of: Callable[[Mapping[str, Any]], Draft] | None = None,
+    cluster: NodeView | None = None,
+    desired_of: Callable[[Mapping[str, Any]], Desired] | None = None,
 ) -> Plan:
     """The plan of one pass over the job `raw`, an object as the API server holds it.
 
     `new_token` makes the bearer token of a job that has no Secret yet. Without a `cluster` the scheduler chooses the
-    node of the servers, and the learner follows them. `draft_of` gives drafts that are known already.
+    node of the servers, and the learner follows them. `desired_of` gives drafts that are known already.
     """
     previous = raw.get("status") or {}
     if raw["spec"].get("managedBy", names.MANAGER) != names.MANAGER:
         return Plan(status=dict(previous))
     try:
-        drafted = draft_of(raw) if draft_of else draft(raw, settings)
+        drafted = desired_of(raw) if desired_of else desired(raw, settings)
     except ConfigError as error:
         return _refused(raw, observed, str(error), now)
-    accepted, workload, spec_hash = drafted.job, drafted.workload, drafted.spec_hash
+    accepted, workload, spec_hash = drafted.job, drafted.processes, drafted.spec_hash
     outcome = outcomes.outcome(accepted, [s.name for s in workload.servers], observed, status=previous, now=now)
-    restarts = accepted.spec.suspend or drift.spec_changed(observed, spec_hash)
+    restarts = accepted.spec.suspend or diff.spec_changed(observed, spec_hash)
     queue = kueue.queue_name(raw)
-    blocked = None if outcome else owners.obstacle(observed)
+    blocked = None if outcome else ownership.obstacle(observed)
     idle = blocked is not None and observed.deployment is None and observed.learner is None  # it claims no place
-    ticket = None
+    quota = None
     if queue and not outcome and not idle:
-        ticket = kueue.reserved(observed.workload, queue) if settings.kueue else kueue.disabled(queue)
-    admitted = ticket is None or ticket.status == "True"
+        quota = kueue.reserved(observed.workload, queue) if settings.kueue else kueue.disabled(queue)
+    admitted = quota is None or quota.status == "True"
     shaped = drafted.adding(kueue.additions(observed) if queue and admitted else {})
-    site = None
+    placement = None
     if cluster and not outcome and not restarts and admitted and not idle:
-        site = siting.find(shaped.need, observed, cluster, now=now, host=kueue.host(observed.workload))
-    wanted = shaped.on(site.node if site else None)
-    scene = statuses.Scene(
+        placement = place(shaped.need, observed, cluster, now=now, host=kueue.host(observed.workload))
+    wanted = shaped.on(placement.node if placement else None)
+    situation = statuses.Situation(
         job=accepted,
-        workload=workload,
+        processes=workload,
         observed=observed,
         previous=previous,
         outcome=outcome,
         now=now,
-        site=site,
-        ticket=ticket,
+        placement=placement,
+        quota=quota,
         blocked=blocked,
     )
     answer = kueue.answer(observed.workload, observed, outcome, at=conditions.timestamp(now)) if queue else None
-    status = statuses.accepted(scene)
+    status = statuses.accepted(situation)
     if outcome:
         return replace(_finished(accepted, observed, status, now), workload_patch=answer)
-    staged, deletions = _stage(observed, wanted, scene, restarts=restarts)
+    staged, deletions = _stage(observed, wanted, situation, restarts=restarts)
     if queue and settings.kueue:
         asked_for = kueue.workload(
             raw["metadata"],
@@ -106,10 +107,10 @@ def plan(
         status=status,
         children=() if blocked else staged,
         deletions=deletions,
-        site=site,
+        placement=placement,
         workload_patch=answer,
-        gate=gates.gate(observed, status),
-        again_after_s=_next_look(scene, status, settings),
+        gate=readiness_gate.gate(observed, status),
+        again_after_s=_next_look(situation, status, settings),
     )
 
 
@@ -130,7 +131,7 @@ def static_children(
 
 
 def _stage(
-    observed: Observed, wanted: tuple[meta.Manifest, ...], scene: statuses.Scene, *, restarts: bool
+    observed: Observed, wanted: tuple[meta.Manifest, ...], situation: statuses.Situation, *, restarts: bool
 ) -> tuple[tuple[meta.Manifest, ...], tuple[str, ...]]:
     """The children that may exist now, and the kinds that must not.
 
@@ -139,11 +140,13 @@ def _stage(
     """
     if restarts:
         return _without(wanted, "Deployment", "Job"), _existing(observed, "Job", "Deployment")
-    if scene.ticket and scene.ticket.reason == reasons.KUEUE_DISABLED:
+    if situation.quota and situation.quota.reason == reasons.KUEUE_DISABLED:
         return (), ()
-    if (scene.site and scene.site.node is None) or (scene.ticket and scene.ticket.status != "True"):
+    if (situation.placement and situation.placement.node is None) or (
+        situation.quota and situation.quota.status != "True"
+    ):
         return (), _existing(observed, "Job", "Deployment")
-    servers = scene.server_names
+    servers = situation.server_names
     waits = observed.old_learner() or (
         servers and observed.learner is None and statuses.rollout_finding(observed, servers)
     )
@@ -179,13 +182,13 @@ def _finished(accepted: RolloutMatchingJob, observed: Observed, status: dict[str
     )
 
 
-def _next_look(scene: statuses.Scene, status: Mapping[str, Any], settings: Settings) -> float | None:
+def _next_look(situation: statuses.Situation, status: Mapping[str, Any], settings: Settings) -> float | None:
     looks = [
         settings.progress_s if status["phase"] == reasons.RUNNING else None,
-        outcomes.seconds_left(scene.job, status, scene.now),
-        outcomes.seconds_to_start(scene.job, scene.observed, status, scene.now),
-        scene.site.again_after_s if scene.site else None,
-        owners.LOOK_AGAIN_S[scene.blocked.reason] if scene.blocked else None,
+        outcomes.seconds_left(situation.job, status, situation.now),
+        outcomes.seconds_to_start(situation.job, situation.observed, status, situation.now),
+        situation.placement.again_after_s if situation.placement else None,
+        ownership.LOOK_AGAIN_S[situation.blocked.reason] if situation.blocked else None,
     ]
     return min((max(seconds, 0.0) for seconds in looks if seconds is not None), default=None)
 

@@ -7,64 +7,64 @@ from datetime import datetime
 from typing import Any
 
 from stage2_api.job import RolloutMatchingJob
-from stage2_controller.job import diagnose, explain, names, reasons
+from stage2_controller.job import diagnose, explanation, names, reasons
 from stage2_controller.job.conditions import Condition, merged, timestamp, truth
-from stage2_controller.job.containers import Workload
+from stage2_controller.job.containers import Processes
 from stage2_controller.job.observed import Object, Observed, running, succeeded, terminating
 from stage2_controller.job.outcome import Outcome
-from stage2_controller.job.siting import Site
+from stage2_controller.job.placement import NodeChoice
 
 # Kept from the learner's last report when it cannot be asked: what it said stays true.
 _REPORTED = ("step", "maxSteps", "sync", "reproducibility")
 
 
 @dataclass(frozen=True)
-class Scene:
+class Situation:
     """Everything that the status of an accepted job is made from."""
 
     job: RolloutMatchingJob
-    workload: Workload
+    processes: Processes
     observed: Observed
     previous: Mapping[str, Any]
     outcome: Outcome | None
     now: datetime
-    ticket: Condition | None = None  # QuotaReserved, where the job names a queue of Kueue
-    site: Site | None = None  # None: the scheduler chooses the node, or nothing is to run
+    quota: Condition | None = None  # QuotaReserved, where the job names a queue of Kueue
+    placement: NodeChoice | None = None  # None: the scheduler chooses the node, or nothing is to run
     blocked: Condition | None = None  # ChildrenApplied, where what is not the job's keeps them from being written
 
     @property
     def server_names(self) -> tuple[str, ...]:
         """server-0, server-1, …"""
-        return tuple(server.name for server in self.workload.servers)
+        return tuple(server.name for server in self.processes.servers)
 
 
-def accepted(scene: Scene) -> dict[str, Any]:
+def accepted(situation: Situation) -> dict[str, Any]:
     """The status of a job whose spec is valid."""
-    report = {**scene.previous, **(scene.observed.report() or {})}
+    report = {**situation.previous, **(situation.observed.report() or {})}
     status: dict[str, Any] = {
-        "phase": _phase(scene),
-        "observedGeneration": scene.job.metadata.generation,
-        "startTime": _start_time(scene),
-        "completionTime": _completion_time(scene),
-        "node": _node(scene),
-        "rollout": _ready_of_all(scene),
-        "servers": _servers(scene, report.get("sync") or {}),
-        "images": _images(scene),
-        "restarts": _restarts(scene),
+        "phase": _phase(situation),
+        "observedGeneration": situation.job.metadata.generation,
+        "startTime": _start_time(situation),
+        "completionTime": _completion_time(situation),
+        "node": _node(situation),
+        "rollout": _ready_of_all(situation),
+        "servers": _servers(situation, report.get("sync") or {}),
+        "images": _images(situation),
+        "restarts": _restarts(situation),
         **{key: report.get(key) for key in _REPORTED},
         "progress": _progress(report),
         "loss": _finite(report.get("loss")),
         "tokensPerSecond": _finite(report.get("tokensPerSecond")),
     }
-    found = _conditions(scene, status["sync"], status["servers"])
-    name = {"name": scene.job.metadata.name, "namespace": scene.job.metadata.namespace}
-    found.append(explain.training(found, {"metadata": name, "status": status}))
-    status["message"] = _message(scene, found)
+    found = _conditions(situation, status["sync"], status["servers"])
+    name = {"name": situation.job.metadata.name, "namespace": situation.job.metadata.namespace}
+    found.append(explanation.training(found, {"metadata": name, "status": status}))
+    status["message"] = _message(situation, found)
     status["conditions"] = merged(
-        scene.previous.get("conditions") or [],
+        situation.previous.get("conditions") or [],
         found,
-        generation=scene.job.metadata.generation or 0,
-        now=scene.now,
+        generation=situation.job.metadata.generation or 0,
+        now=situation.now,
     )
     return {key: value for key, value in status.items() if value not in (None, "", [], {})}
 
@@ -90,10 +90,10 @@ def refused(
     }
 
 
-def _message(scene: Scene, found: Sequence[Condition]) -> str:
+def _message(situation: Situation, found: Sequence[Condition]) -> str:
     """What the job is doing, in one sentence: the outcome, else the first thing that is missing."""
-    if scene.outcome:
-        return scene.outcome.message
+    if situation.outcome:
+        return situation.outcome.message
     told = (
         reasons.CHILDREN_APPLIED,
         reasons.SUSPENDED,
@@ -105,10 +105,10 @@ def _message(scene: Scene, found: Sequence[Condition]) -> str:
     missing = [item.message for item in found if item.type in told and item.status != "True"]
     if missing:
         return missing[0]
-    doing = scene.observed.report()
+    doing = situation.observed.report()
     if doing:
         return str(doing.get("message") or doing.get("phase"))
-    told_before = scene.previous.get("message") if scene.previous.get("phase") == reasons.RUNNING else None
+    told_before = situation.previous.get("message") if situation.previous.get("phase") == reasons.RUNNING else None
     return told_before or "the learner runs"
 
 
@@ -122,60 +122,62 @@ def _finite(figure: float | None) -> float | None:
     return figure if figure is not None and math.isfinite(figure) else None
 
 
-def _phase(scene: Scene) -> str:
-    if scene.outcome:
-        return scene.outcome.phase
-    if scene.job.spec.suspend:
+def _phase(situation: Situation) -> str:
+    if situation.outcome:
+        return situation.outcome.phase
+    if situation.job.spec.suspend:
         return reasons.SUSPENDED
-    pod = scene.observed.pod(names.ROLE_LEARNER)
+    pod = situation.observed.pod(names.ROLE_LEARNER)
     if running(pod, names.ROLE_LEARNER) or succeeded(pod, names.ROLE_LEARNER):
         return reasons.RUNNING
-    return reasons.STARTING if _bound(scene) else reasons.PENDING
+    return reasons.STARTING if _bound(situation) else reasons.PENDING
 
 
-def _start_time(scene: Scene) -> str | None:
+def _start_time(situation: Situation) -> str | None:
     """A resumed job starts anew, as a resumed batch/v1 Job does: its deadline counts from there."""
-    if scene.job.spec.suspend and not scene.outcome:
+    if situation.job.spec.suspend and not situation.outcome:
         return None
-    return scene.previous.get("startTime") or timestamp(scene.now)
+    return situation.previous.get("startTime") or timestamp(situation.now)
 
 
-def _completion_time(scene: Scene) -> str | None:
-    if scene.outcome is None:
+def _completion_time(situation: Situation) -> str | None:
+    if situation.outcome is None:
         return None
-    return scene.previous.get("completionTime") or timestamp(scene.now)
+    return situation.previous.get("completionTime") or timestamp(situation.now)
 
 
-def _node(scene: Scene) -> str | None:
-    chosen = scene.site.node if scene.site else None
-    return _bound(scene) or chosen or (scene.previous.get("node") if scene.outcome else None)
+def _node(situation: Situation) -> str | None:
+    chosen = situation.placement.node if situation.placement else None
+    return _bound(situation) or chosen or (situation.previous.get("node") if situation.outcome else None)
 
 
-def _bound(scene: Scene) -> str | None:
+def _bound(situation: Situation) -> str | None:
     """The node of the pods that live."""
-    pods = [scene.observed.pod(role) for role in (names.ROLE_LEARNER, names.ROLE_ROLLOUT)]
+    pods = [situation.observed.pod(role) for role in (names.ROLE_LEARNER, names.ROLE_ROLLOUT)]
     nodes = [pod["spec"].get("nodeName") for pod in pods if pod and not terminating(pod)]
     return next(filter(None, nodes), None)
 
 
-def _container_statuses(scene: Scene) -> dict[str, Object]:
+def _container_statuses(situation: Situation) -> dict[str, Object]:
     pod = (
-        None if scene.outcome else scene.observed.pod(names.ROLE_ROLLOUT)
+        None if situation.outcome else situation.observed.pod(names.ROLE_ROLLOUT)
     )  # a job that is done has released its servers
     statuses = pod.get("status", {}).get("containerStatuses", []) if pod and not terminating(pod) else []
     return {item["name"]: item for item in statuses}
 
 
-def _servers(scene: Scene, sync: Mapping[str, Any]) -> list[dict[str, Any]]:
-    if not scene.workload.servers:
+def _servers(situation: Situation, sync: Mapping[str, Any]) -> list[dict[str, Any]]:
+    if not situation.processes.servers:
         return []
-    statuses = _container_statuses(scene)
-    addresses = [server.base_url for server in scene.workload.config.rollout_matching.vllm.server.resolved_servers()]
+    statuses = _container_statuses(situation)
+    addresses = [
+        server.base_url for server in situation.processes.config.rollout_matching.vllm.server.resolved_servers()
+    ]
     versions = {item["baseUrl"]: item["version"] for item in sync.get("servers") or []}
-    before = {item["name"]: item for item in scene.previous.get("servers") or []}
-    pushed_before = (scene.previous.get("sync") or {}).get("version")
+    before = {item["name"]: item for item in situation.previous.get("servers") or []}
+    pushed_before = (situation.previous.get("sync") or {}).get("version")
     made = []
-    for name, url in zip(scene.server_names, addresses, strict=True):
+    for name, url in zip(situation.server_names, addresses, strict=True):
         entry = _server(name, url, statuses.get(name, {}), versions.get(url))
         if sync.get("version") == pushed_before and _started_anew(before.get(name, {}), entry):
             entry.pop("version", None)  # what the learner knows of it was true of the process before
@@ -190,11 +192,11 @@ def _started_anew(before: Mapping[str, Any], entry: Mapping[str, Any]) -> bool:
     return entry["restarts"] != restarts or (entry["restarts"] == restarts > 0 and "version" not in before)
 
 
-def _images(scene: Scene) -> list[dict[str, str]]:
+def _images(situation: Situation) -> list[dict[str, str]]:
     """What the containers run; what is known of one that is gone stays."""
-    known = {item["name"]: item for item in scene.previous.get("images") or []}
+    known = {item["name"]: item for item in situation.previous.get("images") or []}
     for role in (names.ROLE_ROLLOUT, names.ROLE_LEARNER):
-        pod = scene.observed.pod(role)
+        pod = situation.observed.pod(role)
         for item in pod.get("status", {}).get("containerStatuses", []) if pod else []:
             digest = item.get("imageID", "").rpartition("@")[2]
             if digest.startswith("sha256:"):
@@ -212,46 +214,48 @@ def _server(name: str, url: str, container: Object, version: int | None) -> dict
     return entry if version is None else {**entry, "version": version}
 
 
-def _ready_of_all(scene: Scene) -> str | None:
-    names_, statuses = scene.server_names, _container_statuses(scene)
+def _ready_of_all(situation: Situation) -> str | None:
+    names_, statuses = situation.server_names, _container_statuses(situation)
     ready = sum(bool(statuses.get(name, {}).get("ready")) for name in names_)
     return f"{ready}/{len(names_)}" if names_ else None
 
 
-def _restarts(scene: Scene) -> int:
-    failed: int = (scene.observed.learner or {}).get("status", {}).get("failed", 0)
-    before: int = scene.previous.get("restarts") or 0
+def _restarts(situation: Situation) -> int:
+    failed: int = (situation.observed.learner or {}).get("status", {}).get("failed", 0)
+    before: int = situation.previous.get("restarts") or 0
     return max(failed, before)
 
 
-def _conditions(scene: Scene, sync: Mapping[str, Any] | None, servers: Sequence[Mapping[str, Any]]) -> list[Condition]:
+def _conditions(
+    situation: Situation, sync: Mapping[str, Any] | None, servers: Sequence[Mapping[str, Any]]
+) -> list[Condition]:
     found = [Condition(reasons.ACCEPTED, "True", reasons.VALID, "the spec keeps every rule")]
-    if scene.blocked:
-        found.append(scene.blocked)
-    if scene.job.spec.suspend and not scene.outcome:
+    if situation.blocked:
+        found.append(situation.blocked)
+    if situation.job.spec.suspend and not situation.outcome:
         message = "spec.suspend is true: no pod exists; set it to false to go on from the last checkpoint"
         return [*found, Condition(reasons.SUSPENDED, "True", reasons.SUSPENDED_BY_SPEC, message)]
-    if scene.ticket:
-        found.append(scene.ticket)
-    if scene.site:
-        found.append(scene.site.condition)
-    if scene.workload.servers:
-        found.append(_rollout_ready(scene))
-    found.append(_learner_running(scene))
-    if scene.workload.servers:
+    if situation.quota:
+        found.append(situation.quota)
+    if situation.placement:
+        found.append(situation.placement.condition)
+    if situation.processes.servers:
+        found.append(_rollout_ready(situation))
+    found.append(_learner_running(situation))
+    if situation.processes.servers:
         found.append(_weights_in_sync(sync, servers))
-    if scene.outcome:
-        found.append(Condition(scene.outcome.phase, "True", scene.outcome.reason, scene.outcome.message))
+    if situation.outcome:
+        found.append(Condition(situation.outcome.phase, "True", situation.outcome.reason, situation.outcome.message))
     return found
 
 
-def _rollout_ready(scene: Scene) -> Condition:
-    if scene.outcome:
+def _rollout_ready(situation: Situation) -> Condition:
+    if situation.outcome:
         return Condition(reasons.ROLLOUT_READY, "False", reasons.RELEASED, "the job is done: its servers were removed")
-    finding = rollout_finding(scene.observed, scene.server_names)
+    finding = rollout_finding(situation.observed, situation.server_names)
     if finding:
         return Condition(reasons.ROLLOUT_READY, "False", finding.reason, finding.message)
-    message = f"all {len(scene.server_names)} servers answer"
+    message = f"all {len(situation.server_names)} servers answer"
     return Condition(reasons.ROLLOUT_READY, "True", reasons.SERVERS_READY, message)
 
 
@@ -260,24 +264,24 @@ def rollout_finding(observed: Observed, servers: Sequence[str]) -> diagnose.Find
     return diagnose.servers(observed.pod(names.ROLE_ROLLOUT), servers, observed.deployment)
 
 
-def _learner_running(scene: Scene) -> Condition:
+def _learner_running(situation: Situation) -> Condition:
     def condition(status: bool, reason: str, message: str) -> Condition:
         return Condition(reasons.LEARNER_RUNNING, truth(status), reason, message)
 
-    if scene.outcome:
-        return condition(False, reasons.LEARNER_FINISHED, scene.outcome.message)
-    if scene.observed.old_learner():
+    if situation.outcome:
+        return condition(False, reasons.LEARNER_FINISHED, situation.outcome.message)
+    if situation.observed.old_learner():
         return condition(False, reasons.OLD_LEARNER_ENDING, "the old learner writes its checkpoint and ends first")
-    if scene.observed.learner is None:
+    if situation.observed.learner is None:
         return condition(False, reasons.WAITING_FOR_SERVERS, "the learner starts when all servers answer")
-    pod = scene.observed.pod(names.ROLE_LEARNER)
+    pod = situation.observed.pod(names.ROLE_LEARNER)
     if succeeded(pod, names.ROLE_LEARNER):
         return condition(False, reasons.LEARNER_FINISHED, "the learner ended with exit code 0")
     finding = diagnose.pod(pod, "the learner's pod")
     if finding is None:
         return condition(True, reasons.LEARNER_STARTED, "the learner runs")
     if finding.reason == reasons.SERVER_CRASHED:
-        limit = scene.job.spec.learner.backoff_limit
+        limit = situation.job.spec.learner.backoff_limit
         return condition(False, reasons.LEARNER_RETRYING, f"{finding.message}; at most {limit} new tries")
     return condition(False, finding.reason, finding.message)
 

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from stage2_controller.job.draft import DEFAULT_IMAGE, Settings
+from stage2_controller.job.settings import DEFAULT_IMAGE, Settings
 from stage2_controller.loop import operator
 
 

@@ -14,21 +14,21 @@ from typing import Any
 import aiohttp
 import kopf
 
-from stage2_controller.cluster.apply import Api, ApiRefused, connect
+from stage2_controller.cluster.api_server import Api, ApiRefused, connect
 from stage2_controller.cluster.capacity import Capacity
+from stage2_controller.cluster.cluster_pods_watch import ClusterPodsWatch, pod_events
 from stage2_controller.cluster.election import Election
-from stage2_controller.cluster.everywhere import Everywhere, pod_events
 from stage2_controller.cluster.freshness import Freshness
-from stage2_controller.cluster.observe import KINDS, KUEUE_KIND, Store, key_of
-from stage2_controller.cluster.polls import ProgressPolls
-from stage2_controller.cluster.progress import ProgressReader
+from stage2_controller.cluster.progress_polls import ProgressPolls
+from stage2_controller.cluster.progress_reader import ProgressReader
+from stage2_controller.cluster.store import KINDS, KUEUE_KIND, Store, key_of
 from stage2_controller.job import names
-from stage2_controller.job.draft import Settings
 from stage2_controller.job.key import Key
-from stage2_controller.loop import health
-from stage2_controller.loop.metrics import CONTENT_TYPE, Metrics
-from stage2_controller.loop.queue import WorkQueue
+from stage2_controller.job.settings import Settings
+from stage2_controller.loop import endpoints
+from stage2_controller.loop.controller_metrics import CONTENT_TYPE, Metrics
 from stage2_controller.loop.reconcile import Reconciler
+from stage2_controller.loop.work_queue import WorkQueue
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class Controller:
     _serving: asyncio.TimerHandle | None = None
     _closers: list[Any] = field(default_factory=list)
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
-    _everywhere: Everywhere | None = None  # where only some namespaces are served, and nodes are chosen
+    _everywhere: ClusterPodsWatch | None = None  # where only some namespaces are served, and nodes are chosen
 
     async def start(self) -> None:
         """Connects, learns what exists, and starts to work. Raises kopf.TemporaryError while that cannot be."""
@@ -114,13 +114,13 @@ class Controller:
             capacity=self.capacity,
         )
         if self.capacity and self.options.namespaces:
-            self._everywhere = Everywhere(api, self.capacity, pod_events(api.watch))
+            self._everywhere = ClusterPodsWatch(api, self.capacity, pod_events(api.watch))
         if self.settings.kueue:
             self.freshness.kinds = (*KINDS, KUEUE_KIND)
         if self.options.listen:
             host, port = self.options.listen
-            endpoints = health.Endpoints(self._problem, self._not_ready, self._measured)
-            self._closers.append((await health.serve(endpoints, host=host, port=port)).cleanup)
+            served = endpoints.Endpoints(self._problem, self._not_ready, self._measured)
+            self._closers.append((await endpoints.serve(served, host=host, port=port)).cleanup)
         return api
 
     async def _work(self, api: Api) -> None:

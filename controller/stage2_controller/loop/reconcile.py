@@ -11,21 +11,22 @@ from typing import Any
 
 import aiohttp
 
-from stage2_controller.cluster.apply import Api, ApiRefused
+from stage2_controller.cluster.api_server import Api, ApiRefused
 from stage2_controller.cluster.capacity import Capacity
-from stage2_controller.cluster.observe import Store, slim
-from stage2_controller.cluster.polls import ProgressPolls
-from stage2_controller.job import conditions, drift, kueue, names, outcome, owners, reasons
+from stage2_controller.cluster.progress_polls import ProgressPolls
+from stage2_controller.cluster.store import Store, slim
+from stage2_controller.job import conditions, diff, kueue, names, outcome, ownership, reasons
 from stage2_controller.job import status as statuses
-from stage2_controller.job.draft import Drafts, Settings
+from stage2_controller.job.desired import DesiredCache
 from stage2_controller.job.events import events
 from stage2_controller.job.key import Key
 from stage2_controller.job.observed import FIELDS, Object, Observed, terminating
+from stage2_controller.job.placement import NodeView, current_node
 from stage2_controller.job.plan import Plan, plan
-from stage2_controller.job.siting import Cluster, standing
-from stage2_controller.loop.fault import Faults
-from stage2_controller.loop.metrics import Metrics
-from stage2_controller.loop.queue import Broken, RetryLater
+from stage2_controller.job.settings import Settings
+from stage2_controller.loop.controller_metrics import Metrics
+from stage2_controller.loop.internal_error import InternalErrors
+from stage2_controller.loop.work_queue import Broken, RetryLater
 
 logger = logging.getLogger(__name__)
 
@@ -69,8 +70,8 @@ class Reconciler:
         self._store = store
         self._progress = progress
         self._settings = settings
-        self._drafts = Drafts(settings)
-        self._faults = Faults()
+        self._desired = DesiredCache(settings)
+        self._faults = InternalErrors()
         self._metrics = metrics
         self._capacity = capacity
         self._kept: dict[tuple[str, Key], tuple[datetime, Object | None]] = {}  # with the time until which it serves
@@ -115,7 +116,7 @@ class Reconciler:
                 now=now,
                 new_token=lambda: secrets.token_urlsafe(32),
                 cluster=cluster,
-                draft_of=self._drafts.of,
+                desired_of=self._desired.of,
             )
         except Exception as error:  # noqa: BLE001  # whatever it is, the job says so
             fault, intended = error, self._faults.plan(key, raw, error, now=now)
@@ -143,15 +144,15 @@ class Reconciler:
         """Enters the places of all jobs that have one, before the first pass gives away what is free."""
         for raw in list(self._store.known(names.KIND)):
             key = Key(raw["metadata"]["namespace"], raw["metadata"]["name"])
-            node = None if outcome.final(raw.get("status") or {}) else standing(self._watched(key, raw))
+            node = None if outcome.final(raw.get("status") or {}) else current_node(self._watched(key, raw))
             if self._capacity and node:
                 with suppress(Exception):  # a spec that cannot be planned by now: its pass says so, and keeps what runs
-                    self._capacity.promise(key, self._drafts.of(raw).need, node)
+                    self._capacity.promise(key, self._desired.of(raw).need, node)
 
     def forget(self, key: Key) -> None:
         """The job is gone: so is its claim to a node."""
         self._drop_files(key)
-        self._drafts.forget(key)
+        self._desired.forget(key)
         self._faults.forget(key)
         self._progress.forget(key)
         if self._capacity:
@@ -162,7 +163,7 @@ class Reconciler:
             self._kept.pop((kind, key), None)
         self._suspects.pop(key, None)
 
-    async def _cluster(self, key: Key, raw: Object) -> Cluster | None:
+    async def _cluster(self, key: Key, raw: Object) -> NodeView | None:
         if self._capacity is None:
             return None
         name = raw["spec"].get("placement", {}).get("priorityClassName")
@@ -170,7 +171,7 @@ class Reconciler:
             found = await self._api.get("PriorityClass", None, name)
             if found is not None:
                 self._priorities[name] = found
-        return Cluster(self._capacity, key, self._priorities.get(name) if name else None)
+        return NodeView(self._capacity, key, self._priorities.get(name) if name else None)
 
     async def _flavors_of(self, observed: Observed) -> dict[str, Object]:
         """The ResourceFlavors that the job was assigned; they are few, and many jobs share them."""
@@ -185,22 +186,22 @@ class Reconciler:
         """Enters the job's place into the account of the nodes."""
         if self._capacity is None or intended.keeps_place:
             return
-        site = intended.site
-        if site is None:
+        placement = intended.placement
+        if placement is None:
             self._capacity.release(key)
-        elif site.node:
-            self._capacity.promise(key, site.need, site.node)
+        elif placement.node:
+            self._capacity.promise(key, placement.need, placement.node)
         else:
-            if site.refused:
-                self._capacity.shun(key, site.refused)
-            self._capacity.wait(key, site.need)
+            if placement.refused:
+                self._capacity.exclude(key, placement.refused)
+            self._capacity.wait(key, placement.need)
 
     def _watched(self, key: Key, raw: Object) -> Observed:
         def watched(kind: str) -> Object | None:
             return self._store.one(kind, key, names.child_name(key.name, _ROLE_OF_KIND[kind]))
 
         children: dict[str, Any] = {FIELDS[kind]: watched(kind) for kind in _ROLE_OF_KIND}
-        return owners.sorted_out(Observed(**children, pods=self._store.all("Pod", key)), raw["metadata"])
+        return ownership.owned(Observed(**children, pods=self._store.all("Pod", key)), raw["metadata"])
 
     async def _observe(self, key: Key, raw: Object) -> Observed:
         watched, suspects = self._watched(key, raw), self._suspects.pop(key, set())
@@ -210,7 +211,7 @@ class Reconciler:
             return seen
         found = {kind: await self._read(kind, key) for kind in sorted(files | suspects)}
         told: dict[str, Any] = {FIELDS[kind]: body for kind, body in found.items()}
-        asked = owners.sorted_out(Observed(**told), raw["metadata"])
+        asked = ownership.owned(Observed(**told), raw["metadata"])
         for kind, body in found.items():
             if body is not None:
                 self._is_another(kind, key, raw, body)
@@ -245,7 +246,7 @@ class Reconciler:
         servers': they would load for nothing.
         """
         absent = [child["kind"] for child in intended.children if observed.child(child["kind"]) is None]
-        kinds = [kind for kind in absent if kind not in drift.CREATE_ONCE]
+        kinds = [kind for kind in absent if kind not in diff.CREATE_ONCE]
         if "Deployment" in kinds and observed.learner is None:
             kinds.append("Job")
         found = await asyncio.gather(*(self._get(kind, key) for kind in kinds))
@@ -255,7 +256,7 @@ class Reconciler:
 
     def _is_another(self, kind: str, key: Key, raw: Object, body: Object) -> bool:
         """Whether it is not the job's; then every pass looks at it until it is gone."""
-        another = owners.whose(body, raw["metadata"]) != "own"
+        another = ownership.whose(body, raw["metadata"]) != "own"
         if another:
             self._kept.pop((kind, key), None)
             self._suspects.setdefault(key, set()).add(kind)
@@ -267,7 +268,7 @@ class Reconciler:
         for kind in intended.deletions:
             if there := observed.child(kind):
                 await self._delete(kind, key, there)
-        for write in drift.writes(intended.children, observed):
+        for write in diff.writes(intended.children, observed):
             logger.info("%s: %s %s %s", key, write.verb, write.manifest["kind"], write.manifest["metadata"]["name"])
             try:
                 await self._write(write, key, raw)
@@ -286,7 +287,7 @@ class Reconciler:
         else:
             self._store.remove(kind, there)
 
-    async def _write(self, write: drift.Write, key: Key, raw: Object) -> None:
+    async def _write(self, write: diff.Write, key: Key, raw: Object) -> None:
         kind = write.manifest["kind"]
         self._kept.pop((kind, key), None)
         written = await (self._api.create if write.verb == "create" else self._api.apply)(write.manifest)

@@ -141,7 +141,7 @@ def test_the_learners_of_all_jobs_are_scraped_at_the_port_that_they_have(templat
 
 
 def test_the_dashboard_asks_only_for_figures_that_the_controller_has(template: Template) -> None:
-    from stage2_controller.loop.metrics import Metrics
+    from stage2_controller.loop.controller_metrics import Metrics
 
     status = {"step": 1, "maxSteps": 2, "loss": 0.5, "restarts": 0, "sync": {"seconds": 0.1}}
     metrics = Metrics(lambda: [{"metadata": {"name": "a", "namespace": "b"}, "status": status}])

@@ -8,9 +8,9 @@ from typing import Any
 
 from stage2_controller.job import names
 from stage2_controller.job.children import meta
-from stage2_controller.job.draft import Settings
 from stage2_controller.job.observed import Observed
 from stage2_controller.job.plan import Plan, plan
+from stage2_controller.job.settings import Settings
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 SETTINGS = Settings(image="stage2/trainer:test", kueue=True)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stage2_api.job import RolloutMatchingJob
-from stage2_controller.job import merge, names
+from stage2_controller.job import names, strategic_merge
 from stage2_controller.job.children import meta
 from stage2_controller.job.containers import Container
 
@@ -77,7 +77,7 @@ def template(
             **extra,
         },
     }
-    return merge.strategic_merge(ours, _for_every_server(override, [item["name"] for item in containers]))
+    return strategic_merge.strategic_merge(ours, _for_every_server(override, [item["name"] for item in containers]))
 
 
 def pinned(manifest: meta.Manifest, node: str) -> meta.Manifest:
@@ -118,7 +118,7 @@ def _for_every_server(override: Mapping[str, Any], container_names: Sequence[str
     spread = [{**item, "name": name} for item in every for name in container_names if name.startswith("server-")]
     exact = [item for item in written if item["name"] != "server"]
     if spread or exact:
-        spec["containers"] = merge.merge_by("name", spread, exact)
+        spec["containers"] = strategic_merge.merge_by("name", spread, exact)
     return {**override, "spec": spec}
 
 
@@ -150,7 +150,7 @@ def _resources(job: RolloutMatchingJob, process: Container) -> dict[str, Any]:
     written = role.resources.model_dump(mode="json", by_alias=True, exclude_none=True) if role.resources else {}
     if job.spec.gpu_resource and process.gpus:
         gpus = {"limits": {job.spec.gpu_resource: str(process.gpus)}}
-        return merge.strategic_merge(written, gpus)
+        return strategic_merge.strategic_merge(written, gpus)
     return written
 
 

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from stage2_controller.cluster.capacity import SHUNNED_S, Capacity
-from stage2_controller.job import placement
+from stage2_controller.cluster.capacity import EXCLUDED_S, Capacity
+from stage2_controller.job import node_fit
 from stage2_controller.job.key import Key
-from stage2_controller.job.placement import Need, PodNeed
+from stage2_controller.job.node_fit import Need, PodNeed
 from tests.unit.controller import nodes as n
 
 GPU = "nvidia.com/gpu"
@@ -13,8 +13,8 @@ FOUR = Need((PodNeed("rollout", {GPU: 3, "pods": 1}), PodNeed("learner", {GPU: 1
 
 
 def free(made: Capacity, key: Key = n.OTHER, node: str = "node-a") -> float:
-    (room,) = [room for room in made.rooms(key, FOUR) if room.name == node]
-    return room.free[GPU]
+    (info,) = [info for info in made.nodes_for(key, FOUR) if info.name == node]
+    return info.free[GPU]
 
 
 def test_a_promise_takes_room_before_any_pod_exists() -> None:
@@ -34,14 +34,14 @@ def test_pods_of_a_promised_job_are_not_counted_twice() -> None:
 
 def test_two_jobs_never_get_the_same_room() -> None:
     made = n.capacity(n.node("a", 4), n.node("b", 4))
-    taken = []
+    chosen = []
     for index in range(3):
         key = Key("team-a", f"job-{index}")
-        node = placement.choose(FOUR, made.rooms(key, FOUR))
-        taken.append(node)
+        node = node_fit.choose_node(FOUR, made.nodes_for(key, FOUR))
+        chosen.append(node)
         if node:
             made.promise(key, FOUR, node)
-    assert taken == ["a", "b", None]
+    assert chosen == ["a", "b", None]
 
 
 def test_freed_room_goes_to_the_highest_priority_then_to_the_first_that_came() -> None:
@@ -87,18 +87,18 @@ def test_a_list_corrects_what_the_watch_missed() -> None:
     made.retain("Pod", [], 10)
     made.retain("Node", [n.node()], 10)
     assert free(made) == 4
-    assert [room.name for room in made.rooms(n.KEY, FOUR)] == ["node-a"]
+    assert [info.name for info in made.nodes_for(n.KEY, FOUR)] == ["node-a"]
 
 
 def test_a_node_that_the_scheduler_refused_is_left_alone_for_a_while() -> None:
     now = [0.0]
     made = Capacity(clock=lambda: now[0])
     made.put("Node", n.node())
-    made.shun(n.KEY, "node-a")
-    assert placement.choose(FOUR, made.rooms(n.KEY, FOUR)) is None
-    assert placement.choose(FOUR, made.rooms(n.OTHER, FOUR)) == "node-a"
-    now[0] = SHUNNED_S + 1
-    assert placement.choose(FOUR, made.rooms(n.KEY, FOUR)) == "node-a"
+    made.exclude(n.KEY, "node-a")
+    assert node_fit.choose_node(FOUR, made.nodes_for(n.KEY, FOUR)) is None
+    assert node_fit.choose_node(FOUR, made.nodes_for(n.OTHER, FOUR)) == "node-a"
+    now[0] = EXCLUDED_S + 1
+    assert node_fit.choose_node(FOUR, made.nodes_for(n.KEY, FOUR)) == "node-a"
 
 
 def test_where_only_one_of_many_nodes_can_take_the_job_its_turn_comes() -> None:
@@ -107,14 +107,14 @@ def test_where_only_one_of_many_nodes_can_take_the_job_its_turn_comes() -> None:
     for index in range(60):
         made.put("Node", n.node(f"node-{index:02}"))
     for _ in range(200):
-        node = placement.choose(FOUR, made.rooms(n.KEY, FOUR))
+        node = node_fit.choose_node(FOUR, made.nodes_for(n.KEY, FOUR))
         if node:
             tried.append(node)
-            made.shun(n.KEY, node)
+            made.exclude(n.KEY, node)
         now[0] += 15  # the time that one refusal takes
     assert set(tried) == {f"node-{index:02}" for index in range(60)}
     made.release(n.KEY)
-    assert placement.choose(FOUR, made.rooms(n.KEY, FOUR)) == "node-00"
+    assert node_fit.choose_node(FOUR, made.nodes_for(n.KEY, FOUR)) == "node-00"
 
 
 def test_an_older_state_of_a_pod_does_not_replace_a_newer_one() -> None:

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from stage2_controller.cluster.freshness import Freshness
-from stage2_controller.cluster.observe import KINDS, Store
+from stage2_controller.cluster.store import KINDS, Store
 from stage2_controller.job import names
 from stage2_controller.job.key import Key
-from tests.unit.controller.cluster.test_observe import KEY, seen, version
+from tests.unit.controller.cluster.test_store import KEY, seen, version
 
 
 class Lists:

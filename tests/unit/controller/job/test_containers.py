@@ -6,12 +6,12 @@ import pytest
 import yaml
 
 from stage2_api.job import parse_job
-from stage2_controller.job.containers import Container, Workload, containers
+from stage2_controller.job.containers import Container, Processes, containers
 from tests.unit.controller import builders as b
 
 
 @pytest.fixture
-def local() -> Workload:
+def local() -> Processes:
     return containers(parse_job(b.job()), host_for=lambda _: "127.0.0.1")
 
 
@@ -22,7 +22,7 @@ def in_pods() -> dict[str, Any]:
     return {container["name"]: container for pod in pods for container in pod["containers"]}
 
 
-def test_processes_and_pods_run_the_same_commands_in_the_same_environment(local: Workload) -> None:
+def test_processes_and_pods_run_the_same_commands_in_the_same_environment(local: Processes) -> None:
     for process in (*local.servers, local.learner):
         container = in_pods()[process.name]
         assert container["command"] == list(process.command)
@@ -30,7 +30,7 @@ def test_processes_and_pods_run_the_same_commands_in_the_same_environment(local:
         assert {port["name"]: port["containerPort"] for port in container["ports"]} == process.ports
 
 
-def test_the_servers_are_reached_where_the_executor_says(local: Workload) -> None:
+def test_the_servers_are_reached_where_the_executor_says(local: Processes) -> None:
     servers = local.config.rollout_matching.vllm.server.resolved_servers()
     assert [(server.base_url, server.group_port) for server in servers] == [
         ("http://127.0.0.1:8000", 51216),
@@ -39,13 +39,13 @@ def test_the_servers_are_reached_where_the_executor_says(local: Workload) -> Non
     ]
 
 
-def test_the_written_configuration_is_the_parsed_one(local: Workload) -> None:
+def test_the_written_configuration_is_the_parsed_one(local: Processes) -> None:
     from stage2_api.runconfig import parse_run_config
 
     assert parse_run_config(yaml.safe_load(local.config_text)) == local.config
 
 
-def test_a_relocated_container_finds_its_files_in_another_folder(local: Workload) -> None:
+def test_a_relocated_container_finds_its_files_in_another_folder(local: Processes) -> None:
     moved: Container = local.learner.relocated("/run/here")
     assert moved.command == ("stage2", "learn", "/run/here/config/config.yaml")
     assert moved.env["STAGE2_TOKEN_FILE"] == "/run/here/token/token"

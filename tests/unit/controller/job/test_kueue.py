@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from stage2_controller.job import drift, explain, kueue, names, reasons
+from stage2_controller.job import diff, explanation, kueue, names, reasons
 from stage2_controller.job.observed import Observed
+from stage2_controller.job.placement import NodeView
 from stage2_controller.job.plan import Plan, plan
-from stage2_controller.job.siting import Cluster
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
-from tests.unit.controller.job.test_siting import planned
+from tests.unit.controller.job.test_placement import planned
 
 
 def queued(**spec: Any) -> Any:
@@ -49,7 +49,7 @@ def test_nothing_but_the_workload_exists_before_it_is_admitted() -> None:
     made = planned(queued(), n.capacity(n.node()))
     assert b.kinds(made) == ["Workload"]
     assert b.condition(made, reasons.QUOTA_RESERVED) == ("False", reasons.QUOTA_PENDING)
-    assert made.site is None
+    assert made.placement is None
 
 
 def test_the_workload_asks_for_both_pods_on_one_host_together() -> None:
@@ -70,8 +70,8 @@ def test_an_admitted_job_runs_on_the_host_that_kueue_assigned() -> None:
     account = n.capacity(n.node("tight", 4), n.node("assigned", 8))
     made = planned(queued(), account, Observed(workload=workload(*ADMITTED, host="assigned")))
     assert b.kinds(made) == ["Secret", "ConfigMap", "NetworkPolicy", "Service", "Deployment", "Workload"]
-    assert made.site
-    assert made.site.node == "assigned"
+    assert made.placement
+    assert made.placement.node == "assigned"
 
 
 def test_a_job_waits_for_its_host_though_another_is_free_and_takes_it_once_it_is() -> None:
@@ -79,13 +79,13 @@ def test_a_job_waits_for_its_host_though_another_is_free_and_takes_it_once_it_is
     observed = Observed(workload=workload(*ADMITTED, host="z"))
     waits = planned(queued(), account, observed)
     assert b.message(waits, reasons.PLACED) == "needs 4 nvidia.com/gpu on one node; the largest free is 3 on z"
-    assert waits.site
-    account.wait(n.KEY, waits.site.need)
+    assert waits.placement
+    account.wait(n.KEY, waits.placement.need)
     account.remove("Pod", filler)
     assert account.serve() == [n.KEY]
     goes = planned(queued(), account, observed)
-    assert goes.site
-    assert goes.site.node == "z"
+    assert goes.placement
+    assert goes.placement.node == "z"
 
 
 def test_a_job_whose_host_is_no_node_says_so() -> None:
@@ -102,8 +102,8 @@ def test_a_job_moves_as_a_whole_when_kueue_assigns_it_another_host() -> None:
     message = f"Kueue assigned the host z, which is not node {b.NODE}: the whole job moves"
     assert b.message(made, reasons.PLACED) == message
     again = planned(queued(), account, Observed(workload=workload(*ADMITTED, host="z")))
-    assert again.site
-    assert again.site.node == "z"
+    assert again.placement
+    assert again.placement.node == "z"
 
 
 def test_hosts_that_share_letters_are_put_together() -> None:
@@ -176,9 +176,9 @@ def test_kueue_is_told_when_pods_that_were_ready_are_not_any_more(known: Any, le
 
 def test_a_suspended_job_makes_its_workload_inactive_and_a_steady_one_writes_nothing() -> None:
     observed = Observed(workload=workload())
-    assert drift.writes(planned(queued(), n.capacity(n.node()), observed).children, observed) == []
+    assert diff.writes(planned(queued(), n.capacity(n.node()), observed).children, observed) == []
     made = planned(queued(suspend=True), n.capacity(n.node()), observed)
-    (write,) = drift.writes(made.children, observed)
+    (write,) = diff.writes(made.children, observed)
     assert (write.manifest["kind"], write.manifest["spec"]["active"]) == ("Workload", False)
 
 
@@ -250,12 +250,12 @@ def test_running_pods_do_not_notice_that_their_flavor_was_edited() -> None:
     edited = replace(running, flavors={"tainted": {"spec": {"nodeLabels": {"gpu": "h200"}}}})
     after = planned(queued(), account, edited)
     assert after.deletions == ()
-    written = drift.writes(after.children, edited)
+    written = diff.writes(after.children, edited)
     assert not {"Deployment", "Job"} & {write.manifest["kind"] for write in written}
 
 
 def without_kueue(raw: Any, observed: Observed = b.NOTHING) -> Plan:
-    cluster = Cluster(n.capacity(n.node()), n.KEY)
+    cluster = NodeView(n.capacity(n.node()), n.KEY)
     settings = replace(b.SETTINGS, kueue=False)
     return plan(raw, observed, settings=settings, now=b.NOW, new_token=lambda: "t0ken", cluster=cluster)
 
@@ -268,7 +268,7 @@ def test_a_queue_that_nobody_serves_is_told_with_the_way_out_and_nothing_is_writ
     assert "kueue.x-k8s.io/queue-name=team" in told
     assert "--set controller.kueue=true" in told
     assert "remove the label" in told
-    (quota,) = [step for step in explain.chain(b.told(queued(), made)) if step.name == "quota"]
+    (quota,) = [step for step in explanation.chain(b.told(queued(), made)) if step.name == "quota"]
     assert (quota.state, quota.fix) == (
         "wrong",
         "controller.kueue of the chart, or the label kueue.x-k8s.io/queue-name of rmj/job-3v1",

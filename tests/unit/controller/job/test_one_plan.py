@@ -18,7 +18,7 @@ from stage2_controller.job.observed import Observed
 from stage2_controller.job.plan import static_children
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
-from tests.unit.controller.job.test_siting import planned
+from tests.unit.controller.job.test_placement import planned
 
 ROOT = Path(__file__).parents[4]
 GOLDEN = Path(__file__).parents[1] / "golden.yaml"

@@ -1,123 +1,199 @@
-"""Which node a job gets, and what is said when none has room."""
+"""A job's place through its life: chosen before anything exists, kept, and left only as a whole."""
 
+import copy
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from stage2_controller.job import placement
-from stage2_controller.job.placement import Need, PodNeed
+from stage2_controller.cluster.capacity import Capacity
+from stage2_controller.job import names, reasons
+from stage2_controller.job.conditions import timestamp
+from stage2_controller.job.observed import Observed
+from stage2_controller.job.placement import LOOK_AGAIN_S, REFUSED_FOR_S, NodeView
+from stage2_controller.job.plan import Plan, plan
+from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 
-GPU = "nvidia.com/gpu"
-FOUR = Need((PodNeed("rollout", {GPU: 3, "pods": 1}), PodNeed("learner", {GPU: 1, "pods": 1})), gpu_resource=GPU)
-TAINT = {"key": "gpu", "value": "yes", "effect": "NoSchedule"}
 
-
-def need(gpus: float = 4, *, priority: int = 0, preempts: bool = True, **pod: Any) -> Need:
-    requests = {GPU: gpus, "pods": 1, **pod.pop("requests", {})}
-    return Need((PodNeed("learner", requests, **pod),), priority=priority, preempts=preempts, gpu_resource=GPU)
-
-
-def chosen(asked: Need, *objects: Any) -> str | None:
-    return placement.choose(asked, n.capacity(*objects).rooms(n.KEY, asked))
-
-
-def told(asked: Need, *objects: Any) -> str:
-    return placement.obstacle(asked, n.capacity(*objects).rooms(n.KEY, asked))
-
-
-def test_servers_and_learner_need_one_node_together() -> None:
-    assert chosen(FOUR, n.node("a", 3), n.node("b", 3)) is None
-    assert chosen(FOUR, n.node("a", 3), n.node("b", 4)) == "b"
-
-
-def test_the_largest_free_node_is_named_with_what_it_lacks() -> None:
-    message = told(FOUR, n.node("node-a", 4), n.foreign("node-a", gpus=1), n.node("node-b", 2))
-    assert message == "needs 4 nvidia.com/gpu on one node; the largest free is 3 on node-a"
-
-
-def test_the_fullest_node_that_fits_is_taken() -> None:
-    assert chosen(need(2), n.node("a", 8), n.node("b", 4), n.node("c", 1)) == "b"
-
-
-REFUSED: list[tuple[str, Any, dict[str, Any], str]] = [
-    ("cordoned", n.node(unschedulable=True), {}, "node-a is cordoned (kubectl uncordon)"),
-    ("not ready", n.node(not_ready=True), {}, "node-a is not ready"),
-    ("without the label", n.node(), {"node_selector": {"zone": "x"}}, "lacks the label zone=x (spec.placement"),
-    ("tainted", n.node(taints=[TAINT]), {}, "has the taint gpu=yes:NoSchedule (spec.placement.tolerations)"),
-]
-
-
-@pytest.mark.parametrize(("node", "pod", "words"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED])
-def test_a_node_that_pods_may_not_use_is_not_chosen_and_the_reason_is_told(node: Any, pod: Any, words: str) -> None:
-    assert chosen(need(**pod), node) is None
-    assert words in told(need(**pod), node)
-
-
-@pytest.mark.parametrize(
-    "toleration",
-    [
-        {"operator": "Exists"},
-        {"key": "gpu", "operator": "Exists"},
-        {"key": "gpu", "value": "yes"},
-        {"key": "gpu", "operator": "Equal", "value": "yes", "effect": "NoSchedule"},
-    ],
-)
-def test_a_tolerated_taint_does_not_matter(toleration: dict[str, str]) -> None:
-    assert chosen(need(tolerations=[toleration]), n.node("a", taints=[TAINT])) == "a"
-
-
-@pytest.mark.parametrize(
-    "toleration",
-    [{"key": "gpu", "value": "no"}, {"key": "gpu", "operator": "Exists", "effect": "NoExecute"}, {"key": "other"}],
-)
-def test_another_toleration_does_not_help(toleration: dict[str, str]) -> None:
-    assert chosen(need(tolerations=[toleration]), n.node("a", taints=[TAINT])) is None
-
-
-def test_a_taint_that_only_prefers_does_not_matter() -> None:
-    assert chosen(need(), n.node("a", taints=[{**TAINT, "effect": "PreferNoSchedule"}])) == "a"
-
-
-def test_processors_and_memory_count_like_gpus() -> None:
-    asked = need(1, requests={"cpu": 31.5, "memory": 2.0**30})
-    assert chosen(asked, n.node("a"), n.foreign("a", cpu="500m")) == "a"
-    assert chosen(asked, n.node("a"), n.foreign("a", cpu="501m")) is None
-    assert told(asked, n.node("a"), n.foreign("a", cpu="501m")) == (
-        "needs 31.5 cpu on one node; the largest free is 31.499 on a"
+def planned(raw: Any, account: Capacity, observed: Observed = b.NOTHING, *, after_s: float = 0, **more: Any) -> Plan:
+    return plan(
+        raw,
+        observed,
+        settings=b.SETTINGS,
+        now=b.NOW + timedelta(seconds=after_s),
+        new_token=lambda: "t0ken",
+        cluster=NodeView(account, n.KEY, **more),
     )
 
 
-def test_amounts_that_exist_on_different_nodes_only_are_told_together() -> None:
-    asked = need(4, requests={"cpu": 16})
-    message = told(asked, n.node("a", 4, has={"cpu": "2"}), n.node("b", 1))
-    assert message.startswith("needs 4 nvidia.com/gpu, 16 cpu, 1 pods together on one node;")
+def placed(raw: Any, account: Capacity) -> Observed:
+    """What is observed of a job that trains on the node that was chosen for it."""
+    made = planned(raw, account, Observed(pods=(b.rollout_pod(True, True, True),)))
+    assert made.placement
+    assert made.placement.node
+    account.promise(n.KEY, made.placement.need, made.placement.node)
+    return Observed(
+        deployment=b.child(made, "Deployment"),
+        service=b.child(made, "Service"),
+        networkpolicy=b.child(made, "NetworkPolicy"),
+        configmap=b.child(made, "ConfigMap"),
+        secret=b.child(made, "Secret"),
+        learner=b.learner_job(made),
+        pods=(b.rollout_pod(True, True, True), b.learner_pod()),
+        progress=b.report(),
+    )
 
 
-def test_pods_that_have_ended_take_no_room() -> None:
-    assert chosen(FOUR, n.node("a", 4), n.foreign("a", gpus=4, phase="Succeeded")) == "a"
+def test_nothing_is_created_for_a_job_that_fits_nowhere() -> None:
+    made = planned(b.job(), n.capacity(n.node(gpus=3)))
+    assert made.children == ()
+    assert b.condition(made, reasons.PLACED) == ("False", reasons.NO_NODE_FITS)
+    assert made.status["message"] == "needs 4 nvidia.com/gpu on one node; the largest free is 3 on node-a"
+    assert made.status["phase"] == reasons.PENDING
 
 
-def test_a_higher_priority_takes_the_room_of_lower_ones_only_if_there_is_no_other() -> None:
-    busy = (n.node("a", 4), n.foreign("a", gpus=4, priority=5))
-    assert chosen(need(priority=10), *busy) == "a"
-    assert chosen(need(priority=10), *busy, n.node("b", 8)) == "b"
-    assert chosen(need(priority=5), *busy) is None
-    assert chosen(need(priority=10, preempts=False), *busy) is None
+def test_both_pods_are_tied_to_the_chosen_node_and_to_no_other() -> None:
+    made = planned(b.job(), n.capacity(n.node("a"), n.node("b", 3)), Observed(pods=(b.rollout_pod(True, True, True),)))
+    for kind in ("Deployment", "Job"):
+        affinity = b.child(made, kind)["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
+        (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+        assert term["matchFields"] == [{"key": "metadata.name", "operator": "In", "values": ["a"]}]
+    assert made.placement
+    assert made.placement.node == "a"
 
 
-def test_requests_count_as_the_scheduler_counts_them() -> None:
-    def container(**amounts: str) -> dict[str, Any]:
-        return {"resources": {"requests": amounts}}
-
-    containers = [container(cpu="1"), container(cpu="500m")]
-    assert placement.requests({"containers": containers}) == {"cpu": 1.5, "pods": 1}
-    greedy = {"containers": containers, "initContainers": [container(cpu="4")], "overhead": {"cpu": "250m"}}
-    assert placement.requests(greedy) == {"cpu": 4.25, "pods": 1}
-    sidecar = {"containers": containers, "initContainers": [{**container(cpu="1"), "restartPolicy": "Always"}]}
-    assert placement.requests(sidecar) == {"cpu": 2.5, "pods": 1}
+def test_a_job_keeps_its_node_though_a_better_one_comes() -> None:
+    account = n.capacity(n.node(gpus=8))
+    observed = placed(b.job(), account)
+    account.put("Node", n.node("tight", gpus=4))
+    made = planned(b.job(), account, observed)
+    assert made.placement
+    assert made.placement.node == b.NODE
+    assert made.deletions == ()
 
 
-def test_a_limit_stands_for_a_request_that_is_not_written() -> None:
-    spec = {"containers": [{"resources": {"limits": {"cpu": "2", GPU: "1"}, "requests": {"cpu": "1"}}}]}
-    assert placement.requests(spec) == {"cpu": 1, GPU: 1, "pods": 1}
+def test_the_whole_job_moves_when_its_node_is_gone() -> None:
+    account = n.capacity(n.node(), n.node("z"))
+    observed = placed(b.job(), account)
+    account.remove("Node", n.node())
+    made = planned(b.job(), account, observed)
+    assert made.deletions == ("Job", "Deployment")
+    assert b.condition(made, reasons.PLACED) == ("False", reasons.NODE_LOST)
+    account.wait(n.KEY, made.placement.need if made.placement else pytest.fail("no site"))
+    again = planned(b.job(), account, Observed())
+    assert again.placement
+    assert again.placement.node == "z"
+
+
+def test_a_job_that_has_to_leave_is_looked_at_again_even_if_nothing_more_happens() -> None:
+    account = n.capacity(n.node())
+    observed = replace(placed(b.job(), account), learner=None, pods=())
+    account.remove("Node", n.node())
+    made = planned(b.job(), account, observed)
+    assert (made.deletions, made.again_after_s) == (("Deployment",), LOOK_AGAIN_S)
+
+
+def test_a_promised_node_that_goes_before_the_job_has_children_is_replaced_at_once() -> None:
+    account = n.capacity(n.node("a"), n.node("z"))
+    first = planned(b.job(), account).placement
+    assert first
+    assert first.node == "a"
+    account.promise(n.KEY, first.need, "a")
+    account.remove("Node", n.node("a"))
+    made = planned(b.job(), account)
+    assert made.placement
+    assert made.placement.node == "z"
+    account.promise(n.KEY, made.placement.need, "z")
+    account.remove("Node", n.node("z"))
+    nowhere = planned(b.job(), account)
+    assert b.condition(nowhere, reasons.PLACED) == ("False", reasons.NO_NODE_FITS)
+    assert nowhere.again_after_s == LOOK_AGAIN_S
+
+
+def test_a_node_out_of_service_is_a_lost_one() -> None:
+    account = n.capacity(n.node())
+    observed = placed(b.job(), account)
+    taint = {"key": "node.kubernetes.io/out-of-service", "value": "nodeshutdown", "effect": "NoExecute"}
+    account.put("Node", n.node(taints=[taint]))
+    assert b.condition(planned(b.job(), account, observed), reasons.PLACED) == ("False", reasons.NODE_LOST)
+
+
+def test_a_silent_node_keeps_a_learner_that_may_still_write() -> None:
+    account = n.capacity(n.node(), n.node("z"))
+    observed = placed(b.job(), account)
+    account.put("Node", n.node(not_ready=True))
+    made = planned(b.job(), account, observed)
+    assert made.deletions == ()
+    assert b.condition(made, reasons.PLACED) == ("Unknown", reasons.NODE_NOT_READY)
+    assert "kubectl delete node" in made.status["message"]
+
+
+def test_a_silent_node_loses_servers_that_were_evicted_before_a_learner_existed() -> None:
+    account = n.capacity(n.node(), n.node("z"))
+    observed = replace(placed(b.job(), account), learner=None, pods=())
+    account.put("Node", n.node(not_ready=True))
+    assert planned(b.job(), account, observed).deletions == ("Deployment",)
+
+
+def refused_pod() -> Any:
+    told = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": "1 Insufficient nvidia.com/gpu",
+        "lastTransitionTime": timestamp(b.NOW),
+    }
+    return b.pod(names.ROLE_LEARNER, node=None, conditions=[told])
+
+
+def test_a_job_whose_node_became_full_gives_everything_back_after_a_moment() -> None:
+    account = n.capacity(n.node())
+    observed = replace(placed(b.job(), account), pods=(b.rollout_pod(True, True, True), refused_pod()))
+    early = planned(b.job(), account, observed, after_s=1)
+    assert (early.deletions, early.again_after_s) == ((), REFUSED_FOR_S - 1)
+    late = planned(b.job(), account, observed, after_s=REFUSED_FOR_S)
+    assert late.deletions == ("Job", "Deployment")
+    assert b.condition(late, reasons.PLACED) == ("False", reasons.NODE_FULL)
+    assert "Insufficient nvidia.com/gpu" in late.status["message"]
+
+
+def test_a_pod_that_preempts_others_is_given_time() -> None:
+    account = n.capacity(n.node())
+    pod = refused_pod()
+    pod["status"]["nominatedNodeName"] = b.NODE
+    observed = replace(placed(b.job(), account), pods=(b.rollout_pod(True, True, True), pod))
+    assert planned(b.job(), account, observed, after_s=600).deletions == ()
+
+
+def test_the_priority_class_decides_what_may_be_preempted() -> None:
+    account = n.capacity(n.node(), n.foreign(gpus=4, priority=5))
+    assert planned(b.job(), account).children == ()
+    high = {"value": 10, "preemptionPolicy": "PreemptLowerPriority"}
+    assert b.kinds(planned(b.job(), account, priority_class=high))[-1] == "Deployment"
+
+
+def test_a_suspended_or_finished_job_needs_no_place() -> None:
+    account = n.capacity(n.node())
+    observed = placed(b.job(), account)
+    assert planned(b.job(suspend=True), account, observed).placement is None
+    complete = b.learner_job(planned(b.job(), account, observed), b.job_condition("Complete"))
+    assert planned(b.job(), account, replace(observed, learner=complete)).placement is None
+
+
+def test_a_new_learner_waits_until_the_old_one_has_written_its_checkpoint() -> None:
+    account = n.capacity(n.node(gpus=8))
+    old = copy.deepcopy(b.learner_pod())
+    old["metadata"]["deletionTimestamp"] = "2026-01-02T03:04:05Z"
+    made = planned(b.job(), account, Observed(pods=(b.rollout_pod(True, True, True), old)))
+    assert "Job" not in b.kinds(made)
+    assert b.condition(made, reasons.LEARNER_RUNNING) == ("False", reasons.OLD_LEARNER_ENDING)
+
+
+def test_a_job_that_started_before_nodes_were_chosen_goes_on_where_it_is() -> None:
+    raw = b.job()
+    made = planned(raw, n.capacity(n.node(), n.node("z")), b.started(raw))
+    assert made.deletions == ()
+    assert made.placement
+    assert made.placement.node == b.NODE

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from stage2_controller.job import names
-from stage2_controller.job.draft import Settings
+from stage2_controller.job.settings import Settings
 from stage2_controller.loop import main
-from stage2_controller.loop.metrics import Metrics
+from stage2_controller.loop.controller_metrics import Metrics
 from stage2_controller.loop.operator import Controller, Options
-from stage2_controller.loop.queue import WorkQueue
+from stage2_controller.loop.work_queue import WorkQueue
 from tests.unit.controller.cluster.test_election import Leases
 
 

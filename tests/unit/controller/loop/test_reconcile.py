@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from stage2_controller.cluster.observe import KINDS, Store
-from stage2_controller.cluster.polls import ProgressPolls
-from stage2_controller.cluster.progress import ProgressReader
+from stage2_controller.cluster.progress_polls import ProgressPolls
+from stage2_controller.cluster.progress_reader import ProgressReader
+from stage2_controller.cluster.store import KINDS, Store
 from stage2_controller.job import conditions, names, reasons
 from stage2_controller.job.key import Key
-from stage2_controller.loop.metrics import Metrics
+from stage2_controller.loop.controller_metrics import Metrics
 from stage2_controller.loop.reconcile import Reconciler
 from tests.unit.controller import builders as b
 

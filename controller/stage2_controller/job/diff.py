@@ -5,8 +5,8 @@ from typing import Any, Literal, NamedTuple
 
 from stage2_controller.job import names, quantity
 from stage2_controller.job.children import meta
-from stage2_controller.job.merge import MERGE_KEYS
 from stage2_controller.job.observed import Observed, terminating
+from stage2_controller.job.strategic_merge import MERGE_KEYS
 
 # Created once: a Job's template is immutable, and running pods hold the Secret's token.
 CREATE_ONCE = frozenset({"Job", "Secret"})

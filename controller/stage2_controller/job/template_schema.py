@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stage2_api.errors import Problem
-from stage2_controller.job.merge import MERGE_KEYS
+from stage2_controller.job.strategic_merge import MERGE_KEYS
 
 # Everything that is merged over something of ours, or read for placement. A wrong shape of the rest is told by the
 # API server, and does no harm before.
@@ -17,7 +17,7 @@ _LISTS_OF_POD = (
     "topologySpreadConstraints",
     "tolerations",
 )
-_NAMED_ELSEWHERE = "containers"  # stage2_controller.job.templates says what their names mean
+_NAMED_ELSEWHERE = "containers"  # stage2_controller.job.template_rules says what their names mean
 _MAPPINGS_OF_POD = ("nodeSelector", "overhead", "securityContext")
 _LISTS_OF_CONTAINER = ("env", "envFrom", "ports", "volumeMounts", "volumeDevices")
 _MAPPINGS_OF_CONTAINER = ("resources", "securityContext")

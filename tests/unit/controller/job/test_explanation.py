@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from stage2_controller.job import explain, names, reasons
+from stage2_controller.job import explanation, names, reasons
 from stage2_controller.job.observed import Observed
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
-from tests.unit.controller.job.test_siting import planned
+from tests.unit.controller.job.test_placement import planned
 
 REFUSED = {"type": "ReplicaFailure", "status": "True", "message": "exceeded quota: team, limited: pods=0"}
 CRASH = b.pod(names.ROLE_ROLLOUT, b.waiting("server-0", "CrashLoopBackOff", last=b.ended(1, "CUDA out of memory")))
@@ -31,8 +31,8 @@ CASES: list[tuple[str, int, Observed, str, str, str]] = [
 ]
 
 
-def first(job: Any) -> explain.Step:
-    return next(step for step in explain.chain(job) if step.state != "ok")
+def first(job: Any) -> explanation.Step:
+    return next(step for step in explanation.chain(job) if step.state != "ok")
 
 
 @pytest.mark.parametrize(("gpus", "seen", "link", "reason", "fix"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
@@ -58,7 +58,7 @@ def test_a_job_that_trains_lacks_nothing_and_tells_its_last_step() -> None:
     raw = b.job()
     made = b.planned(raw, b.started(raw))
     assert b.condition(made, reasons.TRAINING) == ("True", reasons.TRAINS)
-    steps = explain.chain(b.told(raw, made))
+    steps = explanation.chain(b.told(raw, made))
     assert {step.state for step in steps} == {"ok"}
     assert steps[-1].message == "step 4 of 10, loss 0.5, 1,200 tokens/s; weights of step 4 pushed in 0.2 s"
 
@@ -79,7 +79,7 @@ def test_a_failed_job_tells_its_end_and_nothing_that_follows_from_it() -> None:
     failed = b.learner_job(b.planned(raw, b.started(raw)), b.job_condition("Failed", "BackoffLimitExceeded"), failed=4)
     pods = (b.learner_pod(b.down("learner", 1, "out of memory")),)
     made = b.planned(raw, b.started(raw, learner=failed, pods=pods))
-    steps = explain.chain(b.told(raw, made))
+    steps = explanation.chain(b.told(raw, made))
     assert [step.name for step in steps] == ["spec", "outcome"]
     assert "spec.learner.backoffLimit" in steps[-1].fix
 
@@ -99,15 +99,15 @@ def test_the_commands_name_the_children_that_exist(name: str, kind: str) -> None
         "Job": reasons.LEARNER_RETRYING,
         "Workload": reasons.QUOTA_PENDING,
     }[kind]
-    words = explain._fix(reason, raw).replace("/", " ").replace(";", " ").split()
+    words = explanation._fix(reason, raw).replace("/", " ").replace(";", " ").split()
     assert made[kind]["metadata"]["name"] in words
 
 
 def test_no_command_puts_a_childs_name_together_by_itself() -> None:
-    texts = [*explain._PATIENCE.values(), *explain._FIXES.values()]
+    texts = [*explanation._PATIENCE.values(), *explanation._FIXES.values()]
     assert [text for text in texts if "{job}-" in text or "workload {job}" in text] == []
 
 
 def test_every_reason_that_stops_a_job_has_something_to_look_at() -> None:
     warnings = {reasons.UNSCHEDULABLE, reasons.IMAGE_UNAVAILABLE, reasons.CONTAINER_CONFIG, reasons.SERVER_CRASHED}
-    assert all(explain._fix(reason, b.job()) for reason in warnings)
+    assert all(explanation._fix(reason, b.job()) for reason in warnings)

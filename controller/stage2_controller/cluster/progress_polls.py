@@ -17,7 +17,7 @@ _AT_ONCE = 32  # learners that are asked at the same time
 
 
 class Reader(Protocol):
-    """Asks one learner; `stage2_controller.cluster.progress.ProgressReader` does."""
+    """Asks one learner; `stage2_controller.cluster.progress_reader.ProgressReader` does."""
 
     async def read(self, pod: Object | None, secret: Object | None) -> Object | None:
         """The learner's report; None while it does not run, or does not answer in time."""
@@ -29,7 +29,7 @@ class Reader(Protocol):
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _LastReport:
     pod: str  # its uid: what an earlier pod said is no report of this one
     report: Object | None
     at: float
@@ -54,7 +54,7 @@ class ProgressPolls:
         self._fresh_s = interval_s / 2
         self._clock = clock
         self._gate = asyncio.Semaphore(_AT_ONCE)
-        self._kept: dict[Key, _Kept] = {}
+        self._kept: dict[Key, _LastReport] = {}
         self._asking: dict[Key, asyncio.Task[None]] = {}
 
     def latest(self, key: Key, pod: Object | None, secret: Object | None) -> Object | None:
@@ -88,7 +88,7 @@ class ProgressPolls:
             logger.exception("%s: its learner's report cannot be read", key)
             report = None
         before = self._kept.get(key)
-        self._kept[key] = _Kept(uid, report, self._clock())
+        self._kept[key] = _LastReport(uid, report, self._clock())
         self._asking.pop(key, None)
         if report != (before.report if before and before.pod == uid else None):
             self._told(key)

@@ -3,7 +3,7 @@
 import json
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import aiohttp
 from kubernetes.aio import client, config
@@ -12,7 +12,7 @@ from kubernetes.aio.dynamic.exceptions import DynamicApiError
 
 from stage2_controller.job import names
 from stage2_controller.job.events import Event
-from stage2_controller.job.gates import Gate
+from stage2_controller.job.readiness_gate import GateCondition
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +61,14 @@ async def connect(requested: Requested) -> "Api":
     except config.ConfigException:
         await config.load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
     return Api(client.ApiClient(configuration), requested)
+
+
+class Lister(Protocol):
+    """Lists objects; `Api` does."""
+
+    async def list(self, kind: str, namespace: str | None, *, labelled: bool) -> Object:
+        """The list of a kind in one namespace or in all; `labelled`: only our children."""
+        ...
 
 
 class Api:
@@ -124,7 +132,7 @@ class Api:
                 return None
             raise
 
-    async def apply_condition(self, namespace: str, gate: Gate, *, at: str) -> None:
+    async def apply_condition(self, namespace: str, gate: GateCondition, *, at: str) -> None:
         """Makes a pod's readiness gate say this; a pod that is gone needs none."""
         condition = {"type": names.GATE, "status": gate.status, "message": gate.message, "lastTransitionTime": at}
         body = {

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from stage2_api.errors import shortened
-from stage2_controller.job import conditions, explain, reasons
+from stage2_controller.job import conditions, explanation, reasons
 from stage2_controller.job.conditions import Condition, merged
 from stage2_controller.job.key import Key
 from stage2_controller.job.plan import Plan
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 _SHOWN = 1000  # characters of an exception's text
 
 
-class Faults:
+class InternalErrors:
     """The plans of jobs that could not be planned. Each traceback is logged once for a generation of the spec."""
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ def _status(raw: Mapping[str, Any], error: Exception, now: datetime) -> dict[str
     found = [Condition(reasons.ACCEPTED, "Unknown", reasons.INTERNAL_ERROR, message)]
     trains = conditions.find(previous, reasons.TRAINING)
     if trains is None or trains["status"] != "True":
-        found.append(explain.training(found, raw))
+        found.append(explanation.training(found, raw))
     told = previous.get("conditions") or []
     replaced = {condition.type for condition in found}
     kept = [item for item in told if item["type"] not in replaced and item["reason"] != reasons.INVALID_SPEC]

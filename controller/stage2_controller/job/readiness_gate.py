@@ -11,7 +11,7 @@ from stage2_controller.job.conditions import Truth, truth
 from stage2_controller.job.observed import Observed, terminating
 
 
-class Gate(NamedTuple):
+class GateCondition(NamedTuple):
     """The condition that a pod is to have."""
 
     pod: str
@@ -19,7 +19,7 @@ class Gate(NamedTuple):
     message: str
 
 
-def gate(observed: Observed, status: Mapping[str, Any]) -> Gate | None:
+def gate(observed: Observed, status: Mapping[str, Any]) -> GateCondition | None:
     """What has to be told of the rollout pod; None if its condition is right already, or nobody waits for it."""
     pod = observed.pod(names.ROLE_ROLLOUT)
     if pod is None or terminating(pod) or not _has_gate(pod):
@@ -31,7 +31,7 @@ def gate(observed: Observed, status: Mapping[str, Any]) -> Gate | None:
     if (told["status"] if told else "False") == wanted:
         return None
     message = f"waits for version {version}: {', '.join(behind)}" if behind else f"all servers hold version {version}"
-    return Gate(pod["metadata"]["name"], wanted, message)
+    return GateCondition(pod["metadata"]["name"], wanted, message)
 
 
 def _has_gate(pod: Mapping[str, Any]) -> bool:

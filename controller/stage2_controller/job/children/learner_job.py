@@ -13,7 +13,7 @@ from stage2_controller.job.containers import Container
 _GRACE_S = 120
 
 
-def job(
+def learner_job(
     job: RolloutMatchingJob,
     owner: Mapping[str, Any],
     learner: Container,

@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 
 from stage2_controller.cluster.capacity import Capacity
-from stage2_controller.cluster.observe import Store
-from stage2_controller.job import explain, names, reasons
+from stage2_controller.cluster.store import Store
+from stage2_controller.job import explanation, names, reasons
 from stage2_controller.job.conditions import find
 from stage2_controller.job.events import events
 from stage2_controller.job.key import Key
 from stage2_controller.job.plan import Plan
-from stage2_controller.loop.fault import Faults
-from stage2_controller.loop.metrics import Metrics
-from stage2_controller.loop.queue import Broken
+from stage2_controller.loop.controller_metrics import Metrics
+from stage2_controller.loop.internal_error import InternalErrors
 from stage2_controller.loop.reconcile import Reconciler
+from stage2_controller.loop.work_queue import Broken
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 
@@ -25,7 +25,7 @@ KEY = Key("team-a", "job-3v1")
 
 
 def broken(raw: Mapping[str, Any]) -> Plan:
-    return Faults().plan(KEY, raw, BUG, now=b.NOW)
+    return InternalErrors().plan(KEY, raw, BUG, now=b.NOW)
 
 
 def test_the_condition_has_the_text_and_says_whom_to_tell() -> None:
@@ -40,7 +40,7 @@ def test_the_condition_has_the_text_and_says_whom_to_tell() -> None:
 def test_the_answer_to_why_it_does_not_train_is_the_bug() -> None:
     raw = b.job()
     made = broken(raw)
-    step = next(step for step in explain.chain(b.told(raw, made)) if step.state != "ok")
+    step = next(step for step in explanation.chain(b.told(raw, made)) if step.state != "ok")
     assert (step.name, step.reason) == ("spec", reasons.INTERNAL_ERROR)
     assert b.condition(made, reasons.TRAINING) == ("False", reasons.INTERNAL_ERROR)
 
@@ -77,7 +77,7 @@ def test_a_job_that_can_be_planned_again_forgets_the_bug() -> None:
 
 
 def test_the_traceback_is_logged_once_for_a_generation(caplog: pytest.LogCaptureFixture) -> None:
-    faults, raw = Faults(), b.job()
+    faults, raw = InternalErrors(), b.job()
     edited = {**raw, "metadata": {**raw["metadata"], "generation": 2}}
     with caplog.at_level(logging.ERROR):
         for seen in (raw, raw, edited, edited):
@@ -122,7 +122,7 @@ def bug(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> Any:
         raise BUG
 
-    monkeypatch.setattr("stage2_controller.job.draft.draft", fail)
+    monkeypatch.setattr("stage2_controller.job.desired.desired", fail)
 
 
 async def test_a_pass_that_meets_a_bug_tells_the_status_before_it_is_tried_again(bug: None) -> None:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stage2_controller.cluster.ledger import Ledger
+from stage2_controller.cluster.reservations import Reservations
 
 CHANGES = st.lists(
     st.tuples(
@@ -16,25 +16,25 @@ CHANGES = st.lists(
 
 @given(CHANGES, st.sampled_from((None, 0, 1)))
 def test_sums_equal_a_count_from_scratch(changes: list, at_least: int | None) -> None:
-    ledger, entries = Ledger(), {}
+    reserved, entries = Reservations(), {}
     for identity, entry in changes:
         if entry is None:
-            ledger.strike(identity)
+            reserved.remove(identity)
             entries.pop(identity, None)
         else:
             gpus, cpu, priority = entry
             entries[identity] = ({"nvidia.com/gpu": gpus, "cpu": cpu / 1000}, priority)
-            ledger.enter(identity, *entries[identity])
+            reserved.add(identity, *entries[identity])
     counted = [amounts for amounts, priority in entries.values() if at_least is None or priority >= at_least]
-    taken = ledger.taken(at_least=at_least)
+    total = reserved.total(at_least=at_least)
     for key in ("nvidia.com/gpu", "cpu"):
-        assert abs(taken.get(key, 0) - sum(amounts[key] for amounts in counted)) < 1e-9
+        assert abs(total.get(key, 0) - sum(amounts[key] for amounts in counted)) < 1e-9
 
 
 def test_nothing_is_left_when_all_entries_are_gone() -> None:
-    ledger = Ledger()
+    reserved = Reservations()
     for index in range(3):
-        ledger.enter(index, {"cpu": 0.1}, 0)
+        reserved.add(index, {"cpu": 0.1}, 0)
     for index in range(3):
-        ledger.strike(index)
-    assert ledger.taken() == {}
+        reserved.remove(index)
+    assert reserved.total() == {}

@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from stage2_controller.job import names, reasons
-from stage2_controller.job.gates import Gate
 from stage2_controller.job.observed import Observed
+from stage2_controller.job.readiness_gate import GateCondition
 from tests.unit.controller import builders as b
 
 
@@ -27,7 +27,7 @@ def observed(
 
 def test_the_pod_is_told_ready_once_all_servers_hold_the_pushed_version() -> None:
     gate = b.planned(b.job(), observed()).gate
-    assert gate == Gate("job-3v1-rollout-x", "True", "all servers hold version 4")
+    assert gate == GateCondition("job-3v1-rollout-x", "True", "all servers hold version 4")
 
 
 def test_nothing_is_told_twice() -> None:

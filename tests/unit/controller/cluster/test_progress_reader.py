@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from stage2_controller.cluster.progress import ProgressReader
+from stage2_controller.cluster.progress_reader import ProgressReader
 from stage2_controller.job import names
 from tests.unit.controller import builders as b
 

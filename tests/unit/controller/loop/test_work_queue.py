@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from stage2_controller.loop.queue import RetryLater, WorkQueue
+from stage2_controller.loop.work_queue import RetryLater, WorkQueue
 
 
 @asynccontextmanager

@@ -7,7 +7,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from kubernetes.aio import client
 
-from stage2_controller.cluster.apply import Api, ApiRefused
+from stage2_controller.cluster.api_server import Api, ApiRefused
 
 
 async def _patched(status: int) -> bool:

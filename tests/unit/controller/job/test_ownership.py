@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from stage2_controller.job import explain, names, owners, reasons
+from stage2_controller.job import explanation, names, ownership, reasons
 from stage2_controller.job.observed import Observed
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
-from tests.unit.controller.job.test_siting import planned
+from tests.unit.controller.job.test_placement import planned
 
 COMPLETE = b.job_condition("Complete")
 
@@ -39,14 +39,14 @@ def marked(pod: Any, uid: str) -> Any:
 
 
 def seen(raw: Any, observed: Observed) -> Observed:
-    return owners.sorted_out(observed, raw["metadata"])
+    return ownership.owned(observed, raw["metadata"])
 
 
 def test_what_the_job_owns_is_its_own_and_nothing_is_in_its_way() -> None:
     raw = b.job()
     observed = b.started(raw)
     assert seen(raw, observed) == observed
-    assert owners.obstacle(observed) is None
+    assert ownership.obstacle(observed) is None
 
 
 @pytest.mark.parametrize("end", [COMPLETE, b.job_condition("Failed", "BackoffLimitExceeded")])
@@ -118,7 +118,7 @@ def test_a_job_whose_name_is_taken_claims_no_node() -> None:
     raw = b.job()
     found = seen(raw, Observed(configmap=without_owner(b.child(b.planned(raw), "ConfigMap"))))
     made = planned(raw, n.capacity(n.node()), found)
-    assert (made.site, made.keeps_place) == (None, False)
+    assert (made.placement, made.keeps_place) == (None, False)
 
 
 def test_a_running_job_keeps_its_place_and_its_pods_when_somebody_takes_a_childs_name() -> None:
@@ -126,7 +126,7 @@ def test_a_running_job_keeps_its_place_and_its_pods_when_somebody_takes_a_childs
     found = seen(raw, b.started(raw, service=without_owner(b.child(b.planned(raw), "Service"))))
     made = planned(raw, n.capacity(n.node()), found)
     assert (made.status["phase"], made.children, made.deletions) == (reasons.RUNNING, (), ())
-    assert made.site is not None
+    assert made.placement is not None
 
 
 def test_a_suspended_job_ends_its_pods_although_a_name_is_taken() -> None:
@@ -138,7 +138,7 @@ def test_a_suspended_job_ends_its_pods_although_a_name_is_taken() -> None:
 def test_explain_names_the_object_that_is_in_the_way() -> None:
     raw = b.job()
     made = b.planned(raw, seen(raw, Observed(configmap=without_owner(b.child(b.planned(raw), "ConfigMap")))))
-    first = next(step for step in explain.chain(b.told(raw, made)) if step.state != "ok")
+    first = next(step for step in explanation.chain(b.told(raw, made)) if step.state != "ok")
     assert (first.name, first.state, first.reason) == ("children", "wrong", reasons.NAME_TAKEN)
     assert first.fix == "metadata.name of rmj/job-3v1, or the object that the message names, in namespace team-a"
     assert b.condition(made, reasons.TRAINING) == ("False", reasons.NAME_TAKEN)

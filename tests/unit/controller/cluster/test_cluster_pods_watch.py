@@ -7,9 +7,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from stage2_controller.cluster import everywhere
+from stage2_controller.cluster import cluster_pods_watch
 from stage2_controller.cluster.capacity import Capacity
-from stage2_controller.cluster.everywhere import Everywhere
+from stage2_controller.cluster.cluster_pods_watch import ClusterPodsWatch
 from tests.unit.controller import nodes as n
 from tests.unit.controller.cluster.test_capacity import free
 
@@ -41,7 +41,7 @@ class Server:
 
 async def followed(server: Server, capacity: Capacity) -> None:
     """Follows the server until it has nothing more to tell."""
-    watcher = Everywhere(server, capacity, server.events)
+    watcher = ClusterPodsWatch(server, capacity, server.events)
     await watcher.fill()
     running = asyncio.create_task(watcher.run())
     await asyncio.wait_for(server.idle.wait(), 5)
@@ -53,18 +53,18 @@ async def test_what_exists_and_what_comes_and_goes_is_counted() -> None:
     first, second = n.foreign(gpus=1), n.foreign(gpus=2)
     gone = {**first, "metadata": {**first["metadata"], "resourceVersion": "101"}}
     server = Server(first, watches=[[{"type": "ADDED", "object": second}, {"type": "DELETED", "object": gone}]])
-    await Everywhere(server, account, server.events).fill()
+    await ClusterPodsWatch(server, account, server.events).fill()
     assert free(account) == 7
     await followed(server, account)
     assert free(account) == 6
 
 
 async def test_a_watch_that_breaks_begins_again_with_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(everywhere, "_RETRY_S", 0.0)
+    monkeypatch.setattr(cluster_pods_watch, "_RETRY_S", 0.0)
     account = n.capacity(n.node(gpus=8))
     unseen = n.foreign(gpus=4)
     server = Server(watches=[[aiohttp.ClientError("gone")]])
-    watcher = Everywhere(server, account, server.events)
+    watcher = ClusterPodsWatch(server, account, server.events)
     await watcher.fill()
     server.pods = [unseen]
     await followed(server, account)

@@ -31,7 +31,7 @@ def whose(child: Object, job: Mapping[str, Any]) -> Whose:
     return "former" if owner["name"] == job["name"] else "foreign"
 
 
-def sorted_out(seen: Observed, job: Mapping[str, Any]) -> Observed:
+def owned(seen: Observed, job: Mapping[str, Any]) -> Observed:
     """Only what is the job's, beside the names of what is not; `job` is the metadata of the job."""
     found = {kind: (there, whose(there, job)) for kind in FIELDS if (there := seen.child(kind)) is not None}
     told = {kind: owner for kind, (_, owner) in found.items()}

@@ -5,7 +5,7 @@ from collections.abc import Hashable
 from stage2_controller.job.quantity import Amounts
 
 
-class Ledger:
+class Reservations:
     """Entries of one node by an identity of the caller's choice, each with amounts and a priority."""
 
     def __init__(self) -> None:
@@ -13,18 +13,18 @@ class Ledger:
         self._sums: dict[int, dict[str, float]] = {}
         self._counts: dict[int, int] = {}
 
-    def enter(self, identity: Hashable, amounts: Amounts, priority: int) -> None:
+    def add(self, identity: Hashable, amounts: Amounts, priority: int) -> None:
         """Makes the entry this; one that was there under the same identity goes."""
         if self._entries.get(identity) == (amounts, priority):
             return
-        self.strike(identity)
+        self.remove(identity)
         self._entries[identity] = amounts, priority
         self._counts[priority] = self._counts.get(priority, 0) + 1
         sums = self._sums.setdefault(priority, {})
         for key, amount in amounts.items():
             sums[key] = sums.get(key, 0) + amount
 
-    def strike(self, identity: Hashable) -> None:
+    def remove(self, identity: Hashable) -> None:
         """Removes the entry, if there is one."""
         entry = self._entries.pop(identity, None)
         if entry is None:
@@ -37,11 +37,11 @@ class Ledger:
         for key, amount in amounts.items():
             self._sums[priority][key] -= amount
 
-    def entry(self, identity: Hashable) -> tuple[Amounts, int] | None:
+    def get(self, identity: Hashable) -> tuple[Amounts, int] | None:
         """Amounts and priority of one entry."""
         return self._entries.get(identity)
 
-    def taken(self, *, at_least: int | None = None) -> dict[str, float]:
+    def total(self, *, at_least: int | None = None) -> dict[str, float]:
         """The sum of all entries, or of those with this priority or a higher one."""
         total: dict[str, float] = {}
         for priority, sums in self._sums.items():

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from stage2_controller.cluster.observe import Store, key_of
+from stage2_controller.cluster.store import Store, key_of
 from stage2_controller.job import names
 from stage2_controller.job.key import Key
 

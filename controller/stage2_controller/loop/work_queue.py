@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 logger = logging.getLogger(__name__)
 
-Key = TypeVar("Key")
+Item = TypeVar("Item")
 
 
 class RetryLater(Exception):
@@ -22,7 +22,7 @@ class Broken(RetryLater):
     """A pass that met a bug of the controller, which is told and logged already."""
 
 
-class WorkQueue(Generic[Key]):
+class WorkQueue(Generic[Item]):
     """Calls `work(key)` for every key that was added since its last call began.
 
     `work` returns the seconds after which it wants to be called again, or None. When it raises, it is called again
@@ -32,7 +32,7 @@ class WorkQueue(Generic[Key]):
 
     def __init__(
         self,
-        work: Callable[[Key], Awaitable[float | None]],
+        work: Callable[[Item], Awaitable[float | None]],
         *,
         concurrency: int = 8,
         backoff_s: float = 1.0,
@@ -42,16 +42,16 @@ class WorkQueue(Generic[Key]):
         self._concurrency = concurrency
         self._backoff_s = backoff_s
         self._backoff_max_s = backoff_max_s
-        self._ready: asyncio.PriorityQueue[tuple[bool, int, Key]] = asyncio.PriorityQueue()
+        self._ready: asyncio.PriorityQueue[tuple[bool, int, Item]] = asyncio.PriorityQueue()
         self._order = itertools.count()
-        self._worked_on: set[Key] = set()
-        self._waiting: set[Key] = set()  # in _ready
-        self._active: set[Key] = set()  # in a call
-        self._again: set[Key] = set()  # added during its call
-        self._timers: dict[Key, asyncio.TimerHandle] = {}
-        self._failures: dict[Key, int] = {}
+        self._worked_on: set[Item] = set()
+        self._waiting: set[Item] = set()  # in _ready
+        self._active: set[Item] = set()  # in a call
+        self._again: set[Item] = set()  # added during its call
+        self._timers: dict[Item, asyncio.TimerHandle] = {}
+        self._failures: dict[Item, int] = {}
 
-    def add(self, key: Key) -> None:
+    def add(self, key: Item) -> None:
         """Asks for a call as soon as a worker is free; many additions before it starts are one call."""
         self._cancel_timer(key)
         if key in self._active:
@@ -60,7 +60,7 @@ class WorkQueue(Generic[Key]):
             self._waiting.add(key)
             self._ready.put_nowait((key in self._worked_on, next(self._order), key))
 
-    def add_after(self, key: Key, delay_s: float) -> None:
+    def add_after(self, key: Item, delay_s: float) -> None:
         """Asks for a call in `delay_s` seconds; the sooner of this and an earlier request wins."""
         loop = asyncio.get_running_loop()
         timer = self._timers.get(key)
@@ -68,7 +68,7 @@ class WorkQueue(Generic[Key]):
             self._cancel_timer(key)
             self._timers[key] = loop.call_later(delay_s, self.add, key)
 
-    def forget(self, key: Key) -> None:
+    def forget(self, key: Item) -> None:
         """Drops what is planned for a key whose object is gone."""
         self._cancel_timer(key)
         self._failures.pop(key, None)
@@ -98,7 +98,7 @@ class WorkQueue(Generic[Key]):
                 self._again.discard(key)
                 self.add(key)
 
-    async def _call(self, key: Key) -> None:
+    async def _call(self, key: Item) -> None:
         try:
             delay_s = await self._work(key)
         except RetryLater as reason:
@@ -112,11 +112,11 @@ class WorkQueue(Generic[Key]):
         if delay_s is not None:
             self.add_after(key, delay_s)
 
-    def _next_backoff(self, key: Key) -> float:
+    def _next_backoff(self, key: Item) -> float:
         failures = self._failures[key] = self._failures.get(key, 0) + 1
         return min(self._backoff_s * 2.0 ** min(failures - 1, 30), self._backoff_max_s)
 
-    def _cancel_timer(self, key: Key) -> None:
+    def _cancel_timer(self, key: Item) -> None:
         timer = self._timers.pop(key, None)
         if timer is not None:
             timer.cancel()

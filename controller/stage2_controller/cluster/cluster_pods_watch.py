@@ -11,7 +11,7 @@ from typing import Protocol
 
 import aiohttp
 
-from stage2_controller.cluster.apply import ApiRefused
+from stage2_controller.cluster.api_server import ApiRefused, Lister
 from stage2_controller.cluster.capacity import Capacity
 from stage2_controller.job.observed import Object
 
@@ -21,26 +21,18 @@ _RELIST_S = 240
 _RETRY_S = 2.0
 
 
-class Lister(Protocol):
-    """Lists objects; `stage2_controller.cluster.apply.Api` does."""
-
-    async def list(self, kind: str, namespace: str | None, *, labelled: bool) -> Object:
-        """The list of a kind in one namespace or in all; `labelled`: only our children."""
-        ...
-
-
 Events = Callable[[str], AsyncIterator[Object]]  # from a resource version on
 
 
 class Watch(Protocol):
-    """Opens a watch; `stage2_controller.cluster.apply.Api.watch` does."""
+    """Opens a watch; `stage2_controller.cluster.api_server.Api.watch` does."""
 
     async def __call__(self, kind: str, version: str, *, ends_after_s: int) -> aiohttp.ClientResponse:
         """The answer, whose lines are events."""
         ...
 
 
-class Everywhere:
+class ClusterPodsWatch:
     """Keeps the account of room true for the pods of all namespaces."""
 
     def __init__(self, api: Lister, capacity: Capacity, events: Events) -> None:

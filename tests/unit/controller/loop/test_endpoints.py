@@ -2,9 +2,9 @@
 
 import aiohttp
 
-from stage2_controller.cluster import apply
-from stage2_controller.loop import health
-from stage2_controller.loop.metrics import CONTENT_TYPE, Metrics
+from stage2_controller.cluster import api_server
+from stage2_controller.loop import endpoints
+from stage2_controller.loop.controller_metrics import CONTENT_TYPE, Metrics
 
 JOB = {
     "metadata": {"namespace": "team-a", "name": "job-3v1"},
@@ -15,8 +15,8 @@ JOB = {
 async def answers(problem: str | None, not_ready: str | None) -> dict[str, tuple[int, str]]:
     metrics = Metrics(lambda: [JOB])
     metrics.requested("get", "secrets", 200)
-    endpoints = health.Endpoints(lambda: problem, lambda: not_ready, lambda: (metrics.text(), CONTENT_TYPE))
-    runner = await health.serve(endpoints, host="127.0.0.1", port=0)
+    served = endpoints.Endpoints(lambda: problem, lambda: not_ready, lambda: (metrics.text(), CONTENT_TYPE))
+    runner = await endpoints.serve(served, host="127.0.0.1", port=0)
     host, port = runner.addresses[0][:2]
     found = {}
     async with aiohttp.ClientSession(f"http://{host}:{port}") as session:
@@ -47,6 +47,9 @@ async def test_the_figures_tell_requests_and_jobs() -> None:
 
 
 def test_requests_are_counted_by_what_they_are_about() -> None:
-    assert apply.resource_of(apply.path("Deployment", "n", "x")) == "deployments"
-    assert apply.resource_of(apply.path("Node", None)) == "nodes"
-    assert apply.resource_of(apply.path("RolloutMatchingJob", "n", "x") + "/status") == "rolloutmatchingjobs/status"
+    assert api_server.resource_of(api_server.path("Deployment", "n", "x")) == "deployments"
+    assert api_server.resource_of(api_server.path("Node", None)) == "nodes"
+    assert (
+        api_server.resource_of(api_server.path("RolloutMatchingJob", "n", "x") + "/status")
+        == "rolloutmatchingjobs/status"
+    )

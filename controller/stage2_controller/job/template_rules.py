@@ -5,7 +5,7 @@ from typing import Any
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.job import RolloutMatchingJob
-from stage2_controller.job import names, shapes
+from stage2_controller.job import names, template_schema
 
 _OF_CONTAINER = {
     "command": "stage2 starts its own commands",
@@ -51,7 +51,7 @@ def _problems(path: str, template: Mapping[str, Any], ours: set[str], gpu: str) 
     for key in sorted(set(template) - {"metadata", "spec"}):
         yield Problem(f"{path}.{key}", template[key], "a pod template holds metadata and spec", "move it under spec")
     yield from _directives(path, template)
-    misshapen = list(shapes.problems(path, template))
+    misshapen = list(template_schema.problems(path, template))
     yield from misshapen
     if misshapen:  # what follows reads mappings and lists
         return

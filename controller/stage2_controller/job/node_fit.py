@@ -1,0 +1,217 @@
+"""Placement: which one node takes a whole job, servers and learner, before anything of it is created. Pure.
+
+The node is chosen once for both pods; the scheduler still binds them, so that its preemption and its last word count.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from stage2_controller.job import names, quantity
+from stage2_controller.job.observed import Object
+from stage2_controller.job.quantity import Amounts
+
+_BLOCKING = ("NoSchedule", "NoExecute")
+_OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
+HOSTNAME = "kubernetes.io/hostname"
+_LISTED = 3  # nodes that a message names
+
+
+@dataclass(frozen=True)
+class PodNeed:
+    """What one pod of a job asks of its node."""
+
+    role: str
+    requests: Amounts
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    tolerations: Sequence[Mapping[str, Any]] = ()
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a whole job asks of one node."""
+
+    pods: tuple[PodNeed, ...]
+    priority: int = 0
+    preempts: bool = True  # the PriorityClass' preemptionPolicy
+    gpu_resource: str = ""
+    host: str | None = None  # the only node that it may have, by its label kubernetes.io/hostname
+
+    @property
+    def total(self) -> Amounts:
+        """The sum over all pods."""
+        return added(pod.requests for pod in self.pods)
+
+
+@dataclass(frozen=True)
+class NodeInfo:
+    """One node: what it is, and what is free on it for the job in question."""
+
+    name: str
+    labels: Mapping[str, str]
+    taints: Sequence[Mapping[str, Any]]
+    ready: bool
+    cordoned: bool
+    free: Amounts
+    free_by_preemption: Amounts  # what is free once everything of lower priority is gone
+
+    excluded: bool = False  # the scheduler refused the job there a moment ago
+
+    @property
+    def out_of_service(self) -> bool:
+        """Whether someone has said that nothing runs on the node any more."""
+        return any(taint.get("key") == _OUT_OF_SERVICE for taint in self.taints)
+
+
+def need_of(children: Sequence[Mapping[str, Any]], *, gpu_resource: str) -> Need:
+    """Return what the pods of these children ask of one node."""
+    pods = tuple(
+        _pod_need(names.ROLE_OF_PODS[child["kind"]], child["spec"]["template"])
+        for child in children
+        if child["kind"] in names.ROLE_OF_PODS
+    )
+    return Need(pods=pods, gpu_resource=gpu_resource)
+
+
+def _pod_need(role: str, template: Mapping[str, Any]) -> PodNeed:
+    """The need of a pod made from `template`, as the scheduler counts it."""
+    spec = template["spec"]
+    return PodNeed(
+        role=role,
+        requests=requests(spec),
+        node_selector=spec.get("nodeSelector") or {},
+        tolerations=spec.get("tolerations") or (),
+    )
+
+
+def requests(spec: Mapping[str, Any]) -> dict[str, float]:
+    """What the scheduler reserves for a pod: the sum of its containers, or one greedy init container, and itself."""
+    together = added(map(_container, spec.get("containers") or ()))
+    for init in spec.get("initContainers") or ():
+        if init.get("restartPolicy") == "Always":  # a sidecar runs beside the containers
+            together = added((together, _container(init)))
+        else:
+            alone = _container(init)
+            together = {key: max(together.get(key, 0), alone.get(key, 0)) for key in {*together, *alone}}
+    return {**added((together, amounts(spec.get("overhead") or {}))), "pods": 1}
+
+
+def added(parts: Iterable[Amounts]) -> dict[str, float]:
+    """The sum of amounts."""
+    total: dict[str, float] = {}
+    for part in parts:
+        for key, amount in part.items():
+            total[key] = total.get(key, 0) + amount
+    return total
+
+
+def choose_node(need: Need, nodes: Sequence[NodeInfo]) -> str | None:
+    """The node that takes the whole job; by preemption only if none has room. The fullest that fits: large rooms stay.
+
+    None if none takes it; `obstacle` says why.
+    """
+    fitting = [info for info in nodes if _refusal(need, info) is None]
+    for preempting in (False, True):
+        if preempting and not (need.preempts and need.priority > 0):
+            break
+        found = [info for info in fitting if _has(_free(info, preempting), need.total)]
+        if found:
+            return min(found, key=lambda info: (*_left(info, need, preempting), info.name)).name
+    return None
+
+
+def may_use(need: Need, info: NodeInfo) -> bool:
+    """Whether the node is the host that the job is tied to, where it is tied to one."""
+    return need.host is None or info.labels.get(HOSTNAME) == need.host
+
+
+def why_none_fits(need: Need, nodes: Sequence[NodeInfo]) -> str:
+    """Why no node takes the job: what is missing, and the node that comes closest."""
+    if not nodes:
+        return "the cluster has no nodes"
+    if need.host is not None:
+        nodes = [info for info in nodes if may_use(need, info)]
+        if not nodes:
+            return f"Kueue assigned the host {need.host}, and no node has the label {HOSTNAME}={need.host}"
+    fitting = [info for info in nodes if _refusal(need, info) is None]
+    if not fitting:
+        told = [f"{info.name} {_refusal(need, info)}" for info in sorted(nodes, key=lambda info: info.name)[:_LISTED]]
+        more = f", and {len(nodes) - _LISTED} more nodes" if len(nodes) > _LISTED else ""
+        return f"no node may be used: {'; '.join(told)}{more}"
+    total = need.total
+    for resource in _in_order(total, need.gpu_resource):
+        best = max(fitting, key=lambda info: (info.free.get(resource, 0), info.name))
+        if best.free.get(resource, 0) < total[resource]:
+            return _missing(resource, total[resource], best)
+    best = max(fitting, key=lambda info: (sum(info.free.get(k, 0) >= v for k, v in total.items()), info.name))
+    lacking = next(k for k in _in_order(total, need.gpu_resource) if best.free.get(k, 0) < total[k])
+    wanted = ", ".join(f"{quantity.shown(key, total[key])} {key}" for key in _in_order(total, need.gpu_resource))
+    return f"needs {wanted} together on one node; {best.name} has only {_shown(lacking, best)} {lacking} free"
+
+
+def _missing(resource: str, amount: float, best: NodeInfo) -> str:
+    free = f"the largest free is {_shown(resource, best)} on {best.name}"
+    return f"needs {quantity.shown(resource, amount)} {resource} on one node; {free}"
+
+
+def _shown(resource: str, info: NodeInfo) -> str:
+    return quantity.shown(resource, max(info.free.get(resource, 0), 0))
+
+
+def _in_order(total: Amounts, gpu_resource: str) -> list[str]:
+    first = [gpu_resource, "cpu", "memory"]
+    return [key for key in (*first, *sorted(set(total) - set(first))) if total.get(key)]
+
+
+def _free(info: NodeInfo, preempting: bool) -> Amounts:
+    return info.free_by_preemption if preempting else info.free
+
+
+def _has(free: Amounts, total: Amounts) -> bool:
+    return all(free.get(key, 0) >= amount - 1e-9 for key, amount in total.items())  # sums of 0.1 are not exact
+
+
+def _left(info: NodeInfo, need: Need, preempting: bool) -> tuple[float, float]:
+    free, total = _free(info, preempting), need.total
+    return tuple(free.get(key, 0) - total.get(key, 0) for key in (need.gpu_resource, "cpu"))  # type: ignore[return-value]
+
+
+def _refusal(need: Need, info: NodeInfo) -> str | None:
+    """Why no pod of the job may be on the node, however empty it is; None if they may."""
+    if not may_use(need, info):
+        return f"is not the host {need.host}, which Kueue assigned"
+    if not info.ready:
+        return "is not ready"
+    if info.excluded:
+        return "was refused by the scheduler a moment ago"
+    if info.cordoned:
+        return "is cordoned (kubectl uncordon)"
+    for pod in need.pods:
+        for key, value in pod.node_selector.items():
+            if info.labels.get(key) != value:
+                return f"lacks the label {key}={value} (spec.placement.nodeSelector)"
+        for taint in info.taints:
+            if taint["effect"] in _BLOCKING and not any(_tolerates(item, taint) for item in pod.tolerations):
+                text = f"{taint['key']}={taint.get('value', '')}:{taint['effect']}"
+                return f"has the taint {text} (spec.placement.tolerations)"
+    return None
+
+
+def _tolerates(toleration: Mapping[str, Any], taint: Object) -> bool:
+    """The scheduler's rule; a missing key with operator Exists tolerates everything."""
+    if toleration.get("effect") not in (None, "", taint["effect"]):
+        return False
+    if not toleration.get("key"):
+        return toleration.get("operator") == "Exists"
+    if toleration["key"] != taint["key"]:
+        return False
+    return toleration.get("operator") == "Exists" or (toleration.get("value") or "") == (taint.get("value") or "")
+
+
+def _container(container: Mapping[str, Any]) -> dict[str, float]:
+    resources = container.get("resources") or {}
+    return amounts({**(resources.get("limits") or {}), **(resources.get("requests") or {})})
+
+
+def amounts(written: Mapping[str, Any]) -> dict[str, float]:
+    return {key: amount for key, value in written.items() if (amount := quantity.parse(value)) is not None}

@@ -1,0 +1,17 @@
+"""The controller's own configuration, as far as it shapes what a job becomes."""
+
+from dataclasses import dataclass
+from importlib.metadata import version
+
+# Of a job that names no image, where no chart says another.
+DEFAULT_IMAGE = f"stage2/trainer:{version('stage2')}"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the controller's own configuration adds to a job."""
+
+    image: str = DEFAULT_IMAGE
+    namespace: str | None = None  # where the controller's own pod runs; None: outside the cluster
+    progress_s: float = 10.0  # how often the learner of a running job is asked for its progress
+    kueue: bool = False  # write Workloads for jobs that name a queue; needs Kueue's definitions
