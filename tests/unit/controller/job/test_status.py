@@ -1,5 +1,6 @@
 """What a person and a program read in the status, stage by stage."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -60,14 +61,14 @@ def learner_failed(exit_code: int, reason: str, text: str) -> dict[str, Any]:
     return {"learner": job, "pods": (b.learner_pod(b.down("learner", exit_code, text)),), "progress": None}
 
 
-REFUSING = b.pod(names.ROLE_ROLLOUT, b.waiting("server-0", "CrashLoopBackOff", last=b.ended(64, "no token")))
-
 # name, what differs from a running job, phase, condition, reason, words of its message
-OUTCOMES: list[tuple[str, dict[str, Any], str, str, str, list[str]]] = [
-    ("it trains", {}, reasons.RUNNING, reasons.LEARNER_RUNNING, reasons.LEARNER_STARTED, []),
+Differs = Callable[[], dict[str, Any]]  # called in the test: what a test plans, it plans itself
+
+OUTCOMES: list[tuple[str, Differs, str, str, str, list[str]]] = [
+    ("it trains", dict, reasons.RUNNING, reasons.LEARNER_RUNNING, reasons.LEARNER_STARTED, []),
     (
         "the learner loads its image",
-        {"pods": (b.rollout_pod(True, True, True), b.learner_pod(b.waiting("learner", "ContainerCreating")))},
+        lambda: {"pods": (b.rollout_pod(True, True, True), b.learner_pod(b.waiting("learner", "ContainerCreating")))},
         reasons.STARTING,
         reasons.LEARNER_RUNNING,
         reasons.CONTAINERS_STARTING,
@@ -75,7 +76,9 @@ OUTCOMES: list[tuple[str, dict[str, Any], str, str, str, list[str]]] = [
     ),
     (
         "the learner is done and its Job has not noticed",
-        {"pods": (b.rollout_pod(True, True, True), b.learner_pod(b.down("learner", 0, b.termination(phase="done"))))},
+        lambda: {
+            "pods": (b.rollout_pod(True, True, True), b.learner_pod(b.down("learner", 0, b.termination(phase="done"))))
+        },
         reasons.RUNNING,
         reasons.LEARNER_RUNNING,
         reasons.LEARNER_FINISHED,
@@ -83,7 +86,7 @@ OUTCOMES: list[tuple[str, dict[str, Any], str, str, str, list[str]]] = [
     ),
     (
         "the learner waits for its next try",
-        {"pods": (b.rollout_pod(True, True, True), b.learner_pod(b.down("learner", 75, "lost server-1")))},
+        lambda: {"pods": (b.rollout_pod(True, True, True), b.learner_pod(b.down("learner", 75, "lost server-1")))},
         reasons.STARTING,
         reasons.LEARNER_RUNNING,
         reasons.LEARNER_RETRYING,
@@ -91,7 +94,7 @@ OUTCOMES: list[tuple[str, dict[str, Any], str, str, str, list[str]]] = [
     ),
     (
         "the learner used up its tries",
-        learner_failed(1, "BackoffLimitExceeded", b.termination(message="CUDA out of memory")),
+        lambda: learner_failed(1, "BackoffLimitExceeded", b.termination(message="CUDA out of memory")),
         reasons.FAILED,
         reasons.FAILED,
         reasons.BACKOFF_LIMIT,
@@ -99,7 +102,7 @@ OUTCOMES: list[tuple[str, dict[str, Any], str, str, str, list[str]]] = [
     ),
     (
         "the learner refused its configuration",
-        learner_failed(64, "PodFailurePolicy", "custom.train_jsonl: /data/x; must exist"),
+        lambda: learner_failed(64, "PodFailurePolicy", "custom.train_jsonl: /data/x; must exist"),
         reasons.FAILED,
         reasons.FAILED,
         reasons.CONFIGURATION_ERROR,
@@ -107,7 +110,7 @@ OUTCOMES: list[tuple[str, dict[str, Any], str, str, str, list[str]]] = [
     ),
     (
         "a server refused its configuration",
-        {
+        lambda: {
             "learner": None,
             "progress": None,
             "pods": (
@@ -127,9 +130,9 @@ OUTCOMES: list[tuple[str, dict[str, Any], str, str, str, list[str]]] = [
     [case[1:] for case in OUTCOMES],
     ids=[case[0] for case in OUTCOMES],
 )
-def test_phase_and_reason(more: dict[str, Any], phase: str, condition: str, reason: str, words: list[str]) -> None:
+def test_phase_and_reason(more: Differs, phase: str, condition: str, reason: str, words: list[str]) -> None:
     raw = b.job()
-    made = b.planned(raw, b.started(raw, **more))
+    made = b.planned(raw, b.started(raw, **more()))
     assert made.status["phase"] == phase
     found = b.condition(made, condition)
     assert found is not None
