@@ -31,7 +31,7 @@ from bench.cluster import Object, Watch, clear, job, kubectl, namespace, node, u
 
 from stage2_api.job import parse_job
 from stage2_controller.cluster.api_server import Api, connect
-from stage2_controller.job.plan import static_children
+from stage2_controller.job.static import static_children
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results" / "operator.md"

@@ -8,7 +8,7 @@ import yaml
 
 from stage2_cli.files import load_job
 from stage2_cli.left_out import WATCHED, left_out
-from stage2_controller.job.plan import static_children
+from stage2_controller.job.static import static_children
 
 
 def render_job(file: Path, *, namespace: str | None) -> str:

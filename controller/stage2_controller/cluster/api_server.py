@@ -10,7 +10,7 @@ from kubernetes.aio import client, config
 from kubernetes.aio.dynamic import DynamicClient
 from kubernetes.aio.dynamic.exceptions import DynamicApiError
 
-from stage2_controller.job import names
+from stage2_controller.job import kinds, names
 from stage2_controller.job.events import Event
 from stage2_controller.job.readiness_gate import GateCondition
 
@@ -18,24 +18,6 @@ logger = logging.getLogger(__name__)
 
 Object = Mapping[str, Any]
 
-# The API paths of all kinds that the controller touches: no discovery requests, no permission for them.
-_API = {
-    names.KIND: f"apis/{names.API_VERSION}",
-    "Deployment": "apis/apps/v1",
-    "Job": "apis/batch/v1",
-    "Service": "api/v1",
-    "ConfigMap": "api/v1",
-    "Secret": "api/v1",
-    "Pod": "api/v1",
-    "NetworkPolicy": "apis/networking.k8s.io/v1",
-    "Workload": "apis/kueue.x-k8s.io/v1beta2",
-    "ResourceFlavor": "apis/kueue.x-k8s.io/v1beta2",
-    "Event": "api/v1",
-    "Node": "api/v1",
-    "PriorityClass": "apis/scheduling.k8s.io/v1",
-    "Lease": "apis/coordination.k8s.io/v1",
-}
-_PLURAL = {names.KIND: names.PLURAL, "PriorityClass": "priorityclasses", "NetworkPolicy": "networkpolicies"}
 Requested = Callable[[str, str, int], None]
 _MESSAGE_LIMIT = 1024  # characters; the API server refuses longer event messages
 _REQUEST_S = 30
@@ -276,8 +258,9 @@ def verb_of(method: str, where: str) -> str:
 
 def path(kind: str, namespace: str | None, name: str | None = None) -> str:
     """The API path of an object, or of all objects of its kind."""
-    plural = _PLURAL.get(kind, f"{kind.lower()}s")
-    parts = [_API[kind], f"namespaces/{namespace}" if namespace else "", plural, name or ""]
+    resource = kinds.RESOURCES[kind]  # known here: no discovery requests, and no permission for them
+    group = "apis" if "/" in resource.api_version else "api"
+    parts = [group, resource.api_version, f"namespaces/{namespace}" if namespace else "", resource.plural, name or ""]
     return "/" + "/".join(filter(None, parts))
 
 

@@ -7,13 +7,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import aiohttp
 
 from stage2_controller.cluster.api_server import ApiRefused, Lister
 from stage2_controller.cluster.capacity import Capacity
-from stage2_controller.cluster.store import KINDS, Store, key_of
-from stage2_controller.job import names
+from stage2_controller.cluster.store import Store, key_of
+from stage2_controller.job import kinds, names
 from stage2_controller.job.key import Key
 from stage2_controller.job.observed import Object
 
@@ -21,6 +22,14 @@ logger = logging.getLogger(__name__)
 
 _FIRST_S = 5.0
 _DEAF_AFTER = 3  # rounds in a row that found something undelivered
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What is watched: in which namespaces (empty: in all), and whether Kueue's Workloads are."""
+
+    namespaces: Sequence[str] = ()
+    kueue: bool = False
 
 
 class Freshness:
@@ -32,7 +41,7 @@ class Freshness:
         store: Store,
         enqueue: Callable[[Key], None],
         *,
-        namespaces: Sequence[str],
+        scope: Scope,
         interval_s: float = 120.0,
         grace_s: float = 15.0,
         capacity: Capacity | None = None,
@@ -40,17 +49,17 @@ class Freshness:
         self._api = api
         self._store = store
         self._enqueue = enqueue
-        self._scopes: Sequence[str | None] = namespaces or (None,)
+        self._namespaces: Sequence[str | None] = scope.namespaces or (None,)
         self._interval_s = interval_s
         self._grace_s = grace_s
         self._capacity = capacity
-        self.kinds: Sequence[str] = KINDS
+        self._kinds = [resource.kind for resource in kinds.watched(kueue=scope.kueue)]
         self._rounds_behind = 0
         self._last_round = time.monotonic()
 
     async def fill(self) -> None:
         """Puts everything that exists into the store: a plan made from half a picture would create what is there."""
-        for kind in self.kinds:
+        for kind in self._kinds:
             listed, version = await self._list(kind)
             for body in listed:
                 self._store.put(kind, body)
@@ -72,7 +81,7 @@ class Freshness:
     async def round(self) -> None:
         """Compares once."""
         missed = 0
-        for kind in self.kinds:
+        for kind in self._kinds:
             missed += await self._compare(kind)
         await self._count_nodes()
         self._rounds_behind = self._rounds_behind + 1 if missed else 0
@@ -126,10 +135,10 @@ class Freshness:
 
     def _all_pods(self, kind: str) -> bool:
         """Where nodes are chosen, pods of others count too; of single namespaces, `ClusterPodsWatch` sees those."""
-        return kind == "Pod" and self._capacity is not None and self._scopes == (None,)
+        return kind == "Pod" and self._capacity is not None and self._namespaces == (None,)
 
     async def _list(self, kind: str) -> tuple[list[Object], int]:
         """The objects of a kind in all scopes, and the oldest resource version of the lists."""
-        answers = [await self._api.list(kind, scope, labelled=self._labelled(kind)) for scope in self._scopes]
+        answers = [await self._api.list(kind, scope, labelled=self._labelled(kind)) for scope in self._namespaces]
         items: list[Object] = [item for answer in answers for item in answer["items"]]
         return items, min(int(answer["metadata"]["resourceVersion"]) for answer in answers)

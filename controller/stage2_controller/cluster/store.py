@@ -4,21 +4,18 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from stage2_controller.job import names
+from stage2_controller.job import kinds, names
 from stage2_controller.job.key import Key
 from stage2_controller.job.observed import Object
 
-# Watched by label. ConfigMaps and Secrets are read one by one instead: nobody has to let the controller list those.
-CHILD_KINDS = ("Deployment", "Job", "Service", "NetworkPolicy", "Pod")
-KUEUE_KIND = "Workload"  # watched only where Kueue is installed
-KINDS = (names.KIND, *CHILD_KINDS)
-_OF_A_POD = ("nodeName", "readinessGates")
+# ConfigMaps and Secrets are read one by one instead.
+_STORED = frozenset(resource.kind for resource in kinds.watched(kueue=True))
 
 
 def key_of(kind: str, body: Object) -> Key | None:
     """The job that an object is or belongs to; None for one that only carries our label."""
     metadata = body["metadata"]
-    if kind not in (*KINDS, KUEUE_KIND):
+    if kind not in _STORED:
         return None
     name = metadata["name"] if kind == names.KIND else metadata.get("annotations", {}).get(names.ANNOTATION_JOB)
     return Key(metadata["namespace"], name) if name else None
@@ -33,9 +30,7 @@ class Store:
     """Objects by kind and job. An older state never replaces a newer one, whichever way it came."""
 
     def __init__(self) -> None:
-        self._objects: dict[str, dict[Key, dict[str, Object]]] = {
-            kind: defaultdict(dict) for kind in (*KINDS, KUEUE_KIND)
-        }
+        self._objects: dict[str, dict[Key, dict[str, Object]]] = {kind: defaultdict(dict) for kind in _STORED}
 
     def put(self, kind: str, body: Object) -> None:
         """Keeps the object unless a newer state of it is known."""
@@ -94,6 +89,7 @@ def slim(kind: str, body: Object) -> Object:
     """Without the field managers' bookkeeping, which is a third of an object's size, and of a pod most of its spec."""
     metadata: dict[str, Any] = {key: value for key, value in body["metadata"].items() if key != "managedFields"}
     made = {**body, "metadata": metadata}
-    if kind == "Pod":
-        made["spec"] = {key: value for key, value in body.get("spec", {}).items() if key in _OF_A_POD}
+    kept = kinds.RESOURCES[kind].spec_fields
+    if kept is not None:
+        made["spec"] = {key: value for key, value in body.get("spec", {}).items() if key in kept}
     return made

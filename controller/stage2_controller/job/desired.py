@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stage2_api.job import RolloutMatchingJob, parse_job
-from stage2_controller.job import names, node_fit
+from stage2_controller.job import kinds, names, node_fit
 from stage2_controller.job.children import configmap, deployment, learner_job, meta, networkpolicy, pod, service
 from stage2_controller.job.containers import Processes, containers
 from stage2_controller.job.key import Key
@@ -120,9 +120,9 @@ def namespace_of(accepted: RolloutMatchingJob) -> str:
 
 def _controlled(child: meta.Manifest, node: str | None) -> meta.Manifest:
     """What only a controller can add to a child: its readiness, the job's uid, and its node."""
-    if child["kind"] == "Deployment":
+    if child["kind"] == kinds.DEPLOYMENT.kind:
         child = deployment.gated(child)
-    if child["kind"] not in ("Deployment", "Job"):
+    if child["kind"] not in kinds.ROLE_OF_PODS:
         return child
     child = _marked(child)
     return child if node is None else pod.pinned(child, node)

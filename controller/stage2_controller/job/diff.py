@@ -3,13 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from stage2_controller.job import names, quantity
+from stage2_controller.job import kinds, names, quantity
 from stage2_controller.job.children import meta
 from stage2_controller.job.observed import Observed, terminating
 from stage2_controller.job.strategic_merge import MERGE_KEYS
-
-# Created once: a Job's template is immutable, and running pods hold the Secret's token.
-CREATE_ONCE = frozenset({"Job", "Secret"})
 
 
 class Write(NamedTuple):
@@ -23,6 +20,18 @@ def writes(children: Sequence[meta.Manifest], observed: Observed) -> list[Write]
     """The requests that bring the observed children to `children`, in that order; none if nothing has to change."""
     started = observed.learner is not None or observed.active()
     return [write for child in children if (write := _write(child, observed, started))]
+
+
+def names_to_check(children: Sequence[meta.Manifest], observed: Observed) -> list[str]:
+    """Return the kinds of absent children whose names have to be free before the first child is applied.
+
+    Of what is created, and not applied, the API server says so itself. The learner's name is looked at with the
+    servers': they would load for nothing.
+    """
+    absent = [child["kind"] for child in children if observed.child(child["kind"]) is None]
+    applied = [kind for kind in absent if not kinds.CHILD[kind].create_once]
+    learner_too = kinds.DEPLOYMENT.kind in applied and observed.learner is None
+    return [*applied, kinds.LEARNER_JOB.kind] if learner_too else applied
 
 
 def spec_changed(observed: Observed, spec_hash: str) -> bool:
@@ -48,10 +57,10 @@ def _empty(value: Any) -> bool:
 
 
 def _write(child: meta.Manifest, observed: Observed, started: bool) -> Write | None:
-    there = observed.child(child["kind"])
+    kind, there = kinds.CHILD[child["kind"]], observed.child(child["kind"])
     if there is None:
-        return Write("create" if child["kind"] in CREATE_ONCE else "apply", child)
-    if terminating(there) or child["kind"] in CREATE_ONCE or not _differs(child, there, observed, started):
+        return Write("create" if kind.create_once else "apply", child)
+    if terminating(there) or kind.create_once or not _differs(child, there, observed, started):
         return None
     return Write("apply", _same(child, there))
 
@@ -63,8 +72,8 @@ def _same(child: meta.Manifest, there: Mapping[str, Any]) -> meta.Manifest:
 
 
 def _differs(child: meta.Manifest, there: Mapping[str, Any], observed: Observed, started: bool) -> bool:
-    if child["kind"] == "Workload":  # written again only to say that the job is suspended, or is not any more
-        return bool(there["spec"].get("active", True) != child["spec"]["active"])
+    if switch := kinds.CHILD[child["kind"]].switch:
+        return bool(there["spec"].get(switch, True) != child["spec"][switch])
 
     def same(annotation: str) -> bool:
         return _annotation(there, annotation) == _annotation(child, annotation)

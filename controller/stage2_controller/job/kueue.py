@@ -7,15 +7,13 @@ and learner, that ask for one host together (kueue.x-k8s.io/v1beta2, topology-aw
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stage2_controller.job import names, reasons
+from stage2_controller.job import kinds, names, reasons
 from stage2_controller.job.children import meta
 from stage2_controller.job.conditions import Condition
 from stage2_controller.job.node_fit import HOSTNAME
 from stage2_controller.job.observed import Object, Observed, running, succeeded, terminating
 from stage2_controller.job.outcome import Outcome
 
-API_VERSION = "kueue.x-k8s.io/v1beta2"
-KIND = "Workload"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 _PLACED_BY_KUEUE = "kueue.x-k8s.io/podset-required-topology"
 # Reasons of PodsReady that Kueue's waitForPodsReady knows.
@@ -38,9 +36,9 @@ def workload(
 ) -> meta.Manifest:
     """Workload `<job>-quota`: the pods of the children, on one host; inactive while the job is suspended."""
     pod_sets = [
-        _pod_set(names.ROLE_OF_PODS[child["kind"]], child["spec"]["template"])
+        _pod_set(kinds.ROLE_OF_PODS[child["kind"]], child["spec"]["template"])
         for child in children
-        if child["kind"] in names.ROLE_OF_PODS
+        if child["kind"] in kinds.ROLE_OF_PODS
     ]
     if len(pod_sets) > 1:  # Kueue's group: exactly two pod sets, placed together
         for pod_set in pod_sets:
@@ -50,7 +48,7 @@ def workload(
         name = priority_class["metadata"]["name"]
         spec["priority"] = priority_class["value"]
         spec["priorityClassRef"] = {"group": "scheduling.k8s.io", "kind": "PriorityClass", "name": name}
-    return meta.child(API_VERSION, KIND, owner=owner, role=names.ROLE_QUOTA, body={"spec": spec})
+    return meta.child(kinds.WORKLOAD, owner=owner, body={"spec": spec})
 
 
 def admitted(found: Object | None) -> bool:

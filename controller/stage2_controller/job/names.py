@@ -35,7 +35,6 @@ ROLE_CONFIG = "config"
 ROLE_TOKEN = "token"
 ROLE_PODS = "pods"
 ROLE_QUOTA = "quota"
-ROLE_OF_PODS = {"Deployment": ROLE_ROLLOUT, "Job": ROLE_LEARNER}  # the kinds of children that have pods
 
 MOUNT_ROOT = "/etc/stage2"
 CONFIG_DIR = f"{MOUNT_ROOT}/config"

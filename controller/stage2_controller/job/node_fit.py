@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from stage2_controller.job import names, quantity
+from stage2_controller.job import kinds, quantity
 from stage2_controller.job.observed import Object
 from stage2_controller.job.quantity import Amounts
 
@@ -66,9 +66,9 @@ class NodeInfo:
 def need_of(children: Sequence[Mapping[str, Any]], *, gpu_resource: str) -> Need:
     """Return what the pods of these children ask of one node."""
     pods = tuple(
-        _pod_need(names.ROLE_OF_PODS[child["kind"]], child["spec"]["template"])
+        _pod_need(kinds.ROLE_OF_PODS[child["kind"]], child["spec"]["template"])
         for child in children
-        if child["kind"] in names.ROLE_OF_PODS
+        if child["kind"] in kinds.ROLE_OF_PODS
     )
     return Need(pods=pods, gpu_resource=gpu_resource)
 

@@ -5,20 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stage2_controller.job import names
+from stage2_controller.job import kinds, names
 
 Object = Mapping[str, Any]
-
-# Every kind of child, and where it is kept.
-FIELDS = {
-    "Deployment": "deployment",
-    "Service": "service",
-    "NetworkPolicy": "networkpolicy",
-    "Workload": "workload",
-    "ConfigMap": "configmap",
-    "Secret": "secret",
-    "Job": "learner",
-}
 
 
 @dataclass(frozen=True)
@@ -40,7 +29,7 @@ class Observed:
 
     def child(self, kind: str) -> Object | None:
         """The child of one kind."""
-        found: Object | None = getattr(self, FIELDS[kind])
+        found: Object | None = getattr(self, kinds.CHILD[kind].field)
         return found
 
     def pod(self, role: str) -> Object | None:
@@ -56,6 +45,11 @@ class Observed:
             pod for pod in self.pods if pod["metadata"].get("labels", {}).get(names.LABEL_ROLE) == names.ROLE_LEARNER
         ]
         return next((pod for pod in pods if pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")), None)
+
+    def learner_ended(self) -> bool:
+        """Whether the learner Job has ended by itself, well or not."""
+        told = (self.learner or {}).get("status", {}).get("conditions", [])
+        return any(item["type"] in ("Complete", "Failed") and item["status"] == "True" for item in told)
 
     def active(self) -> bool:
         """Whether any container of the job runs or has run."""

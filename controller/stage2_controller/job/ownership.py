@@ -8,16 +8,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from stage2_controller.job import names, reasons
+from stage2_controller.job import kinds, names, reasons
 from stage2_controller.job.conditions import Condition
-from stage2_controller.job.observed import FIELDS, Object, Observed
+from stage2_controller.job.observed import Object, Observed
 
 Whose = Literal["own", "former", "foreign"]
 
 # Every change of a watched object starts a pass; the rest has to be asked for.
 LOOK_AGAIN_S = {reasons.OLD_CHILDREN_ENDING: 2.0, reasons.NAME_TAKEN: 15.0}
 
-_KIND_OF_ROLE = {role: kind for kind, role in names.ROLE_OF_PODS.items()}
+_KIND_OF_ROLE = {role: kind for kind, role in kinds.ROLE_OF_PODS.items()}
 
 
 def whose(child: Object, job: Mapping[str, Any]) -> Whose:
@@ -33,11 +33,11 @@ def whose(child: Object, job: Mapping[str, Any]) -> Whose:
 
 def owned(seen: Observed, job: Mapping[str, Any]) -> Observed:
     """Only what is the job's, beside the names of what is not; `job` is the metadata of the job."""
-    found = {kind: (there, whose(there, job)) for kind in FIELDS if (there := seen.child(kind)) is not None}
+    found = {kind: (there, whose(there, job)) for kind in kinds.CHILD if (there := seen.child(kind)) is not None}
     told = {kind: owner for kind, (_, owner) in found.items()}
     own_pods = tuple(pod for pod in seen.pods if _whose_pod(pod, job, told) == "own")
     leaving = [pod for pod in seen.pods if _whose_pod(pod, job, told) == "former"]
-    others: dict[str, Any] = {FIELDS[kind]: None for kind, owner in told.items() if owner != "own"}
+    others: dict[str, Any] = {kinds.CHILD[kind].field: None for kind, owner in told.items() if owner != "own"}
     return replace(
         seen,
         **others,

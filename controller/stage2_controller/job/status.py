@@ -2,40 +2,16 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from stage2_api.job import RolloutMatchingJob
 from stage2_controller.job import diagnose, explanation, names, reasons
 from stage2_controller.job.conditions import Condition, merged, timestamp, truth
-from stage2_controller.job.containers import Processes
 from stage2_controller.job.observed import Object, Observed, running, succeeded, terminating
-from stage2_controller.job.outcome import Outcome
-from stage2_controller.job.placement import NodeChoice
+from stage2_controller.job.situation import Situation
 
 # Kept from the learner's last report when it cannot be asked: what it said stays true.
 _REPORTED = ("step", "maxSteps", "sync", "reproducibility")
-
-
-@dataclass(frozen=True)
-class Situation:
-    """Everything that the status of an accepted job is made from."""
-
-    job: RolloutMatchingJob
-    processes: Processes
-    observed: Observed
-    previous: Mapping[str, Any]
-    outcome: Outcome | None
-    now: datetime
-    quota: Condition | None = None  # QuotaReserved, where the job names a queue of Kueue
-    placement: NodeChoice | None = None  # None: the scheduler chooses the node, or nothing is to run
-    blocked: Condition | None = None  # ChildrenApplied, where what is not the job's keeps them from being written
-
-    @property
-    def server_names(self) -> tuple[str, ...]:
-        """server-0, server-1, …"""
-        return tuple(server.name for server in self.processes.servers)
 
 
 def accepted(situation: Situation) -> dict[str, Any]:

@@ -18,12 +18,13 @@ from stage2_controller.cluster.api_server import Api, ApiRefused, connect
 from stage2_controller.cluster.capacity import Capacity
 from stage2_controller.cluster.cluster_pods_watch import ClusterPodsWatch, pod_events
 from stage2_controller.cluster.election import Election
-from stage2_controller.cluster.freshness import Freshness
+from stage2_controller.cluster.freshness import Freshness, Scope
 from stage2_controller.cluster.progress_polls import ProgressPolls
 from stage2_controller.cluster.progress_reader import ProgressReader
-from stage2_controller.cluster.store import KINDS, KUEUE_KIND, Store, key_of
-from stage2_controller.job import names
+from stage2_controller.cluster.store import Store, key_of
+from stage2_controller.job import kinds, names
 from stage2_controller.job.key import Key
+from stage2_controller.job.kinds import Resource
 from stage2_controller.job.settings import Settings
 from stage2_controller.loop import endpoints
 from stage2_controller.loop.controller_metrics import CONTENT_TYPE, Metrics
@@ -32,17 +33,6 @@ from stage2_controller.loop.work_queue import WorkQueue
 
 logger = logging.getLogger(__name__)
 
-# (kind, API group and version, plural) of everything that is watched.
-_WATCHED = (
-    (names.KIND, names.API_VERSION, names.PLURAL),
-    ("Deployment", "apps/v1", "deployments"),
-    ("Job", "batch/v1", "jobs"),
-    ("Service", "v1", "services"),
-    ("NetworkPolicy", "networking.k8s.io/v1", "networkpolicies"),
-    ("Pod", "v1", "pods"),
-)
-_NODES = (("Node", "v1", "nodes"),)
-_WORKLOADS = (("Workload", "kueue.x-k8s.io/v1beta2", "workloads"),)
 _SERVE_AFTER_S = 0.2
 
 
@@ -110,13 +100,11 @@ class Controller:
             api,
             self.store,
             self.queue.add,
-            namespaces=self.options.namespaces,
+            scope=Scope(self.options.namespaces, kueue=self.settings.kueue),
             capacity=self.capacity,
         )
         if self.capacity and self.options.namespaces:
             self._everywhere = ClusterPodsWatch(api, self.capacity, pod_events(api.watch))
-        if self.settings.kueue:
-            self.freshness.kinds = (*KINDS, KUEUE_KIND)
         if self.options.listen:
             host, port = self.options.listen
             served = endpoints.Endpoints(self._problem, self._not_ready, self._measured)
@@ -231,10 +219,10 @@ def settings(*, all_pods: bool) -> kopf.OperatorSettings:
     made.posting.enabled = False
     made.scanning.disabled = True
     made.persistence.diffbase_storage = _NoDiffs()
-    for _, _, plural in (*_WATCHED[1:], *_WORKLOADS):
-        if plural == "pods" and all_pods:
+    for resource in kinds.watched(kueue=True):
+        if resource.kind == names.KIND or (resource == kinds.POD and all_pods):
             continue
-        made.watching.label_selectors[plural] = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
+        made.watching.label_selectors[resource.plural] = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
     return made
 
 
@@ -270,13 +258,12 @@ def registry(controller: Controller) -> kopf.OperatorRegistry:
         await controller.stop()
 
     options = controller.options
-    extra = (*(_NODES if options.placement else ()), *(_WORKLOADS if controller.settings.kueue else ()))
-    for kind, api_version, plural in (*_WATCHED, *extra):
-        _watch(made, controller, kind=kind, api_version=api_version, plural=plural)
+    for resource in (*kinds.watched(kueue=controller.settings.kueue), *((kinds.NODE,) if options.placement else ())):
+        _watch(made, controller, resource)
     return made
 
 
-def _watch(made: kopf.OperatorRegistry, controller: Controller, *, kind: str, api_version: str, plural: str) -> None:
-    @kopf.on.event(api_version, plural, registry=made, id=f"see-{plural}")
+def _watch(made: kopf.OperatorRegistry, controller: Controller, resource: Resource) -> None:
+    @kopf.on.event(resource.api_version, resource.plural, registry=made, id=f"see-{resource.plural}")
     async def see(event: kopf.RawEvent, **_: Any) -> None:
-        controller.observe(kind, event)
+        controller.observe(resource.kind, event)

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from stage2_controller.job import names
+from stage2_controller.job import kinds, names
 from stage2_controller.job.children import meta
 
 
 def configmap(owner: Mapping[str, Any], config_text: str) -> meta.Manifest:
     """ConfigMap `<job>-config` with the one key config.yaml."""
     body = {"data": {names.CONFIG_KEY: config_text}}
-    return meta.child("v1", "ConfigMap", owner=owner, role=names.ROLE_CONFIG, body=body)
+    return meta.child(kinds.CONFIG_MAP, owner=owner, body=body)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stage2_api.job import RolloutMatchingJob
-from stage2_controller.job import names
+from stage2_controller.job import kinds, names
 from stage2_controller.job.children import meta, pod
 from stage2_controller.job.containers import Container
 
@@ -40,7 +40,7 @@ def deployment(
         "selector": {"matchLabels": meta.selector(job.metadata.name, names.ROLE_ROLLOUT)},
         "template": template,
     }
-    return meta.child("apps/v1", "Deployment", owner=owner, role=names.ROLE_ROLLOUT, body={"spec": spec})
+    return meta.child(kinds.DEPLOYMENT, owner=owner, body={"spec": spec})
 
 
 def gated(manifest: meta.Manifest) -> meta.Manifest:

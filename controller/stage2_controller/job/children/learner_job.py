@@ -5,7 +5,7 @@ from typing import Any
 
 from stage2_api.errors import EXIT_CONFIG
 from stage2_api.job import RolloutMatchingJob
-from stage2_controller.job import names
+from stage2_controller.job import kinds, names
 from stage2_controller.job.children import meta, pod
 from stage2_controller.job.containers import Container
 
@@ -41,7 +41,7 @@ def learner_job(
         "podFailurePolicy": {"rules": [_FAIL_ON_CONFIG_ERROR, _IGNORE_DISRUPTION]},
         "template": template,
     }
-    return meta.child("batch/v1", "Job", owner=owner, role=names.ROLE_LEARNER, body={"spec": spec})
+    return meta.child(kinds.LEARNER_JOB, owner=owner, body={"spec": spec})
 
 
 _FAIL_ON_CONFIG_ERROR = {

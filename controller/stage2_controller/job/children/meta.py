@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stage2_controller.job import names
+from stage2_controller.job.kinds import ChildKind
 
 Manifest = dict[str, Any]
 
@@ -32,20 +33,20 @@ def labels(job: str, role: str) -> dict[str, str]:
     }
 
 
-def child(api_version: str, kind: str, *, owner: Mapping[str, Any], role: str, body: Mapping[str, Any]) -> Manifest:
+def child(kind: ChildKind, *, owner: Mapping[str, Any], body: Mapping[str, Any]) -> Manifest:
     """The manifest of `owner`'s child: `body` with name, labels and owner reference.
 
     `owner` is the metadata of the job: name, namespace, and uid where the API server has given one.
     """
     metadata: dict[str, Any] = {
-        "name": names.child_name(owner["name"], role),
+        "name": names.child_name(owner["name"], kind.role),
         "namespace": owner["namespace"],
-        "labels": labels(owner["name"], role),
+        "labels": labels(owner["name"], kind.role),
         "annotations": {names.ANNOTATION_JOB: owner["name"]},
     }
     if owner.get("uid"):
         metadata["ownerReferences"] = [_owner_reference(owner)]
-    return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **body}
+    return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata, **body}
 
 
 def stamped(manifest: Manifest, spec_hash: str) -> Manifest:

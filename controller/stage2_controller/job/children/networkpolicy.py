@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stage2_controller.job import names
+from stage2_controller.job import kinds, names
 from stage2_controller.job.children import meta
 from stage2_controller.job.containers import Container
 
@@ -31,7 +31,7 @@ def networkpolicy(
         "policyTypes": ["Ingress"],
         "ingress": rules,
     }
-    return meta.child("networking.k8s.io/v1", "NetworkPolicy", owner=owner, role=names.ROLE_PODS, body={"spec": spec})
+    return meta.child(kinds.NETWORK_POLICY, owner=owner, body={"spec": spec})
 
 
 _EVERY_PORT: tuple[Mapping[str, int], ...] = ({},)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stage2_api.job import RolloutMatchingJob
-from stage2_controller.job import names, strategic_merge
+from stage2_controller.job import kinds, names, strategic_merge
 from stage2_controller.job.children import meta
 from stage2_controller.job.containers import Container
 
@@ -96,7 +96,7 @@ def pinned(manifest: meta.Manifest, node: str) -> meta.Manifest:
 
 def adding(manifest: meta.Manifest, additions: Mapping[str, Any]) -> meta.Manifest:
     """The Deployment or Job with the additions to its role's pods: labels, annotations, nodeSelector, tolerations."""
-    added = additions.get(names.ROLE_OF_PODS.get(manifest["kind"], ""))
+    added = additions.get(kinds.ROLE_OF_PODS.get(manifest["kind"], ""))
     if not added:
         return manifest
     template = manifest["spec"]["template"]

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from stage2_controller.job import names
+from stage2_controller.job import kinds, names
 from stage2_controller.job.children import meta
 
 
 def secret(owner: Mapping[str, Any], token: str) -> meta.Manifest:
     """Secret `<job>-token`. Created once and never written again: running pods hold its token."""
     body = {"type": "Opaque", "immutable": True, "stringData": {names.TOKEN_KEY: token}}
-    return meta.child("v1", "Secret", owner=owner, role=names.ROLE_TOKEN, body=body)
+    return meta.child(kinds.SECRET, owner=owner, body=body)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stage2_controller.job import names
+from stage2_controller.job import kinds, names
 from stage2_controller.job.children import meta
 from stage2_controller.job.containers import Container
 
@@ -25,4 +25,4 @@ def service(owner: Mapping[str, Any], servers: Sequence[Container]) -> meta.Mani
             "ports": ports,
         }
     }
-    return meta.child("v1", "Service", owner=owner, role=names.ROLE_ROLLOUT, body=body)
+    return meta.child(kinds.SERVICE, owner=owner, body=body)

@@ -4,11 +4,13 @@ from typing import Any
 
 import pytest
 
-from stage2_controller.cluster.freshness import Freshness
-from stage2_controller.cluster.store import KINDS, Store
-from stage2_controller.job import names
+from stage2_controller.cluster.freshness import Freshness, Scope
+from stage2_controller.cluster.store import Store
+from stage2_controller.job import kinds, names
 from stage2_controller.job.key import Key
 from tests.unit.controller.cluster.test_store import KEY, seen, version
+
+KINDS = [resource.kind for resource in kinds.watched(kueue=False)]
 
 
 class Lists:
@@ -28,7 +30,7 @@ class Stage:
         self.lists = Lists()
         self.store = Store()
         self.asked: list[Key] = []
-        self.freshness = Freshness(self.lists, self.store, self.asked.append, namespaces=(), grace_s=0)
+        self.freshness = Freshness(self.lists, self.store, self.asked.append, scope=Scope(()), grace_s=0)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from stage2_api.job import RolloutMatchingJob, parse_job
 from stage2_controller.job import names
 from stage2_controller.job.containers import containers
 from stage2_controller.job.observed import Observed
-from stage2_controller.job.plan import static_children
+from stage2_controller.job.static import static_children
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 from tests.unit.controller.job.test_placement import planned

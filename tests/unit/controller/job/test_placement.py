@@ -24,7 +24,7 @@ def planned(raw: Any, account: Capacity, observed: Observed = b.NOTHING, *, afte
         settings=b.SETTINGS,
         now=b.NOW + timedelta(seconds=after_s),
         new_token=lambda: "t0ken",
-        cluster=NodeView(account, n.KEY, **more),
+        nodes=NodeView(account, n.KEY, **more),
     )
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from stage2_controller.cluster.progress_polls import ProgressPolls
 from stage2_controller.cluster.progress_reader import ProgressReader
-from stage2_controller.cluster.store import KINDS, Store
-from stage2_controller.job import conditions, names, reasons
+from stage2_controller.cluster.store import Store
+from stage2_controller.job import conditions, kinds, names, reasons
 from stage2_controller.job.key import Key
 from stage2_controller.loop.controller_metrics import Metrics
 from stage2_controller.loop.reconcile import Reconciler
@@ -19,6 +19,7 @@ from tests.unit.controller import builders as b
 
 KEY = Key("team-a", "job-3v1")
 CONFIG = ("ConfigMap", "job-3v1-config")
+WATCHED = [resource.kind for resource in kinds.watched(kueue=False)]
 Object = dict[str, Any]
 
 
@@ -29,10 +30,21 @@ class Server:
     objects: dict[tuple[str, str], Object] = field(default_factory=dict)
     requests: list[tuple[str, str]] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
+    untold: list[tuple[str, Object]] = field(default_factory=list)  # what others changed: the watch's next events
     versions: Iterator[int] = field(default_factory=lambda: count(2))
 
     def add(self, manifest: Any, **metadata: Any) -> Object:
-        """Makes the object exist, whoever made it."""
+        """Make the object exist, as anybody but the controller would."""
+        made = self.put(manifest, **metadata)
+        self.untold.append(("MODIFIED", made))
+        return made
+
+    def remove(self, kind: str, name: str) -> None:
+        """Delete the object, as anybody but the controller would."""
+        self.untold.append(("DELETED", self.objects.pop((kind, name))))
+
+    def put(self, manifest: Any, **metadata: Any) -> Object:
+        """Make the object exist. Of what the controller writes, no watch tells before a test ends."""
         made = copy.deepcopy(dict(manifest))
         version = str(next(self.versions))
         made["metadata"] = {"uid": f"uid-{version}", **made["metadata"], "resourceVersion": version, **metadata}
@@ -45,12 +57,12 @@ class Server:
 
     async def apply(self, manifest: Any) -> Object:
         self.requests.append(("apply", manifest["kind"]))
-        return self.add(manifest)
+        return self.put(manifest)
 
     async def create(self, manifest: Any) -> Object | None:
         self.requests.append(("create", manifest["kind"]))
         exists = (manifest["kind"], manifest["metadata"]["name"]) in self.objects
-        return None if exists else self.add(manifest)
+        return None if exists else self.put(manifest)
 
     async def delete(self, kind: str, namespace: str, name: str, *, uid: str) -> None:
         self.requests.append(("delete", kind))
@@ -61,7 +73,7 @@ class Server:
         self.requests.append(("apply", "status"))
         if self.objects[job["kind"], job["metadata"]["name"]]["metadata"]["uid"] != job["metadata"]["uid"]:
             return None
-        return self.add({**job, "status": status})
+        return self.put({**job, "status": status})
 
     async def emit(self, job: Any, event: Any, *, at: str) -> None:
         self.events.append(event.reason)
@@ -80,11 +92,12 @@ class Life:
     reconciler: Reconciler
 
     async def one_pass(self) -> float | None:
-        """A pass that sees what the watches would have told."""
-        for (kind, _), body in self.server.objects.items():
+        """Make a pass that knows what the watches have told of others, and of its own writes what it remembers."""
+        for change, body in self.server.untold:
             labelled = names.LABEL_MANAGED_BY in body["metadata"].get("labels", {})
-            if kind in KINDS and (labelled or kind == names.KIND):
-                self.store.put(kind, body)
+            if body["kind"] in WATCHED and (labelled or body["kind"] == names.KIND):
+                (self.store.remove if change == "DELETED" else self.store.put)(body["kind"], body)
+        self.server.untold.clear()
         return await self.reconciler(KEY)
 
     def told(self) -> tuple[str, str] | None:
@@ -123,6 +136,23 @@ async def test_a_new_job_looks_once_whether_its_names_are_free_and_never_again(l
     assert life.server.requests == []
 
 
+async def test_what_a_pass_wrote_is_known_before_the_watches_tell_of_it(life: Life) -> None:
+    await life.one_pass()
+    written = {kind for kind, _ in life.server.objects if kind != names.KIND} - {"Secret", "ConfigMap"}
+    assert {kind for kind in WATCHED if kind != names.KIND and list(life.store.known(kind))} == written
+    assert life.store.one(names.KIND, KEY, KEY.name) == life.server.objects[names.KIND, KEY.name]
+
+
+async def test_what_a_pass_deleted_is_gone_before_the_watches_tell_of_it(life: Life) -> None:
+    await life.one_pass()
+    life.server.add(b.job(suspend=True), generation=2)
+    await life.one_pass()
+    assert ("delete", "Deployment") in life.server.requests
+    life.server.requests.clear()
+    await life.one_pass()
+    assert life.server.requests == []
+
+
 @pytest.mark.parametrize("kind", ["ConfigMap", "Secret", "Service", "Deployment", "NetworkPolicy", "Job"])
 async def test_a_foreign_object_of_a_childs_name_stays_as_it_is_and_is_told_once(life: Life, kind: str) -> None:
     made = b.planned(b.job(), b.started(b.job(), secret=None))
@@ -136,7 +166,7 @@ async def test_a_foreign_object_of_a_childs_name_stays_as_it_is_and_is_told_once
     assert life.server.objects[kind, child["metadata"]["name"]] == theirs
     assert set(life.server.written()) <= {kind}  # a Secret is tried: its creation harms nothing
     assert life.server.events == [reasons.NAME_TAKEN]
-    del life.server.objects[kind, child["metadata"]["name"]]
+    life.server.remove(kind, child["metadata"]["name"])
     await life.one_pass()
     assert life.told() == ("True", reasons.APPLIED)
     assert ("Deployment", "job-3v1-rollout") in life.server.objects
@@ -148,13 +178,14 @@ async def test_a_job_that_is_applied_again_waits_for_the_files_of_the_one_before
     life.reconciler.forget(KEY)  # the watch told of the deletion
     for kind in ("Deployment", "Service", "NetworkPolicy"):  # the garbage collector was there
         (name,) = [name for there, name in life.server.objects if there == kind]
-        life.store.remove(kind, life.server.objects.pop((kind, name)))
+        life.server.remove(kind, name)
     written = len(life.server.written())
     assert await life.one_pass() == 0
     assert await life.one_pass() == 2
     assert life.told() == ("False", reasons.OLD_CHILDREN_ENDING)
     assert len(life.server.written()) == written
-    del life.server.objects[CONFIG], life.server.objects["Secret", "job-3v1-token"]
+    life.server.remove(*CONFIG)
+    life.server.remove("Secret", "job-3v1-token")
     await life.one_pass()
     owner = life.server.objects[CONFIG]["metadata"]["ownerReferences"][0]
     assert owner["uid"] == "uid-of-the-next"

@@ -1,0 +1,136 @@
+"""What a pass sees of one job: watched children from the store, the others read by name, and only what is the job's."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from stage2_controller.cluster.api_server import Api
+from stage2_controller.cluster.named_objects import NamedObjects
+from stage2_controller.cluster.progress_polls import ProgressPolls
+from stage2_controller.cluster.store import Store
+from stage2_controller.job import conditions, kinds, kueue, names, outcome, ownership, reasons
+from stage2_controller.job.key import Key
+from stage2_controller.job.observed import Object, Observed
+
+_WATCHED = tuple(child.kind for child in kinds.CHILDREN if child.watched)
+_UNWATCHED = tuple(child.kind for child in kinds.CHILDREN if not child.watched)
+
+
+class Observer:
+    """Observes jobs, and remembers under which of their names something stands that is not theirs."""
+
+    def __init__(self, api: Api, store: Store, progress: ProgressPolls, *, clock: Callable[[], datetime]) -> None:
+        self._api = api
+        self._store = store
+        self._progress = progress
+        self._named = NamedObjects(api, clock)
+        self._suspects: dict[Key, set[str]] = {}  # kinds whose names are taken, maybe by objects that no watch shows
+
+    async def observe(self, key: Key, job: Object) -> Observed:
+        """Return what there is of a job."""
+        watched = self.watched(key, job)
+        seen = replace(watched, flavors=await self._flavors(watched))
+        unwatched = () if _needs_no_files(job.get("status") or {}, seen) else _UNWATCHED
+        to_read = sorted({*unwatched, *self._suspects.pop(key, ())})
+        if not to_read:
+            return seen
+        found = {kind: await self._read(kind, key) for kind in to_read}
+        self.suspect(key, others_in(found, job))
+        read = ownership.owned(_observed(found), job["metadata"])
+        progress = self._progress.latest(key, seen.pod(names.ROLE_LEARNER), read.secret)
+        return replace(_together(seen, read), progress=progress)
+
+    def watched(self, key: Key, job: Object) -> Observed:
+        """Return what the watches have told of a job."""
+        children = {kind: self._store.one(kind, key, child_name(kind, key)) for kind in _WATCHED}
+        return ownership.owned(replace(_observed(children), pods=self._store.all("Pod", key)), job["metadata"])
+
+    async def others_under(self, kinds_: Iterable[str], key: Key, job: Object) -> set[str]:
+        """Return the kinds under whose names something stands that is not the job's; the next passes look there."""
+        asked_for = list(kinds_)
+        bodies = await asyncio.gather(*(self.read_now(kind, key) for kind in asked_for))
+        others = others_in(dict(zip(asked_for, bodies, strict=True)), job)
+        self.suspect(key, others)
+        return others
+
+    async def read_now(self, kind: str, key: Key) -> Object | None:
+        """Return the object with the name of a child, as the API server has it now."""
+        return await self._api.get(kind, key.namespace, child_name(kind, key))
+
+    def written(self, kind: str, key: Key, body: Object) -> None:
+        """Take in what a write has answered: the watch may tell of it after the next pass."""
+        if kind in _WATCHED:
+            self._store.put(kind, body)
+        else:
+            self._named.put(kind, key.namespace, child_name(kind, key), body)
+
+    def deleted(self, kind: str, body: Object, left: Object | None) -> None:
+        """Take in what a deletion has left: a watch that begins just now may never tell of it."""
+        if left is not None:
+            self._store.put(kind, left)
+        else:
+            self._store.remove(kind, body)
+
+    def forget_read(self, kind: str, key: Key) -> None:
+        """Read the child anew in the next pass."""
+        self._named.forget(kind, key.namespace, child_name(kind, key))
+
+    def forget(self, key: Key) -> None:
+        """Drop what was read of a job that has ended or is gone."""
+        for kind in _UNWATCHED:
+            self.forget_read(kind, key)
+        self._suspects.pop(key, None)
+
+    def suspect(self, key: Key, others: set[str]) -> None:
+        """Make every pass look at these names until they are free."""
+        for kind in others:
+            self.forget_read(kind, key)
+            self._suspects.setdefault(key, set()).add(kind)
+
+    async def _flavors(self, observed: Observed) -> dict[str, Object]:
+        """Return the ResourceFlavors that the job was assigned; they are few, and many jobs share them."""
+        assigned = kueue.flavors_of(observed.workload)
+        found = {name: await self._named.get("ResourceFlavor", None, name) for name in assigned}
+        return {name: flavor for name, flavor in found.items() if flavor is not None}
+
+    async def _read(self, kind: str, key: Key) -> Object | None:
+        if kind in _WATCHED:
+            return await self.read_now(kind, key)
+        return await self._named.get(kind, key.namespace, child_name(kind, key))
+
+
+def child_name(kind: str, key: Key) -> str:
+    """Return the name of the child of a kind."""
+    return names.child_name(key.name, kinds.CHILD[kind].role)
+
+
+def others_in(found: Mapping[str, Object | None], job: Object) -> set[str]:
+    """Return the kinds of those objects that are not the job's."""
+    return {
+        kind for kind, body in found.items() if body is not None and ownership.whose(body, job["metadata"]) != "own"
+    }
+
+
+def _observed(children: Mapping[str, Object | None]) -> Observed:
+    fields: dict[str, Any] = {kinds.CHILD[kind].field: body for kind, body in children.items()}
+    return Observed(**fields)
+
+
+def _together(seen: Observed, read: Observed) -> Observed:
+    """Return what was seen with the children that were read."""
+    own: dict[str, Any] = {
+        child.field: body for child in kinds.CHILDREN if (body := read.child(child.kind)) is not None
+    }
+    leaving = tuple(sorted({*seen.leaving, *read.leaving}))
+    return replace(seen, **own, leaving=leaving, foreign=tuple(sorted({*seen.foreign, *read.foreign})))
+
+
+def _needs_no_files(status: Mapping[str, Any], seen: Observed) -> bool:
+    """Whether Secret and ConfigMap need not be read: the job has ended, or nothing was created for it yet."""
+    if outcome.final(status):
+        return True
+    placed = conditions.find(status, reasons.PLACED)
+    unplaced = not status or (placed is not None and placed["status"] == "False")
+    return unplaced and seen.deployment is None and seen.learner is None

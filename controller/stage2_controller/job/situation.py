@@ -1,0 +1,71 @@
+"""The situation of an accepted job in one pass: what is known of it, found out step by step. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from stage2_api.job import RolloutMatchingJob
+from stage2_controller.job import diff, kueue
+from stage2_controller.job.conditions import Condition
+from stage2_controller.job.containers import Processes
+from stage2_controller.job.desired import Desired
+from stage2_controller.job.observed import Observed
+from stage2_controller.job.outcome import Outcome
+from stage2_controller.job.placement import NodeChoice
+from stage2_controller.job.settings import Settings
+
+
+@dataclass(frozen=True)
+class Situation:
+    """The job, what is observed of it, and the findings of the steps that the plan has taken."""
+
+    raw: Mapping[str, Any]  # the job as the API server holds it
+    desired: Desired
+    observed: Observed
+    settings: Settings
+    now: datetime
+    outcome: Outcome | None = None  # None: it goes on
+    blocked: Condition | None = None  # ChildrenApplied, where what is not the job's keeps them from being written
+    quota: Condition | None = None  # QuotaReserved, where the job names a queue of Kueue and is to run
+    placement: NodeChoice | None = None  # None: the scheduler chooses the node, or nothing is to run
+
+    @property
+    def job(self) -> RolloutMatchingJob:
+        """The job with the defaults of its spec."""
+        return self.desired.job
+
+    @property
+    def processes(self) -> Processes:
+        """Its servers and its learner."""
+        return self.desired.processes
+
+    @property
+    def previous(self) -> Mapping[str, Any]:
+        """The status that the last pass wrote."""
+        return self.raw.get("status") or {}
+
+    @property
+    def server_names(self) -> tuple[str, ...]:
+        """server-0, server-1, …"""
+        return tuple(server.name for server in self.processes.servers)
+
+    @property
+    def queue(self) -> str | None:
+        """The queue of Kueue that the job names."""
+        return kueue.queue_name(self.raw)
+
+    @property
+    def admitted(self) -> bool:
+        """Whether no quota is missing."""
+        return self.quota is None or self.quota.status == "True"
+
+    @property
+    def idle(self) -> bool:
+        """Whether the job is kept from having children and has none: it claims no place."""
+        return self.blocked is not None and self.observed.deployment is None and self.observed.learner is None
+
+    @property
+    def must_stop(self) -> bool:
+        """Whether no pod of the job may exist: it is suspended, or its spec was edited under its learner."""
+        return self.job.spec.suspend or diff.spec_changed(self.observed, self.desired.spec_hash)
