@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from stage2_controller.job.settings import DEFAULT_IMAGE, Settings
 from stage2_controller.loop import operator
+from stage2_controller.loop.controller import Options
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -16,14 +17,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     for chatty in ("kopf.objects", "kopf.activities", "aiohttp.access"):  # a line for each watch event and each probe
         logging.getLogger(chatty).setLevel(logging.WARNING)
-    controller = operator.Controller(
-        settings=Settings(
+    failure = operator.run(
+        Settings(
             image=options.image,
             namespace=os.environ.get("STAGE2_NAMESPACE"),
             progress_s=options.progress_seconds,
             kueue=options.kueue,
         ),
-        options=operator.Options(
+        Options(
             namespaces=tuple(options.namespace or ()),
             concurrency=options.concurrency,
             placement=options.placement,
@@ -31,11 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             listen=options.listen,
         ),
     )
-    operator.run(controller)
-    if controller.lost:
-        sys.exit("another controller leads now")
-    if controller.broken:
-        sys.exit("a bug ended the controller; its traceback stands above")
+    if failure:
+        sys.exit(failure)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,0 +1,210 @@
+"""The controller of one process: what it knows, what it works with, and the tasks that run until it ends."""
+
+import asyncio
+import logging
+import platform
+import uuid
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import kopf
+
+from stage2_controller.cluster import api_server
+from stage2_controller.cluster.api_server import Api, ApiRefused
+from stage2_controller.cluster.capacity import Capacity
+from stage2_controller.cluster.cluster_pods_watch import ClusterPodsWatch, pod_events
+from stage2_controller.cluster.election import Election
+from stage2_controller.cluster.freshness import Freshness, Scope
+from stage2_controller.cluster.progress_polls import ProgressPolls
+from stage2_controller.cluster.progress_reader import ProgressReader
+from stage2_controller.cluster.store import Store, key_of
+from stage2_controller.job import names
+from stage2_controller.job.key import Key
+from stage2_controller.job.settings import Settings
+from stage2_controller.loop.controller_metrics import CONTENT_TYPE, Metrics
+from stage2_controller.loop.endpoints import Endpoints
+from stage2_controller.loop.reconcile import Reconciler
+from stage2_controller.loop.work_queue import WorkQueue
+
+logger = logging.getLogger(__name__)
+
+_SERVE_AFTER_S = 0.2
+
+
+@dataclass(frozen=True)
+class Options:
+    """How one controller process works."""
+
+    namespaces: Sequence[str] = ()  # empty: all
+    concurrency: int = 8
+    placement: bool = True  # choose nodes; needs to see nodes and all pods
+    lease: tuple[str, str] | None = None  # namespace and name; None: there is no other controller
+    listen: tuple[str, int] | None = None  # host and port of health and metrics
+
+
+@dataclass
+class Controller:
+    """Everything that lives as long as the process. `connect` makes one."""
+
+    api: Api
+    store: Store
+    queue: WorkQueue[Key]
+    reconciler: Reconciler
+    freshness: Freshness
+    metrics: Metrics
+    progress: ProgressPolls
+    capacity: Capacity | None = None  # None: the scheduler alone chooses nodes
+    pods_watch: ClusterPodsWatch | None = None  # where only some namespaces are served, and nodes are chosen
+    election: Election | None = None  # None: there is no other controller
+    stop_flag: asyncio.Event = field(default_factory=asyncio.Event)
+    lost: bool = False  # another one leads now
+    broken: bool = False  # a bug ended what all jobs need
+    ready: bool = False  # everything that exists is known
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+    async def start(self) -> None:
+        """Learn what exists, and start to work. Raise kopf.TemporaryError while that cannot be."""
+        try:
+            await self.freshness.fill()
+            if self.pods_watch:
+                await self.pods_watch.fill()
+        except (ApiRefused, aiohttp.ClientError, TimeoutError) as error:
+            # Such as a definition that helm installed a moment ago and the API server does not serve yet.
+            raise kopf.TemporaryError(str(error), delay=2) from error
+        self._tasks = [self._task(self._work()), self._task(self.freshness.run())]
+        if self.pods_watch:
+            self._tasks.append(self._task(self.pods_watch.run()))
+        self.ready = True
+        logger.info("ready: %d jobs", len(list(self.store.known(names.KIND))))
+
+    async def stop(self) -> None:
+        """End in mid-pass without harm: the next start plans again from what it finds."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.election:
+            await self.election.release()
+        await self.api.close()
+        await self.progress.close()
+
+    def observe(self, kind: str, event: kopf.RawEvent) -> None:
+        """Take in one watch event and ask for a pass over the job that it concerns."""
+        body: Any = event["object"]
+        gone = event["type"] == "DELETED"
+        for keeper in (self.store, self.capacity):
+            if keeper is not None:
+                (keeper.remove if gone else keeper.put)(kind, body)
+        key = key_of(kind, body)
+        if key is None:
+            return
+        if kind == names.KIND and gone:
+            self.queue.forget(key)
+            self.reconciler.forget(key)
+        else:
+            self.queue.add(key)
+
+    def endpoints(self) -> Endpoints:
+        """Return what the HTTP endpoints tell of this controller."""
+        return Endpoints(self._problem, self._not_ready, self._measured)
+
+    async def _work(self) -> None:
+        """Work on jobs: at once, or as long as the Lease is held. A leader that lost it ends the process."""
+        if self.election is None:
+            await self._lead()
+            return
+        await self.election.acquire()
+        work = self._task(self._lead())
+        try:
+            await self.election.hold()
+            self.lost = True
+            self.stop_flag.set()
+        finally:
+            work.cancel()
+            self.metrics.leads.set(0)
+
+    async def _lead(self) -> None:
+        self.reconciler.restore()
+        for job in self.store.known(names.KIND):
+            self.queue.add(Key(job["metadata"]["namespace"], job["metadata"]["name"]))
+        self.metrics.leads.set(1)
+        logger.info("works on %d jobs", len(list(self.store.known(names.KIND))))
+        await self.queue.run()
+
+    def _task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Return a task without which the process is of no use: an exception that ends the one ends the other."""
+        task = asyncio.create_task(work)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """End the process after a bug: the kubelet starts it again, and the other replica takes over meanwhile."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            logger.critical("the controller ends: this is a bug, report it with the traceback", exc_info=error)
+            self.broken = True
+            self.stop_flag.set()
+
+    def _problem(self) -> str | None:
+        return self.freshness.problem() if self.ready else None
+
+    def _not_ready(self) -> str | None:
+        return self.freshness.problem() if self.ready else "does not know yet what exists"
+
+    def _measured(self) -> tuple[bytes, str]:
+        self.metrics.queue_depth.set(self.queue.depth())
+        self.metrics.unplaced.set(self.capacity.waiting() if self.capacity else 0)
+        self.metrics.compared.set(self.freshness.age_s())
+        return self.metrics.text(), CONTENT_TYPE
+
+
+class SoonOnce:
+    """Calls a function a moment after it was asked to, once for all that ask until then."""
+
+    def __init__(self, call: Callable[[], None], after_s: float) -> None:
+        self._call = call
+        self._after_s = after_s
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __call__(self) -> None:
+        """Ask for a call."""
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._after_s, self._now)
+
+    def _now(self) -> None:
+        self._timer = None
+        self._call()
+
+
+async def connect(settings: Settings, options: Options) -> Controller:
+    """Return a controller that is connected and knows nothing yet."""
+    store = Store()
+    metrics = Metrics(lambda: store.known(names.KIND))
+    api = await api_server.connect(metrics.requested)
+
+    def share_room() -> None:
+        for key in capacity.serve() if capacity else ():
+            queue.add(key)
+
+    capacity = Capacity(SoonOnce(share_room, _SERVE_AFTER_S)) if options.placement else None
+    progress = ProgressPolls(ProgressReader(), lambda key: queue.add(key), interval_s=settings.progress_s)
+    reconciler = Reconciler(api, store, progress, settings, metrics=metrics, capacity=capacity)
+    queue: WorkQueue[Key] = WorkQueue(reconciler, concurrency=options.concurrency)
+    scope = Scope(options.namespaces, kueue=settings.kueue)
+    return Controller(
+        api=api,
+        store=store,
+        queue=queue,
+        reconciler=reconciler,
+        freshness=Freshness(api, store, queue.add, scope=scope, capacity=capacity),
+        metrics=metrics,
+        progress=progress,
+        capacity=capacity,
+        pods_watch=ClusterPodsWatch(api, capacity, pod_events(api.watch)) if capacity and options.namespaces else None,
+        election=_election(api, *options.lease) if options.lease else None,
+    )
+
+
+def _election(api: Api, namespace: str, name: str) -> Election:
+    return Election(api, name=name, namespace=namespace, identity=f"{platform.node()}_{uuid.uuid4().hex[:8]}")

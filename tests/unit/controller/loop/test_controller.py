@@ -1,0 +1,113 @@
+"""The controller's process ends when what it is there for has ended, so that another one can do it."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from stage2_controller.cluster.election import Election
+from stage2_controller.cluster.store import Store
+from stage2_controller.job import names
+from stage2_controller.loop import main
+from stage2_controller.loop.controller import Controller, SoonOnce
+from stage2_controller.loop.controller_metrics import Metrics
+from stage2_controller.loop.operator import why_ended
+from stage2_controller.loop.work_queue import WorkQueue
+from tests.unit.controller.cluster.test_election import Leases
+
+
+class Fails:
+    """A reconciler that cannot start."""
+
+    def restore(self) -> None:
+        raise AttributeError("a bug")
+
+
+class Idle:
+    """A reconciler that has nothing to do, a comparison of the watches that never ends, and nobody who is asked."""
+
+    def restore(self) -> None:
+        """Nothing to enter."""
+
+    async def fill(self) -> None:
+        """Nothing exists."""
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+def controller(reconciler: Any, *, leases: Leases | None = None) -> Controller:
+    store, idle = Store(), Idle()
+    anything: Any = Controller
+    made: Controller = anything(
+        api=idle,
+        store=store,
+        queue=WorkQueue(reconciler),
+        reconciler=reconciler,
+        freshness=idle,
+        metrics=Metrics(lambda: store.known(names.KIND)),
+        progress=idle,
+        election=Election(leases, name="stage2", namespace="stage2-system", identity="a") if leases else None,
+    )
+    return made
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+async def test_a_bug_that_ends_the_work_ends_the_process(replicas: int) -> None:
+    made = controller(Fails(), leases=Leases() if replicas > 1 else None)
+    await made.start()
+    await asyncio.wait_for(made.stop_flag.wait(), timeout=10)
+    assert made.broken
+    assert not made.lost
+    await made.stop()
+
+
+async def test_the_lease_is_given_up_by_a_leader_that_broke() -> None:
+    leases = Leases()
+    made = controller(Fails(), leases=leases)
+    await made.start()
+    await asyncio.wait_for(made.stop_flag.wait(), timeout=10)
+    await made.stop()
+    assert leases.lease is not None
+    assert leases.lease["spec"]["holderIdentity"] == ""
+
+
+async def test_a_process_that_is_asked_to_end_is_not_broken() -> None:
+    made = controller(Idle())
+    await made.start()
+    await asyncio.sleep(0)
+    await made.stop()
+    assert not made.broken
+    assert not made.stop_flag.is_set()
+    assert why_ended(made) is None
+
+
+async def test_what_has_ended_a_controller_is_told() -> None:
+    made = controller(Idle())
+    made.broken = True
+    assert "a bug" in str(why_ended(made))
+    made.lost = True  # the other one leads, whatever else happened
+    assert why_ended(made) == "another controller leads now"
+
+
+def test_a_broken_process_ends_with_an_error_for_the_kubelet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stage2_controller.loop.operator.run", lambda *_: "a bug ended the controller")
+    with pytest.raises(SystemExit) as ended:
+        main.main([])
+    assert ended.value.code == "a bug ended the controller"
+
+
+async def test_many_who_ask_at_once_are_served_once_and_those_who_ask_later_again() -> None:
+    calls: list[int] = []
+    soon = SoonOnce(lambda: calls.append(1), 0.01)
+    for _ in range(5):
+        soon()
+    assert calls == []
+    await asyncio.sleep(0.05)
+    assert len(calls) == 1
+    soon()
+    await asyncio.sleep(0.05)
+    assert len(calls) == 2
