@@ -6,7 +6,7 @@ The lines come from `<output_dir>/stage2_log.jsonl` or from `kubectl logs`; line
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from stage2_api.errors import ConfigError, Problem
+from stage2_cli.rewards import REWARD, SPREAD, reward_means
 from stage2_cli.run_console import parse_record
 
 Record = dict[str, Any]
@@ -29,8 +30,6 @@ _STEP_COLUMNS = (
     ("sync s", "sync/seconds", "{:.2f}"),
     ("sync MB", "sync/bytes", "{:.1f}"),
 )
-REWARD = "reward"  # in a step's record: of GRPO runs only
-SPREAD = "reward_std"
 _GRPO_COLUMNS = (
     ("loss", "loss", "{:.3f}"),
     ("reward", REWARD, "{:.3f}"),
@@ -109,13 +108,6 @@ def _is_grpo(steps: Sequence[Record]) -> bool:
 def _reward_columns(step: Record) -> list[Column]:
     rewards = [(name.rpartition(".")[2], key, "{:.2f}") for name, key in reward_means(step).items()]
     return [*_GRPO_COLUMNS, *rewards, *_SYNC_COLUMNS]
-
-
-def reward_means(step: Mapping[str, Any]) -> dict[str, str]:
-    """The names of a GRPO run's rewards, and the keys of their means in a step's record."""
-    prefix, suffix = "rewards/", "/mean"
-    means = [key for key in step if key.startswith(prefix) and key.endswith(suffix)]
-    return {key[len(prefix) : -len(suffix)]: key for key in means}
 
 
 def evaluation_table(evaluations: Sequence[Record]) -> Table:
