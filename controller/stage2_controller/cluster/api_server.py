@@ -33,7 +33,7 @@ class ApiRefused(Exception):
 
 
 async def connect(requested: Requested) -> "Api":
-    """A client by the pod's service account, else by KUBECONFIG or ~/.kube/config.
+    """Return a client by the pod's service account, else by KUBECONFIG or ~/.kube/config.
 
     `requested(verb, resource, code)` is told of every request; code 0 means that there was no answer.
     """
@@ -46,10 +46,10 @@ async def connect(requested: Requested) -> "Api":
 
 
 class Lister(Protocol):
-    """Lists objects; `Api` does."""
+    """An API that lists objects; `Api` is one."""
 
     async def list(self, kind: str, namespace: str | None, *, labelled: bool) -> Object:
-        """The list of a kind in one namespace or in all; `labelled`: only our children."""
+        """Return the list of a kind in one namespace or in all; `labelled`: only our children."""
         ...
 
 
@@ -62,11 +62,11 @@ class Api:
         self._dynamic = DynamicClient(api_client)  # type: ignore[no-untyped-call]
 
     async def close(self) -> None:
-        """Ends all connections."""
+        """End all connections."""
         await self._client.close()  # type: ignore[no-untyped-call]
 
     async def get(self, kind: str, namespace: str | None, name: str) -> Object | None:
-        """The object, or None if there is none."""
+        """Return the object, or None if there is none."""
         try:
             return await self._request("get", path(kind, namespace, name))
         except ApiRefused as error:
@@ -75,12 +75,12 @@ class Api:
             raise
 
     async def list(self, kind: str, namespace: str | None, *, labelled: bool) -> Object:
-        """The list of a kind in one namespace or in all; `labelled`: only our children."""
+        """Return the list of a kind in one namespace or in all; `labelled`: only our children."""
         selector = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}" if labelled else None
         return await self._request("get", path(kind, namespace), label_selector=selector)
 
     async def watch(self, kind: str, version: str, *, ends_after_s: int) -> aiohttp.ClientResponse:
-        """A watch on a kind in all namespaces, from a resource version on: an answer whose lines are events.
+        """Return a watch on a kind in all namespaces, from a resource version on: an answer whose lines are events.
 
         The typed API has watches too, and costs a hundred MB of models when it is first touched.
         """
@@ -99,12 +99,12 @@ class Api:
         return answer
 
     async def apply(self, manifest: Object) -> Object:
-        """Server-side apply; takes over fields that others hold."""
+        """Apply the object server-side, and take over fields that others hold."""
         metadata = manifest["metadata"]
         return await self._apply(path(manifest["kind"], metadata["namespace"], metadata["name"]), manifest)
 
     async def apply_status(self, job: Object, status: Object) -> Object | None:
-        """Makes `status` the status of the job; None if the job is gone or another of its name took its place."""
+        """Make `status` the status of the job; return None if the job is gone or another of its name took its place."""
         metadata = {key: job["metadata"][key] for key in ("name", "namespace", "uid")}
         body = {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": metadata, "status": status}
         try:
@@ -115,7 +115,7 @@ class Api:
             raise
 
     async def apply_condition(self, namespace: str, gate: GateCondition, *, at: str) -> None:
-        """Makes a pod's readiness gate say this; a pod that is gone needs none."""
+        """Make a pod's readiness gate say this; a pod that is gone needs none."""
         condition = {"type": names.GATE, "status": gate.status, "message": gate.message, "lastTransitionTime": at}
         body = {
             "apiVersion": "v1",
@@ -130,7 +130,7 @@ class Api:
                 raise
 
     async def patch_status(self, kind: str, namespace: str, name: str, patch: Object) -> bool:
-        """Merges into the status of an object that another controller owns too; one that is gone needs none.
+        """Merge into the status of an object that another controller owns too; one that is gone needs none.
 
         False if it is not the version any more whose metadata.resourceVersion the patch names.
         """
@@ -145,7 +145,7 @@ class Api:
         return True
 
     async def create(self, manifest: Object) -> Object | None:
-        """Creates the object; None if it exists already, which is left as it is."""
+        """Create the object; return None if it exists already, which is left as it is."""
         where = path(manifest["kind"], manifest["metadata"]["namespace"])
         try:
             return await self._request("post", where, body=manifest, field_manager=names.FIELD_MANAGER)
@@ -155,7 +155,7 @@ class Api:
             raise
 
     async def replace(self, manifest: Object) -> Object | None:
-        """Replaces the object as it was read; None if it has changed since then, or is gone."""
+        """Replace the object as it was read; return None if it has changed since then, or is gone."""
         metadata = manifest["metadata"]
         where = path(manifest["kind"], metadata["namespace"], metadata["name"])
         try:
@@ -166,7 +166,7 @@ class Api:
             raise
 
     async def delete(self, kind: str, namespace: str, name: str, *, uid: str) -> Object | None:
-        """Deletes the object and, in the background, what it owns; what is left of it: None if it is gone.
+        """Delete the object and, in the background, what it owns; return what is left of it, None if it is gone.
 
         One that has taken its name since then, with another uid, stays.
         """
@@ -185,7 +185,7 @@ class Api:
         return None if answer.get("kind") == "Status" else answer
 
     async def emit(self, job: Object, event: Event, *, at: str) -> None:
-        """Posts an event about the job; `at` is an RFC 3339 time."""
+        """Post an event about the job; `at` is an RFC 3339 time."""
         metadata = job["metadata"]
         body = {
             "apiVersion": "v1",
@@ -239,7 +239,7 @@ class Api:
 
 
 def resource_of(where: str) -> str:
-    """The resource that an API path is about: `deployments`, `rolloutmatchingjobs/status`."""
+    """Return the resource that an API path is about: `deployments`, `rolloutmatchingjobs/status`."""
     parts = where.strip("/").split("/")
     rest = parts[2:] if parts[0] == "api" else parts[3:]
     if rest[0] == "namespaces" and len(rest) > 2:
@@ -248,7 +248,7 @@ def resource_of(where: str) -> str:
 
 
 def verb_of(method: str, where: str) -> str:
-    """The verb that RBAC knows for a request."""
+    """Return the verb that RBAC knows for a request."""
     if method == "get":
         parts = where.strip("/").split("/")
         rest = parts[2:] if parts[0] == "api" else parts[3:]
@@ -257,7 +257,7 @@ def verb_of(method: str, where: str) -> str:
 
 
 def path(kind: str, namespace: str | None, name: str | None = None) -> str:
-    """The API path of an object, or of all objects of its kind."""
+    """Return the API path of an object, or of all objects of its kind."""
     resource = kinds.RESOURCES[kind]  # known here: no discovery requests, and no permission for them
     group = "apis" if "/" in resource.api_version else "api"
     parts = [group, resource.api_version, f"namespaces/{namespace}" if namespace else "", resource.plural, name or ""]

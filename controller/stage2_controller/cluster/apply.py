@@ -1,4 +1,4 @@
-"""Writes the children of a job: deletes what has to go, applies or creates what differs, and takes nothing over."""
+"""Writing of the children of a job: what has to go is deleted, what differs applied or created, nothing taken over."""
 
 import logging
 from collections.abc import Sequence
@@ -14,11 +14,11 @@ logger = logging.getLogger(__name__)
 
 
 class NameTaken(Exception):
-    """What is about to be created has the name of something that is not the job's: the next pass sees it."""
+    """The name of what is about to be created is that of something that is not the job's: the next pass sees it."""
 
 
 class ChildWriter:
-    """Makes the children of jobs what a plan says."""
+    """A writer that makes the children of jobs what a plan says."""
 
     def __init__(self, api: Api, observer: Observer) -> None:
         self._api = api

@@ -1,11 +1,11 @@
-"""What the nodes of the cluster have free: their allocatable amounts, minus all pods, minus what jobs were promised.
+"""The free amounts of all nodes: what they can allocate, minus all pods, minus what jobs were promised.
 
 One process holds it, and promises are made without waiting for anything in between: no two jobs get the same room.
 """
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +37,7 @@ class _Pod:
 
 @dataclass(frozen=True)
 class _Promise:
-    """NodeInfo on a node that is kept for a job."""
+    """Room on a node that is kept for a job."""
 
     node: str
     need: Need
@@ -64,14 +64,14 @@ class Capacity:
         self._clock = clock
 
     def put(self, kind: str, body: Object) -> None:
-        """Takes in the state of a Node or Pod."""
+        """Take in the state of a Node or Pod."""
         if kind == "Node":
             self._put_node(body)
         elif kind == "Pod":
             self._put_pod(body)
 
     def remove(self, kind: str, body: Object) -> None:
-        """Forgets a Node or Pod."""
+        """Forget a Node or Pod."""
         if kind == "Node":
             self._nodes.pop(body["metadata"]["name"], None)
             self._free.pop(body["metadata"]["name"], None)
@@ -79,42 +79,36 @@ class Capacity:
             self._drop(body["metadata"]["uid"])
 
     def retain(self, kind: str, listed: Iterable[Object], list_version: int) -> None:
-        """Makes the account what a list says: what it does not name was deleted unnoticed."""
+        """Make the account what a list says: what it does not name was deleted unnoticed."""
         found = list(listed)
         for body in found:
             self.put(kind, body)
         present = {body["metadata"]["uid"] for body in found}
         if kind == "Node":
-            gone = [name for name, node in self._nodes.items() if node["metadata"]["uid"] not in present]
-            for name in gone:
-                del self._nodes[name]
-                self._free.pop(name, None)
+            self._retain_nodes(present)
         else:
-            known = [pod for pods in self._pods.values() for pod in pods.values()]
-            for pod in known:
-                if pod.uid not in present and pod.version <= list_version:
-                    self._drop(pod.uid)
+            self._retain_pods(present, list_version)
 
     def nodes_for(self, key: Key, need: Need) -> list[NodeInfo]:
-        """All nodes with what is free on them for this job: others' promises count, its own does not."""
+        """Return all nodes with what is free on them for this job: others' promises count, its own does not."""
         return [self._info(name, node, key, need) for name, node in self._nodes.items()]
 
     def node_for(self, key: Key, need: Need, name: str) -> NodeInfo | None:
-        """One of them; None if there is no such node."""
+        """Return one of them; None if there is no such node."""
         node = self._nodes.get(name)
         return self._info(name, node, key, need) if node else None
 
     def node(self, name: str) -> Object | None:
-        """The Node object, slim."""
+        """Return the slim Node object."""
         return self._nodes.get(name)
 
     def promised(self, key: Key) -> str | None:
-        """The node on which the job has room kept."""
+        """Return the node on which the job has room kept."""
         promise = self._promises.get(key)
         return promise.node if promise else None
 
     def promise(self, key: Key, need: Need, node: str) -> None:
-        """Keeps room for the job until `release`."""
+        """Keep room for the job until `release`."""
         self._waiting.pop(key, None)
         made, before = _Promise(node, need), self._promises.get(key)
         if made == before:
@@ -126,7 +120,7 @@ class Capacity:
             self._notify()
 
     def release(self, key: Key) -> None:
-        """Ends the job's promise, and its wait."""
+        """End the job's promise, and its wait."""
         self._waiting.pop(key, None)
         for refused in [pair for pair in self._excluded if pair[0] == key]:
             del self._excluded[refused], self._refusals[refused]
@@ -134,13 +128,13 @@ class Capacity:
             self._notify()
 
     def wait(self, key: Key, need: Need) -> None:
-        """The job has no room yet: `serve` looks for some as soon as anything is freed."""
+        """Note that the job has no room yet: `serve` looks for some as soon as anything is freed."""
         if self._end_promise(key):
             self._notify()
         self._waiting[key] = need
 
     def serve(self) -> list[Key]:
-        """Promises room to waiting jobs, highest priority first, then in the order in which they came; who got some."""
+        """Promise room to waiting jobs, highest priority first, then the first that came; return who got some."""
         served: list[Key] = []
         too_large: list[Need] = []  # room only shrinks here: what did not fit once does not fit for the next job either
         for key, need in sorted(self._waiting.items(), key=lambda item: -item[1].priority):
@@ -155,7 +149,7 @@ class Capacity:
         return served
 
     def exclude(self, key: Key, node: str) -> None:
-        """The scheduler refused the job on this node for a reason that is not seen here: for a while, not there.
+        """Take the node out of the job's choice for a while: the scheduler refused it there for a reason not seen here.
 
         Each time for twice as long: where a volume ties the job to a zone, every node of a large cluster gets its turn.
         """
@@ -163,12 +157,8 @@ class Capacity:
         pause_s = EXCLUDED_S * 2.0 ** min(self._refusals[key, node] - 1, MOST_DOUBLINGS)
         self._excluded[key, node] = self._clock() + pause_s
 
-    def promises(self) -> Mapping[Key, str]:
-        """The node of every job that has room."""
-        return {key: promise.node for key, promise in self._promises.items()}
-
     def waiting(self) -> int:
-        """How many jobs have no room."""
+        """Return how many jobs have no room."""
         return len(self._waiting)
 
     def _end_promise(self, key: Key) -> bool:
@@ -181,7 +171,7 @@ class Capacity:
         return True
 
     def _reserve(self, key: Key, promise: _Promise) -> None:
-        """Enters what is kept for those pods of the job that are not bound to the node yet."""
+        """Enter what is kept for those pods of the job that are not bound to the node yet."""
         reserved = self._reservations[promise.node]
         for need in promise.need.pods:
             if self._bound.get((promise.node, key, need.role)):
@@ -191,7 +181,7 @@ class Capacity:
         self._free.pop(promise.node, None)
 
     def _count(self, pod: _Pod, by: int) -> None:
-        """Counts a pod of a job in or out: the promise stands for pods that are not there."""
+        """Count a pod of a job in or out: the promise stands for pods that are not there."""
         if pod.key is None:
             return
         place = pod.node, pod.key, pod.role
@@ -205,6 +195,18 @@ class Capacity:
     def _notify(self) -> None:
         if self._waiting:
             self.freed()
+
+    def _retain_nodes(self, present: Container[str]) -> None:
+        gone = [name for name, node in self._nodes.items() if node["metadata"]["uid"] not in present]
+        for name in gone:
+            del self._nodes[name]
+            self._free.pop(name, None)
+
+    def _retain_pods(self, present: Container[str], list_version: int) -> None:
+        known = [pod for pods in self._pods.values() for pod in pods.values()]
+        for pod in known:
+            if pod.uid not in present and pod.version <= list_version:
+                self._drop(pod.uid)
 
     def _put_node(self, body: Object) -> None:
         slim = _slim(body)

@@ -25,15 +25,15 @@ Events = Callable[[str], AsyncIterator[Object]]  # from a resource version on
 
 
 class Watch(Protocol):
-    """Opens a watch; `stage2_controller.cluster.api_server.Api.watch` does."""
+    """A function that opens a watch; `stage2_controller.cluster.api_server.Api.watch` is one."""
 
     async def __call__(self, kind: str, version: str, *, ends_after_s: int) -> aiohttp.ClientResponse:
-        """The answer, whose lines are events."""
+        """Return the answer, whose lines are events."""
         ...
 
 
 class ClusterPodsWatch:
-    """Keeps the account of room true for the pods of all namespaces."""
+    """A watch that keeps the account of room true for the pods of all namespaces."""
 
     def __init__(self, api: Lister, capacity: Capacity, events: Events) -> None:
         self._api = api
@@ -42,13 +42,13 @@ class ClusterPodsWatch:
         self._version = ""
 
     async def fill(self) -> None:
-        """Counts all pods that exist. Raises ApiRefused."""
+        """Count all pods that exist. Raise ApiRefused."""
         listed = await self._api.list("Pod", None, labelled=False)
         self._version = listed["metadata"]["resourceVersion"]
         self._capacity.retain("Pod", listed["items"], int(self._version))
 
     async def run(self) -> None:
-        """Follows what changes until cancelled; a watch that ends or breaks begins again with a list."""
+        """Follow what changes until cancelled; a watch that ends or breaks begins again with a list."""
         while True:
             try:
                 async for event in self._events(self._version):
@@ -69,7 +69,7 @@ class ClusterPodsWatch:
 
 
 def pod_events(watch: Watch) -> Events:
-    """The API server's watch on all pods, as plain dictionaries; it ends after some minutes."""
+    """Return the API server's watch on all pods, as plain dictionaries; it ends after some minutes."""
 
     async def follow(version: str) -> AsyncIterator[Object]:
         answer = await watch("Pod", version, ends_after_s=_RELIST_S)

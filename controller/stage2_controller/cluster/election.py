@@ -29,15 +29,15 @@ class LeaseApi(Protocol):
     """The requests that an election makes; `stage2_controller.cluster.api_server.Api` does them."""
 
     async def get(self, kind: str, namespace: str | None, name: str) -> Object | None:
-        """The object, or None."""
+        """Return the object, or None."""
         ...
 
     async def create(self, manifest: Object) -> Object | None:
-        """The created object; None if it exists already."""
+        """Return the created object; None if it exists already."""
         ...
 
     async def replace(self, manifest: Object) -> Object | None:
-        """The replaced object; None if it has changed since it was read, or is gone."""
+        """Return the replaced object; None if it has changed since it was read, or is gone."""
         ...
 
 
@@ -63,13 +63,13 @@ class Election:
         self._asked_at = clock()  # when the request was sent that made or kept the Lease ours
 
     async def acquire(self) -> None:
-        """Tries until the Lease is ours."""
+        """Try until the Lease is ours."""
         while not await self._attempt(ATTEMPT_S):
             await asyncio.sleep(RETRY_S)
         logger.info("leads: %s holds the Lease %s/%s", self._identity, self._namespace, self._name)
 
     async def hold(self) -> None:
-        """Renews until that fails for too long, or somebody else holds the Lease.
+        """Renew until that fails for too long, or somebody else holds the Lease.
 
         Returns RENEW_S after the last good renewal was sent, whatever the API server does in between: others count from
         a later moment, at which they see it.
@@ -82,7 +82,7 @@ class Election:
         logger.error("leads no more: the Lease %s/%s could not be renewed", self._namespace, self._name)
 
     async def release(self) -> None:
-        """Gives the Lease up, so that the next one need not wait for its end."""
+        """Give the Lease up, so that the next one need not wait for its end."""
         if self._seen is None or _holder(self._seen) != self._identity:
             return
         try:
@@ -95,7 +95,7 @@ class Election:
         return self._asked_at + RENEW_S - self._clock()
 
     async def _attempt(self, limit_s: float) -> bool:
-        """One try to get or keep the Lease; whether it is ours now."""
+        """Try once to get or keep the Lease; return whether it is ours now."""
         asked_at = self._clock()
         try:
             ours = await asyncio.wait_for(self._take(), timeout=limit_s)

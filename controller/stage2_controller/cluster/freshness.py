@@ -1,4 +1,4 @@
-"""Compares what the watches delivered with lists, now and then: fills the store at the start, and notices a deaf watch.
+"""Freshness of the watches: what they delivered is compared with lists, which fill the store and expose a deaf watch.
 
 A watch can go silent while the process looks healthy; liveness here means that what is listed was also delivered.
 """
@@ -26,14 +26,14 @@ _DEAF_AFTER = 3  # rounds in a row that found something undelivered
 
 @dataclass(frozen=True)
 class Scope:
-    """What is watched: in which namespaces (empty: in all), and whether Kueue's Workloads are."""
+    """The scope of the watches: the namespaces (empty: all), and whether Kueue's Workloads are watched."""
 
     namespaces: Sequence[str] = ()
     kueue: bool = False
 
 
 class Freshness:
-    """Lists every kind each `interval_s`; mends the store where a watch missed something, and tells the queue."""
+    """A comparison that lists every kind each `interval_s`, mends the store, and tells the queue what was missed."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Freshness:
         self._last_round = time.monotonic()
 
     async def fill(self) -> None:
-        """Puts everything that exists into the store: a plan made from half a picture would create what is there."""
+        """Put everything that exists into the store: a plan made from half a picture would create what is there."""
         for kind in self._kinds:
             listed, version = await self._list(kind)
             for body in listed:
@@ -68,7 +68,7 @@ class Freshness:
         self._last_round = time.monotonic()
 
     async def run(self) -> None:
-        """Compares until cancelled; soon at first, for what vanished between `fill` and the watches' own first list."""
+        """Compare until cancelled; soon at first, for what vanished between `fill` and the watches' own first list."""
         wait_s = min(_FIRST_S, self._interval_s)
         while True:
             await asyncio.sleep(wait_s)
@@ -79,7 +79,7 @@ class Freshness:
                 logger.warning("cannot compare the watches with lists: %s", error)
 
     async def round(self) -> None:
-        """Compares once."""
+        """Compare once."""
         missed = 0
         for kind in self._kinds:
             missed += await self._compare(kind)
@@ -88,7 +88,7 @@ class Freshness:
         self._last_round = time.monotonic()
 
     def problem(self) -> str | None:
-        """Why the controller should be started anew; None while it hears what happens."""
+        """Return why the controller should be started anew; None while it hears what happens."""
         silent_s = self.age_s()
         if silent_s > 5 * self._interval_s:
             return f"no successful list for {silent_s:.0f} s"
@@ -97,7 +97,7 @@ class Freshness:
         return None
 
     def age_s(self) -> float:
-        """Seconds since the last round."""
+        """Return seconds since the last round."""
         return time.monotonic() - self._last_round
 
     async def _count_nodes(self) -> None:

@@ -11,7 +11,7 @@ _READ_AGAIN = timedelta(minutes=2)
 
 
 class Getter(Protocol):
-    """Reads one object; `stage2_controller.cluster.api_server.Api` does."""
+    """An API that reads one object; `stage2_controller.cluster.api_server.Api` is one."""
 
     async def get(self, kind: str, namespace: str | None, name: str) -> Object | None:
         """Return the object, or None."""

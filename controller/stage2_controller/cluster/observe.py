@@ -1,4 +1,4 @@
-"""What a pass sees of one job: watched children from the store, the others read by name, and only what is the job's."""
+"""The observation of one job: watched children from the store, the others read by name; only its own count."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
@@ -19,7 +19,7 @@ _UNWATCHED = tuple(child.kind for child in kinds.CHILDREN if not child.watched)
 
 
 class Observer:
-    """Observes jobs, and remembers under which of their names something stands that is not theirs."""
+    """An observer of jobs, which remembers under which of their names something stands that is not theirs."""
 
     def __init__(self, api: Api, store: Store, progress: ProgressPolls, *, clock: Callable[[], datetime]) -> None:
         self._api = api
@@ -128,7 +128,7 @@ def _together(seen: Observed, read: Observed) -> Observed:
 
 
 def _needs_no_files(status: Mapping[str, Any], seen: Observed) -> bool:
-    """Whether Secret and ConfigMap need not be read: the job has ended, or nothing was created for it yet."""
+    """Return whether Secret and ConfigMap need not be read: the job has ended, or nothing was created for it yet."""
     if outcome.final(status):
         return True
     placed = conditions.find(status, reasons.PLACED)

@@ -17,14 +17,14 @@ _AT_ONCE = 32  # learners that are asked at the same time
 
 
 class Reader(Protocol):
-    """Asks one learner; `stage2_controller.cluster.progress_reader.ProgressReader` does."""
+    """A client that asks one learner; `stage2_controller.cluster.progress_reader.ProgressReader` is one."""
 
     async def read(self, pod: Object | None, secret: Object | None) -> Object | None:
-        """The learner's report; None while it does not run, or does not answer in time."""
+        """Return the learner's report; None while it does not run, or does not answer in time."""
         ...
 
     async def close(self) -> None:
-        """Ends all connections."""
+        """End all connections."""
         ...
 
 
@@ -58,7 +58,7 @@ class ProgressPolls:
         self._asking: dict[Key, asyncio.Task[None]] = {}
 
     def latest(self, key: Key, pod: Object | None, secret: Object | None) -> Object | None:
-        """What the learner in this pod said last; asks it anew, in the background, if that was a while ago."""
+        """Return what the learner in this pod said last; ask it anew, in the background, if that was a while ago."""
         if pod is None or secret is None or not running(pod, names.ROLE_LEARNER):
             self.forget(key)
             return None
@@ -69,13 +69,13 @@ class ProgressPolls:
         return known.report if known else None
 
     def forget(self, key: Key) -> None:
-        """The job has no running learner any more."""
+        """Drop the report of a job that has no running learner any more."""
         self._kept.pop(key, None)
         if task := self._asking.pop(key, None):
             task.cancel()
 
     async def close(self) -> None:
-        """Asks nobody any more."""
+        """Ask nobody any more."""
         for key in list(self._asking):
             self.forget(key)
         await self._reader.close()

@@ -1,4 +1,4 @@
-"""Asks a running learner for its progress over HTTP: its pod holds no credentials to report by itself."""
+"""Requests to running learners for their progress: a learner's pod holds no credentials to report by itself."""
 
 import base64
 import logging
@@ -14,18 +14,18 @@ _TIMEOUT = aiohttp.ClientTimeout(total=3)
 
 
 class ProgressReader:
-    """GET /progress of learner pods, with the job's own bearer token."""
+    """A client of GET /progress of learner pods, with each job's own bearer token."""
 
     def __init__(self, *, port: int = names.PROGRESS_PORT) -> None:
         self._port = port
         self._session = aiohttp.ClientSession(timeout=_TIMEOUT)
 
     async def close(self) -> None:
-        """Ends all connections."""
+        """End all connections."""
         await self._session.close()
 
     async def read(self, pod: Object | None, secret: Object | None) -> Object | None:
-        """The learner's report; None while it does not run, or does not answer in time."""
+        """Return the learner's report; None while it does not run, or does not answer in time."""
         address = pod.get("status", {}).get("podIP") if pod else None
         if not address or secret is None or not running(pod, names.ROLE_LEARNER):
             return None

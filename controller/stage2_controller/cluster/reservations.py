@@ -1,4 +1,4 @@
-"""What is taken on one node, summed as entries come and go: asking costs the same however many there are. Pure."""
+"""Reservations on one node, summed as entries come and go: asking costs the same however many there are. Pure."""
 
 from collections.abc import Hashable
 
@@ -14,7 +14,7 @@ class Reservations:
         self._counts: dict[int, int] = {}
 
     def add(self, identity: Hashable, amounts: Amounts, priority: int) -> None:
-        """Makes the entry this; one that was there under the same identity goes."""
+        """Add the entry; one that was there under the same identity goes."""
         if self._entries.get(identity) == (amounts, priority):
             return
         self.remove(identity)
@@ -25,7 +25,7 @@ class Reservations:
             sums[key] = sums.get(key, 0) + amount
 
     def remove(self, identity: Hashable) -> None:
-        """Removes the entry, if there is one."""
+        """Remove the entry, if there is one."""
         entry = self._entries.pop(identity, None)
         if entry is None:
             return
@@ -38,11 +38,11 @@ class Reservations:
             self._sums[priority][key] -= amount
 
     def get(self, identity: Hashable) -> tuple[Amounts, int] | None:
-        """Amounts and priority of one entry."""
+        """Return amounts and priority of one entry."""
         return self._entries.get(identity)
 
     def total(self, *, at_least: int | None = None) -> dict[str, float]:
-        """The sum of all entries, or of those with this priority or a higher one."""
+        """Return the sum of all entries, or of those with this priority or a higher one."""
         total: dict[str, float] = {}
         for priority, sums in self._sums.items():
             if at_least is None or priority >= at_least:

@@ -1,4 +1,4 @@
-"""What the watches have seen: the newest state of all jobs and their children, so that a pass costs few reads."""
+"""The store of the watches: the newest state of all jobs and their children, so that a pass costs few reads."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -13,7 +13,7 @@ _STORED = frozenset(resource.kind for resource in kinds.watched(kueue=True))
 
 
 def key_of(kind: str, body: Object) -> Key | None:
-    """The job that an object is or belongs to; None for one that only carries our label."""
+    """Return the job that an object is or belongs to; None for one that only carries our label."""
     metadata = body["metadata"]
     if kind not in _STORED:
         return None
@@ -22,7 +22,7 @@ def key_of(kind: str, body: Object) -> Key | None:
 
 
 def version_of(body: Object) -> int:
-    """The resource version: later writes of an object have greater ones."""
+    """Return the resource version: later writes of an object have greater ones."""
     return int(body["metadata"]["resourceVersion"])
 
 
@@ -33,7 +33,7 @@ class Store:
         self._objects: dict[str, dict[Key, dict[str, Object]]] = {kind: defaultdict(dict) for kind in _STORED}
 
     def put(self, kind: str, body: Object) -> None:
-        """Keeps the object unless a newer state of it is known."""
+        """Keep the object unless a newer state of it is known."""
         key = key_of(kind, body)
         if key is None:
             return
@@ -43,7 +43,7 @@ class Store:
             siblings[body["metadata"]["name"]] = slim(kind, body)
 
     def remove(self, kind: str, body: Object) -> None:
-        """Forgets the object, unless it was created anew under the same name."""
+        """Forget the object, unless it was created anew under the same name."""
         key = key_of(kind, body)
         if key is None:
             return
@@ -55,24 +55,24 @@ class Store:
                 del self._objects[kind][key]
 
     def all(self, kind: str, key: Key) -> tuple[Object, ...]:
-        """The objects of a kind that belong to a job."""
+        """Return the objects of a kind that belong to a job."""
         return tuple(self._objects[kind].get(key, {}).values())
 
     def one(self, kind: str, key: Key, name: str) -> Object | None:
-        """The object of that name that belongs to a job."""
+        """Return the object of that name that belongs to a job."""
         return self._objects[kind].get(key, {}).get(name)
 
     def known(self, kind: str) -> Iterator[Object]:
-        """All objects of a kind."""
+        """Return all objects of a kind."""
         for siblings in self._objects[kind].values():
             yield from siblings.values()
 
     def behind(self, kind: str, listed: Iterable[Object]) -> list[Object]:
-        """Which of the listed objects are not known, or only in an older state."""
+        """Return those of the listed objects that are not known, or only in an older state."""
         return [body for body in listed if (key := key_of(kind, body)) and self._older(kind, key, body)]
 
     def vanished(self, kind: str, listed: Iterable[Object], list_version: int) -> list[Object]:
-        """Which known objects are missing in a list that was made after they were last seen."""
+        """Return the known objects that are missing in a list that was made after they were last seen."""
         present = {body["metadata"]["uid"] for body in listed}
         return [
             body
@@ -86,7 +86,7 @@ class Store:
 
 
 def slim(kind: str, body: Object) -> Object:
-    """Without the field managers' bookkeeping, which is a third of an object's size, and of a pod most of its spec."""
+    """Return the object without field managers' bookkeeping, a third of its size; a pod without most of its spec."""
     metadata: dict[str, Any] = {key: value for key, value in body["metadata"].items() if key != "managedFields"}
     made = {**body, "metadata": metadata}
     kept = kinds.RESOURCES[kind].spec_fields

@@ -19,30 +19,30 @@ class Condition:
 
 
 def truth(value: bool) -> Truth:
-    """A bool as a condition's status."""
+    """Return a bool as a condition's status."""
     return "True" if value else "False"
 
 
 def timestamp(now: datetime) -> str:
-    """`now` as Kubernetes writes times: UTC, RFC 3339, whole seconds."""
+    """Return `now` as Kubernetes writes times: UTC, RFC 3339, whole seconds."""
     return now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def instant(text: str) -> datetime:
-    """The time that `timestamp` wrote."""
+    """Return the time that `timestamp` wrote."""
     return datetime.fromisoformat(text)
 
 
 def merged(
     previous: Sequence[Mapping[str, Any]], current: Sequence[Condition], *, generation: int, now: datetime
 ) -> list[dict[str, Any]]:
-    """The status' list: `current`, each with its old transition time if its status is the old one."""
+    """Return the status' list: `current`, each with its old transition time if its status is the old one."""
     old = {item["type"]: item for item in previous}
     return [_entry(condition, old.get(condition.type), generation, now) for condition in current]
 
 
 def find(status: Mapping[str, Any], condition_type: str) -> Mapping[str, Any] | None:
-    """The condition of one type in a job's status."""
+    """Return the condition of one type in a job's status."""
     return next((item for item in status.get("conditions") or [] if item["type"] == condition_type), None)
 
 

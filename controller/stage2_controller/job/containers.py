@@ -43,7 +43,7 @@ class Container:
         return next(iter(self.ports.values()))
 
     def relocated(self, root: str) -> "Container":
-        """The same container where `/etc/stage2` is the folder `root` and the termination log lies in it."""
+        """Return the same container where `/etc/stage2` is the folder `root` and the termination log lies in it."""
 
         def moved(text: str) -> str:
             return text.replace(names.MOUNT_ROOT, root).replace(names.TERMINATION_LOG, f"{root}/termination-log")
@@ -68,9 +68,9 @@ class Processes:
 def containers(
     job: RolloutMatchingJob, host_for: Callable[[int], str], learner_ports: LearnerPorts = POD_PORTS
 ) -> Processes:
-    """The workload of `job`; `host_for(i)` is the host on which server i is reached.
+    """Return the processes of `job`; `host_for(i)` is the host on which server i is reached.
 
-    Raises ConfigError if a pod template would take away what the job relies on.
+    Raise ConfigError if a pod template would take away what the job relies on.
     """
     template_rules.check(job)
     addresses = [

@@ -34,7 +34,7 @@ class Desired:
     _added: dict[str, "Desired"] = field(default_factory=dict)  # by the digest of the last additions
 
     def on(self, node: str | None) -> tuple[meta.Manifest, ...]:
-        """The children as a controller writes them: with a readiness gate and hashes, the pods on this node."""
+        """Return the children as a controller writes them: with a readiness gate and hashes, the pods on this node."""
         if node not in self._pinned:
             self._pinned.clear()
             self._pinned[node] = tuple(
@@ -56,7 +56,7 @@ class Desired:
 
 
 def desired(raw: Mapping[str, Any], settings: Settings) -> Desired:
-    """Return the desired state of a job, as the API server holds that. Raises ConfigError if its spec breaks a rule."""
+    """Return the desired state of a job, as the API server holds that. Raise ConfigError if its spec breaks a rule."""
     accepted = parse_job(raw)
     host = names.service_host(accepted.metadata.name, namespace_of(accepted))
     processes = containers(accepted, host_for=lambda _: host)
@@ -79,7 +79,7 @@ class DesiredCache:
         self._made: OrderedDict[Key, tuple[tuple[str, int], Desired]] = OrderedDict()
 
     def of(self, raw: Mapping[str, Any]) -> Desired:
-        """Return the job's desired state. Raises ConfigError if its spec breaks a rule."""
+        """Return the job's desired state. Raise ConfigError if its spec breaks a rule."""
         metadata = raw["metadata"]
         key, spec = Key(metadata["namespace"], metadata["name"]), (metadata["uid"], metadata["generation"])
         known = self._made.get(key)
@@ -91,14 +91,14 @@ class DesiredCache:
         return made
 
     def forget(self, key: Key) -> None:
-        """The job is gone."""
+        """Drop the desired state of a job that is gone."""
         self._made.pop(key, None)
 
 
 def children(
     accepted: RolloutMatchingJob, owner: Mapping[str, Any], processes: Processes, settings: Settings
 ) -> list[meta.Manifest]:
-    """All children but the Secret, in the order of their creation."""
+    """Return all children but the Secret, in the order of their creation."""
     config_text, servers, image = processes.config_text, processes.servers, settings.image
     made = [
         configmap.configmap(owner, config_text),
@@ -114,12 +114,12 @@ def children(
 
 
 def namespace_of(accepted: RolloutMatchingJob) -> str:
-    """The job's namespace; a file may leave it to kubectl."""
+    """Return the job's namespace; a file may leave it to kubectl."""
     return accepted.metadata.namespace or "default"
 
 
 def _controlled(child: meta.Manifest, node: str | None) -> meta.Manifest:
-    """What only a controller can add to a child: its readiness, the job's uid, and its node."""
+    """Return the child with what only a controller can add: its readiness, the job's uid, and its node."""
     if child["kind"] == kinds.DEPLOYMENT.kind:
         child = deployment.gated(child)
     if child["kind"] not in kinds.ROLE_OF_PODS:
@@ -129,7 +129,7 @@ def _controlled(child: meta.Manifest, node: str | None) -> meta.Manifest:
 
 
 def _marked(child: meta.Manifest) -> meta.Manifest:
-    """Its pods say which job they are of: one that is applied again has the name of the one before."""
+    """Mark the pods with the uid of their job: one that is applied again has the name of the one before."""
     (owner,) = child["metadata"]["ownerReferences"]
     spec = child["spec"]
     metadata = spec["template"]["metadata"]

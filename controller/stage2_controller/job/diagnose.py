@@ -1,4 +1,4 @@
-"""Why a pod of a job does not do its work yet, in a reason for programs and a sentence for people."""
+"""Diagnosis of a pod that does not do its work yet: a reason for programs and a sentence for people."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -12,14 +12,14 @@ _TAIL = 400  # characters of a container's last words that fit a sentence
 
 
 class Finding(NamedTuple):
-    """What keeps a pod from its work."""
+    """A finding about what keeps a pod from its work."""
 
     reason: str
     message: str
 
 
 def pod(observed: Object | None, what: str) -> Finding | None:
-    """The finding for a pod called `what` ("the rollout pod"); None if all its containers run."""
+    """Return the finding for a pod called `what` ("the rollout pod"); None if all its containers run."""
     if observed is None:
         return Finding(reasons.NOT_CREATED, f"{what} does not exist yet")
     status = observed.get("status", {})
@@ -39,7 +39,7 @@ def pod(observed: Object | None, what: str) -> Finding | None:
 
 
 def refused(deployment: Object | None) -> Finding | None:
-    """Why the API server takes no pod of the Deployment: a quota, a policy; None if it does."""
+    """Return why the API server takes no pod of the Deployment: a quota, a policy; None if it does."""
     for condition in (deployment or {}).get("status", {}).get("conditions", []):
         if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
             message = f"the API server refuses the rollout pod: {condition.get('message', 'no reason given')}"
@@ -48,7 +48,7 @@ def refused(deployment: Object | None) -> Finding | None:
 
 
 def servers(observed: Object | None, names: Sequence[str], deployment: Object | None = None) -> Finding | None:
-    """The finding for the rollout pod; None if every server answers."""
+    """Return the finding for the rollout pod; None if every server answers."""
     if observed is None and (told := refused(deployment)):
         return told
     found = pod(observed, "the rollout pod")
@@ -63,7 +63,7 @@ def servers(observed: Object | None, names: Sequence[str], deployment: Object | 
 
 
 def last_words(ended: Mapping[str, Any]) -> str:
-    """How a container ended: its exit code and the end of its message."""
+    """Return how a container ended: its exit code and the end of its message."""
     report = parse_report(str(ended.get("message")))
     if report:
         return f"exit code {ended.get('exitCode')}: {report.get('message') or report['phase']}"

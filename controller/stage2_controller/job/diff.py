@@ -1,4 +1,4 @@
-"""Which children have to be written: the absent ones, and those that differ for a reason that may be mended."""
+"""The difference between desired and observed children: what is absent, and what differs and may be mended."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -17,7 +17,7 @@ class Write(NamedTuple):
 
 
 def writes(children: Sequence[meta.Manifest], observed: Observed) -> list[Write]:
-    """The requests that bring the observed children to `children`, in that order; none if nothing has to change."""
+    """Return the requests that make the observed children `children`, in that order; none if nothing has to change."""
     started = observed.learner is not None or observed.active()
     return [write for child in children if (write := _write(child, observed, started))]
 
@@ -35,12 +35,12 @@ def names_to_check(children: Sequence[meta.Manifest], observed: Observed) -> lis
 
 
 def spec_changed(observed: Observed, spec_hash: str) -> bool:
-    """Whether the learner Job was made from another spec than the one with this hash."""
+    """Return whether the learner Job was made from another spec than the one with this hash."""
     return observed.learner is not None and _annotation(observed.learner, names.ANNOTATION_SPEC_HASH) != spec_hash
 
 
 def covers(observed: Any, desired: Any, key: str = "") -> bool:
-    """Whether `observed` holds everything in `desired`; what others added beside it does not count."""
+    """Return whether `observed` holds everything in `desired`; what others added beside it does not count."""
     if observed is None:
         return _empty(desired)  # the API server leaves out what is empty, zero or false
     if isinstance(desired, Mapping):
@@ -66,7 +66,7 @@ def _write(child: meta.Manifest, observed: Observed, started: bool) -> Write | N
 
 
 def _same(child: meta.Manifest, there: Mapping[str, Any]) -> meta.Manifest:
-    """The child with the uid of the object that was seen: one that took its place meanwhile is not written over."""
+    """Return the child with the uid of what was seen: one that took its place meanwhile is not written over."""
     uid = there["metadata"].get("uid")
     return {**child, "metadata": {**child["metadata"], "uid": uid}} if uid else child
 

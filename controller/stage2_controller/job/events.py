@@ -53,7 +53,7 @@ class Event(NamedTuple):
 
 
 def events(previous: Mapping[str, Any], current: Mapping[str, Any]) -> list[Event]:
-    """An event for each condition whose status or reason is new and worth a person's attention, each reason once."""
+    """Return an event for each condition whose status or reason is new and worth attention, each reason once."""
     told: dict[str, Event] = {}
     for item in current.get("conditions") or []:
         old = conditions.find(previous, item["type"])

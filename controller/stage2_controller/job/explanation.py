@@ -1,4 +1,4 @@
-"""Why is it not training? One answer from a job's conditions, with the object and the field that can be changed. Pure.
+"""The explanation why a job does not train: one answer from its conditions, with the object and field to change. Pure.
 
 The controller writes it as the condition Training; `stage2 explain` prints the whole chain.
 """
@@ -77,7 +77,7 @@ class Step:
 
 
 def chain(job: Mapping[str, Any]) -> list[Step]:
-    """Every link that the job's status tells of, in order; the first that is not ok is why it does not train."""
+    """Return every link that the job's status tells of, in order; the first that is not ok is why it does not train."""
     status = job.get("status") or {}
     told = {item["type"]: item for item in status.get("conditions") or []}
     links = [_step(name, told[kind], job) for name, kind in _CHAIN if kind in told]
@@ -89,7 +89,7 @@ def chain(job: Mapping[str, Any]) -> list[Step]:
 
 
 def training(conditions: Iterable[Condition], job: Mapping[str, Any]) -> Condition:
-    """The condition Training: true once nothing is missing, else the first thing that is."""
+    """Return the condition Training: true once nothing is missing, else the first thing that is."""
     told = [{"type": item.type, "status": item.status, "reason": item.reason, "message": item.message}
             for item in conditions]  # fmt: skip
     steps = chain({**job, "status": {**(job.get("status") or {}), "conditions": told}})

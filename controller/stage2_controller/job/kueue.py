@@ -4,7 +4,7 @@ A job that carries the label `kueue.x-k8s.io/queue-name` waits until Kueue admit
 and learner, that ask for one host together (kueue.x-k8s.io/v1beta2, topology-aware scheduling).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from stage2_controller.job import kinds, names, reasons
@@ -22,7 +22,7 @@ _WAITS_FOR_RECOVERY, _RECOVERED = "WaitForRecovery", "Recovered"
 
 
 def queue_name(raw: Object) -> str | None:
-    """The LocalQueue that the job names."""
+    """Return the LocalQueue that the job names."""
     return (raw["metadata"].get("labels") or {}).get(QUEUE_LABEL) or None
 
 
@@ -34,7 +34,7 @@ def workload(
     active: bool,
     priority_class: Object | None,
 ) -> meta.Manifest:
-    """Workload `<job>-quota`: the pods of the children, on one host; inactive while the job is suspended."""
+    """Return Workload `<job>-quota`: the pods of the children, on one host; inactive while the job is suspended."""
     pod_sets = [
         _pod_set(kinds.ROLE_OF_PODS[child["kind"]], child["spec"]["template"])
         for child in children
@@ -52,14 +52,13 @@ def workload(
 
 
 def admitted(found: Object | None) -> bool:
-    """Whether the job may have pods."""
+    """Return whether the job may have pods."""
     return _holds(found, "Admitted") and not _holds(found, "Evicted")
 
 
 def host(found: Object | None) -> str | None:
-    """The value of kubernetes.io/hostname on the node that Kueue assigned; None if it left the choice open."""
-    admission = ((found or {}).get("status") or {}).get("admission") or {}
-    for assignment in admission.get("podSetAssignments", []):
+    """Return the value of kubernetes.io/hostname on the node that Kueue assigned; None if it left the choice open."""
+    for assignment in _assignments(found):
         topology = assignment.get("topologyAssignment") or {}
         if HOSTNAME not in topology.get("levels", []):
             continue
@@ -73,31 +72,48 @@ def host(found: Object | None) -> str | None:
 
 
 def flavors_of(found: Object | None) -> tuple[str, ...]:
-    """The names of the ResourceFlavors that Kueue assigned to the job."""
-    admission = ((found or {}).get("status") or {}).get("admission") or {}
-    assigned = (one.get("flavors") or {} for one in admission.get("podSetAssignments", []))
+    """Return the names of the ResourceFlavors that Kueue assigned to the job."""
+    assigned = (one.get("flavors") or {} for one in _assignments(found))
     return tuple(sorted({name for names_ in assigned for name in names_.values()}))
 
 
 def additions(observed: Observed) -> dict[str, Any]:
-    """What an admission adds to the pods of each role, as Kueue's own integrations do it.
+    """Return what an admission adds to the pods of each role, as Kueue's own integrations do it.
 
     The flavors' node labels and tolerations, what admission checks ask for, and the mark of a pod that Kueue placed:
     without it Kueue would count the pod on its host a second time, as somebody else's.
     """
-    status, flavors = (observed.workload or {}).get("status") or {}, observed.flavors
-    checks = [update for check in status.get("admissionChecks") or () for update in check.get("podSetUpdates") or ()]
+    updates = list(_updates(observed.workload))
     made = {}
-    for assignment in (status.get("admission") or {}).get("podSetAssignments", []):
-        assigned = sorted(set((assignment.get("flavors") or {}).values()))
-        specs = [(flavors[name].get("spec") or {}) for name in assigned if name in flavors]
-        parts = [{"nodeSelector": spec.get("nodeLabels"), "tolerations": spec.get("tolerations")} for spec in specs]
-        parts += [update for update in checks if update["name"] == assignment["name"]]
+    for assignment in _assignments(observed.workload):
+        parts = [*_flavor_parts(assignment, observed.flavors)]
+        parts += [update for update in updates if update["name"] == assignment["name"]]
         if assignment.get("topologyAssignment"):
             parts.append({"annotations": {_PLACED_BY_KUEUE: HOSTNAME}})
         if added := _together(parts):
             made[assignment["name"]] = added
     return made
+
+
+def _assignments(found: Object | None) -> Sequence[Mapping[str, Any]]:
+    """Return what Kueue has assigned to each pod set of an admitted Workload."""
+    admission = ((found or {}).get("status") or {}).get("admission") or {}
+    assignments: Sequence[Mapping[str, Any]] = admission.get("podSetAssignments", [])
+    return assignments
+
+
+def _updates(found: Object | None) -> Iterator[Mapping[str, Any]]:
+    """Yield what admission checks ask to add to a pod set."""
+    for check in ((found or {}).get("status") or {}).get("admissionChecks") or ():
+        yield from check.get("podSetUpdates") or ()
+
+
+def _flavor_parts(assignment: Mapping[str, Any], flavors: Mapping[str, Object]) -> Iterator[Mapping[str, Any]]:
+    """Yield the node labels and tolerations of the flavors that a pod set was assigned."""
+    for name in sorted(set((assignment.get("flavors") or {}).values())):
+        if name in flavors:
+            spec = flavors[name].get("spec") or {}
+            yield {"nodeSelector": spec.get("nodeLabels"), "tolerations": spec.get("tolerations")}
 
 
 def _together(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -113,7 +129,7 @@ def _together(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def disabled(queue: str) -> Condition:
-    """The job's condition QuotaReserved where the controller was told nothing of Kueue."""
+    """Return the job's condition QuotaReserved where the controller was told nothing of Kueue."""
     message = (
         f"the label {QUEUE_LABEL}={queue} asks for a queue of Kueue, and this controller does not serve Kueue: install"
         " the chart with --set controller.kueue=true, or remove the label"
@@ -122,7 +138,7 @@ def disabled(queue: str) -> Condition:
 
 
 def reserved(found: Object | None, queue: str) -> Condition:
-    """The job's condition QuotaReserved."""
+    """Return the job's condition QuotaReserved."""
     if admitted(found):
         return Condition(reasons.QUOTA_RESERVED, "True", reasons.ADMITTED, f"Kueue admitted the job through {queue}")
     told = _condition(found, "Evicted") if _holds(found, "Evicted") else _condition(found, "QuotaReserved")
@@ -131,7 +147,7 @@ def reserved(found: Object | None, queue: str) -> Condition:
 
 
 def answer(found: Object | None, observed: Observed, outcome: Outcome | None, *, at: str) -> dict[str, Any] | None:
-    """What the Workload is to be told (a JSON merge patch of what was read); None if it says so already.
+    """Return what the Workload is to be told (a JSON merge patch of what was read); None if it says so already.
 
     As Kueue's own integrations do: the end of the job, whether its pods are ready, and, once an evicted job has no pods
     any more, that its quota is free.
@@ -154,7 +170,7 @@ def answer(found: Object | None, observed: Observed, outcome: Outcome | None, *,
 
 
 def _pods_ready(found: Object, observed: Observed) -> dict[str, str]:
-    """PodsReady of an admitted job: Kueue's timeouts for the start and for a recovery go by its reason."""
+    """Return PodsReady of an admitted job: Kueue's timeouts for the start and for a recovery go by its reason."""
     known = (_condition(found, "PodsReady") or {}).get("reason")
     recovers = known in (_WAITS_FOR_RECOVERY, _RECOVERED)
     learner = observed.pod(names.ROLE_LEARNER)
@@ -175,7 +191,7 @@ def _pod_set(role: str, template: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _patch(found: Object, *wanted: dict[str, str], at: str, **more: Any) -> dict[str, Any] | None:
-    """A merge patch replaces the whole list: it holds for the version that was read, and is refused for any other."""
+    """Return a patch of the version that was read: it replaces the whole list, and is refused for any other version."""
     known = {item["type"]: item for item in (found.get("status") or {}).get("conditions") or []}
     changed = [item for item in wanted if known.get(item["type"], {}).get("status", "False") != item["status"]]
     if not changed:

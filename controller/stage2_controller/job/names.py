@@ -54,7 +54,7 @@ _DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
 
 def short_name(name: str, suffix: str = "") -> str:
-    """`name` + `suffix` as a DNS label of at most 63 characters.
+    """Return `name` + `suffix` as a DNS label of at most 63 characters.
 
     A name that is one already is kept; any other (too long, dots, a leading digit) is cut and gets eight hexadecimal
     digits of its SHA-256, so that two jobs never share a child.
@@ -70,10 +70,10 @@ def short_name(name: str, suffix: str = "") -> str:
 
 
 def child_name(job: str, role: str) -> str:
-    """The name of the child of `job` that plays `role`: `job-3v1-rollout`."""
+    """Return the name of the child of `job` that plays `role`: `job-3v1-rollout`."""
     return short_name(job, f"-{role}")
 
 
 def service_host(job: str, namespace: str) -> str:
-    """The rollout Service's name in the cluster's DNS, without the cluster's own domain."""
+    """Return the rollout Service's name in the cluster's DNS, without the cluster's own domain."""
     return f"{child_name(job, ROLE_ROLLOUT)}.{namespace}.svc"

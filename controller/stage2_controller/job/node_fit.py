@@ -1,4 +1,4 @@
-"""Placement: which one node takes a whole job, servers and learner, before anything of it is created. Pure.
+"""The fit of a whole job, servers and learner, on one node, before anything of it is created. Pure.
 
 The node is chosen once for both pods; the scheduler still binds them, so that its preemption and its last word count.
 """
@@ -19,7 +19,7 @@ _LISTED = 3  # nodes that a message names
 
 @dataclass(frozen=True)
 class PodNeed:
-    """What one pod of a job asks of its node."""
+    """The need of one pod of a job: its requests, and where it may run."""
 
     role: str
     requests: Amounts
@@ -29,7 +29,7 @@ class PodNeed:
 
 @dataclass(frozen=True)
 class Need:
-    """What a whole job asks of one node."""
+    """The need of a whole job: everything that it asks of one node."""
 
     pods: tuple[PodNeed, ...]
     priority: int = 0
@@ -85,7 +85,7 @@ def _pod_need(role: str, template: Mapping[str, Any]) -> PodNeed:
 
 
 def requests(spec: Mapping[str, Any]) -> dict[str, float]:
-    """What the scheduler reserves for a pod: the sum of its containers, or one greedy init container, and itself."""
+    """Return what the scheduler reserves for a pod: its containers' sum, or one greedy init container, and itself."""
     together = added(map(_container, spec.get("containers") or ()))
     for init in spec.get("initContainers") or ():
         if init.get("restartPolicy") == "Always":  # a sidecar runs beside the containers
@@ -97,7 +97,7 @@ def requests(spec: Mapping[str, Any]) -> dict[str, float]:
 
 
 def added(parts: Iterable[Amounts]) -> dict[str, float]:
-    """The sum of amounts."""
+    """Return the sum of amounts."""
     total: dict[str, float] = {}
     for part in parts:
         for key, amount in part.items():
@@ -106,7 +106,7 @@ def added(parts: Iterable[Amounts]) -> dict[str, float]:
 
 
 def choose_node(need: Need, nodes: Sequence[NodeInfo]) -> str | None:
-    """The node that takes the whole job; by preemption only if none has room. The fullest that fits: large rooms stay.
+    """Return the node that takes the whole job; by preemption only if none has room. The fullest fit: large rooms stay.
 
     None if none takes it; `obstacle` says why.
     """
@@ -121,31 +121,46 @@ def choose_node(need: Need, nodes: Sequence[NodeInfo]) -> str | None:
 
 
 def may_use(need: Need, info: NodeInfo) -> bool:
-    """Whether the node is the host that the job is tied to, where it is tied to one."""
+    """Return whether the node is the host that the job is tied to, where it is tied to one."""
     return need.host is None or info.labels.get(HOSTNAME) == need.host
 
 
 def why_none_fits(need: Need, nodes: Sequence[NodeInfo]) -> str:
-    """Why no node takes the job: what is missing, and the node that comes closest."""
+    """Say why no node takes the job: what is missing, and the node that comes closest."""
     if not nodes:
         return "the cluster has no nodes"
-    if need.host is not None:
-        nodes = [info for info in nodes if may_use(need, info)]
-        if not nodes:
-            return f"Kueue assigned the host {need.host}, and no node has the label {HOSTNAME}={need.host}"
-    fitting = [info for info in nodes if _refusal(need, info) is None]
+    allowed = [info for info in nodes if may_use(need, info)]
+    if not allowed:
+        return f"Kueue assigned the host {need.host}, and no node has the label {HOSTNAME}={need.host}"
+    fitting = [info for info in allowed if _refusal(need, info) is None]
     if not fitting:
-        told = [f"{info.name} {_refusal(need, info)}" for info in sorted(nodes, key=lambda info: info.name)[:_LISTED]]
-        more = f", and {len(nodes) - _LISTED} more nodes" if len(nodes) > _LISTED else ""
-        return f"no node may be used: {'; '.join(told)}{more}"
+        return _none_usable(need, allowed)
+    return _lacks_alone(need, fitting) or _lacks_together(need, fitting)
+
+
+def _none_usable(need: Need, nodes: Sequence[NodeInfo]) -> str:
+    told = [f"{info.name} {_refusal(need, info)}" for info in sorted(nodes, key=lambda info: info.name)[:_LISTED]]
+    more = f", and {len(nodes) - _LISTED} more nodes" if len(nodes) > _LISTED else ""
+    return f"no node may be used: {'; '.join(told)}{more}"
+
+
+def _lacks_alone(need: Need, fitting: Sequence[NodeInfo]) -> str | None:
+    """Name the first resource of which no node has enough; None if some node has enough of each."""
     total = need.total
     for resource in _in_order(total, need.gpu_resource):
         best = max(fitting, key=lambda info: (info.free.get(resource, 0), info.name))
         if best.free.get(resource, 0) < total[resource]:
             return _missing(resource, total[resource], best)
+    return None
+
+
+def _lacks_together(need: Need, fitting: Sequence[NodeInfo]) -> str:
+    """Name what the node that has most of it lacks."""
+    total = need.total
+    resources = _in_order(total, need.gpu_resource)
     best = max(fitting, key=lambda info: (sum(info.free.get(k, 0) >= v for k, v in total.items()), info.name))
-    lacking = next(k for k in _in_order(total, need.gpu_resource) if best.free.get(k, 0) < total[k])
-    wanted = ", ".join(f"{quantity.shown(key, total[key])} {key}" for key in _in_order(total, need.gpu_resource))
+    lacking = next(key for key in resources if best.free.get(key, 0) < total[key])
+    wanted = ", ".join(f"{quantity.shown(key, total[key])} {key}" for key in resources)
     return f"needs {wanted} together on one node; {best.name} has only {_shown(lacking, best)} {lacking} free"
 
 
@@ -177,7 +192,7 @@ def _left(info: NodeInfo, need: Need, preempting: bool) -> tuple[float, float]:
 
 
 def _refusal(need: Need, info: NodeInfo) -> str | None:
-    """Why no pod of the job may be on the node, however empty it is; None if they may."""
+    """Return why no pod of the job may be on the node, however empty it is; None if they may."""
     if not may_use(need, info):
         return f"is not the host {need.host}, which Kueue assigned"
     if not info.ready:
@@ -186,19 +201,22 @@ def _refusal(need: Need, info: NodeInfo) -> str | None:
         return "was refused by the scheduler a moment ago"
     if info.cordoned:
         return "is cordoned (kubectl uncordon)"
-    for pod in need.pods:
-        for key, value in pod.node_selector.items():
-            if info.labels.get(key) != value:
-                return f"lacks the label {key}={value} (spec.placement.nodeSelector)"
-        for taint in info.taints:
-            if taint["effect"] in _BLOCKING and not any(_tolerates(item, taint) for item in pod.tolerations):
-                text = f"{taint['key']}={taint.get('value', '')}:{taint['effect']}"
-                return f"has the taint {text} (spec.placement.tolerations)"
+    return next(filter(None, (_pod_refusal(pod, info) for pod in need.pods)), None)
+
+
+def _pod_refusal(pod: PodNeed, info: NodeInfo) -> str | None:
+    for key, value in pod.node_selector.items():
+        if info.labels.get(key) != value:
+            return f"lacks the label {key}={value} (spec.placement.nodeSelector)"
+    for taint in info.taints:
+        if taint["effect"] in _BLOCKING and not any(_tolerates(item, taint) for item in pod.tolerations):
+            text = f"{taint['key']}={taint.get('value', '')}:{taint['effect']}"
+            return f"has the taint {text} (spec.placement.tolerations)"
     return None
 
 
 def _tolerates(toleration: Mapping[str, Any], taint: Object) -> bool:
-    """The scheduler's rule; a missing key with operator Exists tolerates everything."""
+    """Return the scheduler's answer; a missing key with operator Exists tolerates everything."""
     if toleration.get("effect") not in (None, "", taint["effect"]):
         return False
     if not toleration.get("key"):

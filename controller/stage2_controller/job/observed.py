@@ -1,4 +1,4 @@
-"""What a pass sees of one job: its children as the API server holds them, and the learner's last word."""
+"""The observed state of one job: its children as the API server holds them, and the learner's last word."""
 
 import json
 from collections.abc import Mapping
@@ -28,17 +28,17 @@ class Observed:
     foreign: tuple[str, ...] = ()  # kind and name of what has a child's name and was made by somebody else
 
     def child(self, kind: str) -> Object | None:
-        """The child of one kind."""
+        """Return the child of one kind."""
         found: Object | None = getattr(self, kinds.CHILD[kind].field)
         return found
 
     def pod(self, role: str) -> Object | None:
-        """The newest pod of a role; one that is being deleted only if there is no other."""
+        """Return the newest pod of a role; one that is being deleted only if there is no other."""
         pods = [pod for pod in self.pods if pod["metadata"].get("labels", {}).get(names.LABEL_ROLE) == role]
         return max(pods, key=_age_rank, default=None)
 
     def old_learner(self) -> Object | None:
-        """A learner's pod that still runs although its Job is gone: the job was suspended, edited or moved."""
+        """Return a learner's pod that still runs although its Job is gone: the job was suspended, edited or moved."""
         if self.learner is not None and not terminating(self.learner):
             return None
         pods = [
@@ -47,17 +47,17 @@ class Observed:
         return next((pod for pod in pods if pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")), None)
 
     def learner_ended(self) -> bool:
-        """Whether the learner Job has ended by itself, well or not."""
+        """Return whether the learner Job has ended by itself, well or not."""
         told = (self.learner or {}).get("status", {}).get("conditions", [])
         return any(item["type"] in ("Complete", "Failed") and item["status"] == "True" for item in told)
 
     def active(self) -> bool:
-        """Whether any container of the job runs or has run."""
+        """Return whether any container of the job runs or has run."""
         statuses = [item for pod in self.pods for item in pod.get("status", {}).get("containerStatuses", [])]
         return any("waiting" not in item.get("state", {}) or item.get("lastState") for item in statuses)
 
     def report(self) -> Object | None:
-        """The learner's newest report: its /progress, else the message that its container ended with."""
+        """Return the learner's newest report: its /progress, else the message that its container ended with."""
         if self.progress is not None:
             return self.progress
         pod = self.pod(names.ROLE_LEARNER)
@@ -66,7 +66,7 @@ class Observed:
 
 
 def terminated(pod: Object, container: str) -> Object | None:
-    """The last end of a container (exitCode, reason, message), whether or not it runs again by now."""
+    """Return the last end of a container (exitCode, reason, message), whether or not it runs again by now."""
     for status in pod.get("status", {}).get("containerStatuses", []):
         if status["name"] == container:
             now, before = status.get("state", {}), status.get("lastState", {})
@@ -76,24 +76,24 @@ def terminated(pod: Object, container: str) -> Object | None:
 
 
 def running(pod: Object | None, container: str) -> bool:
-    """Whether the container runs now."""
+    """Return whether the container runs now."""
     statuses = pod.get("status", {}).get("containerStatuses", []) if pod else []
     return any(status["name"] == container and "running" in status.get("state", {}) for status in statuses)
 
 
 def succeeded(pod: Object | None, container: str) -> bool:
-    """Whether the container has ended with exit code 0; a Job notices a moment later."""
+    """Return whether the container has ended with exit code 0; a Job notices a moment later."""
     ended = terminated(pod, container) if pod else None
     return ended is not None and ended.get("exitCode") == 0
 
 
 def terminating(child: Object | None) -> bool:
-    """Whether the API server was told to delete it and it still exists."""
+    """Return whether the API server was told to delete it and it still exists."""
     return child is not None and "deletionTimestamp" in child["metadata"]
 
 
 def parse_report(message: str) -> Object | None:
-    """A termination message as the learner's report; None if a person or a traceback wrote it."""
+    """Return a termination message as the learner's report; None if a person or a traceback wrote it."""
     try:
         report = json.loads(message)
     except ValueError:

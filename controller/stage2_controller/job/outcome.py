@@ -21,7 +21,7 @@ class Outcome(NamedTuple):
 
 
 def final(status: Mapping[str, Any]) -> Outcome | None:
-    """The outcome that the status already tells. A refused spec is none: a corrected one runs."""
+    """Return the outcome that the status already tells. A refused spec is none: a corrected one runs."""
     for condition_type in (reasons.SUCCEEDED, reasons.FAILED):
         told = conditions.find(status, condition_type)
         if told and told["status"] == "True" and told["reason"] != reasons.INVALID_SPEC:
@@ -32,7 +32,7 @@ def final(status: Mapping[str, Any]) -> Outcome | None:
 def outcome(
     job: RolloutMatchingJob, servers: Sequence[str], observed: Observed, *, status: Mapping[str, Any], now: datetime
 ) -> Outcome | None:
-    """The job's outcome, told before or found in this pass; None while it can still go on."""
+    """Return the job's outcome, told before or found in this pass; None while it can still go on."""
     return (
         final(status)
         or _of_learner(observed)
@@ -43,7 +43,7 @@ def outcome(
 
 
 def seconds_left(job: RolloutMatchingJob, status: Mapping[str, Any], now: datetime) -> float | None:
-    """Seconds until spec.activeDeadlineSeconds has passed since the start; None without a deadline or a start."""
+    """Return the seconds until spec.activeDeadlineSeconds has passed since the start; None if one is missing."""
     limit = job.spec.active_deadline_seconds
     if limit is None or not status.get("startTime"):
         return None
@@ -53,7 +53,7 @@ def seconds_left(job: RolloutMatchingJob, status: Mapping[str, Any], now: dateti
 def seconds_to_start(
     job: RolloutMatchingJob, observed: Observed, status: Mapping[str, Any], now: datetime
 ) -> float | None:
-    """Seconds until spec.learner.startDeadlineSeconds has passed; None where the learner waits for no server."""
+    """Return the seconds until spec.learner.startDeadlineSeconds has passed; None if no server is waited for."""
     since = _has_its_place_since(status)
     waits = job.spec.rollout.servers and not job.spec.suspend and observed.learner is None and observed.deployment
     if since is None or not waits or observed.old_learner():
@@ -62,7 +62,7 @@ def seconds_to_start(
 
 
 def _has_its_place_since(status: Mapping[str, Any]) -> datetime | None:
-    """Since when the servers could load: they have quota and a node, and were not all ready a moment ago."""
+    """Return since when the servers could load: they have quota and a node, and were not all ready a moment ago."""
     told = [conditions.find(status, kind) for kind in (reasons.QUOTA_RESERVED, reasons.PLACED)]
     if not status.get("startTime") or any(item and item["status"] != "True" for item in told):
         return None
@@ -82,7 +82,7 @@ def _of_learner(observed: Observed) -> Outcome | None:
 
 
 def _end_to_come(observed: Observed) -> bool:
-    """Whether the Job's watch was quicker than the pods': the pod, which has ended, will tell why in a moment."""
+    """Return whether the Job's watch was quicker than the pods': the pod that has ended tells why in a moment."""
     pod = observed.pod(names.ROLE_LEARNER)
     if pod is None or terminating(pod) or pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
         return False

@@ -1,4 +1,4 @@
-"""Whose an object with the name of a child is: the job's, a deleted job's of that name, or a stranger's. Pure.
+"""The ownership of objects with a child's name: the job's, a deleted job's of that name, or a stranger's. Pure.
 
 A name is no proof. A job that was deleted and applied again at once finds the old one's children until the garbage
 collector has been there, and somebody may have made an object that only happens to have such a name.
@@ -21,7 +21,7 @@ _KIND_OF_ROLE = {role: kind for kind, role in kinds.ROLE_OF_PODS.items()}
 
 
 def whose(child: Object, job: Mapping[str, Any]) -> Whose:
-    """Whose child it is, by its controller's uid; `job` is the metadata of the job."""
+    """Return whose child it is, by its controller's uid; `job` is the metadata of the job."""
     references = child["metadata"].get("ownerReferences") or ()
     owner: Mapping[str, Any] | None = next((item for item in references if item.get("controller")), None)
     if owner is None or owner["kind"] != names.KIND or not owner["apiVersion"].startswith(f"{names.GROUP}/"):
@@ -32,7 +32,7 @@ def whose(child: Object, job: Mapping[str, Any]) -> Whose:
 
 
 def owned(seen: Observed, job: Mapping[str, Any]) -> Observed:
-    """Only what is the job's, beside the names of what is not; `job` is the metadata of the job."""
+    """Return only what is the job's, beside the names of what is not; `job` is the metadata of the job."""
     found = {kind: (there, whose(there, job)) for kind in kinds.CHILD if (there := seen.child(kind)) is not None}
     told = {kind: owner for kind, (_, owner) in found.items()}
     own_pods = tuple(pod for pod in seen.pods if _whose_pod(pod, job, told) == "own")
@@ -48,7 +48,7 @@ def owned(seen: Observed, job: Mapping[str, Any]) -> Observed:
 
 
 def obstacle(observed: Observed) -> Condition | None:
-    """The condition ChildrenApplied where something that is not the job's keeps its children from being written."""
+    """Return the condition ChildrenApplied where what is not the job's keeps its children from being written."""
     if observed.foreign:
         exists = "exist and are" if len(observed.foreign) > 1 else "exists and is"
         message = f"{', '.join(observed.foreign)} {exists} not this job's; rename the job or the object"
@@ -64,7 +64,7 @@ def _named(found: Mapping[str, tuple[Object, Whose]], wanted: Whose) -> tuple[st
 
 
 def _whose_pod(pod: Object, job: Mapping[str, Any], told: Mapping[str, Whose]) -> Whose:
-    """By the uid that its template carries; one from before templates did is its Deployment's or Job's."""
+    """Go by the uid that its template carries; one from before templates did is its Deployment's or Job's."""
     metadata = pod["metadata"]
     uid = (metadata.get("annotations") or {}).get(names.ANNOTATION_JOB_UID)
     if uid:

@@ -1,4 +1,4 @@
-"""Where a job stands in this pass: on the node that it has, on one that is chosen now, or nowhere, and why. Pure."""
+"""The place of a job in this pass: the node that it has, one that is chosen now, or none, and why. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,18 +17,18 @@ LOOK_AGAIN_S = 60.0  # what is missing may have changed without anything being f
 
 
 class NodeAccount(Protocol):
-    """What nodes have free; `stage2_controller.cluster.capacity.Capacity` keeps it."""
+    """An account of what nodes have free; `stage2_controller.cluster.capacity.Capacity` is one."""
 
     def nodes_for(self, key: Key, need: Need) -> Sequence[NodeInfo]:
-        """All nodes as they are for this job."""
+        """Return all nodes as they are for this job."""
         ...
 
     def node_for(self, key: Key, need: Need, name: str) -> NodeInfo | None:
-        """One of them; None if there is no such node."""
+        """Return one of them; None if there is no such node."""
         ...
 
     def promised(self, key: Key) -> str | None:
-        """The node on which the job has room kept."""
+        """Return the node on which the job has room kept."""
         ...
 
 
@@ -41,7 +41,7 @@ class NodeView:
     priority_class: Object | None = None  # the one that spec.placement.priorityClassName names
 
     def with_priority(self, need: Need) -> Need:
-        """The need with what the PriorityClass says."""
+        """Return the need with what the PriorityClass says."""
         found = self.priority_class
         if found is None:
             return need
@@ -50,12 +50,11 @@ class NodeView:
 
 @dataclass(frozen=True)
 class NodeChoice:
-    """The job's node, or none; `moves`: it had one and has to leave it as a whole."""
+    """The job's node, or none: it fits nowhere, or has to leave its node as a whole."""
 
     need: Need
     node: str | None
     condition: Condition
-    moves: bool = False
     refused: str | None = None  # the node that the scheduler would not give to the job
     again_after_s: float | None = None
 
@@ -79,7 +78,7 @@ def place(asked: Need, observed: Observed, view: NodeView, *, now: datetime, hos
 
 
 def current_node(observed: Observed) -> str | None:
-    """The node on which the job's children stand; None if there are none, or none that is told one."""
+    """Return the node on which the job's children stand; None if there are none, or none that is told one."""
     for child in (observed.learner, observed.deployment):
         if child is not None and not terminating(child):
             node = child["metadata"].get("annotations", {}).get(names.ANNOTATION_NODE)
@@ -131,11 +130,11 @@ def _wait_for(asked: Need, node: str, observed: Observed) -> NodeChoice:
 
 def _leave(asked: Need, reason: str, message: str) -> NodeChoice:
     told = Condition(reasons.PLACED, "False", reason, message)
-    return NodeChoice(asked, None, told, moves=True, again_after_s=LOOK_AGAIN_S)
+    return NodeChoice(asked, None, told, again_after_s=LOOK_AGAIN_S)
 
 
 def _refused(observed: Observed) -> tuple[datetime, str] | None:
-    """Since when the scheduler refuses a pod of the job, and why; None while its own old pods make way."""
+    """Return since when the scheduler refuses a pod of the job, and why; None while its own old pods make way."""
     if any(terminating(pod) for pod in observed.pods):
         return None
     for pod in observed.pods:

@@ -24,7 +24,7 @@ from stage2_controller.job.stage import Manifests, existing, shaped, stage
 
 @dataclass(frozen=True)
 class Plan:
-    """What has to be true of a job, and when to look again."""
+    """The plan of one pass: what has to be true of a job, and when to look again."""
 
     status: dict[str, Any]
     children: Manifests = ()  # in the order of their creation

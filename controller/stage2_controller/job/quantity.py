@@ -11,7 +11,7 @@ _BY_LENGTH = sorted(_SUFFIXES, key=len, reverse=True)
 
 
 def parse(value: Any) -> float | None:
-    """The amount in its base unit (cores, bytes, pieces); None if `value` is no quantity."""
+    """Return the amount in its base unit (cores, bytes, pieces); None if `value` is no quantity."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None
     text = str(value)
@@ -23,7 +23,7 @@ def parse(value: Any) -> float | None:
 
 
 def shown(resource: str, amount: float) -> str:
-    """The amount as a person writes it: `3`, `0.5`, `12.5Gi` of memory."""
+    """Return the amount as a person writes it: `3`, `0.5`, `12.5Gi` of memory."""
     if resource in ("memory", "ephemeral-storage"):
         return f"{amount / 2**30:.4g}Gi"
     return f"{amount:.6g}"

@@ -6,9 +6,9 @@ A server that was started anew holds the checkpoint's weights until the next pus
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from stage2_controller.job import names
+from stage2_controller.job import conditions, names
 from stage2_controller.job.conditions import Truth, truth
-from stage2_controller.job.observed import Observed, terminating
+from stage2_controller.job.observed import Object, Observed, terminating
 
 
 class GateCondition(NamedTuple):
@@ -20,19 +20,29 @@ class GateCondition(NamedTuple):
 
 
 def gate(observed: Observed, status: Mapping[str, Any]) -> GateCondition | None:
-    """What has to be told of the rollout pod; None if its condition is right already, or nobody waits for it."""
+    """Return what has to be told of the rollout pod; None if it is told already, or nobody waits for it."""
     pod = observed.pod(names.ROLE_ROLLOUT)
     if pod is None or terminating(pod) or not _has_gate(pod):
         return None
     version = (status.get("sync") or {}).get("version")
-    behind = [item["name"] for item in status.get("servers") or [] if item.get("version") != version]
+    behind = _behind(status, version)
     wanted = truth(version is not None and not behind)
-    told = next((item for item in pod.get("status", {}).get("conditions", []) if item["type"] == names.GATE), None)
-    if (told["status"] if told else "False") == wanted:
+    if _told(pod) == wanted:
         return None
     message = f"waits for version {version}: {', '.join(behind)}" if behind else f"all servers hold version {version}"
     return GateCondition(pod["metadata"]["name"], wanted, message)
 
 
-def _has_gate(pod: Mapping[str, Any]) -> bool:
+def _behind(status: Mapping[str, Any], version: int | None) -> list[str]:
+    return [item["name"] for item in status.get("servers") or [] if item.get("version") != version]
+
+
+def _has_gate(pod: Object) -> bool:
     return any(item.get("conditionType") == names.GATE for item in pod["spec"].get("readinessGates", ()))
+
+
+def _told(pod: Object) -> Truth:
+    """Return the status of the pod's condition; a pod that has none yet is not ready."""
+    told = conditions.find(pod.get("status", {}), names.GATE)
+    found: Truth = told["status"] if told else "False"
+    return found

@@ -9,7 +9,7 @@ DEFAULT_IMAGE = f"stage2/trainer:{version('stage2')}"
 
 @dataclass(frozen=True)
 class Settings:
-    """What the controller's own configuration adds to a job."""
+    """The part of the controller's own configuration that shapes jobs."""
 
     image: str = DEFAULT_IMAGE
     namespace: str | None = None  # where the controller's own pod runs; None: outside the cluster

@@ -42,7 +42,7 @@ def _wanted(found: Situation) -> Manifests:
 
 
 def _learner_waits(found: Situation) -> bool:
-    """Whether the learner's time has not come: an old one still ends, or its servers do not all answer yet."""
+    """Return whether the learner's time has not come: an old one still ends, or its servers do not all answer yet."""
     if found.observed.old_learner():
         return True
     starts = bool(found.server_names) and found.observed.learner is None

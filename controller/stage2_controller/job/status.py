@@ -15,7 +15,7 @@ _REPORTED = ("step", "maxSteps", "sync", "reproducibility")
 
 
 def accepted(situation: Situation) -> dict[str, Any]:
-    """The status of a job whose spec is valid."""
+    """Return the status of a job whose spec is valid."""
     report = {**situation.previous, **(situation.observed.report() or {})}
     status: dict[str, Any] = {
         "phase": _phase(situation),
@@ -48,7 +48,7 @@ def accepted(situation: Situation) -> dict[str, Any]:
 def refused(
     previous: Mapping[str, Any], *, message: str, started: bool, generation: int, now: datetime
 ) -> dict[str, Any]:
-    """The status of a job whose spec breaks a rule; one that already runs goes on with the spec it started with."""
+    """Return the status of a job whose spec breaks a rule; one that runs goes on with the spec it started with."""
     found = [Condition(reasons.ACCEPTED, "False", reasons.INVALID_SPEC, message)]
     old = previous.get("conditions") or []
     if started:
@@ -67,7 +67,7 @@ def refused(
 
 
 def _message(situation: Situation, found: Sequence[Condition]) -> str:
-    """What the job is doing, in one sentence: the outcome, else the first thing that is missing."""
+    """Say in one sentence what the job is doing: the outcome, else the first thing that is missing."""
     if situation.outcome:
         return situation.outcome.message
     told = (
@@ -94,7 +94,7 @@ def _progress(report: Mapping[str, Any]) -> str | None:
 
 
 def _finite(figure: float | None) -> float | None:
-    """JSON has no word for infinity, and a NaN never equals itself: the status would be written for ever."""
+    """Return a finite figure: JSON knows no infinity, and a NaN, which equals nothing, would be written for ever."""
     return figure if figure is not None and math.isfinite(figure) else None
 
 
@@ -110,7 +110,7 @@ def _phase(situation: Situation) -> str:
 
 
 def _start_time(situation: Situation) -> str | None:
-    """A resumed job starts anew, as a resumed batch/v1 Job does: its deadline counts from there."""
+    """Return the start; a resumed job starts anew, as a resumed batch/v1 Job does: its deadline counts from there."""
     if situation.job.spec.suspend and not situation.outcome:
         return None
     return situation.previous.get("startTime") or timestamp(situation.now)
@@ -150,26 +150,32 @@ def _servers(situation: Situation, sync: Mapping[str, Any]) -> list[dict[str, An
         server.base_url for server in situation.processes.config.rollout_matching.vllm.server.resolved_servers()
     ]
     versions = {item["baseUrl"]: item["version"] for item in sync.get("servers") or []}
-    before = {item["name"]: item for item in situation.previous.get("servers") or []}
+    made = [
+        _server(name, url, statuses.get(name, {}), versions.get(url))
+        for name, url in zip(situation.server_names, addresses, strict=True)
+    ]
     pushed_before = (situation.previous.get("sync") or {}).get("version")
-    made = []
-    for name, url in zip(situation.server_names, addresses, strict=True):
-        entry = _server(name, url, statuses.get(name, {}), versions.get(url))
-        if sync.get("version") == pushed_before and _started_anew(before.get(name, {}), entry):
-            entry.pop("version", None)  # what the learner knows of it was true of the process before
-            entry["ready"] = False
-        made.append(entry)
+    if sync.get("version") == pushed_before:
+        _forget_earlier_processes(made, situation.previous)
     return made
 
 
+def _forget_earlier_processes(servers: list[dict[str, Any]], previous: Mapping[str, Any]) -> None:
+    before = {item["name"]: item for item in previous.get("servers") or []}
+    for entry in servers:
+        if _started_anew(before.get(entry["name"], {}), entry):
+            entry.pop("version", None)  # what the learner knows of it was true of the process before
+            entry["ready"] = False
+
+
 def _started_anew(before: Mapping[str, Any], entry: Mapping[str, Any]) -> bool:
-    """Whether the server's process is younger than the last push: seen now, or in a pass before."""
+    """Return whether the server's process is younger than the last push: seen now, or in a pass before."""
     restarts: int = before.get("restarts", 0)
     return entry["restarts"] != restarts or (entry["restarts"] == restarts > 0 and "version" not in before)
 
 
 def _images(situation: Situation) -> list[dict[str, str]]:
-    """What the containers run; what is known of one that is gone stays."""
+    """Return the images that the containers run; what is known of one that is gone stays."""
     known = {item["name"]: item for item in situation.previous.get("images") or []}
     for role in (names.ROLE_ROLLOUT, names.ROLE_LEARNER):
         pod = situation.observed.pod(role)
@@ -236,7 +242,7 @@ def _rollout_ready(situation: Situation) -> Condition:
 
 
 def rollout_finding(observed: Observed, servers: Sequence[str]) -> diagnose.Finding | None:
-    """What keeps the servers from being ready; None if all of them answer."""
+    """Return what keeps the servers from being ready; None if all of them answer."""
     return diagnose.servers(observed.pod(names.ROLE_ROLLOUT), servers, observed.deployment)
 
 
@@ -286,7 +292,7 @@ def _weights_in_sync(sync: Mapping[str, Any] | None, servers: Sequence[Mapping[s
 def with_refusals(
     status: Mapping[str, Any], previous: Mapping[str, Any], refusals: Sequence[str], *, now: datetime
 ) -> dict[str, Any]:
-    """The status plus whether the API server took every child of the pass."""
+    """Return the status plus whether the API server took every child of the pass."""
     if refusals:
         condition = Condition(reasons.CHILDREN_APPLIED, "False", reasons.CHILD_REFUSED, "; ".join(refusals))
     else:

@@ -1,4 +1,4 @@
-"""Merges a person's pod template over ours as `kubectl patch --type strategic` does: lists of named things by name."""
+"""Merging of a person's pod template over ours as `kubectl patch --type strategic` does: named things by name."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ MERGE_KEYS: Mapping[str, str] = {
 
 
 def strategic_merge(base: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` with `patch` over it, neither changed: mappings merge, null removes a key, keyed lists merge by key."""
+    """Return `base` with `patch` over it: mappings merge, null removes a key, keyed lists merge by key."""
     merged = copy.deepcopy(dict(base))
     for key, value in patch.items():
         if value is None:
@@ -44,7 +44,7 @@ def _keyed(value: Any, merge_key: str) -> bool:
 
 
 def merge_by(merge_key: str, old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """Two lists of mappings as one: items with the same `merge_key` merge, the rest of `new` follows."""
+    """Return two lists of mappings as one: items with the same `merge_key` merge, the rest of `new` follows."""
     merged: dict[Any, Any] = {item[merge_key]: item for item in old}
     for item in new:
         known = merged.get(item[merge_key])

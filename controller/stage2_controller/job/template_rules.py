@@ -1,6 +1,6 @@
-"""What a person's pod template may not change: a job whose contract is broken would fail later and less clearly."""
+"""The rules of a person's pod template: a job whose contract is broken would fail later and less clearly."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from stage2_api.errors import ConfigError, Problem
@@ -32,7 +32,7 @@ _WAY_OUT = {
 
 
 def check(job: RolloutMatchingJob) -> None:
-    """Raises ConfigError with every field of the two templates that belongs to stage2."""
+    """Raise ConfigError with every field of the two templates that belongs to stage2."""
     ours = {
         "rollout": {"server", *(f"server-{index}" for index in range(job.spec.rollout.servers))},
         "learner": {names.ROLE_LEARNER},
@@ -75,7 +75,7 @@ def _reserved(path: str, written: Mapping[str, Any], reserved: Mapping[str, str]
 
 
 def _directives(path: str, written: Any) -> Iterator[Problem]:
-    """Nothing of ours can be taken away: by null, or by a directive of `kubectl patch` that is not understood here."""
+    """Refuse what takes away: null, or a directive of `kubectl patch` that is not understood here."""
     if isinstance(written, Mapping):
         for key, value in written.items():
             if str(key).startswith("$"):
@@ -105,17 +105,29 @@ def _volumes(path: str, spec: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def _container(path: str, container: Mapping[str, Any], gpu: str) -> Iterator[Problem]:
-    for index, mount in enumerate(container.get("volumeMounts") or []):
+    yield from _mounts(path, container.get("volumeMounts") or [])
+    yield from _variables(path, container.get("env") or [])
+    if gpu:
+        yield from _gpus(f"{path}.resources", container.get("resources") or {}, gpu)
+
+
+def _mounts(path: str, mounts: Sequence[Mapping[str, Any]]) -> Iterator[Problem]:
+    for index, mount in enumerate(mounts):
         where = mount["mountPath"].rstrip("/") or "/"
-        if where == "/" or any(where == root or where.startswith(f"{root}/") for root in (*_ROOTS,)):
+        if where == "/" or any(where == root or where.startswith(f"{root}/") for root in _ROOTS):
             rule = f"the paths {', '.join(_ROOTS)} belong to stage2"
             yield Problem(f"{path}.volumeMounts[{index}].mountPath", where, rule, "choose another path, such as /data")
-    for index, variable in enumerate(container.get("env") or []):
+
+
+def _variables(path: str, variables: Sequence[Mapping[str, Any]]) -> Iterator[Problem]:
+    for index, variable in enumerate(variables):
         if variable["name"].startswith("STAGE2_"):
             rule = "variables that begin with STAGE2_ are set by stage2"
             yield Problem(f"{path}.env[{index}].name", variable["name"], rule, "remove it")
-    for part, amounts in (container.get("resources") or {}).items():
-        if part in ("limits", "requests") and gpu and gpu in (amounts or {}):
-            rule = "GPUs are counted by the job"
+
+
+def _gpus(path: str, resources: Mapping[str, Any], gpu: str) -> Iterator[Problem]:
+    for part, amounts in resources.items():
+        if part in ("limits", "requests") and gpu in (amounts or {}):
             way_out = "use spec.rollout.gpusPerServer or spec.learner.gpus"
-            yield Problem(f"{path}.resources.{part}[{gpu}]", amounts[gpu], rule, way_out)
+            yield Problem(f"{path}.{part}[{gpu}]", amounts[gpu], "GPUs are counted by the job", way_out)

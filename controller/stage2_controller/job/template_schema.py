@@ -1,4 +1,4 @@
-"""The shape of a person's pod template: what must be a mapping, and what a list of which things, before it is read."""
+"""The schema of a person's pod template: which parts are mappings or lists, checked before they are read."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -24,7 +24,7 @@ _MAPPINGS_OF_CONTAINER = ("resources", "securityContext")
 
 
 def problems(path: str, template: Mapping[str, Any]) -> Iterator[Problem]:
-    """Every part of the template that has another shape than Kubernetes gives it; null counts as absent."""
+    """Return every part of the template that has another shape than Kubernetes gives it; null counts as absent."""
     metadata, spec = template.get("metadata"), template.get("spec")
     yield from _mappings(path, template, ("metadata", "spec"))
     yield from _mappings(f"{path}.metadata", metadata, ("labels", "annotations"))
@@ -56,12 +56,17 @@ def _lists(path: str, parent: Any, keys: tuple[str, ...]) -> Iterator[Problem]:
         way_out = f"begin each item with `- {merge_key}:`" if merge_key else "write each item as `- key: value`"
         if value is not None and not isinstance(value, list):
             yield Problem(f"{path}.{key}", value, "must be a list", way_out)
-        for index, item in enumerate(value if isinstance(value, list) else ()):
-            if not isinstance(item, Mapping):
-                yield Problem(f"{path}.{key}[{index}]", item, "must be a mapping", way_out)
-            elif merge_key and not _is_key(item.get(merge_key), number=key == "ports"):
-                found = "a number" if key == "ports" else "text"
-                yield Problem(f"{path}.{key}[{index}].{merge_key}", item.get(merge_key), f"must be {found}", way_out)
+        elif value is not None:
+            for index, item in enumerate(value):
+                yield from _item(f"{path}.{key}[{index}]", item, merge_key, number=key == "ports", way_out=way_out)
+
+
+def _item(path: str, item: Any, merge_key: str | None, *, number: bool, way_out: str) -> Iterator[Problem]:
+    if not isinstance(item, Mapping):
+        yield Problem(path, item, "must be a mapping", way_out)
+    elif merge_key and not _is_key(item.get(merge_key), number=number):
+        found = "a number" if number else "text"
+        yield Problem(f"{path}.{merge_key}", item.get(merge_key), f"must be {found}", way_out)
 
 
 def _is_key(value: Any, *, number: bool) -> bool:

@@ -35,7 +35,7 @@ _SERVE_AFTER_S = 0.2
 
 @dataclass(frozen=True)
 class Options:
-    """How one controller process works."""
+    """The options of one controller process."""
 
     namespaces: Sequence[str] = ()  # empty: all
     concurrency: int = 8
@@ -160,7 +160,7 @@ class Controller:
 
 
 class SoonOnce:
-    """Calls a function a moment after it was asked to, once for all that ask until then."""
+    """A call that is made a moment after it was asked for, once for all that ask until then."""
 
     def __init__(self, call: Callable[[], None], after_s: float) -> None:
         self._call = call

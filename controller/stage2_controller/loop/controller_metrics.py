@@ -1,4 +1,4 @@
-"""What Prometheus reads: passes, requests, the queue, the watches, and one line for the state of each job."""
+"""The controller's metrics for Prometheus: passes, requests, the queue, the watches, and the state of each job."""
 
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator
@@ -47,11 +47,11 @@ class Metrics:
         self.registry.register(_Jobs(jobs))
 
     def requested(self, verb: str, resource: str, code: int) -> None:
-        """Counts one request; `code` 0 stands for no answer."""
+        """Count one request; `code` 0 stands for no answer."""
         self.requests.labels(verb, resource, str(code)).inc()
 
     def text(self) -> bytes:
-        """All figures in Prometheus' text format."""
+        """Return all figures in Prometheus' text format."""
         return generate_latest(self.registry)
 
 
@@ -62,11 +62,11 @@ class _Jobs:
         self._jobs = jobs
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing in advance: the registry need not read the jobs to know the names."""
+        """Return nothing in advance: the registry need not read the jobs to know the names."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """The jobs by phase, and what each of them tells."""
+        """Yield the jobs by phase, and the figures of each."""
         labels = ["namespace", "name"]
         phases: Tally[str] = Tally()
         families = {name: GaugeMetricFamily(name, text, labels=labels) for name, (text, _) in _OF_JOB.items()}

@@ -8,7 +8,7 @@ from aiohttp import web
 
 @dataclass(frozen=True)
 class Endpoints:
-    """What the endpoints tell: a problem in a sentence, None if there is none."""
+    """The answers of the endpoints: a problem in a sentence, None if there is none."""
 
     problem: Callable[[], str | None]
     not_ready: Callable[[], str | None]
@@ -16,7 +16,7 @@ class Endpoints:
 
 
 async def serve(endpoints: Endpoints, *, host: str, port: int) -> web.AppRunner:
-    """Listens until the runner is cleaned up."""
+    """Listen until the runner is cleaned up."""
 
     async def healthz(_: web.Request) -> web.Response:
         return _told(endpoints.problem())

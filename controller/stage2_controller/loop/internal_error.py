@@ -23,7 +23,7 @@ class InternalErrors:
         self._logged: dict[Key, tuple[str, int]] = {}
 
     def plan(self, key: Key, raw: Mapping[str, Any], error: Exception, *, now: datetime) -> Plan:
-        """Nothing is created and nothing deleted; the condition Accepted has the exception's text."""
+        """Return a plan that creates and deletes nothing; its condition Accepted has the exception's text."""
         spec = raw["metadata"].get("uid", ""), raw["metadata"].get("generation", 0)
         if self._logged.get(key) != spec:
             self._logged[key] = spec
@@ -31,12 +31,12 @@ class InternalErrors:
         return Plan(status=_status(raw, error, now), keeps_place=True)
 
     def forget(self, key: Key) -> None:
-        """The job is gone."""
+        """Drop what is known of a job that is gone."""
         self._logged.pop(key, None)
 
 
 def _status(raw: Mapping[str, Any], error: Exception, now: datetime) -> dict[str, Any]:
-    """The status as it was, besides what the fault changes: whether the spec can run is not known any more."""
+    """Return the status as it was, besides what the bug changes: whether the spec can run is not known any more."""
     previous, generation = raw.get("status") or {}, raw["metadata"].get("generation", 0)
     text = shortened(error, _SHOWN)
     message = f"{text}; this is a bug of the controller, report it with the spec"

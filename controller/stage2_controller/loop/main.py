@@ -12,7 +12,7 @@ from stage2_controller.loop.controller import Options
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Parses the command line and runs until SIGTERM or SIGINT."""
+    """Parse the command line and run until SIGTERM or SIGINT."""
     options = _parser().parse_args(arguments)
     logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     for chatty in ("kopf.objects", "kopf.activities", "aiohttp.access"):  # a line for each watch event and each probe

@@ -69,18 +69,18 @@ def kopf_settings(*, all_pods: bool) -> kopf.OperatorSettings:
 
 
 class _NoDiffs(kopf.DiffBaseStorage):
-    """Keeps kopf from copying every object of every event to compare it with nothing: our handlers ask for no diff."""
+    """A storage that keeps kopf from copying each object to compare it with nothing: our handlers ask for no diff."""
 
     def build(self, **_: Any) -> kopf.BodyEssence:
-        """Nothing of an object is ever compared."""
+        """Return nothing: no object is ever compared."""
         return kopf.BodyEssence()
 
     def fetch(self, **_: Any) -> kopf.BodyEssence | None:
-        """Nothing was stored."""
+        """Return nothing, which is what was stored."""
         return None
 
     def store(self, **_: Any) -> None:
-        """Nothing is stored."""
+        """Store nothing."""
 
 
 def registry(controller: Controller, watched: list[Resource]) -> kopf.OperatorRegistry:

@@ -40,7 +40,7 @@ def utc_now() -> datetime:
 
 
 class Reconciler:
-    """Brings jobs to what their plan says. Called by the queue, one pass at a time for each job."""
+    """The passes that bring jobs to what their plan says. The queue makes one at a time for each job."""
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ class Broken(RetryLater):
 
 
 class WorkQueue(Generic[Item]):
-    """Calls `work(key)` for every key that was added since its last call began.
+    """A queue that calls `work(key)` for every key that was added since its last call began.
 
     `work` returns the seconds after which it wants to be called again, or None. When it raises, it is called again
     after `backoff_s`, doubled for each failure in a row up to `backoff_max_s`. At most `concurrency` calls run at once.
@@ -52,7 +52,7 @@ class WorkQueue(Generic[Item]):
         self._failures: dict[Item, int] = {}
 
     def add(self, key: Item) -> None:
-        """Asks for a call as soon as a worker is free; many additions before it starts are one call."""
+        """Ask for a call as soon as a worker is free; many additions before it starts are one call."""
         self._cancel_timer(key)
         if key in self._active:
             self._again.add(key)
@@ -61,7 +61,7 @@ class WorkQueue(Generic[Item]):
             self._ready.put_nowait((key in self._worked_on, next(self._order), key))
 
     def add_after(self, key: Item, delay_s: float) -> None:
-        """Asks for a call in `delay_s` seconds; the sooner of this and an earlier request wins."""
+        """Ask for a call in `delay_s` seconds; the sooner of this and an earlier request wins."""
         loop = asyncio.get_running_loop()
         timer = self._timers.get(key)
         if timer is None or timer.when() > loop.time() + delay_s:
@@ -69,17 +69,17 @@ class WorkQueue(Generic[Item]):
             self._timers[key] = loop.call_later(delay_s, self.add, key)
 
     def forget(self, key: Item) -> None:
-        """Drops what is planned for a key whose object is gone."""
+        """Drop what is planned for a key whose object is gone."""
         self._cancel_timer(key)
         self._failures.pop(key, None)
         self._worked_on.discard(key)
 
     def depth(self) -> int:
-        """How many keys wait for a worker."""
+        """Return how many keys wait for a worker."""
         return len(self._waiting)
 
     async def run(self) -> None:
-        """Works until cancelled."""
+        """Work until cancelled."""
         async with asyncio.TaskGroup() as workers:
             for _ in range(self._concurrency):
                 workers.create_task(self._worker())

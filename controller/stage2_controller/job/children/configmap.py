@@ -8,6 +8,6 @@ from stage2_controller.job.children import meta
 
 
 def configmap(owner: Mapping[str, Any], config_text: str) -> meta.Manifest:
-    """ConfigMap `<job>-config` with the one key config.yaml."""
+    """Return ConfigMap `<job>-config` with the one key config.yaml."""
     body = {"data": {names.CONFIG_KEY: config_text}}
     return meta.child(kinds.CONFIG_MAP, owner=owner, body=body)

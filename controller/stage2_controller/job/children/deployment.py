@@ -20,7 +20,7 @@ _START_LIMIT_S = 3600  # at least: a large model over a slow disk. A shorter sta
 def deployment(
     job: RolloutMatchingJob, owner: Mapping[str, Any], servers: Sequence[Container], *, config_text: str, image: str
 ) -> meta.Manifest:
-    """Deployment `<job>-rollout`."""
+    """Return Deployment `<job>-rollout`."""
     limit_s = max(_START_LIMIT_S, job.spec.learner.start_deadline_seconds)
     containers = [pod.container(job, server, image=image, extra=_probes(server, limit_s)) for server in servers]
     template = pod.template(
@@ -44,14 +44,14 @@ def deployment(
 
 
 def gated(manifest: meta.Manifest) -> meta.Manifest:
-    """The Deployment whose pod is ready only when its weights are; needs a controller that says so."""
+    """Return the Deployment whose pod is ready only when its weights are; needs a controller that says so."""
     spec = manifest["spec"]
     pod_spec = {**spec["template"]["spec"], "readinessGates": [{"conditionType": names.GATE}]}
     return {**manifest, "spec": {**spec, "template": {**spec["template"], "spec": pod_spec}}}
 
 
 def _probes(server: Container, start_limit_s: int) -> dict[str, Any]:
-    """No liveness probe: a server busy with a long rollout must not be killed, and a dead engine ends its process.
+    """Return no liveness probe: a server busy with long rollouts must not be killed, a dead engine ends its process.
 
     The startup probe ends a server, so it waits for as long as the job may: the job's deadline began before.
     """

@@ -22,7 +22,7 @@ def learner_job(
     image: str,
     follows: bool,
 ) -> meta.Manifest:
-    """Job `<job>-learner`; `follows`: its pod may only run where this job's rollout pod runs."""
+    """Return Job `<job>-learner`; `follows`: its pod may only run where this job's rollout pod runs."""
     extra: dict[str, Any] = {"restartPolicy": "Never", "terminationGracePeriodSeconds": _GRACE_S}
     if follows:
         extra["affinity"] = _with_rollout_pod(job.metadata.name)

@@ -12,18 +12,18 @@ Manifest = dict[str, Any]
 
 
 def digest(value: object) -> str:
-    """Sixteen hexadecimal digits that two equal JSON values share."""
+    """Return sixteen hexadecimal digits that two equal JSON values share."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def selector(job: str, role: str) -> dict[str, str]:
-    """The labels that tell the pods of one role of one job from all others."""
+    """Return the labels that tell the pods of one role of one job from all others."""
     return {names.LABEL_JOB: names.short_name(job), names.LABEL_ROLE: role}
 
 
 def labels(job: str, role: str) -> dict[str, str]:
-    """All labels of a child: the selector's and the recommended ones of Kubernetes."""
+    """Return all labels of a child: the selector's and the recommended ones of Kubernetes."""
     return {
         **selector(job, role),
         "app.kubernetes.io/name": "stage2",
@@ -34,7 +34,7 @@ def labels(job: str, role: str) -> dict[str, str]:
 
 
 def child(kind: ChildKind, *, owner: Mapping[str, Any], body: Mapping[str, Any]) -> Manifest:
-    """The manifest of `owner`'s child: `body` with name, labels and owner reference.
+    """Return the manifest of `owner`'s child: `body` with name, labels and owner reference.
 
     `owner` is the metadata of the job: name, namespace, and uid where the API server has given one.
     """
@@ -50,7 +50,7 @@ def child(kind: ChildKind, *, owner: Mapping[str, Any], body: Mapping[str, Any])
 
 
 def stamped(manifest: Manifest, spec_hash: str) -> Manifest:
-    """The manifest with the hash of the spec that it was made from and the hash of itself."""
+    """Return the manifest with the hash of the spec that it was made from and the hash of itself."""
     annotations = {**manifest["metadata"]["annotations"], names.ANNOTATION_SPEC_HASH: spec_hash}
     annotations[names.ANNOTATION_MANIFEST_HASH] = digest(manifest)
     return {**manifest, "metadata": {**manifest["metadata"], "annotations": annotations}}

@@ -13,7 +13,7 @@ CONTROLLER_LABELS = {"app.kubernetes.io/name": "stage2", "app.kubernetes.io/comp
 def networkpolicy(
     owner: Mapping[str, Any], servers: Sequence[Container], *, controller_namespace: str | None
 ) -> meta.Manifest:
-    """NetworkPolicy `<job>-pods` over servers and learner alike.
+    """Return NetworkPolicy `<job>-pods` over servers and learner alike.
 
     Servers and learner are open to each other on every TCP port, since gloo and NCCL connect the members of a transfer
     group on ports that the kernel chooses. Of everybody else, the learner's progress (which asks for the token) is open

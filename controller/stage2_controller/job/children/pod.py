@@ -1,4 +1,4 @@
-"""What both pods share: security, files, scratch space, placement, and the person's template merged over it."""
+"""The common parts of both pods: security, files, scratch space, placement, and the person's template over them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -33,7 +33,7 @@ _MOUNT_FIELDS = {"name", "mount_path", "read_only", "sub_path"}
 
 
 def container(job: RolloutMatchingJob, process: Container, *, image: str, extra: Mapping[str, Any]) -> dict[str, Any]:
-    """The pod's container for one process of the job; `extra` holds what only its role has, such as probes."""
+    """Return the pod's container for one process of the job; `extra` holds what only its role has, such as probes."""
     return {
         "name": process.name,
         "image": job.spec.image or image,
@@ -59,7 +59,7 @@ def template(
     extra: Mapping[str, Any],
     override: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The pod template of one role: `extra` is what only its role has, `override` is the person's template."""
+    """Return the pod template of one role: `extra` is what only its role has, `override` is the person's template."""
     name = job.metadata.name
     ours = {
         "metadata": {
@@ -81,7 +81,7 @@ def template(
 
 
 def pinned(manifest: meta.Manifest, node: str) -> meta.Manifest:
-    """The Deployment or Job whose pods run on this node and no other; the scheduler still binds them."""
+    """Return the Deployment or Job whose pods run on this node and no other; the scheduler still binds them."""
     term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
     metadata, spec = manifest["metadata"], manifest["spec"]
@@ -95,7 +95,7 @@ def pinned(manifest: meta.Manifest, node: str) -> meta.Manifest:
 
 
 def adding(manifest: meta.Manifest, additions: Mapping[str, Any]) -> meta.Manifest:
-    """The Deployment or Job with the additions to its role's pods: labels, annotations, nodeSelector, tolerations."""
+    """Return the manifest with additions to its role's pods: labels, annotations, nodeSelector, tolerations."""
     added = additions.get(kinds.ROLE_OF_PODS.get(manifest["kind"], ""))
     if not added:
         return manifest
@@ -111,7 +111,7 @@ def adding(manifest: meta.Manifest, additions: Mapping[str, Any]) -> meta.Manife
 
 
 def _for_every_server(override: Mapping[str, Any], container_names: Sequence[str]) -> dict[str, Any]:
-    """The person's template where the container `server` stands for every server; an exact name goes on top."""
+    """Return the person's template with `server` spread over every server; an exact name goes on top."""
     spec = dict(override.get("spec") or {})
     written = spec.get("containers") or []
     every = [item for item in written if item["name"] == "server"]
@@ -145,7 +145,7 @@ def _pull_secrets(job: RolloutMatchingJob) -> dict[str, Any]:
 
 
 def _resources(job: RolloutMatchingJob, process: Container) -> dict[str, Any]:
-    """What the person asks for plus the GPUs; of an extended resource the request follows from the limit."""
+    """Return what the person asks for plus the GPUs; the request of an extended resource follows its limit."""
     role = job.spec.learner if process.name == names.ROLE_LEARNER else job.spec.rollout
     written = role.resources.model_dump(mode="json", by_alias=True, exclude_none=True) if role.resources else {}
     if job.spec.gpu_resource and process.gpus:

@@ -8,6 +8,6 @@ from stage2_controller.job.children import meta
 
 
 def secret(owner: Mapping[str, Any], token: str) -> meta.Manifest:
-    """Secret `<job>-token`. Created once and never written again: running pods hold its token."""
+    """Return Secret `<job>-token`, created once and never written again: running pods hold its token."""
     body = {"type": "Opaque", "immutable": True, "stringData": {names.TOKEN_KEY: token}}
     return meta.child(kinds.SECRET, owner=owner, body=body)

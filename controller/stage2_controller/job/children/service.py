@@ -9,7 +9,7 @@ from stage2_controller.job.containers import Container
 
 
 def service(owner: Mapping[str, Any], servers: Sequence[Container]) -> meta.Manifest:
-    """ClusterIP Service `<job>-rollout`.
+    """Return ClusterIP Service `<job>-rollout`.
 
     Its addresses are published before they are ready: readiness is the pod's, so one crashed server would otherwise
     make its neighbours unreachable, and a restarted server could not be sent the weights that make it ready.

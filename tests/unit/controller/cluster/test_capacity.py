@@ -65,7 +65,7 @@ def test_a_job_that_is_tied_to_a_host_is_promised_no_other() -> None:
     assert made.serve() == []
     made.remove("Pod", filler)
     assert made.serve() == [n.KEY]
-    assert made.promises() == {n.KEY: "z"}
+    assert made.promised(n.KEY) == "z"
 
 
 def test_who_waits_is_told_when_something_is_freed_and_only_then() -> None:
