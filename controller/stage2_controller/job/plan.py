@@ -58,42 +58,48 @@ def plan(
         wanted = desired_of(raw) if desired_of else desired(raw, settings)
     except ConfigError as error:
         return _refused(raw, observed, str(error), now)
-    found = _ended(Situation(raw=raw, desired=wanted, observed=observed, settings=settings, now=now))
-    found = _queued(_blocked(found))
-    found = _placed(found, nodes)
-    status = statuses.accepted(found)
-    if found.outcome:
-        return _finished(found, status)
+    situation = Situation(raw=raw, desired=wanted, observed=observed, settings=settings, now=now)
+    situation = _ended(situation)
+    situation = _blocked(situation)
+    situation = _queued(situation)
+    situation = _placed(situation, nodes)
+    status = statuses.accepted(situation)
+    if situation.outcome:
+        return _finished(situation, status)
     priority_class = nodes.priority_class if nodes else None
-    return _going_on(found, status, priority_class=priority_class, new_token=new_token)
+    return _going_on(situation, status, priority_class=priority_class, new_token=new_token)
 
 
-def _ended(found: Situation) -> Situation:
+def _ended(situation: Situation) -> Situation:
     """Find out whether the job has ended."""
-    ended = outcome.outcome(found.job, found.server_names, found.observed, status=found.previous, now=found.now)
-    return replace(found, outcome=ended)
+    ended = outcome.outcome(
+        situation.job, situation.server_names, situation.observed, status=situation.previous, now=situation.now
+    )
+    return replace(situation, outcome=ended)
 
 
-def _blocked(found: Situation) -> Situation:
+def _blocked(situation: Situation) -> Situation:
     """Find out whether objects of others keep the job's children from being written."""
-    return found if found.outcome else replace(found, blocked=ownership.obstacle(found.observed))
+    return situation if situation.outcome else replace(situation, blocked=ownership.obstacle(situation.observed))
 
 
-def _queued(found: Situation) -> Situation:
+def _queued(situation: Situation) -> Situation:
     """Find out whether Kueue has admitted a job that names a queue."""
-    if found.queue is None or found.outcome or found.idle:
-        return found
-    if not found.settings.kueue:
-        return replace(found, quota=kueue.disabled(found.queue))
-    return replace(found, quota=kueue.reserved(found.observed.workload, found.queue))
+    if situation.queue is None or situation.outcome or situation.idle:
+        return situation
+    if not situation.settings.kueue:
+        return replace(situation, quota=kueue.disabled(situation.queue))
+    return replace(situation, quota=kueue.reserved(situation.observed.workload, situation.queue))
 
 
-def _placed(found: Situation, nodes: NodeView | None) -> Situation:
+def _placed(situation: Situation, nodes: NodeView | None) -> Situation:
     """Find the node of a job that is to run, where the controller chooses it."""
-    if nodes is None or found.outcome or found.must_stop or found.idle or not found.admitted:
-        return found
-    host = kueue.host(found.observed.workload)
-    return replace(found, placement=place(shaped(found).need, found.observed, nodes, now=found.now, host=host))
+    if nodes is None or situation.outcome or situation.must_stop or situation.idle or not situation.admitted:
+        return situation
+    host = kueue.host(situation.observed.workload)
+    return replace(
+        situation, placement=place(shaped(situation).need, situation.observed, nodes, now=situation.now, host=host)
+    )
 
 
 def _refused(raw: Mapping[str, Any], observed: Observed, message: str, now: datetime) -> Plan:
@@ -105,67 +111,67 @@ def _refused(raw: Mapping[str, Any], observed: Observed, message: str, now: date
     return Plan(status=status, keeps_place=True)
 
 
-def _finished(found: Situation, status: dict[str, Any]) -> Plan:
+def _finished(situation: Situation, status: dict[str, Any]) -> Plan:
     """Plan for a job that has ended: its servers go at once, and a learner that was cut off goes with them."""
-    kinds = ("Deployment",) if found.observed.learner_ended() else ("Deployment", "Job")
-    made = Plan(status=status, deletions=existing(found.observed, *kinds), workload_patch=_told_to_kueue(found))
-    ttl = found.job.spec.ttl_seconds_after_finished
+    kinds = ("Deployment",) if situation.observed.learner_ended() else ("Deployment", "Job")
+    made = Plan(status=status, deletions=existing(situation.observed, *kinds), workload_patch=_told_to_kueue(situation))
+    ttl = situation.job.spec.ttl_seconds_after_finished
     if ttl is None:
         return made
-    left = (conditions.instant(status["completionTime"]) + timedelta(seconds=ttl) - found.now).total_seconds()
+    left = (conditions.instant(status["completionTime"]) + timedelta(seconds=ttl) - situation.now).total_seconds()
     return replace(made, delete_job=left <= 0, again_after_s=left if left > 0 else None)
 
 
 def _going_on(
-    found: Situation,
+    situation: Situation,
     status: dict[str, Any],
     *,
     priority_class: Mapping[str, Any] | None,
     new_token: Callable[[], str],
 ) -> Plan:
     """Plan for a job that goes on: its children as far as they may exist now."""
-    children, deletions = stage(found)
-    children = _with_workload(children, found, priority_class)
-    if children and found.observed.secret is None and found.admitted:
-        children = (secret.secret(found.raw["metadata"], new_token()), *children)
+    children, deletions = stage(situation)
+    children = _with_workload(children, situation, priority_class)
+    if children and situation.observed.secret is None and situation.admitted:
+        children = (secret.secret(situation.raw["metadata"], new_token()), *children)
     return Plan(
         status=status,
-        children=() if found.blocked else children,
+        children=() if situation.blocked else children,
         deletions=deletions,
-        placement=found.placement,
-        workload_patch=_told_to_kueue(found),
-        gate=gate(found.observed, status),
-        again_after_s=_next_look(found, status),
+        placement=situation.placement,
+        workload_patch=_told_to_kueue(situation),
+        gate=gate(situation.observed, status),
+        again_after_s=_next_look(situation, status),
     )
 
 
-def _with_workload(children: Manifests, found: Situation, priority_class: Mapping[str, Any] | None) -> Manifests:
+def _with_workload(children: Manifests, situation: Situation, priority_class: Mapping[str, Any] | None) -> Manifests:
     """Return the children with the Workload of a job that names a queue; before it is admitted, that alone."""
-    if found.queue is None or not found.settings.kueue:
+    if situation.queue is None or not situation.settings.kueue:
         return children
     asked_for = kueue.workload(
-        found.raw["metadata"],
-        found.desired.children,
-        queue=found.queue,
-        active=not found.job.spec.suspend,
+        situation.raw["metadata"],
+        situation.desired.children,
+        queue=situation.queue,
+        active=not situation.job.spec.suspend,
         priority_class=priority_class,
     )
-    return (*(children if found.admitted else ()), meta.stamped(asked_for, found.desired.spec_hash))
+    return (*(children if situation.admitted else ()), meta.stamped(asked_for, situation.desired.spec_hash))
 
 
-def _told_to_kueue(found: Situation) -> dict[str, Any] | None:
-    if found.queue is None:
+def _told_to_kueue(situation: Situation) -> dict[str, Any] | None:
+    if situation.queue is None:
         return None
-    at = conditions.timestamp(found.now)
-    return kueue.answer(found.observed.workload, found.observed, found.outcome, at=at)
+    at = conditions.timestamp(situation.now)
+    return kueue.answer(situation.observed.workload, situation.observed, situation.outcome, at=at)
 
 
-def _next_look(found: Situation, status: Mapping[str, Any]) -> float | None:
+def _next_look(situation: Situation, status: Mapping[str, Any]) -> float | None:
     looks = [
-        found.settings.progress_s if status["phase"] == reasons.RUNNING else None,
-        outcome.seconds_left(found.job, status, found.now),
-        outcome.seconds_to_start(found.job, found.observed, status, found.now),
-        found.placement.again_after_s if found.placement else None,
-        ownership.LOOK_AGAIN_S[found.blocked.reason] if found.blocked else None,
+        situation.settings.progress_s if status["phase"] == reasons.RUNNING else None,
+        outcome.seconds_left(situation.job, status, situation.now),
+        outcome.seconds_to_start(situation.job, situation.observed, status, situation.now),
+        situation.placement.again_after_s if situation.placement else None,
+        ownership.LOOK_AGAIN_S[situation.blocked.reason] if situation.blocked else None,
     ]
     return min((max(seconds, 0.0) for seconds in looks if seconds is not None), default=None)
