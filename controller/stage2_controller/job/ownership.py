@@ -35,14 +35,13 @@ def owned(seen: Observed, job: Mapping[str, Any]) -> Observed:
     """Return only what is the job's, beside the names of what is not; `job` is the metadata of the job."""
     found = {kind: (there, whose(there, job)) for kind in kinds.CHILD if (there := seen.child(kind)) is not None}
     told = {kind: owner for kind, (_, owner) in found.items()}
-    own_pods = tuple(pod for pod in seen.pods if _whose_pod(pod, job, told) == "own")
-    leaving = [pod for pod in seen.pods if _whose_pod(pod, job, told) == "former"]
+    pods = {owner: [pod for pod in seen.pods if _whose_pod(pod, job, told) == owner] for owner in ("own", "former")}
     others: dict[str, Any] = {kinds.CHILD[kind].field: None for kind, owner in told.items() if owner != "own"}
     return replace(
         seen,
         **others,
-        pods=own_pods,
-        leaving=(*_named(found, "former"), *(f"Pod {pod['metadata']['name']}" for pod in leaving)),
+        pods=tuple(pods["own"]),
+        leaving=(*_named(found, "former"), *(f"Pod {pod['metadata']['name']}" for pod in pods["former"])),
         foreign=_named(found, "foreign"),
     )
 

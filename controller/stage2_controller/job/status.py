@@ -280,13 +280,16 @@ def _weights_in_sync(sync: Mapping[str, Any] | None, servers: Sequence[Mapping[s
     if anew:
         message = f"{', '.join(anew)} started anew and waits for the learner's next push"
         return condition(False, reasons.SERVER_RESTARTED, message)
-    behind = [str(version) for version in held if version != sync["version"]]
-    if behind:
+    if behind := _behind(held, sync["version"]):
         message = (
             f"the learner pushed version {sync['version']}; {len(behind)} of {count} servers hold {', '.join(behind)}"
         )
         return condition(False, reasons.VERSIONS_DIFFER, message)
     return condition(True, reasons.SAME_VERSION, f"all {count} servers hold version {sync['version']}")
+
+
+def _behind(held: Sequence[int], pushed: int) -> list[str]:
+    return [str(version) for version in held if version != pushed]
 
 
 def with_refusals(

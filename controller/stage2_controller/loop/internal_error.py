@@ -38,12 +38,7 @@ class InternalErrors:
 def _status(raw: Mapping[str, Any], error: Exception, now: datetime) -> dict[str, Any]:
     """Return the status as it was, besides what the bug changes: whether the spec can run is not known any more."""
     previous, generation = raw.get("status") or {}, raw["metadata"].get("generation", 0)
-    text = shortened(error, _SHOWN)
-    message = f"{text}; this is a bug of the controller, report it with the spec"
-    found = [Condition(reasons.ACCEPTED, "Unknown", reasons.INTERNAL_ERROR, message)]
-    trains = conditions.find(previous, reasons.TRAINING)
-    if trains is None or trains["status"] != "True":
-        found.append(explanation.training(found, raw))
+    found = _findings(raw, error)
     told = previous.get("conditions") or []
     replaced = {condition.type for condition in found}
     kept = [item for item in told if item["type"] not in replaced and item["reason"] != reasons.INVALID_SPEC]
@@ -56,3 +51,12 @@ def _status(raw: Mapping[str, Any], error: Exception, now: datetime) -> dict[str
         "observedGeneration": generation,
         "conditions": [first, *kept, *others],
     }
+
+
+def _findings(raw: Mapping[str, Any], error: Exception) -> list[Condition]:
+    message = f"{shortened(error, _SHOWN)}; this is a bug of the controller, report it with the spec"
+    found = [Condition(reasons.ACCEPTED, "Unknown", reasons.INTERNAL_ERROR, message)]
+    trains = conditions.find(raw.get("status") or {}, reasons.TRAINING)
+    if trains is None or trains["status"] != "True":
+        found.append(explanation.training(found, raw))
+    return found

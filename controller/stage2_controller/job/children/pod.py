@@ -113,10 +113,14 @@ def adding(manifest: meta.Manifest, additions: Mapping[str, Any]) -> meta.Manife
 def _for_every_server(override: Mapping[str, Any], container_names: Sequence[str]) -> dict[str, Any]:
     """Return the person's template with `server` spread over every server; an exact name goes on top."""
     spec = dict(override.get("spec") or {})
-    written = spec.get("containers") or []
-    every = [item for item in written if item["name"] == "server"]
-    spread = [{**item, "name": name} for item in every for name in container_names if name.startswith("server-")]
-    exact = [item for item in written if item["name"] != "server"]
+    spread: list[Mapping[str, Any]] = []
+    exact: list[Mapping[str, Any]] = []
+    servers = [name for name in container_names if name.startswith("server-")]
+    for item in spec.get("containers") or []:
+        if item["name"] == "server":
+            spread += [{**item, "name": name} for name in servers]
+        else:
+            exact.append(item)
     if spread or exact:
         spec["containers"] = strategic_merge.merge_by("name", spread, exact)
     return {**override, "spec": spec}
