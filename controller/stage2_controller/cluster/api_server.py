@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -32,16 +33,26 @@ class ApiRefused(Exception):
         super().__init__(f"{what}: {self.message}")
 
 
+class NoCluster(Exception):
+    """Nothing says which cluster to work on; the text says what was looked for."""
+
+
 async def connect(requested: Requested) -> "Api":
     """Return a client by the pod's service account, else by KUBECONFIG or ~/.kube/config.
 
-    `requested(verb, resource, code)` is told of every request; code 0 means that there was no answer.
+    `requested(verb, resource, code)` is told of every request; code 0 means that there was no answer. Raise NoCluster
+    where neither names a cluster.
     """
     configuration = client.Configuration()
     try:
         config.load_incluster_config(configuration)  # type: ignore[no-untyped-call]
     except config.ConfigException:
-        await config.load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+        named = os.environ.get("KUBECONFIG", "~/.kube/config")
+        try:
+            await config.load_kube_config(named, client_configuration=configuration)  # type: ignore[no-untyped-call]
+        except config.ConfigException as error:
+            way_out = "outside a pod the controller needs a kubeconfig with a current context"
+            raise NoCluster(f"KUBECONFIG: {named!r}: {error}; {way_out}") from error
     return Api(client.ApiClient(configuration), requested)
 
 

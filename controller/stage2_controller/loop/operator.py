@@ -9,6 +9,7 @@ from typing import Any
 
 import kopf
 
+from stage2_controller.cluster.api_server import NoCluster
 from stage2_controller.job import kinds, names
 from stage2_controller.job.kinds import Resource
 from stage2_controller.job.settings import Settings
@@ -17,16 +18,23 @@ from stage2_controller.loop.controller import Controller, Options, connect
 
 
 def run(settings: Settings, options: Options) -> str | None:
-    """Run until the process is told to end; return what else has ended it: a bug, or another controller that leads."""
+    """Run until the process is told to end; return what else has ended it, or kept it from starting."""
     return asyncio.run(_run(settings, options))
 
 
 async def _run(settings: Settings, options: Options) -> str | None:
-    controller = await connect(settings, options)
+    try:
+        controller = await connect(settings, options)
+    except NoCluster as error:
+        return str(error)
     async with AsyncExitStack() as stack:
         if options.listen:
             host, port = options.listen
-            served = await endpoints.serve(controller.endpoints(), host=host, port=port)
+            try:
+                served = await endpoints.serve(controller.endpoints(), host=host, port=port)
+            except OSError as error:
+                await controller.stop()
+                return f"--listen: {host}:{port}: must be a free address of this machine ({error.strerror})"
             stack.push_async_callback(served.cleanup)
         with suppress(asyncio.CancelledError):
             await kopf.operator(
