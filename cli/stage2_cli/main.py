@@ -13,9 +13,7 @@ from stage2_api.errors import EXIT_CONFIG, ConfigError
 
 app = typer.Typer(
     name="stage2",
-    help="Rollout-matching training of vision-language models, on Kubernetes or on one machine.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
@@ -25,6 +23,23 @@ Mapped = Annotated[
     list[str] | None,
     typer.Option("--map", metavar="CONTAINER=LOCAL", help="Where a path of the containers lies on this machine."),
 ]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"stage2 {version('stage2')}")
+        raise typer.Exit
+
+
+@app.callback()
+def stage2(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and end.")
+    ] = False,
+) -> None:
+    """Rollout-matching training of vision-language models, on Kubernetes or on one machine."""
 
 
 @app.command()
