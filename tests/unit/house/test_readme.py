@@ -76,3 +76,15 @@ def test_one_version_stands_everywhere():
     chart = (ROOT / "charts/stage2/Chart.yaml").read_text()
     assert re.findall(r"^(?:appVersion|version): (.*)$", chart, re.MULTILINE) == [version, version]
     assert f"## [{version}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_every_module_that_a_page_names_exists():
+    homes = {"api": "crds", "controller": "controller", "trainer": "trainer", "cli": "cli"}
+    missing = set()
+    for page in PAGES:
+        for name in re.findall(r"\bstage2_(?:api|controller|trainer|cli)(?:\.\w+)+", (ROOT / page).read_text("utf-8")):
+            parts = name.split(".")
+            home = ROOT / homes[parts[0].removeprefix("stage2_")]
+            paths = [home.joinpath(*parts), home.joinpath(*parts).with_suffix(".py"), home.joinpath(*parts[:-1])]
+            missing |= set() if any(path.exists() for path in paths) else {(page, name)}
+    assert missing == set()
