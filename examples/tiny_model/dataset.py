@@ -1,4 +1,4 @@
-"""A data set of scenes on disk: PNG images and the JSONL records that name them (semantics: data contract)."""
+"""A data set of scenes on disk: PNG images and the JSONL records that name them (semantics, section 2)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The warm-up: teacher-forced training on true answers, which is what stage 1 is to a large model.
 
 Structure (everything but coordinates) is learnt by cross entropy. A coordinate is learnt as a distribution over its
-1000 bins, as stage 2 does it (semantics: loss): soft cross entropy and W1 against a Gaussian around the true bin, and
-a gate that keeps the probability on coord tokens.
+1000 bins, as stage 2 does it (semantics, section 6): soft cross entropy and W1 against a Gaussian around the true bin,
+and a gate that keeps the probability on coord tokens.
 """
 
 from __future__ import annotations

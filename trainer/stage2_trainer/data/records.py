@@ -1,6 +1,6 @@
 """JSONL records: what a person's data file must look like, read into ground truth in coordinate bins.
 
-One record a line (semantics: data contract): `images`, `objects`, `width`, `height`, optional `summary` and
+One record a line (semantics, section 2): `images`, `objects`, `width`, `height`, optional `summary` and
 `metadata`. Every mistake in the file is reported with its line and field, before a model is loaded.
 """
 

@@ -1,4 +1,4 @@
-"""The E-step: records to fresh rollouts to supervised, teacher-forced segments (semantics: one training micro-step)."""
+"""The E-step: records to fresh rollouts to supervised, teacher-forced segments (semantics, section 4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluation: rollouts of held-out records, parsed and matched; no teacher forcing, no loss (semantics: evaluation)."""
+"""Evaluation: rollouts of held-out records, parsed and matched; no teacher forcing, no loss (semantics, section 13)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures of a step and of an evaluation, from what happened to each sample (semantics: evaluation, train log keys)."""
+"""Figures of a step and of an evaluation, from what happened to each sample (semantics, sections 13 and 14)."""
 
 from __future__ import annotations
 

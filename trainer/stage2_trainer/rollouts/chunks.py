@@ -1,4 +1,4 @@
-"""Which server answers which requests: contiguous chunks in order (semantics: server mode)."""
+"""Which server answers which requests: contiguous chunks in order (semantics, section 11)."""
 
 from __future__ import annotations
 

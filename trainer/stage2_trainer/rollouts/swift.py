@@ -1,4 +1,4 @@
-"""Rollouts from servers that `swift rollout` started (semantics: server mode): POST /infer/, a list in, a list out.
+"""Rollouts from servers that `swift rollout` started (semantics, section 11): POST /infer/, a list in, a list out.
 
 Such a server pairs answers with requests by the order in which they pass through a pipe, so it is asked one thing at a
 time. A call has one seed: greedy chunks go in one call, sampled requests one by one, each with its own.

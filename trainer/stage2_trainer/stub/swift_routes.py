@@ -1,4 +1,4 @@
-"""The stub's second set of routes: those of `swift rollout` (semantics: server mode), over the same model.
+"""The stub's second set of routes: those of `swift rollout` (semantics, section 11), over the same model.
 
 As there, calls that begin a transfer are answered before it has happened.
 """

@@ -1,4 +1,4 @@
-"""Full sync to servers that `swift rollout` started (semantics: server mode).
+"""Full sync to servers that `swift rollout` started (semantics, section 11).
 
 There the server listens on the group port, the learner has the highest rank, and each bucket is announced by a call of
 its own, which the server answers before it has the bytes; what goes wrong there shows only as a broadcast that does not

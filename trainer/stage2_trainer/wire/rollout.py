@@ -88,7 +88,7 @@ class ServedBackend(Protocol):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How answers are drawn. Temperature 0 is greedy; top_p and top_k are fixed at "everything" (semantics: keys)."""
+    """How answers are drawn. Temperature 0 is greedy; top_p and top_k are always off (semantics, section 3)."""
 
     max_new_tokens: int
     temperature: float = 0.0

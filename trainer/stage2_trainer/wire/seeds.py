@@ -1,4 +1,4 @@
-"""Seeds of rollout requests: a deterministic function of run, step, micro-step and request (semantics: server mode)."""
+"""Seeds of rollout requests: a deterministic function of run, step, micro-step and request (semantics, section 11)."""
 
 from __future__ import annotations
 
