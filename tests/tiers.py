@@ -34,7 +34,7 @@ ARGUMENTS = {
 }
 SLOWEST = 10
 SIGN_OF_LIFE_S = 60.0
-PERCENT = re.compile(r"\[ *(\d+)%\]")
+OUTCOMES = re.compile(r"^[.sFExX]+(?= *\[|$)", re.MULTILINE)  # what pytest -q prints, one letter a test
 
 
 @dataclass
@@ -74,8 +74,10 @@ class Tier:
 
     def progress(self) -> str:
         """Return how far the tier has come."""
-        done = PERCENT.findall(self.log.read_text(errors="replace")) if self.log.exists() else []
-        return f"{self.name} {done[-1] if done else 0} %"
+        printed = self.log.read_text(errors="replace") if self.log.exists() else ""
+        outcomes = "".join(OUTCOMES.findall(printed))
+        broken = len(outcomes) - outcomes.count(".") - outcomes.count("s")
+        return f"{self.name} {len(outcomes)} tests" + (f", {broken} failed" if broken else "")
 
     def _read(self) -> None:
         suite = ElementTree.parse(self.report).getroot().find("testsuite")
