@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from stage2_api import keys
 from stage2_api.errors import Problem
 from stage2_api.runconfig import RunConfig
+from stage2_api.validation import key_paths
 
 _MATCHING = "custom.extra.rollout_matching"
 
@@ -109,7 +109,7 @@ def idle_settings(config: RunConfig) -> tuple[Problem, ...]:
     """The settings of a configuration that do nothing, with the reason and what to do about it."""
     written = config.model_dump(exclude_unset=True)
     return tuple(
-        Problem(path, keys.found(config, written, path), reason, way_out)
+        Problem(path, key_paths.found(config, written, path), reason, way_out)
         for path, idle, reason, way_out in _IDLE
         if idle(config)
     )

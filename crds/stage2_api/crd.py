@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from stage2_api import cel, job
-from stage2_api.base import KubernetesObject
-from stage2_api.job_rules import JOB_RULES
-from stage2_api.jobstatus import JobStatus
-from stage2_api.rules import RUN_RULES
+from stage2_api import job
+from stage2_api.job_status import JobStatus
+from stage2_api.rules.job import JOB_RULES
+from stage2_api.rules.run import RUN_RULES
 from stage2_api.runconfig import RunConfig
-from stage2_api.schema import Schema, structural
+from stage2_api.section import KubernetesObject
+from stage2_api.structural_schema import Schema, structural
+from stage2_api.validation import cel
 
 _COLUMNS = (
     ("Phase", "string", ".status.phase", "Stage of the job's life."),

@@ -14,8 +14,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints
 
-from stage2_api.base import Count, Fraction, Name, Port, Positive, Scale, Section, Weight, free_mapping
 from stage2_api.grpo_summary import Summary
+from stage2_api.section import Count, Fraction, Name, Port, Positive, Scale, Section, Weight, free_mapping
 
 _DIGITS = re.compile(r"[0-9]+")
 

@@ -10,14 +10,22 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, StringConstraints
 
-from stage2_api import checks
-from stage2_api.base import KubernetesObject, Name
-from stage2_api.job_rules import JOB_RULES
-from stage2_api.jobstatus import JobStatus
-from stage2_api.podparts import LabelValue, ObjectReference, PodTemplate, QualifiedName, Resources, Toleration, Volume
-from stage2_api.rule import Rule, lifted
-from stage2_api.rules import RUN_RULES
+from stage2_api.job_status import JobStatus
+from stage2_api.kubernetes_types import (
+    LabelValue,
+    ObjectReference,
+    PodTemplate,
+    QualifiedName,
+    Resources,
+    Toleration,
+    Volume,
+)
+from stage2_api.rules.job import JOB_RULES
+from stage2_api.rules.run import RUN_RULES
 from stage2_api.runconfig import RunConfig
+from stage2_api.section import KubernetesObject, Name
+from stage2_api.validation import validate
+from stage2_api.validation.rule import Rule, lifted
 
 __all__ = ["JobSpec", "JobStatus", "RolloutMatchingJob", "parse_job"]
 
@@ -168,4 +176,4 @@ _RULES: tuple[Rule[RolloutMatchingJob], ...] = (
 
 def parse_job(raw: Mapping[str, Any]) -> RolloutMatchingJob:
     """The job that an object of the API server or a file describes. Raises ConfigError with every problem."""
-    return checks.parse(RolloutMatchingJob, raw, _RULES)
+    return validate.parse(RolloutMatchingJob, raw, _RULES)

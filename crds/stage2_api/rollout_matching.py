@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from stage2_api.base import Count, Name, Path, Positive, Scale, Section, Weight
+from stage2_api.section import Count, Name, Path, Positive, Scale, Section, Weight
 from stage2_api.vllm import Vllm
 
 RolloutBackend = Literal["vllm", "hf"]

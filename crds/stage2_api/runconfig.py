@@ -8,16 +8,16 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from stage2_api import checks
-from stage2_api.base import Positive, Section
+from stage2_api.custom import Custom, Model, Template, Tuner
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.grpo import Rlhf
 from stage2_api.grpo_batches import batch_problems, grpo_batches
-from stage2_api.grpo_rules import data_parallel_size, served_rollouts
 from stage2_api.rollout_matching import RolloutMatching
-from stage2_api.rules import RUN_RULES, STANDALONE_RULES
-from stage2_api.sections import Custom, Model, Template, Tuner
+from stage2_api.rules.grpo import data_parallel_size, served_rollouts
+from stage2_api.rules.run import RUN_RULES, STANDALONE_RULES
+from stage2_api.section import Positive, Section
 from stage2_api.training import Training
+from stage2_api.validation import validate
 from stage2_api.vllm import ServerAddress
 
 __all__ = ["RolloutMatching", "RunConfig", "ServerAddress", "parse_run_config"]
@@ -95,7 +95,7 @@ def parse_run_config(raw: Mapping[str, Any], *, root: str = "") -> RunConfig:
     root: path of `raw` in its file, put before the paths of problems (`spec.config`).
     Raises ConfigError with every problem, not only the first.
     """
-    config = checks.parse(RunConfig, raw, [*RUN_RULES, *STANDALONE_RULES], root=root)
+    config = validate.parse(RunConfig, raw, [*RUN_RULES, *STANDALONE_RULES], root=root)
     if config.rlhf is not None and (problems := batch_problems(config, 1, root=f"{root}." if root else "")):
         raise ConfigError(problems)
     return config

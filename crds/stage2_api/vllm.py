@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
 
-from stage2_api.base import Count, Port, Positive, Scale, Section, Url, Weight
+from stage2_api.section import Count, Port, Positive, Scale, Section, Url, Weight
 
 VllmMode = Literal["colocate", "server"]
 ServerProtocol = Literal["vllm", "swift"]

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from stage2_api import cel, job, keys
+from stage2_api import job
 from stage2_api.crd import FROZEN, custom_resource_definition
-from stage2_api.job_rules import JOB_RULES
-from stage2_api.rules import RUN_RULES
+from stage2_api.rules.job import JOB_RULES
+from stage2_api.rules.run import RUN_RULES
 from stage2_api.runconfig import RunConfig
+from stage2_api.validation import cel, key_paths
 
 ROOT = Path(__file__).parents[3]
 Schema = dict[str, Any]
@@ -108,12 +109,14 @@ def test_rules_are_sentences_that_name_the_way_out_and_blame_an_existing_field()
         for validation in schema["x-kubernetes-validations"]:
             assert "; " in validation["message"]
             assert len(validation["message"]) <= 2048
-            assert keys.field_at(model, validation["fieldPath"].strip(".").split(".")) is not None
+            assert key_paths.field_at(model, validation["fieldPath"].strip(".").split(".")) is not None
 
 
 def test_every_rule_reads_keys_that_exist() -> None:
     for model, rules in ((job.JobSpec, JOB_RULES), (RunConfig, RUN_RULES)):
-        missing = [path for rule in rules for path in rule.keys_read() if keys.field_at(model, path.split(".")) is None]
+        missing = [
+            path for rule in rules for path in rule.keys_read() if key_paths.field_at(model, path.split(".")) is None
+        ]
         assert missing == []
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from stage2_api.advice import idle_settings
 from stage2_api.grpo_batches import batch_problems, grpo_batches
-from stage2_api.grpo_rules import GRPO_RULES
+from stage2_api.rules.grpo import GRPO_RULES
 from stage2_api.runconfig import RunConfig, ServerAddress, parse_run_config
 from tests.unit.api.grpo_configs import GOOD, PLAN, job_problems, planned, run_problems, server
 from tests.unit.api.wrong_jobs import merge_patch

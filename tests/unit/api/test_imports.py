@@ -7,7 +7,8 @@ from pathlib import Path
 import stage2_api
 
 PACKAGE = Path(stage2_api.__file__).parent
-MODULES = sorted(f"stage2_api.{path.stem}" for path in PACKAGE.glob("*.py") if path.stem != "__init__")
+FILES = [path.relative_to(PACKAGE.parent).with_suffix("") for path in PACKAGE.rglob("*.py")]
+MODULES = sorted(".".join(path.parts) for path in FILES if path.name != "__init__")
 # What pydantic itself brings along.
 OF_PYDANTIC = {"pydantic", "pydantic_core", "typing_extensions", "typing_inspection", "annotated_types"}
 

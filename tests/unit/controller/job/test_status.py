@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stage2_api.job import parse_job
-from stage2_api.jobstatus import JobStatus
+from stage2_api.job_status import JobStatus
 from stage2_controller.job import names, reasons
 from stage2_controller.job.observed import Observed
 from tests.unit.controller import builders as b

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from stage2_api.base import Count, KubernetesObject, free_mapping
+from stage2_api.section import Count, KubernetesObject, free_mapping
 
 Phase = Literal["Pending", "Starting", "Running", "Succeeded", "Failed", "Suspended"]
 _Timestamp = Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-time"})]

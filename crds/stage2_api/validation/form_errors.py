@@ -10,8 +10,8 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
-from stage2_api import keys
 from stage2_api.errors import Problem
+from stage2_api.validation import key_paths
 
 Located = Sequence[tuple[tuple[int | str, ...], ErrorDetails]]
 
@@ -53,7 +53,7 @@ def from_pydantic(model: type[BaseModel], located: Located, *, root: str = "") -
     """One problem for each place that is wrong, in the order of the file; branches of a union count as one."""
     by_path: dict[str, list[tuple[tuple[int | str, ...], ErrorDetails]]] = {}
     for place, error in located:
-        by_path.setdefault(keys.joined(root, keys.dotted(place)), []).append((place, error))
+        by_path.setdefault(key_paths.joined(root, key_paths.dotted(place)), []).append((place, error))
     return [_problem(model, path, errors, root) for path, errors in by_path.items()]
 
 
@@ -70,10 +70,10 @@ def _problem(model: type[BaseModel], path: str, errors: Located, root: str) -> P
 
 
 def _unknown(model: type[BaseModel], place: Sequence[int | str]) -> str:
-    section = keys.model_at(model, place[:-1])
+    section = key_paths.model_at(model, place[:-1])
     if section is None or not getattr(section, "lists_its_keys", False):
         return "is not a key of stage2"
-    return f"is not a key of this section, which takes {', '.join(keys.fields(section))}"
+    return f"is not a key of this section, which takes {', '.join(key_paths.fields(section))}"
 
 
 def _rule(error: ErrorDetails) -> str:
@@ -109,7 +109,7 @@ def _way_out(model: type[BaseModel], place: Sequence[int | str], error: ErrorDet
     value = error["input"]
     choices = re.findall(r"'([^']*)'", str(error.get("ctx", {}).get("expected", "")))
     near = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.5)
-    info = keys.field_at(model, place)
+    info = key_paths.field_at(model, place)
     default = (
         None
         if info is None or info.is_required() or isinstance(place[-1], int)
@@ -134,32 +134,32 @@ def _as_number(text: str) -> str:
 
 
 def _instead_of_unknown(model: type[BaseModel], place: Sequence[int | str], value: object, root: str) -> str:
-    near = keys.suggestion(model, place)
+    near = key_paths.suggestion(model, place)
     if near is None:
         return _instead_of_section(model, place, value, root) or "remove it; docs/reference.md lists all keys"
-    return f"did you mean {keys.joined(root, near)}? Otherwise remove it"
+    return f"did you mean {key_paths.joined(root, near)}? Otherwise remove it"
 
 
 def _instead_of_section(model: type[BaseModel], place: Sequence[int | str], value: object, root: str) -> str | None:
     """Where the keys of an unknown section belong; None where none of them is known."""
     if not isinstance(value, Mapping):
         return None
-    homes = {key: keys.namesake(model, (*place, str(key))) for key in value}
-    known = [f"{key} belongs to {keys.joined(root, home)}" for key, home in homes.items() if home]
+    homes = {key: key_paths.namesake(model, (*place, str(key))) for key in value}
+    known = [f"{key} belongs to {key_paths.joined(root, home)}" for key, home in homes.items() if home]
     return f"remove it; {', '.join(known)}" if known else None
 
 
 def _instead_of_nothing(model: type[BaseModel], place: Sequence[int | str], root: str) -> str:
-    section = keys.model_at(model, place)
+    section = key_paths.model_at(model, place)
     if section is None:
         return f"set it: {_meaning(model, place)}"
-    needed = [keys.joined(root, keys.dotted((*place, key))) for key in keys.placeholder(section)]
+    needed = [key_paths.joined(root, key_paths.dotted((*place, key))) for key in key_paths.placeholder(section)]
     return f"write the section with at least {' and '.join(needed)}" if needed else "write the section"
 
 
 def _meaning(model: type[BaseModel], place: Sequence[int | str]) -> str:
     """The first sentence of a key's description, in lower case."""
-    info = keys.field_at(model, place)
+    info = key_paths.field_at(model, place)
     if info is None or not info.description:
         return "docs/reference.md lists all keys"
     sentence = " ".join(re.split(r"(?<=[.:]) |\n\n", info.description, maxsplit=1)[0].split()).rstrip(".:")

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel
 
-from stage2_api import keys
+from stage2_api.validation import key_paths
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -28,7 +28,7 @@ class Rule(Generic[M]):
 
     path: the key to blame, dotted, as written in YAML, from the object that the rule is about.
     broken: whether an object breaks it.
-    cel: the same rule for the API server, true where it is kept, in the notation of stage2_api.cel; None where only
+    cel: the same rule for the API server, true where it is kept, in the notation of `validation.cel`; None where only
         Python can tell.
     reads: keys that `broken` reads besides those that stand in `cel`; `path` is one of them anyway.
     rule, way_out: as in Problem.
@@ -51,12 +51,12 @@ def lifted(rules: Sequence[Rule[Any]], root: str, part: Callable[[Any], Any]) ->
 
     def about_whole(rule: Rule[Any]) -> Rule[Any]:
         return Rule(
-            path=keys.joined(root, rule.path),
+            path=key_paths.joined(root, rule.path),
             broken=lambda whole: rule.broken(part(whole)),
             cel=None,
             rule=rule.rule,
             way_out=rule.way_out,
-            reads=tuple(keys.joined(root, path) for path in rule.keys_read()),
+            reads=tuple(key_paths.joined(root, path) for path in rule.keys_read()),
         )
 
     return tuple(map(about_whole, rules))

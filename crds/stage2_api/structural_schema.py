@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stage2_api.base import Section
-from stage2_api.keys import models_in
+from stage2_api.section import Section
+from stage2_api.validation.key_paths import models_in
 
 Schema = dict[str, Any]
 

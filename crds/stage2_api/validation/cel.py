@@ -12,8 +12,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from stage2_api import keys
-from stage2_api.rule import SET, VALUE, Rule
+from stage2_api.validation import key_paths
+from stage2_api.validation.rule import SET, VALUE, Rule
 
 
 def validations(model: type[BaseModel], rules: Sequence[Rule[Any]]) -> list[dict[str, str]]:
@@ -37,7 +37,7 @@ def _chain(path: str) -> str:
 
 def _default(model: type[BaseModel], path: str) -> str:
     """The default of a key as a CEL literal."""
-    info = keys.field_at(model, path.split("."))
+    info = key_paths.field_at(model, path.split("."))
     if info is None or info.is_required() or info.default is None:
         raise LookupError(f"{path} has no default to put into a rule; write $({path}, DEFAULT)")
     return json.dumps(info.default)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from stage2_api.grpo import RolloutServer
 from stage2_api.rollout_matching import RolloutMatching
-from stage2_api.rule import Rule
+from stage2_api.validation.rule import Rule
 from stage2_api.vllm import VllmServerEntry
 
 if TYPE_CHECKING:

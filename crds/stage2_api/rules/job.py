@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stage2_api.grpo_batches import batch_problems
-from stage2_api.rule import Rule
+from stage2_api.validation.rule import Rule
 
 if TYPE_CHECKING:
     from stage2_api.job import JobSpec

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from stage2_api import keys, problems
 from stage2_api.errors import ConfigError, Problem
-from stage2_api.rule import Rule
+from stage2_api.validation import form_errors, key_paths
+from stage2_api.validation.rule import Rule
 
 M = TypeVar("M", bound=BaseModel)
 Location = tuple[int | str, ...]
@@ -43,8 +43,8 @@ def form(model: type[M], raw: Mapping[str, Any], *, root: str = "") -> tuple[M |
             return model.model_validate(repaired), found
         except ValidationError as error:
             errors = error.errors(include_url=False, include_context=True)
-        located = [(problems.location(item["loc"], repaired), item) for item in errors]
-        new = problems.from_pydantic(model, located, root=root)
+        located = [(form_errors.location(item["loc"], repaired), item) for item in errors]
+        new = form_errors.from_pydantic(model, located, root=root)
         told = {problem.path for problem in found}
         found += [problem for problem in new if attempt == 0 or not _about_told(problem.path, told)]
         for place, item in located:
@@ -55,7 +55,7 @@ def form(model: type[M], raw: Mapping[str, Any], *, root: str = "") -> tuple[M |
 def cross(parsed: M, raw: Mapping[str, Any], rules: Sequence[Rule[M]], *, root: str = "") -> list[Problem]:
     """The rules that `parsed` breaks, with the values found in `raw` or their defaults."""
     return [
-        Problem(keys.joined(root, rule.path), keys.found(parsed, raw, rule.path), rule.rule, rule.way_out)
+        Problem(key_paths.joined(root, rule.path), key_paths.found(parsed, raw, rule.path), rule.rule, rule.way_out)
         for rule in rules
         if rule.broken(parsed)
     ]
@@ -63,7 +63,7 @@ def cross(parsed: M, raw: Mapping[str, Any], rules: Sequence[Rule[M]], *, root: 
 
 def _reads_any(rule: Rule[Any], wrong: Sequence[str], root: str) -> bool:
     """Whether a rule reads a key whose value is wrong in form: what it would say is about the repair, not the file."""
-    read = [keys.joined(root, path) for path in rule.keys_read()]
+    read = [key_paths.joined(root, path) for path in rule.keys_read()]
     return any(_told(path, {other}) or _told(other, {path}) for path in read for other in wrong)
 
 
@@ -79,7 +79,7 @@ def _told(path: str, told: set[str]) -> bool:
 def _repaired(model: type[BaseModel], raw: Any, place: Location, *, missing: bool) -> Any:
     """`raw` without what is wrong at `place`, or with something that stands for what is missing there."""
     if not place or not isinstance(raw, Mapping):
-        return keys.placeholder(model)
+        return key_paths.placeholder(model)
     cut = next((index for index, part in enumerate(place) if isinstance(part, int)), None)
     if cut is not None:
         place, missing = place[:cut], False
@@ -89,7 +89,7 @@ def _repaired(model: type[BaseModel], raw: Any, place: Location, *, missing: boo
     if not isinstance(parent, dict):
         return raw
     if missing:
-        parent[place[-1]] = keys.stand_in(model, place)
+        parent[place[-1]] = key_paths.stand_in(model, place)
     else:
         parent.pop(place[-1], None)
     return raw

@@ -9,9 +9,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from stage2_api.base import Count, Name, Path, Positive, Scale, Section, Text, Weight
 from stage2_api.grpo import Grpo, RolloutServer
 from stage2_api.rollout_matching import RolloutMatching
+from stage2_api.section import Count, Name, Path, Positive, Scale, Section, Text, Weight
 
 
 class Model(Section):

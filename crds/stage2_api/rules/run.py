@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stage2_api.grpo_rules import GRPO_RULES
-from stage2_api.rule import Rule
+from stage2_api.rules.grpo import GRPO_RULES
+from stage2_api.validation.rule import Rule
 
 if TYPE_CHECKING:
     from stage2_api.runconfig import RunConfig
