@@ -12,7 +12,7 @@ from urllib.request import Request, urlopen
 from bench.cluster import Object, job, kubectl
 from kubernetes.aio import client, config
 
-from stage2_api.job import parse_job
+from stage2_api.parsing import parse_job
 from stage2_controller.job.static import static_children
 
 NAMESPACE = "jobset-system"

@@ -29,7 +29,7 @@ from urllib.request import urlopen
 from bench import jobset
 from bench.cluster import Object, Watch, clear, job, kubectl, namespace, node, until
 
-from stage2_api.job import parse_job
+from stage2_api.parsing import parse_job
 from stage2_controller.cluster.api_server import Api, connect
 from stage2_controller.job.static import static_children
 

@@ -23,7 +23,7 @@ from bench.tables import Row, Table
 from safetensors.torch import save_file
 from torch import nn
 
-from stage2_api.runconfig import ServerAddress
+from stage2_api.vllm import ServerAddress
 from stage2_trainer.weights.fleet import Shipment
 from stage2_trainer.weights.full_sync import FullSync
 from stage2_trainer.weights.merge import merged_weights

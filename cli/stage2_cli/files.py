@@ -13,8 +13,9 @@ import yaml
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.extends import resolve_extends
-from stage2_api.job import RolloutMatchingJob, parse_job
-from stage2_api.runconfig import RunConfig, parse_run_config
+from stage2_api.job import RolloutMatchingJob
+from stage2_api.parsing import parse_job, parse_run_config
+from stage2_api.runconfig import RunConfig
 
 
 class _StrictLoader(yaml.SafeLoader):

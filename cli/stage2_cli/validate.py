@@ -10,8 +10,8 @@ from rich.console import Console
 from stage2_api.advice import idle_settings
 from stage2_api.errors import EXIT_CONFIG, ConfigError
 from stage2_api.extends import resolve_extends
-from stage2_api.job import parse_job
-from stage2_api.runconfig import RunConfig, parse_run_config
+from stage2_api.parsing import parse_job, parse_run_config
+from stage2_api.runconfig import RunConfig
 from stage2_cli.errors import show_config_error, show_idle_settings
 from stage2_cli.files import is_job, load_documents, load_yaml
 from stage2_controller.job import template_rules

@@ -78,7 +78,7 @@ _IDLE: tuple[tuple[str, Idle, str, str], ...] = (
     ),
     (
         f"{_MATCHING}.offload.enabled",
-        lambda c: c.rollout_matching.offload.enabled and not _colocates(c),
+        lambda c: c.rollout_matching.offload.enabled and not c.rollout_matching.colocates,
         "training state moves only for a vLLM in the learner's own processes",
         "set it to false",
     ),
@@ -113,7 +113,3 @@ def idle_settings(config: RunConfig) -> tuple[Problem, ...]:
         for path, idle, reason, way_out in _IDLE
         if idle(config)
     )
-
-
-def _colocates(config: RunConfig) -> bool:
-    return config.rollout_matching.rollout_backend == "vllm" and config.rollout_matching.vllm.mode == "colocate"

@@ -15,7 +15,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, StringConstraints
 
 from stage2_api.grpo_summary import Summary
-from stage2_api.section import Count, Fraction, Name, Port, Positive, Scale, Section, Weight, free_mapping
+from stage2_api.section import Section, free_mapping
+from stage2_api.value_types import Count, Fraction, Name, Port, Positive, Scale, Weight
 
 _DIGITS = re.compile(r"[0-9]+")
 

@@ -1,4 +1,4 @@
-"""Batch arithmetic of GRPO: micro-batches, rounds of rollouts and groups, and whether they fit one another.
+"""Batch arithmetic of GRPO: micro-batches, rounds of rollouts and groups.
 
 Source: semantics section 15.2.
 """
@@ -6,15 +6,9 @@ Source: semantics section 15.2.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from stage2_api.errors import Problem
-
-if TYPE_CHECKING:
-    from stage2_api.runconfig import RunConfig
-
-_PER_DEVICE = "training.per_device_train_batch_size"
-_UNIFIED = "custom.grpo.batch_plan.unified_batch_size"
+from stage2_api.grpo import BatchPlan, Rlhf
+from stage2_api.training import Training
 
 
 @dataclass(frozen=True)
@@ -53,10 +47,8 @@ class GrpoBatches:
         return self.accumulation % (self.steps_per_generation * self.num_iterations) != 0
 
 
-def grpo_batches(config: RunConfig, world_size: int) -> GrpoBatches:
-    """The batches of a GRPO run; `batch_problems` says whether they fit."""
-    rlhf, plan, training = config.rlhf, config.custom.grpo.batch_plan, config.training
-    assert rlhf is not None, "a GRPO run"
+def grpo_batches(rlhf: Rlhf, plan: BatchPlan, training: Training, world_size: int) -> GrpoBatches:
+    """Return the batches of a GRPO run; the rules of batches say whether they fit."""
     per_device = (plan.enabled and plan.per_device_train_batch_size) or training.per_device_train_batch_size
     unified = plan.unified_batch_size if plan.enabled else None
     micro_batch = per_device * world_size
@@ -66,31 +58,3 @@ def grpo_batches(config: RunConfig, world_size: int) -> GrpoBatches:
     return GrpoBatches(
         per_device, accumulation, generation, rlhf.num_generations, rlhf.num_iterations, world_size=world_size
     )
-
-
-def batch_problems(config: RunConfig, world_size: int, *, root: str = "") -> list[Problem]:
-    """What does not fit in `world_size` learner processes; `root` stands before the paths."""
-    batches, plan = grpo_batches(config, world_size), config.custom.grpo.batch_plan
-    path = _UNIFIED if plan.enabled else _generation_path(config)
-    problems = []
-    if batches.generation % batches.micro_batch:
-        rule = (
-            f"must be a multiple of {batches.micro_batch}, {_PER_DEVICE} times learner processes"
-            f" ({batches.per_device} * {world_size})"
-        )
-        way_out = f"set it to {_next(batches.generation, batches.micro_batch)}, or change {_PER_DEVICE}"
-        problems.append(Problem(f"{root}{path}", batches.generation, rule, way_out))
-    if batches.generation % batches.num_generations:
-        rule = f"must be a multiple of rlhf.num_generations, which is {batches.num_generations}"
-        way_out = f"set it to {_next(batches.generation, batches.num_generations)}, or change rlhf.num_generations"
-        problems.append(Problem(f"{root}{path}", batches.generation, rule, way_out))
-    return problems
-
-
-def _generation_path(config: RunConfig) -> str:
-    assert config.rlhf is not None, "a GRPO run"
-    return "rlhf.generation_batch_size" if config.rlhf.generation_batch_size else _PER_DEVICE
-
-
-def _next(value: int, divisor: int) -> int:
-    return -(-value // divisor) * divisor

@@ -12,7 +12,8 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
-from stage2_api.section import Fraction, Name, Section, Text
+from stage2_api.section import Section
+from stage2_api.value_types import Fraction, Name, Text
 
 Word = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 Words = Annotated[list[Word], Field(max_length=256)]

@@ -5,8 +5,7 @@ Group stage2.dev, version v1alpha1, short name rmj, namespaced. camelCase in YAM
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, StringConstraints
 
@@ -20,14 +19,9 @@ from stage2_api.kubernetes_types import (
     Toleration,
     Volume,
 )
-from stage2_api.rules.job import JOB_RULES
-from stage2_api.rules.run import RUN_RULES
 from stage2_api.runconfig import RunConfig
-from stage2_api.section import KubernetesObject, Name
-from stage2_api.validation import validate
-from stage2_api.validation.rule import Rule, lifted
-
-__all__ = ["JobSpec", "JobStatus", "RolloutMatchingJob", "parse_job"]
+from stage2_api.section import KubernetesObject
+from stage2_api.value_types import Name
 
 GROUP = "stage2.dev"
 VERSION = "v1alpha1"
@@ -39,7 +33,7 @@ SHORT_NAME = "rmj"
 Image = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 
 
-class Rollout(KubernetesObject):
+class RolloutSpec(KubernetesObject):
     """The rollout servers: one pod with one container for each server."""
 
     servers: Annotated[int, Field(ge=0, le=16)] = 0
@@ -56,7 +50,7 @@ class Rollout(KubernetesObject):
     `server` stands for every server, `server-0` for the first."""
 
 
-class Learner(KubernetesObject):
+class LearnerSpec(KubernetesObject):
     """The learner: a Job with one pod, on the servers' node."""
 
     gpus: Annotated[int, Field(ge=0, le=16)] = 1
@@ -103,9 +97,9 @@ class JobSpec(KubernetesObject):
         ),
     ] = "nvidia.com/gpu"
     """Resource name under which nodes offer GPUs; empty for runs on the CPU."""
-    rollout: Rollout = Rollout()
+    rollout: RolloutSpec = RolloutSpec()
     """Rollout servers: how many, with what, where they listen."""
-    learner: Learner = Learner()
+    learner: LearnerSpec = LearnerSpec()
     """Learner: its GPUs, its retries."""
     placement: Placement = Placement()
     """Node choice for all pods: selector, tolerations, priority."""
@@ -166,14 +160,3 @@ class RolloutMatchingJob(KubernetesObject):
     """What the job is to do."""
     status: JobStatus | None = None
     """What the controller observes of the job."""
-
-
-_RULES: tuple[Rule[RolloutMatchingJob], ...] = (
-    *lifted(JOB_RULES, "spec", lambda job: job.spec),
-    *lifted(RUN_RULES, "spec.config", lambda job: job.spec.config),
-)
-
-
-def parse_job(raw: Mapping[str, Any]) -> RolloutMatchingJob:
-    """The job that an object of the API server or a file describes. Raises ConfigError with every problem."""
-    return validate.parse(RolloutMatchingJob, raw, _RULES)

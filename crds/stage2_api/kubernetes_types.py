@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
 
-from stage2_api.section import DnsLabel, KubernetesObject, Name, Path, free_mapping
+from stage2_api.section import KubernetesObject, free_mapping
+from stage2_api.value_types import DnsLabel, Name, Path
 
 _QUANTITY = r"^[+-]?[0-9.]+([eE][+-]?[0-9]+|[numkMGTPE]i?)?$"
 

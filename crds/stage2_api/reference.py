@@ -8,7 +8,8 @@ from typing import Any
 from stage2_api import job
 from stage2_api.job_status import JobStatus
 from stage2_api.rules.job import JOB_RULES
-from stage2_api.rules.run import RUN_RULES, STANDALONE_RULES
+from stage2_api.rules.run import RUN_RULES
+from stage2_api.rules.standalone import STANDALONE_RULES
 from stage2_api.runconfig import RunConfig
 from stage2_api.section import Section
 from stage2_api.structural_schema import Schema, structural

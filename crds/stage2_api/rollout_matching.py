@@ -11,7 +11,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from stage2_api.section import Count, Name, Path, Positive, Scale, Section, Weight
+from stage2_api.section import Section
+from stage2_api.value_types import Count, Name, Path, Positive, Scale, Weight
 from stage2_api.vllm import Vllm
 
 RolloutBackend = Literal["vllm", "hf"]
@@ -58,7 +59,7 @@ class Pipeline(Section):
     no rollout is older than one sync, and `rollouts.jsonl` says which version made it."""
 
 
-class Offload(Section):
+class OffloadSettings(Section):
     """Moves the training state to main memory while a colocated engine makes rollouts. Ignored in other modes."""
 
     enabled: bool = False
@@ -190,7 +191,7 @@ class RolloutMatching(Section):
     """Reuse of one window of rollouts for several optimizer steps."""
     pipeline: Pipeline = Pipeline()
     """Rollouts of the next window while the current one trains (server mode)."""
-    offload: Offload = Offload()
+    offload: OffloadSettings = OffloadSettings()
     """Main memory as a place for training state during colocated rollouts."""
     vllm: Vllm = Vllm()
     """Settings of vLLM: where it runs, with what, and how weights reach it."""
@@ -202,3 +203,13 @@ class RolloutMatching(Section):
     """Samples written to files for people to read."""
     desc_monitor: DescMonitor = DescMonitor()
     """Metrics of how well descriptions agree."""
+
+    @property
+    def uses_servers(self) -> bool:
+        """Whether rollouts come from rollout servers: from vLLM in server mode."""
+        return self.rollout_backend == "vllm" and self.vllm.mode == "server"
+
+    @property
+    def colocates(self) -> bool:
+        """Whether rollouts come from a vLLM inside the learner's processes."""
+        return self.rollout_backend == "vllm" and self.vllm.mode == "colocate"

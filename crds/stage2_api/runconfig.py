@@ -1,26 +1,23 @@
-"""RunConfig: the training YAML, and `parse_run_config`, which tells everything that is wrong with one at once."""
+"""RunConfig: the training YAML, whole."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from stage2_api.custom import Custom, Model, Template, Tuner
+from stage2_api.custom import Custom
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.grpo import Rlhf
-from stage2_api.grpo_batches import batch_problems, grpo_batches
+from stage2_api.grpo_batches import GrpoBatches, grpo_batches
+from stage2_api.grpo_server import data_parallel_size, served_rollouts
+from stage2_api.model import Model, Template
 from stage2_api.rollout_matching import RolloutMatching
-from stage2_api.rules.grpo import data_parallel_size, served_rollouts
-from stage2_api.rules.run import RUN_RULES, STANDALONE_RULES
-from stage2_api.section import Positive, Section
+from stage2_api.section import Section
 from stage2_api.training import Training
-from stage2_api.validation import validate
-from stage2_api.vllm import ServerAddress
-
-__all__ = ["RolloutMatching", "RunConfig", "ServerAddress", "parse_run_config"]
+from stage2_api.tuner import Tuner
+from stage2_api.value_types import Positive
 
 
 class RunConfig(Section):
@@ -52,12 +49,12 @@ class RunConfig(Section):
 
         Of a GRPO run: how its rollouts are made, from `rlhf` and `custom.extra.rollout_server`.
         """
-        return self.custom.rollout_matching if self.rlhf is None else served_rollouts(self)
+        return self.custom.rollout_matching if self.rlhf is None else served_rollouts(self.rlhf, self.custom)
 
     @property
     def data_parallel_size(self) -> int:
         """Copies of the model on each rollout server."""
-        return 1 if self.rlhf is None else data_parallel_size(self)
+        return 1 if self.rlhf is None else data_parallel_size(self.custom)
 
     @property
     def uses_deepspeed(self) -> bool:
@@ -73,29 +70,26 @@ class RunConfig(Section):
 
     @property
     def packing_length(self) -> int:
-        """Tokens of one packed row. Raises ConfigError where no length is configured."""
+        """Tokens of one packed row.
+
+        Raises:
+            ConfigError: no length is configured.
+        """
         length = self.max_length or self.training.packing_length
         if length is None:
             raise ConfigError([Problem("global_max_length", None, "packing needs the length of a row", "set it")])
         return length
 
+    def grpo_batches(self, world_size: int) -> GrpoBatches:
+        """Return the batches of a GRPO run in `world_size` learner processes."""
+        assert self.rlhf is not None, "a GRPO run"
+        return grpo_batches(self.rlhf, self.custom.grpo.batch_plan, self.training, world_size)
+
     def gradient_accumulation_steps(self, world_size: int = 1) -> int:
-        """Micro-steps of one optimizer step in `world_size` learner processes."""
+        """Return the micro-steps of one optimizer step in `world_size` learner processes."""
         training = self.training
         if self.rlhf is not None:
-            return grpo_batches(self, world_size).accumulation
+            return self.grpo_batches(world_size).accumulation
         if training.effective_batch_size is None:
             return training.gradient_accumulation_steps or 1
         return max(1, math.ceil(training.effective_batch_size / (training.per_device_train_batch_size * world_size)))
-
-
-def parse_run_config(raw: Mapping[str, Any], *, root: str = "") -> RunConfig:
-    """The training configuration that `raw` describes.
-
-    root: path of `raw` in its file, put before the paths of problems (`spec.config`).
-    Raises ConfigError with every problem, not only the first.
-    """
-    config = validate.parse(RunConfig, raw, [*RUN_RULES, *STANDALONE_RULES], root=root)
-    if config.rlhf is not None and (problems := batch_problems(config, 1, root=f"{root}." if root else "")):
-        raise ConfigError(problems)
-    return config

@@ -1,13 +1,10 @@
-"""What all models of the contract share: strictness, and the kinds of values that keys hold, with their bounds.
-
-Bounds are part of the contract: without them the API server cannot tell what a rule over a list may cost it.
-"""
+"""The models that all others derive from: strict sections of the training YAML, and parts of Kubernetes objects."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
 
 
@@ -33,40 +30,6 @@ class KubernetesObject(Section):
     filled_in: ClassVar[bool] = True
 
 
-Name = Annotated[str, StringConstraints(min_length=1, max_length=253)]
-"""A name: of a model's module, of a column, of a Kubernetes object."""
-
-DnsLabel = Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
-"""A DNS label (RFC 1123): lower-case letters, digits and dashes."""
-
-Path = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
-"""A path of a file or folder where the process runs, or the name of something on a hub."""
-
-Url = Annotated[str, StringConstraints(min_length=1, max_length=2048)]
-"""An address with scheme, host and port."""
-
-Text = Annotated[str, StringConstraints(max_length=32768)]
-"""Free text: a prompt, a regular expression."""
-
-Port = Annotated[int, Field(ge=1, le=65535)]
-"""A TCP port."""
-
-Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
-"""A count of at least one."""
-
-Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
-"""A count that may be zero."""
-
-Weight = Annotated[float, Field(ge=0)]
-"""A factor that may be zero."""
-
-Scale = Annotated[float, Field(gt=0)]
-"""A factor that may not be zero."""
-
-Fraction = Annotated[float, Field(ge=0, le=1)]
-"""A share of a whole."""
-
-
 def free_mapping(limit: int, **more: Any) -> dict[str, Any]:
-    """JSON-schema keywords of a mapping whose keys belong to someone else (Kubernetes, DeepSpeed)."""
+    """Return the JSON-schema keywords of a mapping whose keys belong to someone else (Kubernetes, DeepSpeed)."""
     return {"type": "object", "x-kubernetes-preserve-unknown-fields": True, "maxProperties": limit, **more}

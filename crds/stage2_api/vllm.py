@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
 
-from stage2_api.section import Count, Port, Positive, Scale, Section, Url, Weight
+from stage2_api.section import Section
+from stage2_api.value_types import Count, Port, Positive, Scale, Url, Weight
 
 VllmMode = Literal["colocate", "server"]
 ServerProtocol = Literal["vllm", "swift"]

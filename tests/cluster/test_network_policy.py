@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stage2_api.job import parse_job
+from stage2_api.parsing import parse_job
 from stage2_controller.job import names
 from stage2_controller.job.children.meta import labels
 from stage2_controller.job.children.networkpolicy import CONTROLLER_LABELS, networkpolicy

@@ -21,7 +21,7 @@ import torch
 import yaml
 from torch import nn
 
-from stage2_api.runconfig import ServerAddress
+from stage2_api.vllm import ServerAddress
 from stage2_trainer.rollouts.generation_request import Demand
 from stage2_trainer.rollouts.http import ServerBackend
 from stage2_trainer.rollouts.synced_rollouts import FreshRollouts
@@ -210,7 +210,7 @@ def test_a_wrong_token_is_said_at_once(servers):
 
 DIES_IN_A_PUSH = """
 import os, signal, sys, torch
-from stage2_api.runconfig import ServerAddress
+from stage2_api.vllm import ServerAddress
 from stage2_trainer.weights import fleet
 from stage2_trainer.weights.full_sync import FullSync
 from tests.integration import policies

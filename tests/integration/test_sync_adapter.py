@@ -6,7 +6,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
-from stage2_api.runconfig import ServerAddress
+from stage2_api.vllm import ServerAddress
 from stage2_trainer.rollouts.http import ServerBackend
 from stage2_trainer.weights.adapter_sync import AdapterSync
 from stage2_trainer.weights.full_sync import FullSync

@@ -7,7 +7,7 @@ import socket
 import pytest
 import torch
 
-from stage2_api.runconfig import ServerAddress
+from stage2_api.vllm import ServerAddress
 from stage2_trainer.weights import fleet
 from stage2_trainer.weights.full_sync import FullSync
 from stage2_trainer.wire.buckets import pack

@@ -10,7 +10,7 @@ from PIL import Image
 from transformers import AutoProcessor
 
 from stage2_api.errors import ConfigError
-from stage2_api.runconfig import ServerAddress
+from stage2_api.vllm import ServerAddress
 from stage2_trainer.data.encode import Encoder
 from stage2_trainer.data.images import image_url
 from stage2_trainer.rollouts.identity_check import check_swift_identity

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from stage2_api.runconfig import ServerAddress
+from stage2_api.vllm import ServerAddress
 from stage2_trainer.weights.full_sync import FullSync
 from stage2_trainer.weights.synchronizer import SyncPolicy
 from stage2_trainer.weights.verify import ProofError, Prover, learner_logprobs

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 import yaml
 
 from stage2_api.job import RolloutMatchingJob
-from stage2_api.runconfig import RunConfig, parse_run_config
+from stage2_api.parsing import parse_run_config
+from stage2_api.runconfig import RunConfig
 from stage2_controller.job import names, template_rules
 
 _COMMON_ENV = {"STAGE2_TOKEN_FILE": names.TOKEN_PATH, "HF_HUB_OFFLINE": "1", "HOME": "/tmp"}

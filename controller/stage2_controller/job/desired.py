@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from stage2_api.job import RolloutMatchingJob, parse_job
+from stage2_api.job import RolloutMatchingJob
+from stage2_api.parsing import parse_job
 from stage2_controller.job import kinds, names, node_fit
 from stage2_controller.job.children import configmap, deployment, learner_job, meta, networkpolicy, pod, service
 from stage2_controller.job.containers import Processes, containers

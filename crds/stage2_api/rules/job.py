@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from stage2_api.grpo_batches import batch_problems
+from stage2_api.job import JobSpec
+from stage2_api.rules.grpo_batches import batch_problems
 from stage2_api.validation.rule import Rule
-
-if TYPE_CHECKING:
-    from stage2_api.job import JobSpec
 
 _MATCHING = "config.custom.extra.rollout_matching"
 _VLLM = f"{_MATCHING}.vllm"
@@ -19,10 +15,8 @@ _RESERVED_NAMES = ("stage2-config", "stage2-token", "tmp", "shm")
 _RESERVED_PATHS = ("/", "/tmp", "/dev/shm", "/etc/stage2")
 
 
-def has_servers(spec: JobSpec) -> bool:
-    """Whether rollouts come from servers: with vLLM in server mode."""
-    matching = spec.config.rollout_matching
-    return matching.rollout_backend == "vllm" and matching.vllm.mode == "server"
+def _has_servers(spec: JobSpec) -> bool:
+    return spec.config.rollout_matching.uses_servers
 
 
 def _grpo(spec: JobSpec) -> bool:
@@ -49,11 +43,6 @@ def _tensor_parallel(spec: JobSpec) -> int:
     return spec.config.rollout_matching.vllm.tensor_parallel_size or 1
 
 
-def _colocates(spec: JobSpec) -> bool:
-    matching = spec.config.rollout_matching
-    return matching.rollout_backend == "vllm" and matching.vllm.mode == "colocate"
-
-
 def _volume_without_one_source(spec: JobSpec) -> bool:
     return any(len(volume.source) != 1 for volume in spec.volumes)
 
@@ -76,14 +65,14 @@ _SOURCES = ("persistentVolumeClaim", "hostPath", "emptyDir", "configMap", "secre
 JOB_RULES: tuple[Rule[JobSpec], ...] = (
     Rule(
         path="rollout.servers",
-        broken=lambda s: has_servers(s) and s.rollout.servers == 0,
+        broken=lambda s: _has_servers(s) and s.rollout.servers == 0,
         cel=f"!{_HAS_SERVERS} || $(rollout.servers) > 0",
         rule="vllm.mode server needs rollout servers",
         way_out="set spec.rollout.servers to at least 1, or vllm.mode to colocate",
     ),
     Rule(
         path="rollout.servers",
-        broken=lambda s: not has_servers(s) and s.rollout.servers > 0,
+        broken=lambda s: not _has_servers(s) and s.rollout.servers > 0,
         cel=f"{_HAS_SERVERS} || $(rollout.servers) == 0",
         rule="without vllm.mode server the learner makes its rollouts itself, so there are no servers",
         way_out="set vllm.mode to server (with rollout_backend vllm), or remove spec.rollout",
@@ -104,7 +93,7 @@ JOB_RULES: tuple[Rule[JobSpec], ...] = (
     ),
     Rule(
         path="learner.gpus",
-        broken=lambda s: has_servers(s) and s.learner.gpus > 1 and not _grpo(s),
+        broken=lambda s: _has_servers(s) and s.learner.gpus > 1 and not _grpo(s),
         cel=f"{_GRPO} || !{_HAS_SERVERS} || $(learner.gpus) <= 1",
         rule="with rollout servers the learner is one process on one GPU",
         way_out="set spec.learner.gpus to 1 and give the others to spec.rollout.servers, or set vllm.mode to colocate",
@@ -132,7 +121,7 @@ JOB_RULES: tuple[Rule[JobSpec], ...] = (
     ),
     Rule(
         path=f"{_VLLM}.tensor_parallel_size",
-        broken=lambda s: has_servers(s) and not _grpo(s) and max(s.rollout.gpus_per_server, 1) != _tensor_parallel(s),
+        broken=lambda s: _has_servers(s) and not _grpo(s) and max(s.rollout.gpus_per_server, 1) != _tensor_parallel(s),
         cel=(
             f"{_GRPO} || !{_HAS_SERVERS} || ($(rollout.gpusPerServer) > 1 ? $(rollout.gpusPerServer) : 1) =="
             f" $({_VLLM}.tensor_parallel_size, 1)"
@@ -142,7 +131,7 @@ JOB_RULES: tuple[Rule[JobSpec], ...] = (
     ),
     Rule(
         path=f"{_VLLM}.tensor_parallel_size",
-        broken=lambda s: _colocates(s) and max(s.learner.gpus, 1) % _tensor_parallel(s) != 0,
+        broken=lambda s: s.config.rollout_matching.colocates and max(s.learner.gpus, 1) % _tensor_parallel(s) != 0,
         cel=(
             f"{_GRPO} || $({_MATCHING}.rollout_backend) != 'vllm' || $({_VLLM}.mode) != 'colocate' ||"
             f" ($(learner.gpus) > 1 ? $(learner.gpus) : 1) % $({_VLLM}.tensor_parallel_size, 1) == 0"

@@ -5,23 +5,12 @@ Source: semantics sections 3, 7, 9, 10, 11, 12 and 17.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from stage2_api.rules.grpo import GRPO_RULES
+from stage2_api.runconfig import RunConfig
 from stage2_api.validation.rule import Rule
-
-if TYPE_CHECKING:
-    from stage2_api.runconfig import RunConfig
-    from stage2_api.vllm import VllmServer
 
 _MATCHING = "custom.extra.rollout_matching"
 _VLLM = f"{_MATCHING}.vllm"
-_SERVER = f"{_VLLM}.server"
-
-
-def _uses_vllm(config: RunConfig, mode: str) -> bool:
-    matching = config.rollout_matching
-    return matching.rollout_backend == "vllm" and matching.vllm.mode == mode
 
 
 _KEEPS_BEST = "($(training.load_best_model_at_end) || $(training.save_strategy) == 'best')"
@@ -30,7 +19,7 @@ _NOT_COLOCATE = f"($?(rlhf) || {_NOT_VLLM} || $({_VLLM}.mode) != 'colocate')"
 
 
 def _needs_model_len(config: RunConfig) -> bool:
-    return _uses_vllm(config, "colocate") and config.rollout_matching.vllm.max_model_len is None
+    return config.rollout_matching.colocates and config.rollout_matching.vllm.max_model_len is None
 
 
 def _answer_does_not_fit(config: RunConfig) -> bool:
@@ -50,7 +39,7 @@ def _pushes_random_base(config: RunConfig) -> bool:
 
 
 def _offloads(config: RunConfig) -> bool:
-    return _uses_vllm(config, "colocate") and config.rollout_matching.offload.enabled
+    return config.rollout_matching.colocates and config.rollout_matching.offload.enabled
 
 
 def _reuses(config: RunConfig) -> bool:
@@ -65,6 +54,14 @@ def _packs_without_length(config: RunConfig) -> bool:
 def _returns_more_than_beams(config: RunConfig) -> bool:
     matching = config.rollout_matching
     return matching.num_return_sequences is not None and matching.num_return_sequences > matching.num_beams
+
+
+def _compares_checkpoints(config: RunConfig) -> bool:
+    return config.training.load_best_model_at_end or config.training.save_strategy == "best"
+
+
+def _pixels_cross(config: RunConfig) -> bool:
+    return (config.template.min_pixels or 0) > (config.template.max_pixels or 0)
 
 
 RUN_RULES: tuple[Rule[RunConfig], ...] = (
@@ -140,7 +137,7 @@ RUN_RULES: tuple[Rule[RunConfig], ...] = (
     ),
     Rule(
         path=f"{_MATCHING}.pipeline.enabled",
-        broken=lambda c: c.rollout_matching.pipeline.enabled and not _uses_vllm(c, "server"),
+        broken=lambda c: c.rollout_matching.pipeline.enabled and not c.rollout_matching.uses_servers,
         cel=f"!$({_MATCHING}.pipeline.enabled) || !({_NOT_VLLM}) && $({_VLLM}.mode) == 'server'",
         rule="only servers can make rollouts while the learner trains",
         way_out="set vllm.mode to server (with rollout_backend vllm), or pipeline.enabled to false",
@@ -222,67 +219,3 @@ RUN_RULES: tuple[Rule[RunConfig], ...] = (
     *GRPO_RULES,
 )
 """Rules of every training YAML, alone or inside a job."""
-
-
-def _compares_checkpoints(config: RunConfig) -> bool:
-    return config.training.load_best_model_at_end or config.training.save_strategy == "best"
-
-
-def _pixels_cross(config: RunConfig) -> bool:
-    return (config.template.min_pixels or 0) > (config.template.max_pixels or 0)
-
-
-def _server(config: RunConfig) -> VllmServer:
-    return config.rollout_matching.vllm.server
-
-
-def _has_legacy(server: VllmServer) -> bool:
-    return server.base_url is not None or server.group_port is not None
-
-
-def _pairs_badly(config: RunConfig) -> bool:
-    """Legacy lists: str needs int, list needs list of equal length or int."""
-    urls, ports = _server(config).base_url, _server(config).group_port
-    if urls is None or ports is None:
-        return (urls is None) != (ports is None)
-    if isinstance(urls, str):
-        return not isinstance(ports, int)
-    return not urls or (isinstance(ports, list) and len(ports) != len(urls))
-
-
-def _shares_an_address(config: RunConfig) -> bool:
-    servers = () if _pairs_badly(config) else _server(config).resolved_servers()
-    return len({s.base_url for s in servers}) < len(servers) or len({s.group_port for s in servers}) < len(servers)
-
-
-STANDALONE_RULES: tuple[Rule[RunConfig], ...] = (
-    Rule(
-        path=_SERVER,
-        broken=lambda c: _uses_vllm(c, "server") and _server(c).servers is None and not _has_legacy(_server(c)),
-        cel=None,
-        rule="server mode needs the addresses of its servers",
-        way_out="set vllm.server.servers to a list of {base_url, group_port}, or vllm.mode to colocate",
-    ),
-    Rule(
-        path=_SERVER,
-        broken=lambda c: _server(c).servers is not None and _has_legacy(_server(c)),
-        cel=None,
-        rule="the addresses are given in two forms, servers and base_url with group_port",
-        way_out="keep servers and remove base_url and group_port",
-    ),
-    Rule(
-        path=f"{_SERVER}.group_port",
-        broken=_pairs_badly,
-        cel=None,
-        rule="base_url and group_port must pair: one with one, a list with a list of the same length or with one port",
-        way_out="write servers, a list of {base_url, group_port}, instead",
-    ),
-    Rule(
-        path=_SERVER,
-        broken=_shares_an_address,
-        cel=None,
-        rule="every server needs a base_url and a group_port of its own",
-        way_out="change the one that stands twice",
-    ),
-)
-"""Rules of a training YAML that runs without a job: nobody else fills in the servers."""

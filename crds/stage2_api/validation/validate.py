@@ -22,19 +22,19 @@ Location = tuple[int | str, ...]
 _ROUNDS = 8  # how often a repaired object may show new problems of form: sections that were missing hold required keys
 
 
-def parse(model: type[M], raw: Mapping[str, Any], rules: Sequence[Rule[M]], *, root: str = "") -> M:
+def validate(model: type[M], raw: Mapping[str, Any], rules: Sequence[Rule[M]], *, root: str = "") -> M:
     """The object that `raw` describes. Raises ConfigError with every problem; `root` stands before their paths."""
-    parsed, found = form(model, raw, root=root)
+    parsed, found = form_of(model, raw, root=root)
     if parsed is not None:
         wrong = [problem.path for problem in found]
         answerable = [rule for rule in rules if not _reads_any(rule, wrong, root)]
-        found = [*found, *cross(parsed, raw, answerable, root=root)]
+        found = [*found, *broken_rules(parsed, raw, answerable, root=root)]
     if found or parsed is None:
         raise ConfigError(found)
     return parsed
 
 
-def form(model: type[M], raw: Mapping[str, Any], *, root: str = "") -> tuple[M | None, list[Problem]]:
+def form_of(model: type[M], raw: Mapping[str, Any], *, root: str = "") -> tuple[M | None, list[Problem]]:
     """The object, repaired where its form is wrong, with the problems of form; None if it is beyond repair."""
     repaired = copy.deepcopy(raw)
     found: list[Problem] = []
@@ -52,7 +52,7 @@ def form(model: type[M], raw: Mapping[str, Any], *, root: str = "") -> tuple[M |
     return None, found
 
 
-def cross(parsed: M, raw: Mapping[str, Any], rules: Sequence[Rule[M]], *, root: str = "") -> list[Problem]:
+def broken_rules(parsed: M, raw: Mapping[str, Any], rules: Sequence[Rule[M]], *, root: str = "") -> list[Problem]:
     """The rules that `parsed` breaks, with the values found in `raw` or their defaults."""
     return [
         Problem(key_paths.joined(root, rule.path), key_paths.found(parsed, raw, rule.path), rule.rule, rule.way_out)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from stage2_api.errors import ConfigError, Problem
-from stage2_api.job import parse_job
-from stage2_api.runconfig import parse_run_config
+from stage2_api.parsing import parse_job, parse_run_config
 from tests.unit.api.wrong_jobs import merge_patch
 
 GOOD: dict[str, Any] = {

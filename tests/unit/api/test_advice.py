@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from stage2_api.advice import idle_settings
-from stage2_api.runconfig import parse_run_config
+from stage2_api.parsing import parse_run_config
 from tests.unit.api.wrong_jobs import good_job, merge_patch
 
 CONFIG = good_job()["spec"]["config"]

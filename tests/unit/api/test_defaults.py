@@ -1,7 +1,6 @@
 """The promised defaults: changing one changes what people's files mean."""
 
-from stage2_api.job import parse_job
-from stage2_api.runconfig import parse_run_config
+from stage2_api.parsing import parse_job, parse_run_config
 from tests.unit.api.wrong_jobs import good_job
 
 MINIMAL = {

@@ -8,9 +8,8 @@ import yaml
 
 from stage2_api.advice import idle_settings
 from stage2_api.extends import resolve_extends
-from stage2_api.grpo_batches import grpo_batches
-from stage2_api.job import parse_job
-from stage2_api.runconfig import RunConfig, parse_run_config
+from stage2_api.parsing import parse_job, parse_run_config
+from stage2_api.runconfig import RunConfig
 from tests.unit.api.wrong_jobs import merge_patch
 
 ROOT = Path(__file__).parents[3]
@@ -48,7 +47,7 @@ def test_the_presets_are_those_of_the_summary_runs() -> None:
     base, attributes = preset("summary_1024"), preset("summary_1024_attr_key_recall")
     assert (len(base.rlhf.reward_funcs), len(attributes.rlhf.reward_funcs)) == (11, 12)
     assert (base.data_parallel_size, base.rollout_matching.vllm.tensor_parallel_size) == (6, 1)
-    batches = grpo_batches(attributes, world_size=2)
+    batches = attributes.grpo_batches(world_size=2)
     assert (batches.generation, batches.accumulation, batches.needs_old_logprobs) == (48, 4, False)
 
 

@@ -5,9 +5,11 @@ from typing import Any
 import pytest
 
 from stage2_api.advice import idle_settings
-from stage2_api.grpo_batches import batch_problems, grpo_batches
+from stage2_api.parsing import parse_run_config
 from stage2_api.rules.grpo import GRPO_RULES
-from stage2_api.runconfig import RunConfig, ServerAddress, parse_run_config
+from stage2_api.rules.grpo_batches import batch_problems
+from stage2_api.runconfig import RunConfig
+from stage2_api.vllm import ServerAddress
 from tests.unit.api.grpo_configs import GOOD, PLAN, job_problems, planned, run_problems, server
 from tests.unit.api.wrong_jobs import merge_patch
 
@@ -289,7 +291,7 @@ def test_addresses_that_a_controller_fills_in_come_before_those_of_rlhf() -> Non
 
 
 def test_the_example_of_the_batch_plan_is_six_answers_eight_times() -> None:
-    batches = grpo_batches(good(planned()), world_size=2)
+    batches = good(planned()).grpo_batches(world_size=2)
     assert (batches.per_device, batches.accumulation, batches.generation) == (6, 4, 48)
     assert (batches.steps_per_generation, batches.prompts) == (4, 12)
     assert good(planned()).gradient_accumulation_steps(8) == 1
@@ -305,7 +307,7 @@ def test_a_plan_forces_the_server() -> None:
 
 def test_a_plan_that_is_off_changes_nothing() -> None:
     config = good({"custom": {"grpo": {"batch_plan": {**PLAN, "enabled": False}}}})
-    assert grpo_batches(config, world_size=2).per_device == 4
+    assert config.grpo_batches(world_size=2).per_device == 4
 
 
 @pytest.mark.parametrize(
@@ -321,7 +323,7 @@ def test_a_plan_that_is_off_changes_nothing() -> None:
 def test_old_log_probabilities_are_needed_when_weights_move_within_a_round(
     patch: dict[str, Any], *, needed: bool
 ) -> None:
-    assert grpo_batches(good(patch), world_size=2).needs_old_logprobs is needed
+    assert good(patch).grpo_batches(world_size=2).needs_old_logprobs is needed
 
 
 def test_a_batch_that_fits_one_process_may_not_fit_seven() -> None:

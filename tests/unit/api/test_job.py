@@ -5,7 +5,7 @@ import json
 import pytest
 
 from stage2_api.errors import ConfigError
-from stage2_api.job import parse_job
+from stage2_api.parsing import parse_job
 from tests.unit.api.wrong_jobs import good_job, merge_patch
 
 

@@ -7,8 +7,9 @@ import pytest
 import yaml
 
 from stage2_api.errors import ConfigError, Problem
-from stage2_api.job import parse_job
-from stage2_api.runconfig import RunConfig, ServerAddress, parse_run_config
+from stage2_api.parsing import parse_job, parse_run_config
+from stage2_api.runconfig import RunConfig
+from stage2_api.vllm import ServerAddress
 from tests.unit.api.wrong_jobs import good_job, merge_patch
 
 MATCHING = "custom.extra.rollout_matching"

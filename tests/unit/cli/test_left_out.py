@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from stage2_api.job import parse_job
+from stage2_api.parsing import parse_job
 from stage2_cli.left_out import TEMPLATES, WATCHED, left_out
 from stage2_cli.render import render_job
 

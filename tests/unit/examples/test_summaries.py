@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from stage2_api.job import parse_job
+from stage2_api.parsing import parse_job
 from stage2_trainer.grpo.records import Task, load_records
 from stage2_trainer.grpo.rewards import Sample, load_rewards
 from tests.unit.examples.conftest import EXAMPLES

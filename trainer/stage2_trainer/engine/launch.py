@@ -12,7 +12,8 @@ from typing import NoReturn
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.grpo import Rlhf
-from stage2_api.runconfig import RunConfig, ServerAddress
+from stage2_api.runconfig import RunConfig
+from stage2_api.vllm import ServerAddress
 from stage2_trainer.engine.adapter_store import FOLDER_VARIABLE, default_folder
 from stage2_trainer.engine.server_command import Endpoint, Platform, environment, stub_command, vllm_command
 from stage2_trainer.wire.address import host_and_port, is_loopback

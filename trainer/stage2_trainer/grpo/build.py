@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from stage2_api.errors import ConfigError, Problem
-from stage2_api.grpo_batches import batch_problems
+from stage2_api.rules.grpo_batches import batch_problems
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.encode import Encoder
 from stage2_trainer.data.records import Fingerprint, Record, fingerprint

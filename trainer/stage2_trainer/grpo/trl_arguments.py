@@ -6,7 +6,6 @@ from typing import Any
 
 from trl.trainer.grpo_config import GRPOConfig
 
-from stage2_api.grpo_batches import grpo_batches
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.process.training_arguments import training_options
 
@@ -30,7 +29,7 @@ def grpo_arguments(config: RunConfig, *, world_size: int, adapted: bool) -> Any:
     """
     rlhf = config.rlhf
     assert rlhf is not None, "a GRPO run"
-    batches = grpo_batches(config, world_size)
+    batches = config.grpo_batches(world_size)
     shared = training_options(config, world_size=world_size)
     planned = config.custom.grpo.batch_plan.enabled
     return GRPOConfig(

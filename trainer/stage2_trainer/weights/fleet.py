@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from stage2_api.runconfig import ServerAddress
+from stage2_api.vllm import ServerAddress
 from stage2_trainer.weights.merge import WeightSource
 from stage2_trainer.weights.sync_session import Peer
 from stage2_trainer.weights.transfer.gloo import link_for

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import nn
 
-from stage2_api.runconfig import ServerAddress
+from stage2_api.vllm import ServerAddress
 from stage2_trainer.weights.fleet import Fleet, Round, Shipment
 from stage2_trainer.weights.merge import WeightSource, merged_weights, touches_vision
 from stage2_trainer.weights.sync_report import SyncReport

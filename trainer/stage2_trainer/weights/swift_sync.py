@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from stage2_api.runconfig import ServerAddress
+from stage2_api.vllm import ServerAddress
 from stage2_trainer.weights.merge import merged_weights
 from stage2_trainer.weights.sync_report import SyncReport
 from stage2_trainer.wire.address import host_and_port

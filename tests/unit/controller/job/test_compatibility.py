@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from stage2_api.crd import custom_resource_definition
-from stage2_api.job import parse_job
+from stage2_api.parsing import parse_job
 from stage2_controller.job import reasons
 from tests.unit.controller import builders as b
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import yaml
 
-from stage2_api.job import parse_job
+from stage2_api.parsing import parse_job
 from stage2_controller.job.containers import Container, Processes, containers
 from tests.unit.controller import builders as b
 
@@ -40,7 +40,7 @@ def test_the_servers_are_reached_where_the_executor_says(local: Processes) -> No
 
 
 def test_the_written_configuration_is_the_parsed_one(local: Processes) -> None:
-    from stage2_api.runconfig import parse_run_config
+    from stage2_api.parsing import parse_run_config
 
     assert parse_run_config(yaml.safe_load(local.config_text)) == local.config
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from stage2_api.job import RolloutMatchingJob, parse_job
+from stage2_api.job import RolloutMatchingJob
+from stage2_api.parsing import parse_job
 from stage2_controller.job import names
 from stage2_controller.job.containers import containers
 from stage2_controller.job.observed import Observed

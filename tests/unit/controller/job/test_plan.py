@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from stage2_api.job import parse_job
+from stage2_api.parsing import parse_job
 from stage2_controller.job import names, outcome, reasons
 from stage2_controller.job.observed import Observed
 from tests.unit.controller import builders as b

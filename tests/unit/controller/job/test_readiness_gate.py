@@ -68,7 +68,7 @@ def test_a_pod_that_knows_no_gate_is_left_alone() -> None:
 
 
 def test_static_yaml_has_no_gate_that_nobody_would_open() -> None:
-    from stage2_api.job import parse_job
+    from stage2_api.parsing import parse_job
     from stage2_controller.job.static import static_children
 
     (deployment,) = [item for item in static_children(parse_job(b.job())) if item["kind"] == "Deployment"]

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from stage2_api.job import parse_job
 from stage2_api.job_status import JobStatus
+from stage2_api.parsing import parse_job
 from stage2_controller.job import names, reasons
 from stage2_controller.job.observed import Observed
 from tests.unit.controller import builders as b

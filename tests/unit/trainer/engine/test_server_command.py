@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from stage2_api.runconfig import parse_run_config
+from stage2_api.parsing import parse_run_config
 from stage2_trainer.engine.server_command import Endpoint, environment, stub_command, vllm_command
 
 ENDPOINT = Endpoint("127.0.0.1", 8000)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from stage2_api.runconfig import RunConfig, parse_run_config
+from stage2_api.parsing import parse_run_config
+from stage2_api.runconfig import RunConfig
 
 SERVER = {"servers": [{"base_url": "http://127.0.0.1:1", "group_port": 2}]}
 

@@ -1,0 +1,142 @@
+"""Rules of a GRPO run's batches: what the batch plan sets, and whether rounds, groups and micro-batches fit.
+
+Source: semantics sections 15.1 and 15.2.
+"""
+
+from __future__ import annotations
+
+from stage2_api.errors import Problem
+from stage2_api.grpo import BatchPlan
+from stage2_api.runconfig import RunConfig
+from stage2_api.validation.rule import Rule
+
+_PER_DEVICE = "training.per_device_train_batch_size"
+_PLAN = "custom.grpo.batch_plan"
+
+
+def _plan(config: RunConfig) -> BatchPlan | None:
+    plan = config.custom.grpo.batch_plan
+    return plan if plan.enabled else None
+
+
+def _training_differs(config: RunConfig, key: str, wanted: int | None) -> bool:
+    """Whether a key of `training` was written with another value than the plan's."""
+    training = config.training
+    value = getattr(training, key)
+    return key in training.model_fields_set and value is not None and wanted is not None and value != wanted
+
+
+def _generation_differs(config: RunConfig) -> bool:
+    plan, rlhf = _plan(config), config.rlhf
+    given = rlhf.generation_batch_size if rlhf else None
+    return plan is not None and given is not None and given != plan.unified_batch_size
+
+
+def _evaluates_otherwise(config: RunConfig) -> bool:
+    plan = _plan(config)
+    return plan is not None and plan.per_device_eval_batch_size not in (None, plan.per_device_train_batch_size)
+
+
+def _plan_lacks(config: RunConfig, name: str) -> bool:
+    plan = _plan(config)
+    return plan is not None and getattr(plan, name) is None
+
+
+BATCH_RULES: tuple[Rule[RunConfig], ...] = (
+    Rule(
+        path="rlhf.steps_per_generation",
+        broken=lambda c: c.rlhf is not None and None not in (c.rlhf.steps_per_generation, c.rlhf.generation_batch_size),
+        cel="!$?(rlhf.steps_per_generation) || !$?(rlhf.generation_batch_size)",
+        rule="follows from rlhf.generation_batch_size, so both cannot be set",
+        way_out="remove one of the two",
+    ),
+    *(
+        Rule(
+            path=f"{_PLAN}.{name}",
+            broken=lambda c, name=name: _plan_lacks(c, name),  # type: ignore[misc]
+            reads=(f"{_PLAN}.enabled",),
+            cel=f"!$({_PLAN}.enabled) || $?({_PLAN}.{name})",
+            rule="a batch plan that is enabled needs it",
+            way_out=f"set it, or {_PLAN}.enabled to false",
+        )
+        for name in ("per_device_train_batch_size", "unified_batch_size")
+    ),
+    Rule(
+        path=f"{_PLAN}.per_device_eval_batch_size",
+        broken=_evaluates_otherwise,
+        reads=(f"{_PLAN}.per_device_train_batch_size", f"{_PLAN}.enabled"),
+        cel=None,
+        rule=f"must equal {_PLAN}.per_device_train_batch_size",
+        way_out="remove it",
+    ),
+    *(
+        Rule(
+            path=f"{_PLAN}.{name}",
+            broken=lambda c, name=name, key=key: (  # type: ignore[misc]
+                (plan := _plan(c)) is not None and _training_differs(c, key, getattr(plan, name))
+            ),
+            reads=(f"training.{key}", f"{_PLAN}.enabled"),
+            cel=None,
+            rule=f"differs from training.{key}, which the plan sets",
+            way_out=f"remove training.{key}, or set both to the same number",
+        )
+        for name, key in (
+            ("unified_batch_size", "effective_batch_size"),
+            ("per_device_train_batch_size", "per_device_train_batch_size"),
+            ("per_device_train_batch_size", "per_device_eval_batch_size"),
+        )
+    ),
+    Rule(
+        path=f"{_PLAN}.unified_batch_size",
+        broken=_generation_differs,
+        reads=("rlhf.generation_batch_size", f"{_PLAN}.enabled"),
+        cel=None,
+        rule="differs from rlhf.generation_batch_size, which the plan sets",
+        way_out="remove rlhf.generation_batch_size, or set both to the same number",
+    ),
+    Rule(
+        path="training.gradient_accumulation_steps",
+        broken=lambda c: _plan(c) is not None and c.training.gradient_accumulation_steps is not None,
+        reads=(f"{_PLAN}.enabled",),
+        cel=f"!$({_PLAN}.enabled) || !$?(training.gradient_accumulation_steps)",
+        rule=f"follows from {_PLAN}",
+        way_out=f"remove it, or set {_PLAN}.enabled to false",
+    ),
+    Rule(
+        path="rlhf.steps_per_generation",
+        broken=lambda c: _plan(c) is not None and c.rlhf is not None and c.rlhf.steps_per_generation is not None,
+        reads=(f"{_PLAN}.enabled",),
+        cel=f"!$({_PLAN}.enabled) || !$?(rlhf.steps_per_generation)",
+        rule=f"follows from {_PLAN}",
+        way_out=f"remove it, or set {_PLAN}.enabled to false",
+    ),
+)
+"""Rules of batches that hold for any number of learner processes; `batch_problems` has the others."""
+
+
+def batch_problems(config: RunConfig, world_size: int, *, root: str = "") -> list[Problem]:
+    """What does not fit in `world_size` learner processes; `root` stands before the paths."""
+    batches, plan = config.grpo_batches(world_size), config.custom.grpo.batch_plan
+    path = f"{_PLAN}.unified_batch_size" if plan.enabled else _generation_path(config)
+    problems = []
+    if batches.generation % batches.micro_batch:
+        rule = (
+            f"must be a multiple of {batches.micro_batch}, {_PER_DEVICE} times learner processes"
+            f" ({batches.per_device} * {world_size})"
+        )
+        way_out = f"set it to {_next(batches.generation, batches.micro_batch)}, or change {_PER_DEVICE}"
+        problems.append(Problem(f"{root}{path}", batches.generation, rule, way_out))
+    if batches.generation % batches.num_generations:
+        rule = f"must be a multiple of rlhf.num_generations, which is {batches.num_generations}"
+        way_out = f"set it to {_next(batches.generation, batches.num_generations)}, or change rlhf.num_generations"
+        problems.append(Problem(f"{root}{path}", batches.generation, rule, way_out))
+    return problems
+
+
+def _generation_path(config: RunConfig) -> str:
+    assert config.rlhf is not None, "a GRPO run"
+    return "rlhf.generation_batch_size" if config.rlhf.generation_batch_size else _PER_DEVICE
+
+
+def _next(value: int, divisor: int) -> int:
+    return -(-value // divisor) * divisor
