@@ -1,0 +1,40 @@
+"""What the API server makes of a job: defaults of the schema, and rules in CEL as Google's own library reads them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from stage2_api.crd import custom_resource_definition
+
+cel = pytest.importorskip("cel_expr_python.cel", reason="has no build for this machine")
+ext_optional = pytest.importorskip("cel_expr_python.ext.ext_optional")
+
+SCHEMA: dict[str, Any] = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+SPEC: dict[str, Any] = SCHEMA["properties"]["spec"]
+
+
+def defaulted(schema: Mapping[str, Any], value: Any) -> Any:
+    """Return a value with the schema's defaults filled in, as the API server stores it."""
+    if isinstance(value, list) and "items" in schema:
+        return [defaulted(schema["items"], item) for item in value]
+    if not isinstance(value, dict) or "properties" not in schema:
+        return value
+    missing = {k: s["default"] for k, s in schema["properties"].items() if "default" in s and k not in value}
+    return {k: defaulted(schema["properties"].get(k, {}), item) for k, item in {**value, **missing}.items()}
+
+
+@functools.cache
+def _program(expression: str) -> Any:
+    variables = {"self": cel.Type.DYN, "oldSelf": cel.Type.DYN}
+    return cel.NewEnv(variables=variables, extensions=[ext_optional.ExtOptional()]).compile(expression)
+
+
+def holds(expression: str, this: Any, old: Any = None) -> bool:
+    """Tell whether a rule holds for an object, or for a change of it; fails where it ends in an error."""
+    verdict = _program(expression).eval(data={"self": this, "oldSelf": old}).value()
+    assert isinstance(verdict, bool), f"{expression}: {verdict}"
+    return verdict

@@ -1,0 +1,231 @@
+"""A rule in CEL, which the API server checks, and its twin in Python give one verdict, whatever a job says."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from stage2_api.crd import FROZEN
+from stage2_api.job import JobSpec
+from stage2_api.rules.grpo_mode import MODE_RULES
+from stage2_api.rules.job import JOB_RULES
+from stage2_api.rules.run import RUN_RULES
+from stage2_api.runconfig import RunConfig
+from stage2_api.validation import cel
+from stage2_api.validation.rule import Rule
+from tests.unit.api.api_server import SPEC, defaulted, holds
+from tests.unit.api.grpo_configs import GOOD_JOB
+from tests.unit.api.wrong_jobs import good_job, merge_patch
+
+Path = tuple[str, ...]
+
+COLOCATE = {
+    "rollout": None,
+    "learner": {"gpus": 2},
+    "config": {"custom": {"extra": {"rollout_matching": {"vllm": {"mode": "colocate", "tensor_parallel_size": 2}}}}},
+}
+JOBS = (good_job()["spec"], GOOD_JOB["spec"], merge_patch(good_job()["spec"], COLOCATE))
+CONFIG_RULES = [rule for rule in RUN_RULES if rule.cel is not None]
+SPEC_RULES = [rule for rule in JOB_RULES if rule.cel is not None]
+OF_MATCHING = ("config", "custom", "extra", "rollout_matching")
+# What nearly every rule looks at first: who makes the rollouts, and for which trainer.
+GATES: tuple[Path, ...] = ((*OF_MATCHING, "rollout_backend"), (*OF_MATCHING, "vllm", "mode"), ("config", "rlhf"))
+EXAMPLES = settings(max_examples=100, deadline=None, derandomize=True)
+COUNTS = (0, 1, 2, 3, 4)
+SIZES = (1, 512, 513, 4096, 8000, 8080, 65534, 65535)  # lengths and ports
+
+
+def schema_at(path: Path) -> Mapping[str, Any]:
+    """Return the schema of a key."""
+    schema: Mapping[str, Any] = SPEC
+    for part in path:
+        schema = schema["properties"][part]
+    return schema
+
+
+def values(schema: Mapping[str, Any], numbers: Sequence[int]) -> st.SearchStrategy[Any]:
+    """Return what a key may hold by its schema; of numbers, those that it takes."""
+    low, high = schema.get("minimum", 0), schema.get("maximum", 2**31 - 1)
+    integers = [n for n in numbers if low <= n <= high]
+    kinds: dict[str, st.SearchStrategy[Any]] = {
+        "boolean": st.booleans(),
+        "integer": st.sampled_from(integers or [low]),
+        "number": st.sampled_from([0.25, 0.5]),
+        "string": st.sampled_from(["x", "y"]),
+    }
+    if "enum" in schema:
+        return st.sampled_from(schema["enum"])
+    if schema.get("type") == "array":
+        longest = min(schema.get("maxItems", 3), 3)
+        return st.lists(values(schema["items"], numbers), min_size=schema.get("minItems", 0), max_size=longest)
+    return kinds[schema["type"]]
+
+
+SOURCES = {
+    "persistentVolumeClaim": {"claimName": "c"},
+    "hostPath": {"path": "/p"},
+    "emptyDir": {},
+    "configMap": {"name": "c"},
+    "secret": {"secretName": "s"},
+    "nfs": {"server": "s", "path": "/p"},
+}
+VOLUME = st.builds(
+    lambda name, path, sources: {"name": name, "mountPath": path, **{kind: SOURCES[kind] for kind in sources}},
+    st.sampled_from(["data", "output", "tmp", "shm", "stage2-config", "stage2-token"]),
+    st.sampled_from(["/data", "/output", "/", "/tmp", "/dev/shm", "/etc/stage2", "/etc/stage2/token"]),
+    st.lists(st.sampled_from(sorted(SOURCES)), max_size=3, unique=True),
+)
+VOLUMES = st.lists(VOLUME, max_size=4, unique_by=lambda volume: volume["name"])  # by the list's map keys
+SPECIAL: dict[Path, st.SearchStrategy[Any]] = {
+    ("gpuResource",): st.sampled_from(["", "nvidia.com/gpu"]),
+    ("config", "rlhf", "reward_funcs"): st.lists(st.sampled_from(["a.b", "a.c", "a.d"]), min_size=1, max_size=3),
+    (*OF_MATCHING, "vllm", "server", "servers"): st.just([{"base_url": "http://h:1", "group_port": 2}]),
+    (*OF_MATCHING, "vllm", "server", "base_url"): st.just("http://h:1"),
+    ("volumes",): VOLUMES,
+    ("config", "rlhf"): st.just({"reward_funcs": ["a.b"]}),
+    ("config", "custom", "extra", "rollout_server"): st.just({"vllm_max_model_len": 4096}),
+}
+
+
+def drawn(path: Path) -> bool:
+    """Tell whether a key is drawn: sections are not, but for those that make another kind of run."""
+    return path in SPECIAL or ("type" in schema_at(path) and "properties" not in schema_at(path))
+
+
+def belongs(path: Path, spec: Mapping[str, Any]) -> bool:
+    """Tell whether a key belongs to the run: GRPO has only two sections of `rollout_matching`."""
+    shared = ("vllm", "server"), ("vllm", "sync")
+    return path[:4] != OF_MATCHING or "rlhf" not in spec["config"] or path[4:6] in shared
+
+
+@st.composite
+def specs(draw: st.DrawFn, keys: frozenset[Path]) -> dict[str, Any]:
+    """Draw the spec of a job: one of three good ones, with some of `keys` left out or set anew."""
+    spec = copy.deepcopy(draw(st.sampled_from(JOBS)))
+    numbers = draw(st.sampled_from([COUNTS, SIZES]))
+    for path in sorted(filter(drawn, keys), key=lambda path: (len(path), path)):
+        choice = draw(st.sampled_from(["leave", "leave", "remove", "set"]))
+        if choice != "leave" and belongs(path, spec):
+            value = (
+                draw(SPECIAL[path] if path in SPECIAL else values(schema_at(path), numbers))
+                if choice == "set"
+                else None
+            )
+            put(spec, path, value)
+    return spec
+
+
+def put(spec: dict[str, Any], path: Path, value: Any) -> None:
+    """Set a key, or remove it with None; a required one stays, and a section that needs more is not begun."""
+    here = spec
+    for depth, part in enumerate(path[:-1], start=1):
+        if part not in here and schema_at(path[:depth]).get("required"):
+            return
+        here = here.setdefault(part, {})
+    if value is not None:
+        here[path[-1]] = copy.deepcopy(value)
+    elif path[-1] not in schema_at(path[:-1]).get("required", ()):
+        here.pop(path[-1], None)
+
+
+def keys_of(rule: Rule[Any], root: Path = ()) -> frozenset[Path]:
+    """Return the keys on which the verdict of a rule can depend."""
+    return frozenset({*GATES, *((*root, *path.split(".")) for path in rule.keys_read())})
+
+
+def misplaced(config: RunConfig, rule: Rule[Any]) -> bool:
+    """Tell whether keys of another trainer stand in a run: it is refused for that, and no other rule has a meaning."""
+    return rule not in MODE_RULES and any(other.broken(config) for other in MODE_RULES)
+
+
+def told(rule: Rule[Any]) -> str:
+    """Return a rule's name for the list of tests."""
+    return f"{rule.path}: {rule.rule}"
+
+
+@pytest.mark.parametrize("rule", SPEC_RULES, ids=told)
+def test_a_rule_of_jobs_and_its_twin_in_cel_agree(rule: Rule[JobSpec]) -> None:
+    assert rule.cel is not None
+    expression = cel.expression(JobSpec, rule.cel)
+
+    @given(specs(keys_of(rule)))
+    @example(JOBS[0])
+    @example(JOBS[1])
+    @example(JOBS[2])
+    @EXAMPLES
+    def agree(spec: dict[str, Any]) -> None:
+        job = JobSpec.model_validate(spec)
+        if not misplaced(job.config, rule):
+            assert holds(expression, spec) == holds(expression, defaulted(SPEC, spec)) == (not rule.broken(job))
+
+    agree()
+
+
+@pytest.mark.parametrize("rule", CONFIG_RULES, ids=told)
+def test_a_rule_of_training_yamls_and_its_twin_in_cel_agree(rule: Rule[RunConfig]) -> None:
+    assert rule.cel is not None
+    expression = cel.expression(RunConfig, rule.cel)
+
+    @given(specs(keys_of(rule, ("config",))))
+    @example(JOBS[0])
+    @example(JOBS[1])
+    @example(JOBS[2])
+    @EXAMPLES
+    def agree(spec: dict[str, Any]) -> None:
+        config = RunConfig.model_validate(spec["config"])
+        if not misplaced(config, rule):
+            assert holds(expression, spec["config"]) == (not rule.broken(config))
+
+    agree()
+
+
+SAMPLES: dict[str, st.SearchStrategy[Any]] = {
+    "suspend": st.booleans(),
+    "managedBy": st.sampled_from(["stage2.dev/controller", "x/y"]),
+    "image": st.sampled_from(["a", "b"]),
+    "gpuResource": st.sampled_from(["", "nvidia.com/gpu"]),
+    "volumes": VOLUMES,
+    "rollout": st.fixed_dictionaries({"servers": st.integers(1, 2)}, optional={"port": st.just(8000)}),
+    "learner": st.fixed_dictionaries({}, optional={"gpus": st.integers(1, 2)}),
+    "placement": st.fixed_dictionaries({}, optional={"nodeSelector": st.just({"a": "b"})}),
+    "config": st.fixed_dictionaries({"global_max_length": st.integers(1, 2)}),
+    "ttlSecondsAfterFinished": st.integers(1, 2),
+}
+SPECS = st.fixed_dictionaries({}, optional=SAMPLES)
+CHANGES = {
+    entry["fieldPath"]: entry["rule"] for entry in SPEC["x-kubernetes-validations"] if "oldSelf" in entry["rule"]
+}
+
+
+def may_change(key: str, old: Mapping[str, Any]) -> bool:
+    """Tell whether a key of a job's spec may get another value."""
+    return key not in (*FROZEN, "managedBy") or (key != "managedBy" and old.get("suspend", False))
+
+
+@given(SPECS, SPECS)
+@settings(max_examples=400, deadline=None, derandomize=True)
+def test_what_can_never_change_and_what_only_while_suspended_is_what_the_api_server_refuses(
+    old: dict[str, Any], new: dict[str, Any]
+) -> None:
+    broken = {path[1:] for path, expression in CHANGES.items() if not holds(expression, new, old)}
+    absent = object()
+    changed = {key for key in SAMPLES if old.get(key, absent) != new.get(key, absent)}
+    assert broken == {key for key in changed if not may_change(key, old)}
+
+
+def test_an_unchanged_job_breaks_no_rule_of_changes() -> None:
+    for spec in JOBS:
+        assert all(holds(expression, spec, spec) for expression in CHANGES.values())
+
+
+def test_only_python_sees_two_mount_paths_that_differ_by_a_slash_alone() -> None:
+    spec = copy.deepcopy(JOBS[0])
+    spec["volumes"] = [{"name": name, "mountPath": path, "emptyDir": {}} for name, path in (("a", "/a"), ("b", "/a/"))]
+    (rule,) = [rule for rule in SPEC_RULES if "mountPath of its own" in rule.rule]
+    assert rule.broken(JobSpec.model_validate(spec))
+    assert holds(cel.expression(JobSpec, str(rule.cel)), spec)
