@@ -18,6 +18,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from stage2_api.coordinates import BINS
 from stage2_trainer.learner.loss import (
     LossOptions,
     LossTargets,
@@ -50,14 +51,14 @@ class Case:
         targets = LossTargets(
             positions=torch.arange(tokens - count, tokens, device=device),
             labels=torch.randint(0, vocabulary, (split,), device=device),
-            bins=torch.randint(0, 1000, (count - split,), device=device),
+            bins=torch.randint(0, BINS, (count - split,), device=device),
             in_prefix=torch.zeros(count - split, dtype=torch.bool),
             ce_denominator=split,
             coord_denominator=count - split,
         )
         hidden = torch.randn(tokens, width, device=device, requires_grad=True)
         weight = (torch.randn(vocabulary, width, device=device) / width**0.5).requires_grad_()
-        return cls(hidden, weight, targets, torch.arange(1000, device=device))
+        return cls(hidden, weight, targets, torch.arange(BINS, device=device))
 
 
 def portions(case: Case) -> torch.Tensor:

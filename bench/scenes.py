@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from stage2_api.coordinates import MAX_BIN
 from stage2_trainer.matching import GTObject
 
 
@@ -29,5 +30,5 @@ def _object(rng: np.random.Generator, *, polygon: bool) -> GTObject:
 
 
 def _near(one: GTObject, rng: np.random.Generator) -> GTObject:
-    moved = np.clip(np.array(one.bins) + rng.integers(-6, 7, len(one.bins)), 0, 999)
+    moved = np.clip(np.array(one.bins) + rng.integers(-6, 7, len(one.bins)), 0, MAX_BIN)
     return GTObject(one.desc, one.kind, tuple(moved.tolist()))

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from PIL import Image, ImageDraw, ImageFont
 
+from stage2_api.coordinates import BINS
 from stage2_trainer.matching.parse import Kind
 
-_BINS = 1000
 _MARGIN = 6
 
 
@@ -63,4 +63,4 @@ def _points(outline: Outline, width: int, height: int) -> list[tuple[float, floa
         corners = [(x1, y1), (x2, y1), (x2, y2), (x1, y2)]
     else:
         corners = list(zip(outline.bins[0::2], outline.bins[1::2], strict=True))
-    return [(x * width / _BINS, y * height / _BINS) for x, y in corners]
+    return [(x * width / BINS, y * height / BINS) for x, y in corners]

@@ -9,19 +9,17 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from stage2_api.coordinates import BINS, MAX_BIN, coord_bin, coord_token
 from stage2_api.errors import ConfigError, Problem
 
-BINS = 1000
 MAX_REPORTED_PROBLEMS = 20
 
-_COORD_TOKEN = re.compile(r"^<\|coord_(\d{1,3})\|>$")
 _REFUSED_GEOMETRY = {
     "line": "write a thin poly, or leave the object out",
     "bbox": "rename the key to bbox_2d",
@@ -139,7 +137,7 @@ def fingerprint(path: Path | str, records: Sequence[Record]) -> Fingerprint:
 
 def to_bin(value: float, size: int) -> int:
     """Return the norm1000 bin of a pixel coordinate on an axis of `size` pixels."""
-    return min(BINS - 1, max(0, round(value / size * BINS)))
+    return min(MAX_BIN, max(0, round(value / size * BINS)))
 
 
 def _existing(path: Path | str) -> Path:
@@ -259,16 +257,17 @@ def _coordinates(values: Any, path: str, sides: tuple[int, int] | None) -> list[
 
 
 def _token_bin(value: str, path: str) -> int:
-    match = _COORD_TOKEN.match(value)
-    if match is None:
-        raise _Invalid(path, value, "must be a coord token <|coord_0|> .. <|coord_999|>", "correct the token")
-    return int(match.group(1))
+    bin_index = coord_bin(value)
+    if bin_index is None:
+        rule = f"must be a coord token {coord_token(0)} .. {coord_token(MAX_BIN)}"
+        raise _Invalid(path, value, rule, "correct the token")
+    return bin_index
 
 
 def _number_bin(value: Any, path: str, side: int | None) -> int:
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
         raise _Invalid(path, value, "must be a finite number or a coord token", "correct the coordinate")
-    largest = BINS - 1 if side is None else side
+    largest = MAX_BIN if side is None else side
     if not 0 <= value <= largest:
         unit = "bins" if side is None else "pixels"
         raise _Invalid(path, value, f"must lie in 0..{largest} {unit}", "clip it to the image, or correct width/height")

@@ -17,9 +17,9 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from stage2_api.coordinates import BINS
 from stage2_api.rollout_matching import LossNormalizer, RolloutMatching
 from stage2_trainer.matching.masks import IGNORED, Supervision
-from stage2_trainer.matching.tokens import BINS
 
 _LARGEST_LOGIT = 1e4
 _LEAST_TEMPERATURE = 1e-30  # float32 can hold the largest logit divided by it, and the gradient of that

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+from stage2_api.coordinates import MAX_BIN, coord_bin
 from stage2_trainer.matching.parse import (
     BLANK_DESC,
     KIND_OF_KEY,
@@ -17,7 +18,6 @@ from stage2_trainer.matching.parse import (
     Kind,
 )
 from stage2_trainer.matching.scan import OBJECT_KEY
-from stage2_trainer.matching.tokens import MAX_BIN, coord_bin
 
 MIXED_COORDINATES = "tokens_and_numbers_mixed"
 NOT_COORDINATES = "coordinates_are_no_bins"

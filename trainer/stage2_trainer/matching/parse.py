@@ -16,8 +16,9 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
+from stage2_api.coordinates import BINS, coord_bin, coord_token
 from stage2_trainer.matching.scan import GEOMETRY_KEYS, Entry, Scan, scan
-from stage2_trainer.matching.tokens import BINS, REPLACEMENT, Alignment, CoordVocab, as_ids, coord_bin, coord_token
+from stage2_trainer.matching.tokens import REPLACEMENT, Alignment, CoordVocab, as_ids
 
 Kind = Literal["bbox", "poly"]
 KIND_OF_KEY: dict[str, Kind] = {"bbox_2d": "bbox", "poly": "poly"}

@@ -7,9 +7,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from stage2_api.coordinates import coord_token
 from stage2_trainer.matching.errors import MatchingError
 from stage2_trainer.matching.ground_truth import GTObject
-from stage2_trainer.matching.tokens import coord_token
 
 _DESC_VALUE = re.compile(r'"desc": "((?:[^"\\]++|\\.)*+)"', re.DOTALL)
 

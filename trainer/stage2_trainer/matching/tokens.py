@@ -1,10 +1,9 @@
-"""Coordinate tokens: the 1000 bins of norm1000 space, and how token ids line up with the text that they spell.
+"""The ids of the coordinate tokens, and how token ids line up with the text that they spell.
 
 `CoordVocab` is all that the matching needs of a tokenizer, so any Hugging Face tokenizer (or none) will do.
 Source: semantics, sections 1 and 4.2.
 """
 
-import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -12,27 +11,15 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from stage2_api.coordinates import BINS, coord_token
+
 IntArray = npt.NDArray[np.int64]
 
-BINS = 1000
-MAX_BIN = BINS - 1
 REPLACEMENT = "\ufffd"
 VISION_TOKENS = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
 # A UTF-8 character has at most four bytes, so at most four tokens can share one; runs of such characters are joined up
 # to this length.
 _LONGEST_JOIN = 16
-_COORD_TOKEN = re.compile(r"<\|coord_(0|[1-9][0-9]{0,2})\|>")
-
-
-def coord_token(bin_index: int) -> str:
-    """The text of one coordinate token, `<|coord_k|>`."""
-    return f"<|coord_{bin_index}|>"
-
-
-def coord_bin(text: str) -> int | None:
-    """The bin 0..999 that `text` names when it is exactly one coordinate token, else None."""
-    match = _COORD_TOKEN.fullmatch(text)
-    return int(match[1]) if match else None
 
 
 class Tokenizer(Protocol):

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from stage2_trainer.matching.tokens import CoordVocab, coord_token
+from stage2_api.coordinates import coord_token
+from stage2_trainer.matching.tokens import CoordVocab
 
 FILE = Path(__file__).parents[3] / "golden" / "matching.json"
 

@@ -5,7 +5,8 @@ import pytest
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from stage2_trainer.matching.tokens import CoordVocab, coord_bin, coord_token
+from stage2_api.coordinates import coord_bin, coord_token
+from stage2_trainer.matching.tokens import CoordVocab
 
 
 def test_every_bin_has_its_token(vocab):

@@ -6,9 +6,10 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from stage2_api.coordinates import coord_token
 from stage2_trainer.matching.ground_truth import GTObject
 from stage2_trainer.matching.serialize import serialize_objects
-from stage2_trainer.matching.tokens import CoordVocab, coord_token
+from stage2_trainer.matching.tokens import CoordVocab
 
 # `}` ends every piece, so a cut after an object falls between two tokens ...
 ALIGNED = r"bbox_2d|[A-Za-z]+_?|\d| [A-Za-z]+|[^A-Za-z0-9}]*\}|[^A-Za-z0-9}]+"

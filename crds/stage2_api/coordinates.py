@@ -1,0 +1,25 @@
+"""Coordinates: an image's width and height are divided into 1000 bins each, and every bin is a token of its own."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+BINS: Final = 1000
+"""Bins along each side of an image."""
+
+MAX_BIN: Final = BINS - 1
+"""Last bin; the first is 0."""
+
+_COORD_TOKEN = re.compile(r"<\|coord_(0|[1-9][0-9]{0,2})\|>")
+
+
+def coord_token(bin_index: int) -> str:
+    """Return the text of one coordinate token, `<|coord_k|>`."""
+    return f"<|coord_{bin_index}|>"
+
+
+def coord_bin(text: str) -> int | None:
+    """Return the bin 0..999 that `text` names when it is exactly one coordinate token, else None."""
+    match = _COORD_TOKEN.fullmatch(text)
+    return int(match[1]) if match else None

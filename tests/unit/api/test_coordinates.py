@@ -1,0 +1,17 @@
+"""A bin and its token are told apart from all that only looks like one."""
+
+import pytest
+
+from stage2_api.coordinates import BINS, MAX_BIN, coord_bin, coord_token
+
+
+def test_every_bin_has_a_token_of_its_own() -> None:
+    assert [coord_bin(coord_token(k)) for k in range(BINS)] == list(range(MAX_BIN + 1))
+    assert (coord_token(0), coord_token(MAX_BIN)) == ("<|coord_0|>", "<|coord_999|>")
+
+
+@pytest.mark.parametrize(
+    "text", ["<|coord_1000|>", "<|coord_007|>", "<|coord_-1|>", "<|coord_7|>\n", "7", "<|coord_٧|>"]
+)
+def test_what_looks_like_a_token_is_none(text: str) -> None:
+    assert coord_bin(text) is None
