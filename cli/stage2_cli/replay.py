@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from stage2_api.errors import ConfigError, Problem
+from stage2_api.pod.reproducibility import EVENT
 from stage2_trainer.rollouts.replay import Replayed, lines_of_step, replay
 
 STEP_LOG = "stage2_log.jsonl"  # beside the rollouts: its first record names the model directory
@@ -45,7 +46,7 @@ def _documents(records: Path) -> list[Mapping[str, Any]]:
 def _model_of_run(records: Path) -> Path:
     log = records.with_name(STEP_LOG)
     events = _documents(log) if log.exists() else []
-    model = next((event["model"] for event in events if event["event"] == "reproducibility"), "")
+    model = next((event["model"] for event in events if event["event"] == EVENT), "")
     if not Path(model).is_dir() or not model:
         rule = "must be the folder of the run's model, for its tokenizer"
         raise ConfigError([Problem("--tokenizer", model, rule, "say where it lies now: --tokenizer DIR")])

@@ -21,8 +21,9 @@ from pathlib import Path
 import httpx
 import yaml
 
-from stage2_api.errors import EXIT_CONFIG, ConfigError, Problem
+from stage2_api.errors import EXIT_CONFIG, EXIT_FAILURE, ConfigError, Problem
 from stage2_api.job import RolloutMatchingJob
+from stage2_api.pod.ports import HEALTH_ROUTE, PROGRESS_ROUTE
 from stage2_cli.files import load_job
 from stage2_cli.left_out import TEMPLATES, WATCHED, left_out
 from stage2_cli.paths import PathMap, parse_mappings
@@ -32,7 +33,6 @@ from stage2_cli.run_console import Watcher, console
 from stage2_controller.job.containers import POD_PORTS, Container, LearnerPorts, Processes, containers
 
 _POLL_S = 0.5
-_FAILED = 1
 _MAX_SERVER_RESTARTS = 3
 _HOST = "127.0.0.1"
 
@@ -156,10 +156,10 @@ def _wait_until_ready(servers: Sequence[LocalProcess], local: LocalRun) -> int:
             for url, server in list(waiting.items()):
                 if server.exit_code is not None:
                     watcher.failure(server, f"ended with exit code {server.exit_code} before it was ready")
-                    return EXIT_CONFIG if server.exit_code == EXIT_CONFIG else _FAILED
+                    return EXIT_CONFIG if server.exit_code == EXIT_CONFIG else EXIT_FAILURE
                 if time.monotonic() - started > patience:
                     watcher.failure(server, f"did not answer within spec.learner.startDeadlineSeconds ({patience} s)")
-                    return _FAILED
+                    return EXIT_FAILURE
                 if _healthy(client, url):
                     del waiting[url]
                     console().print(f"{server.name} is ready on {url} after {time.monotonic() - started:.0f} s")
@@ -170,7 +170,7 @@ def _wait_until_ready(servers: Sequence[LocalProcess], local: LocalRun) -> int:
 
 def _healthy(client: httpx.Client, url: str) -> bool:
     try:
-        return client.get(f"{url}/health").status_code == 200
+        return client.get(f"{url}{HEALTH_ROUTE}").status_code == 200
     except httpx.TransportError:
         return False
 
@@ -192,7 +192,7 @@ def _train(local: LocalRun, servers: Sequence[LocalProcess], cleanup: ExitStack)
 
 
 def _watch(local: LocalRun, learner: LocalProcess, servers: Sequence[LocalProcess]) -> int:
-    progress_url = f"http://{_HOST}:{local.workload.learner.ports['progress']}/progress"
+    progress_url = f"http://{_HOST}:{local.workload.learner.ports['progress']}{PROGRESS_ROUTE}"
     restarts = {server.name: 0 for server in servers}
     with Watcher(learner.log, progress_url, local.token) as watcher:
         while (code := learner.exit_code) is None:

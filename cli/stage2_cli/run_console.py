@@ -12,10 +12,11 @@ import httpx
 from rich.console import Console
 from rich.status import Status
 
+from stage2_api.pod.progress import LearnerPhase, LearnerReport, read_report
 from stage2_cli.processes import LocalProcess
 
 # They alternate many times a step: for a status line that overwrites itself, not for a log.
-_PHASES_OF_A_STEP = ("syncing", "rollout", "training")
+_PHASES_OF_A_STEP: tuple[LearnerPhase, ...] = ("syncing", "rollout", "training")
 
 
 @functools.cache
@@ -61,22 +62,22 @@ class Watcher:
             if line := describe(record):
                 console().print(line)
         progress = self._progress()
-        if progress and (console().is_terminal or progress["phase"] not in _PHASES_OF_A_STEP):
-            self.show(f"learner: {progress['phase']}, step {progress['step']} of {progress['maxSteps']}")
+        if progress and (console().is_terminal or progress.phase not in _PHASES_OF_A_STEP):
+            self.show(f"learner: {progress.phase}, step {progress.step} of {progress.max_steps}")
 
     def failure(self, process: LocalProcess, what: str) -> None:
         """Say what happened to a process and show the last lines of its log."""
         console().print(f"[bold red]{process.name} {what}[/]; the last lines of {process.log}:")
         console().print(process.tail(), markup=False)
 
-    def _progress(self) -> dict[str, Any] | None:
+    def _progress(self) -> LearnerReport | None:
         if self._progress_url is None:
             return None
         try:
             answer = self._client.get(self._progress_url)
         except httpx.TransportError:
             return None  # not listening yet, or already gone: the exit code tells the rest
-        return answer.json() if answer.status_code == 200 else None
+        return read_report(answer.json()) if answer.status_code == 200 else None
 
     def _new_records(self) -> list[dict[str, Any]]:
         if self._log is None or not self._log.exists():

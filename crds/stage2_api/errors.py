@@ -6,6 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+EXIT_FAILURE: Final = 1
+"""Exit code of a failure that nobody has foreseen, or that another try would meet again."""
+
 EXIT_CONFIG: Final = 64
 """Exit code of a configuration error (EX_USAGE of sysexits.h): never retried, for it would fail again."""
 

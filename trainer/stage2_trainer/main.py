@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from transformers.trainer_utils import get_last_checkpoint
 
-from stage2_api.errors import EXIT_CONFIG, EXIT_RETRYABLE, ConfigError
+from stage2_api.errors import EXIT_CONFIG, EXIT_FAILURE, EXIT_RETRYABLE, ConfigError
+from stage2_api.pod.environment import PROGRESS_PORT_VARIABLE, TERMINATION_LOG_VARIABLE
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.learner.build import build_trainer, load_data
 from stage2_trainer.learner.trainer import RolloutMatchingTrainer
@@ -32,9 +33,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-EXIT_FAILURE = 1
-PROGRESS_PORT_VARIABLE = "STAGE2_PROGRESS_PORT"
-TERMINATION_LOG_VARIABLE = "STAGE2_TERMINATION_LOG"
 POD_VARIABLE = "KUBERNETES_SERVICE_HOST"  # set in every pod
 
 
@@ -84,7 +82,7 @@ def _learn(config: RunConfig, reporter: Reporter, stack: ExitStack) -> None:
 def _trainer(config: RunConfig, surroundings: Surroundings, stack: ExitStack) -> RolloutMatchingTrainer | GrpoTrainer:
     if config.rlhf is None:
         return build_trainer(config, load_data(config), surroundings, stack)
-    from stage2_trainer.grpo import assembly as grpo  # TRL takes seconds to import, and no other run needs it
+    from stage2_trainer.grpo import build as grpo  # TRL takes seconds to import, and no other run needs it
 
     grpo.check_grpo(config)
     return grpo.build_trainer(config, grpo.load_data(config), surroundings, stack)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stage2_api.job import JobSpec
+from stage2_api.pod import files
 from stage2_api.rules.grpo_batches import batch_problems
 from stage2_api.validation.rule import Rule
 
@@ -11,8 +12,7 @@ _VLLM = f"{_MATCHING}.vllm"
 _SERVER = f"{_VLLM}.server"
 _GRPO = "$?(config.rlhf)"
 _HAS_SERVERS = f"({_GRPO} || $({_MATCHING}.rollout_backend) == 'vllm' && $({_VLLM}.mode) == 'server')"
-_RESERVED_NAMES = ("stage2-config", "stage2-token", "tmp", "shm")
-_RESERVED_PATHS = ("/", "/tmp", "/dev/shm", "/etc/stage2")
+_RESERVED_PATHS = ("/", *files.FOLDERS)
 
 
 def _has_servers(spec: JobSpec) -> bool:
@@ -53,7 +53,7 @@ def _paths_collide(spec: JobSpec) -> bool:
 
 
 def _takes_reserved(spec: JobSpec) -> bool:
-    return any(v.name in _RESERVED_NAMES or v.mount_path.rstrip("/") in ("", *_RESERVED_PATHS) for v in spec.volumes)
+    return any(v.name in files.VOLUMES or v.mount_path.rstrip("/") in ("", *_RESERVED_PATHS) for v in spec.volumes)
 
 
 def _names_twice(spec: JobSpec) -> bool:
@@ -198,9 +198,9 @@ JOB_RULES: tuple[Rule[JobSpec], ...] = (
         broken=_takes_reserved,
         cel=(
             "!has(self.volumes) || self.volumes.all(v, "
-            f"!(v.name in {list(_RESERVED_NAMES)}) && !(v.mountPath in {list(_RESERVED_PATHS)}))"
+            f"!(v.name in {list(files.VOLUMES)}) && !(v.mountPath in {list(_RESERVED_PATHS)}))"
         ),
-        rule=f"the names {', '.join(_RESERVED_NAMES)} and the paths {', '.join(_RESERVED_PATHS)} belong to stage2",
+        rule=f"the names {', '.join(files.VOLUMES)} and the paths {', '.join(_RESERVED_PATHS)} belong to stage2",
         way_out="choose another name or mountPath, such as /data",
     ),
     Rule(

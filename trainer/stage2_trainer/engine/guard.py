@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
+from stage2_api.pod.ports import HEALTH_ROUTE
 from stage2_trainer.wire.token import read_token
 
 Scope = MutableMapping[str, Any]
@@ -19,7 +20,7 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-OPEN_PATHS = frozenset({"/health"})
+OPEN_PATHS = frozenset({HEALTH_ROUTE})
 POLICY_VIOLATION = 1008  # RFC 6455, section 7.4.1: closes a websocket that was not accepted with HTTP 403
 
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from typing import Any, Protocol
 
 from torch import nn
 
 from stage2_api.errors import ConfigError, Problem
+from stage2_api.pod.progress import ReportedSync
 from stage2_trainer.process.offload import Offload
 from stage2_trainer.process.ranks import gathered, rank
 from stage2_trainer.rollouts.generation_request import Demand
 from stage2_trainer.rollouts.synced_rollouts import FreshBatch
-from stage2_trainer.telemetry.progress import Reporter, Sync
+from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.weights.sync_report import SyncReport
 from stage2_trainer.wire.rollout import Backend, RolloutRequest
 from stage2_trainer.wire.seeds import SeedPlan
@@ -59,11 +59,11 @@ class HfRollouts:
         self._backend = backend
         self._seed = seed
         self._reporter = reporter
-        self.sync_state = Sync(OWN, OWN)
+        self.sync_state = ReportedSync(requested_mode=OWN, effective_mode=OWN)
 
     def generate(self, demand: Demand) -> FreshBatch:
         """Return one rollout for each chat, by the weights as they are."""
-        self.sync_state = replace(self.sync_state, version=demand.global_step)
+        self.sync_state = self.sync_state.model_copy(update={"version": demand.global_step})
         self._reporter.update(phase="rollout", sync=self.sync_state)
         requests, plan = _requests(demand, self._seed)
         with demand.stopwatch.measure("rollout_generate"):
@@ -95,7 +95,7 @@ class ColocateRollouts:
         self._reporter = reporter
         self._started = False
         self._synced: int | None = None
-        self.sync_state = Sync(sync_mode, "full")
+        self.sync_state = ReportedSync(requested_mode=sync_mode, effective_mode="full")
 
     def generate(self, demand: Demand) -> FreshBatch:
         """Return one rollout for each chat, by the weights of the demand's step.
@@ -130,7 +130,7 @@ class ColocateRollouts:
         with self._whole(model):
             report = self._engine.sync(model, version=global_step)
         self._synced = global_step
-        self.sync_state = self.sync_state.after(report)
+        self.sync_state = self.sync_state.pushed(report.version, report.seconds, report.servers)
         logger.info("weights of step %d: %d tensors, %.2f s", global_step, report.tensors, report.seconds)
         return report
 

@@ -15,9 +15,9 @@ from typing import Generic, TypeVar
 
 from torch import nn
 
+from stage2_api.pod.progress import ReportedSync
 from stage2_trainer.rollouts.generation_request import Chats, Demand
 from stage2_trainer.rollouts.synced_rollouts import FreshBatch, FreshRollouts
-from stage2_trainer.telemetry.progress import Sync
 from stage2_trainer.telemetry.stopwatch import Stopwatch
 from stage2_trainer.weights.sync_report import SyncReport
 from stage2_trainer.wire.errors import ServerError
@@ -38,7 +38,7 @@ class PipelinedRollouts:
         self.direct = DirectRollouts(self)
 
     @property
-    def sync_state(self) -> Sync:
+    def sync_state(self) -> ReportedSync:
         """The last sync."""
         return self._fresh.sync_state
 
@@ -112,7 +112,7 @@ class DirectRollouts:
         self._pipeline = pipeline
 
     @property
-    def sync_state(self) -> Sync:
+    def sync_state(self) -> ReportedSync:
         """The last sync."""
         return self._pipeline.sync_state
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from stage2_api.pod.progress import ReportedSync
 from stage2_trainer.rollouts.generation_request import Demand
 from stage2_trainer.rollouts.synced_rollouts import FreshBatch
-from stage2_trainer.telemetry.progress import Sync
 
 
 class RolloutSource(Protocol):
     """Makes rollouts with the weights as they are now."""
 
     @property
-    def sync_state(self) -> Sync:
+    def sync_state(self) -> ReportedSync:
         """The last sync."""
         ...
 

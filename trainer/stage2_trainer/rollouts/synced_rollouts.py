@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from stage2_api.pod.progress import ReportedSync
 from stage2_trainer.rollouts.chunks import contiguous_chunks
 from stage2_trainer.rollouts.generation_request import Chats, Demand
-from stage2_trainer.telemetry.progress import Reporter, Sync
+from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.stopwatch import Stopwatch
 from stage2_trainer.weights.sync_report import SyncReport
 from stage2_trainer.weights.synchronizer import SyncPolicy
@@ -53,7 +54,7 @@ class FreshRollouts:
         self._seed = seed
         self._wait = wait
         self._reporter = reporter
-        self.sync_state = Sync(policy.requested, policy.effective)
+        self.sync_state = ReportedSync(requested_mode=policy.requested, effective_mode=policy.effective)
 
     def generate(self, demand: Demand) -> FreshBatch:
         """Return one rollout for each chat, all made by the weights of the demand's step.
@@ -112,11 +113,12 @@ class FreshRollouts:
         with stopwatch.measure("sync"):
             report = self._policy.ensure_synced(model, global_step)
         if report is not None:
-            self.sync_state = replace(self.sync_state.after(report), effective_mode=self._policy.effective)
+            pushed = self.sync_state.pushed(report.version, report.seconds, report.servers)
+            self.sync_state = pushed.model_copy(update={"effective_mode": self._policy.effective})
         self._reporter.update(phase="rollout", sync=self.sync_state, message="")
         return report
 
-    def _origin(self, plan: SeedPlan, sync: Sync, count: int, seconds: float) -> dict[str, Any]:
+    def _origin(self, plan: SeedPlan, sync: ReportedSync, count: int, seconds: float) -> dict[str, Any]:
         """Return what the record says of every rollout of a micro-step."""
         urls = self._backend.base_urls
         return {

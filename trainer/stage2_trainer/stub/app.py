@@ -23,6 +23,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, Response
 from torch import Tensor
 
+from stage2_api.pod.ports import HEALTH_ROUTE
 from stage2_trainer.engine.gloo_receiver import Receiver
 from stage2_trainer.engine.guard import TokenGuard
 from stage2_trainer.stub.model import Generated, StubModel
@@ -189,7 +190,7 @@ def build_app(stub: Stub) -> FastAPI:
 def _add_serving_routes(app: FastAPI, stub: Stub) -> None:
     app.add_api_route(CHAT_ROUTE, stub.chat, methods=["POST"])
 
-    @app.get("/health")
+    @app.get(HEALTH_ROUTE)
     async def health() -> Response:
         return Response()
 

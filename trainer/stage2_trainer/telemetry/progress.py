@@ -9,61 +9,27 @@ import hmac
 import json
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self, TypedDict, Unpack
 
-from stage2_trainer.weights.sync_report import SyncReport
-
-Phase = Literal["loading", "waiting-for-servers", "syncing", "rollout", "training", "done", "failed"]
-
-ROUTE = "/progress"
-TERMINATION_LOG_BYTES = 4096  # what the kubelet reads of it
-MESSAGE_CHARS = 1000
+from stage2_api.pod.ports import PROGRESS_ROUTE
+from stage2_api.pod.progress import LearnerPhase, LearnerReport, ReportedSync
+from stage2_api.pod.termination import termination_message
 
 
-@dataclass(frozen=True)
-class Sync:
-    """The last weight sync: `version` is the optimizer step whose weights the servers hold, -1 before the first."""
+class ReportChanges(TypedDict, total=False):
+    """What of the report changes, by the names of `LearnerReport`."""
 
-    requested_mode: str
-    effective_mode: str
-    version: int = -1
-    seconds: float = 0.0
-    servers: tuple[str, ...] = ()
-
-    def after(self, report: SyncReport) -> Sync:
-        """Return the state after a finished sync."""
-        return replace(self, version=report.version, seconds=report.seconds, servers=report.servers)
-
-
-@dataclass(frozen=True)
-class Progress:
-    """One state of the learner."""
-
-    step: int = 0
-    max_steps: int = 0
-    phase: Phase = "loading"
-    loss: float | None = None
-    tokens_per_second: float | None = None
-    sync: Sync | None = None
-    reproducibility: Mapping[str, Any] = field(default_factory=dict)
-    message: str = ""
-
-    def document(self) -> dict[str, Any]:
-        """Return the JSON object that GET /progress answers with."""
-        return {
-            "step": self.step,
-            "maxSteps": self.max_steps,
-            "phase": self.phase,
-            "loss": self.loss,
-            "tokensPerSecond": self.tokens_per_second,
-            "sync": None if self.sync is None else _sync_document(self.sync),
-            "reproducibility": dict(self.reproducibility),
-            "message": self.message[:MESSAGE_CHARS],
-        }
+    step: int
+    max_steps: int
+    phase: LearnerPhase
+    loss: float | None
+    tokens_per_second: float | None
+    sync: ReportedSync
+    reproducibility: Mapping[str, Any]
+    message: str
 
 
 class Reporter:
@@ -71,26 +37,22 @@ class Reporter:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._current = Progress()
+        self._current = LearnerReport(phase="loading")
 
     @property
-    def current(self) -> Progress:
+    def current(self) -> LearnerReport:
         """The latest state."""
         with self._lock:
             return self._current
 
-    def update(self, **changes: Any) -> None:
-        """Replace fields of the state, by the names of `Progress`."""
+    def update(self, **changes: Unpack[ReportChanges]) -> None:
+        """Replace fields of the state."""
         with self._lock:
-            self._current = replace(self._current, **changes)
+            self._current = self._current.model_copy(update=changes)
 
     def write_termination_log(self, path: Path) -> None:
-        """Leave the last state where Kubernetes picks it up, within the 4096 bytes that it reads."""
-        document = self.current.document()
-        text = json.dumps(document)
-        if len(text.encode()) > TERMINATION_LOG_BYTES:
-            text = json.dumps(document | {"reproducibility": {}})
-        path.write_text(text, encoding="utf-8")
+        """Leave the last state where Kubernetes picks it up."""
+        path.write_text(termination_message(self.current), encoding="utf-8")
 
 
 class ProgressServer:
@@ -132,8 +94,8 @@ class _Handler(BaseHTTPRequestHandler):
         given = self.headers.get("Authorization", "").encode()
         if not hmac.compare_digest(given, self.server.authorization):
             self._answer(HTTPStatus.UNAUTHORIZED, {"error": "the job's bearer token is needed"})
-        elif self.path != ROUTE:
-            self._answer(HTTPStatus.NOT_FOUND, {"error": f"only {ROUTE} is served here"})
+        elif self.path != PROGRESS_ROUTE:
+            self._answer(HTTPStatus.NOT_FOUND, {"error": f"only {PROGRESS_ROUTE} is served here"})
         else:
             self._answer(HTTPStatus.OK, self.server.reporter.current.document())
 
@@ -147,13 +109,3 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
-
-
-def _sync_document(sync: Sync) -> dict[str, Any]:
-    return {
-        "version": sync.version,
-        "requestedMode": sync.requested_mode,
-        "effectiveMode": sync.effective_mode,
-        "seconds": sync.seconds,
-        "servers": [{"baseUrl": url, "version": sync.version} for url in sync.servers],
-    }

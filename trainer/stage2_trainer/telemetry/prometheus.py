@@ -15,10 +15,11 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from stage2_trainer.telemetry.progress import Phase, Reporter
+from stage2_api.pod.environment import METRICS_PORT_VARIABLE
+from stage2_api.pod.progress import LearnerPhase
+from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import EventLog
 
-PORT_VARIABLE = "STAGE2_METRICS_PORT"
 # Metric name -> key of the step's record, and what it means.
 GAUGES = {
     "stage2_loss": ("loss", "Loss of the last optimizer step."),
@@ -47,7 +48,7 @@ def metered(
     log: EventLog, reporter: Reporter, environment: Mapping[str, str], *, host: str, stack: ExitStack
 ) -> EventLog:
     """Serve metrics where a port is asked for, and return the log that feeds them; `stack` ends it."""
-    port = environment.get(PORT_VARIABLE)
+    port = environment.get(METRICS_PORT_VARIABLE)
     if not port or environment.get("RANK", "0") != "0":
         return log
     registry = CollectorRegistry()
@@ -88,7 +89,7 @@ class ProgressCollector(Collector):
         yield GaugeMetricFamily("stage2_step", "Optimizer steps that are done.", value=now.step)
         yield GaugeMetricFamily("stage2_max_steps", "Optimizer steps of the run.", value=now.max_steps)
         phases = GaugeMetricFamily("stage2_phase", "What the learner is doing: 1 for that.", labels=["phase"])
-        for phase in get_args(Phase):
+        for phase in get_args(LearnerPhase):
             phases.add_metric([phase], float(phase == now.phase))
         yield phases
         if now.sync is not None:

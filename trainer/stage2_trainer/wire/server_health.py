@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Literal
 
+from stage2_api.pod.ports import HEALTH_ROUTE
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError, join_errors
 
@@ -16,7 +17,7 @@ logger = logging.getLogger(__name__)
 POLL_INTERVAL_S = 0.5
 HEALTH_TIMEOUT_S = 5.0
 Protocol = Literal["vllm", "swift"]
-HEALTH_ROUTES: dict[Protocol, str] = {"vllm": "/health", "swift": "/health/"}
+HEALTH_ROUTES: dict[Protocol, str] = {"vllm": HEALTH_ROUTE, "swift": f"{HEALTH_ROUTE}/"}
 
 
 def wait_until_healthy(base_urls: Sequence[str], token: str, *, timeout_s: float, protocol: Protocol = "vllm") -> None:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from stage2_api.errors import ConfigError, Problem
+from stage2_api.pod.environment import TOKEN_FILE_VARIABLE
 
-TOKEN_FILE_VARIABLE = "STAGE2_TOKEN_FILE"
 WAY_OUT = (
     "write a token to a file that only you can read (`openssl rand -hex 32 > token; chmod 600 token`) "
     f"and set {TOKEN_FILE_VARIABLE} to its path for the servers and the learner"

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from stage2_api.parsing import parse_run_config
+from stage2_api.pod.progress import ReportedSync
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.encode import Encoder
 from stage2_trainer.grpo.chord import Mixing, References
@@ -20,7 +21,7 @@ from stage2_trainer.grpo.trl_arguments import grpo_arguments
 from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.rollouts.generation_request import Demand
 from stage2_trainer.rollouts.synced_rollouts import FreshBatch
-from stage2_trainer.telemetry.progress import Reporter, Sync
+from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import JsonLines, RunLog
 from stage2_trainer.wire.rollout import Rollout
 from tests.unit.api.wrong_jobs import merge_patch
@@ -104,7 +105,7 @@ class Scripted:
     def __init__(self, encoder: Encoder, answers: Sequence[list[int]]) -> None:
         self._encoder = encoder
         self._answers = list(answers)
-        self.sync_state = Sync("full", "full")
+        self.sync_state = ReportedSync(requested_mode="full", effective_mode="full")
         self.steps: list[tuple[int, int]] = []
 
     def generate(self, demand: Demand) -> FreshBatch:

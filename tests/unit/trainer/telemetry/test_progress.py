@@ -7,10 +7,10 @@ import json
 import httpx
 import pytest
 
-from stage2_trainer.telemetry.progress import ProgressServer, Reporter, Sync
-from stage2_trainer.weights.sync_report import SyncReport
+from stage2_api.pod.progress import ReportedSync
+from stage2_trainer.telemetry.progress import ProgressServer, Reporter
 
-SYNC = Sync("auto", "full").after(SyncReport(3, 0.5, 10, 2, ("http://a:1", "http://b:2")))
+SYNC = ReportedSync(requested_mode="auto", effective_mode="full").pushed(3, 0.5, ("http://a:1", "http://b:2"))
 
 
 @pytest.fixture

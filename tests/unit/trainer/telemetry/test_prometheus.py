@@ -9,10 +9,12 @@ from contextlib import ExitStack
 import httpx
 import pytest
 
+from stage2_api.pod.environment import METRICS_PORT_VARIABLE
+from stage2_api.pod.progress import ReportedSync
 from stage2_trainer.learner.rollout_metrics import rollout_metrics
 from stage2_trainer.learner.step_record import StepRecord
-from stage2_trainer.telemetry.progress import Reporter, Sync
-from stage2_trainer.telemetry.prometheus import COUNTERS, GAUGES, PORT_VARIABLE, MeteredLog, metered
+from stage2_trainer.telemetry.progress import Reporter
+from stage2_trainer.telemetry.prometheus import COUNTERS, GAUGES, MeteredLog, metered
 from stage2_trainer.telemetry.run_log import SilentLog
 
 STEP = {"loss": 2.5, "sync/bytes": 100.0, "sync/seconds": 0.5, "rollout/gen_tokens_per_s": 40.0}
@@ -37,7 +39,7 @@ def served():
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
         probe.close()
-        log = metered(SilentLog(), reporter, {PORT_VARIABLE: str(port)}, host="127.0.0.1", stack=stack)
+        log = metered(SilentLog(), reporter, {METRICS_PORT_VARIABLE: str(port)}, host="127.0.0.1", stack=stack)
 
         def scrape() -> dict[str, float]:
             text = httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False).text
@@ -58,7 +60,8 @@ def test_figures_of_the_last_step_and_sums_over_all_are_told(served):
 
 def test_phase_and_sync_are_told_as_they_are_now(served):
     _, reporter, scrape = served
-    reporter.update(phase="rollout", step=3, max_steps=9, sync=Sync("full", "full", version=3))
+    sync = ReportedSync(requested_mode="full", effective_mode="full", version=3)
+    reporter.update(phase="rollout", step=3, max_steps=9, sync=sync)
     found = scrape()
     assert (found["stage2_step"], found["stage2_max_steps"], found["stage2_sync_version"]) == (3, 9, 3)
     phases = {name: value for name, value in found.items() if name.startswith("stage2_phase")}

@@ -16,7 +16,7 @@ def test_the_record_names_all_that_a_run_is_made_of():
         sync_modes=("auto", "full"),
         rollout_seed=17,
         dataset=Fingerprint("train.jsonl", 3, "ff"),
-    )
+    ).document()
     assert (record["model"], record["servers"]) == ("tiny", ["http://a:1"])
     assert record["sync"] == {"requested": "auto", "effective": "full"}
     assert record["rollout_seed"] == 17

@@ -1,0 +1,17 @@
+"""Names of the environment variables that the containers of a job get, and that servers and learner read."""
+
+from __future__ import annotations
+
+from typing import Final
+
+TOKEN_FILE_VARIABLE: Final = "STAGE2_TOKEN_FILE"
+"""Path of the file with the job's bearer token; servers and learner refuse to start without it."""
+
+PROGRESS_PORT_VARIABLE: Final = "STAGE2_PROGRESS_PORT"
+"""TCP port at which the learner tells its progress; unset, it tells nobody."""
+
+METRICS_PORT_VARIABLE: Final = "STAGE2_METRICS_PORT"
+"""TCP port at which the learner serves its figures for Prometheus; unset, it serves none."""
+
+TERMINATION_LOG_VARIABLE: Final = "STAGE2_TERMINATION_LOG"
+"""Path of the file in which the learner leaves its last report; unset, it leaves none."""

@@ -1,0 +1,37 @@
+"""Files of a job's containers, and the volumes that bring them: names and paths that a person's volumes cannot take."""
+
+from __future__ import annotations
+
+from typing import Final
+
+ROOT: Final = "/etc/stage2"
+"""Folder of what stage2 mounts."""
+
+CONFIG_VOLUME: Final = "stage2-config"
+CONFIG_KEY: Final = "config.yaml"
+CONFIG_FOLDER: Final = f"{ROOT}/config"
+CONFIG_PATH: Final = f"{CONFIG_FOLDER}/{CONFIG_KEY}"
+"""The effective training configuration."""
+
+TOKEN_VOLUME: Final = "stage2-token"
+TOKEN_KEY: Final = "token"
+TOKEN_FOLDER: Final = f"{ROOT}/token"
+TOKEN_PATH: Final = f"{TOKEN_FOLDER}/{TOKEN_KEY}"
+"""The job's bearer token."""
+
+TMP_VOLUME: Final = "tmp"
+TMP_FOLDER: Final = "/tmp"
+"""Folder for what may go with the pod."""
+
+SHARED_MEMORY_VOLUME: Final = "shm"
+SHARED_MEMORY_FOLDER: Final = "/dev/shm"
+"""Memory that the processes of a container share."""
+
+TERMINATION_LOG: Final = "/dev/termination-log"
+"""File of which Kubernetes takes a container's last words."""
+
+VOLUMES: Final = (CONFIG_VOLUME, TOKEN_VOLUME, TMP_VOLUME, SHARED_MEMORY_VOLUME)
+"""Names of the volumes that belong to stage2."""
+
+FOLDERS: Final = (TMP_FOLDER, SHARED_MEMORY_FOLDER, ROOT)
+"""Folders that belong to stage2."""

@@ -1,0 +1,95 @@
+"""The learner's report: what GET /progress answers, what the termination log holds, and what the status copies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import ConfigDict, Field, StringConstraints, ValidationError
+from pydantic.alias_generators import to_camel
+
+from stage2_api.pod.document import PodDocument
+
+LearnerPhase = Literal["loading", "waiting-for-servers", "syncing", "rollout", "training", "done", "failed"]
+"""The phases of a learner. A newer one may have more."""
+
+MESSAGE_CHARACTERS = 1000
+"""Characters after which the learner cuts a message."""
+
+_Word = Annotated[str, StringConstraints(max_length=316)]
+_Url = Annotated[str, StringConstraints(max_length=2048)]
+_Line = Annotated[str, StringConstraints(max_length=32768)]
+
+
+class LearnerDocument(PodDocument):
+    """A part of the report: camelCase in JSON, as the job's status has it, snake_case in Python."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True)
+
+
+class ReportedServer(LearnerDocument):
+    """The weights that one server holds."""
+
+    base_url: _Url
+    """Address of the server."""
+    version: int
+    """Version of its weights: the optimizer step after which they were sent."""
+
+
+class ReportedSync(LearnerDocument):
+    """The last weight sync."""
+
+    version: int = -1
+    """Optimizer step whose weights the servers hold; -1 before the first sync."""
+    requested_mode: _Word
+    """Mode that the configuration asks for."""
+    effective_mode: _Word
+    """Mode that was used."""
+    seconds: float = 0.0
+    """Seconds that the sync took."""
+    servers: list[ReportedServer] = Field(default=[], max_length=64)
+    """List of the versions that the servers hold."""
+
+    def pushed(self, version: int, seconds: float, servers: Sequence[str]) -> Self:
+        """Return the state after a sync that all of `servers` have taken."""
+        held = [ReportedServer(base_url=url, version=version) for url in servers]
+        return self.model_copy(update={"version": version, "seconds": seconds, "servers": held})
+
+
+class LearnerReport(LearnerDocument):
+    """One state of the learner."""
+
+    step: int = 0
+    """Optimizer steps that are done."""
+    max_steps: int = 0
+    """Optimizer steps of the whole run; 0 until they are known."""
+    phase: _Word
+    """What the learner is doing: one of `LearnerPhase`."""
+    loss: float | None = None
+    """Loss of the last optimizer step; it may be no finite number."""
+    tokens_per_second: float | None = None
+    """Tokens generated per second of waiting for rollouts, in the last optimizer step."""
+    sync: ReportedSync | None = None
+    """Last weight sync."""
+    reproducibility: dict[str, Any] = Field(default={}, max_length=64)
+    """What the run is made of: `reproducibility.ReproducibilityRecord`, or nothing where it did not fit."""
+    message: _Line = ""
+    """Sentence about what the learner waits for, or why it failed."""
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object of the report, with all keys and a message of bounded length."""
+        return {**self.model_dump(by_alias=True), "message": self.message[:MESSAGE_CHARACTERS]}
+
+    def said(self) -> dict[str, Any]:
+        """Return the keys that were given, as the JSON object had them: what is missing says nothing."""
+        return self.model_dump(by_alias=True, exclude_unset=True)
+
+
+def read_report(document: object) -> LearnerReport | None:
+    """Return the report that a JSON value is; None if it is none."""
+    if not isinstance(document, Mapping):
+        return None
+    try:
+        return LearnerReport.model_validate(dict(document))
+    except ValidationError:
+        return None

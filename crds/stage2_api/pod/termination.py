@@ -1,0 +1,31 @@
+"""The termination message: the learner's last report, within the bytes that Kubernetes keeps of it."""
+
+from __future__ import annotations
+
+import json
+
+from stage2_api.pod.progress import LearnerReport, read_report
+
+LIMIT_BYTES = 4096
+"""Bytes that the kubelet reads of a termination log."""
+
+
+def termination_message(report: LearnerReport) -> str:
+    """Return the report as text; without its reproducibility and with a shorter message where that is too long."""
+    text = json.dumps(report.document())
+    if len(text.encode()) > LIMIT_BYTES:
+        report = report.model_copy(update={"reproducibility": {}})
+        text = json.dumps(report.document())
+    while len(text.encode()) > LIMIT_BYTES and report.message:
+        message = report.document()["message"]
+        report = report.model_copy(update={"message": message[: len(message) // 2]})
+        text = json.dumps(report.document())
+    return text
+
+
+def read_termination_message(text: str) -> LearnerReport | None:
+    """Return the report in a termination message; None if a person or a traceback wrote it."""
+    try:
+        return read_report(json.loads(text))
+    except (ValueError, RecursionError):
+        return None

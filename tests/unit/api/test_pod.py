@@ -1,0 +1,127 @@
+"""What a pod hands over: its keys byte for byte, its bounds, and what is made of a newer or a broken pod's words."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stage2_api.job_status import SyncedServer, SyncStatus
+from stage2_api.pod.progress import LearnerReport, ReportedServer, ReportedSync, read_report
+from stage2_api.pod.reproducibility import DatasetDigest, ReproducibilityRecord, SyncModes
+from stage2_api.pod.termination import LIMIT_BYTES, read_termination_message, termination_message
+
+RECORD = ReproducibilityRecord(
+    model="/models/m",
+    servers=["http://a:8000"],
+    sync=SyncModes(requested="auto", effective="full"),
+    rollout_seed=17,
+    config_sha256="0f",
+    dataset=DatasetDigest(path="/data/train.jsonl", records=3, sha256="ff"),
+    versions={"stage2": "0.1.0", "vllm": None},
+)
+REPORT = LearnerReport(
+    step=3,
+    max_steps=9,
+    phase="training",
+    loss=1.5,
+    tokens_per_second=80.0,
+    sync=ReportedSync(requested_mode="auto", effective_mode="full").pushed(3, 0.5, ["http://a:8000"]),
+    reproducibility=RECORD.document(),
+    message="",
+)
+GOLDEN_RECORD = (
+    '{"model": "/models/m", "servers": ["http://a:8000"], "sync": {"requested": "auto", "effective": "full"},'
+    ' "rollout_seed": 17, "config_sha256": "0f",'
+    ' "dataset": {"path": "/data/train.jsonl", "records": 3, "sha256": "ff"},'
+    ' "versions": {"stage2": "0.1.0", "vllm": null}}'
+)
+GOLDEN_REPORT = (
+    '{"step": 3, "maxSteps": 9, "phase": "training", "loss": 1.5, "tokensPerSecond": 80.0,'
+    ' "sync": {"version": 3, "requestedMode": "auto", "effectiveMode": "full", "seconds": 0.5,'
+    ' "servers": [{"baseUrl": "http://a:8000", "version": 3}]},'
+    f' "reproducibility": {GOLDEN_RECORD}, "message": ""}}'
+)
+
+
+def test_the_report_is_these_bytes() -> None:
+    assert json.dumps(REPORT.document()) == GOLDEN_REPORT
+    assert read_report(json.loads(GOLDEN_REPORT)) == REPORT
+
+
+def test_the_report_of_a_learner_that_has_just_started_has_every_key() -> None:
+    assert json.dumps(LearnerReport(phase="loading").document()) == (
+        '{"step": 0, "maxSteps": 0, "phase": "loading", "loss": null, "tokensPerSecond": null, "sync": null,'
+        ' "reproducibility": {}, "message": ""}'
+    )
+
+
+def test_the_reproducibility_record_is_these_bytes() -> None:
+    assert json.dumps(RECORD.document()) == GOLDEN_RECORD
+    assert ReproducibilityRecord.model_validate_json(GOLDEN_RECORD) == RECORD
+
+
+def test_the_status_has_the_keys_that_the_learner_reports_of_a_sync() -> None:
+    assert ReportedSync.model_fields.keys() == SyncStatus.model_fields.keys()
+    assert ReportedServer.model_fields.keys() == SyncedServer.model_fields.keys()
+
+
+def test_a_newer_learner_s_keys_and_phases_are_taken() -> None:
+    report = read_report({"phase": "dreaming", "mood": "good", "sync": {**json.loads(GOLDEN_REPORT)["sync"], "x": 1}})
+    assert report is not None
+    assert report.phase == "dreaming"
+    assert report.said() == {"phase": "dreaming", "sync": json.loads(GOLDEN_REPORT)["sync"]}
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        None,
+        [],
+        "text",
+        {},
+        {"step": 1},
+        {"phase": 3},
+        {"phase": "training", "step": "1"},
+        {"phase": "training", "step": True},
+        {"phase": "training", "message": "x" * 32769},
+        {"phase": "training", "reproducibility": {str(n): n for n in range(65)}},
+        {"phase": "training", "sync": {"version": 1}},
+    ],
+)
+def test_what_is_no_report_is_none(document: object) -> None:
+    assert read_report(document) is None
+
+
+def test_a_loss_that_is_no_number_is_told_as_it_is() -> None:
+    report = read_report(json.loads(json.dumps(LearnerReport(phase="training", loss=math.nan).document())))
+    assert report is not None
+    assert report.loss is not None
+    assert math.isnan(report.loss)
+
+
+@pytest.mark.parametrize("text", ["", "Traceback (most recent call last):", "3", "[" * 100_000, '{"step": 1}'])
+def test_a_message_that_somebody_else_wrote_is_no_report(text: str) -> None:
+    assert read_termination_message(text) is None
+
+
+@given(st.text(max_size=3000), st.integers(0, 5000))
+def test_a_termination_message_is_read_whole_whatever_it_says(message: str, much: int) -> None:
+    report = REPORT.model_copy(update={"message": message, "reproducibility": {"model": "m" * much}})
+    text = termination_message(report)
+    assert len(text.encode()) <= LIMIT_BYTES
+    read = read_termination_message(text)
+    assert read is not None
+    assert (read.step, read.phase, read.sync) == (3, "training", REPORT.sync)
+    assert message.startswith(read.message)
+    assert read.reproducibility in ({}, report.reproducibility)
+
+
+def test_a_message_in_chinese_fills_the_termination_log_and_is_cut_there() -> None:
+    text = termination_message(LearnerReport(phase="failed", message="错" * 1000))
+    read = read_termination_message(text)
+    assert read is not None
+    assert read.message == "错" * 500

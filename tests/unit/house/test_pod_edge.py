@@ -1,0 +1,71 @@
+"""Both ends of what crosses a pod's edge: what the learner hands over is what the controller and the CLI read."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+
+import pytest
+
+from stage2_api.pod.files import TOKEN_KEY
+from stage2_api.pod.progress import ReportedSync
+from stage2_api.pod.reproducibility import EVENT, ReproducibilityRecord
+from stage2_api.pod.termination import read_termination_message
+from stage2_cli.run_console import parse_record
+from stage2_controller.progress import ProgressReader
+from stage2_trainer.data.records import Fingerprint
+from stage2_trainer.telemetry.progress import ProgressServer, Reporter
+from stage2_trainer.telemetry.reproducibility import reproducibility_record
+from stage2_trainer.telemetry.run_log import RunLog
+from tests.unit.controller import builders
+
+SECRET = {"data": {TOKEN_KEY: base64.b64encode(b"t0ken").decode()}}
+POD = {**builders.learner_pod(), "status": {**builders.learner_pod()["status"], "podIP": "127.0.0.1"}}
+
+
+@pytest.fixture
+def record() -> ReproducibilityRecord:
+    return reproducibility_record(
+        config={"model": {"model": "tiny"}},
+        servers=["http://a:8000"],
+        sync_modes=("auto", "full"),
+        rollout_seed=17,
+        dataset=Fingerprint("train.jsonl", 3, "ff"),
+    )
+
+
+@pytest.fixture
+def reporter(record: ReproducibilityRecord) -> Reporter:
+    sync = ReportedSync(requested_mode="auto", effective_mode="full").pushed(3, 0.5, ["http://a:8000"])
+    made = Reporter()
+    made.update(step=3, max_steps=9, phase="training", loss=1.5, tokens_per_second=80.0, sync=sync)
+    made.update(reproducibility=record.document())
+    return made
+
+
+async def test_the_controller_reads_the_report_that_the_learner_serves(reporter: Reporter) -> None:
+    with ProgressServer(reporter, host="127.0.0.1", port=0, token="t0ken") as server:
+        reader = ProgressReader(port=server.port)
+        try:
+            assert await reader.read(POD, SECRET) == reporter.current.document()
+        finally:
+            await reader.close()
+
+
+def test_the_controller_reads_the_report_that_the_learner_leaves_in_the_termination_log(
+    reporter: Reporter, tmp_path: Path
+) -> None:
+    reporter.write_termination_log(tmp_path / "log")
+    assert read_termination_message((tmp_path / "log").read_text()) == reporter.current
+
+
+def test_the_cli_reads_the_record_that_the_learner_logs(
+    record: ReproducibilityRecord, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = RunLog(tmp_path)
+    log.write(EVENT, record.document())
+    log.close()
+    event = parse_record(capsys.readouterr().out)
+    assert event == {"event": "reproducibility", **record.document()}
+    assert ReproducibilityRecord.model_validate_json(json.dumps(event)) == record
