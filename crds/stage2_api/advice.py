@@ -106,7 +106,7 @@ _IDLE: tuple[tuple[str, Idle, str, str], ...] = (
 
 
 def idle_settings(config: RunConfig) -> tuple[Problem, ...]:
-    """The settings of a configuration that do nothing, with the reason and what to do about it."""
+    """Return the settings of a configuration that do nothing, with the reason and what to do about it."""
     written = config.model_dump(exclude_unset=True)
     return tuple(
         Problem(path, key_paths.found(config, written, path), reason, way_out)

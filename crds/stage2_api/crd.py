@@ -26,7 +26,7 @@ FROZEN: Final = ("rollout", "learner", "config", "volumes", "placement", "gpuRes
 
 
 def custom_resource_definition() -> dict[str, Any]:
-    """The CustomResourceDefinition as a mapping, ready to be written as YAML or JSON."""
+    """Return the CustomResourceDefinition as a mapping, ready to be written as YAML or JSON."""
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -80,7 +80,7 @@ def _object_schema() -> Schema:
 
 
 def _immutable() -> list[dict[str, str]]:
-    """Transition rules: what pods are made from stays while there are any; who works on a job always stays."""
+    """Return the transition rules: what pods are made from stays while there are any, and who works on a job always."""
     way_out = "delete the job and apply it again"
     while_running = [
         {

@@ -1,4 +1,4 @@
-"""What a person is told when a configuration breaks a rule, and the exit codes that say so to programs."""
+"""Problems of a configuration, as a person is told them, and the exit codes that say so to programs."""
 
 from __future__ import annotations
 
@@ -45,6 +45,6 @@ class ConfigError(ValueError):
 
 
 def shortened(value: object, limit: int = 120) -> str:
-    """The value as Python writes it, cut to `limit` characters."""
+    """Return the value as Python writes it, cut to `limit` characters."""
     text = repr(value)
     return text if len(text) <= limit else f"{text[: limit - 1]}…"

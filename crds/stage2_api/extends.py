@@ -16,16 +16,18 @@ Read = Callable[[Path], Mapping[str, Any]]
 
 
 def resolve_extends(path: Path, read: Read) -> dict[str, Any]:
-    """The mapping in the file `path` merged over those that it extends, without the key `extends`.
+    """Return the mapping in the file `path` merged over those that it extends, without the key `extends`.
 
     read: turns a file into a mapping (YAML is not this package's business).
-    Raises ConfigError for a cycle or an `extends` that is neither text nor a list of texts.
+
+    Raises:
+        ConfigError: files extend each other in a circle, or `extends` is neither text nor a list of texts.
     """
     return _resolve(path, read, ())
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` on top of `base`: mappings merge key by key, anything else is replaced."""
+    """Return `over` on top of `base`: mappings merge key by key, anything else is replaced."""
     result = dict(base)
     for key, value in over.items():
         below = result.get(key)

@@ -163,7 +163,7 @@ class RolloutServer(Section):
     """Quantisation of vLLM's weights by its name there. Unset means none."""
 
     def passed_through(self) -> dict[str, Any]:
-        """The engine arguments that only a GRPO server takes, by vLLM's names."""
+        """Return the engine arguments that only a GRPO server takes, by vLLM's names."""
         named = ("mm_processor_cache_gb", "disable_cascade_attn", "quantization")
         given = {name: value for name in named if (value := getattr(self, f"vllm_{name}")) is not None}
         return {**given, **(self.vllm_engine_kwargs or {})}

@@ -47,7 +47,7 @@ Written by the controller. `kubectl get rmj` shows phase, step, rollout and node
 
 
 def reference_markdown() -> str:
-    """The whole reference as Markdown."""
+    """Return the whole reference as Markdown."""
     return "\n".join(
         [
             _INTRODUCTION,
@@ -66,7 +66,7 @@ def reference_markdown() -> str:
 
 
 def _tables(model: type[Section], root: str, skip: str = "") -> Iterator[str]:
-    """One table for each section that has keys of its own."""
+    """Yield one table for each section that has keys of its own."""
     schema = structural(model)
     for path, section, sentence in _sections(schema, root, skip):
         rows = [_row(path, key, value, section) for key, value in section["properties"].items() if not _deeper(value)]
@@ -79,7 +79,7 @@ def _tables(model: type[Section], root: str, skip: str = "") -> Iterator[str]:
 
 
 def _sections(schema: Schema, path: str, skip: str, sentence: str = "") -> Iterator[tuple[str, Schema, str]]:
-    """Every section with its path and what it is."""
+    """Yield every section with its path and what it is."""
     yield path, schema, sentence
     for key, value in schema["properties"].items():
         inside = value.get("items", value)
@@ -89,7 +89,7 @@ def _sections(schema: Schema, path: str, skip: str, sentence: str = "") -> Itera
 
 
 def _deeper(schema: Schema) -> bool:
-    """Whether a key has a table of its own."""
+    """Tell whether a key has a table of its own."""
     return "properties" in schema.get("items", schema)
 
 
@@ -110,7 +110,7 @@ def _cell(text: str) -> str:
 
 
 def _type(schema: Mapping[str, Any]) -> str:
-    """The type of a value with its bounds, in words."""
+    """Return the type of a value with its bounds, in words."""
     if "enum" in schema:
         return ", ".join(
             f"`{str(value).lower() if isinstance(value, bool) else value}`"

@@ -22,7 +22,7 @@ _BOUNDS = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}
 
 
 def structural(model: type[Section]) -> Schema:
-    """The structural schema of a model: no references, descriptions on one line with the default at their end.
+    """Return the structural schema of a model: no references; descriptions on one line, the default at their end.
 
     Defaults become part of the schema where `filled_in` says so.
     """
@@ -31,7 +31,7 @@ def structural(model: type[Section]) -> Schema:
 
 
 def _filled_models(model: type[Section]) -> set[str]:
-    """The names of all models under `model` whose defaults the API server fills in."""
+    """Return the names of all models under `model` whose defaults the API server fills in."""
     found: set[str] = set()
     for info in model.model_fields.values():
         for inside in _sections_in(info.annotation):
@@ -51,7 +51,7 @@ class _Walk:
         self._filled = filled
 
     def node(self, raw: Mapping[str, Any], *, filled: bool) -> Schema:
-        """The structural form of one node. `filled`: whether defaults below it go into the schema."""
+        """Return the structural form of one node. `filled`: whether defaults below it go into the schema."""
         raw, name = self._flat(raw)
         filled = name in self._filled if name else filled
         if OVERRIDE in raw:
@@ -92,7 +92,7 @@ class _Walk:
         return result
 
     def _flat(self, raw: Mapping[str, Any]) -> tuple[Mapping[str, Any], str | None]:
-        """A node without reference and without the branch for null; the name of the model referred to.
+        """Return a node without reference and without the branch for null; the name of the model referred to.
 
         Null is left out because the API server drops a null from a field that is not nullable, which is what null means
         in every key that takes it: unset.

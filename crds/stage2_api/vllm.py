@@ -69,7 +69,7 @@ class VllmServer(Section):
     weight version within `timeout_s`, and after `timeout_s` a warning counts the requests under way."""
 
     def resolved_servers(self) -> tuple[ServerAddress, ...]:
-        """The servers of either form, in order; empty when neither form is given."""
+        """Return the servers of either form, in order; empty when neither form is given."""
         if self.servers is not None:
             return tuple(ServerAddress(item.base_url.rstrip("/"), item.group_port) for item in self.servers)
         if self.base_url is None or self.group_port is None:
@@ -162,11 +162,11 @@ class Vllm(Section):
         return self.load_format or ("auto" if self.enable_lora else "dummy")
 
     def resolved_tensor_parallel_size(self, world_size: int) -> int:
-        """`tensor_parallel_size`, or what it means when unset in `world_size` learner processes."""
+        """Return `tensor_parallel_size`, or what it means when unset in `world_size` learner processes."""
         return self.tensor_parallel_size or (4 if self.mode == "colocate" and world_size == 4 else 1)
 
     def passed_through(self) -> dict[str, Any]:
-        """The engine arguments that a person set and that vLLM takes under the same names."""
+        """Return the engine arguments that a person set and that vLLM takes under the same names."""
         names = (
             "max_num_batched_tokens", "enable_chunked_prefill", "disable_chunked_mm_input", "skip_mm_profiling",
             "kv_cache_dtype", "cpu_offload_gb", "swap_space", "limit_mm_per_prompt", "mm_encoder_tp_mode",

@@ -1,1 +1,1 @@
-"""What crosses the edge of a job's pods: what the controller passes in, and what it reads of them."""
+"""The edge of a job's pods: what the controller passes into them, and what it reads of them."""

@@ -1,4 +1,4 @@
-"""What all documents have in common that a pod hands over."""
+"""The base of all documents that a pod hands over."""
 
 from __future__ import annotations
 

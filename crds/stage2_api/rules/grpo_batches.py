@@ -20,7 +20,7 @@ def _plan(config: RunConfig) -> BatchPlan | None:
 
 
 def _training_differs(config: RunConfig, key: str, wanted: int | None) -> bool:
-    """Whether a key of `training` was written with another value than the plan's."""
+    """Tell whether a key of `training` was written with another value than the plan's."""
     training = config.training
     value = getattr(training, key)
     return key in training.model_fields_set and value is not None and wanted is not None and value != wanted
@@ -115,7 +115,7 @@ BATCH_RULES: tuple[Rule[RunConfig], ...] = (
 
 
 def batch_problems(config: RunConfig, world_size: int, *, root: str = "") -> list[Problem]:
-    """What does not fit in `world_size` learner processes; `root` stands before the paths."""
+    """Return what does not fit in `world_size` learner processes; `root` stands before the paths."""
     batches, plan = config.grpo_batches(world_size), config.custom.grpo.batch_plan
     path = f"{_PLAN}.unified_batch_size" if plan.enabled else _generation_path(config)
     problems = []

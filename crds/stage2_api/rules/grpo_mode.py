@@ -14,7 +14,7 @@ _OF_BOTH = {"server", "sync"}  # sections of rollout_matching.vllm that GRPO use
 
 
 def _sets_matching(config: RunConfig) -> bool:
-    """Whether keys of rollout matching are set beside those that GRPO shares with it."""
+    """Tell whether keys of rollout matching are set beside those that GRPO shares with it."""
     own = config.custom.extra.rollout_matching
     return config.rlhf is not None and bool(own.model_fields_set - {"vllm"} or own.vllm.model_fields_set - _OF_BOTH)
 

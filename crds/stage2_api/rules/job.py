@@ -24,7 +24,7 @@ def _grpo(spec: JobSpec) -> bool:
 
 
 def _needs_other_gpus(spec: JobSpec) -> bool:
-    """Whether a GRPO server's copies of the model take another number of GPUs than it has."""
+    """Tell whether a GRPO server's copies of the model take another number of GPUs than it has."""
     wanted = _tensor_parallel(spec) * spec.config.data_parallel_size
     return _grpo(spec) and spec.gpu_resource != "" and spec.rollout.gpus_per_server != wanted
 

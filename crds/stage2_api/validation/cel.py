@@ -17,7 +17,7 @@ from stage2_api.validation.rule import SET, VALUE, Rule
 
 
 def validations(model: type[BaseModel], rules: Sequence[Rule[Any]]) -> list[dict[str, str]]:
-    """`x-kubernetes-validations` for the schema of `model`: one entry for each rule that CEL can tell."""
+    """Return `x-kubernetes-validations` for the schema of `model`: one entry for each rule that CEL can tell."""
     return [
         {"rule": expression(model, rule.cel), "message": f"{rule.rule}; {rule.way_out}", "fieldPath": f".{rule.path}"}
         for rule in rules
@@ -26,7 +26,7 @@ def validations(model: type[BaseModel], rules: Sequence[Rule[Any]]) -> list[dict
 
 
 def expression(model: type[BaseModel], text: str) -> str:
-    """The CEL expression that `text` with its placeholders stands for; `self` is an object of `model`."""
+    """Return the CEL expression that `text` with its placeholders stands for; `self` is an object of `model`."""
     with_set = SET.sub(lambda match: f"{_chain(match[1])}.hasValue()", text)
     return VALUE.sub(lambda match: f"{_chain(match[1])}.orValue({match[2] or _default(model, match[1])})", with_set)
 
@@ -36,7 +36,7 @@ def _chain(path: str) -> str:
 
 
 def _default(model: type[BaseModel], path: str) -> str:
-    """The default of a key as a CEL literal."""
+    """Return the default of a key as a CEL literal."""
     info = key_paths.field_at(model, path.split("."))
     if info is None or info.is_required() or info.default is None:
         raise LookupError(f"{path} has no default to put into a rule; write $({path}, DEFAULT)")

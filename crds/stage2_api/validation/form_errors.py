@@ -36,7 +36,7 @@ _NUMBER = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]+)?")
 
 
 def location(place: Sequence[int | str], raw: Any) -> tuple[int | str, ...]:
-    """Pydantic's location without the names that it gives to the branches of a union."""
+    """Return pydantic's location without the names that it gives to the branches of a union."""
     kept: list[int | str] = []
     here = raw
     for index, part in enumerate(place):
@@ -50,7 +50,7 @@ def location(place: Sequence[int | str], raw: Any) -> tuple[int | str, ...]:
 
 
 def from_pydantic(model: type[BaseModel], located: Located, *, root: str = "") -> list[Problem]:
-    """One problem for each place that is wrong, in the order of the file; branches of a union count as one."""
+    """Return one problem for each place that is wrong, in the order of the file; branches of a union count as one."""
     by_path: dict[str, list[tuple[tuple[int | str, ...], ErrorDetails]]] = {}
     for place, error in located:
         by_path.setdefault(key_paths.joined(root, key_paths.dotted(place)), []).append((place, error))
@@ -77,7 +77,7 @@ def _unknown(model: type[BaseModel], place: Sequence[int | str]) -> str:
 
 
 def _rule(error: ErrorDetails) -> str:
-    """What must be, without the path: "at least 1"."""
+    """Return what must hold, without the path: "at least 1"."""
     context = error.get("ctx", {})
     kind = error["type"]
     if kind in _FORMS:
@@ -141,7 +141,7 @@ def _instead_of_unknown(model: type[BaseModel], place: Sequence[int | str], valu
 
 
 def _instead_of_section(model: type[BaseModel], place: Sequence[int | str], value: object, root: str) -> str | None:
-    """Where the keys of an unknown section belong; None where none of them is known."""
+    """Return where the keys of an unknown section belong; None where none of them is known."""
     if not isinstance(value, Mapping):
         return None
     homes = {key: key_paths.namesake(model, (*place, str(key))) for key in value}
@@ -158,7 +158,7 @@ def _instead_of_nothing(model: type[BaseModel], place: Sequence[int | str], root
 
 
 def _meaning(model: type[BaseModel], place: Sequence[int | str]) -> str:
-    """The first sentence of a key's description, in lower case."""
+    """Return the first sentence of a key's description, in lower case."""
     info = key_paths.field_at(model, place)
     if info is None or not info.description:
         return "docs/reference.md lists all keys"

@@ -16,12 +16,12 @@ _CONFIG = "spec.config."
 
 
 def joined(root: str, path: str) -> str:
-    """Two dotted paths as one; either may be empty."""
+    """Return two dotted paths as one; either may be empty."""
     return f"{root}.{path}" if root and path else root or path
 
 
 def dotted(place: Sequence[int | str]) -> str:
-    """A location as people write it: `servers[1].base_url`."""
+    """Return a location as people write it: `servers[1].base_url`."""
     text = ""
     for part in place:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
@@ -29,12 +29,12 @@ def dotted(place: Sequence[int | str]) -> str:
 
 
 def fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
-    """The fields of a model by their keys in YAML."""
+    """Return the fields of a model by their keys in YAML."""
     return {info.alias or name: info for name, info in model.model_fields.items()}
 
 
 def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The models inside a type: `X`, `X | None`, `list[X]`."""
+    """Yield the models inside a type: `X`, `X | None`, `list[X]`."""
     if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
         yield annotation
     for argument in typing.get_args(annotation):
@@ -42,7 +42,7 @@ def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def model_at(model: type[BaseModel], place: Sequence[int | str]) -> type[BaseModel] | None:
-    """The model of the section at `place`; None where a plain value or a free mapping stands."""
+    """Return the model of the section at `place`; None where a plain value or a free mapping stands."""
     here = model
     for part in place:
         if isinstance(part, int):
@@ -56,7 +56,7 @@ def model_at(model: type[BaseModel], place: Sequence[int | str]) -> type[BaseMod
 
 
 def field_at(model: type[BaseModel], place: Sequence[int | str]) -> FieldInfo | None:
-    """The field at `place`, of whose value list items and items of free mappings are parts."""
+    """Return the field at `place`, of whose value list items and items of free mappings are parts."""
     here: type[BaseModel] | None = model
     info: FieldInfo | None = None
     for part in place:
@@ -72,7 +72,7 @@ def field_at(model: type[BaseModel], place: Sequence[int | str]) -> FieldInfo | 
 
 
 def leaves(model: type[BaseModel], root: str = "") -> Iterator[str]:
-    """The dotted paths of all keys under a model, sections before what is in them."""
+    """Yield the dotted paths of all keys under a model, sections before what is in them."""
     for key, info in fields(model).items():
         path = joined(root, key)
         yield path
@@ -81,7 +81,7 @@ def leaves(model: type[BaseModel], root: str = "") -> Iterator[str]:
 
 
 def suggestion(model: type[BaseModel], place: Sequence[int | str]) -> str | None:
-    """The known key that a person may have meant by the unknown one at `place`, dotted; None where none is near.
+    """Return the known key that a person may have meant at `place`, dotted; None where none is near.
 
     A key of the same name elsewhere comes first, then the most similar one beside it.
     """
@@ -91,7 +91,7 @@ def suggestion(model: type[BaseModel], place: Sequence[int | str]) -> str | None
 
 
 def namesake(model: type[BaseModel], place: Sequence[int | str]) -> str | None:
-    """The path of the only other key that is called as the last part of `place`; None if there is none, or several.
+    """Return the path of the only other key called as the last part of `place`; None if there is none, or several.
 
     Keys of the same part of a job, the training YAML or what is around it, come first.
     """
@@ -102,7 +102,7 @@ def namesake(model: type[BaseModel], place: Sequence[int | str]) -> str | None:
 
 
 def found(parsed: BaseModel, raw: Mapping[str, Any], path: str) -> object:
-    """The value at a dotted path: as written, or the default that counts in its place; None where neither is."""
+    """Return the value at a dotted path: as written, or the default that counts in its place; None where neither is."""
     written: Any = raw
     value: Any = parsed
     for part in path.split(".") if path else ():
@@ -115,7 +115,7 @@ def found(parsed: BaseModel, raw: Mapping[str, Any], path: str) -> object:
 
 
 def stand_in(model: type[BaseModel], place: Sequence[int | str]) -> object:
-    """Something valid in form for a required key that is missing, so that everything else can still be looked at."""
+    """Return something valid in form for a missing key that is required, so that all else can still be looked at."""
     info = field_at(model, place)
     annotation = info.annotation if info else None
     section = next(models_in(annotation), None)
@@ -127,7 +127,7 @@ def stand_in(model: type[BaseModel], place: Sequence[int | str]) -> object:
 
 
 def placeholder(model: type[BaseModel]) -> dict[str, Any]:
-    """A mapping with a stand-in for every required key of a model."""
+    """Return a mapping with a stand-in for every required key of a model."""
     return {key: stand_in(model, (key,)) for key, info in fields(model).items() if info.is_required()}
 
 

@@ -18,7 +18,7 @@ VALUE = re.compile(r"\$\(([^),]+)(?:, ([^)]+))?\)")
 
 
 def placeholders(text: str) -> tuple[str, ...]:
-    """The keys that stand in a CEL expression as `$(a.b)`, `$(a.b, x)` or `$?(a.b)`."""
+    """Return the keys that stand in a CEL expression as `$(a.b)`, `$(a.b, x)` or `$?(a.b)`."""
     return tuple(match[1] for pattern in (SET, VALUE) for match in pattern.finditer(text))
 
 
@@ -42,12 +42,12 @@ class Rule(Generic[M]):
     reads: tuple[str, ...] = ()
 
     def keys_read(self) -> tuple[str, ...]:
-        """The dotted paths of all keys that the rule looks at."""
+        """Return the dotted paths of all keys that the rule looks at."""
         return (self.path, *self.reads, *placeholders(self.cel or ""))
 
 
 def lifted(rules: Sequence[Rule[Any]], root: str, part: Callable[[Any], Any]) -> tuple[Rule[Any], ...]:
-    """Rules about a part of an object as rules about the object: `part` takes it out, `root` is its path."""
+    """Return rules about a part of an object as rules about the object: `part` takes it out, `root` is its path."""
 
     def about_whole(rule: Rule[Any]) -> Rule[Any]:
         return Rule(

@@ -1,4 +1,4 @@
-"""Parsing that finds everything in one pass: what is wrong in form, which pydantic tells, and rules that cross keys.
+"""Validation that finds everything in one pass: what is wrong in form, as pydantic tells, and rules that cross keys.
 
 A rule that crosses keys needs a whole object. Where a key is wrong in form, the rules run over the object without that
 key, and those that read it say nothing.
@@ -23,7 +23,11 @@ _ROUNDS = 8  # how often a repaired object may show new problems of form: sectio
 
 
 def validate(model: type[M], raw: Mapping[str, Any], rules: Sequence[Rule[M]], *, root: str = "") -> M:
-    """The object that `raw` describes. Raises ConfigError with every problem; `root` stands before their paths."""
+    """Return the object that `raw` describes; `root` stands before the paths of problems.
+
+    Raises:
+        ConfigError: with every problem, not only the first.
+    """
     parsed, found = form_of(model, raw, root=root)
     if parsed is not None:
         wrong = [problem.path for problem in found]
@@ -35,7 +39,7 @@ def validate(model: type[M], raw: Mapping[str, Any], rules: Sequence[Rule[M]], *
 
 
 def form_of(model: type[M], raw: Mapping[str, Any], *, root: str = "") -> tuple[M | None, list[Problem]]:
-    """The object, repaired where its form is wrong, with the problems of form; None if it is beyond repair."""
+    """Return the object, repaired where its form is wrong, with the problems of form; None if it is beyond repair."""
     repaired = copy.deepcopy(raw)
     found: list[Problem] = []
     for attempt in range(_ROUNDS):
@@ -53,7 +57,7 @@ def form_of(model: type[M], raw: Mapping[str, Any], *, root: str = "") -> tuple[
 
 
 def broken_rules(parsed: M, raw: Mapping[str, Any], rules: Sequence[Rule[M]], *, root: str = "") -> list[Problem]:
-    """The rules that `parsed` breaks, with the values found in `raw` or their defaults."""
+    """Return the rules that `parsed` breaks, with the values found in `raw` or their defaults."""
     return [
         Problem(key_paths.joined(root, rule.path), key_paths.found(parsed, raw, rule.path), rule.rule, rule.way_out)
         for rule in rules
@@ -62,13 +66,13 @@ def broken_rules(parsed: M, raw: Mapping[str, Any], rules: Sequence[Rule[M]], *,
 
 
 def _reads_any(rule: Rule[Any], wrong: Sequence[str], root: str) -> bool:
-    """Whether a rule reads a key whose value is wrong in form: what it would say is about the repair, not the file."""
+    """Tell whether a rule reads a key that is wrong in form: what it would say is about the repair, not the file."""
     read = [key_paths.joined(root, path) for path in rule.keys_read()]
     return any(_told(path, {other}) or _told(other, {path}) for path in read for other in wrong)
 
 
 def _about_told(path: str, told: set[str]) -> bool:
-    """Whether a problem was told of a key, of what it is part of, or of a part of it, for which it was taken out."""
+    """Tell whether a problem was told of a key, or of a part of it or of its whole, for which it was taken out."""
     return _told(path, told) or any(_told(other, {path}) for other in told)
 
 
@@ -77,7 +81,7 @@ def _told(path: str, told: set[str]) -> bool:
 
 
 def _repaired(model: type[BaseModel], raw: Any, place: Location, *, missing: bool) -> Any:
-    """`raw` without what is wrong at `place`, or with something that stands for what is missing there."""
+    """Return `raw` without what is wrong at `place`, or with something that stands for what is missing there."""
     if not place or not isinstance(raw, Mapping):
         return key_paths.placeholder(model)
     cut = next((index for index, part in enumerate(place) if isinstance(part, int)), None)
