@@ -6,7 +6,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from stage2_controller.job import names
+from stage2_api.pod.ports import PROGRESS_PORT
 from stage2_controller.job.containers import POD_PORTS, LearnerPorts
 
 _APART = 20  # more than a run uses from any one of its ports on
@@ -35,7 +35,7 @@ def _unclaimed(servers: int, claims: ExitStack) -> Iterator[LearnerPorts]:
         ports = _shifted(run * _APART)
         if all(map(_is_free, _all(ports, servers))):
             yield ports
-    raise OSError(f"no free ports for a learner: {_RUNS} sets from {names.PROGRESS_PORT} on are taken")
+    raise OSError(f"no free ports for a learner: {_RUNS} sets from {PROGRESS_PORT} on are taken")
 
 
 def _shifted(by: int) -> LearnerPorts:

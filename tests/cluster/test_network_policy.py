@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from stage2_api.parsing import parse_job
+from stage2_api.pod.ports import METRICS_PORT, PROGRESS_PORT
 from stage2_controller.job import names
 from stage2_controller.job.children.meta import labels
 from stage2_controller.job.children.networkpolicy import CONTROLLER_LABELS, networkpolicy
@@ -46,8 +47,8 @@ def ports() -> dict[str, list[int]]:
         "servers": servers,
         "group": group,
         "chosen": [CHOSEN],
-        "progress": [names.PROGRESS_PORT],
-        "metrics": [names.METRICS_PORT],
+        "progress": [PROGRESS_PORT],
+        "metrics": [METRICS_PORT],
     }
 
 

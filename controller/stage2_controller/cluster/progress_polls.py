@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from stage2_api.pod.progress import LearnerReport
 from stage2_controller.job import names
 from stage2_controller.job.key import Key
 from stage2_controller.job.observed import Object, running
@@ -19,7 +20,7 @@ _AT_ONCE = 32  # learners that are asked at the same time
 class Reader(Protocol):
     """A client that asks one learner; `stage2_controller.cluster.progress_reader.ProgressReader` is one."""
 
-    async def read(self, pod: Object | None, secret: Object | None) -> Object | None:
+    async def read(self, pod: Object | None, secret: Object | None) -> LearnerReport | None:
         """Return the learner's report; None while it does not run, or does not answer in time."""
         ...
 
@@ -31,7 +32,7 @@ class Reader(Protocol):
 @dataclass(frozen=True)
 class _LastReport:
     pod: str  # its uid: what an earlier pod said is no report of this one
-    report: Object | None
+    report: LearnerReport | None
     at: float
 
 
@@ -57,7 +58,7 @@ class ProgressPolls:
         self._kept: dict[Key, _LastReport] = {}
         self._asking: dict[Key, asyncio.Task[None]] = {}
 
-    def latest(self, key: Key, pod: Object | None, secret: Object | None) -> Object | None:
+    def latest(self, key: Key, pod: Object | None, secret: Object | None) -> LearnerReport | None:
         """Return what the learner in this pod said last; ask it anew, in the background, if that was a while ago."""
         if pod is None or secret is None or not running(pod, names.ROLE_LEARNER):
             self.forget(key)

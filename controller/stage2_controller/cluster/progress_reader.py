@@ -5,6 +5,9 @@ import logging
 
 import aiohttp
 
+from stage2_api.pod import files
+from stage2_api.pod.ports import PROGRESS_PORT, PROGRESS_ROUTE
+from stage2_api.pod.progress import LearnerReport, read_report
 from stage2_controller.job import names
 from stage2_controller.job.observed import Object, running
 
@@ -16,7 +19,7 @@ _TIMEOUT = aiohttp.ClientTimeout(total=3)
 class ProgressReader:
     """A client of GET /progress of learner pods, with each job's own bearer token."""
 
-    def __init__(self, *, port: int = names.PROGRESS_PORT) -> None:
+    def __init__(self, *, port: int = PROGRESS_PORT) -> None:
         self._port = port
         self._session = aiohttp.ClientSession(timeout=_TIMEOUT)
 
@@ -24,19 +27,19 @@ class ProgressReader:
         """End all connections."""
         await self._session.close()
 
-    async def read(self, pod: Object | None, secret: Object | None) -> Object | None:
+    async def read(self, pod: Object | None, secret: Object | None) -> LearnerReport | None:
         """Return the learner's report; None while it does not run, or does not answer in time."""
         address = pod.get("status", {}).get("podIP") if pod else None
         if not address or secret is None or not running(pod, names.ROLE_LEARNER):
             return None
-        token = base64.b64decode(secret["data"][names.TOKEN_KEY]).decode()
+        token = base64.b64decode(secret["data"][files.TOKEN_KEY]).decode()
         host = f"[{address}]" if ":" in address else address
-        url = f"http://{host}:{self._port}/progress"
+        url = f"http://{host}:{self._port}{PROGRESS_ROUTE}"
         try:
             async with self._session.get(url, headers={"Authorization": f"Bearer {token}"}) as response:
                 response.raise_for_status()
-                report = await response.json()
+                document = await response.json()
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             logger.info("no progress from %s: %s", url, error)
             return None
-        return report if isinstance(report, dict) else None
+        return read_report(document)

@@ -10,19 +10,27 @@ import yaml
 
 from stage2_api.job import RolloutMatchingJob
 from stage2_api.parsing import parse_run_config
+from stage2_api.pod import files
+from stage2_api.pod.environment import (
+    METRICS_PORT_VARIABLE,
+    PROGRESS_PORT_VARIABLE,
+    TERMINATION_LOG_VARIABLE,
+    TOKEN_FILE_VARIABLE,
+)
+from stage2_api.pod.ports import GROUP_PORT, METRICS_PORT, PROGRESS_PORT
 from stage2_api.runconfig import RunConfig
 from stage2_controller.job import names, template_rules
 
-_COMMON_ENV = {"STAGE2_TOKEN_FILE": names.TOKEN_PATH, "HF_HUB_OFFLINE": "1", "HOME": "/tmp"}
+_COMMON_ENV = {TOKEN_FILE_VARIABLE: files.TOKEN_PATH, "HF_HUB_OFFLINE": "1", "HOME": files.TMP_FOLDER}
 
 
 @dataclass(frozen=True)
 class LearnerPorts:
     """The ports on which the learner is reached; server i's transfer group meets on `group` + i."""
 
-    progress: int = names.PROGRESS_PORT
-    metrics: int = names.METRICS_PORT
-    group: int = names.GROUP_PORT
+    progress: int = PROGRESS_PORT
+    metrics: int = METRICS_PORT
+    group: int = GROUP_PORT
 
 
 POD_PORTS = LearnerPorts()
@@ -47,7 +55,7 @@ class Container:
         """Return the same container where `/etc/stage2` is the folder `root` and the termination log lies in it."""
 
         def moved(text: str) -> str:
-            return text.replace(names.MOUNT_ROOT, root).replace(names.TERMINATION_LOG, f"{root}/termination-log")
+            return text.replace(files.ROOT, root).replace(files.TERMINATION_LOG, f"{root}/termination-log")
 
         return replace(
             self,
@@ -63,7 +71,7 @@ class Processes:
     servers: tuple[Container, ...]
     learner: Container
     config: RunConfig
-    config_text: str  # the YAML at names.CONFIG_PATH
+    config_text: str  # the YAML at files.CONFIG_PATH
 
 
 def containers(
@@ -96,7 +104,7 @@ def containers(
 def _server(job: RolloutMatchingJob, index: int) -> Container:
     return Container(
         name=f"server-{index}",
-        command=("stage2", "serve", names.CONFIG_PATH, "--server", str(index)),
+        command=("stage2", "serve", files.CONFIG_PATH, "--server", str(index)),
         env=_COMMON_ENV,
         ports={f"http-{index}": job.spec.rollout.port + index},
         gpus=job.spec.rollout.gpus_per_server,
@@ -106,12 +114,12 @@ def _server(job: RolloutMatchingJob, index: int) -> Container:
 def _learner(job: RolloutMatchingJob, ports: LearnerPorts) -> Container:
     return Container(
         name=names.ROLE_LEARNER,
-        command=("stage2", "learn", names.CONFIG_PATH, *_processes(job)),
+        command=("stage2", "learn", files.CONFIG_PATH, *_processes(job)),
         env={
             **_COMMON_ENV,
-            "STAGE2_PROGRESS_PORT": str(ports.progress),
-            "STAGE2_METRICS_PORT": str(ports.metrics),
-            "STAGE2_TERMINATION_LOG": names.TERMINATION_LOG,
+            PROGRESS_PORT_VARIABLE: str(ports.progress),
+            METRICS_PORT_VARIABLE: str(ports.metrics),
+            TERMINATION_LOG_VARIABLE: files.TERMINATION_LOG,
         },
         ports={
             "progress": ports.progress,

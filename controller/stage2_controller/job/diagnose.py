@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from stage2_api.pod.termination import read_termination_message
 from stage2_controller.job import reasons
-from stage2_controller.job.observed import Object, parse_report
+from stage2_controller.job.observed import Object
 
 _IMAGE = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
 _CONFIG = {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
@@ -64,9 +65,9 @@ def servers(observed: Object | None, names: Sequence[str], deployment: Object | 
 
 def last_words(ended: Mapping[str, Any]) -> str:
     """Return how a container ended: its exit code and the end of its message."""
-    report = parse_report(str(ended.get("message")))
+    report = read_termination_message(str(ended.get("message")))
     if report:
-        return f"exit code {ended.get('exitCode')}: {report.get('message') or report['phase']}"
+        return f"exit code {ended.get('exitCode')}: {report.message or report.phase}"
     lines = str(ended.get("message") or ended.get("reason") or "no message").splitlines()
     said = [line.strip() for line in lines if line[:1].strip()]  # the frames of a traceback are indented
     return f"exit code {ended.get('exitCode')}: {' '.join(said[-3:])[-_TAIL:]}"

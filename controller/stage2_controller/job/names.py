@@ -1,4 +1,4 @@
-"""Names that the plan, its executors and the status share: labels, annotations, paths, ports, children."""
+"""Names that the plan, its executors and the status share: labels, annotations, roles, children."""
 
 import hashlib
 import re
@@ -35,19 +35,6 @@ ROLE_CONFIG = "config"
 ROLE_TOKEN = "token"
 ROLE_PODS = "pods"
 ROLE_QUOTA = "quota"
-
-MOUNT_ROOT = "/etc/stage2"
-CONFIG_DIR = f"{MOUNT_ROOT}/config"
-CONFIG_KEY = "config.yaml"
-CONFIG_PATH = f"{CONFIG_DIR}/{CONFIG_KEY}"
-TOKEN_DIR = f"{MOUNT_ROOT}/token"
-TOKEN_KEY = "token"
-TOKEN_PATH = f"{TOKEN_DIR}/{TOKEN_KEY}"
-TERMINATION_LOG = "/dev/termination-log"
-
-PROGRESS_PORT = 9400
-METRICS_PORT = 9401  # of the learner, for Prometheus
-GROUP_PORT = 51216  # of server 0; server i has this + i. The port is on the learner's side: server i dials it.
 
 MAX_NAME = 63  # a label value and a DNS label hold no more (RFC 1123)
 _DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")

@@ -1,10 +1,11 @@
 """The observed state of one job: its children as the API server holds them, and the learner's last word."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from stage2_api.pod.progress import LearnerReport
+from stage2_api.pod.termination import read_termination_message
 from stage2_controller.job import kinds, names
 
 Object = Mapping[str, Any]
@@ -23,7 +24,7 @@ class Observed:
     secret: Object | None = None
     learner: Object | None = None  # the batch/v1 Job
     pods: tuple[Object, ...] = ()
-    progress: Object | None = None  # what the learner's /progress answered, if it was asked
+    progress: LearnerReport | None = None  # what the learner's /progress answered, if it was asked
     leaving: tuple[str, ...] = ()  # kind and name of what a deleted job of the same name has left
     foreign: tuple[str, ...] = ()  # kind and name of what has a child's name and was made by somebody else
 
@@ -56,13 +57,13 @@ class Observed:
         statuses = [item for pod in self.pods for item in pod.get("status", {}).get("containerStatuses", [])]
         return any("waiting" not in item.get("state", {}) or item.get("lastState") for item in statuses)
 
-    def report(self) -> Object | None:
+    def report(self) -> LearnerReport | None:
         """Return the learner's newest report: its /progress, else the message that its container ended with."""
         if self.progress is not None:
             return self.progress
         pod = self.pod(names.ROLE_LEARNER)
         ended = terminated(pod, names.ROLE_LEARNER) if pod else None
-        return parse_report(ended.get("message", "")) if ended else None
+        return read_termination_message(ended.get("message", "")) if ended else None
 
 
 def terminated(pod: Object, container: str) -> Object | None:
@@ -90,15 +91,6 @@ def succeeded(pod: Object | None, container: str) -> bool:
 def terminating(child: Object | None) -> bool:
     """Return whether the API server was told to delete it and it still exists."""
     return child is not None and "deletionTimestamp" in child["metadata"]
-
-
-def parse_report(message: str) -> Object | None:
-    """Return a termination message as the learner's report; None if a person or a traceback wrote it."""
-    try:
-        report = json.loads(message)
-    except ValueError:
-        return None
-    return report if isinstance(report, dict) and "phase" in report else None
 
 
 def _age_rank(pod: Object) -> tuple[bool, str, str]:

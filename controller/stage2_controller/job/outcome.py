@@ -103,8 +103,8 @@ def _failed(observed: Observed, told: Mapping[str, Any]) -> Outcome:
 
 def _words(observed: Observed, ended: Mapping[str, Any] | None) -> str:
     report = observed.report()
-    if report and report.get("message"):
-        return str(report["message"])
+    if report and report.message:
+        return report.message
     return diagnose.last_words(ended) if ended else "its pod is gone, and its last words with it"
 
 

@@ -16,7 +16,8 @@ _REPORTED = ("step", "maxSteps", "sync", "reproducibility")
 
 def accepted(situation: Situation) -> dict[str, Any]:
     """Return the status of a job whose spec is valid."""
-    report = {**situation.previous, **(situation.observed.report() or {})}
+    told = situation.observed.report()
+    report = {**situation.previous, **(told.said() if told else {})}
     status: dict[str, Any] = {
         "phase": _phase(situation),
         "observedGeneration": situation.job.metadata.generation,
@@ -83,7 +84,7 @@ def _message(situation: Situation, found: Sequence[Condition]) -> str:
         return missing[0]
     doing = situation.observed.report()
     if doing:
-        return str(doing.get("message") or doing.get("phase"))
+        return doing.message or doing.phase
     told_before = situation.previous.get("message") if situation.previous.get("phase") == reasons.RUNNING else None
     return told_before or "the learner runs"
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.job import RolloutMatchingJob
+from stage2_api.pod import files
 from stage2_controller.job import names, template_schema
 
 _OF_CONTAINER = {
@@ -12,8 +13,7 @@ _OF_CONTAINER = {
     "args": "stage2 starts its own commands",
     "ports": "servers and learner reach each other on stage2's ports",
 }
-_ROOTS = (names.MOUNT_ROOT, "/tmp", "/dev/shm")
-_VOLUMES = ("stage2-config", "stage2-token", "tmp", "shm")
+_ROOTS = (files.ROOT, files.TMP_FOLDER, files.SHARED_MEMORY_FOLDER)
 _OF_POD = {
     "restartPolicy": "Deployment and Job each need their own",
     "affinity": "the learner follows the servers",
@@ -99,8 +99,8 @@ def _metadata(path: str, metadata: Mapping[str, Any]) -> Iterator[Problem]:
 
 def _volumes(path: str, spec: Mapping[str, Any]) -> Iterator[Problem]:
     for index, volume in enumerate(spec.get("volumes") or []):
-        if volume["name"] in _VOLUMES:
-            rule = f"the names {', '.join(_VOLUMES)} belong to stage2"
+        if volume["name"] in files.VOLUMES:
+            rule = f"the names {', '.join(files.VOLUMES)} belong to stage2"
             yield Problem(f"{path}.volumes[{index}].name", volume["name"], rule, "choose another name")
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from stage2_api.pod.progress import LearnerReport, ReportedServer, ReportedSync
 from stage2_controller.job import names
 from stage2_controller.job.children import meta
 from stage2_controller.job.observed import Observed
@@ -138,21 +139,22 @@ def job_condition(condition_type: str, reason: str = "", text: str = "") -> Obje
     return {"type": condition_type, "status": "True", "reason": reason, "message": text}
 
 
-def report(step: int = 4, *, pushed: int = 4, held: tuple[int, ...] = (4, 4, 4), phase: str = "training") -> Object:
-    """What the learner's /progress answers."""
+def report(
+    step: int = 4, *, pushed: int = 4, held: tuple[int, ...] = (4, 4, 4), phase: str = "training", **more: Any
+) -> LearnerReport:
+    """What the learner's /progress answers; `more` replaces fields."""
     urls = [f"http://job-3v1-rollout.team-a.svc:{8000 + index}" for index in range(len(held))]
-    servers = [{"baseUrl": url, "version": version} for url, version in zip(urls, held, strict=True)]
-    sync = {"version": pushed, "requestedMode": "full", "effectiveMode": "full", "seconds": 0.2, "servers": servers}
-    return {
-        "step": step,
-        "maxSteps": 10,
-        "phase": phase,
+    servers = [ReportedServer(base_url=url, version=version) for url, version in zip(urls, held, strict=True)]
+    sync = ReportedSync(version=pushed, requested_mode="full", effective_mode="full", seconds=0.2, servers=servers)
+    parts: Object = {
+        "max_steps": 10,
         "loss": 0.5,
-        "tokensPerSecond": 1200.5,
+        "tokens_per_second": 1200.5,
         "sync": sync,
         "reproducibility": {"rollout_seed": 17},
         "message": "",
     }
+    return LearnerReport(step=step, phase=phase, **{**parts, **more})
 
 
 def started(raw: Object, **more: Any) -> Observed:
@@ -174,7 +176,7 @@ def started(raw: Object, **more: Any) -> Observed:
 
 def termination(**fields: Any) -> str:
     """A learner's termination message."""
-    return json.dumps({**report(phase="failed"), **fields})
+    return json.dumps({**report(phase="failed").document(), **fields})
 
 
 def _merge(base: Mapping[str, Any], more: Mapping[str, Any]) -> Object:

@@ -13,7 +13,7 @@ from stage2_api.pod.progress import ReportedSync
 from stage2_api.pod.reproducibility import EVENT, ReproducibilityRecord
 from stage2_api.pod.termination import read_termination_message
 from stage2_cli.run_console import parse_record
-from stage2_controller.progress import ProgressReader
+from stage2_controller.cluster.progress_reader import ProgressReader
 from stage2_trainer.data.records import Fingerprint
 from stage2_trainer.telemetry.progress import ProgressServer, Reporter
 from stage2_trainer.telemetry.reproducibility import reproducibility_record
@@ -48,7 +48,7 @@ async def test_the_controller_reads_the_report_that_the_learner_serves(reporter:
     with ProgressServer(reporter, host="127.0.0.1", port=0, token="t0ken") as server:
         reader = ProgressReader(port=server.port)
         try:
-            assert await reader.read(POD, SECRET) == reporter.current.document()
+            assert await reader.read(POD, SECRET) == reporter.current
         finally:
             await reader.close()
 

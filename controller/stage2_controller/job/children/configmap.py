@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-from stage2_controller.job import kinds, names
+from stage2_api.pod import files
+from stage2_controller.job import kinds
 from stage2_controller.job.children import meta
 
 
 def configmap(owner: Mapping[str, Any], config_text: str) -> meta.Manifest:
     """Return ConfigMap `<job>-config` with the one key config.yaml."""
-    body = {"data": {names.CONFIG_KEY: config_text}}
+    body = {"data": {files.CONFIG_KEY: config_text}}
     return meta.child(kinds.CONFIG_MAP, owner=owner, body=body)

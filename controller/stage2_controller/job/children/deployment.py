@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stage2_api.job import RolloutMatchingJob
+from stage2_api.pod.ports import HEALTH_ROUTE
 from stage2_controller.job import kinds, names
 from stage2_controller.job.children import meta, pod
 from stage2_controller.job.containers import Container
@@ -56,7 +57,7 @@ def _probes(server: Container, start_limit_s: int) -> dict[str, Any]:
     The startup probe ends a server, so it waits for as long as the job may: the job's deadline began before.
     """
     health = {
-        "httpGet": {"path": "/health", "port": server.port},
+        "httpGet": {"path": HEALTH_ROUTE, "port": server.port},
         "periodSeconds": _PROBE_PERIOD_S,
         "timeoutSeconds": 5,
     }

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stage2_api.pod.ports import METRICS_PORT, PROGRESS_PORT
 from stage2_controller.job import kinds, names
 from stage2_controller.job.children import meta
 from stage2_controller.job.containers import Container
@@ -23,8 +24,8 @@ def networkpolicy(
     between = [*_role(owner["name"], names.ROLE_LEARNER), *_role(owner["name"], names.ROLE_ROLLOUT)]
     rules = [
         *([_allow(between, _EVERY_PORT)] if servers else []),
-        _allow(_controller(controller_namespace), [{"port": names.PROGRESS_PORT}]),
-        _allow([{"namespaceSelector": {}}], [{"port": names.METRICS_PORT}]),
+        _allow(_controller(controller_namespace), [{"port": PROGRESS_PORT}]),
+        _allow([{"namespaceSelector": {}}], [{"port": METRICS_PORT}]),
     ]
     spec = {
         "podSelector": {"matchLabels": {names.LABEL_JOB: names.short_name(owner["name"])}},

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stage2_api.job import RolloutMatchingJob
+from stage2_api.pod import files
 from stage2_controller.job import kinds, names, strategic_merge
 from stage2_controller.job.children import meta
 from stage2_controller.job.containers import Container
@@ -23,10 +24,10 @@ _POD_SECURITY = {
     "seccompProfile": {"type": "RuntimeDefault"},
 }
 _MOUNTS = (
-    {"name": "stage2-config", "mountPath": names.CONFIG_DIR, "readOnly": True},
-    {"name": "stage2-token", "mountPath": names.TOKEN_DIR, "readOnly": True},
-    {"name": "tmp", "mountPath": "/tmp"},
-    {"name": "shm", "mountPath": "/dev/shm"},
+    {"name": files.CONFIG_VOLUME, "mountPath": files.CONFIG_FOLDER, "readOnly": True},
+    {"name": files.TOKEN_VOLUME, "mountPath": files.TOKEN_FOLDER, "readOnly": True},
+    {"name": files.TMP_VOLUME, "mountPath": files.TMP_FOLDER},
+    {"name": files.SHARED_MEMORY_VOLUME, "mountPath": files.SHARED_MEMORY_FOLDER},
 )
 
 _MOUNT_FIELDS = {"name", "mount_path", "read_only", "sub_path"}
@@ -128,13 +129,13 @@ def _for_every_server(override: Mapping[str, Any], container_names: Sequence[str
 
 def _own_volumes(job: str) -> list[dict[str, Any]]:
     return [
-        {"name": "stage2-config", "configMap": {"name": names.child_name(job, names.ROLE_CONFIG)}},
+        {"name": files.CONFIG_VOLUME, "configMap": {"name": names.child_name(job, names.ROLE_CONFIG)}},
         {
-            "name": "stage2-token",
+            "name": files.TOKEN_VOLUME,
             "secret": {"secretName": names.child_name(job, names.ROLE_TOKEN), "defaultMode": 0o440},
         },
-        {"name": "tmp", "emptyDir": {}},
-        {"name": "shm", "emptyDir": {"medium": "Memory"}},
+        {"name": files.TMP_VOLUME, "emptyDir": {}},
+        {"name": files.SHARED_MEMORY_VOLUME, "emptyDir": {"medium": "Memory"}},
     ]
 
 

@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-from stage2_controller.job import kinds, names
+from stage2_api.pod import files
+from stage2_controller.job import kinds
 from stage2_controller.job.children import meta
 
 
 def secret(owner: Mapping[str, Any], token: str) -> meta.Manifest:
     """Return Secret `<job>-token`, created once and never written again: running pods hold its token."""
-    body = {"type": "Opaque", "immutable": True, "stringData": {names.TOKEN_KEY: token}}
+    body = {"type": "Opaque", "immutable": True, "stringData": {files.TOKEN_KEY: token}}
     return meta.child(kinds.SECRET, owner=owner, body=body)

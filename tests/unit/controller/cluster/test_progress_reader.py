@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from stage2_api.pod import files
 from stage2_controller.cluster.progress_reader import ProgressReader
-from stage2_controller.job import names
 from tests.unit.controller import builders as b
 
-SECRET = {"data": {names.TOKEN_KEY: base64.b64encode(b"t0ken").decode()}}
+SECRET = {"data": {files.TOKEN_KEY: base64.b64encode(b"t0ken").decode()}}
 POD = {**b.learner_pod(), "status": {**b.learner_pod()["status"], "podIP": "127.0.0.1"}}
 
 
@@ -22,7 +22,7 @@ async def reader() -> AsyncIterator[ProgressReader]:
     async def progress(request: web.Request) -> web.Response:
         if request.headers.get("Authorization") != "Bearer t0ken":
             return web.json_response({}, status=401)
-        return web.json_response(b.report(step=7))
+        return web.json_response(b.report(step=7).document())
 
     application = web.Application()
     application.router.add_get("/progress", progress)
@@ -39,7 +39,7 @@ async def reader() -> AsyncIterator[ProgressReader]:
 async def test_a_running_learner_answers(reader: ProgressReader) -> None:
     report = await reader.read(POD, SECRET)
     assert report is not None
-    assert report["step"] == 7
+    assert report.step == 7
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ async def test_a_running_learner_answers(reader: ProgressReader) -> None:
         (None, SECRET),
         (POD, None),
         ({**POD, "status": {"podIP": "127.0.0.1"}}, SECRET),
-        (POD, {"data": {names.TOKEN_KEY: base64.b64encode(b"another").decode()}}),
+        (POD, {"data": {files.TOKEN_KEY: base64.b64encode(b"another").decode()}}),
         ({**POD, "status": {**POD["status"], "podIP": "127.0.0.2"}}, SECRET),
     ],
     ids=["no pod", "no token", "not running yet", "refused", "nobody there"],

@@ -177,7 +177,7 @@ def test_a_failed_job_waits_for_the_last_words_of_its_pod_and_does_without_them_
 
 def test_a_loss_that_is_no_number_is_left_out() -> None:
     raw = b.job()
-    made = b.planned(raw, b.started(raw, progress={**b.report(), "loss": float("nan")}))
+    made = b.planned(raw, b.started(raw, progress=b.report(loss=float("nan"))))
     assert "loss" not in made.status
 
 
