@@ -12,7 +12,7 @@ MINIMAL = {
 
 def test_defaults_of_rollout_matching() -> None:
     matching = parse_run_config(MINIMAL).rollout_matching
-    assert matching.model_dump(exclude={"vllm"}) == {
+    assert matching.model_dump(exclude={"vllm", "monitor_dump", "desc_monitor"}) == {
         "rollout_backend": "vllm",
         "rollout_generate_batch_size": 1,
         "post_rollout_pack_scope": "micro",
@@ -53,6 +53,12 @@ def test_defaults_of_rollout_matching() -> None:
         "offload": {"enabled": False, "offload_model": False, "offload_optimizer": False},
         "debug_dump_parse_failures": False,
         "debug_dump_max": 3,
+    }
+
+
+def test_defaults_of_monitors() -> None:
+    matching = parse_run_config(MINIMAL).rollout_matching
+    assert matching.model_dump(include={"monitor_dump", "desc_monitor"}) == {
         "monitor_dump": {
             "enabled": False,
             "only_world_process_zero": True,
