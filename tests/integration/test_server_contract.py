@@ -11,10 +11,11 @@ from stage2_api.vllm import ServerAddress
 from stage2_trainer.data.encode import Encoder
 from stage2_trainer.data.images import image_url
 from stage2_trainer.rollouts.http import ServerBackend
+from stage2_trainer.weights.errors import ProofError
 from stage2_trainer.weights.full_sync import FullSync
 from stage2_trainer.weights.merge import merged_weights
 from stage2_trainer.weights.probe import Probe
-from stage2_trainer.weights.verify import BF16_TOLERANCE, FLOAT32_TOLERANCE, ProofError, server_logprobs, verify
+from stage2_trainer.weights.verify import BF16_TOLERANCE, FLOAT32_TOLERANCE, server_logprobs, verify
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.rollout import RolloutRequest, Sampling

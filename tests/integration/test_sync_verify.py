@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from stage2_api.vllm import ServerAddress
+from stage2_trainer.weights.errors import ProofError
 from stage2_trainer.weights.full_sync import FullSync
 from stage2_trainer.weights.synchronizer import SyncPolicy
-from stage2_trainer.weights.verify import ProofError, Prover, learner_logprobs
+from stage2_trainer.weights.verify import Prover, learner_logprobs
 from stage2_trainer.wire.client import ServerClient
 from tests.integration import policies
 

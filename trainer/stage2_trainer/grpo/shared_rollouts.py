@@ -19,8 +19,8 @@ from stage2_trainer.process.ranks import gathered, rank, world_size
 from stage2_trainer.rollouts.generation_request import Demand
 from stage2_trainer.rollouts.rollout_source import RolloutSource
 from stage2_trainer.telemetry.stopwatch import Stopwatch
+from stage2_trainer.weights.errors import ProofError
 from stage2_trainer.weights.sync_report import SyncReport
-from stage2_trainer.weights.verify import ProofError
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.rollout import Rollout
 

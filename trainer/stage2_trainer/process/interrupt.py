@@ -6,8 +6,6 @@ import signal
 import threading
 from types import FrameType
 
-from stage2_trainer.process.ranks import gathered
-
 
 class Interrupted(RuntimeError):
     """The run was asked to stop; what it has learnt so far is whole, and it can go on from a checkpoint."""
@@ -29,6 +27,8 @@ class Interrupt:
 
     def check(self) -> None:
         """Raise Interrupted if the run was asked to stop, in all learner processes at once when one of them was."""
+        from stage2_trainer.process.ranks import gathered  # torch: SIGTERM is listened to before it is imported
+
         if any(gathered(self._asked.is_set())):
             raise Interrupted("asked to stop (SIGTERM)")
 

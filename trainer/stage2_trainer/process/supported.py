@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.runconfig import RunConfig
 
@@ -105,7 +103,11 @@ def _colocates(config: RunConfig) -> bool:
 
 def _sleeps_on_cpu(config: RunConfig) -> int | None:
     level = config.rollout_matching.vllm.sleep_level
-    return level if level and _colocates(config) and not torch.cuda.is_available() else None
+    if not level or not _colocates(config):
+        return None
+    import torch  # takes seconds, and only this question needs it
+
+    return None if torch.cuda.is_available() else level
 
 
 def _one_process(config: RunConfig, world_size: int) -> list[Problem]:

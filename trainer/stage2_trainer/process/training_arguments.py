@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -112,8 +111,3 @@ def pixel_limits(config: RunConfig) -> dict[str, int]:
     """Return the limits of an image's pixels that override those of the checkpoint: min_pixels, max_pixels."""
     limits = {"min_pixels": config.template.min_pixels, "max_pixels": config.template.max_pixels}
     return {name: value for name, value in limits.items() if value is not None}
-
-
-def output_dir(config: RunConfig) -> Path:
-    """Return the folder of logs and checkpoints."""
-    return Path(config.training.output_dir)

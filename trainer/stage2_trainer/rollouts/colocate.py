@@ -16,11 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from stage2_trainer.rollouts.colocate_groups import TensorParallel
+from stage2_trainer.weights.errors import ProofError
 from stage2_trainer.weights.held_versions import Held
 from stage2_trainer.weights.merge import WeightSource, merged_weights, touches_vision
 from stage2_trainer.weights.probe import Probe
 from stage2_trainer.weights.sync_report import SyncReport
-from stage2_trainer.weights.verify import ProofError, default_tolerance, learner_logprobs
+from stage2_trainer.weights.verify import default_tolerance, learner_logprobs
 from stage2_trainer.wire.rollout import Rollout, RolloutRequest, Sampling
 from stage2_trainer.wire.seeds import SeedPlan
 

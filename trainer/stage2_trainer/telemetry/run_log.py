@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from stage2_api.runconfig import RunConfig
-from stage2_trainer.process import training_arguments as arguments
 
 STEP_LOG = "stage2_log.jsonl"
 ROLLOUT_LOG = "rollouts.jsonl"
@@ -71,7 +70,7 @@ class RunLog:
 
 def open_logs(config: RunConfig, rank: int, stack: ExitStack) -> tuple[EventLog, JsonLines]:
     """Open the run's log, and the rollouts' log of this process, in the output folder; `stack` closes them."""
-    folder = arguments.output_dir(config)
+    folder = Path(config.training.output_dir)
     rollouts = JsonLines(folder / (ROLLOUT_LOG if rank == 0 else f"rank-{rank}-{ROLLOUT_LOG}"))
     stack.callback(rollouts.close)
     if rank:

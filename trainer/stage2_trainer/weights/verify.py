@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stage2_trainer.weights.errors import ProofError
 from stage2_trainer.weights.probe import Probe
 from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body
@@ -36,13 +37,6 @@ BF16_TOLERANCE = 0.15
 SCORED_AT_ONCE = (
     256  # prompt positions whose log-probabilities are computed together: each takes a vocabulary of floats
 )
-
-
-class ProofError(RuntimeError):
-    """A server answers with other weights than the learner's, although it took the push.
-
-    It is not worth another try: the same push would end the same way.
-    """
 
 
 @dataclass(frozen=True)

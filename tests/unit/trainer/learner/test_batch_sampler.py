@@ -9,7 +9,8 @@ from accelerate.data_loader import BatchSamplerShard
 from torch.utils.data import SequentialSampler
 
 from stage2_api.errors import ConfigError
-from stage2_trainer.learner.batch_sampler import EvenBatches, batch_sizes
+from stage2_trainer.learner.batch_sampler import EvenBatches
+from stage2_trainer.learner.batch_sizes import batch_sizes
 from stage2_trainer.learner.rollout_buffer import RepeatedWindows
 
 NUMBERS = [

@@ -10,8 +10,9 @@ from stage2_trainer.process.qwen3_vl import disable_cache
 from stage2_trainer.rollouts.colocate import Proofs
 from stage2_trainer.rollouts.colocate_groups import TensorParallel, groups, own_slice
 from stage2_trainer.rollouts.colocate_options import engine_environment, engine_options
+from stage2_trainer.weights.errors import ProofError
 from stage2_trainer.weights.probe import Probe
-from stage2_trainer.weights.verify import ProofError, learner_logprobs
+from stage2_trainer.weights.verify import learner_logprobs
 from tests.unit.trainer.learner.configs import run_config
 
 COLOCATE = {"mode": "colocate", "max_model_len": 1024}

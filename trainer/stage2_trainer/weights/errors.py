@@ -1,0 +1,10 @@
+"""Errors of the push of weights; importing them takes no torch."""
+
+from __future__ import annotations
+
+
+class ProofError(RuntimeError):
+    """A server answers with other weights than the learner's, although it took the push.
+
+    It is not worth another try: the same push would end the same way.
+    """
