@@ -9,6 +9,7 @@ import numpy as np
 from bench.scenes import all_pairs, scene
 from bench.tables import Row, Table, installed, seconds
 
+from stage2_api.coordinates import BINS
 from stage2_trainer.matching import GTObject
 from stage2_trainer.matching.assign import candidate_pairs
 from stage2_trainer.matching.geometry import aabbs, mask_iou, points_of
@@ -50,7 +51,7 @@ def coco_peers(pred: Objects, gt: Objects, pairs: np.ndarray) -> Iterator[Peer]:
     coco = installed("pycocotools.mask")
     if not coco:
         return
-    outlines = [[(points_of(one) * (R / 1000)).ravel().tolist() for one in side] for side in (pred, gt)]
+    outlines = [[(points_of(one) * (R / BINS)).ravel().tolist() for one in side] for side in (pred, gt)]
 
     def one_by_one() -> list[float]:
         return [

@@ -17,6 +17,7 @@ from typing import Annotated
 import typer
 from rich.progress import track
 
+from stage2_api.coordinates import MAX_BIN, coord_token
 from tiny_model.dataset import Part, write_part
 
 
@@ -35,7 +36,7 @@ def main(
     max_shapes: Annotated[int, typer.Option(min=1, help="Most shapes in an image; the fewest is 1.")] = 2,
     margin: Annotated[int, typer.Option(min=0, help="Pixels between a shape and its annotated outline.")] = 6,
     coordinates: Annotated[
-        Coordinates, typer.Option(help="Coord tokens <|coord_0|>..<|coord_999|>, or pixel numbers.")
+        Coordinates, typer.Option(help=f"Coord tokens {coord_token(0)}..{coord_token(MAX_BIN)}, or pixel numbers.")
     ] = Coordinates.tokens,
 ) -> None:
     """Make the shapes data set."""

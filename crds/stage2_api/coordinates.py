@@ -11,7 +11,8 @@ BINS: Final = 1000
 MAX_BIN: Final = BINS - 1
 """Last bin; the first is 0."""
 
-_COORD_TOKEN = re.compile(r"<\|coord_(0|[1-9][0-9]{0,2})\|>")
+COORD_TOKEN: Final = re.compile(r"<\|coord_(0|[1-9][0-9]{0,2})\|>")
+"""One coordinate token; its group is the bin."""
 
 
 def coord_token(bin_index: int) -> str:
@@ -21,5 +22,10 @@ def coord_token(bin_index: int) -> str:
 
 def coord_bin(text: str) -> int | None:
     """Return the bin 0..999 that `text` names when it is exactly one coordinate token, else None."""
-    match = _COORD_TOKEN.fullmatch(text)
+    match = COORD_TOKEN.fullmatch(text)
     return int(match[1]) if match else None
+
+
+def to_bin(value: float, size: int) -> int:
+    """Return the bin of a pixel coordinate on an axis of `size` pixels."""
+    return min(MAX_BIN, max(0, round(value / size * BINS)))

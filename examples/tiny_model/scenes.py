@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from stage2_trainer.data.records import to_bin
+from stage2_api.coordinates import to_bin
 
 SIZE = 96
 MAX_SHAPES = 4

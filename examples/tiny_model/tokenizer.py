@@ -8,6 +8,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from stage2_api.coordinates import COORD_TOKEN
 from tiny_model.answers import COORD_TOKENS, PROMPT, write
 from tiny_model.foreign import Tokenizer
 from tiny_model.scenes import make_scene
@@ -85,5 +86,4 @@ def _corpus(seed: int) -> Sequence[str]:
 
 
 def _without_coords(answer: str) -> list[str]:
-    parts = answer.split("<|coord_")
-    return [parts[0], *(part.split("|>", 1)[1] for part in parts[1:])]
+    return COORD_TOKEN.sub("\0", answer).split("\0")

@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from stage2_api.coordinates import BINS, MAX_BIN, coord_bin, coord_token
+from stage2_api.coordinates import MAX_BIN, coord_bin, coord_token, to_bin
 from stage2_api.errors import ConfigError, Problem
 
 MAX_REPORTED_PROBLEMS = 20
@@ -133,11 +133,6 @@ def fingerprint(path: Path | str, records: Sequence[Record]) -> Fingerprint:
     with Path(path).open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return Fingerprint(str(path), len(records), digest)
-
-
-def to_bin(value: float, size: int) -> int:
-    """Return the norm1000 bin of a pixel coordinate on an axis of `size` pixels."""
-    return min(MAX_BIN, max(0, round(value / size * BINS)))
 
 
 def _existing(path: Path | str) -> Path:

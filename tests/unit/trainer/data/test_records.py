@@ -7,8 +7,9 @@ import json
 
 import pytest
 
+from stage2_api.coordinates import to_bin
 from stage2_api.errors import ConfigError
-from stage2_trainer.data.records import fingerprint, load_record, load_records, to_bin
+from stage2_trainer.data.records import fingerprint, load_record, load_records
 
 BOX = {"desc": "red box", "bbox_2d": [10, 20, 50, 40]}
 

@@ -5,7 +5,7 @@ import pytest
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from stage2_api.coordinates import coord_bin, coord_token
+from stage2_api.coordinates import coord_bin, coord_token, to_bin
 from stage2_trainer.matching.tokens import CoordVocab
 
 
@@ -72,3 +72,7 @@ def test_the_token_at_a_character_skips_tokens_without_text(vocab):
     aligned = vocab.align(vocab.encode("é!"))
     assert aligned.token_at(0) == 1
     assert aligned.token_at(1) == 2
+
+
+def test_the_last_pixel_edge_falls_into_the_last_bin():
+    assert (to_bin(0, 96), to_bin(48, 96), to_bin(96, 96)) == (0, 500, 999)
