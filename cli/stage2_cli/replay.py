@@ -54,9 +54,9 @@ def _model_of_run(records: Path) -> Path:
 
 
 def _tokenizer(folder: Path) -> Any:
-    from transformers import AutoTokenizer
+    from stage2_cli.tokenizer_file import load_tokenizer
 
-    return AutoTokenizer.from_pretrained(folder)
+    return load_tokenizer(folder)
 
 
 def _table(step: int, found: Sequence[Replayed]) -> Table:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 
 from stage2_trainer.matching.geometry import Shape, aabbs, box_iou, mask_iou
 from stage2_trainer.matching.options import DEFAULTS, MatchOptions
@@ -81,6 +80,9 @@ def assign(costs: FloatArray, *, fp_cost: float, fn_cost: float) -> tuple[IntArr
     costs (P, G), NaN where a pair is infeasible. The square matrix of size P + G prices an unmatched row at `fp_cost`
     and an unmatched column at `fn_cost`, so a pair is matched only while its cost is below `fp_cost + fn_cost`.
     """
+    # A second of CPU time that only a match needs: whoever reads records imports this library too.
+    from scipy.optimize import linear_sum_assignment
+
     rows, columns = costs.shape
     feasible = np.isfinite(costs)
     square = np.zeros((rows + columns, rows + columns))
