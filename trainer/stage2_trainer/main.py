@@ -1,4 +1,7 @@
-"""`stage2 learn CONFIG`: from a checked configuration to a trained model and to an exit code."""
+"""`stage2 learn CONFIG`: from a configuration to a trained model and to an exit code.
+
+What a person must put right is found before torch is imported, which takes half a minute on a busy machine.
+"""
 
 from __future__ import annotations
 
@@ -9,27 +12,26 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from transformers.trainer_utils import get_last_checkpoint
-
 from stage2_api.errors import EXIT_CONFIG, EXIT_FAILURE, EXIT_RETRYABLE, ConfigError
 from stage2_api.pod.environment import PROGRESS_PORT_VARIABLE, TERMINATION_LOG_VARIABLE
 from stage2_api.runconfig import RunConfig
-from stage2_trainer.learner.build import build_trainer, load_data
-from stage2_trainer.learner.trainer import RolloutMatchingTrainer
+from stage2_trainer.data.run_records import RunRecords
 from stage2_trainer.packing.errors import PackingError
+from stage2_trainer.preflight import checked_records
 from stage2_trainer.process.interrupt import Interrupt, Interrupted
 from stage2_trainer.process.supported import check_supported, in_process
 from stage2_trainer.telemetry.progress import ProgressServer, Reporter
 from stage2_trainer.telemetry.prometheus import metered
 from stage2_trainer.telemetry.run_context import Surroundings
 from stage2_trainer.telemetry.run_log import open_logs
-from stage2_trainer.weights.verify import ProofError
+from stage2_trainer.weights.errors import ProofError
 from stage2_trainer.wire.address import host_and_port, is_loopback
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.token import read_token
 
 if TYPE_CHECKING:
     from stage2_trainer.grpo.trainer import GrpoTrainer
+    from stage2_trainer.learner.trainer import RolloutMatchingTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +45,7 @@ def learn(config: RunConfig) -> int:
     lost or the process was asked to stop, after a checkpoint from which the next start goes on; 1 for anything else,
     such as servers that answer with other weights than those that were pushed.
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # it would log every request
+    _log_to_stderr()
     reporter = Reporter()
     try:
         with ExitStack() as stack:
@@ -64,28 +65,50 @@ def learn(config: RunConfig) -> int:
         _leave_termination_log(reporter, os.environ)
 
 
+def check(config: RunConfig, *, world_size: int) -> int:
+    """Check configuration and records for so many processes, before any of them is started.
+
+    Returns 0, or EXIT_CONFIG, with the last words that `learn` would leave.
+    """
+    try:
+        check_supported(config, world_size=world_size)
+        checked_records(config, world_size=world_size)
+    except ConfigError as error:
+        _log_to_stderr()
+        reporter = Reporter()
+        code = _failed(reporter, str(error), EXIT_CONFIG)
+        _leave_termination_log(reporter, os.environ)
+        return code
+    return os.EX_OK
+
+
 def _learn(config: RunConfig, reporter: Reporter, stack: ExitStack) -> None:
-    check_supported(config, world_size=int(os.environ.get("WORLD_SIZE", "1")))
-    rank = int(os.environ.get("RANK", "0"))
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    check_supported(config, world_size=world_size)
     token = _token(config, os.environ)
-    stack.enter_context(_progress_server(config, reporter, token, os.environ))
+    host = _host(config, os.environ)
+    stack.enter_context(_progress_server(reporter, host, token, os.environ))
     interrupt = Interrupt()
     interrupt.listen()
-    log, rollout_log = open_logs(config, rank, stack)
-    log = metered(log, reporter, os.environ, host=_host(config, os.environ), stack=stack)
+    records = checked_records(config, world_size=world_size)
+    log, rollout_log = open_logs(config, int(os.environ.get("RANK", "0")), stack)
+    log = metered(log, reporter, os.environ, host=host, stack=stack)
     surroundings = Surroundings(token, reporter, interrupt, log, rollout_log)
-    trainer = _trainer(config, surroundings, stack)
+    trainer = _trainer(config, records, surroundings, stack)
     checkpoint = config.training.resume_from_checkpoint or _newest_checkpoint(config)
     _train(trainer, checkpoint)
 
 
-def _trainer(config: RunConfig, surroundings: Surroundings, stack: ExitStack) -> RolloutMatchingTrainer | GrpoTrainer:
+def _trainer(
+    config: RunConfig, records: RunRecords, surroundings: Surroundings, stack: ExitStack
+) -> RolloutMatchingTrainer | GrpoTrainer:
     if config.rlhf is None:
-        return build_trainer(config, load_data(config), surroundings, stack)
-    from stage2_trainer.grpo import build as grpo  # TRL takes seconds to import, and no other run needs it
+        from stage2_trainer.learner.build import build_trainer
 
-    grpo.check_grpo(config)
-    return grpo.build_trainer(config, grpo.load_data(config), surroundings, stack)
+        return build_trainer(config, records, surroundings, stack)
+    from stage2_trainer.grpo import build  # TRL takes seconds more, and no other run needs it
+
+    return build.build_trainer(config, records, surroundings, stack)
 
 
 def _train(trainer: RolloutMatchingTrainer | GrpoTrainer, checkpoint: str | None) -> None:
@@ -101,19 +124,26 @@ def _train(trainer: RolloutMatchingTrainer | GrpoTrainer, checkpoint: str | None
 
 
 def _newest_checkpoint(config: RunConfig) -> str | None:
+    from transformers.trainer_utils import get_last_checkpoint
+
     folder = config.training.output_dir
     found: str | None = get_last_checkpoint(folder) if Path(folder).is_dir() else None
     return found
 
 
+def _log_to_stderr() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it would log every request
+
+
 def _progress_server(
-    config: RunConfig, reporter: Reporter, token: str, environment: Mapping[str, str]
+    reporter: Reporter, host: str, token: str, environment: Mapping[str, str]
 ) -> AbstractContextManager[object]:
     """Serve progress of the first process where a port is given."""
     port = environment.get(PROGRESS_PORT_VARIABLE)
     if not port or environment.get("RANK", "0") != "0":
         return nullcontext()
-    return ProgressServer(reporter, host=_host(config, environment), port=int(port), token=token)
+    return ProgressServer(reporter, host=host, port=int(port), token=token)
 
 
 def _host(config: RunConfig, environment: Mapping[str, str]) -> str:

@@ -6,18 +6,20 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from stage2_api.errors import EXIT_RETRYABLE, ConfigError, Problem
-from stage2_api.runconfig import RunConfig
-from stage2_cli.files import load_config
 from stage2_cli.inspect.document import document
 from stage2_cli.inspect.inputs import Place, Spelling, read_ids, read_record, read_spelling, read_text_ids
 from stage2_cli.inspect.rendering import Inspection, show
-from stage2_trainer.data.records import Record
-from stage2_trainer.matching import MatchOptions, build_target, ground_truth
+from stage2_trainer.data.records import PIXELS, Record, RecordRules
+from stage2_trainer.matching import MatchOptions, build_target
 from stage2_trainer.wire.errors import ServerError
+
+if TYPE_CHECKING:
+    from stage2_api.runconfig import RunConfig
 
 _WAY_OUT = (
     "write `stage2 inspect CONFIG --sample N`, or "
@@ -46,7 +48,7 @@ def inspect_sample(request: Request) -> int:
     Returns 0, or EXIT_RETRYABLE when the server failed; raises ConfigError for what a person must change.
     """
     _check(request)
-    config = load_config(request.config) if request.config else None
+    config = _config(request.config) if request.config else None
     record = read_record(_place(request, config))
     model, option = _model(request, config)
     spelling = read_spelling(model, option=option)
@@ -56,7 +58,7 @@ def inspect_sample(request: Request) -> int:
         Console(stderr=True, soft_wrap=True, highlight=False).print(str(error), style="bold red", markup=False)
         return EXIT_RETRYABLE
     options = MatchOptions.from_config(config.rollout_matching) if config else MatchOptions()
-    target = build_target(spelling.cut(ids), ground_truth(record.payload), spelling.vocab, options)
+    target = build_target(spelling.cut(ids), record.ground_truth, spelling.vocab, options)
     if request.picture:
         from stage2_cli.inspect.sample_picture import write_picture
 
@@ -80,6 +82,18 @@ def _check(request: Request) -> None:
         raise ConfigError(problems)
 
 
+def _config(path: Path) -> RunConfig:
+    from stage2_cli.files import load_config  # all of the contract; without CONFIG nothing of it is needed
+
+    return load_config(path)
+
+
+def _rules(config: RunConfig) -> RecordRules:
+    from stage2_trainer.preflight import record_rules
+
+    return record_rules(config)
+
+
 def _required(config: RunConfig | None, *, instead: str) -> RunConfig:
     if config is None:
         raise ConfigError([Problem("CONFIG", None, f"is required without {instead}", _WAY_OUT)])
@@ -87,11 +101,11 @@ def _required(config: RunConfig | None, *, instead: str) -> RunConfig:
 
 
 def _place(request: Request, config: RunConfig | None) -> Place:
-    bins = config is not None and config.custom.coord_tokens.skip_bbox_norm
+    rules = _rules(config) if config else PIXELS
     if request.record:
-        return Place(request.record, request.line or 0, "--line", numbers_are_bins=bins)
+        return Place(request.record, request.line or 0, "--line", rules=rules)
     custom = _required(config, instead="--record").custom
-    return Place(Path(custom.train_jsonl), request.sample or 0, "--sample", custom.train_sample_limit, bins)
+    return Place(Path(custom.train_jsonl), request.sample or 0, "--sample", custom.train_sample_limit, rules)
 
 
 def _model(request: Request, config: RunConfig | None) -> tuple[Path, str]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from stage2_api.errors import ConfigError, Problem
-from stage2_trainer.data.records import Record, load_record
+from stage2_trainer.data.records import PIXELS, Record, RecordRules, load_record
 from stage2_trainer.matching import CoordVocab, cut_before, vision_ids
 
 
@@ -23,7 +22,7 @@ class Place:
     position: int
     option: str
     limit: int | None = None
-    numbers_are_bins: bool = False
+    rules: RecordRules = PIXELS
 
 
 @dataclass(frozen=True)
@@ -43,14 +42,8 @@ def read_record(place: Place) -> Record:
 
     Its images need not exist: without a server and without a picture nobody looks at them.
     """
-    return load_record(
-        place.path,
-        place.position,
-        limit=place.limit,
-        numbers_are_bins=place.numbers_are_bins,
-        images_exist=False,
-        named=place.option,
-    )
+    rules = place.rules.without_images()
+    return load_record(place.path, place.position, limit=place.limit, rules=rules, named=place.option)
 
 
 def read_spelling(folder: Path, *, option: str) -> Spelling:
@@ -59,12 +52,12 @@ def read_spelling(folder: Path, *, option: str) -> Spelling:
         rule = "must be a folder with a Hugging Face tokenizer (tokenizer_config.json)"
         raise ConfigError([Problem(option, str(folder), rule, "give the model's folder with --tokenizer")])
     try:
-        from transformers import AutoTokenizer
-    except ModuleNotFoundError as error:
-        rule = "needs the package transformers to read the tokenizer"
-        raise ConfigError([Problem(option, str(folder), rule, "pip install 'stage2[trainer]'")]) from error
+        from stage2_cli.tokenizer_file import load_tokenizer
 
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer = load_tokenizer(folder)
+    except ModuleNotFoundError as error:
+        rule = f"needs the package {error.name} to read the tokenizer"
+        raise ConfigError([Problem(option, str(folder), rule, "pip install 'stage2[trainer]'")]) from error
     try:
         vocab = CoordVocab.from_tokenizer(tokenizer)
     except ValueError as error:

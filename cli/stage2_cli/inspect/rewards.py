@@ -10,8 +10,9 @@ from rich.table import Table
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_cli.files import load_config
-from stage2_trainer.grpo.records import Task, load_records
+from stage2_trainer.data.records import load_record
 from stage2_trainer.grpo.rewards import Reward, Sample, Scores, load_rewards, score
+from stage2_trainer.grpo.task import Task, record_rules
 
 
 def inspect_rewards(config: Path | None, *, sample: int | None, answer: Path | None, as_json: bool) -> int:
@@ -23,14 +24,17 @@ def inspect_rewards(config: Path | None, *, sample: int | None, answer: Path | N
     if run.rlhf is None:
         raise ConfigError([Problem("rlhf", None, "only GRPO runs have rewards", "give the configuration of one")])
     task = Task.from_config(run)
-    records = load_records(run.custom.train_jsonl, run.custom.train_sample_limit, task)
-    number = sample or 0
-    if not 0 <= number < len(records):
-        rule = f"must be a training record; {run.custom.train_jsonl} has {len(records)}"
-        raise ConfigError([Problem("--sample", number, rule, "number records from 0")])
+    custom, number = run.custom, sample or 0
+    record = load_record(
+        custom.train_jsonl,
+        number,
+        limit=custom.train_sample_limit,
+        rules=record_rules(run).without_images(),
+        named="--sample",
+    )
     rewards = load_rewards(run.rlhf.reward_funcs, run.rlhf.resolved_weights)
     text = _given(answer, "--response-file").read_text(encoding="utf-8")
-    scores = score(rewards, Sample(text, records[number].metadata, task.contract))
+    scores = score(rewards, Sample(text, record.metadata, task.contract))
     if as_json:
         print(json.dumps({"sample": number, "rewards": dict(scores.by_name), "total": scores.total}))
     else:

@@ -100,7 +100,7 @@ def test_a_broken_record_is_told_by_its_own_line(tmp_path):
     path.write_text(path.read_text() + '\n{"images": ["a.png"], "width": 0, "height": 9, "objects": []}\n')
     with pytest.raises(ConfigError, match=r"records.jsonl:4 width: 0; must be a positive integer"):
         read_record(Place(path, 2, "--line"))
-    assert len(read_record(Place(path, 1, "--line")).payload) == len(SCENE)
+    assert len(read_record(Place(path, 1, "--line")).objects) == len(SCENE)
 
 
 @pytest.mark.parametrize("line", ["[1]", "{", '{"images": "a.png", "width": 1, "height": 1, "objects": []}'])

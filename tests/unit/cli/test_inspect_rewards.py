@@ -45,4 +45,4 @@ def test_machines_get_json(files):
 def test_a_record_that_there_is_not_is_refused(files):
     error = inspected(files, "--sample", "1").exception
     assert isinstance(error, ConfigError)
-    assert "--sample: 1; must be a training record" in str(error)
+    assert "--sample: 1; must lie in 0..0" in str(error)

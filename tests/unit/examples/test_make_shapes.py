@@ -4,15 +4,15 @@ import hashlib
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from stage2_trainer.data.records import load_records
+from stage2_trainer.matching import GTObject
 from tests.unit.examples.conftest import EXAMPLES
+from tiny_model.answers import truth
 from tiny_model.dataset import Part, write_part
 from tiny_model.scenes import draw
 
@@ -33,29 +33,28 @@ def _fingerprints(folder: Path) -> dict[str, str]:
 def test_the_trainer_reads_what_is_written(tmp_path):
     part = Part("train", 8, seed=7)
     for index, record in enumerate(load_records(_write(tmp_path, part))):
-        expected = [{"desc": desc, key: bins} for desc, key, bins in part.scene(index).objects()]
-        assert list(record.payload.values()) == expected
+        assert list(record.objects) == truth(part.scene(index))
 
 
 def test_pixel_coordinates_are_read_as_the_same_bins_as_coord_tokens(tmp_path):
     tokens = load_records(_write(tmp_path / "tokens", Part("train", 20, seed=7)))
     pixels = load_records(_write(tmp_path / "pixels", Part("train", 20, seed=7, coordinates="pixels")))
-    assert [record.payload for record in pixels] == [record.payload for record in tokens]
+    assert [record.objects for record in pixels] == [record.objects for record in tokens]
 
 
 def test_a_margin_loosens_outlines_and_changes_no_pixel(tmp_path):
     (tight,) = load_records(_write(tmp_path / "tight", Part("train", 1, seed=3)))
     (loose,) = load_records(_write(tmp_path / "loose", Part("train", 1, seed=3, margin=6)))
     assert Path(tight.images[0]).read_bytes() == Path(loose.images[0]).read_bytes()
-    for inner, outer in zip(tight.payload.values(), loose.payload.values(), strict=True):
+    for inner, outer in zip(tight.objects, loose.objects, strict=True):
         (x1, y1, x2, y2), (u1, v1, u2, v2) = _box(inner), _box(outer)
         grown = [x1 - u1, y1 - v1, u2 - x2, v2 - y2]
         assert all(0 <= bins <= 63 for bins in grown)
         assert max(grown) >= 62
 
 
-def _box(found: Mapping[str, Any]) -> tuple[int, int, int, int]:
-    bins = found.get("bbox_2d") or found["poly"]
+def _box(found: GTObject) -> tuple[int, int, int, int]:
+    bins = found.bins
     return min(bins[0::2]), min(bins[1::2]), max(bins[0::2]), max(bins[1::2])
 
 

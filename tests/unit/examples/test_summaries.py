@@ -9,8 +9,9 @@ import pytest
 import yaml
 
 from stage2_api.parsing import parse_job
-from stage2_trainer.grpo.records import Task, load_records
+from stage2_trainer.data.records import load_records
 from stage2_trainer.grpo.rewards import Sample, load_rewards
+from stage2_trainer.grpo.task import Task, record_rules
 from tests.unit.examples.conftest import EXAMPLES
 from tiny_model.scenes import make_scene
 from tiny_model.summaries import HEADER, CarelessAnnotator, summary, write
@@ -31,7 +32,7 @@ def test_a_right_answer_scores_full_marks_in_the_tiny_job(train):
     task, rlhf = Task.from_config(config), config.rlhf
     assert rlhf is not None
     rewards = load_rewards(rlhf.reward_funcs, rlhf.resolved_weights)
-    for index, record in enumerate(load_records(str(train), None, task)):
+    for index, record in enumerate(load_records(train, rules=record_rules(config))):
         right = Sample(write(make_scene(7, "train", index, max_shapes=2)), record.metadata, task.contract)
         assert [reward(right) for reward in rewards] == [1.0] * len(rewards)
     assert sum(rlhf.resolved_weights) == pytest.approx(1.0)

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from stage2_api.errors import EXIT_CONFIG, EXIT_RETRYABLE, ConfigError
-from stage2_trainer.learner.build import load_data
 from stage2_trainer.main import learn
+from stage2_trainer.preflight import checked_records
 from tests.unit.trainer.learner.configs import SERVER, run_config
 from tests.unit.trainer.learner.harness import box
 
@@ -52,10 +52,9 @@ def test_several_processes_are_for_a_person_to_put_right(environment, config, tm
     assert "the learner is one process" in last_words(tmp_path)["message"]
 
 
-def test_samples_that_processes_cannot_share_are_for_a_person_to_put_right(environment, config):
-    environment.setenv("WORLD_SIZE", "2")
+def test_samples_that_processes_cannot_share_are_for_a_person_to_put_right(config):
     with pytest.raises(ConfigError, match="do not give each of 2 learner processes equally many batches"):
-        load_data(config())  # one line, in batches of any size
+        checked_records(config(), world_size=2)  # one line, in batches of any size
 
 
 def test_a_model_that_is_not_there_is_for_a_person_to_put_right(environment, config, tmp_path):

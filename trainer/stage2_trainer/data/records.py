@@ -1,4 +1,4 @@
-"""JSONL records: what a person's data file must look like, read into ground truth in coordinate bins.
+"""JSONL records: the one place where a line of a person's data file becomes a Record, for whoever reads it.
 
 One record a line (semantics, section 2): `images`, `objects`, `width`, `height`, optional `summary` and
 `metadata`. Every mistake in the file is reported with its line and field, before a model is loaded.
@@ -8,31 +8,25 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from stage2_api.coordinates import MAX_BIN, coord_bin, coord_token, to_bin
 from stage2_api.errors import ConfigError, Problem
+from stage2_trainer.matching.ground_truth import GroundTruth, GTObject, InvalidObject, read_object
 
 MAX_REPORTED_PROBLEMS = 20
-
-_REFUSED_GEOMETRY = {
-    "line": "write a thin poly, or leave the object out",
-    "bbox": "rename the key to bbox_2d",
-    "polygon": "rename the key to poly",
-}
 
 
 @dataclass(frozen=True)
 class Record:
     """One image (or several) with its ground truth.
 
-    `payload` maps `object_1`, `object_2`, ... to `{"desc": str, "bbox_2d" | "poly": list[int]}`, coordinates in bins
-    0..999, x and y in turn. `images` are absolute paths or `data:` URLs. `index` is the record's position in the file.
+    `objects` have their coordinates in bins 0..999, x and y in turn. `images` are absolute paths or `data:` URLs.
+    `index` is the record's position in the file. `width` and `height` are 0 where the record need not say them.
     """
 
     index: int
@@ -40,9 +34,41 @@ class Record:
     images: tuple[str, ...]
     width: int
     height: int
-    payload: Mapping[str, Mapping[str, Any]]
+    objects: tuple[GTObject, ...] = ()
     summary: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def ground_truth(self) -> GroundTruth:
+        """What an answer to this record is matched to."""
+        return GroundTruth(self.objects)
+
+
+def no_demand(record: Record) -> None:
+    """Ask nothing of a record beyond its form."""
+
+
+@dataclass(frozen=True)
+class RecordRules:
+    """How the records of a run are to be read, and what they must have.
+
+    numbers_are_bins: plain numbers are bins 0..999 (custom.coord_tokens.skip_bbox_norm), not pixels. needs_objects: a
+    record without objects, width and height is none; where they are not needed, what stands there must still be right.
+    images_exist: every image must be a file. demand: raises ConfigError, with paths that begin at the record, where a
+    record lacks what the run's trainer needs.
+    """
+
+    numbers_are_bins: bool = False
+    needs_objects: bool = True
+    images_exist: bool = True
+    demand: Callable[[Record], None] = no_demand
+
+    def without_images(self) -> RecordRules:
+        """Return the same rules for a place where the images may be missing."""
+        return replace(self, images_exist=False)
+
+
+PIXELS = RecordRules()
 
 
 @dataclass(frozen=True)
@@ -54,48 +80,44 @@ class Fingerprint:
     sha256: str
 
 
-class _Invalid(ValueError):
-    """A broken rule inside one record: field path, value, rule and way out, without the line."""
-
-    def __init__(self, path: str, value: object, rule: str, way_out: str) -> None:
-        super().__init__(rule)
-        self.path, self.value, self.rule, self.way_out = path, value, rule, way_out
-
-    def problem(self, file: Path, line: int) -> Problem:
-        """The same with its place, `file:line field`."""
-        return Problem(f"{file}:{line} {self.path}".rstrip(), self.value, self.rule, self.way_out)
-
-
 @dataclass(frozen=True)
-class _Place:
-    """A line: its file, the record's position among the records, its number from 1; whether its images must exist."""
+class Line:
+    """One line of a data file that is not blank.
+
+    path: of the file. position: among those lines, from 0. number: in the file, from 1, blank ones counted.
+    """
 
     path: Path
     position: int
     number: int
-    images_exist: bool = True
+    text: bytes
+
+    def record(self, rules: RecordRules) -> Record:
+        """Read the line. Raises ConfigError with every problem at `file:line field`."""
+        try:
+            return _record(self, rules)
+        except ConfigError as error:
+            raise ConfigError([_below(f"{self.path}:{self.number} ", problem) for problem in error.problems]) from error
 
 
-def load_records(path: Path | str, limit: int | None = None, *, numbers_are_bins: bool = False) -> list[Record]:
+def load_records(path: Path | str, limit: int | None = None, rules: RecordRules = PIXELS) -> list[Record]:
     """Read the first `limit` records of a JSONL file.
 
-    `numbers_are_bins` (custom.coord_tokens.skip_bbox_norm) takes plain numbers as bins 0..999 instead of pixels.
     Raises ConfigError with every broken line (at most 20), each as `file:line field`.
     """
-    path = _existing(path)
     records: list[Record] = []
     problems: list[Problem] = []
-    for number, line in _lines(path, limit):
+    for line in islice(lines(path), limit):
         try:
-            records.append(_record(line, _Place(path, len(records), number), numbers_are_bins=numbers_are_bins))
-        except _Invalid as error:
-            problems.append(error.problem(path, number))
-        if len(problems) == MAX_REPORTED_PROBLEMS:
+            records.append(line.record(rules))
+        except ConfigError as error:
+            problems += error.problems
+        if len(problems) >= MAX_REPORTED_PROBLEMS:
             break
     if problems:
-        raise ConfigError(tuple(problems))
+        raise ConfigError(problems)
     if not records:
-        raise ConfigError((Problem(str(path), None, "must hold at least one record", "write one JSON object a line"),))
+        raise ConfigError([no_records(path)])
     return records
 
 
@@ -104,28 +126,45 @@ def load_record(
     position: int,
     *,
     limit: int | None = None,
-    numbers_are_bins: bool = False,
-    images_exist: bool = True,
+    rules: RecordRules = PIXELS,
     named: str = "position",
 ) -> Record:
     """Read one record as `load_records` does, and no other: the one at `position` (from 0) of the first `limit`.
 
-    `images_exist` false lets its images be missing. Raises ConfigError for a position outside the file, which it calls
-    by the name that a person gave it under, and for a broken line.
+    Raises ConfigError for a position outside the file, which it calls by the name that a person gave it under, and for
+    a broken line.
     """
-    path = _existing(path)
-    found = next(islice(_lines(path, limit), position, None), None) if position >= 0 else None
+    found = next(islice(lines(path), position, limit), None) if position >= 0 else None
     if found is None:
-        count = sum(1 for _ in _lines(path, limit))
+        count = sum(1 for _ in islice(lines(path), limit))
         rule = f"must lie in 0..{count - 1}" if count else "there is no record to take"
         where = f"{path} has {count} records, counted from 0"
-        raise ConfigError((Problem(named, position, f"{rule}: {where}", "take one of them"),))
-    number, line = found
-    place = _Place(path, position, number, images_exist=images_exist)
+        raise _invalid(named, position, f"{rule}: {where}", "take one of them")
+    return found.record(rules)
+
+
+def lines(path: Path | str) -> Iterator[Line]:
+    """Return the lines of a data file that are not blank. Raises ConfigError when it cannot be read."""
+    path = Path(path)
+    if not path.is_file():
+        raise _invalid(str(path), None, "must be an existing JSONL file", "correct the path")
     try:
-        return _record(line, place, numbers_are_bins=numbers_are_bins)
-    except _Invalid as error:
-        raise ConfigError((error.problem(path, number),)) from error
+        with path.open("rb") as file:
+            written = ((number, text) for number, text in enumerate(file, start=1) if text.strip())
+            for position, (number, text) in enumerate(written):
+                yield Line(path, position, number, text)
+    except OSError as error:
+        raise _invalid(str(path), None, f"must be readable ({error.strerror})", "correct the file's rights") from error
+
+
+def no_records(path: Path | str) -> Problem:
+    """Return what is wrong with a data file that has no record."""
+    return Problem(str(path), None, "must hold at least one record", "write one JSON object a line")
+
+
+def is_missing(image: str) -> bool:
+    """Whether an image of a record is a path at which no file lies."""
+    return not image.startswith("data:") and not os.path.isfile(image)
 
 
 def fingerprint(path: Path | str, records: Sequence[Record]) -> Fingerprint:
@@ -135,154 +174,100 @@ def fingerprint(path: Path | str, records: Sequence[Record]) -> Fingerprint:
     return Fingerprint(str(path), len(records), digest)
 
 
-def _existing(path: Path | str) -> Path:
-    path = Path(path)
-    if not path.is_file():
-        raise ConfigError((Problem(str(path), None, "must be an existing JSONL file", "correct the path"),))
-    return path
-
-
-def _lines(path: Path, limit: int | None) -> Iterator[tuple[int, bytes]]:
-    """The numbers (from 1, blank lines counted) and the bytes of the first `limit` lines that are not blank."""
-    with path.open("rb") as file:
-        yield from islice(((number, line) for number, line in enumerate(file, start=1) if line.strip()), limit)
-
-
-def _record(line: bytes, place: _Place, *, numbers_are_bins: bool) -> Record:
-    raw = _mapping(line)
-    width, height = _side(raw, "width"), _side(raw, "height")
-    sides = None if numbers_are_bins else (width, height)
-    return Record(
-        index=place.position,
-        sample_id=str(raw.get("sample_id", f"{place.path.name}:{place.number}")),
-        images=_images(raw, place),
-        width=width,
-        height=height,
-        payload=_payload(raw, sides),
+def _record(line: Line, rules: RecordRules) -> Record:
+    raw = _mapping(line.text)
+    sides = _side(raw, "width", rules), _side(raw, "height", rules)
+    record = Record(
+        index=line.position,
+        sample_id=str(raw.get("sample_id", f"{line.path.name}:{line.number}")),
+        images=_images(raw, line.path.parent, rules),
+        width=sides[0],
+        height=sides[1],
+        objects=_objects(raw, None if rules.numbers_are_bins else sides, rules),
         summary=_optional(raw, "summary", str, "a string"),
         metadata=_optional(raw, "metadata", dict, "a mapping") or {},
     )
+    rules.demand(record)
+    return record
 
 
-def _mapping(line: bytes) -> dict[str, Any]:
-    shown = line.decode(errors="replace").strip()[:80]
+def _mapping(text: bytes) -> dict[str, Any]:
+    shown = text.decode(errors="replace").strip()[:80]
     try:
-        raw = json.loads(line.decode())
+        raw = json.loads(text.decode())
     except UnicodeDecodeError as error:
-        raise _Invalid(
-            "", shown, f"must be UTF-8 ({error.reason} at byte {error.start})", "save it as UTF-8"
-        ) from error
-    except json.JSONDecodeError as error:
-        raise _Invalid("", shown, f"must be JSON ({error.msg})", "write one JSON object a line") from error
+        rule = f"must be UTF-8 ({error.reason} at byte {error.start})"
+        raise _invalid("", shown, rule, "save it as UTF-8") from error
+    except (ValueError, RecursionError) as error:
+        why = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+        raise _invalid("", shown, f"must be JSON ({why})", "write one JSON object a line") from error
     if not isinstance(raw, dict):
-        raise _Invalid("", shown, "must be a JSON object", "write one JSON object a line")
+        raise _invalid("", shown, "must be a JSON object", "write one JSON object a line")
     return raw
 
 
-def _side(raw: Mapping[str, Any], key: str) -> int:
+def _needs_objects(raw: Mapping[str, Any], rules: RecordRules) -> bool:
+    """Whether a record must keep the contract of objects; it must as soon as it has any."""
+    return rules.needs_objects or raw.get("objects") is not None
+
+
+def _side(raw: Mapping[str, Any], key: str, rules: RecordRules) -> int:
     value = raw.get(key)
+    if value is None and not _needs_objects(raw, rules):
+        return 0
     if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-        raise _Invalid(key, value, "must be a positive integer", f"write the image's {key} in pixels")
+        raise _invalid(key, value, "must be a positive integer", f"write the image's {key} in pixels")
     return value
 
 
 def _optional(raw: Mapping[str, Any], key: str, kind: type, noun: str) -> Any:
     value = raw.get(key)
     if value is not None and not isinstance(value, kind):
-        raise _Invalid(key, value, f"must be {noun}", "correct it or leave it out")
+        raise _invalid(key, value, f"must be {noun}", "correct it or leave it out")
     return value
 
 
-def _images(raw: Mapping[str, Any], place: _Place) -> tuple[str, ...]:
+def _images(raw: Mapping[str, Any], folder: Path, rules: RecordRules) -> tuple[str, ...]:
     images = raw.get("images")
     if not isinstance(images, list) or not images or not all(isinstance(item, str) and item for item in images):
-        raise _Invalid(
-            "images", images, "must be a non-empty list of strings", "write paths relative to the JSONL file's folder"
-        )
-    return tuple(_image(item, f"images[{i}]", place) for i, item in enumerate(images))
+        rule = "must be a non-empty list of strings"
+        raise _invalid("images", images, rule, "write paths relative to the JSONL file's folder")
+    found = tuple(_image(item, f"images[{i}]", folder) for i, item in enumerate(images))
+    for i, image in enumerate(found):
+        if rules.images_exist and is_missing(image):
+            way_out = "write the path relative to the JSONL file's folder"
+            raise _invalid(f"images[{i}]", images[i], f"no such file under {folder}", way_out)
+    return found
 
 
-def _image(item: str, path: str, place: _Place) -> str:
+def _image(item: str, path: str, folder: Path) -> str:
     if item.startswith("data:"):
         return item
-    folder = place.path.parent
-    resolved = (folder / item).resolve()
-    if place.images_exist and not resolved.is_file():
-        raise _Invalid(path, item, f"no such file under {folder}", "write the path relative to the JSONL file's folder")
-    return str(resolved)
+    try:
+        return str((folder / item).resolve())
+    except ValueError as error:  # a zero character, or half of a surrogate pair
+        raise _invalid(path, item, f"no file can have this name ({error})", "correct the path") from error
 
 
-def _payload(raw: Mapping[str, Any], sides: tuple[int, int] | None) -> dict[str, dict[str, Any]]:
+def _objects(raw: Mapping[str, Any], sides: tuple[int, int] | None, rules: RecordRules) -> tuple[GTObject, ...]:
     objects = raw.get("objects")
+    if not _needs_objects(raw, rules):
+        return ()
     if not isinstance(objects, list):
-        raise _Invalid("objects", objects, "must be a list", "write [] for an image without objects")
-    return {f"object_{i + 1}": _object(item, f"objects[{i}]", sides) for i, item in enumerate(objects)}
+        raise _invalid("objects", objects, "must be a list", "write [] for an image without objects")
+    return tuple(_object(item, f"objects[{i}]", sides) for i, item in enumerate(objects))
 
 
-def _object(item: Any, path: str, sides: tuple[int, int] | None) -> dict[str, Any]:
-    if not isinstance(item, dict):
-        raise _Invalid(path, item, "must be a mapping", "write {desc, bbox_2d} or {desc, poly}")
-    for key, way_out in _REFUSED_GEOMETRY.items():
-        if key in item:
-            raise _Invalid(f"{path}.{key}", item[key], "is not a geometry of this format", way_out)
-    desc = item.get("desc")
-    if not isinstance(desc, str) or not desc.strip():
-        raise _Invalid(f"{path}.desc", desc, "must be a non-blank string", "name what the object is")
-    present = [key for key in ("bbox_2d", "poly") if item.get(key) is not None]
-    if len(present) != 1:
-        raise _Invalid(path, present, "must have exactly one of bbox_2d and poly", "keep one, or split the object")
-    key = present[0]
-    bins = _coordinates(item[key], f"{path}.{key}", sides)
-    if key == "bbox_2d":
-        _check_bbox(bins, item[key], f"{path}.{key}")
-    else:
-        _check_poly(bins, item, f"{path}.{key}")
-    return {"desc": desc, key: bins}
+def _object(item: Any, path: str, sides: tuple[int, int] | None) -> GTObject:
+    try:
+        return read_object(item, sides)
+    except InvalidObject as error:
+        raise ConfigError([_below(path, error.problem)]) from error
 
 
-def _coordinates(values: Any, path: str, sides: tuple[int, int] | None) -> list[int]:
-    if not isinstance(values, list):
-        raise _Invalid(path, values, "must be a list of coordinates", "write [x1, y1, x2, y2, ...]")
-    flat = [part for value in values for part in (value if isinstance(value, list) else [value])]
-    if all(isinstance(value, str) for value in flat):
-        return [_token_bin(value, f"{path}[{i}]") for i, value in enumerate(flat)]
-    if any(isinstance(value, str) for value in flat):
-        raise _Invalid(path, values, "mixes numbers and coord tokens", "use one of the two within an object")
-    return [_number_bin(value, f"{path}[{i}]", sides[i % 2] if sides else None) for i, value in enumerate(flat)]
+def _below(path: str, problem: Problem) -> Problem:
+    return replace(problem, path=f"{path}{problem.path}".rstrip())
 
 
-def _token_bin(value: str, path: str) -> int:
-    bin_index = coord_bin(value)
-    if bin_index is None:
-        rule = f"must be a coord token {coord_token(0)} .. {coord_token(MAX_BIN)}"
-        raise _Invalid(path, value, rule, "correct the token")
-    return bin_index
-
-
-def _number_bin(value: Any, path: str, side: int | None) -> int:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        raise _Invalid(path, value, "must be a finite number or a coord token", "correct the coordinate")
-    largest = MAX_BIN if side is None else side
-    if not 0 <= value <= largest:
-        unit = "bins" if side is None else "pixels"
-        raise _Invalid(path, value, f"must lie in 0..{largest} {unit}", "clip it to the image, or correct width/height")
-    return round(value) if side is None else to_bin(value, side)
-
-
-def _check_bbox(bins: list[int], value: object, path: str) -> None:
-    if len(bins) != 4:
-        raise _Invalid(path, value, "must have 4 coordinates", "write [x1, y1, x2, y2]")
-    if bins[0] > bins[2] or bins[1] > bins[3]:
-        raise _Invalid(path, value, "must have x1 <= x2 and y1 <= y2", "write the top left corner first")
-
-
-def _check_poly(bins: list[int], item: Mapping[str, Any], path: str) -> None:
-    if len(bins) < 6 or len(bins) % 2:
-        raise _Invalid(
-            path, item["poly"], "must have an even number of at least 6 coordinates", "write 3 or more points"
-        )
-    points = item.get("poly_points")
-    if points is not None and points != len(bins) // 2:
-        raise _Invalid(
-            path + "_points", points, f"must equal the {len(bins) // 2} points of poly", "correct it or leave it out"
-        )
+def _invalid(path: str, value: object, rule: str, way_out: str) -> ConfigError:
+    return ConfigError([Problem(path, value, rule, way_out)])

@@ -5,18 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 
-from stage2_api.errors import ConfigError, Problem
-from stage2_api.rules.grpo_batches import batch_problems
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.encode import Encoder
-from stage2_trainer.data.records import Fingerprint, Record, fingerprint
+from stage2_trainer.data.run_records import RunRecords
 from stage2_trainer.grpo.chord import Mixing, References
 from stage2_trainer.grpo.dataset import Rows
-from stage2_trainer.grpo.records import Task, load_records
 from stage2_trainer.grpo.rewards import load_rewards
 from stage2_trainer.grpo.shared_rollouts import SharedRollouts, Wire
+from stage2_trainer.grpo.task import Task
 from stage2_trainer.grpo.trainer import GrpoTrainer, Parts
 from stage2_trainer.grpo.trl_arguments import grpo_arguments
 from stage2_trainer.process import training_arguments as arguments
@@ -29,37 +26,7 @@ from stage2_trainer.telemetry.run_context import Surroundings
 from stage2_trainer.weights.probe import sample_probe
 
 
-@dataclass(frozen=True)
-class Data:
-    """Training records, held-out records (none: no evaluation), and the fingerprint of the former."""
-
-    train: list[Record]
-    held_out: list[Record]
-    fingerprint: Fingerprint
-
-
-def check_grpo(config: RunConfig) -> None:
-    """Raise ConfigError that names every demand that so many learner processes do not meet, or this version."""
-    rlhf = config.rlhf
-    assert rlhf is not None, "a GRPO run"
-    problems = batch_problems(config, _world_size())
-    if rlhf.dynamic_sample:
-        rule = "this version keeps every prompt, also where all of its answers score the same"
-        problems.append(Problem("rlhf.dynamic_sample", True, rule, "set it to false"))
-    if problems:
-        raise ConfigError(problems)
-    load_rewards(rlhf.reward_funcs, rlhf.resolved_weights)
-
-
-def load_data(config: RunConfig) -> Data:
-    """Read the records; ConfigError names every broken line."""
-    custom, task = config.custom, Task.from_config(config)
-    train = load_records(custom.train_jsonl, custom.train_sample_limit, task)
-    held_out = load_records(custom.val_jsonl, custom.val_sample_limit, task) if custom.val_jsonl else []
-    return Data(train, held_out, fingerprint(custom.train_jsonl, train))
-
-
-def build_trainer(config: RunConfig, data: Data, surroundings: Surroundings, stack: ExitStack) -> GrpoTrainer:
+def build_trainer(config: RunConfig, data: RunRecords, surroundings: Surroundings, stack: ExitStack) -> GrpoTrainer:
     """Load the policy, wait for the server, and put the trainer together; `stack` closes the connections."""
     rlhf = config.rlhf
     assert rlhf is not None, "a GRPO run"

@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from stage2_api.grpo import Chord
 from stage2_trainer.data.encode import Encoder
 from stage2_trainer.data.records import Record
-from stage2_trainer.grpo.records import Task
+from stage2_trainer.grpo.task import Task
 
 
 @dataclass(frozen=True)

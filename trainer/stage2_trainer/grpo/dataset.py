@@ -9,7 +9,7 @@ from datasets import Dataset
 
 from stage2_trainer.data.images import load_image
 from stage2_trainer.data.records import Record
-from stage2_trainer.grpo.records import Task
+from stage2_trainer.grpo.task import Task
 
 
 class Rows:

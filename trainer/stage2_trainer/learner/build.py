@@ -6,12 +6,10 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.encode import Encoder
-from stage2_trainer.data.records import Fingerprint, Record, fingerprint, load_records
-from stage2_trainer.learner.batch_sampler import batch_sizes
+from stage2_trainer.data.run_records import RunRecords
 from stage2_trainer.learner.estep import EStep, Matched, Matcher, ParseFailureLog, Prompts
 from stage2_trainer.learner.evaluate import Evaluation
 from stage2_trainer.learner.loss import LossOptions
@@ -38,30 +36,8 @@ logger = logging.getLogger(__name__)
 EVALUATION_SAMPLES = 8  # rollouts of each evaluation in the run's log; enough for a picture
 
 
-@dataclass(frozen=True)
-class Data:
-    """Training records, held-out records (none: no evaluation), and the fingerprint of the former."""
-
-    train: list[Record]
-    held_out: list[Record]
-    fingerprint: Fingerprint
-
-
-def load_data(config: RunConfig) -> Data:
-    """Read the records; ConfigError names every broken line, or says why processes cannot share them evenly."""
-    custom, training = config.custom, config.training
-    bins = custom.coord_tokens.skip_bbox_norm
-    train = load_records(custom.train_jsonl, custom.train_sample_limit, numbers_are_bins=bins)
-    processes, drop_last = int(os.environ.get("WORLD_SIZE", "1")), training.dataloader_drop_last
-    batch_sizes(len(train), training.per_device_train_batch_size, processes=processes, drop_last=drop_last)
-    held_out = []
-    if custom.val_jsonl is not None:
-        held_out = load_records(custom.val_jsonl, custom.val_sample_limit, numbers_are_bins=bins)
-    return Data(train, held_out, fingerprint(custom.train_jsonl, train))
-
-
 def build_trainer(
-    config: RunConfig, data: Data, surroundings: Surroundings, stack: ExitStack
+    config: RunConfig, data: RunRecords, surroundings: Surroundings, stack: ExitStack
 ) -> RolloutMatchingTrainer:
     """Load the policy, wait for the servers, and put the trainer together; `stack` closes the connections."""
     processor = load_processor(config.model.model, **arguments.pixel_limits(config))

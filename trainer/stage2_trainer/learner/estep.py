@@ -22,7 +22,6 @@ from stage2_trainer.matching import (
     SegmentMeta,
     build_target,
     cut_before,
-    ground_truth,
     segment_meta,
 )
 from stage2_trainer.process.qwen3_vl import rope_model
@@ -92,7 +91,7 @@ class Matcher:
     def match(self, record: Record, rollout: Rollout) -> Matched:
         """Parse the rollout, match its objects, and build what is to be learnt from it."""
         ids = cut_before(rollout.token_ids, self._vision_ids)
-        return Matched(record, rollout, build_target(ids, ground_truth(record.payload), self.vocab, self.options))
+        return Matched(record, rollout, build_target(ids, record.ground_truth, self.vocab, self.options))
 
 
 def with_origin(matched: Sequence[Matched], fresh: FreshBatch, options: MatchOptions) -> list[Matched]:

@@ -1,4 +1,7 @@
-"""Ground truth of one record, in bins. Source: semantics, sections 2 and 4.3."""
+"""Ground truth in bins: the one reader of what records and assistant payloads say about an object.
+
+Source: semantics, sections 2 and 4.3.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from stage2_api.coordinates import MAX_BIN, coord_bin
+from stage2_api.coordinates import MAX_BIN, coord_bin, coord_token, to_bin
+from stage2_api.errors import Problem
 from stage2_trainer.matching.parse import (
     BLANK_DESC,
     KIND_OF_KEY,
@@ -21,6 +25,16 @@ from stage2_trainer.matching.scan import OBJECT_KEY
 
 MIXED_COORDINATES = "tokens_and_numbers_mixed"
 NOT_COORDINATES = "coordinates_are_no_bins"
+REFUSED_GEOMETRY = "geometry_is_not_of_this_format"
+REVERSED_CORNERS = "corners_are_reversed"
+WRONG_POINTS = "poly_points_differ"
+
+_REFUSED_GEOMETRY = {
+    "line": "write a thin poly, or leave the object out",
+    "bbox": "rename the key to bbox_2d",
+    "polygon": "rename the key to poly",
+}
+_NOT_PIXELS = ", or set custom.coord_tokens.skip_bbox_norm to false if they are pixels"
 
 
 @dataclass(frozen=True)
@@ -40,6 +54,45 @@ class GroundTruth:
     dropped: tuple[tuple[str, str], ...] = ()
 
 
+class InvalidObject(ValueError):
+    """An object that breaks the contract: the reason for counters, the problem for people.
+
+    The problem's path begins at the object: `.bbox_2d[3]`, or nothing for the object itself.
+    """
+
+    def __init__(self, reason: str, problem: Problem) -> None:
+        super().__init__(str(problem))
+        self.reason = reason
+        self.problem = problem
+
+
+def read_object(value: Any, sides: tuple[int, int] | None = None) -> GTObject:
+    """Read `{desc, bbox_2d | poly}`; coordinates, flat or in pairs, are tokens or numbers.
+
+    `sides`, width and height of the image, makes the numbers pixels; without it they are bins. Raises InvalidObject
+    with the first rule that is broken.
+    """
+    if not isinstance(value, Mapping):
+        raise _invalid(NO_OBJECT_VALUE, "", value, "must be a mapping", "write {desc, bbox_2d} or {desc, poly}")
+    for key, way_out in _REFUSED_GEOMETRY.items():
+        if key in value:
+            raise _invalid(REFUSED_GEOMETRY, f".{key}", value[key], "is not a geometry of this format", way_out)
+    desc = value.get("desc")
+    if not isinstance(desc, str) or not desc.strip():
+        raise _invalid(BLANK_DESC, ".desc", desc, "must be a non-blank string", "name what the object is")
+    present = [key for key in KIND_OF_KEY if value.get(key) is not None]
+    if len(present) != 1:
+        rule = "must have exactly one of bbox_2d and poly"
+        raise _invalid(NOT_ONE_GEOMETRY, "", present, rule, "keep one, or split the object")
+    key = present[0]
+    bins = _coordinates(value[key], f".{key}", sides)
+    if KIND_OF_KEY[key] == "bbox":
+        _check_bbox(bins, value[key])
+    else:
+        _check_poly(bins, value)
+    return GTObject(desc, KIND_OF_KEY[key], bins)
+
+
 def ground_truth(payload: Mapping[str, Any]) -> GroundTruth:
     """Read an assistant payload: `object_{i}` to `{desc, bbox_2d | poly}`, coordinates as tokens or as numbers in bins.
 
@@ -49,50 +102,74 @@ def ground_truth(payload: Mapping[str, Any]) -> GroundTruth:
     objects: list[GTObject] = []
     dropped: list[tuple[str, str]] = []
     for _, key in keys:
-        found = _object(payload[key])
-        if isinstance(found, str):
-            dropped.append((key, found))
-        else:
-            objects.append(found)
+        try:
+            objects.append(read_object(payload[key]))
+        except InvalidObject as error:
+            dropped.append((key, error.reason))
     return GroundTruth(tuple(objects), tuple(dropped))
 
 
-def _object(value: Any) -> GTObject | str:
-    """The object, or the reason why it is none."""
-    if not isinstance(value, Mapping):
-        return NO_OBJECT_VALUE
-    desc = value.get("desc")
-    if not isinstance(desc, str) or not desc.strip():
-        return BLANK_DESC
-    geometry = [key for key in KIND_OF_KEY if value.get(key) is not None]
-    if len(geometry) != 1:
-        return NOT_ONE_GEOMETRY
-    kind = KIND_OF_KEY[geometry[0]]
-    bins = _bins(value[geometry[0]])
-    if isinstance(bins, str):
-        return bins
-    if len(bins) != 4 if kind == "bbox" else len(bins) < 6 or len(bins) % 2:
-        return WRONG_COUNT
-    return GTObject(desc, kind, bins)
+def _coordinates(values: Any, path: str, sides: tuple[int, int] | None) -> tuple[int, ...]:
+    if not isinstance(values, (list, tuple)):
+        rule = "must be a list of coordinates"
+        raise _invalid(NOT_COORDINATES, path, values, rule, "write [x1, y1, x2, y2, ...]")
+    if values and all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in values):
+        flat = list(chain.from_iterable(values))
+    else:
+        flat = list(values)
+    if all(isinstance(value, str) for value in flat):
+        return tuple(_token_bin(value, f"{path}[{i}]") for i, value in enumerate(flat))
+    if any(isinstance(value, str) for value in flat):
+        rule = "mixes numbers and coord tokens"
+        raise _invalid(MIXED_COORDINATES, path, values, rule, "use one of the two within an object")
+    return tuple(_number_bin(value, f"{path}[{i}]", sides[i % 2] if sides else None) for i, value in enumerate(flat))
 
 
-def _bins(value: Any) -> tuple[int, ...] | str:
-    """The bins of a flat or paired list of coordinates, or the reason why they are none."""
-    if not isinstance(value, (list, tuple)):
-        return NOT_COORDINATES
-    if value and all(isinstance(pair, (list, tuple)) for pair in value):
-        value = list(chain.from_iterable(value))
-    if len({isinstance(one, str) for one in value}) > 1:
-        return MIXED_COORDINATES
-    bins = [_bin(one) for one in value]
-    known = tuple(one for one in bins if one is not None)
-    return known if len(known) == len(bins) else NOT_COORDINATES
+def _token_bin(value: str, path: str) -> int:
+    found = coord_bin(value)
+    if found is None:
+        rule = f"must be a coord token {coord_token(0)} .. {coord_token(MAX_BIN)}"
+        raise _invalid(NOT_COORDINATES, path, value, rule, "correct the token")
+    return found
 
 
-def _bin(value: Any) -> int | None:
-    if isinstance(value, str):
-        return coord_bin(value)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        return None
-    rounded = round(value)
-    return rounded if 0 <= rounded <= MAX_BIN else None
+def _number_bin(value: Any, path: str, side: int | None) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not _finite(value):
+        rule = "must be a finite number or a coord token"
+        raise _invalid(NOT_COORDINATES, path, value, rule, "correct the coordinate")
+    if side is None:
+        if not 0 <= round(value) <= MAX_BIN:
+            rule = f"must lie in 0..{MAX_BIN} bins"
+            raise _invalid(NOT_COORDINATES, path, value, rule, f"correct the bin{_NOT_PIXELS}")
+        return round(value)
+    if not 0 <= value <= side:
+        rule = f"must lie in 0..{side} pixels"
+        raise _invalid(NOT_COORDINATES, path, value, rule, "clip it to the image, or correct width/height")
+    return to_bin(value, side)
+
+
+def _finite(value: float) -> bool:
+    # A whole number too large for a float is no coordinate, but JSON can write it, and math.isfinite raises on it.
+    return isinstance(value, int) or math.isfinite(value)
+
+
+def _check_bbox(bins: tuple[int, ...], value: Any) -> None:
+    if len(bins) != 4:
+        raise _invalid(WRONG_COUNT, ".bbox_2d", value, "must have 4 coordinates", "write [x1, y1, x2, y2]")
+    if bins[0] > bins[2] or bins[1] > bins[3]:
+        rule = "must have x1 <= x2 and y1 <= y2"
+        raise _invalid(REVERSED_CORNERS, ".bbox_2d", value, rule, "write the top left corner first")
+
+
+def _check_poly(bins: tuple[int, ...], value: Mapping[str, Any]) -> None:
+    if len(bins) < 6 or len(bins) % 2:
+        rule = "must have an even number of at least 6 coordinates"
+        raise _invalid(WRONG_COUNT, ".poly", value["poly"], rule, "write 3 or more points")
+    points = value.get("poly_points")
+    if points is not None and points != len(bins) // 2:
+        rule = f"must equal the {len(bins) // 2} points of poly"
+        raise _invalid(WRONG_POINTS, ".poly_points", points, rule, "correct it or leave it out")
+
+
+def _invalid(reason: str, path: str, value: object, rule: str, way_out: str) -> InvalidObject:
+    return InvalidObject(reason, Problem(path, value, rule, way_out))

@@ -6,6 +6,7 @@ import json
 
 from stage2_trainer.data.messages import chat_messages, image_sources
 from stage2_trainer.data.records import Record
+from stage2_trainer.matching import GTObject
 
 RECORD = Record(
     index=0,
@@ -13,7 +14,7 @@ RECORD = Record(
     images=("data:image/png;base64,AA==", "data:image/png;base64,AQ=="),
     width=10,
     height=10,
-    payload={"object_1": {"desc": "secret", "bbox_2d": [1, 2, 3, 4]}},
+    objects=(GTObject("secret", "bbox", (1, 2, 3, 4)),),
 )
 
 

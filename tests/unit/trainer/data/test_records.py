@@ -7,9 +7,9 @@ import json
 
 import pytest
 
-from stage2_api.coordinates import to_bin
 from stage2_api.errors import ConfigError
-from stage2_trainer.data.records import fingerprint, load_record, load_records
+from stage2_trainer.data.records import RecordRules, fingerprint, load_record, load_records
+from stage2_trainer.matching import GTObject
 
 BOX = {"desc": "red box", "bbox_2d": [10, 20, 50, 40]}
 
@@ -36,28 +36,25 @@ def with_object(**changes):
 
 def test_pixels_become_bins_of_a_thousandth_of_the_image(write):
     (loaded,) = load_records(write(record()))
-    assert loaded.payload == {"object_1": {"desc": "red box", "bbox_2d": [100, 400, 500, 800]}}
-
-
-def test_the_last_pixel_edge_falls_into_the_last_bin():
-    assert (to_bin(0, 96), to_bin(48, 96), to_bin(96, 96)) == (0, 500, 999)
+    assert loaded.objects == (GTObject("red box", "bbox", (100, 400, 500, 800)),)
+    assert loaded.ground_truth.objects == loaded.objects
 
 
 def test_coord_tokens_are_taken_as_they_are(write):
     tokens = [f"<|coord_{k}|>" for k in (1, 2, 3, 999)]
     (loaded,) = load_records(write(with_object(bbox_2d=tokens)))
-    assert loaded.payload["object_1"]["bbox_2d"] == [1, 2, 3, 999]
+    assert loaded.objects[0].bins == (1, 2, 3, 999)
 
 
 def test_plain_numbers_are_bins_where_the_file_is_already_normalised(write):
-    (loaded,) = load_records(write(with_object(bbox_2d=[1, 2, 600, 999])), numbers_are_bins=True)
-    assert loaded.payload["object_1"]["bbox_2d"] == [1, 2, 600, 999]
+    (loaded,) = load_records(write(with_object(bbox_2d=[1, 2, 600, 999])), rules=RecordRules(numbers_are_bins=True))
+    assert loaded.objects[0].bins == (1, 2, 600, 999)
 
 
 @pytest.mark.parametrize("poly", [[0, 0, 100, 0, 50, 50], [[0, 0], [100, 0], [50, 50]]])
 def test_a_poly_may_be_flat_or_paired(write, poly):
     (loaded,) = load_records(write(with_object(bbox_2d=None, poly=poly, poly_points=3)))
-    assert loaded.payload["object_1"]["poly"] == [0, 0, 999, 0, 500, 999]
+    assert loaded.objects[0].bins == (0, 0, 999, 0, 500, 999)
 
 
 def test_images_are_found_beside_the_file_and_data_urls_kept(write, tmp_path):
@@ -67,7 +64,7 @@ def test_images_are_found_beside_the_file_and_data_urls_kept(write, tmp_path):
 
 def test_an_image_without_objects_is_a_record(write):
     (loaded,) = load_records(write(record(objects=[])))
-    assert loaded.payload == {}
+    assert loaded.objects == ()
 
 
 def test_a_limit_reads_no_further(write):
@@ -100,6 +97,15 @@ MISTAKES = {
     "odd poly": (with_object(bbox_2d=None, poly=[1, 2, 3, 4, 5, 6, 7]), "objects[0].poly"),
     "two points": (with_object(bbox_2d=None, poly=[1, 2, 3, 4]), "objects[0].poly"),
     "wrong poly_points": (with_object(bbox_2d=None, poly=[0, 0, 9, 0, 9, 9], poly_points=4), "objects[0].poly_points"),
+    "a padded token": (with_object(bbox_2d=["<|coord_007|>"] * 4), "objects[0].bbox_2d[0]"),
+    "a token and a line end": (with_object(bbox_2d=["<|coord_7|>\n"] * 4), "objects[0].bbox_2d[0]"),
+    "points of three": (with_object(bbox_2d=None, poly=[[1, 2, 3], [4, 5, 6]]), "objects[0].poly[0]"),
+    "one pair among numbers": (with_object(bbox_2d=[[1, 2], 3, 4]), "objects[0].bbox_2d[0]"),
+    "a number beyond floats": (with_object(bbox_2d=[1, 2, 3, 10**400]), "objects[0].bbox_2d[3]"),
+    "a number of 5000 digits": ('{"width": ' + "1" * 5000 + "}", "must be JSON"),
+    "lists without end": ("[" * 100_000, "must be JSON"),
+    "a name that no file has": (record(images=["a\0.png"]), "images[0]"),
+    "a name too long for a file": (record(images=["a" * 5000]), "images[0]"),
     "metadata as a list": (record(metadata=[]), "metadata"),
 }
 
@@ -141,7 +147,7 @@ def test_one_record_is_read_as_among_all(write):
 
 def test_one_record_may_be_read_though_others_are_broken_and_its_image_is_missing(write):
     path = write("{", record(images=["b.png"]))
-    assert load_record(path, 1, images_exist=False).images == (str(path.parent / "b.png"),)
+    assert load_record(path, 1, rules=RecordRules(images_exist=False)).images == (str(path.parent / "b.png"),)
     with pytest.raises(ConfigError, match=r"train\.jsonl:2 images\[0\].*no such file"):
         load_record(path, 1)
     with pytest.raises(ConfigError, match=r"train\.jsonl:1: '\{'; must be JSON"):

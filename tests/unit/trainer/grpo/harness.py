@@ -11,11 +11,12 @@ from stage2_api.parsing import parse_run_config
 from stage2_api.pod.progress import ReportedSync
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.encode import Encoder
+from stage2_trainer.data.records import load_records
 from stage2_trainer.grpo.chord import Mixing, References
 from stage2_trainer.grpo.dataset import Rows
-from stage2_trainer.grpo.records import Task, load_records
 from stage2_trainer.grpo.rewards import load_rewards
 from stage2_trainer.grpo.shared_rollouts import SharedRollouts, Wire
+from stage2_trainer.grpo.task import Task, record_rules
 from stage2_trainer.grpo.trainer import GrpoTrainer, Parts
 from stage2_trainer.grpo.trl_arguments import grpo_arguments
 from stage2_trainer.process.interrupt import Interrupt
@@ -126,7 +127,7 @@ def build(folder: Any, run: RunConfig, model: Any, encoder: Encoder, source: Any
     """A trainer of `model` whose rollouts come from `source`."""
     task, rlhf = Task.from_config(run), run.rlhf
     assert rlhf is not None
-    records = load_records(run.custom.train_jsonl, None, task)
+    records = load_records(run.custom.train_jsonl, rules=record_rules(run))
     log, rollout_log = RunLog(folder), JsonLines(folder / "rollouts.jsonl")
     stack.callback(log.close)
     stack.callback(rollout_log.close)

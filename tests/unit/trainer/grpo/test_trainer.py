@@ -10,9 +10,10 @@ from trl.trainer.rloo_config import RLOOConfig
 from trl.trainer.rloo_trainer import RLOOTrainer
 
 from stage2_api.errors import ConfigError
+from stage2_trainer.data.records import load_records
 from stage2_trainer.grpo.dataset import Rows
-from stage2_trainer.grpo.records import Task, load_records
 from stage2_trainer.grpo.rewards import load_rewards
+from stage2_trainer.grpo.task import Task, record_rules
 from stage2_trainer.grpo.trainer import _named
 from stage2_trainer.grpo.trl_arguments import grpo_arguments
 from tests.unit.trainer.grpo import harness
@@ -42,7 +43,7 @@ def answers(encoder):
 def theirs(run, model, processor):
     """TRL's own trainer, with its own generation by transformers."""
     task, rlhf = Task.from_config(run), run.rlhf
-    records = load_records(run.custom.train_jsonl, None, task)
+    records = load_records(run.custom.train_jsonl, rules=record_rules(run))
     processor.tokenizer.padding_side = "left"
     trainer = GRPOTrainer(
         model=model,
@@ -108,7 +109,7 @@ def test_rloo_makes_the_advantages_of_trl_s_rloo_trainer(folder, stack, model, e
 
 def trls_rloo(run, model, processor):
     task, rlhf = Task.from_config(run), run.rlhf
-    records = load_records(run.custom.train_jsonl, None, task)
+    records = load_records(run.custom.train_jsonl, rules=record_rules(run))
     processor.tokenizer.padding_side = "left"
     args = RLOOConfig(
         output_dir=run.training.output_dir,

@@ -34,7 +34,7 @@ Answer = Callable[[Record], str]
 
 def record(image: str, index: int = 0, **payload: Any) -> Record:
     """Return a record of one image; `payload` is object_1=..., object_2=..."""
-    return Record(index, f"record-{index}", (image,), 96, 96, payload)
+    return Record(index, f"record-{index}", (image,), 96, 96, ground_truth(payload).objects)
 
 
 def box(desc: str, *bins: int) -> dict[str, Any]:
@@ -43,17 +43,17 @@ def box(desc: str, *bins: int) -> dict[str, Any]:
 
 def perfect(one: Record) -> str:
     """Answer with the ground truth."""
-    return serialize_objects(ground_truth(one.payload).objects)
+    return serialize_objects(one.ground_truth.objects)
 
 
 def only_first(one: Record) -> str:
     """Answer with the first object and miss the others."""
-    return serialize_objects(ground_truth(one.payload).objects[:1])
+    return serialize_objects(one.ground_truth.objects[:1])
 
 
 def shifted(one: Record) -> str:
     """Answer with every object, 30 bins off."""
-    found = [GTObject(o.desc, o.kind, tuple(k + 30 for k in o.bins)) for o in ground_truth(one.payload).objects]
+    found = [GTObject(o.desc, o.kind, tuple(k + 30 for k in o.bins)) for o in one.ground_truth.objects]
     return serialize_objects(found)
 
 

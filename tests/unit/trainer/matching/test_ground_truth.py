@@ -43,6 +43,12 @@ def test_coordinates_may_be_tokens_numbers_or_pairs():
         ({"desc": "x", "bbox_2d": [1, 2, 3, True]}, "coordinates_are_no_bins"),
         ({"desc": "x", "bbox_2d": "1234"}, "coordinates_are_no_bins"),
         ({"desc": "x", "bbox_2d": [1, 2, 3, "<|coord_4|>"]}, "tokens_and_numbers_mixed"),
+        ({"desc": "x", "bbox_2d": [1, 2, 3, 10**400]}, "coordinates_are_no_bins"),
+        ({"desc": "x", "bbox_2d": [1, 2, 3, 999.6]}, "coordinates_are_no_bins"),
+        ({"desc": "x", "poly": [[1, 2, 3], [4, 5, 6]]}, "coordinates_are_no_bins"),
+        ({**BOX, "line": [1, 2, 3, 4]}, "geometry_is_not_of_this_format"),
+        ({"desc": "x", "bbox_2d": [30, 20, 10, 40]}, "corners_are_reversed"),
+        ({"desc": "x", "poly": [1, 2, 3, 4, 5, 6], "poly_points": 4}, "poly_points_differ"),
     ],
 )
 def test_objects_that_break_the_contract_are_left_out_and_listed(value, reason):

@@ -1,0 +1,81 @@
+"""GRPO's task: the prompts and reference answers that records make, and what it demands of a record.
+
+Source: semantics, section 15.4. A record has `images` and, where there is a contract of summaries, `metadata` that
+fits it; without one `summary` is its reference answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from stage2_api.errors import ConfigError, Problem
+from stage2_api.runconfig import RunConfig
+from stage2_trainer.data.messages import chat_messages
+from stage2_trainer.data.records import Record, RecordRules
+from stage2_trainer.grpo.rewards import Contract, Sample
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a model is asked about records, and what a right answer is.
+
+    prompt: text of the user's turn, unless the record's domain has its own. contract: of summaries, where there is one.
+    """
+
+    prompt: str
+    system: str | None = None
+    contract: Contract | None = None
+
+    @classmethod
+    def from_config(cls, config: RunConfig) -> Task:
+        """Return the task of a run."""
+        custom, contract = config.custom, None
+        if custom.grpo.summary is not None and custom.assistant_prefix_format is not None:
+            contract = Contract(custom.grpo.summary, custom.assistant_prefix_format)
+        return cls(custom.user_prompt, config.template.system, contract)
+
+    def user_text(self, record: Record, epoch: int) -> str:
+        """Return the text of the user's turn.
+
+        Irrelevant images are asked about in the words of each domain in turn, another one each epoch.
+        """
+        if self.contract is None:
+            return self.prompt
+        domains = self.contract.summary.domains
+        if self._sample(record).irrelevant:
+            return domains[(record.index + epoch) % len(domains)].prompt or self.prompt
+        return self._sample(record).domain.prompt or self.prompt
+
+    def chat(self, record: Record, user_text: str) -> list[dict[str, Any]]:
+        """Return the messages of a record, without any answer."""
+        return chat_messages(record, user_text, system=self.system)
+
+    def reference(self, record: Record) -> str:
+        """Return the right answer. Raises ConfigError where the record has none."""
+        if self.contract is not None:
+            sample = self._sample(record)
+            if sample.irrelevant:
+                return self.contract.summary.irrelevant.text
+            return f"{self.contract.header(sample.domain)}\n{record.metadata['summary_ref']}"
+        if record.summary is None:
+            rule = "CHORD learns reference answers"
+            way_out = "add the key to every record, or set custom.grpo.chord.enabled to false"
+            raise ConfigError([Problem(f"record {record.sample_id} summary", None, rule, way_out)])
+        return record.summary
+
+    def check(self, record: Record) -> None:
+        """Raise ConfigError where a record does not fit the contract."""
+        if self.contract is not None:
+            sample = self._sample(record)
+            if not sample.irrelevant and not sample.dense and sample.domain:
+                _ = sample.truth
+
+    def _sample(self, record: Record) -> Sample:
+        return Sample("", record.metadata, self.contract)
+
+
+def record_rules(config: RunConfig) -> RecordRules:
+    """Return how the records of a GRPO run are read: objects may be absent, what its task asks about must be there."""
+    bins = config.custom.coord_tokens.skip_bbox_norm
+    return RecordRules(numbers_are_bins=bins, needs_objects=False, demand=Task.from_config(config).check)

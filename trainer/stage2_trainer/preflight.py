@@ -1,0 +1,51 @@
+"""What must be right before a run starts, read without anything heavy: its batches, its rewards, its records."""
+
+from __future__ import annotations
+
+from stage2_api.errors import ConfigError, Problem
+from stage2_api.rules.grpo_batches import batch_problems
+from stage2_api.runconfig import RunConfig
+from stage2_trainer.data.records import RecordRules
+from stage2_trainer.data.run_records import RunRecords, load_run_records
+from stage2_trainer.grpo import task
+from stage2_trainer.grpo.rewards import load_rewards
+from stage2_trainer.learner.batch_sizes import batch_sizes
+
+
+def record_rules(config: RunConfig) -> RecordRules:
+    """Return how the records of a run are read, and what its trainer demands of them."""
+    if config.rlhf is not None:
+        return task.record_rules(config)
+    return RecordRules(numbers_are_bins=config.custom.coord_tokens.skip_bbox_norm)
+
+
+def checked_records(config: RunConfig, *, world_size: int) -> RunRecords:
+    """Return the records of a run of so many learner processes.
+
+    Raises ConfigError that names every broken line, or says why the processes cannot share the records evenly, or what
+    a GRPO run lacks.
+    """
+    if config.rlhf is not None:
+        _check_grpo(config, world_size)
+        return load_run_records(config, record_rules(config))
+    records, training = load_run_records(config, record_rules(config)), config.training
+    batch_sizes(
+        len(records.train),
+        training.per_device_train_batch_size,
+        processes=world_size,
+        drop_last=training.dataloader_drop_last,
+    )
+    return records
+
+
+def _check_grpo(config: RunConfig, world_size: int) -> None:
+    """Raise ConfigError that names every demand that so many learner processes do not meet, or this version."""
+    rlhf = config.rlhf
+    assert rlhf is not None, "a GRPO run"
+    problems = batch_problems(config, world_size)
+    if rlhf.dynamic_sample:
+        rule = "this version keeps every prompt, also where all of its answers score the same"
+        problems.append(Problem("rlhf.dynamic_sample", True, rule, "set it to false"))
+    if problems:
+        raise ConfigError(problems)
+    load_rewards(rlhf.reward_funcs, rlhf.resolved_weights)
