@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from stage2_api.errors import EXIT_CONFIG, ConfigError
+
+if TYPE_CHECKING:
+    from stage2_api.runconfig import RunConfig
 
 app = typer.Typer(
     name="stage2",
@@ -45,11 +48,15 @@ def stage2(
 @app.command()
 def validate(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Job files or training YAMLs.")],
+    mapped: Mapped = None,
+    all_records: Annotated[
+        bool, typer.Option("--all-records", help="Read data files to their end, not the first 1,000 records of each.")
+    ] = False,
 ) -> None:
-    """Check job files and training YAMLs; exit code 64 names every mistake."""
+    """Check job files and training YAMLs, and their data files that are here; exit code 64 names every mistake."""
     from stage2_cli.validate import validate_files
 
-    raise typer.Exit(validate_files(files))
+    raise typer.Exit(validate_files(files, mapped=mapped or [], all_records=all_records))
 
 
 @app.command()
@@ -115,9 +122,7 @@ def learn(
 
     loaded = load_config(config)
     if processes > 1:
-        from stage2_trainer.process.torchrun import run_processes
-
-        raise typer.Exit(run_processes("stage2_cli", ["learn", str(config)], processes=processes))
+        raise typer.Exit(_learn_in_processes(loaded, config, processes))
     if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun's processes lead sessions of their own, which nobody else ends
         from stage2_cli.processes import end_with_parent
 
@@ -192,6 +197,17 @@ def inspect(  # noqa: PLR0913 - one parameter for each option
         picture=picture,
     )
     raise typer.Exit(inspect_sample(request))
+
+
+def _learn_in_processes(loaded: RunConfig, path: Path, processes: int) -> int:
+    """Start torchrun's processes, unless all of them would end with one mistake that this one can find."""
+    from stage2_trainer.main import check
+
+    if code := check(loaded, world_size=processes):
+        return code
+    from stage2_trainer.process.torchrun import run_processes
+
+    return run_processes("stage2_cli", ["learn", str(path)], processes=processes)
 
 
 def main() -> None:

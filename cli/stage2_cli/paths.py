@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stage2_api.errors import ConfigError, Problem
+from stage2_api.job import RolloutMatchingJob
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,25 @@ class PathMap:
         if isinstance(value, Sequence) and not isinstance(value, bytes):
             return [self.localise(item) for item in value]
         return value
+
+
+def host_paths(job: RolloutMatchingJob) -> dict[str, Path]:
+    """The mount paths of a job's hostPath volumes, and the folder or file of this machine behind each."""
+    return {
+        volume.mount_path: Path(volume.host_path.path) / (volume.sub_path or "")
+        for volume in job.spec.volumes
+        if volume.host_path is not None
+    }
+
+
+def place_here(job: RolloutMatchingJob, mapped: Mapping[str, Path], path: Path) -> Path | None:
+    """Where a path of a job's containers lies on this machine; None inside a volume that is not on it."""
+    here = {**host_paths(job), **mapped}
+    volumes = {volume.mount_path for volume in job.spec.volumes}
+    fitting = [prefix for prefix in volumes | set(here) if path.is_relative_to(prefix)]
+    if fitting and max(fitting, key=len) not in here:
+        return None
+    return Path(PathMap(here).local(str(path)))
 
 
 def parse_mappings(mapped: Sequence[str]) -> dict[str, Path]:

@@ -26,7 +26,7 @@ from stage2_api.job import RolloutMatchingJob
 from stage2_api.pod.ports import HEALTH_ROUTE, PROGRESS_ROUTE
 from stage2_cli.files import load_job
 from stage2_cli.left_out import TEMPLATES, WATCHED, left_out
-from stage2_cli.paths import PathMap, parse_mappings
+from stage2_cli.paths import PathMap, host_paths, parse_mappings
 from stage2_cli.ports import learner_ports
 from stage2_cli.processes import LocalProcess
 from stage2_cli.run_console import Watcher, console
@@ -104,14 +104,12 @@ def prepare(
 
 
 def _volume_paths(job: RolloutMatchingJob, work_dir: Path, mapped: Mapping[str, Path]) -> dict[str, Path]:
-    found: dict[str, Path] = {}
+    found = {path: place for path, place in host_paths(job).items() if path not in mapped}
     problems: list[Problem] = []
     for index, volume in enumerate(job.spec.volumes):
-        if volume.mount_path in mapped:
+        if volume.mount_path in mapped or volume.mount_path in found:
             continue
-        if volume.host_path is not None:
-            found[volume.mount_path] = Path(volume.host_path.path)
-        elif volume.empty_dir is not None:
+        if volume.empty_dir is not None:
             found[volume.mount_path] = work_dir / "volumes" / volume.name
             found[volume.mount_path].mkdir(parents=True, exist_ok=True)
         else:

@@ -20,6 +20,8 @@ def modules_after(statement: str) -> set[str]:
         "import stage2_cli.main",
         "import stage2_controller.job.plan",
         "import stage2_trainer.matching",
+        "import stage2_trainer.main",
+        "import stage2_cli.validate",
         "import stage2_api",
     ],
 )
@@ -34,5 +36,5 @@ def test_the_operator_never_loads_the_training_code() -> None:
 
 @pytest.mark.timeout(300)  # torch, transformers, peft and trl, once more, on a machine that may be busy
 def test_the_learner_never_loads_a_kubernetes_client() -> None:
-    loaded = modules_after("import stage2_trainer.main")
+    loaded = modules_after("import stage2_trainer.main, stage2_trainer.learner.build, stage2_trainer.grpo.build")
     assert loaded & {"kopf", "kubernetes", "stage2_controller"} == set()

@@ -1,0 +1,87 @@
+"""The data files that a configuration names, looked over where this machine has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from stage2_api.errors import ConfigError, Problem
+from stage2_api.runconfig import RunConfig
+from stage2_cli.inspect.document import KEY_OF_KIND
+from stage2_trainer.data.records import Line
+from stage2_trainer.data.survey import Survey, survey
+from stage2_trainer.preflight import record_rules
+
+FIRST_RECORDS = 1000
+
+Local = Callable[[Path], Path | None]
+"""Where a path of a configuration lies on this machine; None where it lies in something that is not here."""
+
+
+@dataclass
+class Findings:
+    """What is to be said about the data files: a line for each, and all problems of those that are here."""
+
+    lines: list[str] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+
+def look_over(config: RunConfig, local: Local, *, all_records: bool) -> Findings:
+    """Look over the first records of each data file, or all that the run would read."""
+    custom, found = config.custom, Findings()
+    named = (
+        ("custom.train_jsonl", custom.train_jsonl, custom.train_sample_limit),
+        ("custom.val_jsonl", custom.val_jsonl, custom.val_sample_limit),
+    )
+    for key, path, limit in named:
+        if path is None:
+            continue
+        here = local(Path(path))
+        if here is None or not here.exists():
+            found.lines.append(f"  {key}: {path}: not here, not checked")
+            continue
+        reads = limit if all_records else min(limit or FIRST_RECORDS, FIRST_RECORDS)
+        try:
+            with _progress(here, shown=all_records) as on_line:
+                one = survey(here, record_rules(config), reads, on_line)
+        except ConfigError as error:
+            found.problems += error.problems
+            continue
+        found.problems += one.problems
+        found.lines.append(f"  {key}: {here}: {_counts(one)}{_left(one, reads, limit)}")
+    return found
+
+
+def _counts(one: Survey) -> str:
+    parts = [f"{one.records:,} right record{'' if one.records == 1 else 's'}"]
+    if one.broken:
+        parts.append(f"{len(one.broken):,} broken")
+    total = sum(one.objects.values())
+    kinds = ", ".join(f"{count:,} {KEY_OF_KIND[kind]}" for kind, count in sorted(one.objects.items()))
+    parts.append(f"{total:,} object{'' if total == 1 else 's'}" + (f" ({kinds})" if kinds else ""))
+    return ", ".join(parts)
+
+
+def _left(one: Survey, reads: int | None, limit: int | None) -> str:
+    """What follows the counts where the run would read on."""
+    if one.whole or reads == limit:
+        return ""
+    return f"; these are the first {reads:,} records, --all-records reads on"
+
+
+@contextmanager
+def _progress(path: Path, *, shown: bool) -> Iterator[Callable[[Line], None] | None]:
+    """Show on a terminal how much of a file has been read."""
+    console = Console(stderr=True)
+    if not shown or not console.is_terminal:
+        yield None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(path.name, total=path.stat().st_size)
+        yield lambda line: progress.advance(task, len(line.text))

@@ -1,0 +1,167 @@
+"""validate, inspect, learn and GRPO read a record alike: the same verdict, and the same bins."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from PIL import Image
+
+from stage2_api.errors import ConfigError
+from stage2_cli.files import load_config
+from stage2_cli.inspect.command import Request, inspect_sample
+from stage2_cli.validate import validate_files
+from stage2_trainer.preflight import checked_records
+from tests.unit.api.grpo_configs import GOOD
+from tests.unit.api.wrong_jobs import merge_patch
+from tests.unit.cli.inspected import TINY_MODEL
+
+SERVERS = {"servers": [{"base_url": "http://127.0.0.1:9", "group_port": 9}]}
+METADATA = {"_fusion_template": "summary_bbu", "_fusion_mode": "summary", "summary_ref": '{"items": []}'}
+TOKENS = [f"<|coord_{k}|>" for k in (1, 2, 30, 999)]
+SQUARE = [10, 20, 50, 40]
+TRIANGLE = [0, 0, 50, 0, 25, 40]
+WRONG = None
+
+
+@dataclass(frozen=True)
+class Case:
+    """A record and what every reader makes of it: the bins of its objects, or WRONG."""
+
+    record: dict[str, Any] | str
+    bins: list[list[int]] | None
+    pixels: bool = False
+
+
+def record(**changes: Any) -> dict[str, Any]:
+    whole = {"images": ["a.png"], "width": 100, "height": 50, "objects": [], "metadata": METADATA} | changes
+    return {key: value for key, value in whole.items() if value != "absent"}
+
+
+def box(value: Any, **more: Any) -> dict[str, Any]:
+    return record(objects=[{"desc": "cat", "bbox_2d": value, **more}])
+
+
+def poly(value: Any, **more: Any) -> dict[str, Any]:
+    return record(objects=[{"desc": "cat", "poly": value, **more}])
+
+
+CASES = {
+    "no objects": Case(record(), []),
+    "numbers are bins": Case(box(SQUARE), [SQUARE]),
+    "numbers are pixels": Case(box(SQUARE), [[100, 400, 500, 800]], pixels=True),
+    "the last pixel edge": Case(box([0, 0, 100, 50]), [[0, 0, 999, 999]], pixels=True),
+    "tokens": Case(box(TOKENS), [[1, 2, 30, 999]]),
+    "tokens among pixels of other objects": Case(
+        record(objects=[{"desc": "a", "bbox_2d": TOKENS}, {"desc": "b", "bbox_2d": SQUARE}]),
+        [[1, 2, 30, 999], [100, 400, 500, 800]],
+        pixels=True,
+    ),
+    "a box in pairs": Case(box([[10, 20], [50, 40]]), [SQUARE]),
+    "a flat poly": Case(poly(TRIANGLE), [TRIANGLE]),
+    "a poly in pairs": Case(poly([[0, 0], [50, 0], [25, 40]], poly_points=3), [TRIANGLE]),
+    "bins that round into the range": Case(box([-0.4, 2.5, 3.5, 999.4]), [[0, 2, 4, 999]]),
+    "a geometry that is null": Case(box(SQUARE, poly=None), [SQUARE]),
+    "keys that nobody knows": Case(box(SQUARE, score=1), [SQUARE]),
+    "a bin beyond the last": Case(box([1, 2, 3, 999.6]), WRONG),
+    "a pixel outside": Case(box([10, 20, 50, 50.5]), WRONG, pixels=True),
+    "a token beyond the last": Case(box([*TOKENS[:3], "<|coord_1000|>"]), WRONG),
+    "a token with zeros before it": Case(box([*TOKENS[:3], "<|coord_030|>"]), WRONG),
+    "a token with a line end": Case(box([*TOKENS[:3], "<|coord_30|>\n"]), WRONG),
+    "a token in other digits": Case(box([*TOKENS[:3], "<|coord_३|>"]), WRONG),
+    "tokens and numbers": Case(box([*TOKENS[:3], 4]), WRONG),
+    "true": Case(box([0, 0, 1, True]), WRONG),
+    "a number as text": Case(box([0, 0, 1, "2"]), WRONG),
+    "not a number": Case(box([0, 0, 1, float("nan")]), WRONG),
+    "a number beyond floats": Case(box([0, 0, 1, 10**400]), WRONG),
+    "reversed corners": Case(box([50, 20, 10, 40]), WRONG),
+    "three coordinates": Case(box([1, 2, 3]), WRONG),
+    "a pair among numbers": Case(box([[1, 2], 3, 4]), WRONG),
+    "points of three": Case(poly([[1, 2, 3], [4, 5, 6]]), WRONG),
+    "two points": Case(poly([1, 2, 3, 4]), WRONG),
+    "an odd poly": Case(poly([1, 2, 3, 4, 5, 6, 7]), WRONG),
+    "another number of points": Case(poly(TRIANGLE, poly_points=4), WRONG),
+    "two geometries": Case(box(SQUARE, poly=TRIANGLE), WRONG),
+    "a geometry of another format beside": Case(box(SQUARE, line=[1, 2, 3, 4]), WRONG),
+    "a blank desc": Case(box(SQUARE, desc=" "), WRONG),
+    "an object that is none": Case(record(objects=[3]), WRONG),
+    "objects as a mapping": Case(record(objects={}), WRONG),
+    "no width": Case(box(SQUARE) | {"width": None}, WRONG),
+    "a height of zero": Case(record(height=0), WRONG),
+    "no image": Case(record(images=[]), WRONG),
+    "an image as text": Case(record(images="a.png"), WRONG),
+    "an image in the line": Case(record(images=["data:image/png;base64,AAAA"]), []),
+    "metadata as a list": Case(record(metadata=[]), WRONG),
+    "a summary that is none": Case(record(summary=3), WRONG),
+    "no JSON": Case('{"images": ["a.png"]', WRONG),
+    "a number of 5000 digits": Case('{"width": ' + "1" * 5000 + "}", WRONG),
+    "lists without end": Case("[" * 100_000, WRONG),
+}
+
+
+def configs(folder: Path, case: Case) -> tuple[Path, Path]:
+    """A matching run and a GRPO run over one record."""
+    Image.new("RGB", (100, 50)).save(folder / "a.png")
+    line = case.record if isinstance(case.record, str) else json.dumps(case.record)
+    (folder / "train.jsonl").write_text(line + "\n", encoding="utf-8")
+    custom = {"train_jsonl": str(folder / "train.jsonl"), "coord_tokens": {"skip_bbox_norm": not case.pixels}}
+    matching = {"rollout_matching": {"vllm": {"mode": "server", "server": SERVERS}}}
+    runs = {
+        "matching": {
+            "model": {"model": str(TINY_MODEL)},
+            "training": {"output_dir": "out"},
+            "custom": {**custom, "extra": matching},
+        },
+        "grpo": merge_patch(GOOD, {"custom": custom}),
+    }
+    for name, run in runs.items():
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(run), encoding="utf-8")
+    return folder / "matching.yaml", folder / "grpo.yaml"
+
+
+def learnt(config: Path) -> list[list[int]] | None:
+    try:
+        (one,) = checked_records(load_config(config), world_size=1).train
+    except ConfigError:
+        return WRONG
+    return [list(found.bins) for found in one.objects]
+
+
+def inspected(config: Path, capsys: pytest.CaptureFixture[str]) -> list[list[int]] | None:
+    answer = config.with_name("answer.txt")
+    answer.write_text("{}")
+    try:
+        inspect_sample(Request(config=config, sample=0, response_file=answer, as_json=True))
+    except ConfigError:
+        return WRONG
+    return [found["bins"] for found in json.loads(capsys.readouterr().out)["ground_truth"]]
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_all_readers_say_the_same(case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    matching, grpo = configs(tmp_path, case)
+    assert inspected(matching, capsys) == case.bins
+    assert learnt(matching) == case.bins
+    assert learnt(grpo) == case.bins
+    assert [validate_files([path]) for path in (matching, grpo)] == [64 if case.bins is WRONG else 0] * 2
+
+
+def test_objects_may_be_absent_only_where_they_are_not_trained_on(tmp_path: Path) -> None:
+    bare = Case(record(objects="absent", width="absent", height="absent"), [])
+    matching, grpo = configs(tmp_path, bare)
+    assert learnt(grpo) == []
+    assert learnt(matching) is WRONG
+    assert (validate_files([matching]), validate_files([grpo])) == (64, 0)
+
+
+def test_a_grpo_record_that_lacks_its_summary_is_told_by_its_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    matching, grpo = configs(tmp_path, Case(record(metadata="absent"), []))
+    assert learnt(matching) == []
+    assert validate_files([grpo]) == 64
+    assert "train.jsonl:1 metadata._fusion_template: None" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=r"train\.jsonl:1 metadata\._fusion_template"):
+        checked_records(load_config(grpo), world_size=1)
