@@ -26,7 +26,7 @@ class Record:
     """One image (or several) with its ground truth.
 
     `objects` have their coordinates in bins 0..999, x and y in turn. `images` are absolute paths or `data:` URLs.
-    `index` is the record's position in the file. `width` and `height` are 0 where the record need not say them.
+    `index` is the record's position in the file. `width` and `height` are 0 where they are not read.
     """
 
     index: int
@@ -52,14 +52,15 @@ def no_demand(record: Record) -> None:
 class RecordRules:
     """How the records of a run are to be read, and what they must have.
 
-    numbers_are_bins: plain numbers are bins 0..999 (custom.coord_tokens.skip_bbox_norm), not pixels. needs_objects: a
-    record without objects, width and height is none; where they are not needed, what stands there must still be right.
+    numbers_are_bins: plain numbers are bins 0..999 (custom.coord_tokens.skip_bbox_norm), not pixels. reads_objects: the
+    run learns from objects, so a record must have them, and its width and height; where it does not, the keys are not
+    looked at: a file of another training may hold them in another form.
     images_exist: every image must be a file. demand: raises ConfigError, with paths that begin at the record, where a
     record lacks what the run's trainer needs.
     """
 
     numbers_are_bins: bool = False
-    needs_objects: bool = True
+    reads_objects: bool = True
     images_exist: bool = True
     demand: Callable[[Record], None] = no_demand
 
@@ -206,15 +207,10 @@ def _mapping(text: bytes) -> dict[str, Any]:
     return raw
 
 
-def _needs_objects(raw: Mapping[str, Any], rules: RecordRules) -> bool:
-    """Whether a record must keep the contract of objects; it must as soon as it has any."""
-    return rules.needs_objects or raw.get("objects") is not None
-
-
 def _side(raw: Mapping[str, Any], key: str, rules: RecordRules) -> int:
-    value = raw.get(key)
-    if value is None and not _needs_objects(raw, rules):
+    if not rules.reads_objects:
         return 0
+    value = raw.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
         raise _invalid(key, value, "must be a positive integer", f"write the image's {key} in pixels")
     return value
@@ -250,9 +246,9 @@ def _image(item: str, path: str, folder: Path) -> str:
 
 
 def _objects(raw: Mapping[str, Any], sides: tuple[int, int] | None, rules: RecordRules) -> tuple[GTObject, ...]:
-    objects = raw.get("objects")
-    if not _needs_objects(raw, rules):
+    if not rules.reads_objects:
         return ()
+    objects = raw.get("objects")
     if not isinstance(objects, list):
         raise _invalid("objects", objects, "must be a list", "write [] for an image without objects")
     return tuple(_object(item, f"objects[{i}]", sides) for i, item in enumerate(objects))

@@ -76,6 +76,5 @@ class Task:
 
 
 def record_rules(config: RunConfig) -> RecordRules:
-    """Return how the records of a GRPO run are read: objects may be absent, what its task asks about must be there."""
-    bins = config.custom.coord_tokens.skip_bbox_norm
-    return RecordRules(numbers_are_bins=bins, needs_objects=False, demand=Task.from_config(config).check)
+    """Return how the records of a GRPO run are read: without objects, and with what its task asks about."""
+    return RecordRules(reads_objects=False, demand=Task.from_config(config).check)
