@@ -27,7 +27,7 @@ from stage2_api.vllm import ServerAddress
 from stage2_trainer.weights.fleet import Shipment
 from stage2_trainer.weights.full_sync import FullSync
 from stage2_trainer.weights.merge import merged_weights
-from stage2_trainer.weights.sync_session import Peer
+from stage2_trainer.weights.sync_session import SyncSession
 from stage2_trainer.wire.background import in_background
 
 LAYERS, HIDDEN, WIDE = 28, 512, 1536
@@ -101,9 +101,9 @@ def broadcast(full: FullSync, policy: Policy) -> None:
     total = sum(meta.nbytes for meta in merged_weights(policy).metadata())
     sizes = [BUCKET_BYTES] * (total // BUCKET_BYTES) + [total % BUCKET_BYTES]
     pieces = {size: torch.zeros(size, dtype=torch.uint8) for size in sizes}
-    calls = [in_background(_post, peer, "/raw", sizes) for peer in full.fleet.peers]
+    calls = [in_background(_post, session, "/raw", sizes) for session in full.fleet.sessions]
     for size in sizes:
-        flying = [peer.link.broadcast(pieces[size]) for peer in full.fleet.peers]
+        flying = [session.transfer.broadcast(pieces[size]) for session in full.fleet.sessions]
         while not all(pending.done() for pending in flying):
             time.sleep(0.0005)
     for call in calls:
@@ -113,10 +113,10 @@ def broadcast(full: FullSync, policy: Policy) -> None:
 def tensor_by_tensor(full: FullSync, policy: Policy) -> None:
     """Announce and send each tensor on its own, as TRL and ms-swift's older servers are sent weights."""
     source = merged_weights(policy)
-    with full.fleet.update() as round_:
+    with full.fleet.update() as update:
         for entry in source.entries:
-            full.fleet.push(Shipment(source.only(frozenset({entry.name}))), round_.fit, round_)
-        round_.each(lambda peer: Peer.finish(peer, 1, vision_moved=False))
+            full.fleet.push(Shipment(source.only(frozenset({entry.name}))), update.fit, update)
+        update.each(lambda session: SyncSession.finish(session, 1, vision_moved=False))
 
 
 def by_disk(full: FullSync, policy: Policy) -> None:
@@ -124,12 +124,12 @@ def by_disk(full: FullSync, policy: Policy) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.safetensors"
         save_file(dict(merged_weights(policy)), path)
-        for call in [in_background(_post, peer, "/reload", {"path": str(path)}) for peer in full.fleet.peers]:
+        for call in [in_background(_post, session, "/reload", {"path": str(path)}) for session in full.fleet.sessions]:
             call.result()
 
 
-def _post(peer: Peer, route: str, body: Any) -> None:
-    peer.client.post(route, "bench", body=body)
+def _post(session: SyncSession, route: str, body: Any) -> None:
+    session.client.post(route, "bench", body=body)
 
 
 def alternately(*calls: Callable[[], object], runs: int = RUNS) -> list[float]:

@@ -1,4 +1,4 @@
-"""Offload on a GPU: the memory that it really frees, and the same bytes afterwards."""
+"""StateOffloader on a GPU: the memory that it really frees, and the same bytes afterwards."""
 
 import logging
 import time
@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from stage2_trainer.process.offload import DeviceMover, Offload, optimizer_tensors
+from stage2_trainer.process.offload import DeviceMover, StateOffloader, optimizer_tensors
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ def held(trained):
 
 @pytest.mark.parametrize(("model", "optimizer"), [(True, False), (False, True), (True, True)])
 def test_what_is_away_takes_no_memory_and_comes_back_as_it_was(trained, model, optimizer):
-    offload = Offload(DeviceMover(torch.device("cuda")), model=model, optimizer=optimizer)
+    offload = StateOffloader(DeviceMover(torch.device("cuda")), model=model, optimizer=optimizer)
     offload.find_optimizer = lambda: trained[1]
     before, reserved, allocated = held(trained), torch.cuda.memory_reserved(), torch.cuda.memory_allocated()
     start = time.monotonic()
@@ -53,7 +53,7 @@ def test_what_is_away_takes_no_memory_and_comes_back_as_it_was(trained, model, o
 
 
 def test_everything_is_back_after_an_error_too(trained):
-    offload = Offload(DeviceMover(torch.device("cuda")), model=True, optimizer=True)
+    offload = StateOffloader(DeviceMover(torch.device("cuda")), model=True, optimizer=True)
     offload.find_optimizer = lambda: trained[1]
     before = held(trained)
     with pytest.raises(MemoryError), offload.without_optimizer(), offload.without_model(trained[0]):

@@ -22,13 +22,13 @@ import yaml
 from torch import nn
 
 from stage2_api.vllm import ServerAddress
-from stage2_trainer.rollouts.generation_request import Demand
+from stage2_trainer.rollouts.generation_request import GenerationRequest
 from stage2_trainer.rollouts.http import ServerBackend
-from stage2_trainer.rollouts.synced_rollouts import FreshRollouts
+from stage2_trainer.rollouts.synced_rollouts import SyncedRollouts
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.stopwatch import Stopwatch
 from stage2_trainer.weights.full_sync import FullSync
-from stage2_trainer.weights.synchronizer import SyncPolicy
+from stage2_trainer.weights.synchronizer import WeightSynchronizer
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.rollout import RolloutRequest, Sampling
@@ -60,9 +60,9 @@ def learner(token):
             stack.callback(full.close)
             backend = ServerBackend(urls, token=token, sampling=Sampling(max_new_tokens=200), timeout_s=timeout_s)
             stack.callback(backend.close)
-            return FreshRollouts(
+            return SyncedRollouts(
                 backend,
-                SyncPolicy("full", full=full),
+                WeightSynchronizer("full", full=full),
                 seed=17,
                 wait=lambda: wait_until_healthy(urls, token, timeout_s=patience_s),
                 reporter=Reporter(),
@@ -72,7 +72,7 @@ def learner(token):
 
 
 def generate(rollouts, model, step):
-    return rollouts.generate(Demand(model, CHATS, step, 0, Stopwatch()))
+    return rollouts.generate(GenerationRequest(model, CHATS, step, 0, Stopwatch()))
 
 
 @contextlib.contextmanager

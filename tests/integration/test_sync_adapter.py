@@ -11,7 +11,7 @@ from stage2_trainer.rollouts.http import ServerBackend
 from stage2_trainer.weights.adapter_sync import AdapterSync
 from stage2_trainer.weights.errors import ProofError
 from stage2_trainer.weights.full_sync import FullSync
-from stage2_trainer.weights.synchronizer import SyncPolicy
+from stage2_trainer.weights.synchronizer import WeightSynchronizer
 from stage2_trainer.weights.verify import FLOAT32_TOLERANCE, Prover, verify
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError
@@ -139,7 +139,7 @@ def test_a_full_sync_to_a_server_with_adapters_drops_them(full, adapters, client
 
 def test_an_adapter_that_a_server_refuses_turns_the_run_to_full_syncs(full, adapters, client, base, probe, caplog):
     policy = policies.trained(base, "lora")
-    sync = SyncPolicy(
+    sync = WeightSynchronizer(
         "auto", full=full, adapter=adapters, prover=Prover(probe, [client], every=1, tolerance=FLOAT32_TOLERANCE)
     )
     sync.ensure_synced(policy, 0)

@@ -6,7 +6,7 @@ import torch
 from stage2_api.vllm import ServerAddress
 from stage2_trainer.weights.errors import ProofError
 from stage2_trainer.weights.full_sync import FullSync
-from stage2_trainer.weights.synchronizer import SyncPolicy
+from stage2_trainer.weights.synchronizer import WeightSynchronizer
 from stage2_trainer.weights.verify import Prover, learner_logprobs
 from stage2_trainer.wire.client import ServerClient
 from tests.integration import policies
@@ -53,7 +53,7 @@ class Counting(Prover):
 def test_the_first_sync_is_proved_and_every_kth_after_it(full, make_prover, base, every, proved):
     prover = make_prover(every=every)
     prover.__class__ = Counting
-    policy = SyncPolicy("full", full=full, prover=prover)
+    policy = WeightSynchronizer("full", full=full, prover=prover)
     for step in range(5):
         policy.ensure_synced(base, step)
     assert prover.proved == [bool(p) for p in proved]
@@ -62,7 +62,7 @@ def test_the_first_sync_is_proved_and_every_kth_after_it(full, make_prover, base
 def test_a_sync_after_a_lost_server_is_proved_out_of_turn(full, make_prover, base):
     prover = make_prover(every=0)
     prover.__class__ = Counting
-    policy = SyncPolicy("full", full=full, prover=prover)
+    policy = WeightSynchronizer("full", full=full, prover=prover)
     policy.ensure_synced(base, 0)
     policy.invalidate()
     policy.ensure_synced(base, 0)
@@ -74,7 +74,7 @@ def test_a_server_with_other_weights_ends_the_run_and_is_named(full, make_prover
         def sync(self, model, *, version):
             return full.sync(policies.trained(base, "full"), version=version)
 
-    policy = SyncPolicy("full", full=Wrong(), prover=make_prover(every=1))
+    policy = WeightSynchronizer("full", full=Wrong(), prover=make_prover(every=1))
     with pytest.raises(ProofError, match=f"on server {servers('stub').base_url}") as caught:
         policy.ensure_synced(base, 1)
     assert "vllm.sync.verify_tolerance" in str(caught.value)

@@ -22,7 +22,7 @@ from stage2_trainer.process.interrupt import Interrupt, Interrupted
 from stage2_trainer.process.supported import check_supported, in_process
 from stage2_trainer.telemetry.progress import ProgressServer, Reporter
 from stage2_trainer.telemetry.prometheus import metered
-from stage2_trainer.telemetry.run_context import Surroundings
+from stage2_trainer.telemetry.run_context import RunContext
 from stage2_trainer.telemetry.run_log import open_logs
 from stage2_trainer.weights.errors import ProofError
 from stage2_trainer.wire.address import host_and_port, is_loopback
@@ -93,22 +93,22 @@ def _learn(config: RunConfig, reporter: Reporter, stack: ExitStack) -> None:
     records = checked_records(config, world_size=world_size)
     log, rollout_log = open_logs(config, int(os.environ.get("RANK", "0")), stack)
     log = metered(log, reporter, os.environ, host=host, stack=stack)
-    surroundings = Surroundings(token, reporter, interrupt, log, rollout_log)
-    trainer = _trainer(config, records, surroundings, stack)
+    context = RunContext(token, reporter, interrupt, log, rollout_log)
+    trainer = _trainer(config, records, context, stack)
     checkpoint = config.training.resume_from_checkpoint or _newest_checkpoint(config)
     _train(trainer, checkpoint)
 
 
 def _trainer(
-    config: RunConfig, records: RunRecords, surroundings: Surroundings, stack: ExitStack
+    config: RunConfig, records: RunRecords, context: RunContext, stack: ExitStack
 ) -> RolloutMatchingTrainer | GrpoTrainer:
     if config.rlhf is None:
         from stage2_trainer.learner.build import build_trainer
 
-        return build_trainer(config, records, surroundings, stack)
+        return build_trainer(config, records, context, stack)
     from stage2_trainer.grpo import build  # TRL takes seconds more, and no other run needs it
 
-    return build.build_trainer(config, records, surroundings, stack)
+    return build.build_trainer(config, records, context, stack)
 
 
 def _train(trainer: RolloutMatchingTrainer | GrpoTrainer, checkpoint: str | None) -> None:

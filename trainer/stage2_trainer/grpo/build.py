@@ -12,9 +12,9 @@ from stage2_trainer.data.run_records import RunRecords
 from stage2_trainer.grpo.chord import Mixing, References
 from stage2_trainer.grpo.dataset import Rows
 from stage2_trainer.grpo.rewards import load_rewards
-from stage2_trainer.grpo.shared_rollouts import SharedRollouts, Wire
+from stage2_trainer.grpo.shared_rollouts import ProcessExchange, SharedRollouts
 from stage2_trainer.grpo.task import Task
-from stage2_trainer.grpo.trainer import GrpoTrainer, Parts
+from stage2_trainer.grpo.trainer import GrpoComponents, GrpoTrainer
 from stage2_trainer.grpo.trl_arguments import grpo_arguments
 from stage2_trainer.process import training_arguments as arguments
 from stage2_trainer.process.policy import load_policy
@@ -22,51 +22,51 @@ from stage2_trainer.process.qwen3_vl import ALIGNER, VIT, load_processor
 from stage2_trainer.rollouts.build_servers import Learner, server_rollouts
 from stage2_trainer.rollouts.rollout_source import RolloutSource
 from stage2_trainer.telemetry.reproducibility import report_reproducibility
-from stage2_trainer.telemetry.run_context import Surroundings
+from stage2_trainer.telemetry.run_context import RunContext
 from stage2_trainer.weights.probe import sample_probe
 
 
-def build_trainer(config: RunConfig, data: RunRecords, surroundings: Surroundings, stack: ExitStack) -> GrpoTrainer:
+def build_trainer(config: RunConfig, data: RunRecords, context: RunContext, stack: ExitStack) -> GrpoTrainer:
     """Load the policy, wait for the server, and put the trainer together; `stack` closes the connections."""
     rlhf = config.rlhf
     assert rlhf is not None, "a GRPO run"
     processor = load_processor(config.model.model, **arguments.pixel_limits(config))
     encoder, model, task = Encoder(processor), load_policy(config), Task.from_config(config)
     args = grpo_arguments(config, world_size=_world_size(), adapted=config.tuner.train_type == "lora")
-    wire = Wire()
+    exchange = ProcessExchange()
 
     def connect() -> RolloutSource:
         probe = sample_probe(encoder, task.chat(data.train[0], task.user_text(data.train[0], epoch=0)))
         learner = Learner(model.to(args.device), processor, args.device, probe)
-        return server_rollouts(config, learner, token=surroundings.token, reporter=surroundings.reporter, stack=stack)
+        return server_rollouts(config, learner, token=context.token, reporter=context.reporter, stack=stack)
 
-    source = _first_alone(wire, connect)
+    source = _first_alone(exchange, connect)
     if source is not None:
-        report_reproducibility(config, data.fingerprint, surroundings, source.sync_state)
+        report_reproducibility(config, data.fingerprint, context, source.sync_state)
     records = [*data.train, *data.held_out]
     part_rates = {VIT: config.training.vit_lr, ALIGNER: config.training.aligner_lr}
-    parts = Parts(
+    components = GrpoComponents(
         rlhf=rlhf,
         rewards=load_rewards(rlhf.reward_funcs, rlhf.resolved_weights),
         contract=task.contract,
-        rollouts=SharedRollouts(source, lambda index, text: task.chat(records[index], text), wire),
+        rollouts=SharedRollouts(source, lambda index, text: task.chat(records[index], text), exchange),
         rows=Rows(data.train, task),
         held_out=Rows(data.held_out, task, first=len(data.train)) if data.held_out else None,
         references=References(data.train, task, encoder, config.training.seed),
         mixing=Mixing.from_config(config.custom.grpo.chord),
         part_rates={part: rate for part, rate in part_rates.items() if rate is not None},
-        interrupt=surroundings.interrupt,
-        reporter=surroundings.reporter,
-        log=surroundings.log,
-        rollout_log=surroundings.rollout_log,
+        interrupt=context.interrupt,
+        reporter=context.reporter,
+        log=context.log,
+        rollout_log=context.rollout_log,
     )
-    return GrpoTrainer(parts=parts, model=model, args=args, processing_class=processor)
+    return GrpoTrainer(components=components, model=model, args=args, processing_class=processor)
 
 
-def _first_alone(wire: Wire, connect: Callable[[], RolloutSource]) -> RolloutSource | None:
+def _first_alone(exchange: ProcessExchange, connect: Callable[[], RolloutSource]) -> RolloutSource | None:
     """Connect the first process to the server; None in the others, which learn of a failure as it does."""
     made: list[RolloutSource] = []
-    wire.from_first(lambda: made.append(connect()))
+    exchange.from_first(lambda: made.append(connect()))
     return made[0] if made else None
 
 

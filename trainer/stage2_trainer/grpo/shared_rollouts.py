@@ -1,4 +1,4 @@
-"""Rollouts for several learner processes over one wire: the first process syncs and asks, all get their answers.
+"""Rollouts for several learner processes over one connection: the first process syncs and asks, all get their answers.
 
 Every process calls `generate` equally often, and leaves it in the same way: with its answers, or with the error that
 the first one met. A process that dies closes its connections, and the others' next exchange fails at once: they meet in
@@ -16,7 +16,7 @@ from torch import distributed, nn
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_trainer.process.ranks import gathered, rank, world_size
-from stage2_trainer.rollouts.generation_request import Demand
+from stage2_trainer.rollouts.generation_request import GenerationRequest
 from stage2_trainer.rollouts.rollout_source import RolloutSource
 from stage2_trainer.telemetry.stopwatch import Stopwatch
 from stage2_trainer.weights.errors import ProofError
@@ -32,7 +32,7 @@ Chat = Callable[[int, str], list[dict[str, Any]]]
 
 
 @dataclass(frozen=True)
-class Round:
+class SharedBatch:
     """This process's rollouts in the order in which it asked, and what the first process did for all.
 
     tokens: of the answers to all processes.
@@ -60,7 +60,7 @@ class _Failure:
         return ConfigError([problem])
 
 
-class Wire:
+class ProcessExchange:
     """The group in which learner processes exchange rollouts. One process needs none."""
 
     def __init__(self) -> None:
@@ -94,28 +94,28 @@ class Wire:
 class SharedRollouts:
     """Rollouts of one source for all learner processes. `source` is that of the first process, None elsewhere."""
 
-    def __init__(self, source: RolloutSource | None, chat: Chat, wire: Wire) -> None:
+    def __init__(self, source: RolloutSource | None, chat: Chat, exchange: ProcessExchange) -> None:
         self._source = source
         self._chat = chat
-        self._wire = wire
+        self._exchange = exchange
 
-    def generate(self, model: nn.Module, asks: Sequence[Ask], *, global_step: int, micro_step: int) -> Round:
+    def generate(self, model: nn.Module, asks: Sequence[Ask], *, global_step: int, micro_step: int) -> SharedBatch:
         """Return a rollout for each ask of this process, made by the weights of `global_step`.
 
         Raises, in all processes:
             ServerError, ProofError: what the first process met.
         """
-        everyone = self._wire.all(list(asks))
+        everyone = self._exchange.all(list(asks))
 
-        def make() -> Round:
+        def make() -> SharedBatch:
             assert self._source is not None, "the first process has one"
             chats = [self._chat(index, text) for part in everyone for index, text in part]
             stopwatch = Stopwatch()
-            fresh = self._source.generate(Demand(model, chats, global_step, micro_step, stopwatch))
-            tokens = sum(len(rollout.token_ids) for rollout in fresh.rollouts)
-            return Round(fresh.rollouts, fresh.sync, stopwatch.seconds, tokens)
+            batch = self._source.generate(GenerationRequest(model, chats, global_step, micro_step, stopwatch))
+            tokens = sum(len(rollout.token_ids) for rollout in batch.rollouts)
+            return SharedBatch(batch.rollouts, batch.sync, stopwatch.seconds, tokens)
 
-        whole: Round = self._wire.from_first(make)
+        whole: SharedBatch = self._exchange.from_first(make)
         start = sum(len(part) for part in everyone[: rank()])
         return replace(whole, rollouts=whole.rollouts[start : start + len(asks)])
 
@@ -131,6 +131,6 @@ class SharedRollouts:
             for rollout, ids in zip(rollouts, prompt_ids, strict=True)
             if list(rollout.prompt_token_ids) != list(ids)
         ]
-        found: list[list[Problem]] = self._wire.all(problems[:1])
+        found: list[list[Problem]] = self._exchange.all(problems[:1])
         if any(found):
             raise ConfigError([problem for part in found for problem in part])

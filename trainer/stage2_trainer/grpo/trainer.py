@@ -20,7 +20,7 @@ from stage2_trainer.grpo.advantages import advantages, with_divergence
 from stage2_trainer.grpo.chord import Mixing, References, supervised_loss
 from stage2_trainer.grpo.dataset import Rows
 from stage2_trainer.grpo.rewards import Contract, Reward, Sample
-from stage2_trainer.grpo.shared_rollouts import Round, SharedRollouts
+from stage2_trainer.grpo.shared_rollouts import SharedBatch, SharedRollouts
 from stage2_trainer.matching import cut_before
 from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.process.qwen3_vl import split_learning_rates
@@ -34,7 +34,7 @@ _IMAGE_INPUTS = ("pixel_values", "image_grid_thw", "num_images", "mm_token_type_
 
 
 @dataclass(frozen=True)
-class Parts:
+class GrpoComponents:
     """What a GRPO trainer is put together from, beside what TRL's takes.
 
     mixing, references: of CHORD; mixing None: rollouts alone are learnt. part_rates: learning rates of parts of the
@@ -59,21 +59,21 @@ class Parts:
 class GrpoTrainer(GRPOTrainer):
     """Trains `model` on rollouts; see the module's docstring."""
 
-    def __init__(self, *, parts: Parts, model: Any, args: Any, processing_class: Any) -> None:
+    def __init__(self, *, components: GrpoComponents, model: Any, args: Any, processing_class: Any) -> None:
         processing_class.tokenizer.padding_side = "left"  # prompts end in one column, and answers begin in the next
-        rewards: list[Any] = [_named(reward, parts.contract) for reward in parts.rewards]
+        rewards: list[Any] = [_named(reward, components.contract) for reward in components.rewards]
         super().__init__(
             model=model,
             args=args,
             reward_funcs=rewards,
-            train_dataset=parts.rows.dataset(),
-            eval_dataset=parts.held_out.dataset() if parts.held_out else None,
+            train_dataset=components.rows.dataset(),
+            eval_dataset=components.held_out.dataset() if components.held_out else None,
             processing_class=processing_class,
-            callbacks=[_Epochs(parts.rows)],
+            callbacks=[_Epochs(components.rows)],
         )
         self.remove_callback(PrinterCallback)  # the run's log says it, as JSON
-        self.beta = parts.rlhf.beta
-        self.parts = parts
+        self.beta = components.rlhf.beta
+        self.components = components
         self._policy = model
         self._asks: list[tuple[int, str]] = []
         self._answers: list[Rollout] = []
@@ -83,13 +83,13 @@ class GrpoTrainer(GRPOTrainer):
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """Create the optimizer, with learning rates of their own for the parts that have one."""
         optimizer: torch.optim.Optimizer = super().create_optimizer(model)
-        split_learning_rates(optimizer, self._policy, self.parts.part_rates)
+        split_learning_rates(optimizer, self._policy, self.components.part_rates)
         return optimizer
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Tensor | int | None = None) -> Tensor:
         """Stop if asked to, else train on a micro-batch."""
-        self.parts.interrupt.check()
-        self.parts.reporter.update(phase="training", max_steps=self.state.max_steps)
+        self.components.interrupt.check()
+        self.components.reporter.update(phase="training", max_steps=self.state.max_steps)
         untyped: Any = super()
         loss: Tensor = untyped.training_step(model, inputs, num_items_in_batch)
         return loss
@@ -106,7 +106,7 @@ class GrpoTrainer(GRPOTrainer):
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         self._asks = [(row["index"], row["user_text"]) for row in inputs]
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
-        rlhf = self.parts.rlhf
+        rlhf = self.components.rlhf
         if rlhf.advantage_estimator != "grpo" or rlhf.kl_in_reward:
             output["advantages"] = self._advantages(output)
         self._write_rollouts(output["advantages"])
@@ -117,10 +117,10 @@ class GrpoTrainer(GRPOTrainer):
     ) -> tuple[list[list[int]], None]:
         """Return the answers' ids from the rollout server, for prompts that it must read as the learner does."""
         with torch.no_grad():
-            found = self.parts.rollouts.generate(
+            found = self.components.rollouts.generate(
                 self._policy, self._asks, global_step=self.state.global_step, micro_step=self._micro_step()
             )
-        self.parts.rollouts.check_prompts(found.rollouts, prompt_ids)
+        self.components.rollouts.check_prompts(found.rollouts, prompt_ids)
         self._answers = [replace(one, token_ids=self._without_images(one.token_ids)) for one in found.rollouts]
         self._note(found)
         return [one.token_ids for one in self._answers], None
@@ -130,7 +130,7 @@ class GrpoTrainer(GRPOTrainer):
 
         An answer that begins with one is taken for an empty one, which is its end-of-turn token.
         """
-        encoder = self.parts.references.encoder
+        encoder = self.components.references.encoder
         return list(cut_before(ids, encoder.vision_ids)) or encoder.end_of_turn_ids[:1]
 
     def _micro_step(self) -> int:
@@ -140,7 +140,7 @@ class GrpoTrainer(GRPOTrainer):
         self._evaluations += 1
         return int(self.args.gradient_accumulation_steps) + self._evaluations
 
-    def _note(self, found: Round) -> None:
+    def _note(self, found: SharedBatch) -> None:
         mode = "train" if self._policy.training else "eval"
         for name, seconds in found.seconds.items():
             self._metrics[mode][f"time/{name}_s"].append(seconds)
@@ -157,11 +157,11 @@ class GrpoTrainer(GRPOTrainer):
 
     def _advantages(self, output: Mapping[str, Any]) -> Tensor:
         """Return this process's advantages by the configured estimator, the divergence taken off first if it is to."""
-        rlhf = self.parts.rlhf
+        rlhf = self.components.rlhf
         rewards = self._scores @ self.reward_weights.to(self._scores.device)
         if rlhf.kl_in_reward and rlhf.beta:
             rewards = self.accelerator.gather(self._penalised(rewards, output))
-        group = self.parts.rlhf.num_generations if self._policy.training else 1
+        group = self.components.rlhf.num_generations if self._policy.training else 1
         if group == 1:
             return torch.zeros_like(output["advantages"])
         found = advantages(rewards, group, estimator=rlhf.advantage_estimator, scale=rlhf.resolved_scale)
@@ -172,7 +172,7 @@ class GrpoTrainer(GRPOTrainer):
         if policy is None:
             policy = self._logprobs(output)
         mask, reference = output["completion_mask"], output["ref_per_token_logps"]
-        return with_divergence(self._own(rewards, output), policy, reference, mask, self.parts.rlhf.beta)
+        return with_divergence(self._own(rewards, output), policy, reference, mask, self.components.rlhf.beta)
 
     @torch.no_grad()
     def _logprobs(self, output: Mapping[str, Any]) -> Tensor:
@@ -195,16 +195,16 @@ class GrpoTrainer(GRPOTrainer):
         return everywhere[start : start + count]
 
     def _compute_loss(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
-        if self.parts.rlhf.kl_in_reward:
+        if self.components.rlhf.kl_in_reward:
             self.beta = 0.0  # the rewards have it already
         try:
             untyped: Any = super()
             loss: Tensor = untyped._compute_loss(model, inputs)
         finally:
-            self.beta = self.parts.rlhf.beta
-        if self.parts.mixing is None or not self._policy.training:
+            self.beta = self.components.rlhf.beta
+        if self.components.mixing is None or not self._policy.training:
             return loss
-        return self._mixed(model, loss, self.parts.mixing)
+        return self._mixed(model, loss, self.components.mixing)
 
     def _mixed(self, model: nn.Module, loss: Tensor, mixing: Mixing) -> Tensor:
         """Return the loss with the supervised one mixed in (semantics section 15.5: CHORD)."""
@@ -212,7 +212,7 @@ class GrpoTrainer(GRPOTrainer):
         self._metrics["train"]["chord/mu"].append(mu)
         if mu == 0.0:
             return loss
-        inputs, answers = self.parts.references.batch(self._step, mixing.batch_size, rank())
+        inputs, answers = self.components.references.batch(self._step, mixing.batch_size, rank())
         inputs = {name: value.to(self.accelerator.device) for name, value in inputs.items()}
         with self.accelerator.autocast():
             logits = model(**inputs, use_cache=False, logits_to_keep=answers.size(1) + 1).logits[:, :-1]
@@ -238,7 +238,7 @@ class GrpoTrainer(GRPOTrainer):
                 "version": answer.version,
                 "finish_reason": answer.finish_reason,
             }
-            self.parts.rollout_log.write(document)
+            self.components.rollout_log.write(document)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Report to trackers and to the run's log: each step, and each evaluation."""
@@ -247,11 +247,11 @@ class GrpoTrainer(GRPOTrainer):
         super().log(logs, start_time)
         figures = {name: value for name, value in logs.items() if isinstance(value, (int, float))}
         if "loss" in logs:
-            self.parts.log.write("step", {"step": self.state.global_step, **figures})
+            self.components.log.write("step", {"step": self.state.global_step, **figures})
             speed = logs.get(_SPEED)
-            self.parts.reporter.update(step=self.state.global_step, loss=logs["loss"], tokens_per_second=speed)
+            self.components.reporter.update(step=self.state.global_step, loss=logs["loss"], tokens_per_second=speed)
         elif any(name.startswith("eval_") for name in logs):
-            self.parts.log.write("evaluation", {"step": self.state.global_step, **figures})
+            self.components.log.write("evaluation", {"step": self.state.global_step, **figures})
 
 
 class _Epochs(TrainerCallback):

@@ -14,7 +14,7 @@ from torch.utils.data import Sampler
 from stage2_trainer.learner.batch_sizes import batch_sizes
 
 
-class EvenBatches(Sampler[list[int]]):
+class EvenBatchSampler(Sampler[list[int]]):
     """Yields batches of at most `batch_size` samples, never an empty one, `processes` of them at a time.
 
     With `drop_last`, samples that do not fill the last batches are left out.

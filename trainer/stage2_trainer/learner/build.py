@@ -14,20 +14,20 @@ from stage2_trainer.learner.estep import EStep, Matched, Matcher, ParseFailureLo
 from stage2_trainer.learner.evaluate import Evaluation
 from stage2_trainer.learner.loss import LossOptions
 from stage2_trainer.learner.rollout_documents import rollout_document, sample_document
-from stage2_trainer.learner.row_planner import PackedRows, Rows, SingleRows, WindowRows
-from stage2_trainer.learner.trainer import Parts, RolloutMatchingTrainer
+from stage2_trainer.learner.row_planner import PackedRowPlanner, RowPlanner, SingleRowPlanner, WindowRowPlanner
+from stage2_trainer.learner.trainer import RolloutMatchingTrainer, TrainerComponents
 from stage2_trainer.matching import CoordVocab, MatchOptions
 from stage2_trainer.process import training_arguments as arguments
 from stage2_trainer.process.policy import load_policy
 from stage2_trainer.process.qwen3_vl import ALIGNER, VIT, load_processor
 from stage2_trainer.process.ranks import world_size
 from stage2_trainer.process.supported import in_process
-from stage2_trainer.rollouts.build_in_process import Policy, local_rollouts, make_room
+from stage2_trainer.rollouts.build_in_process import Policy, local_rollouts, make_training_state
 from stage2_trainer.rollouts.build_servers import Learner, server_rollouts, training_rollouts
 from stage2_trainer.rollouts.pipeline import PipelinedRollouts
 from stage2_trainer.rollouts.rollout_source import RolloutSource
 from stage2_trainer.telemetry.reproducibility import report_reproducibility
-from stage2_trainer.telemetry.run_context import Surroundings
+from stage2_trainer.telemetry.run_context import RunContext
 from stage2_trainer.telemetry.run_log import EventLog, JsonLines
 from stage2_trainer.weights.probe import sample_probe
 
@@ -36,9 +36,7 @@ logger = logging.getLogger(__name__)
 EVALUATION_SAMPLES = 8  # rollouts of each evaluation in the run's log; enough for a picture
 
 
-def build_trainer(
-    config: RunConfig, data: RunRecords, surroundings: Surroundings, stack: ExitStack
-) -> RolloutMatchingTrainer:
+def build_trainer(config: RunConfig, data: RunRecords, context: RunContext, stack: ExitStack) -> RolloutMatchingTrainer:
     """Load the policy, wait for the servers, and put the trainer together; `stack` closes the connections."""
     processor = load_processor(config.model.model, **arguments.pixel_limits(config))
     encoder = Encoder(processor)
@@ -52,43 +50,43 @@ def build_trainer(
     prompts = Prompts(config.custom.user_prompt, config.template.system)
     probe = sample_probe(encoder, prompts.chat(data.train[0]))
     policy = Policy(model, encoder, training_arguments.device)
-    room = make_room(config, training_arguments.device)
+    state = make_training_state(config, training_arguments.device)
     if in_process(config):
-        rollouts: RolloutSource = local_rollouts(config, policy, probe, surroundings.reporter, room)
+        rollouts: RolloutSource = local_rollouts(config, policy, probe, context.reporter, state)
     else:
         learner = Learner(model, processor, training_arguments.device, probe)
-        fresh = server_rollouts(config, learner, token=surroundings.token, reporter=surroundings.reporter, stack=stack)
-        rollouts = training_rollouts(config, fresh, stack)
-    report_reproducibility(config, data.fingerprint, surroundings, rollouts.sync_state)
+        synced = server_rollouts(config, learner, token=context.token, reporter=context.reporter, stack=stack)
+        rollouts = training_rollouts(config, synced, stack)
+    report_reproducibility(config, data.fingerprint, context, rollouts.sync_state)
     trainer = RolloutMatchingTrainer(
-        parts=_parts(config, surroundings, prompts, encoder, matcher, rollouts),
+        components=_components(config, context, prompts, encoder, matcher, rollouts),
         model=model,
         args=training_arguments,
         train_dataset=data.train,
         eval_dataset=data.held_out or None,
         processing_class=processor,
     )
-    room.meet(trainer)
+    state.attach(trainer)
     return trainer
 
 
-def _parts(
+def _components(
     config: RunConfig,
-    surroundings: Surroundings,
+    context: RunContext,
     prompts: Prompts,
     encoder: Encoder,
     matcher: Matcher,
     rollouts: RolloutSource,
-) -> Parts:
+) -> TrainerComponents:
     matching, training = config.rollout_matching, config.training
     rates = {VIT: training.vit_lr, ALIGNER: training.aligner_lr}
-    return Parts(
+    return TrainerComponents(
         estep=EStep(
             encoder=encoder,
             prompts=prompts,
             rollouts=rollouts,
             matcher=matcher,
-            on_matched=_training_rollouts(config, surroundings.rollout_log),
+            on_matched=_training_rollouts(config, context.rollout_log),
         ),
         evaluation=Evaluation(
             encoder=encoder,
@@ -96,7 +94,7 @@ def _parts(
             rollouts=rollouts.direct if isinstance(rollouts, PipelinedRollouts) else rollouts,
             matcher=matcher,
             batch_size=training.per_device_eval_batch_size,
-            on_matched=_held_out_rollouts(surroundings.log, surroundings.rollout_log),
+            on_matched=_held_out_rollouts(context.log, context.rollout_log),
         ),
         vocab=matcher.vocab,
         loss=LossOptions.from_config(matching),
@@ -104,22 +102,22 @@ def _parts(
         pad_token_id=encoder.tokenizer.pad_token_id or 0,
         top_k=matching.candidate_top_k,
         part_rates={part: rate for part, rate in rates.items() if rate is not None},
-        interrupt=surroundings.interrupt,
-        reporter=surroundings.reporter,
-        log=surroundings.log,
+        interrupt=context.interrupt,
+        reporter=context.reporter,
+        log=context.log,
         ahead="window" in (matching.post_rollout_pack_scope, matching.loss_normalizer),
         m_steps=matching.rollout_buffer.m_steps if matching.rollout_buffer.enabled else 1,
         pipelined=matching.pipeline.enabled,
     )
 
 
-def _rows(config: RunConfig, *, window: int) -> Rows:
+def _rows(config: RunConfig, *, window: int) -> RowPlanner:
     training, length = config.training, config.packing_length
     if not training.packing:
-        return SingleRows()
-    packed = PackedRows(length, capacity=training.packing_buffer, min_fill=training.packing_min_fill_ratio)
+        return SingleRowPlanner()
+    packed = PackedRowPlanner(length, capacity=training.packing_buffer, min_fill=training.packing_min_fill_ratio)
     if config.rollout_matching.post_rollout_pack_scope == "window":
-        return WindowRows(length, window=window, partial=packed)
+        return WindowRowPlanner(length, window=window, partial=packed)
     return packed
 
 

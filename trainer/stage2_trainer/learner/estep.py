@@ -25,10 +25,10 @@ from stage2_trainer.matching import (
     segment_meta,
 )
 from stage2_trainer.process.qwen3_vl import rope_model
-from stage2_trainer.rollouts.generation_request import Demand
+from stage2_trainer.rollouts.generation_request import GenerationRequest
 from stage2_trainer.rollouts.pipeline import PipelinedRollouts
 from stage2_trainer.rollouts.rollout_source import RolloutSource
-from stage2_trainer.rollouts.synced_rollouts import FreshBatch
+from stage2_trainer.rollouts.synced_rollouts import RolloutBatch
 from stage2_trainer.telemetry.stopwatch import Stopwatch
 from stage2_trainer.weights.sync_report import SyncReport
 from stage2_trainer.wire.rollout import Rollout
@@ -94,9 +94,9 @@ class Matcher:
         return Matched(record, rollout, build_target(ids, record.ground_truth, self.vocab, self.options))
 
 
-def with_origin(matched: Sequence[Matched], fresh: FreshBatch, options: MatchOptions) -> list[Matched]:
+def with_origin(matched: Sequence[Matched], generated: RolloutBatch, options: MatchOptions) -> list[Matched]:
     """Return them with what the record says of how each came to be, and of how it was matched."""
-    told = {**fresh.origin, "options": asdict(options)}
+    told = {**generated.origin, "options": asdict(options)}
     return [replace(one, origin={"index": index, **told}) for index, one in enumerate(matched)]
 
 
@@ -134,14 +134,14 @@ class EStep:
                 future = thread.submit(self._made, records[index], prompts[index], rollout, rope, stopwatch)
                 done[index] = rollout, future
 
-            demand = Demand(model, chats, global_step, micro_step, stopwatch, on_rollout=begin)
-            fresh = self._rollouts.generate(demand)
-            for index, rollout in enumerate(fresh.rollouts):  # those that came all at once
+            request = GenerationRequest(model, chats, global_step, micro_step, stopwatch, on_rollout=begin)
+            generated = self._rollouts.generate(request)
+            for index, rollout in enumerate(generated.rollouts):  # those that came all at once
                 if index not in done or done[index][0] is not rollout:
                     begin(index, rollout)
         made = [done[index][1].result() for index in range(len(records))]
-        self._on_matched(global_step, with_origin([one for one, _ in made], fresh, self._matcher.options))
-        return [segment.aged(global_step - one.rollout.version) for one, segment in made], fresh.sync
+        self._on_matched(global_step, with_origin([one for one, _ in made], generated, self._matcher.options))
+        return [segment.aged(global_step - one.rollout.version) for one, segment in made], generated.sync
 
     def look_ahead(
         self,

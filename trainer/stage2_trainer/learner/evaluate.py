@@ -12,7 +12,7 @@ from stage2_trainer.data.records import Record
 from stage2_trainer.learner.estep import Matched, Matcher, Prompts, sample_stats, with_origin
 from stage2_trainer.learner.rollout_metrics import evaluation_metrics
 from stage2_trainer.process.ranks import gathered, rank, world_size
-from stage2_trainer.rollouts.generation_request import Demand
+from stage2_trainer.rollouts.generation_request import GenerationRequest
 from stage2_trainer.rollouts.rollout_source import RolloutSource
 from stage2_trainer.telemetry.stopwatch import Stopwatch
 
@@ -59,11 +59,13 @@ class Evaluation:
 
     def _matched(self, records: Sequence[Record], model: nn.Module, *, global_step: int, index: int) -> list[Matched]:
         chats = [self._prompts.chat(record) for record in records]
-        fresh = self._rollouts.generate(Demand(model, chats, global_step, micro_step=index, stopwatch=Stopwatch()))
-        for chat, rollout in zip(chats, fresh.rollouts, strict=True):
+        generated = self._rollouts.generate(
+            GenerationRequest(model, chats, global_step, micro_step=index, stopwatch=Stopwatch())
+        )
+        for chat, rollout in zip(chats, generated.rollouts, strict=True):
             self._encoder.check_prompt(self._encoder.prompt(chat), rollout.prompt_token_ids, rollout.server)
-        matched = [self._matcher.match(*pair) for pair in zip(records, fresh.rollouts, strict=True)]
-        return with_origin(matched, fresh, self._matcher.options)
+        matched = [self._matcher.match(*pair) for pair in zip(records, generated.rollouts, strict=True)]
+        return with_origin(matched, generated, self._matcher.options)
 
 
 def batches_of_rank(records: Sequence[Record], batch_size: int) -> list[Sequence[Record]]:

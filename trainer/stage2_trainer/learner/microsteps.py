@@ -9,16 +9,16 @@ from torch import nn
 
 from stage2_trainer.data.records import Record
 from stage2_trainer.learner.estep import EStep, Segment
-from stage2_trainer.learner.rollout_buffer import ReuseBuffer
+from stage2_trainer.learner.rollout_buffer import RolloutBuffer
 from stage2_trainer.learner.rollout_metrics import SampleStats
-from stage2_trainer.learner.row_planner import Row, Rows
+from stage2_trainer.learner.row_planner import Row, RowPlanner
 from stage2_trainer.telemetry.stopwatch import Stopwatch
 from stage2_trainer.weights.sync_report import SyncReport
 
 
 @dataclass(frozen=True)
 class MicroStep:
-    """Rows to train on, their `packing/*` figures, and the figures of the samples that were made for them."""
+    """RowPlanner to train on, their `packing/*` figures, and the figures of the samples that were made for them."""
 
     rows: Sequence[Row]
     figures: Mapping[str, float]
@@ -49,18 +49,18 @@ class MicroSteps:
     sight of all of them. The weights are the same for all of a window's micro-steps, and so are the rollouts.
     """
 
-    def __init__(self, estep: EStep, rows: Rows, *, ahead: bool = False) -> None:
+    def __init__(self, estep: EStep, rows: RowPlanner, *, ahead: bool = False) -> None:
         self._estep = estep
         self._rows = rows
         self._ahead = ahead
-        self._buffer: ReuseBuffer[MicroStep] = ReuseBuffer()
+        self._rollout_buffer: RolloutBuffer[MicroStep] = RolloutBuffer()
         self._waited: Sequence[Segment] = ()
         self.window: Window | None = None
 
     def begin(self, batches: Sequence[Sequence[Record]], *, global_step: int, uses: int) -> None:
         """Begin an optimizer step on these raw batches, whose rollouts `uses` steps train on, this one included."""
-        reused = self._buffer.begin(global_step, uses=uses, micro_steps=len(batches))
-        self.window = Window(batches, global_step, reused, self._buffer.step0)
+        reused = self._rollout_buffer.begin(global_step, uses=uses, micro_steps=len(batches))
+        self.window = Window(batches, global_step, reused, self._rollout_buffer.step0)
         if reused is None:
             self._waited = self._rows.waiting
 
@@ -69,7 +69,7 @@ class MicroSteps:
 
         Where that step reuses rollouts such a run makes them again, so they are those that waited before.
         """
-        return self._waited if self._buffer.reuses(global_step) else self._rows.waiting
+        return self._waited if self._rollout_buffer.reuses(global_step) else self._rows.waiting
 
     def take(self, model: nn.Module, stopwatch: Stopwatch) -> MicroStep:
         """Return the next micro-step."""
@@ -78,15 +78,15 @@ class MicroSteps:
         index = window.taken
         window.taken += 1
         if window.reused is not None:
-            return self._buffer.again(index, window.batches[index])
+            return self._rollout_buffer.again(index, window.batches[index])
         if not window.planned:
             indices = range(index, len(window.batches) if self._ahead else index + 1)
-            window.planned = self._fresh(window, indices, model, stopwatch)
+            window.planned = self._generate(window, indices, model, stopwatch)
         made = window.planned.pop(0)
-        self._buffer.keep(window.batches[index], made)
+        self._rollout_buffer.keep(window.batches[index], made)
         return made
 
-    def _fresh(self, window: Window, indices: range, model: nn.Module, stopwatch: Stopwatch) -> list[MicroStep]:
+    def _generate(self, window: Window, indices: range, model: nn.Module, stopwatch: Stopwatch) -> list[MicroStep]:
         segments = []
         for index in indices:
             made, sync = self._estep(

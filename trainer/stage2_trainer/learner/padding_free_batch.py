@@ -31,7 +31,7 @@ class Placed:
 
 
 @dataclass(frozen=True)
-class Rows:
+class PaddingFreeBatch:
     """Model inputs of B rows of equal length T: `input_ids` (B, T), `position_ids` (4, B, T), images in token order."""
 
     input_ids: torch.Tensor
@@ -61,14 +61,14 @@ def place(encoding: Encoding, rope_model: Any) -> Placed:
     return Placed(encoding, torch.cat([text[None], rope[:, 0]]))
 
 
-def collate(rows: Sequence[Sequence[Placed]], pad_token_id: int) -> Rows:
+def collate(rows: Sequence[Sequence[Placed]], pad_token_id: int) -> PaddingFreeBatch:
     """Lay out the sequences of each row one after the other, rows filled up with padding to the longest one.
 
     The padding is one more sequence of its row: nothing sees it, and nothing in it is supervised.
     """
     length = max(sum(len(placed) for placed in row) for row in rows)
     encodings = [placed.encoding for row in rows for placed in row]
-    return Rows(
+    return PaddingFreeBatch(
         input_ids=torch.stack([_row_ids(row, length, pad_token_id) for row in rows]),
         position_ids=torch.stack([_row_positions(row, length) for row in rows], dim=1),
         pixel_values=_joined([encoding.pixel_values for encoding in encodings]),
@@ -76,7 +76,7 @@ def collate(rows: Sequence[Sequence[Placed]], pad_token_id: int) -> Rows:
     )
 
 
-def row_supervision(rows: Rows, metas: Sequence[Sequence[SegmentMeta]], vocab: CoordVocab) -> Supervision:
+def row_supervision(rows: PaddingFreeBatch, metas: Sequence[Sequence[SegmentMeta]], vocab: CoordVocab) -> Supervision:
     """Return where the rows are supervised, positions counted over all rows laid out one after the other (B * T)."""
     length = rows.input_ids.shape[1]
     parts = [

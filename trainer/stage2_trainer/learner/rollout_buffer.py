@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 from torch.utils.data import Sampler
 
 from stage2_trainer.data.records import Record
-from stage2_trainer.learner.batch_sampler import EvenBatches
+from stage2_trainer.learner.batch_sampler import EvenBatchSampler
 
 T = TypeVar("T")
 
@@ -25,13 +25,13 @@ class ReuseError(RuntimeError):
     """The dataloader and the kept rollouts are out of step: a defect of the learner, not of a configuration."""
 
 
-class RepeatedWindows(Sampler[list[int]]):
+class RepeatedWindowSampler(Sampler[list[int]]):
     """Yields each run of `window` batches `times` times, and what is left at the end once.
 
     window: batches of one optimizer step in all learner processes together.
     """
 
-    def __init__(self, batches: EvenBatches, *, window: int, times: int) -> None:
+    def __init__(self, batches: EvenBatchSampler, *, window: int, times: int) -> None:
         self._batches = batches
         self._window = window
         self._times = times
@@ -82,7 +82,7 @@ def fingerprint(records: Sequence[Record]) -> str:
 
 
 @dataclass
-class Kept(Generic[T]):
+class KeptWindow(Generic[T]):
     """One window's micro-steps as the E-step made them, with the fingerprints of their raw batches.
 
     step0: the optimizer step that made them. uses: how many steps may train on them, the first included.
@@ -94,11 +94,11 @@ class Kept(Generic[T]):
     micro_steps: list[T] = field(default_factory=list)
 
 
-class ReuseBuffer(Generic[T]):
+class RolloutBuffer(Generic[T]):
     """Keeps one window; empty after a start, and whenever a step comes that cannot reuse it."""
 
     def __init__(self) -> None:
-        self._kept: Kept[T] | None = None
+        self._kept: KeptWindow[T] | None = None
         self._whole = 0
 
     def begin(self, global_step: int, *, uses: int, micro_steps: int) -> int | None:
@@ -109,7 +109,7 @@ class ReuseBuffer(Generic[T]):
         kept = self._kept
         if kept is not None and self._reusable(kept, global_step, micro_steps):
             return global_step - kept.step0
-        self._kept, self._whole = Kept(global_step, uses), micro_steps
+        self._kept, self._whole = KeptWindow(global_step, uses), micro_steps
         return None
 
     def keep(self, records: Sequence[Record], micro_step: T) -> None:
@@ -143,5 +143,5 @@ class ReuseBuffer(Generic[T]):
         assert self._kept is not None, "a step has begun"
         return self._kept.step0
 
-    def _reusable(self, kept: Kept[T], global_step: int, micro_steps: int) -> bool:
+    def _reusable(self, kept: KeptWindow[T], global_step: int, micro_steps: int) -> bool:
         return len(kept.micro_steps) == self._whole == micro_steps and self.reuses(global_step)

@@ -17,10 +17,10 @@ logger = logging.getLogger(__name__)
 
 Row = Sequence[Segment]
 _SCOPE = "packing/post_rollout_scope_window"
-Planned = tuple[list[Row], Mapping[str, float]]  # the rows of a micro-step, and its `packing/*` figures
+PlannedRows = tuple[list[Row], Mapping[str, float]]  # the rows of a micro-step, and its `packing/*` figures
 
 
-class Rows(Protocol):
+class RowPlanner(Protocol):
     """Chooses the rows of micro-steps."""
 
     @property
@@ -32,12 +32,12 @@ class Rows(Protocol):
         """Let segments wait behind those that do."""
         ...
 
-    def plan(self, micro_steps: Sequence[Sequence[Segment]]) -> list[Planned]:
+    def plan(self, micro_steps: Sequence[Sequence[Segment]]) -> list[PlannedRows]:
         """Return what to train on in each of these micro-steps, now that their segments are new."""
         ...
 
 
-class SingleRows:
+class SingleRowPlanner:
     """Every segment in a row of its own (training.packing: false)."""
 
     waiting: Sequence[Segment] = ()
@@ -53,12 +53,12 @@ class SingleRows:
             "go on with the configuration that the checkpoint was written with"
         )
 
-    def plan(self, micro_steps: Sequence[Sequence[Segment]]) -> list[Planned]:
+    def plan(self, micro_steps: Sequence[Sequence[Segment]]) -> list[PlannedRows]:
         """Return a row for each segment."""
         return [([[segment] for segment in segments], {}) for segments in micro_steps]
 
 
-class PackedRows:
+class PackedRowPlanner:
     """One row for each micro-step; what does not fit waits for the next one.
 
     `length` in tokens; `min_fill` is the share of it below which a person is warned, once; `capacity` is how many
@@ -84,11 +84,11 @@ class PackedRows:
         """Return the segments that wait, oldest first; none waits any more."""
         return self._buffer.empty()
 
-    def plan(self, micro_steps: Sequence[Sequence[Segment]]) -> list[Planned]:
+    def plan(self, micro_steps: Sequence[Sequence[Segment]]) -> list[PlannedRows]:
         """Return for each micro-step the one row that holds the oldest segment and is as full as can be."""
         return [self._next(segments) for segments in micro_steps]
 
-    def _next(self, segments: Sequence[Segment]) -> Planned:
+    def _next(self, segments: Sequence[Segment]) -> PlannedRows:
         self.wait(segments)
         row = self._buffer.take()
         self._warn(row.total_len / self._length)
@@ -105,7 +105,7 @@ class PackedRows:
             )
 
 
-class WindowRows:
+class WindowRowPlanner:
     """One row for each micro-step of a window of `window` micro-steps, all its segments spread over them; none waits.
 
     The last window of an epoch may be partial: its micro-steps are packed one by one by `partial`, and what that leaves
@@ -113,7 +113,7 @@ class WindowRows:
     to spread a window's own segments, or a segment is longer than a row.
     """
 
-    def __init__(self, length: int, *, window: int, partial: PackedRows) -> None:
+    def __init__(self, length: int, *, window: int, partial: PackedRowPlanner) -> None:
         self._length = length
         self._window = window
         self._partial = partial
@@ -127,7 +127,7 @@ class WindowRows:
         """Let segments wait for a window that has room for them."""
         self._partial.wait(segments)
 
-    def plan(self, micro_steps: Sequence[Sequence[Segment]]) -> list[Planned]:
+    def plan(self, micro_steps: Sequence[Sequence[Segment]]) -> list[PlannedRows]:
         """Return exactly one row, never an empty one, for each micro-step."""
         if len(micro_steps) < self._window:
             return [(rows, {**figures, _SCOPE: 0.0}) for rows, figures in self._partial.plan(micro_steps)]
@@ -142,7 +142,7 @@ class WindowRows:
         self._partial.wait(carried)
         return planned
 
-    def _spread(self, segments: Sequence[Segment]) -> list[Planned]:
+    def _spread(self, segments: Sequence[Segment]) -> list[PlannedRows]:
         lengths = [len(segment) for segment in segments]
         packed = pack_window(lengths, self._length, self._window)
         window = {

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, SequentialSampler
 from transformers import PrinterCallback, Trainer
 
 from stage2_trainer.data.records import Record
-from stage2_trainer.learner.batch_sampler import EvenBatches
+from stage2_trainer.learner.batch_sampler import EvenBatchSampler
 from stage2_trainer.learner.estep import EStep
 from stage2_trainer.learner.evaluate import Evaluation
 from stage2_trainer.learner.forward_redirection import run_inside
@@ -32,15 +32,15 @@ from stage2_trainer.learner.loss import (
 )
 from stage2_trainer.learner.microsteps import MicroStep, MicroSteps
 from stage2_trainer.learner.padding_free_batch import collate, row_supervision
-from stage2_trainer.learner.rollout_buffer import RepeatedWindows, uses_left
-from stage2_trainer.learner.row_planner import Rows
+from stage2_trainer.learner.rollout_buffer import RepeatedWindowSampler, uses_left
+from stage2_trainer.learner.row_planner import RowPlanner
 from stage2_trainer.learner.step_record import StepRecord
 from stage2_trainer.learner.waiting_segments import load_waiting, save_waiting
 from stage2_trainer.matching import CoordVocab
 from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.process.qwen3_vl import rope_model, split_learning_rates
 from stage2_trainer.process.ranks import gathered, peak_bytes, world_size
-from stage2_trainer.rollouts.pipeline import Windows
+from stage2_trainer.rollouts.pipeline import WindowLookahead
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import EventLog
 
@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Parts:
+class TrainerComponents:
     """What a rollout-matching trainer is put together from.
 
     `part_rates` are learning rates of parts of the model (llm, vit, aligner) that have their own. `ahead`: all rollouts
@@ -60,7 +60,7 @@ class Parts:
     evaluation: Evaluation
     vocab: CoordVocab
     loss: LossOptions
-    rows: Rows
+    rows: RowPlanner
     pad_token_id: int
     top_k: int
     part_rates: Mapping[str, float]
@@ -75,32 +75,32 @@ class Parts:
 class RolloutMatchingTrainer(Trainer):
     """Trains `model` on lists of records; see the module's docstring."""
 
-    def __init__(self, *, parts: Parts, model: Any, **trainer_arguments: Any) -> None:
+    def __init__(self, *, components: TrainerComponents, model: Any, **trainer_arguments: Any) -> None:
         super().__init__(model=model, data_collator=_as_list, **trainer_arguments)
         self._policy = model
         self.remove_callback(PrinterCallback)  # the run's log says it, as JSON
-        self.parts = parts
+        self.components = components
         self._record = StepRecord()
-        self._micro_steps = MicroSteps(parts.estep, parts.rows, ahead=parts.ahead)
-        self._windows: Windows[Any] = Windows()
+        self._micro_steps = MicroSteps(components.estep, components.rows, ahead=components.ahead)
+        self._windows: WindowLookahead[Any] = WindowLookahead()
         self._laid_out: list[dict[str, Any]] = []
         self._batches_of_epoch = 0
         self._figures: dict[str, float] = {}
-        self._coord_ids = torch.as_tensor(parts.vocab.ids, device=self.args.device)
+        self._coord_ids = torch.as_tensor(components.vocab.ids, device=self.args.device)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """Train to the end, and say how many samples were still waiting for a row then: they are not trained on."""
         if isinstance(resume_from_checkpoint, str) and (waiting := load_waiting(Path(resume_from_checkpoint))):
-            self.parts.rows.wait(waiting)
+            self.components.rows.wait(waiting)
         done = super().train(resume_from_checkpoint, *args, **kwargs)
-        if left := sum(gathered(len(self.parts.rows.waiting))):
+        if left := sum(gathered(len(self.components.rows.waiting))):
             logger.warning("%d samples were waiting for a packed row when the run ended: not trained on", left)
         return done
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """Create the optimizer, with learning rates of their own for the parts that have one."""
         optimizer: torch.optim.Optimizer = super().create_optimizer(model)
-        split_learning_rates(optimizer, self._policy, self.parts.part_rates)
+        split_learning_rates(optimizer, self._policy, self.components.part_rates)
         return optimizer
 
     def get_train_dataloader(self) -> DataLoader[Any]:
@@ -117,7 +117,7 @@ class RolloutMatchingTrainer(Trainer):
         self, epoch_iterator: Any, num_batches: int, device: torch.device
     ) -> tuple[list[Any], torch.Tensor | int | None]:
         """Collect the raw batches of the next optimizer step, and begin it."""
-        if not self.parts.pipelined:
+        if not self.components.pipelined:
             batches, count = super().get_batch_samples(epoch_iterator, num_batches, device)
         else:
             read = super().get_batch_samples
@@ -131,10 +131,10 @@ class RolloutMatchingTrainer(Trainer):
         self, model: nn.Module, inputs: Any, num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
         """E-step, packing, then the ordinary training step on the tensors that came of them."""
-        self.parts.interrupt.check()
+        self.components.interrupt.check()
         if not self._laid_out:
             self._laid_out = self._next_batches()
-        self.parts.reporter.update(phase="training", max_steps=self.state.max_steps)
+        self.components.reporter.update(phase="training", max_steps=self.state.max_steps)
         loss: torch.Tensor = super().training_step(model, self._laid_out.pop(0), num_items_in_batch)
         return loss
 
@@ -155,7 +155,7 @@ class RolloutMatchingTrainer(Trainer):
         hidden = self._hidden_states(inputs).flatten(0, 1)[targets.logit_positions]
         head = self._policy.get_output_embeddings()
         return stage2_loss_from_hidden(
-            hidden.to(head.weight.dtype), head.weight, targets, self._coord_ids, self.parts.loss, bias=head.bias
+            hidden.to(head.weight.dtype), head.weight, targets, self._coord_ids, self.components.loss, bias=head.bias
         )
 
     def _hidden_states(self, inputs: Mapping[str, Any]) -> torch.Tensor:
@@ -169,9 +169,9 @@ class RolloutMatchingTrainer(Trainer):
     ) -> dict[str, float]:
         """Evaluate by rollouts; see `Evaluation`."""
         records: Any = self.eval_dataset if eval_dataset is None else eval_dataset
-        found = self.parts.evaluation(records, self._policy, global_step=self.state.global_step)
+        found = self.components.evaluation(records, self._policy, global_step=self.state.global_step)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in found.items()}
-        self.parts.log.write("evaluation", {"step": self.state.global_step, **metrics})
+        self.components.log.write("evaluation", {"step": self.state.global_step, **metrics})
         self.log(dict(metrics))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
@@ -193,7 +193,7 @@ class RolloutMatchingTrainer(Trainer):
     def _look_ahead(self, batches: Sequence[Sequence[Record]], following: Sequence[Sequence[Record]]) -> None:
         """Let the rollouts of the window after this one be made; of none after the last step."""
         step = self.state.global_step
-        self.parts.estep.look_ahead(
+        self.components.estep.look_ahead(
             batches,
             following if step + 1 < self.state.max_steps else [],
             self._policy,
@@ -205,7 +205,7 @@ class RolloutMatchingTrainer(Trainer):
         """Return the tensors of the next micro-step, or of the whole window where the loss is a mean over it."""
         window = self._micro_steps.window
         assert window is not None, "get_batch_samples begins one"
-        count = len(window.batches) if self.parts.loss.normalizer == "window" else 1
+        count = len(window.batches) if self.components.loss.normalizer == "window" else 1
         micro_steps = [self._micro_steps.take(self._policy, self._record.stopwatch) for _ in range(count)]
         self._note(micro_steps)
         with self._record.stopwatch.measure("mask_build"):
@@ -218,7 +218,7 @@ class RolloutMatchingTrainer(Trainer):
             record.samples += one.samples
             record.rows.append(one.figures)
         record.sync, record.version = window.sync, window.step0
-        if self.parts.m_steps > 1:
+        if self.components.m_steps > 1:
             record.reuse = {
                 "rollout/buffer_reuse": float(window.reused is not None),
                 "rollout/buffer_window_step0": float(window.step0),
@@ -228,19 +228,19 @@ class RolloutMatchingTrainer(Trainer):
     def _batches(self, micro_steps: Sequence[MicroStep]) -> list[dict[str, Any]]:
         """Lay out rows in tensors of their own, so that a step cannot change what is kept for the next."""
         laid_out = [
-            collate([[segment.placed for segment in row] for row in one.rows], self.parts.pad_token_id)
+            collate([[segment.placed for segment in row] for row in one.rows], self.components.pad_token_id)
             for one in micro_steps
         ]
         targets = [
             loss_targets(
-                row_supervision(rows, [[segment.meta for segment in row] for row in one.rows], self.parts.vocab),
+                row_supervision(rows, [[segment.meta for segment in row] for row in one.rows], self.components.vocab),
                 self.args.device,
             )
             for rows, one in zip(laid_out, micro_steps, strict=True)
         ]
         return [
             {"model": rows.model_inputs(), "targets": one}
-            for rows, one in zip(laid_out, normalized(targets, self.parts.loss.normalizer), strict=True)
+            for rows, one in zip(laid_out, normalized(targets, self.components.loss.normalizer), strict=True)
         ]
 
     def _uses(self) -> int:
@@ -248,11 +248,11 @@ class RolloutMatchingTrainer(Trainer):
         accumulated = self.args.gradient_accumulation_steps
         steps_of_epoch = max(1, -(-self._batches_of_epoch // accumulated))
         before = self.state.global_step % steps_of_epoch * accumulated
-        return uses_left(before, batches=self._batches_of_epoch, window=accumulated, times=self.parts.m_steps)
+        return uses_left(before, batches=self._batches_of_epoch, window=accumulated, times=self.components.m_steps)
 
     def _dataloader(self) -> DataLoader[Any]:
         records: Any = self.train_dataset
-        batches = EvenBatches(
+        batches = EvenBatchSampler(
             self._get_train_sampler(records) or SequentialSampler(records),
             self._train_batch_size,
             processes=world_size(),
@@ -262,7 +262,7 @@ class RolloutMatchingTrainer(Trainer):
         self.accelerator.dataloader_config.even_batches = False  # they are, and none is filled up with other samples
         loader: DataLoader[Any] = DataLoader(
             records,
-            batch_sampler=RepeatedWindows(batches, window=window, times=self.parts.m_steps),
+            batch_sampler=RepeatedWindowSampler(batches, window=window, times=self.components.m_steps),
             collate_fn=_as_list,
             num_workers=self.args.dataloader_num_workers,
             pin_memory=self.args.dataloader_pin_memory,
@@ -281,15 +281,15 @@ class RolloutMatchingTrainer(Trainer):
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, **kwargs)
 
     def _finish_step(self, grad_norm: torch.Tensor | float | None, learning_rate: float) -> None:
-        figures = StepRecord.joined(gathered(self._record)).figures(top_k=self.parts.top_k)
+        figures = StepRecord.joined(gathered(self._record)).figures(top_k=self.components.top_k)
         if grad_norm is not None:
             figures["grad_norm"] = float(grad_norm)
         figures["learning_rate"] = learning_rate
         figures["memory/peak_bytes"] = float(max(gathered(peak_bytes(self.args.device))))
         step = self.state.global_step
-        self.parts.log.write("step", {"step": step, **figures})
+        self.components.log.write("step", {"step": step, **figures})
         tokens_per_second = figures.get("rollout/gen_tokens_per_s")
-        self.parts.reporter.update(step=step, loss=figures["loss"], tokens_per_second=tokens_per_second)
+        self.components.reporter.update(step=step, loss=figures["loss"], tokens_per_second=tokens_per_second)
         self._figures, self._record = figures, StepRecord()
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:

@@ -50,7 +50,7 @@ class DeviceMover:
             torch.cuda.empty_cache()
 
 
-class Offload:
+class StateOffloader:
     """The parts of the training state that make room (`offload_model`, `offload_optimizer`)."""
 
     def __init__(self, mover: Mover, *, model: bool, optimizer: bool) -> None:

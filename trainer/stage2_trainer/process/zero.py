@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 
-class WholeWeights:
+class GatheredWeights:
     """A context in which weights are whole. `find_engine` returns DeepSpeed's engine once training has begun."""
 
     def __init__(self) -> None:

@@ -9,10 +9,10 @@ import torch
 
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.encode import Encoder
-from stage2_trainer.process.offload import DeviceMover, Offload
+from stage2_trainer.process.offload import DeviceMover, StateOffloader
 from stage2_trainer.process.ranks import world_size
 from stage2_trainer.process.supported import shards_weights
-from stage2_trainer.process.zero import WholeWeights
+from stage2_trainer.process.zero import GatheredWeights
 from stage2_trainer.rollouts.colocate import ColocateEngine, Proofs
 from stage2_trainer.rollouts.colocate_options import engine_environment, engine_options
 from stage2_trainer.rollouts.hf import Decoding, HfBackend
@@ -32,24 +32,24 @@ class Policy:
 
 
 @dataclass(frozen=True)
-class Room:
+class TrainingState:
     """What happens to the training state while rollouts are made."""
 
-    offload: Offload
-    whole: WholeWeights
+    offload: StateOffloader
+    whole: GatheredWeights
 
-    def meet(self, trainer: Any) -> None:
+    def attach(self, trainer: Any) -> None:
         """Learn where the optimizer and DeepSpeed's engine will be once training has begun."""
         self.offload.find_optimizer = lambda: trainer.optimizer
         self.whole.find_engine = lambda: trainer.model_wrapped
 
 
 def local_rollouts(
-    config: RunConfig, policy: Policy, probe: Probe, reporter: Reporter, room: Room
+    config: RunConfig, policy: Policy, probe: Probe, reporter: Reporter, state: TrainingState
 ) -> HfRollouts | ColocateRollouts:
     """Return the rollouts of `rollout_backend: hf`, or of `vllm.mode: colocate`."""
     matching, seed = config.rollout_matching, config.training.seed
-    whole = room.whole if shards_weights(config) else None
+    whole = state.whole if shards_weights(config) else None
     if matching.rollout_backend == "hf":
         backend = HfBackend(policy.model, policy.encoder, Decoding.from_config(matching), whole=whole)
         return HfRollouts(backend, seed=seed, reporter=reporter)
@@ -63,15 +63,15 @@ def local_rollouts(
         sleep_level=vllm.sleep_level,
         infer_batch_size=vllm.infer_batch_size,
     )
-    return ColocateRollouts(engine, room.offload, sync_mode=vllm.sync.mode, seed=seed, reporter=reporter, whole=whole)
+    return ColocateRollouts(engine, state.offload, sync_mode=vllm.sync.mode, seed=seed, reporter=reporter, whole=whole)
 
 
-def make_room(config: RunConfig, device: torch.device) -> Room:
-    """Return what makes room for a colocated engine, and spread weights whole."""
+def make_training_state(config: RunConfig, device: torch.device) -> TrainingState:
+    """Return the training state as rollouts need it: offloaded, and with its weights gathered."""
     chosen = config.rollout_matching.offload
-    offload = Offload(
+    offload = StateOffloader(
         DeviceMover(device),
         model=chosen.enabled and chosen.offload_model,
         optimizer=chosen.enabled and chosen.offload_optimizer,
     )
-    return Room(offload, WholeWeights())
+    return TrainingState(offload, GatheredWeights())

@@ -16,13 +16,13 @@ from stage2_trainer.rollouts.identity_check import check_identity, check_swift_i
 from stage2_trainer.rollouts.pipeline import PipelinedRollouts
 from stage2_trainer.rollouts.rollout_source import RolloutSource
 from stage2_trainer.rollouts.swift import SwiftBackend
-from stage2_trainer.rollouts.synced_rollouts import FreshRollouts
+from stage2_trainer.rollouts.synced_rollouts import SyncedRollouts
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.weights.adapter_sync import AdapterSync, obstacle
 from stage2_trainer.weights.full_sync import FullSync
 from stage2_trainer.weights.probe import Probe
 from stage2_trainer.weights.swift_sync import SwiftSync
-from stage2_trainer.weights.synchronizer import SyncPolicy, resolve_mode
+from stage2_trainer.weights.synchronizer import WeightSynchronizer, resolve_mode
 from stage2_trainer.weights.verify import Prover, server_logprobs, swift_logprobs
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.rollout import Sampling, ServedBackend
@@ -43,7 +43,7 @@ class Learner:
 
 def server_rollouts(
     config: RunConfig, learner: Learner, *, token: str, reporter: Reporter, stack: ExitStack
-) -> FreshRollouts:
+) -> SyncedRollouts:
     """Wait for the servers, check that they read prompts as the learner does, and return what generates with them.
 
     `stack` closes the connections.
@@ -54,7 +54,7 @@ def server_rollouts(
     """
     server = config.rollout_matching.vllm.server
     clients = _clients(config, token, stack)
-    policy = _sync_policy(config, learner, clients, token, stack)
+    synchronizer = _synchronizer(config, learner, clients, token, stack)
     backend = _backend(config, clients, token, stack)
     urls = [client.base_url for client in clients]
     wait = functools.partial(wait_until_healthy, urls, token, timeout_s=server.timeout_s, protocol=server.protocol)
@@ -65,14 +65,14 @@ def server_rollouts(
         check_swift_identity(clients, probe.messages, ids)
     else:
         check_identity(clients, learner.processor, probe.messages, ids)
-    return FreshRollouts(backend, policy, seed=config.training.seed, wait=wait, reporter=reporter)
+    return SyncedRollouts(backend, synchronizer, seed=config.training.seed, wait=wait, reporter=reporter)
 
 
-def training_rollouts(config: RunConfig, fresh: FreshRollouts, stack: ExitStack) -> RolloutSource:
+def training_rollouts(config: RunConfig, synced: SyncedRollouts, stack: ExitStack) -> RolloutSource:
     """Return where training has its rollouts from: as fresh as can be, or one window ahead (`pipeline.enabled`)."""
     if not config.rollout_matching.pipeline.enabled:
-        return fresh
-    ahead = PipelinedRollouts(fresh)
+        return synced
+    ahead = PipelinedRollouts(synced)
     stack.callback(ahead.close)
     return ahead
 
@@ -105,9 +105,9 @@ def _backend(config: RunConfig, clients: Sequence[ServerClient], token: str, sta
     return backend
 
 
-def _sync_policy(
+def _synchronizer(
     config: RunConfig, learner: Learner, clients: Sequence[ServerClient], token: str, stack: ExitStack
-) -> SyncPolicy:
+) -> WeightSynchronizer:
     """Return how weights reach the servers; ConfigError when what trains cannot be sent as it is asked for."""
     vllm = config.rollout_matching.vllm
     swift = vllm.server.protocol == "swift"
@@ -124,7 +124,7 @@ def _sync_policy(
     if swift:
         pushing = SwiftSync(servers, token=token, timeout_s=timeout_s, device=learner.device)
         stack.callback(pushing.close)
-        return SyncPolicy(vllm.sync.mode, full=pushing, prover=prover)
+        return WeightSynchronizer(vllm.sync.mode, full=pushing, prover=prover)
     full = FullSync(
         servers,
         token=token,
@@ -133,7 +133,7 @@ def _sync_policy(
         changed_only=vllm.sync.changed_only,
     )
     stack.callback(full.close)
-    return SyncPolicy(
+    return WeightSynchronizer(
         vllm.sync.mode,
         full=full,
         adapter=AdapterSync(full.fleet) if mode == "adapter" else None,

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from stage2_trainer.rollouts.colocate_groups import TensorParallel
 from stage2_trainer.weights.errors import ProofError
-from stage2_trainer.weights.held_versions import Held
+from stage2_trainer.weights.held_versions import HeldVersions
 from stage2_trainer.weights.merge import WeightSource, merged_weights, touches_vision
 from stage2_trainer.weights.probe import Probe
 from stage2_trainer.weights.sync_report import SyncReport
@@ -88,7 +88,7 @@ class ColocateEngine:
         self._proofs = proofs
         self._sleep_level = sleep_level
         self._batch_size = infer_batch_size
-        self._held = Held()
+        self._held = HeldVersions()
         self._asleep = False
         self._llm: Any = None
         self._parallel: TensorParallel
@@ -116,18 +116,18 @@ class ColocateEngine:
         start = time.monotonic()
         self._wake()
         source = merged_weights(model)
-        fresh = source.only(self._held.stale_names(source))
-        self._load(fresh)
-        self._held.took(source)
-        self._forget(vision=touches_vision(fresh.names()))
+        stale = source.only(self._held.stale_names(source))
+        self._load(stale)
+        self._held.record(source)
+        self._forget(vision=touches_vision(stale.names()))
         self._proofs.after_sync(model, self.prompt_logprobs)
         return SyncReport(
             version=version,
             seconds=time.monotonic() - start,
-            bytes=sum(meta.nbytes for meta in fresh.metadata()),
-            tensors=len(fresh.entries),
+            bytes=sum(meta.nbytes for meta in stale.metadata()),
+            tensors=len(stale.entries),
             servers=(SERVER,),
-            everything=len(fresh.entries) == len(source.entries),
+            everything=len(stale.entries) == len(source.entries),
         )
 
     def generate(

@@ -15,10 +15,10 @@ Chats = Sequence[Sequence[Mapping[str, Any]]]
 
 
 @dataclass(frozen=True)
-class Demand:
+class GenerationRequest:
     """One rollout for each of `chats`, by `model` as it is at `global_step`.
 
-    micro_step: its place in the optimizer step; no other demand of that step has it. stopwatch: gets the seconds that
+    micro_step: its place in the optimizer step; no other request of that step has it. stopwatch: gets the seconds that
     it takes. on_rollout: is told of each rollout at once by sources that get them one by one; the others need not.
     """
 

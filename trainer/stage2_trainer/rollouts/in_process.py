@@ -11,10 +11,10 @@ from torch import nn
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.pod.progress import ReportedSync
-from stage2_trainer.process.offload import Offload
+from stage2_trainer.process.offload import StateOffloader
 from stage2_trainer.process.ranks import gathered, rank
-from stage2_trainer.rollouts.generation_request import Demand
-from stage2_trainer.rollouts.synced_rollouts import FreshBatch
+from stage2_trainer.rollouts.generation_request import GenerationRequest
+from stage2_trainer.rollouts.synced_rollouts import RolloutBatch
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.weights.sync_report import SyncReport
 from stage2_trainer.wire.rollout import Backend, RolloutRequest
@@ -61,13 +61,13 @@ class HfRollouts:
         self._reporter = reporter
         self.sync_state = ReportedSync(requested_mode=OWN, effective_mode=OWN)
 
-    def generate(self, demand: Demand) -> FreshBatch:
+    def generate(self, request: GenerationRequest) -> RolloutBatch:
         """Return one rollout for each chat, by the weights as they are."""
-        self.sync_state = self.sync_state.model_copy(update={"version": demand.global_step})
+        self.sync_state = self.sync_state.model_copy(update={"version": request.global_step})
         self._reporter.update(phase="rollout", sync=self.sync_state)
-        requests, plan = _requests(demand, self._seed)
-        with demand.stopwatch.measure("rollout_generate"):
-            return FreshBatch(self._backend.generate(requests, seed_plan=plan, version=demand.global_step), None)
+        requests, plan = _requests(request, self._seed)
+        with request.stopwatch.measure("rollout_generate"):
+            return RolloutBatch(self._backend.generate(requests, seed_plan=plan, version=request.global_step), None)
 
 
 class ColocateRollouts:
@@ -81,7 +81,7 @@ class ColocateRollouts:
     def __init__(
         self,
         engine: Engine,
-        offload: Offload,
+        offload: StateOffloader,
         *,
         sync_mode: str,
         seed: int,
@@ -97,22 +97,22 @@ class ColocateRollouts:
         self._synced: int | None = None
         self.sync_state = ReportedSync(requested_mode=sync_mode, effective_mode="full")
 
-    def generate(self, demand: Demand) -> FreshBatch:
-        """Return one rollout for each chat, by the weights of the demand's step.
+    def generate(self, request: GenerationRequest) -> RolloutBatch:
+        """Return one rollout for each chat, by the weights of the request's step.
 
         Raises:
             EngineError: vLLM failed; the message names the switch to hf.
         """
-        requests, plan = _requests(demand, self._seed)
-        model, step = demand.model, demand.global_step
+        requests, plan = _requests(request, self._seed)
+        model, step = request.model, request.global_step
         with self._offload.without_optimizer():
             self._start(model)
             self._reporter.update(phase="syncing")
-            with demand.stopwatch.measure("sync"):
+            with request.stopwatch.measure("sync"):
                 report = self._sync(model, step)
             self._reporter.update(phase="rollout", sync=self.sync_state)
-            with demand.stopwatch.measure("rollout_generate"), self._offload.without_model(model):
-                return FreshBatch(self._generated(requests, plan, step), report)
+            with request.stopwatch.measure("rollout_generate"), self._offload.without_model(model):
+                return RolloutBatch(self._generated(requests, plan, step), report)
 
     def _start(self, model: nn.Module) -> None:
         if self._started:
@@ -151,8 +151,8 @@ def refuse_long_prompt(tokens: int, max_new_tokens: int, limit: int) -> None:
         raise ConfigError([Problem(path, limit, rule, "raise vllm.max_model_len, or lower max_new_tokens")])
 
 
-def _requests(demand: Demand, seed: int) -> tuple[list[RolloutRequest], SeedPlan]:
+def _requests(request: GenerationRequest, seed: int) -> tuple[list[RolloutRequest], SeedPlan]:
     """Return the requests of this process, and seeds for them that no other process uses in this micro-step."""
-    before = sum(gathered(len(demand.chats))[: rank()])
-    plan = SeedPlan(seed + before, demand.global_step, demand.micro_step)
-    return [RolloutRequest(messages=list(chat)) for chat in demand.chats], plan
+    before = sum(gathered(len(request.chats))[: rank()])
+    plan = SeedPlan(seed + before, request.global_step, request.micro_step)
+    return [RolloutRequest(messages=list(chat)) for chat in request.chats], plan

@@ -16,8 +16,8 @@ from typing import Generic, TypeVar
 from torch import nn
 
 from stage2_api.pod.progress import ReportedSync
-from stage2_trainer.rollouts.generation_request import Chats, Demand
-from stage2_trainer.rollouts.synced_rollouts import FreshBatch, FreshRollouts
+from stage2_trainer.rollouts.generation_request import Chats, GenerationRequest
+from stage2_trainer.rollouts.synced_rollouts import RolloutBatch, SyncedRollouts
 from stage2_trainer.telemetry.stopwatch import Stopwatch
 from stage2_trainer.weights.sync_report import SyncReport
 from stage2_trainer.wire.errors import ServerError
@@ -30,17 +30,17 @@ T = TypeVar("T")
 class PipelinedRollouts:
     """Rollouts of training, asked for one window ahead. `direct`: those of an evaluation, of the newest weights."""
 
-    def __init__(self, fresh: FreshRollouts) -> None:
-        self._fresh = fresh
+    def __init__(self, synced: SyncedRollouts) -> None:
+        self._synced = synced
         self._thread = ThreadPoolExecutor(1, "rollouts-ahead")  # one after the other: their order is part of the run
-        self._ahead: dict[tuple[int, int], Future[FreshBatch]] = {}
+        self._ahead: dict[tuple[int, int], Future[RolloutBatch]] = {}
         self._report: SyncReport | None = None
         self.direct = DirectRollouts(self)
 
     @property
     def sync_state(self) -> ReportedSync:
         """The last sync."""
-        return self._fresh.sync_state
+        return self._synced.sync_state
 
     def look_ahead(
         self,
@@ -58,41 +58,41 @@ class PipelinedRollouts:
         """
         with stopwatch.measure("rollout_generate"):
             self.settle()
-        self._report = self._fresh.sync(model, global_step, stopwatch)
+        self._report = self._synced.sync(model, global_step, stopwatch)
         for step, chats_of_window in ((global_step, window), (global_step + 1, following)):
             for micro_step, chats in enumerate(chats_of_window):
                 if (step, micro_step) not in self._ahead:
-                    plan = self._fresh.plan(step, micro_step)
+                    plan = self._synced.plan(step, micro_step)
                     self._ahead[step, micro_step] = self._thread.submit(
-                        self._fresh.answers, chats, plan, version=global_step
+                        self._synced.answers, chats, plan, version=global_step
                     )
 
-    def generate(self, demand: Demand) -> FreshBatch:
+    def generate(self, request: GenerationRequest) -> RolloutBatch:
         """Return what was asked for ahead; where servers were lost meanwhile, fresh rollouts instead."""
         report, self._report = self._report, None
         try:
-            with demand.stopwatch.measure("rollout_generate"):
-                return replace(self._ahead.pop((demand.global_step, demand.micro_step)).result(), sync=report)
+            with request.stopwatch.measure("rollout_generate"):
+                return replace(self._ahead.pop((request.global_step, request.micro_step)).result(), sync=report)
         except ServerError as error:
             logger.warning("rollouts ahead were lost, and are made again by the weights as they are: %s", error)
         self.settle()
-        return self._fresh.generate(demand)
+        return self._synced.generate(request)
 
     def settle(self) -> None:
         """Wait until nothing is asked of the servers any more: a sync would abort it."""
         wait(self._ahead.values())
 
-    def fresh(self, demand: Demand) -> FreshBatch:
+    def generate_now(self, request: GenerationRequest) -> RolloutBatch:
         """Return rollouts of the weights as they are."""
         self.settle()
-        return self._fresh.generate(demand)
+        return self._synced.generate(request)
 
     def close(self) -> None:
         """Ask for nothing more."""
         self._thread.shutdown(cancel_futures=True)
 
 
-class Windows(Generic[T]):
+class WindowLookahead(Generic[T]):
     """Reads raw windows one ahead of their turn."""
 
     def __init__(self) -> None:
@@ -116,6 +116,6 @@ class DirectRollouts:
         """The last sync."""
         return self._pipeline.sync_state
 
-    def generate(self, demand: Demand) -> FreshBatch:
-        """Return one rollout for each chat, all made by the weights of the demand's step."""
-        return self._pipeline.fresh(demand)
+    def generate(self, request: GenerationRequest) -> RolloutBatch:
+        """Return one rollout for each chat, all made by the weights of the request's step."""
+        return self._pipeline.generate_now(request)

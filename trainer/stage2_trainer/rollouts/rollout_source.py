@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from stage2_api.pod.progress import ReportedSync
-from stage2_trainer.rollouts.generation_request import Demand
-from stage2_trainer.rollouts.synced_rollouts import FreshBatch
+from stage2_trainer.rollouts.generation_request import GenerationRequest
+from stage2_trainer.rollouts.synced_rollouts import RolloutBatch
 
 
 class RolloutSource(Protocol):
@@ -17,8 +17,8 @@ class RolloutSource(Protocol):
         """The last sync."""
         ...
 
-    def generate(self, demand: Demand) -> FreshBatch:
-        """Return one rollout for each chat, all made by the weights of the demand's step.
+    def generate(self, request: GenerationRequest) -> RolloutBatch:
+        """Return one rollout for each chat, all made by the weights of the request's step.
 
         With several learner processes all of them must call it equally often, with or without chats of their own.
         """

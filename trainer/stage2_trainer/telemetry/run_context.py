@@ -10,7 +10,7 @@ from stage2_trainer.telemetry.run_log import EventLog, JsonLines
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class RunContext:
     """What a run is told by the outside, and what it reports to."""
 
     token: str

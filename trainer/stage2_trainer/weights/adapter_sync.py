@@ -10,9 +10,9 @@ from peft import PeftModel, get_peft_model_state_dict
 from torch import nn
 
 from stage2_trainer.weights.fleet import Fleet, Shipment
-from stage2_trainer.weights.merge import Entry, WeightSource, base_weights
+from stage2_trainer.weights.merge import WeightEntry, WeightSource, base_weights
 from stage2_trainer.weights.sync_report import SyncReport
-from stage2_trainer.weights.sync_session import Peer
+from stage2_trainer.weights.sync_session import SyncSession
 from stage2_trainer.wire.served_model import MAX_LORA_RANK, POLICY_MODEL
 
 ADAPTED_BY_VLLM = "base_model.model.model.language_model."
@@ -43,7 +43,7 @@ def obstacle(model: nn.Module) -> str | None:
 def adapter_weights(model: PeftModel) -> WeightSource:
     """Return the LoRA matrices under the names of PEFT's own checkpoints."""
     state = get_peft_model_state_dict(model, adapter_name=model.active_adapters[0], save_embedding_layers=False)
-    return WeightSource(tuple(Entry(name, tensor, merged=None, trains=True) for name, tensor in state.items()))
+    return WeightSource(tuple(WeightEntry(name, tensor, merged=None, trains=True) for name, tensor in state.items()))
 
 
 def adapter_config(model: PeftModel) -> dict[str, Any]:
@@ -83,13 +83,13 @@ class AdapterSync:
         name = f"{POLICY_MODEL}-{version}-{secrets.token_hex(4)}"
         shipment = Shipment(adapter_weights(model), {"adapter": {"name": name, "config": adapter_config(model)}})
         base = Shipment(base_weights(model))
-        with self._fleet.update() as round_:
-            rebased = [peer for peer in round_.fit if not peer.holds_base]
+        with self._fleet.update() as update:
+            rebased = [session for session in update.fit if not session.holds_base]
             if rebased:
-                self._fleet.push(base, rebased, round_)
-            self._fleet.push(shipment, round_.fit, round_)
-            round_.each(_finish, version)
-            round_.each(Peer.use_adapter, name)
+                self._fleet.push(base, rebased, update)
+            self._fleet.push(shipment, update.fit, update)
+            update.each(_finish, version)
+            update.each(SyncSession.use_adapter, name)
         return SyncReport(
             version=version,
             seconds=time.monotonic() - start,
@@ -101,6 +101,6 @@ class AdapterSync:
         )
 
 
-def _finish(peer: Peer, version: int) -> None:
-    peer.finish(version, vision_moved=not peer.holds_base)
-    peer.holds_base = True
+def _finish(session: SyncSession, version: int) -> None:
+    session.finish(version, vision_moved=not session.holds_base)
+    session.holds_base = True

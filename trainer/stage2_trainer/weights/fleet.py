@@ -14,9 +14,9 @@ import torch
 
 from stage2_api.vllm import ServerAddress
 from stage2_trainer.weights.merge import WeightSource
-from stage2_trainer.weights.sync_session import Peer
-from stage2_trainer.weights.transfer.gloo import link_for
-from stage2_trainer.weights.transfer.protocol import Pending
+from stage2_trainer.weights.sync_session import SyncSession
+from stage2_trainer.weights.transfer.gloo import transfer_for
+from stage2_trainer.weights.transfer.protocol import PendingBroadcast
 from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.buckets import TensorMeta, bucket_bytes, buffers_for, pack, plan_buckets, to_wire
 from stage2_trainer.wire.client import ServerClient
@@ -42,27 +42,27 @@ class Shipment:
         return bucket_bytes(self.source.metadata())
 
 
-class Round:
+class FleetUpdate:
     """The servers of one sync that have not failed yet, and the failures of the others."""
 
-    def __init__(self, peers: Sequence[Peer]) -> None:
-        self.fit = list(peers)
+    def __init__(self, sessions: Sequence[SyncSession]) -> None:
+        self.fit = list(sessions)
         self._failures: list[ServerError] = []
 
-    def guard(self, peer: Peer, step: Callable[..., Any], *arguments: Any) -> None:
+    def guard(self, session: SyncSession, step: Callable[..., Any], *arguments: Any) -> None:
         """Run a step of one server; if it fails, give the server up for this round."""
         try:
             step(*arguments)
         except ServerError as error:
             self._failures.append(error)
-            self.fit = [other for other in self.fit if other is not peer]
-            peer.lose()
+            self.fit = [other for other in self.fit if other is not session]
+            session.lose()
 
     def each(self, step: Callable[..., Any], *arguments: Any) -> None:
         """Run a step on every fit server, all at once."""
-        running = {peer: in_background(step, peer, *arguments) for peer in self.fit}
-        for peer, future in running.items():
-            self.guard(peer, future.result)
+        running = {session: in_background(step, session, *arguments) for session in self.fit}
+        for session, future in running.items():
+            self.guard(session, future.result)
 
     def raise_failures(self) -> None:
         """Raise what has failed, as one error."""
@@ -90,10 +90,10 @@ class Fleet:
         self._device = device
         self._timeout_s = timeout_s
         self._bucket_bytes = bucket_bytes
-        self.peers = [
-            Peer(
+        self.sessions = [
+            SyncSession(
                 ServerClient(address.base_url, token, timeout_s=timeout_s),
-                link_for(device, address.group_port, bucket_bytes=bucket_bytes, timeout_s=timeout_s),
+                transfer_for(device, address.group_port, bucket_bytes=bucket_bytes, timeout_s=timeout_s),
             )
             for address in servers
         ]
@@ -101,15 +101,15 @@ class Fleet:
     @property
     def base_urls(self) -> tuple[str, ...]:
         """Where the servers are."""
-        return tuple(peer.client.base_url for peer in self.peers)
+        return tuple(session.client.base_url for session in self.sessions)
 
     def close(self) -> None:
         """Leave all groups."""
-        for peer in self.peers:
-            peer.close()
+        for session in self.sessions:
+            session.close()
 
     @contextmanager
-    def update(self) -> Iterator[Round]:
+    def update(self) -> Iterator[FleetUpdate]:
         """Open an update on every server; the block pushes and closes it.
 
         An error of our own in the block gives every server up: they would wait for the rest until their deadline.
@@ -117,54 +117,63 @@ class Fleet:
         Raises:
             ServerError: at the end, one or more servers failed. The others went through.
         """
-        round_ = Round(self.peers)
-        round_.each(Peer.begin)
+        update = FleetUpdate(self.sessions)
+        update.each(SyncSession.begin)
         try:
-            yield round_
+            yield update
         except BaseException:
-            for peer in round_.fit:
-                peer.lose()
+            for session in update.fit:
+                session.lose()
             raise
-        round_.raise_failures()
+        update.raise_failures()
 
-    def push(self, shipment: Shipment, peers: Sequence[Peer], round_: Round) -> None:
+    def push(self, shipment: Shipment, sessions: Sequence[SyncSession], update: FleetUpdate) -> None:
         """Send every bucket to these servers at once, packing the next one while one is on its way."""
         metas = shipment.source.metadata()
         plan = list(plan_buckets(metas, self._bucket_bytes))
         update_info, timeout_s = {**to_wire(metas), **shipment.header}, self._timeout_s * (len(plan) + 1)
-        calls = {peer: peer.receive(update_info, timeout_s) for peer in peers}
+        calls = {session: session.receive(update_info, timeout_s) for session in sessions}
         tensors = iter(shipment.source)
-        flying: dict[Peer, Pending] = {}
+        flying: dict[SyncSession, PendingBroadcast] = {}
         sent: list[TensorMeta] = []
         buffers = cycle(buffers_for(plan, self._device, BUFFERS))
         for bucket, memory in zip(plan, buffers, strict=False):
             buffer = pack(bucket, tensors, memory)
-            self._land(flying, calls, sent, round_)
-            flying, sent = {peer: peer.link.broadcast(buffer) for peer in calls if peer in round_.fit}, bucket
-        self._land(flying, calls, sent, round_)
-        for peer, call in calls.items():
-            if peer in round_.fit:
-                round_.guard(peer, _confirm, peer, call, self._timeout_s)
+            self._land(flying, calls, sent, update)
+            flying, sent = (
+                {session: session.transfer.broadcast(buffer) for session in calls if session in update.fit},
+                bucket,
+            )
+        self._land(flying, calls, sent, update)
+        for session, call in calls.items():
+            if session in update.fit:
+                update.guard(session, _confirm, session, call, self._timeout_s)
 
     def _land(
-        self, flying: dict[Peer, Pending], calls: dict[Peer, Future[Any]], bucket: list[TensorMeta], round_: Round
+        self,
+        flying: dict[SyncSession, PendingBroadcast],
+        calls: dict[SyncSession, Future[Any]],
+        bucket: list[TensorMeta],
+        update: FleetUpdate,
     ) -> None:
         """Wait until a bucket has reached every fit server; one that fails or is late is given up."""
         deadline = time.monotonic() + self._timeout_s
-        for peer, pending in flying.items():
-            round_.guard(peer, _wait, peer, pending, calls[peer], bucket, deadline)
+        for session, pending in flying.items():
+            update.guard(session, _wait, session, pending, calls[session], bucket, deadline)
 
 
-def _confirm(peer: Peer, call: Future[Any], timeout_s: float) -> None:
+def _confirm(session: SyncSession, call: Future[Any], timeout_s: float) -> None:
     """Wait until the server says that it has taken everything."""
     try:
         call.result(timeout=timeout_s)
     except TimeoutError as error:
         detail = f"all tensors sent, but not confirmed within {timeout_s:g} s"
-        raise ServerError(peer.client.base_url, "push", detail) from error
+        raise ServerError(session.client.base_url, "push", detail) from error
 
 
-def _wait(peer: Peer, pending: Pending, call: Future[Any], bucket: list[TensorMeta], deadline: float) -> None:
+def _wait(
+    session: SyncSession, pending: PendingBroadcast, call: Future[Any], bucket: list[TensorMeta], deadline: float
+) -> None:
     """Wait for one broadcast. The server's own answer comes first: it says more than a broken connection."""
     what = f"tensors {bucket[0].name} to {bucket[-1].name}"
     try:
@@ -172,9 +181,9 @@ def _wait(peer: Peer, pending: Pending, call: Future[Any], bucket: list[TensorMe
             if call.done():
                 call.result()
             if time.monotonic() > deadline:
-                raise ServerError(peer.client.base_url, "push", f"{what} not taken in time")
+                raise ServerError(session.client.base_url, "push", f"{what} not taken in time")
             time.sleep(POLL_INTERVAL_S)
     except ServerError:
         raise
     except RuntimeError as error:
-        raise ServerError(peer.client.base_url, "push", f"{what}: {error}") from error
+        raise ServerError(session.client.base_url, "push", f"{what}: {error}") from error

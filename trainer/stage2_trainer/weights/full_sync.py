@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from stage2_api.vllm import ServerAddress
-from stage2_trainer.weights.fleet import Fleet, Round, Shipment
+from stage2_trainer.weights.fleet import Fleet, FleetUpdate, Shipment
 from stage2_trainer.weights.merge import WeightSource, merged_weights, touches_vision
 from stage2_trainer.weights.sync_report import SyncReport
-from stage2_trainer.weights.sync_session import Peer
+from stage2_trainer.weights.sync_session import SyncSession
 from stage2_trainer.wire.buckets import DEFAULT_BUCKET_BYTES
 
 
@@ -52,11 +52,11 @@ class FullSync:
         start = time.monotonic()
         source = merged_weights(model, dtype=self._wire_dtype)
         sent: list[Shipment] = []
-        with self.fleet.update() as round_:
-            for shipment, peers in self._shipments(source, round_):
-                self.fleet.push(shipment, peers, round_)
+        with self.fleet.update() as update:
+            for shipment, sessions in self._shipments(source, update):
+                self.fleet.push(shipment, sessions, update)
                 sent.append(shipment)
-            round_.each(_finish, version, source)
+            update.each(_finish, version, source)
         largest = max(sent, key=lambda shipment: shipment.nbytes)
         return SyncReport(
             version=version,
@@ -71,18 +71,18 @@ class FullSync:
         """Leave all groups."""
         self.fleet.close()
 
-    def _shipments(self, source: WeightSource, round_: Round) -> Iterator[tuple[Shipment, list[Peer]]]:
+    def _shipments(self, source: WeightSource, update: FleetUpdate) -> Iterator[tuple[Shipment, list[SyncSession]]]:
         """Group the servers by what each must be sent."""
-        groups: dict[frozenset[str], list[Peer]] = {}
-        for peer in round_.fit:
-            names = peer.held.stale_names(source) if self._changed_only else source.names()
-            groups.setdefault(names, []).append(peer)
-        for names, peers in groups.items():
-            yield Shipment(source.only(names)), [peer for peer in peers if peer in round_.fit]
+        groups: dict[frozenset[str], list[SyncSession]] = {}
+        for session in update.fit:
+            names = session.held.stale_names(source) if self._changed_only else source.names()
+            groups.setdefault(names, []).append(session)
+        for names, sessions in groups.items():
+            yield Shipment(source.only(names)), [session for session in sessions if session in update.fit]
 
 
-def _finish(peer: Peer, version: int, source: WeightSource) -> None:
-    peer.finish(version, vision_moved=touches_vision(peer.held.stale_names(source)))
-    peer.held.took(source)
-    peer.holds_base = False
-    peer.drop_adapters()
+def _finish(session: SyncSession, version: int, source: WeightSource) -> None:
+    session.finish(version, vision_moved=touches_vision(session.held.stale_names(source)))
+    session.held.record(source)
+    session.holds_base = False
+    session.drop_adapters()

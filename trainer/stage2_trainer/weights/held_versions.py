@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from stage2_trainer.weights.merge import Entry, WeightSource
+from stage2_trainer.weights.merge import WeightEntry, WeightSource
 
 # What vLLM keeps in one matrix: a push of a part of it would leave garbage in the rest, silently.
 FUSED = {
@@ -39,7 +39,7 @@ class _Stamp:
         )
 
 
-class Held:
+class HeldVersions:
     """The tensors that one server was sent, as they were then."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Held:
         moved = {fused_layer(entry.name) for entry in source.entries if self._may_differ(entry)}
         return frozenset(entry.name for entry in source.entries if fused_layer(entry.name) in moved)
 
-    def took(self, source: WeightSource) -> None:
+    def record(self, source: WeightSource) -> None:
         """Note that the server now holds all of `source`."""
         self._stamps = {entry.name: _Stamp.of(entry.parameter) for entry in source.entries}
 
@@ -58,7 +58,7 @@ class Held:
         """Trust nothing of what the server holds."""
         self._stamps = {}
 
-    def _may_differ(self, entry: Entry) -> bool:
+    def _may_differ(self, entry: WeightEntry) -> bool:
         stamp = self._stamps.get(entry.name)
         return entry.trains or stamp is None or not stamp.still_describes(entry.parameter)
 

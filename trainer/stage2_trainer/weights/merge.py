@@ -26,7 +26,7 @@ BASE_LAYER = ".base_layer."
 
 
 @dataclass(frozen=True)
-class Entry:
+class WeightEntry:
     """One tensor to send.
 
     name: that of the checkpoint. merged: computes the value in float32 where it is not the parameter's own.
@@ -46,7 +46,7 @@ class WeightSource:
     Iterating computes merged tensors one by one; nothing but the tensor in hand is held.
     """
 
-    entries: tuple[Entry, ...] = field(repr=False)
+    entries: tuple[WeightEntry, ...] = field(repr=False)
     dtype: torch.dtype | None = None
 
     def metadata(self) -> list[TensorMeta]:
@@ -71,7 +71,7 @@ class WeightSource:
         """Return the stream of these tensors alone, in the same order."""
         return replace(self, entries=tuple(entry for entry in self.entries if entry.name in names))
 
-    def _wire_dtype(self, entry: Entry) -> torch.dtype:
+    def _wire_dtype(self, entry: WeightEntry) -> torch.dtype:
         own = entry.parameter.dtype
         return own if self.dtype is None or not own.is_floating_point else self.dtype
 
@@ -113,17 +113,17 @@ def _is_adapter(name: str, modules: dict[str, nn.Module]) -> bool:
     return BASE_LAYER not in name and any(isinstance(modules[owner], LoraLayer) for owner in owners)
 
 
-def _entry(name: str, parameter: Tensor, modules: dict[str, nn.Module]) -> Entry:
+def _entry(name: str, parameter: Tensor, modules: dict[str, nn.Module]) -> WeightEntry:
     if SAVED_COPY in name:
         owner, rest = name.split(SAVED_COPY, 1)
-        return Entry(f"{owner}.{rest.split('.', 1)[1]}", parameter, None, parameter.requires_grad)
+        return WeightEntry(f"{owner}.{rest.split('.', 1)[1]}", parameter, None, parameter.requires_grad)
     owner, separator, leaf = name.rpartition(BASE_LAYER)
     if not separator:
-        return Entry(name, parameter, None, parameter.requires_grad)
+        return WeightEntry(name, parameter, None, parameter.requires_grad)
     merge = _merge(owner, modules[owner])
     if leaf != "weight":
-        return Entry(f"{owner}.{leaf}", parameter, None, parameter.requires_grad)
-    return Entry(f"{owner}.{leaf}", parameter, merge, trains=True)
+        return WeightEntry(f"{owner}.{leaf}", parameter, None, parameter.requires_grad)
+    return WeightEntry(f"{owner}.{leaf}", parameter, merge, trains=True)
 
 
 def _merge(name: str, layer: nn.Module) -> Callable[[], Tensor]:

@@ -6,8 +6,8 @@ import logging
 from concurrent.futures import Future
 from typing import Any
 
-from stage2_trainer.weights.held_versions import Held
-from stage2_trainer.weights.transfer.protocol import Link
+from stage2_trainer.weights.held_versions import HeldVersions
+from stage2_trainer.weights.transfer.protocol import WeightTransfer
 from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body
 from stage2_trainer.wire.client import ServerClient
@@ -21,17 +21,17 @@ RESET_ALWAYS = ("/reset_prefix_cache",)
 RESET_AFTER_VISION = ("/reset_mm_cache", "/reset_encoder_cache")
 
 
-class Peer:
+class SyncSession:
     """A server, its transfer group, and whether both are fit for an update.
 
     held: the tensors of full syncs that it holds.
     holds_base: whether its served weights are those of the model directory.
     """
 
-    def __init__(self, client: ServerClient, link: Link) -> None:
+    def __init__(self, client: ServerClient, transfer: WeightTransfer) -> None:
         self.client = client
-        self.link = link
-        self.held = Held()
+        self.transfer = transfer
+        self.held = HeldVersions()
         self.holds_base = False
         self._connected = False
         self._version: int | None = None
@@ -42,7 +42,7 @@ class Peer:
             logger.warning("server %s lost version %s: it was restarted", self.client.base_url, self._version)
             self.lose()
         if not self._connected:
-            self.link.connect(self.client)
+            self.transfer.connect(self.client)
             self._connected = True
             self.holds_base = self.client.weight_version() == FRESH
         self.client.post("/pause", "pause", query={"mode": "abort", "clear_cache": "false"})
@@ -87,7 +87,7 @@ class Peer:
 
     def lose(self) -> None:
         """Give the group up: the next update forms a new one, and trusts nothing that the server has."""
-        self.link.disconnect()
+        self.transfer.disconnect()
         self.held.forget()
         self.holds_base = False
         self._connected = False
@@ -95,5 +95,5 @@ class Peer:
 
     def close(self) -> None:
         """Leave the group and close the connections."""
-        self.link.close()
+        self.transfer.close()
         self.client.close()

@@ -20,7 +20,7 @@ MODE_PATH = "custom.extra.rollout_matching.vllm.sync.mode"
 NO_LORA = "vllm.enable_lora is false"
 
 
-class Sync(Protocol):
+class SyncMethod(Protocol):
     """A way to bring servers up to date."""
 
     def sync(self, model: nn.Module, *, version: int) -> SyncReport:
@@ -48,7 +48,7 @@ def resolve_mode(requested: SyncMode, *, enable_lora: bool, obstacle: str | None
     raise ConfigError((Problem(MODE_PATH, requested, f"adapter-only sync cannot work: {reason}", way_out),))
 
 
-class SyncPolicy:
+class WeightSynchronizer:
     """Syncs at most once for each optimizer step.
 
     requested: the mode of the configuration; `effective` says what is in use.
@@ -61,8 +61,8 @@ class SyncPolicy:
         self,
         requested: SyncMode,
         *,
-        full: Sync,
-        adapter: Sync | None = None,
+        full: SyncMethod,
+        adapter: SyncMethod | None = None,
         fallback: bool = True,
         prover: Prover | None = None,
     ) -> None:
@@ -111,7 +111,7 @@ class SyncPolicy:
         """Forget the last sync: a server came back empty, so the next call pushes again, and proves it."""
         self._synced_step = None
         if self._prover is not None:
-            self._prover.demand()
+            self._prover.require_next()
 
     def _sync(self, model: nn.Module, version: int) -> SyncReport:
         if self._adapter is None:
@@ -125,7 +125,7 @@ class SyncPolicy:
             logger.warning("adapter sync failed, and the rest of the run uses full syncs: %s", error)
         self._adapter = None
         if self._prover is not None:
-            self._prover.demand()
+            self._prover.require_next()
         return self._full.sync(model, version=version)
 
 

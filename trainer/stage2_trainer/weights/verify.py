@@ -72,7 +72,7 @@ class Prover:
         self._unproved = 0
         self._due = True
 
-    def demand(self) -> None:
+    def require_next(self) -> None:
         """Make a proof of the next sync, whenever the last one was."""
         self._due = True
 

@@ -15,13 +15,13 @@ from stage2_trainer.data.records import load_records
 from stage2_trainer.grpo.chord import Mixing, References
 from stage2_trainer.grpo.dataset import Rows
 from stage2_trainer.grpo.rewards import load_rewards
-from stage2_trainer.grpo.shared_rollouts import SharedRollouts, Wire
+from stage2_trainer.grpo.shared_rollouts import ProcessExchange, SharedRollouts
 from stage2_trainer.grpo.task import Task, record_rules
-from stage2_trainer.grpo.trainer import GrpoTrainer, Parts
+from stage2_trainer.grpo.trainer import GrpoComponents, GrpoTrainer
 from stage2_trainer.grpo.trl_arguments import grpo_arguments
 from stage2_trainer.process.interrupt import Interrupt
-from stage2_trainer.rollouts.generation_request import Demand
-from stage2_trainer.rollouts.synced_rollouts import FreshBatch
+from stage2_trainer.rollouts.generation_request import GenerationRequest
+from stage2_trainer.rollouts.synced_rollouts import RolloutBatch
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import JsonLines, RunLog
 from stage2_trainer.wire.rollout import Rollout
@@ -109,12 +109,12 @@ class Scripted:
         self.sync_state = ReportedSync(requested_mode="full", effective_mode="full")
         self.steps: list[tuple[int, int]] = []
 
-    def generate(self, demand: Demand) -> FreshBatch:
-        self.steps.append((demand.global_step, demand.micro_step))
-        chats, step = demand.chats, demand.global_step
-        with demand.stopwatch.measure("rollout_generate"):
+    def generate(self, request: GenerationRequest) -> RolloutBatch:
+        self.steps.append((request.global_step, request.micro_step))
+        chats, step = request.chats, request.global_step
+        with request.stopwatch.measure("rollout_generate"):
             answers = [self._answers[i % len(self._answers)] for i in range(len(chats))]
-        return FreshBatch(
+        return RolloutBatch(
             [
                 Rollout(self._encoder.prompt(list(chat)).input_ids.tolist(), ids, "", "scripted", step, "stop")
                 for chat, ids in zip(chats, answers, strict=True)
@@ -131,11 +131,11 @@ def build(folder: Any, run: RunConfig, model: Any, encoder: Encoder, source: Any
     log, rollout_log = RunLog(folder), JsonLines(folder / "rollouts.jsonl")
     stack.callback(log.close)
     stack.callback(rollout_log.close)
-    parts = Parts(
+    components = GrpoComponents(
         rlhf=rlhf,
         rewards=load_rewards(rlhf.reward_funcs, rlhf.resolved_weights),
         contract=task.contract,
-        rollouts=SharedRollouts(source, lambda index, text: task.chat(records[index], text), Wire()),
+        rollouts=SharedRollouts(source, lambda index, text: task.chat(records[index], text), ProcessExchange()),
         rows=Rows(records, task),
         held_out=None,
         references=References(records, task, encoder, run.training.seed),
@@ -147,4 +147,4 @@ def build(folder: Any, run: RunConfig, model: Any, encoder: Encoder, source: Any
         rollout_log=rollout_log,
     )
     args = grpo_arguments(run, world_size=1, adapted=run.tuner.train_type == "lora")
-    return GrpoTrainer(parts=parts, model=model, args=args, processing_class=encoder.processor)
+    return GrpoTrainer(components=components, model=model, args=args, processing_class=encoder.processor)

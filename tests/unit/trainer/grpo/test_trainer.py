@@ -160,7 +160,7 @@ def test_a_step_tells_how_fast_the_answers_came(folder, stack, model, encoder):
     (step,) = [json.loads(line) for line in (folder / "stage2_log.jsonl").read_text().splitlines()]
     speed = sum(len(ids) for ids in made[:4]) / step["time/rollout_generate_s"]
     assert step["rollout/gen_tokens_per_s"] == pytest.approx(speed, rel=1e-3)
-    assert trainer.parts.reporter.current.tokens_per_second == step["rollout/gen_tokens_per_s"]
+    assert trainer.components.reporter.current.tokens_per_second == step["rollout/gen_tokens_per_s"]
 
 
 @pytest.mark.parametrize(("effective", "needed"), [(4, False), (8, False), (2, True)])
@@ -171,7 +171,7 @@ def test_old_log_probabilities_are_there_when_the_batch_plan_needs_them(
     run = harness.config(folder, batches)
     trainer = harness.build(folder, run, model, encoder, harness.Scripted(encoder, answers(encoder)), stack)
     model.train()
-    found = trainer._generate_and_score_completions([trainer.parts.rows.row(i) for i in (0, 0, 1, 1)])
+    found = trainer._generate_and_score_completions([trainer.components.rows.row(i) for i in (0, 0, 1, 1)])
     assert ("old_per_token_logps" in found) is needed
 
 
@@ -184,7 +184,7 @@ def test_divergence_is_taken_off_the_rewards_instead_of_being_added_to_the_loss(
     model.train()
     with torch.no_grad():
         model.model.language_model.layers[0].mlp.up_proj.weight.mul_(1.5)
-    found = trainer._generate_and_score_completions([trainer.parts.rows.row(i) for i in (0, 0, 1, 1)])
+    found = trainer._generate_and_score_completions([trainer.components.rows.row(i) for i in (0, 0, 1, 1)])
     trainer.current_gradient_accumulation_steps = 1
     trainer._compute_loss(model, found)
     assert "kl" not in trainer._metrics["train"]
@@ -221,6 +221,6 @@ def test_an_answer_is_cut_before_an_image_token_that_the_model_made_up(folder, s
     source = harness.Scripted(encoder, [[50, 60, image, 70], [image, 50]])
     trainer = harness.build(folder, harness.config(folder), model, encoder, source, stack)
     model.train()
-    found = trainer._generate_and_score_completions([trainer.parts.rows.row(i) for i in (0, 0, 1, 1)])
+    found = trainer._generate_and_score_completions([trainer.components.rows.row(i) for i in (0, 0, 1, 1)])
     assert [answer.token_ids for answer in trainer._answers[:2]] == [[50, 60], encoder.end_of_turn_ids[:1]]
     assert not (found["completion_ids"] == image).any()

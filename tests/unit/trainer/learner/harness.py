@@ -15,16 +15,16 @@ from stage2_trainer.data.records import Record
 from stage2_trainer.learner.estep import EStep, Matcher, Prompts
 from stage2_trainer.learner.evaluate import Evaluation
 from stage2_trainer.learner.loss import LossOptions
-from stage2_trainer.learner.row_planner import Rows, SingleRows
-from stage2_trainer.learner.trainer import Parts, RolloutMatchingTrainer
+from stage2_trainer.learner.row_planner import RowPlanner, SingleRowPlanner
+from stage2_trainer.learner.trainer import RolloutMatchingTrainer, TrainerComponents
 from stage2_trainer.matching import CoordVocab, GTObject, MatchOptions, ground_truth, serialize_objects
 from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.rollouts.pipeline import PipelinedRollouts
-from stage2_trainer.rollouts.synced_rollouts import FreshRollouts
+from stage2_trainer.rollouts.synced_rollouts import SyncedRollouts
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import RunLog
 from stage2_trainer.weights.sync_report import SyncReport
-from stage2_trainer.weights.synchronizer import SyncPolicy
+from stage2_trainer.weights.synchronizer import WeightSynchronizer
 from stage2_trainer.wire.rollout import Rollout, RolloutRequest
 from stage2_trainer.wire.seeds import SeedPlan
 
@@ -112,13 +112,13 @@ class Harness:
     interrupt: Interrupt
 
 
-def fresh_rollouts(backend: Any, sync: RecordingSync, reporter: Reporter, wait: Callable[[], None]) -> FreshRollouts:
-    return FreshRollouts(backend, SyncPolicy("full", full=sync), seed=17, wait=wait, reporter=reporter)
+def fresh_rollouts(backend: Any, sync: RecordingSync, reporter: Reporter, wait: Callable[[], None]) -> SyncedRollouts:
+    return SyncedRollouts(backend, WeightSynchronizer("full", full=sync), seed=17, wait=wait, reporter=reporter)
 
 
 def build(
     folder: Path, model: Any, encoder: Encoder, records: Sequence[Record], *, answer: Answer = perfect,
-    rows: Rows | None = None, loss: LossOptions | None = None, ahead: bool = False, m_steps: int = 1,
+    rows: RowPlanner | None = None, loss: LossOptions | None = None, ahead: bool = False, m_steps: int = 1,
     pipelined: bool = False, **arguments: Any,
 ) -> Harness:  # fmt: skip
     """Return a trainer of `model` on the records: one optimizer step of all of them unless `arguments` differ."""
@@ -132,12 +132,12 @@ def build(
     rollouts = PipelinedRollouts(fresh) if pipelined else fresh
     matcher = Matcher(CoordVocab.from_tokenizer(encoder.tokenizer), MatchOptions(), encoder.vision_ids)
     shared = {"prompts": PROMPTS, "matcher": matcher, "on_matched": lambda step, matched: None}
-    parts = Parts(
+    components = TrainerComponents(
         estep=EStep(encoder=encoder, rollouts=rollouts, **shared),
         evaluation=Evaluation(encoder=encoder, batch_size=2, rollouts=fresh, **shared),
         vocab=matcher.vocab,
         loss=loss or LossOptions(),
-        rows=rows or SingleRows(),
+        rows=rows or SingleRowPlanner(),
         pad_token_id=0,
         top_k=10,
         part_rates={},
@@ -161,7 +161,7 @@ def build(
         **arguments,
     }
     trainer = RolloutMatchingTrainer(
-        parts=parts,
+        components=components,
         model=model,
         args=TrainingArguments(output_dir=str(folder), **options),
         train_dataset=list(records),

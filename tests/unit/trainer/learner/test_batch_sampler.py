@@ -9,9 +9,9 @@ from accelerate.data_loader import BatchSamplerShard
 from torch.utils.data import SequentialSampler
 
 from stage2_api.errors import ConfigError
-from stage2_trainer.learner.batch_sampler import EvenBatches
+from stage2_trainer.learner.batch_sampler import EvenBatchSampler
 from stage2_trainer.learner.batch_sizes import batch_sizes
-from stage2_trainer.learner.rollout_buffer import RepeatedWindows
+from stage2_trainer.learner.rollout_buffer import RepeatedWindowSampler
 
 NUMBERS = [
     (samples, size, processes)
@@ -24,8 +24,8 @@ def shares(samples, size, processes, *, drop_last=False, times=1):
     """What each process gets, divided by accelerate."""
     found = []
     for index in range(processes):
-        batches = EvenBatches(SequentialSampler(range(samples)), size, processes=processes, drop_last=drop_last)
-        repeated = RepeatedWindows(batches, window=2 * processes, times=times)
+        batches = EvenBatchSampler(SequentialSampler(range(samples)), size, processes=processes, drop_last=drop_last)
+        repeated = RepeatedWindowSampler(batches, window=2 * processes, times=times)
         shard = BatchSamplerShard(repeated, processes, index, even_batches=False)
         found.append(list(shard))
         assert len(shard) == len(found[-1])

@@ -10,17 +10,17 @@ import pytest
 import torch
 from torch.utils.data import SequentialSampler
 
-from stage2_trainer.learner.batch_sampler import EvenBatches
-from stage2_trainer.learner.rollout_buffer import RepeatedWindows, ReuseBuffer, ReuseError, uses_left
-from stage2_trainer.learner.row_planner import PackedRows, WindowRows
+from stage2_trainer.learner.batch_sampler import EvenBatchSampler
+from stage2_trainer.learner.rollout_buffer import RepeatedWindowSampler, ReuseError, RolloutBuffer, uses_left
+from stage2_trainer.learner.row_planner import PackedRowPlanner, WindowRowPlanner
 from stage2_trainer.process.qwen3_vl import disable_cache
 from tests.unit.trainer.learner.harness import box, build, record, shifted
 
 
 def batches(count, *, window, times, size=1, drop_last=False):
     sampler = SequentialSampler(range(count))
-    even = EvenBatches(sampler, size, processes=1, drop_last=drop_last)
-    repeated = RepeatedWindows(even, window=window, times=times)
+    even = EvenBatchSampler(sampler, size, processes=1, drop_last=drop_last)
+    repeated = RepeatedWindowSampler(even, window=window, times=times)
     found = list(repeated)
     assert len(found) == len(repeated)
     return found
@@ -54,7 +54,7 @@ def kept(buffer, records, *, step, uses, made):
 
 
 def test_a_window_is_reused_as_often_as_agreed_and_then_made_anew():
-    buffer, records = ReuseBuffer(), [record("a.png", 1)]
+    buffer, records = RolloutBuffer(), [record("a.png", 1)]
     kept(buffer, records, step=5, uses=3, made=["x", "y"])
     for step in (6, 7):
         assert buffer.begin(step, uses=3, micro_steps=2) == step - 5
@@ -65,20 +65,20 @@ def test_a_window_is_reused_as_often_as_agreed_and_then_made_anew():
 
 @pytest.mark.parametrize("step", [4, 5, 9])
 def test_a_step_that_does_not_follow_makes_new_rollouts(step):
-    buffer = ReuseBuffer()
+    buffer = RolloutBuffer()
     kept(buffer, [record("a.png")], step=5, uses=3, made=["x"])
     assert buffer.begin(step, uses=3, micro_steps=1) is None
 
 
 def test_a_window_that_was_not_finished_is_not_reused():
-    buffer = ReuseBuffer()
+    buffer = RolloutBuffer()
     assert buffer.begin(0, uses=2, micro_steps=2) is None
     buffer.keep([record("a.png")], "x")
     assert buffer.begin(1, uses=2, micro_steps=2) is None
 
 
 def test_another_batch_than_the_kept_one_is_an_error():
-    buffer = ReuseBuffer()
+    buffer = RolloutBuffer()
     kept(buffer, [record("a.png", 1)], step=0, uses=2, made=["x"])
     buffer.begin(1, uses=2, micro_steps=1)
     with pytest.raises(ReuseError, match="micro-step 0"):
@@ -155,7 +155,7 @@ def test_a_run_that_goes_on_in_the_midst_of_a_window_makes_its_rollouts_again_an
 
 
 def rows_of_windows():
-    return WindowRows(600, window=2, partial=PackedRows(600, capacity=8, min_fill=0.1))
+    return WindowRowPlanner(600, window=2, partial=PackedRowPlanner(600, capacity=8, min_fill=0.1))
 
 
 @pytest.mark.parametrize(("m_steps", "stop"), [(1, 1), (2, 1), (2, 4)])
@@ -181,7 +181,7 @@ def test_what_waits_for_a_row_at_a_checkpoint_is_trained_on_by_the_run_that_goes
     disable_cache(model)
 
     def trained(folder, max_steps, checkpoint=None):
-        rows = PackedRows(125, capacity=8, min_fill=0.1)
+        rows = PackedRowPlanner(125, capacity=8, min_fill=0.1)
         saving = {"save_strategy": "steps", "save_steps": stop}
         run = build(folder, model, encoder, records, answer=shifted, rows=rows, m_steps=m_steps, max_steps=max_steps,
                     per_device_train_batch_size=2, gradient_accumulation_steps=1, **saving)  # fmt: skip
@@ -200,12 +200,12 @@ def test_training_again_on_what_is_kept_changes_none_of_it(make):
     held = {}
 
     def note(*args):
-        buffer = harness.trainer._micro_steps._buffer._kept
+        buffer = harness.trainer._micro_steps._rollout_buffer._kept
         if buffer.micro_steps:
             held.setdefault("first", copy.deepcopy(buffer.micro_steps))
             held["last"] = buffer.micro_steps
 
-    harness.trainer.parts.reporter.update = lambda **changes: note()
+    harness.trainer.components.reporter.update = lambda **changes: note()
     harness.trainer.train()
     first, last = ([m.rows for m in held[name]] for name in ("first", "last"))
     for a, b in zip(first, last, strict=False):

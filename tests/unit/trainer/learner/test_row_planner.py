@@ -7,7 +7,7 @@ import json
 import pytest
 
 from stage2_trainer.learner.loss import LossOptions
-from stage2_trainer.learner.row_planner import PackedRows, SingleRows, WindowRows
+from stage2_trainer.learner.row_planner import PackedRowPlanner, SingleRowPlanner, WindowRowPlanner
 from stage2_trainer.packing.buffer import PackingError
 from stage2_trainer.process.qwen3_vl import disable_cache
 from tests.unit.trainer.learner.harness import box, build, record, shifted
@@ -26,7 +26,7 @@ class Piece:
 
 
 def rows_of(length, window):
-    return WindowRows(length, window=window, partial=PackedRows(length, capacity=8, min_fill=0.1))
+    return WindowRowPlanner(length, window=window, partial=PackedRowPlanner(length, capacity=8, min_fill=0.1))
 
 
 def test_a_window_becomes_exactly_one_row_for_each_micro_step():
@@ -45,7 +45,7 @@ def test_short_segments_leave_no_row_empty():
 
 
 def packed(*, min_fill):
-    return PackedRows(10, capacity=8, min_fill=min_fill)
+    return PackedRowPlanner(10, capacity=8, min_fill=min_fill)
 
 
 def test_a_row_says_how_full_it_is_and_what_waits():
@@ -102,7 +102,7 @@ def test_what_finds_no_room_in_a_window_waits_for_one_that_has_it():
 
 def test_without_packing_nothing_can_wait():
     with pytest.raises(PackingError, match="configuration that the checkpoint was written with"):
-        SingleRows().wait([Piece(3)])
+        SingleRowPlanner().wait([Piece(3)])
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from stage2_api.errors import ConfigError
-from stage2_trainer.learner.row_planner import PackedRows
+from stage2_trainer.learner.row_planner import PackedRowPlanner
 from stage2_trainer.packing.errors import PackingError
 from stage2_trainer.process.interrupt import Interrupted
 from stage2_trainer.process.qwen3_vl import disable_cache
@@ -59,7 +59,7 @@ def test_a_step_changes_weights_and_is_told_in_one_record(make, model, tmp_path)
 
 def test_packed_and_unpacked_rows_give_the_same_loss_and_gradient(make, model, tmp_path):
     found = {}
-    for name, rows in (("single", None), ("packed", PackedRows(600, capacity=8, min_fill=0.1))):
+    for name, rows in (("single", None), ("packed", PackedRowPlanner(600, capacity=8, min_fill=0.1))):
         model.zero_grad()
         harness = make(answer=shifted, rows=rows, learning_rate=0.0, max_grad_norm=0.0)
         harness.trainer.train()
@@ -70,7 +70,7 @@ def test_packed_and_unpacked_rows_give_the_same_loss_and_gradient(make, model, t
 
 
 def test_what_does_not_fit_a_row_is_trained_on_later(make, tmp_path):
-    rows = PackedRows(200, capacity=8, min_fill=0.1)
+    rows = PackedRowPlanner(200, capacity=8, min_fill=0.1)
     make(rows=rows, max_steps=2).trainer.train()
     first, second = logged(tmp_path, "step")
     assert first["packing/post_rollout_buffer"] == 3 - first["packing/post_rollout_segments"] > 0
@@ -79,7 +79,7 @@ def test_what_does_not_fit_a_row_is_trained_on_later(make, tmp_path):
 
 def test_a_segment_longer_than_a_row_is_refused_with_the_setting(make):
     with pytest.raises(PackingError, match="global_max_length"):
-        make(rows=PackedRows(60, capacity=8, min_fill=0.1)).trainer.train()
+        make(rows=PackedRowPlanner(60, capacity=8, min_fill=0.1)).trainer.train()
 
 
 def test_weights_are_pushed_once_for_each_optimizer_step(make):

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from stage2_trainer.process.offload import DeviceMover, Offload, moved_away, optimizer_tensors
-from stage2_trainer.rollouts.generation_request import Demand
+from stage2_trainer.process.offload import DeviceMover, StateOffloader, moved_away, optimizer_tensors
+from stage2_trainer.rollouts.generation_request import GenerationRequest
 from stage2_trainer.rollouts.in_process import ColocateRollouts, EngineError
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.stopwatch import Stopwatch
@@ -138,14 +138,14 @@ class Watched:
 
 def colocated(trained, *, model=True, optimizer=True, fails=False):
     engine = Watched(*trained, fails=fails)
-    offload = Offload(Shelf(), model=model, optimizer=optimizer)
+    offload = StateOffloader(Shelf(), model=model, optimizer=optimizer)
     offload.find_optimizer = lambda: trained[1]
     return engine, ColocateRollouts(engine, offload, sync_mode="full", seed=17, reporter=Reporter())
 
 
 def generate(rollouts, trained, step=0, micro_step=0):
     chats = [[{"role": "user", "content": "?"}]]
-    return rollouts.generate(Demand(trained[0], chats, step, micro_step, Stopwatch()))
+    return rollouts.generate(GenerationRequest(trained[0], chats, step, micro_step, Stopwatch()))
 
 
 def test_weights_are_pushed_while_the_model_is_at_home_and_the_optimizer_is_not(trained):

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from torch import nn
 
-from stage2_trainer.rollouts.generation_request import Demand
-from stage2_trainer.rollouts.pipeline import PipelinedRollouts, Windows
+from stage2_trainer.rollouts.generation_request import GenerationRequest
+from stage2_trainer.rollouts.pipeline import PipelinedRollouts, WindowLookahead
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.stopwatch import Stopwatch
 from stage2_trainer.wire.errors import ServerError
@@ -69,7 +69,7 @@ def train(ahead, step, *, last=False):
     return [
         one.version
         for micro_step in range(len(WINDOW))
-        for one in ahead.generate(Demand(MODEL, CHATS, step, micro_step, Stopwatch())).rollouts
+        for one in ahead.generate(GenerationRequest(MODEL, CHATS, step, micro_step, Stopwatch())).rollouts
     ]
 
 
@@ -98,8 +98,8 @@ def test_no_sync_while_something_is_asked_of_the_servers(ahead, served, sync):
 
 def test_an_evaluation_has_fresh_rollouts_and_takes_none_of_trainings(ahead):
     train(ahead, 0)
-    demand = Demand(MODEL, CHATS, global_step=1, micro_step=0, stopwatch=Stopwatch())
-    assert [one.version for one in ahead.direct.generate(demand).rollouts] == [1]
+    request = GenerationRequest(MODEL, CHATS, global_step=1, micro_step=0, stopwatch=Stopwatch())
+    assert [one.version for one in ahead.direct.generate(request).rollouts] == [1]
     assert train(ahead, 1) == [0, 0]
 
 
@@ -112,7 +112,7 @@ def test_rollouts_that_were_lost_are_made_again_by_the_newest_weights(ahead, ser
 
 def test_windows_are_read_one_ahead_and_none_is_lost():
     left = [[1, 2], [3, 4], [5], []]
-    windows: Windows[int] = Windows()
+    windows: WindowLookahead[int] = WindowLookahead()
     found = [windows.take(lambda: left.pop(0)) for _ in range(3)]
     assert found == [([1, 2], [3, 4]), ([3, 4], [5]), ([5], [])]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from stage2_trainer.rollouts.generation_request import Demand
+from stage2_trainer.rollouts.generation_request import GenerationRequest
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.stopwatch import Stopwatch
 from stage2_trainer.wire.errors import ServerError
@@ -47,7 +47,7 @@ class Run:
             self.waits.append(self.reporter.current.phase)
 
         rollouts = fresh_rollouts(self.backend, self.sync, self.reporter, wait)
-        return rollouts.generate(Demand(nn.Linear(1, 1), [CHAT, CHAT], global_step, 0, Stopwatch()))
+        return rollouts.generate(GenerationRequest(nn.Linear(1, 1), [CHAT, CHAT], global_step, 0, Stopwatch()))
 
 
 def test_rollouts_are_asked_for_with_the_version_that_was_pushed():

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from stage2_trainer.learner.row_planner import PackedRows, WindowRows
+from stage2_trainer.learner.row_planner import PackedRowPlanner, WindowRowPlanner
 from stage2_trainer.process.qwen3_vl import disable_cache
 from stage2_trainer.telemetry.log_keys import EVALUATION, STEP
 from tests.unit.trainer.learner.harness import box, build, record
@@ -17,7 +17,7 @@ def written(tmp_path, model, encoder, image_paths):
     """The last record of each event of a run that packs windows, reuses rollouts and evaluates."""
     disable_cache(model)
     records = [record(path, i, object_1=box("red box", 100, 100, 400, 400)) for i, path in enumerate(image_paths)]
-    rows = WindowRows(400, window=1, partial=PackedRows(400, capacity=8, min_fill=0.1))
+    rows = WindowRowPlanner(400, window=1, partial=PackedRowPlanner(400, capacity=8, min_fill=0.1))
     options = {"m_steps": 2, "eval_strategy": "steps", "eval_steps": 1}
     build(tmp_path, model, encoder, records, rows=rows, ahead=True, **options).trainer.train()
     lines = map(json.loads, (tmp_path / "stage2_log.jsonl").read_text().splitlines())

@@ -4,7 +4,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
-from stage2_trainer.weights.held_versions import Held, fused_layer
+from stage2_trainer.weights.held_versions import HeldVersions, fused_layer
 from stage2_trainer.weights.merge import merged_weights
 
 LAYER = "model.language_model.layers.0."
@@ -15,8 +15,8 @@ def adapted(model, *targets):
 
 
 def held(model):
-    one = Held()
-    one.took(merged_weights(model))
+    one = HeldVersions()
+    one.record(merged_weights(model))
     return one
 
 
@@ -40,7 +40,7 @@ def test_a_tensor_belongs_to_the_layer_that_vllm_loads_it_into(name, layer):
 
 def test_a_server_that_holds_nothing_is_sent_everything(tiny):
     source = merged_weights(adapted(tiny, "q_proj"))
-    assert Held().stale_names(source) == source.names()
+    assert HeldVersions().stale_names(source) == source.names()
 
 
 def test_what_trains_is_sent_in_whole_fused_layers(tiny):

@@ -1,8 +1,8 @@
-"""What a peer tells its server to forget: what was computed with weights that moved, and nothing else."""
+"""A sync session tells its server to forget what was computed with weights that moved, and nothing else."""
 
 import pytest
 
-from stage2_trainer.weights.sync_session import Peer
+from stage2_trainer.weights.sync_session import SyncSession
 
 
 class Client:
@@ -37,17 +37,17 @@ class Client:
 )
 def test_caches_are_reset_after_the_update_and_before_generation_goes_on(vision_moved, resets):
     client = Client()
-    Peer(client, link=None).finish(3, vision_moved=vision_moved)
+    SyncSession(client, transfer=None).finish(3, vision_moved=vision_moved)
     assert client.posts == ["/finish_weight_update", *resets, "/resume"]
 
 
 def test_adapters_that_an_earlier_learner_left_are_dropped_with_the_last_one():
     client = Client()
-    Peer(client, link=None).use_adapter("policy-3-bb")
+    SyncSession(client, transfer=None).use_adapter("policy-3-bb")
     assert client.unloaded == ["policy-1-aa"]
 
 
 def test_a_server_of_merged_weights_keeps_no_adapter():
     client = Client()
-    Peer(client, link=None).drop_adapters()
+    SyncSession(client, transfer=None).drop_adapters()
     assert client.unloaded == ["policy-1-aa", "policy-3-bb"]

@@ -7,7 +7,7 @@ import torch
 
 from stage2_api.errors import ConfigError
 from stage2_trainer.weights.sync_report import SyncReport
-from stage2_trainer.weights.synchronizer import SyncPolicy, resolve_mode
+from stage2_trainer.weights.synchronizer import WeightSynchronizer, resolve_mode
 from stage2_trainer.wire.errors import ServerError
 
 
@@ -34,7 +34,7 @@ MODEL = torch.nn.Linear(1, 1)
 
 
 def test_weights_are_pushed_once_for_each_step(recorder):
-    policy = SyncPolicy("full", full=recorder)
+    policy = WeightSynchronizer("full", full=recorder)
     reports = [policy.ensure_synced(MODEL, step) for step in (0, 0, 1, 1, 1, 4)]
     assert recorder.versions == [0, 1, 4]
     assert [report.version if report else None for report in reports] == [0, None, 1, None, None, 4]
@@ -44,13 +44,13 @@ def test_a_push_is_told_with_its_size_and_its_servers(recorder, caplog):
     caplog.set_level("INFO")
     report = SyncReport(version=0, seconds=1.25, bytes=45_600_000, tensors=7, servers=("http://a", "http://b"))
     recorder.sync = lambda model, *, version: replace(report, version=version)
-    SyncPolicy("full", full=recorder).ensure_synced(MODEL, 3)
+    WeightSynchronizer("full", full=recorder).ensure_synced(MODEL, 3)
     assert "weights of step 3 on 2 servers: " in caplog.text
     assert ", 7 tensors, 45.6 MB each, 1.25 s" in caplog.text
 
 
 def test_a_failed_push_is_tried_again_for_the_same_step(recorder):
-    policy = SyncPolicy("full", full=recorder)
+    policy = WeightSynchronizer("full", full=recorder)
     policy.ensure_synced(MODEL, 3)
     recorder.fails = True
     with pytest.raises(ServerError):
@@ -60,7 +60,7 @@ def test_a_failed_push_is_tried_again_for_the_same_step(recorder):
 
 
 def test_a_lost_server_makes_the_step_due_again(recorder):
-    policy = SyncPolicy("full", full=recorder)
+    policy = WeightSynchronizer("full", full=recorder)
     policy.ensure_synced(MODEL, 2)
     policy.invalidate()
     policy.ensure_synced(MODEL, 2)
@@ -81,14 +81,14 @@ class Adapters(Recorder):
 
 
 def test_an_adapter_is_named_by_the_sync_that_brought_it(recorder):
-    policy = SyncPolicy("adapter", full=recorder, adapter=Adapters())
+    policy = WeightSynchronizer("adapter", full=recorder, adapter=Adapters())
     assert policy.ensure_synced(MODEL, 3).adapter == policy.adapter_name == "policy-3"
     assert (policy.effective, recorder.versions) == ("adapter", [])
 
 
 def test_a_refused_adapter_turns_the_run_to_full_syncs_with_one_warning(recorder, caplog):
     adapters = Adapters()
-    policy = SyncPolicy("auto", full=recorder, adapter=adapters)
+    policy = WeightSynchronizer("auto", full=recorder, adapter=adapters)
     policy.ensure_synced(MODEL, 0)
     adapters.fails, adapters.status = True, 400
     for step in (1, 2, 3):
@@ -101,7 +101,7 @@ def test_a_refused_adapter_turns_the_run_to_full_syncs_with_one_warning(recorder
 def test_a_refused_adapter_is_an_error_where_falling_back_is_not_wanted(recorder):
     adapters = Adapters()
     adapters.fails, adapters.status = True, 400
-    policy = SyncPolicy("adapter", full=recorder, adapter=adapters, fallback=False)
+    policy = WeightSynchronizer("adapter", full=recorder, adapter=adapters, fallback=False)
     with pytest.raises(ServerError, match="rank too high"):
         policy.ensure_synced(MODEL, 1)
     assert (policy.effective, recorder.versions) == ("adapter", [])
@@ -110,7 +110,7 @@ def test_a_refused_adapter_is_an_error_where_falling_back_is_not_wanted(recorder
 def test_a_lost_server_is_no_reason_to_fall_back(recorder):
     adapters = Adapters()
     adapters.fails = True
-    policy = SyncPolicy("adapter", full=recorder, adapter=adapters)
+    policy = WeightSynchronizer("adapter", full=recorder, adapter=adapters)
     with pytest.raises(ServerError):
         policy.ensure_synced(MODEL, 1)
     adapters.fails = False

@@ -6,7 +6,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
-from stage2_trainer.weights.held_versions import Held
+from stage2_trainer.weights.held_versions import HeldVersions
 from stage2_trainer.weights.merge import merged_weights
 
 SYNCS = 1000
@@ -31,7 +31,7 @@ def test_base_and_server_are_exact_after_a_thousand_changed_only_syncs(tiny, use
     policy, trains = policy_of(tiny.to(torch.bfloat16), use_dora=use_dora)
     at_start = {name: p.clone() for name, p in policy.named_parameters()}
     first = {name: tensor.clone() for name, tensor in merged_weights(policy)}
-    server, held = {}, Held()
+    server, held = {}, HeldVersions()
     sent = 0
     for _ in range(SYNCS):
         step(trains, 0.05)
@@ -39,7 +39,7 @@ def test_base_and_server_are_exact_after_a_thousand_changed_only_syncs(tiny, use
         changed = source.only(held.stale_names(source))
         for name, tensor in changed:
             server[name] = tensor.clone()
-        held.took(source)
+        held.record(source)
         sent += len(changed.entries)
     assert sent == len(first) + (SYNCS - 1) * 6  # everything once, then q, k and v of two layers
     assert all(torch.equal(server[name], tensor) for name, tensor in merged_weights(policy))

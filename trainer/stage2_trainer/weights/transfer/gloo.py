@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from stage2_trainer.weights.transfer.protocol import INIT_PHASE, INIT_ROUTE, Link, Pending
+from stage2_trainer.weights.transfer.protocol import INIT_PHASE, INIT_ROUTE, PendingBroadcast, WeightTransfer
 from stage2_trainer.wire import gloo_group as gloo
 from stage2_trainer.wire.address import host_and_port
 from stage2_trainer.wire.background import in_background
@@ -27,15 +27,15 @@ logger = logging.getLogger(__name__)
 SERVER_PATIENCE = 2
 
 
-def link_for(device: torch.device, group_port: int, *, bucket_bytes: int, timeout_s: float) -> Link:
+def transfer_for(device: torch.device, group_port: int, *, bucket_bytes: int, timeout_s: float) -> WeightTransfer:
     """Return the link for a learner on this device: NCCL on CUDA, gloo elsewhere."""
     if device.type == "cuda":
         from stage2_trainer.weights.transfer.nccl import (
-            NcclLink,  # vLLM's own NCCL wrapper: imported where it can run only
+            NcclTransfer,  # vLLM's own NCCL wrapper: imported where it can run only
         )
 
-        return NcclLink(group_port, device=device, bucket_bytes=bucket_bytes, timeout_s=timeout_s)
-    return GlooLink(group_port, bucket_bytes=bucket_bytes, timeout_s=timeout_s)
+        return NcclTransfer(group_port, device=device, bucket_bytes=bucket_bytes, timeout_s=timeout_s)
+    return GlooTransfer(group_port, bucket_bytes=bucket_bytes, timeout_s=timeout_s)
 
 
 def raise_if_failed(call: Future[Any]) -> Callable[[], None]:
@@ -48,7 +48,7 @@ def raise_if_failed(call: Future[Any]) -> Callable[[], None]:
     return check
 
 
-class GlooLink:
+class GlooTransfer:
     """Sends over gloo."""
 
     def __init__(self, group_port: int, *, bucket_bytes: int, timeout_s: float) -> None:
@@ -74,7 +74,7 @@ class GlooLink:
             detail = f"transfer group on {info.master_address}:{self._port}: {error}"
             raise ServerError(client.base_url, INIT_PHASE, detail) from error
 
-    def broadcast(self, buffer: torch.Tensor) -> Pending:
+    def broadcast(self, buffer: torch.Tensor) -> PendingBroadcast:
         assert self._group is not None
         self._flying = _GlooPending(self._group.broadcast(buffer))
         return self._flying

@@ -9,7 +9,7 @@ import torch
 from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
 from vllm.distributed.utils import StatelessProcessGroup
 
-from stage2_trainer.weights.transfer.protocol import INIT_PHASE, INIT_ROUTE, Pending
+from stage2_trainer.weights.transfer.protocol import INIT_PHASE, INIT_ROUTE, PendingBroadcast
 from stage2_trainer.wire.address import host_and_port
 from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.client import ServerClient
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 BUFFERS = 2  # buckets that a receiver may hold: the one that it loads and the one that arrives
 
 
-class NcclLink:
+class NcclTransfer:
     """Sends over NCCL to a server whose engine was started with the backend "nccl"."""
 
     def __init__(self, group_port: int, *, device: torch.device, bucket_bytes: int, timeout_s: float) -> None:
@@ -56,7 +56,7 @@ class NcclLink:
         init.result(timeout=self._timeout_s)
         logger.info("server %s: transfer group with %d workers", client.base_url, world_size - 1)
 
-    def broadcast(self, buffer: torch.Tensor) -> Pending:
+    def broadcast(self, buffer: torch.Tensor) -> PendingBroadcast:
         """Enqueue the broadcast on the current stream."""
         assert self._communicator is not None
         self._communicator.broadcast(buffer, src=LEARNER_RANK, stream=torch.cuda.current_stream(self._device))

@@ -12,7 +12,7 @@ INIT_ROUTE = "/init_weight_transfer_engine"
 INIT_PHASE = "connect"
 
 
-class Pending(Protocol):
+class PendingBroadcast(Protocol):
     """A broadcast under way."""
 
     def done(self) -> bool:
@@ -20,14 +20,14 @@ class Pending(Protocol):
         ...
 
 
-class Link(Protocol):
+class WeightTransfer(Protocol):
     """The way weights take to one server."""
 
     def connect(self, client: ServerClient) -> None:
         """Form the group with the server's workers. Raises ServerError."""
         ...
 
-    def broadcast(self, buffer: torch.Tensor) -> Pending:
+    def broadcast(self, buffer: torch.Tensor) -> PendingBroadcast:
         """Start sending `buffer` (uint8, shape (bytes,)) to every worker; it must stay unchanged until done."""
         ...
 
