@@ -22,8 +22,8 @@ import yaml
 from torch import nn
 
 from stage2_api.vllm import ServerAddress
-from stage2_trainer.rollouts.generation_request import GenerationRequest
 from stage2_trainer.rollouts.http import ServerBackend
+from stage2_trainer.rollouts.rollout_source import GenerationRequest
 from stage2_trainer.rollouts.synced_rollouts import SyncedRollouts
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.stopwatch import Stopwatch

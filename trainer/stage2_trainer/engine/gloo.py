@@ -13,12 +13,11 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
-from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from stage2_trainer.engine.adapter_store import keep_adapter
 from stage2_trainer.engine.gloo_receiver import Receiver
+from stage2_trainer.engine.vllm_compat import finish_layerwise_reload, receive_on_cpu
 from stage2_trainer.wire.buckets import from_wire
 from stage2_trainer.wire.gloo_group import GroupInfo
 
@@ -65,8 +64,8 @@ class GlooEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
             self._loading = False
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Receive and load tensors. (The base class synchronizes an accelerator that a CPU does not have.)"""
-        self.receive_weights(self.parse_update_info(update_info))
+        """Receive and load tensors."""
+        receive_on_cpu(self, update_info)
 
     def receive_weights(self, update_info: GlooUpdateInfo) -> None:
         """Load each bucket of base weights while the next one arrives; keep an adapter for vLLM's adapter loader."""
@@ -85,20 +84,9 @@ class GlooEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
     def finish_weight_update(self) -> None:
         """Put new base weights in the places of the old ones, if any came."""
         if self._loading:
-            finalize_layerwise_reload(self.model, self.model_config)  # type: ignore[no-untyped-call]
-            self._repack_output_layers()
+            finish_layerwise_reload(self.model, self.model_config)
             self._loading = False
 
     def shutdown(self) -> None:
         """Leave the group."""
         self._receiver.leave()
-
-    def _repack_output_layers(self) -> None:
-        """Give the output layer its new weights.
-
-        On the CPU a linear layer multiplies by a packed copy of its weight. With tied embeddings nothing is loaded into
-        `lm_head`, so vLLM does not pack it again, and would silently sample with the old output layer.
-        """
-        for layer in self.model.modules():
-            if isinstance(layer, ParallelLMHead) and hasattr(layer, "cpu_linear"):
-                dispatch_cpu_unquantized_gemm(layer, remove_weight=False)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.lora.resolver import LoRAResolverRegistry
 
 from stage2_trainer.engine.adapter_resolver import ReceivedAdapters
+from stage2_trainer.engine.vllm_compat import register_transfer_engine
 
 ENGINES = {
     "gloo": ("stage2_trainer.engine.gloo", "GlooEngine"),
@@ -17,7 +17,6 @@ RESOLVER = "stage2"
 def register() -> None:
     """Register engines and resolver. vLLM calls this in each of its processes, in some more than once."""
     for backend, (module, name) in ENGINES.items():
-        if backend not in WeightTransferEngineFactory._registry:
-            WeightTransferEngineFactory.register_engine(backend, module, name)
+        register_transfer_engine(backend, module, name)
     if RESOLVER not in LoRAResolverRegistry.get_supported_resolvers():
         LoRAResolverRegistry.register_resolver(RESOLVER, ReceivedAdapters())

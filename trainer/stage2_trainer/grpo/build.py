@@ -17,9 +17,9 @@ from stage2_trainer.grpo.task import Task
 from stage2_trainer.grpo.trainer import GrpoComponents, GrpoTrainer
 from stage2_trainer.grpo.trl_arguments import grpo_arguments
 from stage2_trainer.process import training_arguments as arguments
-from stage2_trainer.process.policy import load_policy
+from stage2_trainer.process.policy import Policy, load_policy
 from stage2_trainer.process.qwen3_vl import ALIGNER, VIT, load_processor
-from stage2_trainer.rollouts.build_servers import Learner, server_rollouts
+from stage2_trainer.rollouts.build_servers import server_rollouts
 from stage2_trainer.rollouts.rollout_source import RolloutSource
 from stage2_trainer.telemetry.reproducibility import report_reproducibility
 from stage2_trainer.telemetry.run_context import RunContext
@@ -37,8 +37,8 @@ def build_trainer(config: RunConfig, data: RunRecords, context: RunContext, stac
 
     def connect() -> RolloutSource:
         probe = sample_probe(encoder, task.chat(data.train[0], task.user_text(data.train[0], epoch=0)))
-        learner = Learner(model.to(args.device), processor, args.device, probe)
-        return server_rollouts(config, learner, token=context.token, reporter=context.reporter, stack=stack)
+        policy = Policy(model.to(args.device), encoder, args.device, probe)
+        return server_rollouts(config, policy, token=context.token, reporter=context.reporter, stack=stack)
 
     source = _first_alone(exchange, connect)
     if source is not None:

@@ -16,8 +16,7 @@ from torch import distributed, nn
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_trainer.process.ranks import gathered, rank, world_size
-from stage2_trainer.rollouts.generation_request import GenerationRequest
-from stage2_trainer.rollouts.rollout_source import RolloutSource
+from stage2_trainer.rollouts.rollout_source import GenerationRequest, RolloutSource
 from stage2_trainer.telemetry.stopwatch import Stopwatch
 from stage2_trainer.weights.errors import ProofError
 from stage2_trainer.weights.sync_report import SyncReport

@@ -2,102 +2,25 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from torch import nn
 
 from stage2_trainer.data.encode import Encoder, Prompt
-from stage2_trainer.data.messages import chat_messages
 from stage2_trainer.data.records import Record
-from stage2_trainer.learner.padding_free_batch import Placed, place
-from stage2_trainer.learner.rollout_metrics import SampleStats
-from stage2_trainer.matching import (
-    CoordVocab,
-    MatchedTarget,
-    MatchOptions,
-    SegmentMeta,
-    build_target,
-    cut_before,
-    segment_meta,
-)
+from stage2_trainer.learner.matcher import Matched, Matcher, Prompts, with_origin
+from stage2_trainer.learner.padding_free_batch import place
+from stage2_trainer.learner.rollout_metrics import sample_stats
+from stage2_trainer.learner.segment import Segment
+from stage2_trainer.matching import segment_meta
 from stage2_trainer.process.qwen3_vl import rope_model
-from stage2_trainer.rollouts.generation_request import GenerationRequest
 from stage2_trainer.rollouts.pipeline import PipelinedRollouts
-from stage2_trainer.rollouts.rollout_source import RolloutSource
-from stage2_trainer.rollouts.synced_rollouts import RolloutBatch
+from stage2_trainer.rollouts.rollout_source import GenerationRequest, RolloutSource
 from stage2_trainer.telemetry.stopwatch import Stopwatch
 from stage2_trainer.weights.sync_report import SyncReport
 from stage2_trainer.wire.rollout import Rollout
-
-logger = logging.getLogger(__name__)
-
-CLIPPED_CHARS = 600
-CLOSE_IOU = 0.5  # the overlap that COCO's AP50 asks for
-
-
-@dataclass(frozen=True)
-class Matched:
-    """One record, the rollout that answered it, and what matching made of both.
-
-    origin: how the rollout came to be, for the record.
-    """
-
-    record: Record
-    rollout: Rollout
-    target: MatchedTarget
-    origin: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Segment:
-    """One sample as it is trained on: tokens with their positions, where they are supervised, and its figures."""
-
-    placed: Placed
-    meta: SegmentMeta
-    stats: SampleStats
-
-    def __len__(self) -> int:
-        return len(self.placed)
-
-    def aged(self, staleness: int) -> Segment:
-        """Return it with the optimizer steps that lie between its rollout and the training on it."""
-        return replace(self, stats=replace(self.stats, staleness=staleness))
-
-
-@dataclass(frozen=True)
-class Prompts:
-    """What a person's configuration says to the model: the text of the user's turn, and the system turn if any."""
-
-    user: str
-    system: str | None = None
-
-    def chat(self, record: Record) -> list[dict[str, Any]]:
-        """Return the messages of a record, without any answer."""
-        return chat_messages(record, self.user, system=self.system)
-
-
-class Matcher:
-    """Matches rollouts to the ground truth of their records; an answer is cut before any of its `vision_ids`."""
-
-    def __init__(self, vocab: CoordVocab, options: MatchOptions, vision_ids: Collection[int]) -> None:
-        self.vocab = vocab
-        self.options = options
-        self._vision_ids = frozenset(vision_ids)
-
-    def match(self, record: Record, rollout: Rollout) -> Matched:
-        """Parse the rollout, match its objects, and build what is to be learnt from it."""
-        ids = cut_before(rollout.token_ids, self._vision_ids)
-        return Matched(record, rollout, build_target(ids, record.ground_truth, self.vocab, self.options))
-
-
-def with_origin(matched: Sequence[Matched], generated: RolloutBatch, options: MatchOptions) -> list[Matched]:
-    """Return them with what the record says of how each came to be, and of how it was matched."""
-    told = {**generated.origin, "options": asdict(options)}
-    return [replace(one, origin={"index": index, **told}) for index, one in enumerate(matched)]
 
 
 class EStep:
@@ -178,51 +101,3 @@ class EStep:
         encoding = self._encoder.teacher_forced(prompt, target.y_train_ids)
         meta = segment_meta(target, rollout.prompt_token_ids, encoded_len=len(encoding.input_ids))
         return Segment(place(encoding, rope), meta, sample_stats(matched, encoded_len=meta.encoded_len))
-
-
-def sample_stats(matched: Matched, *, encoded_len: int = 0) -> SampleStats:
-    """Return the figures of one sample; `encoded_len` is 0 where nothing is trained on it."""
-    counters = matched.target.counters
-    return SampleStats(
-        prompt_len=len(matched.rollout.prompt_token_ids),
-        generated=len(matched.rollout.token_ids),
-        truncated=matched.target.parsed.truncated,
-        valid_objects=int(counters["valid_pred_objects"]),
-        dropped_invalid=int(counters["parse_dropped_invalid"]),
-        dropped_ambiguous=int(counters["parse_dropped_ambiguous"]),
-        gt_objects=int(counters["gt_objects"]),
-        matched=int(counters["matched_pairs"]),
-        supervised=int(counters["matched_for_supervision"]),
-        gating_rejections=int(counters["gating_rejections"]),
-        maskiou_sum=counters["matched_maskiou_sum"],
-        matched_iou50=sum(pair.iou >= CLOSE_IOU for pair in matched.target.matching.pairs),
-        fn_appended=int(counters["fn_count"]),
-        prefix_coord_targets=int(counters["prefix_coord_targets"]),
-        tail_ignored=int(counters["tail_ignored"]),
-        prefix_len=int(counters["prefix_len"]),
-        append_len=int(counters["append_len"]),
-        train_len=int(counters["train_len"]),
-        encoded_len=encoded_len,
-        beam=matched.rollout.decode_mode == "beam",
-    )
-
-
-class ParseFailureLog:
-    """Logs the first rollouts that do not parse cleanly (`debug_dump_parse_failures`), cut to 600 characters."""
-
-    def __init__(self, most: int) -> None:
-        self._left = most
-
-    def __call__(self, matched: Sequence[Matched]) -> None:
-        """Log what fails to parse among these."""
-        for one in matched:
-            parsed = one.target.parsed
-            if self._left > 0 and (parsed.dropped or parsed.truncated or parsed.notes):
-                self._left -= 1
-                logger.info(
-                    "rollout of %s does not parse (%s): %r; kept: %r",
-                    one.record.sample_id,
-                    ", ".join([*parsed.dropped, *parsed.notes]) or "truncated",
-                    parsed.text[:CLIPPED_CHARS],
-                    parsed.prefix_text[:CLIPPED_CHARS],
-                )

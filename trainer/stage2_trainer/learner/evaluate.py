@@ -9,11 +9,10 @@ from torch import nn
 
 from stage2_trainer.data.encode import Encoder
 from stage2_trainer.data.records import Record
-from stage2_trainer.learner.estep import Matched, Matcher, Prompts, sample_stats, with_origin
-from stage2_trainer.learner.rollout_metrics import evaluation_metrics
+from stage2_trainer.learner.matcher import Matched, Matcher, Prompts, with_origin
+from stage2_trainer.learner.rollout_metrics import evaluation_metrics, sample_stats
 from stage2_trainer.process.ranks import gathered, rank, world_size
-from stage2_trainer.rollouts.generation_request import GenerationRequest
-from stage2_trainer.rollouts.rollout_source import RolloutSource
+from stage2_trainer.rollouts.rollout_source import GenerationRequest, RolloutSource
 from stage2_trainer.telemetry.stopwatch import Stopwatch
 
 

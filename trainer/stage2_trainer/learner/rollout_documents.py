@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stage2_trainer.learner.estep import Matched
+from stage2_trainer.learner.matcher import Matched
 from stage2_trainer.rollouts.replay import ids_sha256
 
 

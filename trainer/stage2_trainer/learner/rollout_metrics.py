@@ -7,6 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stage2_trainer.learner.matcher import Matched
+
+CLOSE_IOU = 0.5  # the overlap that COCO's AP50 asks for
+
 
 @dataclass(frozen=True)
 class SampleStats:
@@ -40,6 +44,33 @@ class SampleStats:
     encoded_len: int = 0
     staleness: int = 0
     beam: bool = False
+
+
+def sample_stats(matched: Matched, *, encoded_len: int = 0) -> SampleStats:
+    """Return the figures of one sample; `encoded_len` is 0 where nothing is trained on it."""
+    counters = matched.target.counters
+    return SampleStats(
+        prompt_len=len(matched.rollout.prompt_token_ids),
+        generated=len(matched.rollout.token_ids),
+        truncated=matched.target.parsed.truncated,
+        valid_objects=int(counters["valid_pred_objects"]),
+        dropped_invalid=int(counters["parse_dropped_invalid"]),
+        dropped_ambiguous=int(counters["parse_dropped_ambiguous"]),
+        gt_objects=int(counters["gt_objects"]),
+        matched=int(counters["matched_pairs"]),
+        supervised=int(counters["matched_for_supervision"]),
+        gating_rejections=int(counters["gating_rejections"]),
+        maskiou_sum=counters["matched_maskiou_sum"],
+        matched_iou50=sum(pair.iou >= CLOSE_IOU for pair in matched.target.matching.pairs),
+        fn_appended=int(counters["fn_count"]),
+        prefix_coord_targets=int(counters["prefix_coord_targets"]),
+        tail_ignored=int(counters["tail_ignored"]),
+        prefix_len=int(counters["prefix_len"]),
+        append_len=int(counters["append_len"]),
+        train_len=int(counters["train_len"]),
+        encoded_len=encoded_len,
+        beam=matched.rollout.decode_mode == "beam",
+    )
 
 
 def rollout_metrics(stats: Sequence[SampleStats], *, top_k: int, generate_s: float) -> dict[str, float]:

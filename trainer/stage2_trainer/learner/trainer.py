@@ -36,11 +36,11 @@ from stage2_trainer.learner.rollout_buffer import RepeatedWindowSampler, uses_le
 from stage2_trainer.learner.row_planner import RowPlanner
 from stage2_trainer.learner.step_record import StepRecord
 from stage2_trainer.learner.waiting_segments import load_waiting, save_waiting
+from stage2_trainer.learner.window_lookahead import WindowLookahead
 from stage2_trainer.matching import CoordVocab
 from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.process.qwen3_vl import rope_model, split_learning_rates
 from stage2_trainer.process.ranks import gathered, peak_bytes, world_size
-from stage2_trainer.rollouts.pipeline import WindowLookahead
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import EventLog
 

@@ -1,14 +1,28 @@
-"""The policy: the model that trains, loaded, frozen where it does not, with its adapters on."""
+"""The policy: the model that trains, and what others need of it to make rollouts."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from transformers import set_seed
 
 from stage2_api.runconfig import RunConfig
+from stage2_trainer.data.encode import Encoder
 from stage2_trainer.process import training_arguments as arguments
 from stage2_trainer.process.qwen3_vl import adapt, freeze, load_model
+from stage2_trainer.weights.probe import Probe
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The model that trains, how it reads prompts, where its weights are, and a prompt that proves them."""
+
+    model: Any
+    encoder: Encoder
+    device: torch.device
+    probe: Probe
 
 
 def load_policy(config: RunConfig) -> Any:

@@ -14,6 +14,7 @@ from torch import nn
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from stage2_api.errors import ConfigError, Problem
+from stage2_trainer.process.transformers_compat import disable_cache
 
 logger = logging.getLogger(__name__)
 
@@ -57,16 +58,6 @@ def load_processor(path: Path | str, **pixel_limits: int) -> Any:
     """
     _check_directory(path)
     return AutoProcessor.from_pretrained(path, local_files_only=True, **pixel_limits)
-
-
-def disable_cache(model: Any) -> None:
-    """Turn the key-value cache off in every configuration that is read during a forward pass.
-
-    `Trainer` sets it on the outer configuration only; the text model reads its own, and with a cache the sequences of
-    a packed row would see one another without an error.
-    """
-    for config in (model.config, model.config.get_text_config()):
-        config.use_cache = False
 
 
 def part_of(parameter: str) -> str | None:

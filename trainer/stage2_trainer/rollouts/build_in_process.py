@@ -8,32 +8,23 @@ from typing import Any
 import torch
 
 from stage2_api.runconfig import RunConfig
-from stage2_trainer.data.encode import Encoder
+from stage2_trainer.process.deepspeed_compat import GatheredWeights
 from stage2_trainer.process.offload import DeviceMover, StateOffloader
+from stage2_trainer.process.policy import Policy
 from stage2_trainer.process.ranks import world_size
 from stage2_trainer.process.supported import shards_weights
-from stage2_trainer.process.zero import GatheredWeights
-from stage2_trainer.rollouts.colocate import ColocateEngine, Proofs
+from stage2_trainer.rollouts.colocate import ColocateEngine
 from stage2_trainer.rollouts.colocate_options import engine_environment, engine_options
+from stage2_trainer.rollouts.colocate_proofs import EngineProver
 from stage2_trainer.rollouts.hf import Decoding, HfBackend
 from stage2_trainer.rollouts.in_process import ColocateRollouts, HfRollouts
 from stage2_trainer.telemetry.progress import Reporter
-from stage2_trainer.weights.probe import Probe
 from stage2_trainer.wire.rollout import Sampling
 
 
 @dataclass(frozen=True)
-class Policy:
-    """The model that trains, how it reads prompts, and where it is."""
-
-    model: Any
-    encoder: Encoder
-    device: torch.device
-
-
-@dataclass(frozen=True)
 class TrainingState:
-    """What happens to the training state while rollouts are made."""
+    """The training state as rollouts need it: out of an engine's memory, and with its weights gathered."""
 
     offload: StateOffloader
     whole: GatheredWeights
@@ -45,7 +36,7 @@ class TrainingState:
 
 
 def local_rollouts(
-    config: RunConfig, policy: Policy, probe: Probe, reporter: Reporter, state: TrainingState
+    config: RunConfig, policy: Policy, reporter: Reporter, state: TrainingState
 ) -> HfRollouts | ColocateRollouts:
     """Return the rollouts of `rollout_backend: hf`, or of `vllm.mode: colocate`."""
     matching, seed = config.rollout_matching, config.training.seed
@@ -59,7 +50,7 @@ def local_rollouts(
         engine_options(config, world_size=world_size(), on_cpu=on_cpu),
         engine_environment(on_cpu=on_cpu),
         sampling=Sampling(matching.max_new_tokens, matching.temperature, matching.repetition_penalty),
-        proofs=Proofs(probe, every=vllm.sync.verify_every, tolerance=vllm.sync.verify_tolerance),
+        prover=EngineProver(policy.probe, every=vllm.sync.verify_every, tolerance=vllm.sync.verify_tolerance),
         sleep_level=vllm.sleep_level,
         infer_batch_size=vllm.infer_batch_size,
     )

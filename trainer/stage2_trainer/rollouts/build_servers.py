@@ -5,12 +5,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any
-
-import torch
 
 from stage2_api.runconfig import RunConfig
+from stage2_trainer.process.policy import Policy
 from stage2_trainer.rollouts.http import ServerBackend
 from stage2_trainer.rollouts.identity_check import check_identity, check_swift_identity
 from stage2_trainer.rollouts.pipeline import PipelinedRollouts
@@ -20,7 +17,6 @@ from stage2_trainer.rollouts.synced_rollouts import SyncedRollouts
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.weights.adapter_sync import AdapterSync, obstacle
 from stage2_trainer.weights.full_sync import FullSync
-from stage2_trainer.weights.probe import Probe
 from stage2_trainer.weights.swift_sync import SwiftSync
 from stage2_trainer.weights.synchronizer import WeightSynchronizer, resolve_mode
 from stage2_trainer.weights.verify import Prover, server_logprobs, swift_logprobs
@@ -31,18 +27,8 @@ from stage2_trainer.wire.server_health import wait_until_healthy
 SWIFT_OBSTACLE = "servers of `swift rollout` are sent full weights only (vllm.server.protocol)"
 
 
-@dataclass(frozen=True)
-class Learner:
-    """The learner's side: its model, how it reads prompts, where weights are packed, and a prompt for proofs."""
-
-    model: Any
-    processor: Any
-    device: torch.device
-    probe: Probe
-
-
 def server_rollouts(
-    config: RunConfig, learner: Learner, *, token: str, reporter: Reporter, stack: ExitStack
+    config: RunConfig, policy: Policy, *, token: str, reporter: Reporter, stack: ExitStack
 ) -> SyncedRollouts:
     """Wait for the servers, check that they read prompts as the learner does, and return what generates with them.
 
@@ -54,17 +40,17 @@ def server_rollouts(
     """
     server = config.rollout_matching.vllm.server
     clients = _clients(config, token, stack)
-    synchronizer = _synchronizer(config, learner, clients, token, stack)
+    synchronizer = _synchronizer(config, policy, clients, token, stack)
     backend = _backend(config, clients, token, stack)
     urls = [client.base_url for client in clients]
     wait = functools.partial(wait_until_healthy, urls, token, timeout_s=server.timeout_s, protocol=server.protocol)
     reporter.update(phase="waiting-for-servers")
     wait()
-    probe, ids = learner.probe, learner.probe.inputs["input_ids"][0].tolist()
+    probe, ids = policy.probe, policy.probe.inputs["input_ids"][0].tolist()
     if server.protocol == "swift":
         check_swift_identity(clients, probe.messages, ids)
     else:
-        check_identity(clients, learner.processor, probe.messages, ids)
+        check_identity(clients, policy.encoder.processor, probe.messages, ids)
     return SyncedRollouts(backend, synchronizer, seed=config.training.seed, wait=wait, reporter=reporter)
 
 
@@ -106,30 +92,30 @@ def _backend(config: RunConfig, clients: Sequence[ServerClient], token: str, sta
 
 
 def _synchronizer(
-    config: RunConfig, learner: Learner, clients: Sequence[ServerClient], token: str, stack: ExitStack
+    config: RunConfig, policy: Policy, clients: Sequence[ServerClient], token: str, stack: ExitStack
 ) -> WeightSynchronizer:
     """Return how weights reach the servers; ConfigError when what trains cannot be sent as it is asked for."""
     vllm = config.rollout_matching.vllm
     swift = vllm.server.protocol == "swift"
-    reason = SWIFT_OBSTACLE if swift else obstacle(learner.model)
+    reason = SWIFT_OBSTACLE if swift else obstacle(policy.model)
     mode = resolve_mode(vllm.sync.mode, enable_lora=vllm.enable_lora, obstacle=reason)
     servers, timeout_s = vllm.server.resolved_servers(), vllm.server.timeout_s
     prover = Prover(
-        learner.probe,
+        policy.probe,
         clients,
         every=vllm.sync.verify_every,
         tolerance=vllm.sync.verify_tolerance,
         ask=swift_logprobs if swift else server_logprobs,
     )
     if swift:
-        pushing = SwiftSync(servers, token=token, timeout_s=timeout_s, device=learner.device)
+        pushing = SwiftSync(servers, token=token, timeout_s=timeout_s, device=policy.device)
         stack.callback(pushing.close)
         return WeightSynchronizer(vllm.sync.mode, full=pushing, prover=prover)
     full = FullSync(
         servers,
         token=token,
         timeout_s=timeout_s,
-        device=learner.device,
+        device=policy.device,
         changed_only=vllm.sync.changed_only,
     )
     stack.callback(full.close)

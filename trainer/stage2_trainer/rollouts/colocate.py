@@ -9,19 +9,20 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from stage2_trainer.engine.vllm_compat import drop_image_caches, finish_layerwise_reload
 from stage2_trainer.rollouts.colocate_groups import TensorParallel
+from stage2_trainer.rollouts.colocate_proofs import EngineProver
 from stage2_trainer.weights.errors import ProofError
 from stage2_trainer.weights.held_versions import HeldVersions
 from stage2_trainer.weights.merge import WeightSource, merged_weights, touches_vision
 from stage2_trainer.weights.probe import Probe
 from stage2_trainer.weights.sync_report import SyncReport
-from stage2_trainer.weights.verify import default_tolerance, learner_logprobs
 from stage2_trainer.wire.rollout import Rollout, RolloutRequest, Sampling
 from stage2_trainer.wire.seeds import SeedPlan
 
@@ -29,40 +30,6 @@ logger = logging.getLogger(__name__)
 
 SERVER = "colocate"  # where rollouts of this backend come from, in logs
 DROPS_WEIGHTS = 2  # the sleep level after which an engine has no weights any more
-
-
-class Proofs:
-    """When an engine must show that it holds the learner's weights, and how far rounding may take it from them.
-
-    every: syncs from one proof to the next; 0 = the first alone. tolerance: largest accepted difference of a prompt
-    token's log-probability; None = by the model's number format.
-    """
-
-    def __init__(self, probe: Probe, *, every: int, tolerance: float | None = None) -> None:
-        self._probe = probe
-        self._every = every
-        self._tolerance = tolerance
-        self._syncs = 0
-
-    def after_sync(self, model: nn.Module, logprobs: Callable[[Probe], Tensor]) -> None:
-        """Compare, if the turn of this sync has come.
-
-        Raises:
-            ProofError: the engine holds other weights than the learner.
-        """
-        due = self._syncs % self._every == 0 if self._every else self._syncs == 0
-        self._syncs += 1
-        if not due:
-            return
-        limit = self._tolerance or default_tolerance(model)
-        gap = float((logprobs(self._probe) - learner_logprobs(model, self._probe.inputs).cpu()).abs().max())
-        if not gap <= limit:
-            raise ProofError(
-                f"after the weight sync, log-probabilities of a sample prompt differ from the learner's by up to "
-                f"{gap:.3g} in the colocated engine (limit {limit:g}); if this is rounding, raise "
-                "custom.extra.rollout_matching.vllm.sync.verify_tolerance"
-            )
-        logger.info("proved: the engine gives a prompt the learner's log-probabilities to %.2g (limit %g)", gap, limit)
 
 
 class ColocateEngine:
@@ -78,14 +45,14 @@ class ColocateEngine:
         environment: dict[str, str],
         *,
         sampling: Sampling,
-        proofs: Proofs,
+        prover: EngineProver,
         sleep_level: int = 0,
         infer_batch_size: int | None = None,
     ) -> None:
         self._options = options
         self._environment = environment
         self._sampling = sampling
-        self._proofs = proofs
+        self._prover = prover
         self._sleep_level = sleep_level
         self._batch_size = infer_batch_size
         self._held = HeldVersions()
@@ -120,7 +87,7 @@ class ColocateEngine:
         self._load(stale)
         self._held.record(source)
         self._forget(vision=touches_vision(stale.names()))
-        self._proofs.after_sync(model, self.prompt_logprobs)
+        self._prover.after_sync(model, self.prompt_logprobs)
         return SyncReport(
             version=version,
             seconds=time.monotonic() - start,
@@ -137,7 +104,7 @@ class ColocateEngine:
         mine = [(list(request.messages), seed_plan.seed(i)) for i, request in enumerate(requests)]
         everyone, own = self._parallel.together(mine)
         self._wake()
-        answers = [answer for part in self._parts(everyone) for answer in self._chat(part)]
+        answers = [answer for part in self._calls(everyone) for answer in self._chat(part)]
         self._sleep()
         return [_rollout(answer, version or 0) for answer in answers[own]]
 
@@ -154,7 +121,7 @@ class ColocateEngine:
         scores = zip(answer.prompt_logprobs[1:], expected[1:], strict=True)
         return torch.tensor([position[token].logprob for position, token in scores])
 
-    def _parts(self, requests: list[Any]) -> list[list[Any]]:
+    def _calls(self, requests: list[Any]) -> list[list[Any]]:
         size = self._batch_size if self._batch_size and self._batch_size > 0 else max(len(requests), 1)
         return [requests[start : start + size] for start in range(0, len(requests), size)]
 
@@ -169,13 +136,12 @@ class ColocateEngine:
         return answers
 
     def _load(self, source: WeightSource) -> None:
-        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+        from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
         def load(model: Any) -> None:
             initialize_layerwise_reload(model)
             model.load_weights(iter(source))
-            finalize_layerwise_reload(model, self._llm.model_config)  # type: ignore[no-untyped-call]
-            repack_output_layers(model)
+            finish_layerwise_reload(model, self._llm.model_config)
 
         self._llm.apply_model(load)
 
@@ -183,8 +149,7 @@ class ColocateEngine:
         """Drop what was computed with older weights."""
         self._llm.reset_prefix_cache()
         if vision:
-            self._llm.llm_engine.reset_mm_cache()
-            self._llm.llm_engine.reset_encoder_cache()
+            drop_image_caches(self._llm)
 
     def _sleep(self) -> None:
         if self._sleep_level and not self._asleep:
@@ -197,19 +162,6 @@ class ColocateEngine:
         if self._asleep:
             self._llm.wake_up()
             self._asleep = False
-
-
-def repack_output_layers(model: nn.Module) -> None:
-    """Give vLLM's output layer its new weights on a CPU, where it multiplies by a packed copy of them.
-
-    With tied embeddings nothing is loaded into `lm_head`, so vLLM itself would not pack it again.
-    """
-    from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
-    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
-
-    for layer in model.modules():
-        if isinstance(layer, ParallelLMHead) and hasattr(layer, "cpu_linear"):
-            dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
 
 
 def _rollout(answer: Any, version: int) -> Rollout:

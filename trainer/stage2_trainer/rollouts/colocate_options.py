@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from stage2_api.runconfig import RunConfig
-from stage2_trainer.engine.server_command import CPU_KV_CACHE_GIB, NOT_IN_THIS_VLLM
-
-logger = logging.getLogger(__name__)
+from stage2_trainer.engine.server_command import CPU_KV_CACHE_GIB
+from stage2_trainer.engine.vllm_compat import dummy_load_options, without_removed_options
 
 
 def engine_options(config: RunConfig, *, world_size: int, on_cpu: bool) -> dict[str, Any]:
@@ -30,12 +28,9 @@ def engine_options(config: RunConfig, *, world_size: int, on_cpu: bool) -> dict[
         "enable_sleep_mode": vllm.sleep_level > 0,
         "seed": config.training.seed,
         "disable_log_stats": True,
-        **_passed_through(config),
+        **without_removed_options(vllm.passed_through()),
     }
-    if options["load_format"] == "dummy":
-        # vLLM keeps the values with which it normalizes images among the weights: a dummy start makes them random, and
-        # no push sets them right. The processor then normalizes, as the learner's does.
-        options["mm_device_do_normalize"] = False
+    options |= dummy_load_options(options["load_format"])
     if limits := _pixel_limits(config):
         options["mm_processor_kwargs"] = limits
     if world_size > 1:
@@ -51,14 +46,6 @@ def engine_environment(*, on_cpu: bool) -> dict[str, str]:
     if on_cpu:
         variables |= {"VLLM_CPU_KVCACHE_SPACE": str(CPU_KV_CACHE_GIB), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     return variables
-
-
-def _passed_through(config: RunConfig) -> dict[str, Any]:
-    options = config.rollout_matching.vllm.passed_through()
-    for name in NOT_IN_THIS_VLLM:
-        if options.pop(name, None) is not None:
-            logger.warning("custom.extra.rollout_matching.vllm.%s is ignored: this vLLM no longer has it", name)
-    return options
 
 
 def _pixel_limits(config: RunConfig) -> dict[str, int]:

@@ -5,8 +5,8 @@ Prompts are padded on the left to the longest of their batch, so that every answ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from transformers import GenerationConfig, LogitsProcessorList
 
 from stage2_api.rollout_matching import RepeatTerminate, RolloutMatching
 from stage2_trainer.data.encode import Encoder, Prompt
+from stage2_trainer.process.deepspeed_compat import GatherWeights
 from stage2_trainer.rollouts.hf_repeat import RepeatTermination
 from stage2_trainer.wire.rollout import Rollout, RolloutRequest
 from stage2_trainer.wire.seeds import SeedPlan
@@ -22,8 +23,6 @@ from stage2_trainer.wire.seeds import SeedPlan
 SERVER = "learner"  # where rollouts of this backend come from, in logs
 SMALLEST_TEMPERATURE = 1e-4
 _TEXT = 0  # the processor's mm_token_type_ids: text 0, image 1, video 2
-
-Whole = Callable[[Any], AbstractContextManager[object]]
 
 
 @dataclass(frozen=True)
@@ -78,11 +77,11 @@ class HfBackend:
     `with` block, where they are spread over processes (ZeRO-3).
     """
 
-    def __init__(self, model: Any, encoder: Encoder, decoding: Decoding, *, whole: Whole | None = None) -> None:
+    def __init__(self, model: Any, encoder: Encoder, decoding: Decoding, *, whole: GatherWeights | None = None) -> None:
         self._model = model
         self._encoder = encoder
         self._decoding = decoding
-        self._whole: Whole = whole or (lambda model: nullcontext())
+        self._whole: GatherWeights = whole or (lambda model: nullcontext())
         tokenizer = encoder.tokenizer
         self._end = encoder.end_of_turn_ids[0]
         self._pad = self._end if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)

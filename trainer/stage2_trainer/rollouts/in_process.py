@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 from torch import nn
 
-from stage2_api.errors import ConfigError, Problem
+from stage2_api.errors import ConfigError
 from stage2_api.pod.progress import ReportedSync
+from stage2_trainer.process.deepspeed_compat import GatherWeights
 from stage2_trainer.process.offload import StateOffloader
 from stage2_trainer.process.ranks import gathered, rank
-from stage2_trainer.rollouts.generation_request import GenerationRequest
-from stage2_trainer.rollouts.synced_rollouts import RolloutBatch
+from stage2_trainer.rollouts.rollout_source import GenerationRequest, RolloutBatch
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.weights.sync_report import SyncReport
 from stage2_trainer.wire.rollout import Backend, RolloutRequest
@@ -24,9 +24,6 @@ logger = logging.getLogger(__name__)
 
 BACKEND_PATH = "custom.extra.rollout_matching.rollout_backend"
 OWN = "own"  # the sync mode where the model that trains is the one that generates
-
-
-Whole = Callable[[Any], AbstractContextManager[object]]
 
 
 class EngineError(RuntimeError):
@@ -86,11 +83,11 @@ class ColocateRollouts:
         sync_mode: str,
         seed: int,
         reporter: Reporter,
-        whole: Whole | None = None,
+        whole: GatherWeights | None = None,
     ) -> None:
         self._engine = engine
         self._offload = offload
-        self._whole: Whole = whole or (lambda model: nullcontext())
+        self._whole: GatherWeights = whole or (lambda model: nullcontext())
         self._seed = seed
         self._reporter = reporter
         self._started = False
@@ -141,14 +138,6 @@ class ColocateRollouts:
             raise
         except Exception as error:
             raise EngineError("generating", error) from error
-
-
-def refuse_long_prompt(tokens: int, max_new_tokens: int, limit: int) -> None:
-    """Raise ConfigError when a prompt and its answer are longer than the engine's sequences."""
-    if tokens + max_new_tokens > limit:
-        path = "custom.extra.rollout_matching.vllm.max_model_len"
-        rule = f"must hold the prompt of {tokens} tokens and max_new_tokens = {max_new_tokens}"
-        raise ConfigError([Problem(path, limit, rule, "raise vllm.max_model_len, or lower max_new_tokens")])
 
 
 def _requests(request: GenerationRequest, seed: int) -> tuple[list[RolloutRequest], SeedPlan]:

@@ -8,23 +8,20 @@ optimizer step further: no rollout is older than one sync. The first window of a
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
-from typing import Generic, TypeVar
 
 from torch import nn
 
 from stage2_api.pod.progress import ReportedSync
-from stage2_trainer.rollouts.generation_request import Chats, GenerationRequest
-from stage2_trainer.rollouts.synced_rollouts import RolloutBatch, SyncedRollouts
+from stage2_trainer.rollouts.rollout_source import Chats, GenerationRequest, RolloutBatch
+from stage2_trainer.rollouts.synced_rollouts import SyncedRollouts
 from stage2_trainer.telemetry.stopwatch import Stopwatch
 from stage2_trainer.weights.sync_report import SyncReport
 from stage2_trainer.wire.errors import ServerError
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 class PipelinedRollouts:
@@ -90,19 +87,6 @@ class PipelinedRollouts:
     def close(self) -> None:
         """Ask for nothing more."""
         self._thread.shutdown(cancel_futures=True)
-
-
-class WindowLookahead(Generic[T]):
-    """Reads raw windows one ahead of their turn."""
-
-    def __init__(self) -> None:
-        self._next: list[T] = []
-
-    def take(self, read: Callable[[], list[T]]) -> tuple[list[T], list[T]]:
-        """Return the next window and the one after it, which is empty at the end of an epoch."""
-        window = self._next or read()
-        self._next = read()
-        return window, self._next
 
 
 class DirectRollouts:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from torch import nn
 
 from stage2_api.pod.progress import ReportedSync
 from stage2_trainer.rollouts.chunks import contiguous_chunks
-from stage2_trainer.rollouts.generation_request import Chats, GenerationRequest
+from stage2_trainer.rollouts.rollout_source import Chats, GenerationRequest, RolloutBatch
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.stopwatch import Stopwatch
 from stage2_trainer.weights.sync_report import SyncReport
 from stage2_trainer.weights.synchronizer import WeightSynchronizer
 from stage2_trainer.wire.errors import ServerError
-from stage2_trainer.wire.rollout import OnRollout, Rollout, RolloutRequest, ServedBackend
+from stage2_trainer.wire.rollout import OnRollout, RolloutRequest, ServedBackend
 from stage2_trainer.wire.seeds import SeedPlan
 
 T = TypeVar("T")
@@ -26,18 +26,6 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 ATTEMPTS = 3  # a server that is restarted comes back empty: it gets the weights again, and the requests again
-
-
-@dataclass(frozen=True)
-class RolloutBatch:
-    """Rollouts in request order, and the sync that came before them (None when the weights had not moved).
-
-    origin: how they came to be, for the record: servers, sync, chunk plan, seeds, seconds.
-    """
-
-    rollouts: list[Rollout]
-    sync: SyncReport | None
-    origin: Mapping[str, Any] = field(default_factory=dict)
 
 
 class SyncedRollouts:

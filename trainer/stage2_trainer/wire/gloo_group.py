@@ -7,17 +7,17 @@ only.
 from __future__ import annotations
 
 import socket
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 
 import torch
-from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, TCPStore, Work
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore, Work
+
+from stage2_trainer.wire.torch_compat import drop_gloo_group, gloo_process_group
 
 LEARNER_RANK = 0
-LEAVE_TIMEOUT_S = 1.0
 
 
 @dataclass
@@ -114,10 +114,10 @@ class GlooGroup:
     def __init__(self, store: Store, info: GroupInfo, rank: int) -> None:
         """Enter the group; returns when every rank has. Blocks at most `timeout_s`."""
         local = info.master_address if rank == LEARNER_RANK else address_towards(info.master_address, info.master_port)
-        options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # absent from torch's stubs
-        options._devices = [ProcessGroupGloo.create_device(hostname=local)]
-        options._timeout = timedelta(seconds=info.timeout_s)
-        self._held = [ProcessGroupGloo(PrefixStore(info.name, store), rank, info.world_size, options)]
+        scoped = PrefixStore(info.name, store)
+        self._held = [
+            gloo_process_group(scoped, rank, info.world_size, address=local, timeout_s=info.timeout_s),
+        ]
 
     def broadcast(self, buffer: torch.Tensor) -> Work:
         """Start the broadcast of `buffer` (uint8, shape (bytes,)) from the learner: sent there, filled elsewhere."""
@@ -126,11 +126,5 @@ class GlooGroup:
         return work
 
     def close(self) -> None:
-        """Leave the group; the other side's broadcasts fail.
-
-        A thread gives up the group: with a peer that stands still in a broadcast, gloo takes until the group's deadline
-        to do so (its abort() does nothing). Without one it takes no time, and the port is free when this returns.
-        """
-        leaving = threading.Thread(target=self._held.clear, daemon=True, name="leave-gloo-group")
-        leaving.start()
-        leaving.join(LEAVE_TIMEOUT_S)
+        """Leave the group; the other side's broadcasts fail."""
+        drop_gloo_group(self._held)

@@ -9,9 +9,10 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import ProcessGroupGloo, TCPStore
+from torch._C._distributed_c10d import TCPStore
 
 from stage2_trainer.wire.gloo_group import address_towards
+from stage2_trainer.wire.torch_compat import gloo_process_group
 
 
 class GlooSwiftGroup:
@@ -20,10 +21,9 @@ class GlooSwiftGroup:
     def __init__(self, host: str, port: int, rank: int, world_size: int, timeout_s: float) -> None:
         patience = timedelta(seconds=timeout_s)
         store = TCPStore(host, port, world_size, is_master=rank == 0, timeout=patience, wait_for_workers=False)
-        options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # absent from torch's stubs
-        options._devices = [ProcessGroupGloo.create_device(hostname=address_towards(host, port))]
-        options._timeout = patience
-        self._group: Any = ProcessGroupGloo(store, rank, world_size, options)
+        self._group: Any = gloo_process_group(
+            store, rank, world_size, address=address_towards(host, port), timeout_s=timeout_s
+        )
         self.world_size = world_size
 
     def send(self, buffer: torch.Tensor, timeout_s: float) -> None:

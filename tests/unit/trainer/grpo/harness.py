@@ -20,8 +20,7 @@ from stage2_trainer.grpo.task import Task, record_rules
 from stage2_trainer.grpo.trainer import GrpoComponents, GrpoTrainer
 from stage2_trainer.grpo.trl_arguments import grpo_arguments
 from stage2_trainer.process.interrupt import Interrupt
-from stage2_trainer.rollouts.generation_request import GenerationRequest
-from stage2_trainer.rollouts.synced_rollouts import RolloutBatch
+from stage2_trainer.rollouts.rollout_source import GenerationRequest, RolloutBatch
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import JsonLines, RunLog
 from stage2_trainer.wire.rollout import Rollout

@@ -13,7 +13,7 @@ from torch.utils.data import SequentialSampler
 from stage2_trainer.learner.batch_sampler import EvenBatchSampler
 from stage2_trainer.learner.rollout_buffer import RepeatedWindowSampler, ReuseError, RolloutBuffer, uses_left
 from stage2_trainer.learner.row_planner import PackedRowPlanner, WindowRowPlanner
-from stage2_trainer.process.qwen3_vl import disable_cache
+from stage2_trainer.process.transformers_compat import disable_cache
 from tests.unit.trainer.learner.harness import box, build, record, shifted
 
 

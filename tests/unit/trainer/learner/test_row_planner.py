@@ -9,7 +9,7 @@ import pytest
 from stage2_trainer.learner.loss import LossOptions
 from stage2_trainer.learner.row_planner import PackedRowPlanner, SingleRowPlanner, WindowRowPlanner
 from stage2_trainer.packing.buffer import PackingError
-from stage2_trainer.process.qwen3_vl import disable_cache
+from stage2_trainer.process.transformers_compat import disable_cache
 from tests.unit.trainer.learner.harness import box, build, record, shifted
 
 ROUNDING = 2e-5  # float32, another order of additions

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from stage2_trainer.process.offload import DeviceMover, StateOffloader, moved_away, optimizer_tensors
-from stage2_trainer.rollouts.generation_request import GenerationRequest
 from stage2_trainer.rollouts.in_process import ColocateRollouts, EngineError
+from stage2_trainer.rollouts.rollout_source import GenerationRequest
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.stopwatch import Stopwatch
 from stage2_trainer.weights.sync_report import SyncReport

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from stage2_api.errors import ConfigError
-from stage2_trainer.process.qwen3_vl import disable_cache
-from stage2_trainer.rollouts.colocate import Proofs
+from stage2_trainer.process.transformers_compat import disable_cache
 from stage2_trainer.rollouts.colocate_groups import TensorParallel, groups, own_slice
 from stage2_trainer.rollouts.colocate_options import engine_environment, engine_options
+from stage2_trainer.rollouts.colocate_proofs import EngineProver
 from stage2_trainer.weights.errors import ProofError
 from stage2_trainer.weights.probe import Probe
 from stage2_trainer.weights.verify import learner_logprobs
@@ -103,16 +103,16 @@ def test_an_engine_that_holds_other_weights_is_found_out(model, probe):
     def wrong(asked):
         return right(asked) + 0.01
 
-    Proofs(probe, every=1).after_sync(model, right)
+    EngineProver(probe, every=1).after_sync(model, right)
     with pytest.raises(ProofError, match=r"differ from the learner.s by up to 0\.01"):
-        Proofs(probe, every=1).after_sync(model, wrong)
+        EngineProver(probe, every=1).after_sync(model, wrong)
     with pytest.raises(ProofError):
-        Proofs(probe, every=1).after_sync(model, lambda asked: right(asked) * torch.nan)
+        EngineProver(probe, every=1).after_sync(model, lambda asked: right(asked) * torch.nan)
 
 
 @pytest.mark.parametrize(("every", "proved"), [(0, [0]), (1, [0, 1, 2, 3, 4]), (2, [0, 2, 4])])
 def test_the_first_sync_is_proved_and_then_as_often_as_asked_for(model, probe, every, proved):
-    asked, proofs = [], Proofs(probe, every=every)
+    asked, proofs = [], EngineProver(probe, every=every)
     for sync in range(5):
         proofs.after_sync(model, lambda one, sync=sync: asked.append(sync) or learner_logprobs(model, one.inputs))
     assert asked == proved

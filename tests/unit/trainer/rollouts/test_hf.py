@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from stage2_api.rollout_matching import RepeatTerminate, RolloutMatching
-from stage2_trainer.process.qwen3_vl import disable_cache
+from stage2_trainer.process.transformers_compat import disable_cache
 from stage2_trainer.rollouts.hf import Decoding, HfBackend
 from stage2_trainer.wire.rollout import RolloutRequest
 from stage2_trainer.wire.seeds import SeedPlan

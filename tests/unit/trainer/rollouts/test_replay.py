@@ -7,7 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from stage2_cli.main import app
-from stage2_trainer.learner.estep import EStep, Matcher
+from stage2_trainer.learner.estep import EStep
+from stage2_trainer.learner.matcher import Matcher
 from stage2_trainer.learner.rollout_documents import rollout_document
 from stage2_trainer.matching import CoordVocab, MatchOptions
 from stage2_trainer.rollouts.replay import lines_of_step, replay

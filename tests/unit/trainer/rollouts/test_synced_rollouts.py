@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from stage2_trainer.rollouts.generation_request import GenerationRequest
+from stage2_trainer.rollouts.rollout_source import GenerationRequest
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.stopwatch import Stopwatch
 from stage2_trainer.wire.errors import ServerError

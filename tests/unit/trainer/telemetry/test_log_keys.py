@@ -7,7 +7,7 @@ import json
 import pytest
 
 from stage2_trainer.learner.row_planner import PackedRowPlanner, WindowRowPlanner
-from stage2_trainer.process.qwen3_vl import disable_cache
+from stage2_trainer.process.transformers_compat import disable_cache
 from stage2_trainer.telemetry.log_keys import EVALUATION, STEP
 from tests.unit.trainer.learner.harness import box, build, record
 

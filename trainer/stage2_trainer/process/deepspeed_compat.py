@@ -1,14 +1,20 @@
-"""Weights that DeepSpeed ZeRO-3 has spread over the processes, whole for the time of a rollout.
+"""Weights that DeepSpeed ZeRO-3 has spread over the processes, gathered for the time of a rollout.
 
 Each process then generates by itself, as many tokens as it likes. ZeRO's hooks would take every layer away again after
-its first use, so they are off meanwhile (as in huggingface/trl, `unwrap_model_for_generation`).
+its first use, so they are off meanwhile, by DeepSpeed's private fields: the way of `unwrap_model_for_generation`
+(pull requests huggingface/trl#1617 and deepspeedai/DeepSpeed#5658). Putting the hooks back leaves the coordinator's
+trace stale unless DeepSpeed drops it (deepspeedai/DeepSpeed#8043, in 0.19.8). Goes when DeepSpeed has a public context
+manager for it that takes the engine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
+
+GatherWeights = Callable[[Any], AbstractContextManager[object]]
+"""Returns a context in which all weights of a model are whole in this process."""
 
 
 class GatheredWeights:

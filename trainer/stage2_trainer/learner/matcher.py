@@ -1,0 +1,58 @@
+"""A record and its rollout, matched: what both training and evaluation begin with."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from stage2_trainer.data.messages import chat_messages
+from stage2_trainer.data.records import Record
+from stage2_trainer.matching import CoordVocab, MatchedTarget, MatchOptions, build_target, cut_before
+from stage2_trainer.rollouts.rollout_source import RolloutBatch
+from stage2_trainer.wire.rollout import Rollout
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """What a person's configuration says to the model: the text of the user's turn, and the system turn if any."""
+
+    user: str
+    system: str | None = None
+
+    def chat(self, record: Record) -> list[dict[str, Any]]:
+        """Return the messages of a record, without any answer."""
+        return chat_messages(record, self.user, system=self.system)
+
+
+@dataclass(frozen=True)
+class Matched:
+    """One record, the rollout that answered it, and what matching made of both.
+
+    origin: how the rollout came to be, for the record.
+    """
+
+    record: Record
+    rollout: Rollout
+    target: MatchedTarget
+    origin: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Matcher:
+    """Matches rollouts to the ground truth of their records; an answer is cut before any of its `vision_ids`."""
+
+    def __init__(self, vocab: CoordVocab, options: MatchOptions, vision_ids: Collection[int]) -> None:
+        self.vocab = vocab
+        self.options = options
+        self._vision_ids = frozenset(vision_ids)
+
+    def match(self, record: Record, rollout: Rollout) -> Matched:
+        """Parse the rollout, match its objects, and build what is to be learnt from it."""
+        ids = cut_before(rollout.token_ids, self._vision_ids)
+        return Matched(record, rollout, build_target(ids, record.ground_truth, self.vocab, self.options))
+
+
+def with_origin(matched: Sequence[Matched], generated: RolloutBatch, options: MatchOptions) -> list[Matched]:
+    """Return them with what the record says of how each came to be, and of how it was matched."""
+    told = {**generated.origin, "options": asdict(options)}
+    return [replace(one, origin={"index": index, **told}) for index, one in enumerate(matched)]
