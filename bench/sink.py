@@ -17,7 +17,9 @@ from fastapi import Body
 from fastapi.concurrency import run_in_threadpool
 from safetensors.torch import load_file
 
-from stage2_trainer.stub.app import Stub, build_app
+from stage2_trainer.stub.chat import ChatServer
+from stage2_trainer.stub.routes import Stub, build_app
+from stage2_trainer.stub.weight_updates import WeightUpdates
 
 
 class Sink:
@@ -42,7 +44,7 @@ class Sink:
 
 def raw(stub: Stub, sizes: list[int]) -> None:
     """Receive broadcasts of so many bytes over the transfer group's own sockets."""
-    group: Any = stub.receiver._group
+    group: Any = stub.updates.receiver._group
     for size in sizes:
         group.broadcast(torch.empty(size, dtype=torch.uint8)).wait()
 
@@ -51,7 +53,7 @@ def main(port: int) -> None:
     """Serve until terminated."""
     torch.set_num_threads(1)
     sink: Any = Sink()
-    stub = Stub(sink, max_model_len=1, root="", max_lora_rank=None)
+    stub = Stub(sink, ChatServer(sink, max_model_len=1), WeightUpdates(sink, max_lora_rank=None), root="")
     app = build_app(stub)
 
     @app.post("/raw")

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from stage2_cli.inspect.document import KEY_OF_KIND, TokenSupervision, token_supervision
 from stage2_trainer.matching import CoordVocab, MatchedTarget
-from stage2_trainer.matching.parse import CUT_OFF, ParsedObject
+from stage2_trainer.matching.parsed_objects import CUT_OFF, ParsedObject
 
 _MATCHED, _UNMATCHED, _DROPPED, _CUT, _TAIL = "green", "yellow", "red", "dim strike", "bold cyan"
 _LABEL_STYLES = {"none": "dim", "ce": "green", "coord": "bold magenta"}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_trainer.data.records import Line, Record, RecordRules, is_missing, lines, no_records
-from stage2_trainer.matching.parse import Kind
+from stage2_trainer.matching.parsed_objects import Kind
 
 NAMED_IMAGES = 5
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from stage2_trainer.learner.microsteps import MicroStep, Window
 from stage2_trainer.learner.rollout_metrics import SampleStats, rollout_metrics
 from stage2_trainer.telemetry.stopwatch import Stopwatch
 from stage2_trainer.weights.sync_report import SyncReport
@@ -47,6 +48,19 @@ class StepRecord:
             **self.reuse,
             **self._sync_figures(),
         }
+
+    def note(self, micro_steps: Sequence[MicroStep], window: Window, *, reuses: bool) -> None:
+        """Add micro-steps of a window. reuses: whether the run trains on rollouts more than once."""
+        for one in micro_steps:
+            self.samples += one.samples
+            self.rows.append(one.figures)
+        self.sync, self.version = window.sync, window.step0
+        if reuses:
+            self.reuse = {
+                "rollout/buffer_reuse": float(window.reused is not None),
+                "rollout/buffer_window_step0": float(window.step0),
+                "rollout/buffer_completed_steps": float(window.reused or 0),
+            }
 
     @classmethod
     def joined(cls, records: Sequence[StepRecord]) -> StepRecord:

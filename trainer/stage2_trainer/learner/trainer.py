@@ -18,29 +18,22 @@ from torch.utils.data import DataLoader, SequentialSampler
 from transformers import PrinterCallback, Trainer
 
 from stage2_trainer.data.records import Record
-from stage2_trainer.learner.batch_sampler import EvenBatchSampler
+from stage2_trainer.learner.dataloader import as_list, train_dataloader
 from stage2_trainer.learner.estep import EStep
 from stage2_trainer.learner.evaluate import Evaluation
 from stage2_trainer.learner.forward_redirection import run_inside
-from stage2_trainer.learner.loss import (
-    LossOptions,
-    LossParts,
-    LossTargets,
-    loss_targets,
-    normalized,
-    stage2_loss_from_hidden,
-)
-from stage2_trainer.learner.microsteps import MicroStep, MicroSteps
-from stage2_trainer.learner.padding_free_batch import collate, row_supervision
-from stage2_trainer.learner.rollout_buffer import RepeatedWindowSampler, uses_left
+from stage2_trainer.learner.loss import LossOptions, LossParts, LossTargets, stage2_loss_from_hidden
+from stage2_trainer.learner.microsteps import MicroSteps
+from stage2_trainer.learner.repeated_windows import uses_left
 from stage2_trainer.learner.row_planner import RowPlanner
 from stage2_trainer.learner.step_record import StepRecord
+from stage2_trainer.learner.supervised_batch import supervised_batches
 from stage2_trainer.learner.waiting_segments import load_waiting, save_waiting
 from stage2_trainer.learner.window_lookahead import WindowLookahead
 from stage2_trainer.matching import CoordVocab
 from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.process.qwen3_vl import rope_model, split_learning_rates
-from stage2_trainer.process.ranks import gathered, peak_bytes, world_size
+from stage2_trainer.process.ranks import gathered, peak_bytes
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import EventLog
 
@@ -76,7 +69,7 @@ class RolloutMatchingTrainer(Trainer):
     """Trains `model` on lists of records; see the module's docstring."""
 
     def __init__(self, *, components: TrainerComponents, model: Any, **trainer_arguments: Any) -> None:
-        super().__init__(model=model, data_collator=_as_list, **trainer_arguments)
+        super().__init__(model=model, data_collator=as_list, **trainer_arguments)
         self._policy = model
         self.remove_callback(PrinterCallback)  # the run's log says it, as JSON
         self.components = components
@@ -109,9 +102,15 @@ class RolloutMatchingTrainer(Trainer):
         Raises:
             ConfigError: the samples cannot be divided evenly among the learner processes.
         """
-        loader = self._dataloader()
-        self._batches_of_epoch = len(loader)
-        return loader
+        records: Any = self.train_dataset
+        sampler = self._get_train_sampler(records) or SequentialSampler(records)
+        loader = train_dataloader(
+            records, sampler, self.args, batch_size=self._train_batch_size, m_steps=self.components.m_steps
+        )
+        self.accelerator.dataloader_config.even_batches = False  # they are, and none is filled up with other samples
+        prepared: DataLoader[Any] = self.accelerator.prepare(loader)
+        self._batches_of_epoch = len(prepared)
+        return prepared
 
     def get_batch_samples(
         self, epoch_iterator: Any, num_batches: int, device: torch.device
@@ -148,7 +147,7 @@ class RolloutMatchingTrainer(Trainer):
         """Forward pass up to the hidden states, logits and loss only where something is supervised."""
         with self._record.stopwatch.measure("forward"):
             parts = run_inside(model, self._policy, self._loss_parts, inputs["model"], inputs["targets"])
-        self._record.losses.append(_loss_figures(parts))
+        self._record.losses.append(parts.figures())
         return parts.total
 
     def _loss_parts(self, inputs: Mapping[str, Any], targets: LossTargets) -> LossParts:
@@ -207,41 +206,15 @@ class RolloutMatchingTrainer(Trainer):
         assert window is not None, "get_batch_samples begins one"
         count = len(window.batches) if self.components.loss.normalizer == "window" else 1
         micro_steps = [self._micro_steps.take(self._policy, self._record.stopwatch) for _ in range(count)]
-        self._note(micro_steps)
+        self._record.note(micro_steps, window, reuses=self.components.m_steps > 1)
         with self._record.stopwatch.measure("mask_build"):
-            return self._batches(micro_steps)
-
-    def _note(self, micro_steps: Sequence[MicroStep]) -> None:
-        window, record = self._micro_steps.window, self._record
-        assert window is not None, "the micro-steps are its"
-        for one in micro_steps:
-            record.samples += one.samples
-            record.rows.append(one.figures)
-        record.sync, record.version = window.sync, window.step0
-        if self.components.m_steps > 1:
-            record.reuse = {
-                "rollout/buffer_reuse": float(window.reused is not None),
-                "rollout/buffer_window_step0": float(window.step0),
-                "rollout/buffer_completed_steps": float(window.reused or 0),
-            }
-
-    def _batches(self, micro_steps: Sequence[MicroStep]) -> list[dict[str, Any]]:
-        """Lay out rows in tensors of their own, so that a step cannot change what is kept for the next."""
-        laid_out = [
-            collate([[segment.placed for segment in row] for row in one.rows], self.components.pad_token_id)
-            for one in micro_steps
-        ]
-        targets = [
-            loss_targets(
-                row_supervision(rows, [[segment.meta for segment in row] for row in one.rows], self.components.vocab),
-                self.args.device,
+            return supervised_batches(
+                [one.rows for one in micro_steps],
+                self.components.vocab,
+                pad_token_id=self.components.pad_token_id,
+                normalizer=self.components.loss.normalizer,
+                device=self.args.device,
             )
-            for rows, one in zip(laid_out, micro_steps, strict=True)
-        ]
-        return [
-            {"model": rows.model_inputs(), "targets": one}
-            for rows, one in zip(laid_out, normalized(targets, self.components.loss.normalizer), strict=True)
-        ]
 
     def _uses(self) -> int:
         """For how many optimizer steps the window that begins now is trained on."""
@@ -249,28 +222,6 @@ class RolloutMatchingTrainer(Trainer):
         steps_of_epoch = max(1, -(-self._batches_of_epoch // accumulated))
         before = self.state.global_step % steps_of_epoch * accumulated
         return uses_left(before, batches=self._batches_of_epoch, window=accumulated, times=self.components.m_steps)
-
-    def _dataloader(self) -> DataLoader[Any]:
-        records: Any = self.train_dataset
-        batches = EvenBatchSampler(
-            self._get_train_sampler(records) or SequentialSampler(records),
-            self._train_batch_size,
-            processes=world_size(),
-            drop_last=self.args.dataloader_drop_last,
-        )
-        window = self.args.gradient_accumulation_steps * world_size()
-        self.accelerator.dataloader_config.even_batches = False  # they are, and none is filled up with other samples
-        loader: DataLoader[Any] = DataLoader(
-            records,
-            batch_sampler=RepeatedWindowSampler(batches, window=window, times=self.components.m_steps),
-            collate_fn=_as_list,
-            num_workers=self.args.dataloader_num_workers,
-            pin_memory=self.args.dataloader_pin_memory,
-            persistent_workers=self.args.dataloader_persistent_workers,
-            prefetch_factor=self.args.dataloader_prefetch_factor,
-        )
-        prepared: DataLoader[Any] = self.accelerator.prepare(loader)
-        return prepared
 
     def _maybe_log_save_evaluate(
         self, tr_loss: torch.Tensor, grad_norm: torch.Tensor | float | None, *args: Any, **kwargs: Any
@@ -297,18 +248,3 @@ class RolloutMatchingTrainer(Trainer):
         if "loss" in logs:
             logs = {**self._figures, **logs}
         super().log(logs, start_time)
-
-
-def _loss_figures(parts: LossParts) -> dict[str, float]:
-    return {
-        "loss": float(parts.total.detach()),
-        "loss/ce": float(parts.ce),
-        "loss/coord": float(parts.coord),
-        "loss/coord_prefix": float(parts.coord_prefix),
-        "loss/coord_tail": float(parts.coord_tail),
-    }
-
-
-def _as_list(records: list[Record]) -> Any:
-    """Collate to what it was: records become tensors only after the E-step."""
-    return records

@@ -8,7 +8,8 @@ from stage2_trainer.matching.errors import MatchingError
 from stage2_trainer.matching.ground_truth import GroundTruth, GTObject, ground_truth
 from stage2_trainer.matching.masks import SegmentMeta, Supervision, packed_supervision, segment_meta, supervision
 from stage2_trainer.matching.options import MatchOptions
-from stage2_trainer.matching.parse import ParsedObject, ParsedRollout, parse_rollout
+from stage2_trainer.matching.parse import ParsedRollout, parse_rollout
+from stage2_trainer.matching.parsed_objects import ParsedObject
 from stage2_trainer.matching.serialize import serialize_objects
 from stage2_trainer.matching.targets import MatchedTarget, build_target
 from stage2_trainer.matching.tokens import CoordVocab, cut_before, vision_ids

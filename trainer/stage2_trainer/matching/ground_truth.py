@@ -13,7 +13,7 @@ from typing import Any
 
 from stage2_api.coordinates import MAX_BIN, coord_bin, coord_token, to_bin
 from stage2_api.errors import Problem
-from stage2_trainer.matching.parse import (
+from stage2_trainer.matching.parsed_objects import (
     BLANK_DESC,
     KIND_OF_KEY,
     NO_OBJECT_VALUE,

@@ -15,7 +15,7 @@ import torch
 from stage2_api.vllm import ServerAddress
 from stage2_trainer.weights.merge import WeightSource
 from stage2_trainer.weights.sync_session import SyncSession
-from stage2_trainer.weights.transfer.gloo import transfer_for
+from stage2_trainer.weights.transfer.choice import transfer_for
 from stage2_trainer.weights.transfer.protocol import PendingBroadcast
 from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.buckets import TensorMeta, bucket_bytes, buffers_for, pack, plan_buckets, to_wire

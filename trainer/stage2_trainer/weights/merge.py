@@ -57,10 +57,6 @@ class WeightSource:
         """All tensors."""
         return frozenset(entry.name for entry in self.entries)
 
-    def trained_names(self) -> frozenset[str]:
-        """The tensors that an optimizer step can change."""
-        return frozenset(entry.name for entry in self.entries if entry.trains)
-
     def only(self, names: frozenset[str]) -> WeightSource:
         """Return the stream of these tensors alone, in the same order."""
         return replace(self, entries=tuple(entry for entry in self.entries if entry.name in names))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,23 +17,16 @@ from torch import nn
 from stage2_api.vllm import ServerAddress
 from stage2_trainer.weights.merge import merged_weights
 from stage2_trainer.weights.sync_report import SyncReport
+from stage2_trainer.weights.transfer.choice import swift_group_for
+from stage2_trainer.weights.transfer.protocol import SwiftGroup
 from stage2_trainer.wire.address import host_and_port
 from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.buckets import DEFAULT_BUCKET_BYTES, TensorMeta, bucket_bytes, buffers_for, pack, plan_buckets
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError, join_errors
-from stage2_trainer.wire.swift_gloo import GlooSwiftGroup
 
 ANY_ADDRESS = "0.0.0.0"
 CACHES = ("/reset_prefix_cache/", "/reset_mm_cache/", "/reset_encoder_cache/")
-
-
-class SwiftGroup(Protocol):
-    """The transfer group of one server's workers and the learner."""
-
-    def send(self, buffer: torch.Tensor, timeout_s: float) -> None:
-        """Broadcast from the learner, and wait for all. Raises RuntimeError."""
-        ...
 
 
 class SwiftSync:
@@ -113,9 +106,10 @@ class _SwiftServer:
         body = {"host": ANY_ADDRESS, "port": self._port, "world_size": workers + 1}
         self.client.post("/init_communicator/", "connect", body=body)
         host, _ = host_and_port(self.client.base_url)
-        make = _nccl_group if self._device.type == "cuda" else GlooSwiftGroup
         try:
-            self._group = make(host, self._port, workers, workers + 1, self.client.timeout_s)
+            self._group = swift_group_for(
+                self._device, host, self._port, workers=workers, timeout_s=self.client.timeout_s
+            )
         except (OSError, RuntimeError) as error:
             detail = f"transfer group on {host}:{self._port}: {error}"
             raise ServerError(self.client.base_url, "connect", detail) from error
@@ -144,14 +138,6 @@ class _SwiftServer:
             self._group = None
             self.client.post("/close_communicator/", "close")
         self.client.close()
-
-
-def _nccl_group(host: str, port: int, rank: int, world_size: int, timeout_s: float) -> SwiftGroup:
-    from stage2_trainer.weights.transfer.swift_nccl import (
-        NcclSwiftGroup,  # vLLM's NCCL wrapper: imported where it can run only
-    )
-
-    return NcclSwiftGroup(host, port, rank, world_size, timeout_s)
 
 
 def _metadatas(bucket: Sequence[TensorMeta]) -> list[dict[str, Any]]:

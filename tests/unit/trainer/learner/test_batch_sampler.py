@@ -11,7 +11,7 @@ from torch.utils.data import SequentialSampler
 from stage2_api.errors import ConfigError
 from stage2_trainer.learner.batch_sampler import EvenBatchSampler
 from stage2_trainer.learner.batch_sizes import batch_sizes
-from stage2_trainer.learner.rollout_buffer import RepeatedWindowSampler
+from stage2_trainer.learner.repeated_windows import RepeatedWindowSampler
 
 NUMBERS = [
     (samples, size, processes)

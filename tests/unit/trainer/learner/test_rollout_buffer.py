@@ -11,7 +11,8 @@ import torch
 from torch.utils.data import SequentialSampler
 
 from stage2_trainer.learner.batch_sampler import EvenBatchSampler
-from stage2_trainer.learner.rollout_buffer import RepeatedWindowSampler, ReuseError, RolloutBuffer, uses_left
+from stage2_trainer.learner.repeated_windows import RepeatedWindowSampler, uses_left
+from stage2_trainer.learner.rollout_buffer import ReuseError, RolloutBuffer
 from stage2_trainer.learner.row_planner import PackedRowPlanner, WindowRowPlanner
 from stage2_trainer.process.transformers_compat import disable_cache
 from tests.unit.trainer.learner.harness import box, build, record, shifted
@@ -110,20 +111,16 @@ def steps(folder):
 
 
 def trained_on(harness):
-    """Count how often each record's tokens were trained on, by watching what is laid out."""
+    """Count how often each record's tokens were trained on, by watching the micro-steps that are taken."""
     seen = Counter()
-    lay_out = harness.trainer._batches
+    take = harness.trainer._micro_steps.take
 
-    def watch(micro_steps):
-        seen.update(
-            tuple(segment.placed.encoding.input_ids.tolist())
-            for one in micro_steps
-            for row in one.rows
-            for segment in row
-        )
-        return lay_out(micro_steps)
+    def watch(*args):
+        one = take(*args)
+        seen.update(tuple(segment.placed.encoding.input_ids.tolist()) for row in one.rows for segment in row)
+        return one
 
-    harness.trainer._batches = watch
+    harness.trainer._micro_steps.take = watch
     return seen
 
 

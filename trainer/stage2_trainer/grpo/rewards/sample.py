@@ -42,7 +42,6 @@ class Line:
 
     value: Mapping[str, Any] | None
     repeats_keys: bool
-    is_json: bool = True
 
 
 @dataclass(frozen=True)
@@ -155,5 +154,5 @@ def read_line(text: str) -> Line:
     try:
         value = json.loads(text, object_pairs_hook=unique)
     except (ValueError, RecursionError):
-        return Line(None, repeated, is_json=False)
+        return Line(None, repeated)
     return Line(value if isinstance(value, dict) else None, repeated)

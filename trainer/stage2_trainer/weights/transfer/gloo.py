@@ -1,4 +1,4 @@
-"""The learner's side of one server's transfer group: one protocol over gloo (CPU) and NCCL (GPU).
+"""The learner's side of one server's transfer group over gloo: the other end is `engine.gloo`.
 
 The learner is rank 0 and holds the rendezvous on `group_port`; the server's workers dial it. Each server has a group of
 its own, so a lost server costs only its own.
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from stage2_trainer.weights.transfer.protocol import INIT_PHASE, INIT_ROUTE, PendingBroadcast, WeightTransfer
+from stage2_trainer.weights.transfer.protocol import INIT_PHASE, INIT_ROUTE, PendingBroadcast
 from stage2_trainer.wire import gloo_group as gloo
 from stage2_trainer.wire.address import host_and_port
 from stage2_trainer.wire.background import in_background
@@ -25,17 +25,6 @@ logger = logging.getLogger(__name__)
 
 # Between two buckets a server waits for the slowest of all servers, which the learner gives `timeout_s`.
 SERVER_PATIENCE = 2
-
-
-def transfer_for(device: torch.device, group_port: int, *, bucket_bytes: int, timeout_s: float) -> WeightTransfer:
-    """Return the link for a learner on this device: NCCL on CUDA, gloo elsewhere."""
-    if device.type == "cuda":
-        from stage2_trainer.weights.transfer.nccl import (
-            NcclTransfer,  # vLLM's own NCCL wrapper: imported where it can run only
-        )
-
-        return NcclTransfer(group_port, device=device, bucket_bytes=bucket_bytes, timeout_s=timeout_s)
-    return GlooTransfer(group_port, bucket_bytes=bucket_bytes, timeout_s=timeout_s)
 
 
 def raise_if_failed(call: Future[Any]) -> Callable[[], None]:

@@ -38,3 +38,11 @@ class WeightTransfer(Protocol):
     def close(self) -> None:
         """Leave the group and give the port back."""
         ...
+
+
+class SwiftGroup(Protocol):
+    """The transfer group of one server's workers and the learner."""
+
+    def send(self, buffer: torch.Tensor, timeout_s: float) -> None:
+        """Broadcast from the learner, and wait for all. Raises RuntimeError."""
+        ...

@@ -1,0 +1,105 @@
+"""The inputs of the loss beside logits: its options, and the targets of the supervised positions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from stage2_api.rollout_matching import LossNormalizer, RolloutMatching
+from stage2_trainer.matching.masks import IGNORED, Supervision
+
+_CONFIG = RolloutMatching()
+
+
+@dataclass(frozen=True)
+class LossOptions:
+    """Weights and shapes of the coordinate losses.
+
+    soft_ce_weight, w1_weight, gate_weight: factors of the three terms. temperature: softmax temperature of all three.
+    target_sigma: standard deviation of the soft target in bins; target_truncate: radius in bins beyond which it is
+    zero.
+    normalizer: what the loss is a mean over; see `normalized`.
+    """
+
+    soft_ce_weight: float = _CONFIG.soft_ce_weight
+    w1_weight: float = _CONFIG.w1_weight
+    gate_weight: float = _CONFIG.gate_weight
+    temperature: float = _CONFIG.temperature_coord
+    target_sigma: float = _CONFIG.target_sigma
+    target_truncate: int | None = _CONFIG.target_truncate
+    normalizer: LossNormalizer = _CONFIG.loss_normalizer
+
+    @classmethod
+    def from_config(cls, rollout_matching: RolloutMatching) -> LossOptions:
+        """The options that `custom.extra.rollout_matching` asks for."""
+        return cls(
+            soft_ce_weight=rollout_matching.soft_ce_weight,
+            w1_weight=rollout_matching.w1_weight,
+            gate_weight=rollout_matching.gate_weight,
+            temperature=rollout_matching.temperature_coord,
+            target_sigma=rollout_matching.target_sigma,
+            target_truncate=rollout_matching.target_truncate,
+            normalizer=rollout_matching.loss_normalizer,
+        )
+
+
+@dataclass(frozen=True)
+class LossTargets:
+    """What N supervised positions are taught: first K ordinary tokens, then C coordinates (N = K + C).
+
+    positions (N,) int64: where they stand; the hidden state or logits at `logit_positions` = positions - 1 predict
+    them. labels (K,) int64 token ids; bins (C,) int64; in_prefix (C,) bool: in the rollout's prefix, else in the tail.
+    ce_denominator, coord_denominator: what the sums are divided by. The numbers of positions make plain means; totals
+    of an accumulation window make a loss that does not depend on how segments are spread over micro-steps.
+    """
+
+    positions: torch.Tensor
+    labels: torch.Tensor
+    bins: torch.Tensor
+    in_prefix: torch.Tensor
+    ce_denominator: float
+    coord_denominator: float
+
+    @property
+    def logit_positions(self) -> torch.Tensor:
+        """Where the supervised positions are predicted."""
+        return self.positions - 1
+
+    def divided_by(self, *, ce: float, coord: float) -> LossTargets:
+        """The same targets with other denominators."""
+        return replace(self, ce_denominator=ce, coord_denominator=coord)
+
+
+def loss_targets(supervision: Supervision, device: torch.device | str = "cpu") -> LossTargets:
+    """The targets of one row (or of several rows, laid out one after the other)."""
+    ce_positions = np.flatnonzero(supervision.labels != IGNORED)
+
+    def tensor(values: Any) -> torch.Tensor:
+        return torch.as_tensor(values).to(device)
+
+    return LossTargets(
+        positions=tensor(np.concatenate([ce_positions, supervision.coord_positions])),
+        labels=tensor(supervision.labels[ce_positions]),
+        bins=tensor(supervision.coord_targets),
+        in_prefix=tensor(supervision.coord_in_prefix),
+        ce_denominator=max(len(ce_positions), 1),
+        coord_denominator=max(len(supervision.coord_positions), 1),
+    )
+
+
+def normalized(micro_steps: Sequence[LossTargets], normalizer: LossNormalizer) -> list[LossTargets]:
+    """The targets of all micro-steps of one accumulation window, with the denominators that their losses get.
+
+    The loss of the window is the mean of its micro-steps' losses. `micro`: each of these is the mean over its own
+    positions. `window`: their mean is the mean over all positions of the window, however they are spread
+    (semantics, section 17).
+    """
+    if normalizer == "micro":
+        return list(micro_steps)
+    ce = sum(len(one.labels) for one in micro_steps) / len(micro_steps)
+    coord = sum(len(one.bins) for one in micro_steps) / len(micro_steps)
+    return [one.divided_by(ce=ce or 1.0, coord=coord or 1.0) for one in micro_steps]

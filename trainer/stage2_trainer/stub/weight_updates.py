@@ -1,0 +1,68 @@
+"""The stub's side of weight updates: the order of their calls, and the tensors that come between."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from stage2_trainer.engine.gloo_receiver import Receiver
+from stage2_trainer.stub.model import StubModel
+from stage2_trainer.stub.requests import AdapterInfo, UpdateRequest
+from stage2_trainer.wire.buckets import TensorMeta, from_wire
+from stage2_trainer.wire.gloo_group import GroupInfo
+
+INITIAL_VERSION = "default"
+
+
+class WeightUpdates:
+    """Updates of a model's weights. max_lora_rank: of adapters that are taken; None = none are."""
+
+    def __init__(self, model: StubModel, *, max_lora_rank: int | None) -> None:
+        self.model = model
+        self.max_lora_rank = max_lora_rank
+        self.receiver = Receiver()
+        self.version = INITIAL_VERSION
+        self.updating = False
+
+    def start(self) -> None:
+        """Open an update. Raises RuntimeError if one is open."""
+        if self.updating:
+            raise RuntimeError("start_weight_update called while a weight update is already active")
+        self.updating = True
+
+    def update(self, request: UpdateRequest) -> None:
+        """Receive and load tensors."""
+        if not self.updating:
+            raise RuntimeError("start_weight_update must be called before update_weights")
+        info = request.update_info
+        metas = from_wire(info.names, info.dtype_names, info.shapes)
+        try:
+            if info.adapter is None:
+                self.receiver.receive(metas, self.model.load_weights)
+            else:
+                self._receive_adapter(metas, info.adapter)
+        except BaseException:
+            self.updating = False
+            raise
+
+    def _receive_adapter(self, metas: list[TensorMeta], adapter: AdapterInfo) -> None:
+        tensors: dict[str, Tensor] = {}
+        self.receiver.receive(metas, tensors.update)
+        if self.max_lora_rank is None:
+            raise RuntimeError("this server was started without --enable-lora")
+        if (rank := adapter.config["r"]) > self.max_lora_rank:
+            raise RuntimeError(f"LoRA rank {rank} is greater than max_lora_rank {self.max_lora_rank}")
+        self.model.keep_adapter(adapter, tensors)
+
+    def finish(self, version: str | None) -> None:
+        """Close the update, under a version."""
+        if not self.updating:
+            raise RuntimeError("finish_weight_update called without a matching start_weight_update")
+        self.updating = False
+        self.version = version or self.version
+
+    def join(self, init_info: dict[str, Any]) -> None:
+        """Enter a learner's transfer group."""
+        info = GroupInfo(**init_info)
+        self.receiver.join(info, info.rank_offset)
