@@ -17,7 +17,7 @@ from fastapi import Body
 from fastapi.concurrency import run_in_threadpool
 from safetensors.torch import load_file
 
-from stage2_trainer.stub.chat import ChatServer
+from stage2_trainer.stub.chat_server import ChatServer
 from stage2_trainer.stub.routes import Stub, build_app
 from stage2_trainer.stub.weight_updates import WeightUpdates
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from stage2_trainer.data.records import Record
 from stage2_trainer.learner.estep import EStep
-from stage2_trainer.learner.rollout_buffer import RolloutBuffer
+from stage2_trainer.learner.rollout_buffer import ReuseBuffer
 from stage2_trainer.learner.rollout_metrics import SampleStats
 from stage2_trainer.learner.row_planner import Row, RowPlanner
 from stage2_trainer.learner.segment import Segment
@@ -54,7 +54,7 @@ class MicroSteps:
         self._estep = estep
         self._rows = rows
         self._ahead = ahead
-        self._rollout_buffer: RolloutBuffer[MicroStep] = RolloutBuffer()
+        self._rollout_buffer: ReuseBuffer[MicroStep] = ReuseBuffer()
         self._waited: Sequence[Segment] = ()
         self.window: Window | None = None
 

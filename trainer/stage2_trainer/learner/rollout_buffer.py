@@ -41,7 +41,7 @@ class KeptWindow(Generic[T]):
     micro_steps: list[T] = field(default_factory=list)
 
 
-class RolloutBuffer(Generic[T]):
+class ReuseBuffer(Generic[T]):
     """Keeps one window; empty after a start, and whenever a step comes that cannot reuse it."""
 
     def __init__(self) -> None:

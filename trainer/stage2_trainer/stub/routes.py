@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse, Response
 
 from stage2_api.pod.ports import HEALTH_ROUTE
 from stage2_trainer.engine.guard import TokenGuard
-from stage2_trainer.stub.chat import ChatServer, error_response
+from stage2_trainer.stub.chat_server import ChatServer, error_response
 from stage2_trainer.stub.model import StubModel
 from stage2_trainer.stub.requests import FinishRequest, InitRequest, UnloadRequest, UpdateRequest
 from stage2_trainer.stub.swift_routes import SwiftRoutes

@@ -12,7 +12,7 @@ from torch.utils.data import SequentialSampler
 
 from stage2_trainer.learner.batch_sampler import EvenBatchSampler
 from stage2_trainer.learner.repeated_windows import RepeatedWindowSampler, uses_left
-from stage2_trainer.learner.rollout_buffer import ReuseError, RolloutBuffer
+from stage2_trainer.learner.rollout_buffer import ReuseBuffer, ReuseError
 from stage2_trainer.learner.row_planner import PackedRowPlanner, WindowRowPlanner
 from stage2_trainer.process.transformers_compat import disable_cache
 from tests.unit.trainer.learner.harness import box, build, record, shifted
@@ -55,7 +55,7 @@ def kept(buffer, records, *, step, uses, made):
 
 
 def test_a_window_is_reused_as_often_as_agreed_and_then_made_anew():
-    buffer, records = RolloutBuffer(), [record("a.png", 1)]
+    buffer, records = ReuseBuffer(), [record("a.png", 1)]
     kept(buffer, records, step=5, uses=3, made=["x", "y"])
     for step in (6, 7):
         assert buffer.begin(step, uses=3, micro_steps=2) == step - 5
@@ -66,20 +66,20 @@ def test_a_window_is_reused_as_often_as_agreed_and_then_made_anew():
 
 @pytest.mark.parametrize("step", [4, 5, 9])
 def test_a_step_that_does_not_follow_makes_new_rollouts(step):
-    buffer = RolloutBuffer()
+    buffer = ReuseBuffer()
     kept(buffer, [record("a.png")], step=5, uses=3, made=["x"])
     assert buffer.begin(step, uses=3, micro_steps=1) is None
 
 
 def test_a_window_that_was_not_finished_is_not_reused():
-    buffer = RolloutBuffer()
+    buffer = ReuseBuffer()
     assert buffer.begin(0, uses=2, micro_steps=2) is None
     buffer.keep([record("a.png")], "x")
     assert buffer.begin(1, uses=2, micro_steps=2) is None
 
 
 def test_another_batch_than_the_kept_one_is_an_error():
-    buffer = RolloutBuffer()
+    buffer = ReuseBuffer()
     kept(buffer, [record("a.png", 1)], step=0, uses=2, made=["x"])
     buffer.begin(1, uses=2, micro_steps=1)
     with pytest.raises(ReuseError, match="micro-step 0"):

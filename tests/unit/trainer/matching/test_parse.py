@@ -4,8 +4,20 @@ import json
 
 import pytest
 
-from stage2_trainer.matching import parse, parsed_objects
+from stage2_trainer.matching import parse
 from stage2_trainer.matching.parse import parse_rollout
+from stage2_trainer.matching.parsed_objects import (
+    BLANK_DESC,
+    CUT_OFF,
+    NO_OBJECT_VALUE,
+    NOT_COORD_TOKENS,
+    NOT_JSON,
+    NOT_ONE_GEOMETRY,
+    OUTSIDE_PREFIX,
+    TOKENS_DIFFER,
+    UNKNOWN_KEY,
+    WRONG_COUNT,
+)
 from stage2_trainer.matching.tokens import CoordVocab
 from tests.unit.trainer.matching.vocabularies import END_IN_TOKEN, STOP_IN_TOKEN
 
@@ -48,7 +60,7 @@ def test_an_object_cut_in_half_is_dropped_with_its_comma(any_vocab):
     result = parsed(any_vocab, "{" + CAT + ", " + DOG[:-20])
     assert result.prefix_text == "{" + CAT
     assert result.truncated
-    assert result.dropped == {parsed_objects.CUT_OFF: 1}
+    assert result.dropped == {CUT_OFF: 1}
     assert result.max_object_index == 1
 
 
@@ -78,7 +90,7 @@ def test_text_before_the_json_falls_back_to_a_brace_and_is_noted(any_vocab):
     result = parsed(any_vocab, "```json\n{" + CAT + "}")
     assert result.prefix_text == "{"
     assert parse.TEXT_BEFORE_JSON in result.notes
-    assert result.dropped == {parsed_objects.OUTSIDE_PREFIX: 1}
+    assert result.dropped == {OUTSIDE_PREFIX: 1}
     assert result.max_object_index is None
 
 
@@ -130,7 +142,7 @@ def test_a_cut_that_no_token_can_spell_moves_to_the_object_before(fused):
     unable = CoordVocab(fused.ids, fused.decode, encode, fused.size)
     result = parse_rollout(ids, unable)
     assert result.prefix_text == "{" + CAT
-    assert result.dropped == {parsed_objects.OUTSIDE_PREFIX: 1}
+    assert result.dropped == {OUTSIDE_PREFIX: 1}
     assert parse.CUT_MOVED in result.notes
 
 
@@ -145,25 +157,25 @@ def test_ids_outside_the_vocabulary_end_the_answer(vocab):
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        ('{"desc": "", ' + BOX + "}", parsed_objects.BLANK_DESC),
-        ('{"desc": "  ", ' + BOX + "}", parsed_objects.BLANK_DESC),
-        ('{"desc": 3, ' + BOX + "}", parsed_objects.BLANK_DESC),
-        ("{" + BOX + "}", parsed_objects.BLANK_DESC),
-        ('{"desc": "x"}', parsed_objects.NOT_ONE_GEOMETRY),
-        ('{"desc": "x", ' + BOX + ', "poly": []}', parsed_objects.NOT_ONE_GEOMETRY),
-        ('{"desc": "x", "color": "red", ' + BOX + "}", parsed_objects.UNKNOWN_KEY),
-        ('{"desc": "x", "bbox_2d": [1, 2, 3, 4]}', parsed_objects.NOT_COORD_TOKENS),
-        ('{"desc": "x", "bbox_2d": "<|coord_1|>"}', parsed_objects.NOT_COORD_TOKENS),
-        ('{"desc": "x", ' + PAIRED_BOX + "}", parsed_objects.NOT_COORD_TOKENS),
-        ('{"desc": "x", "bbox_2d": ["<|coord_1|>", "<|coord_2|>", "<|coord_3|>"]}', parsed_objects.WRONG_COUNT),
-        ('{"desc": "x", "bbox_2d": [' + ", ".join(['"<|coord_1|>"'] * 5) + "]}", parsed_objects.WRONG_COUNT),
-        ('{"desc": "x", "poly": ["<|coord_1|>", "<|coord_2|>", "<|coord_3|>", "<|coord_4|>"]}', parsed_objects.WRONG_COUNT),
-        ('{"desc": "x", "poly": [' + ", ".join(['"<|coord_1|>"'] * 7) + "]}", parsed_objects.WRONG_COUNT),
-        ('{"desc": "x", "poly": [[["<|coord_1|>", "<|coord_2|>"]]]}', parsed_objects.NOT_COORD_TOKENS),
-        ('{"desc": "x", "bbox_2d": [<|coord_1|>, <|coord_2|>, <|coord_3|>, <|coord_4|>]}', parsed_objects.NOT_JSON),
-        ('{"desc": "x", ' + BOX + ", " + BOX + "}", parsed_objects.TOKENS_DIFFER),
-        ("3", parsed_objects.NO_OBJECT_VALUE),
-        ('[{"desc": "x", ' + BOX + "}]", parsed_objects.NO_OBJECT_VALUE),
+        ('{"desc": "", ' + BOX + "}", BLANK_DESC),
+        ('{"desc": "  ", ' + BOX + "}", BLANK_DESC),
+        ('{"desc": 3, ' + BOX + "}", BLANK_DESC),
+        ("{" + BOX + "}", BLANK_DESC),
+        ('{"desc": "x"}', NOT_ONE_GEOMETRY),
+        ('{"desc": "x", ' + BOX + ', "poly": []}', NOT_ONE_GEOMETRY),
+        ('{"desc": "x", "color": "red", ' + BOX + "}", UNKNOWN_KEY),
+        ('{"desc": "x", "bbox_2d": [1, 2, 3, 4]}', NOT_COORD_TOKENS),
+        ('{"desc": "x", "bbox_2d": "<|coord_1|>"}', NOT_COORD_TOKENS),
+        ('{"desc": "x", ' + PAIRED_BOX + "}", NOT_COORD_TOKENS),
+        ('{"desc": "x", "bbox_2d": ["<|coord_1|>", "<|coord_2|>", "<|coord_3|>"]}', WRONG_COUNT),
+        ('{"desc": "x", "bbox_2d": [' + ", ".join(['"<|coord_1|>"'] * 5) + "]}", WRONG_COUNT),
+        ('{"desc": "x", "poly": ["<|coord_1|>", "<|coord_2|>", "<|coord_3|>", "<|coord_4|>"]}', WRONG_COUNT),
+        ('{"desc": "x", "poly": [' + ", ".join(['"<|coord_1|>"'] * 7) + "]}", WRONG_COUNT),
+        ('{"desc": "x", "poly": [[["<|coord_1|>", "<|coord_2|>"]]]}', NOT_COORD_TOKENS),
+        ('{"desc": "x", "bbox_2d": [<|coord_1|>, <|coord_2|>, <|coord_3|>, <|coord_4|>]}', NOT_JSON),
+        ('{"desc": "x", ' + BOX + ", " + BOX + "}", TOKENS_DIFFER),
+        ("3", NO_OBJECT_VALUE),
+        ('[{"desc": "x", ' + BOX + "}]", NO_OBJECT_VALUE),
     ],
 )  # fmt: skip
 def test_an_invalid_object_stays_in_the_prefix_unsupervised(any_vocab, value, reason):
@@ -181,7 +193,7 @@ def test_coordinates_spelled_with_other_tokens_do_not_count(vocab):
     spelled = [one for character in "<|coord_1|>" for one in vocab.encode(character)]
     rest = vocab.encode('", "<|coord_2|>", "<|coord_3|>", "<|coord_4|>"]}}')
     result = parse_rollout([*ids, *spelled, *rest], vocab)
-    assert result.dropped == {parsed_objects.TOKENS_DIFFER: 1}
+    assert result.dropped == {TOKENS_DIFFER: 1}
 
 
 def test_keys_are_taken_in_order_of_appearance(any_vocab):
@@ -216,7 +228,7 @@ def test_the_parser_survives_an_answer_that_nests_without_end(vocab):
     deep = vocab.encode("{") * 4000 + vocab.encode("[") * 4000
     assert parse_rollout(deep, vocab).prefix_text == "{"
     inside = vocab.encode('{"object_1": {"desc": ') + vocab.encode("[") * 4000 + vocab.encode("]") * 4000
-    assert parse_rollout([*inside, *vocab.encode("}}")], vocab).dropped == {parsed_objects.NOT_JSON: 1}
+    assert parse_rollout([*inside, *vocab.encode("}}")], vocab).dropped == {NOT_JSON: 1}
 
 
 def test_an_index_of_thousands_of_digits_is_no_object_key(vocab):
