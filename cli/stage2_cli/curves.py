@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from stage2_cli.rewards import REWARD, SPREAD, reward_means
+from stage2_cli.reward_keys import REWARD, SPREAD, reward_means
 
 _INCHES = (8.0, 4.5)
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from stage2_api.errors import ConfigError, Problem
-from stage2_cli.rewards import REWARD, SPREAD, reward_means
+from stage2_cli.reward_keys import REWARD, SPREAD, reward_means
 from stage2_cli.run_console import parse_record
 
 Record = dict[str, Any]
