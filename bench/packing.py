@@ -17,7 +17,7 @@ from time import process_time
 import numpy as np
 from bench.tables import Row, Table, installed
 
-from stage2_trainer.packing.buffer import PackingError, pack_window, select_segments
+from stage2_trainer.packing import PackingError, pack_window, select_segments
 
 CAP = 16384
 BUFFERED = 512

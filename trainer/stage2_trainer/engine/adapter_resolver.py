@@ -11,7 +11,7 @@ ID_OF_CALLER = 1  # vLLM replaces it by an id of its own
 
 
 class ReceivedAdapters(LoRAResolver):
-    """Finds adapters that came over the transfer group."""
+    """A resolver of adapters that came over the transfer group."""
 
     async def resolve_lora(self, base_model_name: str, lora_name: str) -> LoRARequest | None:
         """Return the adapter's request; None if this server was not sent an adapter of this name."""

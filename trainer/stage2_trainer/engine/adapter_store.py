@@ -1,4 +1,4 @@
-"""Where a server keeps the adapter that it was sent: a folder of its own, read by vLLM's own adapter loader.
+"""The folder in which a server keeps the adapter that it was sent, read by vLLM's own adapter loader.
 
 Each of the server's workers receives the adapter over the wire and writes it down on its own machine, so no disk is
 shared. Only the newest is kept.

@@ -38,7 +38,7 @@ class GlooUpdateInfo(WeightTransferUpdateInfo):
 
 
 class GlooEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
-    """Takes part in the learner's broadcasts and loads what arrives into the running model."""
+    """An engine that takes part in the learner's broadcasts and loads what arrives into the running model."""
 
     init_info_cls = GlooInitInfo
     update_info_cls = GlooUpdateInfo

@@ -15,7 +15,7 @@ Load = Callable[[list[tuple[str, torch.Tensor]]], Any]
 
 
 class Receiver:
-    """Joins the learner's group, and hands on the tensors that it broadcasts."""
+    """A member of the learner's group, which hands on the tensors that it broadcasts."""
 
     def __init__(self) -> None:
         self._group: GlooGroup | None = None

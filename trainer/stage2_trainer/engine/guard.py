@@ -25,7 +25,7 @@ POLICY_VIOLATION = 1008  # RFC 6455, section 7.4.1: closes a websocket that was 
 
 
 class TokenGuard:
-    """Answers 401 to each HTTP request, and closes each websocket, that lacks `Authorization: Bearer <token>`.
+    """A middleware that answers 401 to a request without `Authorization: Bearer <token>`, and closes such a websocket.
 
     Raises:
         ConfigError: at construction, when STAGE2_TOKEN_FILE gives no token: an unguarded server never starts.

@@ -95,7 +95,7 @@ def _require_gpus(config: RunConfig) -> None:
 
 
 def _servers_here(config: RunConfig, server: int) -> int:
-    """How many servers share this server's machine or pod: those whose base_url names the same host."""
+    """Return how many servers share this server's machine or pod: those whose base_url names the same host."""
     hosts = [host_and_port(a.base_url)[0] for a in config.rollout_matching.vllm.server.resolved_servers()]
     return hosts.count(hosts[server])
 

@@ -20,7 +20,7 @@ class AdapterUpdateInfo(NCCLWeightTransferUpdateInfo):
 
 
 class AdapterNcclEngine(NCCLWeightTransferEngine):
-    """Loads base weights as vLLM does, and keeps adapters for vLLM's adapter loader."""
+    """An engine that loads base weights as vLLM does, and keeps adapters for vLLM's adapter loader."""
 
     update_info_cls = AdapterUpdateInfo
     _loading = False

@@ -1,4 +1,4 @@
-"""What a configuration makes of a server: its command line and environment. Pure functions, nothing heavy imported."""
+"""A server's command line and environment, from a configuration. Pure functions, nothing heavy imported."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CPU_KV_CACHE_GIB = 1
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a server listens."""
+    """The address that a server listens on."""
 
     host: str
     port: int
@@ -117,7 +117,7 @@ def _adapter_options(config: RunConfig) -> dict[str, Any]:
 
 
 def _pixel_limits(config: RunConfig) -> dict[str, int]:
-    """The image sizes that the learner uses: other ones would give the same prompt other ids."""
+    """Return the image sizes that the learner uses: other ones would give the same prompt other ids."""
     limits = {"min_pixels": config.template.min_pixels, "max_pixels": config.template.max_pixels}
     return {name: value for name, value in limits.items() if value is not None}
 

@@ -1,4 +1,4 @@
-"""Putting a GRPO learner together: records, rewards, model, the server, and the trainer that holds them."""
+"""The construction of a GRPO learner: records, rewards, model, the server, and the trainer that holds them."""
 
 from __future__ import annotations
 

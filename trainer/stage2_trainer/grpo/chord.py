@@ -19,7 +19,7 @@ from stage2_trainer.grpo.task import Task
 
 @dataclass(frozen=True)
 class Mixing:
-    """How much of the loss is supervised at which optimizer step."""
+    """The supervised share of the loss at each optimizer step."""
 
     batch_size: int
     warmup_steps: int

@@ -35,7 +35,7 @@ _IMAGE_INPUTS = ("pixel_values", "image_grid_thw", "num_images", "mm_token_type_
 
 @dataclass(frozen=True)
 class GrpoComponents:
-    """What a GRPO trainer is put together from, beside what TRL's takes.
+    """The components of a GRPO trainer, beside what TRL's takes.
 
     mixing, references: of CHORD; mixing None: rollouts alone are learnt. part_rates: learning rates of parts of the
     model (llm, vit, aligner) that have their own.
@@ -57,7 +57,7 @@ class GrpoComponents:
 
 
 class GrpoTrainer(GRPOTrainer):
-    """Trains `model` on rollouts; see the module's docstring."""
+    """A trainer of `model` on rollouts; see the module's docstring."""
 
     def __init__(self, *, components: GrpoComponents, model: Any, args: Any, processing_class: Any) -> None:
         processing_class.tokenizer.padding_side = "left"  # prompts end in one column, and answers begin in the next
@@ -255,7 +255,7 @@ class GrpoTrainer(GRPOTrainer):
 
 
 class _Epochs(TrainerCallback):
-    """Tells the rows which pass over the records it is."""
+    """A callback that tells the rows which pass over the records it is."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows

@@ -15,7 +15,7 @@ from stage2_trainer.learner.batch_sizes import batch_sizes
 
 
 class EvenBatchSampler(Sampler[list[int]]):
-    """Yields batches of at most `batch_size` samples, never an empty one, `processes` of them at a time.
+    """A sampler of batches of at most `batch_size` samples, never an empty one, `processes` of them at a time.
 
     With `drop_last`, samples that do not fill the last batches are left out.
 

@@ -1,4 +1,4 @@
-"""Putting a learner together: data, model, servers, and the trainer that holds them."""
+"""The construction of a learner: data, model, servers, and the trainer that holds them."""
 
 from __future__ import annotations
 

@@ -28,14 +28,14 @@ class LossInputs:
     grad_enabled: bool
 
     def chunks(self) -> Iterator[tuple[slice, bool]]:
-        """Slices of the N rows, none of which mixes ordinary tokens (True) and coordinates (False)."""
+        """Return slices of the N rows, none of which mixes ordinary tokens (True) and coordinates (False)."""
         split, end = len(self.targets.labels), len(self.targets.positions)
         for first, last, ordinary in ((0, split, True), (split, end, False)):
             for start in range(first, last, self.chunk_rows):
                 yield slice(start, min(start + self.chunk_rows, last)), ordinary
 
     def losses(self, logits: torch.Tensor, rows: slice, *, ordinary: bool) -> torch.Tensor:
-        """The sum over ordinary tokens, (), or each coordinate's loss, (rows,)."""
+        """Return the sum over ordinary tokens, (), or each coordinate's loss, (rows,)."""
         if ordinary:
             return ce_sum(logits, self.targets.labels[rows])
         split = len(self.targets.labels)
@@ -44,7 +44,7 @@ class LossInputs:
 
 
 class ChunkedLoss(torch.autograd.Function):
-    """Computes gradients together with the loss, chunk by chunk; the backward pass only scales them."""
+    """The loss with its gradients, computed chunk by chunk; the backward pass only scales them."""
 
     @staticmethod
     def forward(
@@ -107,7 +107,7 @@ class _Gradients:
             self._bias += logits.sum(dim=0)
 
     def results(self) -> tuple[torch.Tensor | None, ...]:
-        """The gradients in the inputs' own types, None where none is needed."""
+        """Return the gradients in the inputs' own types, None where none is needed."""
         sums = (self._hidden, self._weight, self._bias)
         return tuple(
             None if one is None or given is None else one.to(given.dtype)

@@ -24,7 +24,7 @@ from stage2_trainer.wire.rollout import Rollout
 
 
 class EStep:
-    """Makes segments of records, with rollouts of the weights as they are now.
+    """The E-step: segments of records, with rollouts of the weights as they are now.
 
     A thread encodes prompts while servers generate, and matches and encodes each rollout as soon as it is there.
     """

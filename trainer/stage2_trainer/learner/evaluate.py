@@ -17,7 +17,7 @@ from stage2_trainer.telemetry.stopwatch import Stopwatch
 
 
 class Evaluation:
-    """Evaluates the weights as they are now, by rollouts from where training has its own; each process does a share."""
+    """An evaluation of the weights as they are now, by rollouts of training's own source; each process does a share."""
 
     def __init__(
         self,

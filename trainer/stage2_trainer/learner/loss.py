@@ -60,7 +60,9 @@ class LossParts:
 
 
 def stage2_loss(logits: torch.Tensor, targets: LossTargets, coord_ids: torch.Tensor, options: LossOptions) -> LossParts:
-    """The loss from the logits (N, V) at `targets.logit_positions`; coord_ids (1000,) int64 are the bins' token ids.
+    """Return the loss from the logits (N, V) at `targets.logit_positions`.
+
+    coord_ids: the bins' token ids, (1000,) int64. options: weights, temperature and target width of the coordinates.
 
     float32 (float64 for float64 logits). Finite for any logits: NaN counts as 0, and all are clamped to +-1e4.
     """
@@ -81,7 +83,9 @@ def stage2_loss_from_hidden(
     bias: torch.Tensor | None = None,
     chunk_elements: int = _CHUNK_ELEMENTS,
 ) -> LossParts:
-    """The same loss from the hidden states (N, H) at `targets.logit_positions` and the output layer (V, H).
+    """Return the same loss from the hidden states (N, H) at `targets.logit_positions` and the output layer.
+
+    weight (V, H), bias (V,) or None: the output layer. coord_ids, options: as in `stage2_loss`.
 
     At most `chunk_elements` logits exist at a time; their gradients are computed with them, so nothing is computed
     twice.

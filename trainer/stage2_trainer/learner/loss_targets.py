@@ -35,7 +35,7 @@ class LossOptions:
 
     @classmethod
     def from_config(cls, rollout_matching: RolloutMatching) -> LossOptions:
-        """The options that `custom.extra.rollout_matching` asks for."""
+        """Return the options that `custom.extra.rollout_matching` asks for."""
         return cls(
             soft_ce_weight=rollout_matching.soft_ce_weight,
             w1_weight=rollout_matching.w1_weight,
@@ -49,7 +49,7 @@ class LossOptions:
 
 @dataclass(frozen=True)
 class LossTargets:
-    """What N supervised positions are taught: first K ordinary tokens, then C coordinates (N = K + C).
+    """The targets of N supervised positions: first K ordinary tokens, then C coordinates (N = K + C).
 
     positions (N,) int64: where they stand; the hidden state or logits at `logit_positions` = positions - 1 predict
     them. labels (K,) int64 token ids; bins (C,) int64; in_prefix (C,) bool: in the rollout's prefix, else in the tail.
@@ -66,16 +66,16 @@ class LossTargets:
 
     @property
     def logit_positions(self) -> torch.Tensor:
-        """Where the supervised positions are predicted."""
+        """The positions whose logits predict the supervised ones, (N,) int64."""
         return self.positions - 1
 
     def divided_by(self, *, ce: float, coord: float) -> LossTargets:
-        """The same targets with other denominators."""
+        """Return the same targets with other denominators."""
         return replace(self, ce_denominator=ce, coord_denominator=coord)
 
 
 def loss_targets(supervision: Supervision, device: torch.device | str = "cpu") -> LossTargets:
-    """The targets of one row (or of several rows, laid out one after the other)."""
+    """Return the targets of one row (or of several rows, laid out one after the other)."""
     ce_positions = np.flatnonzero(supervision.labels != IGNORED)
 
     def tensor(values: Any) -> torch.Tensor:
@@ -92,7 +92,7 @@ def loss_targets(supervision: Supervision, device: torch.device | str = "cpu") -
 
 
 def normalized(micro_steps: Sequence[LossTargets], normalizer: LossNormalizer) -> list[LossTargets]:
-    """The targets of all micro-steps of one accumulation window, with the denominators that their losses get.
+    """Return the targets of all micro-steps of one accumulation window, with the denominators that their losses get.
 
     The loss of the window is the mean of its micro-steps' losses. `micro`: each of these is the mean over its own
     positions. `window`: their mean is the mean over all positions of the window, however they are spread

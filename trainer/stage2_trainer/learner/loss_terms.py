@@ -13,7 +13,7 @@ _LEAST_TEMPERATURE = 1e-30  # float32 can hold the largest logit divided by it, 
 
 
 def _usable(logits: torch.Tensor) -> torch.Tensor:
-    """Logits in float32 without NaN or infinities."""
+    """Return the logits in float32 without NaN or infinities."""
     wide = logits if logits.dtype == torch.float64 else logits.float()
     return torch.nan_to_num(wide, nan=0.0).clamp(-_LARGEST_LOGIT, _LARGEST_LOGIT)
 
@@ -23,7 +23,7 @@ def ce_sum(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def soft_targets(bins: torch.Tensor, options: LossOptions, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Soft target distributions (C, 1000) around the bins (C,): a Gaussian, cut off and normalised at the edges."""
+    """Return soft targets (C, 1000) around the bins (C,): Gaussians, cut off and normalised at the edges."""
     distance = torch.arange(BINS, device=bins.device)
     # A weight for each distance, in float64 and squared last: no width is so small or large that 0/0 comes out.
     weight = torch.exp(-(distance.double() / options.target_sigma).square() / 2)
@@ -36,7 +36,7 @@ def soft_targets(bins: torch.Tensor, options: LossOptions, dtype: torch.dtype = 
 def coord_losses(
     logits: torch.Tensor, bins: torch.Tensor, coord_ids: torch.Tensor, options: LossOptions
 ) -> torch.Tensor:
-    """Loss (C,) of each coordinate: its soft cross entropy, Wasserstein-1 distance and gate, weighted.
+    """Return the loss (C,) of each coordinate: its soft cross entropy, Wasserstein-1 distance and gate, weighted.
 
     logits (C, V) predict the coordinates; bins (C,) int64 are the true ones; coord_ids (1000,) the bins' token ids.
     """

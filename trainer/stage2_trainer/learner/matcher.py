@@ -15,7 +15,7 @@ from stage2_trainer.wire.rollout import Rollout
 
 @dataclass(frozen=True)
 class Prompts:
-    """What a person's configuration says to the model: the text of the user's turn, and the system turn if any."""
+    """The configured prompts: the text of the user's turn, and the system turn if any."""
 
     user: str
     system: str | None = None
@@ -39,7 +39,7 @@ class Matched:
 
 
 class Matcher:
-    """Matches rollouts to the ground truth of their records; an answer is cut before any of its `vision_ids`."""
+    """A matcher of rollouts to the ground truth of their records; an answer is cut before any of its `vision_ids`."""
 
     def __init__(self, vocab: CoordVocab, options: MatchOptions, vision_ids: Collection[int]) -> None:
         self.vocab = vocab

@@ -1,4 +1,4 @@
-"""What each micro-step trains on: fresh rollouts, made one by one or a whole window ahead, or kept ones once more."""
+"""The micro-steps of a run: on fresh rollouts, made one by one or a whole window ahead, or on kept ones once more."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Window:
 
 
 class MicroSteps:
-    """Makes the micro-steps of a run, in order.
+    """The micro-steps of a run, in order.
 
     ahead: whether all rollouts of a window are made before its first micro-step, so that its rows can be planned with
     sight of all of them. The weights are the same for all of a window's micro-steps, and so are the rollouts.

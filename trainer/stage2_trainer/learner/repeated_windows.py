@@ -14,7 +14,7 @@ from stage2_trainer.learner.batch_sampler import EvenBatchSampler
 
 
 class RepeatedWindowSampler(Sampler[list[int]]):
-    """Yields each run of `window` batches `times` times, and what is left at the end once.
+    """A sampler that yields each run of `window` batches `times` times, and what is left at the end once.
 
     window: batches of one optimizer step in all learner processes together.
     """

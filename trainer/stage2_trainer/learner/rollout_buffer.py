@@ -42,7 +42,7 @@ class KeptWindow(Generic[T]):
 
 
 class ReuseBuffer(Generic[T]):
-    """Keeps one window; empty after a start, and whenever a step comes that cannot reuse it."""
+    """A buffer of one window; empty after a start, and whenever a step comes that cannot reuse it."""
 
     def __init__(self) -> None:
         self._kept: KeptWindow[T] | None = None

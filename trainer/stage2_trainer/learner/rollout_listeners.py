@@ -20,7 +20,7 @@ OnMatched = Callable[[int, Sequence[Matched]], None]
 
 
 class ParseFailureLog:
-    """Logs the first rollouts that do not parse cleanly (`debug_dump_parse_failures`), cut to 600 characters."""
+    """A log of the first rollouts that do not parse cleanly (`debug_dump_parse_failures`), cut to 600 characters."""
 
     def __init__(self, most: int) -> None:
         self._left = most

@@ -1,4 +1,4 @@
-"""Which segments are trained on in a micro-step, and in which rows: packed into one, or each in a row of its own.
+"""The rows of a micro-step: its segments packed into one, or each in a row of its own.
 
 Packing looks at one micro-step (scope `micro`, what does not fit waits for the next), or at a whole accumulation window
 (scope `window`, nothing waits). Source: semantics, sections 7 and 8.
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from stage2_trainer.learner.segment import Segment
-from stage2_trainer.packing.buffer import PackingBuffer, PackingError, pack_window
+from stage2_trainer.packing import PackingBuffer, PackingError, pack_window
 
 logger = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ PlannedRows = tuple[list[Row], Mapping[str, float]]  # the rows of a micro-step,
 
 
 class RowPlanner(Protocol):
-    """Chooses the rows of micro-steps."""
+    """A planner of micro-steps' rows."""
 
     @property
     def waiting(self) -> Sequence[Segment]:

@@ -1,4 +1,4 @@
-"""What happened in one optimizer step, collected over its micro-steps and written as one record."""
+"""The record of one optimizer step, collected over its micro-steps."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TrainerComponents:
-    """What a rollout-matching trainer is put together from.
+    """The components of a rollout-matching trainer.
 
     `part_rates` are learning rates of parts of the model (llm, vit, aligner) that have their own. `ahead`: all rollouts
     of an accumulation window are made before its first micro-step. `m_steps`: optimizer steps that train on the same
@@ -66,7 +66,7 @@ class TrainerComponents:
 
 
 class RolloutMatchingTrainer(Trainer):
-    """Trains `model` on lists of records; see the module's docstring."""
+    """A trainer of `model` on lists of records; see the module's docstring."""
 
     def __init__(self, *, components: TrainerComponents, model: Any, **trainer_arguments: Any) -> None:
         super().__init__(model=model, data_collator=as_list, **trainer_arguments)
@@ -217,7 +217,7 @@ class RolloutMatchingTrainer(Trainer):
             )
 
     def _uses(self) -> int:
-        """For how many optimizer steps the window that begins now is trained on."""
+        """Return for how many optimizer steps the window that begins now is trained on."""
         accumulated = self.args.gradient_accumulation_steps
         steps_of_epoch = max(1, -(-self._batches_of_epoch // accumulated))
         before = self.state.global_step % steps_of_epoch * accumulated

@@ -1,4 +1,4 @@
-"""Which predicted object stands for which true one: candidates, gate, and an assignment that may leave objects out.
+"""The assignment of predicted objects to true ones: candidates, a gate, and matches that may leave objects out.
 
 Source: semantics, section 4.4; assignment: Kuhn-Munkres as in `scipy.optimize.linear_sum_assignment`.
 """
@@ -61,7 +61,7 @@ def match(pred: Sequence[Shape], gt: Sequence[Shape], options: MatchOptions = DE
 
 
 def candidate_pairs(pred: IntArray, gt: IntArray, top_k: int) -> IntArray:
-    """The `top_k` true boxes to compare each predicted box with, (K, 2) index pairs ordered by prediction.
+    """Return the `top_k` true boxes to compare each predicted box with, (K, 2) index pairs ordered by prediction.
 
     pred (P, 4) and gt (G, 4) in bins. Overlapping boxes come first, by falling IoU; where they are fewer than `top_k`,
     the rest follow by rising distance between centres; ties by index.
@@ -75,7 +75,7 @@ def candidate_pairs(pred: IntArray, gt: IntArray, top_k: int) -> IntArray:
 
 
 def assign(costs: FloatArray, *, fp_cost: float, fn_cost: float) -> tuple[IntArray, IntArray]:
-    """Rows and columns of the matches that minimise the total cost.
+    """Return the rows and columns of the matches that minimise the total cost.
 
     costs (P, G), NaN where a pair is infeasible. The square matrix of size P + G prices an unmatched row at `fp_cost`
     and an unmatched column at `fn_cost`, so a pair is matched only while its cost is below `fp_cost + fn_cost`.
@@ -97,14 +97,14 @@ def assign(costs: FloatArray, *, fp_cost: float, fn_cost: float) -> tuple[IntArr
 
 
 def _apart(left: IntArray, right: IntArray) -> IntArray:
-    """Squared distance of centres, four times: corner sums are whole numbers, so equal distances compare equal."""
+    """Return four times the squared distance of centres: corner sums are whole, so equal distances compare equal."""
     x = left[..., 0] + left[..., 2] - right[..., 0] - right[..., 2]
     y = left[..., 1] + left[..., 3] - right[..., 1] - right[..., 3]
     return x * x + y * y
 
 
 def _smallest(rank: FloatArray, count: int) -> IntArray:
-    """Columns (P, count) of the smallest values of each row of (P, G), in order; ties by column."""
+    """Return the columns (P, count) of the smallest values of each row of (P, G), in order; ties by column."""
     bound = np.partition(rank, count - 1, axis=1)[:, count - 1 : count]
     rows, columns = np.nonzero(rank <= bound)
     if len(rows) > len(rank) * count:  # equal values at the bound: sort them all

@@ -1,4 +1,4 @@
-"""What the matching raises. Rollouts never make it raise; broken inputs from the caller do."""
+"""The error that matching raises. Rollouts never make it raise; broken inputs from the caller do."""
 
 
 class MatchingError(ValueError):

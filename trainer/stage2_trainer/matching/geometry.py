@@ -28,7 +28,7 @@ class Shape(Protocol):
 
 
 def aabbs(shapes: Sequence[Shape]) -> IntArray:
-    """Axis-aligned bounding boxes [x0, y0, x1, y1] (N, 4) in bins, corners ordered, clamped to 0..999."""
+    """Return the axis-aligned bounding boxes [x0, y0, x1, y1] (N, 4) in bins, corners ordered, clamped to 0..999."""
     if not shapes:
         return np.zeros((0, 4), dtype=np.int64)
     # Two corners bound a box as well as four do.
@@ -38,14 +38,14 @@ def aabbs(shapes: Sequence[Shape]) -> IntArray:
 
 
 def box_iou(left: IntArray, right: IntArray) -> FloatArray:
-    """Continuous IoU of boxes, broadcast over all axes but the last, [x0, y0, x1, y1]; 0 where the union is empty."""
+    """Return continuous IoU of boxes [x0, y0, x1, y1], broadcast over all axes but the last; 0 for an empty union."""
     intersection = _overlap(left, right)
     union = _area(left) + _area(right) - intersection
     return _ratio(intersection, union)
 
 
 def outlines(shapes: Sequence[Shape]) -> tuple[IntArray, IntArray]:
-    """Vertices (T, 2) of all shapes one after the other, in bins clamped to 0..999, and how many each has (N,).
+    """Return the vertices (T, 2) of all shapes in turn, in bins clamped to 0..999, and how many each has (N,).
 
     A box gives its corners clockwise from the least x and y.
     """
@@ -53,14 +53,14 @@ def outlines(shapes: Sequence[Shape]) -> tuple[IntArray, IntArray]:
 
 
 def _points(values: Sequence[tuple[int, ...]]) -> tuple[IntArray, IntArray]:
-    """Points (T, 2), clamped to 0..999, of sequences of x and y in turn, and how many each has (N,)."""
+    """Return the points (T, 2), clamped to 0..999, of sequences of x and y in turn, and how many each has (N,)."""
     sizes = np.fromiter(map(len, values), dtype=np.int64, count=len(values))
     flat = np.fromiter(chain.from_iterable(values), dtype=np.int64, count=int(sizes.sum()))
     return np.clip(flat, 0, MAX_BIN).reshape(-1, 2), sizes // 2
 
 
 def points_of(shape: Shape) -> IntArray:
-    """The vertices (N, 2) of one shape, as in `outlines`."""
+    """Return the vertices (N, 2) of one shape, as in `outlines`."""
     return outlines([shape])[0]
 
 
@@ -72,7 +72,7 @@ def mask_iou(
     resolution: int = 256,
     mode: MaskIouMode = "canvas",
 ) -> FloatArray:
-    """Mask IoU of the given pairs.
+    """Return mask IoU of the given pairs.
 
     pairs: (K, 2) indices into `pred` and `gt`. Returns (K,) in 0..1; 0 where the union is empty, for fewer than three
     points, and for `resolution` <= 0. The modes are those of `MatchOptions.maskiou_mode`.
@@ -96,7 +96,7 @@ def _is_box(shapes: Sequence[Shape]) -> np.ndarray[tuple[int], np.dtype[np.bool_
 
 
 def _overlap(left: IntArray, right: IntArray) -> IntArray:
-    """Area of the intersection of boxes."""
+    """Return the area of the intersection of boxes."""
     # One coordinate at a time: the inner loops then run over many boxes and not over two numbers.
     width = np.minimum(left[..., 2], right[..., 2]) - np.maximum(left[..., 0], right[..., 0])
     height = np.minimum(left[..., 3], right[..., 3]) - np.maximum(left[..., 1], right[..., 1])
@@ -114,18 +114,18 @@ def _ratio(intersection: IntArray, union: IntArray) -> FloatArray:
 
 
 def _canvas_boxes(left: IntArray, right: IntArray, resolution: int) -> FloatArray:
-    """A box fills a rectangle of cells, so its mask need not be drawn."""
+    """Return mask IoU of boxes on the canvas: a box fills a rectangle of cells, so its mask need not be drawn."""
     scale = np.float64(resolution / BINS)
     return box_iou(box_cells(left * scale), box_cells(right * scale))
 
 
 def _exact_boxes(left: IntArray, right: IntArray, _: int) -> FloatArray:
-    """Continuous IoU; boxes without area count as equal only to themselves."""
+    """Return continuous IoU; boxes without area count as equal only to themselves."""
     return np.where((left == right).all(axis=-1), 1.0, box_iou(left, right))
 
 
 def _canvas(pred: Sequence[Shape], gt: Sequence[Shape], pairs: IntArray, resolution: int) -> FloatArray:
-    """Mask IoU on one canvas over the whole image; each shape is drawn once a chunk."""
+    """Return mask IoU on one canvas over the whole image; each shape is drawn once a chunk."""
     parts = [np.zeros(0)]
     for chunk in _chunks(pairs, resolution):
         (left, i), (right, j) = (np.unique(chunk[:, side], return_inverse=True) for side in (0, 1))
@@ -137,7 +137,7 @@ def _canvas(pred: Sequence[Shape], gt: Sequence[Shape], pairs: IntArray, resolut
 
 
 def _stretched(pred: Sequence[Shape], gt: Sequence[Shape], pairs: IntArray, resolution: int) -> FloatArray:
-    """Mask IoU of each pair on a canvas stretched over the two together."""
+    """Return mask IoU of each pair on a canvas stretched over the two together."""
     parts = [np.zeros(0)]
     for chunk in _chunks(pairs, resolution):
         left, right = [pred[i] for i in chunk[:, 0]], [gt[j] for j in chunk[:, 1]]
@@ -153,7 +153,7 @@ def _stretched(pred: Sequence[Shape], gt: Sequence[Shape], pairs: IntArray, reso
 def _draw(
     shapes: Sequence[Shape], resolution: int, low: IntArray | None = None, scale: FloatArray | None = None
 ) -> Masks:
-    """Masks of the shapes, each moved by its `low` (N, 2) and stretched by its `scale` (N, 2); else the whole image."""
+    """Return the masks of the shapes on the whole image, or each moved by its `low` and stretched by `scale` (N, 2)."""
     points, sizes = outlines(shapes)
     if low is None or scale is None:
         return rasterize(points * np.float64(resolution / BINS), sizes, resolution)
@@ -169,7 +169,7 @@ def _corners(bins: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _chunks(pairs: IntArray, resolution: int) -> list[IntArray]:
-    """Pairs in portions whose masks never take more than some tens of megabytes."""
+    """Return the pairs in portions whose masks never take more than some tens of megabytes."""
     mask_bytes = resolution * -(-resolution // 64) * 8
     size = max(1, _CHUNK_BYTES // (2 * mask_bytes))
     return [pairs[i : i + size] for i in range(0, len(pairs), size)]

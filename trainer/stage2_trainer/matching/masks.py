@@ -1,4 +1,4 @@
-"""Which tokens of a teacher-forced sequence are supervised, and how; one sequence, or several packed into a row.
+"""The supervision of a teacher-forced sequence, token by token; one sequence, or several packed into a row.
 
 Source: semantics, section 5. The end of turn is supervised too (sections 5 and 17).
 """
@@ -20,7 +20,7 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class SegmentMeta:
-    """What the masks must know of one segment, a sequence of `encoded_len` tokens: prompt, `Y_train`, end of turn.
+    """The meta data of one segment, a sequence of `encoded_len` tokens: prompt, `Y_train`, end of turn.
 
     prompt_ids: the prompt as the rollout engine saw it. prefix_len, train_len: tokens of the prefix and of all of
     `Y_train`. end_of_turn_len: tokens after `Y_train` that end the turn and are learnt with it (`<|im_end|>`: 1).
@@ -60,7 +60,7 @@ class Supervision:
 def segment_meta(
     target: MatchedTarget, prompt_ids: Sequence[int], *, encoded_len: int, end_of_turn_len: int = 1
 ) -> SegmentMeta:
-    """The meta data of a target whose encoding, prompt and template included, has `encoded_len` tokens."""
+    """Return the meta data of a target whose encoding, prompt and template included, has `encoded_len` tokens."""
     return SegmentMeta(
         prompt_ids=tuple(prompt_ids),
         prefix_len=target.prefix_len,
@@ -74,7 +74,7 @@ def segment_meta(
 
 
 def supervision(meta: SegmentMeta, input_ids: Sequence[int] | IntArray, vocab: CoordVocab) -> Supervision:
-    """Masks of one segment. MatchingError when the ids have another prompt, or other lengths, than the meta data."""
+    """Return the masks of one segment. Raise MatchingError when the ids' prompt or lengths are not the meta data's."""
     ids = np.asarray(input_ids, dtype=np.int64)
     _check(meta, ids)
     prompt, tail = meta.prompt_len, meta.prompt_len + meta.prefix_len
@@ -98,7 +98,7 @@ def supervision(meta: SegmentMeta, input_ids: Sequence[int] | IntArray, vocab: C
 def packed_supervision(
     metas: Sequence[SegmentMeta], input_ids: Sequence[int] | IntArray, vocab: CoordVocab
 ) -> Supervision:
-    """Masks of a row that holds these segments one after the other (padding after the last is ignored)."""
+    """Return the masks of a row that holds these segments one after the other (padding after the last is ignored)."""
     ids = np.asarray(input_ids, dtype=np.int64)
     lengths = np.array([meta.encoded_len for meta in metas], dtype=np.int64)
     if lengths.sum() > len(ids):

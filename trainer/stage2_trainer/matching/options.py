@@ -13,7 +13,7 @@ _CONFIG = RolloutMatching()
 
 @dataclass(frozen=True)
 class MatchOptions:
-    """How predicted objects are matched to ground truth and what they are taught.
+    """The options of matching predicted objects to ground truth, and of teaching them.
 
     candidate_top_k: ground-truth objects compared with each prediction.
     maskiou_gate: smallest mask IoU of a match; equal passes.
@@ -42,7 +42,7 @@ class MatchOptions:
 
     @classmethod
     def from_config(cls, rollout_matching: RolloutMatching) -> MatchOptions:
-        """The options that `custom.extra.rollout_matching` asks for."""
+        """Return the options that `custom.extra.rollout_matching` asks for."""
         return cls(**{name: getattr(rollout_matching, name) for name in _NAMES})
 
 

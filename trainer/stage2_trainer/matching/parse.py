@@ -54,7 +54,7 @@ class ParsedRollout:
 
     @property
     def dropped_invalid(self) -> int:
-        """How many objects were dropped."""
+        """The number of dropped objects."""
         return sum(self.dropped.values())
 
 
@@ -87,7 +87,7 @@ def parse_rollout(response_ids: Sequence[int], vocab: CoordVocab) -> ParsedRollo
 
 
 def _known_ids(ids: list[int], vocab: CoordVocab) -> tuple[list[int], bool]:
-    """The ids up to the first one that the vocabulary lacks: it spells nothing, and no model can be fed with it."""
+    """Return the ids up to the first that the vocabulary lacks: it spells nothing, and no model can be fed with it."""
     if not ids or (min(ids) >= 0 and max(ids) < vocab.size):
         return ids, False
     return ids[: next(i for i, token_id in enumerate(ids) if not 0 <= token_id < vocab.size)], True
@@ -105,14 +105,14 @@ def _notes(text: str, found: Scan, *, unknown: bool, before: bool) -> tuple[str,
 
 
 def _cuts(found: Scan) -> list[int]:
-    """Characters at which the prefix may end, best first: after the last closed object, ..., after the first `{`."""
+    """Return the characters where the prefix may end, best first: after the last closed object, ..., the first `{`."""
     if found.first_open < 0:
         return []
     return [*reversed([entry.value_end for entry in found.entries if entry.value_end >= 0]), found.first_open]
 
 
 def _prefix(ids: list[int], aligned: Alignment, cuts: list[int], vocab: CoordVocab) -> tuple[list[int], int]:
-    """The ids up to the first cut that ids can spell, and that cut; without one the ids of `{`, and 0."""
+    """Return the ids up to the first cut that ids can spell, and that cut; without one the ids of `{`, and 0."""
     for cut in cuts:
         kept = _cut_ids(ids, aligned, cut, vocab)
         if kept is not None:
@@ -121,7 +121,7 @@ def _prefix(ids: list[int], aligned: Alignment, cuts: list[int], vocab: CoordVoc
 
 
 def _cut_ids(ids: list[int], aligned: Alignment, cut: int, vocab: CoordVocab) -> list[int] | None:
-    """The ids that spell exactly `text[:cut]`, at most the last one replaced; None if there are none."""
+    """Return the ids that spell exactly `text[:cut]`, at most the last one replaced; None if there are none."""
     token = aligned.token_at(cut - 1)
     wanted = aligned.pieces[token][: cut - int(aligned.starts[token])]
     alone = vocab.decode_piece(ids[token])

@@ -81,7 +81,7 @@ class ObjectReader:
         return self._judge_plain(entry) or self._judge_json(entry)
 
     def _judge_plain(self, entry: Entry) -> ParsedObject | None:
-        """The object, if it is valid and written exactly as it should be: then its text need not be read as JSON."""
+        """Return the object, if it is valid and written as it should be: then its text need not be read as JSON."""
         if not entry.plain:
             return None
         desc, key = entry.plain
@@ -108,7 +108,7 @@ class ObjectReader:
         return self._object(entry, reason, value["desc"], KIND_OF_KEY[key], captured, positions)
 
     def _captured(self, entry: Entry) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Positions and bins of the coordinate tokens that begin inside the object's geometry arrays."""
+        """Return the positions and bins of the coordinate tokens that begin inside the object's geometry arrays."""
         positions: list[int] = []
         bins: list[int] = []
         for start, end in entry.captures:
@@ -141,7 +141,7 @@ class ObjectReader:
 
 
 def _shape_of(value: Any) -> tuple[str | None, str]:
-    """What is wrong with an object's value apart from its coordinates (None: nothing), and its geometry key."""
+    """Return why an object's value is unusable, apart from its coordinates (None: it is not), and its geometry key."""
     if not isinstance(value, dict):
         return NOT_JSON, ""
     desc = value.get("desc")
@@ -156,7 +156,7 @@ def _shape_of(value: Any) -> tuple[str | None, str]:
 
 
 def _bins_of_value(value: Any, key: str) -> tuple[int, ...] | None:
-    """The bins of a geometry value written as coordinate-token strings; None where anything else stands."""
+    """Return the bins of a geometry value written as coordinate-token strings; None where anything else stands."""
     if not isinstance(value, list):
         return None
     if key == "poly" and value and all(isinstance(pair, list) and len(pair) == 2 for pair in value):
@@ -166,7 +166,7 @@ def _bins_of_value(value: Any, key: str) -> tuple[int, ...] | None:
 
 
 def _spelled(bins: tuple[int, ...], key: str) -> str:
-    """A geometry value as the serialised text spells it."""
+    """Return a geometry value as the serialised text spells it."""
     texts = [_QUOTED[k] for k in bins]
     if key == "bbox_2d":
         return "[" + ", ".join(texts) + "]"

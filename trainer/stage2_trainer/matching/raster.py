@@ -45,7 +45,7 @@ class Masks:
 
 
 def rasterize(points: FloatArray, sizes: IntArray, resolution: int) -> Masks:
-    """Masks of N polygons on a canvas of R x R pixels.
+    """Return the masks of N polygons on a canvas of R x R pixels.
 
     points: (T, 2) the vertices of all polygons, x and y in pixels, 0 <= value <= R; sizes: (N,) vertices of each, at
     least 1.
@@ -62,7 +62,7 @@ def rasterize(points: FloatArray, sizes: IntArray, resolution: int) -> Masks:
 
 
 def shared_pixels(left: Masks, right: Masks, pairs: IntArray) -> IntArray:
-    """Pixels set in both masks of each pair (K, 2) of indices into `left` and `right`, as int64 (K,)."""
+    """Return the pixels set in both masks of each pair (K, 2) of indices into `left` and `right`, as int64 (K,)."""
     i, j = pairs.T
     low = np.maximum(left.first[i], right.first[j])
     high = np.minimum(_end(left)[i], _end(right)[j])
@@ -75,13 +75,13 @@ def shared_pixels(left: Masks, right: Masks, pairs: IntArray) -> IntArray:
 
 
 def box_cells(boxes: FloatArray) -> IntArray:
-    """The cells [x0, y0, x1, y1) that `rasterize` fills for axis-parallel rectangles (N, 4) of pixels."""
+    """Return the cells [x0, y0, x1, y1) that `rasterize` fills for axis-parallel rectangles (N, 4) of pixels."""
     cells: IntArray = (_upsample(boxes) + 2) // _SCALE
     return cells
 
 
 def _end(masks: Masks) -> IntArray:
-    """The column after each mask's last one."""
+    """Return the column after each mask's last one."""
     return masks.first + np.diff(masks.offset)
 
 
@@ -104,7 +104,7 @@ def _upsample(values: FloatArray) -> IntArray:
 
 
 def _crossings(points: IntArray, sizes: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-    """Every crossing of an edge with a column's centre: polygon, column and first row below it."""
+    """Return every crossing of an edge with a column's centre: polygon, column and first row below it."""
     ends = np.cumsum(sizes)
     following = np.arange(1, len(points) + 1)
     following[ends - 1] = ends - sizes
@@ -115,7 +115,7 @@ def _crossings(points: IntArray, sizes: IntArray) -> tuple[IntArray, IntArray, I
 
 
 def _columns(x0: IntArray, x1: IntArray) -> tuple[IntArray, IntArray]:
-    """Each (edge, column) pair where the edge passes between the fine columns 5c + 2 and 5c + 3."""
+    """Return each (edge, column) pair where the edge passes between the fine columns 5c + 2 and 5c + 3."""
     low, high = np.minimum(x0, x1), np.maximum(x0, x1)
     first = (low + 2) // _SCALE
     counts = (high + 2) // _SCALE - first
@@ -125,7 +125,7 @@ def _columns(x0: IntArray, x1: IntArray) -> tuple[IntArray, IntArray]:
 
 
 def _rows(start: IntArray, end: IntArray, column: IntArray) -> IntArray:
-    """The fine row at which each edge crosses its column's centre: the smaller one of the two points around it."""
+    """Return the fine row at which each edge crosses its column's centre: the smaller of the two points around it."""
     dx, dy = np.abs(end - start).T
     flat = dx >= dy
     rows = np.empty(len(column), dtype=np.int64)
@@ -135,7 +135,7 @@ def _rows(start: IntArray, end: IntArray, column: IntArray) -> IntArray:
 
 
 def _rows_flat(start: IntArray, end: IntArray, column: IntArray) -> IntArray:
-    """Edges with a point in every fine column."""
+    """Return `_rows` for edges with a point in every fine column."""
     flip = start[:, 0] > end[:, 0]
     low, high = np.where(flip[:, None], end, start), np.where(flip[:, None], start, end)
     slope = (high[:, 1] - low[:, 1]) / (high[:, 0] - low[:, 0])
@@ -147,7 +147,7 @@ def _rows_flat(start: IntArray, end: IntArray, column: IntArray) -> IntArray:
 
 
 def _rows_steep(start: IntArray, end: IntArray, column: IntArray) -> IntArray:
-    """Edges with a point in every fine row: the last row before the outline changes over to the next fine column."""
+    """Return `_rows` for edges with a point in every fine row: the last before the outline reaches the next column."""
     flip = start[:, 1] > end[:, 1]
     low, high = np.where(flip[:, None], end, start), np.where(flip[:, None], start, end)
     slope = (high[:, 0] - low[:, 0]) / (high[:, 1] - low[:, 1])

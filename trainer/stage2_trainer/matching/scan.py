@@ -48,7 +48,7 @@ class Entry:
 
 @dataclass
 class Scan:
-    """What the pass found: the entries in order of appearance, the character after the first `{` (-1: none), where the
+    """The result of a pass: the entries in order of appearance, the character after the first `{` (-1: none), where the
     top-level object closed (-1: it did not), and whether the text stopped inside something."""
 
     entries: list[Entry]
@@ -106,7 +106,7 @@ class _Scanner:
         return self.expecting == [True] and not self.brackets
 
     def entry(self, event: re.Match[str]) -> None:
-        """A whole entry at once: what its events one by one would leave behind."""
+        """Take a whole entry at once; it leaves behind what its events one by one would."""
         start, end = event.span("value")
         found = Entry(event["key"], int(event["index"]), event.start(), start, end, [event.span("array")])
         found.plain = (event["desc"], event["geometry"])
@@ -115,7 +115,7 @@ class _Scanner:
         self.expecting[-1] = False
 
     def handle(self, first: str, event: re.Match[str]) -> None:
-        """One string, flat array or structural character."""
+        """Take one string, flat array or structural character."""
         if self.closed_at < 0:
             self._handlers[first](event.start(), event)
 

@@ -15,12 +15,12 @@ _DESC_VALUE = re.compile(r'"desc": "((?:[^"\\]++|\\.)*+)"', re.DOTALL)
 
 
 def serialize_objects(objects: Sequence[GTObject], start_index: int = 1) -> str:
-    """The whole answer, `{"object_1": {...}, ...}`; polygons as lists of pairs."""
+    """Return the whole answer, `{"object_1": {...}, ...}`; polygons as lists of pairs."""
     return "{" + object_entries(objects, start_index) + "}"
 
 
 def object_entries(objects: Sequence[GTObject], start_index: int) -> str:
-    """The entries alone, `"object_n": {...}` joined by `", "`, n counting from `start_index`."""
+    """Return the entries alone, `"object_n": {...}` joined by `", "`, n counting from `start_index`."""
     return ", ".join(
         f'"object_{index}": {json.dumps(_value(one), ensure_ascii=False)}'
         for index, one in enumerate(objects, start_index)
@@ -28,7 +28,7 @@ def object_entries(objects: Sequence[GTObject], start_index: int) -> str:
 
 
 def append_text(prefix_text: str, objects: Sequence[GTObject], start_index: int) -> str:
-    """What follows a prefix: the missed objects, then one `}`. MatchingError where nothing can follow the prefix."""
+    """Return the text after a prefix: missed objects, then one `}`. Raise MatchingError where nothing can follow."""
     last = prefix_text.rstrip()[-1:]
     if last not in ("{", ",", "}"):
         raise MatchingError(
@@ -41,7 +41,7 @@ def append_text(prefix_text: str, objects: Sequence[GTObject], start_index: int)
 
 
 def desc_value_spans(text: str) -> list[tuple[int, int]]:
-    """The places of all `"desc"` values in a serialised text, quotes excluded (characters, end exclusive)."""
+    """Return the places of all `"desc"` values in a serialised text, quotes excluded (characters, end exclusive)."""
     return [match.span(1) for match in _DESC_VALUE.finditer(text)]
 
 

@@ -147,7 +147,7 @@ def build_target(
 
 
 def _tail(tail: list[int], vocab: CoordVocab) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Positions inside descriptions, positions of coordinates, and their bins.
+    """Return the positions inside descriptions, the positions of coordinates, and their bins.
 
     Descriptions are looked up in the text that the tail's own ids spell, so a tokenizer that normalises text cannot
     shift them.

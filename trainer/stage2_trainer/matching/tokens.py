@@ -65,7 +65,7 @@ class Alignment:
     split: frozenset[int]
 
     def token_at(self, character: int) -> int:
-        """The token that holds the character at this offset, 0 <= character < len(text)."""
+        """Return the token that holds the character at this offset, 0 <= character < len(text)."""
         return int(np.searchsorted(self.starts[:-1], character, side="right")) - 1
 
 
@@ -111,16 +111,16 @@ class CoordVocab:
         )
 
     def decode_piece(self, token_id: int) -> str:
-        """The text of one id decoded alone (cached); part of a character decodes to U+FFFD."""
+        """Return the text of one id decoded alone (cached); part of a character decodes to U+FFFD."""
         return self._pieces[token_id]
 
     def bin_of(self, token_id: int) -> int | None:
-        """The bin of a coordinate token, None for any other id."""
+        """Return the bin of a coordinate token, None for any other id."""
         found = int(self._table[token_id]) if 0 <= token_id < len(self._table) else -1
         return found if found >= 0 else None
 
     def bins_of(self, token_ids: IntArray) -> IntArray:
-        """The bins of an array of ids, -1 where an id is no coordinate token."""
+        """Return the bins of an array of ids, -1 where an id is no coordinate token."""
         inside = (token_ids >= 0) & (token_ids < len(self._table))
         return np.where(inside, self._table[np.where(inside, token_ids, 0)], -1)
 
@@ -176,13 +176,13 @@ def as_ids(token_ids: Sequence[int]) -> list[int]:
 
 
 def vision_ids(tokenizer: Tokenizer) -> frozenset[int]:
-    """The ids of those tokens of a tokenizer that stand for pixels."""
+    """Return the ids of those tokens of a tokenizer that stand for pixels."""
     known = tokenizer.get_vocab()
     return frozenset(known[token] for token in VISION_TOKENS if token in known)
 
 
 def cut_before(token_ids: Sequence[int], ends: Collection[int]) -> list[int]:
-    """The ids before the first one of `ends`; all of them where none is there.
+    """Return the ids before the first one of `ends`; all of them where none is there.
 
     An answer is cut before a token that stands for pixels: there are none that it could stand for when the model is
     trained on it.

@@ -20,7 +20,7 @@ _NO_EPSILON = 1.0
 
 
 def target_bins(pairs: Sequence[tuple[Shape, Shape]], options: MatchOptions) -> list[tuple[int, ...]]:
-    """What each prediction's coordinates are taught, for (prediction, truth) pairs: as many bins as the prediction has.
+    """Return the bins that predictions' coordinates are taught, for (prediction, truth) pairs; as many as each has.
 
     Box against box: the true bins, slot by slot. As soon as a polygon is involved: the barycentric projection of the
     prediction's points onto the truth's, which for a predicted box is reduced to its bounding box.
@@ -38,7 +38,7 @@ def barycentric(
     cost: OtCost = "l2",
     iterations: int = 30,
 ) -> list[FloatArray]:
-    """Where each point goes: the transport plan's weighted mean of the target points.
+    """Return where each point goes: the transport plan's weighted mean of the target points.
 
     points: B arrays (N_b, 2); targets: B arrays (M_b, 2); epsilon (B,) > 0, in the unit of the points; uniform
     marginals. Returns B arrays (N_b, 2).
@@ -90,7 +90,7 @@ def _epsilon(targets: Sequence[FloatArray], options: MatchOptions) -> FloatArray
 
 
 def _alike(sizes: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """Pairs whose sizes agree within a factor of two, so that padding them to one size wastes little."""
+    """Return the pairs whose sizes agree within a factor of two, so that padding them to one size wastes little."""
     groups: dict[tuple[int, int], list[int]] = {}
     for b, (n, m) in enumerate(sizes):
         groups.setdefault((n.bit_length(), m.bit_length()), []).append(b)
@@ -114,7 +114,7 @@ def _distances(x: FloatArray, y: FloatArray, cost: OtCost) -> FloatArray:
 
 
 def _plan_rows(kernel: FloatArray, x_here: BoolArray, y_here: BoolArray, iterations: int) -> FloatArray:
-    """The transport plan (B, N, M) after some rounds, each row scaled to sum 1 (rows of padding: 0).
+    """Return the transport plan (B, N, M) after some rounds, each row scaled to sum 1 (rows of padding: 0).
 
     kernel (B, N, M): -cost / epsilon, -inf at padding.
     """

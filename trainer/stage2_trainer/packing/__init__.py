@@ -1,4 +1,8 @@
-"""Which segments share a row: exact choices from lengths alone, with nothing known of what has them."""
+"""Packing as a library: which segments share a row. Pure functions on lengths in tokens; no model, no trainer.
+
+`select_segments` fills one row exactly and always takes the oldest segment; `PackingBuffer` keeps the rest.
+`pack_window` spreads all segments of an accumulation window over exactly as many rows as it has micro-steps.
+"""
 
 from stage2_trainer.packing.buffer import PackingBuffer, Selected, select_segments
 from stage2_trainer.packing.errors import PackingError

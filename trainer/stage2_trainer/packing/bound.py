@@ -1,4 +1,4 @@
-"""Whether segments fit a number of rows, by linear programming over the fillings of a row (Gilmore and Gomory, 1961).
+"""A bound on the rows that segments need, by linear programming over fillings of a row (Gilmore and Gomory, 1961).
 
 Segments have prices such that no row can hold more than one row's worth; then their worth is a lower bound on the rows,
 which misses the truth in next to no case. Prices come from floating point; the bound that they give is computed again
@@ -66,7 +66,7 @@ class Fillings:
         return taken
 
     def _solved(self, counts: Numbers, rows: int) -> tuple[int, Numbers, npt.NDArray[np.float64]]:
-        """A lower bound on the rows for so many of each kind, fillings, and the share of each in a solution.
+        """Return a lower bound on the rows for so many of each kind, fillings, and the share of each in a solution.
 
         Done when the bound is above `rows`, or a solution needs no more of them, or is the best; the shares are empty
         when there are none.
@@ -90,7 +90,7 @@ class Fillings:
         return least, fillings, np.empty(0)
 
     def _dearest(self, counts: Numbers, prices: Numbers) -> tuple[int, Numbers]:
-        """What the filling of one row that is worth most is worth, and that filling."""
+        """Return the greatest worth that a filling of one row has, and that filling."""
         cap = self._cap
         worth: Numbers = np.zeros(cap + 1, dtype=np.int64)  # of the best filling with at most so many tokens
         items = [

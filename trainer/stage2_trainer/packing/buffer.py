@@ -1,8 +1,7 @@
-"""Which segments share a row: exact choices, so that no token of a row is wasted that need not be.
+"""The choice of segments that share a row: exact, so that no token of a row is wasted that need not be.
 
 `select_segments` fills one row and always takes the oldest segment; `PackingBuffer` carries the rest over.
-`pack_window` spreads all segments of an accumulation window over exactly as many rows as it has micro-steps.
-Source: semantics, sections 7 and 8.
+Source: semantics, section 7.
 """
 
 from __future__ import annotations
@@ -13,9 +12,6 @@ from typing import Generic, TypeVar
 
 from stage2_trainer.packing.errors import PackingError, check_lengths
 from stage2_trainer.packing.subset import longest_subset
-from stage2_trainer.packing.window import pack_window
-
-__all__ = ["PackingBuffer", "PackingError", "Selected", "pack_window", "select_segments"]
 
 T = TypeVar("T")
 
@@ -42,7 +38,7 @@ class PackingBuffer(Generic[T]):
 
     @property
     def items(self) -> tuple[T, ...]:
-        """What waits, oldest first."""
+        """The segments that wait, oldest first."""
         return tuple(self._items)
 
     def insert(self, items: Sequence[T], lengths: Sequence[int]) -> None:
@@ -72,7 +68,9 @@ class PackingBuffer(Generic[T]):
 
 
 def select_segments(lengths: Sequence[int], cap: int) -> list[int]:
-    """Indices (rising) of the segments of one row of at most `cap` tokens.
+    """Return the indices (rising) of the segments of one row of at most `cap` tokens.
+
+    lengths: of the segments in tokens, oldest first, each 1..cap. cap: tokens of a row.
 
     The oldest (index 0) is always in; the total is the greatest that any set with it reaches. Taking segments in order
     as they fit is kept unless another set is strictly longer; of those the one with the fewest segments wins, then the

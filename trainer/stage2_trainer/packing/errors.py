@@ -1,4 +1,4 @@
-"""What packing raises; every message says which setting would help."""
+"""The error that packing raises; every message says which setting would help."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class PackingError(ValueError):
 
 
 def check_lengths(lengths: Sequence[int], cap: int) -> None:
-    """PackingError unless every segment has at least one token and fits a row alone."""
+    """Raise PackingError unless every segment has at least one token and fits a row alone."""
     for length in lengths:
         if length > cap:
             raise PackingError(

@@ -20,7 +20,7 @@ _MOST_LAYERED = 5000  # segments times layers, up to which the integers are the 
 
 
 def longest_subset(lengths: list[int], room: int, *, more_than: int) -> list[int]:
-    """Indices of the subset with the greatest sum <= room, then the fewest members, then the smallest index tuple.
+    """Return the indices of the subset with the greatest sum <= room, then fewest members, then smallest index tuple.
 
     Empty when no sum is greater than `more_than`.
     """
@@ -32,7 +32,7 @@ def longest_subset(lengths: list[int], room: int, *, more_than: int) -> list[int
 
 
 def greatest_sum(lengths: list[int], room: int) -> int:
-    """The greatest sum <= room that any subset has."""
+    """Return the greatest sum <= room that any subset has."""
     left = 1 << room  # bit r: some subset leaves r; a longer one falls out
     for length in lengths:
         left |= left >> length
@@ -42,7 +42,7 @@ def greatest_sum(lengths: list[int], room: int) -> int:
 
 
 def subset_of_few(lengths: list[int], total: int, *, effort: int) -> list[int] | None:
-    """The smallest index tuple among the sets with the fewest items that sum to `total`, which some set does.
+    """Return the smallest index tuple among the sets with the fewest items that sum to `total`, which some set does.
 
     None when the search for it is more work than `effort`, in segments times layers.
     """
@@ -60,7 +60,7 @@ def subset_of_few(lengths: list[int], total: int, *, effort: int) -> list[int] |
 
 
 def subset_of_many(lengths: list[int], total: int) -> list[int]:
-    """The same, whatever the number of members: by rows from the last item to the first.
+    """Return the same, whatever the number of members: by rows from the last item to the first.
 
     Row i counts the fewest of the items i.. that make each sum. Only every 32nd row is kept, the others are computed
     again where needed.
@@ -73,7 +73,7 @@ def subset_of_many(lengths: list[int], total: int) -> list[int]:
 
 @dataclass(frozen=True)
 class _Layer:
-    """What `count` of the segments i.. leave missing: bit r of `missing[i]` says that it can be `least` + r tokens."""
+    """The tokens that `count` of the segments i.. leave missing: bit r of `missing[i]` stands for `least` + r."""
 
     least: int
     missing: list[int]
@@ -93,7 +93,7 @@ class _Layers:
         self._longest = [0, *accumulate(sorted(lengths, reverse=True))]
 
     def first(self) -> list[int]:
-        """The smallest index tuple; empty if there is none."""
+        """Return the smallest index tuple; empty if there is none."""
         if not self._shortest[self._count] <= self._total <= self._longest[self._count]:
             return []
         layers = [_Layer(self._total, [1] * (len(self._lengths) + 1))]
@@ -111,7 +111,7 @@ class _Layers:
         return chosen
 
     def _with_one_more(self, layer: _Layer, members: int) -> _Layer:
-        """The layer of `members`, whose missing tokens the other segments can make up for."""
+        """Return the layer of `members`, whose missing tokens the other segments can make up for."""
         others = self._count - members
         least = max(self._shortest[others], self._total - self._longest[members])
         most = min(self._longest[others], self._total - self._shortest[members])
@@ -151,7 +151,7 @@ class _Rows:
         return bool(self._kept[0][total] < self._unreachable)
 
     def trace(self, total: int) -> list[int]:
-        """The smallest index tuple among the sets with the fewest items that sum to `total`."""
+        """Return the smallest index tuple among the sets with the fewest items that sum to `total`."""
         chosen: list[int] = []
         left = int(self._kept[0][total])
         for start in range(0, len(self._lengths), _BLOCK):
@@ -176,7 +176,7 @@ class _Rows:
         return any(length <= total and counts[total - length] < left for length in block)
 
     def _block(self, start: int) -> list[tuple[int, Counts]]:
-        """Each item of a block with the row of the items after it."""
+        """Return each item of a block with the row of the items after it."""
         end = min(start + _BLOCK, len(self._lengths))
         counts = self._kept[end].copy()
         for i in range(end - 1, start - 1, -1):

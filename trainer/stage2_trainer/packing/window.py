@@ -43,7 +43,7 @@ def pack_window(lengths: Sequence[int], cap: int, rows: int) -> list[list[int]]:
 
 
 def _searched(lengths: Sequence[int], sizes: list[int], cap: int, rows: int) -> list[list[int]]:
-    """Rows found by searching; PackingError when there are none, or when what is known does not say."""
+    """Return rows found by searching; raise PackingError when there are none, or when what is known does not say."""
     least = least_rows(sizes, cap)
     if least <= rows:
         try:
@@ -64,7 +64,7 @@ def _searched(lengths: Sequence[int], sizes: list[int], cap: int, rows: int) -> 
 
 
 def _complete(lengths: Sequence[int], sizes: list[int], cap: int, rows: int, steps: int) -> list[list[int]]:
-    """Rows found by the complete search; PackingError when there are none, _GaveUpError after so many steps."""
+    """Return rows by the complete search; raise PackingError when there are none, _GaveUpError after so many steps."""
     placed = _Search(cap, steps).rows([(size, k) for k, size in enumerate(sizes)], rows)
     if placed is None:
         raise _too_long(lengths, cap, rows, "no way of placing them fits")
@@ -72,7 +72,7 @@ def _complete(lengths: Sequence[int], sizes: list[int], cap: int, rows: int, ste
 
 
 def _members(fillings: list[Filling], kinds: list[int], sizes: list[int]) -> list[list[int]]:
-    """The positions of segments that rows filled in this way have."""
+    """Return the positions of segments that rows filled in this way have."""
     waiting = {kind: [k for k, size in enumerate(sizes) if size == kind] for kind in kinds}
     return [
         [waiting[kind].pop() for kind, count in zip(kinds, filling, strict=True) for _ in range(count)]
@@ -114,7 +114,7 @@ class _Search:
         self._dead: set[tuple[int, ...]] = set()
 
     def rows(self, left: list[Segment], rows: int) -> list[list[int]] | None:
-        """Rows for all segments that are left, longest first; None if there are none."""
+        """Return the rows for all segments that are left, longest first; None if there are none."""
         slack = rows * self._cap - sum(size for size, _ in left)
         if not left:
             return []
@@ -130,7 +130,7 @@ class _Search:
         return None
 
     def _fillings(self, left: list[Segment], slack: int) -> Iterator[frozenset[int]]:
-        """Sets of positions in `left` for one row: the first, and others that leave at most `slack` room."""
+        """Return the sets of positions in `left` for one row: the first, and others that leave at most `slack` room."""
         sizes = [size for size, _ in left]
         sums = _sums_from(sizes, self._cap)
         stack: list[tuple[int, int, tuple[int, ...]]] = [(1, self._cap - sizes[0], (0,))]
@@ -157,7 +157,7 @@ class _GaveUpError(Exception):
 
 
 def _sums_from(sizes: list[int], cap: int) -> list[int]:
-    """For each position, and the end, the sums <= cap that the segments from there on can make, as bits."""
+    """Return, for each position and the end, the sums <= cap that segments from there on can make, as bits."""
     sums, within = [1], (2 << cap) - 1
     for size in reversed(sizes):
         sums.append((sums[-1] | (sums[-1] << size)) & within)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 
 class Mover(Protocol):
-    """Moves a tensor's bytes to another place and back; the tensor itself stays the object that it was."""
+    """A mover of tensors' bytes to another place and back; the tensor itself stays the object that it was."""
 
     def away(self, tensor: Tensor) -> None:
         """Put the bytes where they do not take up the device's memory."""
@@ -31,7 +31,7 @@ class Mover(Protocol):
 
 
 class DeviceMover:
-    """Moves between a device and main memory. On the CPU both are the same, and nothing moves."""
+    """A mover between a device and main memory. On the CPU both are the same, and nothing moves."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -1,4 +1,4 @@
-"""What the configuration may ask for and the learner cannot do yet: said at the start, never ignored."""
+"""The demands of a configuration that the learner does not meet yet: said at the start, never ignored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Putting together rollouts in the learner's own processes: from the configuration to a source of them."""
+"""The construction of rollouts in the learner's own processes: from the configuration to a source of them."""
 
 from __future__ import annotations
 

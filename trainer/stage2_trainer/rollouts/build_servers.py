@@ -1,4 +1,4 @@
-"""Putting together rollouts from servers: how weights get there, how requests do, and what is checked before either."""
+"""The construction of rollouts from servers: the way of weights, the way of requests, and the checks before either."""
 
 from __future__ import annotations
 

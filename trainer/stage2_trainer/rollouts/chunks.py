@@ -1,4 +1,4 @@
-"""Which server answers which requests: contiguous chunks in order (semantics, section 11)."""
+"""The distribution of requests over servers: contiguous chunks in order (semantics, section 11)."""
 
 from __future__ import annotations
 

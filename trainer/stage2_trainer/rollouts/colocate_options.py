@@ -1,4 +1,4 @@
-"""What a configuration makes of a colocated engine: its arguments and environment. Pure, nothing heavy imported."""
+"""A colocated engine's arguments and environment, from a configuration. Pure functions, nothing heavy imported."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _TEXT = 0  # the processor's mm_token_type_ids: text 0, image 1, video 2
 
 @dataclass(frozen=True)
 class Decoding:
-    """How answers are drawn: greedily, sampled (temperature above 0), or by beam search (num_beams above 1).
+    """The decoding of answers: greedily, sampled (temperature above 0), or by beam search (num_beams above 1).
 
     batch_size: prompts that are answered at once. num_return_sequences: beams that are returned; the best one counts.
     repeat: rules for the end of answers that repeat themselves; None = no such end.
@@ -56,7 +56,7 @@ class Decoding:
         )
 
     def options(self) -> dict[str, Any]:
-        """Fields of a GenerationConfig; each one is set, so that none of the checkpoint's defaults gets in."""
+        """Return the fields of a GenerationConfig, each of them set: no default of the checkpoint shall get in."""
         return {
             "max_new_tokens": self.max_new_tokens,
             "do_sample": self.temperature > 0,

@@ -30,7 +30,7 @@ def holds_objects(answer: Sequence[int], most: int, piece: Callable[[int], str])
 
 @dataclass
 class RepeatTermination(LogitsProcessor):
-    """Leaves a row that breaks the rules nothing but the end of turn.
+    """A processor of logits that leaves a row which breaks the rules nothing but the end of turn.
 
     prompt_len: tokens before the answers, padding included. end: id of the end of turn. piece: the text of one id.
     `ended` counts the ends that were forced.

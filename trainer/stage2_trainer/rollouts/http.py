@@ -33,7 +33,7 @@ CHECKS_PER_TIMEOUT = 4  # how often a server that generates is asked for a sign 
 
 @dataclass(frozen=True)
 class _Work:
-    """What one call of `generate` asks for."""
+    """The arguments of one call of `generate`."""
 
     requests: Sequence[RolloutRequest]
     seed_plan: SeedPlan

@@ -1,4 +1,4 @@
-"""Rebuilding what was trained on from a run's own records, offline: no server, no model, no data set.
+"""The targets that a run trained on, rebuilt from its own records: no server, no model, no data set.
 
 Each line of `rollouts.jsonl` holds the ids that a server answered with, the true objects, and the options of the
 matching; what was trained on (`Y_train`) follows from these and from the tokenizer, and the line holds its hash.

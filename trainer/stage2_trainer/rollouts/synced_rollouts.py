@@ -29,7 +29,7 @@ ATTEMPTS = 3  # a server that is restarted comes back empty: it gets the weights
 
 
 class SyncedRollouts:
-    """Generates with the weights of the current optimizer step, and brings lost servers back into the run.
+    """A source of rollouts by the weights of the current optimizer step, which brings lost servers back into the run.
 
     `wait` returns when all servers are healthy, and raises ServerError when it has waited too long.
     """

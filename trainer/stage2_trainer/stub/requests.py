@@ -1,4 +1,4 @@
-"""What the stub reads: chat requests in OpenAI's format, and the images in them."""
+"""The requests that the stub reads: chats in OpenAI's format with their images, and the calls of an update."""
 
 from __future__ import annotations
 

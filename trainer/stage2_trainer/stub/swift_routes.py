@@ -69,7 +69,7 @@ class Infer(BaseModel):
 
 
 class Server(Protocol):
-    """What these routes need of the stub."""
+    """The part of the stub that these routes need."""
 
     model: StubModel
 

@@ -1,1 +1,1 @@
-"""What a run tells: progress, log, metrics."""
+"""Telemetry of a run: progress, log, metrics."""

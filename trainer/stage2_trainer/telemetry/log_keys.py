@@ -1,4 +1,4 @@
-"""What the learner writes down: every key of a step's and of an evaluation's record, and what it means.
+"""The keys of the learner's records: every key of a step and of an evaluation, and its meaning.
 
 `docs/log.md` is made of this table (hack/generate.py); a test holds it against the records of a run. Source: semantics,
 sections 13 and 14.

@@ -56,7 +56,7 @@ class Reporter:
 
 
 class ProgressServer:
-    """Serves a reporter's state on a thread of its own, from `with` to the end of the block."""
+    """A server of a reporter's state on a thread of its own, from `with` to the end of the block."""
 
     def __init__(self, reporter: Reporter, *, host: str, port: int, token: str) -> None:
         self._http = _Server((host, port), reporter, token)

@@ -78,7 +78,7 @@ class MeteredLog:
 
 
 class ProgressCollector(Collector):
-    """Reads step, phase and sync from the reporter when it is asked."""
+    """A collector that reads step, phase and sync from the reporter when it is asked."""
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
@@ -98,7 +98,7 @@ class ProgressCollector(Collector):
 
 
 class MetricsServer:
-    """Serves a registry from `with` to the end of the block."""
+    """A server of a registry, from `with` to the end of the block."""
 
     def __init__(self, registry: CollectorRegistry, *, host: str, port: int) -> None:
         self._server, self._thread = start_http_server(port, addr=host, registry=registry)

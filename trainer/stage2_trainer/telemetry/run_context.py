@@ -1,4 +1,4 @@
-"""What a run is told by the outside, and what it reports to."""
+"""The surroundings of a run: what it is told from the outside, and what it reports to."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stage2_trainer.telemetry.run_log import EventLog, JsonLines
 
 @dataclass(frozen=True)
 class RunContext:
-    """What a run is told by the outside, and what it reports to."""
+    """The surroundings of a run: what it is told from the outside, and what it reports to."""
 
     token: str
     reporter: Reporter

@@ -1,4 +1,4 @@
-"""What a run leaves behind for people: JSON lines, and the record that says what it was made of.
+"""The logs of a run: JSON lines for people and programs.
 
 Each line begins with its `event`: `reproducibility`, `step`, `evaluation`, `evaluation_sample`, `rollout`.
 """
@@ -36,7 +36,7 @@ class JsonLines:
 
 
 class EventLog(Protocol):
-    """Takes what a run has to say."""
+    """A log of a run's events."""
 
     def write(self, event: str, figures: Mapping[str, Any]) -> None:
         """Say one thing."""
@@ -51,7 +51,7 @@ class SilentLog:
 
 
 class RunLog:
-    """What the learner says about its run: on stdout, where `kubectl logs` shows it, and in `stage2_log.jsonl`."""
+    """The learner's log: on stdout, where `kubectl logs` shows it, and in `stage2_log.jsonl`."""
 
     def __init__(self, folder: Path) -> None:
         self._lines = JsonLines(folder / STEP_LOG)

@@ -62,7 +62,7 @@ def adapter_config(model: PeftModel) -> dict[str, Any]:
 
 
 class AdapterSync:
-    """Gives every server the adapter, each time under a new name that requests must ask for.
+    """A sync that gives every server the adapter, each time under a new name that requests must ask for.
 
     A name is never used twice, so nothing that was computed or loaded under an older one can be taken for the new.
     """

@@ -28,7 +28,7 @@ BUFFERS = 2  # one is on its way while the other is packed
 
 @dataclass(frozen=True)
 class Shipment:
-    """What is sent to servers that need the same.
+    """The tensors for servers that need the same.
 
     header: what the announcement says beside names, dtypes and shapes.
     """
@@ -100,7 +100,7 @@ class Fleet:
 
     @property
     def base_urls(self) -> tuple[str, ...]:
-        """Where the servers are."""
+        """The servers' base URLs, in order."""
         return tuple(session.client.base_url for session in self.sessions)
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ from stage2_trainer.wire.buckets import DEFAULT_BUCKET_BYTES
 
 
 class FullSync:
-    """Brings every server to the merged weights of a model.
+    """A sync that brings every server to the merged weights of a model.
 
     servers, token, timeout_s, device, bucket_bytes: see `Fleet`.
     wire_dtype: what floating-point tensors are cast to (default: each its own).

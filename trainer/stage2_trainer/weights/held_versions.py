@@ -1,4 +1,4 @@
-"""What a server holds already, and so need not be sent again."""
+"""The versions of tensors that a server holds, and so need not be sent again."""
 
 from __future__ import annotations
 

@@ -2,6 +2,10 @@
 
 The live model is never merged: each tensor's merged value is computed when its turn comes, in float32, cast once, and
 forgotten. So the base stays what it was, bit for bit, after any number of syncs.
+
+    source = merged_weights(model)        # nothing is computed yet
+    source.metadata()                     # names, dtypes and shapes, as the tensors below will have them
+    state = dict(source)                  # name -> merged tensor, (out, in) for a linear layer, on the model's device
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ VISION_PREFIX = "model.visual."
 
 @dataclass(frozen=True)
 class WeightEntry:
-    """One tensor to send.
+    """One tensor of a stream.
 
     name: that of the checkpoint. merged: computes the value in float32 where it is not the parameter's own.
     trains: whether an optimizer step can change it.
@@ -44,7 +48,7 @@ class WeightSource:
     dtype: torch.dtype | None = None
 
     def metadata(self) -> list[TensorMeta]:
-        """Names, wire dtypes and shapes, in the order of iteration."""
+        """Return names, wire dtypes and shapes, in the order of iteration."""
         return [TensorMeta(e.name, self._wire_dtype(e), tuple(e.parameter.shape)) for e in self.entries]
 
     @torch.no_grad()
@@ -54,7 +58,7 @@ class WeightSource:
             yield entry.name, value.detach().to(self._wire_dtype(entry))
 
     def names(self) -> frozenset[str]:
-        """All tensors."""
+        """Return the names of all tensors."""
         return frozenset(entry.name for entry in self.entries)
 
     def only(self, names: frozenset[str]) -> WeightSource:
@@ -72,16 +76,18 @@ def touches_vision(names: Iterable[str]) -> bool:
 
 
 def base_weights(model: nn.Module) -> WeightSource:
-    """Describe the weights under the adapters of `model`, as they are in the model directory."""
+    """Return the weights under the adapters of `model`, as they are in the model directory."""
     merged = merged_weights(model)
     return replace(merged, entries=tuple(replace(entry, merged=None) for entry in merged.entries))
 
 
 def merged_weights(model: nn.Module, *, dtype: torch.dtype | None = None) -> WeightSource:
-    """Describe what to send of `model` (a plain model, or a PEFT model with LoRA or DoRA adapters).
+    """Return the weights of `model` with its adapters merged, as a stream of (name, tensor).
+
+    model: a plain transformers model, or a PEFT model with one LoRA or DoRA adapter; it is not changed.
 
     Names are those of the HF checkpoint; a tied `lm_head` is not sent (the checkpoint has none either).
-    `dtype` is what floating-point tensors are cast to on the wire (default: each its own).
+    dtype: what floating-point tensors are cast to (default: each its own); merges are computed in float32.
 
     Raises:
         TypeError: the model holds an adapter whose merge is not known here.

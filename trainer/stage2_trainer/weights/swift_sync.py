@@ -30,7 +30,7 @@ CACHES = ("/reset_prefix_cache/", "/reset_mm_cache/", "/reset_encoder_cache/")
 
 
 class SwiftSync:
-    """Pushes all weights of a model to every server, bucket by bucket, to all servers at once."""
+    """A sync that pushes all weights of a model to every server, bucket by bucket, to all servers at once."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class _SwiftServer:
 
 
 def _metadatas(bucket: Sequence[TensorMeta]) -> list[dict[str, Any]]:
-    """Describe a bucket as ms-swift's FlattenedTensorMetadata: byte ranges in one uint8 tensor."""
+    """Return a bucket as ms-swift's FlattenedTensorMetadata: byte ranges in one uint8 tensor."""
     found = []
     offset = 0
     for meta in bucket:

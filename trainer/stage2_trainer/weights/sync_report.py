@@ -1,4 +1,4 @@
-"""What a sync did."""
+"""The report of a finished sync."""
 
 from __future__ import annotations
 

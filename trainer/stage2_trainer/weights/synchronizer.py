@@ -1,4 +1,4 @@
-"""When and how weights are pushed: on demand, before fresh rollouts, never twice for one optimizer step."""
+"""The synchronization of weights: on demand, before fresh rollouts, never twice for one optimizer step."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def resolve_mode(requested: SyncMode, *, enable_lora: bool, obstacle: str | None
 
 
 class WeightSynchronizer:
-    """Syncs at most once for each optimizer step.
+    """A synchronizer that syncs at most once for each optimizer step.
 
     requested: the mode of the configuration; `effective` says what is in use.
     adapter: how adapters are sent; None = the run sends full weights.
@@ -76,7 +76,7 @@ class WeightSynchronizer:
 
     @property
     def effective(self) -> EffectiveMode:
-        """What is sent now."""
+        """The mode in use."""
         return "full" if self._adapter is None else "adapter"
 
     def ensure_synced(self, model: nn.Module, global_step: int) -> SyncReport | None:

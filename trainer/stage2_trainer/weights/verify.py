@@ -41,7 +41,7 @@ SCORED_AT_ONCE = (
 
 @dataclass(frozen=True)
 class ProbeReport:
-    """How far a server and the learner are apart: the largest difference of a prompt token's log-probability."""
+    """The distance between a server and the learner: the largest difference of a prompt token's log-probability."""
 
     server: str
     tokens: int
@@ -49,7 +49,7 @@ class ProbeReport:
 
 
 class Prover:
-    """Proves the first sync, and every `every`-th after it (0: the first alone).
+    """A prover of the first sync, and of every `every`-th after it (0: the first alone).
 
     tolerance: largest accepted difference of a log-probability; None = what rounding explains in the model's dtype.
     ask: how a server is asked; default: by vLLM's chat route.

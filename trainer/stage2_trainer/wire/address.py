@@ -1,4 +1,4 @@
-"""Where a server is: the parts of its base_url."""
+"""A server's address: the parts of its base_url."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ DEFAULT_BUCKET_BYTES = 512 * 2**20
 
 @dataclass(frozen=True)
 class TensorMeta:
-    """What is known of a tensor before it is sent."""
+    """The description of a tensor that is announced before it is sent."""
 
     name: str
     dtype: torch.dtype
@@ -45,7 +45,7 @@ def plan_buckets(tensors: Iterable[TensorMeta], limit: int) -> Iterator[list[Ten
 
 
 def bucket_bytes(bucket: Sequence[TensorMeta]) -> int:
-    """Bytes of a bucket on the wire."""
+    """Return the bytes of a bucket on the wire."""
     return sum(meta.nbytes for meta in bucket)
 
 
@@ -92,7 +92,7 @@ def unpack(bucket: Sequence[TensorMeta], buffer: torch.Tensor) -> list[tuple[str
 
 
 def to_wire(tensors: Iterable[TensorMeta]) -> dict[str, list[object]]:
-    """Describe tensors in vLLM's terms (`update_info` of POST /update_weights)."""
+    """Return tensors' descriptions in vLLM's terms (`update_info` of POST /update_weights)."""
     metas = list(tensors)
     return {
         "names": [meta.name for meta in metas],

@@ -31,7 +31,7 @@ class Choice(_Strict):
 
 
 class Answer(_Strict):
-    """What a server must say, at least."""
+    """The fields that a server's answer must have, at least."""
 
     object: Literal["chat.completion"]
     prompt_token_ids: Annotated[list[int], Field(min_length=1)]

@@ -17,7 +17,7 @@ CONNECT_TIMEOUT_S = 10.0
 
 
 def http_options(base_url: str, token: str) -> dict[str, Any]:
-    """Keyword arguments of an httpx client of this server. Proxies are ignored for loopback addresses."""
+    """Return the keyword arguments of an httpx client of this server. Proxies are ignored for loopback addresses."""
     host, _ = host_and_port(base_url)
     return {
         "base_url": base_url,

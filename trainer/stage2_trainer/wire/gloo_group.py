@@ -22,7 +22,7 @@ LEARNER_RANK = 0
 
 @dataclass
 class GroupInfo:
-    """Where and as what to join: the `init_info` of POST /init_weight_transfer_engine.
+    """The group to join, and the place in it: the `init_info` of POST /init_weight_transfer_engine.
 
     rank_offset: rank of the server's first worker.
     packed_buffer_size_bytes: bucket limit (see `buckets`).
@@ -39,7 +39,7 @@ class GroupInfo:
     rank_offset: int = 1
 
     def to_wire(self) -> dict[str, object]:
-        """The JSON object that the server is sent."""
+        """Return the JSON object that the server is sent."""
         return asdict(self)
 
 

@@ -1,4 +1,4 @@
-"""What decides as which ids a prompt is read: tokenizer, chat template, and how large images become.
+"""The identity of a processor, which decides a prompt's ids: tokenizer, chat template, and sizes of images.
 
 Both sides describe themselves with this module. A server does so at GET /stage2/identity: the stub by a route of its
 own, vLLM through a middleware that asks the processor which the running engine uses.

@@ -1,4 +1,4 @@
-"""What a rollout backend is: requests in, token ids out, in the same order."""
+"""The interface of a rollout backend: requests in, token ids out, in the same order."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ OnRollout = Callable[[int, Rollout], None]
 
 
 class Backend(Protocol):
-    """Generates one rollout for each request, in request order."""
+    """A generator of one rollout for each request, in request order."""
 
     def generate(
         self,
@@ -71,7 +71,7 @@ class ServedBackend(Protocol):
 
     @property
     def base_urls(self) -> tuple[str, ...]:
-        """Where the servers are."""
+        """The servers' base URLs, in order."""
         ...
 
     def generate(
@@ -88,14 +88,14 @@ class ServedBackend(Protocol):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How answers are drawn. Temperature 0 is greedy; top_p and top_k are always off (semantics, section 3)."""
+    """The sampling of answers. Temperature 0 is greedy; top_p and top_k are always off (semantics, section 3)."""
 
     max_new_tokens: int
     temperature: float = 0.0
     repetition_penalty: float = 1.0
 
     def parameters(self) -> dict[str, float | int]:
-        """Every sampling field of a request, so that no default of the model's generation_config.json gets in."""
+        """Return every sampling field of a request: no default of the model's generation_config.json shall get in."""
         return {
             "max_tokens": self.max_new_tokens,
             "temperature": self.temperature,

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from stage2_trainer.learner.loss import LossOptions, LossTargets, soft_targets, stage2_loss
-from stage2_trainer.packing.buffer import PackingError, pack_window, select_segments
+from stage2_trainer.packing import PackingError, pack_window, select_segments
 from tests.unit.trainer.matching.golden import golden
 
 TERMS = [(case, term) for case in golden()["loss"] for term in ("soft_ce", "w1", "gate") if term in case]

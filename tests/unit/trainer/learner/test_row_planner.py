@@ -8,7 +8,7 @@ import pytest
 
 from stage2_trainer.learner.loss import LossOptions
 from stage2_trainer.learner.row_planner import PackedRowPlanner, SingleRowPlanner, WindowRowPlanner
-from stage2_trainer.packing.buffer import PackingError
+from stage2_trainer.packing import PackingError
 from stage2_trainer.process.transformers_compat import disable_cache
 from tests.unit.trainer.learner.harness import box, build, record, shifted
 

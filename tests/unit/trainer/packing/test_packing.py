@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stage2_trainer.packing import window as packing_window
-from stage2_trainer.packing.bound import Fillings, least_rows
-from stage2_trainer.packing.buffer import (
+from stage2_trainer.packing import (
     PackingBuffer,
     PackingError,
     pack_window,
     select_segments,
 )
+from stage2_trainer.packing import window as packing_window
+from stage2_trainer.packing.bound import Fillings, least_rows
 from stage2_trainer.packing.subset import greatest_sum, subset_of_few, subset_of_many
 
 

@@ -119,7 +119,7 @@ def _both_have(sample: Sample, key: str) -> float:
 
 
 def _without(found: Counter[tuple[str, ...]], ignored: set[str]) -> Counter[tuple[str, ...]]:
-    """The facts but those of ignored attributes, and of notes where their key is ignored."""
+    """Return the facts but those of ignored attributes, and of notes where their key is ignored."""
     return Counter({fact: count for fact, count in found.items() if not ignored & {fact[0], *fact[2:3]}})
 
 

@@ -1,4 +1,4 @@
-"""What a reward looks at: an answer as text, the record it answers, and both read as summaries.
+"""The input of a reward: an answer as text, the record it answers, and both read as summaries.
 
 Source: semantics sections 15.4 (outputs) and 15.5 (strict JSON line).
 """

@@ -1,1 +1,1 @@
-"""What carries weights to one server: a protocol, and an implementation for each transport."""
+"""Transfers of weights to one server: a protocol, and an implementation for each transport."""

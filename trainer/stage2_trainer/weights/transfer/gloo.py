@@ -38,7 +38,7 @@ def raise_if_failed(call: Future[Any]) -> Callable[[], None]:
 
 
 class GlooTransfer:
-    """Sends over gloo."""
+    """A transfer over gloo."""
 
     def __init__(self, group_port: int, *, bucket_bytes: int, timeout_s: float) -> None:
         self._port = group_port

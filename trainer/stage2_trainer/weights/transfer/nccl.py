@@ -22,7 +22,7 @@ BUFFERS = 2  # buckets that a receiver may hold: the one that it loads and the o
 
 
 class NcclTransfer:
-    """Sends over NCCL to a server whose engine was started with the backend "nccl"."""
+    """A transfer over NCCL to a server whose engine was started with the backend "nccl"."""
 
     def __init__(self, group_port: int, *, device: torch.device, bucket_bytes: int, timeout_s: float) -> None:
         self._port = group_port

@@ -1,4 +1,4 @@
-"""What carries weights to one server, whatever it carries them over."""
+"""The interface of a transfer of weights to one server, over any transport."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class PendingBroadcast(Protocol):
 
 
 class WeightTransfer(Protocol):
-    """The way weights take to one server."""
+    """A transfer of weights to one server."""
 
     def connect(self, client: ServerClient) -> None:
         """Form the group with the server's workers. Raises ServerError."""

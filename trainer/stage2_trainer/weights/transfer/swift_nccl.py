@@ -12,7 +12,7 @@ POLL_INTERVAL_S = 0.0005
 
 
 class NcclSwiftGroup:
-    """Joins the group that the server holds; the learner has the highest rank."""
+    """A member of the group that the server holds; the learner has the highest rank."""
 
     def __init__(self, host: str, port: int, rank: int, world_size: int, timeout_s: float) -> None:
         self._rank = rank
