@@ -12,7 +12,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.runconfig import RunConfig
-from stage2_cli.inspect.document import KEY_OF_KIND
+from stage2_cli.inspect.inspection_document import KEY_OF_KIND
 from stage2_trainer.data.records import Line
 from stage2_trainer.data.survey import Survey, survey
 from stage2_trainer.preflight import record_rules

@@ -106,7 +106,7 @@ def serve(
     host: Annotated[str | None, typer.Option(help="Address to bind; loopback when the server's base_url is.")] = None,
 ) -> None:
     """Start rollout server number SERVER of CONFIG and stay in the foreground."""
-    from stage2_cli.files import load_config
+    from stage2_cli.config_files import load_config
     from stage2_trainer.engine.launch import serve as start
 
     start(load_config(config), server, engine=engine, host=host)
@@ -118,7 +118,7 @@ def learn(
     processes: Annotated[int, typer.Option(min=1, help="Learner processes, one for each GPU (torchrun).")] = 1,
 ) -> None:
     """Train: connect to the configured rollout servers and run to the end."""
-    from stage2_cli.files import load_config
+    from stage2_cli.config_files import load_config
 
     loaded = load_config(config)
     if processes > 1:

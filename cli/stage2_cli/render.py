@@ -6,7 +6,7 @@ from pathlib import Path
 
 import yaml
 
-from stage2_cli.files import load_job
+from stage2_cli.config_files import load_job
 from stage2_cli.left_out import WATCHED, left_out
 from stage2_controller.job.static import static_children
 

@@ -24,10 +24,10 @@ import yaml
 from stage2_api.errors import EXIT_CONFIG, EXIT_FAILURE, ConfigError, Problem
 from stage2_api.job import RolloutMatchingJob
 from stage2_api.pod.ports import HEALTH_ROUTE, PROGRESS_ROUTE
-from stage2_cli.files import load_job
+from stage2_cli.config_files import load_job
 from stage2_cli.left_out import TEMPLATES, WATCHED, left_out
+from stage2_cli.local_ports import learner_ports
 from stage2_cli.paths import PathMap, host_paths, parse_mappings
-from stage2_cli.ports import learner_ports
 from stage2_cli.processes import LocalProcess
 from stage2_cli.run_console import Watcher, console
 from stage2_controller.job.containers import POD_PORTS, Container, LearnerPorts, Processes, containers

@@ -17,9 +17,9 @@ from stage2_api.errors import EXIT_CONFIG, ConfigError
 from stage2_api.extends import resolve_extends
 from stage2_api.parsing import parse_job, parse_run_config
 from stage2_api.runconfig import RunConfig
+from stage2_cli.config_files import is_job, load_documents, load_yaml
 from stage2_cli.data_files import Local, look_over
 from stage2_cli.errors import show_config_error, show_idle_settings
-from stage2_cli.files import is_job, load_documents, load_yaml
 from stage2_cli.paths import parse_mappings, place_here
 from stage2_controller.job import template_rules
 

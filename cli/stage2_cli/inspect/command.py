@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from stage2_api.errors import EXIT_RETRYABLE, ConfigError, Problem
-from stage2_cli.inspect.document import document
 from stage2_cli.inspect.inputs import Place, Spelling, read_ids, read_record, read_spelling, read_text_ids
+from stage2_cli.inspect.inspection_document import document
 from stage2_cli.inspect.rendering import Inspection, show
 from stage2_trainer.data.records import PIXELS, Record, RecordRules
 from stage2_trainer.matching import MatchOptions, build_target
@@ -83,7 +83,7 @@ def _check(request: Request) -> None:
 
 
 def _config(path: Path) -> RunConfig:
-    from stage2_cli.files import load_config  # all of the contract; without CONFIG nothing of it is needed
+    from stage2_cli.config_files import load_config  # all of the contract; without CONFIG nothing of it is needed
 
     return load_config(path)
 

@@ -11,7 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from stage2_cli.inspect.document import KEY_OF_KIND, TokenSupervision, token_supervision
+from stage2_cli.inspect.inspection_document import KEY_OF_KIND, TokenSupervision, token_supervision
 from stage2_trainer.matching import CoordVocab, MatchedTarget
 from stage2_trainer.matching.parsed_objects import CUT_OFF, ParsedObject
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from stage2_api.errors import ConfigError, Problem
-from stage2_cli.files import load_config
+from stage2_cli.config_files import load_config
 from stage2_trainer.data.records import load_record
 from stage2_trainer.grpo.rewards import Reward, Sample, Scores, load_rewards, score
 from stage2_trainer.grpo.task import Task, record_rules

@@ -10,7 +10,7 @@ import yaml
 from PIL import Image
 
 from stage2_api.errors import ConfigError
-from stage2_cli.files import load_config
+from stage2_cli.config_files import load_config
 from stage2_cli.inspect.command import Request, inspect_sample
 from stage2_cli.validate import validate_files
 from stage2_trainer.preflight import checked_records

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stage2_cli import run
-from stage2_cli.files import load_job
+from stage2_cli.config_files import load_job
 from stage2_cli.processes import LocalProcess
 from stage2_controller.job.containers import Container
 

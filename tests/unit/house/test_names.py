@@ -18,13 +18,17 @@ FILES_OF_ONE_NAME = {
     "nccl": "both ends of one transport",
     "trainer": "the trainer of its room: rollout matching, GRPO",
     "build": "puts the trainer of its room together",
-    "replay": "`stage2 replay` and the functions that it prints",
-    "records": "records of a data file, and GRPO's",
+    "progress": "the report of a learner: its model, and the route that serves it",
+    "reproducibility": "the record of a run: its model, and the learner that fills it",
+    "validate": "`stage2 validate` and the functions that it calls",
+    "replay": "`stage2 replay` and the functions that it calls",
+    "run": "the rules of a run, and `stage2 run`",
+    "job": "a job's model and its rules",
+    "grpo": "the model of a GRPO run and its rules",
+    "grpo_batches": "the batches of a GRPO run and their rules",
+    "grpo_server": "the server of a GRPO run and its rules",
 }
-CLASSES_OF_ONE_NAME = {
-    "Rollout": "spec.rollout, named by its key as every section is; an answer in the trainer, as the field says",
-    "Data": "the records of a run",
-}
+CLASSES_OF_ONE_NAME: dict[str, str] = {}
 
 
 def modules() -> Iterator[Path]:

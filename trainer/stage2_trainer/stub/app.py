@@ -15,8 +15,8 @@ import os
 import uvicorn
 
 from stage2_trainer.stub.chat_server import ChatServer
-from stage2_trainer.stub.model import StubModel
 from stage2_trainer.stub.routes import Stub, build_app
+from stage2_trainer.stub.stub_model import StubModel
 from stage2_trainer.stub.weight_updates import WeightUpdates
 from stage2_trainer.wire.token import read_token
 

@@ -11,8 +11,8 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 from torch import Tensor
 
-from stage2_trainer.stub.model import Generated, StubModel
 from stage2_trainer.stub.requests import ChatRequest
+from stage2_trainer.stub.stub_model import Generated, StubModel
 from stage2_trainer.wire.served_model import POLICY_MODEL
 
 

@@ -13,8 +13,8 @@ from fastapi.responses import JSONResponse, Response
 from stage2_api.pod.ports import HEALTH_ROUTE
 from stage2_trainer.engine.guard import TokenGuard
 from stage2_trainer.stub.chat_server import ChatServer, error_response
-from stage2_trainer.stub.model import StubModel
 from stage2_trainer.stub.requests import FinishRequest, InitRequest, UnloadRequest, UpdateRequest
+from stage2_trainer.stub.stub_model import StubModel
 from stage2_trainer.stub.swift_routes import SwiftRoutes
 from stage2_trainer.stub.weight_updates import WeightUpdates
 from stage2_trainer.wire.chat import CHAT_ROUTE

@@ -15,8 +15,8 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
-from stage2_trainer.stub.model import StubModel
 from stage2_trainer.stub.requests import ChatRequest
+from stage2_trainer.stub.stub_model import StubModel
 from stage2_trainer.wire.swift_gloo import GlooSwiftGroup
 from stage2_trainer.wire.swift_infer import IMAGE_TAG
 

@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from stage2_trainer.engine.gloo_receiver import Receiver
-from stage2_trainer.stub.model import StubModel
 from stage2_trainer.stub.requests import AdapterInfo, UpdateRequest
+from stage2_trainer.stub.stub_model import StubModel
 from stage2_trainer.wire.buckets import TensorMeta, from_wire
 from stage2_trainer.wire.gloo_group import GroupInfo
 

@@ -37,7 +37,7 @@ class Contract:
 
 
 @dataclass(frozen=True)
-class Line:
+class JsonLine:
     """One line read as JSON: its object, or None if it is none, and whether a key stands twice in a mapping."""
 
     value: Mapping[str, Any] | None
@@ -105,7 +105,7 @@ class Sample:
         return len(self.lines) == HEADER_LINES and self.lines[0] == self.agreed.header(self.domain)
 
     @cached_property
-    def second_line(self) -> Line | None:
+    def second_line(self) -> JsonLine | None:
         """The second line as JSON; None without one."""
         return read_line(self.lines[1].strip()) if len(self.lines) >= HEADER_LINES else None
 
@@ -137,12 +137,12 @@ class Sample:
         foreign = {name for name, there in ((keys.notes, domain.notes), (keys.groups, domain.groups)) if not there}
         return None if foreign & (set(self.strict) | set(self.truth)) else (self.strict, self.truth)
 
-    def allowed(self, line: Line) -> bool:
+    def allowed(self, line: JsonLine) -> bool:
         """Whether a line is an object without forbidden keys."""
         return line.value is not None and not set(self.agreed.summary.keys.forbidden) & set(line.value)
 
 
-def read_line(text: str) -> Line:
+def read_line(text: str) -> JsonLine:
     """Read one line of JSON, and say whether a key stands twice in any mapping of it."""
     repeated = False
 
@@ -154,5 +154,5 @@ def read_line(text: str) -> Line:
     try:
         value = json.loads(text, object_pairs_hook=unique)
     except (ValueError, RecursionError):
-        return Line(None, repeated)
-    return Line(value if isinstance(value, dict) else None, repeated)
+        return JsonLine(None, repeated)
+    return JsonLine(value if isinstance(value, dict) else None, repeated)

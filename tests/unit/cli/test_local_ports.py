@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from stage2_cli.ports import learner_ports
+from stage2_cli.local_ports import learner_ports
 from stage2_controller.job.containers import LearnerPorts
 
 

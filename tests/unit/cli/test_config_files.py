@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from stage2_api.errors import ConfigError
-from stage2_cli.files import load_documents, load_yaml
+from stage2_cli.config_files import load_documents, load_yaml
 
 
 def test_a_key_given_twice_is_refused(tmp_path: Path) -> None:

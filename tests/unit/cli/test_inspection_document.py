@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from stage2_cli.inspect.document import document, token_supervision
+from stage2_cli.inspect.inspection_document import document, token_supervision
 from tests.unit.cli.inspected import ANSWERS, COMPLETE, SCENE, TRUNCATED, target_of, tiny_spelling
 
 KEYS = [
