@@ -45,8 +45,8 @@ test-all: setup ## All of these in as little time as two cores allow
 test-gpu: setup ## Checks that need a CUDA device: packing under flash attention, what offload frees
 	pytest -q tests/gpu --log-cli-level=INFO
 
-lint: setup ## ruff, mypy --strict, the import law
-	ruff check . && ruff format --check . && mypy && lint-imports
+lint: setup ## ruff, mypy --strict, the import law, dead code
+	ruff check . && ruff format --check . && mypy && lint-imports && vulture
 
 format: setup ## Format the code
 	ruff check --fix . && ruff format .
