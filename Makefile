@@ -24,8 +24,8 @@ demo: setup ## Train the tiny job as local processes: three vLLM servers and a l
 demo-cluster: setup ## The same on Kubernetes: KUBECONFIG, else kind, else a cluster built from source
 	hack/demo-cluster
 
-test: setup ## All tests; integration computes while the cluster waits, so these two run side by side
-	python -m tests.tiers unit integration,cluster
+test: setup ## All tests
+	python -m tests.tiers unit integration cluster
 
 test-unit: setup ## Hermetic tests
 	python -m tests.tiers unit
@@ -39,8 +39,8 @@ test-cluster: setup ## A real API server and kubelet: the cluster of KUBECONFIG,
 test-jobs: setup ## The example jobs trained by real images in real pods, on the same kind of cluster
 	python -m tests.tiers jobs
 
-test-all: setup ## All of these in as little time as two cores allow
-	python -m tests.tiers unit integration,cluster+jobs
+test-all: setup ## All of these, with one cluster for the last two tiers
+	python -m tests.tiers unit integration cluster+jobs
 
 test-gpu: setup ## Checks that need a CUDA device: packing under flash attention, what offload frees
 	pytest -q tests/gpu --log-cli-level=INFO

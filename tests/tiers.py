@@ -1,9 +1,9 @@
-"""Run tiers of tests, and say where the time went: `python -m tests.tiers unit integration,cluster+jobs`.
+"""Run tiers of tests, and say where the time went: `python -m tests.tiers unit integration cluster+jobs`.
 
-Stages run one after the other. Tiers that a comma joins run side by side, because integration computes while the
-cluster waits; those that a plus joins are one run of pytest, which boots one cluster. Each run writes its output, its
-JUnit report and its times to out/tests; a table and the ten slowest tests of each end it. `--write` puts the table into
-docs/testing.md.
+Stages run one after the other. Tiers that a comma joins run side by side: integration computes while the cluster
+waits, but on two cores tests of both then run into their deadlines. Those that a plus joins are one run of pytest,
+which boots one cluster. Each run writes its output, its JUnit report and its times to out/tests; a table and the ten
+slowest tests of each end it. `--write` puts the table into docs/testing.md.
 """
 
 from __future__ import annotations

@@ -20,12 +20,12 @@ from stage2_trainer.preflight import record_rules
 FIRST_RECORDS = 1000
 
 Local = Callable[[Path], Path | None]
-"""Where a path of a configuration lies on this machine; None where it lies in something that is not here."""
+"""A function that finds a path of a configuration on this machine; None where it lies in something that is not here."""
 
 
 @dataclass
 class Findings:
-    """What is to be said about the data files: a line for each, and all problems of those that are here."""
+    """A report on the data files: a line for each, and all problems of those that are here."""
 
     lines: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""How the `stage2` command shows configuration errors: every problem, on standard error, for people."""
+"""Configuration errors as the `stage2` command shows them: every problem, on standard error, for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job says that only the controller does: an executor without one names it, and leaves nothing out silently."""
+"""Parts of a job that only the controller does: an executor without one names it, and leaves nothing out silently."""
 
 from __future__ import annotations
 

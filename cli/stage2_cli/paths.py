@@ -1,4 +1,4 @@
-"""Where the paths of a job's containers lie on this machine.
+"""Paths of a job's containers, and where they lie on this machine.
 
 The process executor starts the very containers of the plan; only their paths differ. A mapping is a list of prefixes;
 the longest one that fits wins, and a path that none fits stays as it is.
@@ -50,7 +50,7 @@ def host_paths(job: RolloutMatchingJob) -> dict[str, Path]:
 
 
 def place_here(job: RolloutMatchingJob, mapped: Mapping[str, Path], path: Path) -> Path | None:
-    """Where a path of a job's containers lies on this machine; None inside a volume that is not on it."""
+    """Return where a path of a job's containers lies on this machine; None inside a volume that is not on it."""
     here = {**host_paths(job), **mapped}
     volumes = {volume.mount_path for volume in job.spec.volumes}
     fitting = [prefix for prefix in volumes | set(here) if path.is_relative_to(prefix)]

@@ -1,4 +1,4 @@
-"""What `stage2 run` shows while a job runs: a status line on a terminal, plain lines elsewhere, logs on failure."""
+"""The console of `stage2 run` while a job runs: a status line on a terminal, plain lines elsewhere, logs on failure."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _LISTED = ("additional_special_tokens", "extra_special_tokens")
 
 
 class FileTokenizer:
-    """What `stage2_trainer.matching` needs of a tokenizer, by the names that Hugging Face gives it."""
+    """The part of a tokenizer that `stage2_trainer.matching` needs, by the names that Hugging Face gives it."""
 
     def __init__(self, path: Path) -> None:
         self._fast: Any = Fast.from_file(str(path))

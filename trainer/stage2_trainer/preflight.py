@@ -1,4 +1,4 @@
-"""What must be right before a run starts, read without anything heavy: its batches, its rewards, its records."""
+"""Checks before a run starts, made without anything heavy: its batches, its rewards, its records."""
 
 from __future__ import annotations
 

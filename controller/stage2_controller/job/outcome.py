@@ -13,7 +13,7 @@ _POD_FAILURE_POLICY = "PodFailurePolicy"  # the Job's reason; its only rule that
 
 
 class Outcome(NamedTuple):
-    """How a job ended. `phase` is Succeeded or Failed."""
+    """The end of a job. `phase` is Succeeded or Failed."""
 
     phase: str
     reason: str

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from stage2_api.errors import ConfigError, Problem
-from stage2_trainer.data.images import load_image
-from stage2_trainer.data.messages import image_sources
+from stage2_trainer.data.messages import images_of
 from stage2_trainer.matching import vision_ids
 
 _ANSWER = "STAGE2ANSWER"
@@ -65,7 +64,7 @@ class Encoder:
     def prompt(self, messages: list[dict[str, Any]]) -> Prompt:
         """Encode the messages, up to and with the tokens that open the assistant's turn."""
         text = self._render(messages, add_generation_prompt=True)
-        images = [load_image(source) for source in image_sources(messages)]
+        images = images_of(messages)
         encoded = self.processor(
             text=[text], images=images or None, return_tensors="pt", add_special_tokens=False, truncation=False
         )

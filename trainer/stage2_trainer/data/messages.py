@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-from stage2_trainer.data.images import image_url
+from PIL import Image
+
+from stage2_trainer.data.images import image_url, load_image
 from stage2_trainer.data.records import Record
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """The configured prompts: the text of the user's turn, and the system turn if any."""
+
+    user: str
+    system: str | None = None
+
+    def chat(self, record: Record) -> list[dict[str, Any]]:
+        """Return the messages of a record, without any answer."""
+        return chat_messages(record, self.user, system=self.system)
 
 
 def chat_messages(record: Record, prompt: str, *, system: str | None = None) -> list[dict[str, Any]]:
@@ -29,3 +44,8 @@ def image_sources(messages: list[dict[str, Any]]) -> list[str]:
         for part in message["content"]
         if part["type"] == "image_url"
     ]
+
+
+def images_of(messages: list[dict[str, Any]]) -> list[Image.Image]:
+    """Return the images of all image parts, in the same order. Raise ValueError that names one that cannot be read."""
+    return [load_image(source) for source in image_sources(messages)]

@@ -40,7 +40,7 @@ class Record:
 
     @property
     def ground_truth(self) -> GroundTruth:
-        """What an answer to this record is matched to."""
+        """The ground truth that an answer to this record is matched to."""
         return GroundTruth(self.objects)
 
 
@@ -50,7 +50,7 @@ def no_demand(record: Record) -> None:
 
 @dataclass(frozen=True)
 class RecordRules:
-    """How the records of a run are to be read, and what they must have.
+    """Rules by which the records of a run are read, and what they must have.
 
     numbers_are_bins: plain numbers are bins 0..999 (custom.coord_tokens.skip_bbox_norm), not pixels. reads_objects: the
     run learns from objects, so a record must have them, and its width and height; where it does not, the keys are not
@@ -74,7 +74,7 @@ PIXELS = RecordRules()
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What identifies a data file in the reproducibility record; `sha256` is that of the file's bytes."""
+    """The identity of a data file in the reproducibility record; `sha256` is that of the file's bytes."""
 
     path: str
     records: int

@@ -16,7 +16,7 @@ NAMED_IMAGES = 5
 
 @dataclass
 class Survey:
-    """What was found in the first lines of a data file.
+    """The findings of the first lines of a data file.
 
     records: those that are right. objects: of these, by kind. missing: images that are no files, in the order of the
     file, each once. whole: whether there was nothing more to read.

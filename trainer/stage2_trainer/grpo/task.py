@@ -18,7 +18,7 @@ from stage2_trainer.grpo.rewards import Contract, Sample
 
 @dataclass(frozen=True)
 class Task:
-    """What a model is asked about records, and what a right answer is.
+    """A task: what a model is asked about records, and what a right answer is.
 
     prompt: text of the user's turn, unless the record's domain has its own. contract: of summaries, where there is one.
     """

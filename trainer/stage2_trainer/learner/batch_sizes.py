@@ -1,4 +1,4 @@
-"""How many samples each batch of an epoch has, so that every learner process gets equally many batches."""
+"""Sizes of an epoch's batches, so that every learner process gets equally many batches."""
 
 from __future__ import annotations
 

@@ -8,11 +8,12 @@ from contextlib import ExitStack
 
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.encode import Encoder
+from stage2_trainer.data.messages import Prompts
 from stage2_trainer.data.run_records import RunRecords
 from stage2_trainer.learner.estep import EStep
 from stage2_trainer.learner.evaluate import Evaluation
 from stage2_trainer.learner.loss import LossOptions
-from stage2_trainer.learner.matcher import Matcher, Prompts
+from stage2_trainer.learner.matcher import Matcher
 from stage2_trainer.learner.rollout_listeners import log_held_out_rollouts, log_training_rollouts
 from stage2_trainer.learner.row_planner import PackedRowPlanner, RowPlanner, SingleRowPlanner, WindowRowPlanner
 from stage2_trainer.learner.trainer import RolloutMatchingTrainer, TrainerComponents
@@ -36,9 +37,11 @@ logger = logging.getLogger(__name__)
 def build_trainer(config: RunConfig, data: RunRecords, context: RunContext, stack: ExitStack) -> RolloutMatchingTrainer:
     """Load the policy, wait for the servers, and put the trainer together; `stack` closes the connections."""
     processor = load_processor(config.model.model, **arguments.pixel_limits(config))
-    args = arguments.training_arguments(config, world_size=int(os.environ.get("WORLD_SIZE", "1")))
     prompts = Prompts(config.custom.user_prompt, config.template.system)
+    # Before the arguments: once transformers knows of ZeRO-3, it partitions a model while it loads it, and the
+    # processes have not met yet.
     encoder, model = Encoder(processor), load_policy(config)
+    args = arguments.training_arguments(config, world_size=int(os.environ.get("WORLD_SIZE", "1")))
     policy = Policy(model, encoder, args.device, sample_probe(encoder, prompts.chat(data.train[0])))
     state = make_training_state(config, args.device)
     rollouts = _rollouts(config, policy, state, context, stack)

@@ -9,11 +9,11 @@ from typing import Any
 from torch import nn
 
 from stage2_trainer.data.encode import Encoder, Prompt
+from stage2_trainer.data.messages import Prompts
 from stage2_trainer.data.records import Record
-from stage2_trainer.learner.matcher import Matched, Matcher, Prompts, with_origin
-from stage2_trainer.learner.padding_free_batch import place
+from stage2_trainer.learner.matcher import Matched, Matcher, with_origin
+from stage2_trainer.learner.padding_free_batch import Segment, place
 from stage2_trainer.learner.rollout_metrics import sample_stats
-from stage2_trainer.learner.segment import Segment
 from stage2_trainer.matching import segment_meta
 from stage2_trainer.process.qwen3_vl import rope_model
 from stage2_trainer.rollouts.pipeline import PipelinedRollouts

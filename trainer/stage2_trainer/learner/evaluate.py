@@ -8,8 +8,9 @@ from time import perf_counter
 from torch import nn
 
 from stage2_trainer.data.encode import Encoder
+from stage2_trainer.data.messages import Prompts
 from stage2_trainer.data.records import Record
-from stage2_trainer.learner.matcher import Matched, Matcher, Prompts, with_origin
+from stage2_trainer.learner.matcher import Matched, Matcher, with_origin
 from stage2_trainer.learner.rollout_metrics import evaluation_metrics, sample_stats
 from stage2_trainer.process.ranks import gathered, rank, world_size
 from stage2_trainer.rollouts.rollout_source import GenerationRequest, RolloutSource

@@ -8,13 +8,16 @@ Source: semantics, section 6.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
 
-from stage2_trainer.learner.chunked_loss import ChunkedLoss, LossInputs
+from stage2_api.coordinates import BINS
 from stage2_trainer.learner.loss_targets import LossOptions, LossTargets, loss_targets, normalized
-from stage2_trainer.learner.loss_terms import ce_sum, coord_losses, soft_targets
 
 __all__ = [
     "LossOptions",
@@ -29,6 +32,8 @@ __all__ = [
 ]
 
 _CHUNK_ELEMENTS = 2**26
+_LARGEST_LOGIT = 1e4
+_LEAST_TEMPERATURE = 1e-30  # float32 can hold the largest logit divided by it, and the gradient of that
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,7 @@ def stage2_loss(logits: torch.Tensor, targets: LossTargets, coord_ids: torch.Ten
     float32 (float64 for float64 logits). Finite for any logits: NaN counts as 0, and all are clamped to +-1e4.
     """
     split = len(targets.labels)
-    ce = ce_sum(logits[:split], targets.labels) / targets.ce_denominator
+    ce = _ce_sum(logits[:split], targets.labels) / targets.ce_denominator
     each = coord_losses(logits[split:], targets.bins, coord_ids, options)
     coord = each.sum() / targets.coord_denominator
     return _parts(ce + coord, ce.detach(), coord.detach(), each.detach(), targets)
@@ -90,8 +95,10 @@ def stage2_loss_from_hidden(
     At most `chunk_elements` logits exist at a time; their gradients are computed with them, so nothing is computed
     twice.
     """
-    inputs = LossInputs(targets, coord_ids, options, max(1, chunk_elements // weight.shape[0]), torch.is_grad_enabled())
-    total, ce, coord, each = ChunkedLoss.apply(hidden, weight, bias, inputs)  # type: ignore[no-untyped-call]
+    inputs = _LossInputs(
+        targets, coord_ids, options, max(1, chunk_elements // weight.shape[0]), torch.is_grad_enabled()
+    )
+    total, ce, coord, each = _ChunkedLoss.apply(hidden, weight, bias, inputs)  # type: ignore[no-untyped-call]
     return _parts(total, ce, coord, each, targets)
 
 
@@ -109,3 +116,139 @@ def _parts(
         coord_prefix_count=len(prefix),
         coord_tail_count=len(tail),
     )
+
+
+def _usable(logits: torch.Tensor) -> torch.Tensor:
+    """Return the logits in float32 without NaN or infinities."""
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    return torch.nan_to_num(wide, nan=0.0).clamp(-_LARGEST_LOGIT, _LARGEST_LOGIT)
+
+
+def _ce_sum(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(_usable(logits), labels, reduction="sum")
+
+
+def soft_targets(bins: torch.Tensor, options: LossOptions, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Return soft targets (C, 1000) around the bins (C,): Gaussians, cut off and normalised at the edges."""
+    distance = torch.arange(BINS, device=bins.device)
+    # A weight for each distance, in float64 and squared last: no width is so small or large that 0/0 comes out.
+    weight = torch.exp(-(distance.double() / options.target_sigma).square() / 2)
+    if options.target_truncate is not None:
+        weight = weight.masked_fill(distance > options.target_truncate, 0.0)
+    weights = weight.to(dtype)[(distance - bins[:, None]).abs()]
+    return weights / weights.sum(dim=-1, keepdim=True)
+
+
+def coord_losses(
+    logits: torch.Tensor, bins: torch.Tensor, coord_ids: torch.Tensor, options: LossOptions
+) -> torch.Tensor:
+    """Return the loss (C,) of each coordinate: its soft cross entropy, Wasserstein-1 distance and gate, weighted.
+
+    logits (C, V) predict the coordinates; bins (C,) int64 are the true ones; coord_ids (1000,) the bins' token ids.
+    """
+    scaled = _usable(logits) / max(options.temperature, _LEAST_TEMPERATURE)
+    coords = scaled[:, coord_ids]
+    log_p = functional.log_softmax(coords, dim=-1)
+    target = soft_targets(bins, options, scaled.dtype)
+    soft_ce = -(target * log_p).sum(dim=-1)
+    w1 = (log_p.exp() - target).cumsum(dim=-1).abs().mean(dim=-1)
+    gate = (scaled.logsumexp(dim=-1) - coords.logsumexp(dim=-1)).clamp_min(0.0)
+    return options.soft_ce_weight * soft_ce + options.w1_weight * w1 + options.gate_weight * gate
+
+
+@dataclass(frozen=True)
+class _LossInputs:
+    """The constant inputs of the chunked loss."""
+
+    targets: LossTargets
+    coord_ids: torch.Tensor
+    options: LossOptions
+    chunk_rows: int
+    grad_enabled: bool
+
+    def chunks(self) -> Iterator[tuple[slice, bool]]:
+        """Return slices of the N rows, none of which mixes ordinary tokens (True) and coordinates (False)."""
+        split, end = len(self.targets.labels), len(self.targets.positions)
+        for first, last, ordinary in ((0, split, True), (split, end, False)):
+            for start in range(first, last, self.chunk_rows):
+                yield slice(start, min(start + self.chunk_rows, last)), ordinary
+
+    def losses(self, logits: torch.Tensor, rows: slice, *, ordinary: bool) -> torch.Tensor:
+        """Return the sum over ordinary tokens, (), or each coordinate's loss, (rows,)."""
+        if ordinary:
+            return _ce_sum(logits, self.targets.labels[rows])
+        split = len(self.targets.labels)
+        bins = self.targets.bins[rows.start - split : rows.stop - split]
+        return coord_losses(logits, bins, self.coord_ids, self.options)
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    """The loss with its gradients, computed chunk by chunk; the backward pass only scales them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, inputs: _LossInputs
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+        ce = hidden.new_zeros((), dtype=wide)
+        each = hidden.new_zeros(len(inputs.targets.bins), dtype=wide)
+        needs = tuple(inputs.grad_enabled and need for need in ctx.needs_input_grad[:3])
+        gradients = _Gradients(hidden, weight, bias, needs, wide)
+        split = len(inputs.targets.labels)
+        for rows, ordinary in inputs.chunks():
+            logits = functional.linear(hidden[rows], weight, bias).detach().requires_grad_(gradients.needed)
+            with torch.set_grad_enabled(gradients.needed):
+                losses = inputs.losses(logits, rows, ordinary=ordinary)
+                share = inputs.targets.ce_denominator if ordinary else inputs.targets.coord_denominator
+                loss = losses.sum() / share
+            if ordinary:
+                ce += loss.detach()
+            else:
+                each[rows.start - split : rows.stop - split] = losses.detach()
+            if gradients.needed:
+                gradients.add(rows, torch.autograd.grad(loss, logits)[0])
+        ctx.save_for_backward(*gradients.results())
+        coord = each.sum() / inputs.targets.coord_denominator
+        ctx.mark_non_differentiable(ce, coord, each)
+        return ce + coord, ce, coord, each
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, total: torch.Tensor, *_: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return *(None if one is None else (one * total).to(one.dtype) for one in ctx.saved_tensors), None
+
+
+class _Gradients:
+    """Gradients of the output layer's inputs, summed over chunks; weights and biases in at least float32."""
+
+    def __init__(
+        self,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        needs: tuple[bool, ...],
+        dtype: torch.dtype,
+    ) -> None:
+        self.needed = any(needs)
+        self._inputs = (hidden, weight, bias)
+        self._hidden = torch.zeros_like(hidden) if needs[0] else None
+        self._weight = torch.zeros_like(weight, dtype=dtype) if needs[1] else None
+        self._bias = torch.zeros_like(bias, dtype=dtype) if needs[2] and bias is not None else None
+
+    def add(self, rows: slice, logits: torch.Tensor) -> None:
+        """Add a chunk's part, given the gradient of its logits."""
+        hidden, weight, _ = self._inputs
+        if self._hidden is not None:
+            self._hidden[rows] = logits @ weight
+        if self._weight is not None:
+            self._weight += logits.T @ hidden[rows]
+        if self._bias is not None:
+            self._bias += logits.sum(dim=0)
+
+    def results(self) -> tuple[torch.Tensor | None, ...]:
+        """Return the gradients in the inputs' own types, None where none is needed."""
+        sums = (self._hidden, self._weight, self._bias)
+        return tuple(
+            None if one is None or given is None else one.to(given.dtype)
+            for one, given in zip(sums, self._inputs, strict=True)
+        )

@@ -6,23 +6,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from stage2_trainer.data.messages import chat_messages
 from stage2_trainer.data.records import Record
 from stage2_trainer.matching import CoordVocab, MatchedTarget, MatchOptions, build_target, cut_before
 from stage2_trainer.rollouts.rollout_source import RolloutBatch
 from stage2_trainer.wire.rollout import Rollout
-
-
-@dataclass(frozen=True)
-class Prompts:
-    """The configured prompts: the text of the user's turn, and the system turn if any."""
-
-    user: str
-    system: str | None = None
-
-    def chat(self, record: Record) -> list[dict[str, Any]]:
-        """Return the messages of a record, without any answer."""
-        return chat_messages(record, self.user, system=self.system)
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from torch import nn
 
 from stage2_trainer.data.records import Record
 from stage2_trainer.learner.estep import EStep
+from stage2_trainer.learner.padding_free_batch import Segment
 from stage2_trainer.learner.rollout_buffer import ReuseBuffer
 from stage2_trainer.learner.rollout_metrics import SampleStats
 from stage2_trainer.learner.row_planner import Row, RowPlanner
-from stage2_trainer.learner.segment import Segment
 from stage2_trainer.telemetry.stopwatch import Stopwatch
 from stage2_trainer.weights.sync_report import SyncReport
 

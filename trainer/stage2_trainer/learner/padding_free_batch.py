@@ -1,4 +1,4 @@
-"""Batches: teacher-forced sequences laid out in padding-free rows, each sequence blind to the others.
+"""Segments and batches: teacher-forced sequences in padding-free rows, each sequence blind to the others.
 
 Qwen3-VL's text model takes 4-row position ids: row 0 counts the tokens of each sequence from 0 (a new sequence begins
 wherever it does not grow by one), rows 1..3 are the multimodal rotary positions. Sequences are told apart by row 0
@@ -9,12 +9,15 @@ is why every forward pass here says `use_cache=False`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from stage2_api.rollout_matching import LossNormalizer
 from stage2_trainer.data.encode import Encoding
+from stage2_trainer.learner.loss_targets import loss_targets, normalized
+from stage2_trainer.learner.rollout_metrics import SampleStats
 from stage2_trainer.matching import CoordVocab, SegmentMeta, Supervision, packed_supervision
 from stage2_trainer.matching.masks import concatenate
 
@@ -28,6 +31,22 @@ class Placed:
 
     def __len__(self) -> int:
         return len(self.encoding.input_ids)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One sample as it is trained on: tokens with their positions, where they are supervised, and its figures."""
+
+    placed: Placed
+    meta: SegmentMeta
+    stats: SampleStats
+
+    def __len__(self) -> int:
+        return len(self.placed)
+
+    def aged(self, staleness: int) -> Segment:
+        """Return it with the optimizer steps that lie between its rollout and the training on it."""
+        return replace(self, stats=replace(self.stats, staleness=staleness))
 
 
 @dataclass(frozen=True)
@@ -99,3 +118,26 @@ def _row_positions(row: Sequence[Placed], length: int) -> torch.Tensor:
 def _joined(parts: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
     present = [part for part in parts if part is not None]
     return torch.cat(present) if present else None
+
+
+def supervised_batches(
+    micro_steps: Sequence[Sequence[Sequence[Segment]]],
+    vocab: CoordVocab,
+    *,
+    pad_token_id: int,
+    normalizer: LossNormalizer,
+    device: torch.device,
+) -> list[dict[str, Any]]:
+    """Return for each micro-step's rows the model's inputs (`model`, on the CPU) and the loss's targets (`targets`).
+
+    The tensors are new ones, so that a step cannot change what is kept for the next.
+    """
+    laid_out = [collate([[segment.placed for segment in row] for row in rows], pad_token_id) for rows in micro_steps]
+    targets = [
+        loss_targets(row_supervision(batch, [[segment.meta for segment in row] for row in rows], vocab), device)
+        for batch, rows in zip(laid_out, micro_steps, strict=True)
+    ]
+    return [
+        {"model": batch.model_inputs(), "targets": one}
+        for batch, one in zip(laid_out, normalized(targets, normalizer), strict=True)
+    ]

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from stage2_trainer.learner.segment import Segment
+from stage2_trainer.learner.padding_free_batch import Segment
 from stage2_trainer.packing import PackingBuffer, PackingError, pack_window
 
 logger = logging.getLogger(__name__)

@@ -24,10 +24,10 @@ from stage2_trainer.learner.evaluate import Evaluation
 from stage2_trainer.learner.forward_redirection import run_inside
 from stage2_trainer.learner.loss import LossOptions, LossParts, LossTargets, stage2_loss_from_hidden
 from stage2_trainer.learner.microsteps import MicroSteps
+from stage2_trainer.learner.padding_free_batch import supervised_batches
 from stage2_trainer.learner.repeated_windows import uses_left
 from stage2_trainer.learner.row_planner import RowPlanner
 from stage2_trainer.learner.step_record import StepRecord
-from stage2_trainer.learner.supervised_batch import supervised_batches
 from stage2_trainer.learner.waiting_segments import load_waiting, save_waiting
 from stage2_trainer.learner.window_lookahead import WindowLookahead
 from stage2_trainer.matching import CoordVocab

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from stage2_trainer.learner.segment import Segment
+from stage2_trainer.learner.padding_free_batch import Segment
 from stage2_trainer.process.ranks import rank, world_size
 
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stage2_trainer.matching.parsed_objects import ObjectReader, ParsedObject, loads
+from stage2_trainer.matching.parsed_objects import ParsedObject, loads, read_objects
 from stage2_trainer.matching.scan import Scan, scan
 from stage2_trainer.matching.tokens import REPLACEMENT, Alignment, CoordVocab, as_ids
 
@@ -70,7 +70,7 @@ def parse_rollout(response_ids: Sequence[int], vocab: CoordVocab) -> ParsedRollo
     prefix, cut = _prefix(ids, aligned, [] if before else _cuts(found), vocab)
     if cut < max(_cuts(found), default=0) and not before:
         notes = (*notes, CUT_MOVED)
-    objects = ObjectReader(ids, aligned, text, cut, vocab).read(found)
+    objects = read_objects(ids, aligned, found, text, cut, vocab)
     kept = [entry.index for entry in found.entries if entry.key_start < cut]
     prefix_text = text[:cut] if cut else "{"
     return ParsedRollout(

@@ -56,7 +56,14 @@ class ParsedObject:
     span: tuple[int, int]
 
 
-class ObjectReader:
+def read_objects(
+    ids: list[int], aligned: Alignment, found: Scan, text: str, cut: int, vocab: CoordVocab
+) -> tuple[ParsedObject, ...]:
+    """Return an object for each entry that the scan found, in order; those beyond `cut` are not in the prefix."""
+    return _ObjectReader(ids, aligned, text, cut, vocab).read(found)
+
+
+class _ObjectReader:
     """The reader of one answer's objects: it judges each entry of the scan."""
 
     def __init__(self, ids: list[int], aligned: Alignment, text: str, cut: int, vocab: CoordVocab) -> None:

@@ -1,1 +1,1 @@
-"""Who answers with rollouts: servers over HTTP, or an engine in the learner's own process."""
+"""Sources of rollouts: servers over HTTP, or an engine in the learner's own process."""

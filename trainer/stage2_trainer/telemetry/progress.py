@@ -1,4 +1,4 @@
-"""What the learner is doing: kept in one place, served at GET /progress, and left behind in the termination log.
+"""The learner's state: kept in one place, served at GET /progress, and left behind in the termination log.
 
 Whoever holds the job's bearer token may ask; the controller copies the answer into the job's status.
 """
@@ -20,7 +20,7 @@ from stage2_api.pod.termination import termination_message
 
 
 class ReportChanges(TypedDict, total=False):
-    """What of the report changes, by the names of `LearnerReport`."""
+    """Fields of the report that change, by the names of `LearnerReport`."""
 
     step: int
     max_steps: int

@@ -11,11 +11,12 @@ from torch import nn
 from transformers import TrainingArguments
 
 from stage2_trainer.data.encode import Encoder
+from stage2_trainer.data.messages import Prompts
 from stage2_trainer.data.records import Record
 from stage2_trainer.learner.estep import EStep
 from stage2_trainer.learner.evaluate import Evaluation
 from stage2_trainer.learner.loss import LossOptions
-from stage2_trainer.learner.matcher import Matcher, Prompts
+from stage2_trainer.learner.matcher import Matcher
 from stage2_trainer.learner.row_planner import RowPlanner, SingleRowPlanner
 from stage2_trainer.learner.trainer import RolloutMatchingTrainer, TrainerComponents
 from stage2_trainer.matching import CoordVocab, GTObject, MatchOptions, ground_truth, serialize_objects
