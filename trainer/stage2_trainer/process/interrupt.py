@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 from types import FrameType
 
 
@@ -15,7 +14,7 @@ class Interrupt:
     """A request to stop, set by SIGTERM and looked at between micro-steps."""
 
     def __init__(self) -> None:
-        self._asked = threading.Event()
+        self._asked = False  # no Event: its lock is held while a second signal would ask for it, in the same thread
 
     def listen(self) -> None:
         """Take SIGTERM as the request. Call it from the main thread."""
@@ -23,14 +22,14 @@ class Interrupt:
 
     def ask(self) -> None:
         """Ask the run to stop."""
-        self._asked.set()
+        self._asked = True
 
     def check(self) -> None:
         """Raise Interrupted if the run was asked to stop, in all learner processes at once when one of them was."""
         from stage2_trainer.process.ranks import gathered  # torch: SIGTERM is listened to before it is imported
 
-        if any(gathered(self._asked.is_set())):
+        if any(gathered(self._asked)):
             raise Interrupted("asked to stop (SIGTERM)")
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        self.ask()
+        self._asked = True
