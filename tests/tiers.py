@@ -62,10 +62,12 @@ class Tier:
     def run(self) -> None:
         """Run the tier to its end, and read its report."""
         command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={self.report}", *arguments(self.name)]
+        # Tests call `python` and `stage2` as a person does whose virtual environment is active.
+        environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
         self.report.unlink(missing_ok=True)
         start = time.monotonic()
         with self.log.open("wb") as output:
-            self.process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
+            self.process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT)
         _, status, usage = os.wait4(self.process.pid, 0)
         self.process.returncode = self.exit_code = os.waitstatus_to_exitcode(status)
         self.wall_s, self.cpu_s = time.monotonic() - start, usage.ru_utime + usage.ru_stime
