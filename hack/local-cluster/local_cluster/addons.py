@@ -14,12 +14,11 @@ from typing import Protocol
 import yaml
 from rich.console import Console
 
-from local_cluster import buildah, images
+from local_cluster import buildah, firewall, images
 from local_cluster.control_plane import kubectl
-from local_cluster.firewall import Firewall
 from local_cluster.layout import HUB, ClusterError, Layout
 from local_cluster.processes import run
-from local_cluster.toolchain import MODULES, Binary, ensure_binaries, path_of
+from local_cluster.toolchain import MODULE, Binary, ensure_binaries, path_of
 
 CONFIG = "config"
 TIMEOUT = "--timeout=180s"
@@ -53,7 +52,7 @@ class Controller:
     @property
     def binary(self) -> Binary:
         """The program."""
-        return Binary(self.name, self.name, self.package)
+        return Binary(self.name, self.package)
 
     @property
     def namespace(self) -> str:
@@ -109,7 +108,7 @@ def _manifests(layout: Layout, addon: Controller) -> Path:
     """The module's manifests, kept beside its program so that a later cluster needs no module."""
     kept = path_of(layout, addon.binary).parent / CONFIG
     if not kept.exists():
-        found = json.loads(run(["go", "mod", "download", "-json", addon.module], cwd=MODULES / addon.name))
+        found = json.loads(run(["go", "mod", "download", "-json", addon.module], cwd=MODULE))
         if "Dir" not in found:
             raise ClusterError(f"Go module {addon.module} cannot be had: {found.get('Error')}")
         partial = kept.with_suffix(".partial")
@@ -125,4 +124,6 @@ _CONTROLLERS = (
     Controller("kueue", "sigs.k8s.io/kueue", "sigs.k8s.io/kueue/cmd/kueue"),
     Controller("jobset", "sigs.k8s.io/jobset", "sigs.k8s.io/jobset"),
 )
-ADDONS: dict[str, Addon] = {addon.name: addon for addon in (*_CONTROLLERS, Firewall())}
+ADDONS: dict[str, Addon] = {addon.name: addon for addon in (*_CONTROLLERS, firewall.Firewall())}
+PROGRAMS = (*(addon.binary for addon in _CONTROLLERS), firewall.BINARY)
+"""What addons run; each is built when it is first enabled."""

@@ -10,7 +10,7 @@ from local_cluster.pki import kubeconfig_of
 from local_cluster.processes import forget, named, spawn, stop, wait_until
 from local_cluster.toolchain import Binary, ensure_binaries, ensure_packages, path_of
 
-BINARY = Binary("kube-router", "kube-router", "github.com/cloudnativelabs/kube-router/v2/cmd/kube-router")
+BINARY = Binary("kube-router", "github.com/cloudnativelabs/kube-router/v2/cmd/kube-router")
 CHAIN = "KUBE-ROUTER-FORWARD"
 
 

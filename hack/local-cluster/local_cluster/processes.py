@@ -92,6 +92,18 @@ def marked(layout: Layout) -> list[Daemon]:
     return [Daemon("marked", pid, start) for pid, start in _processes() if mark in _environment(pid)]
 
 
+def in_use(folder: Path) -> bool:
+    """Whether a live process runs a program that lies in the folder."""
+    return any(program.is_relative_to(folder.resolve()) for program in _programs())
+
+
+def _programs() -> Iterator[Path]:
+    for pid, _ in _processes():
+        # It may have ended since; a thread of the kernel has no program.
+        with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+            yield Path(f"/proc/{pid}/exe").readlink()
+
+
 def _processes() -> Iterator[tuple[int, int]]:
     for entry in os.listdir("/proc"):
         if entry.isdigit() and (start := start_time(int(entry))) is not None:

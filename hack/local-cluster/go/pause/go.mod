@@ -1,3 +1,0 @@
-module stage2.dev/local-cluster/pause
-
-go 1.24.0
