@@ -1,9 +1,12 @@
 """buildah with a storage of its own below the cluster's cache."""
 
+import json
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from local_cluster.layout import Layout
@@ -12,6 +15,8 @@ from local_cluster.processes import run
 CACHE_MOUNTS = "buildah-cache"
 """Folder below TMPDIR in which this buildah keeps what `RUN --mount=type=cache` shares between builds."""
 
+UV_CACHE = "/var/cache/uv"
+"""Where images/trainer.Dockerfile mounts the cache of uv."""
 
 OWN_MOUNTS = ("unshare", "--mount")
 """The storage driver mounts its folder onto itself and leaves that behind; in a namespace it goes with the process."""
@@ -52,17 +57,65 @@ def working_container(layout: Layout, image: str = "scratch") -> Iterator[str]:
         call(layout, "rm", container)
 
 
+@dataclass(frozen=True)
+class Layer:
+    """A layer of an image, uncompressed."""
+
+    digest: str
+    size: int
+
+    @property
+    def name(self) -> str:
+        """The name of its file in an OCI layout."""
+        return self.digest.removeprefix("sha256:")
+
+
+def layers(layout: Layout, reference: str) -> list[Layer]:
+    """Return an image's layers, the lowest first."""
+    inspect = ["skopeo", "inspect", "--raw", _source(layout, reference)]
+    manifest = json.loads(run([*OWN_MOUNTS, *inspect], env=environment(layout)))
+    return [Layer(layer["digest"], layer["size"]) for layer in manifest["layers"]]
+
+
+def _source(layout: Layout, reference: str) -> str:
+    """Return the image's name for skopeo."""
+    storage = layout.cache / "buildah"
+    return f"containers-storage:[overlay@{storage / 'root'}+{storage / 'run'}]{reference}"
+
+
 def export(layout: Layout, reference: str, folder: Path) -> None:
     """Write an image as OCI layout with uncompressed layers: their names are then known before they are read.
 
     skopeo does it since buildah's own push compresses whatever it is told, and so finds no layer that is there already.
     """
-    storage = layout.cache / "buildah"
-    source = f"containers-storage:[overlay@{storage / 'root'}+{storage / 'run'}]{reference}"
     flags = ["--insecure-policy", "copy", "--quiet", "--dest-oci-accept-uncompressed-layers"]
     scratch = folder / "tmp"
     scratch.mkdir()
-    run([*OWN_MOUNTS, "skopeo", *flags, source, f"oci:{folder}:image"], env={"TMPDIR": str(scratch)})
+    run(
+        [*OWN_MOUNTS, "skopeo", *flags, _source(layout, reference), f"oci:{folder}:image"], env={"TMPDIR": str(scratch)}
+    )
+
+
+def share_wheels(layout: Layout) -> None:
+    """Let build steps use this machine's own uv cache, so that no wheel is fetched and stored a second time.
+
+    uv keeps wheels by index, name and version, whatever Python it works for, and locks what it writes.
+    """
+    place = wheels(layout)
+    if place.is_symlink():
+        place.unlink()
+    elif place.exists():
+        shutil.rmtree(place)
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    shared = Path(os.environ.get("UV_CACHE_DIR") or cache / "uv").resolve()
+    shared.mkdir(parents=True, exist_ok=True)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.symlink_to(shared)
+
+
+def wheels(layout: Layout) -> Path:
+    """Return where this buildah keeps the cache mount of the trainer's Dockerfile."""
+    return Path(environment(layout)["TMPDIR"]) / CACHE_MOUNTS / UV_CACHE.removeprefix("/")
 
 
 def prune(layout: Layout) -> None:

@@ -1,4 +1,4 @@
-"""The commands: up, down, mend, status, enable, disable, tool, load, build."""
+"""The commands: up, down, mend, status, enable, disable, tool, load, build, cache."""
 
 import time
 from collections.abc import Callable
@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from local_cluster import cache as kept
 from local_cluster import cluster, containerd, images, locks, packaged, teardown
 from local_cluster.addons import ADDONS, Addon
 from local_cluster.layout import ClusterError, Layout
@@ -183,3 +184,26 @@ def build(
                     images.load_built(layout, image.reference)
     except ClusterError as error:
         raise _fail(error) from error
+
+
+@app.command()
+def cache(
+    home: Home = None,
+    prune: Annotated[bool, typer.Option("--prune", help="Remove what nothing uses any more.")] = False,
+    empty: Annotated[bool, typer.Option("--empty", help="Remove everything; the next `up` builds it again.")] = False,
+) -> None:
+    """Say how large what is kept for the next `up` is, part by part."""
+    layout = _layout(home)
+    try:
+        with locks.held(layout, "boot"), locks.held(layout, "build"), locks.held(layout, "load"):
+            if empty:
+                kept.empty(layout)
+            elif prune:
+                kept.prune(layout)
+    except ClusterError as error:
+        raise _fail(error) from error
+    sizes = {part.name: part.size_bytes() for part in kept.parts(layout)}
+    table = Table("part", "size in GB", title=str(layout.cache))
+    for name, size in [*sizes.items(), ("together", sum(sizes.values()))]:
+        table.add_row(name, f"{size / 1e9:.2f}")
+    console.print(table)

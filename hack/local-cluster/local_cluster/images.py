@@ -1,6 +1,7 @@
 """Images without a registry: built by buildah on a debootstrap base, and handed to containerd layer by layer."""
 
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -120,6 +121,7 @@ def build(layout: Layout, image: ProjectImage, console: Console) -> None:
     """Build one image with buildah's layer cache, its output shown as it comes."""
     with locks.held(layout, "build"):
         buildah.prune(layout)
+        buildah.share_wheels(layout)
         _build(layout, image, ensure_base(layout, console))
         buildah.prune(layout)
 
@@ -146,18 +148,46 @@ def _mounts() -> list[str]:
 
 
 def load_built(layout: Layout, reference: str) -> None:
-    """Bring an image from buildah's storage into containerd; only layers that containerd lacks travel."""
+    """Bring an image from buildah's storage into containerd; only layers that containerd has not unpacked travel."""
     with locks.held(layout, "load"), context.scratch(layout.cache, "export") as export:
         blobs = export / "blobs" / "sha256"
         blobs.mkdir(parents=True)
-        for blob in (layout.containerd_root / "io.containerd.content.v1.content/blobs/sha256").glob("*"):
-            # A hard link: the layer counts as already there, and no byte is copied.
-            (blobs / blob.name).hardlink_to(blob)
+        layers = buildah.layers(layout, reference)
+        there = set(_unpacked(layout, layers))
+        for layer in there:
+            # An empty file of the layer's size: it counts as exported already, and no byte is copied.
+            with (blobs / layer.name).open("wb") as file:
+                file.truncate(layer.size)
         buildah.export(layout, reference, export)
         _name_image(export / "index.json", reference)
-        new = [path for path in sorted(blobs.iterdir()) if path.stat().st_nlink == 1]
+        new = [path for path in sorted(blobs.iterdir()) if path.name not in {layer.name for layer in there}]
         _import_stream(layout, [export / "oci-layout", export / "index.json", *new], export)
+        _drop_packed(layout, layers)
     _forget_superseded(layout)
+
+
+def _unpacked(layout: Layout, layers: Sequence[buildah.Layer]) -> list[buildah.Layer]:
+    """Return the layers, from the lowest on, of which containerd has a snapshot, unless one above is the same."""
+    snapshots = {line.split()[0] for line in ctr(layout, "snapshots", "list").splitlines()[1:]}
+    chain = chain_ids([layer.digest for layer in layers])
+    count = sum(1 for _ in itertools.takewhile(snapshots.__contains__, chain))
+    return [layer for layer in layers[:count] if layer not in layers[count:]]
+
+
+def chain_ids(diff_ids: Sequence[str]) -> list[str]:
+    """Return the names of an image's snapshots: the digest of each layer with all below it (OCI image spec)."""
+
+    def joined(below: str, diff_id: str) -> str:
+        return f"sha256:{hashlib.sha256(f'{below} {diff_id}'.encode()).hexdigest()}"
+
+    return [*itertools.accumulate(diff_ids, joined)]
+
+
+def _drop_packed(layout: Layout, layers: Sequence[buildah.Layer]) -> None:
+    """Remove layers as they came: containers live from the snapshots, and buildah has each for an import to come."""
+    kept = set(ctr(layout, "content", "list", "--quiet").split())
+    if packed := sorted({layer.digest for layer in layers} & kept):
+        ctr(layout, "content", "delete", *packed)
 
 
 def _forget_superseded(layout: Layout) -> None:

