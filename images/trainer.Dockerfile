@@ -28,6 +28,17 @@ RUN --mount=type=cache,target=/var/cache/uv set -eu; \
         --compile-bytecode --override /tmp/overrides.txt -r pyproject.toml $extras 'hatchling>=1.27'; \
     rm -rf /tmp/uv /tmp/overrides.txt
 
+# vLLM imports a model in another process to learn what it can do, 10 s and more of each server's start. It finds the
+# answer here (stage2_trainer/engine/plugin.py). Without a GPU the other build may fail to ask: then servers ask.
+ENV STAGE2_MODELINFOS=/opt/stage2/modelinfos
+RUN set -eu; \
+    ask='from vllm.model_executor.models.registry import ModelRegistry as r'; \
+    ask="$ask; r.models['Qwen3VLForConditionalGeneration'].inspect_model_cls()"; \
+    VLLM_CACHE_ROOT=/opt/stage2 python -c "$ask" || [ "$VLLM" = gpu ]; \
+    mkdir -p "$STAGE2_MODELINFOS"; \
+    chmod -R a+rX "$STAGE2_MODELINFOS"; \
+    rm -rf /tmp/* /tmp/.[!.]*
+
 # The CPU build carries what the tiny jobs of examples/ train on.
 COPY . .
 RUN set -eu; \
