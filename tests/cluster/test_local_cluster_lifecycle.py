@@ -108,7 +108,7 @@ def _boot_half(local_cluster: Any) -> None:
     booting.wait()
 
 
-@pytest.mark.parametrize("bring_about", [_run_pod, _crash_runtime, _crash_control_plane, _boot_half])
+@pytest.mark.parametrize("bring_about", [_crash_runtime, _crash_control_plane, _boot_half])
 def test_down_leaves_nothing_behind(
     local_cluster: Any, before: dict[str, object], bring_about: Callable[[Any], None]
 ) -> None:
@@ -118,18 +118,20 @@ def test_down_leaves_nothing_behind(
     assert _machine() == before
 
 
-def test_up_after_a_crash_boots_a_clean_cluster(local_cluster: Any, before: dict[str, object]) -> None:
+def test_up_boots_a_clean_cluster_after_a_crash_and_leaves_a_running_one_alone(
+    local_cluster: Any, before: dict[str, object]
+) -> None:
     _crash_runtime(local_cluster)
-    command = ["kubectl", f"--kubeconfig={local_cluster.up()}", "get", "pods", "--output=name"]
+    kubeconfig = local_cluster.up()
+    command = ["kubectl", f"--kubeconfig={kubeconfig}", "get", "pods", "--output=name"]
     assert subprocess.run(command, check=True, capture_output=True, text=True).stdout == ""
     assert local_cluster.running()
-
-
-def test_up_on_a_running_cluster_leaves_it_alone(local_cluster: Any, before: dict[str, object]) -> None:
-    first = local_cluster.up()
+    _run_pod(local_cluster)
     started = {record.name: record.read_text() for record in (HOME / "processes").iterdir()}
-    assert local_cluster.up() == first
+    assert local_cluster.up() == kubeconfig
     assert {record.name: record.read_text() for record in (HOME / "processes").iterdir()} == started
+    local_cluster("down")
+    assert _machine() == before, "of a cluster that ran a pod and did not crash"
 
 
 def test_down_without_a_cluster_succeeds(local_cluster: Any, before: dict[str, object]) -> None:

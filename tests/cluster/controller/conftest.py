@@ -177,9 +177,9 @@ def chart_rights(kubectl: Kubectl, helm: str, *more: str) -> Object:
     done = subprocess.run(
         [*command, "--set-json", ",".join((values, *more))], capture_output=True, text=True, check=True
     )
-    for manifest in filter(None, yaml.safe_load_all(done.stdout)):
-        if manifest["kind"] in ("ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"):
-            kubectl.apply(manifest)
+    kinds = ("ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding")
+    items = [manifest for manifest in filter(None, yaml.safe_load_all(done.stdout)) if manifest["kind"] in kinds]
+    kubectl.apply({"apiVersion": "v1", "kind": "List", "items": items})
     config: Object = json.loads(kubectl("config", "view", "--raw", "--minify", "--flatten", "-o", "json"))
     token = kubectl("create", "token", "stage2").strip()
     return {**config, "users": [{"name": user["name"], "user": {"token": token}} for user in config["users"]]}
