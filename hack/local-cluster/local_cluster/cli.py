@@ -50,7 +50,7 @@ def up(
     ] = False,
     gpus: Annotated[int, typer.Option(help="How many fake nvidia.com/gpu the node advertises.")] = 4,
 ) -> None:
-    """Build what is missing (15 minutes the first time), boot, and print where the kubeconfig is."""
+    """Build what is missing (some minutes the first time), boot, and print where the kubeconfig is."""
     layout = _layout(home)
     started = time.monotonic()
     try:
