@@ -8,7 +8,7 @@ export TOKENIZERS_PARALLELISM := false
 CODE := crds controller trainer cli hack examples bench
 OUT ?= out/demo
 
-.PHONY: help setup demo demo-cluster test test-unit test-integration test-cluster test-jobs test-all test-gpu lint format verify generate bench smoke-colocate images clean
+.PHONY: help setup demo demo-cluster test test-unit test-integration test-cluster test-jobs test-gpu lint format verify generate bench smoke-colocate images clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}'
@@ -24,8 +24,8 @@ demo: setup ## Train the tiny job as local processes: three vLLM servers and a l
 demo-cluster: setup ## The same on Kubernetes: KUBECONFIG, else kind, else a cluster built from source
 	hack/demo-cluster
 
-test: setup ## All tests
-	python -m tests.tiers unit integration cluster
+test: setup ## All tests but those of test-jobs
+	python -m tests.tiers unit,alone integration,cluster
 
 test-unit: setup ## Hermetic tests
 	python -m tests.tiers unit
@@ -34,13 +34,10 @@ test-integration: setup ## Real vLLM servers and the CPU stub, processes and HTT
 	python -m tests.tiers integration
 
 test-cluster: setup ## A real API server and kubelet: the cluster of KUBECONFIG, else hack/local-cluster
-	python -m tests.tiers cluster
+	python -m tests.tiers alone cluster
 
 test-jobs: setup ## The example jobs trained by real images in real pods, on the same kind of cluster
 	python -m tests.tiers jobs
-
-test-all: setup ## All of these, with one cluster for the last two tiers
-	python -m tests.tiers unit integration cluster+jobs
 
 test-gpu: setup ## Checks that need a CUDA device: packing under flash attention, what offload frees
 	pytest -q tests/gpu --log-cli-level=INFO

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.shared import shared
 from tests.tools import LOCAL_CLUSTER, tool
 
 ROOT = Path(__file__).parents[1]
@@ -85,20 +86,32 @@ def apiserver(local_cluster: LocalCluster, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture(scope="session")
-def kubeconfig(request: pytest.FixtureRequest, local_cluster: LocalCluster) -> Iterator[Path]:
+def session_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of this run of pytest, the same in each of its processes."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(scope="session")
+def kubeconfig(request: pytest.FixtureRequest, local_cluster: LocalCluster, session_folder: Path) -> Iterator[Path]:
     """Kubeconfig of a whole cluster with four nvidia.com/gpu: KUBECONFIG's, else a local one for this session."""
     if named := os.environ.get("KUBECONFIG"):
         yield Path(named)
         return
     request.getfixturevalue("root")
-    found_running = local_cluster.running()
-    try:
+
+    def bring() -> list[str | bool]:
+        found_running = local_cluster.running() is not None
         booted = local_cluster.up()
         local_cluster("enable", "kube-router")  # as on most clusters: jobs must work under their policies
-        yield booted
-    finally:
-        if not found_running:
+        return [str(booted), found_running]
+
+    def take(brought: list[str | bool]) -> None:
+        if not brought[1]:
             local_cluster("down")
+
+    with shared(session_folder, "cluster", bring, take) as (booted, _):
+        yield Path(str(booted))
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,8 @@
-"""Run tiers of tests, and say where the time went: `python -m tests.tiers unit integration cluster+jobs`.
+"""Run tiers of tests, and say where the time went: `python -m tests.tiers unit,alone integration,cluster`.
 
-Stages run one after the other. Tiers that a comma joins run side by side: integration computes while the cluster
-waits, but on two cores tests of both then run into their deadlines. Those that a plus joins are one run of pytest,
-which boots one cluster. Each run writes its output, its JUnit report and its times to out/tests; a table and the ten
-slowest tests of each end it. `--write` puts the table into docs/testing.md.
+Stages run one after the other. Tiers that a comma joins run side by side: one computes while the other waits. What a
+tier needs is looked for before anything runs. Each run writes its output, its JUnit report and its times to out/tests;
+a table and the ten slowest tests of each end it. `--write` puts the table into docs/testing.md.
 """
 
 from __future__ import annotations
@@ -21,6 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree
 
+from tests import prerequisites
+
 ROOT = Path(__file__).parents[1]
 OUT = ROOT / "out" / "tests"
 PAGE = ROOT / "docs" / "testing.md"
@@ -29,7 +30,8 @@ TWICE = ("-n", "2", "--dist", "loadfile")  # whole files: what a file shares is 
 ARGUMENTS = {
     "unit": (*TWICE, "tests/unit"),
     "integration": (*TWICE, "tests/integration"),
-    "cluster": ("tests/cluster",),
+    "cluster": ("-n", "3", "--dist", "loadfile", "-m", "not alone", "tests/cluster"),  # most of it is waiting
+    "alone": ("-m", "alone", "tests/cluster"),
     "jobs": ("tests/jobs",),
 }
 SLOWEST = 10
@@ -61,7 +63,7 @@ class Tier:
 
     def run(self) -> None:
         """Run the tier to its end, and read its report."""
-        command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={self.report}", *arguments(self.name)]
+        command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={self.report}", *ARGUMENTS[self.name]]
         # Tests call `python` and `stage2` as a person does whose virtual environment is active.
         environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
         self.report.unlink(missing_ok=True)
@@ -91,11 +93,6 @@ class Tier:
             for case in suite.iter("testcase")
         ]
         self.slowest = sorted(timed, reverse=True)[:SLOWEST]
-
-
-def arguments(name: str) -> list[str]:
-    """Return pytest's arguments for tiers that a plus joins."""
-    return list(dict.fromkeys(argument for tier in name.split("+") for argument in ARGUMENTS[tier]))
 
 
 def run_stage(names: Sequence[str]) -> list[Tier]:
@@ -153,8 +150,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--write", action="store_true", help="put the table into docs/testing.md")
     options = parser.parse_args(arguments)
     stages = [stage.split(",") for stage in options.stages]
-    if unknown := {tier for stage in stages for name in stage for tier in name.split("+")} - set(ARGUMENTS):
+    asked = {tier for stage in stages for tier in stage}
+    if unknown := asked - set(ARGUMENTS):
         parser.error(f"no such tier: {', '.join(sorted(unknown))}; there are {', '.join(ARGUMENTS)}")
+    if missing := prerequisites.missing(asked):
+        print("\n".join(missing), file=sys.stderr)
+        return prerequisites.EXIT_MISSING
     OUT.mkdir(parents=True, exist_ok=True)
     done: list[Tier] = []
     for stage in stages:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.alone
 BOOT_TIMEOUT_S = 1800
 HOME = Path("/var/lib/stage2-cluster")
 FOLDERS = ("/var/lib/kubelet", "/var/lib/cni", "/var/log/containers", "/var/log/pods", "/run/containerd", "/run/netns")
@@ -78,7 +79,7 @@ def before(root: None, local_cluster: Any) -> Iterator[dict[str, object]]:
 def _run_pod(local_cluster: Any) -> None:
     kubectl = ["kubectl", f"--kubeconfig={local_cluster.up()}"]
     subprocess.run([*kubectl, "apply", "--filename=-"], input=json.dumps(POD), text=True, check=True)
-    subprocess.run([*kubectl, "wait", "--for=condition=Ready", "pod/idle", "--timeout=60s"], check=True)
+    subprocess.run([*kubectl, "wait", "--for=condition=Ready", "pod/idle", "--timeout=300s"], check=True)
 
 
 def _kill(*names: str) -> None:

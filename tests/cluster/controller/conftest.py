@@ -18,13 +18,18 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.cluster import objects
 from tests.cluster.controller.fake_nodes import FakeNodes
+from tests.patience import Patience
+from tests.shared import shared
 
 ROOT = Path(__file__).parents[3]
 CRD = ROOT / "crds" / "rolloutmatchingjob.yaml"
 CRD_NAME = "rolloutmatchingjobs.stage2.dev"
-HERE = {"stage2.dev/test": "node-of-a-test"}
+HERE = {"stage2.dev/test": f"node-of-{os.environ.get('PYTEST_XDIST_WORKER', 'a-test')}"}
+"""A label of the nodes of one test at a time: processes that test side by side have one each."""
 WAIT_S = 30
+POLL_S = 0.1
 Object = dict[str, Any]
 
 
@@ -49,13 +54,11 @@ class Kubectl:
 
     def get(self, kind: str, name: str) -> Object | None:
         """The object, or None."""
-        text = self("get", kind, name, "--ignore-not-found", "-o", "json")
-        return json.loads(text) if text else None
+        return objects.get(self.kubeconfig, self.namespace, kind, name)
 
-    def list(self, *kinds: str) -> list[Object]:
-        """All objects of some kinds."""
-        items: list[Object] = json.loads(self("get", ",".join(kinds), "-o", "json"))["items"]
-        return items
+    def list(self, *kinds: str, selector: str = "") -> list[Object]:
+        """All objects of some kinds that have these labels, the oldest of a kind first."""
+        return [one for kind in kinds for one in objects.listed(self.kubeconfig, self.namespace, kind, selector)]
 
     def apply(self, body: Object) -> None:
         """Server-side apply as a person."""
@@ -63,30 +66,36 @@ class Kubectl:
 
     def set_status(self, kind: str, name: str, status: Object) -> None:
         """Writes a status as the kubelet would."""
-        patch = json.dumps({"status": status})
-        self("patch", kind, name, "--subresource=status", "--type=merge", "-p", patch)
+        objects.merge_status(self.kubeconfig, self.namespace, kind, name, status)
 
 
 def eventually(what: Callable[[], Any], *, why: str, timeout_s: float = WAIT_S) -> Any:
     """The first true value of `what()`; fails with `why` if there is none in time."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
+    patience = Patience(timeout_s)
+    while not patience.ended():
         if value := what():
             return value
-        time.sleep(0.1)
-    pytest.fail(f"not within {timeout_s:.0f} s: {why}")
+        time.sleep(POLL_S)
+    pytest.fail(f"not within {patience.waited_s:.0f} s: {why}")
 
 
 @pytest.fixture(scope="session")
-def admin(kubeconfig: Path) -> Iterator[Kubectl]:
+def admin(kubeconfig: Path, session_folder: Path) -> Iterator[Kubectl]:
     """kubectl on a cluster that has the definition; one that it did not have before goes at the end."""
     kubectl = Kubectl(kubeconfig)
-    found = kubectl.get("crd", CRD_NAME)
-    kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRD))
-    eventually(lambda: kubectl.run("get", "rmj").returncode == 0, why="the API server serves the definition")
-    yield kubectl
-    if found is None:
-        kubectl("delete", "crd", CRD_NAME)
+
+    def bring() -> bool:
+        found = kubectl.get("crd", CRD_NAME) is not None
+        kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRD))
+        eventually(lambda: kubectl.run("get", "rmj").returncode == 0, why="the API server serves the definition")
+        return found
+
+    def take(found: bool) -> None:
+        if not found:
+            kubectl("delete", "crd", CRD_NAME)
+
+    with shared(session_folder, "definition", bring, take):
+        yield kubectl
 
 
 @pytest.fixture
@@ -178,8 +187,8 @@ def chart_rights(kubectl: Kubectl, helm: str, *more: str) -> Object:
         [*command, "--set-json", ",".join((values, *more))], capture_output=True, text=True, check=True
     )
     kinds = ("ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding")
-    items = [manifest for manifest in filter(None, yaml.safe_load_all(done.stdout)) if manifest["kind"] in kinds]
-    kubectl.apply({"apiVersion": "v1", "kind": "List", "items": items})
+    granted = [one for one in yaml.safe_load_all(done.stdout) if one and one["kind"] in kinds]
+    kubectl.apply({"apiVersion": "v1", "kind": "List", "items": granted})
     config: Object = json.loads(kubectl("config", "view", "--raw", "--minify", "--flatten", "-o", "json"))
     token = kubectl("create", "token", "stage2").strip()
     return {**config, "users": [{"name": user["name"], "user": {"token": token}} for user in config["users"]]}
@@ -220,8 +229,7 @@ class Kubelet:
     def pod(self, job_name: str, role: str) -> Object | None:
         """The newest pod of a role."""
         selector = f"stage2.dev/job={job_name},stage2.dev/role={role}"
-        listed = self._kubectl("get", "pods", "-l", selector, "-o", "json", "--sort-by=.metadata.creationTimestamp")
-        pods: list[Object] = json.loads(listed)["items"]
+        pods = self._kubectl.list("pods", selector=selector)
         return pods[-1] if pods else None
 
     def servers_answer(self, job_name: str, ready: bool = True) -> None:

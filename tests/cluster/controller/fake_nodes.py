@@ -12,6 +12,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from tests.cluster import objects
+
 if TYPE_CHECKING:
     from tests.cluster.controller.conftest import Kubectl
 
@@ -97,10 +99,11 @@ class FakeNodes:
 
     def _reap(self, *, everywhere: bool = False) -> None:
         """Pods that were told to end on these nodes are gone at once."""
-        listed = self._kubectl.run("get", "pods", "-o", "json")
-        if listed.returncode:
+        try:
+            pods = self._kubectl.list("pods")
+        except objects.FAILURES:  # an API server that was killed is asked again
             return
-        for pod in json.loads(listed.stdout)["items"]:
+        for pod in pods:
             node = pod["spec"].get("nodeName")
             ours = everywhere or (node in self._names and node not in self._silent)
             if node and ours and "deletionTimestamp" in pod["metadata"]:

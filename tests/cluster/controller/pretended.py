@@ -1,13 +1,14 @@
 """What the fault run pretends with: kubelets for nodes that are objects only, and a `stage2` for pods that are real."""
 
-import json
 import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.cluster import objects
 from tests.cluster.controller.conftest import Kubectl
 
 Pod = Mapping[str, Any]
@@ -90,9 +91,8 @@ class Kubelets:
     def _run(self) -> None:
         try:
             while not self._stopped.wait(_BEAT_S):
-                listed = self.kubectl.run("get", "pods,deployments", "-o", "json")
-                if listed.returncode == 0:  # an API server that was killed is asked again
-                    self._look(json.loads(listed.stdout)["items"])
+                with suppress(*objects.FAILURES):  # an API server that was killed is asked again
+                    self._look(self.kubectl.list("pods", "deployments"))
         except Exception as error:  # told by __exit__: a thread's own end is easily missed
             self._broken.append(error)
             raise
@@ -145,5 +145,5 @@ class Kubelets:
             for item in pod["spec"]["containers"]
         ]
         phase = "Running" if running else ("Failed" if exit_code else "Succeeded")
-        patch = json.dumps({"status": {"phase": phase, "containerStatuses": statuses}})
-        self.kubectl.run("patch", "pod", pod["metadata"]["name"], "--subresource=status", "--type=merge", "-p", patch)
+        with suppress(*objects.FAILURES):  # it may be gone by now
+            self.kubectl.set_status("pod", pod["metadata"]["name"], {"phase": phase, "containerStatuses": statuses})

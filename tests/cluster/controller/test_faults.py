@@ -13,6 +13,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 import pytest
 
 from local_cluster.layout import NODE_NAME, Layout
+from tests.cluster import objects
 from tests.cluster.controller import pretended
 from tests.cluster.controller.conftest import HERE, Kubectl, eventually, job
 from tests.cluster.controller.fake_nodes import FakeNodes
@@ -73,8 +75,10 @@ class Killer:
 
     def _pod(self, what: str) -> bool:
         role = "learner" if what == "learner" else "rollout"
-        listed = self.kubectl.run("get", "pods", "-l", f"stage2.dev/role={role}", "-o", "json")
-        pods = json.loads(listed.stdout)["items"] if listed.returncode == 0 else []
+        try:
+            pods = self.kubectl.list("pods", selector=f"stage2.dev/role={role}")
+        except objects.FAILURES:
+            return False
         running = [
             pod for pod in pods if pod["status"].get("phase") == "Running" and not (what == "server" and _is_real(pod))
         ]
@@ -86,8 +90,8 @@ class Killer:
             statuses = pod["status"]["containerStatuses"]
             statuses[0] |= {"ready": False, "restartCount": statuses[0]["restartCount"] + 1}
             statuses[0]["state"] = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
-            patch = json.dumps({"status": {"containerStatuses": statuses}})
-            self.kubectl.run("patch", "pod", name, "--subresource=status", "--type=merge", "-p", patch)
+            with suppress(*objects.FAILURES):
+                self.kubectl.set_status("pod", name, {"containerStatuses": statuses})
         else:
             self.kubectl.run("delete", "pod", name, "--wait=false")
         return True
@@ -109,9 +113,12 @@ def replicas(kubectl: Kubectl, rights: Path, tmp_path: Path) -> Iterator[list[Re
 
 def finished(kubectl: Kubectl) -> dict[str, tuple[str, str]]:
     """Phase and reason of every job that has ended."""
-    listed = kubectl.run("get", "rmj", "-o", "json")
     found = {}
-    for item in json.loads(listed.stdout)["items"] if listed.returncode == 0 else []:
+    try:
+        jobs = kubectl.list("rmj")
+    except objects.FAILURES:
+        jobs = []
+    for item in jobs:
         for condition in item.get("status", {}).get("conditions", []):
             if condition["type"] in ("Succeeded", "Failed"):
                 found[item["metadata"]["name"]] = (condition["type"], condition["reason"])

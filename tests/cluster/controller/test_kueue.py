@@ -25,7 +25,7 @@ from tests.cluster.controller.conftest import (
 from tests.cluster.controller.fake_nodes import FakeNodes
 from tests.clusters import ROOT, LocalCluster
 
-pytestmark = pytest.mark.timeout(1800)  # the first run on a machine builds Kueue
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(1800)]  # the first run on a machine builds Kueue
 NAME = "workloads.kueue.x-k8s.io"
 EXAMPLE = ROOT / "examples" / "queue-kueue.yaml"
 QUEUE = "kueue.x-k8s.io/queue-name"
@@ -62,9 +62,9 @@ def _queue(kubectl: Kubectl, own: str, name: str = "team", *, gpus: int = 4, **f
             eventually(partial(_taken, kubectl, one), why="Kueue answers")
         yield
     finally:
-        kubectl("delete", "rmj", "--all", "--timeout=60s")
+        kubectl("delete", "rmj", "--all", "--timeout=300s")
         for one in reversed(made):
-            kubectl("delete", one["kind"], one["metadata"]["name"], "--timeout=60s")
+            kubectl("delete", one["kind"], one["metadata"]["name"], "--timeout=300s")
 
 
 def _taken(kubectl: Kubectl, one: Object) -> bool:

@@ -1,7 +1,5 @@
 """Many nodes, the real scheduler: a job gets one node for all of it, or nothing is created and the reason is told."""
 
-import json
-
 import pytest
 
 from tests.cluster.controller.conftest import HERE, Controller, Kubectl, Kubelet, eventually, job, phase, reason
@@ -31,7 +29,7 @@ def test_a_job_that_fits_nowhere_creates_nothing_and_starts_when_a_node_comes(
     assert kubectl.list("deployments", "jobs", "services", "pods") == []
     large = nodes.add(f"{kubectl.namespace}-large", labels=HERE)
     eventually(lambda: kubectl.get("deployment", "job-3v1-rollout"), why="the new node is used")
-    assert node_of(kubectl, "job-3v1") == large
+    eventually(lambda: node_of(kubectl, "job-3v1") == large, why="the status names it")
 
 
 def test_jobs_that_come_at_once_never_share_room(
@@ -101,7 +99,7 @@ def test_a_higher_priority_takes_the_node_of_a_lower_one_and_the_lower_one_waits
         eventually(lambda: reason(kubectl, "low", "Placed") == "NoSingleNodeFits", why="the other waits", timeout_s=90)
         selector = "stage2.dev/job=low"
         eventually(
-            lambda: json.loads(kubectl("get", "pods", "-l", selector, "-o", "json"))["items"] == [],
+            lambda: kubectl.list("pods", selector=selector) == [],
             why="and holds no GPU",
         )
     finally:

@@ -75,6 +75,7 @@ def test_what_happens_while_the_controller_is_away_is_caught_up(
     eventually(lambda: kubectl.get("deployment", "late-rollout"), why="the new job is served")
 
 
+@pytest.mark.alone  # applies are counted for the whole API server
 def test_a_steady_state_makes_no_write(kubectl: Kubectl, controller: Controller, kubelet: Kubelet) -> None:
     kubectl.apply(job())
     kubelet.servers_answer("job-3v1")

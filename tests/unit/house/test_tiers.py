@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import tiers
+from tests import prerequisites, tiers
 
 TESTS = """
 import shutil, sys
@@ -40,5 +40,22 @@ def test_a_tier_is_counted_and_its_failure_is_its_exit_code(tier):
     assert "| two | 1 | 1 | 0 |" in tiers.table([tier])
 
 
-def test_tiers_that_a_plus_joins_are_one_run():
-    assert tiers.arguments("cluster+jobs") == ["tests/cluster", "tests/jobs"]
+def test_what_a_machine_lacks_is_said_before_anything_runs(monkeypatch, capsys):
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(tiers, "run_stage", lambda names: pytest.fail("a tier ran"))
+    assert tiers.main(["unit", "cluster"]) == prerequisites.EXIT_MISSING
+    said = capsys.readouterr().err
+    assert [word for word in ("g++", "root", "apt-get", "Go 1.24") if word not in said] == []
+
+
+def test_a_cluster_of_ones_own_needs_neither_root_nor_go(monkeypatch):
+    monkeypatch.setenv("KUBECONFIG", "/some/where")
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert prerequisites.missing({"cluster", "alone", "jobs"}) == []
+
+
+def test_every_test_of_the_cluster_belongs_to_one_of_its_two_tiers():
+    marks = {name: tiers.ARGUMENTS[name][tiers.ARGUMENTS[name].index("-m") + 1] for name in ("cluster", "alone")}
+    assert marks == {"cluster": "not alone", "alone": "alone"}

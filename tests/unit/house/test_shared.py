@@ -1,0 +1,71 @@
+"""What tests of every tier stand on: things that processes share, and deadlines that follow the load."""
+
+import subprocess
+import sys
+import time
+
+from tests.patience import Patience
+from tests.shared import shared
+
+USER = """
+import sys, time
+from pathlib import Path
+from tests.shared import shared
+
+folder, name = Path(sys.argv[1]), sys.argv[2]
+
+def note(what):
+    with (folder / "said").open("a") as file:
+        file.write(what + "\\n")
+
+def bring():
+    note("brought")
+    return {"by": name}
+
+with shared(folder, "thing", bring, lambda made: note("taken from " + made["by"])) as made:
+    (folder / name).touch()
+    while len(list(folder.glob("user-*"))) < 3:
+        time.sleep(0.01)
+    note("used what is of " + made["by"])
+"""
+
+
+def test_the_first_of_several_processes_brings_and_the_last_takes(tmp_path):
+    command = [sys.executable, "-c", USER, str(tmp_path)]
+    processes = [subprocess.Popen([*command, f"user-{number}"]) for number in range(3)]
+    assert [process.wait() for process in processes] == [0, 0, 0]
+    first, *used, last = (tmp_path / "said").read_text().splitlines()
+    assert first == "brought"
+    assert len(used) == 3
+    assert len({line.rpartition(" ")[2] for line in (*used, last)}) == 1
+    assert last.startswith("taken from user-")
+
+
+def test_what_could_not_be_brought_is_tried_again_by_the_next(tmp_path):
+    tries = []
+
+    def bring():
+        tries.append(1)
+        if len(tries) == 1:
+            raise OSError("not now")
+        return "there"
+
+    for expected in (None, "there"):
+        try:
+            with shared(tmp_path, "thing", bring, lambda _: None) as made:
+                assert made == expected
+        except OSError:
+            assert expected is None
+
+
+def test_patience_lasts_longer_on_a_machine_that_is_busy(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("os.getloadavg", lambda: (8.0, 0.0, 0.0))
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    patience = Patience(10)
+    now[0] = 39.0
+    assert not patience.ended()
+    now[0] = 41.0
+    assert patience.ended()
+    assert patience.waited_s == 41.0
