@@ -12,6 +12,11 @@ def test_the_first_micro_step_has_the_seeds_of_the_first_implementation(seed, st
     assert request_seed(seed, step, 0, index) == expected
 
 
+@pytest.mark.parametrize(("seed", "step", "micro_step", "index", "expected"), [(17, 3, 2, 1, 3016409)])
+def test_each_micro_step_has_the_seeds_of_the_formula(seed, step, micro_step, index, expected):
+    assert request_seed(seed, step, micro_step, index) == expected
+
+
 def test_no_two_requests_of_neighbouring_steps_share_a_seed():
     seeds = [request_seed(42, s, m, i) for s in range(3) for m in range(8) for i in range(64)]
     assert len(set(seeds)) == len(seeds)
