@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch.utils.data import SequentialSampler
 
+from stage2_trainer.data.records import Record
 from stage2_trainer.learner.batch_sampler import EvenBatchSampler
 from stage2_trainer.learner.repeated_windows import RepeatedWindowSampler, uses_left
-from stage2_trainer.learner.rollout_buffer import ReuseBuffer, ReuseError
+from stage2_trainer.learner.rollout_buffer import ReuseBuffer, ReuseError, fingerprint
 from stage2_trainer.learner.row_planner import PackedRowPlanner, WindowRowPlanner
 from stage2_trainer.process.transformers_compat import disable_cache
 from tests.unit.trainer.learner.harness import box, build, record, shifted
@@ -217,3 +218,9 @@ def test_a_second_step_on_the_same_rollouts_lowers_their_loss(make, tmp_path):
     make(m_steps=2, max_steps=2, learning_rate=1e-4).trainer.train()
     first, second = steps(tmp_path)
     assert second["loss"] < first["loss"]
+
+
+def test_batches_are_told_apart_by_place_and_by_name():
+    one, elsewhere, other = (Record(index, name, (), 8, 8) for index, name in [(0, "a"), (1, "a"), (0, "b")])
+    assert fingerprint([one]) == fingerprint([one])
+    assert len({fingerprint([record]) for record in (one, elsewhere, other)}) == 3
