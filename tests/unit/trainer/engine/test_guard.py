@@ -59,6 +59,11 @@ def test_every_other_route_demands_the_token(client, headers):
     assert client.options("/update_weights", headers=headers).status_code == 401
 
 
+def test_a_second_header_beside_the_token_is_refused(client):
+    both = [("Authorization", f"Bearer {TOKEN}"), ("Authorization", "Bearer another")]
+    assert client.post("/update_weights", headers=both).status_code == 401
+
+
 def test_the_token_opens(client):
     assert client.post("/update_weights", headers=bearer(TOKEN)).json() == "in"
 
