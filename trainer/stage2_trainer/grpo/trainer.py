@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PrinterCallback, TrainerCallback
-from trl.trainer.grpo_trainer import GRPOTrainer
 
 from stage2_api.grpo import Rlhf
 from stage2_trainer.grpo.advantages import advantages, with_divergence
@@ -21,6 +20,7 @@ from stage2_trainer.grpo.chord import Mixing, References, supervised_loss
 from stage2_trainer.grpo.dataset import Rows
 from stage2_trainer.grpo.rewards import Contract, Reward, Sample
 from stage2_trainer.grpo.shared_rollouts import SharedBatch, SharedRollouts
+from stage2_trainer.grpo.trl_compat import GRPOTrainer
 from stage2_trainer.matching import cut_before
 from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.process.qwen3_vl import split_learning_rates
