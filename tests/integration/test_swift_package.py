@@ -1,6 +1,8 @@
-"""What we send to `swift rollout` is what the real ms-swift reads, in a throwaway virtual environment of its own."""
+"""What we send to `swift rollout` is what the real ms-swift reads, in a virtual environment of its own."""
 
+import hashlib
 import json
+import os
 import subprocess
 import sys
 import sysconfig
@@ -14,7 +16,7 @@ from stage2_trainer.wire.swift_infer import infer_request, request_config
 pytestmark = pytest.mark.timeout(300)
 
 # ms-swift and what its protocol module imports beside what is installed here: all of its dependencies are gigabytes.
-PACKAGES = ("ms-swift>=4.6,<5", "modelscope", "modelscope-hub", "json-repair")
+PACKAGES = ("ms-swift==4.6.0", "modelscope==1.40.2", "modelscope-hub==0.5.1", "json-repair==0.64.5")
 READ = """
 import dataclasses, json, sys
 from pydantic import TypeAdapter
@@ -28,14 +30,18 @@ IMAGE = "data:image/png;base64,iVBORw0KGgo="
 
 
 @pytest.fixture(scope="module")
-def swift_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An interpreter that can import ms-swift."""
-    folder = tmp_path_factory.mktemp("ms-swift")
+def swift_python() -> Path:
+    """An interpreter that can import ms-swift; its environment is kept until what it is made of changes."""
+    made_of = json.dumps([PACKAGES, sys.executable, sys.version])
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "stage2" / "tests"
+    folder = cache / f"ms-swift-{hashlib.sha256(made_of.encode()).hexdigest()[:16]}"
     python = folder / "bin" / "python"
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", *PACKAGES], check=True)
-    (site_packages,) = folder.glob("lib/python*/site-packages")
-    (site_packages / "installed-here.pth").write_text(sysconfig.get_path("purelib"))
+    if not (folder / ".ready").exists():
+        subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
+        subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", *PACKAGES], check=True)
+        (site_packages,) = folder.glob("lib/python*/site-packages")
+        (site_packages / "installed-here.pth").write_text(sysconfig.get_path("purelib"))
+        (folder / ".ready").touch()
     return python
 
 
