@@ -27,9 +27,10 @@ OUT = ROOT / "out" / "tests"
 PAGE = ROOT / "docs" / "testing.md"
 BEGIN, END = "<!-- times: begin -->", "<!-- times: end -->"
 TWICE = ("-n", "2", "--dist", "loadfile")  # whole files: what a file shares is started once
+GROUPED = ("-n", "2", "--dist", "loadgroup")  # groups that tests/integration/conftest.py makes
 ARGUMENTS = {
     "unit": (*TWICE, "tests/unit"),
-    "integration": (*TWICE, "tests/integration"),
+    "integration": (*GROUPED, "tests/integration"),
     "cluster": ("-n", "3", "--dist", "loadfile", "-m", "not alone", "tests/cluster"),  # most of it is waiting
     "alone": ("-m", "alone", "tests/cluster"),
     "jobs": ("tests/jobs",),
@@ -89,7 +90,8 @@ class Tier:
         counts = {name: int(suite.get(name, "0")) for name in ("tests", "failures", "errors", "skipped")}
         self.counts = counts | {"passed": counts["tests"] - sum(counts[n] for n in ("failures", "errors", "skipped"))}
         timed = [
-            (float(case.get("time", "0")), f"{case.get('classname', '')}::{case.get('name', '')}")
+            # xdist writes a test's group behind its name
+            (float(case.get("time", "0")), f"{case.get('classname', '')}::{case.get('name', '').partition('@')[0]}")
             for case in suite.iter("testcase")
         ]
         self.slowest = sorted(timed, reverse=True)[:SLOWEST]

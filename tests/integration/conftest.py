@@ -14,12 +14,13 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 import yaml
 
 from stage2_cli.processes import end_with_parent
+from tests import forked
 
 ROOT = Path(__file__).parents[2]
 WARMED_MODEL = ROOT / "examples" / "tiny-qwen3-vl"
@@ -27,6 +28,20 @@ START_TIMEOUT_S = 400.0
 STOP_TIMEOUT_S = 20.0
 LOG_LINES = 40
 MAX_MODEL_LEN = 1024
+
+
+def patience(seconds: float) -> float:
+    """A deadline that is met on a quiet machine, prolonged by how busy this one is."""
+    return seconds * max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep each file in one process, and those that share vLLM servers in the same one."""
+    here = [item for item in items if item.path.parent == Path(__file__).parent]
+    sharing = {item.path for item in here if "servers" in item.fixturenames and item.get_closest_marker("vllm")}
+    for item in here:
+        item.add_marker(pytest.mark.xdist_group("vllm" if item.path in sharing else item.path.stem))
 
 
 @dataclass(frozen=True)
@@ -38,7 +53,7 @@ class Served:
     group_port: int
     dtype: str
     log: Path
-    process: subprocess.Popen[bytes]
+    process: forked.Forked | subprocess.Popen[bytes]
 
     def log_tail(self) -> str:
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -71,17 +86,25 @@ def model_path(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def start_server(tmp_path_factory, token_file, model_path):
-    """A function that starts `stage2 serve` for one server, and returns it when it is healthy."""
+    """A function that starts `stage2 serve` for one server, and returns it when it is healthy.
+
+    executed: by its true command line, with all that it imports.
+    """
     folder = tmp_path_factory.mktemp("servers")
     with contextlib.ExitStack() as stack:
 
         def start(
-            engine: str, *, dtype: str = "float32", ports: tuple[int, int] | None = None, **overrides: object
+            engine: str,
+            *,
+            dtype: str = "float32",
+            ports: tuple[int, int] | None = None,
+            executed: bool = False,
+            **overrides: object,
         ) -> Served:
             port, group_port = ports or (free_port(), free_port())
             config = run_config(f"http://127.0.0.1:{port}", group_port, model=model_path, dtype=dtype)
             config["custom"]["extra"]["rollout_matching"]["vllm"].update(overrides)
-            served = launch(folder, engine, config, ports=(port, group_port), token=token_file)
+            served = launch(folder, engine, config, ports=(port, group_port), token=token_file, executed=executed)
             stack.callback(stop, served.process)
             wait_until_healthy(served)
             return served
@@ -94,10 +117,10 @@ def servers(start_server):
     """A function that returns the session's one server of an engine, a dtype and an `enable_lora`."""
     running: dict[tuple[str, str, bool], Served] = {}
 
-    def get(engine: str, dtype: str = "float32", *, enable_lora: bool = False) -> Served:
+    def get(engine: str, dtype: str = "float32", *, enable_lora: bool = False, executed: bool = False) -> Served:
         key = (engine, dtype, enable_lora)
         if key not in running:
-            running[key] = start_server(engine, dtype=dtype, enable_lora=enable_lora)
+            running[key] = start_server(engine, dtype=dtype, enable_lora=enable_lora, executed=executed)
         return running[key]
 
     return get
@@ -125,24 +148,36 @@ def run_config(base_url: str, group_port: int, *, model: Path, dtype: str) -> di
     }
 
 
-def launch(folder: Path, engine: str, config: dict[str, Any], *, ports: tuple[int, int], token: Path) -> Served:
+def launch(
+    folder: Path, engine: str, config: dict[str, Any], *, ports: tuple[int, int], token: Path, executed: bool = False
+) -> Served:
     """Start a server and return at once."""
     port, group_port = ports
     file = folder / f"{engine}-{port}.yaml"
     file.write_text(yaml.safe_dump(config), encoding="utf-8")
     log = folder / f"{engine}-{port}.log"
-    command = [str(Path(sys.executable).with_name("stage2")), "serve", str(file), "--server", "0"]
+    command = [forked.STAGE2, "serve", str(file), "--server", "0", "--engine", engine]
+    environment = {**os.environ, "STAGE2_TOKEN_FILE": str(token)}
+    process: forked.Forked | subprocess.Popen[bytes]
     with log.open("wb") as output:
-        process = subprocess.Popen(
-            [*command, "--engine", engine],
-            env={**os.environ, "STAGE2_TOKEN_FILE": str(token)},
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # vLLM's own children end with it
-            preexec_fn=end_with_parent,
-        )
+        if executed:
+            process = execute(command, environment, output)
+        else:
+            imports = forked.VLLM if engine == "vllm" else forked.STUB
+            process = forked.start(command, imports=imports, env=environment, stdout=output)
     base_url, dtype = f"http://127.0.0.1:{port}", config["model"]["torch_dtype"]
     return Served(engine, base_url, group_port, dtype, log, process)
+
+
+def execute(command: list[str], environment: dict[str, str], output: IO[bytes]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command,
+        env=environment,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,  # vLLM's own children end with it
+        preexec_fn=end_with_parent,
+    )
 
 
 def wait_until_healthy(served: Served) -> None:
@@ -159,7 +194,7 @@ def wait_until_healthy(served: Served) -> None:
     pytest.fail(f"{served.engine} was not healthy within {START_TIMEOUT_S:g} s:\n{served.log_tail()}")
 
 
-def stop(process: subprocess.Popen[bytes]) -> None:
+def stop(process: forked.Forked) -> None:
     """End a server and its children."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGCONT)

@@ -34,12 +34,14 @@ from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.rollout import RolloutRequest, Sampling
 from stage2_trainer.wire.seeds import SeedPlan
 from stage2_trainer.wire.server_health import wait_until_healthy
+from tests import forked
 from tests.integration import policies
-from tests.integration.conftest import ROOT, stop
+from tests.integration.conftest import ROOT, patience, stop
 
 pytestmark = pytest.mark.timeout(300)
 
-TIMEOUT_S = 4.0
+TIMEOUT_S = patience(4.0)
+BUSY_TICKS = 5  # of some fifty that the answers take
 CHATS = [[{"role": "user", "content": f"Say {i}."}] for i in range(4)]
 
 
@@ -75,14 +77,22 @@ def generate(rollouts, model, step):
     return rollouts.generate(GenerationRequest(model, CHATS, step, 0, Stopwatch()))
 
 
+def cpu_ticks(served):
+    """What a server has computed, in hundredths of a second."""
+    fields = Path(f"/proc/{served.process.pid}/stat").read_text().rpartition(") ")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
 @contextlib.contextmanager
-def when_rollouts_begin(rollouts, do):
-    """Do something a moment after the learner has sent its requests."""
+def when_it_generates(served, rollouts, do):
+    """Do something while a server computes answers of the learner's next rollouts."""
 
     def wait_and_do():
         while rollouts._reporter.current.phase != "rollout":
             time.sleep(0.01)
-        time.sleep(0.3)
+        idle = cpu_ticks(served)
+        while cpu_ticks(served) < idle + BUSY_TICKS:
+            time.sleep(0.01)
         do()
 
     thread = threading.Thread(target=wait_and_do)
@@ -118,7 +128,7 @@ def test_a_server_killed_while_it_generates_is_waited_for_and_brought_up_to_date
         restarted(start_server, struck)
 
     rollouts._wait = wait
-    with when_rollouts_begin(rollouts, lambda: strike(struck, signal.SIGKILL)):
+    with when_it_generates(struck, rollouts, lambda: strike(struck, signal.SIGKILL)):
         after = generate(rollouts, base, 2)
     assert [one.version for one in after.rollouts] == [2] * len(CHATS)
     assert [one.token_ids for one in after.rollouts] == [one.token_ids for one in before]
@@ -141,7 +151,7 @@ def test_a_server_that_stands_still_while_it_generates_is_noticed_without_any_li
         wait_until_healthy([healthy.base_url, struck.base_url], token, timeout_s=60)
 
     rollouts._wait = wait
-    with when_rollouts_begin(rollouts, lambda: strike(struck, signal.SIGSTOP)):
+    with when_it_generates(struck, rollouts, lambda: strike(struck, signal.SIGSTOP)):
         after = generate(rollouts, base, 2)
     assert len(after.rollouts) == len(CHATS)
     assert f"server {struck.base_url}, phase rollout" in told[0]
@@ -165,11 +175,9 @@ def test_a_server_that_does_not_come_back_is_named_when_the_wait_is_over(servers
     rollouts = learner(healthy, struck, patience_s=2.0)
     generate(rollouts, base, 1)
     stop(struck.process)
-    start = time.monotonic()
     with pytest.raises(ServerError, match="not healthy within 2 s") as caught:
         generate(rollouts, base, 2)
     assert (caught.value.server, caught.value.phase) == (struck.base_url, "health")
-    assert time.monotonic() - start < 60
 
 
 def test_a_connection_that_is_reset_names_server_and_request():
@@ -232,8 +240,8 @@ def test_servers_of_a_learner_that_died_in_a_push_serve_the_next_one(
     servers, learner, base, token, model_path, start_server
 ):
     served = start_server("stub")
-    command = [sys.executable, "-c", DIES_IN_A_PUSH, served.base_url, str(served.group_port), str(model_path), token]
-    died = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", DIES_IN_A_PUSH, served.base_url, served.group_port, model_path, token]
+    died = forked.run(command, imports=["stage2_trainer.weights.full_sync", "tests.integration.policies"])
     assert died.returncode == -signal.SIGKILL, died.stderr
     assert version_of(served, token) == "default"
     after = generate(learner(served, timeout_s=20), base, 5)
@@ -279,14 +287,10 @@ def test_a_learner_that_loses_its_server_for_good_stops_with_a_checkpoint_and_ex
 ):
     served = start_server("stub")
     config, log = learner_config(tmp_path, served, model_path), tmp_path / "learner.log"
-    stage2 = str(Path(sys.executable).with_name("stage2"))
+    environment = {**os.environ, "STAGE2_TOKEN_FILE": str(token_file)}
     with log.open("wb") as output:
-        process = subprocess.Popen(
-            [stage2, "learn", str(config)],
-            env={**os.environ, "STAGE2_TOKEN_FILE": str(token_file), "PYTHONUNBUFFERED": "1"},
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
+        command = [forked.STAGE2, "learn", config]
+        process = forked.start(command, imports=forked.LEARNER, env=environment, stdout=output)
     try:
         while '"event": "step"' not in log.read_text():
             assert process.poll() is None, log.read_text()

@@ -16,6 +16,9 @@ from statistics import fmean
 import pytest
 import yaml
 
+from stage2_trainer.engine.server_command import STUB_MODULE
+from tests import forked
+from tests.fork_server import REGISTRY_VARIABLE
 from tests.integration import runs
 
 pytestmark = pytest.mark.timeout(900)
@@ -28,7 +31,7 @@ RISE = 0.08
 """Of a mean reward between 0 and 1; it rises by more than 0.15, whatever the seed."""
 
 
-def run_job(folder: Path, *, backoff: int = 0, **training: object) -> subprocess.Popen[bytes]:
+def run_job(folder: Path, *, backoff: int = 0, **training: object) -> forked.Forked:
     """Start the tiny twin on the CPU stub, with some keys of `training` changed."""
     script = runs.ROOT / "examples" / "make_summaries.py"
     subprocess.run([sys.executable, script, folder / "summaries", "--train", "64", "--held-out", "0"], check=True)
@@ -43,8 +46,10 @@ def run_job(folder: Path, *, backoff: int = 0, **training: object) -> subprocess
     model = runs.ROOT / "examples" / "tiny-summaries"
     maps = [f"{examples}/summaries={folder / 'summaries'}", f"{examples}/tiny-summaries={model}"]
     options = ["--engine", "stub", "--work-dir", folder, *(part for text in maps for part in ("--map", text))]
-    command = [runs.STAGE2, "run", folder / "job.yaml", *options]
-    return subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    command = [forked.STAGE2, "run", folder / "job.yaml", *options]
+    (folder / "processes").mkdir()
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", REGISTRY_VARIABLE: str(folder / "processes")}
+    return forked.start(command, imports=(*forked.GRPO, *forked.STUB, "stage2_cli.run"), env=environment)
 
 
 def finished(folder: Path, **training: object) -> list[dict]:
@@ -96,7 +101,7 @@ def test_when_the_server_cannot_come_back_all_learner_processes_end_with_the_ret
     try:
         learner_that_trains(tmp_path)
         (tmp_path / "etc" / "token" / "token").write_text("another")  # a server that starts again refuses the learner
-        (stub,) = processes(tmp_path, "stub")
+        (stub,) = processes(tmp_path, STUB_MODULE)
         os.kill(stub, signal.SIGKILL)
         assert process.wait(END_S) == 75
     finally:
@@ -117,7 +122,7 @@ def learner_that_trains(folder: Path) -> dict[str, int]:
     before = steps(log)
     wait_for(lambda: steps(log) > before)
     found = processes(folder, "learn")
-    return {f"rank {environment[b'RANK'].decode()}" if b"RANK" in environment else LAUNCHER: pid
+    return {f"rank {environment['RANK']}" if "RANK" in environment else LAUNCHER: pid
             for pid, environment in found.items()}  # fmt: skip
 
 
@@ -130,22 +135,13 @@ def ended(pids: Iterable[int]) -> bool:
     return not any(os.path.exists(f"/proc/{pid}/exe") for pid in pids)
 
 
-def processes(folder: Path, word: str) -> dict[int, dict[bytes, bytes]]:
-    """Processes of a run, with their environment: those that lead a session, were told its folder, and run a word.
-
-    What a process starts for a moment itself leads no session.
-    """
+def processes(folder: Path, word: str) -> dict[int, dict[str, str]]:
+    """Processes of a run that run a word, with their environment."""
     found = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdecimal():
-            continue
-        try:
-            command, environment = (entry / "cmdline").read_bytes(), (entry / "environ").read_bytes()
-            leads = os.getsid(int(entry.name)) == int(entry.name)
-        except OSError:
-            continue
-        if leads and str(folder).encode() in environment and word.encode() in command:
-            found[int(entry.name)] = dict(item.split(b"=", 1) for item in environment.split(b"\0") if b"=" in item)
+    for file in (folder / "processes").glob("[0-9]*"):
+        told = json.loads(file.read_text())
+        if word in told["command"] and not ended([int(file.name)]):
+            found[int(file.name)] = told["environment"]
     return found
 
 

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import yaml
 from PIL import Image
 
+from tests import forked
 from tests.integration.conftest import free_port, run_config
 
 ANSWER_TOKENS = 24
 
 
 def inspect(folder, *options, token_file):
-    command = [str(Path(sys.executable).with_name("stage2")), "inspect", str(folder / "train.yaml"), *options]
-    env = {**os.environ, "STAGE2_TOKEN_FILE": str(token_file)}
-    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    command = [forked.STAGE2, "inspect", folder / "train.yaml", *options]
+    environment = {**os.environ, "STAGE2_TOKEN_FILE": str(token_file)}
+    return forked.run(command, imports=(*forked.LEARNER, "stage2_cli.inspect.command"), env=environment)
 
 
 def write_config(folder, base_url, model):

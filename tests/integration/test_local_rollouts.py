@@ -13,8 +13,9 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
+from tests import forked
+
 ROOT = Path(__file__).parents[2]
-BIN = Path(sys.executable).parent
 STEPS = 4
 FEW = 2  # steps of the runs that are compared with the first ones of the run alone
 ROUNDING = 1e-4  # float32, other orders of additions over several steps
@@ -69,15 +70,20 @@ def configuration(shapes, output, *, training=None, matching=None, **top):
     }
 
 
-def learn(config, *, processes=1):
+def executed(command, *, env, imports):
+    """Run a command line as it is, with all that it imports."""
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+
+
+def learn(config, *, processes=1, run=forked.run, imports=forked.LEARNER):
     """Run the learner to its end; return its step records and what it said."""
     output = Path(config["training"]["output_dir"])
     output.mkdir(parents=True, exist_ok=True)
     path = output / "config.yaml"
     path.write_text(yaml.safe_dump(config))
-    command = [BIN / "stage2", "learn", path, f"--processes={processes}"]
+    command = [forked.STAGE2, "learn", path, f"--processes={processes}"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, env=environment)
+    done = run(command, imports=imports, env=environment)
     assert done.returncode == 0, done.stderr[-4000:]
     lines = (output / "stage2_log.jsonl").read_text().splitlines()
     return [found for line in lines if (found := json.loads(line))["event"] == "step"], done.stderr
@@ -127,7 +133,7 @@ def test_a_resumed_run_goes_on_with_the_same_losses(alone, shapes, tmp_path):
 
 def test_two_processes_learn_what_one_does(alone, shapes, tmp_path):
     output, steps = alone
-    together, _ = learn(configuration(shapes, tmp_path, training={"max_steps": FEW}), processes=2)
+    together, _ = learn(configuration(shapes, tmp_path, training={"max_steps": FEW}), processes=2, run=executed)
     assert losses(together) == pytest.approx(losses(steps)[:FEW], rel=ROUNDING)
     assert [step["rollout/gt_objects"] for step in together] == [step["rollout/gt_objects"] for step in steps[:FEW]]
     assert_same_weights(adapter(output, FEW), adapter(tmp_path, FEW), ROUNDING)
@@ -142,6 +148,9 @@ def test_two_processes_share_an_epoch_that_cannot_be_halved_without_doubling_a_s
     names = [json.loads(line)["sample_id"] for lines in written for line in lines]
     assert len(written) == 2
     assert len(names) == len(set(names)) == 5
+
+
+DEEPSPEED = (*forked.LEARNER, "deepspeed")
 
 
 def zero(stage):
@@ -161,7 +170,9 @@ def zero(stage):
 def test_deepspeed_learns_what_plain_processes_do(alone, shapes, tmp_path, stage):
     _, steps = alone
     few = {"max_steps": FEW, "save_strategy": "no"}
-    together, _ = learn(configuration(shapes, tmp_path, training=few, deepspeed=zero(stage)), processes=2)
+    together, _ = learn(
+        configuration(shapes, tmp_path, training=few, deepspeed=zero(stage)), processes=2, imports=DEEPSPEED
+    )
     assert losses(together) == pytest.approx(losses(steps)[:FEW], rel=ROUNDING)
 
 
@@ -187,7 +198,8 @@ def test_a_colocated_engine_holds_the_weights_of_every_step(alone, shapes, tmp_p
     few = {"max_steps": FEW, "save_strategy": "no"}
     sharded = {} if stage is None else {"deepspeed": zero(stage)}
     config = configuration(shapes, tmp_path, training=few, matching=matching, **sharded)
-    steps, said = learn(config, processes=processes)
+    imports = (*forked.VLLM, *(forked.LEARNER if stage is None else DEEPSPEED))
+    steps, said = learn(config, processes=processes, imports=imports)
     # each sync is proved: log-probabilities of a prompt with an image, against the learner's own
     assert said.count("proved: the engine gives a prompt the learner's log-probabilities") == FEW * processes
     assert [step["sync/version"] for step in steps] == list(range(FEW))
@@ -201,4 +213,4 @@ def test_an_engine_that_does_not_start_names_the_switch_to_hf(shapes, tmp_path):
     vllm = {**COLOCATE, "mm_encoder_tp_mode": "weights", "max_num_batched_tokens": 1}
     config = configuration(shapes, tmp_path, matching={"rollout_backend": "vllm", "vllm": vllm})
     with pytest.raises(AssertionError, match="rollout_backend: hf"):
-        learn(config)
+        learn(config, imports=(*forked.VLLM, *forked.LEARNER))

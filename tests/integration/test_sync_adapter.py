@@ -26,7 +26,7 @@ NEW_TOKENS = 32
 
 @pytest.fixture(scope="module", params=["stub", pytest.param("vllm", marks=pytest.mark.vllm)])
 def served(request, servers):
-    return servers(request.param, enable_lora=True)
+    return servers(request.param, enable_lora=True, executed=request.param == "vllm")
 
 
 @pytest.fixture(scope="module")
