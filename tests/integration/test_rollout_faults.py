@@ -126,7 +126,7 @@ def test_requests_of_a_chunk_are_under_way_together(serve):
             await asyncio.sleep(0.01)
         return answer(body)
 
-    with backend(serve(wait_for_the_others), infer_timeout_s=10) as client:
+    with backend(serve(wait_for_the_others), infer_timeout_s=50) as client:
         assert len(client.generate(requests("abcde"), seed_plan=PLAN)) == 5
 
 
@@ -196,8 +196,7 @@ def test_when_one_server_fails_the_requests_of_the_others_are_cancelled(serve):
     broken = serve(refuse_once_the_other_is_busy)
     with backend(slow, broken) as client, pytest.raises(ServerError, match="503"):
         client.generate(requests("ab"), seed_plan=PLAN)
-    deadline = time.monotonic() + 10
-    while not slow.cancelled and time.monotonic() < deadline:
+    while not slow.cancelled:
         time.sleep(0.02)
     assert slow.cancelled == 1
 

@@ -14,11 +14,11 @@ from stage2_trainer.wire.buckets import pack
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError
 from tests.integration import policies
-from tests.integration.conftest import free_port, stop
+from tests.integration.conftest import free_port, patience, stop
 
 pytestmark = pytest.mark.timeout(300)
 
-TIMEOUT_S = 3.0
+TIMEOUT_S = patience(3.0)
 
 
 @pytest.fixture(scope="module")

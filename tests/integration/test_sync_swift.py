@@ -25,6 +25,7 @@ from stage2_trainer.wire.rollout import RolloutRequest, Sampling
 from stage2_trainer.wire.seeds import SeedPlan
 from stage2_trainer.wire.server_health import wait_until_healthy
 from tests.integration import policies
+from tests.integration.conftest import patience
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -121,7 +122,7 @@ def test_prompts_that_are_read_differently_are_found_before_the_first_step(clien
 
 def test_a_server_that_stands_still_ends_the_push_within_the_deadline(start_server, served, token, base):
     frozen = start_server("stub")
-    sync = make_sync([served[0], frozen], token, timeout_s=3)
+    sync = make_sync([served[0], frozen], token, timeout_s=patience(3.0))
     sync.sync(base, version=1)
     os.killpg(frozen.process.pid, signal.SIGSTOP)
     with pytest.raises(ServerError) as caught:
