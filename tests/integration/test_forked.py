@@ -1,0 +1,57 @@
+"""A forked process is what its command line would have started: output, exit code, signals, environment, threads."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests import forked
+
+PROGRAMS = {
+    "an exit code": "import sys; print('out'); print('error', file=sys.stderr); sys.exit(7)",
+    "words at the end": "import sys; sys.exit('no')",
+    "an error": "raise ValueError('wrong')",
+    "no word": "import os; print('before the end', flush=True); os._exit(3)",
+    "exit handlers": "import atexit, threading; atexit.register(print, 'at the end'); "
+    "threading.Timer(0.1, print, ['a thread']).start()",
+    "arguments": "import sys; print(sys.argv)",
+    "its environment": "import os; print(os.environ['SAID'], 'HOME' in os.environ)",
+    "its files": "import os; print(sorted(os.listdir('/proc/self/fd'))[:3], os.read(0, 1))",
+    "its signals": "import signal; print([str(signal.getsignal(n)) for n in (2, 13, 15, 17, 25)][1:])",
+    "its folder": "import os; print(os.getcwd())",
+    "its threads": "import torch; print(torch.get_num_threads())",
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS.keys())
+def test_a_copy_does_what_its_command_line_does(program):
+    command = [sys.executable, "-c", program, "one", "two"]
+    environment = {"SAID": "yes", "OMP_NUM_THREADS": "1", "PATH": os.environ["PATH"]}
+    copy = forked.run(command, imports=["torch"], env=environment)
+    true = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, env=environment, cwd=forked.ROOT
+    )
+    assert (copy.returncode, copy.stdout) == (true.returncode, true.stdout)
+    assert copy.stderr.splitlines()[-1:] == true.stderr.splitlines()[-1:]
+
+
+@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGTERM])
+def test_a_signal_to_its_group_ends_it(blow):
+    process = forked.start([sys.executable, "-c", "import time; time.sleep(300)"], imports=[])
+    assert process.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.1)
+    assert os.getsid(process.pid) == process.pid
+    os.killpg(process.pid, blow)
+    assert process.wait() == process.returncode == -blow
+
+
+def test_a_copy_keeps_nothing_of_another():
+    command = [sys.executable, "-c", "import os, json; print(os.environ.pop('ONCE', None)); json.seen = True"]
+    for said in ("a", "b"):
+        assert forked.run(command, imports=[], env={**os.environ, "ONCE": said}).stdout == f"{said}\n"
+    assert (
+        forked.run([sys.executable, "-c", "import json; print(hasattr(json, 'seen'))"], imports=[]).stdout == "False\n"
+    )
