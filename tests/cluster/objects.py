@@ -43,11 +43,21 @@ def _plain(answer: Any) -> Object:
     return found
 
 
+class _Discoverer(dynamic.EagerDiscoverer):
+    """A discoverer that leaves out an API whose own server is away, as kubectl does: the others are there."""
+
+    def get_resources_for_api_version(self, prefix: str, group: str, version: str, preferred: bool) -> Any:
+        try:
+            return super().get_resources_for_api_version(prefix, group, version, preferred)
+        except ApiException:
+            return {}
+
+
 @functools.cache
 def _client(kubeconfig: Path) -> dynamic.DynamicClient:
     with TemporaryDirectory() as folder:  # what one cluster serves is no answer for the next at the same address
         client = config.new_client_from_config(str(kubeconfig))
-        return dynamic.DynamicClient(client, cache_file=f"{folder}/served.json", discoverer=dynamic.EagerDiscoverer)
+        return dynamic.DynamicClient(client, cache_file=f"{folder}/served.json", discoverer=_Discoverer)
 
 
 def _resource(kubeconfig: Path, kind: str) -> Any:
