@@ -27,10 +27,9 @@ OUT = ROOT / "out" / "tests"
 PAGE = ROOT / "docs" / "testing.md"
 BEGIN, END = "<!-- times: begin -->", "<!-- times: end -->"
 TWICE = ("-n", "2", "--dist", "loadfile")  # whole files: what a file shares is started once
-GROUPED = ("-n", "2", "--dist", "loadgroup")  # groups that tests/integration/conftest.py makes
 ARGUMENTS = {
     "unit": (*TWICE, "tests/unit"),
-    "integration": (*GROUPED, "tests/integration"),
+    "integration": (*TWICE, "tests/integration"),
     "cluster": ("-n", "3", "--dist", "loadfile", "-m", "not alone", "tests/cluster"),  # most of it is waiting
     "alone": ("-m", "alone", "tests/cluster"),
     "jobs": ("tests/jobs",),

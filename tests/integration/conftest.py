@@ -21,6 +21,7 @@ import yaml
 
 from stage2_cli.processes import end_with_parent
 from tests import forked
+from tests.patience import crowding
 
 ROOT = Path(__file__).parents[2]
 WARMED_MODEL = ROOT / "examples" / "tiny-qwen3-vl"
@@ -32,16 +33,7 @@ MAX_MODEL_LEN = 1024
 
 def patience(seconds: float) -> float:
     """A deadline that is met on a quiet machine, prolonged by how busy this one is."""
-    return seconds * max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep each file in one process, and those that share vLLM servers in the same one."""
-    here = [item for item in items if item.path.parent == Path(__file__).parent]
-    sharing = {item.path for item in here if "servers" in item.fixturenames and item.get_closest_marker("vllm")}
-    for item in here:
-        item.add_marker(pytest.mark.xdist_group("vllm" if item.path in sharing else item.path.stem))
+    return seconds * crowding()
 
 
 @dataclass(frozen=True)
