@@ -6,9 +6,16 @@ Pure functions on token ids and numpy arrays; no model, no trainer, no network. 
 from stage2_trainer.matching.assign import Matching, Pair, match
 from stage2_trainer.matching.errors import MatchingError
 from stage2_trainer.matching.ground_truth import GroundTruth, GTObject, ground_truth
-from stage2_trainer.matching.masks import SegmentMeta, Supervision, packed_supervision, segment_meta, supervision
+from stage2_trainer.matching.masks import (
+    SegmentMeta,
+    Supervision,
+    packed_supervision,
+    segment_meta,
+    supervision,
+    unsupervised_meta,
+)
 from stage2_trainer.matching.options import MatchOptions
-from stage2_trainer.matching.parse import ParsedRollout, parse_rollout
+from stage2_trainer.matching.parse import ParsedRollout, object_ends, parse_rollout
 from stage2_trainer.matching.parsed_objects import ParsedObject
 from stage2_trainer.matching.serialize import serialize_objects
 from stage2_trainer.matching.targets import MatchedTarget, build_target
@@ -31,10 +38,12 @@ __all__ = [
     "cut_before",
     "ground_truth",
     "match",
+    "object_ends",
     "packed_supervision",
     "parse_rollout",
     "segment_meta",
     "serialize_objects",
     "supervision",
+    "unsupervised_meta",
     "vision_ids",
 ]

@@ -73,6 +73,20 @@ def segment_meta(
     )
 
 
+def unsupervised_meta(prompt_ids: Sequence[int], answer_len: int, *, encoded_len: int) -> SegmentMeta:
+    """Return the meta data of a segment of which nothing is supervised."""
+    return SegmentMeta(
+        prompt_ids=tuple(prompt_ids),
+        prefix_len=answer_len,
+        train_len=answer_len,
+        end_of_turn_len=0,
+        encoded_len=encoded_len,
+        prefix_coord_pos=(),
+        prefix_coord_target_bins=(),
+        tail_ignore_pos=(),
+    )
+
+
 def supervision(meta: SegmentMeta, input_ids: Sequence[int] | IntArray, vocab: CoordVocab) -> Supervision:
     """Return the masks of one segment. Raise MatchingError when the ids' prompt or lengths are not the meta data's."""
     ids = np.asarray(input_ids, dtype=np.int64)

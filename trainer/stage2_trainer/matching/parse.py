@@ -86,6 +86,16 @@ def parse_rollout(response_ids: Sequence[int], vocab: CoordVocab) -> ParsedRollo
     )
 
 
+def object_ends(response_ids: Sequence[int], vocab: CoordVocab) -> tuple[int, ...]:
+    """Return after how many tokens each object of an answer is closed, in order."""
+    ids, _ = _known_ids(as_ids(response_ids), vocab)
+    aligned = vocab.align(ids)
+    end = aligned.text.find(END_OF_TURN)
+    found = scan(aligned.text if end < 0 else aligned.text[:end])
+    ends = [entry.value_end for entry in found.entries if entry.value_end >= 0]
+    return tuple(aligned.token_at(end - 1) + 1 for end in ends)
+
+
 def _known_ids(ids: list[int], vocab: CoordVocab) -> tuple[list[int], bool]:
     """Return the ids up to the first that the vocabulary lacks: it spells nothing, and no model can be fed with it."""
     if not ids or (min(ids) >= 0 and max(ids) < vocab.size):

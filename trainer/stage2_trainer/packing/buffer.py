@@ -25,9 +25,12 @@ class Selected(Generic[T]):
 
 
 class PackingBuffer(Generic[T]):
-    """Segments that wait for a row, oldest first; what one selection leaves is carried over to the next."""
+    """Segments that wait for a row, oldest first; what one selection leaves is carried over to the next.
 
-    def __init__(self, *, packing_length: int, capacity: int) -> None:
+    capacity: most segments that may wait; None = as many as there are.
+    """
+
+    def __init__(self, *, packing_length: int, capacity: int | None) -> None:
         self._packing_length = packing_length
         self._capacity = capacity
         self._items: list[T] = []
@@ -41,10 +44,15 @@ class PackingBuffer(Generic[T]):
         """The segments that wait, oldest first."""
         return tuple(self._items)
 
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Their lengths in tokens."""
+        return tuple(self._lengths)
+
     def insert(self, items: Sequence[T], lengths: Sequence[int]) -> None:
         """Add segments behind those that wait; nothing and a PackingError when one is too long or they are too many."""
         check_lengths(lengths, self._packing_length)
-        if len(self) + len(items) > self._capacity:
+        if self._capacity is not None and len(self) + len(items) > self._capacity:
             raise PackingError(
                 f"training.packing_buffer: {len(self)} segments wait, {len(items)} are new; {self._capacity} may wait; "
                 "reduce training.per_device_train_batch_size, or raise training.packing_buffer"

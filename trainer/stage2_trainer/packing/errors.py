@@ -15,7 +15,8 @@ def check_lengths(lengths: Sequence[int], cap: int) -> None:
         if length > cap:
             raise PackingError(
                 f"segment of {length} tokens; at most global_max_length = {cap} fit a row; raise global_max_length, "
-                "lower custom.extra.rollout_matching.max_new_tokens, or set training.packing: false"
+                "lower custom.extra.rollout_matching.max_new_tokens, set custom.extra.rollout_matching."
+                "post_rollout_overlong: cut, or set training.packing: false"
             )
         if length < 1:
             raise PackingError(f"segment of {length} tokens; a segment has at least one; encode it again")
