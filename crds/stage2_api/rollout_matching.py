@@ -16,7 +16,8 @@ from stage2_api.value_types import Count, Name, Path, Positive, Scale, Weight
 from stage2_api.vllm import Vllm
 
 RolloutBackend = Literal["vllm", "hf"]
-PackScope = Literal["micro", "window"]
+PackScope = Literal["micro", "window", "step"]
+Overlong = Literal["error", "cut", "skip"]
 DecodeMode = Literal["greedy", "beam"]
 MaskIouMode = Literal["canvas", "analytic", "supersample"]
 OtCost = Literal["l1", "l2"]
@@ -52,10 +53,10 @@ class RolloutBuffer(Section):
 
 
 class Pipeline(Section):
-    """Makes the next accumulation window's rollouts while the current one trains: stale by choice."""
+    """Makes the next optimizer step's rollouts while the current one trains: stale by choice."""
 
     enabled: bool = False
-    """Whether rollouts are made one window ahead, by servers that hold the weights before the current optimizer step:
+    """Whether rollouts are made one step ahead, by servers that hold the weights before the current optimizer step:
     no rollout is older than one sync, and `rollouts.jsonl` says which version made it."""
 
 
@@ -127,7 +128,14 @@ class RolloutMatching(Section):
     `vllm.infer_batch_size` instead."""
     post_rollout_pack_scope: PackScope = "micro"
     """How far packing looks: `micro` packs one row for each micro-step and carries the rest over, `window` plans all
-    rows of an accumulation window at once."""
+    rows of an accumulation window at once, one for each micro-step. `step` packs all answers of an optimizer step into
+    as few rows as hold them, trains on each row as soon as it is full, and makes the loss a mean over all tokens of the
+    step, so that its gradient is that of the unpacked batch."""
+    post_rollout_overlong: Overlong | None = None
+    """What happens to an answer that makes a segment longer than a packed row: `error` ends the run after a checkpoint,
+    `cut` takes whole objects from the answer's end, as if it had been truncated there, `skip` trains on nothing of the
+    sample, which `cut` does too where the true objects alone are too long. Null means `cut` with
+    `post_rollout_pack_scope: step`, else `error`."""
     decode_mode: DecodeMode = "greedy"
     """How rollouts are decoded: `greedy` (with `temperature` above 0: sampling) or `beam`, which only the hf backend
     has."""
@@ -186,11 +194,15 @@ class RolloutMatching(Section):
     """Weight of the loss that keeps probability on coordinate tokens where one belongs."""
     loss_normalizer: LossNormalizer = "micro"
     """What the loss is a mean over: `micro` means the supervised tokens of each micro-step, `window` those of the whole
-    accumulation window, so that the loss does not depend on how samples are spread over micro-steps."""
+    accumulation window in all learner processes, so that the loss does not depend on how samples are spread over
+    micro-steps. `post_rollout_pack_scope: step` has a mean of its own."""
     rollout_buffer: RolloutBuffer = RolloutBuffer()
     """Reuse of one window of rollouts for several optimizer steps."""
     pipeline: Pipeline = Pipeline()
-    """Rollouts of the next window while the current one trains (server mode)."""
+    """Rollouts of the next step while the current one trains (server mode)."""
+    image_cache_gib: Weight = 4.0
+    """Main memory for processed images in each learner process, in GiB. What does not fit is read and processed again
+    when it is trained on; an image of a million pixels takes 0.025."""
     offload: OffloadSettings = OffloadSettings()
     """Main memory as a place for training state during colocated rollouts."""
     vllm: Vllm = Vllm()
@@ -203,6 +215,11 @@ class RolloutMatching(Section):
     """Samples written to files for people to read."""
     desc_monitor: DescMonitor = DescMonitor()
     """Metrics of how well descriptions agree."""
+
+    @property
+    def overlong(self) -> Overlong:
+        """What happens to an answer that is too long for a row."""
+        return self.post_rollout_overlong or ("cut" if self.post_rollout_pack_scope == "step" else "error")
 
     @property
     def uses_servers(self) -> bool:

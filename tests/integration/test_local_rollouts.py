@@ -176,6 +176,17 @@ def test_deepspeed_learns_what_plain_processes_do(alone, shapes, tmp_path, stage
     assert losses(together) == pytest.approx(losses(steps)[:FEW], rel=ROUNDING)
 
 
+@pytest.mark.parametrize("stage", [2, 3])
+def test_rows_of_a_whole_step_do_not_depend_on_processes_and_deepspeed(shapes, tmp_path, stage):
+    scope = {"post_rollout_pack_scope": "step"}
+    few = {"max_steps": FEW, "save_strategy": "no", "effective_batch_size": 8}
+    one, _ = learn(configuration(shapes, tmp_path / "one", training=few, matching=scope))
+    sharded = configuration(shapes, tmp_path / "two", training=few, matching=scope, deepspeed=zero(stage))
+    two, _ = learn(sharded, processes=2)
+    assert losses(two) == pytest.approx(losses(one), rel=ROUNDING)
+    assert [step["rollout/gt_objects"] for step in two] == [step["rollout/gt_objects"] for step in one]
+
+
 COLOCATE = {
     "mode": "colocate",
     "max_model_len": 512,

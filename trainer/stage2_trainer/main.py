@@ -118,7 +118,7 @@ def _train(trainer: RolloutMatchingTrainer | GrpoTrainer, checkpoint: str | None
         trainer.args.eval_on_start = False
     try:
         trainer.train(resume_from_checkpoint=checkpoint)
-    except (ServerError, ProofError, Interrupted):
+    except (ServerError, ProofError, Interrupted, PackingError):
         trainer.save_progress()
         raise
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 import torch
 
 from stage2_api.errors import ConfigError, Problem
+from stage2_trainer.data.images import load_image
 from stage2_trainer.data.messages import images_of
 from stage2_trainer.matching import vision_ids
 
@@ -57,6 +59,7 @@ class Encoder:
 
     def __init__(self, processor: Any) -> None:
         self.processor = processor
+        self._lock = Lock()  # a tokenizer answers one thread at a time
         self.tokenizer = processor.tokenizer
         self.end_of_turn_ids: list[int] = self._ids(self._end_of_turn())
         self.vision_ids = vision_ids(processor.tokenizer)
@@ -65,9 +68,10 @@ class Encoder:
         """Encode the messages, up to and with the tokens that open the assistant's turn."""
         text = self._render(messages, add_generation_prompt=True)
         images = images_of(messages)
-        encoded = self.processor(
-            text=[text], images=images or None, return_tensors="pt", add_special_tokens=False, truncation=False
-        )
+        with self._lock:
+            encoded = self.processor(
+                text=[text], images=images or None, return_tensors="pt", add_special_tokens=False, truncation=False
+            )
         input_ids = encoded["input_ids"][0]
         return Prompt(
             input_ids=input_ids,
@@ -75,6 +79,15 @@ class Encoder:
             pixel_values=encoded.get("pixel_values"),
             image_grid_thw=encoded.get("image_grid_thw"),
         )
+
+    def pixels(self, images: Sequence[str]) -> torch.Tensor | None:
+        """Return the pixels of a prompt's images, as `prompt` has them. Raise ValueError for one that is unreadable."""
+        if not images:
+            return None
+        with self._lock:
+            encoded = self.processor.image_processor(images=[load_image(one) for one in images], return_tensors="pt")
+        pixels: torch.Tensor = encoded["pixel_values"]
+        return pixels
 
     def teacher_forced(self, prompt: Prompt, answer_ids: Sequence[int]) -> Encoding:
         """Append the answer's ids and the end of turn, as the chat template ends an assistant's turn."""

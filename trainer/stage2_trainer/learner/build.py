@@ -9,13 +9,21 @@ from contextlib import ExitStack
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.encode import Encoder
 from stage2_trainer.data.messages import Prompts
+from stage2_trainer.data.prompt_cache import GIB, PromptCache
 from stage2_trainer.data.run_records import RunRecords
 from stage2_trainer.learner.estep import EStep
 from stage2_trainer.learner.evaluate import Evaluation
 from stage2_trainer.learner.loss import LossOptions
 from stage2_trainer.learner.matcher import Matcher
+from stage2_trainer.learner.overlong import OverlongRule
 from stage2_trainer.learner.rollout_listeners import log_held_out_rollouts, log_training_rollouts
-from stage2_trainer.learner.row_planner import PackedRowPlanner, RowPlanner, SingleRowPlanner, WindowRowPlanner
+from stage2_trainer.learner.row_planner import (
+    PackedRowPlanner,
+    RowPlanner,
+    SingleRowPlanner,
+    StepRowPlanner,
+    WindowRowPlanner,
+)
 from stage2_trainer.learner.trainer import RolloutMatchingTrainer, TrainerComponents
 from stage2_trainer.matching import CoordVocab, MatchOptions
 from stage2_trainer.process import training_arguments as arguments
@@ -60,7 +68,7 @@ def build_trainer(config: RunConfig, data: RunRecords, context: RunContext, stac
 
 def _rollouts(
     config: RunConfig, policy: Policy, state: TrainingState, context: RunContext, stack: ExitStack
-) -> RolloutSource:
+) -> RolloutSource | PipelinedRollouts:
     """Return the source of training's rollouts: this process, or servers, which are waited for."""
     if in_process(config):
         return local_rollouts(config, policy, context.reporter, state)
@@ -69,22 +77,31 @@ def _rollouts(
 
 
 def _components(
-    config: RunConfig, context: RunContext, prompts: Prompts, encoder: Encoder, rollouts: RolloutSource
+    config: RunConfig,
+    context: RunContext,
+    prompts: Prompts,
+    encoder: Encoder,
+    rollouts: RolloutSource | PipelinedRollouts,
 ) -> TrainerComponents:
     matching, training = config.rollout_matching, config.training
     rates = {VIT: training.vit_lr, ALIGNER: training.aligner_lr}
     vocab = CoordVocab.from_tokenizer(encoder.tokenizer)
     matcher = Matcher(vocab, MatchOptions.from_config(matching), encoder.vision_ids)
+    cache = PromptCache(encoder, int(matching.image_cache_gib * GIB))
     return TrainerComponents(
         estep=EStep(
             encoder=encoder,
+            cache=cache,
             prompts=prompts,
             rollouts=rollouts,
             matcher=matcher,
             on_matched=log_training_rollouts(config, context.rollout_log),
+            overlong=OverlongRule(config.packing_length, matching.overlong) if training.packing else None,
         ),
+        cache=cache,
         evaluation=Evaluation(
             encoder=encoder,
+            cache=cache,
             prompts=prompts,
             rollouts=rollouts.direct if isinstance(rollouts, PipelinedRollouts) else rollouts,
             matcher=matcher,
@@ -106,11 +123,14 @@ def _components(
     )
 
 
-def _row_planner(config: RunConfig, *, window: int) -> RowPlanner:
-    training, length = config.training, config.packing_length
+def _row_planner(config: RunConfig, *, window: int) -> RowPlanner | StepRowPlanner:
+    training = config.training
     if not training.packing:
         return SingleRowPlanner()
+    length, scope = config.packing_length, config.rollout_matching.post_rollout_pack_scope
+    if scope == "step":
+        return StepRowPlanner(length)
     packed = PackedRowPlanner(length, capacity=training.packing_buffer, min_fill=training.packing_min_fill_ratio)
-    if config.rollout_matching.post_rollout_pack_scope == "window":
+    if scope == "window":
         return WindowRowPlanner(length, window=window, partial=packed)
     return packed

@@ -3,101 +3,133 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from torch import nn
 
 from stage2_trainer.data.encode import Encoder, Prompt
 from stage2_trainer.data.messages import Prompts
+from stage2_trainer.data.prompt_cache import PromptCache
 from stage2_trainer.data.records import Record
 from stage2_trainer.learner.matcher import Matched, Matcher, with_origin
+from stage2_trainer.learner.overlong import OverlongRule
 from stage2_trainer.learner.padding_free_batch import Segment, place
 from stage2_trainer.learner.rollout_metrics import sample_stats
-from stage2_trainer.matching import segment_meta
+from stage2_trainer.learner.step_segments import SegmentWork, StepSegments
+from stage2_trainer.matching import segment_meta, unsupervised_meta
 from stage2_trainer.process.qwen3_vl import rope_model
 from stage2_trainer.rollouts.pipeline import PipelinedRollouts
-from stage2_trainer.rollouts.rollout_source import GenerationRequest, RolloutSource
+from stage2_trainer.rollouts.rollout_source import RolloutSource
 from stage2_trainer.telemetry.stopwatch import Stopwatch
 from stage2_trainer.weights.sync_report import SyncReport
 from stage2_trainer.wire.rollout import Rollout
 
+NOTHING = "{}"  # the answer of a sample that is skipped: it takes its place in a row, and nothing of it is learnt
+
 
 class EStep:
-    """The E-step: segments of records, with rollouts of the weights as they are now.
-
-    A thread encodes prompts while servers generate, and matches and encodes each rollout as soon as it is there.
-    """
+    """The E-step: segments of an optimizer step's records, whose rollouts are asked for all at once."""
 
     def __init__(
         self,
         *,
         encoder: Encoder,
+        cache: PromptCache,
         prompts: Prompts,
-        rollouts: RolloutSource,
+        rollouts: RolloutSource | PipelinedRollouts,
         matcher: Matcher,
         on_matched: Callable[[int, Sequence[Matched]], None],
+        overlong: OverlongRule | None = None,
     ) -> None:
+        self._overlong = overlong
         self._encoder = encoder
+        self._cache = cache
         self._prompts = prompts
         self._rollouts = rollouts
         self._matcher = matcher
         self._on_matched = on_matched
+        self._thread = ThreadPoolExecutor(1, "encode")
+        self._ahead: StepSegments | None = None
 
-    def __call__(
-        self, records: Sequence[Record], model: nn.Module, *, global_step: int, micro_step: int, stopwatch: Stopwatch
-    ) -> tuple[list[Segment], SyncReport | None]:
-        """Return one segment for each record, and the weight sync that came before its rollout (None: not needed)."""
-        chats = [self._prompts.chat(record) for record in records]
-        rope, done = rope_model(model), dict[int, tuple[Rollout, Future[tuple[Matched, Segment]]]]()
-        with ThreadPoolExecutor(1, "encode") as thread:
-            prompts = [thread.submit(self._prompt, chat, stopwatch) for chat in chats]
-
-            def begin(index: int, rollout: Rollout) -> None:
-                future = thread.submit(self._made, records[index], prompts[index], rollout, rope, stopwatch)
-                done[index] = rollout, future
-
-            request = GenerationRequest(model, chats, global_step, micro_step, stopwatch, on_rollout=begin)
-            generated = self._rollouts.generate(request)
-            for index, rollout in enumerate(generated.rollouts):  # those that came all at once
-                if index not in done or done[index][0] is not rollout:
-                    begin(index, rollout)
-        made = [done[index][1].result() for index in range(len(records))]
-        self._on_matched(global_step, with_origin([one for one, _ in made], generated, self._matcher.options))
-        return [segment.aged(global_step - one.rollout.version) for one, segment in made], generated.sync
-
-    def look_ahead(
+    def begin(
         self,
-        window: Sequence[Sequence[Record]],
-        following: Sequence[Sequence[Record]],
+        batches: Sequence[Sequence[Record]],
         model: nn.Module,
         *,
         global_step: int,
         stopwatch: Stopwatch,
-    ) -> None:
-        """Begin a window of micro-steps, and let the one after it be asked for; nothing without a pipeline."""
+        following: Sequence[Sequence[Record]] = (),
+    ) -> StepSegments:
+        """Ask for the rollouts of a step, by the weights as they are; with a pipeline for those of the next one.
+
+        Raises:
+            ServerError: servers were lost, and did not come back.
+        """
         if isinstance(self._rollouts, PipelinedRollouts):
-            chats = [
-                [[self._prompts.chat(record) for record in batch] for batch in part] for part in (window, following)
-            ]
-            self._rollouts.look_ahead(model, *chats, global_step=global_step, stopwatch=stopwatch)
+            return self._begin_ahead(self._rollouts, batches, model, global_step, stopwatch, following)
+        step = self._segments(batches, model, global_step)
+        step.pending = self._rollouts.begin(step.request(model, stopwatch))
+        return step
 
-    def _prompt(self, chat: list[dict[str, Any]], stopwatch: Stopwatch) -> Prompt:
-        with stopwatch.measure("rollout_teacher_encode"):
-            return self._encoder.prompt(chat)
+    def finish(self, step: StepSegments) -> SyncReport | None:
+        """Tell of a step whose rollouts are all there; return the sync that came before them (None: not needed)."""
+        matched, batch = step.matched()
+        self._on_matched(step.global_step, with_origin(matched, batch, self._matcher.options))
+        return step.sync or batch.sync
 
-    def _made(
-        self, record: Record, prompt: Future[Prompt], rollout: Rollout, rope: Any, stopwatch: Stopwatch
-    ) -> tuple[Matched, Segment]:
-        """Match and encode one rollout; the prompt's encoding came before it in the same thread."""
-        with stopwatch.measure("rollout_parse_match"):
-            matched = self._matcher.match(record, rollout)
+    def _begin_ahead(
+        self,
+        rollouts: PipelinedRollouts,
+        batches: Sequence[Sequence[Record]],
+        model: nn.Module,
+        global_step: int,
+        stopwatch: Stopwatch,
+        following: Sequence[Sequence[Record]],
+    ) -> StepSegments:
+        ahead, self._ahead = self._ahead, None
+        current = ahead if ahead is not None and ahead.global_step == global_step else None
+        step = current or self._segments(batches, model, global_step)
+        request = step.request(model, stopwatch)
+        step.sync = rollouts.synced(request)
+        if current is None:
+            step.pending = rollouts.ask(request, version=global_step)
+        if following:
+            self._ahead = self._segments(following, model, global_step + 1)
+            self._ahead.pending = rollouts.ask(self._ahead.request(model, Stopwatch()), version=global_step)
+        return step
+
+    def _segments(self, batches: Sequence[Sequence[Record]], model: nn.Module, global_step: int) -> StepSegments:
+        rope = rope_model(model)
+
+        def make(record: Record, prompt: Prompt, rollout: Rollout, stopwatch: Stopwatch) -> tuple[Matched, Segment]:
+            with stopwatch.measure("rollout_parse_match"):
+                matched = self._matcher.match(record, rollout)
+                if self._overlong is not None:
+                    matched = self._overlong.fitted(matched, self._matcher, self._encoded_len)
+            with stopwatch.measure("rollout_teacher_encode"):
+                return matched, self._segment(prompt, matched, rope)
+
+        work = SegmentWork(self._prompts.chat, self._prompt, make)
+        return StepSegments(batches, work, self._thread, global_step=global_step)
+
+    def _prompt(self, record: Record, chat: list[dict[str, Any]], stopwatch: Stopwatch) -> Prompt:
         with stopwatch.measure("rollout_teacher_encode"):
-            return matched, self._segment(prompt.result(), matched, rope)
+            return self._cache.prompt(record.images, lambda: chat)
+
+    def _encoded_len(self, matched: Matched) -> int:
+        ends = len(self._encoder.end_of_turn_ids)
+        return len(matched.rollout.prompt_token_ids) + matched.target.train_len + ends
 
     def _segment(self, prompt: Prompt, matched: Matched, rope: Any) -> Segment:
         rollout, target = matched.rollout, matched.target
         self._encoder.check_prompt(prompt, rollout.prompt_token_ids, rollout.server)
-        encoding = self._encoder.teacher_forced(prompt, target.y_train_ids)
-        meta = segment_meta(target, rollout.prompt_token_ids, encoded_len=len(encoding.input_ids))
-        return Segment(place(encoding, rope), meta, sample_stats(matched, encoded_len=meta.encoded_len))
+        answer = self._matcher.vocab.encode(NOTHING) if matched.skipped else target.y_train_ids
+        encoding = self._encoder.teacher_forced(prompt, answer)
+        length = len(encoding.input_ids)
+        if matched.skipped:
+            meta = unsupervised_meta(rollout.prompt_token_ids, len(answer), encoded_len=length)
+        else:
+            meta = segment_meta(target, rollout.prompt_token_ids, encoded_len=length)
+        stats = sample_stats(matched, encoded_len=length)
+        return Segment(place(encoding, rope), meta, stats, matched.record.images)

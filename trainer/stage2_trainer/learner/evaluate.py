@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from time import perf_counter
 
 from torch import nn
 
 from stage2_trainer.data.encode import Encoder
+from stage2_trainer.data.lazy import LazySequence
 from stage2_trainer.data.messages import Prompts
+from stage2_trainer.data.prompt_cache import PromptCache
 from stage2_trainer.data.records import Record
 from stage2_trainer.learner.matcher import Matched, Matcher, with_origin
 from stage2_trainer.learner.rollout_metrics import evaluation_metrics, sample_stats
@@ -24,6 +27,7 @@ class Evaluation:
         self,
         *,
         encoder: Encoder,
+        cache: PromptCache,
         prompts: Prompts,
         rollouts: RolloutSource,
         matcher: Matcher,
@@ -31,6 +35,7 @@ class Evaluation:
         on_matched: Callable[[int, Sequence[Matched]], None],
     ) -> None:
         self._encoder = encoder
+        self._cache = cache
         self._prompts = prompts
         self._rollouts = rollouts
         self._matcher = matcher
@@ -41,11 +46,7 @@ class Evaluation:
         """Return `runtime`, `samples_per_second`, `steps_per_second` and `rollout_*`, without a prefix."""
         start = perf_counter()
         batches = batches_of_rank(records, self._batch_size)
-        matched = [
-            one
-            for index, batch in enumerate(batches)
-            for one in self._matched(batch, model, global_step=global_step, index=index)
-        ]
+        matched = self._matched(batches, model, global_step=global_step)
         self._on_matched(global_step, matched)
         everywhere = gathered((perf_counter() - start, [sample_stats(one) for one in matched]))
         seconds = max(taken for taken, _ in everywhere)
@@ -57,13 +58,16 @@ class Evaluation:
             **evaluation_metrics(stats, top_k=self._matcher.options.candidate_top_k),
         }
 
-    def _matched(self, records: Sequence[Record], model: nn.Module, *, global_step: int, index: int) -> list[Matched]:
-        chats = [self._prompts.chat(record) for record in records]
-        generated = self._rollouts.generate(
-            GenerationRequest(model, chats, global_step, micro_step=index, stopwatch=Stopwatch())
-        )
-        for chat, rollout in zip(chats, generated.rollouts, strict=True):
-            self._encoder.check_prompt(self._encoder.prompt(chat), rollout.prompt_token_ids, rollout.server)
+    def _matched(self, batches: Sequence[Sequence[Record]], model: nn.Module, *, global_step: int) -> list[Matched]:
+        """Return all records of this process with their rollouts, which are asked for at once."""
+        records = [record for batch in batches for record in batch]
+        sizes = tuple(len(batch) for batch in batches)
+        chats = LazySequence(len(records), lambda index: self._prompts.chat(records[index]))
+        request = GenerationRequest(model, chats, global_step, 0, Stopwatch(), sizes=sizes)
+        generated = self._rollouts.generate(request)
+        for record, rollout in zip(records, generated.rollouts, strict=True):
+            prompt = self._cache.prompt(record.images, functools.partial(self._prompts.chat, record))
+            self._encoder.check_prompt(prompt, rollout.prompt_token_ids, rollout.server)
         matched = [self._matcher.match(*pair) for pair in zip(records, generated.rollouts, strict=True)]
         return with_origin(matched, generated, self._matcher.options)
 

@@ -11,6 +11,7 @@ import torch
 
 from stage2_api.rollout_matching import LossNormalizer, RolloutMatching
 from stage2_trainer.matching.masks import IGNORED, Supervision
+from stage2_trainer.process.ranks import gathered
 
 _CONFIG = RolloutMatching()
 
@@ -69,6 +70,13 @@ class LossTargets:
         """The positions whose logits predict the supervised ones, (N,) int64."""
         return self.positions - 1
 
+    def parts(self) -> tuple[LossTargets, LossTargets]:
+        """Return the targets of ordinary tokens and those of coordinates; their losses are sums."""
+        split = len(self.labels)
+        ordinary = replace(self, positions=self.positions[:split], bins=self.bins[:0], in_prefix=self.in_prefix[:0])
+        coords = replace(self, positions=self.positions[split:], labels=self.labels[:0])
+        return ordinary.divided_by(ce=1.0, coord=1.0), coords.divided_by(ce=1.0, coord=1.0)
+
     def divided_by(self, *, ce: float, coord: float) -> LossTargets:
         """Return the same targets with other denominators."""
         return replace(self, ce_denominator=ce, coord_denominator=coord)
@@ -95,11 +103,22 @@ def normalized(micro_steps: Sequence[LossTargets], normalizer: LossNormalizer) -
     """Return the targets of all micro-steps of one accumulation window, with the denominators that their losses get.
 
     The loss of the window is the mean of its micro-steps' losses. `micro`: each of these is the mean over its own
-    positions. `window`: their mean is the mean over all positions of the window, however they are spread
-    (semantics, section 17).
+    positions. `window`: their mean is the mean over all positions of the window in all learner processes, however
+    they are spread (semantics, section 17). All processes must call it.
     """
     if normalizer == "micro":
         return list(micro_steps)
-    ce = sum(len(one.labels) for one in micro_steps) / len(micro_steps)
-    coord = sum(len(one.bins) for one in micro_steps) / len(micro_steps)
-    return [one.divided_by(ce=ce or 1.0, coord=coord or 1.0) for one in micro_steps]
+    counts = sum(len(one.labels) for one in micro_steps), sum(len(one.bins) for one in micro_steps)
+    ce, coord = denominators(counts)
+    return [one.divided_by(ce=ce / len(micro_steps), coord=coord / len(micro_steps)) for one in micro_steps]
+
+
+def denominators(counts: tuple[int, int]) -> tuple[float, float]:
+    """Return what sums over this process's tokens and coordinates are divided by, for means over those of all.
+
+    counts: the process's own. Gradients are averaged over processes: that is why a share of all counts is returned.
+    All processes must call it.
+    """
+    everywhere = gathered(counts)
+    ce, coord = (sum(column) / len(everywhere) for column in zip(*everywhere, strict=True))
+    return ce or 1.0, coord or 1.0

@@ -7,21 +7,25 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from stage2_trainer.data.records import Record
-from stage2_trainer.matching import CoordVocab, MatchedTarget, MatchOptions, build_target, cut_before
+from stage2_trainer.matching import CoordVocab, MatchedTarget, MatchOptions, build_target, cut_before, object_ends
 from stage2_trainer.rollouts.rollout_source import RolloutBatch
 from stage2_trainer.wire.rollout import Rollout
+from stage2_trainer.wire.seeds import SeedPlan
 
 
 @dataclass(frozen=True)
 class Matched:
     """One record, the rollout that answered it, and what matching made of both.
 
-    origin: how the rollout came to be, for the record.
+    kept: tokens of the answer that were looked at, where it was too long for a packed row; None = all. skipped: nothing
+    of it is trained on. origin: how the rollout came to be, for the record.
     """
 
     record: Record
     rollout: Rollout
     target: MatchedTarget
+    kept: int | None = None
+    skipped: bool = False
     origin: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -33,13 +37,22 @@ class Matcher:
         self.options = options
         self._vision_ids = frozenset(vision_ids)
 
-    def match(self, record: Record, rollout: Rollout) -> Matched:
-        """Parse the rollout, match its objects, and build what is to be learnt from it."""
-        ids = cut_before(rollout.token_ids, self._vision_ids)
-        return Matched(record, rollout, build_target(ids, record.ground_truth, self.vocab, self.options))
+    def match(self, record: Record, rollout: Rollout, *, kept: int | None = None) -> Matched:
+        """Parse the rollout, or its first `kept` tokens, match its objects, and build what is to be learnt from it."""
+        ids = cut_before(rollout.token_ids, self._vision_ids)[:kept]
+        return Matched(record, rollout, build_target(ids, record.ground_truth, self.vocab, self.options), kept)
+
+    def object_ends(self, rollout: Rollout) -> tuple[int, ...]:
+        """Return after how many tokens each object of a rollout is closed, in order."""
+        return object_ends(cut_before(rollout.token_ids, self._vision_ids), self.vocab)
 
 
 def with_origin(matched: Sequence[Matched], generated: RolloutBatch, options: MatchOptions) -> list[Matched]:
     """Return them with what the record says of how each came to be, and of how it was matched."""
     told = {**generated.origin, "options": asdict(options)}
-    return [replace(one, origin={"index": index, **told}) for index, one in enumerate(matched)]
+    return [replace(one, origin={**_place(generated.plan, index), **told}) for index, one in enumerate(matched)]
+
+
+def _place(plan: SeedPlan, index: int) -> dict[str, int]:
+    micro_step, place = plan.place(index)
+    return {"index": place, "micro_step": micro_step, "seed_base": plan.seed(index) - place}

@@ -8,7 +8,7 @@ is why every forward pass here says `use_cache=False`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +20,9 @@ from stage2_trainer.learner.loss_targets import loss_targets, normalized
 from stage2_trainer.learner.rollout_metrics import SampleStats
 from stage2_trainer.matching import CoordVocab, SegmentMeta, Supervision, packed_supervision
 from stage2_trainer.matching.masks import concatenate
+
+PixelSource = Callable[[tuple[str, ...]], torch.Tensor | None]
+"""Returns the pixels of a prompt's images."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +38,15 @@ class Placed:
 
 @dataclass(frozen=True)
 class Segment:
-    """One sample as it is trained on: tokens with their positions, where they are supervised, and its figures."""
+    """One sample as it is trained on: tokens with their positions, where they are supervised, and its figures.
+
+    images: those whose pixels its encoding lacks: they are had from elsewhere when a row is laid out.
+    """
 
     placed: Placed
     meta: SegmentMeta
     stats: SampleStats
+    images: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.placed)
@@ -47,6 +54,13 @@ class Segment:
     def aged(self, staleness: int) -> Segment:
         """Return it with the optimizer steps that lie between its rollout and the training on it."""
         return replace(self, stats=replace(self.stats, staleness=staleness))
+
+    def seen(self, pixels: PixelSource) -> Placed:
+        """Return its tokens with the pixels of its images."""
+        if not self.images:
+            return self.placed
+        encoding = replace(self.placed.encoding, pixel_values=pixels(self.images))
+        return replace(self.placed, encoding=encoding)
 
 
 @dataclass(frozen=True)
@@ -127,12 +141,15 @@ def supervised_batches(
     pad_token_id: int,
     normalizer: LossNormalizer,
     device: torch.device,
+    pixels: PixelSource,
 ) -> list[dict[str, Any]]:
     """Return for each micro-step's rows the model's inputs (`model`, on the CPU) and the loss's targets (`targets`).
 
     The tensors are new ones, so that a step cannot change what is kept for the next.
     """
-    laid_out = [collate([[segment.placed for segment in row] for row in rows], pad_token_id) for rows in micro_steps]
+    laid_out = [
+        collate([[segment.seen(pixels) for segment in row] for row in rows], pad_token_id) for rows in micro_steps
+    ]
     targets = [
         loss_targets(row_supervision(batch, [[segment.meta for segment in row] for row in rows], vocab), device)
         for batch, rows in zip(laid_out, micro_steps, strict=True)

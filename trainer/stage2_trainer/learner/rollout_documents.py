@@ -17,10 +17,17 @@ def rollout_document(matched: Matched) -> dict[str, Any]:
         "seed": rollout.seed,
         "seconds": rollout.seconds,
         "token_ids": rollout.token_ids,
+        **_overlong(matched),
         "prompt_tokens": len(rollout.prompt_token_ids),
         "y_train_tokens": matched.target.train_len,
         "y_train_sha256": ids_sha256(matched.target.y_train_ids),
     }
+
+
+def _overlong(matched: Matched) -> dict[str, Any]:
+    """Return what is said of an answer that was too long for a packed row, and of no other."""
+    cut = {} if matched.kept is None else {"kept_tokens": matched.kept}
+    return {**cut, "skipped": True} if matched.skipped else cut
 
 
 def sample_document(matched: Matched) -> dict[str, Any]:

@@ -19,7 +19,7 @@ class SampleStats:
     `matched` pairs passed the gate; `supervised` of them have targets, the others are excluded and count as missed.
     `matched_iou50` of them have a mask IoU of at least 0.5.
     `staleness`: optimizer steps between the weights that made it and those that train on it.
-    `beam`: whether it is the best of several beams.
+    `beam`: whether it is the best of several beams. `cut`, `skipped`: its answer was too long for a packed row.
     The lengths of what is trained on are 0 in an evaluation, which encodes nothing.
     """
 
@@ -44,6 +44,8 @@ class SampleStats:
     encoded_len: int = 0
     staleness: int = 0
     beam: bool = False
+    cut: bool = False
+    skipped: bool = False
 
 
 def sample_stats(matched: Matched, *, encoded_len: int = 0) -> SampleStats:
@@ -70,6 +72,8 @@ def sample_stats(matched: Matched, *, encoded_len: int = 0) -> SampleStats:
         train_len=int(counters["train_len"]),
         encoded_len=encoded_len,
         beam=matched.rollout.decode_mode == "beam",
+        cut=matched.kept is not None and not matched.skipped,
+        skipped=matched.skipped,
     )
 
 
@@ -182,6 +186,8 @@ def _length_metrics(stats: Sequence[SampleStats]) -> dict[str, float]:
         **{f"{name}_len_mean": _mean(values) for name, values in lengths.items()},
         **{f"{name}_len_p90": _percentile(values, 90) for name, values in lengths.items()},
         "prefix_len_mean": _mean([s.prefix_len for s in stats]),
+        "overlong_cut": _sum(stats, lambda s: s.cut),
+        "overlong_skipped": _sum(stats, lambda s: s.skipped),
     }
 
 

@@ -1,17 +1,19 @@
 """The rows of a micro-step: its segments packed into one, or each in a row of its own.
 
-Packing looks at one micro-step (scope `micro`, what does not fit waits for the next), or at a whole accumulation window
-(scope `window`, nothing waits). Source: semantics, sections 7 and 8.
+Packing looks at one micro-step (scope `micro`, what does not fit waits for the next), at a whole accumulation window
+(scope `window`, nothing waits), or at an optimizer step's segments without regard to micro-steps (scope `step`, nothing
+waits). Source: semantics, sections 7 and 8.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Protocol
 
 from stage2_trainer.learner.padding_free_batch import Segment
-from stage2_trainer.packing import PackingBuffer, PackingError, pack_window
+from stage2_trainer.packing import PackingBuffer, PackingError, RowStream, pack_window
 
 logger = logging.getLogger(__name__)
 
@@ -156,6 +158,44 @@ class WindowRowPlanner:
             ([[segments[i] for i in row]], {**_row_figures(total, self._length, len(row), waiting=0), **window})
             for row, total in zip(packed, totals, strict=True)
         ]
+
+
+class StepRowPlanner:
+    """The rows of whole optimizer steps: as few as hold a step's segments, each known as soon as it is full.
+
+    `length` in tokens. What waits in a checkpoint of another scope goes into the first step.
+    """
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+        self._carried: list[Segment] = []
+
+    @property
+    def waiting(self) -> Sequence[Segment]:
+        """The segments of a checkpoint that no step has begun with."""
+        return tuple(self._carried)
+
+    def wait(self, segments: Sequence[Segment]) -> None:
+        """Let segments wait for the next step."""
+        self._carried += segments
+
+    def rows(self, segments: Iterable[Segment]) -> Iterator[tuple[Row, Mapping[str, float]]]:
+        """Yield the rows of a step with their figures, while its segments come.
+
+        Raises:
+            PackingError: a segment is longer than a row.
+        """
+        stream: RowStream[Segment] = RowStream(self._length)
+        carried, self._carried = self._carried, []
+        for segment in chain(carried, segments):
+            row = stream.add(segment, len(segment))
+            if row is not None:
+                yield row, self._figures(row)
+        for row in stream.finish():
+            yield row, self._figures(row)
+
+    def _figures(self, row: Row) -> dict[str, float]:
+        return _row_figures(sum(len(one) for one in row), self._length, len(row), waiting=0)
 
 
 def _row_figures(total: int, length: int, segments: int, *, waiting: int) -> dict[str, float]:

@@ -7,33 +7,36 @@ the forward pass, with the weights of the current optimizer step, or of an earli
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import DistributedType
 from torch import nn
 from torch.utils.data import DataLoader, SequentialSampler
 from transformers import PrinterCallback, Trainer
 
-from stage2_trainer.data.records import Record
+from stage2_trainer.data.prompt_cache import PromptCache
 from stage2_trainer.learner.dataloader import as_list, train_dataloader
 from stage2_trainer.learner.estep import EStep
 from stage2_trainer.learner.evaluate import Evaluation
 from stage2_trainer.learner.forward_redirection import run_inside
 from stage2_trainer.learner.loss import LossOptions, LossParts, LossTargets, stage2_loss_from_hidden
 from stage2_trainer.learner.microsteps import MicroSteps
-from stage2_trainer.learner.padding_free_batch import supervised_batches
+from stage2_trainer.learner.padding_free_batch import Segment, supervised_batches
 from stage2_trainer.learner.repeated_windows import uses_left
-from stage2_trainer.learner.row_planner import RowPlanner
+from stage2_trainer.learner.row_planner import Row, RowPlanner, StepRowPlanner
 from stage2_trainer.learner.step_record import StepRecord
 from stage2_trainer.learner.waiting_segments import load_waiting, save_waiting
+from stage2_trainer.learner.whole_step import EarlyGradients, RowTraining, train_step
 from stage2_trainer.learner.window_lookahead import WindowLookahead
 from stage2_trainer.matching import CoordVocab
 from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.process.qwen3_vl import rope_model, split_learning_rates
-from stage2_trainer.process.ranks import gathered, peak_bytes
+from stage2_trainer.process.ranks import gathered, peak_bytes, world_size
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import EventLog
 
@@ -50,10 +53,11 @@ class TrainerComponents:
     """
 
     estep: EStep
+    cache: PromptCache
     evaluation: Evaluation
     vocab: CoordVocab
     loss: LossOptions
-    rows: RowPlanner
+    rows: RowPlanner | StepRowPlanner
     pad_token_id: int
     top_k: int
     part_rates: Mapping[str, float]
@@ -74,9 +78,14 @@ class RolloutMatchingTrainer(Trainer):
         self.remove_callback(PrinterCallback)  # the run's log says it, as JSON
         self.components = components
         self._record = StepRecord()
-        self._micro_steps = MicroSteps(components.estep, components.rows, ahead=components.ahead)
+        self._micro_steps = MicroSteps(
+            components.estep, components.rows, ahead=components.ahead, check=self._check_while_waiting
+        )
         self._windows: WindowLookahead[Any] = WindowLookahead()
         self._laid_out: list[dict[str, Any]] = []
+        self._whole = isinstance(components.rows, StepRowPlanner)
+        self._batches_seen = 0
+        self._parts: LossParts | None = None
         self._batches_of_epoch = 0
         self._figures: dict[str, float] = {}
         self._coord_ids = torch.as_tensor(components.vocab.ids, device=self.args.device)
@@ -116,14 +125,16 @@ class RolloutMatchingTrainer(Trainer):
         self, epoch_iterator: Any, num_batches: int, device: torch.device
     ) -> tuple[list[Any], torch.Tensor | int | None]:
         """Collect the raw batches of the next optimizer step, and begin it."""
+        following: list[Any] = []
         if not self.components.pipelined:
             batches, count = super().get_batch_samples(epoch_iterator, num_batches, device)
         else:
             read = super().get_batch_samples
             batches, following = self._windows.take(lambda: read(epoch_iterator, num_batches, device)[0])
-            self._look_ahead(batches, following)
             count = None  # there are no labels before the E-step
-        self._micro_steps.begin(batches, global_step=self.state.global_step, uses=self._uses())
+        if self.state.global_step + 1 >= self.state.max_steps:
+            following = []
+        self._micro_steps.begin(batches, following, global_step=self.state.global_step, uses=self._uses())
         return batches, count
 
     def training_step(
@@ -131,6 +142,8 @@ class RolloutMatchingTrainer(Trainer):
     ) -> torch.Tensor:
         """E-step, packing, then the ordinary training step on the tensors that came of them."""
         self.components.interrupt.check()
+        if self._whole:
+            return self._train_whole_step(model)
         if not self._laid_out:
             self._laid_out = self._next_batches()
         self.components.reporter.update(phase="training", max_steps=self.state.max_steps)
@@ -147,7 +160,10 @@ class RolloutMatchingTrainer(Trainer):
         """Forward pass up to the hidden states, logits and loss only where something is supervised."""
         with self._record.stopwatch.measure("forward"):
             parts = run_inside(model, self._policy, self._loss_parts, inputs["model"], inputs["targets"])
-        self._record.losses.append(parts.figures())
+        if self._whole:
+            self._parts = parts
+        else:
+            self._record.losses.append(parts.figures())
         return parts.total
 
     def _loss_parts(self, inputs: Mapping[str, Any], targets: LossTargets) -> LossParts:
@@ -156,6 +172,79 @@ class RolloutMatchingTrainer(Trainer):
         return stage2_loss_from_hidden(
             hidden.to(head.weight.dtype), head.weight, targets, self._coord_ids, self.components.loss, bias=head.bias
         )
+
+    def _loss_sums(self, inputs: Mapping[str, Any], targets: LossTargets) -> tuple[LossParts, LossParts]:
+        """Return the losses of ordinary tokens and of coordinates, as sums, of one forward pass."""
+        hidden = self._hidden_states(inputs).flatten(0, 1)
+        head = self._policy.get_output_embeddings()
+
+        def loss(part: LossTargets) -> LossParts:
+            at = hidden[part.logit_positions].to(head.weight.dtype)
+            return stage2_loss_from_hidden(at, head.weight, part, self._coord_ids, self.components.loss, bias=head.bias)
+
+        ordinary, coords = targets.parts()
+        return loss(ordinary), loss(coords)
+
+    def _train_whole_step(self, model: nn.Module) -> torch.Tensor:
+        """Train on all rows of the step when its last raw batch comes; rows do not follow batches."""
+        window = self._micro_steps.window
+        assert window is not None, "get_batch_samples begins one"
+        self._batches_seen += 1
+        if self._batches_seen < len(window.batches):
+            return torch.zeros((), device=self.args.device)
+        self._batches_seen = 0
+        self.current_gradient_accumulation_steps = 1  # the loss is a mean over the step already
+        self.components.reporter.update(phase="training", max_steps=self.state.max_steps)
+        taken, figures = train_step(
+            self._micro_steps.rows(self._policy, self._record.stopwatch),
+            self._row_training(model),
+            self.components.vocab,
+            early=self._early_gradients(),
+            all_in=lambda: self._micro_steps.all_in,
+        )
+        self._record.note(taken, window, reuses=self.components.m_steps > 1)
+        self._record.losses.append(figures)
+        return torch.tensor(figures["loss"], device=self.args.device)
+
+    def _row_training(self, model: nn.Module) -> RowTraining:
+        def train(batch: Mapping[str, Any]) -> LossParts:
+            super(RolloutMatchingTrainer, self).training_step(model, dict(batch))
+            assert self._parts is not None, "compute_loss noted them"
+            return self._parts
+
+        def sums(batch: Mapping[str, Any]) -> tuple[LossParts, LossParts]:
+            model.train()
+            inputs = self._prepare_inputs(dict(batch))
+            with self._record.stopwatch.measure("forward"), self.compute_loss_context_manager():
+                return run_inside(model, self._policy, self._loss_sums, inputs["model"], inputs["targets"])
+
+        def lay_out(row: Sequence[Segment]) -> dict[str, Any]:
+            return self._laid_out_rows([[row]])[0]
+
+        return RowTraining(lay_out, train, sums, lambda: self._apart(model))
+
+    @contextmanager
+    def _apart(self, model: nn.Module) -> Iterator[None]:
+        """Leave gradients in this process: the pass is not the last of its step."""
+        state = self.accelerator.gradient_state
+        state._set_sync_gradients(False)
+        deepspeed = self.accelerator.distributed_type == DistributedType.DEEPSPEED
+        try:
+            with nullcontext() if deepspeed else self.accelerator.no_sync(model=model):
+                yield
+        finally:
+            state._set_sync_gradients(True)
+
+    def _early_gradients(self) -> EarlyGradients | None:
+        """Return where gradients of rows go that train while answers are awaited; None where that cannot be.
+
+        Several processes make their rollouts themselves, DeepSpeed takes gradients as they come, and float16 scales
+        them.
+        """
+        alone = self.accelerator.distributed_type == DistributedType.NO
+        if not alone or self.args.fp16:
+            return None
+        return EarlyGradients([one for one in self._policy.parameters() if one.requires_grad])
 
     def _hidden_states(self, inputs: Mapping[str, Any]) -> torch.Tensor:
         """Return the last hidden states (B, T, H), under the mixed precision that the whole model would run in."""
@@ -189,17 +278,6 @@ class RolloutMatchingTrainer(Trainer):
         if self.state.global_step > 0:
             self._save_checkpoint(self._policy, trial=None)
 
-    def _look_ahead(self, batches: Sequence[Sequence[Record]], following: Sequence[Sequence[Record]]) -> None:
-        """Let the rollouts of the window after this one be made; of none after the last step."""
-        step = self.state.global_step
-        self.components.estep.look_ahead(
-            batches,
-            following if step + 1 < self.state.max_steps else [],
-            self._policy,
-            global_step=step,
-            stopwatch=self._record.stopwatch,
-        )
-
     def _next_batches(self) -> list[dict[str, Any]]:
         """Return the tensors of the next micro-step, or of the whole window where the loss is a mean over it."""
         window = self._micro_steps.window
@@ -207,13 +285,22 @@ class RolloutMatchingTrainer(Trainer):
         count = len(window.batches) if self.components.loss.normalizer == "window" else 1
         micro_steps = [self._micro_steps.take(self._policy, self._record.stopwatch) for _ in range(count)]
         self._record.note(micro_steps, window, reuses=self.components.m_steps > 1)
+        return self._laid_out_rows([one.rows for one in micro_steps])
+
+    def _check_while_waiting(self) -> None:
+        """Stop a run that waits for answers; several processes, which must all look at once, look between steps."""
+        if world_size() == 1:
+            self.components.interrupt.check()
+
+    def _laid_out_rows(self, micro_steps: Sequence[Sequence[Row]]) -> list[dict[str, Any]]:
         with self._record.stopwatch.measure("mask_build"):
             return supervised_batches(
-                [one.rows for one in micro_steps],
+                micro_steps,
                 self.components.vocab,
                 pad_token_id=self.components.pad_token_id,
-                normalizer=self.components.loss.normalizer,
+                normalizer="micro" if self._whole else self.components.loss.normalizer,
                 device=self.args.device,
+                pixels=self.components.cache.pixels,
             )
 
     def _uses(self) -> int:

@@ -54,8 +54,8 @@ def server_rollouts(
     return SyncedRollouts(backend, synchronizer, seed=config.training.seed, wait=wait, reporter=reporter)
 
 
-def training_rollouts(config: RunConfig, synced: SyncedRollouts, stack: ExitStack) -> RolloutSource:
-    """Return where training has its rollouts from: as fresh as can be, or one window ahead (`pipeline.enabled`)."""
+def training_rollouts(config: RunConfig, synced: SyncedRollouts, stack: ExitStack) -> RolloutSource | PipelinedRollouts:
+    """Return where training has its rollouts from: as fresh as can be, or one step ahead (`pipeline.enabled`)."""
     if not config.rollout_matching.pipeline.enabled:
         return synced
     ahead = PipelinedRollouts(synced)
@@ -86,6 +86,7 @@ def _backend(config: RunConfig, clients: Sequence[ServerClient], token: str, sta
         sampling=sampling,
         timeout_s=server.timeout_s,
         infer_timeout_s=limit,
+        in_flight=matching.vllm.max_num_seqs * config.data_parallel_size,
     )
     stack.callback(backend.close)
     return backend

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -91,13 +92,24 @@ class HfBackend:
         self, requests: Sequence[RolloutRequest], *, seed_plan: SeedPlan, version: int | None = None
     ) -> list[Rollout]:
         """Return one rollout for each request, in order; `version` is written on them as it is."""
-        size = self._decoding.batch_size
         with _inference(self._model), self._whole(self._model):
             return [
                 rollout
-                for start in range(0, len(requests), size)
-                for rollout in self._batch(requests[start : start + size], seed_plan.seed(start), version or 0)
+                for batch in self._batches(len(requests), seed_plan)
+                for rollout in self._batch(
+                    requests[batch.start : batch.stop], seed_plan.seed(batch.start), version or 0
+                )
             ]
+
+    def _batches(self, count: int, seed_plan: SeedPlan) -> list[range]:
+        """Return which requests are answered at once. Those that are sampled share a seed only in a micro-step."""
+        sizes = seed_plan.sizes if self._decoding.temperature > 0 and seed_plan.sizes else (count,)
+        ends = list(accumulate(sizes))
+        return [
+            range(start, min(start + self._decoding.batch_size, end))
+            for size, end in zip(sizes, ends, strict=True)
+            for start in range(end - size, end, self._decoding.batch_size)
+        ]
 
     def _batch(self, requests: Sequence[RolloutRequest], seed: int, version: int) -> list[Rollout]:
         prompts = [self._encoder.prompt([dict(m) for m in request.messages]) for request in requests]

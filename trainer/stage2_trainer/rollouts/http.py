@@ -1,17 +1,18 @@
 """Rollouts from several servers over HTTP: contiguous chunks, one request each, answers in request order.
 
-All requests of a chunk are under way at once, so that the server always has the next one; a server that stops to answer
-is noticed also where a single request may take as long as it likes.
+As many requests of a chunk are under way at once as the server works on at once, so that it always has the next one; a
+server that stops to answer is noticed also where a single request may take as long as it likes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self, TypeVar
 
 import httpx
 
@@ -24,10 +25,14 @@ from stage2_trainer.wire.seeds import SeedPlan
 
 logger = logging.getLogger(__name__)
 
+E = TypeVar("E", bound=BaseException)
+
 PHASE = "rollout"
 # Servers close idle connections after 5 s; one that we close earlier is never found closed in mid-request.
-LIMITS = httpx.Limits(max_connections=256, keepalive_expiry=2.0)
+LIMITS = httpx.Limits(max_connections=None, keepalive_expiry=2.0)
 UNSYNCED = -1  # the version of a server that was never given weights
+IN_FLIGHT = 256
+CLOSE_S = 10.0
 CHECKS_PER_TIMEOUT = 4  # how often a server that generates is asked for a sign of life within `timeout_s`
 
 
@@ -46,9 +51,10 @@ class ServerBackend:
 
     infer_timeout_s: seconds that one request may take; None = no limit, and then still: a server that does not say its
     weight version within `timeout_s` while it generates has failed, and one that generates for longer is warned of.
-    timeout_s: seconds that any other call may take.
+    timeout_s: seconds that any other call may take. in_flight: most requests that are under way on one server.
 
-    Use it from one thread at a time; connections stay open between calls until `close`.
+    One call at a time, from any thread; connections stay open between calls until `close`, which ends a call that is
+    under way.
     """
 
     def __init__(
@@ -59,8 +65,13 @@ class ServerBackend:
         sampling: Sampling,
         timeout_s: float,
         infer_timeout_s: float | None = None,
+        in_flight: int = IN_FLIGHT,
     ) -> None:
         self._sampling = sampling
+        self._in_flight = in_flight
+        self._idle = threading.Event()
+        self._idle.set()
+        self._call: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
         self._timeout_s = timeout_s
         self._timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
         self._infer_timeout = httpx.Timeout(infer_timeout_s, connect=CONNECT_TIMEOUT_S, pool=None)
@@ -79,6 +90,11 @@ class ServerBackend:
 
     def close(self) -> None:
         """Close the connections."""
+        if (call := self._call) is not None:
+            loop, task = call
+            loop.call_soon_threadsafe(task.cancel)
+        if not self._idle.wait(CLOSE_S):
+            return  # the process ends; nobody waits for this
         self._runner.run(self._close())
         self._runner.close()
 
@@ -100,18 +116,30 @@ class ServerBackend:
             return []
         chunks = contiguous_chunks(len(requests), len(self._servers))
         self._log_plan(chunks, seed_plan)
+        self._idle.clear()
         try:
             return self._runner.run(self._generate(chunks, _Work(requests, seed_plan, version, on_rollout)))
+        except (
+            ExceptionGroup
+        ) as failures:  # none of a server: a request that cannot be built, such as of an unread image
+            raise _leaves(failures)[0] from None
+        except asyncio.CancelledError:
+            raise ServerError(", ".join(self.base_urls), PHASE, "ended: the learner closes its connections") from None
         except ServerError:
             # A failed server closes its connections; the next try shall not meet one of them.
             self._runner.run(self._close())
             self._servers, self._controls = self._connect(), self._connect()
             raise
+        finally:
+            self._idle.set()
 
     def _connect(self) -> list[httpx.AsyncClient]:
         return [httpx.AsyncClient(**http_options(url, self._token), limits=LIMITS) for url in self.base_urls]
 
     async def _generate(self, chunks: Sequence[tuple[int, int]], work: _Work) -> list[Rollout]:
+        task = asyncio.current_task()
+        assert task is not None, "it runs as one"
+        self._call = asyncio.get_running_loop(), task
         try:
             async with asyncio.TaskGroup() as group:
                 parts = [
@@ -121,17 +149,25 @@ class ServerBackend:
                 ]
         except* ServerError as failures:
             raise join_errors(_leaves(failures)) from None
+        finally:
+            self._call = None
         return [rollout for part in parts for rollout in part.result()]
 
     async def _chunk(self, server: int, indices: range, work: _Work) -> list[Rollout]:
-        """Ask one server for its share, all requests at once; its weights must stay the same meanwhile."""
+        """Ask one server for its share, as many at once as it takes; its weights must stay the same meanwhile."""
         before = await self._version(server)
         if work.version is not None and before != work.version:
             raise self._error(
                 server, f"holds weight version {before}, not {work.version}: it was restarted or missed a sync"
             )
+        free = asyncio.Semaphore(self._in_flight)
+
+        async def request(index: int) -> Rollout:
+            async with free:  # before the request is built, whose images take memory
+                return await self._request(server, index, work, before)
+
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._request(server, i, work, before)) for i in indices]
+            tasks = [group.create_task(request(i)) for i in indices]
             watch = group.create_task(self._watch(server, tasks))
             await asyncio.wait(tasks)
             watch.cancel()
@@ -223,8 +259,8 @@ class ServerBackend:
         )
 
 
-def _leaves(group: BaseExceptionGroup[ServerError]) -> list[ServerError]:
-    found: list[ServerError] = []
+def _leaves(group: BaseExceptionGroup[E]) -> list[E]:
+    found: list[E] = []
     for error in group.exceptions:
         found.extend(_leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
     return found

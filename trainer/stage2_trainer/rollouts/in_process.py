@@ -14,7 +14,7 @@ from stage2_api.pod.progress import ReportedSync
 from stage2_trainer.process.deepspeed_compat import GatherWeights
 from stage2_trainer.process.offload import StateOffloader
 from stage2_trainer.process.ranks import gathered, rank
-from stage2_trainer.rollouts.rollout_source import GenerationRequest, RolloutBatch
+from stage2_trainer.rollouts.rollout_source import GenerationRequest, PendingRollouts, RolloutBatch
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.weights.sync_report import SyncReport
 from stage2_trainer.wire.rollout import Backend, RolloutRequest
@@ -58,13 +58,18 @@ class HfRollouts:
         self._reporter = reporter
         self.sync_state = ReportedSync(requested_mode=OWN, effective_mode=OWN)
 
+    def begin(self, request: GenerationRequest) -> PendingRollouts:
+        """Make one rollout for each chat; all are there when it returns."""
+        return PendingRollouts.made(self.generate(request))
+
     def generate(self, request: GenerationRequest) -> RolloutBatch:
         """Return one rollout for each chat, by the weights as they are."""
         self.sync_state = self.sync_state.model_copy(update={"version": request.global_step})
         self._reporter.update(phase="rollout", sync=self.sync_state)
         requests, plan = _requests(request, self._seed)
         with request.stopwatch.measure("rollout_generate"):
-            return RolloutBatch(self._backend.generate(requests, seed_plan=plan, version=request.global_step), None)
+            rollouts = self._backend.generate(requests, seed_plan=plan, version=request.global_step)
+        return RolloutBatch(rollouts, None, plan)
 
 
 class ColocateRollouts:
@@ -94,6 +99,10 @@ class ColocateRollouts:
         self._synced: int | None = None
         self.sync_state = ReportedSync(requested_mode=sync_mode, effective_mode="full")
 
+    def begin(self, request: GenerationRequest) -> PendingRollouts:
+        """Make one rollout for each chat; all are there when it returns. Raises EngineError as `generate`."""
+        return PendingRollouts.made(self.generate(request))
+
     def generate(self, request: GenerationRequest) -> RolloutBatch:
         """Return one rollout for each chat, by the weights of the request's step.
 
@@ -109,7 +118,7 @@ class ColocateRollouts:
                 report = self._sync(model, step)
             self._reporter.update(phase="rollout", sync=self.sync_state)
             with request.stopwatch.measure("rollout_generate"), self._offload.without_model(model):
-                return RolloutBatch(self._generated(requests, plan, step), report)
+                return RolloutBatch(self._generated(requests, plan, step), report, plan)
 
     def _start(self, model: nn.Module) -> None:
         if self._started:
@@ -141,7 +150,8 @@ class ColocateRollouts:
 
 
 def _requests(request: GenerationRequest, seed: int) -> tuple[list[RolloutRequest], SeedPlan]:
-    """Return the requests of this process, and seeds for them that no other process uses in this micro-step."""
-    before = sum(gathered(len(request.chats))[: rank()])
-    plan = SeedPlan(seed + before, request.global_step, request.micro_step)
+    """Return the requests of this process, and seeds for them that no other process uses in their micro-steps."""
+    sizes = request.sizes or (len(request.chats),)
+    before = [sum(column) for column in zip(*([0] * len(sizes), *gathered(sizes)[: rank()]), strict=True)]
+    plan = request.seeds(seed, before)
     return [RolloutRequest(messages=list(chat)) for chat in request.chats], plan

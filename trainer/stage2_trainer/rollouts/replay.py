@@ -56,7 +56,7 @@ def replay(lines: Iterable[Mapping[str, Any]], tokenizer: Any) -> list[Replayed]
         Replayed(
             line,
             build_target(
-                cut_before(line["token_ids"], ends),
+                cut_before(line["token_ids"], ends)[: line.get("kept_tokens")],
                 GroundTruth(tuple(_object(one) for one in line["ground_truth"])),
                 vocab,
                 MatchOptions(**line["options"]),

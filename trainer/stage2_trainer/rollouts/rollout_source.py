@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -11,7 +12,9 @@ from torch import nn
 from stage2_api.pod.progress import ReportedSync
 from stage2_trainer.telemetry.stopwatch import Stopwatch
 from stage2_trainer.weights.sync_report import SyncReport
+from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.rollout import OnRollout, Rollout
+from stage2_trainer.wire.seeds import SeedPlan
 
 Chats = Sequence[Sequence[Mapping[str, Any]]]
 
@@ -20,8 +23,10 @@ Chats = Sequence[Sequence[Mapping[str, Any]]]
 class GenerationRequest:
     """A request for one rollout for each of `chats`, by `model` as it is at `global_step`.
 
-    micro_step: its place in the optimizer step; no other request of that step has it. stopwatch: gets the seconds that
-    it takes. on_rollout: is told of each rollout at once by sources that get them one by one; the others need not.
+    micro_step: the first one that it is for; no other request of that step has it. sizes: how many of the chats each
+    micro-step from there on has; empty where all are of the first. stopwatch: gets the seconds that it takes.
+    on_rollout: is told of each rollout at once by sources that get them one by one, in whatever thread and perhaps
+    again after a failure; the others need not.
     """
 
     model: nn.Module
@@ -30,18 +35,86 @@ class GenerationRequest:
     micro_step: int
     stopwatch: Stopwatch
     on_rollout: OnRollout | None = None
+    sizes: tuple[int, ...] = ()
+
+    def seeds(self, training_seed: int, before: Sequence[int] = ()) -> SeedPlan:
+        """Return the seeds of its rollouts; `before` as SeedPlan has it."""
+        return SeedPlan(training_seed, self.global_step, self.micro_step, self.sizes, tuple(before))
 
 
 @dataclass(frozen=True)
 class RolloutBatch:
     """Rollouts in request order, and the sync that came before them (None when the weights had not moved).
 
-    origin: how they came to be, for the record: servers, sync, chunk plan, seeds, seconds.
+    plan: the seeds that they were asked for with. origin: how they came to be, for the record: servers, sync, chunk
+    plan, seconds.
     """
 
     rollouts: list[Rollout]
     sync: SyncReport | None
+    plan: SeedPlan
     origin: Mapping[str, Any] = field(default_factory=dict)
+
+
+class PendingRollouts:
+    """Rollouts that are being made.
+
+    again: what is done when servers were lost meanwhile, in the thread that waits, for it may push weights; it raises
+    when nothing is left to try.
+    """
+
+    def __init__(self, future: Future[RolloutBatch], again: Callable[[ServerError], PendingRollouts]) -> None:
+        self._future = future
+        self._again = again
+
+    @classmethod
+    def made(cls, batch: RolloutBatch) -> PendingRollouts:
+        """Return rollouts that are all there."""
+        future: Future[RolloutBatch] = Future()
+        future.set_result(batch)
+        return cls(future, _cannot_be_lost)
+
+    @property
+    def all_in(self) -> bool:
+        """Whether every rollout is there."""
+        return self._future.done() and self._future.exception() is None
+
+    def wait_for(self, one: Future[Any], *, patience_s: float | None = None) -> bool:
+        """Wait until `one`, which comes of a rollout, is done or all rollouts are there; False: neither, in that time.
+
+        Raises:
+            ServerError: servers were lost, and did not come back.
+        """
+        while not (one.done() or self.all_in):
+            if self._future.done():
+                self._recover()
+            elif not wait({one, self._future}, timeout=patience_s, return_when=FIRST_COMPLETED).done:
+                return False
+        return True
+
+    def settle(self) -> None:
+        """Wait until nothing is asked of the servers any more, however that ended."""
+        wait({self._future})
+
+    def result(self) -> RolloutBatch:
+        """Return all rollouts. Raises ServerError as `wait_for`."""
+        while True:
+            self.settle()
+            if self.all_in:
+                return self._future.result()
+            self._recover()
+
+    def _recover(self) -> None:
+        error = self._future.exception()
+        if not isinstance(error, ServerError):
+            self._future.result()  # raises it
+            raise AssertionError("it failed")
+        anew = self._again(error)
+        self._future, self._again = anew._future, anew._again
+
+
+def _cannot_be_lost(error: ServerError) -> PendingRollouts:
+    raise error
 
 
 class RolloutSource(Protocol):
@@ -52,9 +125,13 @@ class RolloutSource(Protocol):
         """The last sync."""
         ...
 
-    def generate(self, request: GenerationRequest) -> RolloutBatch:
-        """Return one rollout for each chat, all made by the weights of the request's step.
+    def begin(self, request: GenerationRequest) -> PendingRollouts:
+        """Let one rollout for each chat be made, all by the weights of the request's step.
 
         With several learner processes all of them must call it equally often, with or without chats of their own.
         """
+        ...
+
+    def generate(self, request: GenerationRequest) -> RolloutBatch:
+        """Begin it, and return all rollouts."""
         ...

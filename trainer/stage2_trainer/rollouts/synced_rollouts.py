@@ -5,23 +5,22 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import nn
 
 from stage2_api.pod.progress import ReportedSync
+from stage2_trainer.data.lazy import LazySequence
 from stage2_trainer.rollouts.chunks import contiguous_chunks
-from stage2_trainer.rollouts.rollout_source import Chats, GenerationRequest, RolloutBatch
+from stage2_trainer.rollouts.rollout_source import GenerationRequest, PendingRollouts, RolloutBatch
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.stopwatch import Stopwatch
 from stage2_trainer.weights.sync_report import SyncReport
 from stage2_trainer.weights.synchronizer import WeightSynchronizer
+from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.errors import ServerError
-from stage2_trainer.wire.rollout import OnRollout, RolloutRequest, ServedBackend
+from stage2_trainer.wire.rollout import RolloutRequest, ServedBackend
 from stage2_trainer.wire.seeds import SeedPlan
-
-T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -50,59 +49,51 @@ class SyncedRollouts:
         self._reporter = reporter
         self.sync_state = ReportedSync(requested_mode=synchronizer.requested, effective_mode=synchronizer.effective)
 
-    def generate(self, request: GenerationRequest) -> RolloutBatch:
-        """Return one rollout for each chat, all made by the weights of the request's step.
+    def begin(self, request: GenerationRequest) -> PendingRollouts:
+        """Let one rollout for each chat be made, all by the weights of the request's step.
 
-        Raises ServerError when servers fail again and again: the run can go on later, from a checkpoint.
+        Raises ServerError, as what it returns does, when servers fail again and again: the run can go on later, from a
+        checkpoint.
         """
-        plan = self.plan(request.global_step, request.micro_step)
+        return _Attempts(self, request).begin()
 
-        def try_once() -> RolloutBatch:
-            report = self._synced(request.model, request.global_step, request.stopwatch)
-            with request.stopwatch.measure("rollout_generate"):
-                answers = self.answers(request.chats, plan, version=request.global_step, on_rollout=request.on_rollout)
-                return replace(answers, sync=report)
-
-        return self._persistently(try_once, request.global_step)
+    def generate(self, request: GenerationRequest) -> RolloutBatch:
+        """Begin it, and return all rollouts. Raises ServerError as `begin`."""
+        pending = self.begin(request)
+        with request.stopwatch.measure("rollout_generate"):
+            return pending.result()
 
     def sync(self, model: nn.Module, global_step: int, stopwatch: Stopwatch) -> SyncReport | None:
-        """Give the servers the weights of `global_step`; None if they hold them. Raises ServerError as `generate`."""
-        return self._persistently(lambda: self._synced(model, global_step, stopwatch), global_step)
-
-    def plan(self, global_step: int, micro_step: int) -> SeedPlan:
-        """Return the seeds of a micro-step's requests."""
-        return SeedPlan(self._seed, global_step, micro_step)
-
-    def answers(
-        self,
-        chats: Chats,
-        plan: SeedPlan,
-        *,
-        version: int,
-        on_rollout: OnRollout | None = None,
-    ) -> RolloutBatch:
-        """Return what the servers answer, without a sync and without another try. Raises ServerError."""
-        requests = [RolloutRequest(messages=list(chat), adapter=self._synchronizer.adapter_name) for chat in chats]
-        start, sync = time.monotonic(), self.sync_state
-        rollouts = self._backend.generate(requests, seed_plan=plan, version=version, on_rollout=on_rollout)
-        return RolloutBatch(rollouts, None, self._origin(plan, sync, len(requests), time.monotonic() - start))
-
-    def _persistently(self, step: Callable[[], T], global_step: int) -> T:
-        """Do something that servers are needed for, again when they were lost and have come back."""
+        """Give the servers the weights of `global_step`; None if they hold them. Raises ServerError as `begin`."""
         attempt = 0
         while True:
             attempt += 1
             try:
-                return step()
+                return self.synced(model, global_step, stopwatch)
             except ServerError as error:
-                if attempt == ATTEMPTS:
-                    raise
-                logger.warning("attempt %d of %d at step %d: %s", attempt, ATTEMPTS, global_step, error)
-                self._synchronizer.invalidate()
-                self._reporter.update(phase="waiting-for-servers", message=str(error))
-                self._wait()
+                self.lost(error, attempt, global_step)
 
-    def _synced(self, model: nn.Module, global_step: int, stopwatch: Stopwatch) -> SyncReport | None:
+    def lost(self, error: ServerError, attempt: int, global_step: int) -> None:
+        """Wait for servers that were lost; raise the error when they were lost too often."""
+        if attempt == ATTEMPTS:
+            raise error
+        logger.warning("attempt %d of %d at step %d: %s", attempt, ATTEMPTS, global_step, error)
+        self._synchronizer.invalidate()
+        self._reporter.update(phase="waiting-for-servers", message=str(error))
+        self._wait()
+
+    def answers(self, request: GenerationRequest, *, version: int, sync: SyncReport | None = None) -> RolloutBatch:
+        """Return what the servers answer, without a sync and without another try. Raises ServerError."""
+        plan, adapter, chats = request.seeds(self._seed), self._synchronizer.adapter_name, request.chats
+        # built one by one: images are in memory only while they travel
+        asked = LazySequence(len(chats), lambda index: RolloutRequest(messages=list(chats[index]), adapter=adapter))
+        start, state = time.monotonic(), self.sync_state
+        rollouts = self._backend.generate(asked, seed_plan=plan, version=version, on_rollout=request.on_rollout)
+        seconds = time.monotonic() - start
+        return RolloutBatch(rollouts, sync, plan, self._origin(plan, state, len(asked), seconds))
+
+    def synced(self, model: nn.Module, global_step: int, stopwatch: Stopwatch) -> SyncReport | None:
+        """Give the servers the weights, without another try."""
         self._reporter.update(phase="syncing")
         with stopwatch.measure("sync"):
             report = self._synchronizer.ensure_synced(model, global_step)
@@ -113,10 +104,9 @@ class SyncedRollouts:
         return report
 
     def _origin(self, plan: SeedPlan, sync: ReportedSync, count: int, seconds: float) -> dict[str, Any]:
-        """Return what the record says of every rollout of a micro-step."""
+        """Return what the record says of every rollout of a request."""
         urls = self._backend.base_urls
         return {
-            "micro_step": plan.micro_step,
             "servers": list(urls),
             "sync": {
                 "requested": sync.requested_mode,
@@ -124,7 +114,6 @@ class SyncedRollouts:
                 "version": sync.version,
                 "seconds": sync.seconds,
             },
-            "seed_base": plan.base,
             "chunks": [
                 {"server": server, "start": start, "end": end, "seed": plan.seed(start)}
                 for server, (start, end) in enumerate(contiguous_chunks(count, len(urls)))
@@ -132,3 +121,31 @@ class SyncedRollouts:
             ],
             "generate_s": seconds,
         }
+
+
+class _Attempts:
+    """The tries of one request: each begins with a sync where weights moved or were lost."""
+
+    def __init__(self, rollouts: SyncedRollouts, request: GenerationRequest) -> None:
+        self._rollouts = rollouts
+        self._request = request
+        self._attempt = 0
+
+    def begin(self) -> PendingRollouts:
+        request = self._request
+        while True:
+            self._attempt += 1
+            try:
+                report = self._rollouts.synced(request.model, request.global_step, request.stopwatch)
+            except ServerError as error:
+                self._lost(error)
+                continue
+            asked = in_background(self._rollouts.answers, request, version=request.global_step, sync=report)
+            return PendingRollouts(asked, self._again)
+
+    def _again(self, error: ServerError) -> PendingRollouts:
+        self._lost(error)
+        return self.begin()
+
+    def _lost(self, error: ServerError) -> None:
+        self._rollouts.lost(error, self._attempt, self._request.global_step)

@@ -95,6 +95,8 @@ LENGTH = {
     **{f"rollout/{name}_len_mean": f"Mean tokens of {what}." for name, what in _LENGTHS.items()},
     **{f"rollout/{name}_len_p90": "Their 90th percentile." for name in _LENGTHS},
     "rollout/prefix_len_mean": "Mean tokens of answers that were kept.",
+    "rollout/overlong_cut": "Answers too long for a packed row that were cut (`post_rollout_overlong`).",
+    "rollout/overlong_skipped": "Answers too long for a packed row whose samples were not trained on.",
 }
 GENERATION = {
     "rollout/gen_new_tokens_total": "Tokens generated.",
@@ -151,7 +153,8 @@ A run writes into `training.output_dir`:
 | `rank-1-rollouts.jsonl`, … | The same of each other learner process, where there are several. |
 | `checkpoint-N` | Checkpoints of transformers, and with packing the samples that waited for a row (`waiting-*.pt`). |
 
-Keys of a `step` are below. Losses and `packing/*` are means over the step's micro-steps and processes, counts are sums
+Keys of a `step` are below. Losses and `packing/*` are means over the step's micro-steps and processes; with
+`post_rollout_pack_scope: step` losses are means over all its tokens, and `packing/*` over its rows. Counts are sums
 over all its samples, times are sums over micro-steps of the slowest process. On a step that reuses rollouts, counts are
 those of the step that made them. A GRPO run has keys of its own: [grpo.md](grpo.md).
 """

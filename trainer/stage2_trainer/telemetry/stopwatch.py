@@ -19,3 +19,8 @@ class Stopwatch:
         start = perf_counter()
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + perf_counter() - start
+
+    def add(self, other: Stopwatch) -> None:
+        """Add the seconds of another one."""
+        for name, seconds in other.seconds.items():
+            self.seconds[name] = self.seconds.get(name, 0.0) + seconds

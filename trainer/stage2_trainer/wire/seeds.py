@@ -21,17 +21,41 @@ def request_seed(training_seed: int, global_step: int, micro_step: int, index: i
 
 @dataclass(frozen=True)
 class SeedPlan:
-    """The seeds of one micro-step's requests."""
+    """The seeds of requests that are made together: those of one micro-step, or of several in a row.
+
+    micro_step: the first one. sizes: how many of the requests each micro-step has; empty where all are of the first.
+    before: how many requests of other processes come before these in each micro-step; empty where there are none.
+    """
 
     training_seed: int
     global_step: int
     micro_step: int
+    sizes: tuple[int, ...] = ()
+    before: tuple[int, ...] = ()
 
     @property
     def base(self) -> int:
-        """The seed of the micro-step's first request."""
-        return self.seed(0)
+        """The seed of the first micro-step's first request."""
+        return request_seed(self.training_seed + self._others(0), self.global_step, self.micro_step, 0)
+
+    def place(self, index: int) -> tuple[int, int]:
+        """Return the micro-step of request `index`, and the request's place in it.
+
+        >>> [SeedPlan(17, 0, 4, sizes=(2, 0, 1)).place(i) for i in range(3)]
+        [(4, 0), (4, 1), (6, 0)]
+        """
+        start = 0
+        for offset, size in enumerate(self.sizes):
+            if index < start + size:
+                return self.micro_step + offset, index - start
+            start += size
+        return self.micro_step + max(len(self.sizes) - 1, 0), index - start + (self.sizes[-1] if self.sizes else 0)
 
     def seed(self, index: int) -> int:
-        """Return the seed of request `index`."""
-        return request_seed(self.training_seed, self.global_step, self.micro_step, index)
+        """Return the seed of request `index`: the same, whatever it is asked together with."""
+        micro_step, place = self.place(index)
+        others = self._others(micro_step - self.micro_step)
+        return request_seed(self.training_seed + others, self.global_step, micro_step, place)
+
+    def _others(self, offset: int) -> int:
+        return self.before[offset] if self.before else 0

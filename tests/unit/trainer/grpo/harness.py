@@ -119,6 +119,7 @@ class Scripted:
                 for chat, ids in zip(chats, answers, strict=True)
             ],
             None,
+            request.seeds(0),
         )
 
 

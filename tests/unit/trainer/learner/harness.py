@@ -12,12 +12,14 @@ from transformers import TrainingArguments
 
 from stage2_trainer.data.encode import Encoder
 from stage2_trainer.data.messages import Prompts
+from stage2_trainer.data.prompt_cache import PromptCache
 from stage2_trainer.data.records import Record
 from stage2_trainer.learner.estep import EStep
 from stage2_trainer.learner.evaluate import Evaluation
 from stage2_trainer.learner.loss import LossOptions
 from stage2_trainer.learner.matcher import Matcher
-from stage2_trainer.learner.row_planner import RowPlanner, SingleRowPlanner
+from stage2_trainer.learner.overlong import OverlongRule
+from stage2_trainer.learner.row_planner import RowPlanner, SingleRowPlanner, StepRowPlanner
 from stage2_trainer.learner.trainer import RolloutMatchingTrainer, TrainerComponents
 from stage2_trainer.matching import CoordVocab, GTObject, MatchOptions, ground_truth, serialize_objects
 from stage2_trainer.process.interrupt import Interrupt
@@ -67,6 +69,7 @@ class ScriptedBackend:
     records: Sequence[Record]
     answer: Answer
     plans: list[SeedPlan] = field(default_factory=list)
+    seeds: list[int] = field(default_factory=list)
     base_urls: tuple[str, ...] = ("scripted",)
 
     def generate(
@@ -78,6 +81,7 @@ class ScriptedBackend:
         on_rollout: Callable[[int, Rollout], None] | None = None,
     ) -> list[Rollout]:
         self.plans.append(seed_plan)
+        self.seeds += [seed_plan.seed(i) for i in range(len(requests))]
         rollouts = [self._rollout(request, version or 0) for request in requests]
         for index in reversed(range(len(rollouts))):  # those that were asked for last are answered first
             if on_rollout is not None:
@@ -120,8 +124,8 @@ def fresh_rollouts(backend: Any, sync: RecordingSync, reporter: Reporter, wait: 
 
 def build(
     folder: Path, model: Any, encoder: Encoder, records: Sequence[Record], *, answer: Answer = perfect,
-    rows: RowPlanner | None = None, loss: LossOptions | None = None, ahead: bool = False, m_steps: int = 1,
-    pipelined: bool = False, **arguments: Any,
+    rows: RowPlanner | StepRowPlanner | None = None, loss: LossOptions | None = None, ahead: bool = False,
+    m_steps: int = 1, pipelined: bool = False, overlong: OverlongRule | None = None, **arguments: Any,
 ) -> Harness:  # fmt: skip
     """Return a trainer of `model` on the records: one optimizer step of all of them unless `arguments` differ."""
     backend, sync, reporter, interrupt = (
@@ -133,10 +137,12 @@ def build(
     fresh = fresh_rollouts(backend, sync, reporter, lambda: None)
     rollouts = PipelinedRollouts(fresh) if pipelined else fresh
     matcher = Matcher(CoordVocab.from_tokenizer(encoder.tokenizer), MatchOptions(), encoder.vision_ids)
-    shared = {"prompts": PROMPTS, "matcher": matcher, "on_matched": lambda step, matched: None}
+    cache = PromptCache(encoder, 2**30)
+    shared = {"cache": cache, "prompts": PROMPTS, "matcher": matcher, "on_matched": lambda step, matched: None}
     components = TrainerComponents(
-        estep=EStep(encoder=encoder, rollouts=rollouts, **shared),
+        estep=EStep(encoder=encoder, rollouts=rollouts, overlong=overlong, **shared),
         evaluation=Evaluation(encoder=encoder, batch_size=2, rollouts=fresh, **shared),
+        cache=cache,
         vocab=matcher.vocab,
         loss=loss or LossOptions(),
         rows=rows or SingleRowPlanner(),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from stage2_api.errors import ConfigError
+from stage2_trainer.data.prompt_cache import PromptCache
 from stage2_trainer.learner.estep import EStep
 from stage2_trainer.learner.matcher import Matcher
 from stage2_trainer.learner.rollout_documents import sample_document
@@ -47,12 +48,15 @@ def e_step(encoder, model, records, matcher):
         backend = backend or ScriptedBackend(encoder, records, answer)
         step = EStep(
             encoder=encoder,
+            cache=PromptCache(encoder, 2**30),
             prompts=PROMPTS,
             rollouts=fresh_rollouts(backend, RecordingSync(), Reporter(), lambda: None),
             matcher=matcher,
             on_matched=lambda global_step, matched: seen.extend(matched),
         )
-        segments, _ = step(records, model, global_step=2, micro_step=0, stopwatch=Stopwatch())
+        begun = step.begin([records], model, global_step=2, stopwatch=Stopwatch())
+        segments = [begun.get(i, Stopwatch(), lambda: None) for i in range(len(records))]
+        step.finish(begun)
         return segments, seen
 
     return run
@@ -93,9 +97,9 @@ def test_matched_coordinates_are_taught_the_ground_truth(e_step, matcher):
 
 def test_a_prompt_that_the_server_saw_otherwise_stops_the_run(e_step, encoder, records):
     class Other(ScriptedBackend):
-        def generate(self, requests, **plan):
-            found = super().generate(requests, **plan)
-            return [dataclasses.replace(one, prompt_token_ids=[*one.prompt_token_ids[:-1], 7]) for one in found]
+        def _rollout(self, *asked):
+            found = super()._rollout(*asked)
+            return dataclasses.replace(found, prompt_token_ids=[*found.prompt_token_ids[:-1], 7])
 
     with pytest.raises(ConfigError, match="prompt tokenization mismatch"):
         e_step(only_first, Other(encoder, records, only_first))

@@ -158,7 +158,7 @@ def test_a_loss_over_the_window_does_not_depend_on_how_it_is_accumulated(make):
 def test_rollouts_of_a_whole_window_are_made_before_its_first_micro_step_with_one_sync(make):
     harness, _ = make(**WINDOW)
     assert harness.sync.versions == [0]
-    assert [plan.micro_step for plan in harness.backend.plans] == [0, 1, 2]
+    assert [plan.sizes for plan in harness.backend.plans] == [(2, 2, 2)]
 
 
 def test_micro_steps_of_a_last_partial_window_are_packed_one_by_one(make):

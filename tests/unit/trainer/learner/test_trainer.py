@@ -13,6 +13,7 @@ from stage2_trainer.learner.row_planner import PackedRowPlanner
 from stage2_trainer.packing.errors import PackingError
 from stage2_trainer.process.interrupt import Interrupted
 from stage2_trainer.process.transformers_compat import disable_cache
+from stage2_trainer.wire.seeds import request_seed
 from tests.unit.trainer.learner.harness import box, build, only_first, perfect, record, shifted
 
 ROUNDING = 2e-5  # float32, another order of additions
@@ -86,9 +87,10 @@ def test_weights_are_pushed_once_for_each_optimizer_step(make):
     harness = make(max_steps=3, per_device_train_batch_size=1, gradient_accumulation_steps=3)
     harness.trainer.train()
     assert harness.sync.versions == [0, 1, 2]
-    assert [(p.global_step, p.micro_step) for p in harness.backend.plans] == [
-        (s, m) for s in range(3) for m in range(3)
+    assert [(plan.global_step, plan.sizes) for plan in harness.backend.plans] == [
+        (step, (1, 1, 1)) for step in range(3)
     ]
+    assert harness.backend.seeds == [request_seed(17, step, micro, 0) for step in range(3) for micro in range(3)]
 
 
 def test_accumulated_micro_steps_give_the_mean_loss(make, tmp_path):

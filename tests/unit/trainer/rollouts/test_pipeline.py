@@ -24,7 +24,7 @@ from tests.unit.trainer.learner.harness import RecordingSync, box, build, fresh_
 class Served:
     """Answers with the version that it is asked for; `gate` holds answers back, `fail` lists the calls that fail."""
 
-    asked: list[tuple[int, int, int | None]] = field(default_factory=list)
+    asked: list[tuple[int, int | None]] = field(default_factory=list)
     fail: set[int] = field(default_factory=set)
     gate: threading.Event = field(default_factory=threading.Event)
     base_urls: tuple[str, ...] = ("http://a:1",)
@@ -32,15 +32,14 @@ class Served:
     def generate(
         self, requests: Any, *, seed_plan: Any, version: int | None = None, on_rollout: Any = None
     ) -> list[Rollout]:
-        self.asked.append((seed_plan.global_step, seed_plan.micro_step, version))
+        self.asked.append((seed_plan.global_step, version))
         self.gate.wait(10)
         if len(self.asked) in self.fail:
             raise ServerError("http://a:1", "rollout", "gone")
         return [Rollout([1], [2], "", "http://a:1", version or 0, "stop") for _ in requests]
 
 
-CHATS = [[{"role": "user", "content": "hello"}]]
-WINDOW = [CHATS, CHATS]
+CHATS = [[{"role": "user", "content": "hello"}]] * 2
 MODEL = nn.Linear(1, 1)
 
 
@@ -64,31 +63,40 @@ def ahead(served, sync):
     pipeline.close()
 
 
-def train(ahead, step, *, last=False):
-    """One window's rollouts, as the trainer asks for them; the versions that made them."""
-    ahead.look_ahead(MODEL, WINDOW, [] if last else WINDOW, global_step=step, stopwatch=Stopwatch())
-    return [
-        one.version
-        for micro_step in range(len(WINDOW))
-        for one in ahead.generate(GenerationRequest(MODEL, CHATS, step, micro_step, Stopwatch())).rollouts
-    ]
+def request(step):
+    return GenerationRequest(MODEL, CHATS, step, 0, Stopwatch(), sizes=(1, 1))
 
 
-def test_every_window_but_the_first_trains_on_rollouts_that_are_one_sync_old(ahead, served, sync):
-    assert [train(ahead, 0), train(ahead, 1), train(ahead, 2, last=True)] == [[0, 0], [0, 0], [1, 1]]
+class Run:
+    """Steps, as the learner asks for their rollouts."""
+
+    def __init__(self, ahead):
+        self.ahead, self.next = ahead, None
+
+    def __call__(self, step, *, last=False):
+        """Begin a step, and return the versions that made its rollouts."""
+        self.ahead.synced(request(step))
+        current = self.next or self.ahead.ask(request(step), version=step)
+        self.next = None if last else self.ahead.ask(request(step + 1), version=step)
+        return [one.version for one in current.result().rollouts]
+
+
+def test_every_step_but_the_first_trains_on_rollouts_that_are_one_sync_old(ahead, served, sync):
+    train = Run(ahead)
+    assert [train(0), train(1), train(2, last=True)] == [[0, 0], [0, 0], [1, 1]]
     ahead.settle()
-    assert served.asked == [(0, 0, 0), (0, 1, 0), (1, 0, 0), (1, 1, 0), (2, 0, 1), (2, 1, 1)]
+    assert served.asked == [(0, 0), (1, 0), (2, 1)]
     assert sync.versions == [0, 1, 2]
 
 
 def test_no_sync_while_something_is_asked_of_the_servers(ahead, served, sync):
-    train(ahead, 0)
+    train = Run(ahead)
+    train(0)
     ahead.settle()
     served.gate.clear()
-    ahead.look_ahead(MODEL, WINDOW, WINDOW, global_step=1, stopwatch=Stopwatch())  # window 2 is held back
-    beginning = threading.Thread(
-        target=ahead.look_ahead, args=(MODEL, WINDOW, []), kwargs={"global_step": 2, "stopwatch": Stopwatch()}
-    )
+    ahead.synced(request(1))
+    ahead.ask(request(2), version=1)  # is held back
+    beginning = threading.Thread(target=ahead.synced, args=(request(2),))
     beginning.start()
     beginning.join(0.3)
     assert sync.versions == [0, 1]
@@ -98,17 +106,18 @@ def test_no_sync_while_something_is_asked_of_the_servers(ahead, served, sync):
 
 
 def test_an_evaluation_has_fresh_rollouts_and_takes_none_of_trainings(ahead):
-    train(ahead, 0)
-    request = GenerationRequest(MODEL, CHATS, global_step=1, micro_step=0, stopwatch=Stopwatch())
-    assert [one.version for one in ahead.direct.generate(request).rollouts] == [1]
-    assert train(ahead, 1) == [0, 0]
+    train = Run(ahead)
+    train(0)
+    assert [one.version for one in ahead.direct.generate(request(1)).rollouts] == [1, 1]
+    assert train(1) == [0, 0]
 
 
 def test_rollouts_that_were_lost_are_made_again_by_the_newest_weights(ahead, served, sync):
-    served.fail = {3}  # the first of window 1
-    assert train(ahead, 0) == [0, 0]
-    assert train(ahead, 1, last=True) == [1, 0]
-    assert served.asked[-1] == (1, 0, 1)
+    served.fail = {2}  # those of step 1
+    train = Run(ahead)
+    assert train(0) == [0, 0]
+    assert train(1, last=True) == [1, 1]
+    assert served.asked[-1] == (1, 1)
 
 
 def test_windows_are_read_one_ahead_and_none_is_lost():

@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from stage2_cli.main import app
+from stage2_trainer.data.prompt_cache import PromptCache
 from stage2_trainer.learner.estep import EStep
 from stage2_trainer.learner.matcher import Matcher
 from stage2_trainer.learner.rollout_documents import rollout_document
@@ -43,6 +44,7 @@ def ran(encoder, model, records, tmp_path):
         matcher = Matcher(CoordVocab.from_tokenizer(encoder.tokenizer), MatchOptions(**options), encoder.vision_ids)
         e_step = EStep(
             encoder=encoder,
+            cache=PromptCache(encoder, 2**30),
             prompts=PROMPTS,
             rollouts=fresh_rollouts(
                 ScriptedBackend(encoder, records, answer), RecordingSync(), Reporter(), lambda: None
@@ -52,7 +54,9 @@ def ran(encoder, model, records, tmp_path):
                 log.write({"event": "rollout", "part": "train", "step": at, **rollout_document(one)}) for one in matched
             ],
         )
-        segments, _ = e_step(records, model, global_step=step, micro_step=0, stopwatch=Stopwatch())
+        begun = e_step.begin([records], model, global_step=step, stopwatch=Stopwatch())
+        segments = [begun.get(i, Stopwatch(), lambda: None) for i in range(len(records))]
+        e_step.finish(begun)
         log.close()
         encodings = [segment.placed.encoding for segment in segments]
         trained = [one.input_ids[one.prompt_len : one.prompt_len + one.answer_len].tolist() for one in encodings]

@@ -74,13 +74,14 @@ def test_a_server_that_stays_lost_ends_the_run():
 
 
 def test_the_record_says_who_answered_what_with_which_seeds_and_weights():
-    origin = Run(FailingBackend(0)).generate(global_step=3).origin
+    batch = Run(FailingBackend(0)).generate(global_step=3)
+    origin = batch.origin
     assert origin["servers"] == ["http://a:1", "http://b:1"]
     assert origin["chunks"] == [
         {"server": 0, "start": 0, "end": 1, "seed": 3000026},
         {"server": 1, "start": 1, "end": 2, "seed": 3000027},
     ]
-    assert (origin["seed_base"], origin["micro_step"]) == (3000026, 0)
+    assert (batch.plan.base, batch.plan.place(1)) == (3000026, (0, 1))
     assert origin["sync"] == {"requested": "full", "effective": "full", "version": 3, "seconds": 0.25}
     assert origin["generate_s"] >= 0
 

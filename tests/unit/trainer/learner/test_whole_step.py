@@ -1,0 +1,177 @@
+"""Rows of a whole optimizer step: their gradient is that of the unpacked batch, whenever and wherever they are made."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import time
+from dataclasses import dataclass
+
+import pytest
+import torch
+from transformers import TrainerCallback
+
+from stage2_trainer.learner.row_planner import StepRowPlanner
+from stage2_trainer.learner.whole_step import EarlyGradients
+from stage2_trainer.process.transformers_compat import disable_cache
+from stage2_trainer.wire.seeds import request_seed
+from tests.unit.trainer.learner import harness
+from tests.unit.trainer.learner.harness import ScriptedBackend, box, build, record, shifted
+
+CLOSE = 1e-5
+ROW = 512  # tokens; three to four samples
+
+
+def star(*bins):
+    return {"desc": "star", "poly": list(bins)}
+
+
+def records_of(image_paths, count=12):
+    """Boxes, polygons, and records whose answers are empty."""
+    return [
+        record(
+            image_paths[i % 3],
+            i,
+            object_1=box("red box", 100, 100, 400 + i, 400),
+            **({"object_2": star(500, 500, 900, 520, 700, 800 + i)} if i % 2 else {}),
+            **({"object_3": box("ball", 5, 5, 90 + i, 90)} if i % 4 == 0 else {}),
+        )
+        for i in range(count)
+    ]
+
+
+def some_empty(one):
+    return "{}" if one.index % 5 == 2 else "" if one.index % 5 == 4 else shifted(one)
+
+
+@dataclass
+class LateBackend(ScriptedBackend):
+    """Answers in an order and at times of its own."""
+
+    order: int = 0
+
+    def generate(self, requests, *, seed_plan, version=None, on_rollout=None):
+        self.seeds += [seed_plan.seed(i) for i in range(len(requests))]
+        rollouts = [self._rollout(request, version or 0) for request in requests]
+        order = list(range(len(rollouts)))
+        random.Random(self.order).shuffle(order)
+        for index in order:
+            time.sleep(0.02)
+            on_rollout(index, rollouts[index])
+        time.sleep(0.5)  # the last word comes late: rows are known before it
+        return rollouts
+
+
+class Gradients(TrainerCallback):
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        self.found = {
+            name.removeprefix("module."): one.grad.clone()
+            for name, one in model.named_parameters()
+            if one.grad is not None
+        }
+
+
+OPTIONS = {"answer": some_empty, "learning_rate": 0.0, "max_grad_norm": 0.0, "seed": 3}
+
+
+def gradients(folder, model, encoder, records, **changes):
+    """The gradient of one step on all records, and its record."""
+    disable_cache(model)
+    model.zero_grad()
+    run = build(folder, model, encoder, records, **{**OPTIONS, **changes})
+    seen = Gradients()
+    run.trainer.add_callback(seen)
+    run.trainer.train()
+    lines = (folder / "stage2_log.jsonl").read_text().splitlines() if (folder / "stage2_log.jsonl").exists() else []
+    told = [found for line in lines if (found := json.loads(line))["event"] == "step"]
+    return seen.found, told[-1] if told else {}, run
+
+
+def assert_close(found, expected):
+    assert found.keys() == expected.keys()
+    largest = max(float(one.abs().max()) for one in expected.values())
+    furthest = max(float((found[name] - expected[name]).abs().max()) for name in expected)
+    print(f"largest gradient {largest:.3g}, furthest apart {furthest:.3g}")
+    assert furthest < CLOSE * max(1.0, largest)
+
+
+@pytest.fixture
+def records(image_paths):
+    return records_of(image_paths)
+
+
+@pytest.fixture
+def unpacked(tmp_path, model, encoder, records):
+    return gradients(tmp_path / "unpacked", model, encoder, records)[:2]
+
+
+def whole(**changes):
+    return {"rows": StepRowPlanner(ROW), "per_device_train_batch_size": 1, "gradient_accumulation_steps": 12, **changes}
+
+
+@pytest.mark.timeout(300)
+def test_its_gradient_is_that_of_the_unpacked_batch(tmp_path, model, encoder, records, unpacked):
+    found, told, run = gradients(tmp_path / "step", model, encoder, records, **whole())
+    assert_close(found, unpacked[0])
+    for key in ("loss", "loss/ce", "loss/coord", "loss/coord_prefix", "loss/coord_tail"):
+        assert told[key] == pytest.approx(unpacked[1][key], rel=2e-5), key
+    assert told["packing/post_rollout_segments"] > 2
+    assert told["rollout/gt_objects"] == unpacked[1]["rollout/gt_objects"]
+    assert run.backend.seeds == [request_seed(17, 0, micro_step, 0) for micro_step in range(12)]
+    assert run.trainer.state.global_step == 1
+
+
+@pytest.mark.timeout(300)
+def test_rows_and_gradient_do_not_depend_on_when_answers_come(tmp_path, model, encoder, records, unpacked, monkeypatch):
+    rows, early = [], []
+    add = EarlyGradients.add
+    monkeypatch.setattr(EarlyGradients, "add", lambda self, *sums: (early.append(1), add(self, *sums)))
+    for order in (1, 2):
+        monkeypatch.setattr(harness, "ScriptedBackend", lambda *args, n=order: LateBackend(*args, order=n))
+        planner, seen = StepRowPlanner(ROW), []
+        plan = planner.rows
+        planner.rows = lambda segments, plan=plan, seen=seen: (
+            seen.append([one.meta.prompt_ids + tuple(one.placed.encoding.input_ids.tolist()) for one in row])
+            or (row, figures)
+            for row, figures in plan(segments)
+        )
+        found, _, _ = gradients(tmp_path / f"late-{order}", model, encoder, records, **whole(rows=planner))
+        assert_close(found, unpacked[0])
+        rows.append(seen)
+    assert rows[0] == rows[1]
+    assert len(early) >= 2, "no row was trained on while others were awaited"
+
+
+def member(rank, port, folder, paths):
+    """One of two learner processes, each with its share of the records."""
+    from transformers import AutoProcessor, Qwen3VLForConditionalGeneration
+
+    from stage2_trainer.data.encode import Encoder
+    from tests.unit.trainer.conftest import TINY_MODEL
+
+    os.environ.update(
+        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank)
+    )
+    torch.set_num_threads(1)
+    model = Qwen3VLForConditionalGeneration.from_pretrained(TINY_MODEL, dtype=torch.float32)
+    encoder = Encoder(AutoProcessor.from_pretrained(TINY_MODEL))
+    options = whole(gradient_accumulation_steps=6, ddp_backend="gloo")
+    # the second process has far more tokens: it needs more rows
+    options["rows"] = StepRowPlanner(ROW if rank else 4 * ROW)
+    found, _, run = gradients(folder / f"rank-{rank}", model, encoder, records_of(paths), **options)
+    torch.save((found, run.trainer._figures), folder / f"{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.timeout(600)
+def test_two_processes_with_unequal_rows_have_the_same_gradient(tmp_path, image_paths, unpacked, free_port):
+    multiprocessing.set_forkserver_preload(["torch"])
+    torch.multiprocessing.start_processes(
+        member, (free_port, tmp_path, image_paths), nprocs=2, start_method="forkserver"
+    )
+    for rank in range(2):
+        found, figures = torch.load(tmp_path / f"{rank}.pt")
+        assert_close(found, unpacked[0])
+        assert figures["loss"] == pytest.approx(unpacked[1]["loss"], rel=2e-5)

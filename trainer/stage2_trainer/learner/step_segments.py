@@ -1,0 +1,135 @@
+"""The segments of one optimizer step, in list order, while its rollouts are still being made.
+
+A thread encodes prompts while servers generate, and matches and encodes each rollout as soon as it is there; who trains
+takes them in the order of the records, whatever the order in which they come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from itertools import accumulate
+from threading import Lock
+from typing import Any
+
+from torch import nn
+
+from stage2_trainer.data.encode import Prompt
+from stage2_trainer.data.lazy import LazySequence
+from stage2_trainer.data.records import Record
+from stage2_trainer.learner.matcher import Matched
+from stage2_trainer.learner.padding_free_batch import Segment
+from stage2_trainer.rollouts.rollout_source import GenerationRequest, PendingRollouts, RolloutBatch
+from stage2_trainer.telemetry.stopwatch import Stopwatch
+from stage2_trainer.weights.sync_report import SyncReport
+from stage2_trainer.wire.rollout import Rollout
+
+Chat = list[dict[str, Any]]
+CHECK_S = 1.0  # how often a wait looks whether it shall end
+
+
+@dataclass(frozen=True)
+class SegmentWork:
+    """The work on one record, done in a thread beside the learner's own.
+
+    chat: its messages. encode: these to its prompt, without pixels. make: all of it to what is trained
+    on.
+    """
+
+    chat: Callable[[Record], Chat]
+    encode: Callable[[Record, Chat, Stopwatch], Prompt]
+    make: Callable[[Record, Prompt, Rollout, Stopwatch], tuple[Matched, Segment]]
+
+
+class StepSegments:
+    """The segments of the raw batches of one optimizer step, which an EStep made."""
+
+    def __init__(
+        self, batches: Sequence[Sequence[Record]], work: SegmentWork, thread: Executor, *, global_step: int
+    ) -> None:
+        self.batches = batches
+        self.global_step = global_step
+        self.records = [record for batch in batches for record in batch]
+        self.stopwatch = Stopwatch()
+        self.pending: PendingRollouts | None = None
+        self.sync: SyncReport | None = None
+        self._work = work
+        self._thread = thread
+        self._prompts: dict[int, Future[Prompt]] = {}
+        self._made: list[Future[tuple[Matched, Segment]]] = [Future() for _ in self.records]
+        self._begun: set[int] = set()
+        self._lock = Lock()
+
+    def request(self, model: nn.Module, stopwatch: Stopwatch) -> GenerationRequest:
+        """Return the request for all of the step's rollouts at once."""
+        sizes = tuple(len(batch) for batch in self.batches)
+        chats = LazySequence(len(self), self.chat)
+        return GenerationRequest(model, chats, self.global_step, 0, stopwatch, self._arrived, sizes)
+
+    def indices(self, micro_step: int) -> range:
+        """Return where a micro-step's records stand among those of the step."""
+        ends = list(accumulate((len(batch) for batch in self.batches), initial=0))
+        return range(ends[micro_step], ends[micro_step + 1])
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    @property
+    def all_in(self) -> bool:
+        """Whether every rollout is there."""
+        return self.pending is not None and self.pending.all_in
+
+    def get(self, index: int, stopwatch: Stopwatch, check: Callable[[], None]) -> Segment:
+        """Return a segment as soon as it is there; `check` is called now and then, and may raise.
+
+        Raises:
+            ServerError: servers were lost, and did not come back.
+        """
+        assert self.pending is not None, "the step was asked for"
+        with stopwatch.measure("rollout_generate"):
+            while not self.pending.wait_for(self._made[index], patience_s=CHECK_S):
+                check()
+        if self.pending.all_in:
+            self._all_in(self.pending.result())
+        matched, segment = self._made[index].result()
+        return segment.aged(self.global_step - matched.rollout.version)
+
+    def matched(self) -> tuple[list[Matched], RolloutBatch]:
+        """Return what all rollouts were matched to, in list order, and how they came to be."""
+        assert self.pending is not None, "the step was asked for"
+        batch = self.pending.result()
+        self._all_in(batch)
+        return [one.result()[0] for one in self._made], batch
+
+    def chat(self, index: int) -> Chat:
+        """Return the messages of a record; the first time they are encoded too, so that images are read once."""
+        record = self.records[index]
+        messages = self._work.chat(record)
+        with self._lock:
+            if index not in self._prompts:
+                self._prompts[index] = self._thread.submit(self._work.encode, record, messages, self.stopwatch)
+        return messages
+
+    def _all_in(self, batch: RolloutBatch) -> None:
+        """Begin the work on rollouts that came all at once."""
+        for index, rollout in enumerate(batch.rollouts):
+            self._arrived(index, rollout)
+
+    def _arrived(self, index: int, rollout: Rollout) -> None:
+        """Begin the work on a rollout; the first of a record counts."""
+        with self._lock:
+            if index in self._begun:
+                return
+            self._begun.add(index)
+        if index not in self._prompts:
+            self.chat(index)
+        self._thread.submit(self._make, index, rollout)
+
+    def _make(self, index: int, rollout: Rollout) -> None:
+        future = self._made[index]
+        try:
+            prompt = self._prompts.pop(index).result()  # it was submitted earlier, to the same thread
+            future.set_result(self._work.make(self.records[index], prompt, rollout, self.stopwatch))
+        except BaseException as error:  # noqa: BLE001  # it is raised where the segment is asked for
+            future.set_exception(error)

@@ -1,0 +1,179 @@
+"""Training on the rows of a whole optimizer step (scope `step`), the first of them while others are still being made.
+
+The loss is a mean over all supervised tokens of the step, ordinary ones and coordinates each, in all learner processes.
+Rows that come before these counts are known are trained on by two backward passes, one for either sum: the gradients
+are kept apart and divided once the last answer is there. All other rows need one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from stage2_trainer.learner.loss import LossParts
+from stage2_trainer.learner.loss_targets import LossTargets, denominators
+from stage2_trainer.learner.microsteps import MicroStep
+from stage2_trainer.learner.padding_free_batch import Segment
+from stage2_trainer.matching import CoordVocab, packed_supervision
+from stage2_trainer.matching.masks import IGNORED
+from stage2_trainer.process.ranks import gathered
+
+Batch = Mapping[str, Any]  # what `supervised_batches` makes of a row
+
+
+@dataclass(frozen=True)
+class RowTraining:
+    """What a trainer does with one row.
+
+    lay_out: makes tensors of it. train: forward and backward pass, and what came of it. sums: forward pass up to the
+    two sums of the loss, ordinary tokens and coordinates, with what is told of them. apart: leaves gradients in this
+    process, for a pass after which others follow; the last pass is made without it.
+    """
+
+    lay_out: Callable[[Sequence[Segment]], dict[str, Any]]
+    train: Callable[[Batch], LossParts]
+    sums: Callable[[Batch], tuple[LossParts, LossParts]]
+    apart: Callable[[], AbstractContextManager[object]]
+
+
+class EarlyGradients:
+    """Gradients of rows that are trained on before the step's counts are known, of either sum on its own."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._parameters = parameters
+        self._ordinary: list[torch.Tensor | None] = [None] * len(parameters)
+        self._coords: list[torch.Tensor | None] = [None] * len(parameters)
+
+    def add(self, ordinary: torch.Tensor, coords: torch.Tensor) -> None:
+        """Run the backward passes of a row's two sums."""
+        _accumulate(
+            self._ordinary, torch.autograd.grad(ordinary, self._parameters, retain_graph=True, allow_unused=True)
+        )
+        _accumulate(self._coords, torch.autograd.grad(coords, self._parameters, allow_unused=True))
+
+    def apply(self, ce: float, coord: float) -> None:
+        """Add the gradients, divided by the step's counts, to those of the parameters."""
+        for parameter, ordinary, coords in zip(self._parameters, self._ordinary, self._coords, strict=True):
+            for gradient, share in ((ordinary, ce), (coords, coord)):
+                if gradient is not None:
+                    part = gradient / share
+                    parameter.grad = part if parameter.grad is None else parameter.grad + part
+
+
+def _accumulate(sums: list[torch.Tensor | None], gradients: Sequence[torch.Tensor | None]) -> None:
+    for i, gradient in enumerate(gradients):
+        if gradient is not None:
+            held = sums[i]
+            sums[i] = gradient if held is None else held.add_(gradient)
+
+
+class StepLoss:
+    """What is told of a step's loss: one entry for this process, whose mean over processes is that of the step."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[LossParts, float, float]] = []
+
+    def add(self, parts: LossParts, *, ce: float, coord: float) -> None:
+        """Add a row, whose parts are sums over `ce` and `coord`."""
+        self._rows.append((parts, ce, coord))
+
+    def figures(self, ce: float, coord: float) -> dict[str, float]:
+        """Return the record's `loss` and `loss/*`, of a step with these denominators."""
+        ordinary = sum(float(parts.ce) * share for parts, share, _ in self._rows) / ce
+        coords = sum(float(parts.coord) * share for parts, _, share in self._rows) / coord
+        return {
+            "loss": ordinary + coords,
+            "loss/ce": ordinary,
+            "loss/coord": coords,
+            "loss/coord_prefix": self._mean(lambda parts: (float(parts.coord_prefix), parts.coord_prefix_count)),
+            "loss/coord_tail": self._mean(lambda parts: (float(parts.coord_tail), parts.coord_tail_count)),
+        }
+
+    def _mean(self, part: Callable[[LossParts], tuple[float, int]]) -> float:
+        found = [part(parts) for parts, _, _ in self._rows]
+        return sum(mean * count for mean, count in found) / max(sum(count for _, count in found), 1)
+
+
+def train_step(
+    rows: Iterator[MicroStep],
+    training: RowTraining,
+    vocab: CoordVocab,
+    *,
+    early: EarlyGradients | None,
+    all_in: Callable[[], bool],
+) -> tuple[list[MicroStep], dict[str, float]]:
+    """Train on a step's rows in order, and return them and the figures of their loss.
+
+    early: where gradients of rows go that are trained on before `all_in` says that no answer is waited for; None: all
+    answers are waited for first. Processes with fewer rows than others train on one again with no loss, so that all
+    make as many passes.
+    """
+    told, counts, taken, left = StepLoss(), [0, 0], [], []
+    for row in rows:
+        taken.append(row)
+        if early is None or all_in():
+            left.append(row)
+            continue
+        batch = training.lay_out(row.rows[0])
+        ordinary, coords = training.sums(batch)
+        early.add(ordinary.total, coords.total)
+        told.add(_joined(ordinary, coords), ce=1.0, coord=1.0)
+        _count(counts, (ordinary.ce_count, coords.coord_prefix_count + coords.coord_tail_count))
+    for row in left:
+        _count(counts, supervised_counts(row.rows[0], vocab))
+    ce, coord = denominators((counts[0], counts[1]))
+    if early is not None:
+        early.apply(ce, coord)
+    _train_rest([row.rows[0] for row in left], training, told, ce, coord)
+    return taken, told.figures(ce, coord)
+
+
+def _train_rest(
+    rows: Sequence[Sequence[Segment]], training: RowTraining, told: StepLoss, ce: float, coord: float
+) -> None:
+    passes = max(gathered(len(rows)))
+    shortest = min(rows, key=lambda row: sum(len(segment) for segment in row))
+    for index in range(passes):
+        silent = index >= len(rows)
+        batch = training.lay_out(shortest if silent else rows[index])
+        targets: LossTargets = batch["targets"]
+        share = float("inf") if silent else 1.0
+        batch["targets"] = targets.divided_by(ce=ce * share, coord=coord * share)
+        if index == passes - 1:
+            parts = training.train(batch)
+        else:
+            with training.apart():
+                parts = training.train(batch)
+        if not silent:
+            told.add(parts, ce=ce, coord=coord)
+
+
+def supervised_counts(row: Sequence[Segment], vocab: CoordVocab) -> tuple[int, int]:
+    """Return how many ordinary tokens and how many coordinates of a row are supervised."""
+    ids = torch.cat([segment.placed.encoding.input_ids for segment in row]).numpy()
+    found = packed_supervision([segment.meta for segment in row], ids, vocab)
+    return int((found.labels != IGNORED).sum()), len(found.coord_positions)
+
+
+def _count(counts: list[int], more: tuple[int, int]) -> None:
+    counts[0] += more[0]
+    counts[1] += more[1]
+
+
+def _joined(ordinary: LossParts, coords: LossParts) -> LossParts:
+    """Return the parts of a row from those of its two sums."""
+    return LossParts(
+        total=ordinary.total.detach() + coords.total.detach(),
+        ce=ordinary.ce,
+        coord=coords.coord,
+        coord_prefix=coords.coord_prefix,
+        coord_tail=coords.coord_tail,
+        ce_count=ordinary.ce_count,
+        coord_prefix_count=coords.coord_prefix_count,
+        coord_tail_count=coords.coord_tail_count,
+    )
