@@ -1,4 +1,4 @@
-"""Settings that are right in form but do nothing in this run: told to a person, never an error."""
+"""Settings that are right in form but do nothing, or little, in this run: told to a person, never an error."""
 
 from __future__ import annotations
 
@@ -18,6 +18,17 @@ _IDLE: tuple[tuple[str, Idle, str, str], ...] = (
         lambda c: c.training.packing_length is not None,
         "is deprecated, and used only if no other length is set",
         "set global_max_length instead",
+    ),
+    (
+        f"{_MATCHING}.post_rollout_pack_scope",
+        lambda c: (
+            c.rlhf is None
+            and c.training.packing
+            and c.rollout_matching.post_rollout_pack_scope == "micro"
+            and c.training.per_device_train_batch_size == 1
+        ),
+        "micro packs the answers of one micro-step and what is left of others, here one answer a row",
+        "set it to step: as few rows as hold the answers of an optimizer step",
     ),
     (
         "training.eval_packing",

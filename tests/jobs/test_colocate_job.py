@@ -56,8 +56,7 @@ def test_every_step_logs_rollouts_of_the_weights_it_starts_from(ran: Ran) -> Non
     assert [step["sync/version"] for step in steps] == list(range(STEPS))
     for step in steps:
         assert step["loss"] > 0
-        assert step["packing/post_rollout_scope_window"] == 1
-        assert 0 < step["packing/window_fill"] <= 1
+        assert 0 < step["packing/post_rollout_fill"] <= 1
         assert step["rollout/gt_objects"] > 0
         assert step["rollout/gen_new_tokens_total"] > 0
         assert step["time/rollout_generate_s"] > 0

@@ -13,7 +13,8 @@ ADDRESS = {"servers": [{"base_url": "http://a:1", "group_port": 1}]}
 
 
 def matching(patch: dict[str, Any]) -> dict[str, Any]:
-    return {"custom": {"extra": {"rollout_matching": merge_patch({"vllm": {"server": ADDRESS}}, patch)}}}
+    own = {"post_rollout_pack_scope": "step", "vllm": {"server": ADDRESS}}
+    return {"custom": {"extra": {"rollout_matching": merge_patch(own, patch)}}}
 
 
 @pytest.mark.parametrize(
@@ -29,6 +30,7 @@ def matching(patch: dict[str, Any]) -> dict[str, Any]:
         (matching({"repeat_terminate": {"enabled": True}}), "custom.extra.rollout_matching.repeat_terminate.enabled"),
         (matching({"offload": {"enabled": True}}), "custom.extra.rollout_matching.offload.enabled"),
         (matching({"rollout_buffer": {"enabled": True}}), "custom.extra.rollout_matching.rollout_buffer.enabled"),
+        (matching({"post_rollout_pack_scope": "micro"}), "custom.extra.rollout_matching.post_rollout_pack_scope"),
         (matching({"num_beams": 3}), "custom.extra.rollout_matching.num_beams"),
         (
             matching({"vllm": {"enable_lora": True, "sync": {"mode": "auto"}}}),

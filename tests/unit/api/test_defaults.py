@@ -16,6 +16,8 @@ def test_defaults_of_rollout_matching() -> None:
         "rollout_backend": "vllm",
         "rollout_generate_batch_size": 1,
         "post_rollout_pack_scope": "micro",
+        "post_rollout_overlong": None,
+        "image_cache_gib": 4.0,
         "decode_mode": "greedy",
         "max_new_tokens": 512,
         "num_beams": 1,
