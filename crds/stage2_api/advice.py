@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from stage2_api.errors import Problem
+from stage2_api.rollout_matching import RolloutMatching
 from stage2_api.runconfig import RunConfig
 from stage2_api.validation import key_paths
 
 _MATCHING = "custom.extra.rollout_matching"
 
 Idle = Callable[[RunConfig], bool]
+
+
+def _asks_swift(matching: RolloutMatching) -> bool:
+    return matching.rollout_backend == "vllm" and not matching.colocates and matching.vllm.server.protocol == "swift"
+
 
 _IDLE: tuple[tuple[str, Idle, str, str], ...] = (
     (
@@ -83,9 +89,18 @@ _IDLE: tuple[tuple[str, Idle, str, str], ...] = (
     ),
     (
         f"{_MATCHING}.repeat_terminate.enabled",
-        lambda c: c.rollout_matching.repeat_terminate.enabled and c.rollout_matching.rollout_backend == "vllm",
-        "vLLM has no such check",
-        "raise repetition_penalty a little, or set rollout_backend to hf",
+        lambda c: c.rollout_matching.repeat_terminate.enabled and _asks_swift(c.rollout_matching),
+        "servers of `swift rollout` have no such check",
+        "raise repetition_penalty a little, or set vllm.server.protocol to vllm",
+    ),
+    (
+        f"{_MATCHING}.repeat_terminate.max_object_keys",
+        lambda c: (
+            c.rollout_matching.repeat_terminate.max_object_keys is not None
+            and c.rollout_matching.rollout_backend == "vllm"
+        ),
+        "vLLM looks for repeated sequences only, and does not count objects",
+        "lower max_new_tokens, or set rollout_backend to hf",
     ),
     (
         f"{_MATCHING}.offload.enabled",

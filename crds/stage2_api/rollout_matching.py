@@ -27,20 +27,25 @@ LossNormalizer = Literal["micro", "window"]
 
 
 class RepeatTerminate(Section):
-    """Ends an answer that repeats itself. Only the hf backend can; vLLM ignores it."""
+    """Ends an answer that repeats itself: it counts as cut.
+
+    vLLM, on servers and in the learner's own processes, has one check: any sequence of up to `ngram_size` tokens that
+    fills the end of an answer as `ngram_repeats` sequences of that size would. It ends a run of one token too, and
+    knows neither `min_new_tokens` nor `max_object_keys`. Servers of `swift rollout` have no check.
+    """
 
     enabled: bool = False
     """Whether answers that repeat themselves are ended."""
     min_new_tokens: Count = 256
-    """New tokens before which an answer is not looked at."""
+    """New tokens before which an answer is not looked at (hf backend)."""
     max_consecutive_token_repeats: Count = 64
-    """Times that one token may stand in a row; 0 turns this check off."""
+    """Times that one token may stand in a row (hf backend); 0 turns this check off."""
     ngram_size: Positive = 64
     """Tokens of the sequence whose repetition ends an answer."""
     ngram_repeats: Annotated[int, Field(ge=2, le=1024)] = 2
     """Times in a row that the sequence must stand to end an answer."""
     max_object_keys: Positive | None = None
-    """Objects after which an answer is ended; null means no limit."""
+    """Objects after which an answer is ended (hf backend); null means no limit."""
 
 
 class RolloutBuffer(Section):
@@ -151,7 +156,7 @@ class RolloutMatching(Section):
     repetition_penalty: Scale = 1.0
     """Factor against tokens that an answer already holds; 1 means none. 1.05 helps with long lists of objects."""
     repeat_terminate: RepeatTerminate = RepeatTerminate()
-    """Early end of answers that repeat themselves (hf backend)."""
+    """Early end of answers that repeat themselves."""
     candidate_top_k: Positive = 10
     """Ground-truth objects that each predicted object is compared with: the nearest by overlap of their boxes."""
     maskiou_gate: Annotated[float, Field(ge=0, le=1)] = 0.3

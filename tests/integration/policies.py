@@ -51,6 +51,17 @@ def train_on(policy, amount=0.05):
     _move((p for p in policy.parameters() if p.requires_grad), amount)
 
 
+def looping(base):
+    """A policy of random weights: its greedy answers soon repeat themselves."""
+    torch.manual_seed(1)
+    model = copy.deepcopy(base)
+    with torch.no_grad():
+        for parameter in model.model.language_model.layers.parameters():
+            if parameter.dim() == 2:
+                parameter.normal_(0, 0.1)
+    return model
+
+
 def with_other_vision(base):
     """A policy whose vision tower alone has moved."""
     torch.manual_seed(12)

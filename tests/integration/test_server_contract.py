@@ -7,6 +7,7 @@ import torch
 from PIL import Image
 from transformers import AutoProcessor
 
+from stage2_api.rollout_matching import RepeatTerminate
 from stage2_api.vllm import ServerAddress
 from stage2_trainer.data.encode import Encoder
 from stage2_trainer.data.images import image_url
@@ -18,6 +19,7 @@ from stage2_trainer.weights.probe import Probe
 from stage2_trainer.weights.verify import BF16_TOLERANCE, FLOAT32_TOLERANCE, server_logprobs, verify
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError
+from stage2_trainer.wire.repetition import RepetitionDetection
 from stage2_trainer.wire.rollout import RolloutRequest, Sampling
 from stage2_trainer.wire.seeds import SeedPlan
 from stage2_trainer.wire.server_health import wait_until_healthy
@@ -166,6 +168,21 @@ def test_sampling_follows_the_seeds(served, token, chats):
         ]
     assert draws[0] == draws[1]
     assert draws[0] != draws[2]
+
+
+def test_a_loop_is_cut_where_it_closes(served, token, sync, base, backend, chats):
+    """A server ends an answer at the first token at which a sequence stands as often in a row as it may."""
+    sync.sync(policies.looping(base), version=0)
+    whole = [rollout.token_ids for rollout in backend.generate(requests(chats), seed_plan=SeedPlan(1, 0, 0))]
+    loops = RepetitionDetection.from_rules(RepeatTerminate(enabled=True, ngram_size=3, ngram_repeats=2))
+    cuts = [[n for n in range(1, len(ids)) if loops.found(ids[:n])][:1] for ids in whole]
+    assert any(cuts), "no answer holds a loop: the test shows nothing"
+    with make_backend([served.base_url], token, repetition=loops) as ending:
+        ended = ending.generate(requests(chats), seed_plan=SeedPlan(1, 0, 0))
+    sync.sync(base, version=1)
+    for rollout, ids, cut in zip(ended, whole, cuts, strict=True):
+        assert rollout.token_ids == ids[: cut[0] if cut else None]
+        assert (rollout.finish_reason == "repetition") is bool(cut)
 
 
 def test_an_answer_that_does_not_fit_is_refused_with_the_request_named(served, token, chats):

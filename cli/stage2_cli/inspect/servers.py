@@ -40,7 +40,7 @@ def rollout(config: RunConfig, record: Record, *, model: Path) -> Rollout:
     with ServerBackend(
         urls,
         token=token,
-        sampling=Sampling(matching.max_new_tokens, matching.temperature, matching.repetition_penalty),
+        sampling=Sampling.from_config(matching),
         timeout_s=server.timeout_s,
         infer_timeout_s=limit if limit is not None and limit > 0 else None,
     ) as backend:

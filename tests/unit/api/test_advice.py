@@ -27,7 +27,14 @@ def matching(patch: dict[str, Any]) -> dict[str, Any]:
         ({"training": {"save_delay_steps": 100}}, "training.save_delay_steps"),
         ({"training": {"save_last_epoch": True}}, "training.save_last_epoch"),
         ({"template": {"truncation_strategy": "right"}}, "template.truncation_strategy"),
-        (matching({"repeat_terminate": {"enabled": True}}), "custom.extra.rollout_matching.repeat_terminate.enabled"),
+        (
+            matching({"repeat_terminate": {"enabled": True}, "vllm": {"server": {"protocol": "swift"}}}),
+            "custom.extra.rollout_matching.repeat_terminate.enabled",
+        ),
+        (
+            matching({"repeat_terminate": {"enabled": True, "max_object_keys": 100}}),
+            "custom.extra.rollout_matching.repeat_terminate.max_object_keys",
+        ),
         (matching({"offload": {"enabled": True}}), "custom.extra.rollout_matching.offload.enabled"),
         (matching({"rollout_buffer": {"enabled": True}}), "custom.extra.rollout_matching.rollout_buffer.enabled"),
         (matching({"post_rollout_pack_scope": "micro"}), "custom.extra.rollout_matching.post_rollout_pack_scope"),

@@ -20,6 +20,7 @@ class SampleStats:
     `matched_iou50` of them have a mask IoU of at least 0.5.
     `staleness`: optimizer steps between the weights that made it and those that train on it.
     `beam`: whether it is the best of several beams. `cut`, `skipped`: its answer was too long for a packed row.
+    `repeated`, `at_limit`: whether it was ended because it repeated itself, or at the most tokens.
     The lengths of what is trained on are 0 in an evaluation, which encodes nothing.
     """
 
@@ -46,6 +47,8 @@ class SampleStats:
     beam: bool = False
     cut: bool = False
     skipped: bool = False
+    repeated: bool = False
+    at_limit: bool = False
 
 
 def sample_stats(matched: Matched, *, encoded_len: int = 0) -> SampleStats:
@@ -74,6 +77,8 @@ def sample_stats(matched: Matched, *, encoded_len: int = 0) -> SampleStats:
         beam=matched.rollout.decode_mode == "beam",
         cut=matched.kept is not None and not matched.skipped,
         skipped=matched.skipped,
+        repeated=matched.rollout.finish_reason == "repetition",
+        at_limit=matched.rollout.finish_reason == "length",
     )
 
 
@@ -109,6 +114,8 @@ def evaluation_metrics(stats: Sequence[SampleStats], *, top_k: int) -> dict[str,
         "rollout_matched_maskiou_mean": quality["matched_maskiou_mean"],
         "rollout_recall_iou50": quality["recall_iou50"],
         "rollout_f1_iou50": quality["f1_iou50"],
+        "rollout_ended_by_repetition": _sum(stats, lambda s: s.repeated),
+        "rollout_ended_by_length": _sum(stats, lambda s: s.cut),
     }
 
 
@@ -202,6 +209,8 @@ def _generation_metrics(stats: Sequence[SampleStats], generate_s: float) -> dict
         "staleness": _mean([s.staleness for s in stats]),
         "decode_greedy": _sum(stats, lambda s: not s.beam),
         "decode_beam": _sum(stats, lambda s: s.beam),
+        "ended_by_repetition": _sum(stats, lambda s: s.repeated),
+        "ended_by_length": _sum(stats, lambda s: s.cut),
     }
 
 

@@ -49,7 +49,7 @@ def local_rollouts(
     engine = ColocateEngine(
         engine_options(config, world_size=world_size(), on_cpu=on_cpu),
         engine_environment(on_cpu=on_cpu),
-        sampling=Sampling(matching.max_new_tokens, matching.temperature, matching.repetition_penalty),
+        sampling=Sampling.from_config(matching),
         prover=EngineProver(policy.probe, every=vllm.sync.verify_every, tolerance=vllm.sync.verify_tolerance),
         sleep_level=vllm.sleep_level,
         infer_batch_size=vllm.infer_batch_size,

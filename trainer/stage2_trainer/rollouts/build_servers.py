@@ -76,7 +76,7 @@ def _clients(config: RunConfig, token: str, stack: ExitStack) -> list[ServerClie
 def _backend(config: RunConfig, clients: Sequence[ServerClient], token: str, stack: ExitStack) -> ServedBackend:
     matching = config.rollout_matching
     server = matching.vllm.server
-    sampling = Sampling(matching.max_new_tokens, matching.temperature, matching.repetition_penalty)
+    sampling = Sampling.from_config(matching)
     limit = server.infer_timeout_s if server.infer_timeout_s and server.infer_timeout_s > 0 else None
     if server.protocol == "swift":
         return SwiftBackend(clients, sampling=sampling, infer_timeout_s=limit)

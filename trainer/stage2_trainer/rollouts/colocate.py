@@ -10,7 +10,8 @@ import logging
 import os
 import time
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import asdict
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,7 @@ from stage2_trainer.weights.held_versions import HeldVersions
 from stage2_trainer.weights.merge import WeightSource, merged_weights, touches_vision
 from stage2_trainer.weights.probe import Probe
 from stage2_trainer.weights.sync_report import SyncReport
-from stage2_trainer.wire.rollout import Rollout, RolloutRequest, Sampling
+from stage2_trainer.wire.rollout import FinishReason, Rollout, RolloutRequest, Sampling
 from stage2_trainer.wire.seeds import SeedPlan
 
 logger = logging.getLogger(__name__)
@@ -129,6 +130,8 @@ class ColocateEngine:
         import vllm
 
         fields: dict[str, Any] = dict(self._sampling.parameters())
+        if (repetition := self._sampling.repetition) is not None:
+            fields["repetition_detection"] = vllm.sampling_params.RepetitionDetectionParams(**asdict(repetition))
         sampling = [vllm.SamplingParams(**fields, seed=seed) for _, seed in requests]
         answers: list[Any] = self._llm.chat([messages for messages, _ in requests], sampling, use_tqdm=False)
         if len(answers) != len(requests):
@@ -171,7 +174,7 @@ def _rollout(answer: Any, version: int) -> Rollout:
         RuntimeError: the request failed or was aborted.
     """
     (choice,) = answer.outputs
-    if choice.finish_reason not in ("stop", "length") or not answer.prompt_token_ids:
+    if choice.finish_reason not in get_args(FinishReason) or not answer.prompt_token_ids:
         raise RuntimeError(f"request {answer.request_id} ended with {choice.finish_reason!r} and no rollout")
     return Rollout(
         prompt_token_ids=list(answer.prompt_token_ids),

@@ -117,18 +117,24 @@ class HfBackend:
         inputs = {name: tensor.to(device) for name, tensor in left_padded(prompts, self._pad).items()}
         with torch.random.fork_rng():  # the draws of training (dropout) stay what they would have been
             torch.manual_seed(seed)
-            output = self._model.generate(**inputs, **self._generation(inputs["input_ids"].shape[1]))
+            settings = GenerationConfig(**self._decoding.options(), eos_token_id=self._end, pad_token_id=self._pad)
+            ends = self._ends(inputs["input_ids"].shape[1])
+            output = self._model.generate(
+                **inputs, generation_config=settings, logits_processor=LogitsProcessorList(ends)
+            )
         answers = output[:: self._decoding.num_return_sequences, inputs["input_ids"].shape[1] :].tolist()
-        return [self._rollout(*pair, version) for pair in zip(prompts, answers, strict=True)]
+        # A beam's row says nothing of which beam turned out the best, and was ended.
+        forced = {row for one in ends for row in one.ended} if self._decoding.num_beams == 1 else set()
+        return [
+            self._rollout(prompt, answer, version, repeated=row in forced)
+            for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
+        ]
 
-    def _generation(self, prompt_len: int) -> dict[str, Any]:
-        settings = GenerationConfig(**self._decoding.options(), eos_token_id=self._end, pad_token_id=self._pad)
-        if self._decoding.repeat is None:
-            return {"generation_config": settings}
-        ends = RepeatTermination(self._decoding.repeat, prompt_len, self._end, self._piece)
-        return {"generation_config": settings, "logits_processor": LogitsProcessorList([ends])}
+    def _ends(self, prompt_len: int) -> list[RepeatTermination]:
+        rules = self._decoding.repeat
+        return [] if rules is None else [RepeatTermination(rules, prompt_len, self._end, self._piece)]
 
-    def _rollout(self, prompt: Prompt, answer: list[int], version: int) -> Rollout:
+    def _rollout(self, prompt: Prompt, answer: list[int], version: int, *, repeated: bool) -> Rollout:
         ended = self._end in answer
         ids = answer[: answer.index(self._end) + 1] if ended else answer
         return Rollout(
@@ -137,7 +143,7 @@ class HfBackend:
             text=self._encoder.tokenizer.decode(ids, skip_special_tokens=True),
             server=SERVER,
             version=version,
-            finish_reason="stop" if ended else "length",
+            finish_reason="repetition" if repeated else "stop" if ended else "length",
             decode_mode="beam" if self._decoding.num_beams > 1 else "greedy",
         )
 

@@ -33,14 +33,14 @@ class RepeatTermination(LogitsProcessor):
     """A processor of logits that leaves a row which breaks the rules nothing but the end of turn.
 
     prompt_len: tokens before the answers, padding included. end: id of the end of turn. piece: the text of one id.
-    `ended` counts the ends that were forced.
+    `ended` has the rows whose end was forced.
     """
 
     rules: RepeatTerminate
     prompt_len: int
     end: int
     piece: Callable[[int], str]
-    ended: int = field(default=0, init=False)
+    ended: set[int] = field(default_factory=set, init=False)
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
         """Return the scores (rows, vocabulary), -inf but for the end where a row must end."""
@@ -48,7 +48,7 @@ class RepeatTermination(LogitsProcessor):
             return scores
         rows = [i for i, ids in enumerate(input_ids[:, self.prompt_len :].tolist()) if self._must_end(ids)]
         if rows:
-            self.ended += len(rows)
+            self.ended.update(rows)
             scores = scores.clone()  # type: ignore[assignment]
             scores[rows] = -torch.inf
             scores[rows, self.end] = 0.0

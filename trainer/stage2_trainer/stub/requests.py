@@ -8,6 +8,7 @@ from PIL import Image
 from pydantic import BaseModel, Field
 
 from stage2_trainer.data.images import load_image
+from stage2_trainer.wire.repetition import RepetitionDetection
 
 
 class ChatRequest(BaseModel):
@@ -21,6 +22,7 @@ class ChatRequest(BaseModel):
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = -1
     seed: int | None = None
+    repetition_detection: RepetitionDetection | None = None
     logprobs: bool = False
     top_logprobs: int = Field(default=0, ge=0)
     prompt_logprobs: int | None = Field(default=None, ge=0)

@@ -20,6 +20,7 @@ from transformers import (
 from stage2_trainer.stub.adapters import StubAdapters
 from stage2_trainer.stub.requests import AdapterInfo, ChatRequest, split_images
 from stage2_trainer.wire.identity import describe
+from stage2_trainer.wire.repetition import RepetitionDetection
 from stage2_trainer.wire.served_model import POLICY_MODEL
 
 
@@ -90,7 +91,7 @@ class StubModel:
                 max_new_tokens=request.max_tokens,
                 do_sample=request.temperature > 0,
                 repetition_penalty=request.repetition_penalty,
-                stopping_criteria=StoppingCriteriaList([_Aborted(self._abort)]),
+                stopping_criteria=StoppingCriteriaList([_Aborted(self._abort), *_repeated(request, prompt_length)]),
                 return_dict_in_generate=True,
                 output_logits=True,
                 **sampling,
@@ -100,7 +101,7 @@ class StubModel:
             token_ids=ids,
             text=self._processor.tokenizer.decode(ids, skip_special_tokens=True),
             logprobs=torch.stack(output.logits).squeeze(1).float().log_softmax(-1),
-            finish_reason=self._finish_reason(ids),
+            finish_reason=self._finish_reason(ids, request),
         )
 
     @torch.inference_mode()
@@ -143,12 +144,29 @@ class StubModel:
         with self._lock:
             self._abort.clear()
 
-    def _finish_reason(self, ids: list[int]) -> str:
+    def _finish_reason(self, ids: list[int], request: ChatRequest) -> str:
         eos = self._network.generation_config.eos_token_id
         stops = eos if isinstance(eos, list) else [eos]
         if ids and ids[-1] in stops:
             return "stop"
-        return "abort" if self._abort.is_set() else "length"
+        if self._abort.is_set():
+            return "abort"
+        return "length" if len(ids) >= request.max_tokens else "repetition"
+
+
+def _repeated(request: ChatRequest, prompt_length: int) -> list[StoppingCriteria]:
+    """Return the end of answers that repeat themselves, where a request asks for it."""
+    check = request.repetition_detection
+    return [] if check is None else [_Repeated(check, prompt_length)]
+
+
+class _Repeated(StoppingCriteria):
+    def __init__(self, check: RepetitionDetection, prompt_length: int) -> None:
+        self._check = check
+        self._prompt_length = prompt_length
+
+    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:
+        return torch.tensor([self._check.found(row[self._prompt_length :].tolist()) for row in input_ids])
 
 
 class _Aborted(StoppingCriteria):

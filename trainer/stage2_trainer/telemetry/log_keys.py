@@ -107,6 +107,8 @@ GENERATION = {
     "rollout/staleness": "Optimizer steps between the weights that made an answer and the training on it, mean.",
     "rollout/decode_greedy": "Answers decoded greedily, or sampled (`temperature` above 0).",
     "rollout/decode_beam": "Answers that are the best of several beams.",
+    "rollout/ended_by_repetition": "Answers that repeated themselves and were ended for it (`repeat_terminate`).",
+    "rollout/ended_by_length": "Answers that were cut at `max_new_tokens`.",
 }
 BUFFER = {
     "rollout/buffer_reuse": "1 where the step trains on rollouts of an earlier one, else 0.",
@@ -134,6 +136,8 @@ EVALUATION = {
     "eval_rollout_sample_valid_pred_rate": "Share of answers with at least one valid object.",
     "eval_rollout_sample_any_match_rate": "Share of samples with at least one pair.",
     "eval_rollout_matched_maskiou_mean": "Mean mask IoU of the pairs.",
+    "eval_rollout_ended_by_repetition": "Answers that repeated themselves and were ended for it.",
+    "eval_rollout_ended_by_length": "Answers that were cut at `max_new_tokens`.",
 }
 
 STEP = {**LOSS, **TIME, **PACKING, **SYNC, **PARSE, **MATCH, **LENGTH, **GENERATION, **BUFFER}

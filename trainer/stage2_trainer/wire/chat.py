@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from stage2_trainer.wire.rollout import RolloutRequest, Sampling
+from stage2_trainer.wire.rollout import FinishReason, RolloutRequest, Sampling
 from stage2_trainer.wire.served_model import POLICY_MODEL
 
 CHAT_ROUTE = "/v1/chat/completions"
@@ -27,7 +28,7 @@ class Choice(_Strict):
 
     message: Message
     token_ids: list[int]
-    finish_reason: Literal["stop", "length"]
+    finish_reason: FinishReason
 
 
 class Answer(_Strict):
@@ -40,12 +41,14 @@ class Answer(_Strict):
 
 def chat_body(request: RolloutRequest, sampling: Sampling, seed: int) -> dict[str, Any]:
     """Return the JSON object of one request."""
+    repetition = sampling.repetition
     return {
         "model": request.adapter or POLICY_MODEL,
         "messages": list(request.messages),
         "seed": seed,
         "return_token_ids": True,
         **sampling.parameters(),
+        **({} if repetition is None else {"repetition_detection": asdict(repetition)}),
     }
 
 

@@ -6,7 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from stage2_api.rollout_matching import RolloutMatching
+from stage2_trainer.wire.repetition import RepetitionDetection
 from stage2_trainer.wire.seeds import SeedPlan
+
+FinishReason = Literal["stop", "length", "repetition"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,8 @@ class Rollout:
     prompt_token_ids: the prompt as the server saw it, image placeholders expanded.
     token_ids: the answer as the server returned it, stop token included where it was generated.
     version: the policy version (optimizer step of the last sync) whose weights generated it.
-    finish_reason: "stop" or "length".
+    finish_reason: "stop", "length" where it was cut at the most tokens, "repetition" where it repeated itself and was
+    ended for it.
     decode_mode: "greedy" (sampled answers too), or "beam" for the best of several beams.
     seed, seconds: what its request was drawn with, and how long it took; None where a backend answers many at once.
     """
@@ -39,7 +44,7 @@ class Rollout:
     text: str
     server: str
     version: int
-    finish_reason: str
+    finish_reason: FinishReason
     decode_mode: Literal["greedy", "beam"] = "greedy"
     seed: int | None = None
     seconds: float | None = None
@@ -88,14 +93,28 @@ class ServedBackend(Protocol):
 
 @dataclass(frozen=True)
 class Sampling:
-    """The sampling of answers. Temperature 0 is greedy; top_p and top_k are always off (semantics, section 3)."""
+    """The sampling of answers. Temperature 0 is greedy; top_p and top_k are always off (semantics, section 3).
+
+    repetition: the check that ends answers which repeat themselves; None = no such end.
+    """
 
     max_new_tokens: int
     temperature: float = 0.0
     repetition_penalty: float = 1.0
+    repetition: RepetitionDetection | None = None
+
+    @classmethod
+    def from_config(cls, matching: RolloutMatching) -> Sampling:
+        """Take everything from `custom.extra.rollout_matching`."""
+        return cls(
+            max_new_tokens=matching.max_new_tokens,
+            temperature=matching.temperature,
+            repetition_penalty=matching.repetition_penalty,
+            repetition=RepetitionDetection.from_rules(matching.repeat_terminate),
+        )
 
     def parameters(self) -> dict[str, float | int]:
-        """Return every sampling field of a request: no default of the model's generation_config.json shall get in."""
+        """Return the sampling fields that all servers know: no default of generation_config.json shall get in."""
         return {
             "max_tokens": self.max_new_tokens,
             "temperature": self.temperature,

@@ -108,7 +108,8 @@ def test_an_answer_with_enough_objects_is_ended(generate, encoder):
     rules = RepeatTerminate(enabled=True, min_new_tokens=1, max_object_keys=1)
     for rollout in generate(batch_size=3, max_new_tokens=60, repeat=rules):
         assert rollout.text.count('"object_') == 1
-        assert rollout.finish_reason == "stop"
+        assert rollout.finish_reason == "repetition"
+        assert rollout.token_ids[-1] == encoder.end_of_turn_ids[0]
 
 
 def test_the_configuration_says_how_to_decode():

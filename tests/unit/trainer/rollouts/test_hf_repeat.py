@@ -50,7 +50,7 @@ def test_only_the_row_that_repeats_is_left_nothing_but_the_end():
     scores = end_scores(processor, [[9, 5, 5], [9, 1, 2], [9, 0, 0]])
     assert scores[0].tolist() == [0.0] + [-torch.inf] * 5
     assert scores[1:].tolist() == [[0.0] * 6] * 2
-    assert processor.ended == 1
+    assert processor.ended == {0}
 
 
 def test_no_answer_is_looked_at_before_its_minimum():

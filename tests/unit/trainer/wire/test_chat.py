@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from stage2_api.rollout_matching import RepeatTerminate, RolloutMatching
 from stage2_trainer.wire.chat import chat_body, read_answer
 from stage2_trainer.wire.rollout import RolloutRequest, Sampling
 
@@ -22,6 +23,19 @@ def test_a_request_names_every_sampling_field_so_that_no_default_of_the_model_co
     assert body["return_token_ids"] is True
     named = {"max_tokens", "temperature", "repetition_penalty", "top_p", "top_k", "min_p", "n"}
     assert named | {"presence_penalty", "frequency_penalty"} <= body.keys()
+
+
+def test_a_request_names_the_check_for_loops_only_where_it_is_asked_for():
+    rules = RepeatTerminate(enabled=True, ngram_size=8, ngram_repeats=3)
+    request = RolloutRequest(messages=[])
+    looped = Sampling.from_config(RolloutMatching(repeat_terminate=rules))
+    assert chat_body(request, looped, seed=1)["repetition_detection"] == {
+        "max_pattern_size": 8,
+        "min_pattern_size": 5,
+        "min_count": 3,
+    }
+    assert "repetition_detection" not in chat_body(request, Sampling.from_config(RolloutMatching()), seed=1)
+    assert "repetition_detection" not in looped.parameters(), "a server of `swift rollout` knows no such field"
 
 
 def test_a_full_answer_is_read():

@@ -1,0 +1,53 @@
+"""The check that a server makes for loops, and what of `repeat_terminate` becomes it."""
+
+import random
+
+import pytest
+
+from stage2_api.rollout_matching import RepeatTerminate
+from stage2_trainer.wire.repetition import RepetitionDetection
+
+
+def check(size, times=2):
+    return RepetitionDetection.from_rules(RepeatTerminate(enabled=True, ngram_size=size, ngram_repeats=times))
+
+
+def test_without_the_rules_there_is_no_check():
+    assert RepetitionDetection.from_rules(RepeatTerminate()) is None
+
+
+@pytest.mark.parametrize("period", range(1, 65))
+def test_a_loop_of_any_period_up_to_the_size_ends_at_the_latest_where_the_rule_says(period):
+    loop = [1000 + i % period for i in range(64 * 2)]
+    text = list(range(300))
+    first = next(n for n in range(1, len(loop) + 1) if check(64).found([*text, *loop[:n]]))
+    assert 33 * 2 <= first <= 64 * 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "size", "times", "found"),
+    [
+        ([], 4, 2, False),
+        ([5], 1, 2, False),
+        ([5, 5], 1, 2, True),
+        ([7, 1, 2, 1, 2], 2, 2, True),
+        ([1, 2, 1, 2, 7], 2, 2, False),
+        ([1, 2, 1, 2], 2, 3, False),
+        ([9, 1, 2, 1, 2, 1, 2], 2, 3, True),
+        ([1, 2, 3, 4, 5, 1, 2, 3, 4, 6], 5, 2, False),
+    ],
+)
+def test_a_loop_is_told_from_what_only_resembles_one(answer, size, times, found):
+    assert check(size, times).found(answer) is found
+
+
+def test_the_check_is_that_of_its_definition():
+    draws = random.Random(3)
+    for _ in range(2000):
+        size, times = draws.randint(1, 6), draws.randint(2, 3)
+        answer = [draws.randint(0, 1) for _ in range(draws.randint(0, 24))]
+        by_hand = any(
+            len(answer) >= n * times and answer[-n * times :] == answer[-n:] * times
+            for n in range(size // 2 + 1, size + 1)
+        )
+        assert check(size, times).found(answer) is by_hand
