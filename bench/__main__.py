@@ -11,11 +11,11 @@ from datetime import date
 from importlib import metadata
 from pathlib import Path
 
-from bench import assignment, estep, loss, overlap, packing, parsing, pipeline, rollouts, sync, transport
-from bench.tables import Table
+from bench import assignment, estep, loss, overlap, packing, parsing, pipeline, rollouts, schedule, sync, transport
+from bench.tables import Lines
 
 RESULTS = Path(__file__).parent / "results"
-BENCHMARKS: Mapping[str, tuple[Table, ...]] = {
+BENCHMARKS: Mapping[str, tuple[Lines, ...]] = {
     "overlap": (overlap.TABLE,),
     "assignment": (assignment.TABLE,),
     "transport": (transport.TABLE,),
@@ -25,6 +25,7 @@ BENCHMARKS: Mapping[str, tuple[Table, ...]] = {
     "sync": (sync.TABLE,),
     "rollouts": (rollouts.TABLE,),
     "pipeline": (pipeline.TABLE,),
+    "schedule": (schedule.TABLE,),
     "packing": (packing.ROW_TABLE, packing.WINDOW_TABLE),
 }
 PACKAGES = ("numpy", "scipy", "torch", "pycocotools", "shapely", "POT", "binpacking")

@@ -6,9 +6,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from time import process_time
-from typing import Any
+from typing import Any, Protocol
 
 RUNS = 7
+
+
+class Lines(Protocol):
+    """A table in Markdown, whatever its columns."""
+
+    def lines(self) -> Iterator[str]:
+        """The table's lines; a row is measured when it is asked for."""
+        ...
 
 
 @dataclass(frozen=True)
