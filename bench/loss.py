@@ -52,7 +52,8 @@ class Case:
             positions=torch.arange(tokens - count, tokens, device=device),
             labels=torch.randint(0, vocabulary, (split,), device=device),
             bins=torch.randint(0, BINS, (count - split,), device=device),
-            in_prefix=torch.zeros(count - split, dtype=torch.bool),
+            in_prefix=torch.zeros(count - split, dtype=torch.bool, device=device),
+            prefix_count=0,
             ce_denominator=split,
             coord_denominator=count - split,
         )

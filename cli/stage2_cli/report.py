@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
@@ -37,6 +38,7 @@ _GRPO_COLUMNS = (
     ("tokens", "completions/mean_length", "{:.0f}"),
     ("cut", "completions/clipped_ratio", "{:.2f}"),
 )
+_WALL = "step/wall_s"
 _SYNC_COLUMNS = _STEP_COLUMNS[-2:]
 _SCALE = {"sync/bytes": 1e-6}
 _EVALUATION_COLUMNS = ("precision", "recall", "f1", "matched_maskiou_mean", "recall_iou50", "f1_iou50")
@@ -53,6 +55,8 @@ def report_run(source: Path, *, picture: Path | None, images: Path | None) -> No
     console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
     steps = [record for record in records if record["event"] == "step"]
     console.print(step_table(steps))
+    if any(_WALL in step for step in steps):
+        console.print(time_table(steps))
     evaluations = [record for record in records if record["event"] == "evaluation"]
     if evaluations:
         console.print(evaluation_table(evaluations))
@@ -98,6 +102,27 @@ def step_table(steps: Sequence[Record]) -> Table:
         if len(steps) > _MAX_ROWS and index == half:
             table.add_row(*["…"] * (len(columns) + 1))
         table.add_row(str(record["step"]), *_cells(record, columns))
+    return table
+
+
+def time_table(steps: Sequence[Record]) -> Table:
+    """Where the wall time of the steps went: one row for each part and for each server, as means over steps."""
+    timed = [step for step in steps if _WALL in step]
+    wall = fmean(step[_WALL] for step in timed)
+    table = Table(title="Where the time went", header_style="bold")
+    for column in ("", "s a step", "share"):
+        table.add_column(column, justify="left" if not column else "right", overflow="fold")
+    parts = [key for key in timed[0] if key.startswith("step/") and key.endswith("_s") and key != _WALL]
+    for key in parts:
+        mean = fmean(step[key] for step in timed)
+        table.add_row(key.removeprefix("step/").removesuffix("_s"), f"{mean:.2f}", f"{mean / wall:.0%}")
+    table.add_row("whole step", f"{wall:.2f}", "100%", end_section=True)
+    table.add_row("learner idle", "", f"{fmean(step['step/learner_idle_share'] for step in timed):.0%}")
+    for server in dict.fromkeys(one["server"] for step in timed for one in step["servers"]):
+        own = [one for step in timed for one in step["servers"] if one["server"] == server]
+        in_flight = fmean(one["in_flight"] for one in own)
+        name = f"{server} busy, {in_flight:.1f} requests at once"
+        table.add_row(name, "", f"{fmean(one['busy_share'] for one in own):.0%}")
     return table
 
 

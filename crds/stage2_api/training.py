@@ -92,6 +92,9 @@ class Training(Section):
     """Optimizer steps between two reports to trackers; `stage2_log.jsonl` has every step."""
     logging_first_step: bool = False
     """Whether the first step is reported too."""
+    trace: bool = False
+    """Whether `trace.json` in `output_dir` says what the learner and its servers did when; https://ui.perfetto.dev
+    opens it. At most some 60 MB, of the run's beginning."""
     report_to: list[Literal["tensorboard", "wandb", "swanlab", "mlflow", "none"]] = Field(default=[], max_length=5)
     """List of trackers that get the reports."""
     save_strategy: Literal["no", "steps", "epoch", "best"] = "steps"

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import Qwen3VLForConditionalGeneration
 
-from stage2_trainer.learner.padding_free_batch import collate, place
+from stage2_trainer.learner.padding_free_batch import collate, hidden_states, place
 
 ANSWERS = ['{"object_1": {"desc": "red box"}}', "{}", '{"object_1": {"desc": "a"}, "object_2": {"desc": "b"}}']
 SLACK = 2.0  # packed may be this much further from float32 than unpacked is
@@ -47,7 +47,7 @@ def logits(model, row):
         for name, value in collate([row], pad_token_id=0).model_inputs().items()
     }
     inputs["pixel_values"] = inputs["pixel_values"].to(model.dtype)
-    return model(**inputs).logits[0].float().split([len(placed) for placed in row])
+    return model.lm_head(hidden_states(model.model, inputs))[0].float().split([len(placed) for placed in row])
 
 
 def alone(model, sequences):

@@ -24,6 +24,8 @@ from stage2_trainer.telemetry.progress import ProgressServer, Reporter
 from stage2_trainer.telemetry.prometheus import metered
 from stage2_trainer.telemetry.run_context import RunContext
 from stage2_trainer.telemetry.run_log import open_logs
+from stage2_trainer.telemetry.timeline import TIMELINE
+from stage2_trainer.telemetry.trace import open_trace
 from stage2_trainer.weights.errors import ProofError
 from stage2_trainer.wire.address import host_and_port, is_loopback
 from stage2_trainer.wire.errors import ServerError
@@ -93,6 +95,7 @@ def _learn(config: RunConfig, reporter: Reporter, stack: ExitStack) -> None:
     records = checked_records(config, world_size=world_size)
     log, rollout_log = open_logs(config, int(os.environ.get("RANK", "0")), stack)
     log = metered(log, reporter, os.environ, host=host, stack=stack)
+    TIMELINE.trace = open_trace(config, int(os.environ.get("RANK", "0")), stack)
     context = RunContext(token, reporter, interrupt, log, rollout_log)
     trainer = _trainer(config, records, context, stack)
     checkpoint = config.training.resume_from_checkpoint or _newest_checkpoint(config)

@@ -20,6 +20,7 @@ from stage2_api.coordinates import BINS
 from stage2_trainer.learner.loss_targets import LossOptions, LossTargets, loss_targets, normalized
 
 __all__ = [
+    "LOSS_FIGURES",
     "LossOptions",
     "LossParts",
     "LossTargets",
@@ -31,6 +32,7 @@ __all__ = [
     "stage2_loss_from_hidden",
 ]
 
+LOSS_FIGURES = ("loss", "loss/ce", "loss/coord", "loss/coord_prefix", "loss/coord_tail")
 _CHUNK_ELEMENTS = 2**26
 _LARGEST_LOGIT = 1e4
 _LEAST_TEMPERATURE = 1e-30  # float32 can hold the largest logit divided by it, and the gradient of that
@@ -53,15 +55,9 @@ class LossParts:
     coord_prefix_count: int
     coord_tail_count: int
 
-    def figures(self) -> dict[str, float]:
-        """Return the record's `loss` and `loss/*`."""
-        return {
-            "loss": float(self.total.detach()),
-            "loss/ce": float(self.ce),
-            "loss/coord": float(self.coord),
-            "loss/coord_prefix": float(self.coord_prefix),
-            "loss/coord_tail": float(self.coord_tail),
-        }
+    def figures(self) -> torch.Tensor:
+        """Return the record's `loss` and `loss/*` in the order of `LOSS_FIGURES`, (5,), where they were computed."""
+        return torch.stack([self.total.detach(), self.ce, self.coord, self.coord_prefix, self.coord_tail])
 
 
 def stage2_loss(logits: torch.Tensor, targets: LossTargets, coord_ids: torch.Tensor, options: LossOptions) -> LossParts:
@@ -105,16 +101,18 @@ def stage2_loss_from_hidden(
 def _parts(
     total: torch.Tensor, ce: torch.Tensor, coord: torch.Tensor, each: torch.Tensor, targets: LossTargets
 ) -> LossParts:
-    prefix, tail = each[targets.in_prefix], each[~targets.in_prefix]
+    # Sums under a mask: to pick the elements out would wait for the device to say how many there are.
+    prefix, tail = each.where(targets.in_prefix, 0.0).sum(), each.where(~targets.in_prefix, 0.0).sum()
+    tail_count = len(targets.bins) - targets.prefix_count
     return LossParts(
         total=total,
         ce=ce,
         coord=coord,
-        coord_prefix=prefix.sum() / max(len(prefix), 1),
-        coord_tail=tail.sum() / max(len(tail), 1),
+        coord_prefix=prefix / max(targets.prefix_count, 1),
+        coord_tail=tail / max(tail_count, 1),
         ce_count=len(targets.labels),
-        coord_prefix_count=len(prefix),
-        coord_tail_count=len(tail),
+        coord_prefix_count=targets.prefix_count,
+        coord_tail_count=tail_count,
     )
 
 

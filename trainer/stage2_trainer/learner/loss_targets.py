@@ -53,7 +53,8 @@ class LossTargets:
     """The targets of N supervised positions: first K ordinary tokens, then C coordinates (N = K + C).
 
     positions (N,) int64: where they stand; the hidden state or logits at `logit_positions` = positions - 1 predict
-    them. labels (K,) int64 token ids; bins (C,) int64; in_prefix (C,) bool: in the rollout's prefix, else in the tail.
+    them. labels (K,) int64 token ids; bins (C,) int64; in_prefix (C,) bool: in the rollout's prefix, else in the tail;
+    prefix_count: how many are there.
     ce_denominator, coord_denominator: what the sums are divided by. The numbers of positions make plain means; totals
     of an accumulation window make a loss that does not depend on how segments are spread over micro-steps.
     """
@@ -62,6 +63,7 @@ class LossTargets:
     labels: torch.Tensor
     bins: torch.Tensor
     in_prefix: torch.Tensor
+    prefix_count: int
     ce_denominator: float
     coord_denominator: float
 
@@ -73,7 +75,9 @@ class LossTargets:
     def parts(self) -> tuple[LossTargets, LossTargets]:
         """Return the targets of ordinary tokens and those of coordinates; their losses are sums."""
         split = len(self.labels)
-        ordinary = replace(self, positions=self.positions[:split], bins=self.bins[:0], in_prefix=self.in_prefix[:0])
+        ordinary = replace(
+            self, positions=self.positions[:split], bins=self.bins[:0], in_prefix=self.in_prefix[:0], prefix_count=0
+        )
         coords = replace(self, positions=self.positions[split:], labels=self.labels[:0])
         return ordinary.divided_by(ce=1.0, coord=1.0), coords.divided_by(ce=1.0, coord=1.0)
 
@@ -82,18 +86,26 @@ class LossTargets:
         return replace(self, ce_denominator=ce, coord_denominator=coord)
 
 
+def moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a tensor of this machine's memory on the device, without waiting for what that computes meanwhile."""
+    if device.type != "cuda" or tensor.is_cuda:
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
 def loss_targets(supervision: Supervision, device: torch.device | str = "cpu") -> LossTargets:
     """Return the targets of one row (or of several rows, laid out one after the other)."""
     ce_positions = np.flatnonzero(supervision.labels != IGNORED)
 
     def tensor(values: Any) -> torch.Tensor:
-        return torch.as_tensor(values).to(device)
+        return moved(torch.as_tensor(values), torch.device(device))
 
     return LossTargets(
         positions=tensor(np.concatenate([ce_positions, supervision.coord_positions])),
         labels=tensor(supervision.labels[ce_positions]),
         bins=tensor(supervision.coord_targets),
         in_prefix=tensor(supervision.coord_in_prefix),
+        prefix_count=int(np.count_nonzero(supervision.coord_in_prefix)),
         ce_denominator=max(len(ce_positions), 1),
         coord_denominator=max(len(supervision.coord_positions), 1),
     )

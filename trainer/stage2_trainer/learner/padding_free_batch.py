@@ -8,7 +8,8 @@ is why every forward pass here says `use_cache=False`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -65,22 +66,47 @@ class Segment:
 
 @dataclass(frozen=True)
 class PaddingFreeBatch:
-    """Model inputs of B rows of equal length T: `input_ids` (B, T), `position_ids` (4, B, T), images in token order."""
+    """Model inputs of B rows of equal length T: `input_ids` (B, T), `position_ids` (4, B, T), images in token order.
+
+    sequence_ends: where each sequence ends, padding included, counted over all rows one after the other, from 0 on.
+    """
 
     input_ids: torch.Tensor
     position_ids: torch.Tensor
     pixel_values: torch.Tensor | None
     image_grid_thw: torch.Tensor | None
+    sequence_ends: torch.Tensor
 
     def model_inputs(self) -> dict[str, Any]:
-        """Return the forward pass's keyword arguments, without a mask and without a cache."""
+        """Return the forward pass's keyword arguments, without a mask and without a cache.
+
+        The flash kernels' own are among them: without them each layer would find the sequences out again, and wait for
+        the device three times to do so.
+        """
+        longest = int(self.sequence_ends.diff().max())
         images = {"pixel_values": self.pixel_values, "image_grid_thw": self.image_grid_thw}
         return {
             "input_ids": self.input_ids,
             "position_ids": self.position_ids,
             "use_cache": False,
+            "cu_seq_lens_q": self.sequence_ends,
+            "cu_seq_lens_k": self.sequence_ends,
+            "max_length_q": longest,
+            "max_length_k": longest,
             **{name: value for name, value in images.items() if value is not None},
         }
+
+
+def hidden_states(model: Any, inputs: Mapping[str, Any]) -> torch.Tensor:
+    """Return the last hidden states (B, T, H) of the model without its head, from `model_inputs`.
+
+    Images go through the vision tower first: by itself the model would hand it the text's sequences too.
+    """
+    images = {name: inputs[name] for name in ("pixel_values", "image_grid_thw") if name in inputs}
+    text = {name: value for name, value in inputs.items() if name not in images}
+    seen = {"image": model.get_image_features(**images, return_dict=True)} if images else None
+    found: torch.Tensor = model(**text, mm_encoder_outputs=seen).last_hidden_state
+    return found
 
 
 def place(encoding: Encoding, rope_model: Any) -> Placed:
@@ -106,6 +132,7 @@ def collate(rows: Sequence[Sequence[Placed]], pad_token_id: int) -> PaddingFreeB
         position_ids=torch.stack([_row_positions(row, length) for row in rows], dim=1),
         pixel_values=_joined([encoding.pixel_values for encoding in encodings]),
         image_grid_thw=_joined([encoding.image_grid_thw for encoding in encodings]),
+        sequence_ends=_sequence_ends(rows, length),
     )
 
 
@@ -127,6 +154,13 @@ def _row_positions(row: Sequence[Placed], length: int) -> torch.Tensor:
     positions = torch.cat([placed.position_ids for placed in row], dim=1)
     padding = torch.arange(length - positions.shape[1], dtype=positions.dtype)
     return torch.cat([positions, padding.expand(4, -1)], dim=1)
+
+
+def _sequence_ends(rows: Sequence[Sequence[Placed]], length: int) -> torch.Tensor:
+    """Return the ends of all sequences of rows of `length`, int32, the padding of a row being its last sequence."""
+    lengths = [[len(placed) for placed in row] for row in rows]
+    filled = [one for row in lengths for one in (*row, length - sum(row)) if one]
+    return torch.tensor([0, *itertools.accumulate(filled)], dtype=torch.int32)
 
 
 def _joined(parts: Sequence[torch.Tensor | None]) -> torch.Tensor | None:

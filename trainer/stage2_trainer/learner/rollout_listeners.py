@@ -9,6 +9,7 @@ from stage2_api.runconfig import RunConfig
 from stage2_trainer.learner.matcher import Matched
 from stage2_trainer.learner.rollout_documents import rollout_document, sample_document
 from stage2_trainer.telemetry.run_log import EventLog, JsonLines
+from stage2_trainer.telemetry.timeline import TIMELINE
 
 logger = logging.getLogger(__name__)
 
@@ -46,9 +47,10 @@ def log_training_rollouts(config: RunConfig, rollout_log: JsonLines) -> OnMatche
     failures = ParseFailureLog(matching.debug_dump_max if matching.debug_dump_parse_failures else 0)
 
     def note(step: int, matched: Sequence[Matched]) -> None:
-        failures(matched)
-        for one in matched:
-            rollout_log.write({"event": "rollout", "part": "train", "step": step, **rollout_document(one)})
+        with TIMELINE.measure("log"):
+            failures(matched)
+            for one in matched:
+                rollout_log.write({"event": "rollout", "part": "train", "step": step, **rollout_document(one)})
 
     return note
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import torch
+
+from stage2_trainer.learner.loss import LOSS_FIGURES
 from stage2_trainer.learner.microsteps import MicroStep, Window
 from stage2_trainer.learner.rollout_metrics import SampleStats, rollout_metrics
+from stage2_trainer.telemetry.step_time import StepTime
 from stage2_trainer.telemetry.stopwatch import Stopwatch
 from stage2_trainer.weights.sync_report import SyncReport
 
@@ -26,16 +30,20 @@ class StepRecord:
     """Figures of one optimizer step; losses and row figures have one entry for each micro-step.
 
     `version` is that of the weights which made the step's rollouts, `sync` the push that brought them (None: an earlier
-    step or an evaluation had done it), `reuse` the `rollout/buffer_*` figures of a run that reuses rollouts.
+    step or an evaluation had done it), `reuse` the `rollout/buffer_*` figures of a run that reuses rollouts, `time`
+    where the step's wall time went. `pending`: figures of losses (5,) that are still where they were computed: to read
+    one means to wait for the device, so that is done once a step, by `settle`.
     """
 
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
     samples: list[SampleStats] = field(default_factory=list)
     losses: list[Mapping[str, float]] = field(default_factory=list)
+    pending: list[torch.Tensor] = field(default_factory=list)
     rows: list[Mapping[str, float]] = field(default_factory=list)
     sync: SyncReport | None = None
     version: int = -1
     reuse: Mapping[str, float] = field(default_factory=dict)
+    time: StepTime = field(default_factory=StepTime)
 
     def figures(self, *, top_k: int) -> dict[str, float]:
         """Return the record: `loss`, `loss/*`, `packing/*` as means over micro-steps, times and counts as sums."""
@@ -47,6 +55,7 @@ class StepRecord:
             **rollout_metrics(self.samples, top_k=top_k, generate_s=seconds.get("rollout_generate", 0.0)),
             **self.reuse,
             **self._sync_figures(),
+            **self.time.figures(),
         }
 
     def note(self, micro_steps: Sequence[MicroStep], window: Window, *, reuses: bool) -> None:
@@ -62,6 +71,12 @@ class StepRecord:
                 "rollout/buffer_completed_steps": float(window.reused or 0),
             }
 
+    def settle(self) -> None:
+        """Bring the figures of all losses over, at once."""
+        if self.pending:
+            self.losses += [dict(zip(LOSS_FIGURES, one, strict=True)) for one in torch.stack(self.pending).tolist()]
+            self.pending.clear()
+
     @classmethod
     def joined(cls, records: Sequence[StepRecord]) -> StepRecord:
         """Return the record of all learner processes: everything that happened, and the longest time that it took."""
@@ -75,6 +90,7 @@ class StepRecord:
             samples=[sample for record in records for sample in record.samples],
             losses=[loss for record in records for loss in record.losses],
             rows=[row for record in records for row in record.rows],
+            time=StepTime.joined([record.time for record in records]),
         )
 
     def _sync_figures(self) -> dict[str, float]:

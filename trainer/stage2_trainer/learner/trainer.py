@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -24,9 +25,10 @@ from stage2_trainer.learner.dataloader import as_list, train_dataloader
 from stage2_trainer.learner.estep import EStep
 from stage2_trainer.learner.evaluate import Evaluation
 from stage2_trainer.learner.forward_redirection import run_inside
-from stage2_trainer.learner.loss import LossOptions, LossParts, LossTargets, stage2_loss_from_hidden
+from stage2_trainer.learner.loss import LOSS_FIGURES, LossOptions, LossParts, LossTargets, stage2_loss_from_hidden
+from stage2_trainer.learner.loss_targets import moved
 from stage2_trainer.learner.microsteps import MicroSteps
-from stage2_trainer.learner.padding_free_batch import Segment, supervised_batches
+from stage2_trainer.learner.padding_free_batch import Segment, hidden_states, supervised_batches
 from stage2_trainer.learner.repeated_windows import uses_left
 from stage2_trainer.learner.row_planner import Row, RowPlanner, StepRowPlanner
 from stage2_trainer.learner.step_record import StepRecord
@@ -39,6 +41,7 @@ from stage2_trainer.process.qwen3_vl import rope_model, split_learning_rates
 from stage2_trainer.process.ranks import gathered, peak_bytes, world_size
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import EventLog
+from stage2_trainer.telemetry.timeline import TIMELINE
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +91,7 @@ class RolloutMatchingTrainer(Trainer):
         self._parts: LossParts | None = None
         self._batches_of_epoch = 0
         self._figures: dict[str, float] = {}
+        self._trained = perf_counter()
         self._coord_ids = torch.as_tensor(components.vocab.ids, device=self.args.device)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
@@ -126,6 +130,7 @@ class RolloutMatchingTrainer(Trainer):
     ) -> tuple[list[Any], torch.Tensor | int | None]:
         """Collect the raw batches of the next optimizer step, and begin it."""
         following: list[Any] = []
+        TIMELINE.begin()
         if not self.components.pipelined:
             batches, count = super().get_batch_samples(epoch_iterator, num_batches, device)
         else:
@@ -147,7 +152,9 @@ class RolloutMatchingTrainer(Trainer):
         if not self._laid_out:
             self._laid_out = self._next_batches()
         self.components.reporter.update(phase="training", max_steps=self.state.max_steps)
-        loss: torch.Tensor = super().training_step(model, self._laid_out.pop(0), num_items_in_batch)
+        with self._record.stopwatch.measure("backward"):  # and the forward pass within, which counts for itself
+            loss: torch.Tensor = super().training_step(model, self._laid_out.pop(0), num_items_in_batch)
+        self._trained = perf_counter()
         return loss
 
     def compute_loss(
@@ -163,7 +170,7 @@ class RolloutMatchingTrainer(Trainer):
         if self._whole:
             self._parts = parts
         else:
-            self._record.losses.append(parts.figures())
+            self._record.pending.append(parts.figures())
         return parts.total
 
     def _loss_parts(self, inputs: Mapping[str, Any], targets: LossTargets) -> LossParts:
@@ -203,12 +210,14 @@ class RolloutMatchingTrainer(Trainer):
             all_in=lambda: self._micro_steps.all_in,
         )
         self._record.note(taken, window, reuses=self.components.m_steps > 1)
-        self._record.losses.append(figures)
-        return torch.tensor(figures["loss"], device=self.args.device)
+        self._record.pending.append(figures)
+        self._trained = perf_counter()
+        return figures[LOSS_FIGURES.index("loss")]
 
     def _row_training(self, model: nn.Module) -> RowTraining:
         def train(batch: Mapping[str, Any]) -> LossParts:
-            super(RolloutMatchingTrainer, self).training_step(model, dict(batch))
+            with self._record.stopwatch.measure("backward"):  # and the forward pass within, which counts for itself
+                super(RolloutMatchingTrainer, self).training_step(model, dict(batch))
             assert self._parts is not None, "compute_loss noted them"
             return self._parts
 
@@ -249,15 +258,18 @@ class RolloutMatchingTrainer(Trainer):
     def _hidden_states(self, inputs: Mapping[str, Any]) -> torch.Tensor:
         """Return the last hidden states (B, T, H), under the mixed precision that the whole model would run in."""
         with self.accelerator.autocast():
-            hidden: torch.Tensor = rope_model(self._policy)(**inputs).last_hidden_state
-        return hidden
+            return hidden_states(rope_model(self._policy), inputs)
+
+    def _prepare_input(self, data: torch.Tensor | Any) -> torch.Tensor | Any:
+        return super()._prepare_input(moved(data, self.args.device) if isinstance(data, torch.Tensor) else data)
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
         """Evaluate by rollouts; see `Evaluation`."""
         records: Any = self.eval_dataset if eval_dataset is None else eval_dataset
-        found = self.components.evaluation(records, self._policy, global_step=self.state.global_step)
+        with TIMELINE.measure("evaluate"):
+            found = self.components.evaluation(records, self._policy, global_step=self.state.global_step)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in found.items()}
         self.components.log.write("evaluation", {"step": self.state.global_step, **metrics})
         self.log(dict(metrics))
@@ -269,9 +281,10 @@ class RolloutMatchingTrainer(Trainer):
         return 0
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        super()._save_checkpoint(model, trial)
-        step = self.state.global_step
-        save_waiting(Path(self._get_output_dir(trial)) / f"checkpoint-{step}", self._micro_steps.waiting(step))
+        with TIMELINE.measure("save"):
+            super()._save_checkpoint(model, trial)
+            step = self.state.global_step
+            save_waiting(Path(self._get_output_dir(trial)) / f"checkpoint-{step}", self._micro_steps.waiting(step))
 
     def save_progress(self) -> None:
         """Write a checkpoint of the last whole optimizer step, if there is one that is not on disk yet."""
@@ -283,7 +296,8 @@ class RolloutMatchingTrainer(Trainer):
         window = self._micro_steps.window
         assert window is not None, "get_batch_samples begins one"
         count = len(window.batches) if self.components.loss.normalizer == "window" else 1
-        micro_steps = [self._micro_steps.take(self._policy, self._record.stopwatch) for _ in range(count)]
+        with TIMELINE.measure("wait"):
+            micro_steps = [self._micro_steps.take(self._policy, self._record.stopwatch) for _ in range(count)]
         self._record.note(micro_steps, window, reuses=self.components.m_steps > 1)
         return self._laid_out_rows([one.rows for one in micro_steps])
 
@@ -314,18 +328,24 @@ class RolloutMatchingTrainer(Trainer):
         self, tr_loss: torch.Tensor, grad_norm: torch.Tensor | float | None, *args: Any, **kwargs: Any
     ) -> None:
         """Finish the step's record before anything is logged, saved or evaluated."""
-        if self._record.losses:
+        if self._record.pending:
+            TIMELINE.note("optimizer", self._trained)
             self._finish_step(grad_norm, kwargs["learning_rate"])
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, **kwargs)
 
     def _finish_step(self, grad_norm: torch.Tensor | float | None, learning_rate: float) -> None:
-        figures = StepRecord.joined(gathered(self._record)).figures(top_k=self.components.top_k)
+        step = self.state.global_step
+        with TIMELINE.measure("log"):
+            self._record.settle()
+        self._record.time = TIMELINE.end(step)
+        record = StepRecord.joined(gathered(self._record))
+        figures = record.figures(top_k=self.components.top_k)
         if grad_norm is not None:
             figures["grad_norm"] = float(grad_norm)
         figures["learning_rate"] = learning_rate
         figures["memory/peak_bytes"] = float(max(gathered(peak_bytes(self.args.device))))
-        step = self.state.global_step
-        self.components.log.write("step", {"step": step, **figures})
+        servers = [asdict(server) for server in record.time.servers]
+        self.components.log.write("step", {"step": step, **figures, "servers": servers})
         tokens_per_second = figures.get("rollout/gen_tokens_per_s")
         self.components.reporter.update(step=step, loss=figures["loss"], tokens_per_second=tokens_per_second)
         self._figures, self._record = figures, StepRecord()

@@ -22,6 +22,7 @@ from stage2_trainer.learner.padding_free_batch import Segment
 from stage2_trainer.matching import CoordVocab, packed_supervision
 from stage2_trainer.matching.masks import IGNORED
 from stage2_trainer.process.ranks import gathered
+from stage2_trainer.telemetry.timeline import TIMELINE
 
 Batch = Mapping[str, Any]  # what `supervised_batches` makes of a row
 
@@ -82,21 +83,22 @@ class StepLoss:
         """Add a row, whose parts are sums over `ce` and `coord`."""
         self._rows.append((parts, ce, coord))
 
-    def figures(self, ce: float, coord: float) -> dict[str, float]:
-        """Return the record's `loss` and `loss/*`, of a step with these denominators."""
-        ordinary = sum(float(parts.ce) * share for parts, share, _ in self._rows) / ce
-        coords = sum(float(parts.coord) * share for parts, _, share in self._rows) / coord
-        return {
-            "loss": ordinary + coords,
-            "loss/ce": ordinary,
-            "loss/coord": coords,
-            "loss/coord_prefix": self._mean(lambda parts: (float(parts.coord_prefix), parts.coord_prefix_count)),
-            "loss/coord_tail": self._mean(lambda parts: (float(parts.coord_tail), parts.coord_tail_count)),
-        }
+    def figures(self, ce: float, coord: float) -> torch.Tensor:
+        """Return the record's `loss` and `loss/*`, of a step with these denominators, (5,) as `LOSS_FIGURES`."""
+        ordinary = _sum([parts.ce * (share / ce) for parts, share, _ in self._rows])
+        coords = _sum([parts.coord * (share / coord) for parts, _, share in self._rows])
+        prefix = self._mean(lambda parts: (parts.coord_prefix, parts.coord_prefix_count))
+        tail = self._mean(lambda parts: (parts.coord_tail, parts.coord_tail_count))
+        return torch.stack([ordinary + coords, ordinary, coords, prefix, tail])
 
-    def _mean(self, part: Callable[[LossParts], tuple[float, int]]) -> float:
+    def _mean(self, part: Callable[[LossParts], tuple[torch.Tensor, int]]) -> torch.Tensor:
         found = [part(parts) for parts, _, _ in self._rows]
-        return sum(mean * count for mean, count in found) / max(sum(count for _, count in found), 1)
+        count = max(sum(count for _, count in found), 1)
+        return _sum([mean * (share / count) for mean, share in found])
+
+
+def _sum(values: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.stack(list(values)).sum()
 
 
 def train_step(
@@ -106,8 +108,8 @@ def train_step(
     *,
     early: EarlyGradients | None,
     all_in: Callable[[], bool],
-) -> tuple[list[MicroStep], dict[str, float]]:
-    """Train on a step's rows in order, and return them and the figures of their loss.
+) -> tuple[list[MicroStep], torch.Tensor]:
+    """Train on a step's rows in order, and return them and the figures of their loss, as `StepLoss` has them.
 
     early: where gradients of rows go that are trained on before `all_in` says that no answer is waited for; None: all
     answers are waited for first. Processes with fewer rows than others train on one again with no loss, so that all
@@ -121,7 +123,8 @@ def train_step(
             continue
         batch = training.lay_out(row.rows[0])
         ordinary, coords = training.sums(batch)
-        early.add(ordinary.total, coords.total)
+        with TIMELINE.measure("backward"):
+            early.add(ordinary.total, coords.total)
         told.add(_joined(ordinary, coords), ce=1.0, coord=1.0)
         _count(counts, (ordinary.ce_count, coords.coord_prefix_count + coords.coord_tail_count))
     for row in left:

@@ -76,6 +76,7 @@ def training_options(config: RunConfig, *, world_size: int) -> dict[str, Any]:
         "dataloader_pin_memory": training.dataloader_pin_memory and not use_cpu,
         "remove_unused_columns": False,
         "disable_tqdm": True,
+        "logging_nan_inf_filter": False,  # it waits for the device at each micro-step
         "use_cpu": use_cpu,
         "deepspeed": deepspeed_config(config),
     }

@@ -17,6 +17,7 @@ from typing import Any, Self, TypeVar
 import httpx
 
 from stage2_trainer.rollouts.chunks import contiguous_chunks
+from stage2_trainer.telemetry.timeline import TIMELINE
 from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body, read_answer
 from stage2_trainer.wire.client import CONNECT_TIMEOUT_S, MAX_ERROR_CHARS, describe_http_error, http_options
 from stage2_trainer.wire.errors import ServerError, join_errors
@@ -77,6 +78,7 @@ class ServerBackend:
         self._infer_timeout = httpx.Timeout(infer_timeout_s, connect=CONNECT_TIMEOUT_S, pool=None)
         self._runner = asyncio.Runner()
         self.base_urls = tuple(base_urls)
+        TIMELINE.know(self.base_urls)
         self._token = token
         self._servers = self._connect()
         self._controls = self._connect()  # requests that wait for a connection shall not hold up a sign of life
@@ -201,7 +203,8 @@ class ServerBackend:
         seed, start = work.seed_plan.seed(index), time.monotonic()
         body = chat_body(work.requests[index], self._sampling, seed)
         try:
-            response = await self._servers[server].post(CHAT_ROUTE, json=body, timeout=self._infer_timeout)
+            with TIMELINE.request(self.base_urls[server]):
+                response = await self._servers[server].post(CHAT_ROUTE, json=body, timeout=self._infer_timeout)
         except httpx.HTTPError as error:
             raise self._error(server, f"request {index}: {describe_http_error(error)}") from error
         if response.status_code != httpx.codes.OK:

@@ -11,9 +11,11 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from typing import Any
 
 from stage2_trainer.rollouts.chunks import contiguous_chunks
+from stage2_trainer.telemetry.timeline import TIMELINE
 from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.chat import read_answer
 from stage2_trainer.wire.client import ServerClient
@@ -42,6 +44,7 @@ class SwiftBackend:
     ) -> None:
         self._clients = list(clients)
         self.base_urls = tuple(client.base_url for client in clients)
+        TIMELINE.know(self.base_urls)
         self._sampling = sampling
         self._infer_timeout_s = infer_timeout_s
 
@@ -91,7 +94,10 @@ class SwiftBackend:
         rollouts = []
         for call in calls:
             config = request_config(self._sampling, seed_plan.seed(call[0]))
-            items = infer(client, [requests[i] for i in call], config, phase=PHASE, timeout_s=self._infer_timeout_s)
+            with ExitStack() as under_way:
+                for _ in call:
+                    under_way.enter_context(TIMELINE.request(client.base_url))
+                items = infer(client, [requests[i] for i in call], config, phase=PHASE, timeout_s=self._infer_timeout_s)
             rollouts += [self._rollout(client, i, item, version) for i, item in zip(call, items, strict=True)]
         return rollouts
 

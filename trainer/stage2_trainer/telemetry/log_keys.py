@@ -34,6 +34,24 @@ TIME = {
     "time/mask_build_s": "Seconds of laying out rows and masks.",
     "time/forward_s": "Seconds of forward passes and losses.",
 }
+STEP_TIME = {
+    "step/wall_s": "Seconds of the step, from the reading of its records to its last weight; the parts add up to it.",
+    "step/generate_s": "Of these: waiting for rollouts while a server had a request.",
+    "step/wait_s": "Waiting for anything else: other processes, servers that come back.",
+    "step/encode_s": "Encoding, where training waited for it; images too.",
+    "step/match_s": "Parsing and matching, where training waited for it.",
+    "step/pack_s": "Choosing rows and laying them out.",
+    "step/forward_s": "Forward passes and losses.",
+    "step/backward_s": "Backward passes.",
+    "step/optimizer_s": "Clipping and the optimizer.",
+    "step/sync_s": "Weight syncs.",
+    "step/log_s": "Writing rollouts down.",
+    "step/other_s": "The rest.",
+    "step/learner_idle_share": "Share of the step without forward, backward or optimizer.",
+    "step/server_busy_share": "Share of the step in which a server had a request of ours, mean over servers.",
+    "step/server_in_flight": "Mean number of requests that a server had, mean over servers.",
+    "servers": "The last two of each server: `server`, `busy_share`, `in_flight`.",
+}
 PACKING = {
     "packing/post_rollout_fill": "Share of a row's `global_max_length` that holds segments.",
     "packing/post_rollout_selected_total_len": "Tokens of a row.",
@@ -140,7 +158,7 @@ EVALUATION = {
     "eval_rollout_ended_by_length": "Answers that were cut at `max_new_tokens`.",
 }
 
-STEP = {**LOSS, **TIME, **PACKING, **SYNC, **PARSE, **MATCH, **LENGTH, **GENERATION, **BUFFER}
+STEP = {**LOSS, **STEP_TIME, **TIME, **PACKING, **SYNC, **PARSE, **MATCH, **LENGTH, **GENERATION, **BUFFER}
 """Every key of a step's record beside `event` and `step`."""
 
 _INTRODUCTION = """\
@@ -155,11 +173,14 @@ A run writes into `training.output_dir`:
 `step`, `evaluation`, `evaluation_sample` (rollouts of a few held-out samples). Standard output has the same lines. |
 | `rollouts.jsonl` | One line a fresh rollout, of training and of evaluations, with all that `stage2 replay` needs. |
 | `rank-1-rollouts.jsonl`, … | The same of each other learner process, where there are several. |
+| `trace.json`, `rank-1-trace.json`, … | With `training.trace`: what each thread did and which requests each server \
+had, and when, for https://ui.perfetto.dev. |
 | `checkpoint-N` | Checkpoints of transformers, and with packing the samples that waited for a row (`waiting-*.pt`). |
 
 Keys of a `step` are below. Losses and `packing/*` are means over the step's micro-steps and processes; with
 `post_rollout_pack_scope: step` losses are means over all its tokens, and `packing/*` over its rows. Counts are sums
-over all its samples, times are sums over micro-steps of the slowest process. On a step that reuses rollouts, counts are
+over all its samples, `time/*` are sums over micro-steps of the slowest process (of several threads, which may
+overlap), `step/*` are means over processes. On a step that reuses rollouts, counts are
 those of the step that made them. A GRPO run has keys of its own: [grpo.md](grpo.md).
 """
 
@@ -168,7 +189,8 @@ def log_markdown() -> str:
     """Return docs/log.md."""
     sections = {
         "Loss": LOSS,
-        "Time": TIME,
+        "Where the step's wall time went": STEP_TIME,
+        "Time of work": TIME,
         "Packing, with `training.packing: true`": PACKING,
         "Weights and memory": SYNC,
         "Parsing": PARSE,

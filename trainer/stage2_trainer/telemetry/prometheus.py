@@ -19,6 +19,7 @@ from stage2_api.pod.environment import METRICS_PORT_VARIABLE
 from stage2_api.pod.progress import LearnerPhase
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import EventLog
+from stage2_trainer.telemetry.step_time import PARTS
 
 # Metric name -> key of the step's record, and what it means.
 GAUGES = {
@@ -33,9 +34,20 @@ GAUGES = {
     "stage2_packing_fill_ratio": ("packing/post_rollout_fill", "Share of packed rows that holds samples."),
     "stage2_packing_queue_segments": ("packing/post_rollout_buffer", "Samples that wait for a row."),
     "stage2_rollout_seconds": ("time/rollout_generate_s", "Seconds of the last step spent waiting for rollouts."),
+    "stage2_step_seconds": ("step/wall_s", "Wall seconds of the last step."),
+    "stage2_learner_idle_ratio": (
+        "step/learner_idle_share",
+        "Share of the last step without forward, backward or optimizer.",
+    ),
     "stage2_forward_seconds": ("time/forward_s", "Seconds of the last step's forward passes."),
     "stage2_peak_memory_bytes": ("memory/peak_bytes", "Peak memory of the accelerator."),
 }
+# Gauge name -> key in the record's `servers`, and what it means; one series a server.
+SERVER_GAUGES = {
+    "stage2_server_busy_ratio": ("busy_share", "Share of the last step in which the server had a request."),
+    "stage2_server_requests_in_flight": ("in_flight", "Mean number of requests that the server had in the last step."),
+}
+PART_GAUGE = "stage2_step_part_seconds"  # one series for each part of a step
 # Counter name -> key of the step's record that is added to it, and what it means.
 COUNTERS = {
     "stage2_sync_bytes": ("sync/bytes", "Bytes of weights sent to each server."),
@@ -63,6 +75,12 @@ class MeteredLog:
     def __init__(self, log: EventLog, registry: CollectorRegistry) -> None:
         self._log = log
         self._gauges = {key: Gauge(name, help_, registry=registry) for name, (key, help_) in GAUGES.items()}
+        self._parts = Gauge(
+            PART_GAUGE, "Wall seconds of the last step, by what it went to.", ["part"], registry=registry
+        )
+        self._servers = {
+            key: Gauge(name, help_, ["server"], registry=registry) for name, (key, help_) in SERVER_GAUGES.items()
+        }
         self._counters = {key: Counter(name, help_, registry=registry) for name, (key, help_) in COUNTERS.items()}
 
     def write(self, event: str, figures: Mapping[str, Any]) -> None:
@@ -75,6 +93,12 @@ class MeteredLog:
                 gauge.set(figures[key])
         for key, counter in self._counters.items():
             counter.inc(figures.get(key, 0.0))
+        for part in PARTS:
+            if (key := f"step/{part}_s") in figures:
+                self._parts.labels(part).set(figures[key])
+        for server in figures.get("servers", ()):
+            for key, gauge in self._servers.items():
+                gauge.labels(server["server"]).set(server[key])
 
 
 class ProgressCollector(Collector):

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
 
+from stage2_trainer.telemetry.timeline import TIMELINE
+
 
 class Stopwatch:
     """Seconds by name, summed over the micro-steps of an optimizer step."""
@@ -15,9 +17,10 @@ class Stopwatch:
 
     @contextmanager
     def measure(self, name: str) -> Iterator[None]:
-        """Add the time that the block takes to `name`."""
+        """Add the time that the block takes to `name`, and note it on the process's timeline."""
         start = perf_counter()
-        yield
+        with TIMELINE.measure(name):
+            yield
         self.seconds[name] = self.seconds.get(name, 0.0) + perf_counter() - start
 
     def add(self, other: Stopwatch) -> None:

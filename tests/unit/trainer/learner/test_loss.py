@@ -33,6 +33,7 @@ def targets(labels, bins, prefix=0):
         labels=torch.tensor(labels, dtype=torch.int64),
         bins=torch.tensor(bins, dtype=torch.int64),
         in_prefix=torch.arange(len(bins)) < prefix,
+        prefix_count=prefix,
         ce_denominator=max(len(labels), 1),
         coord_denominator=max(len(bins), 1),
     )

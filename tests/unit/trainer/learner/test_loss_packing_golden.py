@@ -18,7 +18,7 @@ def test_loss_terms(case, term):
         logits[:] = -1e4
         logits[0, case["peak"]] = 1e4
     none = torch.zeros(0, dtype=torch.int64)
-    targets = LossTargets(torch.tensor([1]), none, torch.tensor([case["target"]]), torch.tensor([True]), 1, 1)
+    targets = LossTargets(torch.tensor([1]), none, torch.tensor([case["target"]]), torch.tensor([True]), 1, 1, 1)
     parts = stage2_loss(logits, targets, torch.arange(1000), LossOptions(**weights))
     assert parts.coord.item() == pytest.approx(case[term], abs=1e-6)
 

@@ -58,6 +58,16 @@ def test_figures_of_the_last_step_and_sums_over_all_are_told(served):
     assert (found["stage2_sync_bytes_total"], found["stage2_sync_seconds_total"]) == (200.0, 1.0)
 
 
+def test_the_parts_of_a_step_and_each_server_are_told(served):
+    log, _, scrape = served
+    servers = [{"server": "http://a", "busy_share": 0.5, "in_flight": 3.0}]
+    log.write("step", {**STEP, "step/wall_s": 4.0, "step/generate_s": 3.0, "servers": servers})
+    found = scrape()
+    assert (found["stage2_step_seconds"], found['stage2_step_part_seconds{part="generate"}']) == (4.0, 3.0)
+    assert found['stage2_server_busy_ratio{server="http://a"}'] == 0.5
+    assert found['stage2_server_requests_in_flight{server="http://a"}'] == 3.0
+
+
 def test_phase_and_sync_are_told_as_they_are_now(served):
     _, reporter, scrape = served
     sync = ReportedSync(requested_mode="full", effective_mode="full", version=3)
