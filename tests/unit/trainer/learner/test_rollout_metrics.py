@@ -93,6 +93,8 @@ def test_an_evaluation_has_its_own_names():
             "matched_maskiou_mean",
             "recall_iou50",
             "f1_iou50",
+            "ended_by_repetition",
+            "ended_by_length",
         ]
     }
 
