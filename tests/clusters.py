@@ -22,6 +22,16 @@ ROOT = Path(__file__).parents[1]
 BUILD_TIMEOUT_S = 3600
 """The first run on a machine builds Kubernetes and the trainer's image."""
 JOB_TIMEOUT_S = 900
+PRETENDED = "stage2.dev/test"
+"""The label of nodes without a kubelet, which tests make: the scheduler would put any pod there."""
+ON_A_KUBELET = {
+    "nodeAffinity": {
+        "requiredDuringSchedulingIgnoredDuringExecution": {
+            "nodeSelectorTerms": [{"matchExpressions": [{"key": PRETENDED, "operator": "DoesNotExist"}]}]
+        }
+    }
+}
+"""The affinity of a pod that is to run, though tests beside this one make such nodes."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.clusters import ON_A_KUBELET
+
 Kubectl = Callable[..., str]
 WEB_SERVER = ["python3", "-m", "http.server", "8000", "--directory", "/tmp"]
 
@@ -65,7 +67,7 @@ def _two_containers(name: str, image: str) -> dict[str, Any]:
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": name, "labels": {"app": name}},
-        "spec": {"containers": [first, second], "terminationGracePeriodSeconds": 0},
+        "spec": {"containers": [first, second], "terminationGracePeriodSeconds": 0, "affinity": ON_A_KUBELET},
     }
 
 

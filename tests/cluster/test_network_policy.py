@@ -14,6 +14,7 @@ from stage2_controller.job.children.meta import labels
 from stage2_controller.job.children.networkpolicy import CONTROLLER_LABELS, networkpolicy
 from stage2_controller.job.containers import containers
 from tests.cluster.controller.conftest import Kubectl, eventually, job
+from tests.clusters import ON_A_KUBELET
 
 JOB = "guarded"
 CHOSEN = 38997  # by the kernel, for a member of a transfer group
@@ -105,7 +106,7 @@ def _pod(name: str, own: dict[str, str], image: str, ports: list[int]) -> dict[s
         "command": ["python3", "-c", LISTEN, *map(str, ports)],
         "readinessProbe": {"tcpSocket": {"port": ports[0]}, "periodSeconds": 1},
     }
-    spec = {"containers": [container], "terminationGracePeriodSeconds": 0}
+    spec = {"containers": [container], "terminationGracePeriodSeconds": 0, "affinity": ON_A_KUBELET}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": own}, "spec": spec}
 
 

@@ -20,13 +20,14 @@ import yaml
 
 from tests.cluster import objects
 from tests.cluster.controller.fake_nodes import FakeNodes
+from tests.clusters import PRETENDED
 from tests.patience import Patience
 from tests.shared import shared
 
 ROOT = Path(__file__).parents[3]
 CRD = ROOT / "crds" / "rolloutmatchingjob.yaml"
 CRD_NAME = "rolloutmatchingjobs.stage2.dev"
-HERE = {"stage2.dev/test": f"node-of-{os.environ.get('PYTEST_XDIST_WORKER', 'a-test')}"}
+HERE = {PRETENDED: f"node-of-{os.environ.get('PYTEST_XDIST_WORKER', 'a-test')}"}
 """A label of the nodes of one test at a time: processes that test side by side have one each."""
 WAIT_S = 30
 POLL_S = 0.1

@@ -5,14 +5,9 @@ import subprocess
 
 import pytest
 
-from tests.cluster.controller.conftest import HERE, ROOT, Kubectl, Kubelet, eventually, job, phase
+from tests.cluster.controller.conftest import ROOT, Kubectl, Kubelet, eventually, job, phase
 from tests.cluster.controller.test_steadiness import settled, versions
-
-REAL_NODES = {
-    "requiredDuringSchedulingIgnoredDuringExecution": {
-        "nodeSelectorTerms": [{"matchExpressions": [{"key": key, "operator": "DoesNotExist"} for key in HERE]}]
-    }
-}
+from tests.clusters import ON_A_KUBELET
 
 
 class Helm:
@@ -26,7 +21,7 @@ class Helm:
             "--set=crd.install=false",
             f'--set-json=controller.namespaces=["{kubectl.namespace}"]',
             f"--set=image.repository={repository},image.tag={tag}",
-            f"--set-json=controller.affinity={json.dumps({'nodeAffinity': REAL_NODES})}",
+            f"--set-json=controller.affinity={json.dumps(ON_A_KUBELET)}",
         ]
 
     def __call__(self, *arguments: str) -> None:
