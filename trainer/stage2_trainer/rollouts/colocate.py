@@ -16,7 +16,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from stage2_trainer.engine.vllm_compat import drop_image_caches, finish_layerwise_reload
+from stage2_trainer.engine.vllm_compat import drop_image_caches, finish_layerwise_reload, free_shared_memory
 from stage2_trainer.rollouts.colocate_groups import TensorParallel
 from stage2_trainer.rollouts.colocate_proofs import EngineProver
 from stage2_trainer.weights.errors import ProofError
@@ -71,6 +71,7 @@ class ColocateEngine:
         import vllm
 
         self._parallel = TensorParallel(self._options["tensor_parallel_size"])
+        free_shared_memory(self._parallel.ranks)
         self._llm = vllm.LLM(**self._options)
         logger.info("vLLM %s started in this process in %.0f s", vllm.__version__, time.monotonic() - start)
         self._sleep()

@@ -52,6 +52,7 @@ class TensorParallel:
         world, rank = (distributed.get_world_size(), distributed.get_rank()) if initialized else (1, 0)
         self.size = size
         self.place = rank % size
+        self.ranks = range(rank - self.place, rank - self.place + size)
         self._group: distributed.ProcessGroup | None = None
         for ranks in groups(world, size):
             if size > 1:  # every process takes part in making every group
