@@ -13,7 +13,7 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
-from stage2_trainer.engine.vllm_compat import SHARED_MEMORY
+from stage2_trainer.engine.vllm_compat import SHARED_MEMORY, free_shared_memory
 from tests import forked
 
 ROOT = Path(__file__).parents[2]
@@ -188,6 +188,14 @@ def test_rows_of_a_whole_step_do_not_depend_on_processes_and_deepspeed(shapes, t
     assert [step["rollout/gt_objects"] for step in two] == [step["rollout/gt_objects"] for step in one]
 
 
+@pytest.fixture
+def left_by_a_killed_engine():
+    """Shared memory as a killed engine leaves it; a forked one, which no C++ exit handler ends, leaves its own too."""
+    (SHARED_MEMORY / "-tp:0-[0-1]-cpushm_0").touch()
+    yield
+    free_shared_memory([0, 1])
+
+
 COLOCATE = {
     "mode": "colocate",
     "max_model_len": 512,
@@ -205,9 +213,9 @@ COLOCATE = {
     [(1, 1, None), (2, 2, None), (2, 1, 3)],
     ids=["one process", "an engine of two processes", "two processes and engines, ZeRO-3"],
 )
-def test_a_colocated_engine_holds_the_weights_of_every_step(alone, shapes, tmp_path, processes, tensor_parallel, stage):
-    if tensor_parallel > 1:
-        (SHARED_MEMORY / "-tp:0-[0-1]-cpushm_0").touch()  # as one that was killed leaves it
+def test_a_colocated_engine_holds_the_weights_of_every_step(
+    alone, shapes, tmp_path, left_by_a_killed_engine, processes, tensor_parallel, stage
+):
     matching = {"rollout_backend": "vllm", "vllm": {**COLOCATE, "tensor_parallel_size": tensor_parallel}}
     few = {"max_steps": FEW, "save_strategy": "no"}
     sharded = {} if stage is None else {"deepspeed": zero(stage)}
