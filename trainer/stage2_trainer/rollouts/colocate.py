@@ -150,8 +150,13 @@ class ColocateEngine:
         self._llm.apply_model(load)
 
     def _forget(self, *, vision: bool) -> None:
-        """Drop what was computed with older weights."""
-        self._llm.reset_prefix_cache()
+        """Drop what was computed with older weights.
+
+        Raises:
+            RuntimeError: the engine keeps its attention cache.
+        """
+        if not self._llm.reset_prefix_cache():
+            raise RuntimeError("the colocated engine did not drop its prefix cache: it would answer with older weights")
         if vision:
             drop_image_caches(self._llm)
 

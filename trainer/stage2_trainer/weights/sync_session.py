@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from concurrent.futures import Future
 from typing import Any
 
@@ -17,7 +18,8 @@ from stage2_trainer.wire.rollout import RolloutRequest, Sampling
 logger = logging.getLogger(__name__)
 
 FRESH = "default"  # the version of a server that was never given weights
-RESET_ALWAYS = ("/reset_prefix_cache",)
+RESET_PREFIX_CACHE = "/reset_prefix_cache"
+RESET_INTERVAL_S = 0.02
 RESET_AFTER_VISION = ("/reset_mm_cache", "/reset_encoder_cache")
 
 
@@ -64,14 +66,26 @@ class SyncSession:
     def finish(self, version: int, *, vision_moved: bool) -> None:
         """Close the update under its version, drop what was cached from older weights, and let generation go on."""
         self.client.post("/finish_weight_update", "finish", body={"weight_version": str(version)})
-        stale = RESET_ALWAYS + (RESET_AFTER_VISION if vision_moved else ())
-        for route in stale:
+        self._reset_prefix_cache()
+        for route in RESET_AFTER_VISION if vision_moved else ():
             self.client.post(route, "reset caches")
         self.client.post("/resume", "resume")
         found = self.client.weight_version()
         if found != str(version):
             raise ServerError(self.client.base_url, "confirm", f"reports weight version {found!r} instead of {version}")
         self._version = version
+
+    def _reset_prefix_cache(self) -> None:
+        """Drop the attention cache of older weights; vLLM keeps it while a request that was aborted still holds it."""
+        deadline = time.monotonic() + self.client.timeout_s
+        while self.client.post(RESET_PREFIX_CACHE, "reset caches").get("success") is not True:
+            if time.monotonic() > deadline:
+                detail = (
+                    f"POST {RESET_PREFIX_CACHE} did not succeed within {self.client.timeout_s:g} s: requests of another"
+                    " client hold the cache, and answers would come from older weights; let nobody else ask this server"
+                )
+                raise ServerError(self.client.base_url, "reset caches", detail)
+            time.sleep(RESET_INTERVAL_S)
 
     def use_adapter(self, name: str) -> None:
         """Let the server load the adapter that it was sent, by asking it for one token, and drop all others."""

@@ -3,20 +3,25 @@
 import pytest
 
 from stage2_trainer.weights.sync_session import SyncSession
+from stage2_trainer.wire.errors import ServerError
 
 
 class Client:
     """A server that takes every call, and remembers which."""
 
     base_url = "http://s"
+    timeout_s = 0.05
 
-    def __init__(self):
+    def __init__(self, *, resets=(True,)):
+        self.resets = list(resets)  # what it says of its prefix cache; the last word is repeated
         self.posts = []
         self.unloaded = []
 
     def post(self, path, phase, **options):
         self.posts.append(path)
-        return {}
+        if path != "/reset_prefix_cache":
+            return {}
+        return {"success": self.resets.pop(0) if len(self.resets) > 1 else self.resets[0]}
 
     def weight_version(self):
         return "3"
@@ -39,6 +44,21 @@ def test_caches_are_reset_after_the_update_and_before_generation_goes_on(vision_
     client = Client()
     SyncSession(client, transfer=None).finish(3, vision_moved=vision_moved)
     assert client.posts == ["/finish_weight_update", *resets, "/resume"]
+
+
+def test_a_cache_that_an_aborted_request_still_holds_is_reset_until_it_is_free():
+    client = Client(resets=(False, False, True))
+    client.timeout_s = 30
+    SyncSession(client, transfer=None).finish(3, vision_moved=False)
+    assert client.posts == ["/finish_weight_update", *["/reset_prefix_cache"] * 3, "/resume"]
+
+
+@pytest.mark.parametrize("answer", [False, None])
+def test_a_server_that_keeps_its_cache_does_not_hold_the_weights(answer):
+    client = Client(resets=(answer,))
+    with pytest.raises(ServerError, match="older weights"):
+        SyncSession(client, transfer=None).finish(3, vision_moved=False)
+    assert "/resume" not in client.posts
 
 
 def test_adapters_that_an_earlier_learner_left_are_dropped_with_the_last_one():
