@@ -92,10 +92,10 @@ class VllmSync(Section):
     """Whether a full sync sends a server that has everything only the layers that can have changed since."""
     verify_every: Count = 20
     """Syncs from one proof to the next: the log-probabilities that every server gives a sample prompt are compared with
-    the learner's own, and a difference ends the run. The first sync is always proved; 0 means only that one."""
+    the learner's own, and other weights end the run. The first sync is always proved; 0 means only that one."""
     verify_tolerance: Scale | None = None
-    """Largest difference of a log-probability that a proof accepts. Unset means 0.001 in float32, and 0.15 in bfloat16
-    and float16."""
+    """Largest mean difference of log-probabilities that rounding explains; the 99th percentile may be eight times that,
+    and above four times either the run ends. Unset means 0.0001 in float32, and 0.03 in bfloat16 and float16."""
 
 
 class Vllm(Section):

@@ -83,7 +83,7 @@ def test_a_server_with_other_weights_ends_the_run_and_is_named(full, make_prover
 def test_a_configured_tolerance_counts(full, make_prover, base):
     full.sync(policies.trained(base, "full"), version=1)
     assert len(make_prover(every=1, tolerance=1e4).after_sync(base)) == 1
-    with pytest.raises(ProofError, match="limit 1e-09"):
+    with pytest.raises(ProofError, match="limits 1e-09"):
         make_prover(every=1, tolerance=1e-9).after_sync(base)
 
 

@@ -115,13 +115,16 @@ def _trainer(
 
 
 def _train(trainer: RolloutMatchingTrainer | GrpoTrainer, checkpoint: str | None) -> None:
-    """Train from the beginning or from a checkpoint; when it has to stop early, leave a checkpoint of the last step."""
+    """Train from the beginning or from a checkpoint; when it has to stop early, leave a checkpoint of the last step.
+
+    Not after a proof has failed: what was trained since the last one may have come from other weights' rollouts.
+    """
     if checkpoint is not None:
         logger.info("going on from %s", checkpoint)
         trainer.args.eval_on_start = False
     try:
         trainer.train(resume_from_checkpoint=checkpoint)
-    except (ServerError, ProofError, Interrupted, PackingError):
+    except (ServerError, Interrupted, PackingError):
         trainer.save_progress()
         raise
 

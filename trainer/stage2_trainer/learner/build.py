@@ -10,6 +10,7 @@ from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.encode import Encoder
 from stage2_trainer.data.messages import Prompts
 from stage2_trainer.data.prompt_cache import GIB, PromptCache
+from stage2_trainer.data.records import Record
 from stage2_trainer.data.run_records import RunRecords
 from stage2_trainer.learner.estep import EStep
 from stage2_trainer.learner.evaluate import Evaluation
@@ -26,6 +27,7 @@ from stage2_trainer.learner.row_planner import (
 )
 from stage2_trainer.learner.trainer import RolloutMatchingTrainer, TrainerComponents
 from stage2_trainer.matching import CoordVocab, MatchOptions
+from stage2_trainer.matching.serialize import serialize_objects
 from stage2_trainer.process import training_arguments as arguments
 from stage2_trainer.process.policy import Policy, load_policy
 from stage2_trainer.process.qwen3_vl import ALIGNER, VIT, load_processor
@@ -37,9 +39,11 @@ from stage2_trainer.rollouts.pipeline import PipelinedRollouts
 from stage2_trainer.rollouts.rollout_source import RolloutSource
 from stage2_trainer.telemetry.reproducibility import report_reproducibility
 from stage2_trainer.telemetry.run_context import RunContext
-from stage2_trainer.weights.probe import sample_probe
+from stage2_trainer.weights.probe import Probe, sample_probe
 
 logger = logging.getLogger(__name__)
+
+PROBE_ANSWER_TOKENS = 256  # enough for a percentile, and fewer than any answer that is asked for
 
 
 def build_trainer(config: RunConfig, data: RunRecords, context: RunContext, stack: ExitStack) -> RolloutMatchingTrainer:
@@ -50,7 +54,7 @@ def build_trainer(config: RunConfig, data: RunRecords, context: RunContext, stac
     # processes have not met yet.
     encoder, model = Encoder(processor), load_policy(config)
     args = arguments.training_arguments(config, world_size=int(os.environ.get("WORLD_SIZE", "1")))
-    policy = Policy(model, encoder, args.device, sample_probe(encoder, prompts.chat(data.train[0])))
+    policy = Policy(model, encoder, args.device, _probe(encoder, prompts, data.train[0]))
     state = make_training_state(config, args.device)
     rollouts = _rollouts(config, policy, state, context, stack)
     report_reproducibility(config, data.fingerprint, context, rollouts.sync_state)
@@ -64,6 +68,14 @@ def build_trainer(config: RunConfig, data: RunRecords, context: RunContext, stac
     )
     state.attach(trainer)
     return trainer
+
+
+def _probe(encoder: Encoder, prompts: Prompts, record: Record) -> Probe:
+    """Return the record's prompt with its ground truth, or as much of that as is short, as the answer."""
+    objects = record.objects
+    while len(encoder.tokenizer.encode(serialize_objects(objects))) > PROBE_ANSWER_TOKENS and objects:
+        objects = objects[: len(objects) // 2]
+    return sample_probe(encoder, prompts.chat(record), serialize_objects(objects))
 
 
 def _rollouts(

@@ -8,3 +8,7 @@ class ProofError(RuntimeError):
 
     It is not worth another try: the same push would end the same way.
     """
+
+
+class DoubtfulProof(ProofError):
+    """A server's answers are farther from the learner's than rounding usually explains, but do not contradict them."""

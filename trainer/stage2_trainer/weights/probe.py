@@ -13,7 +13,7 @@ from stage2_trainer.data.encode import Encoder
 
 @dataclass(frozen=True)
 class Probe:
-    """One prompt, with an image, in both sides' terms.
+    """One prompt, with an image and perhaps an answer, in both sides' terms.
 
     messages: for the server, in OpenAI's chat format.
     inputs: for the learner's model, as its processor made them; input_ids has shape (1, prompt).
@@ -23,8 +23,12 @@ class Probe:
     inputs: Mapping[str, Tensor]
 
 
-def sample_probe(encoder: Encoder, chat: list[dict[str, Any]]) -> Probe:
-    """Return a prompt as servers and learner are asked about it to prove that they hold the same weights."""
+def sample_probe(encoder: Encoder, chat: list[dict[str, Any]], answer: str = "") -> Probe:
+    """Return a prompt as servers and learner are asked about it to prove that they hold the same weights.
+
+    answer: follows as the assistant's turn, so that tokens as the model generates them are among those compared.
+    """
+    chat = [*chat, {"role": "assistant", "content": answer}] if answer else chat
     prompt = encoder.prompt(chat)
     inputs = {
         "input_ids": prompt.input_ids.unsqueeze(0),

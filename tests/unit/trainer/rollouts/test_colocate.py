@@ -104,7 +104,7 @@ def test_an_engine_that_holds_other_weights_is_found_out(model, probe):
         return right(asked) + 0.01
 
     EngineProver(probe, every=1).after_sync(model, right)
-    with pytest.raises(ProofError, match=r"differ from the learner.s by up to 0\.01"):
+    with pytest.raises(ProofError, match=r"differ from the learner.s by 0\.01 in the mean"):
         EngineProver(probe, every=1).after_sync(model, wrong)
     with pytest.raises(ProofError):
         EngineProver(probe, every=1).after_sync(model, lambda asked: right(asked) * torch.nan)
