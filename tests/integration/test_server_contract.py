@@ -17,6 +17,7 @@ from stage2_trainer.weights.full_sync import FullSync
 from stage2_trainer.weights.merge import merged_weights
 from stage2_trainer.weights.probe import Probe
 from stage2_trainer.weights.verify import BF16_TOLERANCE, FLOAT32_TOLERANCE, server_logprobs, verify
+from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.repetition import RepetitionDetection
@@ -30,6 +31,7 @@ pytestmark = pytest.mark.timeout(600)
 PROMPT = "List the shapes."
 NEW_TOKENS = 48
 SMALL_BUCKETS = 400_000  # bytes: several buckets even for the tiny model
+BLOCKS_OF_TEXT = 80  # repetitions: several blocks of a prefix cache, which keeps whole ones
 MOVED = 0.05  # how much a log-probability moves at least between policies that differ
 
 
@@ -278,6 +280,30 @@ def test_without_a_reset_known_images_are_seen_with_the_old_vision_tower(
     monkeypatch.undo()
     sync.sync(base, version=3)
     verify(base, probe, [client], tolerance=FLOAT32_TOLERANCE)
+
+
+def test_no_answer_begins_with_attention_of_older_weights(engine, sync, base, encoder, client, monkeypatch):
+    if engine == "stub":
+        pytest.skip("the stub caches nothing")
+    chat = [{"role": "user", "content": PROMPT * BLOCKS_OF_TEXT}]
+    policy = policies.trained(base, "full")
+
+    def gap(model):
+        body = chat_body(RolloutRequest(messages=chat), Sampling(max_new_tokens=1), seed=0)
+        found = client.post(CHAT_ROUTE, "test", body={**body, "logprobs": True})["choices"][0]
+        token, said = found["token_ids"][0], found["logprobs"]["content"][0]["logprob"]
+        with torch.no_grad():
+            own = model(input_ids=encoder.prompt(chat).input_ids[None], use_cache=False).logits[0, -1].log_softmax(-1)
+        return abs(float(own[token]) - said)
+
+    sync.sync(base, version=1)
+    assert gap(base) < FLOAT32_TOLERANCE
+    monkeypatch.setattr("stage2_trainer.weights.sync_session.SyncSession._reset_prefix_cache", lambda _: None)
+    sync.sync(policy, version=2)
+    assert gap(policy) > MOVED, "without the reset it does"
+    monkeypatch.undo()
+    sync.sync(policy, version=3)
+    assert gap(policy) < FLOAT32_TOLERANCE
 
 
 def test_a_server_with_other_weights_fails_the_proof(sync, client, base, probe):
