@@ -11,7 +11,20 @@ from datetime import date
 from importlib import metadata
 from pathlib import Path
 
-from bench import assignment, estep, loss, overlap, packing, parsing, pipeline, rollouts, schedule, sync, transport
+from bench import (
+    assignment,
+    estep,
+    loss,
+    overlap,
+    packing,
+    parsing,
+    pipeline,
+    probe_gap,
+    rollouts,
+    schedule,
+    sync,
+    transport,
+)
 from bench.tables import Lines
 
 RESULTS = Path(__file__).parent / "results"
@@ -23,6 +36,7 @@ BENCHMARKS: Mapping[str, tuple[Lines, ...]] = {
     "estep": (estep.TABLE,),
     "loss": (loss.MEASURED, loss.MEMORY),
     "sync": (sync.TABLE,),
+    "probe_gap": (probe_gap.TABLE,),
     "rollouts": (rollouts.TABLE,),
     "pipeline": (pipeline.TABLE,),
     "schedule": (schedule.TABLE,),

@@ -95,7 +95,7 @@ class VllmSync(Section):
     the learner's own, and other weights end the run. The first sync is always proved; 0 means only that one."""
     verify_tolerance: Scale | None = None
     """Largest mean difference of log-probabilities that rounding explains; the 99th percentile may be eight times that,
-    and above four times either the run ends. Unset means 0.0001 in float32, and 0.03 in bfloat16 and float16."""
+    and above 2.5 times either the run ends. Unset means 0.0001 in float32, and 0.06 in bfloat16 and float16."""
 
 
 class Vllm(Section):

@@ -24,7 +24,7 @@ TOLERANCE_PATH = "custom.extra.rollout_matching.vllm.sync.verify_tolerance"
 TAIL = 0.99
 TAIL_TO_MEAN = 8
 """The limit of the 99th percentile over that of the mean; see bench/probe_gap."""
-CONTRADICTION = 4
+CONTRADICTION = 2.5
 """A distance so many times over its limit is explained by other weights alone."""
 TOLD_APART = 2
 """Weights that moved the log-probabilities by so many limits are told apart from those before."""
