@@ -12,12 +12,13 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stage2_api.errors import EXIT_CONFIG, EXIT_FAILURE, EXIT_RETRYABLE, ConfigError
+from stage2_api.errors import EXIT_CONFIG, EXIT_FAILURE, EXIT_RETRYABLE, ConfigError, Problem
 from stage2_api.pod.environment import PROGRESS_PORT_VARIABLE, TERMINATION_LOG_VARIABLE
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.run_records import RunRecords
 from stage2_trainer.packing.errors import PackingError
 from stage2_trainer.preflight import checked_records
+from stage2_trainer.process.checkpoints import CheckpointError, flaw_of, newest_whole
 from stage2_trainer.process.interrupt import Interrupt, Interrupted
 from stage2_trainer.process.supported import check_supported, in_process
 from stage2_trainer.telemetry.progress import ProgressServer, Reporter
@@ -56,7 +57,7 @@ def learn(config: RunConfig) -> int:
         return os.EX_OK
     except (ConfigError, PackingError) as error:
         return _failed(reporter, str(error), EXIT_CONFIG)
-    except (ServerError, Interrupted) as error:
+    except (ServerError, Interrupted, CheckpointError) as error:
         return _failed(reporter, str(error), EXIT_RETRYABLE)
     except ProofError as error:
         return _failed(reporter, str(error), EXIT_FAILURE)
@@ -98,8 +99,7 @@ def _learn(config: RunConfig, reporter: Reporter, stack: ExitStack) -> None:
     TIMELINE.trace = open_trace(config, int(os.environ.get("RANK", "0")), stack)
     context = RunContext(token, reporter, interrupt, log, rollout_log)
     trainer = _trainer(config, records, context, stack)
-    checkpoint = config.training.resume_from_checkpoint or _newest_checkpoint(config)
-    _train(trainer, checkpoint)
+    _train(trainer, _checkpoint(config))
 
 
 def _trainer(
@@ -129,12 +129,15 @@ def _train(trainer: RolloutMatchingTrainer | GrpoTrainer, checkpoint: str | None
         raise
 
 
-def _newest_checkpoint(config: RunConfig) -> str | None:
-    from transformers.trainer_utils import get_last_checkpoint
-
-    folder = config.training.output_dir
-    found: str | None = get_last_checkpoint(folder) if Path(folder).is_dir() else None
-    return found
+def _checkpoint(config: RunConfig) -> str | None:
+    """Return the checkpoint to go on from: the configured one, else the newest of the output folder that is whole."""
+    if (path := config.training.resume_from_checkpoint) is None:
+        found = newest_whole(Path(config.training.output_dir))
+        return str(found) if found else None
+    if flaw := flaw_of(Path(path)):
+        rule, way_out = f"must be a whole checkpoint: {flaw}", "name an older one, or leave it out for the newest whole"
+        raise ConfigError((Problem("training.resume_from_checkpoint", path, rule, way_out),))
+    return path
 
 
 def _log_to_stderr() -> None:

@@ -25,6 +25,7 @@ from stage2_trainer.matching import cut_before
 from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.process.qwen3_vl import split_learning_rates
 from stage2_trainer.process.ranks import gathered, peak_bytes, rank
+from stage2_trainer.process.whole_checkpoints import WholeCheckpoints
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import EventLog, JsonLines
 from stage2_trainer.wire.rollout import Rollout
@@ -56,7 +57,7 @@ class GrpoComponents:
     rollout_log: JsonLines
 
 
-class GrpoTrainer(GRPOTrainer):
+class GrpoTrainer(WholeCheckpoints, GRPOTrainer):
     """A trainer of `model` on rollouts; see the module's docstring."""
 
     def __init__(self, *, components: GrpoComponents, model: Any, args: Any, processing_class: Any) -> None:
@@ -93,12 +94,6 @@ class GrpoTrainer(GRPOTrainer):
         untyped: Any = super()
         loss: Tensor = untyped.training_step(model, inputs, num_items_in_batch)
         return loss
-
-    def save_progress(self) -> None:
-        """Write a checkpoint of the last whole optimizer step, if there is one that is not on disk yet."""
-        untyped: Any = self
-        if self.state.global_step > 0:
-            untyped._save_checkpoint(self._policy, trial=None)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Write no card for a hub: the run's record says what it was."""

@@ -18,7 +18,7 @@ import torch
 from accelerate.utils import DistributedType
 from torch import nn
 from torch.utils.data import DataLoader, SequentialSampler
-from transformers import PrinterCallback, Trainer
+from transformers import PrinterCallback
 
 from stage2_trainer.data.prompt_cache import PromptCache
 from stage2_trainer.learner.dataloader import as_list, train_dataloader
@@ -39,6 +39,7 @@ from stage2_trainer.matching import CoordVocab
 from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.process.qwen3_vl import rope_model, split_learning_rates
 from stage2_trainer.process.ranks import gathered, peak_bytes, world_size
+from stage2_trainer.process.whole_checkpoints import WholeCheckpoints
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import EventLog
 from stage2_trainer.telemetry.timeline import TIMELINE
@@ -72,7 +73,7 @@ class TrainerComponents:
     pipelined: bool = False
 
 
-class RolloutMatchingTrainer(Trainer):
+class RolloutMatchingTrainer(WholeCheckpoints):
     """A trainer of `model` on lists of records; see the module's docstring."""
 
     def __init__(self, *, components: TrainerComponents, model: Any, **trainer_arguments: Any) -> None:
@@ -283,13 +284,10 @@ class RolloutMatchingTrainer(Trainer):
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         with TIMELINE.measure("save"):
             super()._save_checkpoint(model, trial)
-            step = self.state.global_step
-            save_waiting(Path(self._get_output_dir(trial)) / f"checkpoint-{step}", self._micro_steps.waiting(step))
 
-    def save_progress(self) -> None:
-        """Write a checkpoint of the last whole optimizer step, if there is one that is not on disk yet."""
-        if self.state.global_step > 0:
-            self._save_checkpoint(self._policy, trial=None)
+    def save_beside(self, checkpoint: Path) -> None:
+        """Write the segments that wait for a packed row."""
+        save_waiting(checkpoint, self._micro_steps.waiting(self.state.global_step))
 
     def _next_batches(self) -> list[dict[str, Any]]:
         """Return the tensors of the next micro-step, or of the whole window where the loss is a mean over it."""

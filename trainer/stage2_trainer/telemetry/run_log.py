@@ -6,6 +6,7 @@ Each line begins with its `event`: `reproducibility`, `step`, `evaluation`, `eva
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -19,11 +20,18 @@ ROLLOUT_LOG = "rollouts.jsonl"
 
 
 class JsonLines:
-    """A file that gets one JSON object a line, each on disk when `write` returns."""
+    """A file that gets one JSON object a line, each handed to the system when `write` returns.
+
+    A half line that a crash has left is ended, so that nothing is glued to it: its readers pass over it.
+    """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        cut_off = _ends_in_the_middle(path)
         self._file = path.open("a", encoding="utf-8")
+        if cut_off:
+            self._file.write("\n")
+            self._file.flush()
 
     def write(self, document: Mapping[str, Any]) -> None:
         """Append one object."""
@@ -33,6 +41,15 @@ class JsonLines:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _ends_in_the_middle(path: Path) -> bool:
+    """Whether a file's last line has no end."""
+    if not path.exists() or not path.stat().st_size:
+        return False
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"
 
 
 class EventLog(Protocol):

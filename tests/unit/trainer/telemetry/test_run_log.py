@@ -48,3 +48,11 @@ def test_what_a_run_says_is_in_its_log_and_on_stdout(tmp_path, capsys):
     line = '{"event": "step", "step": 1, "loss": 2.5}\n'
     assert capsys.readouterr().out == line
     assert (tmp_path / "stage2_log.jsonl").read_text() == line
+
+
+def test_nothing_is_glued_to_a_half_line_that_a_crash_left(tmp_path):
+    path = tmp_path / "rollouts.jsonl"
+    path.write_text('{"a": 1}\n{"b": 2, "te')
+    JsonLines(path).write({"c": 3})
+    JsonLines(path).write({"d": 4})
+    assert path.read_text().splitlines() == ['{"a": 1}', '{"b": 2, "te', '{"c": 3}', '{"d": 4}']

@@ -1,0 +1,202 @@
+"""Checkpoints survive what ends a process: whatever moment a save is cut off at, a whole one is there to go on from."""
+
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from stage2_trainer.process import checkpoints
+from stage2_trainer.process.checkpoints import UNFINISHED, CheckpointError, flaw_of, newest_whole
+from tests.unit.trainer.learner.harness import box, build, record
+
+KILLED = 9
+RESTARTS = 4
+LIMITS = 12
+MOMENTS = ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree")
+
+
+@pytest.fixture
+def records(image_paths):
+    return [record(image_paths[0], 0, object_1=box("red box", 0, 0, 100, 100))]
+
+
+@pytest.fixture
+def saved(tmp_path, model, encoder, records):
+    """A trainer after its second step, and the folder with the checkpoint of its first one."""
+    folder = tmp_path / "run"
+    harness = build(folder, model, encoder, records, max_steps=1)
+    harness.trainer.train()
+    harness.trainer.save_progress()
+    again = build(folder, model, encoder, records, max_steps=2, save_total_limit=1)
+    again.trainer.train(resume_from_checkpoint=str(folder / "checkpoint-1"))
+    assert [one.name for one in folder.glob("checkpoint-*")] == ["checkpoint-1"]
+    return again.trainer, folder
+
+
+class KilledAt:
+    """An audit hook that kills the process at the n-th change of the file system; it counts to the end without one."""
+
+    def __init__(self, moment):
+        self.moment, self.seen = moment, 0
+
+    def __call__(self, event, arguments):
+        if event not in MOMENTS or (event == "open" and not _writes(arguments)):
+            return
+        self.seen += 1
+        if self.seen == self.moment:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _writes(arguments):
+    _, mode, flags = arguments
+    return "w" in (mode or "") or "a" in (mode or "") or bool(isinstance(flags, int) and flags & os.O_WRONLY)
+
+
+def save_in_child(trainer, folder, prepare):
+    """Save the trainer's progress into `folder` in a child; its exit status, and what `prepare` counted on a pipe."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            trainer.args.output_dir = str(folder)
+            counted = prepare()
+            trainer.save_progress()
+            os.write(writing, str(getattr(counted, "seen", 0)).encode())
+            code = 0
+        except CheckpointError as error:
+            os.write(writing, str(error).encode())
+            code = 2
+        finally:
+            os._exit(code)
+    os.close(writing)
+    _, status = os.waitpid(child, 0)
+    with os.fdopen(reading) as pipe:
+        return status, pipe.read()
+
+
+def hooked(moment):
+    def prepare():
+        hook = KilledAt(moment)
+        sys.addaudithook(hook)
+        return hook
+
+    return prepare
+
+
+def limited(size):
+    def prepare():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+    return prepare
+
+
+def load_all(checkpoint):
+    """Read every file as a resume reads it."""
+    for file in checkpoint.iterdir():
+        if file.suffix == ".safetensors":
+            load_file(file)
+        elif file.suffix in {".pt", ".pth", ".bin"}:
+            torch.load(file, weights_only=False)
+        elif file.suffix == ".json":
+            json.loads(file.read_text())
+
+
+def test_wherever_a_save_is_killed_a_whole_checkpoint_is_there(saved, tmp_path, model, encoder, records):
+    trainer, folder = saved
+    status, seen = save_in_child(trainer, shutil.copytree(folder, tmp_path / "unharmed"), hooked(0))
+    assert status == 0
+    left = []
+    for moment in range(1, int(seen) + 1):
+        copy = shutil.copytree(folder, tmp_path / f"killed-{moment}")
+        status, _ = save_in_child(trainer, copy, hooked(moment))
+        assert os.WTERMSIG(status) == KILLED
+        whole = newest_whole(copy)
+        assert whole is not None, f"nothing to go on from after change {moment} of {seen}"
+        load_all(whole)
+        left.append((whole.name, copy))
+    assert [name for name, _ in left] == sorted(name for name, _ in left)
+    assert {name for name, _ in left} == {"checkpoint-1", "checkpoint-2"}
+    for name, copy in random.Random(5).sample(left, RESTARTS):
+        again = build(copy, model, encoder, records, max_steps=3, save_total_limit=1)
+        again.trainer.train(resume_from_checkpoint=str(copy / name))
+        again.trainer.save_progress()
+        assert newest_whole(copy).name == "checkpoint-3"
+        assert not list((copy / UNFINISHED).glob("*"))
+
+
+def test_wherever_the_disk_is_full_the_run_says_so_and_loses_nothing(saved, tmp_path):
+    trainer, folder = saved
+    sizes = sorted(file.stat().st_size for file in (folder / "checkpoint-1").iterdir())
+    seeds = random.Random(3)
+    for size in [*(one - 1 for one in sizes), *(seeds.randrange(sizes[-1]) for _ in range(LIMITS))]:
+        copy = shutil.copytree(folder, tmp_path / f"full-{size}", dirs_exist_ok=True)
+        status, said = save_in_child(trainer, copy, limited(size))
+        assert os.waitstatus_to_exitcode(status) == 2, f"limit {size}: {said}"
+        assert "no checkpoint could be written" in said
+        assert "save_total_limit" in said
+        assert newest_whole(copy).name == "checkpoint-1"
+        assert not (copy / UNFINISHED).exists()
+
+
+def test_a_checkpoint_that_was_cut_off_elsewhere_is_passed_over_and_said(saved, caplog):
+    _, folder = saved
+    newer = shutil.copytree(folder / "checkpoint-1", folder / "checkpoint-7")
+    (newer / "optimizer.pt").write_bytes((newer / "optimizer.pt").read_bytes()[:-100])
+    assert newest_whole(folder).name == "checkpoint-1"
+    assert "checkpoint-7" in caplog.text
+    assert "optimizer.pt" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "model.safetensors", "trainer_state.json", "rng_state.pth"])
+@pytest.mark.parametrize("listed", [True, False])
+def test_each_file_that_is_cut_off_is_found_with_a_list_of_files_and_without(saved, name, listed):
+    _, folder = saved
+    checkpoint = folder / "checkpoint-1"
+    assert flaw_of(checkpoint) is None
+    if not listed:
+        (checkpoint / checkpoints.MANIFEST).unlink()
+        assert flaw_of(checkpoint) is None, "one of transformers alone"
+    (checkpoint / name).write_bytes((checkpoint / name).read_bytes()[:-20])
+    assert flaw_of(checkpoint) is not None
+
+
+def test_a_missing_file_is_found(saved):
+    _, folder = saved
+    (folder / "checkpoint-1" / "scheduler.pt").unlink()
+    assert "scheduler.pt" in flaw_of(folder / "checkpoint-1")
+
+
+def test_a_step_that_is_on_disk_is_not_written_again(saved):
+    trainer, folder = saved
+    trainer.save_progress()
+    first = (folder / "checkpoint-2").stat().st_mtime_ns
+    trainer.save_progress()
+    assert (folder / "checkpoint-2").stat().st_mtime_ns == first
+
+
+def test_the_best_checkpoint_is_named_where_it_is(tmp_path, model, encoder, records):
+    harness = build(
+        tmp_path, model, encoder, records, max_steps=2, save_strategy="best", eval_strategy="steps", eval_steps=1,
+        metric_for_best_model="eval_rollout_f1", greater_is_better=True, save_total_limit=1,
+    )  # fmt: skip
+    harness.trainer.train()
+    best = harness.trainer.state.best_model_checkpoint
+    assert best == str(tmp_path / "checkpoint-1")
+    assert json.loads((tmp_path / "checkpoint-1/trainer_state.json").read_text())["best_model_checkpoint"] == best
+
+
+def test_a_disk_that_will_not_hold_the_next_one_is_said_beforehand(saved, monkeypatch, caplog):
+    trainer, folder = saved
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 10, 10))
+    trainer.save_progress()
+    assert "the next one will not fit" in caplog.text
+    assert newest_whole(folder).name == "checkpoint-2"

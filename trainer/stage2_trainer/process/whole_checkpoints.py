@@ -1,0 +1,78 @@
+"""A `transformers.Trainer` whose checkpoints are whole or not there (`process.checkpoints`), for all our trainers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from transformers import Trainer
+from transformers.trainer_utils import rotate_checkpoints
+
+from stage2_trainer.process.checkpoints import (
+    PREFIX,
+    STATE,
+    UNFINISHED,
+    flaw_of,
+    publish,
+    staging,
+    told_when_unwritten,
+    warn_if_short,
+)
+from stage2_trainer.process.ranks import gathered
+
+
+class WholeCheckpoints(Trainer):
+    """A trainer that writes a checkpoint aside and names it when all processes have written their part."""
+
+    _aside: Path | None = None
+
+    def save_beside(self, checkpoint: Path) -> None:
+        """Write what else belongs into the checkpoint's folder; each process its own."""
+
+    def save_progress(self) -> None:
+        """Write a checkpoint of the last whole optimizer step, if there is one that is not on disk yet."""
+        step = self.state.global_step
+        if step > 0 and flaw_of(self._folder / f"{PREFIX}{step}") is not None:
+            assert self.model is not None, "it trains"
+            self._save_checkpoint(self.model, trial=None)
+
+    @property
+    def _folder(self) -> Path:
+        return Path(str(self.args.output_dir))
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return str(self._aside) if self._aside is not None else super()._get_output_dir(trial)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """Write, publish, and remove the oldest.
+
+        Raises:
+            CheckpointError: it could not be written: the disk is full, say. Earlier checkpoints are untouched.
+        """
+        folder, step = self._folder, self.state.global_step
+        staged = folder / UNFINISHED / f"{PREFIX}{step}"
+        if self.args.should_save:
+            warn_if_short(folder)
+            staging(folder)
+        gathered(step)  # a barrier
+        with told_when_unwritten(folder):
+            self._write_aside(model, trial, staged)
+            gathered(step)  # a barrier
+            if self.args.should_save:
+                self.state.save_to_json(str(staged / STATE))  # again: it names the best checkpoint
+                publish(staged, folder)
+        if self.args.should_save:
+            best = self.state.best_model_checkpoint
+            rotate_checkpoints(str(folder), self.args.save_total_limit, best, use_mtime=False)
+        gathered(step)  # a barrier
+
+    def _write_aside(self, model: nn.Module, trial: Any, staged: Path) -> None:
+        self._aside = staged.parent
+        try:
+            super()._save_checkpoint(model, trial)
+        finally:
+            self._aside = None
+        self.save_beside(staged)
+        if self.state.best_model_checkpoint == str(staged):
+            self.state.best_model_checkpoint = str(self._folder / staged.name)
