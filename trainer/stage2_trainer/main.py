@@ -18,7 +18,7 @@ from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.run_records import RunRecords
 from stage2_trainer.packing.errors import PackingError
 from stage2_trainer.preflight import checked_records
-from stage2_trainer.process.checkpoints import CheckpointError, flaw_of, newest_whole
+from stage2_trainer.process.checkpoints import CheckpointError, ends_training, flaw_of, newest_whole
 from stage2_trainer.process.interrupt import Interrupt, Interrupted
 from stage2_trainer.process.supported import check_supported, in_process
 from stage2_trainer.telemetry.progress import ProgressServer, Reporter
@@ -91,15 +91,19 @@ def _learn(config: RunConfig, reporter: Reporter, stack: ExitStack) -> None:
     token = _token(config, os.environ)
     host = _host(config, os.environ)
     stack.enter_context(_progress_server(reporter, host, token, os.environ))
-    interrupt = Interrupt()
+    interrupt = Interrupt(world_size)
     interrupt.listen()
     records = checked_records(config, world_size=world_size)
+    checkpoint = _checkpoint(config)
+    if checkpoint is not None and _has_ended(config, checkpoint, reporter):
+        return
     log, rollout_log = open_logs(config, int(os.environ.get("RANK", "0")), stack)
     log = metered(log, reporter, os.environ, host=host, stack=stack)
     TIMELINE.trace = open_trace(config, int(os.environ.get("RANK", "0")), stack)
     context = RunContext(token, reporter, interrupt, log, rollout_log)
-    trainer = _trainer(config, records, context, stack)
-    _train(trainer, _checkpoint(config))
+    with interrupt.stoppable():
+        trainer = _trainer(config, records, context, stack)
+    _train(trainer, checkpoint)
 
 
 def _trainer(
@@ -138,6 +142,23 @@ def _checkpoint(config: RunConfig) -> str | None:
         rule, way_out = f"must be a whole checkpoint: {flaw}", "name an older one, or leave it out for the newest whole"
         raise ConfigError((Problem("training.resume_from_checkpoint", path, rule, way_out),))
     return path
+
+
+def _has_ended(config: RunConfig, checkpoint: str, reporter: Reporter) -> bool:
+    """Whether the run in the output folder has been trained to its end already; says so."""
+    training = config.training
+    step = ends_training(Path(checkpoint), max_steps=training.max_steps, epochs=training.num_train_epochs)
+    if step is None:
+        return False
+    logger.info(
+        "training.output_dir %s: this run ended at step %d, there is nothing left to train (%s). To train on, raise"
+        " training.max_steps or training.num_train_epochs; to train anew, name another folder",
+        training.output_dir,
+        step,
+        checkpoint,
+    )
+    reporter.update(step=step, max_steps=step)
+    return True
 
 
 def _log_to_stderr() -> None:

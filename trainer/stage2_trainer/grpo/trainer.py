@@ -92,7 +92,8 @@ class GrpoTrainer(WholeCheckpoints, GRPOTrainer):
         self.components.interrupt.check()
         self.components.reporter.update(phase="training", max_steps=self.state.max_steps)
         untyped: Any = super()
-        loss: Tensor = untyped.training_step(model, inputs, num_items_in_batch)
+        with self.components.interrupt.stoppable():
+            loss: Tensor = untyped.training_step(model, inputs, num_items_in_batch)
         return loss
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:

@@ -130,6 +130,12 @@ class RolloutMatchingTrainer(WholeCheckpoints):
         self, epoch_iterator: Any, num_batches: int, device: torch.device
     ) -> tuple[list[Any], torch.Tensor | int | None]:
         """Collect the raw batches of the next optimizer step, and begin it."""
+        with self.components.interrupt.stoppable():
+            return self._begun_window(epoch_iterator, num_batches, device)
+
+    def _begun_window(
+        self, epoch_iterator: Any, num_batches: int, device: torch.device
+    ) -> tuple[list[Any], torch.Tensor | int | None]:
         following: list[Any] = []
         TIMELINE.begin()
         if not self.components.pipelined:
@@ -148,8 +154,14 @@ class RolloutMatchingTrainer(WholeCheckpoints):
     ) -> torch.Tensor:
         """E-step, packing, then the ordinary training step on the tensors that came of them."""
         self.components.interrupt.check()
-        if self._whole:
-            return self._train_whole_step(model)
+        with self.components.interrupt.stoppable():
+            if self._whole:
+                return self._train_whole_step(model)
+            return self._train_micro_step(model, inputs, num_items_in_batch)
+
+    def _train_micro_step(
+        self, model: nn.Module, inputs: Any, num_items_in_batch: torch.Tensor | int | None
+    ) -> torch.Tensor:
         if not self._laid_out:
             self._laid_out = self._next_batches()
         self.components.reporter.update(phase="training", max_steps=self.state.max_steps)
@@ -269,7 +281,7 @@ class RolloutMatchingTrainer(WholeCheckpoints):
     ) -> dict[str, float]:
         """Evaluate by rollouts; see `Evaluation`."""
         records: Any = self.eval_dataset if eval_dataset is None else eval_dataset
-        with TIMELINE.measure("evaluate"):
+        with TIMELINE.measure("evaluate"), self.components.interrupt.stoppable():
             found = self.components.evaluation(records, self._policy, global_step=self.state.global_step)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in found.items()}
         self.components.log.write("evaluation", {"step": self.state.global_step, **metrics})

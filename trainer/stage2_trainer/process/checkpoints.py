@@ -63,6 +63,18 @@ def flaw_of(checkpoint: Path) -> str | None:
         return f"{type(error).__name__}: {error}"
 
 
+def ends_training(checkpoint: Path, *, max_steps: int, epochs: float) -> int | None:
+    """Return the step of a checkpoint with which a training of so many steps, or else epochs, has ended; else None.
+
+    max_steps: -1 leaves it to the epochs.
+    """
+    state = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
+    step: int = state["global_step"]
+    if max_steps > 0:
+        return step if step >= max_steps else None
+    return step if step >= state["max_steps"] and epochs <= state["num_train_epochs"] else None
+
+
 def staging(folder: Path) -> Path:
     """Return the empty folder in which the next checkpoint is written; what an earlier run left there is removed."""
     aside = folder / UNFINISHED

@@ -1,20 +1,33 @@
-"""Stopping early without losing a step: SIGTERM asks, the trainer stops before its next micro-step."""
+"""Stopping early without losing a step: SIGTERM asks, and the trainer stops where nothing is half done.
+
+A run of one process stops at once wherever weights do not change: while it loads, waits for servers, pushes weights,
+waits for rollouts, evaluates, or computes gradients. Several processes stop together, before their next micro-step: one
+that left a collective call alone would hang the others.
+"""
 
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 
-class Interrupted(RuntimeError):
-    """The run was asked to stop; what it has learnt so far is whole, and it can go on from a checkpoint."""
+class Interrupted(BaseException):
+    """The run was asked to stop; what it has learnt so far is whole, and it can go on from a checkpoint.
+
+    No Exception, as KeyboardInterrupt is none: it can be raised anywhere in a `stoppable` block, and what handles the
+    failures of a server there must not take it for one.
+    """
 
 
 class Interrupt:
-    """A request to stop, set by SIGTERM and looked at between micro-steps."""
+    """A request to stop, set by SIGTERM. processes: of this learner."""
 
-    def __init__(self) -> None:
+    def __init__(self, processes: int = 1) -> None:
+        self._alone = processes == 1
         self._asked = False  # no Event: its lock is held while a second signal would ask for it, in the same thread
+        self._at_once = False
 
     def listen(self) -> None:
         """Take SIGTERM as the request. Call it from the main thread."""
@@ -31,5 +44,22 @@ class Interrupt:
         if any(gathered(self._asked)):
             raise Interrupted("asked to stop (SIGTERM)")
 
+    @contextmanager
+    def stoppable(self) -> Iterator[None]:
+        """Let SIGTERM end the block where it is, by Interrupted, in a learner of one process.
+
+        The block runs in the main thread and leaves nothing half done that a checkpoint holds.
+        """
+        before, self._at_once = self._at_once, self._alone
+        try:
+            if self._at_once and self._asked:
+                raise Interrupted("asked to stop (SIGTERM)")
+            yield
+        finally:
+            self._at_once = before
+
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         self._asked = True
+        if self._at_once:
+            self._at_once = False  # what the exception leaves behind is cleared away undisturbed
+            raise Interrupted("asked to stop (SIGTERM)")

@@ -175,7 +175,8 @@ A run writes into `training.output_dir`:
 | `rank-1-rollouts.jsonl`, … | The same of each other learner process, where there are several. |
 | `trace.json`, `rank-1-trace.json`, … | With `training.trace`: what each thread did and which requests each server \
 had, and when, for https://ui.perfetto.dev. |
-| `checkpoint-N` | Checkpoints of transformers, and with packing the samples that waited for a row (`waiting-*.pt`). |
+| `checkpoint-N` | Checkpoints of transformers, with packing the samples that waited for a row (`waiting-*.pt`), \
+and a list of all files. Whole by its name: it is written in `.unfinished` and renamed. |
 
 Keys of a `step` are below. Losses and `packing/*` are means over the step's micro-steps and processes; with
 `post_rollout_pack_scope: step` losses are means over all its tokens, and `packing/*` over its rows. Counts are sums

@@ -26,6 +26,7 @@ def wait_until_healthy(base_urls: Sequence[str], token: str, *, timeout_s: float
     Raises:
         ServerError: a server did not answer within `timeout_s` seconds (counted once for all), or refuses the token.
     """
+    logger.info("waiting for servers, at most %g s: %s", timeout_s, ", ".join(base_urls))
     with ExitStack() as stack:
         clients = [ServerClient(url, token, timeout_s=HEALTH_TIMEOUT_S) for url in base_urls]
         for client in clients:

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from stage2_trainer.process import checkpoints
-from stage2_trainer.process.checkpoints import UNFINISHED, CheckpointError, flaw_of, newest_whole
+from stage2_trainer.process.checkpoints import UNFINISHED, CheckpointError, ends_training, flaw_of, newest_whole
 from tests.unit.trainer.learner.harness import box, build, record
 
 KILLED = 9
@@ -200,3 +200,9 @@ def test_a_disk_that_will_not_hold_the_next_one_is_said_beforehand(saved, monkey
     trainer.save_progress()
     assert "the next one will not fit" in caplog.text
     assert newest_whole(folder).name == "checkpoint-2"
+
+
+@pytest.mark.parametrize(("max_steps", "epochs", "step"), [(1, 3.0, 1), (2, 3.0, None), (-1, 1.0, 1), (-1, 2.0, None)])
+def test_a_run_that_has_ended_is_known_by_its_last_checkpoint(saved, max_steps, epochs, step):
+    _, folder = saved
+    assert ends_training(folder / "checkpoint-1", max_steps=max_steps, epochs=epochs) == step

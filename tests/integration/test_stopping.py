@@ -1,0 +1,114 @@
+"""SIGTERM in each phase of a run: it stops where it is, with the last whole step on disk, and exit code 75.
+
+Servers are given minutes for an answer here, so a learner that waited for one would still be there when the test looks.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import time
+
+import pytest
+import yaml
+
+from stage2_trainer.process.checkpoints import newest_whole
+from tests import forked
+from tests.integration.conftest import patience
+from tests.integration.test_fault_table import learner_config, strike
+
+pytestmark = pytest.mark.timeout(300)
+
+SERVER_TIMEOUT_S = 250.0
+GRACE_S = patience(30.0)  # of a pod between SIGTERM and SIGKILL, by default
+STUCK_S = 2.0
+
+
+@pytest.fixture
+def learn(tmp_path, token_file, model_path):
+    """A function that starts a learner on a server, with keys of `training` and `rollout_matching` changed."""
+
+    def start(served, *, training=(), matching=()):
+        path = learner_config(tmp_path, served, model_path)
+        config = yaml.safe_load(path.read_text())
+        config["training"] |= dict(training)
+        section = config["custom"]["extra"]["rollout_matching"]
+        section["vllm"]["server"]["timeout_s"] = SERVER_TIMEOUT_S
+        section |= dict(matching)
+        config["custom"]["val_jsonl"] = str(tmp_path / "shapes" / "held-out.jsonl")
+        path.write_text(yaml.safe_dump(config))
+        log = tmp_path / "learner.log"
+        environment = {**os.environ, "STAGE2_TOKEN_FILE": str(token_file)}
+        with log.open("wb") as output:
+            command = [forked.STAGE2, "learn", path]
+            process = stack.enter_context(
+                killed_at_the_end(forked.start(command, imports=forked.LEARNER, env=environment, stdout=output))
+            )
+        return process, log
+
+    with contextlib.ExitStack() as stack:
+        yield start
+
+
+@contextlib.contextmanager
+def killed_at_the_end(process):
+    try:
+        yield process
+    finally:
+        process.kill()
+
+
+def said(process, log, words):
+    """Wait until the log holds these words."""
+    while words not in log.read_text():
+        assert process.poll() is None, log.read_text()
+        time.sleep(0.1)
+
+
+def stops(process, log):
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=GRACE_S) == 75, log.read_text()
+    assert "asked to stop (SIGTERM)" in log.read_text()
+    assert "Traceback" not in log.read_text()
+
+
+def steps_of(folder):
+    lines = (folder / "out" / "stage2_log.jsonl").read_text().splitlines()
+    return [found["step"] for line in lines if (found := json.loads(line))["event"] == "step"]
+
+
+class Nobody:
+    """A server that never comes."""
+
+    def __init__(self):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.base_url, self.group_port = f"http://127.0.0.1:{probe.getsockname()[1]}", probe.getsockname()[1]
+
+
+def test_while_it_waits_for_servers(learn, tmp_path):
+    process, log = learn(Nobody())
+    said(process, log, "waiting for servers")
+    stops(process, log)
+    assert newest_whole(tmp_path / "out") is None
+
+
+@pytest.mark.parametrize("pipelined", [False, True])
+def test_while_a_server_stands_still(learn, start_server, tmp_path, pipelined):
+    served = start_server("stub")
+    process, log = learn(served, matching={"pipeline": {"enabled": pipelined}})
+    said(process, log, '"event": "step"')
+    strike(served, signal.SIGSTOP)
+    time.sleep(STUCK_S)  # whatever it does now, it needs the server for it
+    stops(process, log)
+    assert newest_whole(tmp_path / "out").name == f"checkpoint-{max(steps_of(tmp_path))}"
+
+
+def test_while_it_evaluates(learn, start_server, tmp_path):
+    served = start_server("stub")
+    process, log = learn(served, training={"eval_strategy": "steps", "eval_steps": 1})
+    said(process, log, '"event": "evaluation"')
+    strike(served, signal.SIGSTOP)
+    time.sleep(STUCK_S)
+    stops(process, log)
