@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -128,9 +128,23 @@ def _train(trainer: RolloutMatchingTrainer | GrpoTrainer, checkpoint: str | None
         trainer.args.eval_on_start = False
     try:
         trainer.train(resume_from_checkpoint=checkpoint)
-    except (ServerError, Interrupted, PackingError):
-        trainer.save_progress()
+    except (ProofError, CheckpointError):
         raise
+    except BaseException as error:
+        # Of several processes all meet these; another error has one alone, which would wait for the others for ever.
+        if int(os.environ.get("WORLD_SIZE", "1")) == 1 or isinstance(error, (ServerError, Interrupted, PackingError)):
+            with _first_error_kept():
+                trainer.save_progress()
+        raise
+
+
+@contextmanager
+def _first_error_kept() -> Iterator[None]:
+    """Log an error of the block instead of raising it: another one is on its way, and says more."""
+    try:
+        yield
+    except Exception:
+        logger.exception("no checkpoint was left")
 
 
 def _checkpoint(config: RunConfig) -> str | None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
 from torch import nn
-from transformers import Trainer
+from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import rotate_checkpoints
 
 from stage2_trainer.process.checkpoints import (
@@ -21,17 +22,44 @@ from stage2_trainer.process.checkpoints import (
 )
 from stage2_trainer.process.ranks import gathered
 
+logger = logging.getLogger(__name__)
+
+
+class _StepBoundary(TrainerCallback):
+    """A callback that knows whether an optimizer step is half done."""
+
+    within = False
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Note that weights begin to change."""
+        self.within = True
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Note that weights, optimizer, schedule and the count of steps are of one step again."""
+        self.within = False
+
 
 class WholeCheckpoints(Trainer):
     """A trainer that writes a checkpoint aside and names it when all processes have written their part."""
 
     _aside: Path | None = None
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._boundary = _StepBoundary()
+        self.add_callback(self._boundary)
+
     def save_beside(self, checkpoint: Path) -> None:
         """Write what else belongs into the checkpoint's folder; each process its own."""
 
     def save_progress(self) -> None:
-        """Write a checkpoint of the last whole optimizer step, if there is one that is not on disk yet."""
+        """Write a checkpoint of the last whole optimizer step, if there is one that is not on disk yet.
+
+        Nothing is written in the middle of a step, where some weights have changed and others have not.
+        """
+        if self._boundary.within:
+            logger.warning("the optimizer was in the middle of a step: what it has changed is not saved")
+            return
         step = self.state.global_step
         if step > 0 and flaw_of(self._folder / f"{PREFIX}{step}") is not None:
             assert self.model is not None, "it trains"

@@ -11,6 +11,7 @@ import sys
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import TrainerCallback
 
 from stage2_trainer.process import checkpoints
 from stage2_trainer.process.checkpoints import UNFINISHED, CheckpointError, ends_training, flaw_of, newest_whole
@@ -206,3 +207,28 @@ def test_a_disk_that_will_not_hold_the_next_one_is_said_beforehand(saved, monkey
 def test_a_run_that_has_ended_is_known_by_its_last_checkpoint(saved, max_steps, epochs, step):
     _, folder = saved
     assert ends_training(folder / "checkpoint-1", max_steps=max_steps, epochs=epochs) == step
+
+
+class Struck(TrainerCallback):
+    """A callback that raises at one moment of the second step."""
+
+    def __init__(self, moment):
+        setattr(self, moment, self.strike)
+
+    def strike(self, args, state, control, **kwargs):
+        if state.global_step == 1:
+            raise ZeroDivisionError("struck")
+
+
+@pytest.mark.parametrize(
+    ("moment", "name"),
+    [("on_step_begin", "checkpoint-1"), ("on_pre_optimizer_step", None), ("on_optimizer_step", None)],
+)
+def test_progress_is_saved_of_whole_steps_alone(tmp_path, model, encoder, records, moment, name):
+    harness = build(tmp_path, model, encoder, records, max_steps=2)
+    harness.trainer.add_callback(Struck(moment))
+    with pytest.raises(ZeroDivisionError):
+        harness.trainer.train()
+    harness.trainer.save_progress()
+    found = newest_whole(tmp_path)
+    assert (found and found.name) == name
