@@ -79,16 +79,17 @@ class PendingRollouts:
         """Whether every rollout is there."""
         return self._future.done() and self._future.exception() is None
 
-    def wait_for(self, one: Future[Any], *, patience_s: float | None = None) -> bool:
-        """Wait until `one`, which comes of a rollout, is done or all rollouts are there; False: neither, in that time.
+    def wait_for(self, some: Sequence[Future[Any]], *, patience_s: float | None = None) -> bool:
+        """Wait until one of these, which come of rollouts, is done or all rollouts are there; False: neither, in that
+        time.
 
         Raises:
             ServerError: servers were lost, and did not come back.
         """
-        while not (one.done() or self.all_in):
+        while not (any(one.done() for one in some) or self.all_in):
             if self._future.done():
                 self._recover()
-            elif not wait({one, self._future}, timeout=patience_s, return_when=FIRST_COMPLETED).done:
+            elif not wait({*some, self._future}, timeout=patience_s, return_when=FIRST_COMPLETED).done:
                 return False
         return True
 

@@ -119,7 +119,7 @@ def test_a_run_that_is_asked_to_stop_does_not_wait_for_answers(e_step, records, 
 class _Never:
     all_in = False
 
-    def wait_for(self, one, *, patience_s=None):
+    def wait_for(self, some, *, patience_s=None):
         return False
 
 
