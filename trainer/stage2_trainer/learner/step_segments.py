@@ -65,7 +65,8 @@ class StepSegments:
         """Return the request for all of the step's rollouts at once."""
         sizes = tuple(len(batch) for batch in self.batches)
         chats = LazySequence(len(self), self.chat)
-        return GenerationRequest(model, chats, self.global_step, 0, stopwatch, self._arrived, sizes)
+        images = [record.images for record in self.records]
+        return GenerationRequest(model, chats, self.global_step, 0, stopwatch, self._arrived, sizes, images)
 
     def indices(self, micro_step: int) -> range:
         """Return where a micro-step's records stand among those of the step."""

@@ -24,9 +24,9 @@ class GenerationRequest:
     """A request for one rollout for each of `chats`, by `model` as it is at `global_step`.
 
     micro_step: the first one that it is for; no other request of that step has it. sizes: how many of the chats each
-    micro-step from there on has; empty where all are of the first. stopwatch: gets the seconds that it takes.
-    on_rollout: is told of each rollout at once by sources that get them one by one, in whatever thread and perhaps
-    again after a failure; the others need not.
+    micro-step from there on has; empty where all are of the first. images: the names of each chat's images; empty where
+    there are none to know them by. stopwatch: gets the seconds that it takes. on_rollout: is told of each rollout at
+    once by sources that get them one by one, in whatever thread and perhaps again after a failure; the others need not.
     """
 
     model: nn.Module
@@ -36,6 +36,7 @@ class GenerationRequest:
     stopwatch: Stopwatch
     on_rollout: OnRollout | None = None
     sizes: tuple[int, ...] = ()
+    images: Sequence[tuple[str, ...]] = ()
 
     def seeds(self, training_seed: int, before: Sequence[int] = ()) -> SeedPlan:
         """Return the seeds of its rollouts; `before` as SeedPlan has it."""

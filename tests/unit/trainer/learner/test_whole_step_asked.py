@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from stage2_trainer.data.prompt_cache import PromptCache
 from stage2_trainer.learner.estep import EStep
@@ -121,17 +120,6 @@ class _Never:
 
     def wait_for(self, some, *, patience_s=None):
         return False
-
-
-def test_pixels_are_held_while_memory_allows_and_else_read_again(encoder, records):
-    chat, whole = PROMPTS.chat(records[0]), encoder.prompt(PROMPTS.chat(records[0]))
-    for limit in (2**30, 0, whole.pixel_values.nbytes):
-        cache = PromptCache(encoder, limit)
-        prompt = cache.prompt(records[0].images, lambda: chat)
-        cache.prompt(records[1].images, lambda: PROMPTS.chat(records[1]))
-        assert prompt.pixel_values is None
-        assert torch.equal(prompt.input_ids, whole.input_ids)
-        assert torch.equal(cache.pixels(records[0].images), whole.pixel_values)
 
 
 def test_a_waiting_segment_takes_no_pixels_into_a_checkpoint(e_step, records, model, tmp_path):
