@@ -36,6 +36,7 @@ PROMPT = "List the objects."
 ROLLOUTS = 64
 SAMPLING = Sampling(max_new_tokens=128)
 TURNS = 4
+Timed = tuple[float, int]  # seconds from the first request to the last answer, and tokens generated
 # The `vllm` command asks for its version under a name that vLLM's CPU wheel does not carry.
 VLLM_BENCH_SERVE = """
 from vllm.benchmarks.serve import add_cli_args, main
@@ -44,6 +45,30 @@ parser = FlexibleArgumentParser()
 add_cli_args(parser)
 main(parser.parse_args())
 """
+# It can only stream; ours does not. This is its own request, session and report, and one answer as a whole.
+WITHOUT_STREAMING = """
+import time
+from vllm.benchmarks.lib import endpoint_request_func as lib
+async def whole(request, session, pbar=None, mm_position="last"):
+    chat = lib._get_chat_messages(request, mm_position=mm_position)
+    payload = {"model": request.model, "messages": chat, "max_completion_tokens": request.output_len}
+    lib._update_payload_common(payload, request)
+    headers = lib._get_headers("application/json")
+    lib._update_headers_common(headers, request)
+    output = lib.RequestFuncOutput(prompt_len=request.prompt_len, start_time=time.perf_counter())
+    async with session.post(url=request.api_url, json=payload, headers=headers) as response:
+        response.raise_for_status()
+        answer = await response.json()
+    output.latency = output.ttft = time.perf_counter() - output.start_time
+    output.generated_text = answer["choices"][0]["message"]["content"]
+    output.output_tokens, output.success = answer["usage"]["completion_tokens"], True
+    return output
+lib.ASYNC_REQUEST_FUNCS["openai-chat"] = whole
+"""
+PEERS = {
+    "vllm bench serve, neither streams": WITHOUT_STREAMING + VLLM_BENCH_SERVE,
+    "vllm bench serve, which streams": VLLM_BENCH_SERVE,
+}
 
 
 def rows() -> Iterator[Row]:
@@ -61,18 +86,20 @@ def rows() -> Iterator[Row]:
             serving(folder) as (base_url, token),
             ServerBackend([base_url], token=token, sampling=SAMPLING, timeout_s=60) as backend,
         ):
-            ours, theirs = [], []
+            ours, theirs = [], {peer: [] for peer in PEERS}  # type: list[Timed], dict[str, list[Timed]]
             for _ in range(TURNS):
                 ours.append(our_client(backend, requests))
-                theirs.append(vllm_bench(base_url, token, images, folder))
-        tokens, their_tokens = {count for _, count in ours}, {count for _, count in theirs}
-        yield Row(
-            f"{ROLLOUTS} images, greedy, {max(tokens)} tokens",
-            "vllm bench serve",
-            min(seconds for seconds, _ in ours[1:]) / ROLLOUTS,
-            min(seconds for seconds, _ in theirs[1:]) / ROLLOUTS,
-            f"{max(abs(a - b) for a in tokens for b in their_tokens)} tokens",
-        )
+                for peer, program in PEERS.items():
+                    theirs[peer].append(vllm_bench(program, base_url, token, images, folder))
+        tokens = {count for _, count in ours}
+        for peer, found in theirs.items():
+            yield Row(
+                f"{ROLLOUTS} images, greedy, {max(tokens)} tokens",
+                peer,
+                min(seconds for seconds, _ in ours[1:]) / ROLLOUTS,
+                min(seconds for seconds, _ in found[1:]) / ROLLOUTS,
+                f"{max(abs(a - b) for a in tokens for _, b in found)} tokens",
+            )
 
 
 def content(image: Path) -> list[dict[str, Any]]:
@@ -82,14 +109,14 @@ def content(image: Path) -> list[dict[str, Any]]:
     return [{"type": "image_url", "image_url": url}, {"type": "text", "text": PROMPT}]
 
 
-def our_client(backend: ServerBackend, requests: list[RolloutRequest]) -> tuple[float, int]:
+def our_client(backend: ServerBackend, requests: list[RolloutRequest]) -> Timed:
     """Seconds from the first request to the last answer, and tokens generated."""
     start = time.perf_counter()
     found = backend.generate(requests, seed_plan=SeedPlan(17, 0, 0))
     return time.perf_counter() - start, sum(len(rollout.token_ids) for rollout in found)
 
 
-def vllm_bench(base_url: str, token: str, images: list[Path], folder: Path) -> tuple[float, int]:
+def vllm_bench(program: str, base_url: str, token: str, images: list[Path], folder: Path) -> Timed:
     """The same of vLLM's client, as its report has them."""
     dataset = folder / "bench.jsonl"
     lines = [{"prompt": PROMPT, "image_files": [str(image)], "output_tokens": 128} for image in images]
@@ -109,7 +136,7 @@ def vllm_bench(base_url: str, token: str, images: list[Path], folder: Path) -> t
         "--result-filename": "report.json",
     }
     switches = ["--save-result", "--disable-shuffle", "--disable-tqdm", "--custom-ensure-client-side-data"]
-    command = [sys.executable, "-c", VLLM_BENCH_SERVE, *switches]
+    command = [sys.executable, "-c", program, *switches]
     done = subprocess.run(
         [*command, *(part for option in options.items() for part in option)],
         env={**os.environ, "OPENAI_API_KEY": token, "NO_PROXY": "127.0.0.1"},

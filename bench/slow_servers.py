@@ -27,6 +27,7 @@ STEP_S, STEP_S_PER_ANSWER = 7e-3, 6e-5  # a decode step: reading the weights, an
 MEAN_TOKENS, SIGMA = 1_200.0, 0.6
 LOOPS = 0.02
 MAX_RUNNING = 256
+MOST_TOKENS = 8_192
 
 
 def answer_tokens(seed: int, most: int, *, cut_at: int | None) -> tuple[int, str]:
@@ -102,6 +103,7 @@ class SlowServer:
         self._new: list[tuple[int, int]] = []
         self._came = asyncio.Event()
         self._numbers = itertools.count()
+        self._version = 0
 
     async def work(self) -> None:
         """Advance the batch for ever, as the clock does."""
@@ -132,12 +134,17 @@ class SlowServer:
             while head := await reader.readuntil(b"\r\n\r\n"):
                 fields = dict(line.lower().split(": ", 1) for line in head.decode().split("\r\n")[1:] if line)
                 body = await reader.readexactly(int(fields.get("content-length", 0)))
-                answer = await self._chat(json.loads(body)) if head.startswith(b"POST") else {"weight_version": "0"}
+                if head.startswith(b"PUT"):
+                    self._version = int(body)
+                answer = await self._chat(json.loads(body)) if head.startswith(b"POST") else self._weights()
                 content = json.dumps(answer).encode()
                 writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(content), content))
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
             writer.close()
+
+    def _weights(self) -> dict[str, str]:
+        return {"weight_version": str(self._version)}
 
     async def _chat(self, body: dict[str, Any]) -> dict[str, Any]:
         loops = body.get("repetition_detection")

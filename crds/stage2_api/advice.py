@@ -67,12 +67,6 @@ _IDLE: tuple[tuple[str, Idle, str, str], ...] = (
         "remove it",
     ),
     (
-        "training.trace",
-        lambda c: c.training.trace and c.rlhf is not None,
-        "a GRPO run has no trace",
-        "remove it",
-    ),
-    (
         "template.truncation_strategy",
         lambda c: c.template.truncation_strategy != "raise",
         "a prompt that is too long is refused: cut, it would not be the one that was rolled out",

@@ -177,13 +177,32 @@ def test_deepspeed_learns_what_plain_processes_do(alone, shapes, tmp_path, stage
     assert losses(together) == pytest.approx(losses(steps)[:FEW], rel=ROUNDING)
 
 
-@pytest.mark.parametrize("stage", [2, 3])
-def test_rows_of_a_whole_step_do_not_depend_on_processes_and_deepspeed(shapes, tmp_path, stage):
-    scope = {"post_rollout_pack_scope": "step"}
-    few = {"max_steps": FEW, "save_strategy": "no", "effective_batch_size": 8}
-    one, _ = learn(configuration(shapes, tmp_path / "one", training=few, matching=scope))
-    sharded = configuration(shapes, tmp_path / "two", training=few, matching=scope, deepspeed=zero(stage))
-    two, _ = learn(sharded, processes=2)
+WHOLE = {
+    # Steps in proportion to whole gradients; DeepSpeed would compile an Adam of its own for what it offloads.
+    "training": {
+        "max_steps": FEW,
+        "save_strategy": "no",
+        "effective_batch_size": 8,
+        "optim": "sgd",
+        "max_grad_norm": 0.0,
+    },
+    "matching": {"post_rollout_pack_scope": "step"},
+    "global_max_length": 256,  # several rows a step and process
+}
+
+
+@pytest.fixture(scope="module")
+def whole(shapes, tmp_path_factory):
+    """One process on whole steps."""
+    return learn(configuration(shapes, tmp_path_factory.mktemp("whole"), **WHOLE))[0]
+
+
+@pytest.mark.parametrize(("stage", "offloaded"), [(2, []), (3, []), (2, ["optimizer"])])
+def test_rows_of_a_whole_step_do_not_depend_on_processes_and_deepspeed(whole, shapes, tmp_path, stage, offloaded):
+    one, sharded = whole, zero(stage)
+    sharded["zero_optimization"] |= {f"offload_{part}": {"device": "cpu"} for part in offloaded}
+    two, _ = learn(configuration(shapes, tmp_path, deepspeed=sharded, **WHOLE), processes=2, imports=DEEPSPEED)
+    assert two[0]["packing/post_rollout_segments"] < 4, "a process's four records are several rows"
     assert losses(two) == pytest.approx(losses(one), rel=ROUNDING)
     assert [step["rollout/gt_objects"] for step in two] == [step["rollout/gt_objects"] for step in one]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from threading import Lock
 from typing import Any
@@ -19,45 +20,63 @@ Images = tuple[str, ...]  # a prompt's images, as its record names them
 class PromptCache:
     """A cache of the prompts of one run, which differ in their images alone; thread-safe.
 
-    limit_bytes: pixels that are held at most; those that were not used for longest go first, and are read again when
-    they are needed.
+    limit_bytes: what is held at most, with the names of the images, which are the images themselves where they are
+    `data:` URLs. What was not used for longest goes first, and is read again when it is needed.
     """
 
     def __init__(self, encoder: Encoder, limit_bytes: int) -> None:
         self._encoder = encoder
         self._limit = limit_bytes
         self._held: OrderedDict[Images, Prompt] = OrderedDict()
+        self._making: dict[Images, Future[Prompt]] = {}
         self._bytes = 0
         self._lock = Lock()
 
     def prompt(self, images: Images, chat: Callable[[], list[dict[str, Any]]]) -> Prompt:
         """Return the prompt of the chat with these images, without its pixels; `chat` makes it where it is needed."""
-        found = self._found(images)
-        if found is None:
-            found = self._encoder.prompt(chat())
-            self._hold(images, found)
-        return replace(found, pixel_values=None)
+        return replace(self.whole(images, chat), pixel_values=None)
+
+    def whole(self, images: Images, chat: Callable[[], list[dict[str, Any]]]) -> Prompt:
+        """Return it with its pixels."""
+        with self._lock:
+            found = self._found(images)
+            if found is not None:
+                return found
+            made = self._making.get(images)
+            if made is None:
+                mine = self._making[images] = Future()
+        if made is not None:
+            return made.result()
+        try:
+            mine.set_result(self._encoder.prompt(chat()))
+        except BaseException as error:  # noqa: BLE001  # it is raised where the prompt is asked for
+            mine.set_exception(error)
+        with self._lock:
+            del self._making[images]
+            if mine.exception() is None:
+                self._hold(images, mine.result())
+        return mine.result()
 
     def pixels(self, images: Images) -> torch.Tensor | None:
         """Return the pixels of a prompt's images."""
-        found = self._found(images)
+        with self._lock:
+            found = self._found(images)
         return self._encoder.pixels(images) if found is None else found.pixel_values
 
     def _found(self, images: Images) -> Prompt | None:
-        with self._lock:
-            if images in self._held:
-                self._held.move_to_end(images)
-            return self._held.get(images)
+        if images in self._held:
+            self._held.move_to_end(images)
+        return self._held.get(images)
 
     def _hold(self, images: Images, prompt: Prompt) -> None:
-        with self._lock:
-            if images in self._held or _size(prompt) > self._limit:
-                return
-            self._held[images] = prompt
-            self._bytes += _size(prompt)
-            while self._bytes > self._limit:
-                self._bytes -= _size(self._held.popitem(last=False)[1])
+        if _size(images, prompt) > self._limit:
+            return
+        self._held[images] = prompt
+        self._bytes += _size(images, prompt)
+        while self._bytes > self._limit:
+            self._bytes -= _size(*self._held.popitem(last=False))
 
 
-def _size(prompt: Prompt) -> int:
-    return 0 if prompt.pixel_values is None else prompt.pixel_values.nbytes
+def _size(images: Images, prompt: Prompt) -> int:
+    pixels = 0 if prompt.pixel_values is None else prompt.pixel_values.nbytes
+    return pixels + prompt.input_ids.nbytes + sum(map(len, images))

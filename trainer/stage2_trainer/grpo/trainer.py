@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -28,6 +29,8 @@ from stage2_trainer.process.ranks import gathered, peak_bytes, rank
 from stage2_trainer.process.whole_checkpoints import WholeCheckpoints
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import EventLog, JsonLines
+from stage2_trainer.telemetry.step_time import StepTime
+from stage2_trainer.telemetry.timeline import TIMELINE
 from stage2_trainer.wire.rollout import Rollout
 
 _SPEED = "rollout/gen_tokens_per_s"
@@ -80,6 +83,7 @@ class GrpoTrainer(WholeCheckpoints, GRPOTrainer):
         self._answers: list[Rollout] = []
         self._scores = torch.empty(0)
         self._evaluations = 0
+        self._trained: float | None = None  # since when the step's last gradient is there
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """Create the optimizer, with learning rates of their own for the parts that have one."""
@@ -87,32 +91,54 @@ class GrpoTrainer(WholeCheckpoints, GRPOTrainer):
         split_learning_rates(optimizer, self._policy, self.components.part_rates)
         return optimizer
 
+    def get_batch_samples(self, *args: Any) -> tuple[list[Any], Tensor | int | None]:
+        """Begin an optimizer step with its batches."""
+        TIMELINE.begin()
+        found: tuple[list[Any], Tensor | int | None] = super().get_batch_samples(*args)
+        return found
+
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Tensor | int | None = None) -> Tensor:
         """Stop if asked to, else train on a micro-batch."""
         self.components.interrupt.check()
         self.components.reporter.update(phase="training", max_steps=self.state.max_steps)
         untyped: Any = super()
-        with self.components.interrupt.stoppable():
+        with self.components.interrupt.stoppable(), TIMELINE.measure("backward"):  # all within counts for itself
             loss: Tensor = untyped.training_step(model, inputs, num_items_in_batch)
+        self._trained = perf_counter()
         return loss
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        """Say where the step's time went before anything is logged, saved or evaluated."""
+        if self._trained is not None:  # else an epoch ends
+            TIMELINE.note("optimizer", self._trained)
+            self._trained = None
+            time = StepTime.joined(gathered(TIMELINE.end(self.state.global_step)))
+            for name, value in time.figures().items():
+                self._metrics["train"][name].append(value)
+        super()._maybe_log_save_evaluate(*args, **kwargs)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Write no card for a hub: the run's record says what it was."""
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         self._asks = [(row["index"], row["user_text"]) for row in inputs]
-        output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         rlhf = self.components.rlhf
-        if rlhf.advantage_estimator != "grpo" or rlhf.kl_in_reward:
-            output["advantages"] = self._advantages(output)
-        self._write_rollouts(output["advantages"])
+        with TIMELINE.measure("score"):
+            output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+            if rlhf.advantage_estimator != "grpo" or rlhf.kl_in_reward:
+                output["advantages"] = self._advantages(output)
+        with TIMELINE.measure("log"):
+            self._write_rollouts(output["advantages"])
         return output
 
     def _generate_single_turn(
         self, prompt_ids: Any, images: Any, multimodal_fields: Any, num_generations: int, *args: Any, **kwargs: Any
     ) -> tuple[list[list[int]], None]:
         """Return the answers' ids from the rollout server, for prompts that it must read as the learner does."""
-        with torch.no_grad():
+        with (
+            torch.no_grad(),
+            TIMELINE.measure("wait"),
+        ):  # for other processes, and what is made, which counts for itself
             found = self.components.rollouts.generate(
                 self._policy, self._asks, global_step=self.state.global_step, micro_step=self._micro_step()
             )
@@ -191,6 +217,10 @@ class GrpoTrainer(WholeCheckpoints, GRPOTrainer):
         return everywhere[start : start + count]
 
     def _compute_loss(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
+        with TIMELINE.measure("forward"):
+            return self._loss(model, inputs)
+
+    def _loss(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
         if self.components.rlhf.kl_in_reward:
             self.beta = 0.0  # the rewards have it already
         try:

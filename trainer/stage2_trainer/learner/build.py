@@ -56,10 +56,11 @@ def build_trainer(config: RunConfig, data: RunRecords, context: RunContext, stac
     args = arguments.training_arguments(config, world_size=int(os.environ.get("WORLD_SIZE", "1")))
     policy = Policy(model, encoder, args.device, _probe(encoder, prompts, data.train[0]))
     state = make_training_state(config, args.device)
-    rollouts = _rollouts(config, policy, state, context, stack)
+    cache = PromptCache(encoder, int(config.rollout_matching.image_cache_gib * GIB))
+    rollouts = _rollouts(config, policy, cache, state, context, stack)
     report_reproducibility(config, data.fingerprint, context, rollouts.sync_state)
     trainer = RolloutMatchingTrainer(
-        components=_components(config, context, prompts, encoder, rollouts),
+        components=_components(config, context, prompts, cache, encoder, rollouts),
         model=model,
         args=args,
         train_dataset=data.train,
@@ -79,11 +80,16 @@ def _probe(encoder: Encoder, prompts: Prompts, record: Record) -> Probe:
 
 
 def _rollouts(
-    config: RunConfig, policy: Policy, state: TrainingState, context: RunContext, stack: ExitStack
+    config: RunConfig,
+    policy: Policy,
+    cache: PromptCache,
+    state: TrainingState,
+    context: RunContext,
+    stack: ExitStack,
 ) -> RolloutSource | PipelinedRollouts:
     """Return the source of training's rollouts: this process, or servers, which are waited for."""
     if in_process(config):
-        return local_rollouts(config, policy, context.reporter, state)
+        return local_rollouts(config, policy, cache, context.reporter, state)
     synced = server_rollouts(config, policy, token=context.token, reporter=context.reporter, stack=stack)
     return training_rollouts(config, synced, stack)
 
@@ -92,6 +98,7 @@ def _components(
     config: RunConfig,
     context: RunContext,
     prompts: Prompts,
+    cache: PromptCache,
     encoder: Encoder,
     rollouts: RolloutSource | PipelinedRollouts,
 ) -> TrainerComponents:
@@ -99,7 +106,6 @@ def _components(
     rates = {VIT: training.vit_lr, ALIGNER: training.aligner_lr}
     vocab = CoordVocab.from_tokenizer(encoder.tokenizer)
     matcher = Matcher(vocab, MatchOptions.from_config(matching), encoder.vision_ids)
-    cache = PromptCache(encoder, int(matching.image_cache_gib * GIB))
     return TrainerComponents(
         estep=EStep(
             encoder=encoder,

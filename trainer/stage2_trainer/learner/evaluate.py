@@ -63,7 +63,8 @@ class Evaluation:
         records = [record for batch in batches for record in batch]
         sizes = tuple(len(batch) for batch in batches)
         chats = LazySequence(len(records), lambda index: self._prompts.chat(records[index]))
-        request = GenerationRequest(model, chats, global_step, 0, Stopwatch(), sizes=sizes)
+        images = [record.images for record in records]
+        request = GenerationRequest(model, chats, global_step, 0, Stopwatch(), sizes=sizes, images=images)
         generated = self._rollouts.generate(request)
         for record, rollout in zip(records, generated.rollouts, strict=True):
             prompt = self._cache.prompt(record.images, functools.partial(self._prompts.chat, record))

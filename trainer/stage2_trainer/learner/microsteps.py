@@ -20,11 +20,15 @@ from stage2_trainer.weights.sync_report import SyncReport
 
 @dataclass(frozen=True)
 class MicroStep:
-    """Rows to train on, their `packing/*` figures, and the figures of the samples that were made for them."""
+    """Rows to train on, their `packing/*` figures, and the figures of the samples that were made for them.
+
+    place: of a row of a whole step among the others, by which they are told of and kept.
+    """
 
     rows: Sequence[Row]
     figures: Mapping[str, float]
     samples: Sequence[SampleStats]
+    place: int = 0
 
 
 @dataclass
@@ -124,7 +128,7 @@ class MicroSteps:
         for one in self._fresh_rows(window, model, stopwatch):
             found.append(one)
             yield one
-        self._rollout_buffer.keep(records, found)
+        self._rollout_buffer.keep(records, sorted(found, key=lambda one: one.place))
 
     @property
     def all_in(self) -> bool:
@@ -135,12 +139,11 @@ class MicroSteps:
     def _fresh_rows(self, window: Window, model: nn.Module, stopwatch: Stopwatch) -> Iterator[MicroStep]:
         assert isinstance(self._rows, StepRowPlanner), "the rows of a whole step"
         step = self._begun(window, model, stopwatch)
-        for row, figures in self._rows.rows(self._segments(step, window, stopwatch)):
-            yield MicroStep([row], figures, [segment.stats for segment in row])
+        for row in self._rows.rows(len(step), self._segments(step, window, stopwatch)):
+            yield MicroStep([row.segments], row.figures, [segment.stats for segment in row.segments], row.place)
 
-    def _segments(self, step: StepSegments, window: Window, stopwatch: Stopwatch) -> Iterator[Segment]:
-        for index in range(len(step)):
-            yield step.get(index, stopwatch, self._check)
+    def _segments(self, step: StepSegments, window: Window, stopwatch: Stopwatch) -> Iterator[tuple[int, Segment]]:
+        yield from step.as_they_come(stopwatch, self._check)
         window.sync = self._estep.finish(step)
         stopwatch.add(step.stopwatch)
 

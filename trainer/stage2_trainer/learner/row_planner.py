@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Protocol
 
 from stage2_trainer.learner.padding_free_batch import Segment
-from stage2_trainer.packing import PackingBuffer, PackingError, RowStream, pack_window
+from stage2_trainer.packing import HalvedRows, PackingBuffer, PackingError, pack_window
 
 logger = logging.getLogger(__name__)
 
@@ -160,8 +161,17 @@ class WindowRowPlanner:
         ]
 
 
+@dataclass(frozen=True)
+class StepRow:
+    """A row of a whole optimizer step, with its figures. place: of its first segment in the step's list."""
+
+    place: int
+    segments: Row
+    figures: Mapping[str, float]
+
+
 class StepRowPlanner:
-    """The rows of whole optimizer steps: as few as hold a step's segments, each known as soon as it is full.
+    """The rows of whole optimizer steps: few, nearly all of them known before the last segment is.
 
     `length` in tokens. What waits in a checkpoint of another scope goes into the first step.
     """
@@ -179,23 +189,29 @@ class StepRowPlanner:
         """Let segments wait for the next step."""
         self._carried += segments
 
-    def rows(self, segments: Iterable[Segment]) -> Iterator[tuple[Row, Mapping[str, float]]]:
-        """Yield the rows of a step with their figures, while its segments come.
+    def rows(self, count: int, segments: Iterable[tuple[int, Segment]]) -> Iterator[StepRow]:
+        """Yield the rows of a step of `count` records as soon as each is known, while segments come with their places.
+
+        Which rows there are depends on the segments alone, and in which order they are known on when those come.
 
         Raises:
             PackingError: a segment is longer than a row.
         """
-        stream: RowStream[Segment] = RowStream(self._length)
         carried, self._carried = self._carried, []
-        for segment in chain(carried, segments):
-            row = stream.add(segment, len(segment))
-            if row is not None:
-                yield row, self._figures(row)
-        for row in stream.finish():
-            yield row, self._figures(row)
+        planned = HalvedRows(self._length, len(carried) + count)
+        later = ((len(carried) + place, segment) for place, segment in segments)
+        held: dict[int, Segment] = {}
+        for place, segment in chain(enumerate(carried), later):
+            held[place] = segment
+            for row in planned.add(place, len(segment)):
+                yield self._row(row, held)
+        for row in planned.finish():
+            yield self._row(row, held)
 
-    def _figures(self, row: Row) -> dict[str, float]:
-        return _row_figures(sum(len(one) for one in row), self._length, len(row), waiting=0)
+    def _row(self, places: Sequence[int], held: dict[int, Segment]) -> StepRow:
+        row = [held.pop(place) for place in places]
+        total = sum(len(one) for one in row)
+        return StepRow(places[0], row, _row_figures(total, self._length, len(row), waiting=0))
 
 
 def _row_figures(total: int, length: int, segments: int, *, waiting: int) -> dict[str, float]:

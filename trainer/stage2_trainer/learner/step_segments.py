@@ -1,12 +1,12 @@
-"""The segments of one optimizer step, in list order, while its rollouts are still being made.
+"""The segments of one optimizer step while its rollouts are still being made.
 
 A thread encodes prompts while servers generate, and matches and encodes each rollout as soon as it is there; who trains
-takes them in the order of the records, whatever the order in which they come.
+takes them by the places of their records, or as they come.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from itertools import accumulate
@@ -65,7 +65,8 @@ class StepSegments:
         """Return the request for all of the step's rollouts at once."""
         sizes = tuple(len(batch) for batch in self.batches)
         chats = LazySequence(len(self), self.chat)
-        return GenerationRequest(model, chats, self.global_step, 0, stopwatch, self._arrived, sizes)
+        images = [record.images for record in self.records]
+        return GenerationRequest(model, chats, self.global_step, 0, stopwatch, self._arrived, sizes, images)
 
     def indices(self, micro_step: int) -> range:
         """Return where a micro-step's records stand among those of the step."""
@@ -88,8 +89,25 @@ class StepSegments:
         """
         assert self.pending is not None, "the step was asked for"
         with stopwatch.measure("rollout_generate"):
-            while not self.pending.wait_for(self._made[index], patience_s=CHECK_S):
+            while not self.pending.wait_for([self._made[index]], patience_s=CHECK_S):
                 check()
+        return self._get(index)
+
+    def as_they_come(self, stopwatch: Stopwatch, check: Callable[[], None]) -> Iterator[tuple[int, Segment]]:
+        """Yield all segments with their places in the step, each as soon as it is there. Raises as `get`."""
+        assert self.pending is not None, "the step was asked for"
+        waited = dict(enumerate(self._made))
+        while waited:
+            with stopwatch.measure("rollout_generate"):
+                while not self.pending.wait_for(list(waited.values()), patience_s=CHECK_S):
+                    check()
+            for index in [index for index, one in waited.items() if one.done()] or [next(iter(waited))]:
+                del waited[index]
+                yield index, self._get(index)
+
+    def _get(self, index: int) -> Segment:
+        """Return a segment whose rollout is there."""
+        assert self.pending is not None, "the step was asked for"
         if self.pending.all_in:
             self._all_in(self.pending.result())
         matched, segment = self._made[index].result()

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -22,6 +23,7 @@ from transformers import PrinterCallback
 
 from stage2_trainer.data.prompt_cache import PromptCache
 from stage2_trainer.learner.dataloader import as_list, train_dataloader
+from stage2_trainer.learner.early_gradients import EarlyGradients, early_gradients
 from stage2_trainer.learner.estep import EStep
 from stage2_trainer.learner.evaluate import Evaluation
 from stage2_trainer.learner.forward_redirection import run_inside
@@ -33,12 +35,13 @@ from stage2_trainer.learner.repeated_windows import uses_left
 from stage2_trainer.learner.row_planner import Row, RowPlanner, StepRowPlanner
 from stage2_trainer.learner.step_record import StepRecord
 from stage2_trainer.learner.waiting_segments import load_waiting, save_waiting
-from stage2_trainer.learner.whole_step import EarlyGradients, RowTraining, train_step
+from stage2_trainer.learner.whole_step import RowTraining, train_step
 from stage2_trainer.learner.window_lookahead import WindowLookahead
 from stage2_trainer.matching import CoordVocab
+from stage2_trainer.process.draws import drawn
 from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.process.qwen3_vl import rope_model, split_learning_rates
-from stage2_trainer.process.ranks import gathered, peak_bytes, world_size
+from stage2_trainer.process.ranks import gathered, memory_bytes, peak_bytes, rank, world_size
 from stage2_trainer.process.whole_checkpoints import WholeCheckpoints
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import EventLog
@@ -219,7 +222,7 @@ class RolloutMatchingTrainer(WholeCheckpoints):
             self._micro_steps.rows(self._policy, self._record.stopwatch),
             self._row_training(model),
             self.components.vocab,
-            early=self._early_gradients(),
+            early=self._early,
             all_in=lambda: self._micro_steps.all_in,
         )
         self._record.note(taken, window, reuses=self.components.m_steps > 1)
@@ -243,7 +246,10 @@ class RolloutMatchingTrainer(WholeCheckpoints):
         def lay_out(row: Sequence[Segment]) -> dict[str, Any]:
             return self._laid_out_rows([[row]])[0]
 
-        return RowTraining(lay_out, train, sums, lambda: self._apart(model))
+        def draws(place: int) -> AbstractContextManager[None]:
+            return drawn((self.args.seed, self.state.global_step, rank(), place), self.args.device)
+
+        return RowTraining(lay_out, train, sums, lambda: self._apart(model), draws)
 
     @contextmanager
     def _apart(self, model: nn.Module) -> Iterator[None]:
@@ -257,7 +263,8 @@ class RolloutMatchingTrainer(WholeCheckpoints):
         finally:
             state._set_sync_gradients(True)
 
-    def _early_gradients(self) -> EarlyGradients | None:
+    @cached_property
+    def _early(self) -> EarlyGradients | None:
         """Return where gradients of rows go that train while answers are awaited; None where that cannot be.
 
         Several processes make their rollouts themselves, DeepSpeed takes gradients as they come, and float16 scales
@@ -266,7 +273,8 @@ class RolloutMatchingTrainer(WholeCheckpoints):
         alone = self.accelerator.distributed_type == DistributedType.NO
         if not alone or self.args.fp16:
             return None
-        return EarlyGradients([one for one in self._policy.parameters() if one.requires_grad])
+        trained = [one for one in self._policy.parameters() if one.requires_grad]
+        return early_gradients(trained, memory_bytes(self.args.device))
 
     def _hidden_states(self, inputs: Mapping[str, Any]) -> torch.Tensor:
         """Return the last hidden states (B, T, H), under the mixed precision that the whole model would run in."""

@@ -2,19 +2,20 @@
 
 The loss is a mean over all supervised tokens of the step, ordinary ones and coordinates each, in all learner processes.
 Rows that come before these counts are known are trained on by two backward passes, one for either sum: the gradients
-are kept apart and divided once the last answer is there. All other rows need one.
+are kept apart and divided once the last answer is there. All other rows need one. When a row comes changes the order of
+these sums, and nothing else: what dropout draws follows from a row's place in the step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
+from stage2_trainer.learner.early_gradients import EarlyGradients
 from stage2_trainer.learner.loss import LossParts
 from stage2_trainer.learner.loss_targets import LossTargets, denominators
 from stage2_trainer.learner.microsteps import MicroStep
@@ -33,44 +34,15 @@ class RowTraining:
 
     lay_out: makes tensors of it. train: forward and backward pass, and what came of it. sums: forward pass up to the
     two sums of the loss, ordinary tokens and coordinates, with what is told of them. apart: leaves gradients in this
-    process, for a pass after which others follow; the last pass is made without it.
+    process, for a pass after which others follow; the last pass is made without it. draws: lets a pass draw what its
+    place in the step says.
     """
 
     lay_out: Callable[[Sequence[Segment]], dict[str, Any]]
     train: Callable[[Batch], LossParts]
     sums: Callable[[Batch], tuple[LossParts, LossParts]]
     apart: Callable[[], AbstractContextManager[object]]
-
-
-class EarlyGradients:
-    """Gradients of rows that are trained on before the step's counts are known, of either sum on its own."""
-
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        self._parameters = parameters
-        self._ordinary: list[torch.Tensor | None] = [None] * len(parameters)
-        self._coords: list[torch.Tensor | None] = [None] * len(parameters)
-
-    def add(self, ordinary: torch.Tensor, coords: torch.Tensor) -> None:
-        """Run the backward passes of a row's two sums."""
-        _accumulate(
-            self._ordinary, torch.autograd.grad(ordinary, self._parameters, retain_graph=True, allow_unused=True)
-        )
-        _accumulate(self._coords, torch.autograd.grad(coords, self._parameters, allow_unused=True))
-
-    def apply(self, ce: float, coord: float) -> None:
-        """Add the gradients, divided by the step's counts, to those of the parameters."""
-        for parameter, ordinary, coords in zip(self._parameters, self._ordinary, self._coords, strict=True):
-            for gradient, share in ((ordinary, ce), (coords, coord)):
-                if gradient is not None:
-                    part = gradient / share
-                    parameter.grad = part if parameter.grad is None else parameter.grad + part
-
-
-def _accumulate(sums: list[torch.Tensor | None], gradients: Sequence[torch.Tensor | None]) -> None:
-    for i, gradient in enumerate(gradients):
-        if gradient is not None:
-            held = sums[i]
-            sums[i] = gradient if held is None else held.add_(gradient)
+    draws: Callable[[int], AbstractContextManager[object]]
 
 
 class StepLoss:
@@ -109,7 +81,7 @@ def train_step(
     early: EarlyGradients | None,
     all_in: Callable[[], bool],
 ) -> tuple[list[MicroStep], torch.Tensor]:
-    """Train on a step's rows in order, and return them and the figures of their loss, as `StepLoss` has them.
+    """Train on a step's rows, and return them by their places and the figures of their loss, as `StepLoss` has them.
 
     early: where gradients of rows go that are trained on before `all_in` says that no answer is waited for; None: all
     answers are waited for first. Processes with fewer rows than others train on one again with no loss, so that all
@@ -122,9 +94,10 @@ def train_step(
             left.append(row)
             continue
         batch = training.lay_out(row.rows[0])
-        ordinary, coords = training.sums(batch)
-        with TIMELINE.measure("backward"):
-            early.add(ordinary.total, coords.total)
+        with training.draws(row.place):
+            ordinary, coords = training.sums(batch)
+            with TIMELINE.measure("backward"):
+                early.add(ordinary.total, coords.total)
         told.add(_joined(ordinary, coords), ce=1.0, coord=1.0)
         _count(counts, (ordinary.ce_count, coords.coord_prefix_count + coords.coord_tail_count))
     for row in left:
@@ -132,26 +105,27 @@ def train_step(
     ce, coord = denominators((counts[0], counts[1]))
     if early is not None:
         early.apply(ce, coord)
-    _train_rest([row.rows[0] for row in left], training, told, ce, coord)
-    return taken, told.figures(ce, coord)
+    _train_rest(sorted(left, key=_place), training, told, ce, coord)
+    return sorted(taken, key=_place), told.figures(ce, coord)
 
 
-def _train_rest(
-    rows: Sequence[Sequence[Segment]], training: RowTraining, told: StepLoss, ce: float, coord: float
-) -> None:
+def _place(row: MicroStep) -> int:
+    return row.place
+
+
+def _train_rest(rows: Sequence[MicroStep], training: RowTraining, told: StepLoss, ce: float, coord: float) -> None:
     passes = max(gathered(len(rows)))
-    shortest = min(rows, key=lambda row: sum(len(segment) for segment in row))
+    shortest = min(rows, key=lambda row: sum(len(segment) for segment in row.rows[0]))
     for index in range(passes):
         silent = index >= len(rows)
-        batch = training.lay_out(shortest if silent else rows[index])
+        row = shortest if silent else rows[index]
+        batch = training.lay_out(row.rows[0])
         targets: LossTargets = batch["targets"]
         share = float("inf") if silent else 1.0
         batch["targets"] = targets.divided_by(ce=ce * share, coord=coord * share)
-        if index == passes - 1:
+        last = index == passes - 1
+        with training.draws(row.place), nullcontext() if last else training.apart():
             parts = training.train(batch)
-        else:
-            with training.apart():
-                parts = training.train(batch)
         if not silent:
             told.add(parts, ce=ce, coord=coord)
 

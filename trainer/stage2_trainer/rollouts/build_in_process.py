@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from stage2_api.runconfig import RunConfig
+from stage2_trainer.data.prompt_cache import PromptCache
 from stage2_trainer.process.deepspeed_compat import GatheredWeights
 from stage2_trainer.process.offload import DeviceMover, StateOffloader
 from stage2_trainer.process.policy import Policy
@@ -36,13 +37,13 @@ class TrainingState:
 
 
 def local_rollouts(
-    config: RunConfig, policy: Policy, reporter: Reporter, state: TrainingState
+    config: RunConfig, policy: Policy, cache: PromptCache, reporter: Reporter, state: TrainingState
 ) -> HfRollouts | ColocateRollouts:
     """Return the rollouts of `rollout_backend: hf`, or of `vllm.mode: colocate`."""
     matching, seed = config.rollout_matching, config.training.seed
     whole = state.whole if shards_weights(config) else None
     if matching.rollout_backend == "hf":
-        backend = HfBackend(policy.model, policy.encoder, Decoding.from_config(matching), whole=whole)
+        backend = HfBackend(policy.model, policy.encoder, Decoding.from_config(matching), cache=cache, whole=whole)
         return HfRollouts(backend, seed=seed, reporter=reporter)
     vllm = matching.vllm
     on_cpu = policy.device.type == "cpu"

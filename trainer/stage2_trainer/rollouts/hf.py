@@ -16,6 +16,7 @@ from transformers import GenerationConfig, LogitsProcessorList
 
 from stage2_api.rollout_matching import RepeatTerminate, RolloutMatching
 from stage2_trainer.data.encode import Encoder, Prompt
+from stage2_trainer.data.prompt_cache import PromptCache
 from stage2_trainer.process.deepspeed_compat import GatherWeights
 from stage2_trainer.rollouts.hf_repeat import RepeatTermination
 from stage2_trainer.wire.rollout import Rollout, RolloutRequest
@@ -74,13 +75,22 @@ class Decoding:
 class HfBackend:
     """A Backend over a model in this process.
 
-    model: the policy itself, not wrapped for training. whole: makes the model's weights whole for the time of a
-    `with` block, where they are spread over processes (ZeRO-3).
+    model: the policy itself, not wrapped for training. cache: of prompts whose images have names. whole: makes the
+    model's weights whole for the time of a `with` block, where they are spread over processes (ZeRO-3).
     """
 
-    def __init__(self, model: Any, encoder: Encoder, decoding: Decoding, *, whole: GatherWeights | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        encoder: Encoder,
+        decoding: Decoding,
+        *,
+        cache: PromptCache,
+        whole: GatherWeights | None = None,
+    ) -> None:
         self._model = model
         self._encoder = encoder
+        self._cache = cache
         self._decoding = decoding
         self._whole: GatherWeights = whole or (lambda model: nullcontext())
         tokenizer = encoder.tokenizer
@@ -112,7 +122,7 @@ class HfBackend:
         ]
 
     def _batch(self, requests: Sequence[RolloutRequest], seed: int, version: int) -> list[Rollout]:
-        prompts = [self._encoder.prompt([dict(m) for m in request.messages]) for request in requests]
+        prompts = [self._prompt(request) for request in requests]
         device = next(self._model.parameters()).device
         inputs = {name: tensor.to(device) for name, tensor in left_padded(prompts, self._pad).items()}
         with torch.random.fork_rng():  # the draws of training (dropout) stay what they would have been
@@ -129,6 +139,10 @@ class HfBackend:
             self._rollout(prompt, answer, version, repeated=row in forced)
             for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
         ]
+
+    def _prompt(self, request: RolloutRequest) -> Prompt:
+        chat = [dict(message) for message in request.messages]
+        return self._encoder.prompt(chat) if request.images is None else self._cache.whole(request.images, lambda: chat)
 
     def _ends(self, prompt_len: int) -> list[RepeatTermination]:
         rules = self._decoding.repeat

@@ -154,4 +154,5 @@ def _requests(request: GenerationRequest, seed: int) -> tuple[list[RolloutReques
     sizes = request.sizes or (len(request.chats),)
     before = [sum(column) for column in zip(*([0] * len(sizes), *gathered(sizes)[: rank()]), strict=True)]
     plan = request.seeds(seed, before)
-    return [RolloutRequest(messages=list(chat)) for chat in request.chats], plan
+    images: Sequence[tuple[str, ...] | None] = request.images or [None] * len(request.chats)
+    return [RolloutRequest(list(chat), images=one) for chat, one in zip(request.chats, images, strict=True)], plan

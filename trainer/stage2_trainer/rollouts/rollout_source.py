@@ -24,9 +24,9 @@ class GenerationRequest:
     """A request for one rollout for each of `chats`, by `model` as it is at `global_step`.
 
     micro_step: the first one that it is for; no other request of that step has it. sizes: how many of the chats each
-    micro-step from there on has; empty where all are of the first. stopwatch: gets the seconds that it takes.
-    on_rollout: is told of each rollout at once by sources that get them one by one, in whatever thread and perhaps
-    again after a failure; the others need not.
+    micro-step from there on has; empty where all are of the first. images: the names of each chat's images; empty where
+    there are none to know them by. stopwatch: gets the seconds that it takes. on_rollout: is told of each rollout at
+    once by sources that get them one by one, in whatever thread and perhaps again after a failure; the others need not.
     """
 
     model: nn.Module
@@ -36,6 +36,7 @@ class GenerationRequest:
     stopwatch: Stopwatch
     on_rollout: OnRollout | None = None
     sizes: tuple[int, ...] = ()
+    images: Sequence[tuple[str, ...]] = ()
 
     def seeds(self, training_seed: int, before: Sequence[int] = ()) -> SeedPlan:
         """Return the seeds of its rollouts; `before` as SeedPlan has it."""
@@ -79,16 +80,17 @@ class PendingRollouts:
         """Whether every rollout is there."""
         return self._future.done() and self._future.exception() is None
 
-    def wait_for(self, one: Future[Any], *, patience_s: float | None = None) -> bool:
-        """Wait until `one`, which comes of a rollout, is done or all rollouts are there; False: neither, in that time.
+    def wait_for(self, some: Sequence[Future[Any]], *, patience_s: float | None = None) -> bool:
+        """Wait until one of these, which come of rollouts, is done or all rollouts are there; False: neither, in that
+        time.
 
         Raises:
             ServerError: servers were lost, and did not come back.
         """
-        while not (one.done() or self.all_in):
+        while not (any(one.done() for one in some) or self.all_in):
             if self._future.done():
                 self._recover()
-            elif not wait({one, self._future}, timeout=patience_s, return_when=FIRST_COMPLETED).done:
+            elif not wait({*some, self._future}, timeout=patience_s, return_when=FIRST_COMPLETED).done:
                 return False
         return True
 

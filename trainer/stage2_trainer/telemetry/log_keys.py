@@ -182,7 +182,7 @@ Keys of a `step` are below. Losses and `packing/*` are means over the step's mic
 `post_rollout_pack_scope: step` losses are means over all its tokens, and `packing/*` over its rows. Counts are sums
 over all its samples, `time/*` are sums over micro-steps of the slowest process (of several threads, which may
 overlap), `step/*` are means over processes. On a step that reuses rollouts, counts are
-those of the step that made them. A GRPO run has keys of its own: [grpo.md](grpo.md).
+those of the step that made them. A GRPO run has `step/*` and keys of its own: [grpo.md](grpo.md).
 """
 
 

@@ -19,11 +19,12 @@ class RolloutRequest:
 
     Image parts are `{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}`. Images travel as they
     are: the server expands them once, and says to which ids. `adapter` names the LoRA adapter that must answer; None
-    means the served weights as they are.
+    means the served weights as they are. images: their names, by which this process may hold them; None = it does not.
     """
 
     messages: Sequence[Mapping[str, Any]]
     adapter: str | None = None
+    images: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)

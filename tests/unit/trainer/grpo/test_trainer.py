@@ -16,6 +16,9 @@ from stage2_trainer.grpo.rewards import load_rewards
 from stage2_trainer.grpo.task import Task, record_rules
 from stage2_trainer.grpo.trainer import _named
 from stage2_trainer.grpo.trl_arguments import grpo_arguments
+from stage2_trainer.telemetry.step_time import PARTS
+from stage2_trainer.telemetry.timeline import TIMELINE
+from stage2_trainer.telemetry.trace import TraceFile
 from tests.unit.trainer.grpo import harness
 
 pytestmark = pytest.mark.timeout(300)
@@ -161,6 +164,21 @@ def test_a_step_tells_how_fast_the_answers_came(folder, stack, model, encoder):
     speed = sum(len(ids) for ids in made[:4]) / step["time/rollout_generate_s"]
     assert step["rollout/gen_tokens_per_s"] == pytest.approx(speed, rel=1e-3)
     assert trainer.components.reporter.current.tokens_per_second == step["rollout/gen_tokens_per_s"]
+
+
+def test_a_step_tells_where_its_time_went(folder, stack, model, encoder):
+    source = harness.Scripted(encoder, answers(encoder))
+    trainer = harness.build(folder, harness.config(folder), model, encoder, source, stack)
+    TIMELINE.trace = TraceFile(folder / "trace.json", process="learner")
+    trainer.train()
+    TIMELINE.trace.close()
+    TIMELINE.trace = None
+    (step,) = [json.loads(line) for line in (folder / "stage2_log.jsonl").read_text().splitlines()]
+    parts = {part: step[f"step/{part}_s"] for part in PARTS}
+    assert sum(parts.values()) == pytest.approx(step["step/wall_s"], rel=1e-3)
+    assert all(parts[part] > 0 for part in ("generate", "forward", "backward", "optimizer", "log", "other"))
+    told = {event["name"] for event in json.loads((folder / "trace.json").read_text())}
+    assert {"step 1", "score", "rollout_generate", "forward", "backward", "optimizer"} <= told
 
 
 @pytest.mark.parametrize(("effective", "needed"), [(4, False), (8, False), (2, True)])

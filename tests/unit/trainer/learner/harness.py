@@ -17,8 +17,9 @@ from stage2_trainer.data.records import Record
 from stage2_trainer.learner.estep import EStep
 from stage2_trainer.learner.evaluate import Evaluation
 from stage2_trainer.learner.loss import LossOptions
-from stage2_trainer.learner.matcher import Matcher
+from stage2_trainer.learner.matcher import Matched, Matcher
 from stage2_trainer.learner.overlong import OverlongRule
+from stage2_trainer.learner.padding_free_batch import Segment
 from stage2_trainer.learner.row_planner import RowPlanner, SingleRowPlanner, StepRowPlanner
 from stage2_trainer.learner.trainer import RolloutMatchingTrainer, TrainerComponents
 from stage2_trainer.matching import CoordVocab, GTObject, MatchOptions, ground_truth, serialize_objects
@@ -27,6 +28,7 @@ from stage2_trainer.rollouts.pipeline import PipelinedRollouts
 from stage2_trainer.rollouts.synced_rollouts import SyncedRollouts
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import RunLog
+from stage2_trainer.telemetry.stopwatch import Stopwatch
 from stage2_trainer.weights.sync_report import SyncReport
 from stage2_trainer.weights.synchronizer import WeightSynchronizer
 from stage2_trainer.wire.rollout import Rollout, RolloutRequest
@@ -120,6 +122,42 @@ class Harness:
 
 def fresh_rollouts(backend: Any, sync: RecordingSync, reporter: Reporter, wait: Callable[[], None]) -> SyncedRollouts:
     return SyncedRollouts(backend, WeightSynchronizer("full", full=sync), seed=17, wait=wait, reporter=reporter)
+
+
+def two_boxes(paths: Sequence[str]) -> list[Record]:
+    """Return a record of two boxes for each image."""
+    objects = {"object_1": box("red box", 100, 100, 400, 400), "object_2": box("blue box", 500, 500, 900, 800)}
+    return [record(path, i, **objects) for i, path in enumerate(paths)]
+
+
+def build_e_step(
+    encoder: Encoder, backend: Any, on_matched: Callable[[int, Sequence[Matched]], None], **options: Any
+) -> EStep:
+    """Return an E-step whose rollouts are this backend's; `options` are those of matching."""
+    return EStep(
+        encoder=encoder,
+        cache=PromptCache(encoder, 2**30),
+        prompts=PROMPTS,
+        rollouts=fresh_rollouts(backend, RecordingSync(), Reporter(), lambda: None),
+        matcher=Matcher(CoordVocab.from_tokenizer(encoder.tokenizer), MatchOptions(**options), encoder.vision_ids),
+        on_matched=on_matched,
+    )
+
+
+def segments_of(
+    e_step: EStep, batches: Sequence[Sequence[Record]], model: nn.Module, *, global_step: int
+) -> list[Segment]:
+    """Return the segments of a step, which is then finished."""
+    begun = e_step.begin(batches, model, global_step=global_step, stopwatch=Stopwatch())
+    segments = [begun.get(i, Stopwatch(), lambda: None) for i in range(len(begun))]
+    e_step.finish(begun)
+    return segments
+
+
+def trained_ids(segment: Segment) -> list[int]:
+    """Return the answer that is taught."""
+    encoding = segment.placed.encoding
+    return encoding.input_ids[encoding.prompt_len : encoding.prompt_len + encoding.answer_len].tolist()
 
 
 def build(

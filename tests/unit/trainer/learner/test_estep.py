@@ -8,32 +8,25 @@ import numpy as np
 import pytest
 
 from stage2_api.errors import ConfigError
-from stage2_trainer.data.prompt_cache import PromptCache
-from stage2_trainer.learner.estep import EStep
 from stage2_trainer.learner.matcher import Matcher
 from stage2_trainer.learner.rollout_documents import sample_document
 from stage2_trainer.learner.rollout_listeners import ParseFailureLog
 from stage2_trainer.learner.rollout_metrics import sample_stats
 from stage2_trainer.matching import CoordVocab, MatchOptions, supervision
-from stage2_trainer.telemetry.progress import Reporter
-from stage2_trainer.telemetry.stopwatch import Stopwatch
 from stage2_trainer.wire.rollout import Rollout
 from tests.unit.trainer.learner.harness import (
-    PROMPTS,
-    RecordingSync,
     ScriptedBackend,
-    box,
-    fresh_rollouts,
+    build_e_step,
     only_first,
-    record,
+    segments_of,
     shifted,
+    two_boxes,
 )
 
 
 @pytest.fixture
 def records(image_paths):
-    objects = {"object_1": box("red box", 100, 100, 400, 400), "object_2": box("blue box", 500, 500, 900, 800)}
-    return [record(path, i, **objects) for i, path in enumerate(image_paths)]
+    return two_boxes(image_paths)
 
 
 @pytest.fixture
@@ -42,22 +35,12 @@ def matcher(encoder):
 
 
 @pytest.fixture
-def e_step(encoder, model, records, matcher):
+def e_step(encoder, model, records):
     def run(answer, backend=None):
         seen = []
         backend = backend or ScriptedBackend(encoder, records, answer)
-        step = EStep(
-            encoder=encoder,
-            cache=PromptCache(encoder, 2**30),
-            prompts=PROMPTS,
-            rollouts=fresh_rollouts(backend, RecordingSync(), Reporter(), lambda: None),
-            matcher=matcher,
-            on_matched=lambda global_step, matched: seen.extend(matched),
-        )
-        begun = step.begin([records], model, global_step=2, stopwatch=Stopwatch())
-        segments = [begun.get(i, Stopwatch(), lambda: None) for i in range(len(records))]
-        step.finish(begun)
-        return segments, seen
+        step = build_e_step(encoder, backend, lambda global_step, matched: seen.extend(matched))
+        return segments_of(step, [records], model, global_step=2), seen
 
     return run
 

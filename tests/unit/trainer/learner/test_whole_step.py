@@ -13,15 +13,16 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
+from stage2_trainer.learner import trainer as learner_trainer
+from stage2_trainer.learner.early_gradients import SHARE, EarlyGradients
 from stage2_trainer.learner.row_planner import StepRowPlanner
-from stage2_trainer.learner.whole_step import EarlyGradients
 from stage2_trainer.process.transformers_compat import disable_cache
 from stage2_trainer.wire.seeds import request_seed
 from tests.unit.trainer.learner import harness
 from tests.unit.trainer.learner.harness import ScriptedBackend, box, build, record, shifted
 
 CLOSE = 1e-5
-ROW = 512  # tokens; three to four samples
+ROW = 256  # tokens; two or three samples
 
 
 def star(*bins):
@@ -123,25 +124,77 @@ def test_its_gradient_is_that_of_the_unpacked_batch(tmp_path, model, encoder, re
     assert run.trainer.state.global_step == 1
 
 
-@pytest.mark.timeout(300)
-def test_rows_and_gradient_do_not_depend_on_when_answers_come(tmp_path, model, encoder, records, unpacked, monkeypatch):
-    rows, early = [], []
-    add = EarlyGradients.add
-    monkeypatch.setattr(EarlyGradients, "add", lambda self, *sums: (early.append(1), add(self, *sums)))
-    for order in (1, 2):
-        monkeypatch.setattr(harness, "ScriptedBackend", lambda *args, n=order: LateBackend(*args, order=n))
+@pytest.fixture
+def late(tmp_path, model, encoder, records, monkeypatch):
+    """A function that trains a step whose answers come in an order of their own; returns its gradient and its rows."""
+
+    def train(order):
+        monkeypatch.setattr(harness, "ScriptedBackend", lambda *args: LateBackend(*args, order=order))
         planner, seen = StepRowPlanner(ROW), []
         plan = planner.rows
-        planner.rows = lambda segments, plan=plan, seen=seen: (
-            seen.append([one.meta.prompt_ids + tuple(one.placed.encoding.input_ids.tolist()) for one in row])
-            or (row, figures)
-            for row, figures in plan(segments)
-        )
-        found, _, _ = gradients(tmp_path / f"late-{order}", model, encoder, records, **whole(rows=planner))
-        assert_close(found, unpacked[0])
-        rows.append(seen)
-    assert rows[0] == rows[1]
-    assert len(early) >= 2, "no row was trained on while others were awaited"
+
+        def rows(count, segments):
+            for row in plan(count, segments):
+                seen.append((row.place, [tuple(one.placed.encoding.input_ids.tolist()) for one in row.segments]))
+                yield row
+
+        planner.rows = rows
+        found, told, _ = gradients(tmp_path / f"late-{order}", model, encoder, records, **whole(rows=planner))
+        return found, sorted(seen), told
+
+    return train
+
+
+@pytest.fixture
+def trained_early(monkeypatch):
+    """The rows that were trained on while answers were awaited."""
+    early, add = [], EarlyGradients.add
+    monkeypatch.setattr(EarlyGradients, "add", lambda self, *sums: (early.append(1), add(self, *sums)))
+    return early
+
+
+@pytest.mark.timeout(300)
+def test_rows_and_gradient_do_not_depend_on_when_answers_come(late, unpacked, trained_early):
+    found = [late(order) for order in (1, 2)]
+    for gradient, _, _ in found:
+        assert_close(gradient, unpacked[0])
+    assert found[0][1] == found[1][1]
+    assert len(trained_early) >= 2, "no row was trained on while others were awaited"
+
+
+@pytest.mark.timeout(300)
+def test_what_dropout_draws_does_not_depend_on_when_answers_come(late, unpacked, model, monkeypatch):
+    for module in model.modules():
+        if hasattr(module, "attention_dropout"):
+            monkeypatch.setattr(module, "attention_dropout", 0.3)
+    first, second = late(1)[0], late(2)[0]
+    assert_close(second, first)
+    with pytest.raises(AssertionError):
+        assert_close(first, unpacked[0])
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("enough", [True, False])
+def test_rows_train_early_where_their_gradients_are_little(
+    enough, late, unpacked, model, trained_early, monkeypatch, caplog
+):
+    needed = sum(one.nbytes for one in model.parameters())
+    memory = int(needed / SHARE) + (1 if enough else -(SHARE**-1))
+    monkeypatch.setattr(learner_trainer, "memory_bytes", lambda device: int(memory))
+    caplog.set_level("INFO")
+    assert_close(late(1)[0], unpacked[0])
+    assert bool(trained_early) == enough
+    told = "rows train while answers are awaited" if enough else "rows train when the last answer of a step is there"
+    assert [one.message.partition(":")[0] for one in caplog.records if one.message.startswith("rows train")] == [told]
+
+
+def test_early_rows_keep_one_more_set_of_gradients(model):
+    trained = [one for one in model.parameters() if one.requires_grad][:2]
+    early = EarlyGradients(trained)
+    for _ in range(2):
+        early.add(sum(3 * one.sum() for one in trained), 5 * trained[0].sum())
+    early.apply(ce=2.0, coord=10.0)
+    assert [set(one.grad.flatten().tolist()) for one in trained] == [{4.0}, {3.0}]
 
 
 def member(rank, port, folder, paths):

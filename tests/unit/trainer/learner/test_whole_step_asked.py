@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
-from stage2_trainer.data.prompt_cache import PromptCache
-from stage2_trainer.learner.estep import EStep
-from stage2_trainer.learner.matcher import Matcher
 from stage2_trainer.learner.rollout_documents import rollout_document
-from stage2_trainer.matching import CoordVocab, MatchOptions
 from stage2_trainer.process.interrupt import Interrupted
 from stage2_trainer.rollouts.replay import lines_of_step, replay
 from stage2_trainer.rollouts.rollout_source import GenerationRequest
@@ -20,12 +15,14 @@ from tests.unit.trainer.learner.harness import (
     PROMPTS,
     RecordingSync,
     ScriptedBackend,
-    box,
+    build_e_step,
     fresh_rollouts,
     only_first,
     perfect,
-    record,
+    segments_of,
     shifted,
+    trained_ids,
+    two_boxes,
 )
 
 STEP = 5
@@ -47,8 +44,7 @@ class SampledBackend(ScriptedBackend):
 
 @pytest.fixture
 def records(image_paths):
-    objects = {"object_1": box("red box", 100, 100, 400, 400), "object_2": box("blue box", 500, 500, 900, 800)}
-    return [record(image_paths[i % 3], i, **objects) for i in range(sum(SIZES))]
+    return two_boxes([image_paths[i % 3] for i in range(sum(SIZES))])
 
 
 @pytest.fixture
@@ -57,31 +53,27 @@ def backend(encoder, records):
 
 
 @pytest.fixture
-def e_step(encoder, backend):
-    lines = []
-    matcher = Matcher(CoordVocab.from_tokenizer(encoder.tokenizer), MatchOptions(), encoder.vision_ids)
-    made = EStep(
-        encoder=encoder,
-        cache=PromptCache(encoder, 2**30),
-        prompts=PROMPTS,
-        rollouts=fresh_rollouts(backend, RecordingSync(), Reporter(), lambda: None),
-        matcher=matcher,
-        on_matched=lambda step, matched: lines.extend(
+def lines():
+    return []
+
+
+@pytest.fixture
+def e_step(encoder, backend, lines):
+    return build_e_step(
+        encoder,
+        backend,
+        lambda step, matched: lines.extend(
             {"event": "rollout", "part": "train", "step": step, **rollout_document(one)} for one in matched
         ),
     )
-    made.lines = lines
-    return made
 
 
 def batches(records):
     return [records[0:2], records[2:3], records[3:6]]
 
 
-def test_answers_and_targets_are_those_of_one_micro_step_at_a_time(e_step, encoder, records, backend, model):
-    begun = e_step.begin(batches(records), model, global_step=STEP, stopwatch=Stopwatch())
-    segments = [begun.get(i, Stopwatch(), lambda: None) for i in range(len(begun))]
-    e_step.finish(begun)
+def test_answers_and_targets_are_those_of_one_micro_step_at_a_time(e_step, lines, encoder, records, backend, model):
+    segments = segments_of(e_step, batches(records), model, global_step=STEP)
     together, backend.seeds = backend.seeds, []
     source = fresh_rollouts(backend, RecordingSync(), Reporter(), lambda: None)
     alone = []
@@ -90,18 +82,14 @@ def test_answers_and_targets_are_those_of_one_micro_step_at_a_time(e_step, encod
         alone += source.generate(GenerationRequest(model, chats, STEP, micro_step, Stopwatch())).rollouts
     expected = [request_seed(17, STEP, m, i) for m, size in enumerate(SIZES) for i in range(size)]
     assert together == backend.seeds == expected
-    assert [line["token_ids"] for line in e_step.lines] == [one.token_ids for one in alone]
-    assert len({tuple(line["token_ids"]) for line in e_step.lines}) > 1, "answers differ by their seeds"
-    trained = [
-        one.placed.encoding.input_ids[one.placed.encoding.prompt_len :][: one.placed.encoding.answer_len].tolist()
-        for one in segments
-    ]
-    found = replay(lines_of_step(e_step.lines, STEP), encoder.tokenizer)
-    assert [list(one.target.y_train_ids) for one in found] == trained
-    assert [(line["micro_step"], line["index"]) for line in e_step.lines] == [
+    assert [line["token_ids"] for line in lines] == [one.token_ids for one in alone]
+    assert len({tuple(line["token_ids"]) for line in lines}) > 1, "answers differ by their seeds"
+    found = replay(lines_of_step(lines, STEP), encoder.tokenizer)
+    assert [list(one.target.y_train_ids) for one in found] == [trained_ids(one) for one in segments]
+    assert [(line["micro_step"], line["index"]) for line in lines] == [
         (m, i) for m, size in enumerate(SIZES) for i in range(size)
     ]
-    assert [line["seed_base"] for line in e_step.lines[:3]] == [*expected[:1] * 2, expected[2]]
+    assert [line["seed_base"] for line in lines[:3]] == [*expected[:1] * 2, expected[2]]
 
 
 def test_a_run_that_is_asked_to_stop_does_not_wait_for_answers(e_step, records, backend, model):
@@ -119,19 +107,8 @@ def test_a_run_that_is_asked_to_stop_does_not_wait_for_answers(e_step, records, 
 class _Never:
     all_in = False
 
-    def wait_for(self, one, *, patience_s=None):
+    def wait_for(self, some, *, patience_s=None):
         return False
-
-
-def test_pixels_are_held_while_memory_allows_and_else_read_again(encoder, records):
-    chat, whole = PROMPTS.chat(records[0]), encoder.prompt(PROMPTS.chat(records[0]))
-    for limit in (2**30, 0, whole.pixel_values.nbytes):
-        cache = PromptCache(encoder, limit)
-        prompt = cache.prompt(records[0].images, lambda: chat)
-        cache.prompt(records[1].images, lambda: PROMPTS.chat(records[1]))
-        assert prompt.pixel_values is None
-        assert torch.equal(prompt.input_ids, whole.input_ids)
-        assert torch.equal(cache.pixels(records[0].images), whole.pixel_values)
 
 
 def test_a_waiting_segment_takes_no_pixels_into_a_checkpoint(e_step, records, model, tmp_path):

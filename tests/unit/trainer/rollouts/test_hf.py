@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from stage2_api.rollout_matching import RepeatTerminate, RolloutMatching
+from stage2_trainer.data.prompt_cache import PromptCache
 from stage2_trainer.process.transformers_compat import disable_cache
 from stage2_trainer.rollouts.hf import Decoding, HfBackend
 from stage2_trainer.wire.rollout import RolloutRequest
@@ -25,7 +26,8 @@ def generate(model, encoder, chats):
     def run(*, plan=PLAN, **options):
         decoding = Decoding(**{"max_new_tokens": 24, **options})
         requests = [RolloutRequest(messages=chat) for chat in chats]
-        return HfBackend(model, encoder, decoding).generate(requests, seed_plan=plan, version=3)
+        backend = HfBackend(model, encoder, decoding, cache=PromptCache(encoder, 0))
+        return backend.generate(requests, seed_plan=plan, version=3)
 
     return run
 

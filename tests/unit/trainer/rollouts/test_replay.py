@@ -7,32 +7,25 @@ import pytest
 from typer.testing import CliRunner
 
 from stage2_cli.main import app
-from stage2_trainer.data.prompt_cache import PromptCache
-from stage2_trainer.learner.estep import EStep
-from stage2_trainer.learner.matcher import Matcher
 from stage2_trainer.learner.rollout_documents import rollout_document
-from stage2_trainer.matching import CoordVocab, MatchOptions
+from stage2_trainer.matching import MatchOptions
 from stage2_trainer.rollouts.replay import lines_of_step, replay
-from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import JsonLines
-from stage2_trainer.telemetry.stopwatch import Stopwatch
 from tests.unit.trainer.learner.harness import (
-    PROMPTS,
-    RecordingSync,
     ScriptedBackend,
-    box,
-    fresh_rollouts,
+    build_e_step,
     only_first,
     perfect,
-    record,
+    segments_of,
     shifted,
+    trained_ids,
+    two_boxes,
 )
 
 
 @pytest.fixture
 def records(image_paths):
-    objects = {"object_1": box("red box", 100, 100, 400, 400), "object_2": box("blue box", 500, 500, 900, 800)}
-    return [record(path, i, **objects) for i, path in enumerate(image_paths)]
+    return two_boxes(image_paths)
 
 
 @pytest.fixture
@@ -41,27 +34,18 @@ def ran(encoder, model, records, tmp_path):
 
     def run(answer, *, step=2, **options):
         log = JsonLines(tmp_path / "rollouts.jsonl")
-        matcher = Matcher(CoordVocab.from_tokenizer(encoder.tokenizer), MatchOptions(**options), encoder.vision_ids)
-        e_step = EStep(
-            encoder=encoder,
-            cache=PromptCache(encoder, 2**30),
-            prompts=PROMPTS,
-            rollouts=fresh_rollouts(
-                ScriptedBackend(encoder, records, answer), RecordingSync(), Reporter(), lambda: None
-            ),
-            matcher=matcher,
-            on_matched=lambda at, matched: [
+        e_step = build_e_step(
+            encoder,
+            ScriptedBackend(encoder, records, answer),
+            lambda at, matched: [
                 log.write({"event": "rollout", "part": "train", "step": at, **rollout_document(one)}) for one in matched
             ],
+            **options,
         )
-        begun = e_step.begin([records], model, global_step=step, stopwatch=Stopwatch())
-        segments = [begun.get(i, Stopwatch(), lambda: None) for i in range(len(records))]
-        e_step.finish(begun)
+        segments = segments_of(e_step, [records], model, global_step=step)
         log.close()
-        encodings = [segment.placed.encoding for segment in segments]
-        trained = [one.input_ids[one.prompt_len : one.prompt_len + one.answer_len].tolist() for one in encodings]
         lines = [json.loads(line) for line in (tmp_path / "rollouts.jsonl").read_text().splitlines()]
-        return lines, trained
+        return lines, [trained_ids(segment) for segment in segments]
 
     return run
 

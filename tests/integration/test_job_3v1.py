@@ -1,0 +1,106 @@
+"""The shipped 3v1 job's own training section, with three servers: who is asked for what, and how full rows are."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests import forked
+
+ROOT = Path(__file__).parents[2]
+JOB = ROOT / "examples" / "job-3v1.yaml"
+TINY_JOB = ROOT / "examples" / "job-3v1-tiny.yaml"
+RECORDS = 32  # the job's own effective_batch_size
+ROW = 1000  # tokens, some five answers, as the job's rows have
+
+pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shapes")
+    command = [sys.executable, ROOT / "examples/make_shapes.py", folder, "--train", str(RECORDS), "--held-out", "0"]
+    subprocess.run([*command, "--max-shapes", "6"], check=True, capture_output=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def addresses(start_server):
+    """Three stubs of this file's own: they are asked all at once."""
+    started = [start_server("stub") for _ in range(3)]
+    return [{"base_url": one.base_url, "group_port": one.group_port} for one in started]
+
+
+@pytest.fixture
+def trained(shapes, addresses, tmp_path, token_file):
+    """A function that trains one step of the job on the tiny model; it returns the step's record and its requests."""
+
+    def run(**matching):
+        config = yaml.safe_load(JOB.read_text())["spec"]["config"]
+        tiny = yaml.safe_load(TINY_JOB.read_text())["spec"]["config"]
+        config |= {"global_max_length": ROW, "tuner": tiny["tuner"], "template": {}}
+        config["model"] = {**tiny["model"], "model": str(ROOT / "examples/tiny-qwen3-vl")}
+        config["training"] |= {
+            "output_dir": str(tmp_path / "out"),
+            "max_steps": 1,
+            "trace": True,
+            "eval_strategy": "no",
+        }
+        config["custom"] |= {"train_jsonl": str(shapes / "train.jsonl"), "user_prompt": "List the shapes."}
+        del config["custom"]["val_jsonl"]
+        options = config["custom"]["extra"]["rollout_matching"]
+        options["vllm"] |= {"max_model_len": 1024, "max_num_seqs": matching.pop("max_num_seqs", 256)}
+        options["vllm"]["server"]["servers"] = addresses
+        options["vllm"]["sync"]["verify_tolerance"] = 0.2  # the job computes in bfloat16, the stubs in float32
+        options |= {"max_new_tokens": 128, **matching}
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+        command = [forked.STAGE2, "learn", tmp_path / "config.yaml"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "STAGE2_TOKEN_FILE": str(token_file)}
+        done = forked.run(command, imports=forked.LEARNER, env=environment)
+        assert done.returncode == 0, done.stderr[-4000:]
+        lines = map(json.loads, (tmp_path / "out" / "stage2_log.jsonl").read_text().splitlines())
+        return next(line for line in lines if line["event"] == "step"), tmp_path / "out"
+
+    return run
+
+
+def requests_of(folder):
+    """How many requests each server had and how many at once, in no order."""
+    under_way, most, count = Counter(), Counter(), Counter()
+    edges = [event for event in json.loads((folder / "trace.json").read_text()) if event.get("cat") == "rollout"]
+    for event in sorted(edges, key=lambda event: (event["ts"], event["ph"] == "b")):
+        server = event["pid"]
+        under_way[server] += 1 if event["ph"] == "b" else -1
+        most[server] = max(most[server], under_way[server])
+        count[server] += event["ph"] == "b"
+    return sorted((count[server], most[server]) for server in count)
+
+
+def assert_each_has_a_chunk(folder, addresses):
+    answered = defaultdict(list)
+    for line in map(json.loads, (folder / "rollouts.jsonl").read_text().splitlines()):
+        answered[line["server"]].append(line["micro_step"])
+    chunks = [range(11), range(11, 22), range(22, 32)]
+    assert [answered[one["base_url"]] for one in addresses] == [list(chunk) for chunk in chunks]
+
+
+def test_scope_step_asks_all_servers_at_once_and_fills_its_rows(trained, addresses):
+    told, folder = trained()
+    assert requests_of(folder) == [(10, 10), (11, 11), (11, 11)]
+    assert_each_has_a_chunk(folder, addresses)
+    assert told["packing/post_rollout_fill"] >= 0.9
+    assert told["rollout/gt_objects"] > RECORDS
+
+
+def test_scope_micro_asks_in_the_same_way(trained, addresses):
+    told, folder = trained(post_rollout_pack_scope="micro", max_num_seqs=4)
+    assert requests_of(folder) == [(10, 4), (11, 4), (11, 4)]
+    assert_each_has_a_chunk(folder, addresses)
+    assert told["packing/post_rollout_segments"] == 1
