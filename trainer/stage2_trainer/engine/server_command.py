@@ -17,7 +17,11 @@ Platform = Literal["cpu", "cuda"]
 
 STUB_MODULE = "stage2_trainer.stub.app"
 # vLLM puts each one around those before it, so the guard is the outermost.
-MIDDLEWARE = ["stage2_trainer.engine.identity_route.IdentityRoute", "stage2_trainer.engine.guard.TokenGuard"]
+MIDDLEWARE = [
+    "stage2_trainer.engine.identity_route.IdentityRoute",
+    "stage2_trainer.engine.stuck_update.StuckUpdate",
+    "stage2_trainer.engine.guard.TokenGuard",
+]
 TRANSFER_BACKENDS: dict[Platform, str] = {"cpu": "gloo", "cuda": "nccl"}
 ADAPTER_BACKEND = "stage2-nccl"
 CPU_KV_CACHE_GIB = 1

@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse, Response
 
 from stage2_api.pod.ports import HEALTH_ROUTE
 from stage2_trainer.engine.guard import TokenGuard
+from stage2_trainer.engine.stuck_update import StuckUpdate
 from stage2_trainer.stub.chat_server import ChatServer, error_response
 from stage2_trainer.stub.requests import FinishRequest, InitRequest, UnloadRequest, UpdateRequest
 from stage2_trainer.stub.stub_model import StubModel
@@ -43,6 +44,7 @@ def build_app(stub: Stub) -> FastAPI:
         stub.updates.receiver.leave()
 
     app = FastAPI(lifespan=lifespan)
+    app.add_middleware(StuckUpdate)
     app.add_middleware(TokenGuard)
     app.add_exception_handler(Exception, _internal_error)
     _add_serving_routes(app, stub)

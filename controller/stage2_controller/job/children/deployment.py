@@ -15,6 +15,7 @@ from stage2_controller.job.children import meta, pod
 from stage2_controller.job.containers import Container
 
 _PROBE_PERIOD_S = 5
+_STUCK_LIMIT_S = 300  # a machine out of memory or cores may be silent for minutes, and come back
 _START_LIMIT_S = 3600  # at least: a large model over a slow disk. A shorter start deadline is the controller's to keep
 
 
@@ -52,9 +53,10 @@ def gated(manifest: meta.Manifest) -> meta.Manifest:
 
 
 def _probes(server: Container, start_limit_s: int) -> dict[str, Any]:
-    """Return no liveness probe: a server busy with long rollouts must not be killed, a dead engine ends its process.
+    """Return the probes: a server that says for minutes that it cannot take weights, or nothing, is started again.
 
-    The startup probe ends a server, so it waits for as long as the job may: the job's deadline began before.
+    A dead engine ends its process, and one busy with long rollouts answers. The startup probe ends a server, so it
+    waits for as long as the job may: the job's deadline began before.
     """
     health = {
         "httpGet": {"path": HEALTH_ROUTE, "port": server.port},
@@ -64,4 +66,5 @@ def _probes(server: Container, start_limit_s: int) -> dict[str, Any]:
     return {
         "startupProbe": {**health, "failureThreshold": math.ceil(start_limit_s / _PROBE_PERIOD_S)},
         "readinessProbe": {**health, "failureThreshold": 3},
+        "livenessProbe": {**health, "failureThreshold": _STUCK_LIMIT_S // _PROBE_PERIOD_S},
     }

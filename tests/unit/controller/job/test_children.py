@@ -42,6 +42,13 @@ def test_one_pod_holds_all_servers_each_with_its_own_gpu_and_port() -> None:
         assert container["readinessProbe"]["httpGet"]["port"] == 8000 + index
 
 
+def test_a_server_that_is_silent_for_minutes_is_started_again_and_no_sooner() -> None:
+    for container in pod_spec("Deployment")["containers"]:
+        probe = container["livenessProbe"]
+        assert probe["httpGet"] == container["readinessProbe"]["httpGet"]
+        assert probe["failureThreshold"] * probe["periodSeconds"] == 300
+
+
 @pytest.mark.parametrize(
     ("deadline_s", "limit_s", "threshold"), [(60, 3600, 720), (3600, 3600, 720), (7201, 7201, 1441)]
 )
