@@ -2,21 +2,24 @@
 
     python -m bench.sink PORT
 
-Beside the stub's routes: POST /raw receives broadcasts and does nothing with them, POST /reload reads a checkpoint.
+Beside the stub's routes: POST /raw receives gloo broadcasts and drops them, POST /reload reads a checkpoint.
 """
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import uvicorn
+from bench import raw_gloo
 from fastapi import Body
 from fastapi.concurrency import run_in_threadpool
 from safetensors.torch import load_file
 
+from stage2_trainer.engine.receiver import Receiver
+from stage2_trainer.engine.tcp import open_tcp
 from stage2_trainer.stub.chat_server import ChatServer
 from stage2_trainer.stub.routes import Stub, build_app
 from stage2_trainer.stub.weight_updates import WeightUpdates
@@ -42,23 +45,23 @@ class Sink:
         """Do nothing: nothing is generated."""
 
 
-def raw(stub: Stub, sizes: list[int]) -> None:
-    """Receive broadcasts of so many bytes over the transfer group's own sockets."""
-    group: Any = stub.updates.receiver._group
-    for size in sizes:
-        group.broadcast(torch.empty(size, dtype=torch.uint8)).wait()
-
-
 def main(port: int) -> None:
     """Serve until terminated."""
     torch.set_num_threads(1)
     sink: Any = Sink()
-    stub = Stub(sink, ChatServer(sink, max_model_len=1), WeightUpdates(sink, max_lora_rank=None), root="")
+    updates = WeightUpdates(sink, Receiver(open_tcp), max_lora_rank=None)
+    stub = Stub(sink, ChatServer(sink, max_model_len=1), updates, root="")
+    groups: list[Any] = []
     app = build_app(stub)
+
+    @app.post("/raw/join")
+    async def join(port: Annotated[int, Body()]) -> dict[str, bool]:
+        groups[:] = [await run_in_threadpool(raw_gloo.group, port, 1)]
+        return {"done": True}
 
     @app.post("/raw")
     async def receive(sizes: list[int]) -> dict[str, bool]:
-        await run_in_threadpool(raw, stub, sizes)
+        await run_in_threadpool(raw_gloo.broadcast, groups, sizes)
         return {"done": True}
 
     @app.post("/reload")

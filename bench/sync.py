@@ -19,6 +19,7 @@ from typing import Any
 
 import httpx
 import torch
+from bench import raw_gloo
 from bench.tables import Row, Table
 from safetensors.torch import save_file
 from torch import nn
@@ -77,13 +78,14 @@ def compared(what: str, policy: Policy, addresses: list[ServerAddress], token: s
     with ExitStack() as stack:
         full = FullSync(addresses, changed_only=False, bucket_bytes=BUCKET_BYTES, **options)
         stack.callback(full.close)
+        groups = raw_groups(full)
         ours, raw, each, disk = alternately(
             lambda: full.sync(policy, version=1),
-            lambda: broadcast(full, policy),
+            lambda: broadcast(full, groups, policy),
             lambda: tensor_by_tensor(full, policy),
             lambda: by_disk(full, policy),
         )
-        yield Row(what, "raw gloo broadcast, same sockets", ours, raw)
+        yield Row(what, "raw gloo broadcast", ours, raw)
         yield Row(what, "one RPC a tensor", ours, each)
         yield Row(what, "checkpoint on disk, reload", ours, disk)
         full.close()
@@ -96,16 +98,25 @@ def compared(what: str, policy: Policy, addresses: list[ServerAddress], token: s
         )
 
 
-def broadcast(full: FullSync, policy: Policy) -> None:
+def raw_groups(full: FullSync) -> list[Any]:
+    """Form a gloo group with every server."""
+    ports = [free_port() for _ in full.fleet.sessions]
+    calls = [
+        in_background(_post, session, "/raw/join", port)
+        for session, port in zip(full.fleet.sessions, ports, strict=True)
+    ]
+    groups = [raw_gloo.group(port, 0) for port in ports]
+    for call in calls:
+        call.result()
+    return groups
+
+
+def broadcast(full: FullSync, groups: list[Any], policy: Policy) -> None:
     """Send as many bytes in as many pieces, already packed, to servers that do nothing with them."""
     total = sum(meta.nbytes for meta in merged_weights(policy).metadata())
     sizes = [BUCKET_BYTES] * (total // BUCKET_BYTES) + [total % BUCKET_BYTES]
-    pieces = {size: torch.zeros(size, dtype=torch.uint8) for size in sizes}
     calls = [in_background(_post, session, "/raw", sizes) for session in full.fleet.sessions]
-    for size in sizes:
-        flying = [session.transfer.broadcast(pieces[size]) for session in full.fleet.sessions]
-        while not all(pending.done() for pending in flying):
-            time.sleep(0.0005)
+    raw_gloo.broadcast(groups, sizes)
     for call in calls:
         call.result()
 

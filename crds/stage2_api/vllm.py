@@ -6,7 +6,7 @@ Source: semantics section 3 (keys, defaults, rules), 11 (server mode), 12 (weigh
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, StringConstraints
 
@@ -16,6 +16,9 @@ from stage2_api.value_types import Count, Port, Positive, Scale, Url, Weight
 VllmMode = Literal["colocate", "server"]
 ServerProtocol = Literal["vllm", "swift"]
 SyncMode = Literal["full", "adapter", "auto"]
+SyncTransport = Literal["auto", "tcp", "nccl"]
+Transport = Literal["tcp", "nccl"]
+TRANSPORT_PATH: Final = "custom.extra.rollout_matching.vllm.sync.transport"
 LoadFormat = Literal["auto", "dummy", "safetensors", "pt", "runai_streamer", "sharded_state"]
 KvCacheDtype = Literal["auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2"]
 
@@ -80,12 +83,22 @@ class VllmServer(Section):
         return tuple(ServerAddress(url.rstrip("/"), port) for url, port in zip(urls, paired, strict=True))
 
 
+def resolve_transport(requested: SyncTransport, *, on_cuda: bool) -> Transport:
+    """Return what carries weights; `on_cuda` says whether learner and servers have GPUs."""
+    if requested == "auto":
+        return "nccl" if on_cuda else "tcp"
+    return requested
+
+
 class VllmSync(Section):
     """How the learner's weights reach the rollout engine before fresh rollouts."""
 
     mode: SyncMode = "full"
     """What is sent: `full` sends weights with adapters merged in, which works for every model and for DoRA; `adapter`
     sends only LoRA weights and needs `enable_lora`; `auto` takes `adapter` if it can work, else `full`."""
+    transport: SyncTransport = "auto"
+    """What carries weights to servers: `nccl` from GPU to GPU, `tcp` from and to main memory, over one port for each
+    server; `auto` takes `nccl` on GPUs and `tcp` elsewhere. Servers of `swift rollout` have transports of their own."""
     fallback_to_full: bool = True
     """Whether a failed adapter sync turns into full syncs for the rest of the run (with a warning) or ends it."""
     changed_only: bool = True

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from stage2_api.vllm import ServerAddress
-from stage2_trainer.weights import fleet
 from stage2_trainer.weights.full_sync import FullSync
-from stage2_trainer.wire.buckets import pack
+from stage2_trainer.weights.packing import Packer
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError
 from tests.integration import policies
@@ -97,13 +96,15 @@ def test_a_server_struck_in_the_middle_of_a_push_costs_only_itself(
     sync.sync(base, version=1)
     packed = []
 
-    def pack_and_strike(bucket, *rest):
+    pack = Packer.pack
+
+    def pack_and_strike(packer, bucket, *rest):
         packed.append(bucket)
         if len(packed) == 3:
             os.killpg(struck.process.pid, blow)
-        return pack(bucket, *rest)
+        return pack(packer, bucket, *rest)
 
-    monkeypatch.setattr(fleet, "pack", pack_and_strike)
+    monkeypatch.setattr(Packer, "pack", pack_and_strike)
     with pytest.raises(ServerError) as caught:
         sync.sync(base, version=2)
     monkeypatch.undo()

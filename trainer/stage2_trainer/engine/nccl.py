@@ -1,57 +1,75 @@
-"""vLLM's nccl weight-transfer engine, taught to take adapters too: for GPU servers with `enable_lora`."""
+"""The worker's end of an NCCL group: buckets arrive in its GPU's memory."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import logging
+import os
+from collections.abc import Callable
+from concurrent.futures import Future
 
 import torch
-from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine, NCCLWeightTransferUpdateInfo
-from vllm.distributed.weight_transfer.packed_tensor import packed_nccl_broadcast_consumer
 
-from stage2_trainer.engine.adapter_store import keep_adapter
+from stage2_trainer.engine.tcp import dial_learner
+from stage2_trainer.weights.transfer.nccl import nccl_communicator
+from stage2_trainer.wire.background import in_background
+from stage2_trainer.wire.errors import LinkError
+from stage2_trainer.wire.link import Link
+from stage2_trainer.wire.nccl_group import UNIQUE_ID_BYTES, Communicator, NcclGroup
+from stage2_trainer.wire.transfer_group import GroupInfo
+
+logger = logging.getLogger(__name__)
 
 
-@dataclass
-class AdapterUpdateInfo(NCCLWeightTransferUpdateInfo):
-    """The tensors that follow, in order; `adapter` (name, config) says that they are an adapter's."""
+def open_nccl(
+    info: GroupInfo,
+    rank: int,
+    device: torch.device,
+    communicator: Callable[[torch.device], Communicator] = nccl_communicator,
+) -> NcclInlet:
+    """Join the learner's group as `rank`. Raises LinkError, and ValueError where the learner sends otherwise."""
+    info.require("nccl")
+    link = dial_learner(info, rank)
+    group = NcclGroup(communicator(device), [link], info.timeout_s)
+    inlet = NcclInlet(link, group, device)
+    try:
+        group.open(link.receive(UNIQUE_ID_BYTES, info.timeout_s), rank, info.world_size)
+    except BaseException:
+        inlet.close()
+        raise
+    return inlet
 
-    adapter: dict[str, Any] | None = None
 
+class NcclInlet:
+    """A place in a group at which buckets arrive, one after the other."""
 
-class AdapterNcclEngine(NCCLWeightTransferEngine):
-    """An engine that loads base weights as vLLM does, and keeps adapters for vLLM's adapter loader."""
+    def __init__(self, link: Link, group: NcclGroup, device: torch.device) -> None:
+        self._link = link
+        self._group = group
+        self._device = device
+        self._last: Future[torch.Tensor] | None = None
 
-    update_info_cls = AdapterUpdateInfo
-    _loading = False
+    def start(self, nbytes: int) -> Future[torch.Tensor]:
+        """Begin to receive the next bucket."""
+        buffer = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
+        # What this memory held before may still be read by work of this stream.
+        ready = torch.cuda.current_stream(self._device).record_event() if buffer.is_cuda else None
+        self._last = in_background(self._receive, buffer, ready, self._last)
+        return self._last
 
-    def start_weight_update(self) -> None:
-        """Leave the layers alone until base weights come: an adapter does not touch them."""
+    def rest(self) -> None:
+        """Give back what only a push needs."""
+        self._last = None
 
-    def receive_weights(self, update_info: NCCLWeightTransferUpdateInfo) -> None:
-        """Receive base weights into the model, or an adapter into its folder."""
-        assert isinstance(update_info, AdapterUpdateInfo)  # `update_info_cls`
-        if update_info.adapter is None:
-            if not self._loading:
-                super().start_weight_update()
-                self._loading = True
-            super().receive_weights(update_info)
-            return
-        shapes = zip(update_info.shapes, (getattr(torch, name) for name in update_info.dtype_names), strict=True)
-        tensors: dict[str, torch.Tensor] = {}
-        packed_nccl_broadcast_consumer(
-            iterator=zip(update_info.names, shapes, strict=True),
-            group=self.model_update_group,
-            src=0,
-            post_unpack_func=lambda pairs: tensors.update({name: tensor.cpu() for name, tensor in pairs}),
-            buffer_size_bytes=self.packed_buffer_size_bytes,
-            num_buffers=self.packed_num_buffers,
-            device=self.device,
-        )
-        keep_adapter(update_info.adapter["name"], update_info.adapter["config"], tensors)
+    def close(self) -> None:
+        """Leave the group. A process that NCCL does not let go ends: it could never take weights again."""
+        self._link.abort()
+        if not self._group.close():
+            logger.critical("this server must be started again: its NCCL group cannot be left")
+            os._exit(os.EX_SOFTWARE)
+        self._link.close()
 
-    def finish_weight_update(self) -> None:
-        """Put new base weights in place, if any came."""
-        if self._loading:
-            super().finish_weight_update()
-            self._loading = False
+    def _receive(self, buffer: torch.Tensor, ready: object, before: Future[torch.Tensor] | None) -> torch.Tensor:
+        if before is not None and before.exception() is not None:
+            raise LinkError("a bucket before it did not arrive")
+        self._group.broadcast(buffer, ready)
+        return buffer

@@ -12,8 +12,8 @@ from stage2_trainer.engine.adapter_resolver import ReceivedAdapters
 from stage2_trainer.engine.vllm_compat import offer_model_inspections, register_transfer_engine
 
 ENGINES = {
-    "gloo": ("stage2_trainer.engine.gloo", "GlooEngine"),
-    "stage2-nccl": ("stage2_trainer.engine.nccl", "AdapterNcclEngine"),
+    "tcp": ("stage2_trainer.engine.weight_engine", "TcpEngine"),
+    "stage2-nccl": ("stage2_trainer.engine.weight_engine", "NcclEngine"),
 }
 RESOLVER = "stage2"
 INSPECTIONS_VARIABLE = "STAGE2_MODELINFOS"

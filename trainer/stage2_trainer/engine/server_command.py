@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from stage2_api.runconfig import RunConfig
+from stage2_api.vllm import Transport, resolve_transport
 from stage2_trainer.engine.vllm_compat import SERVER_MODULE, dummy_load_options, without_removed_options
 from stage2_trainer.wire.served_model import LORA_RANKS, MAX_LORA_RANK, POLICY_MODEL
 
@@ -22,8 +23,7 @@ MIDDLEWARE = [
     "stage2_trainer.engine.stuck_update.StuckUpdate",
     "stage2_trainer.engine.guard.TokenGuard",
 ]
-TRANSFER_BACKENDS: dict[Platform, str] = {"cpu": "gloo", "cuda": "nccl"}
-ADAPTER_BACKEND = "stage2-nccl"
+TRANSFER_BACKENDS: dict[Transport, str] = {"tcp": "tcp", "nccl": "stage2-nccl"}  # vLLM has an engine named nccl
 CPU_KV_CACHE_GIB = 1
 
 
@@ -54,7 +54,7 @@ def vllm_command(config: RunConfig, endpoint: Endpoint, platform: Platform) -> l
         "disable-custom-all-reduce": vllm.disable_custom_all_reduce,
         **_adapter_options(config),
         "mm-processor-kwargs": _pixel_limits(config) or None,
-        "weight-transfer-config": {"backend": transfer_backend(config, platform)},
+        "weight-transfer-config": {"backend": TRANSFER_BACKENDS[transport_of(config, platform)]},
         "middleware": MIDDLEWARE,
         **_passed_through(config),
     }
@@ -64,11 +64,9 @@ def vllm_command(config: RunConfig, endpoint: Endpoint, platform: Platform) -> l
     return [sys.executable, "-m", SERVER_MODULE, *_flags(options)]
 
 
-def transfer_backend(config: RunConfig, platform: Platform) -> str:
-    """Return the weight-transfer engine: vLLM's own on GPUs, ours on the CPU and where adapters are to be received."""
-    if platform == "cuda" and config.rollout_matching.vllm.enable_lora:
-        return ADAPTER_BACKEND
-    return TRANSFER_BACKENDS[platform]
+def transport_of(config: RunConfig, platform: Platform) -> Transport:
+    """Return what this server receives weights over."""
+    return resolve_transport(config.rollout_matching.vllm.sync.transport, on_cuda=platform == "cuda")
 
 
 def stub_command(config: RunConfig, endpoint: Endpoint) -> list[str]:
@@ -81,6 +79,7 @@ def stub_command(config: RunConfig, endpoint: Endpoint) -> list[str]:
         "load-format": "dummy" if config.rollout_matching.vllm.resolved_load_format == "dummy" else "auto",
         "max-model-len": config.rollout_matching.vllm.max_model_len,
         "mm-processor-kwargs": _pixel_limits(config) or None,
+        "transport": transport_of(config, "cpu"),
         **_adapter_options(config),
     }
     return [sys.executable, "-m", STUB_MODULE, *_flags(options)]

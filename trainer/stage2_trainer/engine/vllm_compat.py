@@ -75,14 +75,18 @@ def offer_model_inspections(kept: Path, cache_root: Path) -> None:
             (folder / answer.name).symlink_to(answer)
 
 
-def receive_on_cpu(engine: Any, update_info: dict[str, Any]) -> None:
-    """Do what `WeightTransferEngine.update_weights` does, but for its last line.
+def receive_and_settle(engine: Any, update_info: dict[str, Any]) -> None:
+    """Do what `WeightTransferEngine.update_weights` does, but wait for the device only where there is one.
 
-    The base class ends with `torch.accelerator.synchronize()`, which raises RuntimeError where there is no accelerator;
-    broadcasts over gloo are waited for one by one and need none. No upstream issue found (the call came with the
-    engines' own lifecycle, pull request vllm-project/vllm#44353). Goes when the call is made on accelerators alone.
+    The base class ends with `torch.accelerator.synchronize()`, which raises RuntimeError where there is no accelerator.
+    No upstream issue found (the call came with the engines' own lifecycle, pull request vllm-project/vllm#44353). Goes
+    when the call is made on accelerators alone.
     """
+    import torch
+
     engine.receive_weights(engine.parse_update_info(update_info))
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
 
 
 def finish_layerwise_reload(model: nn.Module, model_config: Any) -> None:

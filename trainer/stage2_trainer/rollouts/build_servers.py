@@ -118,6 +118,7 @@ def _synchronizer(
         timeout_s=timeout_s,
         device=policy.device,
         changed_only=vllm.sync.changed_only,
+        transport=vllm.sync.transport,
     )
     stack.callback(full.close)
     return WeightSynchronizer(

@@ -1,6 +1,6 @@
 """The CPU stub: a second, quick rollout server with vLLM's routes, for tests and rehearsals.
 
-It generates with transformers, takes the same gloo weight push, and is held to the same contract tests as vLLM
+It generates with transformers, takes the same weight push, and is held to the same contract tests as vLLM
 (tests/integration/test_server_contract.py). `stage2 serve CONFIG --server I --engine stub` runs it, or
 
     python -m stage2_trainer.stub.app --model DIR --port 8000
@@ -11,9 +11,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from functools import partial
 
+import torch
 import uvicorn
 
+from stage2_api.vllm import Transport
+from stage2_trainer.engine.receiver import Receiver
+from stage2_trainer.engine.tcp import open_tcp
 from stage2_trainer.stub.chat_server import ChatServer
 from stage2_trainer.stub.routes import Stub, build_app
 from stage2_trainer.stub.stub_model import StubModel
@@ -34,10 +39,19 @@ def main() -> None:
     stub = Stub(
         model,
         ChatServer(model, max_model_len=args.max_model_len),
-        WeightUpdates(model, max_lora_rank=args.max_lora_rank if args.enable_lora else None),
+        WeightUpdates(model, receiver(args.transport), max_lora_rank=args.max_lora_rank if args.enable_lora else None),
         root=args.model,
     )
     uvicorn.run(build_app(stub), host=args.host, port=args.port, log_level="warning")
+
+
+def receiver(transport: Transport) -> Receiver:
+    """Return what takes part in pushes over a transport."""
+    if transport == "tcp":
+        return Receiver(open_tcp)
+    from stage2_trainer.engine.nccl import open_nccl
+
+    return Receiver(partial(open_nccl, device=torch.device("cuda", torch.cuda.current_device())))
 
 
 def _arguments() -> argparse.Namespace:
@@ -49,6 +63,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--max-model-len", type=int, default=4096, help="prompt + answer, tokens")
     parser.add_argument("--load-format", choices=["auto", "dummy"], default="auto", help="dummy: random weights")
     parser.add_argument("--mm-processor-kwargs", type=json.loads, default={}, help="JSON: min_pixels, max_pixels")
+    parser.add_argument("--transport", choices=["tcp", "nccl"], default="tcp", help="what weights come over")
     parser.add_argument("--enable-lora", action=argparse.BooleanOptionalAction, default=False)
     parser.add_argument("--max-lora-rank", type=int, default=16)
     return parser.parse_args()

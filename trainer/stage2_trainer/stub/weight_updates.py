@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import Tensor
 
-from stage2_trainer.engine.gloo_receiver import Receiver
+from stage2_trainer.engine.receiver import Receiver
 from stage2_trainer.stub.requests import AdapterInfo, UpdateRequest
 from stage2_trainer.stub.stub_model import StubModel
 from stage2_trainer.wire.buckets import TensorMeta, from_wire
-from stage2_trainer.wire.gloo_group import GroupInfo
+from stage2_trainer.wire.transfer_group import GroupInfo
 
 INITIAL_VERSION = "default"
 
@@ -18,22 +18,23 @@ INITIAL_VERSION = "default"
 class WeightUpdates:
     """Updates of a model's weights. max_lora_rank: of adapters that are taken; None = none are."""
 
-    def __init__(self, model: StubModel, *, max_lora_rank: int | None) -> None:
+    def __init__(self, model: StubModel, receiver: Receiver, *, max_lora_rank: int | None) -> None:
         self.model = model
         self.max_lora_rank = max_lora_rank
-        self.receiver = Receiver()
+        self.receiver = receiver
         self.version = INITIAL_VERSION
-        self.updating = False
+        self._open: object | None = None  # the update under way
 
     def start(self) -> None:
         """Open an update. Raises RuntimeError if one is open."""
-        if self.updating:
+        if self._open is not None:
             raise RuntimeError("start_weight_update called while a weight update is already active")
-        self.updating = True
+        self._open = object()
 
     def update(self, request: UpdateRequest) -> None:
         """Receive and load tensors."""
-        if not self.updating:
+        mine = self._open
+        if mine is None:
             raise RuntimeError("start_weight_update must be called before update_weights")
         info = request.update_info
         metas = from_wire(info.names, info.dtype_names, info.shapes)
@@ -43,7 +44,8 @@ class WeightUpdates:
             else:
                 self._receive_adapter(metas, info.adapter)
         except BaseException:
-            self.updating = False
+            if self._open is mine:  # and not one that another learner has opened meanwhile
+                self._open = None
             raise
 
     def _receive_adapter(self, metas: list[TensorMeta], adapter: AdapterInfo) -> None:
@@ -57,9 +59,9 @@ class WeightUpdates:
 
     def finish(self, version: str | None) -> None:
         """Close the update, under a version."""
-        if not self.updating:
+        if self._open is None:
             raise RuntimeError("finish_weight_update called without a matching start_weight_update")
-        self.updating = False
+        self._open = None
         self.version = version or self.version
 
     def join(self, init_info: dict[str, Any]) -> None:

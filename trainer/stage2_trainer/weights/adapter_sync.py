@@ -88,8 +88,9 @@ class AdapterSync:
             if rebased:
                 self._fleet.push(base, rebased, update)
             self._fleet.push(shipment, update.fit, update)
-            update.each(_finish, version)
-            update.each(SyncSession.use_adapter, name)
+            with update.phases.measure("finish"):
+                update.each(_finish, version)
+                update.each(SyncSession.use_adapter, name)
         return SyncReport(
             version=version,
             seconds=time.monotonic() - start,
@@ -98,6 +99,8 @@ class AdapterSync:
             servers=self._fleet.base_urls,
             everything=bool(rebased),
             adapter=name,
+            transport=self._fleet.transport,
+            phases=update.phases.seconds(),
         )
 
 

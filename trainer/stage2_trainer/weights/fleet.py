@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import cycle
 from typing import Any
 
 import torch
 
-from stage2_api.vllm import ServerAddress
+from stage2_api.vllm import ServerAddress, SyncTransport, Transport
+from stage2_trainer.weights.delivery import Delivery, Parcel, SlotPool
 from stage2_trainer.weights.merge import WeightSource
+from stage2_trainer.weights.packing import Packer
+from stage2_trainer.weights.sync_phases import SyncPhases
 from stage2_trainer.weights.sync_session import SyncSession
 from stage2_trainer.weights.transfer.choice import transfer_for
-from stage2_trainer.weights.transfer.protocol import PendingBroadcast
 from stage2_trainer.wire.background import in_background
-from stage2_trainer.wire.buckets import TensorMeta, bucket_bytes, buffers_for, pack, plan_buckets, to_wire
+from stage2_trainer.wire.buckets import TensorMeta, bucket_bytes, plan_buckets, to_wire
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError, join_errors
 
-POLL_INTERVAL_S = 0.0001  # a bucket of the usual size takes milliseconds, and nothing is sent between two
-BUFFERS = 2  # one is on its way while the other is packed
+SLOTS = 2  # one bucket is on its way while the next is merged
 
 
 @dataclass(frozen=True)
@@ -43,10 +41,11 @@ class Shipment:
 
 
 class FleetUpdate:
-    """The servers of one sync that have not failed yet, and the failures of the others."""
+    """The servers of one sync that have not failed yet, the failures of the others, and where the time goes."""
 
     def __init__(self, sessions: Sequence[SyncSession]) -> None:
         self.fit = list(sessions)
+        self.phases = SyncPhases()
         self._failures: list[ServerError] = []
 
     def guard(self, session: SyncSession, step: Callable[..., Any], *arguments: Any) -> None:
@@ -75,7 +74,7 @@ class Fleet:
 
     servers: where they are, and the learner-side port of each one's transfer group.
     timeout_s: seconds that a call, forming a group, or sending one bucket may take.
-    device: where buckets are packed; CUDA sends over NCCL, anything else over gloo.
+    device: the one that weights are on. transport: see `VllmSync.transport`.
     """
 
     def __init__(
@@ -86,17 +85,30 @@ class Fleet:
         timeout_s: float,
         device: torch.device,
         bucket_bytes: int,
+        transport: SyncTransport = "auto",
     ) -> None:
-        self._device = device
         self._timeout_s = timeout_s
         self._bucket_bytes = bucket_bytes
         self.sessions = [
             SyncSession(
                 ServerClient(address.base_url, token, timeout_s=timeout_s),
-                transfer_for(device, address.group_port, bucket_bytes=bucket_bytes, timeout_s=timeout_s),
+                transfer_for(
+                    device,
+                    address.group_port,
+                    requested=transport,
+                    token=token,
+                    bucket_bytes=bucket_bytes,
+                    timeout_s=timeout_s,
+                ),
             )
             for address in servers
         ]
+        self._packer = Packer(device, self.sessions[0].transfer.staging)
+
+    @property
+    def transport(self) -> Transport:
+        """What carries the weights."""
+        return self.sessions[0].transfer.transport
 
     @property
     def base_urls(self) -> tuple[str, ...]:
@@ -118,7 +130,10 @@ class Fleet:
             ServerError: at the end, one or more servers failed. The others went through.
         """
         update = FleetUpdate(self.sessions)
-        update.each(SyncSession.begin)
+        with update.phases.measure("connect"):
+            update.each(SyncSession.connect)
+        with update.phases.measure("begin"):
+            update.each(SyncSession.begin)
         try:
             yield update
         except BaseException:
@@ -131,59 +146,36 @@ class Fleet:
         """Send every bucket to these servers at once, packing the next one while one is on its way."""
         metas = shipment.source.metadata()
         plan = list(plan_buckets(metas, self._bucket_bytes))
-        update_info, timeout_s = {**to_wire(metas), **shipment.header}, self._timeout_s * (len(plan) + 1)
-        calls = {session: session.receive(update_info, timeout_s) for session in sessions}
-        tensors = iter(shipment.source)
-        flying: dict[SyncSession, PendingBroadcast] = {}
-        sent: list[TensorMeta] = []
-        buffers = cycle(buffers_for(plan, self._device, BUFFERS))
-        for bucket, memory in zip(plan, buffers, strict=False):
-            buffer = pack(bucket, tensors, memory)
-            self._land(flying, calls, sent, update)
-            flying, sent = (
-                {session: session.transfer.broadcast(buffer) for session in calls if session in update.fit},
-                bucket,
-            )
-        self._land(flying, calls, sent, update)
-        for session, call in calls.items():
-            if session in update.fit:
-                update.guard(session, _confirm, session, call, self._timeout_s)
+        announcement, timeout_s = {**to_wire(metas), **shipment.header}, self._timeout_s * (len(plan) + 1)
+        deliveries = [Delivery(session, announcement, timeout_s) for session in sessions]
+        try:
+            self._pack(plan, iter(shipment.source), deliveries, update)
+        finally:
+            for delivery in deliveries:
+                delivery.close()
+        with update.phases.measure("send"):
+            for delivery in deliveries:
+                delivery.wait()
+        with update.phases.measure("load"):
+            for delivery in deliveries:
+                update.guard(delivery.session, delivery.confirm, self._timeout_s)
 
-    def _land(
+    def _pack(
         self,
-        flying: dict[SyncSession, PendingBroadcast],
-        calls: dict[SyncSession, Future[Any]],
-        bucket: list[TensorMeta],
+        plan: Sequence[Sequence[TensorMeta]],
+        tensors: Iterator[tuple[str, torch.Tensor]],
+        deliveries: Sequence[Delivery],
         update: FleetUpdate,
     ) -> None:
-        """Wait until a bucket has reached every fit server; one that fails or is late is given up."""
-        deadline = time.monotonic() + self._timeout_s
-        for session, pending in flying.items():
-            update.guard(session, _wait, session, pending, calls[session], bucket, deadline)
-
-
-def _confirm(session: SyncSession, call: Future[Any], timeout_s: float) -> None:
-    """Wait until the server says that it has taken everything."""
-    try:
-        call.result(timeout=timeout_s)
-    except TimeoutError as error:
-        detail = f"all tensors sent, but not confirmed within {timeout_s:g} s"
-        raise ServerError(session.client.base_url, "push", detail) from error
-
-
-def _wait(
-    session: SyncSession, pending: PendingBroadcast, call: Future[Any], bucket: list[TensorMeta], deadline: float
-) -> None:
-    """Wait for one broadcast. The server's own answer comes first: it says more than a broken connection."""
-    what = f"tensors {bucket[0].name} to {bucket[-1].name}"
-    try:
-        while not pending.done():
-            if call.done():
-                call.result()
-            if time.monotonic() > deadline:
-                raise ServerError(session.client.base_url, "push", f"{what} not taken in time")
-            time.sleep(POLL_INTERVAL_S)
-    except ServerError:
-        raise
-    except RuntimeError as error:
-        raise ServerError(session.client.base_url, "push", f"{what}: {error}") from error
+        """Pack bucket after bucket, each as soon as a slot is free, until no server is left that takes it."""
+        pool = SlotPool(self._packer.slots(plan, SLOTS))
+        for bucket in plan:
+            with update.phases.measure("send"):
+                slot = pool.take()
+            if all(delivery.failure for delivery in deliveries):
+                return
+            with update.phases.measure("pack"):
+                packed = self._packer.pack(bucket, tensors, slot)
+            parcel = Parcel(bucket, packed, pool, slot, readers=len(deliveries))
+            for delivery in deliveries:
+                delivery.put(parcel)

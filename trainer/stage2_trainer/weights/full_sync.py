@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import nn
 
-from stage2_api.vllm import ServerAddress
+from stage2_api.vllm import ServerAddress, SyncTransport
 from stage2_trainer.weights.fleet import Fleet, FleetUpdate, Shipment
 from stage2_trainer.weights.merge import WeightSource, merged_weights, touches_vision
 from stage2_trainer.weights.sync_report import SyncReport
@@ -23,8 +23,7 @@ from stage2_trainer.wire.buckets import DEFAULT_BUCKET_BYTES
 class FullSync:
     """A sync that brings every server to the merged weights of a model.
 
-    servers, token, timeout_s, device, bucket_bytes: see `Fleet`.
-    wire_dtype: what floating-point tensors are cast to (default: each its own).
+    servers, token, timeout_s, device, bucket_bytes, transport: see `Fleet`.
     changed_only: whether a server that holds everything is sent only what can have changed since.
     """
 
@@ -36,11 +35,17 @@ class FullSync:
         timeout_s: float,
         device: torch.device,
         bucket_bytes: int = DEFAULT_BUCKET_BYTES,
-        wire_dtype: torch.dtype | None = None,
         changed_only: bool = True,
+        transport: SyncTransport = "auto",
     ) -> None:
-        self.fleet = Fleet(servers, token=token, timeout_s=timeout_s, device=device, bucket_bytes=bucket_bytes)
-        self._wire_dtype = wire_dtype
+        self.fleet = Fleet(
+            servers,
+            token=token,
+            timeout_s=timeout_s,
+            device=device,
+            bucket_bytes=bucket_bytes,
+            transport=transport,
+        )
         self._changed_only = changed_only
 
     def sync(self, model: nn.Module, *, version: int) -> SyncReport:
@@ -50,13 +55,14 @@ class FullSync:
             ServerError: one or more servers do not hold the version. The others do. The next call tries again.
         """
         start = time.monotonic()
-        source = merged_weights(model, dtype=self._wire_dtype)
+        source = merged_weights(model)
         sent: list[Shipment] = []
         with self.fleet.update() as update:
             for shipment, sessions in self._shipments(source, update):
                 self.fleet.push(shipment, sessions, update)
                 sent.append(shipment)
-            update.each(_finish, version, source)
+            with update.phases.measure("finish"):
+                update.each(_finish, version, source)
         largest = max(sent, key=lambda shipment: shipment.nbytes)
         return SyncReport(
             version=version,
@@ -65,6 +71,8 @@ class FullSync:
             tensors=len(largest.source.entries),
             servers=self.fleet.base_urls,
             everything=len(largest.source.entries) == len(source.entries),
+            transport=self.fleet.transport,
+            phases=update.phases.seconds(),
         )
 
     def close(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -38,8 +39,8 @@ class SyncSession:
         self._connected = False
         self._version: int | None = None
 
-    def begin(self) -> None:
-        """Form the group if there is none, stop generation, and open an update."""
+    def connect(self) -> None:
+        """Form the group if there is none, or the server has lost it."""
         if self._connected and self.client.weight_version() != str(self._version):
             logger.warning("server %s lost version %s: it was restarted", self.client.base_url, self._version)
             self.lose()
@@ -47,6 +48,9 @@ class SyncSession:
             self.transfer.connect(self.client)
             self._connected = True
             self.holds_base = self.client.weight_version() == FRESH
+
+    def begin(self) -> None:
+        """Stop generation, and open an update."""
         self.client.post("/pause", "pause", query={"mode": "abort", "clear_cache": "false"})
         try:
             self.client.post("/start_weight_update", "start")
@@ -58,10 +62,8 @@ class SyncSession:
             self.holds_base = False
 
     def receive(self, update_info: dict[str, Any], timeout_s: float) -> Future[Any]:
-        """Let the server receive the announced tensors, while they are sent."""
-        return in_background(
-            self.client.post, "/update_weights", "push", body={"update_info": update_info}, timeout_s=timeout_s
-        )
+        """Let the server receive the announced tensors, while they are sent; what is sent ends when it fails."""
+        return in_background(self._announce, update_info, timeout_s, self.transfer.aborter())
 
     def finish(self, version: int, *, vision_moved: bool) -> None:
         """Close the update under its version, drop what was cached from older weights, and let generation go on."""
@@ -98,6 +100,13 @@ class SyncSession:
         for name in self.client.adapters():
             if name != keep:
                 self.client.unload_adapter(name)
+
+    def _announce(self, update_info: dict[str, Any], timeout_s: float, abort: Callable[[], None]) -> None:
+        try:
+            self.client.post("/update_weights", "push", body={"update_info": update_info}, timeout_s=timeout_s)
+        except BaseException:
+            abort()  # the group of this update: by now there may be another one
+            raise
 
     def lose(self) -> None:
         """Give the group up: the next update forms a new one, and trusts nothing that the server has."""

@@ -1,19 +1,20 @@
 """Tensors packed into buckets of bytes: the layout that both ends of a push agree on.
 
 The rule is vLLM's own (vllm.distributed.weight_transfer.packed_tensor), so that one sender serves vLLM's nccl engine
-and our gloo engine: tensors follow one another without padding, and a bucket is closed as soon as it exceeds the limit.
+and our own: tensors follow one another without padding, and a bucket is closed as soon as it exceeds the limit.
 A tensor never splits, so a bucket may be larger than the limit by almost one tensor.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
 DEFAULT_BUCKET_BYTES = 512 * 2**20
+_NOTHING = torch.empty(0)
 
 
 @dataclass(frozen=True)
@@ -49,25 +50,45 @@ def bucket_bytes(bucket: Sequence[TensorMeta]) -> int:
     return sum(meta.nbytes for meta in bucket)
 
 
-def pack(bucket: Sequence[TensorMeta], tensors: Iterator[tuple[str, torch.Tensor]], into: torch.Tensor) -> torch.Tensor:
-    """Take the bucket's tensors from the stream and write them, one after the other, to the start of `into`.
-
-    into: uint8, at least as long as the bucket. Fresh memory for each bucket would cost a page fault for every 4 KiB.
-    Returns what was written, a view of shape (bytes,).
+def take(
+    bucket: Sequence[TensorMeta], tensors: Iterator[tuple[str, torch.Tensor]]
+) -> Iterator[tuple[TensorMeta, torch.Tensor]]:
+    """Take the bucket's tensors from the stream; yields each one's description and its bytes (uint8, flat).
 
     Raises:
         ValueError: the stream yields another tensor than the plan says. The receivers cut the bytes by the plan, so
             sending it would load garbage.
     """
-    buffer = into[: bucket_bytes(bucket)]
-    offset = 0
     for meta in bucket:
-        name, tensor = next(tensors, ("nothing", buffer))
+        name, tensor = next(tensors, ("nothing", _NOTHING))
         found = TensorMeta(name, tensor.dtype, tuple(tensor.shape))
         if found != meta:
             raise ValueError(f"the weight stream yields {found}, but {meta} was announced")
+        yield meta, tensor.detach().contiguous().view(-1).view(torch.uint8)
+
+
+def copy(place: torch.Tensor, tensor: torch.Tensor) -> None:
+    """Write a tensor's bytes to their place in a bucket."""
+    place.copy_(tensor)
+
+
+def pack(
+    bucket: Sequence[TensorMeta],
+    tensors: Iterator[tuple[str, torch.Tensor]],
+    into: torch.Tensor,
+    write: Callable[[torch.Tensor, torch.Tensor], None] = copy,
+) -> torch.Tensor:
+    """Take the bucket's tensors from the stream and write them, one after the other, to the start of `into`.
+
+    into: uint8, at least as long as the bucket. Fresh memory for each bucket would cost a page fault for every 4 KiB.
+    write: how a tensor's bytes get to their place; both uint8, of one shape.
+    Returns what was written, a view of shape (bytes,). Raises ValueError, as `take` does.
+    """
+    buffer = into[: bucket_bytes(bucket)]
+    offset = 0
+    for meta, tensor in take(bucket, tensors):
         end = offset + meta.nbytes
-        buffer[offset:end].copy_(tensor.detach().contiguous().view(-1).view(torch.uint8))
+        write(buffer[offset:end], tensor)
         offset = end
     return buffer
 

@@ -35,3 +35,7 @@ def join_errors(errors: list[ServerError]) -> ServerError:
         "; also ".join([first.detail, *map(str, others)]),
         status=None if None in statuses else first.status,
     )
+
+
+class LinkError(RuntimeError):
+    """A link between the learner and a server's worker could not be made, broke, or was too slow."""

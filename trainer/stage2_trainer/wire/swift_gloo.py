@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import TCPStore
 
-from stage2_trainer.wire.gloo_group import address_towards
 from stage2_trainer.wire.torch_compat import gloo_process_group
+from stage2_trainer.wire.transfer_group import address_towards
 
 
 class GlooSwiftGroup:

@@ -7,12 +7,9 @@ rank without `init_process_group`.
 
 from __future__ import annotations
 
-import threading
 from datetime import timedelta
 
 from torch._C._distributed_c10d import ProcessGroupGloo, Store
-
-LEAVE_TIMEOUT_S = 1.0
 
 
 def gloo_process_group(store: Store, rank: int, world_size: int, *, address: str, timeout_s: float) -> ProcessGroupGloo:
@@ -24,15 +21,3 @@ def gloo_process_group(store: Store, rank: int, world_size: int, *, address: str
     options._devices = [ProcessGroupGloo.create_device(hostname=address)]
     options._timeout = timedelta(seconds=timeout_s)
     return ProcessGroupGloo(store, rank, world_size, options)
-
-
-def drop_gloo_group(group: list[ProcessGroupGloo]) -> None:
-    """Empty a list that holds the only reference to a group, in a thread, which is waited for `LEAVE_TIMEOUT_S`.
-
-    With a peer that stands still in a broadcast, gloo takes until the group's deadline to give a group up, and its
-    abort() does nothing (pytorch/pytorch#130345, pytorch/gloo#388). Without such a peer it takes no time, and the port
-    is free when this returns. Goes when `ProcessGroupGloo` can be aborted.
-    """
-    leaving = threading.Thread(target=group.clear, daemon=True, name="leave-gloo-group")
-    leaving.start()
-    leaving.join(LEAVE_TIMEOUT_S)

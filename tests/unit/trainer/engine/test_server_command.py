@@ -5,7 +5,9 @@ import logging
 
 import pytest
 
+from stage2_api.errors import ConfigError
 from stage2_api.parsing import parse_run_config
+from stage2_trainer.engine.launch import server_process
 from stage2_trainer.engine.server_command import Endpoint, environment, stub_command, vllm_command
 
 ENDPOINT = Endpoint("127.0.0.1", 8000)
@@ -36,14 +38,26 @@ def options(command):
 def test_a_vllm_server_is_guarded_and_takes_weights():
     found = options(vllm_command(config(), ENDPOINT, "cpu"))
     assert found["middleware"] == "stage2_trainer.engine.guard.TokenGuard"  # the last one is the outermost
-    assert json.loads(found["weight-transfer-config"]) == {"backend": "gloo"}
+    assert json.loads(found["weight-transfer-config"]) == {"backend": "tcp"}
     assert (found["model"], found["host"], found["port"]) == ("/models/m", "127.0.0.1", "8000")
 
 
 def test_gpus_take_weights_over_nccl_and_their_share_of_memory():
     found = options(vllm_command(config({"gpu_memory_utilization": 0.9}), ENDPOINT, "cuda"))
-    assert json.loads(found["weight-transfer-config"]) == {"backend": "nccl"}
+    assert json.loads(found["weight-transfer-config"]) == {"backend": "stage2-nccl"}
     assert found["gpu-memory-utilization"] == "0.9"
+
+
+def test_nccl_is_refused_where_this_vllm_has_no_gpu():
+    with pytest.raises(ConfigError, match=r"sync\.transport.*NCCL needs servers on GPUs"):
+        server_process(config({"sync": {"transport": "nccl"}}), 0, ENDPOINT, "vllm")
+
+
+def test_the_transport_can_be_chosen():
+    found = options(vllm_command(config({"sync": {"transport": "tcp"}}), ENDPOINT, "cuda"))
+    assert json.loads(found["weight-transfer-config"]) == {"backend": "tcp"}
+    assert options(stub_command(config(), ENDPOINT))["transport"] == "tcp"
+    assert options(stub_command(config({"sync": {"transport": "nccl"}}), ENDPOINT))["transport"] == "nccl"
 
 
 @pytest.mark.parametrize(

@@ -1,24 +1,41 @@
-"""The choice of a transfer by the device that weights are packed on: NCCL on CUDA, gloo elsewhere.
-
-NCCL is vLLM's own wrapper, so its modules are imported where they can run only.
-"""
+"""The choice of a transfer. NCCL is vLLM's own wrapper, so its modules are imported where they can run only."""
 
 from __future__ import annotations
 
 import torch
 
-from stage2_trainer.weights.transfer.gloo import GlooTransfer
+from stage2_api.errors import ConfigError, Problem
+from stage2_api.vllm import TRANSPORT_PATH, SyncTransport, resolve_transport
 from stage2_trainer.weights.transfer.protocol import SwiftGroup, WeightTransfer
+from stage2_trainer.weights.transfer.tcp import TcpTransfer
 from stage2_trainer.wire.swift_gloo import GlooSwiftGroup
 
 
-def transfer_for(device: torch.device, group_port: int, *, bucket_bytes: int, timeout_s: float) -> WeightTransfer:
-    """Return the transfer to one server, whose workers dial `group_port` of the learner."""
-    if device.type == "cuda":
-        from stage2_trainer.weights.transfer.nccl import NcclTransfer
+def transfer_for(
+    device: torch.device,
+    group_port: int,
+    *,
+    requested: SyncTransport,
+    token: str,
+    bucket_bytes: int,
+    timeout_s: float,
+) -> WeightTransfer:
+    """Return the transfer to one server, whose workers dial `group_port` of the learner.
 
-        return NcclTransfer(group_port, device=device, bucket_bytes=bucket_bytes, timeout_s=timeout_s)
-    return GlooTransfer(group_port, bucket_bytes=bucket_bytes, timeout_s=timeout_s)
+    device: the one that weights are on.
+
+    Raises:
+        ConfigError: NCCL is asked for, and weights are not on a GPU.
+    """
+    on_cuda = device.type == "cuda"
+    if resolve_transport(requested, on_cuda=on_cuda) == "tcp":
+        return TcpTransfer(group_port, token=token, bucket_bytes=bucket_bytes, timeout_s=timeout_s)
+    if not on_cuda:
+        rule, way_out = "NCCL needs a learner on a GPU", "set it to tcp, or leave it out"
+        raise ConfigError((Problem(TRANSPORT_PATH, requested, rule, way_out),))
+    from stage2_trainer.weights.transfer.nccl import NcclTransfer
+
+    return NcclTransfer(group_port, device=device, token=token, bucket_bytes=bucket_bytes, timeout_s=timeout_s)
 
 
 def swift_group_for(device: torch.device, host: str, port: int, *, workers: int, timeout_s: float) -> SwiftGroup:

@@ -1,81 +1,83 @@
-"""The learner's side of vLLM's own nccl engine: the packed broadcasts that it expects, sent from our buckets."""
+"""The learner's side of one server's transfer group over NCCL: the other end is `engine.nccl`."""
 
 from __future__ import annotations
 
-import logging
-from typing import Any
+from collections.abc import Callable
+from functools import partial
 
 import torch
-from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
-from vllm.distributed.utils import StatelessProcessGroup
 
-from stage2_trainer.weights.transfer.protocol import INIT_PHASE, INIT_ROUTE, PendingBroadcast
-from stage2_trainer.wire.address import host_and_port
-from stage2_trainer.wire.background import in_background
+from stage2_api.vllm import Transport
+from stage2_trainer.weights.transfer.protocol import Packed
+from stage2_trainer.weights.transfer.rendezvous import Rendezvous
 from stage2_trainer.wire.client import ServerClient
-from stage2_trainer.wire.errors import ServerError
-from stage2_trainer.wire.gloo_group import LEARNER_RANK, address_towards
-
-logger = logging.getLogger(__name__)
-
-BUFFERS = 2  # buckets that a receiver may hold: the one that it loads and the one that arrives
+from stage2_trainer.wire.errors import LinkError
+from stage2_trainer.wire.link import Link, abort_all
+from stage2_trainer.wire.nccl_group import Communicator, NcclGroup
+from stage2_trainer.wire.transfer_group import LEARNER_RANK, GroupInfo
 
 
 class NcclTransfer:
-    """A transfer over NCCL to a server whose engine was started with the backend "nccl"."""
+    """A transfer over NCCL, from the GPU's memory. communicator: makes what a group speaks with (NCCL)."""
 
-    def __init__(self, group_port: int, *, device: torch.device, bucket_bytes: int, timeout_s: float) -> None:
-        self._port = group_port
-        self._device = device
-        self._bucket_bytes = bucket_bytes
+    transport: Transport = "nccl"
+
+    def __init__(
+        self,
+        group_port: int,
+        *,
+        device: torch.device,
+        token: str,
+        bucket_bytes: int,
+        timeout_s: float,
+        communicator: Callable[[torch.device], Communicator] | None = None,
+    ) -> None:
+        self.staging = device
         self._timeout_s = timeout_s
-        self._communicator: PyNcclCommunicator | None = None
+        self._communicator = communicator or nccl_communicator
+        self._links: list[Link] = []
+        self._group: NcclGroup | None = None
+        self._rendezvous = Rendezvous(
+            group_port, transport=self.transport, token=token, bucket_bytes=bucket_bytes, timeout_s=timeout_s
+        )
 
     def connect(self, client: ServerClient) -> None:
-        """Form the group; the store's waits end after `timeout_s`."""
-        host, port = host_and_port(client.base_url)
-        address, world_size = address_towards(host, port), client.world_size() + 1
-        init_info = {
-            "master_address": address,
-            "master_port": self._port,
-            "rank_offset": 1,
-            "world_size": world_size,
-            "packed": True,
-            "packed_buffer_size_bytes": self._bucket_bytes,
-            "packed_num_buffers": BUFFERS,
-        }
-        init = in_background(client.post, INIT_ROUTE, INIT_PHASE, body={"init_info": init_info})
-        try:
-            group = StatelessProcessGroup.create(
-                address, self._port, LEARNER_RANK, world_size, store_timeout=int(self._timeout_s)
-            )
-            self._communicator = PyNcclCommunicator(group, device=self._device)
-        except (OSError, RuntimeError) as error:
-            detail = f"transfer group on {address}:{self._port}: {error}"
-            raise ServerError(client.base_url, INIT_PHASE, detail) from error
-        init.result(timeout=self._timeout_s)
-        logger.info("server %s: transfer group with %d workers", client.base_url, world_size - 1)
+        self._rendezvous.form(client, self._join)
 
-    def broadcast(self, buffer: torch.Tensor) -> PendingBroadcast:
-        """Enqueue the broadcast on the current stream."""
-        assert self._communicator is not None
-        self._communicator.broadcast(buffer, src=LEARNER_RANK, stream=torch.cuda.current_stream(self._device))
-        return _NcclPending(torch.cuda.current_stream(self._device).record_event())
+    def send(self, packed: Packed) -> None:
+        if self._group is None:
+            raise LinkError("the group was left")
+        for part in packed.parts:
+            self._group.broadcast(part, packed.ready)
+
+    def aborter(self) -> Callable[[], None]:
+        return partial(abort_all, tuple(self._links))
 
     def disconnect(self) -> None:
-        """Leave the group."""
-        if self._communicator is not None:
-            self._communicator.destroy()  # type: ignore[no-untyped-call]
-            self._communicator = None
+        abort_all(self._links)
+        group, self._group = self._group, None
+        if group is not None:
+            group.close()
+        for link in self._links:
+            link.close()
+        self._links = []
 
     def close(self) -> None:
-        """Leave the group; the port went with it."""
         self.disconnect()
+        self._rendezvous.close()
+
+    def _join(self, links: list[Link], info: GroupInfo) -> None:
+        self._links = links
+        communicator = self._communicator(self.staging)
+        unique_id = communicator.new_unique_id()
+        for link in links:
+            link.send([unique_id], self._timeout_s)
+        self._group = NcclGroup(communicator, links, self._timeout_s)
+        self._group.open(unique_id, LEARNER_RANK, info.world_size)
 
 
-class _NcclPending:
-    def __init__(self, event: Any) -> None:
-        self._event = event
+def nccl_communicator(device: torch.device) -> Communicator:
+    """Return a communicator of NCCL; its modules load where NCCL runs only."""
+    from stage2_trainer.wire.nccl_library import NcclCommunicator
 
-    def done(self) -> bool:
-        return bool(self._event.query())
+    return NcclCommunicator(device)

@@ -2,33 +2,53 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 
+from stage2_api.vllm import Transport
 from stage2_trainer.wire.client import ServerClient
 
 INIT_ROUTE = "/init_weight_transfer_engine"
 INIT_PHASE = "connect"
 
 
-class PendingBroadcast(Protocol):
-    """A broadcast under way."""
+@dataclass(frozen=True)
+class Packed:
+    """A bucket to be sent.
 
-    def done(self) -> bool:
-        """Whether it has ended. Raises RuntimeError if it has failed."""
-        ...
+    parts: its bytes, in order: uint8, flat. ready: the CUDA event after which they are there; None = they are.
+    """
+
+    parts: Sequence[torch.Tensor]
+    ready: Any = None
 
 
 class WeightTransfer(Protocol):
-    """A transfer of weights to one server."""
+    """A transfer of weights to one server.
+
+    transport: the name of what carries it. staging: where its buckets must lie.
+    """
+
+    transport: Transport
+    staging: torch.device
 
     def connect(self, client: ServerClient) -> None:
         """Form the group with the server's workers. Raises ServerError."""
         ...
 
-    def broadcast(self, buffer: torch.Tensor) -> PendingBroadcast:
-        """Start sending `buffer` (uint8, shape (bytes,)) to every worker; it must stay unchanged until done."""
+    def send(self, packed: Packed) -> None:
+        """Send a bucket to every worker; it must stay unchanged until this returns.
+
+        Raises:
+            LinkError: it was not taken in time, or the group broke.
+        """
+        ...
+
+    def aborter(self) -> Callable[[], None]:
+        """Return a call that ends this group, here and on the server, and no later one; any thread may make it."""
         ...
 
     def disconnect(self) -> None:

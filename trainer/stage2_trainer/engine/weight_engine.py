@@ -1,4 +1,4 @@
-"""A vLLM weight-transfer engine that receives weights over gloo: the CPU's counterpart of vLLM's nccl engine."""
+"""vLLM weight-transfer engines: they receive the learner's tensors, over TCP or NCCL, and load them into the model."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from stage2_trainer.engine.adapter_store import keep_adapter
-from stage2_trainer.engine.gloo_receiver import Receiver
-from stage2_trainer.engine.vllm_compat import finish_layerwise_reload, receive_on_cpu
+from stage2_trainer.engine.receiver import Inlet, Receiver
+from stage2_trainer.engine.tcp import open_tcp
+from stage2_trainer.engine.vllm_compat import finish_layerwise_reload, receive_and_settle
 from stage2_trainer.wire.buckets import from_wire
-from stage2_trainer.wire.gloo_group import GroupInfo
+from stage2_trainer.wire.transfer_group import GroupInfo
 
 
 @dataclass
-class GlooInitInfo(GroupInfo, WeightTransferInitInfo):
+class GroupInitInfo(GroupInfo, WeightTransferInitInfo):
     """The group to join."""
 
 
 @dataclass
-class GlooUpdateInfo(WeightTransferUpdateInfo):
+class BucketUpdateInfo(WeightTransferUpdateInfo):
     """The tensors that follow, in order; `adapter` (name, config) says that they are an adapter's."""
 
     names: list[str]
@@ -37,20 +38,20 @@ class GlooUpdateInfo(WeightTransferUpdateInfo):
     adapter: dict[str, Any] | None = None
 
 
-class GlooEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
-    """An engine that takes part in the learner's broadcasts and loads what arrives into the running model."""
+class ReceivingEngine(WeightTransferEngine[GroupInitInfo, BucketUpdateInfo]):
+    """An engine that takes the learner's buckets and loads what arrives into the running model."""
 
-    init_info_cls = GlooInitInfo
-    update_info_cls = GlooUpdateInfo
+    init_info_cls = GroupInitInfo
+    update_info_cls = BucketUpdateInfo
 
     def __init__(
         self, config: WeightTransferConfig, vllm_config: VllmConfig, device: torch.device, model: torch.nn.Module
     ) -> None:
         super().__init__(config, vllm_config, device, model)
-        self._receiver = Receiver()
+        self._receiver = Receiver(self._open_inlet)
         self._loading = False
 
-    def init_transfer_engine(self, init_info: GlooInitInfo) -> None:
+    def init_transfer_engine(self, init_info: GroupInitInfo) -> None:
         """Join the learner's group as the rank that this worker has in it."""
         parallel = self.parallel_config
         worker = parallel.data_parallel_index * parallel.world_size + parallel.rank
@@ -65,9 +66,9 @@ class GlooEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Receive and load tensors."""
-        receive_on_cpu(self, update_info)
+        receive_and_settle(self, update_info)
 
-    def receive_weights(self, update_info: GlooUpdateInfo) -> None:
+    def receive_weights(self, update_info: BucketUpdateInfo) -> None:
         """Load each bucket of base weights while the next one arrives; keep an adapter for vLLM's adapter loader."""
         metas = from_wire(update_info.names, update_info.dtype_names, update_info.shapes)
         if update_info.adapter is not None:
@@ -90,3 +91,22 @@ class GlooEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
     def shutdown(self) -> None:
         """Leave the group."""
         self._receiver.leave()
+
+    def _open_inlet(self, info: GroupInfo, rank: int) -> Inlet:
+        raise NotImplementedError
+
+
+class TcpEngine(ReceivingEngine):
+    """An engine that receives over TCP, on any platform."""
+
+    def _open_inlet(self, info: GroupInfo, rank: int) -> Inlet:
+        return open_tcp(info, rank)
+
+
+class NcclEngine(ReceivingEngine):
+    """An engine that receives over NCCL into its GPU."""
+
+    def _open_inlet(self, info: GroupInfo, rank: int) -> Inlet:
+        from stage2_trainer.engine.nccl import open_nccl
+
+        return open_nccl(info, rank, self.device)

@@ -1,0 +1,219 @@
+"""All of the NCCL transport but NCCL: its links, deadlines and ends, over a communicator that blocks as NCCL does."""
+
+import inspect
+import socket
+import struct
+import threading
+
+import pytest
+import torch
+from vllm.distributed.device_communicators.pynccl_wrapper import NCCLLibrary, ncclDataTypeEnum, ncclUniqueId
+
+from stage2_trainer.engine import nccl as worker_end
+from stage2_trainer.engine.receiver import Receiver
+from stage2_trainer.weights.transfer.nccl import NcclTransfer
+from stage2_trainer.weights.transfer.protocol import Packed
+from stage2_trainer.wire import nccl_group
+from stage2_trainer.wire.buckets import TensorMeta, plan_buckets, take
+from stage2_trainer.wire.errors import LinkError, ServerError
+from stage2_trainer.wire.nccl_group import UNIQUE_ID_BYTES, NcclGroup
+from stage2_trainer.wire.transfer_group import GroupInfo
+from tests.unit.trainer.wire.test_transfer_group import Client, in_thread, metas_of
+
+CPU = torch.device("cpu")
+LIMIT = 64
+PORT = struct.Struct("!H")
+
+
+class Sockets:
+    """A communicator over plain sockets: its calls move bytes, and wait for ever where the other side does not come."""
+
+    def __init__(self, device):
+        self._listening = socket.socket()
+        self._members = []
+
+    def new_unique_id(self):
+        self._listening.bind(("127.0.0.1", 0))
+        self._listening.listen()
+        return PORT.pack(self._listening.getsockname()[1]).ljust(UNIQUE_ID_BYTES, b"\0")
+
+    def open(self, unique_id, rank, world_size):
+        if rank == 0:
+            self._members = [self._listening.accept()[0] for _ in range(world_size - 1)]
+        else:
+            self._members = [socket.create_connection(("127.0.0.1", PORT.unpack_from(unique_id)[0]))]
+        self._rank = rank
+
+    def broadcast(self, buffer, ready):
+        try:
+            self._broadcast(buffer)
+        except OSError as error:
+            raise RuntimeError(f"NCCL error: {error}") from error
+
+    def _broadcast(self, buffer):
+        if self._rank == 0:
+            for member in self._members:
+                member.sendall(buffer.numpy().data)
+        elif self._members[0].recv_into(buffer.numpy().data, len(buffer), socket.MSG_WAITALL) < len(buffer):
+            raise RuntimeError("remote process exited or there was a network error")
+
+    def abort(self):
+        for end in (*self._members, self._listening):
+            end.close()
+
+
+class NeverEnters(Sockets):
+    """A member that is never there when the group is formed."""
+
+    def open(self, unique_id, rank, world_size):
+        threading.Event().wait()
+
+
+def receiver_over(communicator=Sockets):
+    return Receiver(lambda info, rank: worker_end.open_nccl(info, rank, CPU, communicator))
+
+
+@pytest.fixture
+def make_transfer(port, token):
+    made = []
+
+    def make(communicator=Sockets, timeout_s=10.0):
+        made.append(
+            NcclTransfer(
+                port, device=CPU, token=token, bucket_bytes=LIMIT, timeout_s=timeout_s, communicator=communicator
+            )
+        )
+        return made[-1]
+
+    yield make
+    for transfer in made:
+        transfer.close()
+
+
+def send_all(transfer, tensors):
+    stream = iter(tensors.items())
+    for bucket in plan_buckets(metas_of(tensors), LIMIT):
+        transfer.send(Packed([torch.cat([part for _, part in take(bucket, stream)])]))
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_every_worker_receives_every_tensor_also_after_a_rejoin(make_transfer, workers):
+    tensors = {f"t{i}": torch.randn(i + 1, 3) for i in range(9)}
+    transfer, receivers = make_transfer(), [receiver_over() for _ in range(workers)]
+    for _ in range(2):
+        transfer.connect(Client(receivers))
+        received = [{} for _ in receivers]
+        threads = [
+            in_thread(receiver.receive, metas_of(tensors), got.update)
+            for receiver, got in zip(receivers, received, strict=True)
+        ]
+        send_all(transfer, tensors)
+        for thread in threads:
+            thread.join()
+        assert all(torch.equal(got[name], tensors[name]) for got in received for name in tensors)
+        transfer.disconnect()
+
+
+def outcome_of(step, *arguments):
+    """Run a step in a thread; returns the thread and a list that its LinkError lands in."""
+    errors = []
+
+    def run():
+        try:
+            step(*arguments)
+        except LinkError as error:
+            errors.append(error)
+
+    return in_thread(run), errors
+
+
+@pytest.mark.parametrize("leave", ["aborter", "disconnect"])
+def test_a_learner_that_leaves_ends_the_wait_of_its_workers(make_transfer, leave):
+    transfer, receiver = make_transfer(), receiver_over()
+    transfer.connect(Client([receiver]))
+    thread, errors = outcome_of(receiver.receive, [TensorMeta("t", torch.float32, (4,))], print)
+    (transfer.aborter() if leave == "aborter" else transfer.disconnect)()
+    thread.join(15)
+    assert not thread.is_alive()
+    assert len(errors) == 1
+
+
+def test_a_worker_that_leaves_ends_what_the_learner_sends(make_transfer):
+    transfer, receiver = make_transfer(), receiver_over()
+    transfer.connect(Client([receiver]))
+    thread, errors = outcome_of(transfer.send, Packed([torch.zeros(2**28, dtype=torch.uint8)]))
+    receiver.leave()
+    thread.join(15)
+    assert not thread.is_alive()
+    assert len(errors) == 1
+
+
+def test_a_bucket_that_is_not_taken_is_given_up_in_time(make_transfer):
+    transfer, receiver = make_transfer(timeout_s=0.5), receiver_over()
+    transfer.connect(Client([receiver]))
+    with pytest.raises(LinkError, match=r"a bucket was not taken within 0.5 s"):
+        transfer.send(Packed([torch.zeros(2**28, dtype=torch.uint8)]))
+    receiver.leave()
+
+
+def test_a_group_that_is_not_formed_is_given_up_in_time_on_both_sides(make_transfer):
+    transfer = make_transfer(NeverEnters, timeout_s=0.5)
+    joining = receiver_over(NeverEnters)
+
+    class Late(Client):
+        def post(self, path, phase, *, body):
+            thread, errors = outcome_of(joining.join, GroupInfo(**body["init_info"]), 1)
+            thread.join(15)
+            assert "the NCCL group was not formed" in str(errors[0])
+            raise ServerError(self.base_url, phase, str(errors[0]))
+
+    with pytest.raises(ServerError, match=r"the NCCL group was not formed within 0\.5 s"):
+        transfer.connect(Late([joining]))
+
+
+class CannotBeLeft(Sockets):
+    def abort(self):
+        threading.Event().wait()
+
+
+def test_a_server_that_nccl_does_not_let_go_ends(make_transfer, monkeypatch):
+    """It could never take weights again; its container starts it anew."""
+    monkeypatch.setattr(nccl_group, "ABORT_TIMEOUT_S", 0.1)
+    ended = []
+    monkeypatch.setattr(worker_end.os, "_exit", ended.append)
+    receiver = receiver_over(CannotBeLeft)
+    make_transfer().connect(Client([receiver]))
+    receiver.leave()
+    assert ended == [worker_end.os.EX_SOFTWARE]
+
+
+def test_a_learner_that_nccl_does_not_let_go_goes_on(monkeypatch):
+    monkeypatch.setattr(nccl_group, "ABORT_TIMEOUT_S", 0.1)
+    assert not NcclGroup(CannotBeLeft(CPU), [], 1.0).close()
+
+
+@pytest.mark.parametrize(
+    ("call", "takes"),
+    [
+        ("ncclGetUniqueId", []),
+        ("unique_id_from_bytes", ["data"]),
+        ("ncclCommInitRank", ["world_size", "unique_id", "rank"]),
+        ("ncclBroadcast", ["sendbuff", "recvbuff", "count", "datatype", "root", "comm", "stream"]),
+        ("ncclCommAbort", ["comm"]),
+    ],
+)
+def test_vllm_offers_the_calls_of_nccl_that_are_made(call, takes):
+    assert list(inspect.signature(getattr(NCCLLibrary, call)).parameters)[1:] == takes
+
+
+def test_an_id_has_the_size_that_crosses_and_bytes_have_a_type():
+    assert len(bytes(ncclUniqueId())) == UNIQUE_ID_BYTES
+    assert ncclDataTypeEnum.from_torch(torch.uint8) == ncclDataTypeEnum.ncclUint8
+
+
+def test_the_modules_that_need_a_gpu_import_without_one():
+    from stage2_trainer.wire.nccl_library import NcclCommunicator
+
+    for call in ("new_unique_id", "open", "broadcast", "abort"):
+        promised = inspect.signature(getattr(nccl_group.Communicator, call))
+        assert inspect.signature(getattr(NcclCommunicator, call)) == promised

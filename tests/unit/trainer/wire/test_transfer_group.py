@@ -1,0 +1,234 @@
+"""The transfer group: learner and workers find one another, bytes arrive, and waits end."""
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from stage2_api.errors import ConfigError
+from stage2_trainer.engine.receiver import Receiver
+from stage2_trainer.engine.tcp import Buffers, open_tcp
+from stage2_trainer.weights.transfer.choice import transfer_for
+from stage2_trainer.weights.transfer.protocol import Packed
+from stage2_trainer.weights.transfer.tcp import TcpTransfer
+from stage2_trainer.wire.buckets import TensorMeta, plan_buckets, take
+from stage2_trainer.wire.errors import LinkError, ServerError
+from stage2_trainer.wire.transfer_group import GroupInfo
+
+LIMIT = 64
+
+
+class Client:
+    """A server with so many workers, each of which joins in a thread when it is told to."""
+
+    base_url = "http://127.0.0.1:8000"
+
+    def __init__(self, receivers):
+        self.receivers = receivers
+
+    def world_size(self):
+        return len(self.receivers)
+
+    def post(self, path, phase, *, body):
+        info = GroupInfo(**body["init_info"])
+        joining = [
+            in_thread(receiver.join, info, info.rank_offset + number) for number, receiver in enumerate(self.receivers)
+        ]
+        for thread in joining:
+            thread.join()
+
+
+@pytest.fixture
+def transfer(port, token):
+    transfer = TcpTransfer(port, token=token, bucket_bytes=LIMIT, timeout_s=10.0)
+    yield transfer
+    transfer.close()
+
+
+def in_thread(step, *arguments):
+    thread = threading.Thread(target=step, args=arguments)
+    thread.start()
+    return thread
+
+
+def metas_of(tensors):
+    return [TensorMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()]
+
+
+def send_all(transfer, tensors):
+    stream, metas = iter(tensors.items()), metas_of(tensors)
+    for bucket in plan_buckets(metas, LIMIT):
+        transfer.send(Packed([part for _, part in take(bucket, stream)]))
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_every_worker_receives_every_tensor(transfer, workers):
+    tensors = {f"t{i}": torch.randn(i + 1, 3) for i in range(9)}
+    receivers = [Receiver(open_tcp) for _ in range(workers)]
+    received = [{} for _ in receivers]
+    transfer.connect(Client(receivers))
+    for _ in range(2):
+        threads = [
+            in_thread(receiver.receive, metas_of(tensors), got.update)
+            for receiver, got in zip(receivers, received, strict=True)
+        ]
+        send_all(transfer, tensors)
+        for thread in threads:
+            thread.join()
+        for got in received:
+            assert got.keys() == tensors.keys()
+            assert all(torch.equal(got[name], tensors[name]) for name in tensors)
+            got.clear()
+
+
+def test_a_port_in_use_is_an_error_that_names_it(transfer, port, squatter):
+    squatter(port)
+    with pytest.raises(ServerError, match=rf"127.0.0.1:{port}.*in use"):
+        transfer.connect(Client([Receiver(open_tcp)]))
+
+
+def test_a_worker_that_never_dials_in_is_waited_for_only_so_long(port, token):
+    transfer = TcpTransfer(port, token=token, bucket_bytes=LIMIT, timeout_s=0.2)
+    nobody = SimpleNamespace(base_url=Client.base_url, world_size=lambda: 2, post=lambda *_, **__: None)
+    with pytest.raises(ServerError, match=rf"not all of its 2 workers dialled 127.0.0.1:{port} within 0.2 s"):
+        transfer.connect(nobody)
+    transfer.close()
+
+
+def test_a_server_that_refuses_ends_the_wait_for_its_workers(transfer):
+    def refuse(*_, **__):
+        raise ServerError("s", "connect", "the server answered 500")
+
+    client = SimpleNamespace(base_url=Client.base_url, world_size=lambda: 1, post=refuse)
+    with pytest.raises(ServerError, match="answered 500"):
+        transfer.connect(client)
+
+
+def test_a_worker_of_an_earlier_group_is_not_let_in(transfer, token):
+    late = []
+    client = Client([Receiver(open_tcp)])
+
+    def post(path, phase, *, body):
+        info = GroupInfo(**body["init_info"])
+        if not late:
+            late.append(info)
+            raise ServerError("s", "connect", "this server was too slow")
+        Receiver(open_tcp).join(late[0], 1)  # both prove the token, and then nobody waits for it
+        client.receivers[0].join(info, 1)
+
+    stub = SimpleNamespace(base_url=Client.base_url, world_size=lambda: 1, post=post)
+    with pytest.raises(ServerError, match="too slow"):
+        transfer.connect(stub)
+    transfer.connect(stub)
+    got, tensors = {}, {"a": torch.ones(3)}
+    thread = in_thread(client.receivers[0].receive, metas_of(tensors), got.update)
+    send_all(transfer, tensors)
+    thread.join()
+    assert torch.equal(got["a"], tensors["a"])
+
+
+def test_a_learner_that_sends_over_another_transport_is_told_so():
+    info = GroupInfo("nccl", "127.0.0.1", 1, 2, LIMIT, "0" * 32, 1.0)
+    with pytest.raises(ValueError, match=r"over nccl and this server receives them over tcp.*sync\.transport"):
+        open_tcp(info, 1)
+
+
+@pytest.mark.parametrize("requested", ["auto", "tcp"])
+def test_weights_in_main_memory_go_over_tcp(port, token, requested):
+    chosen = transfer_for(
+        torch.device("cpu"), port, requested=requested, token=token, bucket_bytes=LIMIT, timeout_s=1.0
+    )
+    assert chosen.transport == "tcp"
+
+
+def test_nccl_without_a_gpu_is_refused(port, token):
+    with pytest.raises(ConfigError, match=r"sync\.transport.*NCCL needs a learner on a GPU"):
+        transfer_for(torch.device("cpu"), port, requested="nccl", token=token, bucket_bytes=LIMIT, timeout_s=1.0)
+
+
+def test_tensors_without_a_group_are_refused():
+    with pytest.raises(RuntimeError, match="init_weight_transfer_engine comes first"):
+        Receiver(open_tcp).receive([], print)
+
+
+@pytest.mark.parametrize("leave", ["disconnect", "aborter"])
+def test_a_learner_that_leaves_ends_the_wait_of_its_workers(transfer, leave):
+    receiver, failures = Receiver(open_tcp), []
+    transfer.connect(Client([receiver]))
+
+    def work():
+        try:
+            receiver.receive([TensorMeta("t", torch.float32, (4,))], print)
+        except LinkError as error:
+            failures.append(error)
+
+    thread = in_thread(work)
+    (transfer.aborter() if leave == "aborter" else transfer.disconnect)()
+    thread.join(15)
+    assert not thread.is_alive()
+    assert len(failures) == 1
+
+
+def test_the_end_of_one_group_is_not_that_of_the_next(transfer):
+    """A call about an earlier group may fail long after a new one has been formed."""
+    receiver = Receiver(open_tcp)
+    client = Client([receiver])
+    transfer.connect(client)
+    end_the_first = transfer.aborter()
+    transfer.disconnect()
+    transfer.connect(client)
+    end_the_first()
+    got, tensors = {}, {"a": torch.ones(3)}
+    thread = in_thread(receiver.receive, metas_of(tensors), got.update)
+    send_all(transfer, tensors)
+    thread.join()
+    assert torch.equal(got["a"], tensors["a"])
+
+
+def test_a_worker_that_cannot_load_leaves_and_the_learner_notices(transfer):
+    receiver = Receiver(open_tcp)
+    transfer.connect(Client([receiver]))
+    tensors = {f"t{i}": torch.zeros(2**20) for i in range(4)}
+
+    def load(_):
+        raise KeyError("no such layer")
+
+    failures = []
+
+    def work():
+        try:
+            receiver.receive(metas_of(tensors), load)
+        except KeyError as error:
+            failures.append(error)
+
+    thread = in_thread(work)
+    with pytest.raises(LinkError):  # noqa: PT012  # whichever bucket is the first that is not taken
+        for _ in range(100):
+            send_all(transfer, tensors)
+    thread.join(15)
+    assert len(failures) == 1
+
+
+def test_a_worker_that_takes_nothing_is_given_up_in_time(port, token):
+    transfer = TcpTransfer(port, token=token, bucket_bytes=LIMIT, timeout_s=0.5)
+    stands_still = Receiver(open_tcp)
+    transfer.connect(Client([stands_still]))
+    with pytest.raises(LinkError, match="not in time"):
+        transfer.send(Packed([torch.zeros(2**28, dtype=torch.uint8)]))
+    stands_still.leave()
+    transfer.close()
+
+
+def test_memory_is_used_again_only_when_no_tensor_of_it_is_alive():
+    buffers = Buffers()
+    first = buffers.take(16)
+    kept = first[:4].view(torch.float32)
+    address = first.data_ptr()
+    del first
+    second = buffers.take(16)
+    assert second.data_ptr() != address
+    del kept
+    assert buffers.take(8).data_ptr() == address
+    del second
+    assert len({buffers.take(1024).data_ptr(), address}) == 2

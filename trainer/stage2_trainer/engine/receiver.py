@@ -1,0 +1,95 @@
+"""A worker's side of a transfer group, over any transport, the same for our vLLM engines and for the stub."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+import torch
+
+from stage2_trainer.wire.buckets import TensorMeta, bucket_bytes, plan_buckets, unpack
+from stage2_trainer.wire.transfer_group import GroupInfo
+
+Load = Callable[[list[tuple[str, torch.Tensor]]], Any]
+
+
+class Inlet(Protocol):
+    """The end of a link at which buckets arrive."""
+
+    def start(self, nbytes: int) -> Future[torch.Tensor]:
+        """Begin to receive the bucket after those begun before: uint8, shape (bytes,).
+
+        The future raises LinkError if it does not come. Tensors cut from a bucket may be kept.
+        """
+        ...
+
+    def rest(self) -> None:
+        """Give back what only a push needs."""
+        ...
+
+    def close(self) -> None:
+        """Leave; what is under way fails, here and on the learner."""
+        ...
+
+
+class Receiver:
+    """A member of the learner's group, which hands on the tensors that it sends.
+
+    open_inlet: joins a group as a rank. Raises LinkError.
+    """
+
+    def __init__(self, open_inlet: Callable[[GroupInfo, int], Inlet]) -> None:
+        self._open_inlet = open_inlet
+        self._inlet: Inlet | None = None
+        self._bucket_bytes = 0
+
+    def join(self, info: GroupInfo, rank: int) -> None:
+        """Enter the learner's group as `rank`; an earlier learner's group is left.
+
+        Raises:
+            LinkError: the learner is not there, or proves nothing.
+        """
+        self.leave()
+        self._inlet = self._open_inlet(info, rank)
+        self._bucket_bytes = info.packed_buffer_size_bytes
+
+    def leave(self) -> None:
+        """Leave the group; the learner notices at once."""
+        if self._inlet is not None:
+            self._inlet.close()
+            self._inlet = None
+
+    def receive(self, tensors: Sequence[TensorMeta], load: Load) -> None:
+        """Receive the announced tensors, calling `load` for each bucket while the next one arrives.
+
+        Where anything fails the group is left: the learner's next bucket would be taken for this one.
+
+        Raises:
+            LinkError: there is no group, it broke, or a bucket did not arrive in time.
+        """
+        inlet = self._inlet
+        if inlet is None:
+            raise RuntimeError("no transfer group: POST /init_weight_transfer_engine comes first")
+        try:
+            self._receive(inlet, tensors, load)
+        except BaseException:
+            inlet.close()
+            if self._inlet is inlet:  # and not one that another learner has called for meanwhile
+                self._inlet = None
+            raise
+        inlet.rest()
+
+    def _receive(self, inlet: Inlet, tensors: Sequence[TensorMeta], load: Load) -> None:
+        arriving: tuple[list[TensorMeta], Future[torch.Tensor]] | None = None
+        for bucket in plan_buckets(tensors, self._bucket_bytes):
+            next_one = bucket, inlet.start(bucket_bytes(bucket))
+            _land(arriving, load)
+            arriving = next_one
+        _land(arriving, load)
+
+
+def _land(arriving: tuple[list[TensorMeta], Future[torch.Tensor]] | None, load: Load) -> None:
+    if arriving is not None:
+        bucket, buffer = arriving
+        load(unpack(bucket, buffer.result()))

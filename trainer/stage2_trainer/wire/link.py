@@ -1,0 +1,171 @@
+"""A link between the learner and one worker: messages that only the other side can have sent, in order and unchanged.
+
+After the handshake each side seals its messages with AES-GMAC, under its own key of the link and a counter. They are
+not encrypted: weights can be read by whoever sees the network (SECURITY.md).
+"""
+
+from __future__ import annotations
+
+import hmac
+import socket
+import time
+from collections.abc import Iterable, Iterator
+
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES
+from cryptography.hazmat.primitives.ciphers.modes import GCM
+
+from stage2_trainer.wire.connection import Bytes, Connection
+from stage2_trainer.wire.errors import LinkError
+from stage2_trainer.wire.handshake import Member, SessionKeys, introduce
+
+SLICE_BYTES = 2**20  # sealed and sent, or received and checked, while it is in a core's own cache
+SMALL_BYTES = 2**16  # what is shorter is copied together: a call of the network costs more
+TAG_BYTES = 16
+CONNECT_TIMEOUT_S = 10.0
+TRIES, PAUSE_S = 4, 0.1
+
+
+class Link:
+    """One side of a link."""
+
+    def __init__(self, connection: Connection, *, own_key: bytes, other_key: bytes) -> None:
+        self._connection = connection
+        self._own, self._other = _Sealer(own_key), _Sealer(other_key)
+
+    @classmethod
+    def of_learner(cls, connection: Connection, keys: SessionKeys) -> Link:
+        """Return the learner's side."""
+        return cls(connection, own_key=keys.of_learner, other_key=keys.of_worker)
+
+    @classmethod
+    def of_worker(cls, connection: Connection, keys: SessionKeys) -> Link:
+        """Return a worker's side."""
+        return cls(connection, own_key=keys.of_worker, other_key=keys.of_learner)
+
+    def send(self, pieces: Iterable[Bytes], timeout_s: float) -> None:
+        """Send a message, made of these pieces. Raises LinkError, also when that takes longer than `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        seal = self._own.next()
+        for part in _slices(_joined(pieces)):
+            seal.add(part)
+            self._connection.send(part, deadline)
+        self._connection.send(seal.tag(), deadline)
+
+    def receive_into(self, view: memoryview, timeout_s: float) -> None:
+        """Fill `view` with the next message, which must be as long.
+
+        Raises:
+            LinkError: the link broke, the bytes are not those of the other side, or it takes longer than `timeout_s`.
+        """
+        deadline = time.monotonic() + timeout_s
+        seal = self._other.next()
+        for part in _slices([view]):
+            self._connection.receive_into(part, deadline)
+            seal.add(part)
+        if not hmac.compare_digest(seal.tag(), self._connection.receive(TAG_BYTES, deadline)):
+            raise LinkError(f"message {seal.number} is not what the other side has sent")
+
+    def receive(self, count: int, timeout_s: float) -> bytes:
+        """Return the next message, of `count` bytes. Raises LinkError."""
+        data = bytearray(count)
+        self.receive_into(memoryview(data), timeout_s)
+        return bytes(data)
+
+    def is_lost(self) -> bool:
+        """Whether the other side has gone, on a link on which it has nothing to send."""
+        return self._connection.has_something()
+
+    def abort(self) -> None:
+        """End the link; what waits in it fails at once, on both sides."""
+        self._connection.abort()
+
+    def close(self) -> None:
+        """End the link."""
+        self._connection.close()
+
+
+def abort_all(links: Iterable[Link]) -> None:
+    """End links, for both sides."""
+    for link in links:
+        link.abort()
+
+
+class _Sealer:
+    """The seals of one direction: no two messages have the same number under one key."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = AES(key)
+        self._count = 0
+
+    def next(self) -> _Seal:
+        self._count += 1
+        return _Seal(self._key, self._count)
+
+
+class _Seal:
+    def __init__(self, key: AES, number: int) -> None:
+        self.number = number
+        self._context = Cipher(key, GCM(number.to_bytes(12, "big"))).encryptor()
+
+    def add(self, part: Bytes) -> None:
+        self._context.authenticate_additional_data(part)
+
+    def tag(self) -> bytes:
+        self._context.finalize()
+        return self._context.tag
+
+
+def dial(address: tuple[str, int], token: str, member: Member, *, timeout_s: float) -> Link:
+    """Return a worker's side of a new link to the learner.
+
+    Raises:
+        LinkError: nobody listens there, or nobody who proves the job's token.
+    """
+    deadline = time.monotonic() + timeout_s
+    for tries_left in reversed(range(TRIES)):
+        try:
+            return _dial_once(address, token, member, deadline)
+        except LinkError as error:
+            # A flood of strangers can push a handshake out of the learner's bounded room.
+            if not tries_left or time.monotonic() > deadline:
+                raise LinkError(f"learner at {address[0]}:{address[1]}: {error}") from error
+            time.sleep(PAUSE_S)
+    raise AssertionError("unreachable")
+
+
+def _dial_once(address: tuple[str, int], token: str, member: Member, deadline: float) -> Link:
+    patience = min(max(deadline - time.monotonic(), 0.0), CONNECT_TIMEOUT_S)
+    try:
+        dialled = socket.create_connection(address, timeout=patience)
+    except OSError as error:
+        raise LinkError(error.strerror or str(error)) from error
+    connection = Connection(dialled)
+    try:
+        return Link.of_worker(connection, introduce(connection, token, member, deadline))
+    except LinkError:
+        connection.close()
+        raise
+
+
+def _joined(pieces: Iterable[Bytes]) -> Iterator[Bytes]:
+    """Yield the same bytes, short pieces copied together."""
+    short = bytearray()
+    for piece in pieces:
+        is_short = len(piece) < SMALL_BYTES
+        if is_short:
+            short += piece
+        if short and (not is_short or len(short) >= SMALL_BYTES):
+            yield short
+            short = bytearray()
+        if not is_short:
+            yield piece
+    if short:
+        yield short
+
+
+def _slices(pieces: Iterable[Bytes]) -> Iterator[memoryview]:
+    for piece in pieces:
+        view = memoryview(piece)
+        for start in range(0, len(view), SLICE_BYTES):
+            yield view[start : start + SLICE_BYTES]
