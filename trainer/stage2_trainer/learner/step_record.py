@@ -12,6 +12,7 @@ from stage2_trainer.learner.microsteps import MicroStep, Window
 from stage2_trainer.learner.rollout_metrics import SampleStats, rollout_metrics
 from stage2_trainer.telemetry.step_time import StepTime
 from stage2_trainer.telemetry.stopwatch import Stopwatch
+from stage2_trainer.weights.sync_phases import PHASES
 from stage2_trainer.weights.sync_report import SyncReport
 
 # Record key for each stopwatch name.
@@ -98,6 +99,8 @@ class StepRecord:
             "sync/version": self.version,
             "sync/seconds": 0.0 if self.sync is None else self.sync.seconds,
             "sync/bytes": 0.0 if self.sync is None else float(self.sync.bytes),
+            "sync/gigabytes_per_second": 0.0 if self.sync is None else self.sync.gigabytes_per_second,
+            **{f"sync/{phase}_s": 0.0 if self.sync is None else self.sync.phases.get(phase, 0.0) for phase in PHASES},
         }
 
 

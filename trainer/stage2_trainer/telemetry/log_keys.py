@@ -69,6 +69,14 @@ SYNC = {
     "sync/version": "Optimizer step whose weights made the rollouts.",
     "sync/seconds": "Seconds of the weight push of this step; 0 where none was needed.",
     "sync/bytes": "Bytes that it sent to each server or engine.",
+    "sync/gigabytes_per_second": "Bytes that it sent to all servers in 1e9, for each second of packing to loading.",
+    "sync/connect_s": "Forming transfer groups.",
+    "sync/begin_s": "Stopping generation, and opening the update.",
+    "sync/pack_s": "Merging and packing.",
+    "sync/send_s": "Waiting for bytes to go out.",
+    "sync/load_s": "Waiting for servers to load what had been sent.",
+    "sync/finish_s": "Closing the update.",
+    "sync/prove_s": "Comparing log-probabilities.",
     "memory/peak_bytes": (
         "Most memory that any learner process has taken since its start: reserved on its GPU, or resident on a machine "
         "without one."

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import time
+from dataclasses import replace
 from typing import Literal, Protocol
 
 from torch import nn
@@ -94,16 +96,19 @@ class WeightSynchronizer:
         report = self._sync(model, global_step)
         self.adapter_name = report.adapter
         if self._prover is not None:
+            start = time.monotonic()
             self._prover.after_sync(model, adapter=report.adapter)
+            report = replace(report, phases={**report.phases, "prove": time.monotonic() - start})
         self._synced_step = global_step
         logger.info(
-            "weights of step %d on %d servers: %s, %d tensors, %.1f MB each, %.2f s",
+            "weights of step %d on %d servers: %s, %d tensors, %.1f MB each, %.2f s%s",
             global_step,
             len(report.servers),
             _what(report),
             report.tensors,
             report.bytes / 1e6,
             report.seconds,
+            _how(report),
         )
         return report
 
@@ -133,3 +138,11 @@ def _what(report: SyncReport) -> str:
     if report.adapter is not None:
         return f"adapter {report.adapter}" + (" and base" if report.everything else "")
     return "everything" if report.everything else "what can have changed"
+
+
+def _how(report: SyncReport) -> str:
+    """Return what carried the weights, how fast, and where the time went; nothing of what did not leave the process."""
+    if not report.transport:
+        return ""
+    shares = ", ".join(f"{phase} {seconds:.2f}" for phase, seconds in report.phases.items() if seconds >= 0.005)
+    return f" over {report.transport} at {report.gigabytes_per_second:.2f} GB/s ({shares or 'no phase of note'})"
