@@ -21,6 +21,7 @@ from stage2_api.pod.ports import GROUP_PORT, METRICS_PORT, PROGRESS_PORT
 from stage2_api.runconfig import RunConfig
 from stage2_controller.job import names, template_rules
 
+_GROUP = "group-"
 _COMMON_ENV = {TOKEN_FILE_VARIABLE: files.TOKEN_PATH, "HF_HUB_OFFLINE": "1", "HOME": files.TMP_FOLDER}
 
 
@@ -50,6 +51,11 @@ class Container:
     def port(self) -> int:
         """The first port: the one that answers HTTP."""
         return next(iter(self.ports.values()))
+
+    @property
+    def group_ports(self) -> tuple[int, ...]:
+        """The ports at which the learner's servers dial for their weights."""
+        return tuple(port for name, port in self.ports.items() if name.startswith(_GROUP))
 
     def relocated(self, root: str) -> "Container":
         """Return the same container where `/etc/stage2` is the folder `root` and the termination log lies in it."""
@@ -124,7 +130,7 @@ def _learner(job: RolloutMatchingJob, ports: LearnerPorts) -> Container:
         ports={
             "progress": ports.progress,
             "metrics": ports.metrics,
-            **{f"group-{index}": ports.group + index for index in range(job.spec.rollout.servers)},
+            **{f"{_GROUP}{index}": ports.group + index for index in range(job.spec.rollout.servers)},
         },
         gpus=job.spec.learner.gpus,
     )

@@ -10,6 +10,7 @@ from typing import Any
 
 from stage2_api.job import RolloutMatchingJob
 from stage2_api.parsing import parse_job
+from stage2_api.vllm import resolve_transport
 from stage2_controller.job import kinds, names, node_fit
 from stage2_controller.job.children import configmap, deployment, learner_job, meta, networkpolicy, pod, service
 from stage2_controller.job.containers import Processes, containers
@@ -103,7 +104,14 @@ def children(
     config_text, servers, image = processes.config_text, processes.servers, settings.image
     made = [
         configmap.configmap(owner, config_text),
-        networkpolicy.networkpolicy(owner, servers, controller_namespace=settings.namespace),
+        networkpolicy.networkpolicy(
+            owner,
+            processes,
+            transport=resolve_transport(
+                processes.config.rollout_matching.vllm.sync.transport, on_cuda=bool(accepted.spec.gpu_resource)
+            ),
+            controller_namespace=settings.namespace,
+        ),
     ]
     if servers:
         made.append(service.service(owner, servers))

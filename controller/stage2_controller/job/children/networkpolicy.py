@@ -4,26 +4,28 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stage2_api.pod.ports import METRICS_PORT, PROGRESS_PORT
+from stage2_api.vllm import Transport
 from stage2_controller.job import kinds, names
 from stage2_controller.job.children import meta
-from stage2_controller.job.containers import Container
+from stage2_controller.job.containers import Processes
 
 CONTROLLER_LABELS = {"app.kubernetes.io/name": "stage2", "app.kubernetes.io/component": "controller"}
 
 
 def networkpolicy(
-    owner: Mapping[str, Any], servers: Sequence[Container], *, controller_namespace: str | None
+    owner: Mapping[str, Any], processes: Processes, *, transport: Transport, controller_namespace: str | None
 ) -> meta.Manifest:
     """Return NetworkPolicy `<job>-pods` over servers and learner alike.
 
-    Servers and learner are open to each other on every TCP port, since gloo and NCCL connect the members of a transfer
-    group on ports that the kernel chooses. Of everybody else, the learner's progress (which asks for the token) is open
-    to the controller: to all where the controller runs outside the cluster. The metrics, which hold nothing secret, are
-    open to the cluster's pods: Prometheus may run in any namespace.
+    Servers and learner are open to each other on the ports at which servers answer and weights are dialled, and with
+    NCCL on every TCP port, since it connects its members on ports that the kernel chooses. Of everybody else, the
+    learner's progress (which asks for the token) is open to the controller: to all where the controller runs outside
+    the cluster. The metrics, which hold nothing secret, are open to the cluster's pods: Prometheus may run in any
+    namespace.
     """
     between = [*_role(owner["name"], names.ROLE_LEARNER), *_role(owner["name"], names.ROLE_ROLLOUT)]
     rules = [
-        *([_allow(between, _EVERY_PORT)] if servers else []),
+        *([_allow(between, _shared_ports(processes, transport))] if processes.servers else []),
         _allow(_controller(controller_namespace), [{"port": PROGRESS_PORT}]),
         _allow([{"namespaceSelector": {}}], [{"port": METRICS_PORT}]),
     ]
@@ -36,6 +38,13 @@ def networkpolicy(
 
 
 _EVERY_PORT: tuple[Mapping[str, int], ...] = ({},)
+
+
+def _shared_ports(processes: Processes, transport: Transport) -> Sequence[Mapping[str, int]]:
+    if transport == "nccl":
+        return _EVERY_PORT
+    answering = [server.port for server in processes.servers]
+    return [{"port": port} for port in (*answering, *processes.learner.group_ports)]
 
 
 def _allow(peers: Sequence[Mapping[str, Any]], ports: Sequence[Mapping[str, int]]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ OTHER_LEARNER: Peer = ("team-a", meta.labels("other", "learner"))
 OTHER_SERVER: Peer = ("team-a", meta.labels("other", "rollout"))
 CONTROLLER: Peer = ("stage2-system", CONTROLLER_LABELS)
 IMPOSTOR: Peer = ("team-a", CONTROLLER_LABELS)
-CHOSEN = 38997  # by the kernel, for a member of a transfer group
+CHOSEN = 38997  # by the kernel, as for a member of an NCCL group
 NAMESAKE: Peer = ("team-b", meta.labels("job-3v1", "learner"))
 
 
@@ -45,9 +45,20 @@ def matches(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
     return all(labels.get(key) == value for key, value in selector.get("matchLabels", {}).items())
 
 
-def policy(namespace: str | None = "stage2-system") -> Any:
+def policy(namespace: str | None = "stage2-system", transport: str = "auto") -> Any:
     settings = Settings(image="x", namespace=namespace)
-    return b.child(plan(b.job(), b.NOTHING, settings=settings, now=b.NOW, new_token=lambda: "t"), "NetworkPolicy")
+    job = b.job()
+    matching = job["spec"]["config"]["custom"].setdefault("extra", {}).setdefault("rollout_matching", {})
+    matching.setdefault("vllm", {})["sync"] = {"transport": transport}
+    return b.child(plan(job, b.NOTHING, settings=settings, now=b.NOW, new_token=lambda: "t"), "NetworkPolicy")
+
+
+@pytest.mark.parametrize("transport", ["tcp", "nccl"])
+def test_over_tcp_no_port_is_open_that_has_no_name(transport: str) -> None:
+    found = policy(transport=transport)
+    for source, target, named in ((LEARNER, SERVER, 8001), (SERVER, LEARNER, 51217)):
+        assert allowed(found, source, target, named)
+        assert allowed(found, source, target, CHOSEN) is (transport == "nccl")
 
 
 @pytest.mark.parametrize("port", [8000, 8001, 8002, CHOSEN])
