@@ -242,7 +242,7 @@ def test_a_colocated_engine_holds_the_weights_of_every_step(
     imports = (*forked.VLLM, *(forked.LEARNER if stage is None else DEEPSPEED))
     steps, said = learn(config, processes=processes, imports=imports)
     # each sync is proved: log-probabilities of a prompt with an image, against the learner's own
-    assert said.count("proved: the engine gives a prompt the learner's log-probabilities") == FEW * processes
+    assert said.count("proved: the colocated engine answers as the learner does") == FEW * processes
     assert [step["sync/version"] for step in steps] == list(range(FEW))
     assert steps[0]["loss"] == pytest.approx(alone[1][0]["loss"], rel=ROUNDING), "it answers as the learner itself"
     if stage is None:
