@@ -23,7 +23,7 @@ from bench.tables import Row, Table
 from safetensors.torch import save_file
 from torch import nn
 
-from stage2_api.vllm import ServerAddress
+from stage2_api.vllm import ServerAddress, VllmSync
 from stage2_trainer.weights.fleet import Shipment
 from stage2_trainer.weights.full_sync import FullSync
 from stage2_trainer.weights.merge import merged_weights
@@ -75,7 +75,7 @@ def compared(what: str, policy: Policy, addresses: list[ServerAddress], token: s
     """The rows of one number of servers."""
     options: dict[str, Any] = {"token": token, "timeout_s": 60.0, "device": torch.device("cpu")}
     with ExitStack() as stack:
-        full = FullSync(addresses, changed_only=False, bucket_bytes=BUCKET_BYTES, **options)
+        full = FullSync(addresses, bucket_bytes=BUCKET_BYTES, how=VllmSync(changed_only=False), **options)
         stack.callback(full.close)
         ours, raw, each, disk = alternately(
             lambda: full.sync(policy, version=1),

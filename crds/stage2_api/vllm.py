@@ -16,6 +16,8 @@ from stage2_api.value_types import Count, Port, Positive, Scale, Url, Weight
 VllmMode = Literal["colocate", "server"]
 ServerProtocol = Literal["vllm", "swift"]
 SyncMode = Literal["full", "adapter", "auto"]
+SyncMerge = Literal["auto", "server", "learner"]
+SyncRounding = Literal["nearest", "stochastic"]
 LoadFormat = Literal["auto", "dummy", "safetensors", "pt", "runai_streamer", "sharded_state"]
 KvCacheDtype = Literal["auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2"]
 
@@ -88,6 +90,14 @@ class VllmSync(Section):
     sends only LoRA weights and needs `enable_lora`; `auto` takes `adapter` if it can work, else `full`."""
     fallback_to_full: bool = True
     """Whether a failed adapter sync turns into full syncs for the rest of the run (with a warning) or ends it."""
+    merge: SyncMerge = "auto"
+    """Where a full sync merges adapters: `server` sends the adapter, about a hundredth of the layers that it touches,
+    and every server merges it into the weights of its own model folder; `learner` sends merged layers; `auto` takes
+    `server` if the servers can and their folders have the learner's base weights, else `learner`."""
+    rounding: SyncRounding = "nearest"
+    """How merged weights are cast to bfloat16: `nearest` lets an update through once it reaches half a step of a
+    weight, `stochastic` lets each update through in the mean, with noise. `sync/rounding_kept` in the log says how much
+    of it the servers have."""
     changed_only: bool = True
     """Whether a full sync sends a server that has everything only the layers that can have changed since."""
     verify_every: Count = 20

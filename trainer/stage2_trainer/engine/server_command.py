@@ -17,9 +17,12 @@ Platform = Literal["cpu", "cuda"]
 
 STUB_MODULE = "stage2_trainer.stub.app"
 # vLLM puts each one around those before it, so the guard is the outermost.
-MIDDLEWARE = ["stage2_trainer.engine.identity_route.IdentityRoute", "stage2_trainer.engine.guard.TokenGuard"]
-TRANSFER_BACKENDS: dict[Platform, str] = {"cpu": "gloo", "cuda": "nccl"}
-ADAPTER_BACKEND = "stage2-nccl"
+MIDDLEWARE = [
+    "stage2_trainer.engine.folder_route.FolderRoute",
+    "stage2_trainer.engine.identity_route.IdentityRoute",
+    "stage2_trainer.engine.guard.TokenGuard",
+]
+TRANSFER_BACKENDS: dict[Platform, str] = {"cpu": "gloo", "cuda": "stage2-nccl"}
 CPU_KV_CACHE_GIB = 1
 
 
@@ -50,7 +53,7 @@ def vllm_command(config: RunConfig, endpoint: Endpoint, platform: Platform) -> l
         "disable-custom-all-reduce": vllm.disable_custom_all_reduce,
         **_adapter_options(config),
         "mm-processor-kwargs": _pixel_limits(config) or None,
-        "weight-transfer-config": {"backend": transfer_backend(config, platform)},
+        "weight-transfer-config": {"backend": TRANSFER_BACKENDS[platform]},
         "middleware": MIDDLEWARE,
         **_passed_through(config),
     }
@@ -58,13 +61,6 @@ def vllm_command(config: RunConfig, endpoint: Endpoint, platform: Platform) -> l
     if platform == "cuda":
         options["gpu-memory-utilization"] = vllm.gpu_memory_utilization
     return [sys.executable, "-m", SERVER_MODULE, *_flags(options)]
-
-
-def transfer_backend(config: RunConfig, platform: Platform) -> str:
-    """Return the weight-transfer engine: vLLM's own on GPUs, ours on the CPU and where adapters are to be received."""
-    if platform == "cuda" and config.rollout_matching.vllm.enable_lora:
-        return ADAPTER_BACKEND
-    return TRANSFER_BACKENDS[platform]
 
 
 def stub_command(config: RunConfig, endpoint: Endpoint) -> list[str]:

@@ -98,6 +98,7 @@ class StepRecord:
             "sync/version": self.version,
             "sync/seconds": 0.0 if self.sync is None else self.sync.seconds,
             "sync/bytes": 0.0 if self.sync is None else float(self.sync.bytes),
+            "sync/rounding_kept": 1.0 if self.sync is None else self.sync.rounding_kept,
         }
 
 

@@ -69,6 +69,11 @@ SYNC = {
     "sync/version": "Optimizer step whose weights made the rollouts.",
     "sync/seconds": "Seconds of the weight push of this step; 0 where none was needed.",
     "sync/bytes": "Bytes that it sent to each server or engine.",
+    "sync/rounding_kept": (
+        "Share of the adapters' update, since the start of training, that survived the cast of merged weights to the "
+        "servers' dtype; 1 where no weights were pushed. Where it stays low, servers answer with an older policy: see "
+        "`vllm.sync.rounding`."
+    ),
     "memory/peak_bytes": (
         "Most memory that any learner process has taken since its start: reserved on its GPU, or resident on a machine "
         "without one."

@@ -127,8 +127,17 @@ class Fleet:
             raise
         update.raise_failures()
 
-    def push(self, shipment: Shipment, sessions: Sequence[SyncSession], update: FleetUpdate) -> None:
-        """Send every bucket to these servers at once, packing the next one while one is on its way."""
+    def push(
+        self,
+        shipment: Shipment,
+        sessions: Sequence[SyncSession],
+        update: FleetUpdate,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> None:
+        """Send every bucket to these servers at once, packing the next one while one is on its way.
+
+        meanwhile: what the learner does once all is sent, while the servers load it.
+        """
         metas = shipment.source.metadata()
         plan = list(plan_buckets(metas, self._bucket_bytes))
         update_info, timeout_s = {**to_wire(metas), **shipment.header}, self._timeout_s * (len(plan) + 1)
@@ -145,6 +154,8 @@ class Fleet:
                 bucket,
             )
         self._land(flying, calls, sent, update)
+        if meanwhile is not None:
+            meanwhile()
         for session, call in calls.items():
             if session in update.fit:
                 update.guard(session, _confirm, session, call, self._timeout_s)

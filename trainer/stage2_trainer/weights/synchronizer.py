@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 from torch import nn
 
 from stage2_api.errors import ConfigError, Problem
+from stage2_api.vllm import SyncMerge
 from stage2_trainer.weights.sync_report import SyncReport
 from stage2_trainer.weights.verify import Prover
 from stage2_trainer.wire.errors import ServerError
@@ -22,6 +23,11 @@ NO_LORA = "vllm.enable_lora is false"
 
 class SyncMethod(Protocol):
     """A way to bring servers up to date."""
+
+    @property
+    def merge(self) -> SyncMerge | None:
+        """Where adapters are merged; None = nothing is merged."""
+        ...
 
     def sync(self, model: nn.Module, *, version: int) -> SyncReport:
         """Give every server the model's weights, under `version`. Raises ServerError."""
@@ -79,6 +85,11 @@ class WeightSynchronizer:
         """The mode in use."""
         return "full" if self._adapter is None else "adapter"
 
+    @property
+    def merge(self) -> SyncMerge | None:
+        """Where adapters are merged; None = they are sent as they are."""
+        return self._full.merge if self._adapter is None else None
+
     def ensure_synced(self, model: nn.Module, global_step: int) -> SyncReport | None:
         """Push the weights if the servers do not hold those of `global_step` yet; None if they do.
 
@@ -132,4 +143,6 @@ class WeightSynchronizer:
 def _what(report: SyncReport) -> str:
     if report.adapter is not None:
         return f"adapter {report.adapter}" + (" and base" if report.everything else "")
+    if report.merge == "server":
+        return "merged there, " + ("everything else from its own folder" if report.everything else "what trains")
     return "everything" if report.everything else "what can have changed"

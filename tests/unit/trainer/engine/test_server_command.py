@@ -42,7 +42,7 @@ def test_a_vllm_server_is_guarded_and_takes_weights():
 
 def test_gpus_take_weights_over_nccl_and_their_share_of_memory():
     found = options(vllm_command(config({"gpu_memory_utilization": 0.9}), ENDPOINT, "cuda"))
-    assert json.loads(found["weight-transfer-config"]) == {"backend": "nccl"}
+    assert json.loads(found["weight-transfer-config"]) == {"backend": "stage2-nccl"}
     assert found["gpu-memory-utilization"] == "0.9"
 
 
