@@ -18,6 +18,8 @@ logger = logging.getLogger(__name__)
 SyncMode = Literal["full", "adapter", "auto"]
 EffectiveMode = Literal["full", "adapter"]
 MODE_PATH = "custom.extra.rollout_matching.vllm.sync.mode"
+ROUNDING_PATH = "custom.extra.rollout_matching.vllm.sync.rounding"
+MOSTLY_LOST = 0.5  # of an update, below which the policy that answers is nearer to the base than to the one that trains
 NO_LORA = "vllm.enable_lora is false"
 
 
@@ -79,6 +81,7 @@ class WeightSynchronizer:
         self._fallback = fallback
         self._prover = prover
         self._synced_step: int | None = None
+        self._rounding_told = False
 
     @property
     def effective(self) -> EffectiveMode:
@@ -116,7 +119,21 @@ class WeightSynchronizer:
             report.bytes / 1e6,
             report.seconds,
         )
+        self._tell_of_rounding(report)
         return report
+
+    def _tell_of_rounding(self, report: SyncReport) -> None:
+        """Warn, once, of servers that have less than half of what was learnt."""
+        if report.rounding_kept < MOSTLY_LOST and not self._rounding_told:
+            self._rounding_told = True
+            logger.warning(
+                "at step %d servers have %.0f %% of the adapters' update: the rest is lost in the rounding of merged"
+                " weights, and rollouts come from an older policy; set %s to stochastic, or watch sync/rounding_kept"
+                " grow",
+                report.version,
+                100 * report.rounding_kept,
+                ROUNDING_PATH,
+            )
 
     def invalidate(self) -> None:
         """Forget the last sync: a server came back empty, so the next call pushes again, and proves it."""
