@@ -17,6 +17,7 @@ from torch import Tensor
 
 SIGNIFICAND_BITS = 53  # whole numbers up to 2^53 are exact in float64
 EXPONENT_MASK = 0x7FF << 52
+PLACE_OF_UNITS = 1.5 * 2.0**52  # what is added to it is rounded to whole numbers
 SMALLEST_POWER = 2.0**-900  # stands for zero, so that a row of zeros divides by something
 TILE_ELEMENTS = {"cpu": 2**17, "cuda": 2**24}  # the first stays in a core's cache, the second keeps a GPU busy
 
@@ -45,7 +46,7 @@ def merged_weight(base: Tensor, adapter: Adapter) -> Tensor:
     rows = max(1, TILE_ELEMENTS[base.device.type] // base.shape[1])
     for start in range(0, len(base), rows):
         tile = slice(start, start + rows)
-        direction = (up[tile] @ down).mul_(adapter.scaling).add_(base[tile])
+        direction = (up[tile] @ down).add_(base[tile].double())
         if adapter.magnitude is not None:
             direction.mul_((adapter.magnitude[tile].double() / _row_norms(direction)).unsqueeze(1))
         merged[tile] = direction
@@ -53,12 +54,12 @@ def merged_weight(base: Tensor, adapter: Adapter) -> Tensor:
 
 
 def _factors(adapter: Adapter) -> tuple[Tensor, Tensor]:
-    """Return B and A in float64, their product unchanged, such that every sum in it is exact.
+    """Return s B and A in float64, their product unchanged, such that every sum in it is exact.
 
     What a rank has large in A and small in B is moved to A first, or the common step of a row of B would be too coarse.
     """
     bits = (SIGNIFICAND_BITS - adapter.down.shape[0].bit_length()) // 2
-    up, down = adapter.up.double(), adapter.down.double()
+    up, down = adapter.up.double() * adapter.scaling, adapter.down.double()
     size = _power_of_two(up, dim=0)
     return _on_grid(up / size, bits, dim=1), _on_grid(down * size.T, bits, dim=0)
 
@@ -71,7 +72,8 @@ def _row_norms(matrix: Tensor) -> Tensor:
 def _on_grid(values: Tensor, bits: int, *, dim: int) -> Tensor:
     """Round to multiples of one power of two along `dim`; the largest value is kept to `bits` bits."""
     step = _power_of_two(values, dim=dim) * 2.0 ** (1 - bits)
-    return (values / step).round_().mul_(step)
+    place = step * PLACE_OF_UNITS
+    return values.add(place).sub_(place)  # the first sum is rounded to whole steps, the second is exact
 
 
 def _power_of_two(values: Tensor, *, dim: int) -> Tensor:
