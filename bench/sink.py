@@ -1,6 +1,8 @@
 """A rollout server for benchmarks of the push: the CPU stub's routes, and tensors in memory instead of a model.
 
-    python -m bench.sink PORT
+    python -m bench.sink PORT MODEL
+
+MODEL: the folder that merges at the server read.
 
 Beside the stub's routes: POST /raw receives gloo broadcasts and drops them, POST /reload reads a checkpoint.
 """
@@ -8,6 +10,7 @@ Beside the stub's routes: POST /raw receives gloo broadcasts and drops them, POS
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,7 +36,7 @@ class Sink:
     def __init__(self) -> None:
         self._tensors: dict[str, torch.Tensor] = {}
 
-    def load_weights(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
+    def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Copy tensors over those of the same names, as a model does."""
         for name, tensor in tensors:
             if name in self._tensors:
@@ -45,12 +48,12 @@ class Sink:
         """Do nothing: nothing is generated."""
 
 
-def main(port: int) -> None:
+def main(port: int, model: str) -> None:
     """Serve until terminated."""
     torch.set_num_threads(1)
     sink: Any = Sink()
-    updates = WeightUpdates(sink, Receiver(open_tcp), max_lora_rank=None)
-    stub = Stub(sink, ChatServer(sink, max_model_len=1), updates, root="")
+    updates = WeightUpdates(sink, model, Receiver(open_tcp), max_lora_rank=None)
+    stub = Stub(sink, ChatServer(sink, max_model_len=1), updates, root=model)
     groups: list[Any] = []
     app = build_app(stub)
 
@@ -73,4 +76,4 @@ def main(port: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), sys.argv[2])

@@ -5,6 +5,8 @@ The servers are processes that keep what they are sent (`bench.sink`). Times are
 
 from __future__ import annotations
 
+import copy
+import functools
 import os
 import secrets
 import socket
@@ -15,16 +17,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import torch
 from bench import raw_gloo
 from bench.tables import Row, Table
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import save_file
 from torch import nn
 
-from stage2_api.vllm import ServerAddress
+from stage2_api.vllm import ServerAddress, VllmSync
 from stage2_trainer.weights.fleet import Shipment
 from stage2_trainer.weights.full_sync import FullSync
 from stage2_trainer.weights.merge import merged_weights
@@ -35,6 +38,7 @@ LAYERS, HIDDEN, WIDE = 28, 512, 1536
 TRAINED_LAYERS = 7
 BUCKET_BYTES = 10 * 2**20  # as many buckets as a model of 9 GB has at the default of 512 MiB
 RUNS = 10
+RANK = 16
 START_TIMEOUT_S = 120.0
 
 
@@ -66,17 +70,20 @@ def rows() -> Iterator[Row]:
     policy = Policy()
     source = merged_weights(policy)
     megabytes = sum(meta.nbytes for meta in source.metadata()) / 1e6
-    for count in (1, 2, 3):
-        with servers(count) as (addresses, token):
-            what = f"{count} server{'s' * (count > 1)}, {megabytes:.0f} MB, {len(source.entries)} tensors"
-            yield from compared(what, policy, addresses, token)
+    with tempfile.TemporaryDirectory() as folder:
+        save_file(dict(source), Path(folder) / "model.safetensors")
+        for count in (1, 2, 3):
+            with servers(count, folder) as (addresses, token):
+                what = f"{count} server{'s' * (count > 1)}, {megabytes:.0f} MB, {len(source.entries)} tensors"
+                yield from compared(what, policy, addresses, token)
+                yield from merged(what, adapted(policy), addresses, token)
 
 
 def compared(what: str, policy: Policy, addresses: list[ServerAddress], token: str) -> Iterator[Row]:
     """The rows of one number of servers."""
     options: dict[str, Any] = {"token": token, "timeout_s": 60.0, "device": torch.device("cpu")}
     with ExitStack() as stack:
-        full = FullSync(addresses, changed_only=False, bucket_bytes=BUCKET_BYTES, **options)
+        full = FullSync(addresses, bucket_bytes=BUCKET_BYTES, how=VllmSync(changed_only=False), **options)
         stack.callback(full.close)
         groups = raw_groups(full)
         ours, raw, each, disk = alternately(
@@ -109,6 +116,35 @@ def raw_groups(full: FullSync) -> list[Any]:
     for call in calls:
         call.result()
     return groups
+
+
+def adapted(policy: Policy) -> nn.Module:
+    """Return the policy under a DoRA adapter of every linear layer, moved a little away from nothing."""
+    options = LoraConfig(r=RANK, lora_alpha=2 * RANK, use_dora=True, target_modules=".*_proj")
+    model: Any = get_peft_model(copy.deepcopy(policy), options)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            nn.init.normal_(parameter, std=1e-3)
+    return cast(nn.Module, model)
+
+
+def merged(what: str, policy: nn.Module, addresses: list[ServerAddress], token: str) -> Iterator[Row]:
+    """The rows of an adapter: the server merges, against the learner that merges and sends layers."""
+    options: dict[str, Any] = {"token": token, "timeout_s": 60.0, "device": torch.device("cpu")}
+    ways = [VllmSync(merge="server"), VllmSync(merge="learner"), VllmSync(merge="learner", changed_only=False)]
+    with ExitStack() as stack:
+        taken = []
+        for how in ways:  # one after the other: each takes the ports of the one before
+            sync = FullSync(addresses, bucket_bytes=BUCKET_BYTES, how=how, **options)
+            stack.callback(sync.close)
+            sync.sync(policy, version=1)
+            sent = sync.sync(policy, version=1)
+            taken += [(sent.bytes / 1e6, *alternately(functools.partial(sync.sync, policy, version=1)))]
+            sync.close()
+    (adapter, ours), (layers, changed), (_, everything) = taken
+    what = f"{what}, DoRA of rank {RANK} merged at the server: {adapter:.1f} MB sent"
+    yield Row(what, f"merged at the learner, what changed: {layers:.0f} MB", ours, changed)
+    yield Row(what, "merged at the learner, everything", ours, everything)
 
 
 def broadcast(full: FullSync, groups: list[Any], policy: Policy) -> None:
@@ -155,8 +191,8 @@ def alternately(*calls: Callable[[], object], runs: int = RUNS) -> list[float]:
 
 
 @contextmanager
-def servers(count: int) -> Iterator[tuple[list[ServerAddress], str]]:
-    """Start so many sinks; yields where they are, and their token."""
+def servers(count: int, model: str) -> Iterator[tuple[list[ServerAddress], str]]:
+    """Start so many sinks over a model folder; yields where they are, and their token."""
     token = secrets.token_hex(8)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -164,7 +200,7 @@ def servers(count: int) -> Iterator[tuple[list[ServerAddress], str]]:
         environment = {**os.environ, "STAGE2_TOKEN_FILE": str(folder / "token")}
         addresses = [ServerAddress(f"http://127.0.0.1:{free_port()}", free_port()) for _ in range(count)]
         for address in addresses:
-            command = [sys.executable, "-m", "bench.sink", address.base_url.rpartition(":")[2]]
+            command = [sys.executable, "-m", "bench.sink", address.base_url.rpartition(":")[2], model]
             process = subprocess.Popen(command, env=environment)
             stack.callback(process.wait)
             stack.callback(process.terminate)

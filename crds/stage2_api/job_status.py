@@ -73,6 +73,8 @@ class SyncStatus(StatusPart):
     """Mode that the configuration asks for."""
     effective_mode: _Word | None = None
     """Mode that was used."""
+    merge: _Word | None = None
+    """Where adapters were merged: `server` or `learner`; null where they were not merged."""
     seconds: float | None = None
     """Seconds that the sync took."""
     servers: list[SyncedServer] = Field(default=[], max_length=64)

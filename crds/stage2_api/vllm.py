@@ -19,6 +19,8 @@ SyncMode = Literal["full", "adapter", "auto"]
 SyncTransport = Literal["auto", "tcp", "nccl"]
 Transport = Literal["tcp", "nccl"]
 TRANSPORT_PATH: Final = "custom.extra.rollout_matching.vllm.sync.transport"
+SyncMerge = Literal["auto", "server", "learner"]
+SyncRounding = Literal["nearest", "stochastic"]
 LoadFormat = Literal["auto", "dummy", "safetensors", "pt", "runai_streamer", "sharded_state"]
 KvCacheDtype = Literal["auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2"]
 
@@ -101,6 +103,14 @@ class VllmSync(Section):
     server; `auto` takes `nccl` on GPUs and `tcp` elsewhere. Servers of `swift rollout` have transports of their own."""
     fallback_to_full: bool = True
     """Whether a failed adapter sync turns into full syncs for the rest of the run (with a warning) or ends it."""
+    merge: SyncMerge = "auto"
+    """Where a full sync merges adapters: `server` sends the adapter, about a hundredth of the layers that it touches,
+    and every server merges it into the weights of its own model folder; `learner` sends merged layers; `auto` takes
+    `server` if the servers can and their folders have the learner's base weights, else `learner`."""
+    rounding: SyncRounding = "nearest"
+    """How merged weights are cast to bfloat16: `nearest` lets an update through once it reaches half a step of a
+    weight, `stochastic` lets each update through in the mean, with noise. `sync/rounding_kept` in the log says how much
+    of it the servers have."""
     changed_only: bool = True
     """Whether a full sync sends a server that has everything only the layers that can have changed since."""
     verify_every: Count = 20

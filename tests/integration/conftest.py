@@ -91,10 +91,11 @@ def start_server(tmp_path_factory, token_file, model_path):
             dtype: str = "float32",
             ports: tuple[int, int] | None = None,
             executed: bool = False,
+            model: Path = model_path,
             **overrides: object,
         ) -> Served:
             port, group_port = ports or (free_port(), free_port())
-            config = run_config(f"http://127.0.0.1:{port}", group_port, model=model_path, dtype=dtype)
+            config = run_config(f"http://127.0.0.1:{port}", group_port, model=model, dtype=dtype)
             config["custom"]["extra"]["rollout_matching"]["vllm"].update(overrides)
             served = launch(folder, engine, config, ports=(port, group_port), token=token_file, executed=executed)
             stack.callback(stop, served.process)

@@ -16,7 +16,17 @@ from stage2_trainer.data.images import image_url
 from stage2_trainer.weights.probe import Probe, sample_probe
 
 ADAPTED = r".*language_model\.layers\.\d+\.(self_attn\.(q|k|v|o)_proj|mlp\.(gate|up|down)_proj)"
+VISION = r".*visual\.(blocks\.\d+\.(attn\.(qkv|proj)|mlp\.linear_fc(1|2))|.*merger.*\.linear_fc(1|2))"
 KINDS = ("lora", "dora", "full")
+ADAPTERS = {
+    "lora": {},
+    "dora": {"use_dora": True},
+    "rslora and patterns": {"use_rslora": True, "rank_pattern": {"q_proj": 2}, "alpha_pattern": {"k_proj": 3}},
+    "dora with vision": {"use_dora": True, "target_modules": f"({ADAPTED})|({VISION})"},
+    "one projection": {"target_modules": r".*language_model\.layers\.1\.self_attn\.k_proj"},
+    "embedding": {"target_modules": ["embed_tokens"]},
+    "module trained whole": {"use_dora": True, "modules_to_save": ["merger"]},
+}
 
 
 def load(path, dtype=torch.float32):
@@ -33,6 +43,13 @@ def trained(base, kind, *, amount=0.02):
     adapted = get_peft_model(model, LoraConfig(r=4, lora_alpha=8, target_modules=ADAPTED, use_dora=kind == "dora"))
     _move((p for name, p in adapted.named_parameters() if "lora_" in name), amount)
     return adapted.eval()
+
+
+def adapter_of(base, kind):
+    """A policy with an adapter that has not trained yet; `kind` is one of ADAPTERS."""
+    torch.manual_seed(13)
+    options = {"r": 4, "lora_alpha": 8, "target_modules": ADAPTED, **ADAPTERS[kind]}
+    return get_peft_model(copy.deepcopy(base), LoraConfig(**options)).eval()
 
 
 def partly_trained(base, kind):

@@ -34,7 +34,7 @@ def test_the_learner_leaves_the_reproducibility_record(records: list[dict]) -> N
     (record,) = [record for record in records if record["event"] == "reproducibility"]
     ports = [int(url.rpartition(":")[2]) for url in record["servers"]]
     assert ports == list(range(ports[0], ports[0] + 3))
-    assert record["sync"] == {"requested": "full", "effective": "full"}
+    assert record["sync"] == {"requested": "full", "effective": "full", "merge": "server"}
     assert record["dataset"]["records"] == 8
     assert len(record["config_sha256"]) == 64
 

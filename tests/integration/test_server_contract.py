@@ -8,7 +8,7 @@ from PIL import Image
 from transformers import AutoProcessor
 
 from stage2_api.rollout_matching import RepeatTerminate
-from stage2_api.vllm import ServerAddress
+from stage2_api.vllm import ServerAddress, VllmSync
 from stage2_trainer.data.encode import Encoder
 from stage2_trainer.data.images import image_url
 from stage2_trainer.rollouts.http import ServerBackend
@@ -33,6 +33,7 @@ PROMPT = "List the shapes."
 NEW_TOKENS = 48
 SMALL_BUCKETS = 400_000  # bytes: several buckets even for the tiny model
 BLOCKS_OF_TEXT = 80  # repetitions: several blocks of a prefix cache, which keeps whole ones
+AT_LEARNER = VllmSync(merge="learner")  # the other place: test_merge_at_server.py
 MOVED = 0.05  # how much a log-probability moves at least between policies that differ
 
 
@@ -92,6 +93,7 @@ def sync(served, token):
         timeout_s=30,
         device=torch.device("cpu"),
         bucket_bytes=SMALL_BUCKETS,
+        how=AT_LEARNER,
     )
     yield with_small_buckets
     with_small_buckets.close()
@@ -234,7 +236,11 @@ def test_a_restarted_learner_sends_everything(served, token, sync, client, base,
     assert not sync.sync(policy, version=2).everything
     sync.close()
     again = FullSync(
-        [ServerAddress(served.base_url, served.group_port)], token=token, timeout_s=30, device=torch.device("cpu")
+        [ServerAddress(served.base_url, served.group_port)],
+        token=token,
+        timeout_s=30,
+        device=torch.device("cpu"),
+        how=AT_LEARNER,
     )
     assert again.sync(policy, version=3).everything
     verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
@@ -344,7 +350,11 @@ def test_in_bfloat16_server_and_learner_agree_to_rounding(kind, engine, servers,
     served = servers(engine, "bfloat16")
     client = ServerClient(served.base_url, token, timeout_s=60)
     sync = FullSync(
-        [ServerAddress(served.base_url, served.group_port)], token=token, timeout_s=30, device=torch.device("cpu")
+        [ServerAddress(served.base_url, served.group_port)],
+        token=token,
+        timeout_s=30,
+        device=torch.device("cpu"),
+        how=AT_LEARNER,
     )
     first = policies.load(model_path, torch.bfloat16)
     policy = policies.trained(first, kind)

@@ -45,6 +45,8 @@ class ReportedSync(LearnerDocument):
     """Mode that the configuration asks for."""
     effective_mode: _Word
     """Mode that was used."""
+    merge: _Word | None = None
+    """Where adapters were merged: `server` or `learner`; null where they were not merged."""
     seconds: float = 0.0
     """Seconds that the sync took."""
     servers: list[ReportedServer] = Field(default=[], max_length=64)

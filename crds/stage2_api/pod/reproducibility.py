@@ -25,6 +25,8 @@ class SyncModes(PodDocument):
     """Mode that the configuration asks for."""
     effective: _Text
     """Mode that is used."""
+    merge: _Text | None = None
+    """Where adapters are merged: `server` or `learner`; null where they are not merged."""
 
 
 class DatasetDigest(PodDocument):

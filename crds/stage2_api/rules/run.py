@@ -33,6 +33,10 @@ def _adapter_without_adapters(config: RunConfig) -> bool:
     return config.rollout_matching.vllm.sync.mode == "adapter" and config.tuner.train_type != "lora"
 
 
+def _merges_at_server(config: RunConfig) -> bool:
+    return config.rollout_matching.vllm.sync.merge == "server"
+
+
 def _pushes_random_base(config: RunConfig) -> bool:
     vllm = config.rollout_matching.vllm
     return vllm.sync.mode == "adapter" and vllm.load_format == "dummy"
@@ -113,6 +117,34 @@ RUN_RULES: tuple[Rule[RunConfig], ...] = (
         cel=f"$({_VLLM}.sync.mode) != 'adapter' || $(tuner.train_type) == 'lora'",
         rule="there is no adapter to send when tuner.train_type is full",
         way_out="set vllm.sync.mode to full, or tuner.train_type to lora",
+    ),
+    Rule(
+        path=f"{_VLLM}.sync.merge",
+        broken=lambda c: _merges_at_server(c) and c.rollout_matching.vllm.server.protocol == "swift",
+        cel=f"$({_VLLM}.sync.merge) != 'server' || $({_VLLM}.server.protocol) != 'swift'",
+        rule="servers of `swift rollout` load weights as they come; they merge nothing",
+        way_out="set vllm.sync.merge to auto or learner",
+    ),
+    Rule(
+        path=f"{_VLLM}.sync.merge",
+        broken=lambda c: _merges_at_server(c) and c.tuner.train_type != "lora",
+        cel=f"$({_VLLM}.sync.merge) != 'server' || $(tuner.train_type) == 'lora'",
+        rule="there is no adapter to merge when tuner.train_type is full",
+        way_out="set vllm.sync.merge to auto or learner, or tuner.train_type to lora",
+    ),
+    Rule(
+        path=f"{_VLLM}.sync.merge",
+        broken=lambda c: _merges_at_server(c) and c.rollout_matching.colocates,
+        cel=f"{_NOT_COLOCATE} || $({_VLLM}.sync.merge) != 'server'",
+        rule="a colocated engine is in the learner's own processes, and there are no servers to merge",
+        way_out="set vllm.sync.merge to auto or learner, or vllm.mode to server",
+    ),
+    Rule(
+        path=f"{_VLLM}.sync.rounding",
+        broken=lambda c: c.rollout_matching.vllm.sync.rounding == "stochastic" and c.model.torch_dtype == "float16",
+        cel=f"$({_VLLM}.sync.rounding) != 'stochastic' || $(model.torch_dtype) != 'float16'",
+        rule="stochastic rounding is made for bfloat16",
+        way_out="set model.torch_dtype to bfloat16, or vllm.sync.rounding to nearest",
     ),
     Rule(
         path=f"{_VLLM}.load_format",

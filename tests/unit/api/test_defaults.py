@@ -109,9 +109,12 @@ def test_defaults_of_vllm() -> None:
         "sync": {
             "mode": "full",
             "fallback_to_full": True,
+            "merge": "auto",
+            "rounding": "nearest",
             "changed_only": True,
             "verify_every": 20,
             "verify_tolerance": None,
+            "transport": "auto",
         },
     }
 

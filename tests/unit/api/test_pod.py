@@ -34,14 +34,15 @@ REPORT = LearnerReport(
     message="",
 )
 GOLDEN_RECORD = (
-    '{"model": "/models/m", "servers": ["http://a:8000"], "sync": {"requested": "auto", "effective": "full"},'
+    '{"model": "/models/m", "servers": ["http://a:8000"],'
+    ' "sync": {"requested": "auto", "effective": "full", "merge": null},'
     ' "rollout_seed": 17, "config_sha256": "0f",'
     ' "dataset": {"path": "/data/train.jsonl", "records": 3, "sha256": "ff"},'
     ' "versions": {"stage2": "0.1.0", "vllm": null}}'
 )
 GOLDEN_REPORT = (
     '{"step": 3, "maxSteps": 9, "phase": "training", "loss": 1.5, "tokensPerSecond": 80.0,'
-    ' "sync": {"version": 3, "requestedMode": "auto", "effectiveMode": "full", "seconds": 0.5,'
+    ' "sync": {"version": 3, "requestedMode": "auto", "effectiveMode": "full", "merge": null, "seconds": 0.5,'
     ' "servers": [{"baseUrl": "http://a:8000", "version": 3}]},'
     f' "reproducibility": {GOLDEN_RECORD}, "message": ""}}'
 )

@@ -10,7 +10,7 @@ import pytest
 
 from stage2_api.pod.files import TOKEN_KEY
 from stage2_api.pod.progress import ReportedSync
-from stage2_api.pod.reproducibility import EVENT, ReproducibilityRecord
+from stage2_api.pod.reproducibility import EVENT, ReproducibilityRecord, SyncModes
 from stage2_api.pod.termination import read_termination_message
 from stage2_cli.run_console import parse_record
 from stage2_controller.cluster.progress_reader import ProgressReader
@@ -29,7 +29,7 @@ def record() -> ReproducibilityRecord:
     return reproducibility_record(
         config={"model": {"model": "tiny"}},
         servers=["http://a:8000"],
-        sync_modes=("auto", "full"),
+        sync_modes=SyncModes(requested="auto", effective="full", merge="server"),
         rollout_seed=17,
         dataset=Fingerprint("train.jsonl", 3, "ff"),
     )

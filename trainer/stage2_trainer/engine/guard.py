@@ -9,16 +9,11 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from typing import Any
+from collections.abc import Iterable
 
 from stage2_api.pod.ports import HEALTH_ROUTE
+from stage2_trainer.engine.asgi import App, Receive, Scope, Send
 from stage2_trainer.wire.token import read_token
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 OPEN_PATHS = frozenset({HEALTH_ROUTE})
 POLICY_VIOLATION = 1008  # RFC 6455, section 7.4.1: closes a websocket that was not accepted with HTTP 403

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from stage2_trainer.engine.asgi import App, Receive, Scope, Send, answer
 from stage2_trainer.wire.identity import ROUTE, describe
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class IdentityRoute:
@@ -26,10 +20,7 @@ class IdentityRoute:
             await self._app(scope, receive, send)
             return
         found = await asyncio.to_thread(_of_vllm, scope["app"].state.vllm_config.model_config)
-        body = json.dumps(found).encode()
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        await answer(send, 200, found)
 
 
 def _of_vllm(model_config: Any) -> dict[str, str | int]:

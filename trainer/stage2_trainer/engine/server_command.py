@@ -19,6 +19,7 @@ Platform = Literal["cpu", "cuda"]
 STUB_MODULE = "stage2_trainer.stub.app"
 # vLLM puts each one around those before it, so the guard is the outermost.
 MIDDLEWARE = [
+    "stage2_trainer.engine.folder_route.FolderRoute",
     "stage2_trainer.engine.identity_route.IdentityRoute",
     "stage2_trainer.engine.stuck_update.StuckUpdate",
     "stage2_trainer.engine.guard.TokenGuard",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 
 from stage2_trainer.engine.adapter_store import keep_adapter
 from stage2_trainer.engine.receiver import Inlet, Receiver
+from stage2_trainer.engine.server_merge import ServerMerge
 from stage2_trainer.engine.tcp import open_tcp
 from stage2_trainer.engine.vllm_compat import finish_layerwise_reload, receive_and_settle
 from stage2_trainer.wire.buckets import from_wire
@@ -30,12 +33,16 @@ class GroupInitInfo(GroupInfo, WeightTransferInitInfo):
 
 @dataclass
 class BucketUpdateInfo(WeightTransferUpdateInfo):
-    """The tensors that follow, in order; `adapter` (name, config) says that they are an adapter's."""
+    """The tensors that follow, in order.
+
+    adapter: (name, config) of the adapter that they are. merge: what is to be made of them (`weights.server_recipe`).
+    """
 
     names: list[str]
     dtype_names: list[str]
     shapes: list[list[int]]
     adapter: dict[str, Any] | None = None
+    merge: dict[str, Any] | None = None
 
 
 class ReceivingEngine(WeightTransferEngine[GroupInitInfo, BucketUpdateInfo]):
@@ -49,6 +56,7 @@ class ReceivingEngine(WeightTransferEngine[GroupInitInfo, BucketUpdateInfo]):
     ) -> None:
         super().__init__(config, vllm_config, device, model)
         self._receiver = Receiver(self._open_inlet)
+        self._merge = ServerMerge(vllm_config.model_config.model, device)
         self._loading = False
 
     def init_transfer_engine(self, init_info: GroupInitInfo) -> None:
@@ -76,11 +84,18 @@ class ReceivingEngine(WeightTransferEngine[GroupInitInfo, BucketUpdateInfo]):
             self._receiver.receive(metas, tensors.update)
             keep_adapter(update_info.adapter["name"], update_info.adapter["config"], tensors)
             return
+        receive = partial(self._receiver.receive, metas)
+        if update_info.merge is not None:
+            self._merge.update(update_info.merge, receive, self._load)
+            return
+        receive(self._load)
+
+    def _load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         if not self._loading:
             self._loading = True
             initialize_layerwise_reload(self.model)
         model: Any = self.model
-        self._receiver.receive(metas, model.load_weights)
+        model.load_weights(tensors)
 
     def finish_weight_update(self) -> None:
         """Put new base weights in the places of the old ones, if any came."""

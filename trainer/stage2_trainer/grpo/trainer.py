@@ -171,6 +171,7 @@ class GrpoTrainer(WholeCheckpoints, GRPOTrainer):
         if found.sync is not None:
             self._metrics[mode]["sync/seconds"].append(found.sync.seconds)
             self._metrics[mode]["sync/bytes"].append(float(found.sync.bytes))
+            self._metrics[mode]["sync/rounding_kept"].append(found.sync.rounding_kept)
             self._metrics[mode]["sync/version"].append(float(found.sync.version))
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:

@@ -101,6 +101,7 @@ class StepRecord:
             "sync/bytes": 0.0 if self.sync is None else float(self.sync.bytes),
             "sync/gigabytes_per_second": 0.0 if self.sync is None else self.sync.gigabytes_per_second,
             **{f"sync/{phase}_s": 0.0 if self.sync is None else self.sync.phases.get(phase, 0.0) for phase in PHASES},
+            "sync/rounding_kept": 1.0 if self.sync is None else self.sync.rounding_kept,
         }
 
 

@@ -54,6 +54,7 @@ def local_rollouts(
         prover=EngineProver(policy.probe, every=vllm.sync.verify_every, tolerance=vllm.sync.verify_tolerance),
         sleep_level=vllm.sleep_level,
         infer_batch_size=vllm.infer_batch_size,
+        rounding=vllm.sync.rounding,
     )
     return ColocateRollouts(engine, state.offload, sync_mode=vllm.sync.mode, seed=seed, reporter=reporter, whole=whole)
 

@@ -35,12 +35,13 @@ def server_rollouts(
     `stack` closes the connections.
 
     Raises:
-        ConfigError: a sync mode that cannot work, or servers that read prompts differently.
+        ConfigError: a sync mode that cannot work, servers that cannot merge and must, or that read prompts differently.
         ServerError: a server did not come.
     """
     server = config.rollout_matching.vllm.server
     clients = _clients(config, token, stack)
-    synchronizer = _synchronizer(config, policy, clients, token, stack)
+    full = _full_sync(config, policy, token, stack)
+    synchronizer = _synchronizer(config, policy, clients, full)
     backend = _backend(config, clients, token, stack)
     urls = [client.base_url for client in clients]
     wait = functools.partial(wait_until_healthy, urls, token, timeout_s=server.timeout_s, protocol=server.protocol)
@@ -51,6 +52,8 @@ def server_rollouts(
         check_swift_identity(clients, probe.messages, ids)
     else:
         check_identity(clients, policy.encoder.processor, probe.messages, ids)
+    if isinstance(full, FullSync) and synchronizer.effective == "full":
+        full.choose_place(policy.model)
     return SyncedRollouts(backend, synchronizer, seed=config.training.seed, wait=wait, reporter=reporter)
 
 
@@ -92,15 +95,26 @@ def _backend(config: RunConfig, clients: Sequence[ServerClient], token: str, sta
     return backend
 
 
+def _full_sync(config: RunConfig, policy: Policy, token: str, stack: ExitStack) -> FullSync | SwiftSync:
+    vllm = config.rollout_matching.vllm
+    servers, timeout_s = vllm.server.resolved_servers(), vllm.server.timeout_s
+    full: FullSync | SwiftSync
+    if vllm.server.protocol == "swift":
+        full = SwiftSync(servers, token=token, timeout_s=timeout_s, device=policy.device, rounding=vllm.sync.rounding)
+    else:
+        full = FullSync(servers, token=token, timeout_s=timeout_s, device=policy.device, how=vllm.sync)
+    stack.callback(full.close)
+    return full
+
+
 def _synchronizer(
-    config: RunConfig, policy: Policy, clients: Sequence[ServerClient], token: str, stack: ExitStack
+    config: RunConfig, policy: Policy, clients: Sequence[ServerClient], full: FullSync | SwiftSync
 ) -> WeightSynchronizer:
     """Return how weights reach the servers; ConfigError when what trains cannot be sent as it is asked for."""
     vllm = config.rollout_matching.vllm
-    swift = vllm.server.protocol == "swift"
+    swift = isinstance(full, SwiftSync)
     reason = SWIFT_OBSTACLE if swift else obstacle(policy.model)
     mode = resolve_mode(vllm.sync.mode, enable_lora=vllm.enable_lora, obstacle=reason)
-    servers, timeout_s = vllm.server.resolved_servers(), vllm.server.timeout_s
     prover = Prover(
         policy.probe,
         clients,
@@ -108,23 +122,10 @@ def _synchronizer(
         tolerance=vllm.sync.verify_tolerance,
         ask=swift_logprobs if swift else server_logprobs,
     )
-    if swift:
-        pushing = SwiftSync(servers, token=token, timeout_s=timeout_s, device=policy.device)
-        stack.callback(pushing.close)
-        return WeightSynchronizer(vllm.sync.mode, full=pushing, prover=prover)
-    full = FullSync(
-        servers,
-        token=token,
-        timeout_s=timeout_s,
-        device=policy.device,
-        changed_only=vllm.sync.changed_only,
-        transport=vllm.sync.transport,
-    )
-    stack.callback(full.close)
     return WeightSynchronizer(
         vllm.sync.mode,
         full=full,
-        adapter=AdapterSync(full.fleet) if mode == "adapter" else None,
+        adapter=AdapterSync(full.fleet) if isinstance(full, FullSync) and mode == "adapter" else None,
         fallback=vllm.sync.fallback_to_full,
         prover=prover,
     )

@@ -16,6 +16,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
+from stage2_api.vllm import SyncRounding
 from stage2_trainer.engine.vllm_compat import drop_image_caches, finish_layerwise_reload, free_shared_memory
 from stage2_trainer.rollouts.colocate_groups import TensorParallel
 from stage2_trainer.rollouts.colocate_proofs import EngineProver
@@ -23,6 +24,7 @@ from stage2_trainer.weights.errors import ProofError
 from stage2_trainer.weights.held_versions import HeldVersions
 from stage2_trainer.weights.merge import WeightSource, merged_weights, touches_vision
 from stage2_trainer.weights.probe import Probe
+from stage2_trainer.weights.rounding import KeptUpdate, rounding_of
 from stage2_trainer.weights.sync_report import SyncReport
 from stage2_trainer.wire.rollout import FinishReason, Rollout, RolloutRequest, Sampling
 from stage2_trainer.wire.seeds import SeedPlan
@@ -38,6 +40,7 @@ class ColocateEngine:
 
     options: arguments of vLLM's `LLM`. environment: variables to set before vLLM is imported, unless they are set.
     sleep_level: how deep the engine sleeps between rollouts; 0 = not. infer_batch_size: most requests of one call.
+    rounding: how merged weights are cast.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class ColocateEngine:
         prover: EngineProver,
         sleep_level: int = 0,
         infer_batch_size: int | None = None,
+        rounding: SyncRounding = "nearest",
     ) -> None:
         self._options = options
         self._environment = environment
@@ -56,6 +60,7 @@ class ColocateEngine:
         self._prover = prover
         self._sleep_level = sleep_level
         self._batch_size = infer_batch_size
+        self._rounding = rounding
         self._held = HeldVersions()
         self._asleep = False
         self._llm: Any = None
@@ -84,7 +89,8 @@ class ColocateEngine:
         """
         start = time.monotonic()
         self._wake()
-        source = merged_weights(model)
+        kept = KeptUpdate()
+        source = merged_weights(model, rounding=rounding_of(self._rounding, version), kept=kept)
         stale = source.only(self._held.stale_names(source))
         self._load(stale)
         self._held.record(source)
@@ -97,6 +103,7 @@ class ColocateEngine:
             tensors=len(stale.entries),
             servers=(SERVER,),
             everything=len(stale.entries) == len(source.entries),
+            rounding_kept=kept.share(),
         )
 
     def generate(

@@ -47,7 +47,9 @@ class SyncedRollouts:
         self._seed = seed
         self._wait = wait
         self._reporter = reporter
-        self.sync_state = ReportedSync(requested_mode=synchronizer.requested, effective_mode=synchronizer.effective)
+        self.sync_state = ReportedSync(
+            requested_mode=synchronizer.requested, effective_mode=synchronizer.effective, merge=synchronizer.merge
+        )
 
     def begin(self, request: GenerationRequest) -> PendingRollouts:
         """Let one rollout for each chat be made, all by the weights of the request's step.
@@ -99,7 +101,8 @@ class SyncedRollouts:
             report = self._synchronizer.ensure_synced(model, global_step)
         if report is not None:
             pushed = self.sync_state.pushed(report.version, report.seconds, report.servers)
-            self.sync_state = pushed.model_copy(update={"effective_mode": self._synchronizer.effective})
+            found = {"effective_mode": self._synchronizer.effective, "merge": report.merge}
+            self.sync_state = pushed.model_copy(update=found)
         self._reporter.update(phase="rollout", sync=self.sync_state, message="")
         return report
 
@@ -111,6 +114,7 @@ class SyncedRollouts:
             "sync": {
                 "requested": sync.requested_mode,
                 "effective": sync.effective_mode,
+                "merge": sync.merge,
                 "version": sync.version,
                 "seconds": sync.seconds,
             },

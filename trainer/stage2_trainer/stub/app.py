@@ -39,7 +39,12 @@ def main() -> None:
     stub = Stub(
         model,
         ChatServer(model, max_model_len=args.max_model_len),
-        WeightUpdates(model, receiver(args.transport), max_lora_rank=args.max_lora_rank if args.enable_lora else None),
+        WeightUpdates(
+            model,
+            args.model,
+            receiver(args.transport),
+            max_lora_rank=args.max_lora_rank if args.enable_lora else None,
+        ),
         root=args.model,
     )
     uvicorn.run(build_app(stub), host=args.host, port=args.port, log_level="warning")

@@ -43,18 +43,25 @@ class AdapterInfo(BaseModel):
 
 
 class UpdateInfo(BaseModel):
-    """The tensors that follow, in order: base weights, or those of an adapter."""
+    """The tensors that follow, in order: base weights, those of an adapter, or what a recipe needs (`merge`)."""
 
     names: list[str]
     dtype_names: list[str]
     shapes: list[list[int]]
     adapter: AdapterInfo | None = None
+    merge: dict[str, Any] | None = None
 
 
 class UpdateRequest(BaseModel):
     """Body of POST /update_weights."""
 
     update_info: UpdateInfo
+
+
+class FolderRequest(BaseModel):
+    """Body of POST /stage2/folder-digests: names of tensors, and dtypes to cast them to."""
+
+    tensors: list[tuple[str, str]]
 
 
 class UnloadRequest(BaseModel):

@@ -14,10 +14,12 @@ from stage2_api.pod.ports import HEALTH_ROUTE
 from stage2_trainer.engine.guard import TokenGuard
 from stage2_trainer.engine.stuck_update import StuckUpdate
 from stage2_trainer.stub.chat_server import ChatServer, error_response
-from stage2_trainer.stub.requests import FinishRequest, InitRequest, UnloadRequest, UpdateRequest
+from stage2_trainer.stub.requests import FinishRequest, FolderRequest, InitRequest, UnloadRequest, UpdateRequest
 from stage2_trainer.stub.stub_model import StubModel
 from stage2_trainer.stub.swift_routes import SwiftRoutes
 from stage2_trainer.stub.weight_updates import WeightUpdates
+from stage2_trainer.weights.model_folder import ROUTE as FOLDER_ROUTE
+from stage2_trainer.weights.model_folder import folder_digests
 from stage2_trainer.wire.chat import CHAT_ROUTE
 from stage2_trainer.wire.identity import ROUTE as IDENTITY_ROUTE
 from stage2_trainer.wire.served_model import POLICY_MODEL
@@ -70,6 +72,14 @@ def _add_serving_routes(app: FastAPI, stub: Stub) -> None:
     @app.get(IDENTITY_ROUTE)
     async def identity() -> dict[str, str | int]:
         return await run_in_threadpool(stub.model.identity)
+
+    @app.post(FOLDER_ROUTE)
+    async def folder(request: FolderRequest) -> Response:
+        try:
+            found = await run_in_threadpool(folder_digests, stub.root, request.tensors)
+        except OSError as error:
+            return JSONResponse({"error": str(error)}, status_code=409)
+        return JSONResponse({"digests": found})
 
     @app.get("/get_world_size")
     async def world_size() -> dict[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,7 +113,7 @@ class StubModel:
         return scores
 
     @torch.no_grad()
-    def load_weights(self, tensors: list[tuple[str, Tensor]]) -> None:
+    def load_weights(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Overwrite parameters, by their names in the checkpoint. Raises KeyError for a name that is none."""
         with self._lock:
             for name, tensor in tensors:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from stage2_trainer.engine.receiver import Receiver
+from stage2_trainer.engine.server_merge import ServerMerge
 from stage2_trainer.stub.requests import AdapterInfo, UpdateRequest
 from stage2_trainer.stub.stub_model import StubModel
 from stage2_trainer.wire.buckets import TensorMeta, from_wire
@@ -16,10 +19,11 @@ INITIAL_VERSION = "default"
 
 
 class WeightUpdates:
-    """Updates of a model's weights. max_lora_rank: of adapters that are taken; None = none are."""
+    """Updates of a model's weights. root: its folder. max_lora_rank: of adapters that are taken; None = none are."""
 
-    def __init__(self, model: StubModel, receiver: Receiver, *, max_lora_rank: int | None) -> None:
+    def __init__(self, model: StubModel, root: str, receiver: Receiver, *, max_lora_rank: int | None) -> None:
         self.model = model
+        self.merge = ServerMerge(root, torch.device("cpu"))
         self.max_lora_rank = max_lora_rank
         self.receiver = receiver
         self.version = INITIAL_VERSION
@@ -39,10 +43,12 @@ class WeightUpdates:
         info = request.update_info
         metas = from_wire(info.names, info.dtype_names, info.shapes)
         try:
-            if info.adapter is None:
-                self.receiver.receive(metas, self.model.load_weights)
-            else:
+            if info.adapter is not None:
                 self._receive_adapter(metas, info.adapter)
+            elif info.merge is not None:
+                self.merge.update(info.merge, partial(self.receiver.receive, metas), self.model.load_weights)
+            else:
+                self.receiver.receive(metas, self.model.load_weights)
         except BaseException:
             if self._open is mine:  # and not one that another learner has opened meanwhile
                 self._open = None

@@ -77,6 +77,11 @@ SYNC = {
     "sync/load_s": "Waiting for servers to load what had been sent.",
     "sync/finish_s": "Closing the update.",
     "sync/prove_s": "Comparing log-probabilities.",
+    "sync/rounding_kept": (
+        "Share of the adapters' update, since the start of training, that survived the cast of merged weights to the "
+        "servers' dtype; 1 where no weights were pushed. Where it stays low, servers answer with an older policy: see "
+        "`vllm.sync.rounding`."
+    ),
     "memory/peak_bytes": (
         "Most memory that any learner process has taken since its start: reserved on its GPU, or resident on a machine "
         "without one."

@@ -26,7 +26,7 @@ def report_reproducibility(config: RunConfig, dataset: Fingerprint, context: Run
     record = reproducibility_record(
         config=config.model_dump(mode="json"),
         servers=servers,
-        sync_modes=(sync.requested_mode, sync.effective_mode),
+        sync_modes=SyncModes(requested=sync.requested_mode, effective=sync.effective_mode, merge=sync.merge),
         rollout_seed=config.training.seed,
         dataset=dataset,
     )
@@ -38,20 +38,18 @@ def reproducibility_record(
     *,
     config: Mapping[str, Any],
     servers: Sequence[str],
-    sync_modes: tuple[str, str],
+    sync_modes: SyncModes,
     rollout_seed: int,
     dataset: Fingerprint,
 ) -> ReproducibilityRecord:
     """Return what somebody needs to tell whether two runs were the same (the figures of the event).
 
-    `config` is the effective configuration (its hash is over sorted, compact JSON); `sync_modes` are the requested and
-    the effective one.
+    `config` is the effective configuration (its hash is over sorted, compact JSON).
     """
-    requested, effective = sync_modes
     return ReproducibilityRecord(
         model=config["model"]["model"],
         servers=list(servers),
-        sync=SyncModes(requested=requested, effective=effective),
+        sync=sync_modes,
         rollout_seed=rollout_seed,
         config_sha256=config_sha256(config),
         dataset=DatasetDigest(path=dataset.path, records=dataset.records, sha256=dataset.sha256),

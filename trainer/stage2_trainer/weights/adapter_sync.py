@@ -9,6 +9,7 @@ from typing import Any
 from peft import PeftModel, get_peft_model_state_dict
 from torch import nn
 
+from stage2_api.vllm import SyncMerge
 from stage2_trainer.weights.fleet import Fleet, Shipment
 from stage2_trainer.weights.merge import WeightEntry, WeightSource, base_weights
 from stage2_trainer.weights.sync_report import SyncReport
@@ -43,7 +44,7 @@ def obstacle(model: nn.Module) -> str | None:
 def adapter_weights(model: PeftModel) -> WeightSource:
     """Return the LoRA matrices under the names of PEFT's own checkpoints."""
     state = get_peft_model_state_dict(model, adapter_name=model.active_adapters[0], save_embedding_layers=False)
-    return WeightSource(tuple(WeightEntry(name, tensor, merged=None, trains=True) for name, tensor in state.items()))
+    return WeightSource(tuple(WeightEntry(name, tensor, None, trains=True) for name, tensor in state.items()))
 
 
 def adapter_config(model: PeftModel) -> dict[str, Any]:
@@ -66,6 +67,8 @@ class AdapterSync:
 
     A name is never used twice, so nothing that was computed or loaded under an older one can be taken for the new.
     """
+
+    merge: SyncMerge | None = None
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet

@@ -142,8 +142,17 @@ class Fleet:
             raise
         update.raise_failures()
 
-    def push(self, shipment: Shipment, sessions: Sequence[SyncSession], update: FleetUpdate) -> None:
-        """Send every bucket to these servers at once, packing the next one while one is on its way."""
+    def push(
+        self,
+        shipment: Shipment,
+        sessions: Sequence[SyncSession],
+        update: FleetUpdate,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> None:
+        """Send every bucket to these servers at once, packing the next one while one is on its way.
+
+        meanwhile: what the learner does once all is sent, while the servers load it.
+        """
         metas = shipment.source.metadata()
         plan = list(plan_buckets(metas, self._bucket_bytes))
         announcement, timeout_s = {**to_wire(metas), **shipment.header}, self._timeout_s * (len(plan) + 1)
@@ -157,6 +166,8 @@ class Fleet:
             for delivery in deliveries:
                 delivery.wait()
         with update.phases.measure("load"):
+            if meanwhile is not None:
+                meanwhile()
             for delivery in deliveries:
                 update.guard(delivery.session, delivery.confirm, self._timeout_s)
 

@@ -1,30 +1,41 @@
-"""Full sync: the learner's merged weights, streamed in buckets to every server at once.
+"""Full sync: merged weights for every server at once, streamed in buckets, or made by the server of what is streamed.
 
 The first push to a server carries everything. Later ones carry the layers that can have changed since (`held`), unless
 the server was restarted, reports another version, or failed in an update: then it gets everything again.
+
+Where servers merge (`merge_place`), they are sent adapters and what else trains, take the rest from their own model
+folder, and are compared with the learner by digests of all that they have loaded, before the sync counts.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import nn
 
-from stage2_api.vllm import ServerAddress, SyncTransport
+from stage2_api.vllm import ServerAddress, SyncMerge, VllmSync
+from stage2_trainer.weights.content import Content, made_by_server
 from stage2_trainer.weights.fleet import Fleet, FleetUpdate, Shipment
 from stage2_trainer.weights.merge import WeightSource, merged_weights, touches_vision
+from stage2_trainer.weights.merge_place import MergePlace, Objection
+from stage2_trainer.weights.rounding import KeptUpdate, rounding_of
 from stage2_trainer.weights.sync_report import SyncReport
 from stage2_trainer.weights.sync_session import SyncSession
 from stage2_trainer.wire.buckets import DEFAULT_BUCKET_BYTES
+from stage2_trainer.wire.errors import ServerError
+
+BY_DEFAULT = VllmSync()
 
 
 class FullSync:
     """A sync that brings every server to the merged weights of a model.
 
-    servers, token, timeout_s, device, bucket_bytes, transport: see `Fleet`.
-    changed_only: whether a server that holds everything is sent only what can have changed since.
+    servers, token, timeout_s, device, bucket_bytes: see `Fleet`.
+    how: what carries weights, where adapters are merged, how merged weights are rounded, and whether a server that
+    holds everything is sent only what can have changed since.
     """
 
     def __init__(
@@ -35,8 +46,7 @@ class FullSync:
         timeout_s: float,
         device: torch.device,
         bucket_bytes: int = DEFAULT_BUCKET_BYTES,
-        changed_only: bool = True,
-        transport: SyncTransport = "auto",
+        how: VllmSync = BY_DEFAULT,
     ) -> None:
         self.fleet = Fleet(
             servers,
@@ -44,23 +54,62 @@ class FullSync:
             timeout_s=timeout_s,
             device=device,
             bucket_bytes=bucket_bytes,
-            transport=transport,
+            transport=how.transport,
         )
-        self._changed_only = changed_only
+        self.place = MergePlace(how.merge)
+        self._how = how
+
+    @property
+    def merge(self) -> SyncMerge:
+        """Where adapters are merged."""
+        return self.place.effective
+
+    def choose_place(self, model: nn.Module) -> None:
+        """Find out whether the servers can merge what trains, and say where it is done. They must be up.
+
+        Raises:
+            ConfigError: they cannot, and the configuration demands it.
+            ServerError: a server does not answer.
+        """
+        source = merged_weights(model)
+        self.place.require_adapters(source)
+        if self.place.at_server:
+            for session in self.fleet.sessions:
+                with contextlib.suppress(Objection):
+                    self.place.compare_folder(session, source)
+            self.place.settle()
 
     def sync(self, model: nn.Module, *, version: int) -> SyncReport:
         """Give every server the model's merged weights, under `version`.
 
         Raises:
             ServerError: one or more servers do not hold the version. The others do. The next call tries again.
+            ProofError: a server merged wrongly, and the configuration demands that servers merge.
         """
+        try:
+            return self._sync(model, version)
+        except ServerError:
+            if not self.place.recover():
+                raise
+        return self._sync(model, version)
+
+    def _sync(self, model: nn.Module, version: int) -> SyncReport:
         start = time.monotonic()
-        source = merged_weights(model)
+        kept = KeptUpdate()
+        source = merged_weights(model, rounding=rounding_of(self._how.rounding, version), kept=kept)
+        self.place.require_adapters(source)
         sent: list[Shipment] = []
+        everything = False
         with self.fleet.update() as update:
-            for shipment, sessions in self._shipments(source, update):
-                self.fleet.push(shipment, sessions, update)
+            expected: dict[SyncSession, Mapping[str, str]] = {}
+            for content, sessions in self._contents(source, update):
+                shipment = content.shipment()
+                digests = self._push(content, shipment, sessions, update)
+                expected |= dict.fromkeys(sessions, digests) if digests else {}
+                everything |= len(content.source.entries) == len(source.entries)
                 sent.append(shipment)
+            with update.phases.measure("load"):
+                update.each(self.place.compare_digests, expected)
             with update.phases.measure("finish"):
                 update.each(_finish, version, source)
         largest = max(sent, key=lambda shipment: shipment.nbytes)
@@ -70,23 +119,42 @@ class FullSync:
             bytes=largest.nbytes,
             tensors=len(largest.source.entries),
             servers=self.fleet.base_urls,
-            everything=len(largest.source.entries) == len(source.entries),
+            everything=everything,
             transport=self.fleet.transport,
             phases=update.phases.seconds(),
+            merge=self.merge,
+            rounding_kept=kept.share(),
         )
 
     def close(self) -> None:
         """Leave all groups."""
         self.fleet.close()
 
-    def _shipments(self, source: WeightSource, update: FleetUpdate) -> Iterator[tuple[Shipment, list[SyncSession]]]:
-        """Group the servers by what each must be sent."""
-        groups: dict[frozenset[str], list[SyncSession]] = {}
+    def _push(
+        self, content: Content, shipment: Shipment, sessions: Sequence[SyncSession], update: FleetUpdate
+    ) -> dict[str, str]:
+        """Send, and compute while servers merge what they must have loaded then; nothing where the learner merges."""
+        digests: dict[str, str] = {}
+        if content.made is None:
+            self.fleet.push(shipment, sessions, update)
+        else:
+            self.fleet.push(shipment, sessions, update, meanwhile=lambda: digests.update(content.digests()))
+        return digests
+
+    def _contents(self, source: WeightSource, update: FleetUpdate) -> Iterator[tuple[Content, list[SyncSession]]]:
+        """Group the servers by what each must be brought."""
+        if self.place.at_server:
+            self.place.compare_folders(source)
+            update.each(self.place.compare_folder, source)
+        groups: dict[tuple[frozenset[str], frozenset[str] | None], list[SyncSession]] = {}
         for session in update.fit:
-            names = session.held.stale_names(source) if self._changed_only else source.names()
-            groups.setdefault(names, []).append(session)
-        for names, sessions in groups.items():
-            yield Shipment(source.only(names)), [session for session in sessions if session in update.fit]
+            names = session.held.stale_names(source) if self._how.changed_only else source.names()
+            made = None
+            if self.place.at_server and session.folder is not None:
+                made = made_by_server(source.only(names), session.folder)
+            groups.setdefault((names, made), []).append(session)
+        for (names, made), sessions in groups.items():
+            yield Content(source.only(names), made), [session for session in sessions if session in update.fit]
 
 
 def _finish(session: SyncSession, version: int, source: WeightSource) -> None:

@@ -7,20 +7,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from stage2_trainer.weights.fused import fused_layer
 from stage2_trainer.weights.merge import WeightEntry, WeightSource
-
-# What vLLM keeps in one matrix: a push of a part of it would leave garbage in the rest, silently.
-FUSED = {
-    "q_proj": "qkv_proj",
-    "k_proj": "qkv_proj",
-    "v_proj": "qkv_proj",
-    "gate_proj": "gate_up_proj",
-    "up_proj": "gate_up_proj",
-}
 
 
 @dataclass(frozen=True)
-class _Stamp:
+class Stamp:
     """A parameter's state: torch counts every change in place, and a replaced storage has another address."""
 
     parameter: weakref.ref[Tensor]
@@ -28,10 +20,12 @@ class _Stamp:
     changes: int
 
     @classmethod
-    def of(cls, parameter: Tensor) -> _Stamp:
+    def of(cls, parameter: Tensor) -> Stamp:
+        """Return the parameter's state now."""
         return cls(weakref.ref(parameter), parameter.data_ptr(), parameter._version)
 
     def still_describes(self, parameter: Tensor) -> bool:
+        """Whether this is the parameter, and unchanged."""
         return (
             self.parameter() is parameter
             and self.address == parameter.data_ptr()
@@ -43,7 +37,7 @@ class HeldVersions:
     """The tensors that one server was sent, as they were then."""
 
     def __init__(self) -> None:
-        self._stamps: dict[str, _Stamp] = {}
+        self._stamps: dict[str, Stamp] = {}
 
     def stale_names(self, source: WeightSource) -> frozenset[str]:
         """Return what must be sent so that the server holds `source`: whole fused layers, at least what trains."""
@@ -52,7 +46,7 @@ class HeldVersions:
 
     def record(self, source: WeightSource) -> None:
         """Note that the server now holds all of `source`."""
-        self._stamps = {entry.name: _Stamp.of(entry.parameter) for entry in source.entries}
+        self._stamps = {entry.name: Stamp.of(entry.parameter) for entry in source.entries}
 
     def forget(self) -> None:
         """Trust nothing of what the server holds."""
@@ -61,14 +55,3 @@ class HeldVersions:
     def _may_differ(self, entry: WeightEntry) -> bool:
         stamp = self._stamps.get(entry.name)
         return entry.trains or stamp is None or not stamp.still_describes(entry.parameter)
-
-
-def fused_layer(name: str) -> str:
-    """Return the layer that vLLM loads a tensor into.
-
-    >>> fused_layer("model.layers.0.self_attn.k_proj.bias")
-    'model.layers.0.self_attn.qkv_proj'
-    """
-    owner = name.rpartition(".")[0]
-    head, _, last = owner.rpartition(".")
-    return f"{head}.{FUSED.get(last, last)}"

@@ -1,7 +1,7 @@
 """The learner's weights as a server must have them: named as in the HF checkpoint, adapters merged on the way out.
 
 The live model is never merged: each tensor's merged value is computed when its turn comes, in float32, cast once, and
-forgotten. So the base stays what it was, bit for bit, after any number of syncs.
+forgotten (`merge_math`, `rounding`). So the base stays what it was, bit for bit, after any number of syncs.
 
     source = merged_weights(model)        # nothing is computed yet
     source.metadata()                     # names, dtypes and shapes, as the tensors below will have them
@@ -10,14 +10,16 @@ forgotten. So the base stays what it was, bit for bit, after any number of syncs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
 from peft import PeftModel
 from torch import Tensor, nn
 
-from stage2_trainer.weights.peft_compat import BASE_LAYER, ORIGINAL_COPY, SAVED_COPY, is_adapter, merge_of
+from stage2_trainer.weights.merge_math import Adapter, merged_weight
+from stage2_trainer.weights.peft_compat import BASE_LAYER, ORIGINAL_COPY, SAVED_COPY, adapter_of, is_adapter
+from stage2_trainer.weights.rounding import NEAREST, KeptUpdate, Rounding
 from stage2_trainer.wire.buckets import TensorMeta
 
 VISION_PREFIX = "model.visual."
@@ -27,13 +29,13 @@ VISION_PREFIX = "model.visual."
 class WeightEntry:
     """One tensor of a stream.
 
-    name: that of the checkpoint. merged: computes the value in float32 where it is not the parameter's own.
+    name: that of the checkpoint. parameter: the weight itself, or the one below the adapter.
     trains: whether an optimizer step can change it.
     """
 
     name: str
     parameter: Tensor
-    merged: Callable[[], Tensor] | None
+    adapter: Adapter | None
     trains: bool
 
 
@@ -41,21 +43,22 @@ class WeightEntry:
 class WeightSource:
     """A re-iterable stream of `(name, tensor)` whose `metadata()` says beforehand what it will yield.
 
-    Iterating computes merged tensors one by one; nothing but the tensor in hand is held.
+    Iterating computes merged tensors one by one; nothing but the tensor in hand is held. kept: learns of each merged
+    tensor what rounding leaves of its update.
     """
 
     entries: tuple[WeightEntry, ...] = field(repr=False)
-    dtype: torch.dtype | None = None
+    rounding: Rounding = NEAREST
+    kept: KeptUpdate | None = None
 
     def metadata(self) -> list[TensorMeta]:
         """Return names, wire dtypes and shapes, in the order of iteration."""
-        return [TensorMeta(e.name, self._wire_dtype(e), tuple(e.parameter.shape)) for e in self.entries]
+        return [TensorMeta(e.name, e.parameter.dtype, tuple(e.parameter.shape)) for e in self.entries]
 
     @torch.no_grad()
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         for entry in self.entries:
-            value = entry.parameter if entry.merged is None else entry.merged()
-            yield entry.name, value.detach().to(self._wire_dtype(entry))
+            yield entry.name, self._served(entry)
 
     def names(self) -> frozenset[str]:
         """Return the names of all tensors."""
@@ -65,9 +68,14 @@ class WeightSource:
         """Return the stream of these tensors alone, in the same order."""
         return replace(self, entries=tuple(entry for entry in self.entries if entry.name in names))
 
-    def _wire_dtype(self, entry: WeightEntry) -> torch.dtype:
-        own = entry.parameter.dtype
-        return own if self.dtype is None or not own.is_floating_point else self.dtype
+    def _served(self, entry: WeightEntry) -> Tensor:
+        if entry.adapter is None:
+            return entry.parameter.detach()
+        merged = merged_weight(entry.parameter, entry.adapter)
+        served = self.rounding.apply(entry.name, merged, entry.parameter.dtype)
+        if self.kept is not None:
+            self.kept.add(entry.parameter, merged, served)
+        return served
 
 
 def touches_vision(names: Iterable[str]) -> bool:
@@ -78,16 +86,16 @@ def touches_vision(names: Iterable[str]) -> bool:
 def base_weights(model: nn.Module) -> WeightSource:
     """Return the weights under the adapters of `model`, as they are in the model directory."""
     merged = merged_weights(model)
-    return replace(merged, entries=tuple(replace(entry, merged=None) for entry in merged.entries))
+    return replace(merged, entries=tuple(replace(entry, adapter=None) for entry in merged.entries))
 
 
-def merged_weights(model: nn.Module, *, dtype: torch.dtype | None = None) -> WeightSource:
+def merged_weights(model: nn.Module, *, rounding: Rounding = NEAREST, kept: KeptUpdate | None = None) -> WeightSource:
     """Return the weights of `model` with its adapters merged, as a stream of (name, tensor).
 
     model: a plain transformers model, or a PEFT model with one LoRA or DoRA adapter; it is not changed.
 
     Names are those of the HF checkpoint; a tied `lm_head` is not sent (the checkpoint has none either).
-    dtype: what floating-point tensors are cast to (default: each its own); merges are computed in float32.
+    rounding, kept: how merged weights are cast to the base's dtype, and what learns how much of their update is left.
 
     Raises:
         TypeError: the model holds an adapter whose merge is not known here.
@@ -99,17 +107,17 @@ def merged_weights(model: nn.Module, *, dtype: torch.dtype | None = None) -> Wei
         for name, parameter in base.named_parameters()
         if ORIGINAL_COPY not in name and not is_adapter(name, modules)
     ]
-    return WeightSource(entries=tuple(entries), dtype=dtype)
+    return WeightSource(entries=tuple(entries), rounding=rounding, kept=kept)
 
 
 def _entry(name: str, parameter: Tensor, modules: dict[str, nn.Module]) -> WeightEntry:
+    plain = WeightEntry(name, parameter, None, parameter.requires_grad)
     if SAVED_COPY in name:
         owner, rest = name.split(SAVED_COPY, 1)
-        return WeightEntry(f"{owner}.{rest.split('.', 1)[1]}", parameter, None, parameter.requires_grad)
+        return replace(plain, name=f"{owner}.{rest.split('.', 1)[1]}")
     owner, separator, leaf = name.rpartition(BASE_LAYER)
     if not separator:
-        return WeightEntry(name, parameter, None, parameter.requires_grad)
-    merge = merge_of(owner, modules[owner])
-    if leaf != "weight":
-        return WeightEntry(f"{owner}.{leaf}", parameter, None, parameter.requires_grad)
-    return WeightEntry(f"{owner}.{leaf}", parameter, merge, trains=True)
+        return plain
+    adapter = adapter_of(owner, modules[owner])
+    named = replace(plain, name=f"{owner}.{leaf}")
+    return named if leaf != "weight" else replace(named, adapter=adapter, trains=True)

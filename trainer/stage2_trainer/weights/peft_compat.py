@@ -1,4 +1,4 @@
-"""PEFT 0.21's adapted layers, read from the inside: their names, and the merged weight of one.
+"""PEFT 0.21's adapted layers, read from the inside: their names, and the tensors of one.
 
 PEFT merges in place only, and merging bf16 weights and unmerging them again changes a sixth of them in one cycle
 (huggingface/trl#6688). Goes when PEFT can return a layer's merged weight without changing the layer.
@@ -6,13 +6,14 @@ PEFT merges in place only, and merging bf16 weights and unmerging them again cha
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-import torch
 from peft.tuners.lora.layer import Embedding, Linear, LoraLayer
 from peft.tuners.lora.variants import DoraLinearVariant
 from torch import Tensor, nn
+
+from stage2_trainer.weights.merge_math import Adapter
 
 SAVED_COPY = ".modules_to_save."  # PEFT's trained full copy of a module ...
 ORIGINAL_COPY = ".original_module."  # ... and the frozen one that it replaces
@@ -26,41 +27,34 @@ def is_adapter(name: str, modules: dict[str, nn.Module]) -> bool:
     return BASE_LAYER not in name and any(isinstance(modules[owner], LoraLayer) for owner in owners)
 
 
-def merge_of(name: str, layer: nn.Module) -> Callable[[], Tensor]:
-    """Return what computes the merged weight of an adapted layer."""
+def adapter_of(name: str, layer: nn.Module) -> Adapter:
+    """Return the adapter of an adapted layer's weight. Raises TypeError where its merge is not known here."""
     if isinstance(layer, (Linear, Embedding)) and len(layer.active_adapters) == 1:
-        adapter = layer.active_adapters[0]
-        variant = layer.lora_variant.get(adapter)
-        if isinstance(layer, Linear) and not layer.lora_bias[adapter]:
+        active = layer.active_adapters[0]
+        variant = layer.lora_variant.get(active)
+        if isinstance(layer, Linear) and not layer.lora_bias[active]:
             if variant is None:
-                return lambda: _linear_lora(layer, adapter)
+                return _of_linear(layer, active)
             if isinstance(variant, DoraLinearVariant):
-                return lambda: _linear_dora(layer, adapter)
+                return replace(_of_linear(layer, active), magnitude=_magnitude(layer, active))
         if isinstance(layer, Embedding) and variant is None:
-            return lambda: _embedding_lora(layer, adapter)
+            return _of_embedding(layer, active)
     raise TypeError(
         f"{name}: no merge is known for this adapter ({type(layer).__name__}); use one LoRA or DoRA adapter on linear"
         " layers, LoRA on embeddings, without lora_bias, or train the module in full (modules_to_save)"
     )
 
 
-def _linear_lora(layer: Any, adapter: str) -> Tensor:
-    """W + s B A in float32, shape (out, in) (LoRA: arXiv 2106.09685)."""
-    down, up = layer.lora_A[adapter].weight.float(), layer.lora_B[adapter].weight.float()
-    merged: Tensor = layer.get_base_layer().weight.float() + (up @ down) * layer.scaling[adapter]
-    return merged
+def _of_linear(layer: Any, active: str) -> Adapter:
+    return Adapter(layer.lora_B[active].weight, layer.lora_A[active].weight, float(layer.scaling[active]))
 
 
-def _linear_dora(layer: Any, adapter: str) -> Tensor:
-    """m (W + s B A) / ||W + s B A||, norms by output row, in float32, shape (out, in) (DoRA: arXiv 2402.09353)."""
-    direction = _linear_lora(layer, adapter)
-    magnitude = layer.lora_magnitude_vector[adapter].weight.float()
-    merged: Tensor = (magnitude / torch.linalg.norm(direction, dim=1)).unsqueeze(1) * direction
-    return merged
+def _magnitude(layer: Any, active: str) -> Tensor:
+    magnitude: Tensor = layer.lora_magnitude_vector[active].weight
+    return magnitude
 
 
-def _embedding_lora(layer: Any, adapter: str) -> Tensor:
-    """W + s (B A)^T in float32, shape (vocabulary, hidden)."""
-    down, up = layer.lora_embedding_A[adapter].float(), layer.lora_embedding_B[adapter].float()
-    merged: Tensor = layer.get_base_layer().weight.float() + (up @ down).T * layer.scaling[adapter]
-    return merged
+def _of_embedding(layer: Any, active: str) -> Adapter:
+    """An embedding adds s (B A)^T = s A^T B^T, its weight being of shape (vocabulary, hidden)."""
+    up, down = layer.lora_embedding_A[active].T, layer.lora_embedding_B[active].T
+    return Adapter(up, down, float(layer.scaling[active]))

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from stage2_api.vllm import ServerAddress
+from stage2_api.vllm import ServerAddress, SyncMerge, SyncRounding
 from stage2_trainer.weights.merge import merged_weights
+from stage2_trainer.weights.rounding import KeptUpdate, rounding_of
 from stage2_trainer.weights.sync_report import SyncReport
 from stage2_trainer.weights.transfer.choice import swift_group_for
 from stage2_trainer.weights.transfer.protocol import SwiftGroup
@@ -32,6 +33,8 @@ CACHES = ("/reset_prefix_cache/", "/reset_mm_cache/", "/reset_encoder_cache/")
 class SwiftSync:
     """A sync that pushes all weights of a model to every server, bucket by bucket, to all servers at once."""
 
+    merge: SyncMerge = "learner"
+
     def __init__(
         self,
         servers: Sequence[ServerAddress],
@@ -40,6 +43,7 @@ class SwiftSync:
         timeout_s: float,
         device: torch.device,
         bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+        rounding: SyncRounding = "nearest",
     ) -> None:
         self._servers = [
             _SwiftServer(ServerClient(address.base_url, token, timeout_s=timeout_s), address.group_port, device)
@@ -47,6 +51,7 @@ class SwiftSync:
         ]
         self._device = device
         self._bucket_bytes = bucket_bytes
+        self._rounding = rounding
 
     def sync(self, model: nn.Module, *, version: int) -> SyncReport:
         """Give every server the model's merged weights.
@@ -55,7 +60,8 @@ class SwiftSync:
             ServerError: one or more servers did not take them all.
         """
         start = time.monotonic()
-        source = merged_weights(model)
+        kept = KeptUpdate()
+        source = merged_weights(model, rounding=rounding_of(self._rounding, version), kept=kept)
         metas = source.metadata()
         self._each("join")
         tensors = iter(source)
@@ -70,6 +76,8 @@ class SwiftSync:
             bytes=bucket_bytes(metas),
             tensors=len(metas),
             servers=tuple(server.client.base_url for server in self._servers),
+            merge=self.merge,
+            rounding_kept=kept.share(),
         )
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from stage2_trainer.weights.folder_proof import FolderProof
 from stage2_trainer.weights.held_versions import HeldVersions
 from stage2_trainer.weights.transfer.protocol import WeightTransfer
 from stage2_trainer.wire.background import in_background
@@ -29,6 +30,7 @@ class SyncSession:
 
     held: the tensors of full syncs that it holds.
     holds_base: whether its served weights are those of the model directory.
+    folder: what its model directory has of the learner's base weights; None = nobody has asked.
     """
 
     def __init__(self, client: ServerClient, transfer: WeightTransfer) -> None:
@@ -36,6 +38,7 @@ class SyncSession:
         self.transfer = transfer
         self.held = HeldVersions()
         self.holds_base = False
+        self.folder: FolderProof | None = None
         self._connected = False
         self._version: int | None = None
 
@@ -113,6 +116,7 @@ class SyncSession:
         self.transfer.disconnect()
         self.held.forget()
         self.holds_base = False
+        self.folder = None
         self._connected = False
         self._version = None
 

@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 from torch import nn
 
 from stage2_api.errors import ConfigError, Problem
+from stage2_api.vllm import SyncMerge
 from stage2_trainer.weights.sync_report import SyncReport
 from stage2_trainer.weights.verify import Prover
 from stage2_trainer.wire.errors import ServerError
@@ -19,11 +20,18 @@ logger = logging.getLogger(__name__)
 SyncMode = Literal["full", "adapter", "auto"]
 EffectiveMode = Literal["full", "adapter"]
 MODE_PATH = "custom.extra.rollout_matching.vllm.sync.mode"
+ROUNDING_PATH = "custom.extra.rollout_matching.vllm.sync.rounding"
+MOSTLY_LOST = 0.5  # of an update, below which the policy that answers is nearer to the base than to the one that trains
 NO_LORA = "vllm.enable_lora is false"
 
 
 class SyncMethod(Protocol):
     """A way to bring servers up to date."""
+
+    @property
+    def merge(self) -> SyncMerge | None:
+        """Where adapters are merged; None = nothing is merged."""
+        ...
 
     def sync(self, model: nn.Module, *, version: int) -> SyncReport:
         """Give every server the model's weights, under `version`. Raises ServerError."""
@@ -75,11 +83,17 @@ class WeightSynchronizer:
         self._fallback = fallback
         self._prover = prover
         self._synced_step: int | None = None
+        self._rounding_told = False
 
     @property
     def effective(self) -> EffectiveMode:
         """The mode in use."""
         return "full" if self._adapter is None else "adapter"
+
+    @property
+    def merge(self) -> SyncMerge | None:
+        """Where adapters are merged; None = they are sent as they are."""
+        return self._full.merge if self._adapter is None else None
 
     def ensure_synced(self, model: nn.Module, global_step: int) -> SyncReport | None:
         """Push the weights if the servers do not hold those of `global_step` yet; None if they do.
@@ -110,7 +124,21 @@ class WeightSynchronizer:
             report.seconds,
             _how(report),
         )
+        self._tell_of_rounding(report)
         return report
+
+    def _tell_of_rounding(self, report: SyncReport) -> None:
+        """Warn, once, of servers that have less than half of what was learnt."""
+        if report.rounding_kept < MOSTLY_LOST and not self._rounding_told:
+            self._rounding_told = True
+            logger.warning(
+                "at step %d servers have %.0f %% of the adapters' update: the rest is lost in the rounding of merged"
+                " weights, and rollouts come from an older policy; set %s to stochastic, or watch sync/rounding_kept"
+                " grow",
+                report.version,
+                100 * report.rounding_kept,
+                ROUNDING_PATH,
+            )
 
     def invalidate(self) -> None:
         """Forget the last sync: a server came back empty, so the next call pushes again, and proves it."""
@@ -137,6 +165,8 @@ class WeightSynchronizer:
 def _what(report: SyncReport) -> str:
     if report.adapter is not None:
         return f"adapter {report.adapter}" + (" and base" if report.everything else "")
+    if report.merge == "server":
+        return "merged there, " + ("everything else from its own folder" if report.everything else "what trains")
     return "everything" if report.everything else "what can have changed"
 
 

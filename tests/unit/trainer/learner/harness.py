@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 from transformers import TrainingArguments
 
+from stage2_api.vllm import SyncMerge
 from stage2_trainer.data.encode import Encoder
 from stage2_trainer.data.messages import Prompts
 from stage2_trainer.data.prompt_cache import PromptCache
@@ -103,6 +104,7 @@ class RecordingSync:
     """A sync that only remembers which versions were pushed."""
 
     versions: list[int] = field(default_factory=list)
+    merge: SyncMerge | None = "learner"
 
     def sync(self, model: nn.Module, *, version: int) -> SyncReport:
         self.versions.append(version)

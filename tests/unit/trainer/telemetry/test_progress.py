@@ -43,6 +43,7 @@ def test_progress_is_told_in_the_documents_words(server):
             "version": 3,
             "requestedMode": "auto",
             "effectiveMode": "full",
+            "merge": None,
             "seconds": 0.5,
             "servers": [{"baseUrl": "http://a:1", "version": 3}, {"baseUrl": "http://b:2", "version": 3}],
         },

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from stage2_api.pod.reproducibility import SyncModes
 from stage2_trainer.data.records import Fingerprint
 from stage2_trainer.telemetry.reproducibility import config_sha256, reproducibility_record
 from stage2_trainer.telemetry.run_log import JsonLines, RunLog
@@ -13,12 +14,12 @@ def test_the_record_names_all_that_a_run_is_made_of():
     record = reproducibility_record(
         config={"model": {"model": "tiny"}},
         servers=["http://a:1"],
-        sync_modes=("auto", "full"),
+        sync_modes=SyncModes(requested="auto", effective="full", merge="server"),
         rollout_seed=17,
         dataset=Fingerprint("train.jsonl", 3, "ff"),
     ).document()
     assert (record["model"], record["servers"]) == ("tiny", ["http://a:1"])
-    assert record["sync"] == {"requested": "auto", "effective": "full"}
+    assert record["sync"] == {"requested": "auto", "effective": "full", "merge": "server"}
     assert record["rollout_seed"] == 17
     assert record["dataset"] == {"path": "train.jsonl", "records": 3, "sha256": "ff"}
     assert set(record["versions"]) == {"stage2", "torch", "transformers", "peft", "vllm", "python"}

@@ -23,8 +23,8 @@ def adapted(model, **options):
     return peft_model
 
 
-def sent(model, **options):
-    return {name: tensor.clone() for name, tensor in merged_weights(model, **options)}
+def sent(model):
+    return {name: tensor.clone() for name, tensor in merged_weights(model)}
 
 
 def trained_names(source):
@@ -43,14 +43,25 @@ def test_names_shapes_and_dtypes_are_those_of_the_checkpoint(tiny, tmp_path):
     assert all(torch.equal(weights[name], checkpoint[name]) for name in weights)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("use_dora", [False, True])
-def test_adapters_are_merged_as_peft_merges_them(tiny, dtype, use_dora):
-    model = adapted(tiny.to(dtype), use_dora=use_dora)
+@pytest.mark.parametrize(("dtype", "rounding"), [(torch.float32, 2**-22), (torch.bfloat16, 2**-8)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"use_dora": True},
+        {"use_rslora": True, "r": 9},
+        {"rank_pattern": {"q_proj": 2}, "alpha_pattern": {"k_proj": 3}},
+        {"use_dora": True, "rank_pattern": {"q_proj": 2}, "alpha_pattern": {"k_proj": 3}},
+        {"use_dora": True, "target_modules": r".*visual\..*(qkv|linear_fc1|linear_fc2|attn\.proj)"},
+    ],
+)
+def test_adapters_are_merged_as_peft_merges_them(tiny, dtype, rounding, options):
+    model = adapted(tiny.to(dtype), **options)
     weights = sent(model)
     merged = dict(copy.deepcopy(model).merge_and_unload().named_parameters())
     assert weights.keys() == merged.keys()
-    assert all(torch.equal(weights[name], merged[name]) for name in weights)
+    for name in weights:
+        torch.testing.assert_close(weights[name], merged[name], rtol=rounding, atol=rounding / 2)
 
 
 def test_merging_works_from_bfloat16_adapters_in_float32(tiny):
@@ -108,11 +119,6 @@ def test_lora_on_an_embedding_is_merged(tiny):
     name = "model.language_model.embed_tokens.weight"
     assert torch.allclose(sent(model)[name], merged[name], atol=1e-6)
     assert "lm_head.weight" in sent(model)
-
-
-def test_the_wire_can_carry_another_dtype(tiny):
-    weights = sent(tiny, dtype=torch.bfloat16)
-    assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
 
 
 def test_what_trains_is_known(tiny):

@@ -140,3 +140,17 @@ def test_adapter_mode_that_cannot_work_is_refused_with_reason_and_way_out(enable
     (problem,) = caught.value.problems
     assert (obstacle or "enable_lora") in problem.rule
     assert "set it to full" in problem.way_out
+
+
+def test_an_update_that_rounding_swallows_is_told_once(recorder, caplog):
+    report = SyncReport(version=0, seconds=1.0, bytes=1, tensors=1, servers=("http://a",))
+    kept = {0: 1.0, 1: 0.05, 2: 0.2, 3: 0.9}
+    recorder.sync = lambda model, *, version: replace(report, version=version, rounding_kept=kept[version])
+    policy = WeightSynchronizer("full", full=recorder)
+    for step in kept:
+        policy.ensure_synced(MODEL, step)
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        "at step 1 servers have 5 % of the adapters' update: the rest is lost in the rounding of merged weights, and"
+        " rollouts come from an older policy; set custom.extra.rollout_matching.vllm.sync.rounding to stochastic, or"
+        " watch sync/rounding_kept grow"
+    ]

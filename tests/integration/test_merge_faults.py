@@ -1,0 +1,183 @@
+"""Faults of a merge at the server: caught by digests, in every dtype, before a sync counts.
+
+Servers are stubs: what merges and answers in them is the code that a vLLM server runs.
+"""
+
+import contextlib
+import json
+import logging
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from stage2_api.errors import ConfigError
+from stage2_api.vllm import ServerAddress, VllmSync
+from stage2_trainer.weights import deliveries, server_recipe
+from stage2_trainer.weights.errors import ProofError
+from stage2_trainer.weights.full_sync import FullSync
+from stage2_trainer.weights.verify import BF16_TOLERANCE, FLOAT32_TOLERANCE, verify
+from stage2_trainer.wire.client import ServerClient
+from stage2_trainer.wire.errors import ServerError
+from tests.integration import policies
+
+pytestmark = pytest.mark.timeout(300)
+
+TOLERANCES = {"float32": FLOAT32_TOLERANCE, "bfloat16": BF16_TOLERANCE}
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def dtype(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def served(dtype, servers):
+    return servers("stub", dtype)
+
+
+@pytest.fixture(scope="module")
+def base(model_path, dtype):
+    return policies.load(model_path, getattr(torch, dtype))
+
+
+@pytest.fixture(scope="module")
+def probe(model_path, tmp_path_factory):
+    return policies.grey_probe(model_path, tmp_path_factory.mktemp("probe"))
+
+
+@pytest.fixture
+def client(served, token):
+    client = ServerClient(served.base_url, token, timeout_s=60)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def make_sync(served, token):
+    with contextlib.ExitStack() as stack:
+
+        def make(**how):
+            address = ServerAddress(served.base_url, served.group_port)
+            sync = FullSync([address], token=token, timeout_s=30, device=torch.device("cpu"), how=VllmSync(**how))
+            stack.callback(sync.close)
+            return sync
+
+        yield make
+
+
+@pytest.fixture
+def policy(base):
+    policy = policies.adapter_of(base, "dora")
+    policies.train_on(policy, 0.02)
+    return policy
+
+
+def tampered(monkeypatch, change):
+    """Let the recipe that is sent be another one."""
+    honest = server_recipe.Recipe.to_wire
+
+    def to_wire(self):
+        header = json.loads(json.dumps(honest(self)))
+        change(header["merge"]["tensors"])
+        return header
+
+    monkeypatch.setattr(server_recipe.Recipe, "to_wire", to_wire)
+
+
+def wrong_scaling(tensors):
+    next(t for t in tensors if t["name"].endswith("layers.1.mlp.down_proj.weight"))["scaling"] *= 1.0001
+
+
+def lost_layer(tensors):
+    tensors[:] = [t for t in tensors if not t["name"].endswith("layers.1.mlp.down_proj.weight")]
+
+
+def unmerged_layer(tensors):
+    next(t for t in tensors if t["name"].endswith("layers.1.mlp.down_proj.weight"))["scaling"] = None
+
+
+@pytest.mark.parametrize("fault", [wrong_scaling, lost_layer, unmerged_layer])
+def test_a_wrong_layer_is_named_and_the_learner_merges_then(
+    fault, make_sync, policy, client, probe, monkeypatch, caplog, dtype
+):
+    sync = make_sync()
+    sync.sync(policy, version=1)
+    policies.train_on(policy, 0.02)
+    tampered(monkeypatch, fault)
+    with caplog.at_level(logging.WARNING):
+        report = sync.sync(policy, version=2)
+    assert "layers.1.mlp.down_proj" in caplog.text
+    assert "layers.0" not in caplog.text
+    assert "the learner merges for the rest of the run" in caplog.text
+    assert report.merge == "learner"
+    verify(policy, probe, [client], tolerance=TOLERANCES[dtype])
+
+
+def test_permuted_layers_are_named(make_sync, policy, monkeypatch):
+    honest = deliveries.parts_of
+    swapped = {"layers.0.mlp.up_proj": "layers.1.mlp.up_proj", "layers.1.mlp.up_proj": "layers.0.mlp.up_proj"}
+
+    def parts_of(name, adapter):
+        other = next((name.replace(a, b) for a, b in swapped.items() if a in name), name)
+        return honest(other, adapter)
+
+    monkeypatch.setattr(deliveries, "parts_of", parts_of)
+    sync = make_sync(merge="server")
+    with pytest.raises(ProofError, match=r"layers.0.mlp.gate_up_proj, .*layers.1.mlp.gate_up_proj"):
+        sync.sync(policy, version=1)
+
+
+def test_a_server_that_was_told_to_merge_ends_the_run_when_it_cannot(make_sync, policy, monkeypatch):
+    tampered(monkeypatch, lost_layer)
+    with pytest.raises(ProofError, match=r"sync.merge is server, .*layers.1.mlp.down_proj.*set it to auto"):
+        make_sync(merge="server").sync(policy, version=1)
+
+
+def test_an_adapter_that_does_not_arrive_is_an_error(make_sync, policy, monkeypatch):
+    monkeypatch.setattr(deliveries, "_parts", lambda entry: [])
+    with pytest.raises(ServerError, match=r"proj\.weight#up"):
+        make_sync().sync(policy, version=1)
+
+
+def test_another_base_is_named_before_the_run_starts(make_sync, base, caplog, dtype):
+    """Of all weights of the learner's memory one bit differs from the server's folder."""
+    policy = policies.adapter_of(base, "lora")
+    layer = policy.get_base_model().model.language_model.layers[1].mlp.down_proj.base_layer
+    with torch.no_grad():
+        layer.weight.view(-1)[7] += 0.125
+    with pytest.raises(ConfigError, match=r"vllm.sync.merge.*server.*layers.1.mlp.down_proj.weight.*auto"):
+        make_sync(merge="server").choose_place(policy)
+    sync = make_sync()
+    with caplog.at_level(logging.INFO):
+        sync.choose_place(policy)
+    assert sync.merge == "learner"
+    assert "layers.1.mlp.down_proj.weight" in caplog.text
+    assert sync.sync(policy, version=1).merge == "learner"
+
+
+def test_a_policy_without_adapters_is_merged_nowhere(make_sync, base):
+    sync = make_sync()
+    sync.choose_place(base)
+    assert sync.merge == "learner"
+    with pytest.raises(ConfigError, match="no adapter trains"):
+        make_sync(merge="server").choose_place(base)
+
+
+def test_a_folder_that_was_replaced_under_a_restarted_server_is_noticed(
+    start_server, token, base, model_path, tmp_path, dtype
+):
+    policy = policies.adapter_of(base, "dora")
+    folder = tmp_path / "model"
+    shutil.copytree(model_path, folder)
+    served = start_server("stub", dtype=dtype, model=folder)
+    address = ServerAddress(served.base_url, served.group_port)
+    sync = FullSync([address], token=token, timeout_s=30, device=torch.device("cpu"))
+    assert sync.sync(policy, version=1).merge == "server"
+    weights = load_file(folder / "model.safetensors")
+    save_file({name: tensor * 1.5 for name, tensor in weights.items()}, folder / "other.safetensors")
+    (folder / "other.safetensors").replace(folder / "model.safetensors")
+    sync.fleet.sessions[0].lose()
+    assert sync.sync(policy, version=2).merge == "learner"
+    sync.close()

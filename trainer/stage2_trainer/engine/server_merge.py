@@ -1,0 +1,93 @@
+"""The merge at the server: base weights from its own model folder, adapters from the learner, one recipe for both.
+
+The weights that the engine holds are never read: each update begins again from the folder, so nothing accumulates, and
+a server that was started with random weights becomes whole by its first update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stage2_trainer.weights.digest import Digests, differing
+from stage2_trainer.weights.merge_math import merged_weight
+from stage2_trainer.weights.model_folder import ModelFolder
+from stage2_trainer.weights.rounding import Rounding
+from stage2_trainer.weights.server_recipe import MARK, MadeTensor, Recipe, adapter_from
+
+Named = list[tuple[str, Tensor]]
+NAMED_LAYERS = 8  # in an error
+
+
+class ServerMerge:
+    """What one worker makes of its folder and of what it is sent.
+
+    model: the folder. device: where merges are computed.
+    """
+
+    def __init__(self, model: str, device: torch.device) -> None:
+        self._model = model
+        self._device = device
+        self._folder: ModelFolder | None = None
+        self._loaded: dict[str, str] = {}
+
+    def update(
+        self,
+        header: Mapping[str, Any],
+        receive: Callable[[Callable[[Named], Any]], None],
+        load: Callable[[Iterable[tuple[str, Tensor]]], Any],
+    ) -> None:
+        """Receive what the header's recipe needs, and load all that comes of it; or answer for what was loaded.
+
+        receive: hands every bucket of tensors that arrives to the function it is given.
+
+        Raises:
+            RuntimeError: what was loaded last has other digests than the header says.
+        """
+        if (expected := header.get("expected")) is not None:
+            self._answer_for(expected)
+            return
+        recipe, digests = Recipe.from_wire(header), Digests()
+        parts: dict[str, Tensor] = {}
+        self._loaded = {}
+
+        def arrived(tensors: Named) -> None:
+            # copies: a bucket's memory may be used again, and a fused layer waits for what is made last
+            kept = [(name, tensor.to(self._device, copy=True)) for name, tensor in tensors]
+            parts.update({name: tensor for name, tensor in kept if MARK in name})
+            if whole := [(name, tensor) for name, tensor in kept if MARK not in name]:
+                load(_noted(whole, digests))
+
+        receive(arrived)
+        load(_noted(self._made(recipe, parts), digests))
+        self._loaded = digests.of_layers()
+
+    @torch.no_grad()
+    def _made(self, recipe: Recipe, parts: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        self._folder = self._folder or ModelFolder(self._model)
+        for made in recipe.tensors:
+            base = self._folder.tensor(made.name).to(self._device, getattr(torch, made.dtype))
+            yield made.name, _served(made, base, parts, Rounding(recipe.rounding))
+
+    def _answer_for(self, expected: Mapping[str, str]) -> None:
+        wrong = differing(expected, self._loaded)
+        if wrong:
+            more = f" and {len(wrong) - NAMED_LAYERS} more" if len(wrong) > NAMED_LAYERS else ""
+            layers = ", ".join(wrong[:NAMED_LAYERS]) + more
+            raise RuntimeError(f"weights made here differ from the learner's in {layers}")
+
+
+def _served(made: MadeTensor, base: Tensor, parts: Mapping[str, Tensor], rounding: Rounding) -> Tensor:
+    if made.scaling is None:
+        return base
+    return rounding.apply(made.name, merged_weight(base, adapter_from(made.name, made.scaling, parts)), base.dtype)
+
+
+def _noted(tensors: Iterable[tuple[str, Tensor]], digests: Digests) -> Iterator[tuple[str, Tensor]]:
+    """Pass tensors on, and note each one's digest before it is loaded."""
+    for name, tensor in tensors:
+        digests.add(name, tensor)
+        yield name, tensor

@@ -1,0 +1,59 @@
+"""The content of a sync for a server: all by the wire, or a part of it made by the server of its own model folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from stage2_trainer.weights.digest import Digests
+from stage2_trainer.weights.fleet import Shipment
+from stage2_trainer.weights.folder_proof import FolderProof, is_frozen
+from stage2_trainer.weights.merge import WeightEntry, WeightSource
+from stage2_trainer.weights.server_recipe import MadeTensor, Recipe, dtype_name, parts_of
+
+
+@dataclass(frozen=True)
+class Content:
+    """The tensors that a server shall hold, and those of them that it makes itself.
+
+    source: all of them. made: the names of the latter; None where the learner merges.
+    """
+
+    source: WeightSource
+    made: frozenset[str] | None
+
+    def shipment(self) -> Shipment:
+        """Return what is sent."""
+        if self.made is None:
+            return Shipment(self.source)
+        made = [entry for entry in self.source.entries if entry.name in self.made]
+        sent = [part for entry in made for part in _parts(entry)]
+        sent += [entry for entry in self.source.entries if entry.name not in self.made]
+        recipe = Recipe([_made(entry) for entry in made], self.source.rounding.version)
+        return Shipment(replace(self.source, entries=tuple(sent)), recipe.to_wire())
+
+    @torch.no_grad()
+    def digests(self) -> dict[str, str]:
+        """Return what the server must find of each layer that it has loaded."""
+        digests = Digests()
+        for name, tensor in self.source:
+            digests.add(name, tensor)
+        return digests.of_layers()
+
+
+def made_by_server(source: WeightSource, proof: FolderProof) -> frozenset[str]:
+    """Return the names of what a server can make of its folder and of adapters."""
+    return frozenset(entry.name for entry in source.entries if is_frozen(entry) and proof.covers(entry))
+
+
+def _parts(entry: WeightEntry) -> list[WeightEntry]:
+    if entry.adapter is None:
+        return []
+    parts = parts_of(entry.name, entry.adapter)
+    return [WeightEntry(name, tensor, None, trains=True) for name, tensor in parts.items()]
+
+
+def _made(entry: WeightEntry) -> MadeTensor:
+    scaling = None if entry.adapter is None else entry.adapter.scaling
+    return MadeTensor(entry.name, dtype_name(entry.parameter.dtype), scaling)

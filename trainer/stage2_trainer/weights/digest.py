@@ -1,0 +1,107 @@
+"""Digests of tensors, by which two machines tell whether they hold the same bytes without sending them.
+
+A tensor's bytes are read as 64-bit whole numbers. Each is multiplied by an odd number that depends on its place, the
+sums of pieces are mixed with the piece's number, and all is added up, modulo 2^64. Whole numbers add up the same in any
+order, so threads and devices do not matter, and it is done at the speed of memory. One changed bit always changes the
+digest. It guards against faults, not against somebody who makes up tensors: the transfer itself is guarded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from stage2_trainer.weights.fused import fused_layer
+from stage2_trainer.weights.splitmix import GOLDEN, mixed
+
+WORD = 8  # bytes
+PIECE = 2**15  # words that share a row of multipliers
+PIECES_AT_ONCE = {"cpu": 4, "cuda": 2**10}
+
+
+class Digests:
+    """The digests of a stream of tensors. They stay on the device until they are asked for."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, tuple[str, Tensor]] = {}
+
+    @torch.no_grad()
+    def add(self, name: str, tensor: Tensor) -> None:
+        """Take one tensor; of one name the last counts."""
+        label = f"{name}|{str(tensor.dtype).removeprefix('torch.')}|{list(tensor.shape)}"
+        self._found[name] = (label, _bytes_digest(tensor))
+
+    def of_tensors(self) -> dict[str, str]:
+        """Return the digest of each tensor, its name, dtype and shape included."""
+        if not self._found:
+            return {}
+        numbers = torch.stack([number.cpu() for _, number in self._found.values()]).tolist()
+        labels = [label for label, _ in self._found.values()]
+        return {
+            name: hashlib.blake2b(f"{label}|{number}".encode(), digest_size=WORD).hexdigest()
+            for name, label, number in zip(self._found, labels, numbers, strict=True)
+        }
+
+    def of_layers(self) -> dict[str, str]:
+        """Return one digest for all tensors of each layer as vLLM fuses them."""
+        layers: dict[str, list[str]] = {}
+        for name, found in sorted(self.of_tensors().items()):
+            layers.setdefault(fused_layer(name), []).append(found)
+        return {
+            layer: hashlib.blake2b("".join(f).encode(), digest_size=WORD).hexdigest() for layer, f in layers.items()
+        }
+
+
+def digests_of(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
+    """Return the digest of each tensor."""
+    digests = Digests()
+    for name, tensor in tensors:
+        digests.add(name, tensor)
+    return digests.of_tensors()
+
+
+def differing(expected: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
+    """Return the names whose digests are not equal, those that only one side has included."""
+    return sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+
+
+def _bytes_digest(tensor: Tensor) -> Tensor:
+    """Return the digest of a tensor's bytes as an int64 scalar on its device."""
+    words = _words(tensor)
+    total = words.new_zeros(())
+    step = PIECE * PIECES_AT_ONCE[tensor.device.type]
+    multipliers = _multipliers(tensor.device)
+    for start in range(0, len(words), step):
+        slab = words[start : start + step]
+        whole = len(slab) // PIECE
+        sums = (slab[: whole * PIECE].view(whole, PIECE) * multipliers).sum(1)
+        if rest := len(slab) - whole * PIECE:
+            sums = torch.cat([sums, (slab[-rest:] * multipliers[:rest]).sum().view(1)])
+        places = torch.arange(start // PIECE, start // PIECE + len(sums), device=tensor.device)
+        total += mixed(sums + places * GOLDEN).sum()
+    return total
+
+
+def _words(tensor: Tensor) -> Tensor:
+    """Return a tensor's bytes as int64, the last one filled up with zeros; a view where that is possible."""
+    flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    whole = len(flat) // WORD * WORD
+    body = flat[:whole]
+    if body.storage_offset() % WORD or body.data_ptr() % WORD:
+        body = body.clone()
+    words = body.view(torch.int64)
+    if whole == len(flat):
+        return words
+    tail = flat.new_zeros(WORD)
+    tail[: len(flat) - whole] = flat[whole:]
+    return torch.cat([words, tail.view(torch.int64)])
+
+
+@lru_cache(maxsize=8)
+def _multipliers(device: torch.device) -> Tensor:
+    """Return one odd number for each place of a piece; the same on every device."""
+    return mixed(torch.arange(1, PIECE + 1) * GOLDEN).bitwise_or_(1).to(device)

@@ -1,0 +1,107 @@
+"""The place where adapters are merged: at the servers where they can, else at the learner (`vllm.sync.merge`)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from stage2_api.errors import ConfigError, Problem
+from stage2_api.vllm import SyncMerge
+from stage2_trainer.weights.errors import ProofError
+from stage2_trainer.weights.folder_proof import BaseDigests, prove_folder
+from stage2_trainer.weights.merge import WeightSource
+from stage2_trainer.weights.server_recipe import expectation
+from stage2_trainer.weights.sync_session import SyncSession
+from stage2_trainer.wire.errors import ServerError
+
+logger = logging.getLogger(__name__)
+
+PATH = "custom.extra.rollout_matching.vllm.sync.merge"
+WAY_OUT = "set it to auto or learner, which send merged weights"
+NO_ADAPTER = "no adapter trains, so there is nothing to merge"
+FOLDER_PHASE, DIGEST_PHASE = "compare model folders", "compare digests"
+
+
+class Objection(ServerError):
+    """A server cannot merge, or did it wrongly. It is told to `MergePlace` as well: errors of servers are joined."""
+
+
+class MergePlace:
+    """The place where a run merges. Once it has moved to the learner, it stays there."""
+
+    def __init__(self, requested: SyncMerge) -> None:
+        self.requested = requested
+        self.at_server = requested != "learner"
+        self.objections: list[str] = []
+        self._own = BaseDigests()
+
+    @property
+    def effective(self) -> SyncMerge:
+        """The place in use."""
+        return "server" if self.at_server else "learner"
+
+    def require_adapters(self, source: WeightSource) -> None:
+        """Move to the learner where no adapter trains. Raises ConfigError where that was ruled out."""
+        if self.at_server and all(entry.adapter is None for entry in source.entries):
+            self._refuse_if_demanded(NO_ADAPTER)
+            logger.info("%s: auto resolves to learner: %s", PATH, NO_ADAPTER)
+            self.at_server = False
+
+    def settle(self) -> None:
+        """Move to the learner if a server has objected. Raises ConfigError where that was ruled out."""
+        if self.objections:
+            self._refuse_if_demanded("; ".join(self.objections))
+            self._move()
+        logger.info("%s: adapters are merged at the %s", PATH, self.effective)
+
+    def recover(self) -> bool:
+        """Whether a failed sync is worth another with merges at the learner, to which this moves.
+
+        Raises:
+            ProofError: a server cannot merge, or did it wrongly, and the learner was ruled out.
+        """
+        if not self.objections:
+            return False
+        if self.requested == "server":
+            raise ProofError(f"{PATH} is server, and {'; '.join(self.objections)}; {WAY_OUT}")
+        self._move()
+        return True
+
+    def compare_folders(self, source: WeightSource) -> None:
+        """Compute the learner's digests, so that servers can be compared all at once."""
+        self._own.of(source)
+
+    def compare_folder(self, session: SyncSession, source: WeightSource) -> None:
+        """See that a server's folder has the learner's base weights. Raises ServerError; Objection if it has not."""
+        if session.folder is not None:
+            return
+        found = prove_folder(session.client, source, self._own)
+        if isinstance(found, str):
+            raise self._objection(Objection(session.client.base_url, FOLDER_PHASE, found))
+        session.folder = found
+
+    def compare_digests(self, session: SyncSession, expected: Mapping[SyncSession, Mapping[str, str]]) -> None:
+        """See that a server has loaded what the learner would have sent. Raises ServerError; Objection if not."""
+        if session not in expected:
+            return
+        nothing: dict[str, list[object]] = {"names": [], "dtype_names": [], "shapes": []}
+        info = {**nothing, **expectation(expected[session])}
+        try:
+            session.client.post("/update_weights", DIGEST_PHASE, body={"update_info": info})
+        except ServerError as error:
+            if error.status is None:
+                raise
+            raise self._objection(Objection(error.server, error.phase, error.detail, status=error.status)) from error
+
+    def _objection(self, objection: Objection) -> Objection:
+        self.objections.append(str(objection))
+        return objection
+
+    def _refuse_if_demanded(self, reason: str) -> None:
+        if self.requested == "server":
+            raise ConfigError((Problem(PATH, "server", f"the servers cannot merge: {reason}", WAY_OUT),))
+
+    def _move(self) -> None:
+        logger.warning("the learner merges for the rest of the run: %s", "; ".join(self.objections))
+        self.at_server = False
+        self.objections = []
