@@ -17,11 +17,11 @@ import torch
 from torch import nn
 
 from stage2_api.vllm import ServerAddress, SyncMerge, VllmSync
-from stage2_trainer.weights.content import Content, made_by_server
 from stage2_trainer.weights.fleet import Fleet, FleetUpdate, Shipment
 from stage2_trainer.weights.merge import WeightSource, merged_weights, touches_vision
 from stage2_trainer.weights.merge_place import MergePlace, Objection
 from stage2_trainer.weights.rounding import KeptUpdate, rounding_of
+from stage2_trainer.weights.sync_content import SyncContent, made_by_server
 from stage2_trainer.weights.sync_report import SyncReport
 from stage2_trainer.weights.sync_session import SyncSession
 from stage2_trainer.wire.buckets import DEFAULT_BUCKET_BYTES
@@ -131,7 +131,7 @@ class FullSync:
         self.fleet.close()
 
     def _push(
-        self, content: Content, shipment: Shipment, sessions: Sequence[SyncSession], update: FleetUpdate
+        self, content: SyncContent, shipment: Shipment, sessions: Sequence[SyncSession], update: FleetUpdate
     ) -> dict[str, str]:
         """Send, and compute while servers merge what they must have loaded then; nothing where the learner merges."""
         digests: dict[str, str] = {}
@@ -141,7 +141,7 @@ class FullSync:
             self.fleet.push(shipment, sessions, update, meanwhile=lambda: digests.update(content.digests()))
         return digests
 
-    def _contents(self, source: WeightSource, update: FleetUpdate) -> Iterator[tuple[Content, list[SyncSession]]]:
+    def _contents(self, source: WeightSource, update: FleetUpdate) -> Iterator[tuple[SyncContent, list[SyncSession]]]:
         """Group the servers by what each must be brought."""
         if self.place.at_server:
             self.place.compare_folders(source)
@@ -154,7 +154,7 @@ class FullSync:
                 made = made_by_server(source.only(names), session.folder)
             groups.setdefault((names, made), []).append(session)
         for (names, made), sessions in groups.items():
-            yield Content(source.only(names), made), [session for session in sessions if session in update.fit]
+            yield SyncContent(source.only(names), made), [session for session in sessions if session in update.fit]
 
 
 def _finish(session: SyncSession, version: int, source: WeightSource) -> None:

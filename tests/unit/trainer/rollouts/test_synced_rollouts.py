@@ -82,7 +82,7 @@ def test_the_record_says_who_answered_what_with_which_seeds_and_weights():
         {"server": 1, "start": 1, "end": 2, "seed": 3000027},
     ]
     assert (batch.plan.base, batch.plan.place(1)) == (3000026, (0, 1))
-    assert origin["sync"] == {"requested": "full", "effective": "full", "version": 3, "seconds": 0.25}
+    assert origin["sync"] == {"requested": "full", "effective": "full", "merge": None, "version": 3, "seconds": 0.25}
     assert origin["generate_s"] >= 0
 
 

@@ -86,15 +86,26 @@ class Merging:
 
     def source(self):
         parameter = torch.zeros(2)
-        entries = [WeightEntry(f"t{i}", parameter, lambda i=i: self._merge(i), trains=True) for i in range(TENSORS)]
-        return WeightSource(tuple(entries))
+        return Counted(tuple(WeightEntry(f"t{i}", parameter, None, trains=True) for i in range(TENSORS)), self)
 
-    def _merge(self, number):
+    def merge(self, number):
         value = torch.full((2,), float(number))
         self.alive.add(value.untyped_storage())
         self.merged += 1
         self.most_alive = max(self.most_alive, len(self.alive))
         return value
+
+
+class Counted(WeightSource):
+    """A stream whose tensors are merged by somebody who counts."""
+
+    def __init__(self, entries, merging):
+        super().__init__(entries)
+        object.__setattr__(self, "merging", merging)
+
+    def __iter__(self):
+        for number, entry in enumerate(self.entries):
+            yield entry.name, self.merging.merge(number)
 
 
 EXPECTED = [bytes(torch.full((2,), float(i)).view(torch.uint8).numpy()) for i in range(TENSORS)]

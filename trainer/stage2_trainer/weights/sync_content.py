@@ -14,7 +14,7 @@ from stage2_trainer.weights.server_recipe import MadeTensor, Recipe, dtype_name,
 
 
 @dataclass(frozen=True)
-class Content:
+class SyncContent:
     """The tensors that a server shall hold, and those of them that it makes itself.
 
     source: all of them. made: the names of the latter; None where the learner merges.
