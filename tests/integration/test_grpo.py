@@ -78,7 +78,7 @@ def test_rewards_are_told_one_by_one_and_weights_travel_each_step(records: list[
 
 def test_the_run_says_what_it_was_made_of(records: list[dict]) -> None:
     (record,) = [record for record in records if record["event"] == "reproducibility"]
-    assert record["sync"] == {"requested": "full", "effective": "full", "merge": "server"}
+    assert record["sync"] == {"requested": "full", "effective": "full", "merge": "learner"}
     assert record["dataset"]["records"] == 64
 
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from stage2_api.errors import ConfigError
 from stage2_api.vllm import ServerAddress, VllmSync
-from stage2_trainer.weights import deliveries, server_recipe
+from stage2_trainer.weights import server_recipe, sync_content
 from stage2_trainer.weights.errors import ProofError
 from stage2_trainer.weights.full_sync import FullSync
 from stage2_trainer.weights.verify import BF16_TOLERANCE, FLOAT32_TOLERANCE, verify
@@ -116,14 +116,14 @@ def test_a_wrong_layer_is_named_and_the_learner_merges_then(
 
 
 def test_permuted_layers_are_named(make_sync, policy, monkeypatch):
-    honest = deliveries.parts_of
+    honest = sync_content.parts_of
     swapped = {"layers.0.mlp.up_proj": "layers.1.mlp.up_proj", "layers.1.mlp.up_proj": "layers.0.mlp.up_proj"}
 
     def parts_of(name, adapter):
         other = next((name.replace(a, b) for a, b in swapped.items() if a in name), name)
         return honest(other, adapter)
 
-    monkeypatch.setattr(deliveries, "parts_of", parts_of)
+    monkeypatch.setattr(sync_content, "parts_of", parts_of)
     sync = make_sync(merge="server")
     with pytest.raises(ProofError, match=r"layers.0.mlp.gate_up_proj, .*layers.1.mlp.gate_up_proj"):
         sync.sync(policy, version=1)
@@ -136,7 +136,7 @@ def test_a_server_that_was_told_to_merge_ends_the_run_when_it_cannot(make_sync, 
 
 
 def test_an_adapter_that_does_not_arrive_is_an_error(make_sync, policy, monkeypatch):
-    monkeypatch.setattr(deliveries, "_parts", lambda entry: [])
+    monkeypatch.setattr(sync_content, "_parts", lambda entry: [])
     with pytest.raises(ServerError, match=r"proj\.weight#up"):
         make_sync().sync(policy, version=1)
 

@@ -60,7 +60,7 @@ class SyncSession:
         except ServerError as error:
             # A learner that died between start and finish leaves its update open; close it, and open ours.
             logger.warning("%s; closing the update that an earlier learner left open", error)
-            self.client.post("/finish_weight_update", "start")
+            self._close_what_is_open()
             self.client.post("/start_weight_update", "start")
             self.holds_base = False
 
@@ -79,6 +79,14 @@ class SyncSession:
         if found != str(version):
             raise ServerError(self.client.base_url, "confirm", f"reports weight version {found!r} instead of {version}")
         self._version = version
+
+    def _close_what_is_open(self) -> None:
+        """Close an update, unless what had opened it has done so meanwhile."""
+        try:
+            self.client.post("/finish_weight_update", "start")
+        except ServerError as error:
+            if error.status is None:
+                raise
 
     def _reset_prefix_cache(self) -> None:
         """Drop the attention cache of older weights; vLLM keeps it while a request that was aborted still holds it."""

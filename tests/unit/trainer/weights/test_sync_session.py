@@ -71,3 +71,33 @@ def test_a_server_of_merged_weights_keeps_no_adapter():
     client = Client()
     SyncSession(client, transfer=None).drop_adapters()
     assert client.unloaded == ["policy-1-aa", "policy-3-bb"]
+
+
+class Refusing(Client):
+    """A server that refuses some calls, each as often as is said."""
+
+    def __init__(self, **refusals):
+        super().__init__()
+        self.refusals = refusals
+
+    def post(self, path, phase, **options):
+        name = path.strip("/").partition("_")[0]
+        if self.refusals.get(name, 0):
+            self.refusals[name] -= 1
+            raise ServerError(self.base_url, phase, "refused", status=500)
+        return super().post(path, phase, **options)
+
+
+@pytest.mark.parametrize("finishes", [0, 1])
+def test_an_update_that_somebody_left_open_is_closed_though_it_may_end_by_itself_meanwhile(finishes):
+    client = Refusing(start=1, finish=finishes)
+    session = SyncSession(client, transfer=None)
+    session.holds_base = True
+    session.begin()
+    assert client.posts[-1] == "/start_weight_update"
+    assert not session.holds_base
+
+
+def test_a_server_that_refuses_to_begin_at_all_is_an_error():
+    with pytest.raises(ServerError, match="refused"):
+        SyncSession(Refusing(start=2), transfer=None).begin()
