@@ -28,7 +28,7 @@ def accepted(situation: Situation) -> dict[str, Any]:
         "servers": _servers(situation, report.get("sync") or {}),
         "images": _images(situation),
         "restarts": _restarts(situation),
-        **{key: report.get(key) for key in _REPORTED},
+        **{key: _without_nulls(report.get(key)) for key in _REPORTED},
         "progress": _progress(report),
         "loss": _finite(report.get("loss")),
         "tokensPerSecond": _finite(report.get("tokensPerSecond")),
@@ -44,6 +44,13 @@ def accepted(situation: Situation) -> dict[str, Any]:
         now=situation.now,
     )
     return {key: value for key, value in status.items() if value not in (None, "", [], {})}
+
+
+def _without_nulls(value: Any) -> Any:
+    """Return a reported value without keys that are null: a status has no nulls, its schema refuses them."""
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(one) for key, one in value.items() if one is not None}
+    return value
 
 
 def refused(

@@ -8,6 +8,7 @@ import pytest
 
 from stage2_api.job_status import JobStatus
 from stage2_api.parsing import parse_job
+from stage2_api.pod.progress import read_report
 from stage2_controller.job import names, reasons
 from stage2_controller.job.observed import Observed
 from tests.unit.controller import builders as b
@@ -179,6 +180,16 @@ def test_a_loss_that_is_no_number_is_left_out() -> None:
     raw = b.job()
     made = b.planned(raw, b.started(raw, progress=b.report(loss=float("nan"))))
     assert "loss" not in made.status
+
+
+def test_what_a_learner_says_is_null_is_not_in_the_status_whose_schema_has_no_nulls() -> None:
+    raw = b.job()
+    told = read_report(b.report().document())
+    assert told is not None
+    assert told.said()["sync"]["merge"] is None
+    made = b.planned(raw, b.started(raw, progress=told))
+    assert made.status["sync"]["version"] == 4
+    assert "merge" not in made.status["sync"]
 
 
 def test_each_server_is_listed_with_the_version_that_it_holds() -> None:
