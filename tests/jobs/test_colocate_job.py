@@ -45,7 +45,7 @@ def test_the_learner_has_the_gpus_and_no_server_stands_beside_it(ran: Ran, insta
 
 
 def test_the_record_says_that_the_rollouts_are_the_learners_own(ran: Ran) -> None:
-    record = whole_record(ran.records("reproducibility"))
+    record = whole_record(ran.records("reproducibility"), merge=None)
     assert record["servers"] == []
     assert record["dataset"]["records"] == 64
 

@@ -69,7 +69,7 @@ def test_the_job_succeeds_and_its_status_tells_the_whole_story(demo: Path, kubec
 
 
 def test_the_learner_logs_the_reproducibility_record(records: dict[str, list[dict]]) -> None:
-    record = whole_record(records["reproducibility"])
+    record = whole_record(records["reproducibility"], merge="server")
     assert len(record["servers"]) == len(set(record["servers"])) == 3
     assert record["dataset"]["records"] == 512
 
