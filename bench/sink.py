@@ -52,7 +52,7 @@ def main(port: int, model: str) -> None:
     """Serve until terminated."""
     torch.set_num_threads(1)
     sink: Any = Sink()
-    updates = WeightUpdates(sink, model, Receiver(open_tcp), max_lora_rank=None)
+    updates = WeightUpdates(sink, model, Receiver("tcp", open_tcp), max_lora_rank=None)
     stub = Stub(sink, ChatServer(sink, max_model_len=1), updates, root=model)
     groups: list[Any] = []
     app = build_app(stub)

@@ -310,8 +310,9 @@ def wait_until_stopped(process):
         time.sleep(0.05)
 
 
-def learner_config(folder: Path, served, model_path) -> Path:
-    shapes = [sys.executable, ROOT / "examples/make_shapes.py", folder / "shapes", "--train", "4", "--held-out", "2"]
+def learner_config(folder: Path, served, model_path, *, held_out: int = 2) -> Path:
+    counts = ["--train", "4", "--held-out", str(held_out)]
+    shapes = [sys.executable, ROOT / "examples/make_shapes.py", folder / "shapes", *counts]
     subprocess.run(shapes, check=True, capture_output=True)
     vllm = {
         "mode": "server",

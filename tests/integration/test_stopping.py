@@ -23,14 +23,15 @@ pytestmark = pytest.mark.timeout(300)
 SERVER_TIMEOUT_S = 250.0
 GRACE_S = patience(30.0)  # of a pod between SIGTERM and SIGKILL, by default
 STUCK_S = 2.0
+HELD_OUT = 60  # so many that an evaluation is still under way when a step is seen to be done
 
 
 @pytest.fixture
 def learn(tmp_path, token_file, model_path):
     """A function that starts a learner on a server, with keys of `training` and `rollout_matching` changed."""
 
-    def start(served, *, training=(), matching=()):
-        path = learner_config(tmp_path, served, model_path)
+    def start(served, *, held_out=2, training=(), matching=()):
+        path = learner_config(tmp_path, served, model_path, held_out=held_out)
         config = yaml.safe_load(path.read_text())
         config["training"] |= dict(training)
         section = config["custom"]["extra"]["rollout_matching"]
@@ -107,8 +108,12 @@ def test_while_a_server_stands_still(learn, start_server, tmp_path, pipelined):
 
 def test_while_it_evaluates(learn, start_server, tmp_path):
     served = start_server("stub")
-    process, log = learn(served, training={"eval_strategy": "steps", "eval_steps": 1})
-    said(process, log, '"event": "evaluation"')
+    process, log = learn(served, held_out=HELD_OUT, training={"eval_strategy": "steps", "eval_steps": 1})
+    said(process, log, '"event": "step"')
     strike(served, signal.SIGSTOP)
     time.sleep(STUCK_S)
     stops(process, log)
+    (step,) = steps_of(tmp_path)
+    events = [json.loads(line) for line in (tmp_path / "out" / "stage2_log.jsonl").read_text().splitlines()]
+    assert [one["step"] for one in events if one["event"] == "evaluation"] == [step - 1]
+    assert newest_whole(tmp_path / "out").name == f"checkpoint-{step}"

@@ -9,7 +9,6 @@ from concurrent.futures import Future
 
 import torch
 
-from stage2_trainer.engine.tcp import dial_learner
 from stage2_trainer.weights.transfer.nccl import nccl_communicator
 from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.errors import LinkError
@@ -21,14 +20,13 @@ logger = logging.getLogger(__name__)
 
 
 def open_nccl(
+    link: Link,
     info: GroupInfo,
     rank: int,
     device: torch.device,
     communicator: Callable[[torch.device], Communicator] = nccl_communicator,
 ) -> NcclInlet:
-    """Join the learner's group as `rank`. Raises LinkError, and ValueError where the learner sends otherwise."""
-    info.require("nccl")
-    link = dial_learner(info, rank)
+    """Join, as `rank`, the group whose id comes over the link. Raises LinkError."""
     group = NcclGroup(communicator(device), [link], info.timeout_s)
     inlet = NcclInlet(link, group, device)
     try:

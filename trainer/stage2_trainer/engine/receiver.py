@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
 import torch
 
+from stage2_api.vllm import Transport
 from stage2_trainer.wire.buckets import TensorMeta, bucket_bytes, plan_buckets, unpack
+from stage2_trainer.wire.errors import LinkError
+from stage2_trainer.wire.handshake import Member
+from stage2_trainer.wire.link import Link, dial
+from stage2_trainer.wire.token import read_token
 from stage2_trainer.wire.transfer_group import GroupInfo
 
 Load = Callable[[list[tuple[str, torch.Tensor]]], Any]
@@ -36,23 +44,39 @@ class Inlet(Protocol):
 class Receiver:
     """A member of the learner's group, which hands on the tensors that it sends.
 
-    open_inlet: joins a group as a rank. Raises LinkError.
+    transport: what it receives over. open_inlet: joins a group as a rank, over a link to its learner. Raises LinkError.
     """
 
-    def __init__(self, open_inlet: Callable[[GroupInfo, int], Inlet]) -> None:
+    def __init__(self, transport: Transport, open_inlet: Callable[[Link, GroupInfo, int], Inlet]) -> None:
+        self._transport = transport
         self._open_inlet = open_inlet
         self._inlet: Inlet | None = None
         self._bucket_bytes = 0
+        self._calls = itertools.count(1)
+        self._joined_by = 0
+        self._joining = threading.Lock()
 
     def join(self, info: GroupInfo, rank: int) -> None:
-        """Enter the learner's group as `rank`; an earlier learner's group is left.
+        """Enter the learner's group as `rank`, and leave the one before.
+
+        A call may come late: its learner has given it up and called again, or another one has. Then it changes nothing.
 
         Raises:
-            LinkError: the learner is not there, or proves nothing.
+            LinkError: nobody waits for this worker in that group, or whoever does proves nothing.
+            ValueError: the learner sends over another transport.
         """
-        self.leave()
-        self._inlet = self._open_inlet(info, rank)
-        self._bucket_bytes = info.packed_buffer_size_bytes
+        info.require(self._transport)
+        call = next(self._calls)
+        address, member = (info.master_address, info.master_port), Member(info.name, rank)
+        link = dial(address, read_token(os.environ), member, timeout_s=info.timeout_s)
+        with self._joining:
+            if call < self._joined_by:
+                link.close()
+                raise LinkError("the learner has called again meanwhile")
+            self.leave()
+            self._joined_by = call
+            self._inlet = self._open_inlet(link, info, rank)
+            self._bucket_bytes = info.packed_buffer_size_bytes
 
     def leave(self) -> None:
         """Leave the group; the learner notices at once."""

@@ -10,21 +10,17 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import MutableMapping
 from typing import Any
 
 from stage2_api.pod.ports import HEALTH_ROUTE
-
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+from stage2_trainer.engine.asgi import App, Receive, Scope, Send, answer, body_of
 
 INIT_ROUTE = "/init_weight_transfer_engine"
 UPDATE_ROUTES = frozenset({INIT_ROUTE, "/start_weight_update", "/update_weights", "/finish_weight_update"})
 DEFAULT_PATIENCE_S = 480.0  # where no group was formed yet: twice the default of `vllm.server.timeout_s`
 LOADING_S = 120.0  # to load what had arrived
+STUCK = {"error": "a weight update that no learner waits for does not end; start this server again"}
 
 
 class StuckUpdate:
@@ -37,7 +33,7 @@ class StuckUpdate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] == HEALTH_ROUTE and self._is_stuck():
-            await _say_stuck(send)
+            await answer(send, 503, STUCK)
         elif scope["type"] == "http" and scope["path"] in UPDATE_ROUTES:
             await self._watch(scope, receive, send)
         else:
@@ -49,13 +45,13 @@ class StuckUpdate:
 
     async def _watch(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run a call, and note when the learner stops waiting for it."""
-        body = await _read(receive)
+        body = await body_of(receive)
         if scope["path"] == INIT_ROUTE:
             self._patience_s = _patience(body)
         hung_up = asyncio.ensure_future(receive())
         messages = [{"type": "http.request", "body": body}]
 
-        async def replay() -> Message:
+        async def replay() -> MutableMapping[str, Any]:
             return messages.pop() if messages else await asyncio.shield(hung_up)
 
         call = asyncio.ensure_future(self._app(scope, replay, send))
@@ -69,25 +65,9 @@ class StuckUpdate:
             hung_up.cancel()
 
 
-async def _read(receive: Receive) -> bytes:
-    parts = []
-    while True:
-        message = await receive()
-        parts.append(message.get("body", b""))
-        if not message.get("more_body"):
-            return b"".join(parts)
-
-
 def _patience(init_request: bytes) -> float:
     """Return the deadline of a receiver's waits, as the learner gives it; what cannot be read is refused elsewhere."""
     try:
         return float(json.loads(init_request)["init_info"]["timeout_s"])
     except (ValueError, KeyError, TypeError):
         return DEFAULT_PATIENCE_S
-
-
-async def _say_stuck(send: Send) -> None:
-    body = json.dumps({"error": "a weight update that no learner waits for does not end; start this server again"})
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": 503, "headers": headers})
-    await send({"type": "http.response.body", "body": body.encode()})

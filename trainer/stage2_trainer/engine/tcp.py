@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from concurrent.futures import Future
 
@@ -11,22 +10,13 @@ import torch
 
 from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.errors import LinkError
-from stage2_trainer.wire.handshake import Member
-from stage2_trainer.wire.link import Link, dial
-from stage2_trainer.wire.token import read_token
+from stage2_trainer.wire.link import Link
 from stage2_trainer.wire.transfer_group import GroupInfo
 
 
-def open_tcp(info: GroupInfo, rank: int) -> TcpInlet:
-    """Join the learner's group as `rank`. Raises LinkError, and ValueError where the learner sends otherwise."""
-    info.require("tcp")
-    return TcpInlet(dial_learner(info, rank), info.timeout_s)
-
-
-def dial_learner(info: GroupInfo, rank: int) -> Link:
-    """Return this worker's link to the learner, which both have proved the job's token on. Raises LinkError."""
-    address, member = (info.master_address, info.master_port), Member(info.name, rank)
-    return dial(address, read_token(os.environ), member, timeout_s=info.timeout_s)
+def open_tcp(link: Link, info: GroupInfo, _rank: int) -> TcpInlet:
+    """Receive over the link itself."""
+    return TcpInlet(link, info.timeout_s)
 
 
 class TcpInlet:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -17,12 +18,14 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
+from stage2_api.vllm import Transport
 from stage2_trainer.engine.adapter_store import keep_adapter
 from stage2_trainer.engine.receiver import Inlet, Receiver
 from stage2_trainer.engine.server_merge import ServerMerge
 from stage2_trainer.engine.tcp import open_tcp
 from stage2_trainer.engine.vllm_compat import finish_layerwise_reload, receive_and_settle
 from stage2_trainer.wire.buckets import from_wire
+from stage2_trainer.wire.link import Link
 from stage2_trainer.wire.transfer_group import GroupInfo
 
 
@@ -48,6 +51,7 @@ class BucketUpdateInfo(WeightTransferUpdateInfo):
 class ReceivingEngine(WeightTransferEngine[GroupInitInfo, BucketUpdateInfo]):
     """An engine that takes the learner's buckets and loads what arrives into the running model."""
 
+    transport: Transport
     init_info_cls = GroupInitInfo
     update_info_cls = BucketUpdateInfo
 
@@ -55,7 +59,7 @@ class ReceivingEngine(WeightTransferEngine[GroupInitInfo, BucketUpdateInfo]):
         self, config: WeightTransferConfig, vllm_config: VllmConfig, device: torch.device, model: torch.nn.Module
     ) -> None:
         super().__init__(config, vllm_config, device, model)
-        self._receiver = Receiver(self._open_inlet)
+        self._receiver = Receiver(self.transport, self._open_inlet)
         self._merge = ServerMerge(vllm_config.model_config.model, device)
         self._loading = False
 
@@ -107,21 +111,25 @@ class ReceivingEngine(WeightTransferEngine[GroupInitInfo, BucketUpdateInfo]):
         """Leave the group."""
         self._receiver.leave()
 
-    def _open_inlet(self, info: GroupInfo, rank: int) -> Inlet:
-        raise NotImplementedError
+    @abstractmethod
+    def _open_inlet(self, link: Link, info: GroupInfo, rank: int) -> Inlet: ...
 
 
 class TcpEngine(ReceivingEngine):
     """An engine that receives over TCP, on any platform."""
 
-    def _open_inlet(self, info: GroupInfo, rank: int) -> Inlet:
-        return open_tcp(info, rank)
+    transport = "tcp"
+
+    def _open_inlet(self, link: Link, info: GroupInfo, rank: int) -> Inlet:
+        return open_tcp(link, info, rank)
 
 
 class NcclEngine(ReceivingEngine):
     """An engine that receives over NCCL into its GPU."""
 
-    def _open_inlet(self, info: GroupInfo, rank: int) -> Inlet:
+    transport = "nccl"
+
+    def _open_inlet(self, link: Link, info: GroupInfo, rank: int) -> Inlet:
         from stage2_trainer.engine.nccl import open_nccl
 
-        return open_nccl(info, rank, self.device)
+        return open_nccl(link, info, rank, self.device)

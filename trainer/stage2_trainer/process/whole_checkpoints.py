@@ -92,7 +92,7 @@ class WholeCheckpoints(Trainer):
                 publish(staged, folder)
         if self.args.should_save:
             best = self.state.best_model_checkpoint
-            rotate_checkpoints(str(folder), self.args.save_total_limit, best, use_mtime=False)
+            rotate_checkpoints(str(folder), self.args.save_total_limit, best, use_mtime=True)
         gathered(step)  # a barrier
 
     def _write_aside(self, model: nn.Module, trial: Any, staged: Path) -> None:

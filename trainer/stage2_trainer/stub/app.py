@@ -53,10 +53,10 @@ def main() -> None:
 def receiver(transport: Transport) -> Receiver:
     """Return what takes part in pushes over a transport."""
     if transport == "tcp":
-        return Receiver(open_tcp)
+        return Receiver("tcp", open_tcp)
     from stage2_trainer.engine.nccl import open_nccl
 
-    return Receiver(partial(open_nccl, device=torch.device("cuda", torch.cuda.current_device())))
+    return Receiver("nccl", partial(open_nccl, device=torch.device("cuda", torch.cuda.current_device())))
 
 
 def _arguments() -> argparse.Namespace:

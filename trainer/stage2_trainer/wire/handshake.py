@@ -3,7 +3,7 @@
     learner                                  worker
        magic, nonce                    ->
                                        <-    group, rank, nonce, HMAC(token, "worker" + all of it)
-       HMAC(token, "learner" + all of it) ->
+       HMAC(token, "learner" + all of it) ->      only if that group waits for that rank
 
 Both nonces are fresh, so a recorded handshake proves nothing; each side's proof begins with its own role, so none can
 be sent back to whom it came from. Who dials proves first: a stranger who dials is told nothing that depends on the
@@ -18,6 +18,7 @@ import hmac
 import secrets
 import struct
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from cryptography.hazmat.primitives.hashes import SHA256
@@ -60,11 +61,13 @@ class SessionKeys:
     of_worker: bytes
 
 
-def admit(connection: Connection, token: str, deadline: float) -> tuple[Member, SessionKeys]:
-    """Let whoever has dialled prove itself, and prove this side; on the learner.
+def admit(
+    connection: Connection, token: str, is_expected: Callable[[Member], bool], deadline: float
+) -> tuple[Member, SessionKeys]:
+    """Let whoever has dialled prove itself, and prove this side to whom it expects; on the learner.
 
     Raises:
-        LinkError: it has not the token, speaks otherwise, or is too slow.
+        LinkError: it has not the token, is not expected, speaks otherwise, or is too slow.
     """
     challenge = MAGIC + secrets.token_bytes(NONCE_BYTES)
     connection.send(challenge, deadline)
@@ -72,8 +75,11 @@ def admit(connection: Connection, token: str, deadline: float) -> tuple[Member, 
     transcript, proof = challenge + claim[:-PROOF_BYTES], claim[-PROOF_BYTES:]
     if not hmac.compare_digest(proof, _proof(token, WORKER, transcript)):
         raise LinkError("the other side does not prove the job's token")
+    member = Member.from_bytes(claim[: _MEMBER.size])
+    if not is_expected(member):
+        raise LinkError("the other side is called for by nobody: its group was given up")
     connection.send(_proof(token, LEARNER, transcript), deadline)
-    return Member.from_bytes(claim[: _MEMBER.size]), _keys(token, transcript)
+    return member, _keys(token, transcript)
 
 
 def introduce(connection: Connection, token: str, member: Member, deadline: float) -> SessionKeys:

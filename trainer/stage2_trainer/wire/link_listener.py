@@ -102,9 +102,12 @@ class LinkListener:
                 del self._half_open[oldest]
                 oldest.abort()
 
+    def _expects(self, member: Member) -> bool:
+        return member in self._expected and member not in self._links
+
     def _let_in(self, connection: Connection) -> None:
         try:
-            member, keys = admit(connection, self._token, time.monotonic() + HANDSHAKE_TIMEOUT_S)
+            member, keys = admit(connection, self._token, self._expects, time.monotonic() + HANDSHAKE_TIMEOUT_S)
         except LinkError as error:
             logger.debug("a connection was turned away: %s", error)
             connection.close()
@@ -113,7 +116,7 @@ class LinkListener:
             with self._changed:
                 self._half_open.pop(connection, None)
         with self._changed:
-            if member in self._expected and member not in self._links:
+            if self._expects(member):
                 self._links[member] = Link.of_learner(connection, keys)
                 self._changed.notify_all()
                 return

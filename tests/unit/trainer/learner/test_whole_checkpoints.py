@@ -157,6 +157,16 @@ def test_a_checkpoint_that_was_cut_off_elsewhere_is_passed_over_and_said(saved, 
     assert "optimizer.pt" in caplog.text
 
 
+def test_a_run_that_goes_on_from_an_older_checkpoint_keeps_what_it_writes(saved, model, encoder, records):
+    _, folder = saved
+    shutil.copytree(folder / "checkpoint-1", folder / "checkpoint-9")
+    os.utime(folder / "checkpoint-9", (1, 1))  # it was there before
+    again = build(folder, model, encoder, records, max_steps=2, save_total_limit=1)
+    again.trainer.train(resume_from_checkpoint=str(folder / "checkpoint-1"))
+    again.trainer.save_progress()
+    assert [one.name for one in folder.glob("checkpoint-*")] == ["checkpoint-2"]
+
+
 @pytest.mark.parametrize("name", ["optimizer.pt", "model.safetensors", "trainer_state.json", "rng_state.pth"])
 @pytest.mark.parametrize("listed", [True, False])
 def test_each_file_that_is_cut_off_is_found_with_a_list_of_files_and_without(saved, name, listed):

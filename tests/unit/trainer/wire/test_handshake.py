@@ -37,6 +37,10 @@ def soon():
     return time.monotonic() + PATIENCE_S
 
 
+def anybody(_):
+    return True
+
+
 def member_of(seed):
     return Member(uuid.UUID(int=random.Random(seed).getrandbits(128)).hex, seed)
 
@@ -63,7 +67,7 @@ class Outcome(threading.Thread):
 
 
 def handshake_of(pair, *, learner_token=TOKEN, worker_token=TOKEN, member=None):
-    learner = Outcome(admit, pair[0], learner_token, soon())
+    learner = Outcome(admit, pair[0], learner_token, anybody, soon())
     worker = Outcome(introduce, pair[1], worker_token, member or member_of(1), soon())
     return learner, worker
 
@@ -106,10 +110,18 @@ def test_a_learner_without_the_token_is_refused_by_the_worker(pair):
     assert "does not prove" in str(worker.error)
 
 
+def test_a_member_that_nobody_waits_for_is_refused_although_it_holds_the_token(pair):
+    learner = Outcome(admit, pair[0], TOKEN, lambda member: member == member_of(2), soon())
+    worker = Outcome(introduce, pair[1], TOKEN, member_of(1), soon())
+    assert learner.refused()
+    pair[0].close()
+    assert worker.refused()
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_token_never_crosses(pair, seed):
     """What a stranger who dials is told has nothing to do with the token, and what he says of a guess is refused."""
-    learner = Outcome(admit, pair[0], TOKEN, soon())
+    learner = Outcome(admit, pair[0], TOKEN, anybody, soon())
     challenge = pair[1].receive(CHALLENGE_BYTES, soon())
     assert TOKEN.encode() not in challenge
     pair[1].send(random.Random(seed).randbytes(CLAIM_BYTES), soon())
@@ -122,7 +134,7 @@ def test_the_token_never_crosses(pair, seed):
 def recorded(pair):
     """Return what a worker says in a true handshake, as one on the network sees it."""
     claim = []
-    learner = Outcome(admit, pair[0], TOKEN, soon())
+    learner = Outcome(admit, pair[0], TOKEN, anybody, soon())
     send = pair[1].send
 
     def record(data, deadline):
@@ -140,7 +152,7 @@ def recorded(pair):
 
 def test_a_recorded_handshake_proves_nothing(pair):
     claim = recorded(pair)
-    learner = Outcome(admit, pair[0], TOKEN, soon())
+    learner = Outcome(admit, pair[0], TOKEN, anybody, soon())
     pair[1].receive(CHALLENGE_BYTES, soon())
     pair[1].send(claim, soon())
     assert learner.refused()
@@ -159,7 +171,7 @@ def test_a_reflected_proof_proves_nothing(pair):
 def test_a_handshake_that_was_changed_on_its_way_is_refused(pair, seed):
     """One bit of group, rank, nonce or proof, between two sides that both hold the token."""
     random_ = random.Random(seed)
-    learner = Outcome(admit, pair[0], TOKEN, soon())
+    learner = Outcome(admit, pair[0], TOKEN, anybody, soon())
     send = pair[1].send
 
     def flip(data, deadline):
@@ -175,7 +187,7 @@ def test_a_handshake_that_was_changed_on_its_way_is_refused(pair, seed):
 
 @pytest.mark.parametrize("said", [b"", MAGIC, b"GET / HTTP/1.1\r\n\r\n", b"\x80\x04\x95", bytes(CLAIM_BYTES - 1)])
 def test_half_a_message_is_no_handshake(pair, said):
-    learner = Outcome(admit, pair[0], TOKEN, soon())
+    learner = Outcome(admit, pair[0], TOKEN, anybody, soon())
     if said:
         pair[1].send(said, soon())
     pair[1].close()
@@ -183,7 +195,7 @@ def test_half_a_message_is_no_handshake(pair, said):
 
 
 def test_more_than_a_message_is_not_read(pair):
-    learner = Outcome(admit, pair[0], TOKEN, soon())
+    learner = Outcome(admit, pair[0], TOKEN, anybody, soon())
     pair[1].send(bytes(CLAIM_BYTES), soon())
     pair[1].send(bytes(2**16), soon())
     assert learner.refused()
@@ -191,7 +203,7 @@ def test_more_than_a_message_is_not_read(pair):
 
 @pytest.mark.parametrize("drips", [False, True])
 def test_who_says_nothing_or_drips_is_turned_away_at_the_deadline(pair, drips):
-    learner = Outcome(admit, pair[0], TOKEN, time.monotonic() + 0.3)
+    learner = Outcome(admit, pair[0], TOKEN, anybody, time.monotonic() + 0.3)
     dripped = 0
     while learner.is_alive() and dripped < CLAIM_BYTES - 1:
         if drips:

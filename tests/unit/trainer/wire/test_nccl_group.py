@@ -70,7 +70,7 @@ class NeverEnters(Sockets):
 
 
 def receiver_over(communicator=Sockets):
-    return Receiver(lambda info, rank: worker_end.open_nccl(info, rank, CPU, communicator))
+    return Receiver("nccl", lambda link, info, rank: worker_end.open_nccl(link, info, rank, CPU, communicator))
 
 
 @pytest.fixture

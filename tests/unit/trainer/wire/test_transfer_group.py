@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from stage2_api.errors import ConfigError
+from stage2_trainer.engine import receiver
 from stage2_trainer.engine.receiver import Receiver
 from stage2_trainer.engine.tcp import Buffers, open_tcp
 from stage2_trainer.weights.transfer.choice import transfer_for
@@ -33,7 +34,7 @@ class Client:
     def post(self, path, phase, *, body):
         info = GroupInfo(**body["init_info"])
         joining = [
-            in_thread(receiver.join, info, info.rank_offset + number) for number, receiver in enumerate(self.receivers)
+            in_thread(worker.join, info, info.rank_offset + number) for number, worker in enumerate(self.receivers)
         ]
         for thread in joining:
             thread.join()
@@ -65,13 +66,13 @@ def send_all(transfer, tensors):
 @pytest.mark.parametrize("workers", [1, 3])
 def test_every_worker_receives_every_tensor(transfer, workers):
     tensors = {f"t{i}": torch.randn(i + 1, 3) for i in range(9)}
-    receivers = [Receiver(open_tcp) for _ in range(workers)]
+    receivers = [Receiver("tcp", open_tcp) for _ in range(workers)]
     received = [{} for _ in receivers]
     transfer.connect(Client(receivers))
     for _ in range(2):
         threads = [
-            in_thread(receiver.receive, metas_of(tensors), got.update)
-            for receiver, got in zip(receivers, received, strict=True)
+            in_thread(worker.receive, metas_of(tensors), got.update)
+            for worker, got in zip(receivers, received, strict=True)
         ]
         send_all(transfer, tensors)
         for thread in threads:
@@ -85,7 +86,7 @@ def test_every_worker_receives_every_tensor(transfer, workers):
 def test_a_port_in_use_is_an_error_that_names_it(transfer, port, squatter):
     squatter(port)
     with pytest.raises(ServerError, match=rf"127.0.0.1:{port}.*in use"):
-        transfer.connect(Client([Receiver(open_tcp)]))
+        transfer.connect(Client([Receiver("tcp", open_tcp)]))
 
 
 def test_a_worker_that_never_dials_in_is_waited_for_only_so_long(port, token):
@@ -105,24 +106,70 @@ def test_a_server_that_refuses_ends_the_wait_for_its_workers(transfer):
         transfer.connect(client)
 
 
-def test_a_worker_of_an_earlier_group_is_not_let_in(transfer, token):
-    late = []
-    client = Client([Receiver(open_tcp)])
+def test_a_call_to_an_earlier_group_that_comes_late_changes_nothing(transfer):
+    calls = []
+    client = Client([Receiver("tcp", open_tcp)])
 
     def post(path, phase, *, body):
         info = GroupInfo(**body["init_info"])
-        if not late:
-            late.append(info)
+        calls.append(info)
+        if len(calls) == 1:
             raise ServerError("s", "connect", "this server was too slow")
-        Receiver(open_tcp).join(late[0], 1)  # both prove the token, and then nobody waits for it
         client.receivers[0].join(info, 1)
 
     stub = SimpleNamespace(base_url=Client.base_url, world_size=lambda: 1, post=post)
     with pytest.raises(ServerError, match="too slow"):
         transfer.connect(stub)
     transfer.connect(stub)
+    with pytest.raises(LinkError, match="closed"):
+        client.receivers[0].join(calls[0], 1)
+    arrives(transfer, client.receivers[0])
+
+
+def test_a_call_that_is_overtaken_by_the_next_one_leaves_the_group_of_that(transfer, monkeypatch):
+    """A worker may be let into a group just before it is given up, and come to know that after it is in the next."""
+    worker, let_in, go_on, failures, dial = (
+        Receiver("tcp", open_tcp),
+        threading.Event(),
+        threading.Event(),
+        [],
+        receiver.dial,
+    )
+
+    def linger(*arguments, **options):
+        link = dial(*arguments, **options)
+        if not let_in.is_set():
+            let_in.set()
+            go_on.wait(20)
+        return link
+
+    def join(info):
+        try:
+            worker.join(info, 1)
+        except LinkError as error:
+            failures.append(error)
+
+    monkeypatch.setattr(receiver, "dial", linger)
+    threads = []
+
+    def post(path, phase, *, body):
+        threads.append(in_thread(join, GroupInfo(**body["init_info"])))
+        if len(threads) > 1:
+            threads[1].join()
+
+    stub = SimpleNamespace(base_url=Client.base_url, world_size=lambda: 1, post=post)
+    for _ in range(2):
+        transfer.connect(stub)
+        assert let_in.wait(20)
+    go_on.set()
+    threads[0].join()
+    assert ["called again" in str(failure) for failure in failures] == [True]
+    arrives(transfer, worker)
+
+
+def arrives(transfer, worker):
     got, tensors = {}, {"a": torch.ones(3)}
-    thread = in_thread(client.receivers[0].receive, metas_of(tensors), got.update)
+    thread = in_thread(worker.receive, metas_of(tensors), got.update)
     send_all(transfer, tensors)
     thread.join()
     assert torch.equal(got["a"], tensors["a"])
@@ -131,7 +178,7 @@ def test_a_worker_of_an_earlier_group_is_not_let_in(transfer, token):
 def test_a_learner_that_sends_over_another_transport_is_told_so():
     info = GroupInfo("nccl", "127.0.0.1", 1, 2, LIMIT, "0" * 32, 1.0)
     with pytest.raises(ValueError, match=r"over nccl and this server receives them over tcp.*sync\.transport"):
-        open_tcp(info, 1)
+        Receiver("tcp", open_tcp).join(info, 1)
 
 
 @pytest.mark.parametrize("requested", ["auto", "tcp"])
@@ -149,17 +196,17 @@ def test_nccl_without_a_gpu_is_refused(port, token):
 
 def test_tensors_without_a_group_are_refused():
     with pytest.raises(RuntimeError, match="init_weight_transfer_engine comes first"):
-        Receiver(open_tcp).receive([], print)
+        Receiver("tcp", open_tcp).receive([], print)
 
 
 @pytest.mark.parametrize("leave", ["disconnect", "aborter"])
 def test_a_learner_that_leaves_ends_the_wait_of_its_workers(transfer, leave):
-    receiver, failures = Receiver(open_tcp), []
-    transfer.connect(Client([receiver]))
+    worker, failures = Receiver("tcp", open_tcp), []
+    transfer.connect(Client([worker]))
 
     def work():
         try:
-            receiver.receive([TensorMeta("t", torch.float32, (4,))], print)
+            worker.receive([TensorMeta("t", torch.float32, (4,))], print)
         except LinkError as error:
             failures.append(error)
 
@@ -172,23 +219,19 @@ def test_a_learner_that_leaves_ends_the_wait_of_its_workers(transfer, leave):
 
 def test_the_end_of_one_group_is_not_that_of_the_next(transfer):
     """A call about an earlier group may fail long after a new one has been formed."""
-    receiver = Receiver(open_tcp)
-    client = Client([receiver])
+    worker = Receiver("tcp", open_tcp)
+    client = Client([worker])
     transfer.connect(client)
     end_the_first = transfer.aborter()
     transfer.disconnect()
     transfer.connect(client)
     end_the_first()
-    got, tensors = {}, {"a": torch.ones(3)}
-    thread = in_thread(receiver.receive, metas_of(tensors), got.update)
-    send_all(transfer, tensors)
-    thread.join()
-    assert torch.equal(got["a"], tensors["a"])
+    arrives(transfer, worker)
 
 
 def test_a_worker_that_cannot_load_leaves_and_the_learner_notices(transfer):
-    receiver = Receiver(open_tcp)
-    transfer.connect(Client([receiver]))
+    worker = Receiver("tcp", open_tcp)
+    transfer.connect(Client([worker]))
     tensors = {f"t{i}": torch.zeros(2**20) for i in range(4)}
 
     def load(_):
@@ -198,7 +241,7 @@ def test_a_worker_that_cannot_load_leaves_and_the_learner_notices(transfer):
 
     def work():
         try:
-            receiver.receive(metas_of(tensors), load)
+            worker.receive(metas_of(tensors), load)
         except KeyError as error:
             failures.append(error)
 
@@ -212,7 +255,7 @@ def test_a_worker_that_cannot_load_leaves_and_the_learner_notices(transfer):
 
 def test_a_worker_that_takes_nothing_is_given_up_in_time(port, token):
     transfer = TcpTransfer(port, token=token, bucket_bytes=LIMIT, timeout_s=0.5)
-    stands_still = Receiver(open_tcp)
+    stands_still = Receiver("tcp", open_tcp)
     transfer.connect(Client([stands_still]))
     with pytest.raises(LinkError, match="not in time"):
         transfer.send(Packed([torch.zeros(2**28, dtype=torch.uint8)]))
