@@ -27,6 +27,10 @@ Mapped = Annotated[
     typer.Option("--map", metavar="CONTAINER=LOCAL", help="Where a path of the containers lies on this machine."),
 ]
 
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Remove an earlier run's checkpoints and logs from training.output_dir.")
+]
+
 
 def _show_version(wanted: bool) -> None:
     if wanted:
@@ -91,11 +95,12 @@ def run(
         "out/run"
     ),
     engine: Annotated[str, typer.Option(help="vllm, or the CPU stub (quick, for trying things).")] = "vllm",
+    overwrite: Overwrite = False,
 ) -> None:
     """Run a job on this machine: the containers that the controller would create, as processes."""
     from stage2_cli.run import run_job
 
-    raise typer.Exit(run_job(file, mapped=mapped or [], work_dir=work_dir, engine=engine))
+    raise typer.Exit(run_job(file, mapped=mapped or [], work_dir=work_dir, engine=engine, overwrite=overwrite))
 
 
 @app.command()
@@ -116,20 +121,21 @@ def serve(
 def learn(
     config: ConfigFile,
     processes: Annotated[int, typer.Option(min=1, help="Learner processes, one for each GPU (torchrun).")] = 1,
+    overwrite: Overwrite = False,
 ) -> None:
     """Train: connect to the configured rollout servers and run to the end."""
     from stage2_cli.config_files import load_config
 
     loaded = load_config(config)
     if processes > 1:
-        raise typer.Exit(_learn_in_processes(loaded, config, processes))
+        raise typer.Exit(_learn_in_processes(loaded, config, processes, overwrite=overwrite))
     if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun's processes lead sessions of their own, which nobody else ends
         from stage2_cli.processes import end_with_parent
 
         end_with_parent()
     from stage2_trainer.main import learn as train
 
-    raise typer.Exit(train(loaded))
+    raise typer.Exit(train(loaded, overwrite=overwrite))
 
 
 @app.command()
@@ -199,11 +205,11 @@ def inspect(  # noqa: PLR0913 - one parameter for each option
     raise typer.Exit(inspect_sample(request))
 
 
-def _learn_in_processes(loaded: RunConfig, path: Path, processes: int) -> int:
+def _learn_in_processes(loaded: RunConfig, path: Path, processes: int, *, overwrite: bool) -> int:
     """Start torchrun's processes, unless all of them would end with one mistake that this one can find."""
     from stage2_trainer.main import check
 
-    if code := check(loaded, world_size=processes):
+    if code := check(loaded, world_size=processes, overwrite=overwrite):
         return code
     from stage2_trainer.process.torchrun import run_processes
 

@@ -66,8 +66,10 @@ class LocalRun:
         return LocalProcess(container.name, command, env, self.work_dir / "logs" / f"{container.name}.log")
 
 
-def run_job(file: Path, *, mapped: Sequence[str], work_dir: Path, engine: str = "vllm") -> int:
+def run_job(file: Path, *, mapped: Sequence[str], work_dir: Path, engine: str = "vllm", overwrite: bool = False) -> int:
     """Run a job file to its end on this machine; the learner's exit code.
+
+    overwrite: what an earlier run left in the output folder is removed first.
 
     Raises ConfigError when the job is wrong or one of its volumes has no place here.
     """
@@ -76,15 +78,15 @@ def run_job(file: Path, *, mapped: Sequence[str], work_dir: Path, engine: str = 
         console().print(f"not applied to processes on this machine: {', '.join(ignored)}", style="yellow")
     signal.signal(signal.SIGTERM, _interrupt)
     with learner_ports(job.spec.rollout.servers) as ports:
-        return _run(prepare(job, places, work_dir.resolve(), engine, ports))
+        return _run(prepare(job, places, work_dir.resolve(), engine, ports), overwrite=overwrite)
 
 
-def _run(local: LocalRun) -> int:
+def _run(local: LocalRun, *, overwrite: bool = False) -> int:
     console().print(f"[bold]{local.job.metadata.name}[/]: {len(local.workload.servers)} rollout servers, one learner")
     console().print(f"logs: {local.work_dir / 'logs'}")
     with ExitStack() as cleanup:
         servers = _start_servers(local, cleanup)
-        return _wait_until_ready(servers, local) or _train(local, servers, cleanup)
+        return _wait_until_ready(servers, local) or _train(local, servers, cleanup, overwrite=overwrite)
 
 
 def prepare(
@@ -173,12 +175,14 @@ def _healthy(client: httpx.Client, url: str) -> bool:
         return False
 
 
-def _train(local: LocalRun, servers: Sequence[LocalProcess], cleanup: ExitStack) -> int:
+def _train(local: LocalRun, servers: Sequence[LocalProcess], cleanup: ExitStack, *, overwrite: bool) -> int:
     """Run the learner, again after each retryable exit until the backoff limit is reached."""
     first_gpu = sum(container.gpus for container in local.workload.servers)
     gpus = range(first_gpu, first_gpu + local.workload.learner.gpus)
     for attempt in range(local.job.spec.learner.backoff_limit + 1):
         learner = local.process(local.workload.learner, gpus)
+        if overwrite and attempt == 0:
+            learner.command = [*learner.command, "--overwrite"]
         cleanup.callback(learner.stop)
         learner.start()
         code = _watch(local, learner, servers)

@@ -123,6 +123,9 @@ class Training(Section):
     """Whether the best checkpoint is loaded after the last step."""
     resume_from_checkpoint: Path | None = None
     """Checkpoint folder to go on from; null means the newest one in `output_dir`, if there is any."""
+    resume: Literal["strict", "allow-changes"] = "strict"
+    """Whether a checkpoint of other data, model, seed, schedule or objective may be gone on from: `strict` refuses it
+    and names each difference; `allow-changes` says them and goes on."""
     dataloader_num_workers: Count = 0
     """Processes that read records and images ahead; 0 reads in the learner itself."""
     dataloader_pin_memory: bool = True

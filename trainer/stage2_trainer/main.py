@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stage2_api.errors import EXIT_CONFIG, EXIT_FAILURE, EXIT_RETRYABLE, ConfigError, Problem
 from stage2_api.pod.environment import PROGRESS_PORT_VARIABLE, TERMINATION_LOG_VARIABLE
@@ -20,7 +20,9 @@ from stage2_trainer.packing.errors import PackingError
 from stage2_trainer.preflight import checked_records
 from stage2_trainer.process.checkpoints import CheckpointError, ends_training, flaw_of, newest_whole
 from stage2_trainer.process.interrupt import Interrupt, Interrupted
+from stage2_trainer.process.run_course import check_course, run_course
 from stage2_trainer.process.supported import check_supported, in_process
+from stage2_trainer.telemetry.earlier_run import remove_run
 from stage2_trainer.telemetry.progress import ProgressServer, Reporter
 from stage2_trainer.telemetry.prometheus import metered
 from stage2_trainer.telemetry.run_context import RunContext
@@ -41,8 +43,11 @@ logger = logging.getLogger(__name__)
 POD_VARIABLE = "KUBERNETES_SERVICE_HOST"  # set in every pod
 
 
-def learn(config: RunConfig) -> int:
+def learn(config: RunConfig, *, overwrite: bool = False) -> int:
     """Train as the configuration says.
+
+    overwrite: what an earlier run left in the output folder is removed, once configuration and records are known to be
+    good.
 
     Returns 0 when training has ended; EXIT_CONFIG when a person must change something; EXIT_RETRYABLE when servers were
     lost or the process was asked to stop, after a checkpoint from which the next start goes on; 1 for anything else,
@@ -52,7 +57,7 @@ def learn(config: RunConfig) -> int:
     reporter = Reporter()
     try:
         with ExitStack() as stack:
-            _learn(config, reporter, stack)
+            _learn(config, reporter, stack, overwrite=overwrite)
         reporter.update(phase="done", message="")
         return os.EX_OK
     except (ConfigError, PackingError) as error:
@@ -68,14 +73,16 @@ def learn(config: RunConfig) -> int:
         _leave_termination_log(reporter, os.environ)
 
 
-def check(config: RunConfig, *, world_size: int) -> int:
+def check(config: RunConfig, *, world_size: int, overwrite: bool = False) -> int:
     """Check configuration and records for so many processes, before any of them is started.
 
-    Returns 0, or EXIT_CONFIG, with the last words that `learn` would leave.
+    overwrite: see `learn`. Returns 0, or EXIT_CONFIG, with the last words that `learn` would leave.
     """
     try:
         check_supported(config, world_size=world_size)
         checked_records(config, world_size=world_size)
+        if overwrite:
+            _start_anew(config)
     except ConfigError as error:
         _log_to_stderr()
         reporter = Reporter()
@@ -85,7 +92,7 @@ def check(config: RunConfig, *, world_size: int) -> int:
     return os.EX_OK
 
 
-def _learn(config: RunConfig, reporter: Reporter, stack: ExitStack) -> None:
+def _learn(config: RunConfig, reporter: Reporter, stack: ExitStack, *, overwrite: bool) -> None:
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     check_supported(config, world_size=world_size)
     token = _token(config, os.environ)
@@ -94,7 +101,10 @@ def _learn(config: RunConfig, reporter: Reporter, stack: ExitStack) -> None:
     interrupt = Interrupt(world_size)
     interrupt.listen()
     records = checked_records(config, world_size=world_size)
-    checkpoint = _checkpoint(config)
+    if overwrite:
+        _start_anew(config)
+    course = run_course(config, records.fingerprint, world_size=world_size)
+    checkpoint = _checkpoint(config, course)
     if checkpoint is not None and _has_ended(config, checkpoint, reporter):
         return
     log, rollout_log = open_logs(config, int(os.environ.get("RANK", "0")), stack)
@@ -103,6 +113,7 @@ def _learn(config: RunConfig, reporter: Reporter, stack: ExitStack) -> None:
     context = RunContext(token, reporter, interrupt, log, rollout_log)
     with interrupt.stoppable():
         trainer = _trainer(config, records, context, stack)
+    trainer.course = course
     _train(trainer, checkpoint)
 
 
@@ -147,14 +158,25 @@ def _first_error_kept() -> Iterator[None]:
         logger.exception("no checkpoint was left")
 
 
-def _checkpoint(config: RunConfig) -> str | None:
-    """Return the checkpoint to go on from: the configured one, else the newest of the output folder that is whole."""
-    if (path := config.training.resume_from_checkpoint) is None:
-        found = newest_whole(Path(config.training.output_dir))
-        return str(found) if found else None
-    if flaw := flaw_of(Path(path)):
+def _start_anew(config: RunConfig) -> None:
+    for removed in remove_run(Path(config.training.output_dir)):
+        logger.warning("--overwrite: removed %s", removed)
+
+
+def _checkpoint(config: RunConfig, course: Mapping[str, Any]) -> str | None:
+    """Return the checkpoint to go on from: the configured one, else the newest of the output folder that is whole.
+
+    Raises ConfigError where it is not whole, or of another run.
+    """
+    training = config.training
+    if (path := training.resume_from_checkpoint) is None:
+        found = newest_whole(Path(training.output_dir))
+        path = str(found) if found else None
+    elif flaw := flaw_of(Path(path)):
         rule, way_out = f"must be a whole checkpoint: {flaw}", "name an older one, or leave it out for the newest whole"
         raise ConfigError((Problem("training.resume_from_checkpoint", path, rule, way_out),))
+    if path is not None:
+        check_course(Path(path), course, allow_changes=training.resume == "allow-changes")
     return path
 
 
@@ -166,7 +188,8 @@ def _has_ended(config: RunConfig, checkpoint: str, reporter: Reporter) -> bool:
         return False
     logger.info(
         "training.output_dir %s: this run ended at step %d, there is nothing left to train (%s). To train on, raise"
-        " training.max_steps or training.num_train_epochs; to train anew, name another folder",
+        " training.max_steps or training.num_train_epochs with training.resume: allow-changes; to train anew, use"
+        " --overwrite, or name another folder",
         training.output_dir,
         step,
         checkpoint,

@@ -9,6 +9,8 @@ import pytest
 from stage2_api.errors import EXIT_CONFIG, EXIT_RETRYABLE, ConfigError
 from stage2_trainer.main import learn
 from stage2_trainer.preflight import checked_records
+from stage2_trainer.process.checkpoints import newest_whole
+from stage2_trainer.process.run_course import run_course, write_course
 from tests.unit.trainer.learner.configs import SERVER, run_config
 from tests.unit.trainer.learner.harness import box
 
@@ -30,7 +32,7 @@ def config(tmp_path, model_path, image_paths):
     server = {**SERVER, "timeout_s": 0.5}
     return lambda **changes: run_config(
         matching={"vllm": {"mode": "server", "server": server}},
-        training={"output_dir": str(tmp_path / "out"), "gradient_checkpointing": False},
+        training={"output_dir": str(tmp_path / "out"), "gradient_checkpointing": False, **changes.pop("training", {})},
         **{"model": {"model": str(model_path)}, "train_jsonl": str(tmp_path / "train.jsonl"), **changes},
     )
 
@@ -65,3 +67,45 @@ def test_a_model_that_is_not_there_is_for_a_person_to_put_right(environment, con
 def test_servers_that_do_not_come_are_worth_another_try(environment, config, tmp_path):
     assert learn(config()) == EXIT_RETRYABLE
     assert "http://127.0.0.1:1" in last_words(tmp_path)["message"]
+
+
+def earlier_run(config, tmp_path, *, seed):
+    """Leave the whole checkpoint of a run that ended at its only step."""
+    checkpoint = tmp_path / "out" / "checkpoint-1"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "trainer_state.json").write_text(
+        json.dumps({"global_step": 1, "max_steps": 1, "num_train_epochs": 3})
+    )
+    records = checked_records(config, world_size=1)
+    write_course({**run_course(config, records.fingerprint, world_size=1), "training.seed": seed}, checkpoint)
+    return checkpoint
+
+
+def test_another_run_in_the_same_folder_is_for_a_person_to_put_right(environment, config, tmp_path):
+    checkpoint = earlier_run(config(), tmp_path, seed=5)
+    assert learn(config()) == EXIT_CONFIG
+    said = last_words(tmp_path)["message"]
+    assert "training.seed" in said
+    assert str(checkpoint) in said
+    assert newest_whole(tmp_path / "out") == checkpoint
+
+
+def test_the_same_run_that_has_ended_says_so(environment, config, tmp_path, caplog):
+    earlier_run(config(), tmp_path, seed=config().training.seed)
+    with caplog.at_level("INFO"):
+        assert learn(config()) == 0
+    assert "this run ended at step 1" in caplog.text
+
+
+def test_an_earlier_run_is_overwritten_when_that_is_asked_for_and_nothing_is_wrong(environment, config, tmp_path):
+    checkpoint = earlier_run(config(), tmp_path, seed=5)
+    assert learn(config(train_jsonl=str(tmp_path / "lost")), overwrite=True) == EXIT_CONFIG
+    assert checkpoint.exists()
+    assert learn(config(), overwrite=True) == EXIT_RETRYABLE  # its servers do not come
+    assert not checkpoint.exists()
+
+
+def test_changes_that_are_allowed_are_gone_on_with(environment, config, tmp_path, caplog):
+    earlier_run(config(), tmp_path, seed=5)
+    assert learn(config(training={"resume": "allow-changes"})) == 0
+    assert "training.resume allows it" in caplog.text

@@ -35,7 +35,7 @@ class CheckpointError(OSError):
 
 def newest_whole(folder: Path) -> Path | None:
     """Return the newest checkpoint that is whole; None where there is none. Each that is passed over is said."""
-    for found in sorted(_checkpoints(folder), key=_step, reverse=True):
+    for found in reversed(checkpoints_of(folder)):
         flaw = flaw_of(found)
         if flaw is None:
             return found
@@ -141,10 +141,15 @@ def warn_if_short(folder: Path) -> None:
         )
 
 
+def checkpoints_of(folder: Path) -> list[Path]:
+    """Return the checkpoints of an output folder, whole or not, oldest first."""
+    found = folder.glob(f"{PREFIX}*") if folder.is_dir() else ()
+    return sorted((one for one in found if one.is_dir() and one.name.removeprefix(PREFIX).isdecimal()), key=_step)
+
+
 def size_of_newest(folder: Path) -> int:
     """Return the bytes of the newest checkpoint; 0 where there is none."""
-    newest = max(_checkpoints(folder), key=_step, default=None)
-    return sum(file.stat().st_size for file in _files(newest)) if newest else 0
+    return sum(file.stat().st_size for newest in checkpoints_of(folder)[-1:] for file in _files(newest))
 
 
 def _first_flaw(folder: Path) -> str | None:
@@ -168,11 +173,6 @@ def _safetensors_is_whole(file: Path) -> bool:
         header = json.loads(opened.read(length))
     ends: list[int] = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
     return bool(file.stat().st_size == 8 + length + max(ends, default=0))
-
-
-def _checkpoints(folder: Path) -> list[Path]:
-    found = folder.glob(f"{PREFIX}*") if folder.is_dir() else ()
-    return [one for one in found if one.is_dir() and one.name.removeprefix(PREFIX).isdecimal()]
 
 
 def _step(checkpoint: Path) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from torch import nn
@@ -21,6 +23,7 @@ from stage2_trainer.process.checkpoints import (
     warn_if_short,
 )
 from stage2_trainer.process.ranks import gathered
+from stage2_trainer.process.run_course import write_course
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +45,8 @@ class _StepBoundary(TrainerCallback):
 class WholeCheckpoints(Trainer):
     """A trainer that writes a checkpoint aside and names it when all processes have written their part."""
 
+    course: Mapping[str, Any] = MappingProxyType({})
+    """What the run is made of (`process.run_course`); each checkpoint says it."""
     _aside: Path | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -89,6 +94,7 @@ class WholeCheckpoints(Trainer):
             gathered(step)  # a barrier
             if self.args.should_save:
                 self.state.save_to_json(str(staged / STATE))  # again: it names the best checkpoint
+                write_course(self.course, staged)
                 publish(staged, folder)
         if self.args.should_save:
             best = self.state.best_model_checkpoint

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from stage2_trainer.data.model_files import model_path, weight_files
 from stage2_trainer.weights.digest import Digests
 
 ROUTE = "/stage2/folder-digests"
@@ -19,7 +20,7 @@ class ModelFolder:
     """A model folder. model: its path, or the name on a hub of one that is in the cache."""
 
     def __init__(self, model: str) -> None:
-        self._path = _folder(model)
+        self._path = model_path(model)
         self._files = _files_of_tensors(self._path)
         self._open: dict[str, Any] = {}
 
@@ -51,14 +52,6 @@ def folder_digests(model: str, tensors: Sequence[tuple[str, str]]) -> dict[str, 
     return digests.of_tensors()
 
 
-def _folder(model: str) -> Path:
-    if Path(model).is_dir():
-        return Path(model)
-    from huggingface_hub import snapshot_download
-
-    return Path(snapshot_download(model, local_files_only=True))
-
-
 def _files_of_tensors(folder: Path) -> dict[str, str]:
     if (folder / INDEX).is_file():
         index: dict[str, str] = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
@@ -66,7 +59,7 @@ def _files_of_tensors(folder: Path) -> dict[str, str]:
     from safetensors import safe_open
 
     found: dict[str, str] = {}
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in weight_files(folder):
         with safe_open(file, framework="pt") as tensors:
             found |= dict.fromkeys(tensors.keys(), file.name)
     if not found:

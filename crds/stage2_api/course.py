@@ -1,0 +1,74 @@
+"""The course of a run: the keys on which its weights depend, so that a run in one folder stays one run.
+
+A start that finds a checkpoint of another course is refused (`training.resume`). A key that is new counts, unless it is
+named here: what may change freely is where a run happens, how fast, and what is said of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stage2_api.runconfig import RunConfig
+from stage2_api.section import Section
+
+RECORDS_OF_A_STEP = "training.effective_batch_size"
+CONSTANT_RATES = frozenset({"constant", "constant_with_warmup", "inverse_sqrt", "reduce_lr_on_plateau"})
+"""Schedules whose rate at a step does not depend on how many steps follow."""
+LENGTH = frozenset({"training.max_steps", "training.num_train_epochs"})
+COMPARED_BY_CONTENT = frozenset({"model.model", "custom.train_jsonl", "custom.train_sample_limit"})
+FREE = frozenset(
+    {
+        *(
+            f"training.{key}"
+            for key in (
+                "output_dir", "run_name", "logging_dir", "add_version", "logging_steps", "logging_first_step", "trace",
+                "report_to", "save_strategy", "save_steps", "save_total_limit", "save_only_model", "save_safetensors",
+                "save_last_epoch", "save_delay_steps", "eval_strategy", "eval_steps", "eval_packing",
+                "per_device_eval_batch_size", "metric_for_best_model", "greater_is_better", "load_best_model_at_end",
+                "resume", "resume_from_checkpoint", "gradient_checkpointing", "gradient_accumulation_steps",
+                "effective_batch_size", "dataloader_num_workers", "dataloader_pin_memory",
+                "dataloader_persistent_workers", "dataloader_prefetch_factor", "packing_buffer",
+                "packing_min_fill_ratio", "packing_drop_last", "optimizer",
+            )
+        ),
+        *(
+            f"custom.extra.rollout_matching.{key}"
+            for key in (
+                "rollout_backend", "rollout_generate_batch_size", "vllm", "offload", "image_cache_gib",
+                "debug_dump_parse_failures", "debug_dump_max", "monitor_dump", "desc_monitor",
+            )
+        ),
+        *(f"rlhf.vllm_{key}" for key in ("mode", "server_host", "server_port", "server_group_port", "server_timeout")),
+        "model.attn_impl", "custom.val_jsonl", "custom.val_sample_limit", "custom.extra.rollout_server",
+        "rlhf.use_vllm",
+    }
+)  # fmt: skip
+
+
+def course_of(config: RunConfig, *, world_size: int) -> dict[str, Any]:
+    """Return the keys of a run's course with their values, as JSON has them; without those compared by content.
+
+    world_size: learner processes. An optimizer step's records count, however processes and micro-steps divide them.
+    """
+    found: dict[str, Any] = {}
+    _collect(config, "", found)
+    if config.rlhf is None:
+        micro_steps = config.gradient_accumulation_steps(world_size)
+        found[RECORDS_OF_A_STEP] = config.training.per_device_train_batch_size * micro_steps * world_size
+    if config.training.lr_scheduler_type in CONSTANT_RATES:
+        return {path: value for path, value in found.items() if path not in LENGTH}
+    if config.training.max_steps > 0:
+        del found["training.num_train_epochs"]
+    return found
+
+
+def _collect(section: Section, prefix: str, found: dict[str, Any]) -> None:
+    dumped = section.model_dump(mode="json")
+    for name in type(section).model_fields:
+        path, value = f"{prefix}{name}", getattr(section, name)
+        if path in FREE or path in COMPARED_BY_CONTENT:
+            continue
+        if isinstance(value, Section):
+            _collect(value, f"{path}.", found)
+        else:
+            found[path] = dumped[name]

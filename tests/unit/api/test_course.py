@@ -1,0 +1,101 @@
+"""The course of a run: what its weights depend on counts, and where it happens does not."""
+
+import pytest
+
+from stage2_api.course import COMPARED_BY_CONTENT, FREE, LENGTH, RECORDS_OF_A_STEP, course_of
+from stage2_api.runconfig import RunConfig
+from stage2_api.section import Section
+
+BASE = {
+    "model": {"model": "/m"},
+    "training": {"output_dir": "/o"},
+    "custom": {"train_jsonl": "/d.jsonl", "extra": {"rollout_matching": {"rollout_backend": "hf"}}},
+}
+
+
+def course(world_size=1, **changes):
+    config = {name: dict(section) for name, section in BASE.items()}
+    for path, value in changes.items():
+        *parts, key = path.split("__")
+        section = config
+        for part in parts:
+            section[part] = dict(section.get(part, {}))
+            section = section[part]
+        section[key] = value
+    return course_of(RunConfig.model_validate(config), world_size=world_size)
+
+
+def differing(**changes):
+    before, after = course(), course(**changes)
+    return {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
+
+
+MATCHING = "custom__extra__rollout_matching__"
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("training__seed", 1),
+        ("training__learning_rate", 1e-3),
+        ("training__lr_scheduler_type", "cosine"),
+        ("training__max_grad_norm", 0.1),
+        ("tuner__lora_rank", 4),
+        ("template__max_pixels", 5),
+        ("custom__user_prompt", "List."),
+        (MATCHING + "soft_ce_weight", 0.5),
+        (MATCHING + "temperature", 0.7),
+        (MATCHING + "post_rollout_pack_scope", "step"),
+        ("global_max_length", 12),
+    ],
+)
+def test_what_the_weights_depend_on_counts(path, value):
+    assert path.replace("__", ".") in differing(**{path: value})
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("model__model", "/elsewhere"),
+        ("model__attn_impl", "eager"),
+        ("training__output_dir", "/elsewhere"),
+        ("training__save_steps", 3),
+        ("training__eval_strategy", "steps"),
+        ("training__resume", "allow-changes"),
+        ("custom__train_jsonl", "/elsewhere"),
+        ("custom__val_jsonl", "/v.jsonl"),
+        (MATCHING + "vllm", {"max_model_len": 100}),
+        (MATCHING + "image_cache_gib", 1.0),
+    ],
+)
+def test_where_it_happens_and_what_is_said_of_it_does_not(path, value):
+    assert differing(**{path: value}) == set()
+
+
+def test_the_length_counts_only_where_the_rate_depends_on_it():
+    assert differing(training__max_steps=5) == {"training.max_steps", "training.num_train_epochs"}
+    assert differing(training__num_train_epochs=5.0) == {"training.num_train_epochs"}
+    constant = {"training__lr_scheduler_type": "constant_with_warmup"}
+    assert course(**constant) == course(**constant, training__max_steps=5)
+
+
+def test_a_step_has_as_many_records_however_they_are_divided():
+    one = course(training__effective_batch_size=32)
+    assert one == course(world_size=4, training__effective_batch_size=32)
+    assert one == course(training__gradient_accumulation_steps=32)
+    assert one[RECORDS_OF_A_STEP] == 32
+    assert course(world_size=4, training__gradient_accumulation_steps=32) != one
+
+
+def test_the_keys_that_do_not_count_are_keys():
+    found = set()
+
+    def collect(model, prefix):
+        for name, field in model.model_fields.items():
+            found.add(f"{prefix}{name}")
+            for kind in (field.annotation, *getattr(field.annotation, "__args__", ())):
+                if isinstance(kind, type) and issubclass(kind, Section):
+                    collect(kind, f"{prefix}{name}.")
+
+    collect(RunConfig, "")
+    assert (FREE | LENGTH | COMPARED_BY_CONTENT) - found == set()

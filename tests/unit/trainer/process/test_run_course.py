@@ -1,0 +1,87 @@
+"""A checkpoint says what its run was made of, and another run does not go on from it unnoticed."""
+
+import json
+import shutil
+
+import pytest
+
+from stage2_api.errors import ConfigError
+from stage2_trainer.data.model_files import SAMPLE_BYTES, model_fingerprint
+from stage2_trainer.process.run_course import check_course, write_course
+from stage2_trainer.telemetry.earlier_run import remove_run
+
+COURSE = {"training.seed": 1, "training.lr_scheduler_kwargs": {"min_lr": 1e-6}, "model.model": "sha256 a"}
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    write_course(COURSE, tmp_path)
+    return tmp_path
+
+
+def test_the_same_run_goes_on(checkpoint, caplog):
+    check_course(checkpoint, COURSE, allow_changes=False)
+    assert not caplog.records
+
+
+def test_every_difference_is_named_with_both_values_and_the_ways_out(checkpoint):
+    other = {**COURSE, "training.seed": 2, "model.model": "sha256 b"}
+    with pytest.raises(ConfigError) as caught:
+        check_course(checkpoint, other, allow_changes=False)
+    assert {(problem.path, problem.value) for problem in caught.value.problems} == {
+        ("training.seed", 2),
+        ("model.model", "sha256 b"),
+    }
+    words = str(caught.value)
+    assert str(checkpoint) in words
+    assert "--overwrite" in words
+    assert "allow-changes" in words
+
+
+def test_differences_that_are_allowed_are_said(checkpoint, caplog):
+    check_course(checkpoint, {**COURSE, "training.seed": 2}, allow_changes=True)
+    assert "training.seed: 2, and 1" in caplog.text
+
+
+def test_keys_that_came_or_went_with_a_version_are_not_compared(checkpoint):
+    check_course(checkpoint, {"training.seed": 1, "training.new_key": True}, allow_changes=False)
+
+
+def test_a_checkpoint_that_says_nothing_is_taken_and_said(tmp_path, caplog):
+    check_course(tmp_path, COURSE, allow_changes=False)
+    assert "does not say what its run was made of" in caplog.text
+
+
+@pytest.fixture
+def copied(model_path, tmp_path):
+    return shutil.copytree(model_path, tmp_path / "copied")
+
+
+def test_a_model_is_the_same_wherever_it_lies(model_path, copied):
+    assert model_fingerprint(str(model_path)) == model_fingerprint(str(copied))
+
+
+@pytest.mark.parametrize("where", ["config", "first", "last"])
+def test_another_model_is_told_by_its_configuration_and_its_tensors(model_path, copied, where):
+    if where == "config":
+        config = json.loads((copied / "config.json").read_text())
+        (copied / "config.json").write_text(json.dumps({**config, "another": 1}))
+    else:
+        (file,) = copied.glob("*.safetensors")
+        content = bytearray(file.read_bytes())
+        begin = 8 + int.from_bytes(content[:8], "little")
+        content[begin + 3 if where == "first" else len(content) - (len(content) - begin) // 16 + 3] ^= 1
+        assert SAMPLE_BYTES > 3
+        file.write_bytes(content)
+    assert model_fingerprint(str(model_path)) != model_fingerprint(str(copied))
+
+
+def test_a_run_is_removed_with_all_that_it_wrote_and_nothing_else(tmp_path):
+    for name in ("checkpoint-1", "checkpoint-20", ".unfinished", "checkpoint-mine"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text("")
+    for name in ("stage2_log.jsonl", "rollouts.jsonl", "rank-1-rollouts.jsonl", "trace.json", "notes.txt"):
+        (tmp_path / name).write_text("")
+    assert len(remove_run(tmp_path)) == 7
+    assert {one.name for one in tmp_path.iterdir()} == {"checkpoint-mine", "notes.txt"}
+    assert remove_run(tmp_path / "nowhere") == []
