@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Self, TypeVar
 
 import httpx
@@ -33,6 +35,8 @@ PHASE = "rollout"
 LIMITS = httpx.Limits(max_connections=None, keepalive_expiry=2.0)
 UNSYNCED = -1  # the version of a server that was never given weights
 IN_FLIGHT = 256
+# httpx looks at every connection of a client, and at every other for each, whenever a request begins or ends.
+REQUESTS_A_CLIENT = 8
 CLOSE_S = 10.0
 CHECKS_PER_TIMEOUT = 4  # how often a server that generates is asked for a sign of life within `timeout_s`
 
@@ -80,8 +84,8 @@ class ServerBackend:
         self.base_urls = tuple(base_urls)
         TIMELINE.know(self.base_urls)
         self._token = token
-        self._servers = self._connect()
-        self._controls = self._connect()  # requests that wait for a connection shall not hold up a sign of life
+        self._tls = httpx.create_ssl_context()  # takes as long as a hundred clients
+        self._clients, self._controls = self._connect()
         self._logged_step: int | None = None
 
     def __enter__(self) -> Self:
@@ -116,7 +120,7 @@ class ServerBackend:
         """
         if not requests:
             return []
-        chunks = contiguous_chunks(len(requests), len(self._servers))
+        chunks = contiguous_chunks(len(requests), len(self.base_urls))
         self._log_plan(chunks, seed_plan)
         self._idle.clear()
         try:
@@ -130,13 +134,20 @@ class ServerBackend:
         except ServerError:
             # A failed server closes its connections; the next try shall not meet one of them.
             self._runner.run(self._close())
-            self._servers, self._controls = self._connect(), self._connect()
+            self._clients, self._controls = self._connect()
             raise
         finally:
             self._idle.set()
 
-    def _connect(self) -> list[httpx.AsyncClient]:
-        return [httpx.AsyncClient(**http_options(url, self._token), limits=LIMITS) for url in self.base_urls]
+    def _connect(self) -> tuple[list[list[httpx.AsyncClient]], list[httpx.AsyncClient]]:
+        """Return each server's clients for rollouts, and one more: rollouts shall not hold up a sign of life."""
+        count = math.ceil(self._in_flight / REQUESTS_A_CLIENT)
+        return [[self._client(url) for _ in range(count)] for url in self.base_urls], [
+            self._client(url) for url in self.base_urls
+        ]
+
+    def _client(self, url: str) -> httpx.AsyncClient:
+        return httpx.AsyncClient(**http_options(url, self._token), limits=LIMITS, verify=self._tls)
 
     async def _generate(self, chunks: Sequence[tuple[int, int]], work: _Work) -> list[Rollout]:
         task = asyncio.current_task()
@@ -204,7 +215,8 @@ class ServerBackend:
         body = chat_body(work.requests[index], self._sampling, seed)
         try:
             with TIMELINE.request(self.base_urls[server]):
-                response = await self._servers[server].post(CHAT_ROUTE, json=body, timeout=self._infer_timeout)
+                client = self._clients[server][index % len(self._clients[server])]
+                response = await client.post(CHAT_ROUTE, json=body, timeout=self._infer_timeout)
         except httpx.HTTPError as error:
             raise self._error(server, f"request {index}: {describe_http_error(error)}") from error
         if response.status_code != httpx.codes.OK:
@@ -241,7 +253,7 @@ class ServerBackend:
         return int(found) if found.isdecimal() else UNSYNCED
 
     async def _close(self) -> None:
-        for client in (*self._servers, *self._controls):
+        for client in (*chain.from_iterable(self._clients), *self._controls):
             await client.aclose()
 
     def _error(self, server: int, detail: str) -> ServerError:
