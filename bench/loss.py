@@ -115,14 +115,14 @@ def peak_bytes(form: Callable[[Case], torch.Tensor], shape: tuple[int, int, int]
     case = Case.random(*shape, "meta")
     with LiveBytes() as tracked:
         form(case).backward()
-    return tracked.peak
+    return int(tracked.peak)
 
 
 class LiveBytes(TorchDispatchMode):
     """Counts the bytes of all tensors that operations return, for as long as they live."""
 
     def __init__(self) -> None:
-        super().__init__()
+        TorchDispatchMode.__init__(self)
         self.peak = 0
         self._live = 0
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -59,7 +59,7 @@ def coco_peers(pred: Objects, gt: Objects, pairs: np.ndarray) -> Iterator[Peer]:
             for i, j in pairs
         ]
 
-    def drawn_once() -> np.ndarray:
+    def drawn_once() -> Any:
         left, right = (coco.frPyObjects(side, R, R) for side in outlines)
         return coco.iou(left, right, [0] * len(right))[tuple(pairs.T)]
 
@@ -73,14 +73,14 @@ def shapely_peers(pred: Objects, gt: Objects, pairs: np.ndarray) -> Iterator[Pee
     if not shapely:
         return
 
-    def polygons(side: Objects) -> np.ndarray:
+    def polygons(side: Objects) -> Any:
         return shapely.make_valid([shapely.Polygon(points_of(one)) for one in side])
 
     def one_by_one() -> list[float]:
         left, right = polygons(pred), polygons(gt)
         return [left[i].intersection(right[j]).area / left[i].union(right[j]).area for i, j in pairs]
 
-    def at_once() -> np.ndarray:
+    def at_once() -> Any:
         left, right = polygons(pred)[pairs[:, 0]], polygons(gt)[pairs[:, 1]]
         shared = shapely.area(shapely.intersection(left, right))
         return shared / (shapely.area(left) + shapely.area(right) - shared)

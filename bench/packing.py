@@ -84,7 +84,7 @@ def oldest_and_constant_volume(lengths: Sequence[int], cap: int) -> list[int]:
     room = cap - lengths[0]
     others = [(i, length) for i, length in enumerate(lengths) if i and length <= room]
     bins = installed("binpacking").to_constant_volume(others, room, weight_pos=1)
-    best = max(bins, key=lambda row: sum(length for _, length in row), default=[])
+    best: Sequence[tuple[int, int]] = max(bins, key=lambda row: sum(length for _, length in row), default=[])
     return [0, *(i for i, _ in best)]
 
 

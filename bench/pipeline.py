@@ -43,7 +43,7 @@ def rows() -> Iterator[Row]:
 
 def middle(found: list[dict[str, Any]], keys: tuple[str, ...]) -> float:
     """The median of these seconds over the steps, after the first ones."""
-    return median(sum(step[key] for key in keys) for step in found[WARM_UP_STEPS:])
+    return float(median(sum(step[key] for key in keys) for step in found[WARM_UP_STEPS:]))
 
 
 def steps(folder: Path, pipelined: bool) -> list[dict[str, Any]]:

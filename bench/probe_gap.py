@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ def make_model(depth: int, probe: Probe) -> Any:
     from tiny_model import model as tiny
 
     torch.manual_seed(depth)
-    config = tiny._config(AutoTokenizer.from_pretrained(CHECKPOINT))
+    config: Any = tiny._config(AutoTokenizer.from_pretrained(CHECKPOINT))
     config.text_config.num_hidden_layers = depth
     config.text_config.layer_types = ["full_attention"] * depth
     model = AutoModelForImageTextToText.from_config(config).eval()
@@ -118,6 +119,10 @@ def engine(path: Path, probe: Probe) -> ColocateEngine:
     return started
 
 
+def _moved(other: Any, *, share: float) -> None:
+    step(other.parameters(), share)
+
+
 def measure(model: Any, served: ColocateEngine, probes: list[Probe]) -> Iterator[tuple[str, float, float, float]]:
     """Rows (weights, mean, 99th percentile, largest): all probes' text tokens together."""
 
@@ -132,7 +137,7 @@ def measure(model: Any, served: ColocateEngine, probes: list[Probe]) -> Iterator
     yield gap(found, "a tensor redrawn", changed(model, redraw))
     yield gap(found, "two layers swapped", changed(model, swap))
     for share in STEPS:
-        moved = changed(model, lambda other, share=share: step(other.parameters(), share))
+        moved = changed(model, partial(_moved, share=share))
         yield gap(found, f"all moved by {share:.1%}", moved)
     yield gap(found, "one layer moved by 5 %", changed(model, lambda other: step(middle(other).parameters(), 0.05)))
     yield gap(found, "vision moved by 5 %", changed(model, lambda other: step(other.model.visual.parameters(), 0.05)))

@@ -49,7 +49,8 @@ main(parser.parse_args())
 WITHOUT_STREAMING = """
 import time
 from vllm.benchmarks.lib import endpoint_request_func as lib
-async def whole(request, session, pbar=None, mm_position="last"):
+async def whole(request_func_input, session, pbar=None, mm_position="last"):
+    request = request_func_input
     chat = lib._get_chat_messages(request, mm_position=mm_position)
     payload = {"model": request.model, "messages": chat, "max_completion_tokens": request.output_len}
     lib._update_payload_common(payload, request)

@@ -20,6 +20,7 @@ from bench.slow_servers import SCALE
 from torch import nn
 
 from stage2_api.coordinates import BINS
+from stage2_api.vllm import SyncMerge
 from stage2_trainer.data.encode import Encoding, Prompt
 from stage2_trainer.data.records import Record
 from stage2_trainer.learner.early_gradients import EarlyGradients
@@ -32,7 +33,7 @@ from stage2_trainer.learner.padding_free_batch import Placed, Segment
 from stage2_trainer.learner.rollout_metrics import SampleStats
 from stage2_trainer.learner.row_planner import StepRowPlanner
 from stage2_trainer.learner.step_segments import SegmentWork, StepSegments
-from stage2_trainer.learner.whole_step import RowTraining, train_step
+from stage2_trainer.learner.whole_step import Batch, RowTraining, train_step
 from stage2_trainer.matching import CoordVocab, unsupervised_meta
 from stage2_trainer.rollouts.http import ServerBackend
 from stage2_trainer.rollouts.pipeline import PipelinedRollouts
@@ -50,7 +51,7 @@ SYNC_S = 0.6  # an adapter of 45 MB, merged by the servers
 CHAT: list[dict[str, Any]] = [{"role": "user", "content": "List the objects."}]
 NOTHING = torch.zeros(())
 VOCAB = CoordVocab(np.arange(1, 1 + BINS), decode=str, encode=lambda text: [], size=1 + BINS)
-NO_ONE = SampleStats(*[0] * 2, False, *[0] * 7, 0.0, 0)
+NO_ONE = SampleStats(0, 0, False, 0, 0, 0, 0, 0, 0, 0, 0.0, 0)
 
 
 def pause(seconds: float) -> None:
@@ -83,6 +84,8 @@ class Gpus:
 
 class TimedSync:
     """A push of weights that takes its time; the servers learn the version alone."""
+
+    merge: SyncMerge = "server"
 
     def __init__(self, urls: Sequence[str]) -> None:
         self._urls = tuple(urls)
@@ -166,11 +169,11 @@ class TimedLearner:
         )
         pause(OPTIMIZER_S)
 
-    def _train(self, batch: dict[str, Any]) -> LossParts:
+    def _train(self, batch: Batch) -> LossParts:
         pause(self._gpus.train_s(batch["tokens"]))
         return _parts()
 
-    def _sums(self, batch: dict[str, Any]) -> tuple[LossParts, LossParts]:
+    def _sums(self, batch: Batch) -> tuple[LossParts, LossParts]:
         pause(self._gpus.early_s(batch["tokens"]))
         return _parts(), _parts()
 
@@ -191,7 +194,7 @@ def _lay_out(row: Sequence[Segment]) -> dict[str, Any]:
 
 
 def _parts() -> LossParts:
-    return LossParts(*[NOTHING] * 5, 0, 0, 0)
+    return LossParts(NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, 0, 0, 0)
 
 
 def steps_of(learner: TimedLearner, steps: Sequence[int]) -> Iterator[float]:

@@ -64,6 +64,14 @@ def validate(
 
 
 @app.command()
+def doctor(file: ConfigFile, mapped: Mapped = None) -> None:
+    """Say what a run will need (GPUs, memory, disk, data, packages) and whether it is here; exit code 1 if not."""
+    from stage2_cli.doctor import examine
+
+    raise typer.Exit(examine(file, mapped=mapped or []))
+
+
+@app.command()
 def render(
     file: JobFile,
     namespace: Annotated[str | None, typer.Option(help="Namespace, where the file names none.")] = None,

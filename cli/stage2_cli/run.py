@@ -23,8 +23,10 @@ import yaml
 
 from stage2_api.errors import EXIT_CONFIG, EXIT_FAILURE, ConfigError, Problem
 from stage2_api.job import RolloutMatchingJob
+from stage2_api.kubernetes_types import Volume
 from stage2_api.pod.ports import HEALTH_ROUTE, PROGRESS_ROUTE
 from stage2_cli.config_files import load_job
+from stage2_cli.gpus import VARIABLE, devices, require
 from stage2_cli.left_out import TEMPLATES, WATCHED, left_out
 from stage2_cli.local_ports import learner_ports
 from stage2_cli.paths import PathMap, host_paths, parse_mappings
@@ -62,7 +64,7 @@ class LocalRun:
         command[0] = shutil.which(command[0], path=str(Path(sys.executable).parent)) or command[0]
         env = {**os.environ, **moved.env, "HOME": os.environ.get("HOME", "/tmp"), "PYTHONUNBUFFERED": "1"}
         if gpus:
-            env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
+            env[VARIABLE] = devices(gpus)
         return LocalProcess(container.name, command, env, self.work_dir / "logs" / f"{container.name}.log")
 
 
@@ -99,6 +101,7 @@ def prepare(
     """Write configuration and token, and find a local place for every volume; starts nothing."""
     paths = PathMap({**_volume_paths(job, work_dir, mapped), **mapped})
     workload = containers(job, host_for=lambda _: _HOST, learner_ports=ports)
+    require(sum(container.gpus for container in (*workload.servers, workload.learner)))
     _write(work_dir / "etc" / "config" / "config.yaml", _localised(workload.config_text, paths), mode=0o644)
     _write(work_dir / "etc" / "token" / "token", secrets.token_urlsafe(32), mode=0o600)
     shutil.rmtree(work_dir / "logs", ignore_errors=True)
@@ -109,6 +112,7 @@ def _volume_paths(job: RolloutMatchingJob, work_dir: Path, mapped: Mapping[str, 
     found = {path: place for path, place in host_paths(job).items() if path not in mapped}
     problems: list[Problem] = []
     for index, volume in enumerate(job.spec.volumes):
+        problems += _missing(volume, found.get(volume.mount_path), f"spec.volumes[{index}].hostPath.path")
         if volume.mount_path in mapped or volume.mount_path in found:
             continue
         if volume.empty_dir is not None:
@@ -121,6 +125,16 @@ def _volume_paths(job: RolloutMatchingJob, work_dir: Path, mapped: Mapping[str, 
     if problems:
         raise ConfigError(problems)
     return found
+
+
+def _missing(volume: Volume, place: Path | None, path: str) -> list[Problem]:
+    """Return that a hostPath volume whose type asks for something has nothing of the kind at its place here."""
+    kind = volume.host_path.type if volume.host_path is not None else ""
+    is_there = {"Directory": Path.is_dir, "File": Path.is_file}
+    if place is None or kind not in is_there or is_there[kind](place):
+        return []
+    way_out = f"make it, or say where it lies: --map {volume.mount_path}=PLACE"
+    return [Problem(path, str(place), f"type: {kind} asks for one, and there is none on this machine", way_out)]
 
 
 def _localised(config_text: str, paths: PathMap) -> str:

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from stage2_api.errors import ConfigError
+from stage2_api.kubernetes_types import HostPathSource
 from stage2_cli import run
 from stage2_cli.config_files import load_job
 from stage2_cli.processes import LocalProcess
@@ -76,3 +78,25 @@ def watched(folder: Path, monkeypatch: pytest.MonkeyPatch, *, server: str, learn
     finally:
         for process in processes:
             process.stop()
+
+
+@pytest.mark.parametrize(("kind", "made"), [("Directory", False), ("File", False), ("Directory", True), ("", False)])
+def test_a_folder_of_the_node_that_is_not_here_is_said_before_any_server_starts(
+    tmp_path: Path, kind: str, made: bool
+) -> None:
+    job = load_job(ROOT / "examples" / "job-3v1.yaml")
+    place = tmp_path / "models"
+    if made:
+        place.mkdir()
+    volumes = [
+        volume.model_copy(update={"host_path": HostPathSource(path=str(place), type=kind)})
+        if volume.mount_path == "/models"
+        else volume.model_copy(update={"host_path": HostPathSource(path=str(tmp_path))})
+        for volume in job.spec.volumes
+    ]
+    job = job.model_copy(update={"spec": job.spec.model_copy(update={"volumes": volumes})})
+    if made or not kind:
+        run.prepare(job, {}, tmp_path / "work", "stub")
+        return
+    with pytest.raises(ConfigError, match=rf"hostPath\.path: .*{kind} asks for one.*--map /models="):
+        run.prepare(job, {}, tmp_path / "work", "stub")

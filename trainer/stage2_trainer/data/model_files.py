@@ -20,7 +20,7 @@ def model_path(model: str) -> Path:
     try:
         return Path(snapshot_download(model, local_files_only=True))
     except (OSError, ValueError) as error:  # not in the cache, or no name that a hub could have
-        raise FileNotFoundError(f"{model} is no folder here, and no model in the cache: {error}") from error
+        raise FileNotFoundError(f"{model} is no folder here, and no model in the cache") from error
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,7 @@ def check_supported(config: RunConfig, *, world_size: int) -> None:
         if (value := item.asked(config)) is not None
     ]
     problems += _one_process(config, world_size) + _groups(config, world_size) + _zero_stage(config)
+    problems += _trackers(config)
     if problems:
         raise ConfigError(problems)
     if config.rollout_matching.offload.enabled and not _colocates(config):
@@ -94,6 +96,15 @@ def deepspeed_config(config: RunConfig) -> dict[str, Any] | None:
         raise ConfigError([Problem("deepspeed", found, rule, "write the JSON file's path, or its content")])
     document: dict[str, Any] = json.loads(Path(str(found)).read_text(encoding="utf-8"))
     return document
+
+
+def _trackers(config: RunConfig) -> list[Problem]:
+    rule, way_out = "needs the Python package {0}, which is not installed", "pip install {0}, or leave it out"
+    return [
+        Problem("training.report_to", tracker, rule.format(tracker), way_out.format(tracker))
+        for tracker in config.training.report_to
+        if tracker != "none" and find_spec(tracker) is None
+    ]
 
 
 def _colocates(config: RunConfig) -> bool:

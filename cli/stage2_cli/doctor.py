@@ -1,0 +1,50 @@
+"""`stage2 doctor`: what a run will need, compared with what this machine has, before anything is started."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from stage2_api.errors import EXIT_FAILURE
+from stage2_cli.config_files import is_job, load_config, load_documents, load_job
+from stage2_cli.paths import PathMap, host_paths, parse_mappings
+from stage2_trainer.doctor.examination import Devices, Examination
+from stage2_trainer.doctor.machine import Machine
+from stage2_trainer.doctor.need import Need, Verdict
+
+SIGNS: dict[Verdict, str] = {"good": "[green]good[/]", "doubtful": "[yellow]doubtful[/]", "missing": "[red]missing[/]"}
+
+
+def examine(file: Path, *, mapped: Sequence[str]) -> int:
+    """Print what a job, or a training YAML, needs and whether it is here; 0, or 1 where something is missing.
+
+    Raises ConfigError where the file breaks a rule.
+    """
+    places = parse_mappings(mapped)
+    if is_job(load_documents(file)[0]):
+        job = load_job(file)
+        spec = job.spec
+        devices = Devices(spec.rollout.servers, spec.rollout.gpus_per_server, spec.learner.gpus)
+        paths = PathMap({**host_paths(job), **places})
+        config = type(spec.config).model_validate(paths.localise(spec.config.model_dump()))
+        examination = Examination(config, Machine.this(), devices)
+    else:
+        examination = Examination(load_config(file), Machine.this())
+    console = Console(soft_wrap=True, highlight=False)
+    with console.status("looking"):
+        findings = list(examination.findings())
+    console.print(_table(findings))
+    return EXIT_FAILURE if any(finding.verdict == "missing" for finding in findings) else 0
+
+
+def _table(findings: Sequence[Need]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("", "", ""):
+        table.add_column(name, overflow="fold")
+    for finding in findings:
+        said = finding.said if finding.verdict == "good" else f"{finding.said}; {finding.way_out}"
+        table.add_row(SIGNS[finding.verdict], finding.what, said.replace("[", "\\["))
+    return table

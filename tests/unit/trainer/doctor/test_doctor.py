@@ -1,0 +1,138 @@
+"""The doctor: what a run needs is compared with what a machine has, and every lack has a way out."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+from PIL import Image
+from transformers import AutoConfig
+
+from stage2_trainer.data.records import Record
+from stage2_trainer.doctor.examination import Devices, Examination
+from stage2_trainer.doctor.footprint import GIB, activations_per_token, footprint, total
+from stage2_trainer.doctor.image_headers import images_of, size_of
+from stage2_trainer.doctor.machine import Gpu, Machine, gpus_of, visible
+from stage2_trainer.process.policy import load_policy
+from stage2_trainer.process.qwen3_vl import trainable_parameters
+from tests.unit.trainer.learner.configs import SERVER, run_config
+from tests.unit.trainer.learner.harness import box
+
+ANSWER = """0, GPU-aa11, NVIDIA H100 80GB HBM3, 81559, 4, 580.65.06
+1, GPU-bb22, NVIDIA H100 80GB HBM3, 81559, 70000, 580.65.06
+"""
+GPU = Gpu("0", "GPU-aa11", "NVIDIA H100", 80 * GIB, 0, "580.65.06")
+
+
+def machine(gpus=4, **changes):
+    return replace(Machine((GPU,) * gpus, memory=64 * GIB, shared_memory=8 * GIB), **changes)
+
+
+@pytest.fixture
+def config(tmp_path, model_path, image_paths):
+    line = {"images": [image_paths[0]], "width": 96, "height": 96, "objects": [box("red box", 1, 1, 4, 4)]}
+    (tmp_path / "train.jsonl").write_text(json.dumps(line))
+
+    def make(*, training=(), matching=(), **top):
+        return run_config(
+            matching={"vllm": {"mode": "server", "server": SERVER, "max_model_len": 1000}, **dict(matching)},
+            training={"output_dir": str(tmp_path / "out"), "save_total_limit": 2, **dict(training)},
+            **{"model": {"model": str(model_path)}, "train_jsonl": str(tmp_path / "train.jsonl"), **top},
+        )
+
+    return make
+
+
+def found(config, *, on=None, devices=None):
+    findings = Examination(config, on or machine(), devices).findings()
+    return {finding.what: finding for finding in findings}
+
+
+def test_a_run_that_has_all_it_needs_is_good(config):
+    findings = found(config(), devices=Devices(3, 1, 1))
+    assert {finding.verdict for finding in findings.values()} == {"good"}
+    assert set(findings) >= {"records", "images", "GPUs", "model", "learner memory", "server memory", "disk"}
+
+
+def test_gpus_that_are_too_few_or_in_use_are_said(config):
+    assert found(config(), on=machine(gpus=2), devices=Devices(3, 1, 1))["GPUs"].verdict == "missing"
+    busy = replace(machine(), gpus=(GPU, GPU, GPU, replace(GPU, index="7", used=9 * GIB)))
+    one = found(config(), on=busy, devices=Devices(3, 1, 1))["GPUs"]
+    assert one.verdict == "doubtful"
+    assert "in use: 7" in one.said
+
+
+def test_what_is_wrong_with_configuration_and_records_is_said_with_its_way_out(config, tmp_path):
+    findings = found(config(training={"report_to": ["wandb"]}, train_jsonl=str(tmp_path / "lost.jsonl")))
+    assert "wandb" in findings["configuration"].said
+    assert "pip install" in findings["configuration"].way_out
+    assert findings["records"].verdict == "missing"
+
+
+def test_a_model_that_is_not_there_is_said(config, tmp_path):
+    assert "no folder here" in found(config(model={"model": str(tmp_path / "lost")}))["model"].said
+
+
+def test_memory_that_is_too_small_is_said(config):
+    small = replace(machine(), gpus=(replace(GPU, total=2 * GIB),))
+    findings = found(config(), on=small)
+    assert findings["learner memory"].verdict == "doubtful"
+    assert findings["server memory"].verdict == "missing"
+
+
+def test_little_shared_memory_and_endless_checkpoints_are_doubtful(config):
+    findings = found(config(training={"save_total_limit": None}), on=machine(shared_memory=2**26))
+    assert findings["shared memory"].verdict == "doubtful"
+    assert findings["disk"].verdict == "doubtful"
+
+
+def test_a_disk_that_is_too_small_is_said(config, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 10, 10))
+    assert found(config())["disk"].verdict == "missing"
+
+
+@pytest.mark.parametrize(
+    "tuner", [{"train_type": "lora"}, {"train_type": "lora", "use_dora": True, "freeze_aligner": False}]
+)
+def test_the_footprint_is_that_of_the_loaded_model(config, model_path, tuner):
+    run = config(tuner=tuner)
+    policy = load_policy(run)
+    needs = footprint(run, str(model_path), row_tokens=100)
+    assert needs.trained == trainable_parameters(policy)
+    frozen = [one for name, one in policy.named_parameters() if "lora_" not in name]
+    weights = {part.name: part.nbytes for part in needs.learner}["weights"]
+    assert weights == sum(one.numel() * one.element_size() for one in frozen)
+    assert needs.cache_token == 2 * 4 * 2 * 32 * 2  # keys and values, layers, heads, width, bfloat16
+    assert total(needs.learner) > weights
+
+
+def test_activations_are_fewer_with_checkpointing(model_path):
+    text = AutoConfig.from_pretrained(model_path).text_config
+    assert activations_per_token(text, True) < activations_per_token(text, False)
+
+
+def test_gpus_are_read_as_the_driver_lists_them_and_as_cuda_sees_them():
+    gpus = gpus_of(ANSWER)
+    assert [gpu.index for gpu in visible(gpus, None)] == ["0", "1"]
+    assert [gpu.index for gpu in visible(gpus, "1,0")] == ["1", "0"]
+    assert [gpu.index for gpu in visible(gpus, "GPU-bb")] == ["1"]
+    assert [gpu.index for gpu in visible(gpus, "0,9,1")] == ["0"]
+    assert visible(gpus, "") == ()
+    assert gpus_of("") == []
+    assert gpus[1].used == 70000 * 2**20
+
+
+def test_images_are_looked_at_by_their_headers(tmp_path):
+    path = tmp_path / "turned.jpg"
+    image = Image.new("RGB", (40, 20))
+    exif = image.getexif()
+    exif[274] = 6
+    image.save(path, exif=exif)
+    assert size_of(str(path)) == (20, 40)
+    turned = Record(0, "scene-7", (str(path),), 20, 40)
+    assert images_of([turned]).verdict == "good"
+    assert "40x20" in images_of([replace(turned, width=40, height=20)]).said
+    path.write_bytes(path.read_bytes()[:10])
+    broken = images_of([turned])
+    assert broken.verdict == "missing"
+    assert turned.sample_id in broken.said

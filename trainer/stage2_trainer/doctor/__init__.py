@@ -1,0 +1,1 @@
+"""What a run will need, compared with what is there, before anything is loaded."""

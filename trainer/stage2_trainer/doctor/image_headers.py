@@ -1,0 +1,60 @@
+"""The headers of records' images: whether they can be read, and are as large as their records say."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from itertools import islice
+
+from PIL import ExifTags, Image
+
+from stage2_trainer.data.images import image_bytes
+from stage2_trainer.data.records import Record
+from stage2_trainer.doctor.need import Need, good
+
+NAMED = 3
+LARGE_PIXELS = 50_000_000
+SIDEWAYS = range(5, 9)  # orientations that swap width and height (Exif 2.32, section 4.6.4)
+
+
+def images_of(records: Sequence[Record]) -> Need:
+    """Return whether the images of these records can be read, and have the sizes that the records say."""
+    broken: list[str] = []
+    other: list[str] = []
+    large: list[str] = []
+    sources = [(record, source) for record in records for source in record.images]
+    for record, source in sources:
+        try:
+            width, height = size_of(source)
+        except (OSError, ValueError, Image.DecompressionBombError) as error:
+            broken.append(f"{record.sample_id} ({error})")
+            continue
+        if record.width and (width, height) != (record.width, record.height):
+            other.append(f"{record.sample_id} ({record.width}x{record.height}, and its image has {width}x{height})")
+        if width * height > LARGE_PIXELS:
+            large.append(record.sample_id)
+    if broken:
+        return Need("images", "missing", f"{_share(broken, sources)} cannot be read: {_few(broken)}", "replace them")
+    if other:
+        said = f"{_share(other, sources)} have another size than their records say: {_few(other)}"
+        return Need("images", "doubtful", said, "correct width and height, which turn pixels into bins")
+    if large:
+        said = f"{_share(large, sources)} have more than {LARGE_PIXELS // 10**6} megapixels: {_few(large)}"
+        return Need("images", "doubtful", said, "make them smaller: each is decoded whole, again and again")
+    return good("images", f"the headers of {len(sources)} can be read")
+
+
+def size_of(source: str) -> tuple[int, int]:
+    """Return width and height of an image as it is shown, from its header. Raises OSError, ValueError."""
+    with Image.open(io.BytesIO(image_bytes(source))) as image:
+        width, height = image.size
+        turned = image.getexif().get(ExifTags.Base.Orientation, 1) in SIDEWAYS
+    return (height, width) if turned else (width, height)
+
+
+def _share(some: Sequence[object], of: Sequence[object]) -> str:
+    return f"{len(some)} of {len(of)}"
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(islice(names, NAMED)) + (", …" if len(names) > NAMED else "")

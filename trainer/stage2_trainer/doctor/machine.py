@@ -1,0 +1,97 @@
+"""What a machine has: GPUs that this process may use, memory, shared memory, room on a disk, packages."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+QUERY = (
+    "nvidia-smi",
+    "--query-gpu=index,uuid,name,memory.total,memory.used,driver_version",
+    "--format=csv,noheader,nounits",
+)
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+MIB = 2**20
+SHARED_MEMORY = Path("/dev/shm")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU, as its driver describes it; memory in bytes."""
+
+    index: str
+    uuid: str
+    name: str
+    total: int
+    used: int
+    driver: str
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a machine has; sizes in bytes. gpus: those that CUDA_VISIBLE_DEVICES leaves."""
+
+    gpus: tuple[Gpu, ...]
+    memory: int
+    shared_memory: int
+
+    @classmethod
+    def this(cls, environment: Mapping[str, str] = os.environ) -> Machine:
+        """Return the machine, or the container, in which this process runs."""
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return cls(
+            gpus=visible(gpus_of(_asked_driver()), environment.get(VISIBLE)),
+            memory=min(memory, _memory_limit() or memory),
+            shared_memory=shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0,
+        )
+
+
+def gpus_of(answer: str) -> list[Gpu]:
+    """Return the GPUs of an answer of `nvidia-smi` to `QUERY`; none of an empty one."""
+    found = []
+    for line in filter(None, answer.splitlines()):
+        index, uuid, name, total, used, driver = (part.strip() for part in line.split(","))
+        found.append(Gpu(index, uuid, name, int(total) * MIB, int(used) * MIB, driver))
+    return found
+
+
+def visible(gpus: list[Gpu], named: str | None) -> tuple[Gpu, ...]:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES names, in its order; CUDA ends at the first name that it does not know.
+
+    named: the variable; None where it is not set, and all are visible.
+    """
+    if named is None:
+        return tuple(gpus)
+    found: list[Gpu] = []
+    for name in (part.strip() for part in named.split(",")):
+        gpu = next((gpu for gpu in gpus if name and (name == gpu.index or gpu.uuid.startswith(name))), None)
+        if gpu is None:
+            break
+        found.append(gpu)
+    return tuple(found)
+
+
+def room_at(path: Path) -> int:
+    """Return the free bytes of the disk on which a folder is, or will be made. Raises OSError."""
+    while not path.exists():
+        path = path.parent
+    return shutil.disk_usage(path).free
+
+
+def _asked_driver() -> str:
+    try:
+        return subprocess.run(QUERY, capture_output=True, text=True, check=True, timeout=60).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""  # no driver here, so no GPU
+
+
+def _memory_limit() -> int | None:
+    """Return the memory that this container may take (cgroup v2); None where nothing limits it."""
+    try:
+        return int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
