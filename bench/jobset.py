@@ -73,7 +73,7 @@ def figures() -> Iterator[Callable[[], dict[str, float]]]:
     forward = ["kubectl", "-n", NAMESPACE, "port-forward", "deployment/jobset-controller-manager", ":8443"]
     process = subprocess.Popen(forward, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
-        port = int(re.findall(r":(\d+) ->", cast("IO[str]", process.stdout).readline())[0])
+        port = int(re.findall(r":(\d+) ->", cast(IO[str], process.stdout).readline())[0])
         request = Request(f"https://127.0.0.1:{port}/metrics", headers={"Authorization": f"Bearer {token}"})
         trust = ssl._create_unverified_context()  # it signs its own certificate
         yield lambda: summed(urlopen(request, context=trust).read().decode())

@@ -13,7 +13,7 @@ from stage2_cli.config_files import is_job, load_config, load_documents, load_jo
 from stage2_cli.paths import PathMap, host_paths, parse_mappings
 from stage2_trainer.doctor.examination import Devices, Examination
 from stage2_trainer.doctor.machine import Machine
-from stage2_trainer.doctor.need import Need, Verdict
+from stage2_trainer.doctor.requirement import Requirement, Verdict
 
 SIGNS: dict[Verdict, str] = {"good": "[green]good[/]", "doubtful": "[yellow]doubtful[/]", "missing": "[red]missing[/]"}
 
@@ -40,7 +40,7 @@ def examine(file: Path, *, mapped: Sequence[str]) -> int:
     return EXIT_FAILURE if any(finding.verdict == "missing" for finding in findings) else 0
 
 
-def _table(findings: Sequence[Need]) -> Table:
+def _table(findings: Sequence[Requirement]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0))
     for name in ("", "", ""):
         table.add_column(name, overflow="fold")

@@ -13,7 +13,7 @@ from stage2_trainer.data.model_files import model_path
 from stage2_trainer.doctor.footprint import GIB, Footprint, footprint, total
 from stage2_trainer.doctor.image_headers import images_of
 from stage2_trainer.doctor.machine import SHARED_MEMORY, Machine, room_at
-from stage2_trainer.doctor.need import Need, good, of_errors
+from stage2_trainer.doctor.requirement import Requirement, good, of_errors
 from stage2_trainer.engine.launch import installed_platform
 from stage2_trainer.preflight import checked_records
 from stage2_trainer.process.supported import check_supported, in_process
@@ -48,7 +48,7 @@ class Examination:
     machine: Machine
     devices: Devices | None = None
 
-    def findings(self) -> Iterator[Need]:
+    def findings(self) -> Iterator[Requirement]:
         """Yield what is found, the quick things first."""
         yield from self._configuration()
         yield from self._data()
@@ -57,7 +57,7 @@ class Examination:
         yield from self._ports()
         yield from self._model()
 
-    def _configuration(self) -> Iterator[Need]:
+    def _configuration(self) -> Iterator[Requirement]:
         processes = self.devices.learner if self.devices and in_process(self.config) else 1
         try:
             check_supported(self.config, world_size=max(1, processes))
@@ -66,7 +66,7 @@ class Examination:
         else:
             yield good("configuration", "this version does what it asks for, and the packages for it are installed")
 
-    def _data(self) -> Iterator[Need]:
+    def _data(self) -> Iterator[Requirement]:
         try:
             records = checked_records(self.config, world_size=1)
         except ConfigError as error:
@@ -76,7 +76,7 @@ class Examination:
         yield good("records", f"{len(records.train)} to train on{held_out}")
         yield images_of(records.train[:LOOKED_AT])
 
-    def _gpus(self) -> Iterator[Need]:
+    def _gpus(self) -> Iterator[Requirement]:
         if self.devices is None or not self.devices.count:
             return
         wanted, found = self.devices.count, self.machine.gpus
@@ -85,34 +85,36 @@ class Examination:
             return
         if len(found) < wanted:
             way_out = "run it on a machine that has them; CUDA_VISIBLE_DEVICES may hide some"
-            yield Need("GPUs", "missing", f"{len(found)} visible, and the run asks for {wanted}", way_out)
+            yield Requirement("GPUs", "missing", f"{len(found)} visible, and the run asks for {wanted}", way_out)
             return
         busy = [gpu.index for gpu in found[:wanted] if gpu.used > BUSY_SHARE * gpu.total]
         names = ", ".join(sorted({gpu.name for gpu in found[:wanted]}))
         said = f"{len(found)} visible ({names}, driver {found[0].driver}), {wanted} asked for"
         if busy:
-            yield Need("GPUs", "doubtful", f"{said}; in use: {', '.join(busy)}", "end what uses them, or choose others")
+            yield Requirement(
+                "GPUs", "doubtful", f"{said}; in use: {', '.join(busy)}", "end what uses them, or choose others"
+            )
         else:
             yield good("GPUs", said)
 
-    def _host(self) -> Iterator[Need]:
+    def _host(self) -> Iterator[Requirement]:
         said = f"{_gib(self.machine.shared_memory)} free in {SHARED_MEMORY}"
         if self.machine.shared_memory < SHARED_MEMORY_BYTES:
             way_out = "mount an emptyDir of medium Memory there; Docker takes --shm-size"
-            yield Need("shared memory", "doubtful", f"{said}: workers of vLLM and NCCL may end at once", way_out)
+            yield Requirement("shared memory", "doubtful", f"{said}: workers of vLLM and NCCL may end at once", way_out)
         else:
             yield good("shared memory", said)
 
-    def _ports(self) -> Iterator[Need]:
+    def _ports(self) -> Iterator[Requirement]:
         if in_process(self.config):
             return
         for address in self.config.rollout_matching.vllm.server.resolved_servers():
             host, _ = host_and_port(address.base_url)
             if is_loopback(host) and not _is_free(address.group_port):
                 said, way_out = f"group_port {address.group_port} is in use", "end what listens there, or take another"
-                yield Need("ports", "missing", said, way_out)
+                yield Requirement("ports", "missing", said, way_out)
 
-    def _model(self) -> Iterator[Need]:
+    def _model(self) -> Iterator[Requirement]:
         try:
             folder = model_path(self.config.model.model)
             found = footprint(self.config, str(folder), row_tokens=self._row_tokens())
@@ -120,7 +122,7 @@ class Examination:
             yield from of_errors("model", error)
             return
         except (OSError, ValueError) as error:
-            yield Need("model", "missing", f"model.model: {error}", "give the folder of a Qwen3-VL checkpoint")
+            yield Requirement("model", "missing", f"model.model: {error}", "give the folder of a Qwen3-VL checkpoint")
             return
         yield good("model", f"{_count(found.trained)} parameters train")
         yield self._learner_memory(found)
@@ -132,16 +134,16 @@ class Examination:
         vllm = self.config.rollout_matching.vllm
         return self.config.max_length or self.config.training.packing_length or vllm.max_model_len or 0
 
-    def _learner_memory(self, found: Footprint) -> Need:
+    def _learner_memory(self, found: Footprint) -> Requirement:
         parts = ", ".join(f"{part.name} {_gib(part.nbytes)}" for part in found.learner if part.nbytes)
         said = f"about {_gib(total(found.learner))}: {parts}"
         room = min((gpu.total for gpu in self.machine.gpus), default=None)
         if room is None or total(found.learner) <= room:
             return good("learner memory", said if room is None else f"{said}; a GPU here has {_gib(room)}")
         way_out = "lower global_max_length, set training.gradient_checkpointing, or train adapters of fewer layers"
-        return Need("learner memory", "doubtful", f"{said}; a GPU here has {_gib(room)}", way_out)
+        return Requirement("learner memory", "doubtful", f"{said}; a GPU here has {_gib(room)}", way_out)
 
-    def _server_memory(self, found: Footprint) -> Need:
+    def _server_memory(self, found: Footprint) -> Requirement:
         vllm = self.config.rollout_matching.vllm
         gpus = vllm.resolved_tensor_parallel_size(world_size=1)
         per_token = f"{found.cache_token / 1024:.0f} KiB for each token of its cache"
@@ -155,9 +157,9 @@ class Examination:
         if answers >= 1:
             return good("server memory", said)
         way_out = "lower vllm.max_model_len, raise vllm.tensor_parallel_size, or take larger GPUs"
-        return Need("server memory", "missing", said, way_out)
+        return Requirement("server memory", "missing", said, way_out)
 
-    def _disk(self, found: Footprint) -> Need:
+    def _disk(self, found: Footprint) -> Requirement:
         training = self.config.training
         folder = Path(training.output_dir)
         kept = training.save_total_limit
@@ -165,12 +167,12 @@ class Examination:
         free = room_at(folder.absolute())
         said = f"{_gib(free)} free at training.output_dir, a checkpoint takes about {_gib(found.checkpoint)}"
         if free < needed:
-            return Need(
+            return Requirement(
                 "disk", "missing", f"{said}, and {_gib(needed)} are needed", "make room, or name another folder"
             )
         if kept is None:
             way_out = "set training.save_total_limit, unless all of them are wanted"
-            return Need("disk", "doubtful", f"{said}, and all checkpoints are kept", way_out)
+            return Requirement("disk", "doubtful", f"{said}, and all checkpoints are kept", way_out)
         return good("disk", f"{said}, and {kept} are kept")
 
 

@@ -10,14 +10,14 @@ from PIL import ExifTags, Image
 
 from stage2_trainer.data.images import image_bytes
 from stage2_trainer.data.records import Record
-from stage2_trainer.doctor.need import Need, good
+from stage2_trainer.doctor.requirement import Requirement, good
 
 NAMED = 3
 LARGE_PIXELS = 50_000_000
 SIDEWAYS = range(5, 9)  # orientations that swap width and height (Exif 2.32, section 4.6.4)
 
 
-def images_of(records: Sequence[Record]) -> Need:
+def images_of(records: Sequence[Record]) -> Requirement:
     """Return whether the images of these records can be read, and have the sizes that the records say."""
     broken: list[str] = []
     other: list[str] = []
@@ -34,13 +34,15 @@ def images_of(records: Sequence[Record]) -> Need:
         if width * height > LARGE_PIXELS:
             large.append(record.sample_id)
     if broken:
-        return Need("images", "missing", f"{_share(broken, sources)} cannot be read: {_few(broken)}", "replace them")
+        return Requirement(
+            "images", "missing", f"{_share(broken, sources)} cannot be read: {_few(broken)}", "replace them"
+        )
     if other:
         said = f"{_share(other, sources)} have another size than their records say: {_few(other)}"
-        return Need("images", "doubtful", said, "correct width and height, which turn pixels into bins")
+        return Requirement("images", "doubtful", said, "correct width and height, which turn pixels into bins")
     if large:
         said = f"{_share(large, sources)} have more than {LARGE_PIXELS // 10**6} megapixels: {_few(large)}"
-        return Need("images", "doubtful", said, "make them smaller: each is decoded whole, again and again")
+        return Requirement("images", "doubtful", said, "make them smaller: each is decoded whole, again and again")
     return good("images", f"the headers of {len(sources)} can be read")
 
 

@@ -1,4 +1,4 @@
-"""A need of a run, and whether it is met."""
+"""A requirement of a run, and whether it is met."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Verdict = Literal["good", "doubtful", "missing"]
 
 
 @dataclass(frozen=True)
-class Need:
+class Requirement:
     """One thing that a run needs.
 
     what: its name. said: what was found, and what is needed. way_out: what to do where it is not good.
@@ -23,14 +23,14 @@ class Need:
     way_out: str = ""
 
 
-def good(what: str, said: str) -> Need:
+def good(what: str, said: str) -> Requirement:
     """Return that it is there."""
-    return Need(what, "good", said)
+    return Requirement(what, "good", said)
 
 
-def of_errors(what: str, error: ConfigError) -> list[Need]:
-    """Return a need for each problem of a configuration error."""
+def of_errors(what: str, error: ConfigError) -> list[Requirement]:
+    """Return a requirement for each problem of a configuration error."""
     return [
-        Need(what, "missing", f"{problem.path}: {problem.value!r}; {problem.rule}", problem.way_out)
+        Requirement(what, "missing", f"{problem.path}: {problem.value!r}; {problem.rule}", problem.way_out)
         for problem in error.problems
     ]
