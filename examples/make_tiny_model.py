@@ -43,11 +43,16 @@ def main(
     batch_size: Annotated[int, typer.Option(min=1, help="Images in a step.")] = Recipe.batch_size,
     held_out: Annotated[int, typer.Option(min=1, help="Images to measure the warmed model on.")] = 200,
     seed: Annotated[int, typer.Option(help="Of weights, tokenizer and images.")] = 7,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Without coordinate tokens, as a stock model: for `stage2 prepare`.")
+    ] = False,
     threads: Annotated[int, typer.Option(min=1, help="Of torch. With other work on the cores, 1 is the fastest.")] = 1,
 ) -> None:
     """Make the tiny Qwen3-VL and warm it up."""
     torch.set_num_threads(threads)
-    tokenizer = build_tokenizer(seed)
+    if plain and steps:
+        raise typer.BadParameter("answers need coordinate tokens: use --steps 0", param_hint="--plain")
+    tokenizer = build_tokenizer(seed, plain=plain)
     model, processor = build_model(tokenizer, seed), build_processor(tokenizer)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, vocabulary {len(tokenizer)}")
     recipe = Recipe(steps=steps, batch_size=batch_size)

@@ -72,6 +72,18 @@ def doctor(file: ConfigFile, mapped: Mapped = None) -> None:
 
 
 @app.command()
+def prepare(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder of a stock Qwen3-VL, or its name on a hub.")],
+    output: Annotated[Path, typer.Option(metavar="DIR", help="The new model's folder.")],
+    start: Annotated[str, typer.Option(help="How the new rows begin: numerals, ramp or mean.")] = "numerals",
+) -> None:
+    """Add the 1,000 coordinate tokens to a stock Qwen3-VL, and save it as a model that a run takes."""
+    from stage2_cli.prepare import prepare_model
+
+    raise typer.Exit(prepare_model(model, output, start=start))
+
+
+@app.command()
 def render(
     file: JobFile,
     namespace: Annotated[str | None, typer.Option(help="Namespace, where the file names none.")] = None,

@@ -51,7 +51,8 @@ def build_model(tokenizer: Tokenizer, seed: int) -> Model:
         eos_token_id=tokenizer.convert_tokens_to_ids(TURN_END),
         pad_token_id=tokenizer.convert_tokens_to_ids(END_OF_TEXT),
     )
-    _make_coords_neighbours(model, tokenizer)
+    if COORD_TOKENS[-1] in tokenizer.get_vocab():
+        _make_coords_neighbours(model, tokenizer)
     return model
 
 

@@ -46,8 +46,11 @@ CHAT_TEMPLATE = """\
 """
 
 
-def build_tokenizer(seed: int) -> Tokenizer:
-    """Return the tokenizer, its merges learnt from the answers to `seed`'s warm-up scenes and from the prompt."""
+def build_tokenizer(seed: int, *, plain: bool = False) -> Tokenizer:
+    """Return the tokenizer, its merges learnt from the answers to `seed`'s warm-up scenes and from the prompt.
+
+    plain: it has no coordinate tokens, as a stock model's.
+    """
     bpe = tokenizers.Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(_PIECES), behavior="isolated")
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
@@ -56,7 +59,8 @@ def build_tokenizer(seed: int) -> Tokenizer:
     bpe.decoder = decoders.ByteLevel()
     bpe.train_from_iterator(_corpus(seed), _trainer())
     # Not "special": `skip_special_tokens` must leave the coordinates in an answer.
-    bpe.add_tokens([AddedToken(token, special=False, normalized=False) for token in COORD_TOKENS])
+    known = () if plain else COORD_TOKENS
+    bpe.add_tokens([AddedToken(token, special=False, normalized=False) for token in known])
     return PreTrainedTokenizerFast(
         tokenizer_object=bpe,
         eos_token=TURN_END,

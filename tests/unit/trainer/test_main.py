@@ -13,6 +13,9 @@ from stage2_trainer.process.checkpoints import newest_whole
 from stage2_trainer.process.run_course import run_course, write_course
 from tests.unit.trainer.learner.configs import SERVER, run_config
 from tests.unit.trainer.learner.harness import box
+from tiny_model.checkpoint import save
+from tiny_model.model import build_model, build_processor
+from tiny_model.tokenizer import build_tokenizer
 
 
 @pytest.fixture
@@ -62,6 +65,13 @@ def test_samples_that_processes_cannot_share_are_for_a_person_to_put_right(confi
 def test_a_model_that_is_not_there_is_for_a_person_to_put_right(environment, config, tmp_path):
     assert learn(config(model={"model": str(tmp_path / "lost")})) == EXIT_CONFIG
     assert "model.model" in last_words(tmp_path)["message"]
+
+
+def test_a_model_without_coordinate_tokens_is_for_a_person_to_put_right(environment, config, tmp_path):
+    tokenizer = build_tokenizer(7, plain=True)
+    save(tmp_path / "stock", build_model(tokenizer, 7), build_processor(tokenizer))
+    assert learn(config(model={"model": str(tmp_path / "stock")})) == EXIT_CONFIG
+    assert f"stage2 prepare {tmp_path / 'stock'} --output DIR" in last_words(tmp_path)["message"]
 
 
 def test_servers_that_do_not_come_are_worth_another_try(environment, config, tmp_path):

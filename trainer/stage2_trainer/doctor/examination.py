@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from transformers import AutoTokenizer
+
 from stage2_api.errors import ConfigError
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.model_files import model_path
@@ -16,6 +18,7 @@ from stage2_trainer.doctor.machine import SHARED_MEMORY, Machine, room_at
 from stage2_trainer.doctor.requirement import Requirement, good, of_errors
 from stage2_trainer.engine.launch import installed_platform
 from stage2_trainer.preflight import checked_records
+from stage2_trainer.process.qwen3_vl import coord_vocab
 from stage2_trainer.process.supported import check_supported, in_process
 from stage2_trainer.wire.address import host_and_port, is_loopback
 
@@ -117,6 +120,8 @@ class Examination:
     def _model(self) -> Iterator[Requirement]:
         try:
             folder = model_path(self.config.model.model)
+            if self.config.rlhf is None:
+                coord_vocab(AutoTokenizer.from_pretrained(folder, local_files_only=True), str(folder))
             found = footprint(self.config, str(folder), row_tokens=self._row_tokens())
         except ConfigError as error:
             yield from of_errors("model", error)

@@ -30,7 +30,7 @@ from stage2_trainer.matching import CoordVocab, MatchOptions
 from stage2_trainer.matching.serialize import serialize_objects
 from stage2_trainer.process import training_arguments as arguments
 from stage2_trainer.process.policy import Policy, load_policy
-from stage2_trainer.process.qwen3_vl import ALIGNER, VIT, load_processor
+from stage2_trainer.process.qwen3_vl import ALIGNER, VIT, coord_vocab, load_processor
 from stage2_trainer.process.ranks import world_size
 from stage2_trainer.process.supported import in_process
 from stage2_trainer.rollouts.build_in_process import TrainingState, local_rollouts, make_training_state
@@ -49,6 +49,7 @@ PROBE_ANSWER_TOKENS = 256  # enough for a percentile, and fewer than any answer 
 def build_trainer(config: RunConfig, data: RunRecords, context: RunContext, stack: ExitStack) -> RolloutMatchingTrainer:
     """Load the policy, wait for the servers, and put the trainer together; `stack` closes the connections."""
     processor = load_processor(config.model.model, **arguments.pixel_limits(config))
+    vocab = coord_vocab(processor.tokenizer, config.model.model)
     prompts = Prompts(config.custom.user_prompt, config.template.system)
     # Before the arguments: once transformers knows of ZeRO-3, it partitions a model while it loads it, and the
     # processes have not met yet.
@@ -60,7 +61,7 @@ def build_trainer(config: RunConfig, data: RunRecords, context: RunContext, stac
     rollouts = _rollouts(config, policy, cache, state, context, stack)
     report_reproducibility(config, data.fingerprint, context, rollouts.sync_state)
     trainer = RolloutMatchingTrainer(
-        components=_components(config, context, prompts, cache, encoder, rollouts),
+        components=_components(config, context, prompts, cache, encoder, vocab, rollouts),
         model=model,
         args=args,
         train_dataset=data.train,
@@ -100,11 +101,11 @@ def _components(
     prompts: Prompts,
     cache: PromptCache,
     encoder: Encoder,
+    vocab: CoordVocab,
     rollouts: RolloutSource | PipelinedRollouts,
 ) -> TrainerComponents:
     matching, training = config.rollout_matching, config.training
     rates = {VIT: training.vit_lr, ALIGNER: training.aligner_lr}
-    vocab = CoordVocab.from_tokenizer(encoder.tokenizer)
     matcher = Matcher(vocab, MatchOptions.from_config(matching), encoder.vision_ids)
     return TrainerComponents(
         estep=EStep(

@@ -101,7 +101,7 @@ class CoordVocab:
             if token_id is None or _decode_with(tokenizer)([token_id]) != token:
                 raise ValueError(
                     f"tokenizer: {token} is not one token; the model must know {BINS} coordinate tokens; "
-                    "add them as special tokens and resize the embeddings before training"
+                    "add them with `stage2 prepare MODEL --output DIR`, and train stage 1 on them"
                 )
         return cls(
             ids=np.asarray(ids, dtype=np.int64),

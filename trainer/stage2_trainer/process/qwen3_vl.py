@@ -14,6 +14,7 @@ from torch import nn
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from stage2_api.errors import ConfigError, Problem
+from stage2_trainer.matching import CoordVocab
 from stage2_trainer.process.transformers_compat import disable_cache
 
 logger = logging.getLogger(__name__)
@@ -58,6 +59,15 @@ def load_processor(path: Path | str, **pixel_limits: int) -> Any:
     """
     _check_directory(path)
     return AutoProcessor.from_pretrained(path, local_files_only=True, **pixel_limits)
+
+
+def coord_vocab(tokenizer: Any, model: str) -> CoordVocab:
+    """Return the coordinate tokens of a model's tokenizer. Raises ConfigError where it lacks one."""
+    try:
+        return CoordVocab.from_tokenizer(tokenizer)
+    except ValueError as error:
+        way_out = f"stage2 prepare {model} --output DIR adds them; then train stage 1"
+        raise ConfigError((Problem("model.model", model, str(error).partition("; add")[0], way_out),)) from error
 
 
 def part_of(parameter: str) -> str | None:

@@ -36,7 +36,7 @@ def test_token_and_bin_are_inverse():
 
 def test_a_tokenizer_without_coordinate_tokens_is_refused():
     bare = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE({"a": 0}, [])), unk_token="a")
-    with pytest.raises(ValueError, match=r"<\|coord_0\|> is not one token.*resize the embeddings"):
+    with pytest.raises(ValueError, match=r"<\|coord_0\|> is not one token.*stage2 prepare"):
         CoordVocab.from_tokenizer(bare)
 
 

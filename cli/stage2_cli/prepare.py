@@ -1,0 +1,27 @@
+"""`stage2 prepare`: a stock model with coordinate tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from stage2_api.errors import ConfigError, Problem
+from stage2_trainer.prepare.coordinate_tokens import prepare
+from stage2_trainer.prepare.start_rows import STARTS
+
+
+def prepare_model(model: str, output: Path, *, start: str) -> int:
+    """Add the tokens, and say what was made; 0. Raises ConfigError."""
+    chosen = next((one for one in STARTS if one == start), None)
+    if chosen is None:
+        raise ConfigError([Problem("--start", start, f"must be one of {', '.join(STARTS)}", "leave it out")])
+    console = Console(highlight=False, soft_wrap=True)
+    with console.status(f"preparing {model}"):
+        made = prepare(model, output, start=chosen)
+    head = "tied to the output head" if made.tied else "and an output head as long"
+    console.print(
+        f"{made.folder}: coordinate tokens {made.first_id} to {made.last_id}, {made.rows} embeddings, {head}."
+        " Their rows are untrained: train stage 1 on them before stage 2"
+    )
+    return 0

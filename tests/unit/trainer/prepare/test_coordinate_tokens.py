@@ -1,0 +1,117 @@
+"""A stock model gets coordinate tokens: ordinary ones, with rows that begin near what the model knows."""
+
+import pytest
+import torch
+from tokenizers import AddedToken
+from transformers import AutoModelForImageTextToText, AutoProcessor
+
+from stage2_api.errors import ConfigError
+from stage2_trainer.matching import CoordVocab
+from stage2_trainer.prepare.coordinate_tokens import TOKENS, prepare
+from stage2_trainer.prepare.start_rows import STARTS, start_rows
+from tiny_model.checkpoint import save
+from tiny_model.model import build_model, build_processor
+from tiny_model.tokenizer import build_tokenizer
+
+SEED = 7
+
+
+def stock(folder, *, tied=True, extra=()):
+    """Make an untrained model with a plain vocabulary."""
+    tokenizer = build_tokenizer(SEED, plain=True)
+    tokenizer.add_tokens([AddedToken(token, special=special, normalized=False) for token, special in extra])
+    model = build_model(tokenizer, SEED)
+    if not tied:
+        model.config.tie_word_embeddings = model.config.text_config.tie_word_embeddings = False
+        model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
+    save(folder, model, build_processor(tokenizer))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    return stock(tmp_path_factory.mktemp("stock"))
+
+
+def loaded(folder):
+    return AutoModelForImageTextToText.from_pretrained(folder), AutoProcessor.from_pretrained(folder).tokenizer
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_a_stock_model_knows_the_tokens_and_forgets_nothing(plain, tmp_path, start):
+    made = prepare(str(plain), tmp_path / "made", start=start)
+    before, known = loaded(plain)
+    after, tokenizer = loaded(tmp_path / "made")
+    vocab = CoordVocab.from_tokenizer(tokenizer)
+    assert (made.first_id, made.last_id) == (int(vocab.ids[0]), int(vocab.ids[-1]))
+    assert (made.rows, made.tied) == (len(after.get_input_embeddings().weight), True)
+    assert after.lm_head.weight is after.get_input_embeddings().weight
+    assert torch.equal(after.lm_head.weight[: len(known)], before.lm_head.weight[: len(known)])
+    assert after.config.text_config.vocab_size == made.rows >= len(tokenizer)
+    assert made.rows % 64 == 0
+    text = '{"desc": "a", "bbox_2d": [<|coord_0|>, <|coord_17|>, <|coord_999|>]}'
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert tokenizer.decode(ids, skip_special_tokens=True) == text
+    assert tokenizer.encode("name", add_special_tokens=False) == known.encode("name", add_special_tokens=False)
+
+
+def test_untied_tables_get_rows_of_their_own(tmp_path):
+    made = prepare(str(stock(tmp_path / "stock", tied=False)), tmp_path / "made")
+    after, _ = loaded(tmp_path / "made")
+    assert not made.tied
+    table, head = after.get_input_embeddings().weight, after.lm_head.weight
+    assert len(table) == len(head) == made.rows
+    assert not torch.equal(table[made.first_id], head[made.first_id])
+
+
+def test_a_table_with_rows_to_spare_gives_them_to_the_tokens_first(tmp_path):
+    """The tables of stock models are longer than their vocabularies, and no training has touched what is left over."""
+    tokenizer = build_tokenizer(SEED, plain=True)
+    model = build_model(tokenizer, SEED)
+    known = len(tokenizer)
+    model.resize_token_embeddings(known + 100, mean_resizing=False)
+    model.get_input_embeddings().weight.data[known:] = 1e4
+    save(tmp_path / "stock", model, build_processor(tokenizer))
+    made = prepare(str(tmp_path / "stock"), tmp_path / "made")
+    after, _ = loaded(tmp_path / "made")
+    assert made.first_id == known
+    assert after.lm_head.weight.abs().max() < 1e3
+
+
+@pytest.mark.parametrize("start", ["numerals", "ramp"])
+def test_near_bins_are_alike_and_as_long_as_other_rows(start):
+    table = torch.randn(300, 64, generator=torch.Generator().manual_seed(1)) + 3
+    rows = start_rows(table, start, lambda text: [int(digit) for digit in text])
+    apart = rows - table.mean(0)
+    alike = torch.nn.functional.cosine_similarity(apart[:-1], apart[1:]).mean()
+    far = torch.nn.functional.cosine_similarity(apart[:500], apart[500:]).mean()
+    assert alike > 0.95
+    assert alike > far + 0.1
+    usual = float((table - table.mean(0)).norm(dim=1).mean())
+    assert float(apart.norm(dim=1).mean()) == pytest.approx(usual, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("extra", "told"),
+    [
+        ([(token, False) for token in TOKENS], "already"),
+        ([(token, False) for token in TOKENS[:10]], "10 of the 1000"),
+        ([(TOKENS[0], True)], "vanish"),
+    ],
+)
+def test_a_model_that_has_such_tokens_is_refused(tmp_path, extra, told):
+    with pytest.raises(ConfigError, match=told):
+        prepare(str(stock(tmp_path / "stock", extra=extra)), tmp_path / "made")
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_folder_that_holds_something_is_left_alone(plain, tmp_path):
+    (tmp_path / "mine").write_text("")
+    with pytest.raises(ConfigError, match="new or an empty folder"):
+        prepare(str(plain), tmp_path)
+    assert (tmp_path / "mine").exists()
+
+
+def test_a_model_that_is_nowhere_is_said(tmp_path):
+    with pytest.raises(ConfigError, match=r"MODEL: .*give its folder"):
+        prepare(str(tmp_path / "lost"), tmp_path / "made")

@@ -1,0 +1,131 @@
+"""A stock Qwen3-VL with the 1,000 coordinate tokens in its vocabulary, saved as a folder that a run takes.
+
+The tokens are ordinary ones: text that is decoded without special tokens keeps them, as vLLM's answers do.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import AddedToken
+from torch import nn
+from transformers import AutoModelForImageTextToText, AutoProcessor
+
+from stage2_api.coordinates import BINS, coord_token
+from stage2_api.errors import ConfigError, Problem
+from stage2_trainer.matching import CoordVocab
+from stage2_trainer.prepare.start_rows import Start, start_rows
+from stage2_trainer.process.qwen3_vl import part_of
+
+TOKENS = tuple(coord_token(number) for number in range(BINS))
+ROWS_IN_STEPS_OF = 64  # what the tables of the stock models are divisible by, and tensor-parallel servers like
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What was made.
+
+    first_id, last_id: of the new tokens. rows: of the embedding table. tied: whether the output head is that table.
+    """
+
+    folder: Path
+    first_id: int
+    last_id: int
+    rows: int
+    tied: bool
+
+
+def prepare(model: str, output: Path, *, start: Start = "numerals") -> Prepared:
+    """Add the tokens to a model, a folder or the name of one on a hub, and save it in a new folder.
+
+    Raises:
+        ConfigError: the folder is not new, the model is no Qwen3-VL, or it has such tokens already.
+    """
+    if output.exists() and any(output.iterdir()):
+        raise _refused("--output", str(output), "must be a new or an empty folder", "name another one")
+    source = _source(model)
+    processor = AutoProcessor.from_pretrained(source, local_files_only=True)
+    _require_none(processor.tokenizer, model)
+    policy = AutoModelForImageTextToText.from_pretrained(source, dtype="auto", local_files_only=True)
+    if stranger := next((name for name, _ in policy.named_parameters() if part_of(name) is None), None):
+        rule = f"must be a Qwen3-VL model; {type(policy).__name__} has the unknown parameter {stranger}"
+        raise _refused("MODEL", model, rule, "give a Qwen3-VL")
+    ids = _add(processor.tokenizer, policy, start)
+    _save(policy, processor, output)
+    CoordVocab.from_tokenizer(AutoProcessor.from_pretrained(output, local_files_only=True).tokenizer)
+    table, head = _tables(policy)
+    return Prepared(output, ids[0], ids[-1], table.shape[0], tied=head is table)
+
+
+def _source(model: str) -> Path:
+    if (Path(model) / "config.json").is_file():
+        return Path(model)
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(model))
+    except (OSError, ValueError) as error:
+        rule = f"must be the folder of a model, or the name of one on a hub that can be reached ({error})"
+        raise _refused("MODEL", model, rule, "download it where there is a network, and give its folder") from error
+
+
+def _require_none(tokenizer: Any, model: str) -> None:
+    known = tokenizer.get_vocab()
+    there = [token for token in TOKENS if token in known]
+    if not there:
+        return
+    if any(token.special and token.content in there for token in tokenizer.added_tokens_decoder.values()):
+        rule = "has them as special tokens, which vanish from decoded answers"
+        raise _refused("MODEL", model, f"{rule}: {there[0]}", "begin from the model to which nothing was added")
+    if len(there) == BINS:
+        raise _refused("MODEL", model, f"has the {BINS} coordinate tokens already", "use it as it is: model.model")
+    rule = f"has {len(there)} of the {BINS} coordinate tokens: {there[0]}"
+    raise _refused("MODEL", model, rule, "begin from the model to which nothing was added")
+
+
+@torch.no_grad()
+def _add(tokenizer: Any, policy: Any, start: Start) -> list[int]:
+    """Add the tokens to both, and give them their rows; return their ids."""
+
+    def spell(text: str) -> list[int]:
+        return list(tokenizer.encode(text, add_special_tokens=False))
+
+    tables = {id(table): table for table in _tables(policy)}
+    known = len(tokenizer)
+    rows = [start_rows(table[:known], start, spell) for table in tables.values()]
+    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in TOKENS])
+    ids: list[int] = tokenizer.convert_tokens_to_ids(list(TOKENS))
+    if len(tokenizer) > len(_tables(policy)[0]):
+        policy.resize_token_embeddings(len(tokenizer), ROWS_IN_STEPS_OF, mean_resizing=False)
+    grown = {id(table): table for table in _tables(policy)}
+    for table, new in zip(grown.values(), rows, strict=True):
+        table[known:] = new.mean(0).to(table)
+        table[torch.tensor(ids)] = new.to(table)
+    return ids
+
+
+def _tables(policy: Any) -> list[nn.Parameter]:
+    """Return the embedding table and the output head, which may be the same."""
+    return [policy.get_input_embeddings().weight, policy.get_output_embeddings().weight]
+
+
+def _save(policy: Any, processor: Any, output: Path) -> None:
+    """Write the folder aside, and rename it when it is whole."""
+    aside = output.with_name(f".{output.name}.unfinished")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    policy.save_pretrained(aside)
+    processor.save_pretrained(aside)
+    for file in aside.iterdir():
+        file.chmod(0o644)  # safetensors makes files that only their owner can read; a container runs as someone else
+    if output.exists():
+        output.rmdir()
+    aside.rename(output)
+
+
+def _refused(path: str, value: str, rule: str, way_out: str) -> ConfigError:
+    return ConfigError([Problem(path, value, rule, way_out)])
