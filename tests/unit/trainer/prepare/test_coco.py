@@ -1,0 +1,228 @@
+"""COCO's annotations become records: nothing is silently different, and what is left out is counted by its reason."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from pycocotools import mask as reference
+
+from stage2_api.coordinates import coord_bin
+from stage2_api.errors import ConfigError
+from stage2_trainer.data.records import load_records
+from stage2_trainer.prepare import coco, record_writer
+from stage2_trainer.prepare.annotated_image import Tally
+from stage2_trainer.prepare.coco import read_coco
+from stage2_trainer.prepare.outline import area, mask_of_runs, of_mask, simplified
+from stage2_trainer.prepare.record_writer import Choice, write_records
+
+CATEGORIES = [{"id": 3, "name": "cat"}, {"id": 18, "name": " dog "}]
+SQUARE = [10, 10, 60, 10, 60, 60, 10, 60]
+
+
+def annotation(number, image=1, category=3, bbox=(10, 10, 50, 50), **more):
+    return {"id": number, "image_id": image, "category_id": category, "bbox": list(bbox), "iscrowd": 0, **more}
+
+
+class DataSet:
+    """A COCO file in a folder of its own, with images of 100 by 200 pixels."""
+
+    def __init__(self, folder: Path, annotations, images=((1, "1.png"),), categories=CATEGORIES, **entry):
+        self.images, self.file, self.output = folder / "images", folder / "instances.json", folder / "out" / "x.jsonl"
+        self.images.mkdir()
+        for _, name in images:
+            Image.new("RGB", (100, 200)).save(self.images / name)
+        entries = [{"id": number, "file_name": name, "width": 100, "height": 200, **entry} for number, name in images]
+        self.document = {"images": entries, "annotations": list(annotations), "categories": categories}
+        self.tally = Tally()
+
+    def records(self, **choice):
+        """Import, and return the lines."""
+        self.file.write_text(json.dumps(self.document))
+        chosen = Choice(**choice)
+        found = read_coco(self.file, self.images, self.tally, outlines=chosen.geometry == "poly")
+        write_records(found, self.output, chosen, self.tally)
+        return [json.loads(line) for line in self.output.read_text().splitlines()]
+
+
+def bins(one):
+    return [coord_bin(token) for token in one.get("bbox_2d") or one["poly"]]
+
+
+def test_a_box_becomes_bins_of_its_image_and_its_category_the_description(tmp_path):
+    data = DataSet(tmp_path, [annotation(1), annotation(2, category=18, bbox=(0, 0, 100, 200))])
+    (record,) = data.records(order="file")
+    assert [(one["desc"], bins(one)) for one in record["objects"]] == [
+        ("cat", [100, 50, 600, 300]),
+        ("dog", [0, 0, 999, 999]),
+    ]
+    assert (record["width"], record["height"], record["images"]) == (100, 200, ["../images/1.png"])
+    (read,) = load_records(data.output)
+    assert read.images == (str(data.images / "1.png"),)
+    assert [one.bins for one in read.objects] == [(100, 50, 600, 300), (0, 0, 999, 999)]
+
+
+def test_objects_stand_in_reading_order_or_as_they_come(tmp_path):
+    boxes = [(50, 100, 9, 9), (60, 10, 9, 9), (5, 10, 9, 9)]
+    data = DataSet(tmp_path, [annotation(i, bbox=box) for i, box in enumerate(boxes)])
+    assert [bins(one)[:2] for one in data.records()[0]["objects"]] == [[50, 50], [600, 50], [500, 500]]
+    data.output.unlink()
+    assert [bins(one)[0] for one in data.records(order="file")[0]["objects"]] == [500, 600, 50]
+
+
+def test_boxes_are_clipped_to_the_image(tmp_path):
+    data = DataSet(tmp_path, [annotation(1, bbox=(-10, 150, 50, 100))])
+    assert bins(data.records()[0]["objects"][0]) == [0, 750, 400, 999]
+
+
+LEFT_OUT = {
+    "crowd": (annotation(1, iscrowd=1), coco.CROWD),
+    "no category": (annotation(1, category=99), coco.NO_CATEGORY),
+    "a list as category": (annotation(1, category=[3]), coco.NO_CATEGORY),
+    "no image": (annotation(1, image=9), coco.NO_IMAGE),
+    "three numbers": (annotation(1, bbox=(1, 2, 3)), coco.BROKEN_BOX),
+    "a text": (annotation(1, bbox=("1", 2, 3, 4)), coco.BROKEN_BOX),
+    "not a number": (annotation(1, bbox=(float("nan"), 2, 3, 4)), coco.BROKEN_BOX),
+    "no width": (annotation(1, bbox=(1, 2, 0, 4)), record_writer.NO_AREA),
+    "negative": (annotation(1, bbox=(1, 2, -3, 4)), record_writer.NO_AREA),
+    "outside": (annotation(1, bbox=(101, 2, 3, 4)), record_writer.NO_AREA),
+}
+
+
+@pytest.mark.parametrize("case", LEFT_OUT)
+def test_a_broken_object_is_left_out_and_counted(tmp_path, case):
+    broken, reason = LEFT_OUT[case]
+    data = DataSet(tmp_path, [broken, annotation(2, category=18)])
+    (record,) = data.records()
+    assert [one["desc"] for one in record["objects"]] == ["dog"]
+    assert data.tally.objects_left_out == {reason: 1}
+    assert len(data.tally.names[reason]) == 1
+
+
+def test_broken_images_are_left_out_and_counted(tmp_path):
+    names = ["good.png", "lost.png", "empty.png", "turned.jpg", "small.png"]
+    data = DataSet(tmp_path, [], images=list(enumerate(names)))
+    (data.images / "lost.png").unlink()
+    (data.images / "empty.png").write_bytes(b"")
+    turned = Image.new("RGB", (100, 200))
+    exif = turned.getexif()
+    exif[274] = 6
+    turned.save(data.images / "turned.jpg", exif=exif)
+    Image.new("RGB", (50, 100)).save(data.images / "small.png")
+    assert [record["sample_id"] for record in data.records()] == ["0"]
+    reasons = (record_writer.MISSING, record_writer.UNREADABLE, record_writer.TURNED, record_writer.OTHER_SIZE)
+    assert data.tally.images_left_out == dict.fromkeys(reasons, 1)
+
+
+def test_classes_limit_and_most_objects(tmp_path):
+    images = [(number, f"{number}.png") for number in range(1, 5)]
+    found = [annotation(1, image=1), annotation(2, image=1, category=18), *(annotation(i, image=2) for i in (3, 4, 5))]
+    data = DataSet(tmp_path, found, images=images)
+    records = data.records(classes=frozenset({"cat"}), max_objects=2, limit=2)
+    assert [record["sample_id"] for record in records] == ["1", "3"]
+    assert [one["desc"] for one in records[0]["objects"]] == ["cat"]
+    assert data.tally.images_left_out == {record_writer.CROWDED: 1}
+
+
+def test_polygons_keep_the_largest_part_and_count_the_others(tmp_path):
+    small = [70, 70, 80, 70, 80, 80]
+    data = DataSet(tmp_path, [annotation(1, segmentation=[small, SQUARE])])
+    (one,) = data.records(geometry="poly")[0]["objects"]
+    assert bins(one) == [100, 50, 600, 50, 600, 300, 100, 300]
+    assert data.tally.objects_left_out == {record_writer.FURTHER_PARTS: 1}
+
+
+@pytest.mark.parametrize("segmentation", [[[1, 2, 3]], [["a"] * 6], {"size": [1]}, {"size": [2, 2], "counts": [1]}, 5])
+def test_a_broken_segmentation_is_left_out_and_counted(tmp_path, segmentation):
+    data = DataSet(tmp_path, [annotation(1, segmentation=segmentation)])
+    assert data.records(geometry="poly")[0]["objects"] == []
+    assert data.tally.objects_left_out == {coco.BROKEN_OUTLINE: 1}
+
+
+def test_without_a_segmentation_the_outline_is_the_box(tmp_path):
+    data = DataSet(tmp_path, [annotation(1)])
+    assert bins(data.records(geometry="poly")[0]["objects"][0]) == [100, 50, 600, 50, 600, 300, 100, 300]
+
+
+def test_lists_of_lvis_are_kept_by_name(tmp_path):
+    lists = {"neg_category_ids": [18], "not_exhaustive_category_ids": [3, 99]}
+    data = DataSet(tmp_path, [], **lists)
+    assert data.records()[0]["metadata"] == {"neg_category_ids": ["dog"], "not_exhaustive_category_ids": ["cat"]}
+
+
+def test_an_image_of_lvis_is_named_by_its_address(tmp_path):
+    data = DataSet(tmp_path, [], file_name=None, coco_url="http://images.example/train2017/1.png")
+    assert data.records()[0]["images"] == ["../images/1.png"]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"images": None}, "list of objects images"),
+        ({"annotations": [1]}, "list of objects annotations"),
+        ({"images": [{"id": 1}, {"id": 1}]}, r"images\[1\]\.id"),
+        ({"images": [{"id": 1}]}, "file_name"),
+        ({"categories": [{"id": 1, "name": " "}]}, "non-blank"),
+        ({"categories": [{"name": "x"}]}, r"categories\[0\]\.id"),
+    ],
+)
+def test_a_file_that_is_none_of_cocos_is_refused_and_writes_nothing(tmp_path, change, told):
+    data = DataSet(tmp_path, [])
+    data.document |= change
+    with pytest.raises(ConfigError, match=told):
+        data.records()
+    assert not data.output.parent.exists() or not list(data.output.parent.iterdir())
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[" * 100_000])
+def test_a_file_that_is_no_json_is_refused(tmp_path, content):
+    (tmp_path / "x.json").write_bytes(content)
+    with pytest.raises(ConfigError, match="must be JSON"):
+        list(read_coco(tmp_path / "x.json", tmp_path, Tally()))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_run_lengths_are_read_as_pycocotools_reads_them(seed):
+    generator = np.random.default_rng(seed)
+    mask = generator.random((int(generator.integers(1, 40)), int(generator.integers(1, 40)))) < generator.random()
+    encoded = reference.encode(np.asfortranarray(mask.astype(np.uint8)))
+    height, width = encoded["size"]
+    assert np.array_equal(mask_of_runs(encoded["counts"], height, width), mask)
+    assert np.array_equal(mask_of_runs(encoded["counts"].decode(), height, width), mask)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_outline_of_a_mask_covers_what_the_mask_does(seed):
+    generator = np.random.default_rng(seed)
+    x, y = np.meshgrid(np.arange(80), np.arange(60))
+    centre, size = generator.uniform(20, 40, 2), generator.uniform(8, 18, 2)
+    mask = ((x - centre[0]) / size[0]) ** 2 + ((y - centre[1]) / size[1]) ** 2 < 1
+    (outline,) = of_mask(mask)
+    drawn = reference.decode(reference.frPyObjects([[number for point in outline for number in point]], 60, 80))[..., 0]
+    assert (drawn & mask).sum() / (drawn | mask).sum() > 0.93
+    assert area(outline) == pytest.approx(mask.sum(), rel=0.05)
+
+
+def test_fewer_points_stay_within_the_tolerance():
+    angles = np.linspace(0, 2 * np.pi, 200, endpoint=False)
+    circle = np.stack([100 * np.cos(angles), 100 * np.sin(angles)], axis=1)
+    few = simplified(circle, 1.0)
+    assert len(few) < 40
+    radii = np.hypot(*((few + np.roll(few, 1, axis=0)) / 2).T)
+    assert radii.min() > 98.9
+
+
+def test_the_command_says_what_it_wrote_and_what_it_left_out(tmp_path):
+    data = DataSet(tmp_path, [annotation(1), annotation(2, iscrowd=1)])
+    data.file.write_text(json.dumps(data.document))
+    command = [Path(sys.executable).parent / "stage2", "import", "coco", "--annotations", data.file]
+    command += ["--images", data.images, "--output", data.output]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True)
+    assert "1 records, 1 objects" in done.stdout
+    assert f"left out: 1 objects: {coco.CROWD} (annotation 2)" in done.stdout
+    again = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    assert again.returncode == 64
+    assert "must be a new file" in again.stderr

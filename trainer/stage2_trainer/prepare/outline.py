@@ -1,0 +1,99 @@
+"""Outlines of objects: from a run-length mask to a polygon, and from a polygon to few points."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from contourpy import contour_generator
+
+from stage2_trainer.prepare.annotated_image import Outline
+
+Points = npt.NDArray[np.float64]
+
+
+def area(outline: Outline) -> float:
+    """Return the area of a polygon, by the shoelace formula."""
+    points = np.asarray(outline, dtype=np.float64)
+    x, y = points[:, 0], points[:, 1]
+    return float(abs(x @ np.roll(y, 1) - y @ np.roll(x, 1)) / 2)
+
+
+def of_mask(mask: npt.NDArray[np.bool_]) -> list[Outline]:
+    """Return the outer outlines of a mask's regions, along the edges of its pixels' centres widened by half a pixel."""
+    padded = np.pad(mask.astype(np.float64), 1)
+    lines: Any = contour_generator(z=padded).lines(0.5)
+    outlines = [np.asarray(line) - 0.5 for line in lines if len(line) >= 4]
+    return [[(float(x), float(y)) for x, y in outline[:-1]] for outline in outlines]
+
+
+def mask_of_runs(counts: str | bytes | Sequence[int], height: int, width: int) -> npt.NDArray[np.bool_]:
+    """Return the mask (height, width) of COCO's run lengths: columns first, beginning with what is not the object.
+
+    counts: a list, or COCO's compressed string. Raises ValueError where they do not cover the mask.
+    """
+    runs = list(counts) if not isinstance(counts, str | bytes) else _uncompressed(counts)
+    if sum(runs) != height * width or min(runs, default=0) < 0:
+        raise ValueError(f"{len(runs)} run lengths cover {sum(runs)} of {height * width} pixels")
+    flat = np.repeat(np.arange(len(runs)) % 2 == 1, runs)
+    return flat.reshape(width, height).T
+
+
+def simplified(points: Points, tolerance: float) -> Points:
+    """Return fewer points (N, 2) of a closed outline, none of the others being further than `tolerance` from it.
+
+    Douglas and Peucker, 1973, on the two halves between the first point and the one that is furthest from it.
+    """
+    far = int(np.argmax(np.hypot(*(points - points[0]).T)))
+    closed = np.vstack([points, points[:1]])
+    kept = {0, far, len(points)}
+    pending = [(0, far), (far, len(points))]
+    while pending:
+        first, last = pending.pop()
+        if last - first < 2:
+            continue
+        distances = _distances(closed[first + 1 : last], closed[first], closed[last])
+        furthest = int(np.argmax(distances))
+        if distances[furthest] > tolerance:
+            middle = first + 1 + furthest
+            kept.add(middle)
+            pending += [(first, middle), (middle, last)]
+    return closed[sorted(kept - {len(points)})]
+
+
+def without_repeats(points: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the points of a closed outline without those that equal the one before."""
+    closed = [points[-1], *points] if points else []
+    return [after for before, after in pairwise(closed) if after != before]
+
+
+def _distances(points: Points, start: Points, end: Points) -> npt.NDArray[np.float64]:
+    along = end - start
+    length = float(along @ along)
+    share = np.clip((points - start) @ along / length, 0.0, 1.0) if length else np.zeros(len(points))
+    found: npt.NDArray[np.float64] = np.hypot(*(points - start - share[:, None] * along).T)
+    return found
+
+
+def _uncompressed(counts: str | bytes) -> list[int]:
+    """Return run lengths from COCO's string: 5 bits a character from 48 on, differences to the run two before."""
+    text = counts.encode() if isinstance(counts, str) else counts
+    runs: list[int] = []
+    position = 0
+    while position < len(text):
+        value, shift, more = 0, 0, True
+        while more:
+            if position == len(text):
+                raise ValueError("the run lengths end within a number")
+            byte = text[position] - 48
+            value |= (byte & 0x1F) << shift
+            more = bool(byte & 0x20)
+            shift += 5
+            position += 1
+            if not more and byte & 0x10:
+                value |= -1 << shift
+        runs.append(value + (runs[-2] if len(runs) > 2 else 0))
+    return runs
