@@ -12,10 +12,10 @@ from rich.progress import track
 from stage2_api.errors import ConfigError, Problem
 from stage2_trainer.prepare.annotated_image import AnnotatedImage, Tally
 from stage2_trainer.prepare.coco import count_images, read_coco
-from stage2_trainer.prepare.record_writer import Choice, write_records
+from stage2_trainer.prepare.record_writer import RecordChoice, write_records
 
 
-def import_coco(annotations: Path, images: Path, output: Path, choice: Choice) -> int:
+def import_coco(annotations: Path, images: Path, output: Path, choice: RecordChoice) -> int:
     """Write the records of a COCO file, and say what was left out; 0. Raises ConfigError."""
     if output.exists():
         raise ConfigError([Problem("--output", str(output), "must be a new file", "remove it, or name another one")])

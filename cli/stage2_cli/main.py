@@ -100,10 +100,10 @@ def coco(  # noqa: PLR0913 - one parameter for each option
 ) -> None:
     """Make records of a COCO file; what is left out is counted, each for its reason."""
     from stage2_cli.importing import import_coco
-    from stage2_trainer.prepare.record_writer import Choice
+    from stage2_trainer.prepare.record_writer import RecordChoice
 
     kept = frozenset(name.strip() for name in classes.split(",")) if classes else None
-    choice = Choice(geometry=geometry, order=order, classes=kept, limit=limit, max_objects=max_objects)
+    choice = RecordChoice(geometry=geometry, order=order, classes=kept, limit=limit, max_objects=max_objects)
     raise typer.Exit(import_coco(annotations, images, output, choice))
 
 

@@ -31,7 +31,7 @@ FURTHER_PARTS = "a further part of an object of several"
 
 
 @dataclass(frozen=True)
-class Choice:
+class RecordChoice:
     """What becomes of annotated images.
 
     classes: descriptions that are kept; None keeps all. limit: most records. max_objects: images with more are left
@@ -45,7 +45,7 @@ class Choice:
     max_objects: int | None = None
 
 
-def write_records(images: Iterable[AnnotatedImage], output: Path, choice: Choice, tally: Tally) -> None:
+def write_records(images: Iterable[AnnotatedImage], output: Path, choice: RecordChoice, tally: Tally) -> None:
     """Write a data file; it gets its name when it is whole. Paths of images are relative to its folder."""
     output.parent.mkdir(parents=True, exist_ok=True)
     aside = output.with_name(f".{output.name}.unfinished")
@@ -64,7 +64,7 @@ def write_records(images: Iterable[AnnotatedImage], output: Path, choice: Choice
         aside.unlink(missing_ok=True)
 
 
-def _record(image: AnnotatedImage, folder: Path, choice: Choice, tally: Tally) -> dict[str, Any] | None:
+def _record(image: AnnotatedImage, folder: Path, choice: RecordChoice, tally: Tally) -> dict[str, Any] | None:
     """Return the record of an image; None where it is left out."""
     try:
         width, height = _size(image)

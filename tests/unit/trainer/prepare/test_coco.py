@@ -17,7 +17,7 @@ from stage2_trainer.prepare import coco, record_writer
 from stage2_trainer.prepare.annotated_image import Tally
 from stage2_trainer.prepare.coco import read_coco
 from stage2_trainer.prepare.outline import area, mask_of_runs, of_mask, simplified
-from stage2_trainer.prepare.record_writer import Choice, write_records
+from stage2_trainer.prepare.record_writer import RecordChoice, write_records
 
 CATEGORIES = [{"id": 3, "name": "cat"}, {"id": 18, "name": " dog "}]
 SQUARE = [10, 10, 60, 10, 60, 60, 10, 60]
@@ -42,7 +42,7 @@ class DataSet:
     def records(self, **choice):
         """Import, and return the lines."""
         self.file.write_text(json.dumps(self.document))
-        chosen = Choice(**choice)
+        chosen = RecordChoice(**choice)
         found = read_coco(self.file, self.images, self.tally, outlines=chosen.geometry == "poly")
         write_records(found, self.output, chosen, self.tally)
         return [json.loads(line) for line in self.output.read_text().splitlines()]
