@@ -1,0 +1,35 @@
+"""What `stage2 prepare` has saved is served by a real vLLM, whose answers keep the coordinate tokens as text."""
+
+import contextlib
+
+import pytest
+from transformers import AutoProcessor
+
+from stage2_api.coordinates import COORD_TOKEN
+from stage2_trainer.matching import CoordVocab
+from stage2_trainer.prepare.coordinate_tokens import prepare
+from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body
+from stage2_trainer.wire.client import ServerClient
+from stage2_trainer.wire.rollout import RolloutRequest, Sampling
+from tiny_model.checkpoint import save
+from tiny_model.model import build_model, build_processor
+from tiny_model.tokenizer import build_tokenizer
+
+SEED = 7
+NEW_TOKENS = 64
+
+
+@pytest.mark.vllm
+def test_answers_of_a_prepared_model_keep_coordinates_as_text(tmp_path, start_server, token):
+    tokenizer = build_tokenizer(SEED, plain=True)
+    save(tmp_path / "stock", build_model(tokenizer, SEED), build_processor(tokenizer))
+    prepare(str(tmp_path / "stock"), tmp_path / "prepared")
+    vocab = CoordVocab.from_tokenizer(AutoProcessor.from_pretrained(tmp_path / "prepared").tokenizer)
+    served = start_server("vllm", model=tmp_path / "prepared")
+    request = RolloutRequest(messages=[{"role": "user", "content": "Where is it?"}])
+    with contextlib.closing(ServerClient(served.base_url, token, timeout_s=60)) as client:
+        body = chat_body(request, Sampling(max_new_tokens=NEW_TOKENS, temperature=2.0), seed=1)
+        (choice,) = client.post(CHAT_ROUTE, "test", body=body)["choices"]
+    answered = [vocab.bin_of(one) for one in choice["token_ids"] if vocab.bin_of(one) is not None]
+    assert len(answered) > NEW_TOKENS // 4  # an untrained model answers with any token, and most of them are these
+    assert [int(found) for found in COORD_TOKEN.findall(choice["message"]["content"])] == answered
