@@ -84,6 +84,7 @@ def serve():
             scripted = Scripted(script, versions)
             listener = socket.socket()
             listener.bind(("127.0.0.1", 0))
+            listener.listen()  # whoever connects before the thread serves shall wait
             server = uvicorn.Server(uvicorn.Config(scripted.app, log_level="error", timeout_graceful_shutdown=1))
             thread = threading.Thread(target=server.run, args=([listener],))
             thread.start()
