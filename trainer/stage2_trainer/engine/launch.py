@@ -15,6 +15,7 @@ from stage2_api.grpo import Rlhf
 from stage2_api.runconfig import RunConfig
 from stage2_api.vllm import TRANSPORT_PATH, ServerAddress
 from stage2_trainer.engine.adapter_store import FOLDER_VARIABLE, default_folder
+from stage2_trainer.engine.cuda_driver import Installation, server_problem
 from stage2_trainer.engine.server_command import (
     Endpoint,
     Platform,
@@ -39,12 +40,14 @@ def serve(config: RunConfig, server: int, *, engine: str = "vllm", host: str | N
     host: the address to listen on; default: loopback if the server's base_url is loopback, else every address.
 
     Raises:
-        ConfigError: no such server or engine, no token, or the port is taken.
+        ConfigError: no such server or engine, no token, the port is taken, or no driver for a server of the GPU build.
     """
     address = _address(config, server)
     endpoint = _endpoint(address, host)
     read_token(os.environ)
     _require_free(endpoint, server, address, rlhf=config.rlhf)
+    if engine == "vllm" and installed_platform() == "cuda":
+        _require_driver()
     command, env = server_process(config, server, endpoint, engine)
     logger.info("server %d listens on %s:%d: %s", server, endpoint.host, endpoint.port, shlex.join(command))
     os.execve(command[0], command, env)
@@ -94,6 +97,12 @@ def _require_transport(config: RunConfig, platform: Platform, engine: str) -> No
     if engine == "vllm" and platform == "cpu" and transport_of(config, platform) == "nccl":
         rule, way_out = "NCCL needs servers on GPUs, and this vLLM is for CPUs", "set it to tcp, or leave it out"
         raise ConfigError((Problem(TRANSPORT_PATH, "nccl", rule, way_out),))
+
+
+def _require_driver() -> None:
+    """Raise ConfigError when this machine has no NVIDIA driver for a server of the GPU build, or too old a one."""
+    if problem := server_problem(Installation.here(os.environ)):
+        raise ConfigError((problem,))
 
 
 def _require_gpus(config: RunConfig) -> None:

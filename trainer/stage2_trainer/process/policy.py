@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers import set_seed
 
+from stage2_api.errors import ConfigError
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.encode import Encoder
+from stage2_trainer.engine.cuda_driver import Installation, unused_gpu
 from stage2_trainer.process import training_arguments as arguments
 from stage2_trainer.process.qwen3_vl import adapt, freeze, load_model
 from stage2_trainer.weights.probe import Probe
@@ -30,10 +33,18 @@ def load_policy(config: RunConfig) -> Any:
 
     Adapters begin with random values: seeded, so that a run can be repeated, and all processes begin with the same.
     """
+    _require_gpu()
     set_seed(config.training.seed)
     model = load_model(config.model.model, dtype=arguments.dtype(config), attn_implementation=config.model.attn_impl)
     frozen = arguments.frozen_parts(config)
     if config.tuner.train_type == "full":
         freeze(model, frozen)
-        return model
-    return adapt(model, frozen, arguments.adapter_options(config), regex=config.tuner.target_regex)
+    else:
+        model = adapt(model, frozen, arguments.adapter_options(config), regex=config.tuner.target_regex)
+    return model
+
+
+def _require_gpu() -> None:
+    """Raise ConfigError where this process should train on a GPU that PyTorch cannot use."""
+    if problem := unused_gpu(Installation.here(os.environ), available=torch.cuda.is_available()):
+        raise ConfigError((problem,))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -12,6 +13,7 @@ from typing import Any
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.runconfig import RunConfig
+from stage2_trainer.engine.cuda_driver import Installation, learner_problem
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +67,7 @@ def check_supported(config: RunConfig, *, world_size: int) -> None:
     ]
     problems += _one_process(config, world_size) + _groups(config, world_size) + _zero_stage(config)
     problems += _trackers(config)
+    problems += _driver()
     if problems:
         raise ConfigError(problems)
     if config.rollout_matching.offload.enabled and not _colocates(config):
@@ -127,6 +130,12 @@ def _one_process(config: RunConfig, world_size: int) -> list[Problem]:
     rule = "in server mode the learner is one process: it alone owns the weight push, and the other GPUs make rollouts"
     way_out = "start the learner without torchrun, as `stage2 learn CONFIG`, or set vllm.mode to colocate"
     return [Problem("WORLD_SIZE", world_size, rule, way_out)]
+
+
+def _driver() -> list[Problem]:
+    """Return why the GPUs of this machine cannot be used, where this installation is one for GPUs."""
+    problem = learner_problem(Installation.here(os.environ))
+    return [] if problem is None else [problem]
 
 
 def _groups(config: RunConfig, world_size: int) -> list[Problem]:

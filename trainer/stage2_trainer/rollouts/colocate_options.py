@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from stage2_api.runconfig import RunConfig
-from stage2_trainer.engine.server_command import CPU_KV_CACHE_GIB
+from stage2_trainer.engine.server_command import CPU_KV_CACHE_GIB, PRECOMPILED
 from stage2_trainer.engine.vllm_compat import dummy_load_options, without_removed_options
 
 
@@ -44,8 +44,8 @@ def engine_environment(*, on_cpu: bool) -> dict[str, str]:
     """Return the environment that vLLM reads when it is imported; what is set already is kept."""
     variables = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
     if on_cpu:
-        variables |= {"VLLM_CPU_KVCACHE_SPACE": str(CPU_KV_CACHE_GIB), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    return variables
+        return {**variables, "VLLM_CPU_KVCACHE_SPACE": str(CPU_KV_CACHE_GIB), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    return {**variables, **PRECOMPILED}
 
 
 def _pixel_limits(config: RunConfig) -> dict[str, int]:

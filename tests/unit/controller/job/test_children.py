@@ -134,6 +134,17 @@ def test_pods_mount_configuration_token_scratch_and_the_jobs_volumes(kind: str) 
     assert volumes["stage2-token"]["secret"]["secretName"] == "job-3v1-token"
 
 
+@pytest.mark.parametrize("kind", ["Deployment", "Job"])
+def test_what_libraries_compile_outlives_a_container_of_its_pod(kind: str) -> None:
+    """vLLM, Triton and PyTorch keep it below the home directory and /tmp."""
+    spec = pod_spec(kind)
+    volumes = {volume["name"]: volume for volume in spec["volumes"]}
+    for container in spec["containers"]:
+        (scratch,) = (mount["name"] for mount in container["volumeMounts"] if mount["mountPath"] == "/tmp")
+        assert volumes[scratch] == {"name": scratch, "emptyDir": {}}
+        assert {"name": "HOME", "value": "/tmp"} in container["env"]
+
+
 def test_the_token_is_in_the_secret_and_nowhere_else() -> None:
     raw = b.job()
     made = b.planned(raw, b.started(raw, secret=None))

@@ -123,6 +123,15 @@ def test_a_cpu_server_with_one_worker_needs_no_process_for_it():
     assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in two
 
 
+def test_a_gpu_server_compiles_nothing_with_nvcc_unless_a_person_says_so():
+    compiled = ("VLLM_USE_FLASHINFER_SAMPLER", "VLLM_ALLREDUCE_USE_FLASHINFER")
+    gpu, cpu = (environment({}, platform, cores=2, servers_here=1) for platform in ("cuda", "cpu"))
+    assert [gpu[name] for name in compiled] == ["0", "0"]
+    assert not set(compiled) & set(cpu)
+    chosen = {"VLLM_USE_FLASHINFER_SAMPLER": "1"}
+    assert environment(chosen, "cuda", cores=2, servers_here=1)["VLLM_USE_FLASHINFER_SAMPLER"] == "1"
+
+
 def test_what_a_person_sets_in_the_environment_stays():
     env = environment({"OMP_NUM_THREADS": "5", "PATH": "/bin"}, "cpu", cores=2, servers_here=1)
     assert (env["OMP_NUM_THREADS"], env["PATH"]) == ("5", "/bin")
