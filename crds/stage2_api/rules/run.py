@@ -18,6 +18,22 @@ _NOT_VLLM = f"$({_MATCHING}.rollout_backend) != 'vllm'"
 _NOT_COLOCATE = f"($?(rlhf) || {_NOT_VLLM} || $({_VLLM}.mode) != 'colocate')"
 
 
+NARROW_WEIGHTS = (
+    "16 bits lose an update that is below half of a weight's last digit, as nearly all are at small rates, and nothing"
+    " keeps a copy in float32"
+)
+WIDEN_WEIGHTS = (
+    "set it to float32 (training.bf16 computes in bfloat16 all the same; servers hold float32 too), or use deepspeed"
+    " with bf16, which keeps float32 copies, or train adapters alone (train_type lora without modules_to_save)"
+)
+
+
+def _trains_narrow_weights(config: RunConfig) -> bool:
+    """Whether weights of 16 bits train in full, as far as the file says: with `auto` the checkpoint does."""
+    in_full = config.tuner.train_type == "full" or bool(config.tuner.modules_to_save)
+    return in_full and config.model.torch_dtype in ("bfloat16", "float16") and not config.uses_deepspeed
+
+
 def _needs_model_len(config: RunConfig) -> bool:
     return config.rollout_matching.colocates and config.rollout_matching.vllm.max_model_len is None
 
@@ -152,6 +168,14 @@ RUN_RULES: tuple[Rule[RunConfig], ...] = (
         cel=f"$({_VLLM}.sync.mode) != 'adapter' || $({_VLLM}.load_format, '') != 'dummy'",
         rule="adapters go on top of the checkpoint's weights, and dummy leaves these out",
         way_out="set vllm.load_format to auto, or vllm.sync.mode to full",
+    ),
+    Rule(
+        path="model.torch_dtype",
+        broken=_trains_narrow_weights,
+        reads=("deepspeed", "tuner.train_type", "tuner.modules_to_save"),
+        cel=None,  # deepspeed is text or a mapping: CEL cannot see a key without a type
+        rule=f"weights that train in full need float32: {NARROW_WEIGHTS}",
+        way_out=WIDEN_WEIGHTS,
     ),
     Rule(
         path="tuner.use_dora",

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from transformers import set_seed
 
-from stage2_api.errors import ConfigError
+from stage2_api.errors import ConfigError, Problem
+from stage2_api.rules.run import NARROW_WEIGHTS, WIDEN_WEIGHTS
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.encode import Encoder
 from stage2_trainer.engine.cuda_driver import Installation, unused_gpu
@@ -41,6 +42,7 @@ def load_policy(config: RunConfig) -> Any:
         freeze(model, frozen)
     else:
         model = adapt(model, frozen, arguments.adapter_options(config), regex=config.tuner.target_regex)
+    _require_wide_weights(model, config)
     return model
 
 
@@ -48,3 +50,13 @@ def _require_gpu() -> None:
     """Raise ConfigError where this process should train on a GPU that PyTorch cannot use."""
     if problem := unused_gpu(Installation.here(os.environ), available=torch.cuda.is_available()):
         raise ConfigError((problem,))
+
+
+def _require_wide_weights(model: Any, config: RunConfig) -> None:
+    """Raise ConfigError where weights of 16 bits train; DeepSpeed keeps copies of its own in float32."""
+    if config.uses_deepspeed:
+        return
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.dtype in (torch.bfloat16, torch.float16):
+            rule = f"{name} would train in {str(parameter.dtype).removeprefix('torch.')}: {NARROW_WEIGHTS}"
+            raise ConfigError((Problem("model.torch_dtype", config.model.torch_dtype, rule, WIDEN_WEIGHTS),))
