@@ -1,4 +1,7 @@
-"""Settings that are right in form but do nothing, or little, in this run: told to a person, never an error."""
+"""Settings that are right in form but do nothing, or little, in this run, or need what our image lacks.
+
+Told to a person, never an error.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,12 @@ def _asks_swift(matching: RolloutMatching) -> bool:
 
 
 _IDLE: tuple[tuple[str, Idle, str, str], ...] = (
+    (
+        "model.attn_impl",
+        lambda c: c.model.attn_impl == "flash_attention_3",
+        "needs a package that the trainer image of this project does not have: a learner without it ends at its start",
+        "set it to auto, or install the package into an image of your own",
+    ),
     (
         "training.packing_length",
         lambda c: c.training.packing_length is not None,

@@ -18,9 +18,10 @@ class Model(Section):
     """Folder of the checkpoint, or its name on a hub, with the 1000 coordinate tokens already in its vocabulary."""
     torch_dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     """Number format in which weights are loaded; `auto` takes the checkpoint's own."""
-    attn_impl: Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3"] = "sdpa"
-    """Attention kernel of the learner. `sdpa` comes with PyTorch and runs everywhere; the flash kernels need a package
-    and a GPU."""
+    attn_impl: Literal["auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3"] = "sdpa"
+    """Attention kernel of the learner. `auto` attends within each sequence of a row: on a GPU by PyTorch's own flash
+    kernel, elsewhere one after the other. `sdpa` masks the whole row, in memory that grows with its square. Without the
+    flash-attn package `flash_attention_2` is `auto`; `flash_attention_3` needs its package and a GPU."""
 
 
 class Template(Section):

@@ -1,34 +1,33 @@
 """Packed rows under flash attention, on a GPU: what each sequence gives alone, up to the rounding of bfloat16.
 
-How much rounding may take is measured in place: by how far the same sequences alone are from float32.
+How much rounding may take is measured in place: by how far the same sequences alone are from float32. The kernel that
+PyTorch brings is always tried; that of the flash-attn package where it is installed.
 """
 
 import dataclasses
 
 import pytest
 import torch
-from transformers import Qwen3VLForConditionalGeneration
+from torch.nn.attention import varlen
 
 from stage2_trainer.learner.padding_free_batch import collate, hidden_states, place
+from stage2_trainer.process.attention import PACKED
+from stage2_trainer.process.qwen3_vl import load_model
 
 ANSWERS = ['{"object_1": {"desc": "red box"}}', "{}", '{"object_1": {"desc": "a"}, "object_2": {"desc": "b"}}']
 SLACK = 2.0  # packed may be this much further from float32 than unpacked is
 
 
-def load(path, attention, dtype):
-    model = Qwen3VLForConditionalGeneration.from_pretrained(path, dtype=dtype, attn_implementation=attention)
-    return model.cuda()
-
-
-@pytest.fixture(scope="module")
-def flash(model_path):
-    pytest.importorskip("flash_attn")
-    return load(model_path, "flash_attention_2", torch.bfloat16)
+@pytest.fixture(scope="module", params=[PACKED, "flash_attention_2"])
+def flash(model_path, request):
+    if request.param != PACKED:
+        pytest.importorskip("flash_attn")
+    return load_model(model_path, dtype=torch.bfloat16, attn_implementation=request.param).cuda()
 
 
 @pytest.fixture(scope="module")
 def exact(model_path):
-    return load(model_path, "sdpa", torch.float32)
+    return load_model(model_path, dtype=torch.float32, attn_implementation="sdpa").cuda()
 
 
 @pytest.fixture(scope="module")
@@ -89,3 +88,18 @@ def test_changing_one_sequence_moves_no_other_one_in_its_row(flash, sequences):
     assert (before[0] - after[0]).abs().max() > 0.1
     for one, other in zip(before[1:], after[1:], strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-3)
+
+
+def test_a_row_is_one_call_of_the_kernel_in_each_layer(model_path, sequences, monkeypatch):
+    calls, kernel = [], varlen.varlen_attn
+
+    def counted(query, *args, **kwargs):
+        calls.append(query.dtype)
+        return kernel(query, *args, **kwargs)
+
+    monkeypatch.setattr(varlen, "varlen_attn", counted)
+    model = load_model(model_path, dtype=torch.bfloat16, attn_implementation=PACKED).cuda()
+    with torch.no_grad():
+        logits(model, sequences)
+    layers = model.config.text_config.num_hidden_layers + model.config.vision_config.depth
+    assert calls == [torch.bfloat16] * layers

@@ -20,6 +20,7 @@ def matching(patch: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("patch", "path"),
     [
+        ({"model": {"attn_impl": "flash_attention_3"}}, "model.attn_impl"),
         ({"training": {"packing_length": 512}}, "training.packing_length"),
         ({"training": {"eval_packing": True}}, "training.eval_packing"),
         ({"training": {"add_version": True}}, "training.add_version"),

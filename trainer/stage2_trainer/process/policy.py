@@ -15,6 +15,7 @@ from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.encode import Encoder
 from stage2_trainer.engine.cuda_driver import Installation, unused_gpu
 from stage2_trainer.process import training_arguments as arguments
+from stage2_trainer.process.attention import HALF_FORMATS, attention_here
 from stage2_trainer.process.qwen3_vl import adapt, freeze, load_model
 from stage2_trainer.weights.probe import Probe
 
@@ -36,7 +37,8 @@ def load_policy(config: RunConfig) -> Any:
     """
     _require_gpu()
     set_seed(config.training.seed)
-    model = load_model(config.model.model, dtype=arguments.dtype(config), attn_implementation=config.model.attn_impl)
+    attention = attention_here(config.model.attn_impl)
+    model = load_model(config.model.model, dtype=arguments.dtype(config), attn_implementation=attention)
     frozen = arguments.frozen_parts(config)
     if config.tuner.train_type == "full":
         freeze(model, frozen)
@@ -57,6 +59,6 @@ def _require_wide_weights(model: Any, config: RunConfig) -> None:
     if config.uses_deepspeed:
         return
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad and parameter.dtype in (torch.bfloat16, torch.float16):
+        if parameter.requires_grad and parameter.dtype in HALF_FORMATS:
             rule = f"{name} would train in {str(parameter.dtype).removeprefix('torch.')}: {NARROW_WEIGHTS}"
             raise ConfigError((Problem("model.torch_dtype", config.model.torch_dtype, rule, WIDEN_WEIGHTS),))

@@ -15,6 +15,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_trainer.matching import CoordVocab
+from stage2_trainer.process.attention import tell_vision_tower
 from stage2_trainer.process.transformers_compat import disable_cache
 
 logger = logging.getLogger(__name__)
@@ -49,6 +50,7 @@ def load_model(path: Path | str, *, dtype: torch.dtype | None, attn_implementati
         rule = f"must be a Qwen3-VL model; {type(model).__name__} has the unknown parameter {unknown[0]}"
         raise ConfigError((Problem("model.model", str(path), rule, "use a Qwen3-VL checkpoint"),))
     disable_cache(model)
+    tell_vision_tower(model)
     return model
 
 

@@ -32,6 +32,12 @@ class _Unsupported:
 
 _UNSUPPORTED = (
     _Unsupported(
+        "model.attn_impl",
+        lambda c: _missing_kernel(c),
+        "needs the package flash_attn_interface and a GPU that it knows, and this learner lacks one of them",
+        "set it to auto, the kernel that PyTorch brings, or install the package into the image",
+    ),
+    _Unsupported(
         f"{_MATCHING}.vllm.sync.mode",
         lambda c: "adapter" if _colocates(c) and c.rollout_matching.vllm.sync.mode == "adapter" else None,
         "a colocated engine is given merged weights, from one memory to another; it loads no adapters",
@@ -108,6 +114,15 @@ def _trackers(config: RunConfig) -> list[Problem]:
         for tracker in config.training.report_to
         if tracker != "none" and find_spec(tracker) is None
     ]
+
+
+def _missing_kernel(config: RunConfig) -> str | None:
+    if config.model.attn_impl != "flash_attention_3":
+        return None
+    # takes seconds, and only this question needs it
+    from transformers.utils.import_utils import is_flash_attn_3_available
+
+    return None if is_flash_attn_3_available() else config.model.attn_impl
 
 
 def _colocates(config: RunConfig) -> bool:

@@ -55,6 +55,17 @@ def test_what_is_not_built_is_refused_by_its_key(matching, path):
     assert refused(config) == [f"{MATCHING}.{path}"]
 
 
+@pytest.mark.parametrize("attention", ["auto", "sdpa", "eager", "flash_attention_2"])
+def test_an_attention_kernel_that_is_always_there_is_supported(attention):
+    check_supported(run_config(model={"model": "model", "attn_impl": attention}), world_size=1)
+
+
+def test_an_attention_kernel_whose_package_is_missing_is_refused_with_the_way_out():
+    config = run_config(model={"model": "model", "attn_impl": "flash_attention_3"})
+    with pytest.raises(ConfigError, match=r"model.attn_impl: 'flash_attention_3'; needs the package .* set it to auto"):
+        check_supported(config, world_size=1)
+
+
 def test_several_learner_processes_are_refused_beside_servers_and_told_why():
     with pytest.raises(ConfigError, match="the learner is one process"):
         check_supported(run_config(), world_size=2)

@@ -1,0 +1,194 @@
+"""Attention over packed rows by a kernel that PyTorch itself brings: the learner needs no flash-attn package.
+
+Registered with transformers as `packed`. A layer that is told where sequences end (`cu_seq_lens_q`, which
+`PaddingFreeBatch.model_inputs` passes) attends within each of them and builds no mask: on a GPU in one call of
+`torch.nn.attention.varlen`, elsewhere sequence by sequence, to the same values. A layer that is told nothing, as in
+generation with a cache, gets the ordinary masked attention of `sdpa`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.utils.import_utils import is_flash_attn_2_available
+
+PACKED = "packed"
+# transformers hands a vision tower's image boundaries over only to an implementation with `flash` in its name; any
+# other is called image by image, and each layer waits for the device to learn how long they are.
+PACKED_VISION = "packed_flash"
+
+HALF_FORMATS = frozenset({torch.bfloat16, torch.float16})
+FIRST_CAPABILITY = (8, 0)  # Ampere: PyTorch's flash attention has no kernels for GPUs before it
+MOST_HEAD_DIM = 256
+HEAD_DIM_STEP = 8
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """The sequences of rows laid out one after the other, and how each attends to itself.
+
+    ends: from 0 on, int32, on the device of what attends. longest: tokens of the longest one. scale: of the scores
+    before softmax; None is 1 / sqrt(head dim).
+    """
+
+    ends: Tensor
+    longest: int
+    causal: bool
+    scale: float | None = None
+    dropout: float = 0.0
+
+
+class DeferredMask:
+    """A mask that is made when a layer asks for it: T x T values, which no packed row ever needs."""
+
+    def __init__(self, make: Callable[[], Tensor | None]) -> None:
+        self._make = make
+
+    @cached_property
+    def tensor(self) -> Tensor | None:
+        """The mask of `sdpa`; None where it is plainly causal."""
+        return self._make()
+
+
+def chosen_attention(asked: str, *, flash_attn: bool) -> str:
+    """Return the implementation that runs where `asked` is configured.
+
+    flash_attn: whether the flash-attn package can run here. Without it `flash_attention_2` is PyTorch's own flash
+    kernel, which came from there.
+    """
+    if asked == "auto" or (asked == "flash_attention_2" and not flash_attn):
+        return PACKED
+    return asked
+
+
+def attention_here(asked: str) -> str:
+    """Return the implementation that runs on this machine where `asked` is configured."""
+    return chosen_attention(asked, flash_attn=is_flash_attn_2_available())
+
+
+def tell_vision_tower(model: Any) -> None:
+    """Let the vision tower of a model that was loaded with `packed` attend to all images in one call."""
+    if model.config._attn_implementation == PACKED:
+        model.model.visual.config._attn_implementation = PACKED_VISION
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: DeferredMask | Tensor | None,
+    *,
+    cu_seq_lens_q: Tensor | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Return (B, T, heads, D) for (B, heads, T, D), by transformers' signature of an attention implementation.
+
+    options: transformers' own: `scaling`, `dropout`, `is_causal`, and with sequences `max_length_q`.
+    """
+    if cu_seq_lens_q is None:
+        mask = attention_mask.tensor if isinstance(attention_mask, DeferredMask) else attention_mask
+        found: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, mask, **options)
+        return found
+    sequences = _sequences(module, cu_seq_lens_q, options)
+    flat = [each.transpose(1, 2).flatten(0, 1) for each in (query, key, value)]
+    attended = attend(flat[0], flat[1], flat[2], sequences)
+    return attended.unflatten(0, (query.shape[0], query.shape[2])), None
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences) -> Tensor:
+    """Return (T, heads, D): each sequence attends to itself. Keys and values may have fewer heads, in groups."""
+    dtype = None if sequences.dropout else _kernel_dtype(query)
+    if dtype is None:
+        return one_by_one(query, key, value, sequences)
+    return by_kernel(query.to(dtype), key.to(dtype), value.to(dtype), sequences)
+
+
+def by_kernel(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences) -> Tensor:
+    """Return `attend` in one call of PyTorch's flash kernel, which takes half precision on a GPU only."""
+    from torch.nn.attention.varlen import varlen_attn  # a CPU never needs it
+
+    ends = sequences.ends.to(torch.int32)
+    attended = varlen_attn(
+        query,
+        key,
+        value,
+        ends,
+        ends,
+        sequences.longest,
+        sequences.longest,
+        scale=sequences.scale,
+        window_size=(-1, 0) if sequences.causal else (-1, -1),
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    assert isinstance(attended, Tensor), "it is not asked for more"
+    return attended
+
+
+def one_by_one(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences) -> Tensor:
+    """Return `attend` sequence by sequence: on a CPU, in float32, or on a GPU that the kernel does not know."""
+    attended = []
+    for start, end in pairwise(sequences.ends.tolist()):
+        own_query, own_key, own_value = (each[start:end].transpose(0, 1)[None] for each in (query, key, value))
+        found = scaled_dot_product_attention(
+            own_query,
+            own_key,
+            own_value,
+            dropout_p=sequences.dropout,
+            is_causal=sequences.causal,
+            scale=sequences.scale,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+        attended.append(found.squeeze(0).transpose(0, 1))
+    return torch.cat(attended)
+
+
+def kernel_dtype(
+    dtype: torch.dtype, head_dim: int, *, capability: tuple[int, int], autocast: torch.dtype | None
+) -> torch.dtype | None:
+    """Return the number format in which a GPU's kernel attends to such queries; None where it cannot.
+
+    autocast: the number format of mixed precision, into which float32 is cast; None without.
+    """
+    if capability < FIRST_CAPABILITY or head_dim % HEAD_DIM_STEP or head_dim > MOST_HEAD_DIM:
+        return None
+    wanted = dtype if dtype in HALF_FORMATS else autocast
+    return wanted if wanted in HALF_FORMATS else None
+
+
+def _sequences(module: nn.Module, ends: Tensor, options: Mapping[str, Any]) -> Sequences:
+    causal, longest = options.get("is_causal"), options.get("max_length_q")
+    return Sequences(
+        ends,
+        longest=int(ends.diff().max()) if longest is None else longest,
+        causal=bool(getattr(module, "is_causal", True)) if causal is None else causal,
+        scale=options.get("scaling"),
+        dropout=options.get("dropout", 0.0),
+    )
+
+
+def _kernel_dtype(query: Tensor) -> torch.dtype | None:
+    if not query.is_cuda:
+        return None
+    autocast = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
+    capability = torch.cuda.get_device_capability(query.device)
+    return kernel_dtype(query.dtype, query.shape[-1], capability=capability, autocast=autocast)
+
+
+def _deferred_mask(**arguments: Any) -> DeferredMask:
+    return DeferredMask(lambda: sdpa_mask(**arguments))
+
+
+for _name in (PACKED, PACKED_VISION):
+    AttentionInterface.register(_name, packed_attention)
+    AttentionMaskInterface.register(_name, _deferred_mask)
