@@ -1,0 +1,135 @@
+"""The shipped job's own model, tuner and training sections on the tiny model: bf16, checkpointing, DoRA, resume."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from tests import forked
+
+ROOT = Path(__file__).parents[2]
+SHIPPED = yaml.safe_load((ROOT / "examples/job-3v1.yaml").read_text())["spec"]["config"]
+RECORDS, EPOCHS = 12, 2
+# What fits a run of minutes; everything else is the file's own.
+SMALLER = {"effective_batch_size": 4, "eval_steps": 3, "save_steps": 3}
+STEPS = RECORDS // SMALLER["effective_batch_size"] * EPOCHS
+MIDDLE = STEPS // 2
+
+pytestmark = pytest.mark.timeout(400)
+
+
+def configuration(shapes, output):
+    # The file's layers and mergers, where the tiny model has them.
+    regex = SHIPPED["tuner"]["target_regex"].replace("(0|1|2)", "0").replace("(2[8-9]|3[0-5])", "[23]")
+    custom = SHIPPED["custom"]
+    matching = {
+        **custom["extra"]["rollout_matching"],
+        "rollout_backend": "hf",
+        "rollout_generate_batch_size": 4,
+        "max_new_tokens": 60,
+        "maskiou_gate": 0.0,
+    }
+    return {
+        **SHIPPED,
+        "global_max_length": 512,
+        "model": {**SHIPPED["model"], "model": str(ROOT / "examples/tiny-qwen3-vl")},
+        "template": {},
+        "tuner": {**SHIPPED["tuner"], "target_regex": regex},
+        "training": {**SHIPPED["training"], **SMALLER, "output_dir": str(output)},
+        "custom": {
+            **custom,
+            "train_jsonl": str(shapes / "train.jsonl"),
+            "val_jsonl": str(shapes / "held-out.jsonl"),
+            "val_sample_limit": 2,
+            "user_prompt": "List the shapes.",
+            "extra": {"rollout_matching": matching},
+        },
+    }
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shapes")
+    command = [sys.executable, ROOT / "examples/make_shapes.py", folder, "--train", str(RECORDS), "--held-out", "2"]
+    subprocess.run(command, check=True, capture_output=True)
+    return folder
+
+
+def learn(shapes, output):
+    """Run the learner to its end; return its step records and what it said."""
+    path = output / "config.yaml"
+    path.write_text(yaml.safe_dump(configuration(shapes, output)))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    done = forked.run([forked.STAGE2, "learn", path], imports=forked.LEARNER, env=environment)
+    assert done.returncode == 0, done.stderr[-4000:]
+    lines = (output / "stage2_log.jsonl").read_text().splitlines()
+    return [found for line in lines if (found := json.loads(line))["event"] == "step"], done.stderr
+
+
+@pytest.fixture(scope="module")
+def unbroken(shapes, tmp_path_factory):
+    """The run from its start to its end: its folder and its steps."""
+    output = tmp_path_factory.mktemp("unbroken")
+    return output, learn(shapes, output)[0]
+
+
+def adapter(output, step):
+    return load_file(output / f"checkpoint-{step}" / "adapter_model.safetensors")
+
+
+def test_the_sections_are_the_shipped_ones():
+    training, model = SHIPPED["training"], SHIPPED["model"]
+    assert (model["torch_dtype"], model["attn_impl"]) == ("bfloat16", "auto")
+    assert [training[name] for name in ("bf16", "gradient_checkpointing", "packing")] == [True] * 3
+    assert (SHIPPED["tuner"]["use_dora"], SHIPPED["tuner"]["freeze_aligner"]) == (True, False)
+
+
+def test_it_trains_to_its_end_with_finite_losses(unbroken):
+    _, steps = unbroken
+    assert [step["step"] for step in steps] == list(range(1, STEPS + 1))
+    for step in steps:
+        assert math.isfinite(step["loss"])
+        assert math.isfinite(step["grad_norm"])
+
+
+def test_adapters_are_float32_on_a_base_of_bfloat16_and_all_of_them_move(unbroken):
+    output, _ = unbroken
+    first, last = adapter(output, MIDDLE), adapter(output, STEPS)
+    assert {tensor.dtype for tensor in last.values()} == {torch.float32}
+    assert any("merger" in name for name in last)
+    assert any("lora_magnitude_vector" in name for name in last)
+    assert [name for name, tensor in last.items() if torch.equal(tensor, first[name])] == []
+
+
+def test_the_aligner_has_a_rate_of_its_own(unbroken):
+    output, _ = unbroken
+    names = adapter(output, STEPS)
+    state = torch.load(output / f"checkpoint-{STEPS}" / "optimizer.pt", weights_only=True)
+    counts: dict[float, int] = {}
+    for group in state["param_groups"]:
+        counts[group["initial_lr"]] = counts.get(group["initial_lr"], 0) + len(group["params"])
+    of_aligner = sum("merger" in name for name in names)
+    training = SHIPPED["training"]
+    assert counts == {training["aligner_lr"]: of_aligner, training["learning_rate"]: len(names) - of_aligner}
+
+
+def test_a_resumed_run_goes_on_where_it_was_and_ends_the_same(unbroken, shapes, tmp_path):
+    output, steps = unbroken
+    shutil.copytree(output / f"checkpoint-{MIDDLE}", tmp_path / f"checkpoint-{MIDDLE}")
+    resumed, said = learn(shapes, tmp_path)
+    assert "going on from" in said
+    assert [step["step"] for step in resumed] == list(range(MIDDLE + 1, STEPS + 1))
+    for figure in ("loss", "learning_rate"):
+        assert [step[figure] for step in resumed] == [step[figure] for step in steps[MIDDLE:]]
+    found, expected = adapter(tmp_path, STEPS), adapter(output, STEPS)
+    assert [name for name, tensor in found.items() if not torch.equal(tensor, expected[name])] == []
