@@ -8,7 +8,7 @@ export TOKENIZERS_PARALLELISM := false
 CODE := crds controller trainer cli hack examples bench
 OUT ?= out/demo
 
-.PHONY: help setup demo demo-cluster test test-unit test-integration test-cluster test-jobs test-gpu lint format verify generate bench smoke-colocate images clean
+.PHONY: help setup demo demo-cluster test test-unit test-integration test-cluster test-jobs test-gpu lint format verify generate bench smoke-colocate images check-gpu-image clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}'
@@ -39,7 +39,7 @@ test-cluster: setup ## A real API server and kubelet: the cluster of KUBECONFIG,
 test-jobs: setup ## The example jobs trained by real images in real pods, on the same kind of cluster
 	python -m tests.tiers jobs
 
-test-gpu: setup ## Checks that need a CUDA device: packing under flash attention, what offload frees
+test-gpu: setup ## Checks that need a CUDA device: packed attention, what offload frees, weights over NCCL
 	pytest -q tests/gpu --log-cli-level=INFO
 
 lint: setup ## ruff, mypy --strict, the import law, dead code
@@ -62,6 +62,9 @@ smoke-colocate: setup ## Short real runs with vLLM inside the learner: packed or
 
 images: setup ## Build the controller and trainer images with buildah
 	hack/local-cluster/local-cluster build
+
+check-gpu-image: setup ## Build the trainer image for GPUs with buildah, and examine it; no GPU is needed, but 10 GB and more
+	hack/local-cluster/local-cluster check-gpu-image
 
 clean: ## Remove the virtual environment and outputs of this folder
 	rm -rf $(VENV) out .mypy_cache .ruff_cache .pytest_cache

@@ -1,4 +1,4 @@
-"""The commands: up, down, mend, status, enable, disable, tool, load, build, cache."""
+"""The commands: up, down, mend, status, enable, disable, tool, load, build, check-gpu-image, cache."""
 
 import time
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from local_cluster import cache as kept
-from local_cluster import cluster, containerd, images, locks, packaged, teardown
+from local_cluster import cluster, containerd, gpu_image, images, locks, packaged, teardown
 from local_cluster.addons import ADDONS, Addon
 from local_cluster.layout import ClusterError, Layout
 from local_cluster.processes import recorded
@@ -184,6 +184,19 @@ def build(
                     images.load_built(layout, image.reference)
     except ClusterError as error:
         raise _fail(error) from error
+
+
+@app.command()
+def check_gpu_image(home: Home = None) -> None:
+    """Build the trainer image for GPUs, and examine it without one: 10 GB and more, and a long time."""
+    layout = _layout(home)
+    try:
+        ensure_packages(console)
+        right = gpu_image.check(layout, console)
+    except ClusterError as error:
+        raise _fail(error) from error
+    if not right:
+        raise typer.Exit(1)
 
 
 @app.command()

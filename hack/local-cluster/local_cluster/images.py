@@ -36,14 +36,16 @@ INDEX_VARIABLES = (
 
 @dataclass(frozen=True)
 class ProjectImage:
-    """One image of this project."""
+    """One image of this project. variant: tag of a build with other arguments (`NAME=value`) than the default's."""
 
     name: str
+    variant: str = "dev"
+    arguments: tuple[str, ...] = ()
 
     @property
     def reference(self) -> str:
         """Full reference, as containerd keeps it."""
-        return f"{HUB}stage2/{self.name}:dev"
+        return f"{HUB}stage2/{self.name}:{self.variant}"
 
     @property
     def dockerfile(self) -> Path:
@@ -133,6 +135,7 @@ def _build(layout: Layout, image: ProjectImage, environment: Mapping[str, str]) 
             *("build", "--isolation=chroot", "--layers", "--pull-never", "--network=host", "--format=oci"),
             *(f"--unsetenv={name}" for name in environment),
             *(f"--volume={mount}" for mount in _mounts()),
+            *(f"--build-arg={argument}" for argument in image.arguments),
             *(f"--file={image.dockerfile}", f"--tag={image.reference}", folder),
         )
         result = subprocess.run(command, env={**os.environ, **buildah.environment(layout)}, check=False)
