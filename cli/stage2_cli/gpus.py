@@ -6,13 +6,12 @@ import os
 from collections.abc import Iterable, Mapping
 
 from stage2_api.errors import ConfigError, Problem
-
-VARIABLE = "CUDA_VISIBLE_DEVICES"
+from stage2_trainer.engine.cuda_driver import VISIBLE_VARIABLE
 
 
 def visible_devices(environment: Mapping[str, str] = os.environ) -> list[str] | None:
     """Return the names in CUDA_VISIBLE_DEVICES, none where it is empty; None where it is not set."""
-    named = environment.get(VARIABLE)
+    named = environment.get(VISIBLE_VARIABLE)
     return None if named is None else [name.strip() for name in named.split(",") if name.strip()]
 
 
@@ -21,7 +20,7 @@ def require(count: int, environment: Mapping[str, str] = os.environ) -> None:
     named = visible_devices(environment)
     if named and len(named) < count:
         rule, way_out = f"must name as many GPUs as the job asks for, which is {count}", "name more, or unset it"
-        raise ConfigError([Problem(VARIABLE, ",".join(named), rule, way_out)])
+        raise ConfigError([Problem(VISIBLE_VARIABLE, ",".join(named), rule, way_out)])
 
 
 def devices(places: Iterable[int], environment: Mapping[str, str] = os.environ) -> str:

@@ -25,18 +25,22 @@ from stage2_api.errors import EXIT_CONFIG, EXIT_FAILURE, ConfigError, Problem
 from stage2_api.job import RolloutMatchingJob
 from stage2_api.kubernetes_types import Volume
 from stage2_api.pod.ports import HEALTH_ROUTE, PROGRESS_ROUTE
-from stage2_cli.config_files import load_job
-from stage2_cli.gpus import VARIABLE, devices, require
+from stage2_cli.config_files import load_config, load_job
+from stage2_cli.gpus import devices, require
 from stage2_cli.left_out import TEMPLATES, WATCHED, left_out
 from stage2_cli.local_ports import learner_ports
 from stage2_cli.paths import PathMap, host_paths, parse_mappings
 from stage2_cli.processes import LocalProcess
 from stage2_cli.run_console import Watcher, console
 from stage2_controller.job.containers import POD_PORTS, Container, LearnerPorts, Processes, containers
+from stage2_trainer.engine.cuda_driver import VISIBLE_VARIABLE
+from stage2_trainer.preflight import checked_records
+from stage2_trainer.process.supported import check_supported
 
 _POLL_S = 0.5
 _MAX_SERVER_RESTARTS = 3
 _HOST = "127.0.0.1"
+CONFIG = Path("etc", "config", "config.yaml")
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,7 @@ class LocalRun:
         command[0] = shutil.which(command[0], path=str(Path(sys.executable).parent)) or command[0]
         env = {**os.environ, **moved.env, "HOME": os.environ.get("HOME", "/tmp"), "PYTHONUNBUFFERED": "1"}
         if gpus:
-            env[VARIABLE] = devices(gpus)
+            env[VISIBLE_VARIABLE] = devices(gpus)
         return LocalProcess(container.name, command, env, self.work_dir / "logs" / f"{container.name}.log")
 
 
@@ -80,7 +84,9 @@ def run_job(file: Path, *, mapped: Sequence[str], work_dir: Path, engine: str = 
         console().print(f"not applied to processes on this machine: {', '.join(ignored)}", style="yellow")
     signal.signal(signal.SIGTERM, _interrupt)
     with learner_ports(job.spec.rollout.servers) as ports:
-        return _run(prepare(job, places, work_dir.resolve(), engine, ports), overwrite=overwrite)
+        local = prepare(job, places, work_dir.resolve(), engine, ports)
+        _check(local)
+        return _run(local, overwrite=overwrite)
 
 
 def _run(local: LocalRun, *, overwrite: bool = False) -> int:
@@ -102,10 +108,18 @@ def prepare(
     paths = PathMap({**_volume_paths(job, work_dir, mapped), **mapped})
     workload = containers(job, host_for=lambda _: _HOST, learner_ports=ports)
     require(sum(container.gpus for container in (*workload.servers, workload.learner)))
-    _write(work_dir / "etc" / "config" / "config.yaml", _localised(workload.config_text, paths), mode=0o644)
+    _write(work_dir / CONFIG, _localised(workload.config_text, paths), mode=0o644)
     _write(work_dir / "etc" / "token" / "token", secrets.token_urlsafe(32), mode=0o600)
     shutil.rmtree(work_dir / "logs", ignore_errors=True)
     return LocalRun(job=job, workload=workload, work_dir=work_dir, paths=paths, engine=engine)
+
+
+def _check(local: LocalRun) -> None:
+    """Raise ConfigError for what the learner would say only when the servers are up."""
+    config = load_config(local.work_dir / CONFIG)
+    processes = max(1, local.workload.learner.gpus)
+    check_supported(config, world_size=processes)
+    checked_records(config, world_size=processes)
 
 
 def _volume_paths(job: RolloutMatchingJob, work_dir: Path, mapped: Mapping[str, Path]) -> dict[str, Path]:

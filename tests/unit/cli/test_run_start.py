@@ -100,3 +100,17 @@ def test_a_folder_of_the_node_that_is_not_here_is_said_before_any_server_starts(
         return
     with pytest.raises(ConfigError, match=rf"hostPath\.path: .*{kind} asks for one.*--map /models="):
         run.prepare(job, {}, tmp_path / "work", "stub")
+
+
+def test_what_the_learner_would_refuse_is_said_before_any_server_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object, **__: object) -> int:
+        raise AssertionError("servers were started")
+
+    monkeypatch.setattr(run, "_run", never)
+    file = tmp_path / "job.yaml"
+    file.write_text((ROOT / "examples/job-3v1-tiny.yaml").read_text())
+    mapped = [f"/opt/stage2/examples={ROOT / 'examples'}"]  # without the shapes, which are made by a script
+    with pytest.raises(ConfigError, match="must be an existing JSONL file"):
+        run.run_job(file, mapped=mapped, work_dir=tmp_path / "work", engine="stub")

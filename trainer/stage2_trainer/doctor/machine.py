@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from stage2_trainer.engine.cuda_driver import VISIBLE_VARIABLE
+
 QUERY = (
     "nvidia-smi",
     "--query-gpu=index,uuid,name,memory.total,memory.used,driver_version",
     "--format=csv,noheader,nounits",
 )
-VISIBLE = "CUDA_VISIBLE_DEVICES"
 MIB = 2**20
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -44,7 +45,7 @@ class Machine:
         """Return the machine, or the container, in which this process runs."""
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         return cls(
-            gpus=visible(gpus_of(_asked_driver()), environment.get(VISIBLE)),
+            gpus=visible(gpus_of(_asked_driver()), environment.get(VISIBLE_VARIABLE)),
             memory=min(memory, _memory_limit() or memory),
             shared_memory=shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0,
         )
