@@ -36,7 +36,7 @@ def run_course(config: RunConfig, data: Fingerprint, *, world_size: int) -> dict
 
 def write_course(course: Mapping[str, Any], checkpoint: Path) -> None:
     """Say in a checkpoint what its run is made of."""
-    (checkpoint / FILE).write_text(json.dumps(course, indent=1, ensure_ascii=False), encoding="utf-8")
+    (checkpoint / FILE).write_text(json.dumps(dict(course), indent=1, ensure_ascii=False), encoding="utf-8")
 
 
 def check_course(checkpoint: Path, course: Mapping[str, Any], *, allow_changes: bool) -> None:
