@@ -18,10 +18,17 @@ from typing import Any, Self, TypeVar
 
 import httpx
 
+from stage2_api.errors import shortened
 from stage2_trainer.rollouts.chunks import contiguous_chunks
 from stage2_trainer.telemetry.timeline import TIMELINE
 from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body, read_answer
-from stage2_trainer.wire.client import CONNECT_TIMEOUT_S, MAX_ERROR_CHARS, describe_http_error, http_options
+from stage2_trainer.wire.client import (
+    CONNECT_TIMEOUT_S,
+    MAX_ERROR_CHARS,
+    describe_http_error,
+    http_options,
+    json_object,
+)
 from stage2_trainer.wire.errors import ServerError, join_errors
 from stage2_trainer.wire.rollout import OnRollout, Rollout, RolloutRequest, Sampling
 from stage2_trainer.wire.seeds import SeedPlan
@@ -249,7 +256,13 @@ class ServerBackend:
         if response.status_code != httpx.codes.OK:
             detail = f"weight version: answered {response.status_code}: {response.text[:MAX_ERROR_CHARS]}"
             raise self._error(server, detail)
-        found = str(response.json()["weight_version"])
+        try:
+            said = json_object(response)
+        except ValueError as error:
+            raise self._error(server, f"weight version: {error}") from error
+        if "weight_version" not in said:
+            raise self._error(server, f"weight version: answered {shortened(said)}, without weight_version")
+        found = str(said["weight_version"])
         return int(found) if found.isdecimal() else UNSYNCED
 
     async def _close(self) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 
+from stage2_api.errors import shortened
 from stage2_trainer.wire.address import host_and_port, is_loopback
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.served_model import POLICY_MODEL
@@ -31,6 +32,17 @@ def describe_http_error(error: httpx.HTTPError) -> str:
     if isinstance(error, httpx.TimeoutException):
         return f"no answer in time ({type(error).__name__})"
     return f"{type(error).__name__}: {error}"
+
+
+def json_object(response: httpx.Response) -> dict[str, Any]:
+    """Return the JSON object of an answer, {} of an empty one. Raise ValueError for anything else: a proxy's page."""
+    try:
+        found = response.json() if response.content else {}
+    except ValueError as error:
+        raise ValueError(f"answered {shortened(response.text)} instead of JSON") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"answered {shortened(found)} instead of a JSON object")
+    return found
 
 
 class ServerClient:
@@ -72,22 +84,26 @@ class ServerClient:
         self, path: str, phase: str, *, body: Mapping[str, Any], timeout_s: float | None
     ) -> list[dict[str, Any]]:
         """POST a JSON object, and return the list of JSON objects that comes back. timeout_s: None = no limit."""
-        found = self._request("POST", path, phase, timeout_s=timeout_s or math.inf, json=body).json()
+        response = self._request("POST", path, phase, timeout_s=timeout_s or math.inf, json=body)
+        try:
+            found = response.json()
+        except ValueError:
+            found = response.text
         if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
-            raise ServerError(self.base_url, phase, f"POST {path} answered {str(found)[:80]!r} instead of a list")
+            raise ServerError(self.base_url, phase, f"POST {path} answered {shortened(found)} instead of a list")
         return found
 
     def world_size(self) -> int:
         """Return the number of the server's workers (tensor times pipeline times data parallel)."""
-        return int(self.get("/get_world_size", "connect")["world_size"])
+        return int(self._value("/get_world_size", "connect", "world_size"))
 
     def weight_version(self) -> str:
         """Return the version that the last finished update stamped; "default" before the first."""
-        return str(self.get("/weight_info", "version")["weight_version"])
+        return str(self._value("/weight_info", "version", "weight_version"))
 
     def adapters(self) -> list[str]:
         """Return the names of the adapters that the server serves beside the policy."""
-        served = self.get("/v1/models", "list adapters")["data"]
+        served = self._value("/v1/models", "list adapters", "data")
         return [str(model["id"]) for model in served if model["id"] != POLICY_MODEL]
 
     def unload_adapter(self, name: str) -> None:
@@ -98,10 +114,16 @@ class ServerClient:
         self, method: str, path: str, phase: str, *, timeout_s: float | None = None, **options: Any
     ) -> dict[str, Any]:
         response = self._request(method, path, phase, timeout_s=timeout_s, **options)
-        found = response.json() if response.content else {}
-        if not isinstance(found, dict):
-            raise ServerError(self.base_url, phase, f"{method} {path} answered {found!r} instead of a JSON object")
-        return found
+        try:
+            return json_object(response)
+        except ValueError as error:
+            raise ServerError(self.base_url, phase, f"{method} {path} {error}") from error
+
+    def _value(self, path: str, phase: str, key: str) -> Any:
+        found = self.get(path, phase)
+        if key not in found:
+            raise ServerError(self.base_url, phase, f"GET {path} answered {shortened(found)}, without {key}")
+        return found[key]
 
     def _request(
         self, method: str, path: str, phase: str, *, timeout_s: float | None = None, **options: Any
