@@ -162,7 +162,9 @@ class TimedLearner:
         self._micro_steps.begin(batches, following, global_step=global_step, uses=1)
         train_step(
             self._micro_steps.rows(nn.Module(), Stopwatch()),
-            RowTraining(_lay_out, self._train, self._sums, nullcontext, lambda place: nullcontext()),
+            RowTraining(
+                _lay_out, self._train, self._sums, lambda batch, parts: None, nullcontext, lambda place: nullcontext()
+            ),
             VOCAB,
             early=_TimedGradients(),
             all_in=lambda: self._micro_steps.all_in,

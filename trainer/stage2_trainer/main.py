@@ -20,6 +20,7 @@ from stage2_trainer.packing.errors import PackingError
 from stage2_trainer.preflight import checked_records
 from stage2_trainer.process.checkpoints import CheckpointError, ends_training, flaw_of, newest_whole
 from stage2_trainer.process.interrupt import Interrupt, Interrupted
+from stage2_trainer.process.non_finite import NonFiniteError
 from stage2_trainer.process.run_course import check_course, run_course
 from stage2_trainer.process.supported import check_supported, in_process
 from stage2_trainer.telemetry.earlier_run import remove_run
@@ -50,8 +51,8 @@ def learn(config: RunConfig, *, overwrite: bool = False) -> int:
     good.
 
     Returns 0 when training has ended; EXIT_CONFIG when a person must change something; EXIT_RETRYABLE when servers were
-    lost or the process was asked to stop, after a checkpoint from which the next start goes on; 1 for anything else,
-    such as servers that answer with other weights than those that were pushed.
+    lost, a number was not finite or the process was asked to stop: the next start goes on from the last checkpoint; 1
+    for anything else, such as servers that answer with other weights than those that were pushed.
     """
     _log_to_stderr()
     reporter = Reporter()
@@ -62,7 +63,7 @@ def learn(config: RunConfig, *, overwrite: bool = False) -> int:
         return os.EX_OK
     except (ConfigError, PackingError) as error:
         return _failed(reporter, str(error), EXIT_CONFIG)
-    except (ServerError, Interrupted, CheckpointError) as error:
+    except (ServerError, Interrupted, CheckpointError, NonFiniteError) as error:
         return _failed(reporter, str(error), EXIT_RETRYABLE)
     except ProofError as error:
         return _failed(reporter, str(error), EXIT_FAILURE)
@@ -132,14 +133,15 @@ def _trainer(
 def _train(trainer: RolloutMatchingTrainer | GrpoTrainer, checkpoint: str | None) -> None:
     """Train from the beginning or from a checkpoint; when it has to stop early, leave a checkpoint of the last step.
 
-    Not after a proof has failed: what was trained since the last one may have come from other weights' rollouts.
+    Not after a proof has failed: what was trained since the last one may have come from other weights' rollouts. Nor
+    where a number was not finite: what led there is not worth keeping.
     """
     if checkpoint is not None:
         logger.info("going on from %s", checkpoint)
         trainer.args.eval_on_start = False
     try:
         trainer.train(resume_from_checkpoint=checkpoint)
-    except (ProofError, CheckpointError):
+    except (ProofError, CheckpointError, NonFiniteError):
         raise
     except BaseException as error:
         # Of several processes all meet these; another error has one alone, which would wait for the others for ever.

@@ -23,10 +23,10 @@ from stage2_trainer.grpo.rewards import Contract, Reward, Sample
 from stage2_trainer.grpo.shared_rollouts import SharedBatch, SharedRollouts
 from stage2_trainer.grpo.trl_compat import GRPOTrainer
 from stage2_trainer.matching import cut_before
+from stage2_trainer.process.finite_steps import FiniteSteps
 from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.process.qwen3_vl import split_learning_rates
 from stage2_trainer.process.ranks import gathered, peak_bytes, rank
-from stage2_trainer.process.whole_checkpoints import WholeCheckpoints
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import EventLog, JsonLines
 from stage2_trainer.telemetry.step_time import StepTime
@@ -60,7 +60,7 @@ class GrpoComponents:
     rollout_log: JsonLines
 
 
-class GrpoTrainer(WholeCheckpoints, GRPOTrainer):
+class GrpoTrainer(FiniteSteps, GRPOTrainer):
     """A trainer of `model` on rollouts; see the module's docstring."""
 
     def __init__(self, *, components: GrpoComponents, model: Any, args: Any, processing_class: Any) -> None:
@@ -104,6 +104,7 @@ class GrpoTrainer(WholeCheckpoints, GRPOTrainer):
         untyped: Any = super()
         with self.components.interrupt.stoppable(), TIMELINE.measure("backward"):  # all within counts for itself
             loss: Tensor = untyped.training_step(model, inputs, num_items_in_batch)
+            self.note_pass("micro-step", (f"record {index}" for index, _ in self._asks), loss)
         self._trained = perf_counter()
         return loss
 

@@ -25,6 +25,11 @@ class EarlyGradients:
         self._parameters = parameters
         self._coords: list[torch.Tensor | None] = [None] * len(parameters)
 
+    @property
+    def coords(self) -> list[torch.Tensor]:
+        """The gradients of coordinates so far; those of ordinary tokens are with the parameters."""
+        return [one for one in self._coords if one is not None]
+
     def add(self, ordinary: torch.Tensor, coords: torch.Tensor) -> None:
         """Run the backward passes of a row's two sums."""
         ordinary.backward(retain_graph=True)

@@ -132,4 +132,4 @@ class EStep:
         else:
             meta = segment_meta(target, rollout.prompt_token_ids, encoded_len=length)
         stats = sample_stats(matched, encoded_len=length)
-        return Segment(place(encoding, rope), meta, stats, matched.record.images)
+        return Segment(place(encoding, rope), meta, stats, matched.record.images, matched.record.sample_id)

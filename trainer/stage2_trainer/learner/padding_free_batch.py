@@ -41,13 +41,15 @@ class Placed:
 class Segment:
     """One sample as it is trained on: tokens with their positions, where they are supervised, and its figures.
 
-    images: those whose pixels its encoding lacks: they are had from elsewhere when a row is laid out.
+    images: those whose pixels its encoding lacks: they are had from elsewhere when a row is laid out. sample_id: its
+    record's.
     """
 
     placed: Placed
     meta: SegmentMeta
     stats: SampleStats
     images: tuple[str, ...] = ()
+    sample_id: str = ""
 
     def __len__(self) -> int:
         return len(self.placed)
@@ -179,7 +181,8 @@ def supervised_batches(
 ) -> list[dict[str, Any]]:
     """Return for each micro-step's rows the model's inputs (`model`, on the CPU) and the loss's targets (`targets`).
 
-    The tensors are new ones, so that a step cannot change what is kept for the next.
+    With them the names of their samples (`samples`). The tensors are new ones, so that a step cannot change what is
+    kept for the next.
     """
     laid_out = [
         collate([[segment.seen(pixels) for segment in row] for row in rows], pad_token_id) for rows in micro_steps
@@ -189,6 +192,10 @@ def supervised_batches(
         for batch, rows in zip(laid_out, micro_steps, strict=True)
     ]
     return [
-        {"model": batch.model_inputs(), "targets": one}
-        for batch, one in zip(laid_out, normalized(targets, normalizer), strict=True)
+        {
+            "model": batch.model_inputs(),
+            "targets": one,
+            "samples": [segment.sample_id for row in rows for segment in row],
+        }
+        for batch, one, rows in zip(laid_out, normalized(targets, normalizer), micro_steps, strict=True)
     ]

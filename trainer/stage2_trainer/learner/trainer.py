@@ -39,10 +39,10 @@ from stage2_trainer.learner.whole_step import RowTraining, train_step
 from stage2_trainer.learner.window_lookahead import WindowLookahead
 from stage2_trainer.matching import CoordVocab
 from stage2_trainer.process.draws import drawn
+from stage2_trainer.process.finite_steps import FiniteSteps
 from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.process.qwen3_vl import rope_model, split_learning_rates
 from stage2_trainer.process.ranks import gathered, memory_bytes, peak_bytes, rank, world_size
-from stage2_trainer.process.whole_checkpoints import WholeCheckpoints
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import EventLog
 from stage2_trainer.telemetry.timeline import TIMELINE
@@ -76,7 +76,7 @@ class TrainerComponents:
     pipelined: bool = False
 
 
-class RolloutMatchingTrainer(WholeCheckpoints):
+class RolloutMatchingTrainer(FiniteSteps):
     """A trainer of `model` on lists of records; see the module's docstring."""
 
     def __init__(self, *, components: TrainerComponents, model: Any, **trainer_arguments: Any) -> None:
@@ -168,8 +168,10 @@ class RolloutMatchingTrainer(WholeCheckpoints):
         if not self._laid_out:
             self._laid_out = self._next_batches()
         self.components.reporter.update(phase="training", max_steps=self.state.max_steps)
+        batch = self._laid_out.pop(0)
         with self._record.stopwatch.measure("backward"):  # and the forward pass within, which counts for itself
-            loss: torch.Tensor = super().training_step(model, self._laid_out.pop(0), num_items_in_batch)
+            loss: torch.Tensor = super().training_step(model, batch, num_items_in_batch)
+            self.note_pass("micro-step", batch["samples"], loss)
         self._trained = perf_counter()
         return loss
 
@@ -235,7 +237,11 @@ class RolloutMatchingTrainer(WholeCheckpoints):
             with self._record.stopwatch.measure("backward"):  # and the forward pass within, which counts for itself
                 super(RolloutMatchingTrainer, self).training_step(model, dict(batch))
             assert self._parts is not None, "compute_loss noted them"
+            note(batch, self._parts)
             return self._parts
+
+        def note(batch: Mapping[str, Any], parts: LossParts) -> None:
+            self.note_pass("row", batch["samples"], parts.total, self._early.coords if self._early else ())
 
         def sums(batch: Mapping[str, Any]) -> tuple[LossParts, LossParts]:
             model.train()
@@ -249,7 +255,7 @@ class RolloutMatchingTrainer(WholeCheckpoints):
         def draws(place: int) -> AbstractContextManager[None]:
             return drawn((self.args.seed, self.state.global_step, rank(), place), self.args.device)
 
-        return RowTraining(lay_out, train, sums, lambda: self._apart(model), draws)
+        return RowTraining(lay_out, train, sums, note, lambda: self._apart(model), draws)
 
     @contextmanager
     def _apart(self, model: nn.Module) -> Iterator[None]:

@@ -33,7 +33,8 @@ class RowTraining:
     """What a trainer does with one row.
 
     lay_out: makes tensors of it. train: forward and backward pass, and what came of it. sums: forward pass up to the
-    two sums of the loss, ordinary tokens and coordinates, with what is told of them. apart: leaves gradients in this
+    two sums of the loss, ordinary tokens and coordinates, with what is told of them; `note` is to be told of it once
+    their gradients are there. apart: leaves gradients in this
     process, for a pass after which others follow; the last pass is made without it. draws: lets a pass draw what its
     place in the step says.
     """
@@ -41,6 +42,7 @@ class RowTraining:
     lay_out: Callable[[Sequence[Segment]], dict[str, Any]]
     train: Callable[[Batch], LossParts]
     sums: Callable[[Batch], tuple[LossParts, LossParts]]
+    note: Callable[[Batch, LossParts], None]
     apart: Callable[[], AbstractContextManager[object]]
     draws: Callable[[int], AbstractContextManager[object]]
 
@@ -98,6 +100,7 @@ def train_step(
             ordinary, coords = training.sums(batch)
             with TIMELINE.measure("backward"):
                 early.add(ordinary.total, coords.total)
+                training.note(batch, _joined(ordinary, coords))
         told.add(_joined(ordinary, coords), ce=1.0, coord=1.0)
         _count(counts, (ordinary.ce_count, coords.coord_prefix_count + coords.coord_tail_count))
     for row in left:

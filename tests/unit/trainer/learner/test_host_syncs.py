@@ -22,7 +22,7 @@ READS = {
     torch.Tensor.__float__, torch.Tensor.__index__, torch.Tensor.__array__,
 }  # fmt: skip
 SIZES_UNKNOWN = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default}
-OWN = "stage2_trainer/learner/"
+OWN = "stage2_trainer/"
 
 
 class Counted:
@@ -78,7 +78,7 @@ def reads_of_a_step(tmp_path, model, encoder, image_paths):
             per_device_train_batch_size=records, gradient_accumulation_steps=micro_steps,
         ).trainer  # fmt: skip
         counted, step, finish = Counted(), type(trainer).training_step, type(trainer)._finish_step
-        lay_out = trainer._next_batches
+        lay_out, norm = trainer._next_batches, type(trainer)._get_grad_norm
 
         def training_step(*args, **kwargs):
             if not trainer._laid_out:
@@ -86,11 +86,15 @@ def reads_of_a_step(tmp_path, model, encoder, image_paths):
             with OperatorReads(counted), PythonReads(counted):
                 return step(trainer, *args, **kwargs)
 
+        def grad_norm(*args, **kwargs):
+            with OperatorReads(counted), PythonReads(counted):
+                return norm(trainer, *args, **kwargs)
+
         def finish_step(*args):
             with OperatorReads(counted), PythonReads(counted):
                 return finish(trainer, *args)
 
-        trainer.training_step, trainer._finish_step = training_step, finish_step
+        trainer.training_step, trainer._finish_step, trainer._get_grad_norm = training_step, finish_step, grad_norm
         trainer.train()
         return counted
 

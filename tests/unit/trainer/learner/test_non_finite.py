@@ -1,0 +1,203 @@
+"""A number that is none ends a run before it reaches a weight or a checkpoint, and says where it came from."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import TrainerCallback
+
+from stage2_api.errors import ConfigError
+from stage2_trainer.learner.row_planner import PackedRowPlanner, StepRowPlanner
+from stage2_trainer.process.checkpoints import newest_whole
+from stage2_trainer.process.finite_steps import MOST_OVERFLOWS, broken_weight
+from stage2_trainer.process.non_finite import NonFiniteError
+from stage2_trainer.process.transformers_compat import disable_cache
+from tests.unit.trainer.learner.harness import build, two_boxes
+
+BROKEN = "model.language_model.layers.0.mlp.up_proj.weight"
+EACH_SAVED = {"save_strategy": "steps", "save_steps": 1}
+SCOPES = {
+    "unpacked": {},
+    "micro": {"rows": PackedRowPlanner, "capacity": 8, "min_fill": 0.1},
+    "step": {"rows": StepRowPlanner},
+}
+
+
+@pytest.fixture
+def records(image_paths):
+    return two_boxes(image_paths)
+
+
+@pytest.fixture
+def model(model):
+    disable_cache(model)
+    return model
+
+
+@pytest.fixture
+def make(tmp_path, model, encoder, records):
+    def run(scope="unpacked", **changes):
+        planner = dict(SCOPES[scope])
+        rows = planner.pop("rows")(400, **planner) if planner else None
+        options = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 3, "max_steps": 3, **EACH_SAVED}
+        return build(tmp_path, model, encoder, records, rows=rows, **{**options, **changes}).trainer
+
+    return run
+
+
+class At(TrainerCallback):
+    """Does something when a step begins."""
+
+    def __init__(self, step, do):
+        self.step, self.do = step, do
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == self.step:
+            self.do()
+
+
+def weight(model, name=BROKEN):
+    return model.get_parameter(name)
+
+
+def break_weight(model):
+    with torch.no_grad():
+        weight(model)[3, 5] = math.nan
+
+
+def steps(folder):
+    lines = map(json.loads, (folder / "stage2_log.jsonl").read_text().splitlines())
+    return [line["step"] for line in lines if line["event"] == "step"]
+
+
+def assert_whole(folder, step):
+    """Of the run nothing is lost but the step that ended it, and nothing that is not finite is on disk."""
+    assert newest_whole(folder).name == f"checkpoint-{step}"
+    for checkpoint in folder.glob("checkpoint-*"):
+        for file in checkpoint.glob("*.safetensors"):
+            assert all(bool(one.isfinite().all()) for one in load_file(file).values()), file
+
+
+def test_a_model_that_begins_with_a_weight_that_is_none_is_refused(make, model, tmp_path):
+    break_weight(model)
+    with pytest.raises(ConfigError, match=rf"model\.model: .*{BROKEN} is not finite"):
+        make().train()
+    assert newest_whole(tmp_path) is None
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize("max_grad_norm", [1.0, 0.0])
+def test_a_weight_that_breaks_is_named_with_step_pass_and_samples(make, model, tmp_path, scope, max_grad_norm):
+    trainer = make(scope, max_grad_norm=max_grad_norm)
+    trainer.add_callback(At(1, lambda: break_weight(model)))
+    with pytest.raises(NonFiniteError, match=rf"step 2: .*samples .*record-.*; the weight {BROKEN} is not finite"):
+        trainer.train()
+    assert steps(tmp_path) == [1]
+    assert_whole(tmp_path, 1)
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_a_gradient_that_is_none_changes_no_weight(make, model, tmp_path, scope):
+    """The weights are those of the checkpoint, and the pass that brought it is named."""
+    trainer, passes = make(scope), []
+
+    def hook(gradient):
+        passes.append(1)
+        return gradient * math.inf
+
+    trainer.add_callback(At(1, lambda: weight(model).register_hook(hook)))
+    with pytest.raises(NonFiniteError, match=r"the gradient norm is (nan|inf) from (micro-step|row) 1 on"):
+        trainer.train()
+    assert broken_weight(model) is None
+    assert steps(tmp_path) == [1]
+    assert_whole(tmp_path, 1)
+
+
+def test_the_micro_step_and_its_samples_are_those_that_brought_it(make, model, records):
+    trainer, passes, seen = make(), [], []
+
+    def second(gradient):
+        passes.append(1)
+        return gradient * math.nan if len(passes) == 2 else gradient
+
+    note = trainer.note_pass
+    trainer.note_pass = lambda kind, samples, *rest: (seen.append(list(samples)), note(kind, seen[-1], *rest))
+    weight(model).register_hook(second)
+    with pytest.raises(NonFiniteError) as caught:
+        trainer.train()
+    assert "from micro-step 2 on (samples " + seen[1][0] + ")" in str(caught.value)
+    assert len(seen) == len(records)
+
+
+def test_a_loss_that_is_none_is_named_as_the_loss(make, tmp_path):
+    trainer = make()
+    note = trainer.note_pass
+    trainer.note_pass = lambda kind, samples, loss, *rest: note(kind, samples, loss * math.inf, *rest)
+    with pytest.raises(NonFiniteError, match=r"step 1: the loss of micro-step 1 is inf \(samples record-\d\)"):
+        trainer.train()
+    assert newest_whole(tmp_path) is None
+
+
+def test_a_weight_that_breaks_in_the_step_itself_is_not_saved(make, model, tmp_path):
+    """Finite gradients can still overflow a weight."""
+    trainer = make()
+
+    class After(TrainerCallback):
+        def on_optimizer_step(self, args, state, control, **kwargs):
+            if state.global_step == 1:
+                break_weight(model)
+
+    trainer.add_callback(After())
+    with pytest.raises(NonFiniteError, match=f"step 2: the weight {BROKEN} is not finite, so no checkpoint is saved"):
+        trainer.train()
+    assert_whole(tmp_path, 1)
+
+
+def test_a_step_on_the_way_out_is_not_saved_either(make, model, tmp_path):
+    trainer = make(max_steps=1, save_strategy="no")
+    trainer.train()
+    break_weight(model)
+    with pytest.raises(NonFiniteError):
+        trainer.save_progress()
+    assert newest_whole(tmp_path) is None
+
+
+def test_overflows_of_float16_are_the_scalers_until_they_are_all_that_comes(make, model):
+    trainer = make()
+    object.__setattr__(trainer.args, "fp16", True)  # there is no scaler on a CPU; what it would skip counts
+    for one in model.parameters():
+        one.grad = torch.full_like(one, math.inf)
+    for _ in range(MOST_OVERFLOWS - 1):
+        assert not math.isfinite(trainer._get_grad_norm(model, grad_norm=torch.tensor(math.inf)))
+    with pytest.raises(NonFiniteError, match="the gradient norm is inf"):
+        trainer._get_grad_norm(model, grad_norm=torch.tensor(math.inf))
+
+
+def test_a_step_without_overflow_begins_the_count_again(make, model):
+    trainer = make()
+    object.__setattr__(trainer.args, "fp16", True)
+    for _ in range(2 * MOST_OVERFLOWS):
+        trainer._get_grad_norm(model, grad_norm=torch.tensor(math.inf))
+        trainer._get_grad_norm(model, grad_norm=torch.tensor(1.0))
+
+
+def test_a_weight_that_breaks_under_float16_is_no_overflow(make, model):
+    trainer = make()
+    object.__setattr__(trainer.args, "fp16", True)
+    break_weight(model)
+    with pytest.raises(NonFiniteError, match=BROKEN):
+        trainer._get_grad_norm(model, grad_norm=torch.tensor(math.inf))
+
+
+def test_a_resumed_checkpoint_with_such_a_weight_is_refused(make, model, tmp_path):
+    make(max_steps=1).train()
+    (file,) = (tmp_path / "checkpoint-1").glob("*.safetensors")
+    tensors = load_file(file)
+    tensors[BROKEN][0, 0] = math.nan
+    save_file(tensors, file, {"format": "pt"})
+    with pytest.raises(ConfigError, match=r"training\.resume_from_checkpoint: .*is not finite.*remove this checkpoint"):
+        make(max_steps=2).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
