@@ -25,7 +25,7 @@ from bench.tables import Row, Table
 
 from stage2_trainer.rollouts.http import ServerBackend
 from stage2_trainer.wire.chat import CHAT_ROUTE
-from stage2_trainer.wire.rollout import RolloutRequest, Sampling
+from stage2_trainer.wire.rollout import RolloutRequest, Sampling, answers
 from stage2_trainer.wire.seeds import SeedPlan
 from stage2_trainer.wire.served_model import POLICY_MODEL
 
@@ -113,7 +113,7 @@ def content(image: Path) -> list[dict[str, Any]]:
 def our_client(backend: ServerBackend, requests: list[RolloutRequest]) -> Timed:
     """Seconds from the first request to the last answer, and tokens generated."""
     start = time.perf_counter()
-    found = backend.generate(requests, seed_plan=SeedPlan(17, 0, 0))
+    found = answers(backend.generate(requests, seed_plan=SeedPlan(17, 0, 0)))
     return time.perf_counter() - start, sum(len(rollout.token_ids) for rollout in found)
 
 

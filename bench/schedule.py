@@ -38,7 +38,7 @@ from stage2_trainer.rollouts.chunks import contiguous_chunks
 from stage2_trainer.rollouts.http import ServerBackend
 from stage2_trainer.rollouts.pipeline import PipelinedRollouts
 from stage2_trainer.wire.repetition import RepetitionDetection
-from stage2_trainer.wire.rollout import RolloutRequest, Sampling
+from stage2_trainer.wire.rollout import RolloutRequest, Sampling, answers
 from stage2_trainer.wire.seeds import SeedPlan
 
 SEED = 17
@@ -106,7 +106,7 @@ def one_at_a_time(backend: ServerBackend, job: Job, steps: Sequence[int]) -> Ite
         start, plan = time.monotonic(), job.plan(step)
         for index in range(ASKED_ALONE):
             alone = SeedPlan(SEED, step, plan.place(index)[0])
-            (rollout,) = backend.generate([RolloutRequest(CHAT)], seed_plan=alone)
+            (rollout,) = answers(backend.generate([RolloutRequest(CHAT)], seed_plan=alone))
             pause(job.gpus.train_s(tokens_of(rollout)))
         yield since(start) * job.records / ASKED_ALONE + OPTIMIZER_S + SYNC_S
 
@@ -115,7 +115,7 @@ def all_then_train(backend: ServerBackend, job: Job, steps: Sequence[int]) -> It
     """Ask for all rollouts of a step, and train when the last one is there."""
     for step in steps:
         start = time.monotonic()
-        rollouts = backend.generate([RolloutRequest(CHAT)] * job.records, seed_plan=job.plan(step))
+        rollouts = answers(backend.generate([RolloutRequest(CHAT)] * job.records, seed_plan=job.plan(step)))
         pause(job.gpus.train_s(sum(map(tokens_of, rollouts))) + OPTIMIZER_S + SYNC_S)
         yield since(start)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import httpx
 import numpy as np
@@ -132,7 +132,11 @@ def _segment(record: Record, prompt: Prompt, rollout: Rollout, stopwatch: Stopwa
     return Matched(record, rollout, None), Segment(Placed(encoding, ids), meta, NO_ONE)  # type: ignore[arg-type]
 
 
-WORK = SegmentWork(_chat, _prompt, _segment)
+def _set_aside(record: Record, error: Exception) -> NoReturn:
+    raise error
+
+
+WORK = SegmentWork(_chat, _prompt, _segment, _set_aside)
 
 
 def tokens_of(rollout: Rollout) -> int:

@@ -28,7 +28,7 @@ FREE = frozenset(
                 "resume", "resume_from_checkpoint", "gradient_checkpointing", "gradient_accumulation_steps",
                 "effective_batch_size", "dataloader_num_workers", "dataloader_pin_memory",
                 "dataloader_persistent_workers", "dataloader_prefetch_factor", "packing_buffer",
-                "packing_min_fill_ratio", "packing_drop_last", "optimizer",
+                "packing_min_fill_ratio", "packing_drop_last", "optimizer", "max_bad_samples",
             )
         ),
         *(

@@ -140,7 +140,7 @@ class RolloutMatching(Section):
     """What happens to an answer that makes a segment longer than a packed row: `error` ends the run after a checkpoint,
     `cut` takes whole objects from the answer's end, as if it had been truncated there, `skip` trains on nothing of the
     sample, which `cut` does too where the true objects alone are too long. Null means `cut` with
-    `post_rollout_pack_scope: step`, else `error`."""
+    `post_rollout_pack_scope: step`; else the sample is a bad one, and counts against `training.max_bad_samples`."""
     decode_mode: DecodeMode = "greedy"
     """How rollouts are decoded: `greedy` (with `temperature` above 0: sampling) or `beam`, which only the hf backend
     has."""
@@ -222,9 +222,9 @@ class RolloutMatching(Section):
     """Metrics of how well descriptions agree."""
 
     @property
-    def overlong(self) -> Overlong:
-        """What happens to an answer that is too long for a row."""
-        return self.post_rollout_overlong or ("cut" if self.post_rollout_pack_scope == "step" else "error")
+    def overlong(self) -> Overlong | None:
+        """What happens to an answer that is too long for a row; None: its sample is a bad one."""
+        return self.post_rollout_overlong or ("cut" if self.post_rollout_pack_scope == "step" else None)
 
     @property
     def uses_servers(self) -> bool:

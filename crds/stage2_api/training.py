@@ -126,6 +126,10 @@ class Training(Section):
     resume: Literal["strict", "allow-changes"] = "strict"
     """Whether a checkpoint of other data, model, seed, schedule or objective may be gone on from: `strict` refuses it
     and names each difference; `allow-changes` says them and goes on."""
+    max_bad_samples: Count = 100
+    """Most samples of a run that are set aside, over all learner processes: for an image that cannot be read, an answer
+    that fits no row, a prompt that a server does not take. Each is named in the log and counts once; one more ends the
+    run, and 0 ends it at the first, as a GRPO run always does."""
     dataloader_num_workers: Count = 0
     """Processes that read records and images ahead; 0 reads in the learner itself."""
     dataloader_pin_memory: bool = True

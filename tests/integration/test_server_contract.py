@@ -22,7 +22,7 @@ from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.repetition import RepetitionDetection
-from stage2_trainer.wire.rollout import RolloutRequest, Sampling
+from stage2_trainer.wire.rollout import Refused, RolloutRequest, Sampling
 from stage2_trainer.wire.seeds import SeedPlan
 from stage2_trainer.wire.server_health import wait_until_healthy
 from tests.integration import policies
@@ -191,12 +191,10 @@ def test_a_loop_is_cut_where_it_closes(served, token, sync, base, backend, chats
 
 
 def test_an_answer_that_does_not_fit_is_refused_with_the_request_named(served, token, chats):
-    with (
-        make_backend([served.base_url], token, max_new_tokens=4000) as too_long,
-        pytest.raises(ServerError, match=r"request 0 answered 400") as caught,
-    ):
-        too_long.generate(requests(chats[:1]), seed_plan=SeedPlan(1, 0, 0))
-    assert caught.value.server == served.base_url
+    with make_backend([served.base_url], token, max_new_tokens=4000) as too_long:
+        (found,) = too_long.generate(requests(chats[:1]), seed_plan=SeedPlan(1, 0, 0))
+    assert isinstance(found, Refused)
+    assert str(found.error).startswith(f"server {served.base_url}, phase rollout: request 0 answered 400")
 
 
 @pytest.mark.parametrize("kind", policies.KINDS)

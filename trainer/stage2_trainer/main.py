@@ -16,6 +16,7 @@ from stage2_api.errors import EXIT_CONFIG, EXIT_FAILURE, EXIT_RETRYABLE, ConfigE
 from stage2_api.pod.environment import PROGRESS_PORT_VARIABLE, TERMINATION_LOG_VARIABLE
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.run_records import RunRecords
+from stage2_trainer.learner.errors import BadStepError, TooManyBadSamples
 from stage2_trainer.packing.errors import PackingError
 from stage2_trainer.preflight import checked_records
 from stage2_trainer.process.checkpoints import CheckpointError, ends_training, flaw_of, newest_whole
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+MET_BY_ALL = (ServerError, Interrupted, PackingError, BadStepError, TooManyBadSamples)  # by all learner processes
 POD_VARIABLE = "KUBERNETES_SERVICE_HOST"  # set in every pod
 
 
@@ -63,7 +65,7 @@ def learn(config: RunConfig, *, overwrite: bool = False) -> int:
         return os.EX_OK
     except (ConfigError, PackingError) as error:
         return _failed(reporter, str(error), EXIT_CONFIG)
-    except (ServerError, Interrupted, CheckpointError, NonFiniteError) as error:
+    except (ServerError, Interrupted, CheckpointError, NonFiniteError, BadStepError) as error:
         return _failed(reporter, str(error), EXIT_RETRYABLE)
     except ProofError as error:
         return _failed(reporter, str(error), EXIT_FAILURE)
@@ -144,8 +146,8 @@ def _train(trainer: RolloutMatchingTrainer | GrpoTrainer, checkpoint: str | None
     except (ProofError, CheckpointError, NonFiniteError):
         raise
     except BaseException as error:
-        # Of several processes all meet these; another error has one alone, which would wait for the others for ever.
-        if int(os.environ.get("WORLD_SIZE", "1")) == 1 or isinstance(error, (ServerError, Interrupted, PackingError)):
+        # Another error has one process of several alone, which would wait for the others for ever.
+        if int(os.environ.get("WORLD_SIZE", "1")) == 1 or isinstance(error, MET_BY_ALL):
             with _first_error_kept():
                 trainer.save_progress()
         raise

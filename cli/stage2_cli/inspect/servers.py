@@ -14,7 +14,7 @@ from stage2_trainer.data.records import Record
 from stage2_trainer.process.qwen3_vl import load_processor
 from stage2_trainer.process.training_arguments import pixel_limits
 from stage2_trainer.rollouts.http import ServerBackend
-from stage2_trainer.wire.rollout import Rollout, RolloutRequest, Sampling
+from stage2_trainer.wire.rollout import Rollout, RolloutRequest, Sampling, answers
 from stage2_trainer.wire.seeds import SeedPlan
 from stage2_trainer.wire.token import read_token
 
@@ -44,6 +44,7 @@ def rollout(config: RunConfig, record: Record, *, model: Path) -> Rollout:
         timeout_s=server.timeout_s,
         infer_timeout_s=limit if limit is not None and limit > 0 else None,
     ) as backend:
-        (answer,) = backend.generate([RolloutRequest(messages)], seed_plan=SeedPlan(config.training.seed, 0, 0))
+        found = backend.generate([RolloutRequest(messages)], seed_plan=SeedPlan(config.training.seed, 0, 0))
+    (answer,) = answers(found)
     encoder.check_prompt(encoder.prompt(messages), answer.prompt_token_ids, answer.server)
     return answer

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from PIL import Image
 
-from stage2_trainer.data.images import image_url, load_image
+from stage2_trainer.data.images import ImageError, image_url, load_image, source_fault
 from stage2_trainer.data.records import Record
 
 
@@ -35,7 +36,7 @@ def chat_messages(record: Record, prompt: str, *, system: str | None = None) -> 
     return [{"role": "system", "content": system}, user] if system else [user]
 
 
-def image_sources(messages: list[dict[str, Any]]) -> list[str]:
+def image_sources(messages: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the URLs of all image parts, in the order in which their tokens stand in the prompt."""
     return [
         part["image_url"]["url"]
@@ -46,6 +47,11 @@ def image_sources(messages: list[dict[str, Any]]) -> list[str]:
     ]
 
 
-def images_of(messages: list[dict[str, Any]]) -> list[Image.Image]:
-    """Return the images of all image parts, in the same order. Raise ValueError that names one that cannot be read."""
+def images_of(messages: Sequence[Mapping[str, Any]]) -> list[Image.Image]:
+    """Return the images of all image parts, in the same order. Raise ImageError that names one that cannot be read."""
     return [load_image(source) for source in image_sources(messages)]
+
+
+def image_fault(messages: Sequence[Mapping[str, Any]]) -> ImageError | None:
+    """Return what is wrong with the first image that cannot be read; None where all can be."""
+    return source_fault(image_sources(messages))

@@ -21,7 +21,7 @@ from stage2_trainer.telemetry.stopwatch import Stopwatch
 from stage2_trainer.weights.errors import ProofError
 from stage2_trainer.weights.sync_report import SyncReport
 from stage2_trainer.wire.errors import ServerError
-from stage2_trainer.wire.rollout import Rollout
+from stage2_trainer.wire.rollout import Rollout, answers
 
 PATIENCE = timedelta(days=7)
 PROMPT_PATH = "prompt_token_ids"
@@ -111,8 +111,9 @@ class SharedRollouts:
             chats = [self._chat(index, text) for part in everyone for index, text in part]
             stopwatch = Stopwatch()
             batch = self._source.generate(GenerationRequest(model, chats, global_step, micro_step, stopwatch))
-            tokens = sum(len(rollout.token_ids) for rollout in batch.rollouts)
-            return SharedBatch(batch.rollouts, batch.sync, stopwatch.seconds, tokens)
+            rollouts = answers(batch.rollouts)
+            tokens = sum(len(rollout.token_ids) for rollout in rollouts)
+            return SharedBatch(rollouts, batch.sync, stopwatch.seconds, tokens)
 
         whole: SharedBatch = self._exchange.from_first(make)
         start = sum(len(part) for part in everyone[: rank()])

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from contextlib import ExitStack
 
+from stage2_api.errors import ConfigError, Problem
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.encode import Encoder
+from stage2_trainer.data.images import source_fault
 from stage2_trainer.data.messages import Prompts
 from stage2_trainer.data.prompt_cache import GIB, PromptCache
 from stage2_trainer.data.records import Record
 from stage2_trainer.data.run_records import RunRecords
+from stage2_trainer.learner.bad_samples import BadSamples
 from stage2_trainer.learner.estep import EStep
 from stage2_trainer.learner.evaluate import Evaluation
 from stage2_trainer.learner.loss import LossOptions
@@ -25,6 +29,7 @@ from stage2_trainer.learner.row_planner import (
     StepRowPlanner,
     WindowRowPlanner,
 )
+from stage2_trainer.learner.sample_tools import SampleTools
 from stage2_trainer.learner.trainer import RolloutMatchingTrainer, TrainerComponents
 from stage2_trainer.matching import CoordVocab, MatchOptions
 from stage2_trainer.matching.serialize import serialize_objects
@@ -55,7 +60,7 @@ def build_trainer(config: RunConfig, data: RunRecords, context: RunContext, stac
     # processes have not met yet.
     encoder, model = Encoder(processor), load_policy(config)
     args = arguments.training_arguments(config, world_size=int(os.environ.get("WORLD_SIZE", "1")))
-    policy = Policy(model, encoder, args.device, _probe(encoder, prompts, data.train[0]))
+    policy = Policy(model, encoder, args.device, _probe(encoder, prompts, data.train))
     state = make_training_state(config, args.device)
     cache = PromptCache(encoder, int(config.rollout_matching.image_cache_gib * GIB))
     rollouts = _rollouts(config, policy, cache, state, context, stack)
@@ -72,8 +77,18 @@ def build_trainer(config: RunConfig, data: RunRecords, context: RunContext, stac
     return trainer
 
 
-def _probe(encoder: Encoder, prompts: Prompts, record: Record) -> Probe:
-    """Return the record's prompt with its ground truth, or as much of that as is short, as the answer."""
+def _probe(encoder: Encoder, prompts: Prompts, records: Sequence[Record]) -> Probe:
+    """Return the prompt of the first record whose images can be read, with its ground truth as the answer.
+
+    Or with as much of that as is short.
+
+    Raises:
+        ConfigError: no record has such images.
+    """
+    record = next((one for one in records if source_fault(one.images) is None), None)
+    if record is None:
+        rule, way_out = "no record has images that can all be read", "put them where the records say, or mend them"
+        raise ConfigError([Problem("custom.train_jsonl", f"{len(records)} records", rule, way_out)])
     objects = record.objects
     while len(encoder.tokenizer.encode(serialize_objects(objects))) > PROBE_ANSWER_TOKENS and objects:
         objects = objects[: len(objects) // 2]
@@ -107,26 +122,23 @@ def _components(
     matching, training = config.rollout_matching, config.training
     rates = {VIT: training.vit_lr, ALIGNER: training.aligner_lr}
     matcher = Matcher(vocab, MatchOptions.from_config(matching), encoder.vision_ids)
+    bad = BadSamples(training.max_bad_samples, context.log)
+    tools = SampleTools(encoder, cache, prompts, matcher, bad)
     return TrainerComponents(
         estep=EStep(
-            encoder=encoder,
-            cache=cache,
-            prompts=prompts,
+            tools=tools,
             rollouts=rollouts,
-            matcher=matcher,
             on_matched=log_training_rollouts(config, context.rollout_log),
             overlong=OverlongRule(config.packing_length, matching.overlong) if training.packing else None,
         ),
         cache=cache,
         evaluation=Evaluation(
-            encoder=encoder,
-            cache=cache,
-            prompts=prompts,
+            tools=tools,
             rollouts=rollouts.direct if isinstance(rollouts, PipelinedRollouts) else rollouts,
-            matcher=matcher,
             batch_size=training.per_device_eval_batch_size,
             on_matched=log_held_out_rollouts(context.log, context.rollout_log),
         ),
+        bad=bad,
         vocab=vocab,
         loss=LossOptions.from_config(matching),
         rows=_row_planner(config, window=config.gradient_accumulation_steps(world_size())),

@@ -8,14 +8,15 @@ from typing import Any
 
 from torch import nn
 
-from stage2_trainer.data.encode import Encoder, Prompt
-from stage2_trainer.data.messages import Prompts
-from stage2_trainer.data.prompt_cache import PromptCache
+from stage2_trainer.data.encode import Prompt
+from stage2_trainer.data.images import BLANK_SIDE, blank_image
 from stage2_trainer.data.records import Record
-from stage2_trainer.learner.matcher import Matched, Matcher, with_origin
+from stage2_trainer.learner.bad_samples import BadSample
+from stage2_trainer.learner.matcher import Matched, with_origin
 from stage2_trainer.learner.overlong import OverlongRule
 from stage2_trainer.learner.padding_free_batch import Segment, place
-from stage2_trainer.learner.rollout_metrics import sample_stats
+from stage2_trainer.learner.rollout_metrics import bad_sample_stats, sample_stats
+from stage2_trainer.learner.sample_tools import SampleTools
 from stage2_trainer.learner.step_segments import SegmentWork, StepSegments
 from stage2_trainer.matching import segment_meta, unsupervised_meta
 from stage2_trainer.process.qwen3_vl import rope_model
@@ -25,7 +26,7 @@ from stage2_trainer.telemetry.stopwatch import Stopwatch
 from stage2_trainer.weights.sync_report import SyncReport
 from stage2_trainer.wire.rollout import Rollout
 
-NOTHING = "{}"  # the answer of a sample that is skipped: it takes its place in a row, and nothing of it is learnt
+NOTHING = "{}"  # the answer of a sample that is skipped or set aside: it has a place in a row, and teaches nothing
 
 
 class EStep:
@@ -34,20 +35,18 @@ class EStep:
     def __init__(
         self,
         *,
-        encoder: Encoder,
-        cache: PromptCache,
-        prompts: Prompts,
+        tools: SampleTools,
         rollouts: RolloutSource | PipelinedRollouts,
-        matcher: Matcher,
         on_matched: Callable[[int, Sequence[Matched]], None],
         overlong: OverlongRule | None = None,
     ) -> None:
         self._overlong = overlong
-        self._encoder = encoder
-        self._cache = cache
-        self._prompts = prompts
+        self._encoder = tools.encoder
+        self._cache = tools.cache
+        self._prompts = tools.prompts
+        self._matcher = tools.matcher
+        self._bad = tools.bad
         self._rollouts = rollouts
-        self._matcher = matcher
         self._on_matched = on_matched
         self._thread = ThreadPoolExecutor(1, "encode")
         self._ahead: StepSegments | None = None
@@ -73,8 +72,14 @@ class EStep:
         return step
 
     def finish(self, step: StepSegments) -> SyncReport | None:
-        """Tell of a step whose rollouts are all there; return the sync that came before them (None: not needed)."""
+        """Tell of a step whose rollouts are all there; return the sync that came before them (None: not needed).
+
+        Raises:
+            TooManyBadSamples, BadStepError, Exception: as `BadSamples.note`.
+        """
         matched, batch = step.matched()
+        found = [one for one in matched if isinstance(one, BadSample)]
+        self._bad.note(found, step=step.global_step, of=len(matched))
         self._on_matched(step.global_step, with_origin(matched, batch, self._matcher.options))
         return step.sync or batch.sync
 
@@ -110,8 +115,30 @@ class EStep:
             with stopwatch.measure("rollout_teacher_encode"):
                 return matched, self._segment(prompt, matched, rope)
 
-        work = SegmentWork(self._prompts.chat, self._prompt, make)
+        def set_aside(record: Record, error: Exception) -> tuple[BadSample, Segment]:
+            return BadSample.of(record.sample_id, record.images, error), self._stand_in(record.sample_id, rope)
+
+        work = SegmentWork(self._prompts.chat, self._prompt, make, set_aside)
         return StepSegments(batches, work, self._thread, global_step=global_step)
+
+    def set_aside_late(self, segment: Segment, error: Exception, model: nn.Module) -> Segment:
+        """Return what takes the place of a segment that can no longer be trained on, which is noted."""
+        self._bad.note_late(BadSample.of(segment.sample_id, segment.images, error))
+        return self._stand_in(segment.sample_id, rope_model(model))
+
+    def _stand_in(self, sample_id: str, rope: Any) -> Segment:
+        """Return a segment of which nothing is learnt.
+
+        It has an image, so that every part of the model takes part in its pass, as several processes must have it.
+        """
+        images = (blank_image(),)
+        record = Record(0, sample_id, images, BLANK_SIDE, BLANK_SIDE)
+        prompt = self._cache.prompt(images, lambda: self._prompts.chat(record))
+        answer = self._matcher.vocab.encode(NOTHING)
+        encoding = self._encoder.teacher_forced(prompt, answer)
+        length = len(encoding.input_ids)
+        meta = unsupervised_meta(prompt.input_ids.tolist(), len(answer), encoded_len=length)
+        return Segment(place(encoding, rope), meta, bad_sample_stats(), images, sample_id)
 
     def _prompt(self, record: Record, chat: list[dict[str, Any]], stopwatch: Stopwatch) -> Prompt:
         with stopwatch.measure("rollout_teacher_encode"):

@@ -8,16 +8,17 @@ from time import perf_counter
 
 from torch import nn
 
-from stage2_trainer.data.encode import Encoder
+from stage2_trainer.data.images import ImageError
 from stage2_trainer.data.lazy import LazySequence
-from stage2_trainer.data.messages import Prompts
-from stage2_trainer.data.prompt_cache import PromptCache
 from stage2_trainer.data.records import Record
-from stage2_trainer.learner.matcher import Matched, Matcher, with_origin
+from stage2_trainer.learner.bad_samples import BadSample
+from stage2_trainer.learner.matcher import Matched, with_origin
 from stage2_trainer.learner.rollout_metrics import evaluation_metrics, sample_stats
+from stage2_trainer.learner.sample_tools import SampleTools
 from stage2_trainer.process.ranks import gathered, rank, world_size
 from stage2_trainer.rollouts.rollout_source import GenerationRequest, RolloutSource
 from stage2_trainer.telemetry.stopwatch import Stopwatch
+from stage2_trainer.wire.rollout import Outcome, Refused
 
 
 class Evaluation:
@@ -26,27 +27,30 @@ class Evaluation:
     def __init__(
         self,
         *,
-        encoder: Encoder,
-        cache: PromptCache,
-        prompts: Prompts,
+        tools: SampleTools,
         rollouts: RolloutSource,
-        matcher: Matcher,
         batch_size: int,
         on_matched: Callable[[int, Sequence[Matched]], None],
     ) -> None:
-        self._encoder = encoder
-        self._cache = cache
-        self._prompts = prompts
+        self._encoder = tools.encoder
+        self._cache = tools.cache
+        self._prompts = tools.prompts
+        self._matcher = tools.matcher
+        self._bad = tools.bad
         self._rollouts = rollouts
-        self._matcher = matcher
         self._batch_size = batch_size
         self._on_matched = on_matched
 
     def __call__(self, records: Sequence[Record], model: nn.Module, *, global_step: int) -> dict[str, float]:
-        """Return `runtime`, `samples_per_second`, `steps_per_second` and `rollout_*`, without a prefix."""
+        """Return `runtime`, `samples_per_second`, `steps_per_second`, `bad_samples` and `rollout_*`, without a prefix.
+
+        Raises:
+            BadStepError, Exception: as `BadSamples.note_held_out`.
+        """
         start = perf_counter()
         batches = batches_of_rank(records, self._batch_size)
-        matched = self._matched(batches, model, global_step=global_step)
+        matched, found = self._matched(batches, model, global_step=global_step)
+        bad = self._bad.note_held_out(found, step=global_step, of=len(records))
         self._on_matched(global_step, matched)
         everywhere = gathered((perf_counter() - start, [sample_stats(one) for one in matched]))
         seconds = max(taken for taken, _ in everywhere)
@@ -55,22 +59,33 @@ class Evaluation:
             "runtime": seconds,
             "samples_per_second": len(records) / seconds,
             "steps_per_second": len(batches) / seconds,
+            "bad_samples": float(bad),
             **evaluation_metrics(stats, top_k=self._matcher.options.candidate_top_k),
         }
 
-    def _matched(self, batches: Sequence[Sequence[Record]], model: nn.Module, *, global_step: int) -> list[Matched]:
-        """Return all records of this process with their rollouts, which are asked for at once."""
+    def _matched(
+        self, batches: Sequence[Sequence[Record]], model: nn.Module, *, global_step: int
+    ) -> tuple[list[Matched], list[BadSample]]:
+        """Return all records of this process with their rollouts, which are asked for at once, and the bad ones."""
         records = [record for batch in batches for record in batch]
         sizes = tuple(len(batch) for batch in batches)
         chats = LazySequence(len(records), lambda index: self._prompts.chat(records[index]))
         images = [record.images for record in records]
         request = GenerationRequest(model, chats, global_step, 0, Stopwatch(), sizes=sizes, images=images)
         generated = self._rollouts.generate(request)
-        for record, rollout in zip(records, generated.rollouts, strict=True):
+        found = [self._made_of(*pair) for pair in zip(records, generated.rollouts, strict=True)]
+        bad = [one for one in found if isinstance(one, BadSample)]
+        return with_origin(found, generated, self._matcher.options), bad
+
+    def _made_of(self, record: Record, outcome: Outcome) -> Matched | BadSample:
+        if isinstance(outcome, Refused):
+            return BadSample.of(record.sample_id, record.images, outcome.error)
+        try:
             prompt = self._cache.prompt(record.images, functools.partial(self._prompts.chat, record))
-            self._encoder.check_prompt(prompt, rollout.prompt_token_ids, rollout.server)
-        matched = [self._matcher.match(*pair) for pair in zip(records, generated.rollouts, strict=True)]
-        return with_origin(matched, generated, self._matcher.options)
+        except ImageError as error:
+            return BadSample.of(record.sample_id, record.images, error)
+        self._encoder.check_prompt(prompt, outcome.prompt_token_ids, outcome.server)
+        return self._matcher.match(record, outcome)
 
 
 def batches_of_rank(records: Sequence[Record], batch_size: int) -> list[Sequence[Record]]:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from stage2_trainer.data.records import Record
+from stage2_trainer.learner.bad_samples import BadSample
 from stage2_trainer.matching import CoordVocab, MatchedTarget, MatchOptions, build_target, cut_before, object_ends
 from stage2_trainer.rollouts.rollout_source import RolloutBatch
 from stage2_trainer.wire.rollout import Rollout
@@ -47,10 +48,16 @@ class Matcher:
         return object_ends(cut_before(rollout.token_ids, self._vision_ids), self.vocab)
 
 
-def with_origin(matched: Sequence[Matched], generated: RolloutBatch, options: MatchOptions) -> list[Matched]:
-    """Return them with what the record says of how each came to be, and of how it was matched."""
+def with_origin(
+    matched: Sequence[Matched | BadSample], generated: RolloutBatch, options: MatchOptions
+) -> list[Matched]:
+    """Return those that were matched, with what the record says of how each came to be and was matched."""
     told = {**generated.origin, "options": asdict(options)}
-    return [replace(one, origin={**_place(generated.plan, index), **told}) for index, one in enumerate(matched)]
+    return [
+        replace(one, origin={**_place(generated.plan, index), **told})
+        for index, one in enumerate(matched)
+        if isinstance(one, Matched)
+    ]
 
 
 def _place(plan: SeedPlan, index: int) -> dict[str, int]:

@@ -17,13 +17,14 @@ import torch
 
 from stage2_api.rollout_matching import LossNormalizer
 from stage2_trainer.data.encode import Encoding
+from stage2_trainer.data.images import ImageError
 from stage2_trainer.learner.loss_targets import loss_targets, normalized
 from stage2_trainer.learner.rollout_metrics import SampleStats
 from stage2_trainer.matching import CoordVocab, SegmentMeta, Supervision, packed_supervision
 from stage2_trainer.matching.masks import concatenate
 
 PixelSource = Callable[[tuple[str, ...]], torch.Tensor | None]
-"""Returns the pixels of a prompt's images."""
+"""Returns the pixels of a prompt's images. Raises ImageError for one that cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -178,18 +179,18 @@ def supervised_batches(
     normalizer: LossNormalizer,
     device: torch.device,
     pixels: PixelSource,
+    stand_in: Callable[[Segment, ImageError], Segment],
 ) -> list[dict[str, Any]]:
     """Return for each micro-step's rows the model's inputs (`model`, on the CPU) and the loss's targets (`targets`).
 
-    With them the names of their samples (`samples`). The tensors are new ones, so that a step cannot change what is
-    kept for the next.
+    With them the names of their samples (`samples`). stand_in: what takes the place of a segment whose pixels are lost.
+    The tensors are new ones, so that a step cannot change what is kept for the next.
     """
-    laid_out = [
-        collate([[segment.seen(pixels) for segment in row] for row in rows], pad_token_id) for rows in micro_steps
-    ]
+    shown = [[[_shown(segment, pixels, stand_in) for segment in row] for row in rows] for rows in micro_steps]
+    laid_out = [collate([[placed for _, placed in row] for row in rows], pad_token_id) for rows in shown]
     targets = [
-        loss_targets(row_supervision(batch, [[segment.meta for segment in row] for row in rows], vocab), device)
-        for batch, rows in zip(laid_out, micro_steps, strict=True)
+        loss_targets(row_supervision(batch, [[segment.meta for segment, _ in row] for row in rows], vocab), device)
+        for batch, rows in zip(laid_out, shown, strict=True)
     ]
     return [
         {
@@ -199,3 +200,13 @@ def supervised_batches(
         }
         for batch, one, rows in zip(laid_out, normalized(targets, normalizer), micro_steps, strict=True)
     ]
+
+
+def _shown(
+    segment: Segment, pixels: PixelSource, stand_in: Callable[[Segment, ImageError], Segment]
+) -> tuple[Segment, Placed]:
+    try:
+        return segment, segment.seen(pixels)
+    except ImageError as error:
+        other = stand_in(segment, error)
+        return other, other.seen(pixels)

@@ -20,6 +20,7 @@ class SampleStats:
     `matched_iou50` of them have a mask IoU of at least 0.5.
     `staleness`: optimizer steps between the weights that made it and those that train on it.
     `beam`: whether it is the best of several beams. `cut`, `skipped`: its answer was too long for a packed row.
+    `bad`: it was set aside, and nothing else here says anything.
     `repeated`, `at_limit`: whether it was ended because it repeated itself, or at the most tokens.
     The lengths of what is trained on are 0 in an evaluation, which encodes nothing.
     """
@@ -49,6 +50,12 @@ class SampleStats:
     skipped: bool = False
     repeated: bool = False
     at_limit: bool = False
+    bad: bool = False
+
+
+def bad_sample_stats() -> SampleStats:
+    """Return the figures of a sample that was set aside."""
+    return SampleStats(0, 0, False, 0, 0, 0, 0, 0, 0, 0, 0.0, 0, bad=True)
 
 
 def sample_stats(matched: Matched, *, encoded_len: int = 0) -> SampleStats:
@@ -83,11 +90,13 @@ def sample_stats(matched: Matched, *, encoded_len: int = 0) -> SampleStats:
 
 
 def rollout_metrics(stats: Sequence[SampleStats], *, top_k: int, generate_s: float) -> dict[str, float]:
-    """Return the `rollout/*` figures of the samples of one optimizer step.
+    """Return the `rollout/*` figures of the samples of one optimizer step, and `bad_samples`.
 
-    `top_k` is how many candidates a prediction has at most, `generate_s` the seconds that generation took.
+    `top_k` is how many candidates a prediction has at most, `generate_s` the seconds that generation took. Samples that
+    were set aside count as such and in nothing else.
     """
-    return {
+    bad, stats = [s for s in stats if s.bad], [s for s in stats if not s.bad]
+    figures = {
         f"rollout/{name}": value
         for group in (
             _parse_metrics(stats),
@@ -98,6 +107,7 @@ def rollout_metrics(stats: Sequence[SampleStats], *, top_k: int, generate_s: flo
         )
         for name, value in group.items()
     }
+    return {**figures, "bad_samples": float(len(bad))}
 
 
 def evaluation_metrics(stats: Sequence[SampleStats], *, top_k: int) -> dict[str, float]:

@@ -16,16 +16,21 @@ from typing import Any
 from torch import nn
 
 from stage2_trainer.data.encode import Prompt
+from stage2_trainer.data.images import ImageError
 from stage2_trainer.data.lazy import LazySequence
 from stage2_trainer.data.records import Record
+from stage2_trainer.learner.bad_samples import BadSample
 from stage2_trainer.learner.matcher import Matched
+from stage2_trainer.learner.overlong import OverlongError
 from stage2_trainer.learner.padding_free_batch import Segment
 from stage2_trainer.rollouts.rollout_source import GenerationRequest, PendingRollouts, RolloutBatch
 from stage2_trainer.telemetry.stopwatch import Stopwatch
 from stage2_trainer.weights.sync_report import SyncReport
-from stage2_trainer.wire.rollout import Rollout
+from stage2_trainer.wire.rollout import Outcome, Refused, Rollout
 
 Chat = list[dict[str, Any]]
+Made = tuple[Matched | BadSample, Segment]
+SAMPLE_FAULTS = (ImageError, OverlongError)  # they say nothing of other samples
 CHECK_S = 1.0  # how often a wait looks whether it shall end
 
 
@@ -34,12 +39,13 @@ class SegmentWork:
     """The work on one record, done in a thread beside the learner's own.
 
     chat: its messages. encode: these to its prompt, without pixels. make: all of it to what is trained
-    on.
+    on. set_aside: a record with which something is wrong to what takes its place.
     """
 
     chat: Callable[[Record], Chat]
     encode: Callable[[Record, Chat, Stopwatch], Prompt]
     make: Callable[[Record, Prompt, Rollout, Stopwatch], tuple[Matched, Segment]]
+    set_aside: Callable[[Record, Exception], tuple[BadSample, Segment]]
 
 
 class StepSegments:
@@ -57,7 +63,7 @@ class StepSegments:
         self._work = work
         self._thread = thread
         self._prompts: dict[int, Future[Prompt]] = {}
-        self._made: list[Future[tuple[Matched, Segment]]] = [Future() for _ in self.records]
+        self._made: list[Future[Made]] = [Future() for _ in self.records]
         self._begun: set[int] = set()
         self._lock = Lock()
 
@@ -111,10 +117,12 @@ class StepSegments:
         if self.pending.all_in:
             self._all_in(self.pending.result())
         matched, segment = self._made[index].result()
+        if isinstance(matched, BadSample):
+            return segment
         return segment.aged(self.global_step - matched.rollout.version)
 
-    def matched(self) -> tuple[list[Matched], RolloutBatch]:
-        """Return what all rollouts were matched to, in list order, and how they came to be."""
+    def matched(self) -> tuple[list[Matched | BadSample], RolloutBatch]:
+        """Return what all rollouts were matched to, or were found to lack, in list order, and how they came to be."""
         assert self.pending is not None, "the step was asked for"
         batch = self.pending.result()
         self._all_in(batch)
@@ -131,23 +139,37 @@ class StepSegments:
 
     def _all_in(self, batch: RolloutBatch) -> None:
         """Begin the work on rollouts that came all at once."""
-        for index, rollout in enumerate(batch.rollouts):
-            self._arrived(index, rollout)
+        for index, outcome in enumerate(batch.rollouts):
+            self._arrived(index, outcome)
 
-    def _arrived(self, index: int, rollout: Rollout) -> None:
-        """Begin the work on a rollout; the first of a record counts."""
+    def _arrived(self, index: int, outcome: Outcome) -> None:
+        """Begin the work on what came of a request; the first of a record counts."""
         with self._lock:
             if index in self._begun:
                 return
             self._begun.add(index)
-        if index not in self._prompts:
-            self.chat(index)
-        self._thread.submit(self._make, index, rollout)
+        self._thread.submit(self._settle, index, outcome)
 
-    def _make(self, index: int, rollout: Rollout) -> None:
+    def _settle(self, index: int, outcome: Outcome) -> None:
         future = self._made[index]
         try:
-            prompt = self._prompts.pop(index).result()  # it was submitted earlier, to the same thread
-            future.set_result(self._work.make(self.records[index], prompt, rollout, self.stopwatch))
+            future.set_result(self._outcome(index, outcome))
         except BaseException as error:  # noqa: BLE001  # it is raised where the segment is asked for
             future.set_exception(error)
+
+    def _outcome(self, index: int, outcome: Outcome) -> Made:
+        record = self.records[index]
+        if isinstance(outcome, Refused):
+            return self._work.set_aside(record, outcome.error)
+        try:
+            return self._work.make(record, self._prompt(index), outcome, self.stopwatch)
+        except SAMPLE_FAULTS as error:
+            return self._work.set_aside(record, error)
+
+    def _prompt(self, index: int) -> Prompt:
+        with self._lock:
+            begun = self._prompts.pop(index, None)
+        if begun is not None:
+            return begun.result()  # it was submitted earlier, to this thread
+        record = self.records[index]
+        return self._work.encode(record, self._work.chat(record), self.stopwatch)

@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, SequentialSampler
 from transformers import PrinterCallback
 
 from stage2_trainer.data.prompt_cache import PromptCache
+from stage2_trainer.learner.bad_samples import BadSamples
 from stage2_trainer.learner.dataloader import as_list, train_dataloader
 from stage2_trainer.learner.early_gradients import EarlyGradients, early_gradients
 from stage2_trainer.learner.estep import EStep
@@ -62,6 +63,7 @@ class TrainerComponents:
     estep: EStep
     cache: PromptCache
     evaluation: Evaluation
+    bad: BadSamples
     vocab: CoordVocab
     loss: LossOptions
     rows: RowPlanner | StepRowPlanner
@@ -100,12 +102,17 @@ class RolloutMatchingTrainer(FiniteSteps):
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """Train to the end, and say how many samples were still waiting for a row then: they are not trained on."""
-        if isinstance(resume_from_checkpoint, str) and (waiting := load_waiting(Path(resume_from_checkpoint))):
-            self.components.rows.wait(waiting)
+        if isinstance(resume_from_checkpoint, str):
+            self._load_beside(Path(resume_from_checkpoint))
         done = super().train(resume_from_checkpoint, *args, **kwargs)
         if left := sum(gathered(len(self.components.rows.waiting))):
             logger.warning("%d samples were waiting for a packed row when the run ended: not trained on", left)
         return done
+
+    def _load_beside(self, checkpoint: Path) -> None:
+        self.components.bad.load(checkpoint)
+        if waiting := load_waiting(checkpoint):
+            self.components.rows.wait(waiting)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """Create the optimizer, with learning rates of their own for the parts that have one."""
@@ -312,8 +319,9 @@ class RolloutMatchingTrainer(FiniteSteps):
             super()._save_checkpoint(model, trial)
 
     def save_beside(self, checkpoint: Path) -> None:
-        """Write the segments that wait for a packed row."""
+        """Write the segments that wait for a packed row, and the samples that were set aside."""
         save_waiting(checkpoint, self._micro_steps.waiting(self.state.global_step))
+        self.components.bad.save(checkpoint, before=self.state.global_step)
 
     def _next_batches(self) -> list[dict[str, Any]]:
         """Return the tensors of the next micro-step, or of the whole window where the loss is a mean over it."""
@@ -339,6 +347,7 @@ class RolloutMatchingTrainer(FiniteSteps):
                 normalizer="micro" if self._whole else self.components.loss.normalizer,
                 device=self.args.device,
                 pixels=self.components.cache.pixels,
+                stand_in=lambda lost, error: self.components.estep.set_aside_late(lost, error, self._policy),
             )
 
     def _uses(self) -> int:
@@ -367,6 +376,7 @@ class RolloutMatchingTrainer(FiniteSteps):
         if grad_norm is not None:
             figures["grad_norm"] = float(grad_norm)
         figures["learning_rate"] = learning_rate
+        figures["bad_samples_total"] = float(self.components.bad.total)
         figures["memory/peak_bytes"] = float(max(gathered(peak_bytes(self.args.device))))
         servers = [asdict(server) for server in record.time.servers]
         self.components.log.write("step", {"step": step, **figures, "servers": servers})

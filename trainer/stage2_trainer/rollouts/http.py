@@ -19,6 +19,8 @@ from typing import Any, Self, TypeVar
 import httpx
 
 from stage2_api.errors import shortened
+from stage2_trainer.data.images import ImageError
+from stage2_trainer.data.messages import image_fault
 from stage2_trainer.rollouts.chunks import contiguous_chunks
 from stage2_trainer.telemetry.timeline import TIMELINE
 from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body, read_answer
@@ -30,7 +32,7 @@ from stage2_trainer.wire.client import (
     json_object,
 )
 from stage2_trainer.wire.errors import ServerError, join_errors
-from stage2_trainer.wire.rollout import OnRollout, Rollout, RolloutRequest, Sampling
+from stage2_trainer.wire.rollout import OnRollout, Outcome, Refused, Rollout, RolloutRequest, Sampling
 from stage2_trainer.wire.seeds import SeedPlan
 
 logger = logging.getLogger(__name__)
@@ -40,6 +42,10 @@ E = TypeVar("E", bound=BaseException)
 PHASE = "rollout"
 # Servers close idle connections after 5 s; one that we close earlier is never found closed in mid-request.
 LIMITS = httpx.Limits(max_connections=None, keepalive_expiry=2.0)
+# What a server answers where one request is at fault: a prompt too long for it, an image that it does not take.
+ONE_REQUEST = frozenset(
+    {httpx.codes.BAD_REQUEST, httpx.codes.REQUEST_ENTITY_TOO_LARGE, httpx.codes.UNPROCESSABLE_ENTITY}
+)
 UNSYNCED = -1  # the version of a server that was never given weights
 IN_FLIGHT = 256
 # httpx looks at every connection of a client, and at every other for each, whenever a request begins or ends.
@@ -118,8 +124,8 @@ class ServerBackend:
         seed_plan: SeedPlan,
         version: int | None = None,
         on_rollout: OnRollout | None = None,
-    ) -> list[Rollout]:
-        """Return one rollout for each request, in order. No requests: no call.
+    ) -> list[Outcome]:
+        """Return one rollout for each request, or what refused it, in order. No requests: no call.
 
         Raises:
             ServerError: a server did not answer, answered something else than a rollout, or holds other weights than
@@ -132,9 +138,7 @@ class ServerBackend:
         self._idle.clear()
         try:
             return self._runner.run(self._generate(chunks, _Work(requests, seed_plan, version, on_rollout)))
-        except (
-            ExceptionGroup
-        ) as failures:  # none of a server: a request that cannot be built, such as of an unread image
+        except ExceptionGroup as failures:  # none of a server
             raise _leaves(failures)[0] from None
         except asyncio.CancelledError:
             raise ServerError(", ".join(self.base_urls), PHASE, "ended: the learner closes its connections") from None
@@ -156,7 +160,7 @@ class ServerBackend:
     def _client(self, url: str) -> httpx.AsyncClient:
         return httpx.AsyncClient(**http_options(url, self._token), limits=LIMITS, verify=self._tls)
 
-    async def _generate(self, chunks: Sequence[tuple[int, int]], work: _Work) -> list[Rollout]:
+    async def _generate(self, chunks: Sequence[tuple[int, int]], work: _Work) -> list[Outcome]:
         task = asyncio.current_task()
         assert task is not None, "it runs as one"
         self._call = asyncio.get_running_loop(), task
@@ -173,7 +177,7 @@ class ServerBackend:
             self._call = None
         return [rollout for part in parts for rollout in part.result()]
 
-    async def _chunk(self, server: int, indices: range, work: _Work) -> list[Rollout]:
+    async def _chunk(self, server: int, indices: range, work: _Work) -> list[Outcome]:
         """Ask one server for its share, as many at once as it takes; its weights must stay the same meanwhile."""
         before = await self._version(server)
         if work.version is not None and before != work.version:
@@ -182,9 +186,12 @@ class ServerBackend:
             )
         free = asyncio.Semaphore(self._in_flight)
 
-        async def request(index: int) -> Rollout:
+        async def request(index: int) -> Outcome:
             async with free:  # before the request is built, whose images take memory
-                return await self._request(server, index, work, before)
+                found = await self._outcome(server, index, work, before)
+            if work.on_rollout is not None:
+                work.on_rollout(index, found)
+            return found
 
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(request(i)) for i in indices]
@@ -196,7 +203,7 @@ class ServerBackend:
             raise self._error(server, f"changed from weight version {before} to {after} while it generated")
         return [task.result() for task in tasks]
 
-    async def _watch(self, server: int, tasks: Sequence[asyncio.Task[Rollout]]) -> None:
+    async def _watch(self, server: int, tasks: Sequence[asyncio.Task[Outcome]]) -> None:
         """Ask a server that generates for a sign of life, again and again; say when it takes long."""
         start = time.monotonic()
         while True:
@@ -217,9 +224,24 @@ class ServerBackend:
                     seconds,
                 )
 
-    async def _request(self, server: int, index: int, work: _Work, version: int) -> Rollout:
-        seed, start = work.seed_plan.seed(index), time.monotonic()
-        body = chat_body(work.requests[index], self._sampling, seed)
+    async def _outcome(self, server: int, index: int, work: _Work, version: int) -> Outcome:
+        try:
+            asked = work.requests[index]
+        except ImageError as error:
+            return Refused(error)
+        try:
+            return await self._request(server, index, asked, work.seed_plan.seed(index), version)
+        except ServerError as error:
+            if error.status is None:
+                raise
+            fault = image_fault(asked.messages) or (error if error.status in ONE_REQUEST else None)
+            if fault is None:
+                raise
+            return Refused(fault)
+
+    async def _request(self, server: int, index: int, asked: RolloutRequest, seed: int, version: int) -> Rollout:
+        start = time.monotonic()
+        body = chat_body(asked, self._sampling, seed)
         try:
             with TIMELINE.request(self.base_urls[server]):
                 client = self._clients[server][index % len(self._clients[server])]
@@ -228,13 +250,13 @@ class ServerBackend:
             raise self._error(server, f"request {index}: {describe_http_error(error)}") from error
         if response.status_code != httpx.codes.OK:
             detail = f"request {index} answered {response.status_code}: {response.text[:MAX_ERROR_CHARS]}"
-            raise self._error(server, detail)
+            raise self._error(server, detail, response.status_code)
         try:
             answer = read_answer(response.content)
         except ValueError as error:
             raise self._error(server, f"request {index}: unusable answer: {error}") from error
         (choice,) = answer.choices
-        rollout = Rollout(
+        return Rollout(
             prompt_token_ids=answer.prompt_token_ids,
             token_ids=choice.token_ids,
             text=choice.message.content,
@@ -244,9 +266,6 @@ class ServerBackend:
             seed=seed,
             seconds=time.monotonic() - start,
         )
-        if work.on_rollout is not None:
-            work.on_rollout(index, rollout)
-        return rollout
 
     async def _version(self, server: int) -> int:
         try:
@@ -269,8 +288,8 @@ class ServerBackend:
         for client in (*chain.from_iterable(self._clients), *self._controls):
             await client.aclose()
 
-    def _error(self, server: int, detail: str) -> ServerError:
-        return ServerError(self.base_urls[server], PHASE, detail)
+    def _error(self, server: int, detail: str, status: int | None = None) -> ServerError:
+        return ServerError(self.base_urls[server], PHASE, detail, status=status)
 
     def _log_plan(self, chunks: Sequence[tuple[int, int]], seed_plan: SeedPlan) -> None:
         """Say once for each optimizer step who answers what with which seeds."""

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 from torch import nn
 
 from stage2_api.errors import ConfigError
 from stage2_api.pod.progress import ReportedSync
+from stage2_trainer.data.lazy import LazySequence
 from stage2_trainer.process.deepspeed_compat import GatherWeights
 from stage2_trainer.process.offload import StateOffloader
 from stage2_trainer.process.ranks import gathered, rank
+from stage2_trainer.rollouts.readable_requests import readable
 from stage2_trainer.rollouts.rollout_source import GenerationRequest, PendingRollouts, RolloutBatch
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.weights.sync_report import SyncReport
-from stage2_trainer.wire.rollout import Backend, RolloutRequest
+from stage2_trainer.wire.rollout import Backend, Outcome, Refused, Rollout, RolloutRequest
 from stage2_trainer.wire.seeds import SeedPlan
 
 logger = logging.getLogger(__name__)
 
 BACKEND_PATH = "custom.extra.rollout_matching.rollout_backend"
+STAND_IN = RolloutRequest([{"role": "user", "content": "Answer with one word."}])
 OWN = "own"  # the sync mode where the model that trains is the one that generates
 
 
@@ -66,10 +70,10 @@ class HfRollouts:
         """Return one rollout for each chat, by the weights as they are."""
         self.sync_state = self.sync_state.model_copy(update={"version": request.global_step})
         self._reporter.update(phase="rollout", sync=self.sync_state)
-        requests, plan = _requests(request, self._seed)
+        asked = _Asked.of(request, self._seed)
         with request.stopwatch.measure("rollout_generate"):
-            rollouts = self._backend.generate(requests, seed_plan=plan, version=request.global_step)
-        return RolloutBatch(rollouts, None, plan)
+            rollouts = self._backend.generate(asked.requests, seed_plan=asked.plan, version=request.global_step)
+        return RolloutBatch(asked.outcomes(rollouts), None, asked.plan)
 
 
 class ColocateRollouts:
@@ -109,7 +113,7 @@ class ColocateRollouts:
         Raises:
             EngineError: vLLM failed; the message names the switch to hf.
         """
-        requests, plan = _requests(request, self._seed)
+        asked = _Asked.of(request, self._seed)
         model, step = request.model, request.global_step
         with self._offload.without_optimizer():
             self._start(model)
@@ -118,7 +122,7 @@ class ColocateRollouts:
                 report = self._sync(model, step)
             self._reporter.update(phase="rollout", sync=self.sync_state)
             with request.stopwatch.measure("rollout_generate"), self._offload.without_model(model):
-                return RolloutBatch(self._generated(requests, plan, step), report, plan)
+                return RolloutBatch(asked.outcomes(self._generated(asked, step)), report, asked.plan)
 
     def _start(self, model: nn.Module) -> None:
         if self._started:
@@ -140,19 +144,39 @@ class ColocateRollouts:
         logger.info("weights of step %d: %d tensors, %.2f s", global_step, report.tensors, report.seconds)
         return report
 
-    def _generated(self, requests: Sequence[RolloutRequest], plan: SeedPlan, version: int) -> list[Any]:
+    def _generated(self, asked: _Asked, version: int) -> list[Rollout]:
         try:
-            return self._engine.generate(requests, seed_plan=plan, version=version)
+            return self._engine.generate(asked.requests, seed_plan=asked.plan, version=version)
         except ConfigError:
             raise
         except Exception as error:
             raise EngineError("generating", error) from error
 
 
-def _requests(request: GenerationRequest, seed: int) -> tuple[list[RolloutRequest], SeedPlan]:
-    """Return the requests of this process, and seeds for them that no other process uses in their micro-steps."""
-    sizes = request.sizes or (len(request.chats),)
-    before = [sum(column) for column in zip(*([0] * len(sizes), *gathered(sizes)[: rank()]), strict=True)]
-    plan = request.seeds(seed, before)
-    images: Sequence[tuple[str, ...] | None] = request.images or [None] * len(request.chats)
-    return [RolloutRequest(list(chat), images=one) for chat, one in zip(request.chats, images, strict=True)], plan
+@dataclass(frozen=True)
+class _Asked:
+    """This process's requests, and seeds for them that no other process uses in their micro-steps.
+
+    refused: what is wrong with some, by their places. Another prompt is asked in the place of each, so that nothing
+    about the others changes, and all processes of an engine ask as much.
+    """
+
+    requests: list[RolloutRequest]
+    plan: SeedPlan
+    refused: Mapping[int, Refused]
+
+    @classmethod
+    def of(cls, request: GenerationRequest, seed: int) -> _Asked:
+        sizes = request.sizes or (len(request.chats),)
+        before = [sum(column) for column in zip(*([0] * len(sizes), *gathered(sizes)[: rank()]), strict=True)]
+        images: Sequence[tuple[str, ...] | None] = request.images or [None] * len(request.chats)
+        built = LazySequence(len(request.chats), lambda i: RolloutRequest(list(request.chats[i]), images=images[i]))
+        looked_at = [readable(built, index) for index in range(len(built))]
+        return cls(
+            [STAND_IN if isinstance(one, Refused) else one for one in looked_at],
+            request.seeds(seed, before),
+            {index: one for index, one in enumerate(looked_at) if isinstance(one, Refused)},
+        )
+
+    def outcomes(self, rollouts: Sequence[Rollout]) -> list[Outcome]:
+        return [self.refused.get(index, rollout) for index, rollout in enumerate(rollouts)]

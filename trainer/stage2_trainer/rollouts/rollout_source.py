@@ -13,7 +13,7 @@ from stage2_api.pod.progress import ReportedSync
 from stage2_trainer.telemetry.stopwatch import Stopwatch
 from stage2_trainer.weights.sync_report import SyncReport
 from stage2_trainer.wire.errors import ServerError
-from stage2_trainer.wire.rollout import OnRollout, Rollout
+from stage2_trainer.wire.rollout import OnRollout, Outcome
 from stage2_trainer.wire.seeds import SeedPlan
 
 Chats = Sequence[Sequence[Mapping[str, Any]]]
@@ -25,7 +25,7 @@ class GenerationRequest:
 
     micro_step: the first one that it is for; no other request of that step has it. sizes: how many of the chats each
     micro-step from there on has; empty where all are of the first. images: the names of each chat's images; empty where
-    there are none to know them by. stopwatch: gets the seconds that it takes. on_rollout: is told of each rollout at
+    there are none to know them by. stopwatch: gets the seconds that it takes. on_rollout: is told of each outcome at
     once by sources that get them one by one, in whatever thread and perhaps again after a failure; the others need not.
     """
 
@@ -45,13 +45,13 @@ class GenerationRequest:
 
 @dataclass(frozen=True)
 class RolloutBatch:
-    """Rollouts in request order, and the sync that came before them (None when the weights had not moved).
+    """Rollouts, or what refused a request, in order; and the sync before them (None when the weights had not moved).
 
     plan: the seeds that they were asked for with. origin: how they came to be, for the record: servers, sync, chunk
     plan, seconds.
     """
 
-    rollouts: list[Rollout]
+    rollouts: list[Outcome]
     sync: SyncReport | None
     plan: SeedPlan
     origin: Mapping[str, Any] = field(default_factory=dict)
@@ -120,7 +120,10 @@ def _cannot_be_lost(error: ServerError) -> PendingRollouts:
 
 
 class RolloutSource(Protocol):
-    """A source of rollouts by the weights as they are now."""
+    """A source of rollouts by the weights as they are now.
+
+    A chat whose image cannot be read, or that a server does not take, costs the others nothing: it is refused.
+    """
 
     @property
     def sync_state(self) -> ReportedSync:

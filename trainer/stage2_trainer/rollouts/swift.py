@@ -15,12 +15,13 @@ from contextlib import ExitStack
 from typing import Any
 
 from stage2_trainer.rollouts.chunks import contiguous_chunks
+from stage2_trainer.rollouts.readable_requests import readable
 from stage2_trainer.telemetry.timeline import TIMELINE
 from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.chat import read_answer
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError, join_errors
-from stage2_trainer.wire.rollout import OnRollout, Rollout, RolloutRequest, Sampling
+from stage2_trainer.wire.rollout import OnRollout, Outcome, Refused, Rollout, RolloutRequest, Sampling
 from stage2_trainer.wire.seeds import SeedPlan
 from stage2_trainer.wire.swift_infer import infer, request_config
 
@@ -55,8 +56,8 @@ class SwiftBackend:
         seed_plan: SeedPlan,
         version: int | None = None,
         on_rollout: OnRollout | None = None,
-    ) -> list[Rollout]:
-        """Return one rollout for each request, in order. No requests: no call.
+    ) -> list[Outcome]:
+        """Return one rollout for each request, or what refused it, in order. No requests: no call.
 
         Raises:
             ServerError: a server did not answer, or answered something else than rollouts.
@@ -69,18 +70,19 @@ class SwiftBackend:
             for client, (start, end) in zip(self._clients, chunks, strict=True)
             if start < end
         ]
-        rollouts, failures = [], []
+        outcomes: list[Outcome] = []
+        failures = []
         for part in asked:
             try:
-                rollouts += _result(part)
+                outcomes += _result(part)
             except ServerError as error:
                 failures.append(error)
         if failures:
             raise join_errors(failures)
         if on_rollout is not None:
-            for index, rollout in enumerate(rollouts):
-                on_rollout(index, rollout)
-        return rollouts
+            for index, outcome in enumerate(outcomes):
+                on_rollout(index, outcome)
+        return outcomes
 
     def _chunk(
         self,
@@ -89,17 +91,23 @@ class SwiftBackend:
         indices: range,
         seed_plan: SeedPlan,
         version: int | None,
-    ) -> list[Rollout]:
+    ) -> list[Outcome]:
         calls = [[i] for i in indices] if self._sampling.temperature > 0 else [list(indices)]
-        rollouts = []
+        outcomes: dict[int, Outcome] = {}
         for call in calls:
+            looked_at = {i: readable(requests, i) for i in call}
+            outcomes |= {i: one for i, one in looked_at.items() if isinstance(one, Refused)}
+            asked = {i: one for i, one in looked_at.items() if isinstance(one, RolloutRequest)}
+            if not asked:
+                continue
             config = request_config(self._sampling, seed_plan.seed(call[0]))
             with ExitStack() as under_way:
-                for _ in call:
+                for _ in asked:
                     under_way.enter_context(TIMELINE.request(client.base_url))
-                items = infer(client, [requests[i] for i in call], config, phase=PHASE, timeout_s=self._infer_timeout_s)
-            rollouts += [self._rollout(client, i, item, version) for i, item in zip(call, items, strict=True)]
-        return rollouts
+                items = infer(client, [*asked.values()], config, phase=PHASE, timeout_s=self._infer_timeout_s)
+            answered = zip(asked, items, strict=True)
+            outcomes |= {i: self._rollout(client, i, item, version) for i, item in answered}
+        return [outcomes[i] for i in indices]
 
     def _rollout(self, client: ServerClient, index: int, item: Mapping[str, Any], version: int | None) -> Rollout:
         try:
@@ -117,7 +125,7 @@ class SwiftBackend:
         )
 
 
-def _result(part: Future[list[Rollout]]) -> list[Rollout]:
+def _result(part: Future[list[Outcome]]) -> list[Outcome]:
     """Wait for a server's share, and say so while it takes long."""
     start = time.monotonic()
     while True:

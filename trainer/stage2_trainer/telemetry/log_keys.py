@@ -129,6 +129,10 @@ LENGTH = {
     "rollout/overlong_cut": "Answers too long for a packed row that were cut (`post_rollout_overlong`).",
     "rollout/overlong_skipped": "Answers too long for a packed row whose samples were not trained on.",
 }
+BAD = {
+    "bad_samples": "Samples of the step that were set aside: they count in nothing else.",
+    "bad_samples_total": "Samples of the run so far that were, each counted once: at most `training.max_bad_samples`.",
+}
 GENERATION = {
     "rollout/gen_new_tokens_total": "Tokens generated.",
     "rollout/gen_new_tokens_mean": "The same for each answer.",
@@ -150,6 +154,7 @@ EVALUATION = {
     "eval_runtime": "Seconds; of several processes the slowest.",
     "eval_samples_per_second": "Held-out samples per second.",
     "eval_steps_per_second": "Batches of them per second.",
+    "eval_bad_samples": "Held-out samples that were set aside: they count in nothing else.",
     "eval_rollout_pred_objects": "Valid objects of all answers.",
     "eval_rollout_gt_objects": "Objects of the ground truth.",
     "eval_rollout_matched": "Pairs of both.",
@@ -171,7 +176,7 @@ EVALUATION = {
     "eval_rollout_ended_by_length": "Answers that were cut at `max_new_tokens`.",
 }
 
-STEP = {**LOSS, **STEP_TIME, **TIME, **PACKING, **SYNC, **PARSE, **MATCH, **LENGTH, **GENERATION, **BUFFER}
+STEP = {**LOSS, **STEP_TIME, **TIME, **PACKING, **SYNC, **PARSE, **MATCH, **LENGTH, **GENERATION, **BAD, **BUFFER}
 """Every key of a step's record beside `event` and `step`."""
 
 _INTRODUCTION = """\
@@ -183,13 +188,15 @@ A run writes into `training.output_dir`:
 | file | what it has |
 | --- | --- |
 | `stage2_log.jsonl` | One JSON object a line, each with its `event`: `reproducibility` (once: what a run is made of), \
-`step`, `evaluation`, `evaluation_sample` (rollouts of a few held-out samples). Standard output has the same lines. |
+`step`, `evaluation`, `evaluation_sample` (rollouts of a few held-out samples), `bad_sample` (one that was set aside: \
+`part`, `step`, `sample_id`, `image`, `reason`). Standard output has the same lines. |
 | `rollouts.jsonl` | One line a fresh rollout, of training and of evaluations, with all that `stage2 replay` needs. |
 | `rank-1-rollouts.jsonl`, … | The same of each other learner process, where there are several. |
 | `trace.json`, `rank-1-trace.json`, … | With `training.trace`: what each thread did and which requests each server \
 had, and when, for https://ui.perfetto.dev. |
 | `checkpoint-N` | Checkpoints of transformers, with packing the samples that waited for a row (`waiting-*.pt`), \
-and a list of all files. Whole by its name: it is written in `.unfinished` and renamed. |
+the samples that were set aside (`bad_samples.json`), and a list of all files. Whole by its name: it is written in \
+`.unfinished` and renamed. |
 
 Keys of a `step` are below. Losses and `packing/*` are means over the step's micro-steps and processes; with
 `post_rollout_pack_scope: step` losses are means over all its tokens, and `packing/*` over its rows. Counts are sums
@@ -211,6 +218,7 @@ def log_markdown() -> str:
         "Matching": MATCH,
         "Lengths": LENGTH,
         "Generation": GENERATION,
+        "Bad samples": BAD,
         "Reuse, with `rollout_buffer.enabled: true` and `m_steps` above 1": BUFFER,
         "Keys of an `evaluation`": EVALUATION,
     }

@@ -1,6 +1,7 @@
 """The logs of a run: JSON lines for people and programs.
 
-Each line begins with its `event`: `reproducibility`, `step`, `evaluation`, `evaluation_sample`, `rollout`.
+Each line begins with its `event`: `reproducibility`, `step`, `evaluation`, `evaluation_sample`, `bad_sample`,
+`rollout`.
 """
 
 from __future__ import annotations

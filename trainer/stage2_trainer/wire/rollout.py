@@ -51,8 +51,30 @@ class Rollout:
     seconds: float | None = None
 
 
-OnRollout = Callable[[int, Rollout], None]
-"""Takes a request's index and its rollout as soon as that is there, in whatever order; a repeated try repeats it."""
+@dataclass(frozen=True)
+class Refused:
+    """What came of one request in the place of an answer: it could not be made, or the server did not take it.
+
+    Another try would end so again, and it says nothing of other requests. error: says why.
+    """
+
+    error: Exception
+
+
+Outcome = Rollout | Refused
+
+OnRollout = Callable[[int, Outcome], None]
+"""Takes a request's index and what came of it as soon as that is there, in any order; a repeated try repeats it."""
+
+
+def answers(outcomes: Sequence[Outcome]) -> list[Rollout]:
+    """Return the answers to requests none of which was refused. Raises the error of the first that was."""
+    found = []
+    for one in outcomes:
+        if isinstance(one, Refused):
+            raise one.error
+        found.append(one)
+    return found
 
 
 class Backend(Protocol):
@@ -73,7 +95,7 @@ class Backend(Protocol):
 
 
 class ServedBackend(Protocol):
-    """A Backend over servers, which says of each rollout when it is there."""
+    """A generator over servers, which says of each request what came of it as soon as that is known."""
 
     @property
     def base_urls(self) -> tuple[str, ...]:
@@ -87,8 +109,8 @@ class ServedBackend(Protocol):
         seed_plan: SeedPlan,
         version: int | None = None,
         on_rollout: OnRollout | None = None,
-    ) -> list[Rollout]:
-        """Return `len(requests)` rollouts, in order. Raises ServerError."""
+    ) -> list[Outcome]:
+        """Return what came of each request, in order. Raises ServerError."""
         ...
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from PIL import Image
 
-from stage2_trainer.data.images import image_url, load_image
+from stage2_trainer.data.images import ImageError, image_url, load_image
 
 
 @pytest.fixture
@@ -39,3 +41,27 @@ def test_a_file_that_is_no_image_is_named(tmp_path):
     (tmp_path / "a.png").write_text("text")
     with pytest.raises(ValueError, match=r"a\.png"):
         load_image(str(tmp_path / "a.png"))
+
+
+def test_an_image_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ImageError, match=r"image .*gone\.png: cannot be read \(No such file"):
+        image_url(str(tmp_path / "gone.png"))
+
+
+@pytest.mark.parametrize("kept", [0, 20, 50])
+def test_an_image_that_is_cut_off_anywhere_is_named(png, tmp_path, kept):
+    (tmp_path / "cut.png").write_bytes(Path(png).read_bytes()[:kept])
+    with pytest.raises(ImageError, match=r"cut\.png: cannot be read"):
+        load_image(str(tmp_path / "cut.png"))
+
+
+def test_an_image_of_too_many_pixels_is_named(png, monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1)
+    with pytest.raises(ImageError, match="decompression bomb"):
+        load_image(png)
+
+
+def test_a_long_data_url_is_named_by_its_beginning():
+    with pytest.raises(ImageError) as caught:
+        load_image("data:image/png;base64," + "A" * 100_000)
+    assert len(str(caught.value)) < 250

@@ -1,7 +1,8 @@
-"""A port for learner processes that meet."""
+"""A port for learner processes that meet, and a trainer whose answers are written down."""
 
 from __future__ import annotations
 
+import json
 import socket
 
 import pytest
@@ -12,3 +13,24 @@ def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def trained(tmp_path, model, encoder, image_paths):
+    """A function that trains one step on three records, and returns what it said of it and the samples it matched."""
+    from stage2_trainer.process.transformers_compat import disable_cache
+    from tests.unit.trainer.learner.harness import box, build, record
+
+    disable_cache(model)
+    records = [record(path, i, object_1=box("red box", 100, 100, 400, 400)) for i, path in enumerate(image_paths)]
+
+    def run(records=records, prepare=lambda trainer: None, **options):
+        harness = build(tmp_path, model, encoder, records, **options)
+        seen = []
+        harness.trainer.components.estep._on_matched = lambda step, matched: seen.extend(matched)
+        prepare(harness.trainer)
+        harness.trainer.train()
+        lines = [json.loads(line) for line in (tmp_path / "stage2_log.jsonl").read_text().splitlines()]
+        return lines, seen, harness
+
+    return run

@@ -12,9 +12,11 @@ from transformers import TrainingArguments
 
 from stage2_api.vllm import SyncMerge
 from stage2_trainer.data.encode import Encoder
+from stage2_trainer.data.images import source_fault
 from stage2_trainer.data.messages import Prompts
 from stage2_trainer.data.prompt_cache import PromptCache
 from stage2_trainer.data.records import Record
+from stage2_trainer.learner.bad_samples import BadSamples
 from stage2_trainer.learner.estep import EStep
 from stage2_trainer.learner.evaluate import Evaluation
 from stage2_trainer.learner.loss import LossOptions
@@ -22,17 +24,19 @@ from stage2_trainer.learner.matcher import Matched, Matcher
 from stage2_trainer.learner.overlong import OverlongRule
 from stage2_trainer.learner.padding_free_batch import Segment
 from stage2_trainer.learner.row_planner import RowPlanner, SingleRowPlanner, StepRowPlanner
+from stage2_trainer.learner.sample_tools import SampleTools
 from stage2_trainer.learner.trainer import RolloutMatchingTrainer, TrainerComponents
 from stage2_trainer.matching import CoordVocab, GTObject, MatchOptions, ground_truth, serialize_objects
 from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.rollouts.pipeline import PipelinedRollouts
+from stage2_trainer.rollouts.readable_requests import readable
 from stage2_trainer.rollouts.synced_rollouts import SyncedRollouts
 from stage2_trainer.telemetry.progress import Reporter
-from stage2_trainer.telemetry.run_log import RunLog
+from stage2_trainer.telemetry.run_log import RunLog, SilentLog
 from stage2_trainer.telemetry.stopwatch import Stopwatch
 from stage2_trainer.weights.sync_report import SyncReport
 from stage2_trainer.weights.synchronizer import WeightSynchronizer
-from stage2_trainer.wire.rollout import Rollout, RolloutRequest
+from stage2_trainer.wire.rollout import OnRollout, Outcome, Refused, Rollout, RolloutRequest
 from stage2_trainer.wire.seeds import SeedPlan
 
 PROMPTS = Prompts("List the shapes.")
@@ -81,19 +85,23 @@ class ScriptedBackend:
         *,
         seed_plan: SeedPlan,
         version: int | None = None,
-        on_rollout: Callable[[int, Rollout], None] | None = None,
-    ) -> list[Rollout]:
+        on_rollout: OnRollout | None = None,
+    ) -> list[Outcome]:
         self.plans.append(seed_plan)
         self.seeds += [seed_plan.seed(i) for i in range(len(requests))]
-        rollouts = [self._rollout(request, version or 0) for request in requests]
+        rollouts = [self._outcome(readable(requests, i), version or 0) for i in range(len(requests))]
         for index in reversed(range(len(rollouts))):  # those that were asked for last are answered first
             if on_rollout is not None:
                 on_rollout(index, rollouts[index])
         return rollouts
 
+    def _outcome(self, asked: RolloutRequest | Refused, version: int) -> Outcome:
+        return asked if isinstance(asked, Refused) else self._rollout(asked, version)
+
     def _rollout(self, request: RolloutRequest, version: int) -> Rollout:
         messages = [dict(message) for message in request.messages]
-        asked = next(one for one in self.records if PROMPTS.chat(one) == messages)
+        there = [one for one in self.records if source_fault(one.images) is None]
+        asked = next(one for one in there if PROMPTS.chat(one) == messages)
         text = self.answer(asked)
         ids = self.encoder.tokenizer.encode(text, add_special_tokens=False) + self.encoder.end_of_turn_ids[:1]
         return Rollout(self.encoder.prompt(messages).input_ids.tolist(), ids, text, "scripted", version, "stop")
@@ -136,12 +144,10 @@ def build_e_step(
     encoder: Encoder, backend: Any, on_matched: Callable[[int, Sequence[Matched]], None], **options: Any
 ) -> EStep:
     """Return an E-step whose rollouts are this backend's; `options` are those of matching."""
+    matcher = Matcher(CoordVocab.from_tokenizer(encoder.tokenizer), MatchOptions(**options), encoder.vision_ids)
     return EStep(
-        encoder=encoder,
-        cache=PromptCache(encoder, 2**30),
-        prompts=PROMPTS,
+        tools=SampleTools(encoder, PromptCache(encoder, 2**30), PROMPTS, matcher, BadSamples(0, SilentLog())),
         rollouts=fresh_rollouts(backend, RecordingSync(), Reporter(), lambda: None),
-        matcher=Matcher(CoordVocab.from_tokenizer(encoder.tokenizer), MatchOptions(**options), encoder.vision_ids),
         on_matched=on_matched,
     )
 
@@ -165,11 +171,12 @@ def trained_ids(segment: Segment) -> list[int]:
 def build(
     folder: Path, model: Any, encoder: Encoder, records: Sequence[Record], *, answer: Answer = perfect,
     rows: RowPlanner | StepRowPlanner | None = None, loss: LossOptions | None = None, ahead: bool = False,
-    m_steps: int = 1, pipelined: bool = False, overlong: OverlongRule | None = None, **arguments: Any,
+    m_steps: int = 1, pipelined: bool = False, overlong: OverlongRule | None = None, most_bad: int = 100,
+    backend: Any = None, **arguments: Any,
 ) -> Harness:  # fmt: skip
     """Return a trainer of `model` on the records: one optimizer step of all of them unless `arguments` differ."""
     backend, sync, reporter, interrupt = (
-        ScriptedBackend(encoder, records, answer),
+        backend or ScriptedBackend(encoder, records, answer),
         RecordingSync(),
         Reporter(),
         Interrupt(),
@@ -178,11 +185,15 @@ def build(
     rollouts = PipelinedRollouts(fresh) if pipelined else fresh
     matcher = Matcher(CoordVocab.from_tokenizer(encoder.tokenizer), MatchOptions(), encoder.vision_ids)
     cache = PromptCache(encoder, 2**30)
-    shared = {"cache": cache, "prompts": PROMPTS, "matcher": matcher, "on_matched": lambda step, matched: None}
+    log = RunLog(folder)
+    bad = BadSamples(most_bad, log)
+    tools = SampleTools(encoder, cache, PROMPTS, matcher, bad)
+    shared: dict[str, Any] = {"tools": tools, "on_matched": lambda step, matched: None}
     components = TrainerComponents(
-        estep=EStep(encoder=encoder, rollouts=rollouts, overlong=overlong, **shared),
-        evaluation=Evaluation(encoder=encoder, batch_size=2, rollouts=fresh, **shared),
+        estep=EStep(rollouts=rollouts, overlong=overlong, **shared),
+        evaluation=Evaluation(batch_size=2, rollouts=fresh, **shared),
         cache=cache,
+        bad=bad,
         vocab=matcher.vocab,
         loss=loss or LossOptions(),
         rows=rows or SingleRowPlanner(),
@@ -191,7 +202,7 @@ def build(
         part_rates={},
         interrupt=interrupt,
         reporter=reporter,
-        log=RunLog(folder),
+        log=log,
         ahead=ahead,
         m_steps=m_steps,
         pipelined=pipelined,

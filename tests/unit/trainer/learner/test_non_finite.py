@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing
+import os
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import TrainerCallback
+from transformers import AutoProcessor, Qwen3VLForConditionalGeneration, TrainerCallback
 
 from stage2_api.errors import ConfigError
+from stage2_trainer.data.encode import Encoder
 from stage2_trainer.learner.row_planner import PackedRowPlanner, StepRowPlanner
 from stage2_trainer.process.checkpoints import newest_whole
 from stage2_trainer.process.finite_steps import MOST_OVERFLOWS, broken_weight
 from stage2_trainer.process.non_finite import NonFiniteError
 from stage2_trainer.process.transformers_compat import disable_cache
+from tests.unit.trainer.conftest import TINY_MODEL
 from tests.unit.trainer.learner.harness import build, two_boxes
 
 BROKEN = "model.language_model.layers.0.mlp.up_proj.weight"
@@ -201,3 +205,36 @@ def test_a_resumed_checkpoint_with_such_a_weight_is_refused(make, model, tmp_pat
     save_file(tensors, file, {"format": "pt"})
     with pytest.raises(ConfigError, match=r"training\.resume_from_checkpoint: .*is not finite.*remove this checkpoint"):
         make(max_steps=2).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+
+
+def member(rank, port, folder, paths):
+    """One of two learner processes, each on two records a step: of the second an image is lost, then a gradient."""
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    torch.set_num_threads(1)
+    model = Qwen3VLForConditionalGeneration.from_pretrained(TINY_MODEL, dtype=torch.float32)
+    disable_cache(model)
+    encoder = Encoder(AutoProcessor.from_pretrained(TINY_MODEL))
+    records = two_boxes([paths[0], paths[1], paths[2], paths[0] + ".gone"])
+    options = {"per_device_train_batch_size": 2, "max_steps": 3, "ddp_backend": "gloo", **EACH_SAVED}
+    harness = build(folder / f"rank-{rank}", model, encoder, records, **options)
+    if rank == 1:
+        harness.trainer.add_callback(At(1, lambda: weight(model).register_hook(lambda gradient: gradient * math.nan)))
+    with pytest.raises(NonFiniteError) as caught:
+        harness.trainer.train()
+    total = harness.trainer.components.bad.total
+    (folder / f"{rank}.json").write_text(json.dumps([str(caught.value), total, harness.trainer.state.global_step]))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.timeout(600)
+def test_of_two_processes_both_end_and_count_alike(tmp_path, image_paths, free_port):
+    multiprocessing.set_forkserver_preload(["torch"])
+    torch.multiprocessing.start_processes(
+        member, (free_port, tmp_path, image_paths), nprocs=2, start_method="forkserver"
+    )
+    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    for said, total, step in found:
+        assert said.startswith("step 2: the gradient norm is nan from micro-step 1 on (samples record-")
+        assert (total, step) == (1, 1)
+    assert found[0][0] == found[1][0]

@@ -67,6 +67,7 @@ def save_in_child(trainer, folder, prepare):
     if not child:
         code = 1
         try:
+            torch.set_num_threads(1)  # a fork has none of its parent's threads, and would wait for them
             trainer.args.output_dir = str(folder)
             counted = prepare()
             trainer.save_progress()

@@ -1,0 +1,343 @@
+"""The table of the learner's faults: what each makes a run say, how the run ends, and that nothing is lost by it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from transformers import TrainerCallback
+
+from stage2_api.errors import EXIT_CONFIG, EXIT_FAILURE, EXIT_RETRYABLE
+from stage2_trainer import main
+from stage2_trainer.data.images import ImageError
+from stage2_trainer.learner.bad_samples import FILE
+from stage2_trainer.learner.errors import BadStepError
+from stage2_trainer.learner.overlong import OverlongRule
+from stage2_trainer.learner.row_planner import PackedRowPlanner, StepRowPlanner
+from stage2_trainer.matching import GTObject, serialize_objects
+from stage2_trainer.packing import PackingError
+from stage2_trainer.process.checkpoints import newest_whole
+from tests.unit.trainer.learner.configs import run_config
+from tests.unit.trainer.learner.harness import box, perfect, record
+
+ROW = 200
+OK = 0
+
+
+# --- images, by whole runs of `learn` whose answers are the model's own (hf) -----------------------------------------
+
+
+def picture(folder: Path, name: str, side: int = 96) -> Path:
+    path = folder / name
+    pixels = torch.randint(0, 256, (side, side, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    Image.fromarray(pixels.numpy()).save(path)
+    return path
+
+
+def cut_off(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+class Run:
+    """A run of `learn`: how it ended, what it said last, and what it left."""
+
+    def __init__(self, folder: Path, code: int):
+        self.code = code
+        self.last_words = json.loads((folder / "termination.json").read_text())["message"]
+        self.events = [json.loads(line) for line in (folder / "out" / "stage2_log.jsonl").read_text().splitlines()]
+        self.newest = newest_whole(folder / "out")
+
+    def of(self, event):
+        return [one for one in self.events if one["event"] == event]
+
+
+@pytest.fixture
+def learn(tmp_path, model_path, monkeypatch):
+    """A function that runs `learn` on records of these images, two to a step; the first of them is whole."""
+    monkeypatch.setenv("STAGE2_TERMINATION_LOG", str(tmp_path / "termination.json"))
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+
+    def run(images: Sequence[Path], *, objects=True, model=model_path, held_out=(), **training) -> Run:
+        data = tmp_path / "train.jsonl"
+        found = [box("red box", 100, 100, 400, 400)] if objects else []
+        for path, some in ((data, images), (tmp_path / "val.jsonl", held_out or images[:1])):
+            lines = [{"images": [str(one)], "width": 96, "height": 96, "objects": found} for one in some]
+            path.write_text("\n".join(map(json.dumps, lines)))
+        config = run_config(
+            matching={"rollout_backend": "hf", "max_new_tokens": 8, "rollout_generate_batch_size": 4},
+            training={
+                "output_dir": str(tmp_path / "out"), "max_steps": 4, "per_device_train_batch_size": 2, "save_steps": 1,
+                "gradient_checkpointing": False, **training,
+            },
+            train_jsonl=str(data),
+            model={"model": str(model), "torch_dtype": "float32", "attn_impl": "sdpa"},
+            tuner={"train_type": "lora", "lora_rank": 2},
+        )  # fmt: skip
+        config = config.model_copy(update={"custom": config.custom.model_copy(
+            update={"val_jsonl": str(tmp_path / "val.jsonl")}
+        )})  # fmt: skip
+        return Run(tmp_path, main.learn(config))
+
+    return run
+
+
+@pytest.fixture
+def images(tmp_path):
+    folder = tmp_path / "images"
+    folder.mkdir()
+    return [picture(folder, name) for name in ("a.png", "b.png", "c.jpg", "d.png")]
+
+
+@pytest.mark.parametrize(
+    ("place", "spoil", "said"),
+    [
+        (1, cut_off, "truncated"),
+        (2, cut_off, "truncated"),
+        (3, emptied, "no image format that is known"),
+    ],
+    ids=["a PNG that is cut off", "a JPEG that is cut off", "an empty file"],
+)
+def test_an_image_that_cannot_be_read_costs_its_sample_and_is_named_by_its_file(learn, images, place, spoil, said):
+    spoil(images[place])
+    run = learn(images)
+    assert (run.code, run.last_words) == (OK, "")
+    assert [step["bad_samples_total"] for step in run.of("step")][-1] == 1
+    for told in run.of("bad_sample"):
+        assert told["sample_id"] == f"train.jsonl:{place + 1}"
+        assert told["image"] == str(images[place])
+        assert f"image {images[place]}: cannot be read" in told["reason"]
+        assert said in told["reason"]
+        assert "base64" not in told["reason"]
+    assert len(run.of("bad_sample")) == 2  # once an epoch
+    assert run.newest.name == "checkpoint-4"
+
+
+def test_an_image_that_goes_away_while_the_run_starts_costs_its_sample(learn, images, monkeypatch):
+    check = main.checked_records
+
+    def checked_then_gone(*args, **kwargs):
+        records = check(*args, **kwargs)
+        images[2].unlink()
+        return records
+
+    monkeypatch.setattr(main, "checked_records", checked_then_gone)
+    run = learn(images)
+    assert run.code == OK
+    assert {(told["sample_id"], "No such file" in told["reason"]) for told in run.of("bad_sample")} == {
+        ("train.jsonl:3", True)
+    }
+
+
+def test_an_image_without_objects_is_a_sample_like_any_other(learn, images):
+    run = learn(images, objects=False)
+    assert run.code == OK
+    assert run.of("bad_sample") == []
+    assert all(step["loss"] > 0 for step in run.of("step"))
+
+
+def test_a_held_out_image_that_cannot_be_read_is_left_out_of_the_figures(learn, images, tmp_path):
+    other = picture(tmp_path, "held-out.png")
+    cut_off(other)
+    run = learn(images, held_out=[images[0], other], eval_strategy="steps", eval_steps=4)
+    assert run.code == OK
+    assert [one["eval_bad_samples"] for one in run.of("evaluation")] == [1, 1]
+    assert [one["eval_rollout_gt_objects"] for one in run.of("evaluation")] == [1, 1]
+    assert {(told["part"], told["sample_id"]) for told in run.of("bad_sample")} == {("held-out", "val.jsonl:2")}
+    assert run.of("step")[-1]["bad_samples_total"] == 0
+
+
+def test_an_evaluation_of_bad_samples_alone_has_no_figures(learn, images, tmp_path):
+    other = picture(tmp_path, "held-out.png")
+    cut_off(other)
+    run = learn(images, held_out=[other], eval_strategy="steps", eval_steps=4)
+    assert run.code == EXIT_RETRYABLE
+    assert "all 1 held-out samples were set aside" in run.last_words
+
+
+def test_more_bad_samples_than_are_allowed_end_the_run_after_a_save(learn, images):
+    for one in images[2:]:
+        cut_off(one)
+    run = learn(images, max_bad_samples=1, per_device_train_batch_size=1, gradient_accumulation_steps=1, save_steps=50)
+    assert run.code == EXIT_CONFIG
+    assert run.last_words.startswith("training.max_bad_samples: 1; at most so many samples may be set aside, and 2")
+    assert run.of("bad_sample")[-1]["reason"] in run.last_words
+    done = len(run.of("step"))
+    assert 1 <= done < 4
+    assert run.newest.name == f"checkpoint-{done}"
+    (noted,) = json.loads((run.newest / FILE).read_text())
+    assert noted["sample_id"] == run.of("bad_sample")[0]["sample_id"]
+
+
+def test_a_run_that_goes_on_from_a_checkpoint_goes_on_counting(learn, images):
+    for one in images[2:]:
+        cut_off(one)
+    options = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 1}
+    assert learn(images, max_bad_samples=1, **options).code == EXIT_CONFIG
+    again = learn(images, max_bad_samples=1, **options)
+    assert again.code == EXIT_CONFIG, "the first of them is not forgotten"
+    raised = learn(images, max_bad_samples=2, **options)
+    assert raised.code == OK
+    assert [one["step"] for one in raised.of("step")] == [1, 2, 3, 4]
+
+
+def test_where_none_is_allowed_the_first_ends_the_run(learn, images):
+    cut_off(images[1])
+    run = learn(images, max_bad_samples=0)
+    assert run.code == EXIT_FAILURE
+    assert f"image {images[1]}: cannot be read" in run.last_words
+    assert run.newest is None or run.newest.name == f"checkpoint-{len(run.of('step'))}"
+
+
+# --- numbers that are none ------------------------------------------------------------------------------------------
+
+
+def test_a_model_with_a_weight_that_is_none_is_for_a_person_to_put_right(learn, images, model_path, tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for file in model_path.iterdir():
+        if file.suffix == ".safetensors":
+            tensors = load_file(file)
+            name = next(one for one in tensors if "mlp.up_proj" in one)
+            tensors[name][0, 0] = math.nan
+            save_file(tensors, folder / file.name, {"format": "pt"})
+        elif file.is_file():
+            (folder / file.name).write_bytes(file.read_bytes())
+    run = learn(images, model=folder)
+    assert run.code == EXIT_CONFIG
+    assert run.last_words.startswith(f"model.model: {str(folder)!r}; the weight ")
+    assert run.newest is None
+
+
+class BreaksAt(TrainerCallback):
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_begin(self, args, state, control, model=None, **kwargs):
+        if state.global_step == self.step:
+            trained = next(one for one in model.parameters() if one.requires_grad)
+            trained.register_hook(lambda gradient: gradient * math.nan)
+
+
+def test_a_gradient_that_is_none_ends_the_run_and_another_start_goes_on(learn, images, monkeypatch):
+    make = main._trainer
+
+    def broken(*args):
+        trainer = make(*args)
+        trainer.add_callback(BreaksAt(2))
+        return trainer
+
+    monkeypatch.setattr(main, "_trainer", broken)
+    run = learn(images)
+    assert run.code == EXIT_RETRYABLE
+    assert run.last_words.startswith("step 3: the gradient norm is nan from micro-step 1 on (samples train.jsonl:")
+    assert run.newest.name == "checkpoint-2"
+    monkeypatch.setattr(main, "_trainer", make)
+    again = learn(images)
+    assert again.code == OK
+    assert [one["step"] for one in again.of("step")] == [1, 2, 3, 4]
+
+
+# --- answers, by a trainer whose answers are written down -----------------------------------------------------------
+
+
+def endless(one):
+    ghosts = [GTObject("ghost", "bbox", (900, 900, 901 + i, 901 + i)) for i in range(8)]
+    return serialize_objects([*one.ground_truth.objects, *ghosts])
+
+
+def huge_index(one):
+    """Another description, so that the true object is missed, and appended with the next index."""
+    answer = serialize_objects([GTObject("ghost", "bbox", (900, 900, 990, 990))])
+    return answer.replace("object_1", "object_" + "9" * 900)
+
+
+def huge_index_alone(one):
+    return huge_index(one) if one.index == 1 else perfect(one)
+
+
+def endless_alone(one):
+    return endless(one) if one.index == 1 else perfect(one)
+
+
+@pytest.mark.parametrize("answer", [endless_alone, huge_index_alone])
+@pytest.mark.parametrize("rows", [StepRowPlanner(ROW), PackedRowPlanner(ROW, capacity=8, min_fill=0.1)])
+def test_an_answer_that_fits_no_row_costs_its_sample(trained, answer, rows):
+    lines, seen, _ = trained(answer=answer, rows=rows, overlong=OverlongRule(ROW, None))
+    (told,) = [one for one in lines if one["event"] == "bad_sample"]
+    assert told["sample_id"] == "record-1"
+    assert "fit a row; raise global_max_length" in told["reason"]
+    assert [one.record.index for one in seen] == [0, 2]
+    (step,) = [one for one in lines if one["event"] == "step"]
+    assert (step["bad_samples"], step["bad_samples_total"], step["rollout/gt_objects"]) == (1, 1, 2)
+    assert math.isfinite(step["loss"])
+
+
+def test_an_answer_that_fits_no_row_ends_a_run_that_asks_for_that(trained):
+    with pytest.raises(PackingError, match="global_max_length"):
+        trained(answer=endless_alone, rows=StepRowPlanner(ROW), overlong=OverlongRule(ROW, "error"))
+
+
+def test_an_answer_that_fits_no_row_ends_a_run_that_allows_no_bad_sample(trained):
+    with pytest.raises(PackingError, match="global_max_length"):
+        trained(answer=endless_alone, rows=StepRowPlanner(ROW), overlong=OverlongRule(ROW, None), most_bad=0)
+
+
+def test_a_step_of_bad_samples_alone_ends_the_run(trained):
+    with pytest.raises(BadStepError, match=r"all 3 samples of step 0 were set aside\. The last: record-"):
+        trained(answer=endless, rows=StepRowPlanner(ROW), overlong=OverlongRule(ROW, None))
+
+
+@pytest.mark.parametrize("scope", ["unpacked", "micro", "step"])
+def test_the_others_are_taught_as_if_it_had_not_been_there(trained, image_paths, model, scope):
+    """The loss of a step is that of the samples that are left: places, seeds and rows of theirs do not change."""
+    rows = {"unpacked": None, "micro": PackedRowPlanner(600, capacity=8, min_fill=0.1), "step": StepRowPlanner(600)}
+    broken = image_paths[0] + ".gone"
+    records = [record(path, i, object_1=box("red box", 100, 100, 400, 400)) for i, path in enumerate(image_paths)]
+    lines, _, _ = trained(records=records[1:], rows=rows[scope], learning_rate=0.0)
+    rows = {"unpacked": None, "micro": PackedRowPlanner(600, capacity=8, min_fill=0.1), "step": StepRowPlanner(600)}
+    spoilt = [record(broken, 0, object_1=box("red box", 1, 1, 4, 4)), *records[1:]]
+    lines, _, with_it = trained(records=spoilt, rows=rows[scope], learning_rate=0.0)
+    first, second = [one for one in lines if one["event"] == "step"]
+    assert second["bad_samples"] == 1
+    assert second["loss"] == pytest.approx(first["loss"], rel=1e-5)
+    assert second["grad_norm"] == pytest.approx(first["grad_norm"], rel=1e-4)
+    assert with_it.backend.seeds == [17, 18, 19]
+
+
+def test_a_step_whose_only_sample_is_bad_learns_nothing_and_ends_nothing(trained, image_paths):
+    lines, _, _ = trained(records=[record(image_paths[0] + ".gone", 0)], most_bad=1)
+    (step,) = [one for one in lines if one["event"] == "step"]
+    assert (step["loss"], step["grad_norm"], step["bad_samples"]) == (0.0, 0.0, 1)
+
+
+def test_an_image_that_is_lost_before_its_row_is_laid_out_costs_its_sample(trained, image_paths, tmp_path):
+    """Pixels that the cache has no room for are read again."""
+    gone = tmp_path / "gone.png"
+    gone.write_bytes(Path(image_paths[0]).read_bytes())
+    records = [record(str(gone), 0, object_1=box("red box", 1, 1, 400, 400)), record(image_paths[1], 1)]
+
+    def without_room(trainer):
+        cache, lost = trainer.components.cache, []
+        read = cache.pixels
+
+        def pixels(images):
+            if str(gone) in images and not lost:
+                lost.append(1)
+                raise ImageError(str(gone), "it is gone")
+            return read(images)
+
+        cache.pixels = pixels
+
+    lines, _, _ = trained(records=records, max_steps=2, prepare=without_room)
+    (told,) = [one for one in lines if one["event"] == "bad_sample"]
+    assert (told["sample_id"], told["step"]) == ("record-0", 1)

@@ -1,0 +1,221 @@
+"""The servers' part of the table of faults: a refusal of one request costs its sample, all else is the server's."""
+
+from __future__ import annotations
+
+import json
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from stage2_api.errors import EXIT_RETRYABLE
+from stage2_trainer import main
+from stage2_trainer.data.images import ImageError
+from stage2_trainer.learner.errors import BadStepError
+from stage2_trainer.rollouts.http import ServerBackend
+from stage2_trainer.telemetry.timeline import TIMELINE
+from stage2_trainer.weights.transfer.rendezvous import Rendezvous
+from stage2_trainer.wire.errors import ServerError
+from stage2_trainer.wire.rollout import Refused, RolloutRequest, Sampling
+from stage2_trainer.wire.seeds import SeedPlan
+from tests.unit.trainer.learner.configs import run_config
+from tests.unit.trainer.learner.harness import PROMPTS, ScriptedBackend, box, perfect, record
+from tests.unit.trainer.learner.test_learner_faults import cut_off, picture
+
+
+class Answers(BaseHTTPRequestHandler):
+    """Answers as `server.say` says: a status and a body."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        self._say(*self.server.say(self.path, None))
+
+    def do_POST(self):
+        self._say(*self.server.say(self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
+
+    def _say(self, status, body):
+        encoded = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(encoded)))
+        self.end_headers()
+        self.wfile.write(encoded)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(autouse=True)
+def servers_forgotten():
+    """The timeline is the process's, and so is what it knows of servers."""
+    yield
+    TIMELINE.know(())
+
+
+@contextmanager
+def served(say):
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+    http.say = say
+    thread = threading.Thread(target=http.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{http.server_port}"
+    finally:
+        http.shutdown()
+        http.server_close()
+        thread.join()
+
+
+class Refuses:
+    """A server that answers truly, and with `status` where a record is at fault."""
+
+    def __init__(self, backend: ScriptedBackend, at_fault: int | None, status: int):
+        self.backend, self.at_fault, self.status, self.asked = backend, at_fault, status, 0
+
+    def __call__(self, path, body):
+        if path == "/weight_info":
+            return 200, {"weight_version": "0"}
+        self.asked += 1
+        request = RolloutRequest(body["messages"])
+        answer = self.backend._rollout(request, 0)
+        place = [answer.text == perfect(one) for one in self.backend.records].index(True)
+        if place == self.at_fault:
+            return self.status, {"error": {"message": "The prompt is longer than the maximum model length"}}
+        choice = {"message": {"content": answer.text}, "token_ids": answer.token_ids, "finish_reason": "stop"}
+        return 200, {"object": "chat.completion", "prompt_token_ids": answer.prompt_token_ids, "choices": [choice]}
+
+
+@pytest.fixture
+def distinct(image_paths):
+    return [record(path, i, object_1=box("red box", 100, 100, 400, 400 + i)) for i, path in enumerate(image_paths)]
+
+
+@pytest.fixture
+def trained_by_server(trained, encoder, distinct):
+    def run(at_fault, status, **options):
+        server = Refuses(ScriptedBackend(encoder, distinct, perfect), at_fault, status)
+        with served(server) as url, ServerBackend([url], token="t", sampling=Sampling(8), timeout_s=30) as backend:
+            return *trained(records=distinct, backend=backend, **options), server
+
+    return run
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_a_request_that_a_server_refuses_costs_its_sample_and_is_not_asked_again(trained_by_server, status):
+    lines, seen, _, server = trained_by_server(1, status)
+    (told,) = [one for one in lines if one["event"] == "bad_sample"]
+    assert told["sample_id"] == "record-1"
+    assert f"answered {status}: " in told["reason"]
+    assert "longer than the maximum model length" in told["reason"]
+    assert [one.record.index for one in seen] == [0, 2]
+    assert server.asked == 3
+
+
+@pytest.mark.parametrize("status", [401, 404, 500, 503])
+def test_any_other_refusal_is_the_servers(trained_by_server, status):
+    with pytest.raises(ServerError, match=f"answered {status}"):
+        trained_by_server(1, status)
+
+
+def test_a_request_that_a_server_refuses_ends_a_run_that_allows_no_bad_sample(trained_by_server):
+    with pytest.raises(ServerError, match=r"answered 400: .*longer than the maximum"):
+        trained_by_server(1, 400, most_bad=0)
+
+
+def test_a_server_that_refuses_everything_ends_the_run(trained_by_server, distinct, encoder, trained):
+    def refuse(path, body):
+        return (200, {"weight_version": "0"}) if path == "/weight_info" else (400, {"error": {"message": "no"}})
+
+    with (
+        served(refuse) as url,
+        ServerBackend([url], token="t", sampling=Sampling(8), timeout_s=30) as backend,
+        pytest.raises(BadStepError, match="answered 400"),
+    ):
+        trained(records=distinct, backend=backend)
+
+
+def test_an_image_that_makes_a_server_fail_is_the_images_fault(encoder, distinct, tmp_path):
+    """A server's 500 for an image that cannot be decoded here either says nothing of the server."""
+    broken = picture(tmp_path, "broken.png")
+    cut_off(broken)
+    spoilt = record(str(broken), 0)
+
+    def fail(path, body):
+        return (200, {"weight_version": "0"}) if path == "/weight_info" else (500, {"error": {"message": "no"}})
+
+    with served(fail) as url, ServerBackend([url], token="t", sampling=Sampling(8), timeout_s=30) as backend:
+        (found,) = backend.generate([RolloutRequest(PROMPTS.chat(spoilt))], seed_plan=SeedPlan(1, 0, 0), version=0)
+    assert isinstance(found, Refused)
+    assert isinstance(found.error, ImageError)
+
+
+HTML = b"<html><title>502 Bad Gateway</title></html>"
+
+
+def html(path, body):
+    return 200, HTML
+
+
+def without_version(path, body):
+    return 200, {"version": 3}
+
+
+@pytest.mark.parametrize(("say", "said"), [(html, "502 Bad Gateway"), (without_version, "weight_version")])
+def test_a_proxy_that_answers_for_a_server_is_named(say, said, monkeypatch, tmp_path, model_path, image_paths):
+    monkeypatch.setenv("STAGE2_TERMINATION_LOG", str(tmp_path / "termination.json"))
+    (tmp_path / "token").write_text("secret")
+    monkeypatch.setenv("STAGE2_TOKEN_FILE", str(tmp_path / "token"))
+    line = {"images": [image_paths[0]], "width": 96, "height": 96, "objects": []}
+    (tmp_path / "train.jsonl").write_text(json.dumps(line))
+
+    def health_alone(path, body):
+        return (200, b"") if path == "/health" else say(path, body)
+
+    with served(health_alone) as url:
+        server = {"servers": [{"base_url": url, "group_port": 2}], "timeout_s": 5.0}
+        config = run_config(
+            matching={"vllm": {"mode": "server", "server": server}},
+            training={"output_dir": str(tmp_path / "out"), "gradient_checkpointing": False},
+            train_jsonl=str(tmp_path / "train.jsonl"),
+            model={"model": str(model_path)},
+        )
+        assert main.learn(config) == EXIT_RETRYABLE
+    last_words = json.loads((tmp_path / "termination.json").read_text())["message"]
+    assert last_words.startswith(f"server {url}, phase version: GET /weight_info answered ")
+    assert said in last_words
+
+
+@pytest.mark.parametrize(("say", "said"), [(html, "502 Bad Gateway"), (without_version, "weight_version")])
+def test_a_proxy_that_answers_for_a_server_in_the_midst_of_a_run_is_named(trained, distinct, say, said):
+    with (
+        served(say) as url,
+        ServerBackend([url], token="t", sampling=Sampling(8), timeout_s=30) as backend,
+        pytest.raises(ServerError, match=rf"server {url}, phase rollout: weight version: .*{said}"),
+    ):
+        trained(records=distinct, backend=backend)
+
+
+NOWHERE = "http://server-0.nowhere.invalid:8000"
+
+
+def test_a_name_that_nobody_knows_is_the_servers_fault(trained, distinct, monkeypatch):
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with (
+        ServerBackend([NOWHERE], token="t", sampling=Sampling(8), timeout_s=30) as backend,
+        pytest.raises(ServerError, match=rf"server {NOWHERE}, phase rollout: weight version: ConnectError"),
+    ):
+        trained(records=distinct, backend=backend)
+
+
+def test_a_name_that_nobody_knows_when_a_group_is_formed_is_the_servers_fault():
+    class Client:
+        base_url = NOWHERE
+
+        def world_size(self):
+            return 1
+
+    rendezvous = Rendezvous(1, transport="tcp", token="t", bucket_bytes=1, timeout_s=1.0)
+    with pytest.raises(ServerError, match=rf"server {NOWHERE}, phase connect: no way to server-0"):
+        rendezvous.form(Client(), lambda links, info: None)

@@ -1,0 +1,103 @@
+"""Sources that are asked for many answers at once: an image that cannot be read costs its own, and moves no other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from stage2_trainer.data.images import ImageError, image_url
+from stage2_trainer.data.lazy import LazySequence
+from stage2_trainer.process.offload import DeviceMover, StateOffloader
+from stage2_trainer.rollouts.in_process import STAND_IN, ColocateRollouts
+from stage2_trainer.rollouts.rollout_source import GenerationRequest
+from stage2_trainer.rollouts.swift import SwiftBackend
+from stage2_trainer.telemetry.progress import Reporter
+from stage2_trainer.telemetry.stopwatch import Stopwatch
+from stage2_trainer.telemetry.timeline import TIMELINE
+from stage2_trainer.weights.sync_report import SyncReport
+from stage2_trainer.wire.rollout import Refused, Rollout, RolloutRequest, Sampling, answers
+from stage2_trainer.wire.seeds import SeedPlan
+
+PLAN = SeedPlan(17, 0, 0)
+
+
+def asking(source):
+    part = {"type": "image_url", "image_url": {"url": image_url(source)}}
+    return [{"role": "user", "content": [part, {"type": "text", "text": "What is there?"}]}]
+
+
+@pytest.fixture
+def chats(image_paths, tmp_path):
+    """Of four images the second is cut off and the third is gone."""
+    (tmp_path / "cut.png").write_bytes(Path(image_paths[0]).read_bytes()[:200])
+    sources = [image_paths[0], str(tmp_path / "cut.png"), str(tmp_path / "gone.png"), image_paths[1]]
+    return LazySequence(4, lambda index: asking(sources[index]))
+
+
+@pytest.fixture(autouse=True)
+def servers_forgotten():
+    yield
+    TIMELINE.know(())
+
+
+class Client:
+    """A `swift rollout` server that remembers how much each call asked."""
+
+    base_url = "http://swift"
+
+    def __init__(self):
+        self.calls = []
+
+    def post_for_list(self, path, phase, *, body, timeout_s):
+        self.calls.append((len(body["infer_requests"]), body["request_config"]["seed"]))
+        choice = {"message": {"content": "x"}, "token_ids": [body["request_config"]["seed"]], "finish_reason": "stop"}
+        answer = {"object": "chat.completion", "prompt_token_ids": [1], "choices": [choice]}
+        return [answer for _ in body["infer_requests"]]
+
+
+@pytest.mark.parametrize(
+    ("temperature", "calls"), [(0.0, [(2, 17)]), (1.0, [(1, 17), (1, 20)])], ids=["greedy", "sampled"]
+)
+def test_swift_is_asked_for_the_others_with_the_seeds_that_they_have_anyway(chats, temperature, calls):
+    client, told = Client(), []
+    requests = LazySequence(4, lambda index: RolloutRequest(chats[index]))
+    backend = SwiftBackend([client], sampling=Sampling(8, temperature=temperature))
+    found = backend.generate(
+        requests, seed_plan=PLAN, version=3, on_rollout=lambda index, outcome: told.append((index, outcome))
+    )
+    assert [isinstance(one, Refused) for one in found] == [False, True, True, False]
+    assert client.calls == calls
+    assert told == list(enumerate(found))
+
+
+class Engine:
+    """An engine that answers each request with its seed."""
+
+    asked: list[RolloutRequest]
+
+    def start(self):
+        pass
+
+    def sync(self, model, *, version):
+        return SyncReport(version, 0.0, 0, 0, ("engine",))
+
+    def generate(self, requests, *, seed_plan, version=None):
+        self.asked = list(requests)
+        return [Rollout([1], [seed_plan.seed(i)], "", "engine", version, "stop") for i in range(len(requests))]
+
+
+def test_a_colocated_engine_is_asked_for_as_much_as_ever(chats):
+    engine = Engine()
+    offload = StateOffloader(DeviceMover(torch.device("cpu")), model=False, optimizer=False)
+    source = ColocateRollouts(engine, offload, sync_mode="full", seed=17, reporter=Reporter())
+    batch = source.generate(GenerationRequest(torch.nn.Linear(1, 1), chats, 0, 0, Stopwatch(), sizes=(2, 2)))
+    assert [isinstance(one, Refused) for one in batch.rollouts] == [False, True, True, False]
+    assert [one == STAND_IN for one in engine.asked] == [False, True, True, False]
+    assert [one.token_ids for one in batch.rollouts if isinstance(one, Rollout)] == [
+        [batch.plan.seed(0)],
+        [batch.plan.seed(3)],
+    ]
+    with pytest.raises(ImageError):
+        answers(batch.rollouts)

@@ -1,0 +1,22 @@
+"""The tools that both training and evaluation take to a sample: from its record to what its rollout was matched to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stage2_trainer.data.encode import Encoder
+from stage2_trainer.data.messages import Prompts
+from stage2_trainer.data.prompt_cache import PromptCache
+from stage2_trainer.learner.bad_samples import BadSamples
+from stage2_trainer.learner.matcher import Matcher
+
+
+@dataclass(frozen=True)
+class SampleTools:
+    """The tools of one run. bad: gets the samples that they fail on."""
+
+    encoder: Encoder
+    cache: PromptCache
+    prompts: Prompts
+    matcher: Matcher
+    bad: BadSamples
