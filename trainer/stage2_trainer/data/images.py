@@ -1,4 +1,8 @@
-"""Images: from a path or `data:` URL to RGB pixels, and to the string that travels in a request."""
+"""Images: from a path or `data:` URL to RGB pixels, and to the string that travels in a request.
+
+Learner and server must see the same pixels. An image that every reader decodes alike (8 bits, RGB or grey, upright, one
+frame, nothing transparent) travels as its file has it; any other is made into one first, by the rules of `shown`.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,20 @@ import base64
 import functools
 import io
 import mimetypes
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from PIL import Image, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 BLANK_SIDE = 64  # pixels
+UPRIGHT = 1
+PLAIN_FORMATS = frozenset({"JPEG", "PNG", "WEBP"})
+PLAIN_MODES = frozenset({"RGB", "L"})
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+CHUNK_HEAD, KEYWORD_BYTES = 8, 32
+TEXT_CHUNKS, ORIENTING_KEYWORDS = (b"tEXt", b"zTXt", b"iTXt"), (b"Raw profile", b"XML:com")
+ORIENTING_CHUNKS = (b"eXIf", *(kind + key for kind in TEXT_CHUNKS for key in ORIENTING_KEYWORDS))
+SIXTEEN_BITS = frozenset({"I;16", "I;16B", "I;16L", "I;16N", "I"})
 
 
 class ImageError(ValueError):
@@ -26,11 +38,27 @@ def load_image(source: str) -> Image.Image:
     encoded = image_bytes(source)
     try:
         with Image.open(io.BytesIO(encoded)) as image:
-            return image.convert("RGB")
+            return shown(image)
     except MemoryError:
         raise
     except Exception as error:  # what is broken makes Pillow's decoders raise whatever they came to
         raise ImageError(source, _why(error)) from error
+
+
+def shown(image: Image.Image) -> Image.Image:
+    """Return the RGB pixels (8 bits) of an image as it is shown.
+
+    It is turned as its EXIF says; what is transparent stands on white; of 16 bits the upper eight count; of several
+    frames the first; palettes and CMYK are converted as Pillow does.
+    """
+    image = _upright(image)
+    if image.mode in SIXTEEN_BITS:
+        image = image.convert("I").point(lambda value: value / 256).convert("L")
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, "white")
+        return Image.alpha_composite(white, image).convert("RGB")
+    return image.convert("RGB")
 
 
 def image_bytes(source: str) -> bytes:
@@ -64,15 +92,67 @@ def blank_image() -> str:
     """Return a small grey image as a `data:` URL, for where an image is needed and its content is not."""
     encoded = io.BytesIO()
     Image.new("RGB", (BLANK_SIDE, BLANK_SIDE), "grey").save(encoded, format="PNG")
-    return f"data:image/png;base64,{base64.b64encode(encoded.getvalue()).decode('ascii')}"
+    return _data_url("image/png", encoded.getvalue())
 
 
 def image_url(source: str) -> str:
-    """Return the `data:` URL of an image, so that a server needs no file system in common with the learner."""
+    """Return the `data:` URL of an image, so that a server needs no file system in common with the learner.
+
+    One that readers may decode otherwise travels as a PNG of the pixels that `load_image` returns; one that cannot be
+    read as an image at all, as it is. Raise ImageError.
+    """
+    encoded = image_bytes(source)
+    if not _is_plain(encoded):
+        png = io.BytesIO()
+        load_image(source).save(png, format="PNG", compress_level=1)
+        return _data_url("image/png", png.getvalue())
     if source.startswith("data:"):
         return source
-    mime = mimetypes.guess_type(source)[0] or "image/png"
-    return f"data:{mime};base64,{base64.b64encode(image_bytes(source)).decode('ascii')}"
+    return _data_url(mimetypes.guess_type(source)[0] or "image/png", encoded)
+
+
+def _is_plain(encoded: bytes) -> bool:
+    """Whether every reader decodes an image alike, or none can."""
+    try:
+        with Image.open(io.BytesIO(encoded)) as image:
+            return (
+                image.format in PLAIN_FORMATS
+                and image.mode in PLAIN_MODES
+                and not image.has_transparency_data
+                and getattr(image, "n_frames", 1) == 1
+                and not _is_turned(image, encoded)
+            )
+    except UnidentifiedImageError:
+        return True
+    except Exception:  # noqa: BLE001  # a header that is half broken: whoever reads the image says so
+        return False
+
+
+def _is_turned(image: Image.Image, encoded: bytes) -> bool:
+    """Whether an image may be shown otherwise than its pixels lie; of a PNG without decoding it, as Pillow would."""
+    if image.format == "PNG":
+        return any(chunk.startswith(ORIENTING_CHUNKS) for chunk in _chunks(encoded))
+    return bool(image.getexif().get(ExifTags.Base.Orientation, UPRIGHT) != UPRIGHT)
+
+
+def _chunks(png: bytes) -> Iterator[bytes]:
+    """Yield type and beginning of each chunk of a PNG (PNG specification, 5.3: length, type, data, checksum)."""
+    position = len(PNG_SIGNATURE)
+    while position + CHUNK_HEAD <= len(png):
+        yield png[position + 4 : position + CHUNK_HEAD + KEYWORD_BYTES]
+        position += int.from_bytes(png[position : position + 4], "big") + CHUNK_HEAD + 4
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """Return an image turned as its EXIF says; as it is where that cannot be read."""
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:  # noqa: BLE001  # Pillow raises whatever it came to; a viewer shows such an image unturned
+        return image
+
+
+def _data_url(mime: str, encoded: bytes) -> str:
+    return f"data:{mime};base64,{base64.b64encode(encoded).decode('ascii')}"
 
 
 def _named(source: str) -> str:

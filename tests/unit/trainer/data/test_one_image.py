@@ -1,0 +1,121 @@
+"""Learner and server see the same pixels: what is sent of any file decodes in vLLM's own reader as it does here."""
+
+import base64
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+from vllm.multimodal.media.image import ImageMediaIO
+
+from stage2_trainer.data.images import image_url, load_image
+
+SIDES = (23, 17)
+ORIENTATION = 274
+
+
+def noise(mode, seed=0):
+    shape = (SIDES[1], SIDES[0], len(Image.new(mode, (1, 1)).getbands()))
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8).squeeze(), mode)
+
+
+def turned(orientation):
+    image = noise("RGB")
+    exif = image.getexif()
+    exif[ORIENTATION] = orientation
+    return image, {"exif": exif}
+
+
+def sixteen_bits():
+    values = np.random.default_rng(1).integers(0, 2**16, (SIDES[1], SIDES[0]), dtype=np.uint16)
+    return Image.fromarray(values), {}
+
+
+def palette_with_a_hole():
+    image = noise("RGB").quantize(16)
+    return image, {"transparency": 3}
+
+
+def animation():
+    return noise("RGB").quantize(16), {"save_all": True, "append_images": [noise("RGB", 1).quantize(16)]}
+
+
+FILES = {
+    "plain.png": (noise("RGB"), {}),
+    "plain.jpg": (noise("RGB"), {}),
+    "grey.png": (noise("L"), {}),
+    "turned.jpg": turned(6),
+    "mirrored.png": turned(2),
+    "turned.webp": turned(8),
+    "alpha.png": (noise("RGBA"), {}),
+    "grey-alpha.png": (noise("LA"), {}),
+    "palette.png": (noise("RGB").quantize(16), {}),
+    "hole.png": palette_with_a_hole(),
+    "hole.gif": palette_with_a_hole(),
+    "bilevel.png": (noise("L").convert("1"), {}),
+    "sixteen.png": sixteen_bits(),
+    "sixteen.tif": sixteen_bits(),
+    "cmyk.jpg": (noise("CMYK"), {}),
+    "animated.gif": animation(),
+    "animated.webp": animation(),
+    "plain.webp": (noise("RGB"), {"lossless": True}),
+    "alpha.webp": (noise("RGBA"), {"lossless": True}),
+    "plain.bmp": (noise("RGB"), {}),
+}
+
+
+def decoded_by_vllm(url):
+    data = base64.b64decode(url.partition(",")[2])
+    return np.asarray(ImageMediaIO().load_bytes(data).media)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_what_is_sent_is_what_the_learner_reads(tmp_path, name):
+    image, options = FILES[name]
+    image.save(tmp_path / name, **options)
+    path = str(tmp_path / name)
+    seen = np.asarray(load_image(path))
+    assert seen.shape[2] == 3
+    assert np.array_equal(decoded_by_vllm(image_url(path)), seen)
+    as_it_is = f"data:image/x;base64,{base64.b64encode((tmp_path / name).read_bytes()).decode()}"
+    assert np.array_equal(decoded_by_vllm(image_url(as_it_is)), seen)
+    assert np.array_equal(np.asarray(load_image(image_url(path))), seen)
+
+
+@pytest.mark.parametrize("name", ["plain.png", "plain.jpg", "grey.png", "plain.webp"])
+def test_a_plain_file_travels_as_it_is(tmp_path, name):
+    image, options = FILES[name]
+    image.save(tmp_path / name, **options)
+    assert base64.b64decode(image_url(str(tmp_path / name)).partition(",")[2]) == (tmp_path / name).read_bytes()
+
+
+def test_the_rules_of_what_is_shown(tmp_path):
+    image, options = turned(6)
+    image.save(tmp_path / "turned.png", **options)
+    assert load_image(str(tmp_path / "turned.png")).size == SIDES[::-1]
+    Image.new("RGBA", (1, 1), (10, 20, 30, 0)).save(tmp_path / "clear.png")
+    assert load_image(str(tmp_path / "clear.png")).getpixel((0, 0)) == (255, 255, 255)
+    Image.fromarray(np.full((1, 1), 0x8042, dtype=np.uint16)).save(tmp_path / "deep.png")
+    assert load_image(str(tmp_path / "deep.png")).getpixel((0, 0)) == (0x80,) * 3
+
+
+def test_an_image_that_is_cut_off_is_sent_for_whoever_reads_it_to_say_so(tmp_path):
+    buffer = io.BytesIO()
+    noise("RGB").save(buffer, format="PNG")
+    (tmp_path / "cut.png").write_bytes(buffer.getvalue()[:200])
+    assert image_url(str(tmp_path / "cut.png")).startswith("data:image/png")
+
+
+def test_an_orientation_that_stands_behind_the_pixels_is_seen(tmp_path):
+    """PNG allows it, and some programs write it there."""
+    image, options = turned(6)
+    buffer = io.BytesIO()
+    image.save(buffer, format="PNG", **options)
+    encoded = buffer.getvalue()
+    start = encoded.index(b"eXIf") - 4
+    end = start + 12 + int.from_bytes(encoded[start : start + 4], "big")
+    moved = encoded[:start] + encoded[end:-12] + encoded[start:end] + encoded[-12:]
+    (tmp_path / "behind.png").write_bytes(moved)
+    path = str(tmp_path / "behind.png")
+    assert load_image(path).size == SIDES[::-1]
+    assert np.array_equal(decoded_by_vllm(image_url(path)), np.asarray(load_image(path)))
