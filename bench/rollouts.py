@@ -34,6 +34,7 @@ MODEL = ROOT / "examples" / "tiny-qwen3-vl"
 STAGE2 = str(Path(sys.executable).with_name("stage2"))
 PROMPT = "List the objects."
 ROLLOUTS = 64
+ALONE = "one rollout at a time (stage2 0.1.0)"
 SAMPLING = Sampling(max_new_tokens=128)
 TURNS = 4
 Timed = tuple[float, int]  # seconds from the first request to the last answer, and tokens generated
@@ -73,7 +74,7 @@ PEERS = {
 
 
 def rows() -> Iterator[Row]:
-    """All requests at once, greedy, so that both clients are answered with the same tokens."""
+    """All requests at once, greedy: both clients ask for the same tokens and their ids."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         subprocess.run(
@@ -87,9 +88,10 @@ def rows() -> Iterator[Row]:
             serving(folder) as (base_url, token),
             ServerBackend([base_url], token=token, sampling=SAMPLING, timeout_s=60) as backend,
         ):
-            ours, theirs = [], {peer: [] for peer in PEERS}  # type: list[Timed], dict[str, list[Timed]]
+            ours, theirs = [], {peer: [] for peer in (*PEERS, ALONE)}  # type: list[Timed], dict[str, list[Timed]]
             for _ in range(TURNS):
                 ours.append(our_client(backend, requests))
+                theirs[ALONE].append(one_by_one(backend, requests))
                 for peer, program in PEERS.items():
                     theirs[peer].append(vllm_bench(program, base_url, token, images, folder))
         tokens = {count for _, count in ours}
@@ -117,6 +119,12 @@ def our_client(backend: ServerBackend, requests: list[RolloutRequest]) -> Timed:
     return time.perf_counter() - start, sum(len(rollout.token_ids) for rollout in found)
 
 
+def one_by_one(backend: ServerBackend, requests: list[RolloutRequest]) -> Timed:
+    """The same, the next request sent when the last one is answered."""
+    found = [our_client(backend, [request]) for request in requests]
+    return sum(seconds for seconds, _ in found), sum(tokens for _, tokens in found)
+
+
 def vllm_bench(program: str, base_url: str, token: str, images: list[Path], folder: Path) -> Timed:
     """The same of vLLM's client, as its report has them."""
     dataset = folder / "bench.jsonl"
@@ -132,7 +140,7 @@ def vllm_bench(program: str, base_url: str, token: str, images: list[Path], fold
         "--dataset-path": str(dataset),
         "--custom-output-len": str(SAMPLING.max_new_tokens),
         "--num-prompts": str(len(images)),
-        "--extra-body": json.dumps({**SAMPLING.parameters(), "seed": 0}),
+        "--extra-body": json.dumps({**SAMPLING.parameters(), "seed": 0, "return_token_ids": True}),
         "--result-dir": str(folder),
         "--result-filename": "report.json",
     }

@@ -17,6 +17,7 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 BLANK_SIDE = 64  # pixels
 UPRIGHT = 1
+SIDEWAYS = range(5, 9)  # orientations that swap width and height (Exif 2.32, section 4.6.4)
 PLAIN_FORMATS = frozenset({"JPEG", "PNG", "WEBP"})
 PLAIN_MODES = frozenset({"RGB", "L"})
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -59,6 +60,13 @@ def shown(image: Image.Image) -> Image.Image:
         white = Image.new("RGBA", image.size, "white")
         return Image.alpha_composite(white, image).convert("RGB")
     return image.convert("RGB")
+
+
+def shown_size(image: Image.Image) -> tuple[int, int]:
+    """Return width and height of an image as it is shown, from its header."""
+    width, height = image.size
+    turned = image.getexif().get(ExifTags.Base.Orientation, UPRIGHT) in SIDEWAYS
+    return (height, width) if turned else (width, height)
 
 
 def image_bytes(source: str) -> bytes:

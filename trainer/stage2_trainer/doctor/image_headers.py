@@ -6,15 +6,14 @@ import io
 from collections.abc import Sequence
 from itertools import islice
 
-from PIL import ExifTags, Image
+from PIL import Image
 
-from stage2_trainer.data.images import image_bytes
+from stage2_trainer.data.images import image_bytes, shown_size
 from stage2_trainer.data.records import Record
 from stage2_trainer.doctor.requirement import Requirement, good
 
 NAMED = 3
 LARGE_PIXELS = 50_000_000
-SIDEWAYS = range(5, 9)  # orientations that swap width and height (Exif 2.32, section 4.6.4)
 
 
 def images_of(records: Sequence[Record]) -> Requirement:
@@ -49,9 +48,7 @@ def images_of(records: Sequence[Record]) -> Requirement:
 def size_of(source: str) -> tuple[int, int]:
     """Return width and height of an image as it is shown, from its header. Raises OSError, ValueError."""
     with Image.open(io.BytesIO(image_bytes(source))) as image:
-        width, height = image.size
-        turned = image.getexif().get(ExifTags.Base.Orientation, 1) in SIDEWAYS
-    return (height, width) if turned else (width, height)
+        return shown_size(image)
 
 
 def _share(some: Sequence[object], of: Sequence[object]) -> str:

@@ -13,17 +13,17 @@ import numpy as np
 from PIL import ExifTags, Image
 
 from stage2_api.coordinates import coord_token, to_bin
+from stage2_trainer.data.images import UPRIGHT, shown_size
 from stage2_trainer.prepare.annotated_image import AnnotatedImage, AnnotatedObject, Tally
 from stage2_trainer.prepare.outline import area, simplified, without_repeats
 
 Geometry = Literal["bbox", "poly"]
 Order = Literal["reading", "file"]
-UPRIGHT = 1
 TOLERANCE_BINS = 1.0
 
 MISSING = "its file is missing"
 UNREADABLE = "its file cannot be read"
-TURNED = "its file says that it is shown turned (EXIF)"
+TURNED = "it is shown turned (EXIF), and its annotations may mean the image before that"
 OTHER_SIZE = "its file has another size than its annotations say"
 CROWDED = "it has more objects than --max-objects"
 NO_AREA = "it has no area in the image"
@@ -100,10 +100,11 @@ def _size(image: AnnotatedImage) -> tuple[int, int]:
         raise _LeftOut(MISSING)
     try:
         with Image.open(image.path) as opened:
-            size, orientation = opened.size, opened.getexif().get(ExifTags.Base.Orientation, UPRIGHT)
+            stored, size = opened.size, shown_size(opened)
+            turned = opened.getexif().get(ExifTags.Base.Orientation, UPRIGHT) != UPRIGHT
     except (OSError, ValueError, Image.DecompressionBombError) as error:
         raise _LeftOut(UNREADABLE) from error
-    if orientation != UPRIGHT:
+    if turned and (stored == size or image.size in (None, stored)):
         raise _LeftOut(TURNED)
     if image.size not in (None, size):
         raise _LeftOut(OTHER_SIZE)

@@ -12,6 +12,7 @@ from pycocotools import mask as reference
 
 from stage2_api.coordinates import coord_bin
 from stage2_api.errors import ConfigError
+from stage2_trainer.data.images import load_image
 from stage2_trainer.data.records import load_records
 from stage2_trainer.prepare import coco, record_writer
 from stage2_trainer.prepare.annotated_image import Tally
@@ -115,6 +116,17 @@ def test_broken_images_are_left_out_and_counted(tmp_path):
     assert [record["sample_id"] for record in data.records()] == ["0"]
     reasons = (record_writer.MISSING, record_writer.UNREADABLE, record_writer.TURNED, record_writer.OTHER_SIZE)
     assert data.tally.images_left_out == dict.fromkeys(reasons, 1)
+
+
+def test_an_image_whose_annotations_mean_what_is_shown_is_kept(tmp_path):
+    data = DataSet(tmp_path, [annotation(1)], images=[(1, "1.jpg")])
+    turned = Image.new("RGB", (200, 100))
+    exif = turned.getexif()
+    exif[274] = 6
+    turned.save(data.images / "1.jpg", exif=exif)
+    (record,) = data.records()
+    assert (record["width"], record["height"]) == (100, 200)
+    assert load_image(str(data.images / "1.jpg")).size == (100, 200)
 
 
 def test_classes_limit_and_most_objects(tmp_path):
