@@ -32,9 +32,9 @@ def shapes(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def addresses(start_server):
+def addresses(start_module_server):
     """Three stubs of this file's own: they are asked all at once."""
-    started = [start_server("stub") for _ in range(3)]
+    started = [start_module_server("stub") for _ in range(3)]
     return [{"base_url": one.base_url, "group_port": one.group_port} for one in started]
 
 

@@ -33,8 +33,8 @@ NEW_TOKENS = 24
 
 
 @pytest.fixture(scope="module")
-def served(start_server):
-    return [start_server("stub") for _ in range(2)]
+def served(start_module_server):
+    return [start_module_server("stub") for _ in range(2)]
 
 
 @pytest.fixture(scope="module")
