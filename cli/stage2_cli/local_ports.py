@@ -1,4 +1,4 @@
-"""The learner's ports where several runs may share a machine: the first run has the pod's own, the next ones others."""
+"""The learner's ports where several runs may share a machine: each run has its own."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from contextlib import ExitStack, contextmanager
 from stage2_api.pod.ports import PROGRESS_PORT
 from stage2_controller.job.containers import POD_PORTS, LearnerPorts
 
+# Below the ports that Linux gives to outgoing connections, one of which could have taken the pod's own meanwhile.
+_FIRST_GROUP = 21216
 _APART = 20  # more than a run uses from any one of its ports on
 _RUNS = 50
 
@@ -39,7 +41,7 @@ def _unclaimed(servers: int, claims: ExitStack) -> Iterator[LearnerPorts]:
 
 
 def _shifted(by: int) -> LearnerPorts:
-    return LearnerPorts(POD_PORTS.progress + by, POD_PORTS.metrics + by, POD_PORTS.group + by)
+    return LearnerPorts(POD_PORTS.progress + by, POD_PORTS.metrics + by, _FIRST_GROUP + by)
 
 
 def _all(ports: LearnerPorts, servers: int) -> list[int]:

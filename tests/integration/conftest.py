@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -141,9 +142,12 @@ def servers(server_settings):
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody uses, below those that the system gives to outgoing connections: it is used only later."""
+    while True:
+        port = random.SystemRandom().randrange(10_000, 29_000)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def run_config(base_url: str, group_port: int, *, model: Path, dtype: str) -> dict[str, Any]:
