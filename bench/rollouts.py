@@ -34,7 +34,6 @@ MODEL = ROOT / "examples" / "tiny-qwen3-vl"
 STAGE2 = str(Path(sys.executable).with_name("stage2"))
 PROMPT = "List the objects."
 ROLLOUTS = 64
-ALONE = "one rollout at a time (stage2 0.1.0)"
 SAMPLING = Sampling(max_new_tokens=128)
 TURNS = 4
 Timed = tuple[float, int]  # seconds from the first request to the last answer, and tokens generated
@@ -88,10 +87,9 @@ def rows() -> Iterator[Row]:
             serving(folder) as (base_url, token),
             ServerBackend([base_url], token=token, sampling=SAMPLING, timeout_s=60) as backend,
         ):
-            ours, theirs = [], {peer: [] for peer in (*PEERS, ALONE)}  # type: list[Timed], dict[str, list[Timed]]
+            ours, theirs = [], {peer: [] for peer in PEERS}  # type: list[Timed], dict[str, list[Timed]]
             for _ in range(TURNS):
                 ours.append(our_client(backend, requests))
-                theirs[ALONE].append(one_by_one(backend, requests))
                 for peer, program in PEERS.items():
                     theirs[peer].append(vllm_bench(program, base_url, token, images, folder))
         tokens = {count for _, count in ours}
@@ -117,12 +115,6 @@ def our_client(backend: ServerBackend, requests: list[RolloutRequest]) -> Timed:
     start = time.perf_counter()
     found = answers(backend.generate(requests, seed_plan=SeedPlan(17, 0, 0)))
     return time.perf_counter() - start, sum(len(rollout.token_ids) for rollout in found)
-
-
-def one_by_one(backend: ServerBackend, requests: list[RolloutRequest]) -> Timed:
-    """The same, the next request sent when the last one is answered."""
-    found = [our_client(backend, [request]) for request in requests]
-    return sum(seconds for seconds, _ in found), sum(tokens for _, tokens in found)
 
 
 def vllm_bench(program: str, base_url: str, token: str, images: list[Path], folder: Path) -> Timed:
