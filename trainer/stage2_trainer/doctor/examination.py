@@ -142,7 +142,7 @@ class Examination:
     def _learner_memory(self, found: Footprint) -> Requirement:
         parts = ", ".join(f"{part.name} {_gib(part.nbytes)}" for part in found.learner if part.nbytes)
         said = f"about {_gib(total(found.learner))}: {parts}"
-        room = min((gpu.total for gpu in self.machine.gpus), default=None)
+        room = self.machine.smallest_gpu
         if room is None or total(found.learner) <= room:
             return good("learner memory", said if room is None else f"{said}; a GPU here has {_gib(room)}")
         way_out = "lower global_max_length, set training.gradient_checkpointing, or train adapters of fewer layers"
@@ -153,7 +153,7 @@ class Examination:
         gpus = vllm.resolved_tensor_parallel_size(world_size=1)
         per_token = f"{found.cache_token / 1024:.0f} KiB for each token of its cache"
         weights = f"weights {_gib(found.server[0].nbytes)}, and {per_token}"
-        room = min((gpu.total for gpu in self.machine.gpus), default=None)
+        room = self.machine.smallest_gpu
         if room is None or vllm.max_model_len is None:
             return good("server memory", weights)
         left = int(room * gpus * vllm.gpu_memory_utilization) - total(found.server) - ROOM_FOR_PASSES

@@ -16,14 +16,14 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 from stage2_api.runconfig import RunConfig
+from stage2_trainer.learner.loss import CHUNK_ELEMENTS
 from stage2_trainer.process import training_arguments as arguments
 from stage2_trainer.process.qwen3_vl import adapt, freeze
+from stage2_trainer.weights.fleet import SLOTS
 from stage2_trainer.wire.buckets import DEFAULT_BUCKET_BYTES
 
 GIB = 2**30
-LOGITS_AT_ONCE = 2**26  # elements of one chunk of the loss
 CONTEXT_BYTES = GIB  # of a CUDA process, with its libraries
-SLOTS = 2
 OPTIMIZER_BYTES: Mapping[str, int] = {
     "sgd": 0, "adafactor": 1, "adagrad": 4, "rmsprop": 4, "adamw_8bit": 2, "adamw_bnb_8bit": 2, "paged_adamw_8bit": 2,
     "lion_8bit": 1, "paged_lion_8bit": 1, "lion_32bit": 4, "paged_lion_32bit": 4, "ademamix": 12, "ademamix_8bit": 3,
@@ -82,7 +82,7 @@ def footprint(config: RunConfig, model: str, *, row_tokens: int) -> Footprint:
             Part("gradients", trained * 4),
             Part("optimizer", trained * OPTIMIZER_BYTES.get(config.training.optim, 8)),
             Part("activations", row_tokens * activations_per_token(text, config.training.gradient_checkpointing)),
-            Part("logits of the loss", 4 * 4 * LOGITS_AT_ONCE),
+            Part("logits of the loss", 4 * 4 * CHUNK_ELEMENTS),
             Part("buckets of a push", SLOTS * DEFAULT_BUCKET_BYTES),
             Part("CUDA", CONTEXT_BYTES),
         ),

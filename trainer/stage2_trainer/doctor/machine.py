@@ -1,4 +1,4 @@
-"""What a machine has: GPUs that this process may use, memory, shared memory, room on a disk, packages."""
+"""What a machine has: GPUs that this process may use, shared memory, room on a disk."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHARED_MEMORY = Path("/dev/shm")
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU, as its driver describes it; memory in bytes."""
+    """A GPU, as its driver describes it; memory in bytes, 0 where the driver tells none (shared with the CPU, MIG)."""
 
     index: str
     uuid: str
@@ -37,18 +37,24 @@ class Machine:
     """What a machine has; sizes in bytes. gpus: those that CUDA_VISIBLE_DEVICES leaves."""
 
     gpus: tuple[Gpu, ...]
-    memory: int
     shared_memory: int
+
+    @property
+    def smallest_gpu(self) -> int | None:
+        """Bytes of the smallest GPU; None where there is none, or none tells."""
+        return min((gpu.total for gpu in self.gpus if gpu.total), default=None)
 
     @classmethod
     def this(cls, environment: Mapping[str, str] = os.environ) -> Machine:
         """Return the machine, or the container, in which this process runs."""
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         return cls(
             gpus=visible(gpus_of(_asked_driver()), environment.get(VISIBLE_VARIABLE)),
-            memory=min(memory, _memory_limit() or memory),
             shared_memory=shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0,
         )
+
+
+def _bytes(mebibytes: str) -> int:
+    return int(mebibytes) * MIB if mebibytes.isdecimal() else 0
 
 
 def gpus_of(answer: str) -> list[Gpu]:
@@ -56,7 +62,7 @@ def gpus_of(answer: str) -> list[Gpu]:
     found = []
     for line in filter(None, answer.splitlines()):
         index, uuid, name, total, used, driver = (part.strip() for part in line.split(","))
-        found.append(Gpu(index, uuid, name, int(total) * MIB, int(used) * MIB, driver))
+        found.append(Gpu(index, uuid, name, _bytes(total), _bytes(used), driver))
     return found
 
 
@@ -88,11 +94,3 @@ def _asked_driver() -> str:
         return subprocess.run(QUERY, capture_output=True, text=True, check=True, timeout=60).stdout
     except (OSError, subprocess.SubprocessError):
         return ""  # no driver here, so no GPU
-
-
-def _memory_limit() -> int | None:
-    """Return the memory that this container may take (cgroup v2); None where nothing limits it."""
-    try:
-        return int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return None

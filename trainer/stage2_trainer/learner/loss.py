@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 LOSS_FIGURES = ("loss", "loss/ce", "loss/coord", "loss/coord_prefix", "loss/coord_tail")
-_CHUNK_ELEMENTS = 2**26
+CHUNK_ELEMENTS = 2**26
 _LARGEST_LOGIT = 1e4
 _LEAST_TEMPERATURE = 1e-30  # float32 can hold the largest logit divided by it, and the gradient of that
 
@@ -82,7 +82,7 @@ def stage2_loss_from_hidden(
     options: LossOptions,
     *,
     bias: torch.Tensor | None = None,
-    chunk_elements: int = _CHUNK_ELEMENTS,
+    chunk_elements: int = CHUNK_ELEMENTS,
 ) -> LossParts:
     """Return the same loss from the hidden states (N, H) at `targets.logit_positions` and the output layer.
 

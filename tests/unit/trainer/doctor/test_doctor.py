@@ -25,7 +25,7 @@ GPU = Gpu("0", "GPU-aa11", "NVIDIA H100", 80 * GIB, 0, "580.65.06")
 
 
 def machine(gpus=4, **changes):
-    return replace(Machine((GPU,) * gpus, memory=64 * GIB, shared_memory=8 * GIB), **changes)
+    return replace(Machine((GPU,) * gpus, shared_memory=8 * GIB), **changes)
 
 
 @pytest.fixture
@@ -120,6 +120,8 @@ def test_gpus_are_read_as_the_driver_lists_them_and_as_cuda_sees_them():
     assert visible(gpus, "") == ()
     assert gpus_of("") == []
     assert gpus[1].used == 70000 * 2**20
+    (silent,) = gpus_of("0, GPU-cc33, NVIDIA GB10, [N/A], [N/A], 580.65.06")
+    assert Machine((silent,), shared_memory=0).smallest_gpu is None
 
 
 def test_images_are_looked_at_by_their_headers(tmp_path):
