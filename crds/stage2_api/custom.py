@@ -28,8 +28,9 @@ class CoordTokens(Section):
 class CoordSoftCeW1(Section):
     """Stage-1 settings of the coordinate loss. A key that is set here and not under `rollout_matching` counts there."""
 
-    enabled: bool = False
-    """Whether stage-1 training uses this loss; stage 2 always does."""
+    enabled: bool = True
+    """Whether stage-1 training uses this loss; without it coordinates have the cross entropy of any other token. Stage
+    2 always uses it."""
     soft_ce_weight: Weight | None = None
     """Weight of the soft cross-entropy; null means that of `rollout_matching`."""
     w1_weight: Weight | None = None
@@ -56,8 +57,9 @@ class CustomExtra(Section):
 class Custom(Section):
     """Data, prompt and trainer variant."""
 
-    trainer_variant: Literal["rollout_matching_sft", "grpo"] = "rollout_matching_sft"
-    """Trainer that runs: rollout-matching fine-tuning, or GRPO, which `rlhf` describes."""
+    trainer_variant: Literal["rollout_matching_sft", "sft", "grpo"] = "rollout_matching_sft"
+    """Trainer that runs: rollout-matching fine-tuning (stage 2), supervised fine-tuning on the ground truth (stage 1,
+    `sft`), or GRPO, which `rlhf` describes. `sft` makes rollouts for evaluation only, and without one none."""
     train_jsonl: Path
     """File of training records, one JSON object a line; images are relative to its folder."""
     val_jsonl: Path | None = None

@@ -47,9 +47,23 @@ class RunConfig(Section):
     def rollout_matching(self) -> RolloutMatching:
         """`custom.extra.rollout_matching`, with the coordinate loss of `custom.coord_soft_ce_w1` where it sets none.
 
-        Of a GRPO run: how its rollouts are made, from `rlhf` and `custom.extra.rollout_server`.
+        Of a GRPO run: how its rollouts are made, from `rlhf` and `custom.extra.rollout_server`. Where none are made, no
+        backend is there to make them but the learner's own model.
         """
-        return self.custom.rollout_matching if self.rlhf is None else served_rollouts(self.rlhf, self.custom)
+        if self.rlhf is not None:
+            return served_rollouts(self.rlhf, self.custom)
+        matching = self.custom.rollout_matching
+        return matching if self.makes_rollouts else matching.model_copy(update={"rollout_backend": "hf"})
+
+    @property
+    def is_supervised(self) -> bool:
+        """Whether the run trains on the ground truth itself (stage 1)."""
+        return self.custom.trainer_variant == "sft"
+
+    @property
+    def makes_rollouts(self) -> bool:
+        """Whether anything is generated: in training, or by evaluation."""
+        return not self.is_supervised or self.training.eval_strategy != "no"
 
     @property
     def data_parallel_size(self) -> int:

@@ -39,6 +39,9 @@ class Tuner(Section):
     `target_modules`."""
     modules_to_save: list[Name] = Field(default=[], max_length=256)
     """List of modules that are trained whole beside the adapters, by the end of their names."""
+    train_coord_rows: bool = False
+    """Whether the rows of the coordinate tokens in the tables of input and output are trained beside the adapters; the
+    other rows stay as they are, and tied tables stay tied. A model whose rows are new needs it in stage 1."""
     freeze_llm: bool = False
     """Whether the language model is left as it is."""
     freeze_vit: bool = True

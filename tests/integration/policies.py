@@ -25,6 +25,7 @@ ADAPTERS = {
     "dora with vision": {"use_dora": True, "target_modules": f"({ADAPTED})|({VISION})"},
     "one projection": {"target_modules": r".*language_model\.layers\.1\.self_attn\.k_proj"},
     "embedding": {"target_modules": ["embed_tokens"]},
+    "dora with rows of tokens": {"use_dora": True, "trainable_token_indices": {"embed_tokens": [*range(300, 400), 7]}},
     "module trained whole": {"use_dora": True, "modules_to_save": ["merger"]},
 }
 

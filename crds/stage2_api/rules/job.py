@@ -11,7 +11,9 @@ _MATCHING = "config.custom.extra.rollout_matching"
 _VLLM = f"{_MATCHING}.vllm"
 _SERVER = f"{_VLLM}.server"
 _GRPO = "$?(config.rlhf)"
-_HAS_SERVERS = f"({_GRPO} || $({_MATCHING}.rollout_backend) == 'vllm' && $({_VLLM}.mode) == 'server')"
+_SILENT = "$(config.custom.trainer_variant) == 'sft' && $(config.training.eval_strategy) == 'no'"
+_NOT_VLLM = f"({_SILENT} || $({_MATCHING}.rollout_backend) != 'vllm')"
+_HAS_SERVERS = f"({_GRPO} || !{_NOT_VLLM} && $({_VLLM}.mode) == 'server')"
 _RESERVED_PATHS = ("/", *files.FOLDERS)
 
 
@@ -133,7 +135,7 @@ JOB_RULES: tuple[Rule[JobSpec], ...] = (
         path=f"{_VLLM}.tensor_parallel_size",
         broken=lambda s: s.config.rollout_matching.colocates and max(s.learner.gpus, 1) % _tensor_parallel(s) != 0,
         cel=(
-            f"{_GRPO} || $({_MATCHING}.rollout_backend) != 'vllm' || $({_VLLM}.mode) != 'colocate' ||"
+            f"{_GRPO} || {_NOT_VLLM} || $({_VLLM}.mode) != 'colocate' ||"
             f" ($(learner.gpus) > 1 ? $(learner.gpus) : 1) % $({_VLLM}.tensor_parallel_size, 1) == 0"
         ),
         rule="must divide spec.learner.gpus, for there is one learner process for each GPU",

@@ -6,6 +6,7 @@ Source: semantics sections 3, 7, 9, 10, 11, 12 and 17.
 from __future__ import annotations
 
 from stage2_api.rules.grpo import GRPO_RULES
+from stage2_api.rules.stage1 import SUPERVISED_RULES
 from stage2_api.runconfig import RunConfig
 from stage2_api.validation.rule import Rule
 
@@ -14,7 +15,9 @@ _VLLM = f"{_MATCHING}.vllm"
 
 
 _KEEPS_BEST = "($(training.load_best_model_at_end) || $(training.save_strategy) == 'best')"
-_NOT_VLLM = f"$({_MATCHING}.rollout_backend) != 'vllm'"
+_SILENT = "$(custom.trainer_variant) == 'sft' && $(training.eval_strategy) == 'no'"
+"""In CEL: nothing is generated."""
+_NOT_VLLM = f"({_SILENT} || $({_MATCHING}.rollout_backend) != 'vllm')"
 _NOT_COLOCATE = f"($?(rlhf) || {_NOT_VLLM} || $({_VLLM}.mode) != 'colocate')"
 
 
@@ -194,7 +197,7 @@ RUN_RULES: tuple[Rule[RunConfig], ...] = (
     Rule(
         path=f"{_MATCHING}.pipeline.enabled",
         broken=lambda c: c.rollout_matching.pipeline.enabled and not c.rollout_matching.uses_servers,
-        cel=f"!$({_MATCHING}.pipeline.enabled) || !({_NOT_VLLM}) && $({_VLLM}.mode) == 'server'",
+        cel=f"!$({_MATCHING}.pipeline.enabled) || !{_NOT_VLLM} && $({_VLLM}.mode) == 'server'",
         rule="only servers can make rollouts while the learner trains",
         way_out="set vllm.mode to server (with rollout_backend vllm), or pipeline.enabled to false",
     ),
@@ -211,7 +214,7 @@ RUN_RULES: tuple[Rule[RunConfig], ...] = (
     Rule(
         path=f"{_MATCHING}.offload.enabled",
         broken=lambda c: _offloads(c) and c.uses_deepspeed,
-        reads=("deepspeed", f"{_VLLM}.mode", f"{_MATCHING}.rollout_backend"),
+        reads=("deepspeed", f"{_VLLM}.mode", f"{_MATCHING}.rollout_backend", "custom.trainer_variant"),
         cel=None,  # deepspeed is text or a mapping: CEL cannot see a key without a type
         rule="DeepSpeed holds the training state itself and does not let it be moved",
         way_out="set offload.enabled to false, or rollout_backend to hf, or remove deepspeed",
@@ -272,6 +275,7 @@ RUN_RULES: tuple[Rule[RunConfig], ...] = (
         rule="without reading processes nothing is read ahead",
         way_out="set dataloader_num_workers above 0, or remove dataloader_prefetch_factor",
     ),
+    *SUPERVISED_RULES,
     *GRPO_RULES,
 )
 """Rules of every training YAML, alone or inside a job."""

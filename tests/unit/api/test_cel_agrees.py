@@ -34,7 +34,13 @@ CONFIG_RULES = [rule for rule in RUN_RULES if rule.cel is not None]
 SPEC_RULES = [rule for rule in JOB_RULES if rule.cel is not None]
 OF_MATCHING = ("config", "custom", "extra", "rollout_matching")
 # What nearly every rule looks at first: who makes the rollouts, and for which trainer.
-GATES: tuple[Path, ...] = ((*OF_MATCHING, "rollout_backend"), (*OF_MATCHING, "vllm", "mode"), ("config", "rlhf"))
+GATES: tuple[Path, ...] = (
+    (*OF_MATCHING, "rollout_backend"),
+    (*OF_MATCHING, "vllm", "mode"),
+    ("config", "rlhf"),
+    ("config", "custom", "trainer_variant"),
+    ("config", "training", "eval_strategy"),
+)
 EXAMPLES = settings(max_examples=100, deadline=None, derandomize=True)
 COUNTS = (0, 1, 2, 3, 4)
 SIZES = (1, 512, 513, 4096, 8000, 8080, 65534, 65535)  # lengths and ports

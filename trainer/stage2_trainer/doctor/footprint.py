@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.learner.loss import CHUNK_ELEMENTS
 from stage2_trainer.process import training_arguments as arguments
+from stage2_trainer.process.policy import coord_rows
 from stage2_trainer.process.qwen3_vl import adapt, freeze
 from stage2_trainer.weights.fleet import SLOTS
 from stage2_trainer.wire.buckets import DEFAULT_BUCKET_BYTES
@@ -110,4 +111,10 @@ def _with_what_trains(config: RunConfig, policy: nn.Module) -> nn.Module:
         freeze(policy, frozen)
         return policy
     with torch.device("meta"):
-        return adapt(policy, frozen, arguments.adapter_options(config), regex=config.tuner.target_regex)
+        return adapt(
+            policy,
+            frozen,
+            arguments.adapter_options(config),
+            regex=config.tuner.target_regex,
+            token_rows=coord_rows(config),
+        )

@@ -16,7 +16,7 @@ from stage2_trainer.weights.digest import Digests, differing
 from stage2_trainer.weights.merge_math import merged_weight
 from stage2_trainer.weights.model_folder import ModelFolder
 from stage2_trainer.weights.rounding import Rounding
-from stage2_trainer.weights.server_recipe import MARK, MadeTensor, Recipe, adapter_from
+from stage2_trainer.weights.server_recipe import MARK, MadeTensor, Recipe, change_from
 
 Named = list[tuple[str, Tensor]]
 NAMED_LAYERS = 8  # in an error
@@ -81,9 +81,8 @@ class ServerMerge:
 
 
 def _served(made: MadeTensor, base: Tensor, parts: Mapping[str, Tensor], rounding: Rounding) -> Tensor:
-    if made.scaling is None:
-        return base
-    return rounding.apply(made.name, merged_weight(base, adapter_from(made.name, made.scaling, parts)), base.dtype)
+    change = change_from(made, parts)
+    return base if change is None else rounding.apply(made.name, merged_weight(base, change), base.dtype)
 
 
 def _noted(tensors: Iterable[tuple[str, Tensor]], digests: Digests) -> Iterator[tuple[str, Tensor]]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from stage2_api.errors import ConfigError, Problem
+from stage2_api.rollout_matching import Overlong
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.encode import Encoder
 from stage2_trainer.data.images import source_fault
@@ -30,6 +31,7 @@ from stage2_trainer.learner.row_planner import (
     WindowRowPlanner,
 )
 from stage2_trainer.learner.sample_tools import SampleTools
+from stage2_trainer.learner.supervised_step import NoRollouts, SupervisedEStep
 from stage2_trainer.learner.trainer import RolloutMatchingTrainer, TrainerComponents
 from stage2_trainer.matching import CoordVocab, MatchOptions
 from stage2_trainer.matching.serialize import serialize_objects
@@ -103,7 +105,9 @@ def _rollouts(
     context: RunContext,
     stack: ExitStack,
 ) -> RolloutSource | PipelinedRollouts:
-    """Return the source of training's rollouts: this process, or servers, which are waited for."""
+    """Return the source of rollouts: this process, or servers, which are waited for."""
+    if not config.makes_rollouts:
+        return NoRollouts(config.training.seed)
     if in_process(config):
         return local_rollouts(config, policy, cache, context.reporter, state)
     synced = server_rollouts(config, policy, token=context.token, reporter=context.reporter, stack=stack)
@@ -125,12 +129,7 @@ def _components(
     bad = BadSamples(training.max_bad_samples, context.log)
     tools = SampleTools(encoder, cache, prompts, matcher, bad)
     return TrainerComponents(
-        estep=EStep(
-            tools=tools,
-            rollouts=rollouts,
-            on_matched=log_training_rollouts(config, context.rollout_log),
-            overlong=OverlongRule(config.packing_length, matching.overlong) if training.packing else None,
-        ),
+        estep=_supervised(config, tools) if config.is_supervised else _estep(config, context, tools, rollouts),
         cache=cache,
         evaluation=Evaluation(
             tools=tools,
@@ -152,6 +151,33 @@ def _components(
         m_steps=matching.rollout_buffer.m_steps if matching.rollout_buffer.enabled else 1,
         pipelined=matching.pipeline.enabled,
     )
+
+
+def _estep(
+    config: RunConfig, context: RunContext, tools: SampleTools, rollouts: RolloutSource | PipelinedRollouts
+) -> EStep:
+    return EStep(
+        tools=tools,
+        rollouts=rollouts,
+        on_matched=log_training_rollouts(config, context.rollout_log),
+        overlong=_overlong_rule(config, config.rollout_matching.overlong),
+    )
+
+
+def _supervised(config: RunConfig, tools: SampleTools) -> EStep:
+    """Return the E-step of stage 1. A ground truth is never cut: a part of it would teach to stop early."""
+    overlong = config.rollout_matching.overlong
+    return SupervisedEStep(
+        tools=tools,
+        rollouts=NoRollouts(config.training.seed),
+        on_matched=lambda step, matched: None,
+        overlong=_overlong_rule(config, "skip" if overlong == "cut" else overlong),
+        coord_loss=config.custom.coord_soft_ce_w1.enabled,
+    )
+
+
+def _overlong_rule(config: RunConfig, what: Overlong | None) -> OverlongRule | None:
+    return OverlongRule(config.packing_length, what) if config.training.packing else None
 
 
 def _row_planner(config: RunConfig, *, window: int) -> RowPlanner | StepRowPlanner:

@@ -30,7 +30,10 @@ NOTHING = "{}"  # the answer of a sample that is skipped or set aside: it has a 
 
 
 class EStep:
-    """The E-step: segments of an optimizer step's records, whose rollouts are asked for all at once."""
+    """The E-step: segments of an optimizer step's records, whose rollouts are asked for all at once.
+
+    coord_loss: whether coordinates have their own loss, or the cross entropy of any other token.
+    """
 
     def __init__(
         self,
@@ -39,8 +42,10 @@ class EStep:
         rollouts: RolloutSource | PipelinedRollouts,
         on_matched: Callable[[int, Sequence[Matched]], None],
         overlong: OverlongRule | None = None,
+        coord_loss: bool = True,
     ) -> None:
         self._overlong = overlong
+        self._coord_loss = coord_loss
         self._encoder = tools.encoder
         self._cache = tools.cache
         self._prompts = tools.prompts
@@ -109,7 +114,7 @@ class EStep:
 
         def make(record: Record, prompt: Prompt, rollout: Rollout, stopwatch: Stopwatch) -> tuple[Matched, Segment]:
             with stopwatch.measure("rollout_parse_match"):
-                matched = self._matcher.match(record, rollout)
+                matched = self._match(record, prompt, rollout)
                 if self._overlong is not None:
                     matched = self._overlong.fitted(matched, self._matcher, self._encoded_len)
             with stopwatch.measure("rollout_teacher_encode"):
@@ -120,6 +125,10 @@ class EStep:
 
         work = SegmentWork(self._prompts.chat, self._prompt, make, set_aside)
         return StepSegments(batches, work, self._thread, global_step=global_step)
+
+    def _match(self, record: Record, prompt: Prompt, rollout: Rollout) -> Matched:
+        self._encoder.check_prompt(prompt, rollout.prompt_token_ids, rollout.server)
+        return self._matcher.match(record, rollout)
 
     def set_aside_late(self, segment: Segment, error: Exception, model: nn.Module) -> Segment:
         """Return what takes the place of a segment that can no longer be trained on, which is noted."""
@@ -150,13 +159,13 @@ class EStep:
 
     def _segment(self, prompt: Prompt, matched: Matched, rope: Any) -> Segment:
         rollout, target = matched.rollout, matched.target
-        self._encoder.check_prompt(prompt, rollout.prompt_token_ids, rollout.server)
         answer = self._matcher.vocab.encode(NOTHING) if matched.skipped else target.y_train_ids
         encoding = self._encoder.teacher_forced(prompt, answer)
         length = len(encoding.input_ids)
         if matched.skipped:
             meta = unsupervised_meta(rollout.prompt_token_ids, len(answer), encoded_len=length)
         else:
-            meta = segment_meta(target, rollout.prompt_token_ids, encoded_len=length)
+            plain = not self._coord_loss
+            meta = segment_meta(target, rollout.prompt_token_ids, encoded_len=length, plain_coords=plain)
         stats = sample_stats(matched, encoded_len=length)
         return Segment(place(encoding, rope), meta, stats, matched.record.images, matched.record.sample_id)

@@ -19,7 +19,8 @@ class Matched:
     """One record, the rollout that answered it, and what matching made of both.
 
     kept: tokens of the answer that were looked at, where it was too long for a packed row; None = all. skipped: nothing
-    of it is trained on. origin: how the rollout came to be, for the record.
+    of it is trained on. from_truth: nothing was generated, the ground truth is trained on as it is. origin: how the
+    rollout came to be, for the record.
     """
 
     record: Record
@@ -27,6 +28,7 @@ class Matched:
     target: MatchedTarget
     kept: int | None = None
     skipped: bool = False
+    from_truth: bool = False
     origin: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -20,7 +20,7 @@ class SampleStats:
     `matched_iou50` of them have a mask IoU of at least 0.5.
     `staleness`: optimizer steps between the weights that made it and those that train on it.
     `beam`: whether it is the best of several beams. `cut`, `skipped`: its answer was too long for a packed row.
-    `bad`: it was set aside, and nothing else here says anything.
+    `bad`: it was set aside, and nothing else here says anything. `from_truth`: nothing was generated for it.
     `repeated`, `at_limit`: whether it was ended because it repeated itself, or at the most tokens.
     The lengths of what is trained on are 0 in an evaluation, which encodes nothing.
     """
@@ -51,6 +51,7 @@ class SampleStats:
     repeated: bool = False
     at_limit: bool = False
     bad: bool = False
+    from_truth: bool = False
 
 
 def bad_sample_stats() -> SampleStats:
@@ -86,7 +87,27 @@ def sample_stats(matched: Matched, *, encoded_len: int = 0) -> SampleStats:
         skipped=matched.skipped,
         repeated=matched.rollout.finish_reason == "repetition",
         at_limit=matched.rollout.finish_reason == "length",
+        from_truth=matched.from_truth,
     )
+
+
+def supervised_metrics(stats: Sequence[SampleStats]) -> dict[str, float]:
+    """Return the `supervised/*` figures of one optimizer step of stage 1, and `bad_samples`."""
+    bad, stats = [s for s in stats if s.bad], [s for s in stats if not s.bad]
+    objects = _sum(stats, lambda s: s.gt_objects)
+    lengths = {
+        "prompt": [s.prompt_len for s in stats],
+        "train": [s.train_len for s in stats],
+        "encoded": [s.encoded_len for s in stats],
+    }
+    return {
+        "supervised/objects": objects,
+        "supervised/objects_per_sample": _ratio(objects, len(stats)),
+        **{f"supervised/{name}_len_mean": _mean(values) for name, values in lengths.items()},
+        **{f"supervised/{name}_len_p90": _percentile(values, 90) for name, values in lengths.items()},
+        "supervised/overlong_skipped": _sum(stats, lambda s: s.skipped),
+        "bad_samples": float(len(bad)),
+    }
 
 
 def rollout_metrics(stats: Sequence[SampleStats], *, top_k: int, generate_s: float) -> dict[str, float]:

@@ -9,7 +9,7 @@ import torch
 
 from stage2_trainer.learner.loss import LOSS_FIGURES
 from stage2_trainer.learner.microsteps import MicroStep, Window
-from stage2_trainer.learner.rollout_metrics import SampleStats, rollout_metrics
+from stage2_trainer.learner.rollout_metrics import SampleStats, rollout_metrics, supervised_metrics
 from stage2_trainer.telemetry.step_time import StepTime
 from stage2_trainer.telemetry.stopwatch import Stopwatch
 from stage2_trainer.weights.sync_phases import PHASES
@@ -53,11 +53,18 @@ class StepRecord:
             **_means(self.losses),
             **_means(self.rows),
             **{key: seconds.get(name, 0.0) for name, key in _TIMES.items()},
-            **rollout_metrics(self.samples, top_k=top_k, generate_s=seconds.get("rollout_generate", 0.0)),
-            **self.reuse,
-            **self._sync_figures(),
+            **(supervised_metrics(self.samples) if self._is_supervised else self._rollout_figures(top_k)),
             **self.time.figures(),
         }
+
+    @property
+    def _is_supervised(self) -> bool:
+        return any(sample.from_truth for sample in self.samples)
+
+    def _rollout_figures(self, top_k: int) -> dict[str, float]:
+        generate_s = self.stopwatch.seconds.get("rollout_generate", 0.0)
+        figures = rollout_metrics(self.samples, top_k=top_k, generate_s=generate_s)
+        return {**figures, **self.reuse, **self._sync_figures()}
 
     def note(self, micro_steps: Sequence[MicroStep], window: Window, *, reuses: bool) -> None:
         """Add micro-steps of a window. reuses: whether the run trains on rollouts more than once."""

@@ -42,7 +42,7 @@ from stage2_trainer.matching import CoordVocab
 from stage2_trainer.process.draws import drawn
 from stage2_trainer.process.finite_steps import FiniteSteps
 from stage2_trainer.process.interrupt import Interrupt
-from stage2_trainer.process.qwen3_vl import rope_model, split_learning_rates
+from stage2_trainer.process.qwen3_vl import output_table, rope_model, split_learning_rates
 from stage2_trainer.process.ranks import gathered, memory_bytes, peak_bytes, rank, world_size
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import EventLog
@@ -200,19 +200,19 @@ class RolloutMatchingTrainer(FiniteSteps):
 
     def _loss_parts(self, inputs: Mapping[str, Any], targets: LossTargets) -> LossParts:
         hidden = self._hidden_states(inputs).flatten(0, 1)[targets.logit_positions]
-        head = self._policy.get_output_embeddings()
+        table, bias = output_table(self._policy)
         return stage2_loss_from_hidden(
-            hidden.to(head.weight.dtype), head.weight, targets, self._coord_ids, self.components.loss, bias=head.bias
+            hidden.to(table.dtype), table, targets, self._coord_ids, self.components.loss, bias=bias
         )
 
     def _loss_sums(self, inputs: Mapping[str, Any], targets: LossTargets) -> tuple[LossParts, LossParts]:
         """Return the losses of ordinary tokens and of coordinates, as sums, of one forward pass."""
         hidden = self._hidden_states(inputs).flatten(0, 1)
-        head = self._policy.get_output_embeddings()
+        table, bias = output_table(self._policy)
 
         def loss(part: LossTargets) -> LossParts:
-            at = hidden[part.logit_positions].to(head.weight.dtype)
-            return stage2_loss_from_hidden(at, head.weight, part, self._coord_ids, self.components.loss, bias=head.bias)
+            at = hidden[part.logit_positions].to(table.dtype)
+            return stage2_loss_from_hidden(at, table, part, self._coord_ids, self.components.loss, bias=bias)
 
         ordinary, coords = targets.parts()
         return loss(ordinary), loss(coords)

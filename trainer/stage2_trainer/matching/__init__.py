@@ -18,6 +18,7 @@ from stage2_trainer.matching.options import MatchOptions
 from stage2_trainer.matching.parse import ParsedRollout, object_ends, parse_rollout
 from stage2_trainer.matching.parsed_objects import ParsedObject
 from stage2_trainer.matching.serialize import serialize_objects
+from stage2_trainer.matching.supervised_target import supervised_target
 from stage2_trainer.matching.targets import MatchedTarget, build_target
 from stage2_trainer.matching.tokens import CoordVocab, cut_before, vision_ids
 
@@ -43,6 +44,7 @@ __all__ = [
     "parse_rollout",
     "segment_meta",
     "serialize_objects",
+    "supervised_target",
     "supervision",
     "unsupervised_meta",
     "vision_ids",

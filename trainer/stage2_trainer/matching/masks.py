@@ -24,7 +24,8 @@ class SegmentMeta:
 
     prompt_ids: the prompt as the rollout engine saw it. prefix_len, train_len: tokens of the prefix and of all of
     `Y_train`. end_of_turn_len: tokens after `Y_train` that end the turn and are learnt with it (`<|im_end|>`: 1).
-    prefix_coord_pos / prefix_coord_target_bins, tail_ignore_pos: as in `MatchedTarget`.
+    prefix_coord_pos / prefix_coord_target_bins, tail_ignore_pos: as in `MatchedTarget`. plain_coords: coordinates of
+    the tail have the cross entropy of any other token.
     """
 
     prompt_ids: tuple[int, ...]
@@ -35,6 +36,7 @@ class SegmentMeta:
     prefix_coord_pos: tuple[int, ...]
     prefix_coord_target_bins: tuple[int, ...]
     tail_ignore_pos: tuple[int, ...]
+    plain_coords: bool = False
 
     @property
     def prompt_len(self) -> int:
@@ -58,7 +60,12 @@ class Supervision:
 
 
 def segment_meta(
-    target: MatchedTarget, prompt_ids: Sequence[int], *, encoded_len: int, end_of_turn_len: int = 1
+    target: MatchedTarget,
+    prompt_ids: Sequence[int],
+    *,
+    encoded_len: int,
+    end_of_turn_len: int = 1,
+    plain_coords: bool = False,
 ) -> SegmentMeta:
     """Return the meta data of a target whose encoding, prompt and template included, has `encoded_len` tokens."""
     return SegmentMeta(
@@ -70,6 +77,7 @@ def segment_meta(
         prefix_coord_pos=target.prefix_coord_pos,
         prefix_coord_target_bins=target.prefix_coord_target_bins,
         tail_ignore_pos=target.tail_ignore_pos,
+        plain_coords=plain_coords,
     )
 
 
@@ -96,7 +104,7 @@ def supervision(meta: SegmentMeta, input_ids: Sequence[int] | IntArray, vocab: C
     labels = np.full(len(ids), IGNORED, dtype=np.int64)
     labels[tail : end + meta.end_of_turn_len] = ids[tail : end + meta.end_of_turn_len]
     bins = vocab.bins_of(ids[tail:end])
-    bins[list(meta.tail_ignore_pos)] = -1
+    bins[slice(None) if meta.plain_coords else list(meta.tail_ignore_pos)] = -1
     labels[tail + np.asarray(meta.tail_ignore_pos, dtype=np.int64)] = IGNORED
     tail_coords = tail + np.flatnonzero(bins >= 0)
     labels[tail_coords] = IGNORED

@@ -130,7 +130,7 @@ def build_target(
     missed = [gt.objects[i] for i in matching.false_negatives]
     tail_text = append_text(parsed.prefix_text, missed, (parsed.max_object_index or 0) + 1)
     tail = vocab.encode(tail_text)
-    ignored, coord_pos, coord_bins = _tail(tail, vocab)
+    ignored, coord_pos, coord_bins = read_tail(tail, vocab)
     return MatchedTarget(
         parsed=parsed,
         ground_truth=gt,
@@ -146,7 +146,7 @@ def build_target(
     )
 
 
-def _tail(tail: list[int], vocab: CoordVocab) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+def read_tail(tail: list[int], vocab: CoordVocab) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """Return the positions inside descriptions, the positions of coordinates, and their bins.
 
     Descriptions are looked up in the text that the tail's own ids spell, so a tokenizer that normalises text cannot

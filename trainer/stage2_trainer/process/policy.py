@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import set_seed
+from transformers import AutoTokenizer, set_seed
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.rules.run import NARROW_WEIGHTS, WIDEN_WEIGHTS
@@ -16,7 +16,7 @@ from stage2_trainer.data.encode import Encoder
 from stage2_trainer.engine.cuda_driver import Installation, unused_gpu
 from stage2_trainer.process import training_arguments as arguments
 from stage2_trainer.process.attention import HALF_FORMATS, attention_here
-from stage2_trainer.process.qwen3_vl import adapt, freeze, load_model
+from stage2_trainer.process.qwen3_vl import adapt, coord_vocab, freeze, load_model
 from stage2_trainer.weights.probe import Probe
 
 
@@ -43,9 +43,20 @@ def load_policy(config: RunConfig) -> Any:
     if config.tuner.train_type == "full":
         freeze(model, frozen)
     else:
-        model = adapt(model, frozen, arguments.adapter_options(config), regex=config.tuner.target_regex)
+        rows = coord_rows(config)
+        model = adapt(
+            model, frozen, arguments.adapter_options(config), regex=config.tuner.target_regex, token_rows=rows
+        )
     _require_wide_weights(model, config)
     return model
+
+
+def coord_rows(config: RunConfig) -> list[int]:
+    """Return the tokens whose rows train beside adapters (`tuner.train_coord_rows`)."""
+    if not config.tuner.train_coord_rows:
+        return []
+    folder = config.model.model
+    return [int(one) for one in coord_vocab(AutoTokenizer.from_pretrained(folder, local_files_only=True), folder).ids]
 
 
 def _require_gpu() -> None:

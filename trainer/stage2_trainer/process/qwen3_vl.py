@@ -29,7 +29,7 @@ _PARTS = (
     (VIT, re.compile(r"^model\.visual\.")),
     (LLM, re.compile(r"^(model\.language_model|lm_head)\.")),
 )
-_OUTPUT_LAYER = "lm_head"
+_INPUT_LAYER, _OUTPUT_LAYER = "embed_tokens", "lm_head"
 _ADAPTED = "base_model.model."  # what peft puts before names
 
 
@@ -89,9 +89,17 @@ def freeze(model: nn.Module, frozen: Iterable[str]) -> None:
 
 
 def adapt(
-    model: nn.Module, frozen: Iterable[str], options: Mapping[str, Any], *, regex: str | None = None
+    model: nn.Module,
+    frozen: Iterable[str],
+    options: Mapping[str, Any],
+    *,
+    regex: str | None = None,
+    token_rows: Sequence[int] = (),
 ) -> PeftModel:
     """Put LoRA or DoRA adapters on linear layers of the parts that are not frozen.
+
+    token_rows: ids of tokens whose rows in the tables of input and output train too, in float32 beside them; tied
+    tables share them.
 
     `options` are fields of peft's `LoraConfig`; its `target_modules` are ends of module names, or `all-linear`. `regex`
     comes before them, and must match a module's whole name. The output layer never gets an adapter.
@@ -102,7 +110,8 @@ def adapt(
         path, value = ("tuner.target_regex", regex) if regex else ("tuner.target_modules", options["target_modules"])
         rule = "must name linear layers in a part of the model that is not frozen"
         raise ConfigError((Problem(path, value, rule, "write target_modules: [all-linear], or unfreeze a part"),))
-    adapted = get_peft_model(model, LoraConfig(**{**options, "target_modules": targets, "task_type": "CAUSAL_LM"}))
+    chosen = {**options, "target_modules": targets, "trainable_token_indices": _rows_of_tables(model, token_rows)}
+    adapted = get_peft_model(model, LoraConfig(**chosen, task_type="CAUSAL_LM"))
     logger.info("%d layers adapted, %d parameters train", len(targets), trainable_parameters(adapted))
     return adapted
 
@@ -118,6 +127,12 @@ def rope_model(model: nn.Module) -> Any:
     return base.model
 
 
+def output_table(model: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return weight (V, H) and bias of the output layer, with the rows that train in their place."""
+    head = model.get_output_embeddings()
+    return head.weight, getattr(head, "bias", None)
+
+
 def split_learning_rates(optimizer: torch.optim.Optimizer, model: nn.Module, rates: Mapping[str, float]) -> None:
     """Give the parts named in `rates` (llm, vit, aligner) learning rates and parameter groups of their own."""
     parts = {parameter: part_of(name.removeprefix(_ADAPTED)) for name, parameter in model.named_parameters()}
@@ -127,6 +142,14 @@ def split_learning_rates(optimizer: torch.optim.Optimizer, model: nn.Module, rat
             if moved:
                 group["params"] = [parameter for parameter in group["params"] if parts[parameter] != part]
                 optimizer.add_param_group({**group, "params": moved, "lr": rate})
+
+
+def _rows_of_tables(model: Any, token_rows: Sequence[int]) -> dict[str, list[int]] | None:
+    """Return the rows that train of each table; a table that is tied to another follows it."""
+    if not token_rows:
+        return None
+    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    return {table: list(token_rows) for table in ((_INPUT_LAYER,) if tied else (_INPUT_LAYER, _OUTPUT_LAYER))}
 
 
 def _adapted_modules(model: nn.Module, frozen: set[str], wanted: Callable[[str], bool]) -> list[str]:

@@ -16,6 +16,7 @@ _LENGTHS = {
     "append": "what was appended",
     "encoded": "whole segments: prompt, `Y_train`, end of turn",
 }
+_TRUTH_LENGTHS = {name: _LENGTHS[name] for name in ("prompt", "encoded")} | {"train": "answers"}
 
 LOSS = {
     "loss": "The loss: cross entropy and coordinates, as trained on.",
@@ -150,6 +151,13 @@ BUFFER = {
     "rollout/buffer_window_step0": "Optimizer step that made the rollouts.",
     "rollout/buffer_completed_steps": "Steps that had trained on them before this one.",
 }
+SUPERVISED = {
+    "supervised/objects": "Objects of the ground truth that were trained on.",
+    "supervised/objects_per_sample": "The same a sample.",
+    **{f"supervised/{name}_len_mean": f"Mean tokens of {what}." for name, what in _TRUTH_LENGTHS.items()},
+    **{f"supervised/{name}_len_p90": "Their 90th percentile." for name in _TRUTH_LENGTHS},
+    "supervised/overlong_skipped": "Samples too long for a packed row, which were not trained on.",
+}
 EVALUATION = {
     "eval_runtime": "Seconds; of several processes the slowest.",
     "eval_samples_per_second": "Held-out samples per second.",
@@ -220,6 +228,7 @@ def log_markdown() -> str:
         "Generation": GENERATION,
         "Bad samples": BAD,
         "Reuse, with `rollout_buffer.enabled: true` and `m_steps` above 1": BUFFER,
+        "Stage 1 (`custom.trainer_variant: sft`), in the place of the last eight": SUPERVISED,
         "Keys of an `evaluation`": EVALUATION,
     }
     return "\n".join([_INTRODUCTION, *(line for title, keys in sections.items() for line in _section(title, keys))])

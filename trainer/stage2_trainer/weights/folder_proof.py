@@ -57,7 +57,7 @@ class BaseDigests:
 
 def is_frozen(entry: WeightEntry) -> bool:
     """Whether an entry's parameter stays as it was loaded: it does not train, or an adapter trains in its place."""
-    return entry.adapter is not None or not entry.trains
+    return entry.change is not None or not entry.trains
 
 
 def prove_folder(client: ServerClient, source: WeightSource, own: BaseDigests) -> FolderProof | str:

@@ -17,8 +17,15 @@ import torch
 from peft import PeftModel
 from torch import Tensor, nn
 
-from stage2_trainer.weights.merge_math import Adapter, merged_weight
-from stage2_trainer.weights.peft_compat import BASE_LAYER, ORIGINAL_COPY, SAVED_COPY, adapter_of, is_adapter
+from stage2_trainer.weights.merge_math import Change, merged_weight
+from stage2_trainer.weights.peft_compat import (
+    BASE_LAYER,
+    ORIGINAL_COPY,
+    SAVED_COPY,
+    TOKEN_ADAPTER,
+    change_of,
+    is_adapter,
+)
 from stage2_trainer.weights.rounding import NEAREST, KeptUpdate, Rounding
 from stage2_trainer.wire.buckets import TensorMeta
 
@@ -29,13 +36,13 @@ VISION_PREFIX = "model.visual."
 class WeightEntry:
     """One tensor of a stream.
 
-    name: that of the checkpoint. parameter: the weight itself, or the one below the adapter.
-    trains: whether an optimizer step can change it.
+    name: that of the checkpoint. parameter: the weight itself, or the one below the adapter. change: what is merged
+    into it. trains: whether an optimizer step can change it.
     """
 
     name: str
     parameter: Tensor
-    adapter: Adapter | None
+    change: Change | None
     trains: bool
 
 
@@ -69,9 +76,9 @@ class WeightSource:
         return replace(self, entries=tuple(entry for entry in self.entries if entry.name in names))
 
     def _served(self, entry: WeightEntry) -> Tensor:
-        if entry.adapter is None:
+        if entry.change is None:
             return entry.parameter.detach()
-        merged = merged_weight(entry.parameter, entry.adapter)
+        merged = merged_weight(entry.parameter, entry.change)
         served = self.rounding.apply(entry.name, merged, entry.parameter.dtype)
         if self.kept is not None:
             self.kept.add(entry.parameter, merged, served)
@@ -86,7 +93,7 @@ def touches_vision(names: Iterable[str]) -> bool:
 def base_weights(model: nn.Module) -> WeightSource:
     """Return the weights under the adapters of `model`, as they are in the model directory."""
     merged = merged_weights(model)
-    return replace(merged, entries=tuple(replace(entry, adapter=None) for entry in merged.entries))
+    return replace(merged, entries=tuple(replace(entry, change=None) for entry in merged.entries))
 
 
 def merged_weights(model: nn.Module, *, rounding: Rounding = NEAREST, kept: KeptUpdate | None = None) -> WeightSource:
@@ -118,6 +125,6 @@ def _entry(name: str, parameter: Tensor, modules: dict[str, nn.Module]) -> Weigh
     owner, separator, leaf = name.rpartition(BASE_LAYER)
     if not separator:
         return plain
-    adapter = adapter_of(owner, modules[owner])
-    named = replace(plain, name=f"{owner}.{leaf}")
-    return named if leaf != "weight" else replace(named, adapter=adapter, trains=True)
+    change = change_of(owner, modules[owner])
+    named = replace(plain, name=f"{owner.removesuffix(TOKEN_ADAPTER)}.{leaf}")
+    return named if leaf != "weight" else replace(named, change=change, trains=True)

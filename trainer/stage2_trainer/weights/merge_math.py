@@ -10,6 +10,7 @@ The multiples are fine: what is lost is far below the rounding of the float32 re
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -35,12 +36,31 @@ class Adapter:
     magnitude: Tensor | None = None
 
 
+@dataclass(frozen=True)
+class TrainedRows:
+    """Rows that train in the place of a table's own. ids: which K rows; rows (K, in): their values."""
+
+    ids: Sequence[int]
+    rows: Tensor
+
+
+Change = Adapter | TrainedRows
+"""A change of one weight, beside it."""
+
+
 @torch.no_grad()
-def merged_weight(base: Tensor, adapter: Adapter) -> Tensor:
+def merged_weight(base: Tensor, change: Change) -> Tensor:
     """Return the merged weight in float32, shape (out, in) (LoRA: arXiv 2106.09685; DoRA: arXiv 2402.09353).
 
     DoRA's norms are by output row. An embedding is merged alike, its rows being the vocabulary.
     """
+    if isinstance(change, TrainedRows):
+        ids = torch.tensor(change.ids, device=base.device)
+        return base.float().index_copy(0, ids, change.rows.to(base.device, torch.float32))
+    return _with_adapter(base, change)
+
+
+def _with_adapter(base: Tensor, adapter: Adapter) -> Tensor:
     up, down = _factors(adapter)
     merged = torch.empty(base.shape, dtype=torch.float32, device=base.device)
     rows = max(1, TILE_ELEMENTS[base.device.type] // base.shape[1])

@@ -42,7 +42,7 @@ class MergePlace:
 
     def require_adapters(self, source: WeightSource) -> None:
         """Move to the learner where no adapter trains. Raises ConfigError where that was ruled out."""
-        if self.at_server and all(entry.adapter is None for entry in source.entries):
+        if self.at_server and all(entry.change is None for entry in source.entries):
             self._refuse_if_demanded(NO_ADAPTER)
             logger.info("%s: auto resolves to learner: %s", PATH, NO_ADAPTER)
             self.at_server = False

@@ -11,24 +11,29 @@ from typing import Any
 
 from peft.tuners.lora.layer import Embedding, Linear, LoraLayer
 from peft.tuners.lora.variants import DoraLinearVariant
+from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
 from torch import Tensor, nn
 
-from stage2_trainer.weights.merge_math import Adapter
+from stage2_trainer.weights.merge_math import Adapter, Change, TrainedRows
 
 SAVED_COPY = ".modules_to_save."  # PEFT's trained full copy of a module ...
 ORIGINAL_COPY = ".original_module."  # ... and the frozen one that it replaces
 BASE_LAYER = ".base_layer."
+TOKEN_ADAPTER = ".token_adapter"  # between a table and the rows of it that train
 
 
 def is_adapter(name: str, modules: dict[str, nn.Module]) -> bool:
     """Whether a parameter is one of an adapter's own (`...q_proj.lora_A.default.weight`)."""
     parts = name.split(".")
     owners = (".".join(parts[:i]) for i in range(1, len(parts)))
-    return BASE_LAYER not in name and any(isinstance(modules[owner], LoraLayer) for owner in owners)
+    adapted = (LoraLayer, TrainableTokensLayer)
+    return BASE_LAYER not in name and any(isinstance(modules[owner], adapted) for owner in owners)
 
 
-def adapter_of(name: str, layer: nn.Module) -> Adapter:
-    """Return the adapter of an adapted layer's weight. Raises TypeError where its merge is not known here."""
+def change_of(name: str, layer: nn.Module) -> Change:
+    """Return the change of an adapted layer's weight. Raises TypeError where its merge is not known here."""
+    if isinstance(layer, TrainableTokensLayer) and len(layer.active_adapters) == 1:
+        return _of_tokens(layer, layer.active_adapters[0])
     if isinstance(layer, (Linear, Embedding)) and len(layer.active_adapters) == 1:
         active = layer.active_adapters[0]
         variant = layer.lora_variant.get(active)
@@ -43,6 +48,11 @@ def adapter_of(name: str, layer: nn.Module) -> Adapter:
         f"{name}: no merge is known for this adapter ({type(layer).__name__}); use one LoRA or DoRA adapter on linear"
         " layers, LoRA on embeddings, without lora_bias, or train the module in full (modules_to_save)"
     )
+
+
+def _of_tokens(layer: Any, active: str) -> TrainedRows:
+    rows = layer.trainable_tokens_delta[active]  # by its name a difference, but the rows themselves
+    return TrainedRows(layer.token_indices[active], rows)
 
 
 def _of_linear(layer: Any, active: str) -> Adapter:

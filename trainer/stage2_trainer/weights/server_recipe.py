@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stage2_trainer.weights.merge_math import Adapter
+from stage2_trainer.weights.merge_math import Adapter, Change, TrainedRows
 
 HEADER = "merge"
 MARK = "#"  # no name of a parameter has it
-UP, DOWN, MAGNITUDE = "up", "down", "magnitude"
+UP, DOWN, MAGNITUDE, ROWS = "up", "down", "magnitude", "rows"
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,14 @@ class MadeTensor:
     """One tensor that a server makes.
 
     dtype: that of the learner's base weight. The folder's is cast to it before a merge, and the merged one after it.
-    scaling: of the adapter that is merged into it, as the learner has it; None = the folder's tensor as it is.
+    scaling: of the adapter that is merged into it, as the learner has it; None = there is none. rows: which of its rows
+    are replaced; None = none are. With neither it is the folder's tensor as it is.
     """
 
     name: str
     dtype: str
     scaling: float | None = None
+    rows: Sequence[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -55,18 +57,32 @@ def expectation(layers: Mapping[str, str]) -> dict[str, Any]:
     return {HEADER: {"expected": dict(layers)}}
 
 
-def parts_of(name: str, adapter: Adapter) -> dict[str, Tensor]:
-    """Return the tensors of an adapter under their names on the wire."""
-    parts = {UP: adapter.up, DOWN: adapter.down}
-    if adapter.magnitude is not None:
-        parts[MAGNITUDE] = adapter.magnitude
+def made_tensor(name: str, dtype: str, change: Change | None) -> MadeTensor:
+    """Return how a tensor is made that the learner changes so."""
+    if isinstance(change, TrainedRows):
+        return MadeTensor(name, dtype, rows=change.ids)
+    return MadeTensor(name, dtype, None if change is None else change.scaling)
+
+
+def parts_of(name: str, change: Change) -> dict[str, Tensor]:
+    """Return the tensors of a change under their names on the wire."""
+    if isinstance(change, TrainedRows):
+        parts = {ROWS: change.rows}
+    else:
+        parts = {UP: change.up, DOWN: change.down}
+        if change.magnitude is not None:
+            parts[MAGNITUDE] = change.magnitude
     return {f"{name}{MARK}{part}": tensor for part, tensor in parts.items()}
 
 
-def adapter_from(name: str, scaling: float, parts: Mapping[str, Tensor]) -> Adapter:
-    """Return the adapter whose parts have arrived. Raises KeyError for one that has not."""
-    up, down = parts[f"{name}{MARK}{UP}"], parts[f"{name}{MARK}{DOWN}"]
-    return Adapter(up, down, scaling, parts.get(f"{name}{MARK}{MAGNITUDE}"))
+def change_from(made: MadeTensor, parts: Mapping[str, Tensor]) -> Change | None:
+    """Return the change whose parts have arrived; None where none is made. Raises KeyError for one that has not."""
+    sent = f"{made.name}{MARK}"
+    if made.rows is not None:
+        return TrainedRows(made.rows, parts[sent + ROWS])
+    if made.scaling is None:
+        return None
+    return Adapter(parts[sent + UP], parts[sent + DOWN], made.scaling, parts.get(sent + MAGNITUDE))
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -10,7 +10,7 @@ from stage2_trainer.weights.digest import Digests
 from stage2_trainer.weights.fleet import Shipment
 from stage2_trainer.weights.folder_proof import FolderProof, is_frozen
 from stage2_trainer.weights.merge import WeightEntry, WeightSource
-from stage2_trainer.weights.server_recipe import MadeTensor, Recipe, dtype_name, parts_of
+from stage2_trainer.weights.server_recipe import MadeTensor, Recipe, dtype_name, made_tensor, parts_of
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,11 @@ def made_by_server(source: WeightSource, proof: FolderProof) -> frozenset[str]:
 
 
 def _parts(entry: WeightEntry) -> list[WeightEntry]:
-    if entry.adapter is None:
+    if entry.change is None:
         return []
-    parts = parts_of(entry.name, entry.adapter)
+    parts = parts_of(entry.name, entry.change)
     return [WeightEntry(name, tensor, None, trains=True) for name, tensor in parts.items()]
 
 
 def _made(entry: WeightEntry) -> MadeTensor:
-    scaling = None if entry.adapter is None else entry.adapter.scaling
-    return MadeTensor(entry.name, dtype_name(entry.parameter.dtype), scaling)
+    return made_tensor(entry.name, dtype_name(entry.parameter.dtype), entry.change)

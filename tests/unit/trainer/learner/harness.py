@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from stage2_trainer.learner.overlong import OverlongRule
 from stage2_trainer.learner.padding_free_batch import Segment
 from stage2_trainer.learner.row_planner import RowPlanner, SingleRowPlanner, StepRowPlanner
 from stage2_trainer.learner.sample_tools import SampleTools
+from stage2_trainer.learner.supervised_step import NoRollouts, SupervisedEStep
 from stage2_trainer.learner.trainer import RolloutMatchingTrainer, TrainerComponents
 from stage2_trainer.matching import CoordVocab, GTObject, MatchOptions, ground_truth, serialize_objects
 from stage2_trainer.process.interrupt import Interrupt
@@ -172,7 +174,7 @@ def build(
     folder: Path, model: Any, encoder: Encoder, records: Sequence[Record], *, answer: Answer = perfect,
     rows: RowPlanner | StepRowPlanner | None = None, loss: LossOptions | None = None, ahead: bool = False,
     m_steps: int = 1, pipelined: bool = False, overlong: OverlongRule | None = None, most_bad: int = 100,
-    backend: Any = None, **arguments: Any,
+    backend: Any = None, supervised: bool = False, coord_loss: bool = True, **arguments: Any,
 ) -> Harness:  # fmt: skip
     """Return a trainer of `model` on the records: one optimizer step of all of them unless `arguments` differ."""
     backend, sync, reporter, interrupt = (
@@ -189,8 +191,9 @@ def build(
     bad = BadSamples(most_bad, log)
     tools = SampleTools(encoder, cache, PROMPTS, matcher, bad)
     shared: dict[str, Any] = {"tools": tools, "on_matched": lambda step, matched: None}
+    step = partial(SupervisedEStep, rollouts=NoRollouts(17)) if supervised else partial(EStep, rollouts=rollouts)
     components = TrainerComponents(
-        estep=EStep(rollouts=rollouts, overlong=overlong, **shared),
+        estep=step(overlong=overlong, coord_loss=coord_loss, **shared),
         evaluation=Evaluation(batch_size=2, rollouts=fresh, **shared),
         cache=cache,
         bad=bad,

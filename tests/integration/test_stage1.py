@@ -1,0 +1,99 @@
+"""Stage 1 by its command, with new rows in 16 bits: it learns, resumes bit for bit, and asks nobody."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from tests import forked
+
+ROOT = Path(__file__).parents[2]
+STEPS, MIDDLE = 6, 3
+ROWS = "embed_tokens.token_adapter.trainable_tokens_delta"
+
+pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shapes")
+    command = [sys.executable, ROOT / "examples/make_shapes.py", folder, "--train", "12", "--held-out", "2"]
+    subprocess.run(command, check=True, capture_output=True)
+    return folder
+
+
+def configuration(shapes, output):
+    return {
+        "global_max_length": 512,
+        "model": {"model": str(ROOT / "examples/tiny-qwen3-vl"), "torch_dtype": "bfloat16", "attn_impl": "auto"},
+        "tuner": {"use_dora": True, "lora_dropout": 0.1, "train_coord_rows": True},
+        "training": {
+            "output_dir": str(output), "max_steps": STEPS, "per_device_train_batch_size": 2, "bf16": True,
+            "effective_batch_size": 4, "learning_rate": 1e-3, "gradient_checkpointing": True, "packing": True,
+            "logging_steps": 1, "save_strategy": "steps", "save_steps": MIDDLE, "eval_strategy": "no",
+        },
+        "custom": {
+            "trainer_variant": "sft",
+            "train_jsonl": str(shapes / "train.jsonl"),
+            "user_prompt": "List the shapes.",
+            "extra": {"rollout_matching": {"post_rollout_pack_scope": "step"}},
+        },
+    }  # fmt: skip
+
+
+def learn(shapes, output):
+    """Run the learner to its end; return its step records and what it said."""
+    path = output / "config.yaml"
+    path.write_text(yaml.safe_dump(configuration(shapes, output)))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    done = forked.run([forked.STAGE2, "learn", path], imports=forked.LEARNER, env=environment)
+    assert done.returncode == 0, done.stderr[-4000:]
+    lines = (output / "stage2_log.jsonl").read_text().splitlines()
+    return [found for line in lines if (found := json.loads(line))["event"] == "step"], done.stderr
+
+
+@pytest.fixture(scope="module")
+def unbroken(shapes, tmp_path_factory):
+    """The run from its start to its end: its folder and its steps."""
+    output = tmp_path_factory.mktemp("unbroken")
+    return output, learn(shapes, output)[0]
+
+
+def adapter(output, step):
+    return load_file(output / f"checkpoint-{step}" / "adapter_model.safetensors")
+
+
+def test_only_adapters_and_the_rows_of_coordinates_are_saved_and_they_move(unbroken):
+    output, _ = unbroken
+    first, last = adapter(output, MIDDLE), adapter(output, STEPS)
+    assert {tensor.dtype for tensor in last.values()} == {torch.float32}
+    (rows,) = [name for name in last if "lora_" not in name]
+    assert rows.endswith(ROWS)
+    assert len(last[rows]) == 1000
+    assert not torch.equal(first[rows], last[rows])
+
+
+def test_nothing_is_generated(unbroken):
+    output, steps = unbroken
+    assert [step["step"] for step in steps] == list(range(1, STEPS + 1))
+    assert not [key for step in steps for key in step if key.startswith(("rollout/", "sync/"))]
+    assert not (output / "rollouts.jsonl").read_text()
+
+
+def test_a_resumed_run_goes_on_where_it_was_and_ends_the_same(unbroken, shapes, tmp_path):
+    output, steps = unbroken
+    shutil.copytree(output / f"checkpoint-{MIDDLE}", tmp_path / f"checkpoint-{MIDDLE}")
+    resumed, said = learn(shapes, tmp_path)
+    assert "going on from" in said
+    assert [step["loss"] for step in resumed] == [step["loss"] for step in steps[MIDDLE:]]
+    found, expected = adapter(tmp_path, STEPS), adapter(output, STEPS)
+    assert [name for name, tensor in found.items() if not torch.equal(tensor, expected[name])] == []

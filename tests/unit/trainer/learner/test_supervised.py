@@ -1,0 +1,103 @@
+"""Stage 1: the loss is the model's own on the ground truth, nothing is generated, and no truth is ever cut."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from stage2_trainer.learner.overlong import OverlongRule
+from stage2_trainer.learner.row_planner import StepRowPlanner
+from stage2_trainer.matching import serialize_objects
+from stage2_trainer.process.transformers_compat import disable_cache
+from stage2_trainer.telemetry.log_keys import BAD, LOSS, PACKING, STEP_TIME, SUPERVISED, TIME
+from tests.unit.trainer.learner.harness import PROMPTS, box, build, record, two_boxes
+
+ROW = 400
+NEVER_PLANNED = "window"  # in the names of keys that another scope writes
+
+
+@pytest.fixture
+def train(tmp_path, model, encoder):
+    disable_cache(model)
+
+    def run(records, *, row=ROW, **options):
+        rule = OverlongRule(row, "skip")
+        harness = build(tmp_path, model, encoder, records, rows=StepRowPlanner(row), overlong=rule, supervised=True,
+                        answer=None, **options)  # fmt: skip
+        harness.trainer.train()
+        lines = map(json.loads, (tmp_path / "stage2_log.jsonl").read_text().splitlines())
+        return harness, {line.pop("event"): line for line in lines}
+
+    return run
+
+
+def own_loss(model, encoder, records):
+    """The mean over answers and their ends of transformers' own loss, sequence by sequence."""
+    total, count = 0.0, 0
+    for one in records:
+        answer = encoder.tokenizer.encode(serialize_objects(one.ground_truth.objects), add_special_tokens=False)
+        found = encoder.teacher_forced(encoder.prompt(PROMPTS.chat(one)), answer)
+        labels = found.input_ids.clone()
+        labels[: found.prompt_len] = -100
+        labels[found.prompt_len + len(answer) + 1 :] = -100  # the end of turn is one token, and a line break
+        inputs = {"input_ids": found.input_ids[None], "mm_token_type_ids": found.mm_token_type_ids[None]}
+        pixels = {"pixel_values": found.pixel_values, "image_grid_thw": found.image_grid_thw}
+        with torch.no_grad():
+            loss = model(**inputs, **pixels, labels=labels[None]).loss
+        total, count = total + float(loss) * (len(answer) + 1), count + len(answer) + 1
+    return total / count
+
+
+def test_without_the_coordinate_loss_it_is_the_loss_of_transformers(train, model, encoder, image_paths):
+    records = two_boxes(image_paths)
+    expected = own_loss(model, encoder, records)
+    _, told = train(records, coord_loss=False)
+    assert told["step"]["loss"] == pytest.approx(expected, rel=1e-5)
+    assert told["step"]["loss/coord"] == 0
+
+
+def test_with_it_coordinates_have_their_own_and_descriptions_count(train, model, encoder, image_paths):
+    records = two_boxes(image_paths)
+    whole = own_loss(model, encoder, records)
+    _, told = train(records)
+    assert told["step"]["loss/coord"] > 0
+    assert 0 < told["step"]["loss/ce"] < whole  # the coordinates are the hard part
+    assert told["step"]["supervised/objects"] == 2 * len(records)
+
+
+def test_nothing_is_asked_or_pushed(train, image_paths):
+    harness, _ = train(two_boxes(image_paths))
+    assert (harness.backend.plans, harness.sync.versions) == ([], [])
+
+
+def test_every_key_that_is_written_is_explained_and_no_other(train, image_paths):
+    _, told = train(two_boxes(image_paths))
+    packing = {key for key in PACKING if NEVER_PLANNED not in key}
+    explained = {*LOSS, *STEP_TIME, *TIME, *packing, *SUPERVISED, *BAD, "memory/peak_bytes"}
+    assert sorted(told["step"].keys() - {"step"}) == sorted(explained)
+
+
+def test_a_truth_too_long_for_a_row_is_skipped_whole(train, image_paths):
+    many = {f"object_{i}": box("red box", i, i, 400, 400) for i in range(1, 20)}
+    records = [record(image_paths[0], 0, **many), *two_boxes(image_paths[1:])]
+    _, told = train(records, row=200)
+    assert told["step"]["supervised/overlong_skipped"] == 1
+    assert told["step"]["supervised/train_len_p90"] > 200
+
+
+def test_an_image_that_cannot_be_read_is_set_aside(train, image_paths, tmp_path):
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"no image")
+    _, told = train([*two_boxes(image_paths[1:]), record(str(broken), 7, object_1=box("cat", 1, 2, 3, 4))])
+    assert told["step"]["bad_samples"] == 1
+    assert told["step"]["supervised/objects"] == 4
+    assert told["bad_sample"]["sample_id"] == "record-7"
+
+
+def test_a_record_without_objects_teaches_the_empty_answer(train, model, encoder, image_paths):
+    empty = [record(image_paths[0])]
+    expected = own_loss(model, encoder, empty)
+    _, told = train(empty)
+    assert told["step"]["loss"] == pytest.approx(expected, rel=1e-5)
