@@ -183,6 +183,32 @@ def learn(
 
 
 @app.command()
+def export(  # noqa: PLR0913 - one parameter for each option
+    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="A checkpoint folder of a run.")],
+    output: Annotated[Path, typer.Option(metavar="DIR", help="The new folder.")],
+    model: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Its base model, where the checkpoint's own path is not here.")
+    ] = None,
+    dtype: Annotated[
+        Literal["bfloat16", "float16", "float32"] | None, typer.Option(help="Of all weights; else the base model's.")
+    ] = None,
+    adapter: Annotated[bool, typer.Option("--adapter", help="Save the adapter for PEFT, not merged.")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Compare log-probabilities with the learner's model, in float32.")
+    ] = False,
+    records: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Data file whose first record --verify takes.")
+    ] = None,
+    push: Annotated[str | None, typer.Option(metavar="REPO", help="Send it to a new private repository.")] = None,
+) -> None:
+    """Save a checkpoint as a model folder that transformers and vLLM load without stage2."""
+    from stage2_cli.export import ExportRequest, export_checkpoint
+
+    request = ExportRequest(checkpoint, output, model, dtype, adapter, verify, records, push)
+    raise typer.Exit(export_checkpoint(request))
+
+
+@app.command()
 def report(
     records: Annotated[Path, typer.Argument(metavar="RECORDS", help="stage2_log.jsonl, or saved learner logs.")],
     picture: Annotated[

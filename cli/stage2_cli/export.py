@@ -1,0 +1,82 @@
+"""`stage2 export`: a checkpoint as a model folder, or as an adapter, that others load without stage2."""
+
+from __future__ import annotations
+
+import functools
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from stage2_api.errors import EXIT_FAILURE, ConfigError, Problem
+
+
+@dataclass(frozen=True)
+class ExportRequest:
+    """What the command line asks for; `None` where an option is not given."""
+
+    checkpoint: Path
+    output: Path
+    model: str | None = None
+    dtype: str | None = None
+    adapter: bool = False
+    verify: bool = False
+    records: Path | None = None
+    push: str | None = None
+
+
+def export_checkpoint(request: ExportRequest) -> int:
+    """Export, and say what was made; 0, or EXIT_FAILURE where it is not what was merged. Raises ConfigError."""
+    _check(request)
+    from stage2_trainer.export.model_export import ExportError
+
+    try:
+        return _export(request)
+    except ExportError as error:
+        Console(stderr=True, soft_wrap=True, highlight=False).print(str(error), style="bold red", markup=False)
+        return EXIT_FAILURE
+
+
+def _check(request: ExportRequest) -> None:
+    """Refuse options that contradict one another."""
+    way_out = "leave one of them out"
+    rules = [
+        (request.adapter and request.dtype, "--dtype", "an adapter is copied as it is (--adapter)"),
+        (request.adapter and request.verify, "--verify", "an adapter is copied as it is (--adapter)"),
+        (request.records and not request.verify, "--records", "is read by --verify alone"),
+    ]
+    problems = [Problem(option, None, rule, way_out) for broken, option, rule in rules if broken]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _export(request: ExportRequest) -> int:
+    import torch
+
+    from stage2_trainer.export.comparison import compare
+    from stage2_trainer.export.hub import check_hub, push
+    from stage2_trainer.export.model_export import export_adapter, export_model
+    from stage2_trainer.export.trained_checkpoint import open_checkpoint
+
+    console = Console(highlight=False, soft_wrap=True)
+    if request.push:
+        check_hub(request.push)
+    checkpoint = open_checkpoint(request.checkpoint, model=request.model)
+    with console.status(f"exporting {request.checkpoint}"):
+        if request.adapter:
+            made = export_adapter(checkpoint, request.output)
+        else:
+            verify = functools.partial(compare, records=request.records) if request.verify else None
+            dtype = getattr(torch, request.dtype) if request.dtype else None
+            made = export_model(checkpoint, request.output, dtype=dtype, verify=verify)
+    console.print(f"{made.folder}: {made.tensors:,} tensors, {made.bytes / 1e9:.2f} GB, read again and equal")
+    if made.untied:
+        console.print("  its output head is a tensor of its own: head and embeddings were trained apart")
+    if made.obstacle:
+        console.print(f"  vLLM cannot serve it as an adapter: {made.obstacle}. Leave --adapter out", markup=False)
+    if made.compared:
+        console.print(f"  {made.compared}", markup=False)
+    if request.push:
+        console.print(f"  {push(made.folder, request.push)}", markup=False)
+    return os.EX_OK

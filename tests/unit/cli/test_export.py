@@ -1,0 +1,60 @@
+"""`stage2 export`: what it says, and how it ends."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from stage2_api.errors import ConfigError
+from stage2_cli.main import app
+from tests.unit.cli.inspected import TINY_MODEL
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    from tests.unit.trainer.export.trained import saved, trained
+
+    return saved(trained(TINY_MODEL, "dora"), TINY_MODEL, tmp_path_factory.mktemp("run"))
+
+
+def exported(*words):
+    return CliRunner().invoke(app, ["export", *map(str, words)])
+
+
+def test_a_checkpoint_becomes_a_model_and_is_compared(checkpoint, tmp_path):
+    done = exported(checkpoint, "--output", tmp_path / "out", "--verify")
+    assert done.exit_code == 0, done.output
+    assert "read again and equal" in done.output
+    assert "log-probabilities differ by" in done.output
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_an_adapter_that_vllm_cannot_serve_is_saved_and_said(checkpoint, tmp_path):
+    done = exported(checkpoint, "--output", tmp_path / "out", "--adapter")
+    assert done.exit_code == 0, done.output
+    assert "vLLM cannot load DoRA adapters" in done.output
+    assert (tmp_path / "out" / "adapter_model.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--adapter", "--dtype", "float32"], "--dtype"),
+        (["--adapter", "--verify"], "--verify"),
+        (["--records", "data.jsonl"], "--records"),
+    ],
+)
+def test_options_that_contradict_one_another_are_refused(checkpoint, tmp_path, words, told):
+    done = exported(checkpoint, "--output", tmp_path / "out", *words)
+    assert isinstance(done.exception, ConfigError)
+    assert done.exception.problems[0].path == told
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_hub_that_cannot_be_reached_is_said_before_anything_is_written(checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_none")
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    done = exported(checkpoint, "--output", tmp_path / "out", "--push", "me/model")
+    assert isinstance(done.exception, ConfigError)
+    assert done.exception.problems[0].path == "--push"
+    assert not (tmp_path / "out").exists()

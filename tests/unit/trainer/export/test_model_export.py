@@ -1,0 +1,160 @@
+"""Exported models: transformers computes with them what the learner computed, and servers would be sent their bytes."""
+
+import json
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors import safe_open
+from transformers import AutoProcessor
+
+from stage2_api.errors import ConfigError
+from stage2_trainer.export.comparison import Comparison, compare
+from stage2_trainer.export.merged_stream import MergedStream, is_empty, skeleton
+from stage2_trainer.export.model_export import ExportError, export_adapter, export_model
+from stage2_trainer.export.trained_checkpoint import open_checkpoint
+from stage2_trainer.weights.digest import digests_of
+from stage2_trainer.weights.judgement import Gap
+from stage2_trainer.weights.merge import merged_weights
+from tests.unit.trainer.export.trained import KINDS, load, saved, trained
+
+IDS = torch.tensor([[5, 100, 321, 7, 1200, 44, 3, 900]])
+SMALL_SHARD = 300_000  # bytes: below the embedding table and most of the MLPs
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(input_ids=IDS).logits
+
+
+def exported_tensors(folder):
+    found = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as opened:
+            found |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - no mapping
+    return found
+
+
+@pytest.mark.parametrize("head", ["tied", "untied"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_exported_model_computes_what_the_learner_computed(bases, tmp_path, kind, head):
+    model = trained(bases[head], kind)
+    checkpoint = saved(model, bases[head], tmp_path / "run")
+    opened = open_checkpoint(checkpoint, model=str(bases[head]))
+    made = export_model(opened, tmp_path / "out", dtype=torch.float32)
+    exported = load(tmp_path / "out")
+    assert (logits(exported) - logits(model)).abs().max() < 1e-5
+    apart = kind in {"table trained whole", "head trained whole", "both trained whole"}
+    assert made.untied == (head == "tied" and apart)
+    assert (exported.lm_head.weight is exported.get_input_embeddings().weight) == (head == "tied" and not apart)
+    assert AutoProcessor.from_pretrained(tmp_path / "out").tokenizer.get_vocab()
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora", "full"])
+def test_the_base_models_dtype_is_kept_and_the_bytes_are_those_that_servers_are_sent(model_path, tmp_path, kind):
+    model = trained(model_path, kind)
+    opened = open_checkpoint(saved(model, model_path, tmp_path / "run"), model=str(model_path))
+    export_model(opened, tmp_path / "out")
+    sent = model.to(torch.bfloat16)
+    if kind != "full":
+        sent = PeftModel.from_pretrained(load(model_path, torch.bfloat16), opened.folder)
+    assert digests_of(exported_tensors(tmp_path / "out").items()) == digests_of(merged_weights(sent))
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_shards_hold_a_model_of_any_size(dora, tmp_path):
+    opened = open_checkpoint(dora)
+    export_model(opened, tmp_path / "whole")
+    export_model(opened, tmp_path / "sharded", shard_bytes=SMALL_SHARD)
+    files = list((tmp_path / "sharded").glob("*.safetensors"))
+    assert len(files) > 5
+    assert torch.equal(logits(load(tmp_path / "sharded")), logits(load(tmp_path / "whole")))
+
+
+def test_base_weights_take_no_memory_before_their_turn(dora):
+    opened = open_checkpoint(dora)
+    model = skeleton(opened)
+    assert all(is_empty(parameter) == ("lora_" not in name) for name, parameter in model.named_parameters())
+    assert not any(is_empty(tensor) for _, tensor in MergedStream(opened))
+
+
+def test_numbers_that_a_dtype_cannot_hold_are_said(model_path, tmp_path):
+    model = trained(model_path, "full")
+    model.model.language_model.norm.weight.data.fill_(1e6)
+    opened = open_checkpoint(saved(model, model_path, tmp_path / "run"), model=str(model_path))
+    with pytest.raises(ConfigError, match=r"language_model.norm.weight is not finite in float16"):
+        export_model(opened, tmp_path / "out", dtype=torch.float16)
+    assert [one.name for one in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_folder_that_holds_something_is_left_alone(dora, tmp_path):
+    (tmp_path / "mine").write_text("")
+    for export in (export_model, export_adapter):
+        with pytest.raises(ConfigError, match="new or an empty folder"):
+            export(open_checkpoint(dora), tmp_path)
+    assert [one.name for one in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_model_that_answers_otherwise_leaves_nothing(dora, tmp_path):
+    far = Comparison(Gap(9.0, 9.0, 10), tolerance=1.0)
+    with pytest.raises(ExportError, match="answers otherwise"):
+        export_model(open_checkpoint(dora), tmp_path / "out", verify=lambda *_: far)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_exported_model_is_told_from_its_base(dora, model_path, tmp_path):
+    opened = open_checkpoint(dora)
+    made = export_model(opened, tmp_path / "out", verify=lambda one, folder: compare(one, folder, None))
+    assert 0 < made.compared.gap.mean < 0.06
+    exact = export_model(
+        opened, tmp_path / "exact", dtype=torch.float32, verify=lambda one, folder: compare(one, folder, None)
+    )
+    assert exact.compared.gap.mean < 1e-5
+    assert compare(opened, model_path, None).gap.mean > 2 * made.compared.gap.mean
+
+
+def test_a_record_with_its_image_can_be_compared_on(dora, tmp_path, image_paths):
+    line = {"images": [image_paths[0]], "width": 96, "height": 96, "objects": [{"desc": "a", "bbox_2d": [1, 2, 3, 4]}]}
+    (tmp_path / "data.jsonl").write_text(json.dumps(line) + "\n")
+    verify = lambda one, folder: compare(one, folder, tmp_path / "data.jsonl")  # noqa: E731
+    assert not export_model(open_checkpoint(dora), tmp_path / "out", verify=verify).compared.exceeds
+
+
+def test_an_adapter_is_saved_as_peft_loads_it(model_path, tmp_path):
+    model = trained(model_path, "lora")
+    opened = open_checkpoint(saved(model, model_path, tmp_path / "run"), model=str(model_path))
+    assert export_adapter(opened, tmp_path / "out").obstacle is None
+    again = PeftModel.from_pretrained(load(model_path), tmp_path / "out").eval()
+    assert torch.equal(logits(again), logits(model))
+
+
+@pytest.mark.parametrize(("kind", "told"), [("dora", "DoRA"), ("merger trained whole", "DoRA"), ("full", None)])
+def test_what_vllm_cannot_serve_as_an_adapter_is_said(model_path, tmp_path, kind, told):
+    opened = open_checkpoint(saved(trained(model_path, kind), model_path, tmp_path / "run"), model=str(model_path))
+    if told is None:
+        with pytest.raises(ConfigError, match="leave --adapter out"):
+            export_adapter(opened, tmp_path / "out")
+    else:
+        assert told in export_adapter(opened, tmp_path / "out").obstacle
+
+
+def test_the_card_says_what_the_model_was_made_of(model_path, tmp_path):
+    evaluated = {"eval_rollout_f1": 0.25, "step": 3}
+    course = {
+        "custom.train_jsonl": "4 records, sha256 ab",
+        "custom.trainer_variant": "rollout_matching_sft",
+        "training.learning_rate": 1e-4,
+        "model.model": run_course_digest(model_path),
+    }
+    model = trained(model_path, "dora")
+    checkpoint = saved(model, model_path, tmp_path / "run", course=course, log_history=[{"loss": 1.0}, evaluated])
+    export_model(open_checkpoint(checkpoint, model=str(model_path)), tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    for told in ("stage 2", "DoRA, rank 4", "3 of 9", "4 records", "`rollout_f1` | 0.25", "`training.learning_rate`"):
+        assert told in card
+
+
+def run_course_digest(model_path):
+    from stage2_trainer.data.model_files import model_fingerprint
+
+    return f"sha256 {model_fingerprint(str(model_path))}"

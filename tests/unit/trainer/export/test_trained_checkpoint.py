@@ -1,0 +1,64 @@
+"""What an export refuses: folders that are no whole checkpoints, and base models that are missing or others."""
+
+import json
+import shutil
+
+import pytest
+
+from stage2_api.errors import ConfigError
+from stage2_trainer.export.merged_stream import MergedStream
+from stage2_trainer.export.trained_checkpoint import open_checkpoint
+from tests.unit.trainer.export.trained import saved, trained
+
+
+def test_a_checkpoint_that_was_cut_off_is_refused(dora, tmp_path):
+    cut = shutil.copytree(dora, tmp_path / "checkpoint-3")
+    weights = cut / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(ConfigError, match=r"must be a whole checkpoint \(adapter_model.safetensors has"):
+        open_checkpoint(cut)
+
+
+def test_a_checkpoint_without_weights_is_refused(dora, tmp_path):
+    bare = shutil.copytree(dora, tmp_path / "checkpoint-3")
+    (bare / "adapter_model.safetensors").unlink()
+    (bare / "stage2_checkpoint.json").unlink()
+    with pytest.raises(ConfigError, match="it has no weights"):
+        open_checkpoint(bare)
+
+
+def test_a_runs_folder_leads_to_its_newest_checkpoint(dora):
+    with pytest.raises(ConfigError, match=f"the newest is {dora}"):
+        open_checkpoint(dora.parent)
+
+
+def test_what_is_no_folder_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="must be the folder of a checkpoint"):
+        open_checkpoint(tmp_path / "lost")
+
+
+def test_the_base_model_is_found_by_the_adapter_or_by_the_runs_log(dora, model_path, tmp_path):
+    assert open_checkpoint(dora).base == model_path
+    moved = shutil.copytree(dora.parent, tmp_path / "run") / dora.name
+    config = json.loads((moved / "adapter_config.json").read_text())
+    gone = json.dumps({**config, "base_model_name_or_path": "gone"})
+    (moved / "adapter_config.json").write_text(gone.ljust((moved / "adapter_config.json").stat().st_size))
+    with pytest.raises(ConfigError, match=r"--model: 'gone'.*--model DIR"):
+        open_checkpoint(moved)
+    (moved.parent / "stage2_log.jsonl").write_text(json.dumps({"event": "reproducibility", "model": str(model_path)}))
+    assert open_checkpoint(moved).base == model_path
+
+
+def test_another_base_model_than_the_runs_is_refused(model_path, tmp_path):
+    checkpoint = saved(trained(model_path, "lora"), model_path, tmp_path, course={"model.model": "sha256 00"})
+    with pytest.raises(ConfigError, match="holds other weights"):
+        open_checkpoint(checkpoint, model=str(model_path))
+
+
+def test_an_adapter_of_another_architecture_is_refused(dora, bases, tmp_path):
+    smaller = shutil.copytree(bases["untied"], tmp_path / "smaller")
+    config = json.loads((smaller / "config.json").read_text())
+    config["text_config"]["intermediate_size"] //= 2
+    (smaller / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="must fit its base model"):
+        MergedStream(open_checkpoint(dora, model=str(smaller)))

@@ -1,0 +1,171 @@
+"""The export of a checkpoint: written aside, read again and compared, and only then named.
+
+As a model: the weights that servers are sent, with configuration, tokenizer, processor and chat template, as
+transformers and vLLM load them without stage2. As an adapter: what PEFT loads on top of the base model.
+"""
+
+from __future__ import annotations
+
+import filecmp
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoProcessor
+
+from stage2_api.errors import ConfigError, Problem
+from stage2_trainer.export.comparison import Comparison
+from stage2_trainer.export.merged_stream import MergedStream, is_empty, skeleton
+from stage2_trainer.export.model_card import model_card
+from stage2_trainer.export.shards import SHARD_BYTES, write_shards
+from stage2_trainer.export.trained_checkpoint import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_NAME, TrainedCheckpoint
+from stage2_trainer.weights.adapter_sync import obstacle
+from stage2_trainer.weights.digest import differing
+from stage2_trainer.weights.model_folder import folder_digests
+from stage2_trainer.weights.server_recipe import dtype_name
+
+CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
+DTYPE_KEYS = ("dtype", "torch_dtype")
+TIE = "tie_word_embeddings"
+PARTS = ("text_config", "vision_config")
+ROOM_TO_SPARE = 1.05
+NAMED_TENSORS = 3
+
+Compare = Callable[[TrainedCheckpoint, Path], Comparison]
+
+
+class ExportError(RuntimeError):
+    """What was written is not what was merged, or does not answer as the learner's model. Nothing is left of it."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was made.
+
+    bytes: of its weights. untied: whether the output head was the embedding table of the base model, and no longer is.
+    obstacle: why vLLM cannot serve an adapter; None where it can, and of a merged model.
+    compared: how far its log-probabilities are from the learner's; None where nobody asked.
+    """
+
+    folder: Path
+    tensors: int
+    bytes: int
+    untied: bool = False
+    obstacle: str | None = None
+    compared: Comparison | None = None
+
+
+def export_model(
+    checkpoint: TrainedCheckpoint,
+    output: Path,
+    *,
+    dtype: torch.dtype | None = None,
+    verify: Compare | None = None,
+    shard_bytes: int = SHARD_BYTES,
+) -> Exported:
+    """Merge a checkpoint into a model folder. dtype: of all tensors; None = each one's own in the base model.
+
+    verify: compares the exported model with the learner's, before the folder gets its name.
+
+    Raises:
+        ConfigError: the folder is not new or too small for it, or base model and checkpoint do not fit.
+        ExportError: what was written is not what was merged, or answers otherwise.
+    """
+    stream = MergedStream(checkpoint, dtype=dtype)
+    metadata = stream.metadata()
+    size = sum(one.nbytes for one in metadata)
+    with _written_aside(output, size) as aside:
+        expected = write_shards(stream, metadata, aside, shard_bytes=shard_bytes)
+        _write_config(checkpoint, aside, dtype=dtype, untied=stream.untied)
+        _write_beside(checkpoint, aside)
+        _require_equal(aside, expected, [(one.name, dtype_name(one.dtype)) for one in metadata])
+        compared = verify(checkpoint, aside) if verify else None
+        if compared is not None and compared.exceeds:
+            raise ExportError(f"the exported model answers otherwise than the learner's: {compared}")
+    return Exported(output, len(metadata), size, untied=stream.untied, compared=compared)
+
+
+def export_adapter(checkpoint: TrainedCheckpoint, output: Path) -> Exported:
+    """Save a checkpoint's adapter as PEFT loads it on top of the base model.
+
+    Raises:
+        ConfigError: the checkpoint has no adapter, or the folder is not new.
+    """
+    if checkpoint.adapter is None:
+        rule = "must be a checkpoint of an adapter, and the model was trained in full"
+        raise ConfigError([Problem("CHECKPOINT", str(checkpoint.folder), rule, "leave --adapter out")])
+    trained = skeleton(checkpoint)
+    tensors = {name for name, parameter in trained.named_parameters() if not is_empty(parameter)}
+    size = (checkpoint.folder / ADAPTER_WEIGHTS).stat().st_size
+    with _written_aside(output, size) as aside:
+        copied = shutil.copyfile(checkpoint.folder / ADAPTER_WEIGHTS, aside / ADAPTER_WEIGHTS)
+        if not filecmp.cmp(checkpoint.folder / ADAPTER_WEIGHTS, copied, shallow=False):
+            raise ExportError(f"what was written differs from {checkpoint.folder / ADAPTER_WEIGHTS}")
+        _write_json(aside / ADAPTER_CONFIG, {**checkpoint.adapter, BASE_NAME: checkpoint.base_name})
+        _write_beside(checkpoint, aside)
+    return Exported(output, len(tensors), size, obstacle=obstacle(trained))
+
+
+@contextmanager
+def _written_aside(output: Path, size: int) -> Iterator[Path]:
+    """Yield an empty folder, which gets its name when the block ends; where it fails, nothing is left.
+
+    Raises:
+        ConfigError: something is there already, or the disk is too small.
+    """
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        rule = "must be a new or an empty folder"
+        raise ConfigError([Problem("--output", str(output), rule, "name another one: nothing is overwritten")])
+    output.absolute().parent.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(output.absolute().parent).free
+    if free < size * ROOM_TO_SPARE:
+        rule = f"must lie where {size * ROOM_TO_SPARE / 1e9:.2f} GB are free, and {free / 1e9:.2f} GB are"
+        raise ConfigError([Problem("--output", str(output), rule, "make room, or name a folder on another disk")])
+    aside = output.with_name(f".{output.name}.unfinished")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir()
+    try:
+        yield aside
+        for file in aside.iterdir():
+            file.chmod(0o644)  # safetensors makes files that only their owner can read; servers run as someone else
+        aside.rename(output)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _write_config(checkpoint: TrainedCheckpoint, folder: Path, *, dtype: torch.dtype | None, untied: bool) -> None:
+    """Write the base model's own configuration; the run has changed nothing of it but what is asked for here."""
+    config: dict[str, Any] = json.loads((checkpoint.base / CONFIG).read_text(encoding="utf-8"))
+    for part in (config, *(config[name] for name in PARTS if name in config)):
+        if dtype is not None:
+            part.update({key: dtype_name(dtype) for key in DTYPE_KEYS if key in part})
+        if untied and TIE in part:
+            part[TIE] = False
+    if untied:
+        config[TIE] = False
+    _write_json(folder / CONFIG, config)
+
+
+def _write_beside(checkpoint: TrainedCheckpoint, folder: Path) -> None:
+    """Write what else a model folder has: tokenizer, image processor, chat template, defaults of generation, card."""
+    AutoProcessor.from_pretrained(checkpoint.processor, local_files_only=True).save_pretrained(folder)
+    if (checkpoint.base / GENERATION_CONFIG).is_file():
+        shutil.copyfile(checkpoint.base / GENERATION_CONFIG, folder / GENERATION_CONFIG)
+    (folder / "README.md").write_text(model_card(checkpoint, merged=(folder / CONFIG).is_file()), encoding="utf-8")
+
+
+def _require_equal(folder: Path, expected: dict[str, str], tensors: list[tuple[str, str]]) -> None:
+    """Read the folder again. Raises ExportError where it holds other tensors than were merged."""
+    if wrong := differing(expected, folder_digests(str(folder), tensors)):
+        more = f" and {len(wrong) - NAMED_TENSORS} more" if len(wrong) > NAMED_TENSORS else ""
+        named = ", ".join(wrong[:NAMED_TENSORS]) + more
+        raise ExportError(f"what was written differs from what was merged in {named}: the disk may be failing")
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

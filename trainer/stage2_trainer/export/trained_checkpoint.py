@@ -1,0 +1,116 @@
+"""A checkpoint as an export reads it: what kind it is, the model that it was trained on top of, and what it says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stage2_api.errors import ConfigError, Problem
+from stage2_api.pod.reproducibility import EVENT
+from stage2_trainer.data.model_files import model_fingerprint, model_path, weight_files
+from stage2_trainer.process.checkpoints import STATE, checkpoints_of, flaw_of, newest_whole
+from stage2_trainer.process.run_course import FILE as COURSE
+from stage2_trainer.telemetry.run_log import STEP_LOG
+
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+BASE_NAME = "base_model_name_or_path"
+
+
+@dataclass(frozen=True)
+class TrainedCheckpoint:
+    """A whole checkpoint.
+
+    base: folder of the model that training began with. base_name: how the run, or a person, names it.
+    adapter: the content of adapter_config.json; None where the model was trained in full.
+    course: what the run was made of, by configuration path. state: what transformers' trainer wrote of its progress.
+    """
+
+    folder: Path
+    base: Path
+    base_name: str
+    adapter: Mapping[str, Any] | None
+    course: Mapping[str, Any]
+    state: Mapping[str, Any]
+
+    @property
+    def values(self) -> Path:
+        """The folder of the tensors that adapters are merged into, or that are exported as they are."""
+        return self.folder if self.adapter is None else self.base
+
+    @property
+    def processor(self) -> Path:
+        """The folder of tokenizer, image processor and chat template, the run's own where it has them."""
+        return self.folder if (self.folder / "tokenizer_config.json").is_file() else self.base
+
+
+def open_checkpoint(folder: Path, *, model: str | None = None) -> TrainedCheckpoint:
+    """Return a checkpoint. model: its base model, a folder or a name in the cache; None = as the checkpoint says.
+
+    Raises:
+        ConfigError: it is no whole checkpoint, or its base model is not here, or is another one.
+    """
+    _require_whole(folder)
+    has_adapter = (folder / ADAPTER_CONFIG).is_file()
+    adapter = _json(folder / ADAPTER_CONFIG) if has_adapter else None
+    if not (folder / ADAPTER_WEIGHTS).is_file() if has_adapter else not weight_files(folder):
+        rule = f"must hold {ADAPTER_WEIGHTS if has_adapter else 'safetensors files'}: it has no weights to export"
+        raise _refused("CHECKPOINT", folder, rule, "give a checkpoint that was saved with its weights")
+    course = _json(folder / COURSE) if (folder / COURSE).is_file() else {}
+    name, base = _base(folder, adapter, model)
+    _compare(course, name, folder)
+    return TrainedCheckpoint(folder, base, name, adapter, course, _json(folder / STATE))
+
+
+def _require_whole(folder: Path) -> None:
+    if not folder.is_dir():
+        raise _refused("CHECKPOINT", folder, "must be the folder of a checkpoint", "correct the path")
+    if not (folder / STATE).is_file() and checkpoints_of(folder):
+        newest = newest_whole(folder)
+        way_out = f"give one of them: the newest is {newest}" if newest else "none of them is whole: train on"
+        raise _refused("CHECKPOINT", folder, "is a run's folder with checkpoints in it, and none itself", way_out)
+    if flaw := flaw_of(folder):
+        rule = f"must be a whole checkpoint ({flaw})"
+        raise _refused("CHECKPOINT", folder, rule, "give another one: those that a run has named are whole")
+
+
+def _base(folder: Path, adapter: Mapping[str, Any] | None, model: str | None) -> tuple[str, Path]:
+    """Return the name and the folder of the base model; of those that somebody names, the first that is here."""
+    named = [model] if model else list(_named(folder, adapter))
+    for name in named:
+        try:
+            found = model_path(name)
+        except OSError:
+            continue
+        if (found / "config.json").is_file():
+            return name, found
+    rule = "must be the folder of the checkpoint's base model, or its name in the cache of a hub"
+    raise _refused("--model", ", ".join(named) or None, rule, "say where it lies now: --model DIR")
+
+
+def _named(folder: Path, adapter: Mapping[str, Any] | None) -> Iterator[str]:
+    if adapter and adapter.get(BASE_NAME):
+        yield adapter[BASE_NAME]
+    log = folder.parent / STEP_LOG
+    if log.is_file():
+        with log.open(encoding="utf-8") as lines:
+            yield from (json.loads(line)["model"] for line in lines if line.startswith(f'{{"event": "{EVENT}"'))
+
+
+def _compare(course: Mapping[str, Any], name: str, folder: Path) -> None:
+    """Raise ConfigError where the run began with another model than the one of this name."""
+    trained_on = course.get("model.model")
+    if trained_on is not None and trained_on != f"sha256 {model_fingerprint(name)}":
+        rule = f"must be the model that the run of {folder} began with, and holds other weights"
+        raise _refused("--model", name, rule, "say where that one lies: --model DIR")
+
+
+def _json(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def _refused(path: str, value: object, rule: str, way_out: str) -> ConfigError:
+    return ConfigError([Problem(path, None if value is None else str(value), rule, way_out)])
