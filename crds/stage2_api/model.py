@@ -15,7 +15,8 @@ class Model(Section):
     """The model that is trained."""
 
     model: Path
-    """Folder of the checkpoint, or its name on a hub, with the 1000 coordinate tokens already in its vocabulary."""
+    """Folder of the checkpoint, or its name on a hub, with the 1000 coordinate tokens already in its vocabulary. What
+    comes from a hub lies in the cache (`HF_HOME`), which learner and servers share where they share that folder."""
     torch_dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     """Number format in which weights are loaded; `auto` takes the checkpoint's own."""
     attn_impl: Literal["auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3"] = "sdpa"

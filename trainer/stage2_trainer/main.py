@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from stage2_api.errors import EXIT_CONFIG, EXIT_FAILURE, EXIT_RETRYABLE, ConfigError, Problem
 from stage2_api.pod.environment import PROGRESS_PORT_VARIABLE, TERMINATION_LOG_VARIABLE
 from stage2_api.runconfig import RunConfig
+from stage2_trainer.data.model_files import fetched_model, with_local_model
 from stage2_trainer.data.run_records import RunRecords
 from stage2_trainer.learner.errors import BadStepError, TooManyBadSamples
 from stage2_trainer.packing.errors import PackingError
@@ -84,6 +85,7 @@ def check(config: RunConfig, *, world_size: int, overwrite: bool = False) -> int
     try:
         check_supported(config, world_size=world_size)
         checked_records(config, world_size=world_size)
+        fetched_model(config.model.model)
         if overwrite:
             _start_anew(config)
     except ConfigError as error:
@@ -106,6 +108,7 @@ def _learn(config: RunConfig, reporter: Reporter, stack: ExitStack, *, overwrite
     records = checked_records(config, world_size=world_size)
     if overwrite:
         _start_anew(config)
+    config = with_local_model(config)
     course = run_course(config, records.fingerprint, world_size=world_size)
     checkpoint = _checkpoint(config, course)
     if checkpoint is not None and _has_ended(config, checkpoint, reporter):

@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import logging
 import os
+import re
 import struct
 from pathlib import Path
 
+from stage2_api.errors import ConfigError, Problem
+from stage2_api.runconfig import RunConfig
+
+logger = logging.getLogger(__name__)
+
+REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+FETCHED = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
+"""Files of a hub's repository that a run needs: weights, configuration, tokenizer, chat template."""
+WEIGHT_INDEX = "model.safetensors.index.json"
 SAMPLES = 16
 SAMPLE_BYTES = 2**16
 
@@ -21,6 +33,54 @@ def model_path(model: str) -> Path:
         return Path(snapshot_download(model, local_files_only=True))
     except (OSError, ValueError) as error:  # not in the cache, or no name that a hub could have
         raise FileNotFoundError(f"{model} is no folder here, and no model in the cache") from error
+
+
+def with_local_model(config: RunConfig) -> RunConfig:
+    """Return the configuration with the folder of its model in the place of a hub's name; see `fetched_model`."""
+    folder = fetched_model(config.model.model)
+    if str(folder) == config.model.model:
+        return config
+    logger.info("model.model %s lies in %s", config.model.model, folder)
+    return config.model_copy(update={"model": config.model.model_copy(update={"model": str(folder)})})
+
+
+def fetched_model(model: str) -> Path:
+    """Return the folder of a model: a path as it is, or the newest of that name on a hub, which is fetched once.
+
+    All processes that share a cache (`HF_HOME`) share the files. Where the hub cannot be reached, what the cache has of
+    it is taken, if it is whole.
+
+    Raises:
+        ConfigError: it is no folder, and neither hub nor cache has it.
+    """
+    if Path(model).exists() or not REPOSITORY.fullmatch(model):
+        return Path(model)
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(model, allow_patterns=list(FETCHED)))
+    except (OSError, ValueError) as error:  # what hub and HTTP raise are either
+        cached = _whole_in_cache(model)
+        if cached is None:
+            rule = f"is no folder here, and no model on a hub that can be reached ({_first_line(error)})"
+            way_out = "give the folder of a checkpoint, or a hub's name where there is a network (HF_TOKEN, HF_HOME)"
+            raise ConfigError([Problem("model.model", model, rule, way_out)]) from error
+        logger.warning("model.model %s: no hub can be reached (%s); the cache has it", model, _first_line(error))
+        return cached
+
+
+def _whole_in_cache(model: str) -> Path | None:
+    try:
+        folder = model_path(model)
+    except OSError:
+        return None
+    index = folder / WEIGHT_INDEX
+    named = set(json.loads(index.read_bytes())["weight_map"].values()) if index.exists() else {"model.safetensors"}
+    return folder if all((folder / name).is_file() for name in {*named, "config.json"}) else None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def weight_files(folder: Path) -> list[Path]:

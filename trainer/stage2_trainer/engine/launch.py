@@ -14,6 +14,7 @@ from stage2_api.errors import ConfigError, Problem
 from stage2_api.grpo import Rlhf
 from stage2_api.runconfig import RunConfig
 from stage2_api.vllm import TRANSPORT_PATH, ServerAddress
+from stage2_trainer.data.model_files import with_local_model
 from stage2_trainer.engine.adapter_store import FOLDER_VARIABLE, default_folder
 from stage2_trainer.engine.cuda_driver import Installation, server_problem
 from stage2_trainer.engine.server_command import (
@@ -48,7 +49,7 @@ def serve(config: RunConfig, server: int, *, engine: str = "vllm", host: str | N
     _require_free(endpoint, server, address, rlhf=config.rlhf)
     if engine == "vllm" and installed_platform() == "cuda":
         _require_driver()
-    command, env = server_process(config, server, endpoint, engine)
+    command, env = server_process(with_local_model(config), server, endpoint, engine)
     logger.info("server %d listens on %s:%d: %s", server, endpoint.host, endpoint.port, shlex.join(command))
     os.execve(command[0], command, env)
 
