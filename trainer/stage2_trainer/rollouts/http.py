@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+from http import HTTPStatus
 from typing import Any, Self, TypeVar
 
-import httpx
+import aiohttp
 
 from stage2_api.errors import shortened
 from stage2_trainer.data.images import ImageError
@@ -24,13 +23,7 @@ from stage2_trainer.data.messages import image_fault
 from stage2_trainer.rollouts.chunks import contiguous_chunks
 from stage2_trainer.telemetry.timeline import TIMELINE
 from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body, read_answer
-from stage2_trainer.wire.client import (
-    CONNECT_TIMEOUT_S,
-    MAX_ERROR_CHARS,
-    describe_http_error,
-    http_options,
-    json_object,
-)
+from stage2_trainer.wire.client import CONNECT_TIMEOUT_S, MAX_ERROR_CHARS, read_object, token_header, trusts_proxies
 from stage2_trainer.wire.errors import ServerError, join_errors
 from stage2_trainer.wire.rollout import OnRollout, Outcome, Refused, Rollout, RolloutRequest, Sampling
 from stage2_trainer.wire.seeds import SeedPlan
@@ -40,16 +33,12 @@ logger = logging.getLogger(__name__)
 E = TypeVar("E", bound=BaseException)
 
 PHASE = "rollout"
-# Servers close idle connections after 5 s; one that we close earlier is never found closed in mid-request.
-LIMITS = httpx.Limits(max_connections=None, keepalive_expiry=2.0)
+KEEPALIVE_S = 2.0  # servers close idle connections after 5 s; one closed earlier is never found closed in mid-request
 # What a server answers where one request is at fault: a prompt too long for it, an image that it does not take.
-ONE_REQUEST = frozenset(
-    {httpx.codes.BAD_REQUEST, httpx.codes.REQUEST_ENTITY_TOO_LARGE, httpx.codes.UNPROCESSABLE_ENTITY}
-)
+ONE_REQUEST = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY})
+FAILED_CALL = (aiohttp.ClientError, TimeoutError, OSError)
 UNSYNCED = -1  # the version of a server that was never given weights
 IN_FLIGHT = 256
-# httpx looks at every connection of a client, and at every other for each, whenever a request begins or ends.
-REQUESTS_A_CLIENT = 8
 CLOSE_S = 10.0
 CHECKS_PER_TIMEOUT = 4  # how often a server that generates is asked for a sign of life within `timeout_s`
 
@@ -91,14 +80,13 @@ class ServerBackend:
         self._idle.set()
         self._call: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
         self._timeout_s = timeout_s
-        self._timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
-        self._infer_timeout = httpx.Timeout(infer_timeout_s, connect=CONNECT_TIMEOUT_S, pool=None)
+        self._timeout = aiohttp.ClientTimeout(sock_read=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
+        self._infer_timeout = aiohttp.ClientTimeout(sock_read=infer_timeout_s, sock_connect=CONNECT_TIMEOUT_S)
         self._runner = asyncio.Runner()
         self.base_urls = tuple(base_urls)
         TIMELINE.know(self.base_urls)
         self._token = token
-        self._tls = httpx.create_ssl_context()  # takes as long as a hundred clients
-        self._clients, self._controls = self._connect()
+        self._sessions: list[aiohttp.ClientSession] = []
         self._logged_step: int | None = None
 
     def __enter__(self) -> Self:
@@ -145,25 +133,24 @@ class ServerBackend:
         except ServerError:
             # A failed server closes its connections; the next try shall not meet one of them.
             self._runner.run(self._close())
-            self._clients, self._controls = self._connect()
             raise
         finally:
             self._idle.set()
 
-    def _connect(self) -> tuple[list[list[httpx.AsyncClient]], list[httpx.AsyncClient]]:
-        """Return each server's clients for rollouts, and one more: rollouts shall not hold up a sign of life."""
-        count = math.ceil(self._in_flight / REQUESTS_A_CLIENT)
-        return [[self._client(url) for _ in range(count)] for url in self.base_urls], [
-            self._client(url) for url in self.base_urls
-        ]
-
-    def _client(self, url: str) -> httpx.AsyncClient:
-        return httpx.AsyncClient(**http_options(url, self._token), limits=LIMITS, verify=self._tls)
+    def _connect(self, url: str) -> aiohttp.ClientSession:
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S)
+        return aiohttp.ClientSession(
+            headers=token_header(self._token),
+            trust_env=trusts_proxies(url),
+            connector=connector,
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
 
     async def _generate(self, chunks: Sequence[tuple[int, int]], work: _Work) -> list[Outcome]:
         task = asyncio.current_task()
         assert task is not None, "it runs as one"
         self._call = asyncio.get_running_loop(), task
+        self._sessions = self._sessions or [self._connect(url) for url in self.base_urls]
         try:
             async with asyncio.TaskGroup() as group:
                 parts = [
@@ -242,17 +229,12 @@ class ServerBackend:
     async def _request(self, server: int, index: int, asked: RolloutRequest, seed: int, version: int) -> Rollout:
         start = time.monotonic()
         body = chat_body(asked, self._sampling, seed)
+        with TIMELINE.request(self.base_urls[server]):
+            content = await self._called(
+                server, "POST", CHAT_ROUTE, f"request {index}", json=body, timeout=self._infer_timeout
+            )
         try:
-            with TIMELINE.request(self.base_urls[server]):
-                client = self._clients[server][index % len(self._clients[server])]
-                response = await client.post(CHAT_ROUTE, json=body, timeout=self._infer_timeout)
-        except httpx.HTTPError as error:
-            raise self._error(server, f"request {index}: {describe_http_error(error)}") from error
-        if response.status_code != httpx.codes.OK:
-            detail = f"request {index} answered {response.status_code}: {response.text[:MAX_ERROR_CHARS]}"
-            raise self._error(server, detail, response.status_code)
-        try:
-            answer = read_answer(response.content)
+            answer = read_answer(content)
         except ValueError as error:
             raise self._error(server, f"request {index}: unusable answer: {error}") from error
         (choice,) = answer.choices
@@ -268,15 +250,9 @@ class ServerBackend:
         )
 
     async def _version(self, server: int) -> int:
+        content = await self._called(server, "GET", "/weight_info", "weight version:", timeout=self._timeout)
         try:
-            response = await self._controls[server].get("/weight_info", timeout=self._timeout)
-        except httpx.HTTPError as error:
-            raise self._error(server, f"weight version: {describe_http_error(error)}") from error
-        if response.status_code != httpx.codes.OK:
-            detail = f"weight version: answered {response.status_code}: {response.text[:MAX_ERROR_CHARS]}"
-            raise self._error(server, detail)
-        try:
-            said = json_object(response)
+            said = read_object(content)
         except ValueError as error:
             raise self._error(server, f"weight version: {error}") from error
         if "weight_version" not in said:
@@ -284,9 +260,23 @@ class ServerBackend:
         found = str(said["weight_version"])
         return int(found) if found.isdecimal() else UNSYNCED
 
+    async def _called(self, server: int, method: str, path: str, what: str, **options: Any) -> bytes:
+        """Return the content of an answer. Raises ServerError for none, and for any status but 200."""
+        url = self.base_urls[server].rstrip("/") + path
+        try:
+            async with self._sessions[server].request(method, url, allow_redirects=False, **options) as response:
+                content = await response.read()
+        except FAILED_CALL as error:
+            raise self._error(server, f"{what.removesuffix(':')}: {_said_of(error)}") from error
+        if response.status != HTTPStatus.OK:
+            said = content.decode(errors="replace")[:MAX_ERROR_CHARS]
+            raise self._error(server, f"{what} answered {response.status}: {said}", response.status)
+        return content
+
     async def _close(self) -> None:
-        for client in (*chain.from_iterable(self._clients), *self._controls):
-            await client.aclose()
+        for session in self._sessions:
+            await session.close()
+        self._sessions = []
 
     def _error(self, server: int, detail: str, status: int | None = None) -> ServerError:
         return ServerError(self.base_urls[server], PHASE, detail, status=status)
@@ -304,6 +294,12 @@ class ServerBackend:
         logger.info(
             "step %d: %d rollouts, seed base %d: %s", seed_plan.global_step, chunks[-1][1], seed_plan.base, plan
         )
+
+
+def _said_of(error: BaseException) -> str:
+    if isinstance(error, TimeoutError):
+        return f"no answer in time ({type(error).__name__})"
+    return f"{type(error).__name__}: {error}"
 
 
 def _leaves(group: BaseExceptionGroup[E]) -> list[E]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -17,14 +18,15 @@ MAX_ERROR_CHARS = 600
 CONNECT_TIMEOUT_S = 10.0
 
 
-def http_options(base_url: str, token: str) -> dict[str, Any]:
-    """Return the keyword arguments of an httpx client of this server. Proxies are ignored for loopback addresses."""
+def token_header(token: str) -> dict[str, str]:
+    """Return the header by which a caller proves the job's token."""
+    return {"Authorization": f"Bearer {token}"}
+
+
+def trusts_proxies(base_url: str) -> bool:
+    """Whether the environment's proxies are used for a server: not for one on this machine."""
     host, _ = host_and_port(base_url)
-    return {
-        "base_url": base_url,
-        "headers": {"Authorization": f"Bearer {token}"},
-        "trust_env": not is_loopback(host),
-    }
+    return not is_loopback(host)
 
 
 def describe_http_error(error: httpx.HTTPError) -> str:
@@ -34,12 +36,12 @@ def describe_http_error(error: httpx.HTTPError) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def json_object(response: httpx.Response) -> dict[str, Any]:
+def read_object(content: bytes) -> dict[str, Any]:
     """Return the JSON object of an answer, {} of an empty one. Raise ValueError for anything else: a proxy's page."""
     try:
-        found = response.json() if response.content else {}
+        found = json.loads(content) if content else {}
     except ValueError as error:
-        raise ValueError(f"answered {shortened(response.text)} instead of JSON") from error
+        raise ValueError(f"answered {shortened(content.decode(errors='replace'))} instead of JSON") from error
     if not isinstance(found, dict):
         raise ValueError(f"answered {shortened(found)} instead of a JSON object")
     return found
@@ -58,7 +60,9 @@ class ServerClient:
         # A new connection for each call: a server closes one that it has answered 500 on, and the call that reuses it
         # in that moment would be lost.
         limits = httpx.Limits(max_keepalive_connections=0)
-        self._http = httpx.Client(**http_options(base_url, token), limits=limits)
+        self._http = httpx.Client(
+            base_url=base_url, headers=token_header(token), trust_env=trusts_proxies(base_url), limits=limits
+        )
 
     def close(self) -> None:
         """Close the connections."""
@@ -115,7 +119,7 @@ class ServerClient:
     ) -> dict[str, Any]:
         response = self._request(method, path, phase, timeout_s=timeout_s, **options)
         try:
-            return json_object(response)
+            return read_object(response.content)
         except ValueError as error:
             raise ServerError(self.base_url, phase, f"{method} {path} {error}") from error
 

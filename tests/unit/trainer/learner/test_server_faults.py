@@ -204,7 +204,7 @@ def test_a_name_that_nobody_knows_is_the_servers_fault(trained, distinct, monkey
         monkeypatch.delenv(name, raising=False)
     with (
         ServerBackend([NOWHERE], token="t", sampling=Sampling(8), timeout_s=30) as backend,
-        pytest.raises(ServerError, match=rf"server {NOWHERE}, phase rollout: weight version: ConnectError"),
+        pytest.raises(ServerError, match=rf"server {NOWHERE}, phase rollout: weight version: ClientConnectorDNSError"),
     ):
         trained(records=distinct, backend=backend)
 
