@@ -2,7 +2,7 @@
 FROM python:3.11-slim-bookworm
 ARG VLLM=cpu
 
-ENV PATH=/opt/stage2/bin:$PATH PYTHONUNBUFFERED=1 PIP_DISABLE_PIP_VERSION_CHECK=1 HF_HUB_OFFLINE=1 HOME=/tmp
+ENV PATH=/opt/stage2/bin:$PATH PYTHONUNBUFFERED=1 PIP_DISABLE_PIP_VERSION_CHECK=1 HOME=/tmp
 WORKDIR /src
 
 # vLLM's CPU kernels link libnuma. Unless enforce_eager is set, PyTorch compiles C++ at its first use, as Triton and

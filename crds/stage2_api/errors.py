@@ -43,6 +43,17 @@ class ConfigError(ValueError):
         self.problems: tuple[Problem, ...] = tuple(problems)
         super().__init__("\n".join(map(str, self.problems)))
 
+    def told_within(self, characters: int) -> str:
+        """Return as many problems as so many characters hold, and how many more there are."""
+        lines = [str(problem) for problem in self.problems]
+        text = "\n".join(lines)
+        if len(text) <= characters:
+            return text
+        while len(lines) > 1 and len("\n".join(lines)) > characters:
+            lines.pop()
+        more = len(self.problems) - len(lines)
+        return "\n".join([lines[0][:characters], *lines[1:], *([f"and {more} more"] if more else [])])
+
 
 def shortened(value: object, limit: int = 120) -> str:
     """Return the value as Python writes it, cut to `limit` characters."""

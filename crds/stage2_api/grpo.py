@@ -154,7 +154,7 @@ class RolloutServer(Section):
         BeforeValidator(from_json),
         Field(json_schema_extra={"x-stage2-schema": free_mapping(64)}),
     ] = Field(None, max_length=64)
-    """Mapping, or JSON, of more of vLLM's engine arguments, by their names there."""
+    """Mapping, or JSON, of more of vLLM's engine arguments of speed and memory, by their names there."""
     vllm_mm_processor_cache_gb: Weight | None = None
     """GiB of main memory in which vLLM keeps processed images. Unset leaves vLLM's own default."""
     vllm_disable_cascade_attn: bool | None = None

@@ -12,6 +12,7 @@ from stage2_api.rules.job import JOB_RULES
 from stage2_api.rules.run import RUN_RULES
 from stage2_api.rules.standalone import STANDALONE_RULES
 from stage2_api.runconfig import RunConfig
+from stage2_api.validation.nesting import require_shallow
 from stage2_api.validation.rule import Rule, lifted
 from stage2_api.validation.validate import validate
 
@@ -29,6 +30,7 @@ def parse_run_config(raw: Mapping[str, Any], *, root: str = "") -> RunConfig:
     Raises:
         ConfigError: with every problem, not only the first.
     """
+    require_shallow(raw, root=root)
     config = validate(RunConfig, raw, [*RUN_RULES, *STANDALONE_RULES], root=root)
     if config.rlhf is not None and (problems := batch_problems(config, 1, root=f"{root}." if root else "")):
         raise ConfigError(problems)
@@ -41,4 +43,5 @@ def parse_job(raw: Mapping[str, Any]) -> RolloutMatchingJob:
     Raises:
         ConfigError: with every problem, not only the first.
     """
+    require_shallow(raw)
     return validate(RolloutMatchingJob, raw, _RULES)

@@ -22,7 +22,7 @@ from stage2_api.runconfig import RunConfig
 from stage2_controller.job import names, template_rules
 
 _GROUP = "group-"
-_COMMON_ENV = {TOKEN_FILE_VARIABLE: files.TOKEN_PATH, "HF_HUB_OFFLINE": "1", "HOME": files.TMP_FOLDER}
+_COMMON_ENV = {TOKEN_FILE_VARIABLE: files.TOKEN_PATH, "HOME": files.TMP_FOLDER}
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,8 @@ from stage2_controller.job.settings import Settings
 from stage2_controller.job.situation import Situation
 from stage2_controller.job.stage import Manifests, existing, shaped, stage
 
+MESSAGE_CHARS = 8_192  # of 32,768 that a condition may have
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -57,7 +59,7 @@ def plan(
     try:
         wanted = desired_of(raw) if desired_of else desired(raw, settings)
     except ConfigError as error:
-        return _refused(raw, observed, str(error), now)
+        return _refused(raw, observed, error.told_within(MESSAGE_CHARS), now)
     situation = Situation(raw=raw, desired=wanted, observed=observed, settings=settings, now=now)
     situation = _ended(situation)
     situation = _blocked(situation)

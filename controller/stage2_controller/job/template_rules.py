@@ -14,11 +14,16 @@ _OF_CONTAINER = {
     "ports": "servers and learner reach each other on stage2's ports",
 }
 _ROOTS = (files.ROOT, files.TMP_FOLDER, files.SHARED_MEMORY_FOLDER)
+_NO_CREDENTIALS = "pods hold no API credentials"
 _OF_POD = {
     "restartPolicy": "Deployment and Job each need their own",
     "affinity": "the learner follows the servers",
-    "automountServiceAccountToken": "pods hold no API credentials",
-    "serviceAccountName": "pods hold no API credentials",
+    "automountServiceAccountToken": _NO_CREDENTIALS,
+    "serviceAccountName": _NO_CREDENTIALS,
+    "serviceAccount": _NO_CREDENTIALS,
+    "hostPID": "a pod of a job sees no processes of its node",
+    "hostIPC": "a pod of a job shares no memory with its node",
+    "hostUsers": "the users of a pod are those of its image",
     "nodeName": "servers and learner share a node that is chosen for both",
     "hostNetwork": "the NetworkPolicy of the job would not hold, and two jobs on a node would share ports",
     "subdomain": "servers are reached through their Service",
@@ -102,6 +107,15 @@ def _volumes(path: str, spec: Mapping[str, Any]) -> Iterator[Problem]:
         if volume["name"] in files.VOLUMES:
             rule = f"the names {', '.join(files.VOLUMES)} belong to stage2"
             yield Problem(f"{path}.volumes[{index}].name", volume["name"], rule, "choose another name")
+        if _projects_a_token(volume):
+            way_out = "take the serviceAccountToken out"
+            yield Problem(f"{path}.volumes[{index}].projected", volume["projected"], _NO_CREDENTIALS, way_out)
+
+
+def _projects_a_token(volume: Mapping[str, Any]) -> bool:
+    projected = volume.get("projected")
+    sources = projected.get("sources") if isinstance(projected, Mapping) else None
+    return any("serviceAccountToken" in source for source in sources or () if isinstance(source, Mapping))
 
 
 def _container(path: str, container: Mapping[str, Any], gpu: str) -> Iterator[Problem]:

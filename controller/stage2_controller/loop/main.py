@@ -10,9 +10,15 @@ from stage2_controller.job.settings import DEFAULT_IMAGE, Settings
 from stage2_controller.loop import operator
 from stage2_controller.loop.controller import Options
 
+DEEPEST_OBJECT = 10_000
+"""Levels of nesting up to which an API server takes an object (its decoder's limit)."""
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parse the command line and run until SIGTERM or SIGINT."""
+    # Whatever anybody may store must be read here: one object that cannot be would end every list and watch. Those that
+    # are too deep are refused when they have been read.
+    sys.setrecursionlimit(10 * DEEPEST_OBJECT)
     options = _parser().parse_args(arguments)
     logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     for chatty in ("kopf.objects", "kopf.activities", "aiohttp.access"):  # a line for each watch event and each probe

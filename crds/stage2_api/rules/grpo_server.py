@@ -5,6 +5,7 @@ Source: semantics sections 15.1 and 15.2.
 
 from __future__ import annotations
 
+from stage2_api.engine_options import ENGINE_OPTIONS, foreign_options
 from stage2_api.grpo import RolloutServer
 from stage2_api.runconfig import RunConfig
 from stage2_api.validation.rule import Rule
@@ -46,7 +47,22 @@ def _answer_does_not_fit(config: RunConfig) -> bool:
     return server is not None and rlhf is not None and rlhf.max_completion_length >= server.vllm_max_model_len
 
 
+def _sets_foreign_options(config: RunConfig) -> bool:
+    server = config.custom.extra.rollout_server
+    return server is not None and bool(foreign_options(server.vllm_engine_kwargs))
+
+
 SERVER_RULES: tuple[Rule[RunConfig], ...] = (
+    Rule(
+        path=f"{_SERVER}.vllm_engine_kwargs",
+        broken=_sets_foreign_options,
+        cel=None,  # a free mapping, whose keys CEL cannot see
+        rule=(
+            "may hold engine arguments of speed and memory only; what is served, where, to whom, by which code and how"
+            " weights arrive is stage2's"
+        ),
+        way_out=f"keep to {', '.join(sorted(ENGINE_OPTIONS))}",
+    ),
     *(
         Rule(
             path=f"{_SERVER}.vllm_{name}",

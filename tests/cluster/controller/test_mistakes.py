@@ -1,10 +1,12 @@
 """Wrong job files are refused by `kubectl apply` or by a condition, with the field, the rule and the way out."""
 
 import functools
+import sys
+from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.controller.conftest import Controller, Kubectl, eventually
+from tests.cluster.controller.conftest import Controller, Kubectl, Object, eventually
 from tests.unit.api.wrong_jobs import Mistake, good_job, mistakes
 
 pytestmark = pytest.mark.timeout(300)
@@ -46,6 +48,36 @@ def test_a_template_that_breaks_the_contract_is_told_by_a_condition(kubectl: Kub
     kubectl("apply", "-f", "-", stdin=job)
     told = eventually(lambda: _refusal(kubectl, "mistaken"), why="the refusal is told", timeout_s=SHOWN_WITHIN_S)
     assert told.startswith("spec.learner.template.spec.containers[0].command: ")
+
+
+@pytest.fixture
+def deep_template() -> Iterator[Object]:
+    """6 kB of template, a thousand levels deep: the API server takes it, and Python must be told to read it."""
+    usual = sys.getrecursionlimit()
+    sys.setrecursionlimit(20_000)
+    nested: Object = {}
+    for _ in range(1_000):
+        nested = {"a": nested}
+    yield {"spec": nested}
+    sys.setrecursionlimit(usual)
+
+
+def test_an_object_that_is_nested_deep_harms_itself_alone(
+    kubectl: Kubectl, controller: Controller, deep_template: Object
+) -> None:
+    deep = good_job()
+    deep["metadata"] = {**deep["metadata"], "name": "deep"}
+    deep["spec"]["rollout"]["template"] = deep_template
+    kubectl("create", "--validate=false", "-f", "-", stdin=deep)
+    told = eventually(lambda: _refusal(kubectl, "deep"), why="the refusal is told", timeout_s=SHOWN_WITHIN_S)
+    assert "must not be nested deeper than 64 levels" in told
+    for restarted in (False, True):
+        if restarted:
+            controller.stop(kill=True)
+            controller.start()
+        name = f"good-{restarted}".lower()
+        kubectl("apply", "-f", "-", stdin=good_job() | {"metadata": {"name": name}})
+        eventually(lambda name=name: kubectl.get("deployment", f"{name}-rollout"), why=f"{name} gets its servers")
 
 
 def test_a_corrected_job_runs(kubectl: Kubectl, controller: Controller) -> None:

@@ -90,6 +90,18 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
         "did you mean rlhf.vllm_server_port?",
     ),
     ("an unknown key of the server", server(vllm_foo=1), f"{SERVER}.vllm_foo", "vllm_max_model_len, vllm_gpu"),
+    (
+        "an engine without the guard",
+        server(vllm_engine_kwargs={"seed": 3, "middleware": []}),
+        f"{SERVER}.vllm_engine_kwargs",
+        "speed and memory only",
+    ),
+    (
+        "an engine with somebody's code, in vLLM's own spelling",
+        server(vllm_engine_kwargs={"worker-cls": "a.B"}),
+        f"{SERVER}.vllm_engine_kwargs",
+        "speed and memory only",
+    ),
     ("no server", {"custom": {"extra": {"rollout_server": None}}}, SERVER, "how its server is started"),
     (
         "no tensor parallelism",

@@ -174,3 +174,17 @@ def test_the_servers_addresses_are_in_the_effective_configuration() -> None:
         {"base_url": f"http://job-3v1-rollout.team-a.svc:{8000 + index}", "group_port": 51216 + index}
         for index in range(3)
     ]
+
+
+def test_three_hundred_mistakes_fit_a_condition() -> None:
+    """The API server refuses a longer message, and the job would never have a status."""
+    raw = b.job()
+    env = [{"name": f"STAGE2_{index:03}_{'X' * 80}", "value": "1"} for index in range(300)]
+    raw["spec"]["learner"]["template"] = {"spec": {"containers": [{"name": "learner", "env": env}]}}
+    status = b.planned(raw).status
+    messages = [item["message"] for item in status["conditions"]]
+    assert max(map(len, messages)) < 10_000
+    first, *_, last = status["conditions"][0]["message"].splitlines()
+    assert first.startswith("spec.learner.template.spec.containers[0].env[0].name: ")
+    assert last.startswith("and ")
+    assert last.endswith(" more")

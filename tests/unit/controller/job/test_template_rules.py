@@ -16,6 +16,15 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("a nameless container", {"spec": {"containers": [{"image": "x"}]}}, "template.spec.containers[0]"),
     ("a restart policy", {"spec": {"restartPolicy": "Always"}}, "template.spec.restartPolicy"),
     ("another account", {"spec": {"serviceAccountName": "admin"}}, "template.spec.serviceAccountName"),
+    ("another account by its old name", {"spec": {"serviceAccount": "admin"}}, "template.spec.serviceAccount"),
+    (
+        "a projected token",
+        {"spec": {"volumes": [{"name": "t", "projected": {"sources": [{"serviceAccountToken": {"path": "t"}}]}}]}},
+        "template.spec.volumes[0].projected",
+    ),
+    ("the node's processes", {"spec": {"hostPID": True}}, "template.spec.hostPID"),
+    ("the node's shared memory", {"spec": {"hostIPC": True}}, "template.spec.hostIPC"),
+    ("the node's users", {"spec": {"hostUsers": True}}, "template.spec.hostUsers"),
     ("a node", {"spec": {"nodeName": "a"}}, "template.spec.nodeName"),
     ("the node's network", {"spec": {"hostNetwork": True}}, "template.spec.hostNetwork"),
     (
