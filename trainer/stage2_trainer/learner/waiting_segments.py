@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from stage2_trainer.learner.padding_free_batch import Segment
+from stage2_trainer.data.encode import Encoding
+from stage2_trainer.learner.padding_free_batch import Placed, Segment
+from stage2_trainer.learner.rollout_metrics import SampleStats
+from stage2_trainer.matching import SegmentMeta
 from stage2_trainer.process.ranks import rank, world_size
+
+PARTS: list[Any] = [Segment, Placed, Encoding, SegmentMeta, SampleStats]
+"""The classes that a waiting segment is made of."""
 
 
 def save_waiting(folder: Path, segments: Sequence[Segment]) -> None:
@@ -21,5 +28,5 @@ def save_waiting(folder: Path, segments: Sequence[Segment]) -> None:
 def load_waiting(folder: Path) -> list[Segment]:
     """Return what waited when the checkpoint was written, shared out among as many processes as there are now."""
     files = sorted(folder.glob("waiting-*.pt"))[rank() :: world_size()]
-    # the folder also holds what the optimizer is made of: who could put something into it would not need this file
-    return [segment for file in files for segment in torch.load(file, weights_only=False)]
+    with torch.serialization.safe_globals(PARTS):  # whatever else a file names is not loaded, and so never run
+        return [segment for file in files for segment in torch.load(file, weights_only=True)]
