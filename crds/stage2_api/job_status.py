@@ -121,6 +121,10 @@ class JobStatus(StatusPart):
     """Loss of the last optimizer step."""
     tokens_per_second: float | None = None
     """Tokens that were generated per second of waiting for rollouts, in the last optimizer step."""
+    best_step: Count | None = None
+    """Optimizer step of the best checkpoint, which is kept."""
+    best_score: float | None = None
+    """Value that it has of `training.metric_for_best_model`."""
     images: list[ImageStatus] = Field(default=[], max_length=64)
     """List of the images that the containers run, with their digests."""
     sync: SyncStatus | None = None

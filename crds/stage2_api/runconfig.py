@@ -19,6 +19,8 @@ from stage2_api.training import Training
 from stage2_api.tuner import Tuner
 from stage2_api.value_types import Positive
 
+BEST_METRIC = "eval_rollout_f1_class_iou50"
+
 
 class RunConfig(Section):
     """The training YAML. Its keys are those of the files that people already have."""
@@ -54,6 +56,13 @@ class RunConfig(Section):
             return served_rollouts(self.rlhf, self.custom)
         matching = self.custom.rollout_matching
         return matching if self.makes_rollouts else matching.model_copy(update={"rollout_backend": "hf"})
+
+    @property
+    def best_metric(self) -> str | None:
+        """The evaluation metric by which checkpoints are compared; None where none are."""
+        training = self.training
+        own = None if self.rlhf is not None or training.eval_strategy == "no" else BEST_METRIC
+        return training.metric_for_best_model or own
 
     @property
     def is_supervised(self) -> bool:

@@ -116,7 +116,9 @@ class Training(Section):
     eval_steps: Positive | None = None
     """Optimizer steps between two evaluations; null means `logging_steps`."""
     metric_for_best_model: Annotated[Name, Field(pattern=r"^[A-Za-z0-9_/.-]+$")] | None = None
-    """Evaluation metric by which checkpoints are compared, such as `eval_rollout_f1`."""
+    """Evaluation metric by which checkpoints are compared. Null means `eval_rollout_f1_class_iou50` in runs that
+    evaluate, and none in GRPO runs. The best checkpoint is saved when it is found, whatever `save_steps` is, and
+    kept."""
     greater_is_better: bool | None = None
     """Whether a larger metric is better; null means that its name decides (smaller for losses)."""
     load_best_model_at_end: bool = False

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
+
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.rules.grpo_batches import batch_problems
-from stage2_api.runconfig import RunConfig
+from stage2_api.runconfig import BEST_METRIC, RunConfig
 from stage2_trainer.data.records import RecordRules
 from stage2_trainer.data.run_records import RunRecords, load_run_records
 from stage2_trainer.grpo import task
 from stage2_trainer.grpo.rewards import load_rewards
 from stage2_trainer.learner.batch_sizes import batch_sizes
+from stage2_trainer.telemetry.log_keys import EVALUATION
 
 
 def record_rules(config: RunConfig) -> RecordRules:
@@ -28,6 +31,7 @@ def checked_records(config: RunConfig, *, world_size: int) -> RunRecords:
     if config.rlhf is not None:
         _check_grpo(config, world_size)
         return load_run_records(config, record_rules(config))
+    _check_metric(config)
     records, training = load_run_records(config, record_rules(config)), config.training
     batch_sizes(
         len(records.train),
@@ -36,6 +40,16 @@ def checked_records(config: RunConfig, *, world_size: int) -> RunRecords:
         drop_last=training.dataloader_drop_last,
     )
     return records
+
+
+def _check_metric(config: RunConfig) -> None:
+    """Raise ConfigError where checkpoints are compared by what no evaluation says: it would be met hours later."""
+    metric = config.best_metric
+    if metric is None or f"eval_{metric.removeprefix('eval_')}" in EVALUATION:
+        return
+    near = difflib.get_close_matches(metric, EVALUATION, n=1) or [BEST_METRIC]
+    rule, way_out = "no evaluation has such a metric", f"did you mean {near[0]}? docs/log.md has all of them"
+    raise ConfigError([Problem("training.metric_for_best_model", metric, rule, way_out)])
 
 
 def _check_grpo(config: RunConfig, world_size: int) -> None:

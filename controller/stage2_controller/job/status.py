@@ -32,6 +32,8 @@ def accepted(situation: Situation) -> dict[str, Any]:
         "progress": _progress(report),
         "loss": _finite(report.get("loss")),
         "tokensPerSecond": _finite(report.get("tokensPerSecond")),
+        "bestStep": report.get("bestStep"),
+        "bestScore": _finite(report.get("bestScore")),
     }
     found = _conditions(situation, status["sync"], status["servers"])
     name = {"name": situation.job.metadata.name, "namespace": situation.job.metadata.namespace}

@@ -71,6 +71,10 @@ class LearnerReport(LearnerDocument):
     """Loss of the last optimizer step; it may be no finite number."""
     tokens_per_second: float | None = None
     """Tokens generated per second of waiting for rollouts, in the last optimizer step."""
+    best_step: int | None = None
+    """Optimizer step of the best checkpoint."""
+    best_score: float | None = None
+    """Value that it has of the metric by which checkpoints are compared."""
     sync: ReportedSync | None = None
     """Last weight sync."""
     reproducibility: dict[str, Any] = Field(default={}, max_length=64)

@@ -249,10 +249,10 @@ RUN_RULES: tuple[Rule[RunConfig], ...] = (
     ),
     Rule(
         path="training.metric_for_best_model",
-        broken=lambda c: _compares_checkpoints(c) and c.training.metric_for_best_model is None,
-        cel=f"!{_KEEPS_BEST} || $?(training.metric_for_best_model)",
-        rule="keeping the best checkpoint needs a metric",
-        way_out="set metric_for_best_model to eval_rollout_f1, or stop load_best_model_at_end and save_strategy best",
+        broken=lambda c: _compares_checkpoints(c) and c.rlhf is not None and c.best_metric is None,
+        cel=f"!{_KEEPS_BEST} || !$?(rlhf) || $?(training.metric_for_best_model)",
+        rule="keeping the best checkpoint of a GRPO run needs a metric",
+        way_out="set metric_for_best_model to eval_reward, or stop load_best_model_at_end and save_strategy best",
     ),
     Rule(
         path="training.eval_strategy",

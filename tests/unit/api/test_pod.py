@@ -29,6 +29,8 @@ REPORT = LearnerReport(
     phase="training",
     loss=1.5,
     tokens_per_second=80.0,
+    best_step=2,
+    best_score=0.75,
     sync=ReportedSync(requested_mode="auto", effective_mode="full").pushed(3, 0.5, ["http://a:8000"]),
     reproducibility=RECORD.document(),
     message="",
@@ -42,6 +44,7 @@ GOLDEN_RECORD = (
 )
 GOLDEN_REPORT = (
     '{"step": 3, "maxSteps": 9, "phase": "training", "loss": 1.5, "tokensPerSecond": 80.0,'
+    ' "bestStep": 2, "bestScore": 0.75,'
     ' "sync": {"version": 3, "requestedMode": "auto", "effectiveMode": "full", "merge": null, "seconds": 0.5,'
     ' "servers": [{"baseUrl": "http://a:8000", "version": 3}]},'
     f' "reproducibility": {GOLDEN_RECORD}, "message": ""}}'
@@ -55,8 +58,8 @@ def test_the_report_is_these_bytes() -> None:
 
 def test_the_report_of_a_learner_that_has_just_started_has_every_key() -> None:
     assert json.dumps(LearnerReport(phase="loading").document()) == (
-        '{"step": 0, "maxSteps": 0, "phase": "loading", "loss": null, "tokensPerSecond": null, "sync": null,'
-        ' "reproducibility": {}, "message": ""}'
+        '{"step": 0, "maxSteps": 0, "phase": "loading", "loss": null, "tokensPerSecond": null,'
+        ' "bestStep": null, "bestScore": null, "sync": null, "reproducibility": {}, "message": ""}'
     )
 
 

@@ -144,10 +144,6 @@ ADAPTER = {"enable_lora": True, "sync": {"mode": "adapter"}}
         ({"tuner": {"freeze_llm": True}}, "tuner"),
         ({"training": {"bf16": True, "fp16": True}}, "training.fp16"),
         (
-            {"training": {"load_best_model_at_end": True, "eval_strategy": "steps"}, "custom": {"val_jsonl": "v"}},
-            "training.metric_for_best_model",
-        ),
-        (
             {"training": {"save_strategy": "best", "metric_for_best_model": "eval_rollout_f1"}},
             "training.eval_strategy",
         ),

@@ -310,6 +310,19 @@ class RolloutMatchingTrainer(FiniteSteps):
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        """Compare an evaluation with the best before it; have a better one saved, and say so."""
+        found: bool = super()._determine_best_metric(metrics, trial)
+        if (step := self.state.best_global_step) is None:  # nothing is ever saved
+            return found
+        score = self.state.best_metric
+        if found:
+            self.control.should_save = True
+            told = {"step": step, "metric": self.args.metric_for_best_model, "score": score}
+            self.components.log.write("best_checkpoint", told)
+        self.components.reporter.update(best_step=step, best_score=score)
+        return found
+
     def floating_point_ops(self, inputs: Any) -> int:
         """Return 0: operations are not counted, for a batch of records has no tokens yet."""
         return 0

@@ -41,7 +41,6 @@ _SAME_NAME = (
     "save_only_model",
     "eval_strategy",
     "eval_steps",
-    "metric_for_best_model",
     "greater_is_better",
     "load_best_model_at_end",
     "dataloader_num_workers",
@@ -67,6 +66,7 @@ def training_options(config: RunConfig, *, world_size: int) -> dict[str, Any]:
     return {
         **{name: getattr(training, name) for name in _SAME_NAME},
         "gradient_accumulation_steps": config.gradient_accumulation_steps(world_size),
+        "metric_for_best_model": config.best_metric,
         # transformers reads a number below 1 as a share of all steps
         "warmup_steps": training.warmup_steps or training.warmup_ratio,
         # without re-entrance adapters on a frozen base get gradients

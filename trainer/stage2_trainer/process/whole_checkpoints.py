@@ -51,6 +51,8 @@ class WholeCheckpoints(Trainer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        # transformers would remove the last checkpoint at the end, where one is kept and another was the best
+        self._most_kept, self.args.save_total_limit = self.args.save_total_limit, None
         self._boundary = _StepBoundary()
         self.add_callback(self._boundary)
 
@@ -98,7 +100,7 @@ class WholeCheckpoints(Trainer):
                 publish(staged, folder)
         if self.args.should_save:
             best = self.state.best_model_checkpoint
-            rotate_checkpoints(str(folder), self.args.save_total_limit, best, use_mtime=True)
+            rotate_checkpoints(str(folder), self._most_kept, best, use_mtime=True)
         gathered(step)  # a barrier
 
     def _write_aside(self, model: nn.Module, trial: Any, staged: Path) -> None:

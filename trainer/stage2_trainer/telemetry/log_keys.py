@@ -197,7 +197,8 @@ A run writes into `training.output_dir`:
 | --- | --- |
 | `stage2_log.jsonl` | One JSON object a line, each with its `event`: `reproducibility` (once: what a run is made of), \
 `step`, `evaluation`, `evaluation_sample` (rollouts of a few held-out samples), `bad_sample` (one that was set aside: \
-`part`, `step`, `sample_id`, `image`, `reason`). Standard output has the same lines. |
+`part`, `step`, `sample_id`, `image`, `reason`), `best_checkpoint` (an evaluation that is better than all before it, \
+whose checkpoint is saved: `step`, `metric`, `score`). Standard output has the same lines. |
 | `rollouts.jsonl` | One line a fresh rollout, of training and of evaluations, with all that `stage2 replay` needs. |
 | `rank-1-rollouts.jsonl`, … | The same of each other learner process, where there are several. |
 | `trace.json`, `rank-1-trace.json`, … | With `training.trace`: what each thread did and which requests each server \

@@ -27,6 +27,8 @@ class ReportChanges(TypedDict, total=False):
     phase: LearnerPhase
     loss: float | None
     tokens_per_second: float | None
+    best_step: int | None
+    best_score: float | None
     sync: ReportedSync
     reproducibility: Mapping[str, Any]
     message: str

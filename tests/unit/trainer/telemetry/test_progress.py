@@ -39,6 +39,8 @@ def test_progress_is_told_in_the_documents_words(server):
         "phase": "training",
         "loss": 1.5,
         "tokensPerSecond": 80.0,
+        "bestStep": None,
+        "bestScore": None,
         "sync": {
             "version": 3,
             "requestedMode": "auto",
