@@ -20,9 +20,9 @@ class CoordTokens(Section):
 
     enabled: Literal[True] = True
     """Whether coordinates are the tokens `<|coord_0|>` to `<|coord_999|>`; stage-2 training needs them."""
-    skip_bbox_norm: bool = True
+    skip_bbox_norm: bool | None = None
     """Whether plain numbers in records already are bins from 0 to 999. False: they are pixels, and width and height
-    turn them into bins."""
+    turn them into bins. Null: each record says what its numbers are (`units`), and one that does not is refused."""
 
 
 class CoordSoftCeW1(Section):

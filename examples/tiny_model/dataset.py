@@ -56,7 +56,9 @@ def write_part(folder: Path, part: Part) -> Iterator[Scene]:
 
 def record(scene: Scene, image: str, coordinates: Coordinates = "tokens") -> dict[str, object]:
     """Return the scene's JSONL record; `image` is the path relative to the JSONL file."""
-    objects = [{"desc": s.desc, s.geometry[0]: s.geometry[1]} for s in scene.shapes]
-    if coordinates == "tokens":
-        objects = [{"desc": desc, key: [COORD_TOKENS[k] for k in bins]} for desc, key, bins in scene.objects()]
-    return {"images": [image], "objects": objects, "width": scene.size, "height": scene.size}
+    size = {"width": scene.size, "height": scene.size}
+    if coordinates == "pixels":
+        plain = [{"desc": s.desc, s.geometry[0]: s.geometry[1]} for s in scene.shapes]
+        return {"images": [image], "units": "pixels", "objects": plain, **size}
+    objects = [{"desc": desc, key: [COORD_TOKENS[k] for k in bins]} for desc, key, bins in scene.objects()]
+    return {"images": [image], "objects": objects, **size}

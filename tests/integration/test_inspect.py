@@ -26,6 +26,7 @@ def write_config(folder, base_url, model):
         "images": ["scene.png"],
         "width": 96,
         "height": 96,
+        "units": "bins",
         "objects": [{"desc": "box", "bbox_2d": [9, 9, 60, 60]}],
     }
     Image.new("RGB", (96, 96), "#dddddd").save(folder / "scene.png")

@@ -7,7 +7,7 @@ import difflib
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.rules.grpo_batches import batch_problems
 from stage2_api.runconfig import BEST_METRIC, RunConfig
-from stage2_trainer.data.records import RecordRules
+from stage2_trainer.data.records import RecordRules, units_by
 from stage2_trainer.data.run_records import RunRecords, load_run_records
 from stage2_trainer.grpo import task
 from stage2_trainer.grpo.rewards import load_rewards
@@ -19,7 +19,7 @@ def record_rules(config: RunConfig) -> RecordRules:
     """Return how the records of a run are read, and what its trainer demands of them."""
     if config.rlhf is not None:
         return task.record_rules(config)
-    return RecordRules(numbers_are_bins=config.custom.coord_tokens.skip_bbox_norm)
+    return RecordRules(units=units_by(config.custom.coord_tokens.skip_bbox_norm))
 
 
 def checked_records(config: RunConfig, *, world_size: int) -> RunRecords:

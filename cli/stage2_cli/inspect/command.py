@@ -14,7 +14,7 @@ from stage2_api.errors import EXIT_RETRYABLE, ConfigError, Problem
 from stage2_cli.inspect.inputs import Place, Spelling, read_ids, read_record, read_spelling, read_text_ids
 from stage2_cli.inspect.inspection_document import document
 from stage2_cli.inspect.rendering import Inspection, show
-from stage2_trainer.data.records import PIXELS, Record, RecordRules
+from stage2_trainer.data.records import AS_DECLARED, Record, RecordRules
 from stage2_trainer.matching import MatchOptions, build_target
 from stage2_trainer.wire.errors import ServerError
 
@@ -101,7 +101,7 @@ def _required(config: RunConfig | None, *, instead: str) -> RunConfig:
 
 
 def _place(request: Request, config: RunConfig | None) -> Place:
-    rules = _rules(config) if config else PIXELS
+    rules = _rules(config) if config else AS_DECLARED
     if request.record:
         return Place(request.record, request.line or 0, "--line", rules=rules)
     custom = _required(config, instead="--record").custom

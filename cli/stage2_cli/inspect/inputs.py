@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stage2_api.errors import ConfigError, Problem
-from stage2_trainer.data.records import PIXELS, Record, RecordRules, load_record
+from stage2_trainer.data.records import AS_DECLARED, Record, RecordRules, load_record
 from stage2_trainer.matching import CoordVocab, cut_before, vision_ids
 
 
@@ -22,7 +22,7 @@ class Place:
     position: int
     option: str
     limit: int | None = None
-    rules: RecordRules = PIXELS
+    rules: RecordRules = AS_DECLARED
 
 
 @dataclass(frozen=True)
@@ -87,16 +87,12 @@ def read_text_ids(path: Path, vocab: CoordVocab) -> list[int]:
 
 
 def check_images(record: Record) -> None:
-    """ConfigError names the record's first image that cannot be read."""
-    from stage2_trainer.data.images import load_image
+    """ConfigError names the record's first image that cannot be read, or has another size than the record says."""
+    from stage2_trainer.data.messages import record_fault
 
-    for i, source in enumerate(record.images):
-        try:
-            load_image(source)
-        except ValueError as error:
-            rule = "must be a readable image: its pixels are needed here"
-            path = f"{record.sample_id} images[{i}]"
-            raise ConfigError([Problem(path, source, f"{rule} ({error})", "correct the record's images")]) from error
+    if fault := record_fault(record):
+        rule = f"must have images that can be used: their pixels are needed here ({fault})"
+        raise ConfigError([Problem(f"{record.sample_id} images", list(record.images), rule, "correct the record")])
 
 
 def _text(path: Path, option: str) -> str:

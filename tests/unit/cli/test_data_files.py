@@ -15,6 +15,7 @@ GOOD: dict[str, Any] = {
     "images": ["data:image/png;base64,AAAA"],
     "width": 10,
     "height": 10,
+    "units": "bins",
     "objects": [{"desc": "a", "bbox_2d": [1, 2, 3, 4]}, {"desc": "b", "poly": [1, 2, 3, 4, 5, 6]}],
 }
 

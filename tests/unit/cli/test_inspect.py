@@ -160,7 +160,7 @@ def test_the_picture_shows_what_was_found_and_what_was_missed(tmp_path, capsys):
 
 
 def test_a_picture_needs_the_image(tmp_path):
-    with pytest.raises(ConfigError, match=r"images\[0\].*must be a readable image"):
+    with pytest.raises(ConfigError, match=r"images: .*must have images that can be used"):
         inspect_sample(offline(tmp_path, COMPLETE, picture=tmp_path / "scene.png"))
 
 

@@ -28,11 +28,14 @@ WRONG = None
 
 @dataclass(frozen=True)
 class Case:
-    """A record and what readers make of it: the bins of its objects, or WRONG."""
+    """A record and what readers make of it: the bins of its objects, or WRONG.
+
+    pixels: what the configuration says of plain numbers; None: nothing.
+    """
 
     record: dict[str, Any] | str
     bins: list[list[int]] | None
-    pixels: bool = False
+    pixels: bool | None = False
 
 
 def record(**changes: Any) -> dict[str, Any]:
@@ -58,6 +61,16 @@ OBJECTS = {
         [[1, 2, 30, 999], [100, 400, 500, 800]],
         pixels=True,
     ),
+    "bins by the record's word": Case(box(SQUARE) | {"units": "bins"}, [SQUARE], pixels=None),
+    "pixels by the record's word": Case(box(SQUARE) | {"units": "pixels"}, [[100, 400, 500, 800]], pixels=None),
+    "bins by both words": Case(box(SQUARE) | {"units": "bins"}, [SQUARE]),
+    "tokens, and nobody says anything": Case(box(TOKENS), [[1, 2, 30, 999]], pixels=None),
+    "tokens that are called bins": Case(box(TOKENS) | {"units": "bins"}, [[1, 2, 30, 999]], pixels=None),
+    "numbers, and nobody says anything": Case(box(SQUARE), WRONG, pixels=None),
+    "a record that contradicts the configuration": Case(box(SQUARE) | {"units": "bins"}, WRONG, pixels=True),
+    "the same the other way round": Case(box(SQUARE) | {"units": "pixels"}, WRONG),
+    "tokens that are called pixels": Case(box(TOKENS) | {"units": "pixels"}, WRONG, pixels=None),
+    "units that there are not": Case(box(TOKENS) | {"units": 3}, WRONG, pixels=None),
     "a box in pairs": Case(box([[10, 20], [50, 40]]), [SQUARE]),
     "a flat poly": Case(poly(TRIANGLE), [TRIANGLE]),
     "a poly in pairs": Case(poly([[0, 0], [50, 0], [25, 40]], poly_points=3), [TRIANGLE]),
@@ -108,7 +121,8 @@ def configs(folder: Path, case: Case) -> tuple[Path, Path]:
     Image.new("RGB", (100, 50)).save(folder / "a.png")
     line = case.record if isinstance(case.record, str) else json.dumps(case.record)
     (folder / "train.jsonl").write_text(line + "\n", encoding="utf-8")
-    custom = {"train_jsonl": str(folder / "train.jsonl"), "coord_tokens": {"skip_bbox_norm": not case.pixels}}
+    says = {} if case.pixels is None else {"skip_bbox_norm": not case.pixels}
+    custom = {"train_jsonl": str(folder / "train.jsonl"), "coord_tokens": says}
     matching = {"rollout_matching": {"vllm": {"mode": "server", "server": SERVERS}}}
     runs = {
         "matching": {
@@ -163,6 +177,18 @@ def test_grpo_reads_no_objects(case: Case, tmp_path: Path) -> None:
     _, grpo = configs(tmp_path, case)
     assert learnt(grpo) == []
     assert validate_files([grpo]) == 0
+
+
+@pytest.mark.parametrize("changes", [{"width": 50}, {"height": 51}])
+def test_another_size_than_the_images_is_refused_with_its_line(
+    changes: dict[str, int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    matching, _ = configs(tmp_path, Case(box(TOKENS) | changes, WRONG))
+    assert learnt(matching) is WRONG
+    assert validate_files([matching]) == 64
+    told = capsys.readouterr().err
+    assert "train.jsonl:1 width, height: '" in told
+    assert "its image has 100x50 as it is shown" in told
 
 
 def test_objects_may_be_absent_only_where_they_are_not_trained_on(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def environment(tmp_path, monkeypatch):
 @pytest.fixture
 def config(tmp_path, model_path, image_paths):
     objects = [box("red box", 100, 100, 400, 400)]
-    line = {"images": [image_paths[0]], "width": 96, "height": 96, "objects": objects}
+    line = {"images": [image_paths[0]], "width": 96, "height": 96, "units": "bins", "objects": objects}
     (tmp_path / "train.jsonl").write_text(json.dumps(line))
     server = {**SERVER, "timeout_s": 0.5}
     return lambda **changes: run_config(

@@ -12,12 +12,12 @@ import io
 import mimetypes
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 BLANK_SIDE = 64  # pixels
 UPRIGHT = 1
-SIDEWAYS = range(5, 9)  # orientations that swap width and height (Exif 2.32, section 4.6.4)
 PLAIN_FORMATS = frozenset({"JPEG", "PNG", "WEBP"})
 PLAIN_MODES = frozenset({"RGB", "L"})
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -28,10 +28,15 @@ SIXTEEN_BITS = frozenset({"I;16", "I;16B", "I;16L", "I;16N", "I"})
 
 
 class ImageError(ValueError):
-    """An image is not there, or cannot be decoded. The message names it, and says why."""
+    """An image is not there, or cannot be used. The message names it, and says why."""
 
-    def __init__(self, source: str, why: object) -> None:
-        super().__init__(f"image {_named(source)}: cannot be read ({why}); replace the file or drop its record")
+    def __init__(self, source: str, why: object, *, way_out: str = "replace the file or drop its record") -> None:
+        super().__init__(f"image {_named(source)}: {why}; {way_out}")
+
+    @classmethod
+    def of(cls, source: str, error: Exception) -> ImageError:
+        """Return that an image cannot be read, because of what a decoder or the machine said."""
+        return cls(source, f"cannot be read ({_why(error)})")
 
 
 def load_image(source: str) -> Image.Image:
@@ -43,7 +48,7 @@ def load_image(source: str) -> Image.Image:
     except MemoryError:
         raise
     except Exception as error:  # what is broken makes Pillow's decoders raise whatever they came to
-        raise ImageError(source, _why(error)) from error
+        raise ImageError.of(source, error) from error
 
 
 def shown(image: Image.Image) -> Image.Image:
@@ -62,11 +67,17 @@ def shown(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def shown_size(image: Image.Image) -> tuple[int, int]:
-    """Return width and height of an image as it is shown, from its header."""
-    width, height = image.size
-    turned = image.getexif().get(ExifTags.Base.Orientation, UPRIGHT) in SIDEWAYS
-    return (height, width) if turned else (width, height)
+def orientation(image: Image.Image, file: BinaryIO) -> int:
+    """Return EXIF's number for how an image, opened from this file, is to be turned; 1: not at all.
+
+    Pixels are not decoded, but those of a PNG that may say it behind them.
+    """
+    if image.format == "PNG" and not _has_orienting_chunk(file):
+        return UPRIGHT
+    try:
+        return int(image.getexif().get(ExifTags.Base.Orientation, UPRIGHT))
+    except Exception:  # noqa: BLE001  # Pillow raises whatever it came to; a viewer shows such an image unturned
+        return UPRIGHT
 
 
 def image_bytes(source: str) -> bytes:
@@ -74,15 +85,20 @@ def image_bytes(source: str) -> bytes:
     if source.startswith("data:"):
         head, separator, body = source.partition(",")
         if not separator or not head.endswith(";base64"):
-            raise ImageError(source, "it must be a base64 data: URL; write data:image/png;base64,...")
+            raise ImageError(source, "must be a base64 data: URL", way_out="write data:image/png;base64,...")
         try:
             return base64.b64decode(body, validate=True)
         except ValueError as error:
-            raise ImageError(source, error) from error
+            raise ImageError.of(source, error) from error
     try:
-        return Path(source.removeprefix("file://")).read_bytes()
+        return file_path(source).read_bytes()
     except OSError as error:
-        raise ImageError(source, error.strerror or error) from error
+        raise ImageError.of(source, error) from error
+
+
+def file_path(source: str) -> Path:
+    """Return the path of an image that is no `data:` URL."""
+    return Path(source.removeprefix("file://"))
 
 
 def source_fault(sources: Iterable[str]) -> ImageError | None:
@@ -128,7 +144,7 @@ def _is_plain(encoded: bytes) -> bool:
                 and image.mode in PLAIN_MODES
                 and not image.has_transparency_data
                 and getattr(image, "n_frames", 1) == 1
-                and not _is_turned(image, encoded)
+                and not _may_be_turned(image, io.BytesIO(encoded))
             )
     except UnidentifiedImageError:
         return True
@@ -136,19 +152,23 @@ def _is_plain(encoded: bytes) -> bool:
         return False
 
 
-def _is_turned(image: Image.Image, encoded: bytes) -> bool:
+def _may_be_turned(image: Image.Image, file: BinaryIO) -> bool:
     """Whether an image may be shown otherwise than its pixels lie; of a PNG without decoding it, as Pillow would."""
-    if image.format == "PNG":
-        return any(chunk.startswith(ORIENTING_CHUNKS) for chunk in _chunks(encoded))
-    return bool(image.getexif().get(ExifTags.Base.Orientation, UPRIGHT) != UPRIGHT)
+    return _has_orienting_chunk(file) if image.format == "PNG" else orientation(image, file) != UPRIGHT
 
 
-def _chunks(png: bytes) -> Iterator[bytes]:
+def _has_orienting_chunk(png: BinaryIO) -> bool:
+    return any(chunk.startswith(ORIENTING_CHUNKS) for chunk in _chunks(png))
+
+
+def _chunks(png: BinaryIO) -> Iterator[bytes]:
     """Yield type and beginning of each chunk of a PNG (PNG specification, 5.3: length, type, data, checksum)."""
     position = len(PNG_SIGNATURE)
-    while position + CHUNK_HEAD <= len(png):
-        yield png[position + 4 : position + CHUNK_HEAD + KEYWORD_BYTES]
-        position += int.from_bytes(png[position : position + 4], "big") + CHUNK_HEAD + 4
+    png.seek(position)
+    while len(head := png.read(CHUNK_HEAD + KEYWORD_BYTES)) >= CHUNK_HEAD:
+        yield head[4:]
+        position += int.from_bytes(head[:4], "big") + CHUNK_HEAD + 4
+        png.seek(position)
 
 
 def _upright(image: Image.Image) -> Image.Image:
@@ -170,4 +190,6 @@ def _named(source: str) -> str:
 def _why(error: Exception) -> str:
     if isinstance(error, UnidentifiedImageError):
         return "no image format that is known"  # Pillow names a buffer in memory
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
     return str(error) or type(error).__name__

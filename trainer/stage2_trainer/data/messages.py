@@ -8,6 +8,7 @@ from typing import Any
 
 from PIL import Image
 
+from stage2_trainer.data.image_headers import size_fault
 from stage2_trainer.data.images import ImageError, image_url, load_image, source_fault
 from stage2_trainer.data.records import Record
 
@@ -27,8 +28,11 @@ class Prompts:
 def chat_messages(record: Record, prompt: str, *, system: str | None = None) -> list[dict[str, Any]]:
     """Return OpenAI chat messages: an optional system turn, then one user turn of image parts and a text part.
 
-    The ground truth is never part of them: what is generated from these messages is the model's own answer.
+    The ground truth is never part of them: what is generated from these messages is the model's own answer. Raise
+    ImageError where an image cannot be used, or has another size than the record says.
     """
+    if fault := size_fault(record):
+        raise fault
     parts: list[dict[str, Any]] = [
         {"type": "image_url", "image_url": {"url": image_url(source)}} for source in record.images
     ]
@@ -50,6 +54,11 @@ def image_sources(messages: Sequence[Mapping[str, Any]]) -> list[str]:
 def images_of(messages: Sequence[Mapping[str, Any]]) -> list[Image.Image]:
     """Return the images of all image parts, in the same order. Raise ImageError that names one that cannot be read."""
     return [load_image(source) for source in image_sources(messages)]
+
+
+def record_fault(record: Record) -> ImageError | None:
+    """Return what keeps a record's images from being trained on; None where nothing does."""
+    return source_fault(record.images) or size_fault(record)
 
 
 def image_fault(messages: Sequence[Mapping[str, Any]]) -> ImageError | None:

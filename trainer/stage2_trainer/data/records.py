@@ -1,6 +1,6 @@
 """JSONL records: the one place where a line of a person's data file becomes a Record, for whoever reads it.
 
-One record a line (semantics, section 2): `images`, `objects`, `width`, `height`, optional `summary` and
+One record a line (semantics, section 2): `images`, `objects`, `width`, `height`, optional `units`, `summary` and
 `metadata`. Every mistake in the file is reported with its line and field, before a model is loaded.
 """
 
@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from stage2_api.errors import ConfigError, Problem
-from stage2_trainer.matching.ground_truth import GroundTruth, GTObject, InvalidObject, read_object
+from stage2_trainer.matching.ground_truth import GroundTruth, GTObject, InvalidObject, Measure, Unit, read_object
 
 MAX_REPORTED_PROBLEMS = 20
 
@@ -52,14 +52,14 @@ def no_demand(record: Record) -> None:
 class RecordRules:
     """Rules by which the records of a run are read, and what they must have.
 
-    numbers_are_bins: plain numbers are bins 0..999 (custom.coord_tokens.skip_bbox_norm), not pixels. reads_objects: the
-    run learns from objects, so a record must have them, and its width and height; where it does not, the keys are not
-    looked at: a file of another training may hold them in another form.
+    units: what plain numbers are (custom.coord_tokens.skip_bbox_norm); None: what the record says, and without a word
+    they are refused. reads_objects: the run learns from objects, so a record must have them, and its width and height;
+    where it does not, the keys are not looked at: a file of another training may hold them in another form.
     images_exist: every image must be a file. demand: raises ConfigError, with paths that begin at the record, where a
     record lacks what the run's trainer needs.
     """
 
-    numbers_are_bins: bool = False
+    units: Unit | None = None
     reads_objects: bool = True
     images_exist: bool = True
     demand: Callable[[Record], None] = no_demand
@@ -69,7 +69,12 @@ class RecordRules:
         return replace(self, images_exist=False)
 
 
-PIXELS = RecordRules()
+AS_DECLARED = RecordRules()
+
+
+def units_by(skip_bbox_norm: bool | None) -> Unit | None:
+    """Return what plain numbers are by the key of a configuration; without it each record says so."""
+    return None if skip_bbox_norm is None else "bins" if skip_bbox_norm else "pixels"
 
 
 @dataclass(frozen=True)
@@ -101,7 +106,7 @@ class Line:
             raise ConfigError([_below(f"{self.path}:{self.number} ", problem) for problem in error.problems]) from error
 
 
-def load_records(path: Path | str, limit: int | None = None, rules: RecordRules = PIXELS) -> list[Record]:
+def load_records(path: Path | str, limit: int | None = None, rules: RecordRules = AS_DECLARED) -> list[Record]:
     """Read the first `limit` records of a JSONL file.
 
     Raises ConfigError with every broken line (at most 20), each as `file:line field`.
@@ -127,7 +132,7 @@ def load_record(
     position: int,
     *,
     limit: int | None = None,
-    rules: RecordRules = PIXELS,
+    rules: RecordRules = AS_DECLARED,
     named: str = "position",
 ) -> Record:
     """Read one record as `load_records` does, and no other: the one at `position` (from 0) of the first `limit`.
@@ -184,7 +189,7 @@ def _record(line: Line, rules: RecordRules) -> Record:
         images=_images(raw, line.path.parent, rules),
         width=sides[0],
         height=sides[1],
-        objects=_objects(raw, None if rules.numbers_are_bins else sides, rules),
+        objects=_objects(raw, sides, rules),
         summary=_optional(raw, "summary", str, "a string"),
         metadata=_optional(raw, "metadata", dict, "a mapping") or {},
     )
@@ -245,18 +250,32 @@ def _image(item: str, path: str, folder: Path) -> str:
         raise _invalid(path, item, f"no file can have this name ({error})", "correct the path") from error
 
 
-def _objects(raw: Mapping[str, Any], sides: tuple[int, int] | None, rules: RecordRules) -> tuple[GTObject, ...]:
+def _objects(raw: Mapping[str, Any], sides: tuple[int, int], rules: RecordRules) -> tuple[GTObject, ...]:
     if not rules.reads_objects:
         return ()
     objects = raw.get("objects")
     if not isinstance(objects, list):
         raise _invalid("objects", objects, "must be a list", "write [] for an image without objects")
-    return tuple(_object(item, f"objects[{i}]", sides) for i, item in enumerate(objects))
+    measure = _measure(raw, sides, rules)
+    return tuple(_object(item, f"objects[{i}]", measure) for i, item in enumerate(objects))
 
 
-def _object(item: Any, path: str, sides: tuple[int, int] | None) -> GTObject:
+def _measure(raw: Mapping[str, Any], sides: tuple[int, int], rules: RecordRules) -> Measure:
+    """Return what the coordinates of a record are measured in: by its own word, else by the configuration's."""
+    said = raw.get("units")
+    if said is None:
+        return Measure(rules.units, sides)
+    if said not in get_args(Unit):
+        raise _invalid("units", said, "must be bins or pixels", "write what the plain numbers of this record are")
+    if rules.units not in (None, said):
+        rule = f"contradicts custom.coord_tokens.skip_bbox_norm, by which plain numbers are {rules.units}"
+        raise _invalid("units", said, rule, "correct one of the two; without skip_bbox_norm each record's word counts")
+    return Measure(said, sides, of_record=True)
+
+
+def _object(item: Any, path: str, measure: Measure) -> GTObject:
     try:
-        return read_object(item, sides)
+        return read_object(item, measure)
     except InvalidObject as error:
         raise ConfigError([_below(path, error.problem)]) from error
 

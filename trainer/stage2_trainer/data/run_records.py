@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.runconfig import RunConfig
+from stage2_trainer.data.image_headers import size_problems
 from stage2_trainer.data.records import Fingerprint, Record, RecordRules, fingerprint, load_records
 
 
@@ -20,7 +21,10 @@ class RunRecords:
 
 
 def load_run_records(config: RunConfig, rules: RecordRules) -> RunRecords:
-    """Read the records of a run. Raises ConfigError that names every broken line of both files (at most 20 of each)."""
+    """Read the records of a run. Raises ConfigError that names every broken line of both files (at most 20 of each).
+
+    Of each file the sizes of some records, spread over it, are compared with their images' headers.
+    """
     custom = config.custom
     train, problems = _loaded(custom.train_jsonl, custom.train_sample_limit, rules)
     held_out, more = _loaded(custom.val_jsonl, custom.val_sample_limit, rules) if custom.val_jsonl else ([], ())
@@ -31,6 +35,7 @@ def load_run_records(config: RunConfig, rules: RecordRules) -> RunRecords:
 
 def _loaded(path: str, limit: int | None, rules: RecordRules) -> tuple[list[Record], Sequence[Problem]]:
     try:
-        return load_records(path, limit, rules), ()
+        records = load_records(path, limit, rules)
     except ConfigError as error:
         return [], error.problems
+    return records, size_problems(path, records)

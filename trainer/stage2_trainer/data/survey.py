@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stage2_api.errors import ConfigError, Problem
+from stage2_trainer.data.image_headers import size_fault, size_problem
 from stage2_trainer.data.records import Line, Record, RecordRules, is_missing, lines, no_records
 from stage2_trainer.matching.parsed_objects import Kind
 
@@ -54,9 +55,14 @@ def survey(
         if on_line is not None:
             on_line(line)
         try:
-            _add(found, line.record(lenient))
+            record = line.record(lenient)
         except ConfigError as error:
             found.broken += error.problems
+            continue
+        if fault := size_fault(record):
+            found.broken.append(size_problem(f"{path}:{line.number}", fault))
+        else:
+            _add(found, record)
     if not found.records and not found.broken:
         found.broken.append(no_records(path))
     return found

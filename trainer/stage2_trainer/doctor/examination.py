@@ -11,9 +11,10 @@ from transformers import AutoTokenizer
 
 from stage2_api.errors import ConfigError
 from stage2_api.runconfig import RunConfig
+from stage2_trainer.data.image_headers import LOOKED_AT, spread
 from stage2_trainer.data.model_files import model_path
 from stage2_trainer.doctor.footprint import GIB, Footprint, footprint, total
-from stage2_trainer.doctor.image_headers import images_of
+from stage2_trainer.doctor.image_files import images_of
 from stage2_trainer.doctor.machine import SHARED_MEMORY, Machine, room_at
 from stage2_trainer.doctor.requirement import Requirement, good, of_errors
 from stage2_trainer.engine.launch import installed_platform
@@ -22,7 +23,6 @@ from stage2_trainer.process.qwen3_vl import coord_vocab
 from stage2_trainer.process.supported import check_supported, in_process
 from stage2_trainer.wire.address import host_and_port, is_loopback
 
-LOOKED_AT = 1000
 BUSY_SHARE = 0.05
 SHARED_MEMORY_BYTES = GIB
 ROOM_FOR_PASSES = 2 * GIB  # of a server: activations, graphs, kernels
@@ -77,7 +77,7 @@ class Examination:
             return
         held_out = f", {len(records.held_out)} held out" if records.held_out else ""
         yield good("records", f"{len(records.train)} to train on{held_out}")
-        yield images_of(records.train[:LOOKED_AT])
+        yield images_of(spread(records.train, LOOKED_AT))
 
     def _gpus(self) -> Iterator[Requirement]:
         if self.devices is None or not self.devices.count:

@@ -15,9 +15,10 @@ from torch import Tensor
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from stage2_api.custom import Custom
+from stage2_api.errors import ConfigError, Problem
 from stage2_trainer.data.encode import Encoder
-from stage2_trainer.data.messages import Prompts
-from stage2_trainer.data.records import RecordRules, load_record
+from stage2_trainer.data.messages import Prompts, record_fault
+from stage2_trainer.data.records import RecordRules, load_record, units_by
 from stage2_trainer.export.merged_stream import with_adapter
 from stage2_trainer.export.trained_checkpoint import TrainedCheckpoint
 from stage2_trainer.matching.ground_truth import GTObject
@@ -82,6 +83,9 @@ def _inputs(checkpoint: TrainedCheckpoint, exported: Path, records: Path | None)
     if records is None:
         chat: list[dict[str, Any]] = [{"role": "user", "content": prompts.user}]
         return sample_probe(encoder, chat, serialize_objects(FIXED)).inputs
-    rules = RecordRules(numbers_are_bins=course.get("custom.coord_tokens.skip_bbox_norm", True))
+    rules = RecordRules(units=units_by(course.get("custom.coord_tokens.skip_bbox_norm")))
     record = load_record(records, 0, rules=rules)
+    if fault := record_fault(record):
+        rule = f"the first record must have images that can be used ({fault})"
+        raise ConfigError([Problem(f"{records} images", list(record.images), rule, "correct it, or name another file")])
     return sample_probe(encoder, prompts.chat(record), serialize_objects(record.objects)).inputs

@@ -11,8 +11,7 @@ from stage2_api.errors import ConfigError, Problem
 from stage2_api.rollout_matching import Overlong
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.encode import Encoder
-from stage2_trainer.data.images import source_fault
-from stage2_trainer.data.messages import Prompts
+from stage2_trainer.data.messages import Prompts, record_fault
 from stage2_trainer.data.prompt_cache import GIB, PromptCache
 from stage2_trainer.data.records import Record
 from stage2_trainer.data.run_records import RunRecords
@@ -87,7 +86,7 @@ def _probe(encoder: Encoder, prompts: Prompts, records: Sequence[Record]) -> Pro
     Raises:
         ConfigError: no record has such images.
     """
-    record = next((one for one in records if source_fault(one.images) is None), None)
+    record = next((one for one in records if record_fault(one) is None), None)
     if record is None:
         rule, way_out = "no record has images that can all be read", "put them where the records say, or mend them"
         raise ConfigError([Problem("custom.train_jsonl", f"{len(records)} records", rule, way_out)])

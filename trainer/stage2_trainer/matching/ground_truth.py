@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 from stage2_api.coordinates import MAX_BIN, coord_bin, coord_token, to_bin
 from stage2_api.errors import Problem
@@ -27,6 +27,8 @@ MIXED_COORDINATES = "tokens_and_numbers_mixed"
 NOT_COORDINATES = "coordinates_are_no_bins"
 REFUSED_GEOMETRY = "geometry_is_not_of_this_format"
 REVERSED_CORNERS = "corners_are_reversed"
+TOKENS_AMONG_PIXELS = "tokens_are_no_pixels"
+UNDECLARED_UNITS = "units_are_not_declared"
 WRONG_POINTS = "poly_points_differ"
 
 _REFUSED_GEOMETRY = {
@@ -34,7 +36,28 @@ _REFUSED_GEOMETRY = {
     "bbox": "rename the key to bbox_2d",
     "polygon": "rename the key to poly",
 }
-_NOT_PIXELS = ", or set custom.coord_tokens.skip_bbox_norm to false if they are pixels"
+_DECLARE = (
+    'write coordinate tokens, or "units": "bins" or "pixels" into the record; '
+    "custom.coord_tokens.skip_bbox_norm says it for all records: true for bins, false for pixels"
+)
+
+Unit = Literal["bins", "pixels"]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What the coordinates of an object are measured in.
+
+    unit: what plain numbers are; None where nobody says so, and they are refused. sides: width and height of the image,
+    which pixels are shares of. of_record: the record itself says the unit, and must not have tokens among pixels.
+    """
+
+    unit: Unit | None = "bins"
+    sides: tuple[int, int] = (0, 0)
+    of_record: bool = False
+
+
+BINS_ONLY = Measure()
 
 
 @dataclass(frozen=True)
@@ -66,11 +89,10 @@ class InvalidObject(ValueError):
         self.problem = problem
 
 
-def read_object(value: Any, sides: tuple[int, int] | None = None) -> GTObject:
+def read_object(value: Any, measure: Measure = BINS_ONLY) -> GTObject:
     """Read `{desc, bbox_2d | poly}`; coordinates, flat or in pairs, are tokens or numbers.
 
-    `sides`, width and height of the image, makes the numbers pixels; without it they are bins. Raises InvalidObject
-    with the first rule that is broken.
+    Raises InvalidObject with the first rule that is broken.
     """
     if not isinstance(value, Mapping):
         raise _invalid(NO_OBJECT_VALUE, "", value, "must be a mapping", "write {desc, bbox_2d} or {desc, poly}")
@@ -85,7 +107,7 @@ def read_object(value: Any, sides: tuple[int, int] | None = None) -> GTObject:
         rule = "must have exactly one of bbox_2d and poly"
         raise _invalid(NOT_ONE_GEOMETRY, "", present, rule, "keep one, or split the object")
     key = present[0]
-    bins = _coordinates(value[key], f".{key}", sides)
+    bins = _coordinates(value[key], f".{key}", measure)
     if KIND_OF_KEY[key] == "bbox":
         _check_bbox(bins, value[key])
     else:
@@ -109,7 +131,7 @@ def ground_truth(payload: Mapping[str, Any]) -> GroundTruth:
     return GroundTruth(tuple(objects), tuple(dropped))
 
 
-def _coordinates(values: Any, path: str, sides: tuple[int, int] | None) -> tuple[int, ...]:
+def _coordinates(values: Any, path: str, measure: Measure) -> tuple[int, ...]:
     if not isinstance(values, (list, tuple)):
         rule = "must be a list of coordinates"
         raise _invalid(NOT_COORDINATES, path, values, rule, "write [x1, y1, x2, y2, ...]")
@@ -118,11 +140,22 @@ def _coordinates(values: Any, path: str, sides: tuple[int, int] | None) -> tuple
     else:
         flat = list(values)
     if all(isinstance(value, str) for value in flat):
+        _check_tokens(values, path, measure)
         return tuple(_token_bin(value, f"{path}[{i}]") for i, value in enumerate(flat))
     if any(isinstance(value, str) for value in flat):
         rule = "mixes numbers and coord tokens"
         raise _invalid(MIXED_COORDINATES, path, values, rule, "use one of the two within an object")
-    return tuple(_number_bin(value, f"{path}[{i}]", sides[i % 2] if sides else None) for i, value in enumerate(flat))
+    if measure.unit is None:
+        rule = "plain numbers must say whether they are bins or pixels"
+        raise _invalid(UNDECLARED_UNITS, path, values, rule, _DECLARE)
+    sides = measure.sides if measure.unit == "pixels" else (None, None)
+    return tuple(_number_bin(value, f"{path}[{i}]", sides[i % 2]) for i, value in enumerate(flat))
+
+
+def _check_tokens(values: Any, path: str, measure: Measure) -> None:
+    if values and measure.of_record and measure.unit == "pixels":
+        rule = "is written in tokens, and its record's units are pixels"
+        raise _invalid(TOKENS_AMONG_PIXELS, path, values, rule, "remove units, or write pixels")
 
 
 def _token_bin(value: str, path: str) -> int:
@@ -140,7 +173,7 @@ def _number_bin(value: Any, path: str, side: int | None) -> int:
     if side is None:
         if not 0 <= round(value) <= MAX_BIN:
             rule = f"must lie in 0..{MAX_BIN} bins"
-            raise _invalid(NOT_COORDINATES, path, value, rule, f"correct the bin{_NOT_PIXELS}")
+            raise _invalid(NOT_COORDINATES, path, value, rule, "correct the bin, or declare pixels")
         return round(value)
     if not 0 <= value <= side:
         rule = f"must lie in 0..{side} pixels"

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from PIL import ExifTags, Image
 
 from stage2_api.coordinates import coord_token, to_bin
-from stage2_trainer.data.images import UPRIGHT, shown_size
+from stage2_trainer.data.image_headers import read_header
+from stage2_trainer.data.images import ImageError
 from stage2_trainer.prepare.annotated_image import AnnotatedImage, AnnotatedObject, Tally
 from stage2_trainer.prepare.outline import area, simplified, without_repeats
 
@@ -99,16 +99,14 @@ def _size(image: AnnotatedImage) -> tuple[int, int]:
     if not image.path.is_file():
         raise _LeftOut(MISSING)
     try:
-        with Image.open(image.path) as opened:
-            stored, size = opened.size, shown_size(opened)
-            turned = opened.getexif().get(ExifTags.Base.Orientation, UPRIGHT) != UPRIGHT
-    except (OSError, ValueError, Image.DecompressionBombError) as error:
+        header = read_header(str(image.path))
+    except ImageError as error:
         raise _LeftOut(UNREADABLE) from error
-    if turned and (stored == size or image.size in (None, stored)):
+    if header.turned and (header.stored == header.size or image.size in (None, header.stored)):
         raise _LeftOut(TURNED)
-    if image.size not in (None, size):
+    if image.size not in (None, header.size):
         raise _LeftOut(OTHER_SIZE)
-    return size
+    return header.size
 
 
 def _bins(

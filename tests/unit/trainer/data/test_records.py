@@ -27,7 +27,7 @@ def write(tmp_path):
 
 
 def record(**changes):
-    return {"images": ["a.png"], "width": 100, "height": 50, "objects": [BOX]} | changes
+    return {"images": ["a.png"], "width": 100, "height": 50, "units": "pixels", "objects": [BOX]} | changes
 
 
 def with_object(**changes):
@@ -42,12 +42,14 @@ def test_pixels_become_bins_of_a_thousandth_of_the_image(write):
 
 def test_coord_tokens_are_taken_as_they_are(write):
     tokens = [f"<|coord_{k}|>" for k in (1, 2, 3, 999)]
-    (loaded,) = load_records(write(with_object(bbox_2d=tokens)))
+    (loaded,) = load_records(write(with_object(bbox_2d=tokens) | {"units": None}))
     assert loaded.objects[0].bins == (1, 2, 3, 999)
 
 
 def test_plain_numbers_are_bins_where_the_file_is_already_normalised(write):
-    (loaded,) = load_records(write(with_object(bbox_2d=[1, 2, 600, 999])), rules=RecordRules(numbers_are_bins=True))
+    line = with_object(bbox_2d=[1, 2, 600, 999])
+    (loaded,) = load_records(write(line | {"units": None}), rules=RecordRules(units="bins"))
+    assert [loaded] == load_records(write(line | {"units": "bins"}))
     assert loaded.objects[0].bins == (1, 2, 600, 999)
 
 
@@ -93,12 +95,16 @@ MISTAKES = {
     "reversed corners": (with_object(bbox_2d=[50, 20, 10, 40]), "x1 <= x2"),
     "outside the image": (with_object(bbox_2d=[10, 20, 50, 51]), "objects[0].bbox_2d[3]"),
     "mixed": (with_object(bbox_2d=[1, 2, 3, "<|coord_4|>"]), "mixes numbers and coord tokens"),
-    "a wrong token": (with_object(bbox_2d=["<|coord_1000|>"] * 4), "objects[0].bbox_2d[0]"),
+    "numbers of nobody knows what": (record(units=None), "objects[0].bbox_2d plain numbers must say"),
+    "units that there are not": (record(units="inches"), "units must be bins or pixels"),
+    "units as a list": (record(units=["bins"]), "units must be bins or pixels"),
+    "tokens among pixels": (with_object(bbox_2d=["<|coord_7|>"] * 4), "objects[0].bbox_2d is written in tokens"),
+    "a wrong token": (with_object(bbox_2d=["<|coord_1000|>"] * 4) | {"units": "bins"}, "objects[0].bbox_2d[0]"),
     "odd poly": (with_object(bbox_2d=None, poly=[1, 2, 3, 4, 5, 6, 7]), "objects[0].poly"),
     "two points": (with_object(bbox_2d=None, poly=[1, 2, 3, 4]), "objects[0].poly"),
     "wrong poly_points": (with_object(bbox_2d=None, poly=[0, 0, 9, 0, 9, 9], poly_points=4), "objects[0].poly_points"),
-    "a padded token": (with_object(bbox_2d=["<|coord_007|>"] * 4), "objects[0].bbox_2d[0]"),
-    "a token and a line end": (with_object(bbox_2d=["<|coord_7|>\n"] * 4), "objects[0].bbox_2d[0]"),
+    "a padded token": (with_object(bbox_2d=["<|coord_007|>"] * 4) | {"units": "bins"}, "objects[0].bbox_2d[0]"),
+    "a token and a line end": (with_object(bbox_2d=["<|coord_7|>\n"] * 4) | {"units": None}, "objects[0].bbox_2d[0]"),
     "points of three": (with_object(bbox_2d=None, poly=[[1, 2, 3], [4, 5, 6]]), "objects[0].poly[0]"),
     "one pair among numbers": (with_object(bbox_2d=[[1, 2], 3, 4]), "objects[0].bbox_2d[0]"),
     "a number beyond floats": (with_object(bbox_2d=[1, 2, 3, 10**400]), "objects[0].bbox_2d[3]"),

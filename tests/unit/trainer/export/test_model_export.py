@@ -9,6 +9,7 @@ from safetensors import safe_open
 from transformers import AutoProcessor
 
 from stage2_api.errors import ConfigError
+from stage2_trainer.data.image_headers import read_header
 from stage2_trainer.export.comparison import Comparison, compare
 from stage2_trainer.export.merged_stream import MergedStream, is_empty, skeleton
 from stage2_trainer.export.model_export import ExportError, export_adapter, export_model
@@ -114,9 +115,14 @@ def test_an_exported_model_is_told_from_its_base(dora, model_path, tmp_path):
 
 
 def test_a_record_with_its_image_can_be_compared_on(dora, tmp_path, image_paths):
-    line = {"images": [image_paths[0]], "width": 96, "height": 96, "objects": [{"desc": "a", "bbox_2d": [1, 2, 3, 4]}]}
-    (tmp_path / "data.jsonl").write_text(json.dumps(line) + "\n")
+    width, height = read_header(image_paths[0]).size
+    line = {"images": [image_paths[0]], "width": width, "height": height, "units": "bins"}
+    objects = {"objects": [{"desc": "a", "bbox_2d": [1, 2, 3, 4]}]}
+    (tmp_path / "data.jsonl").write_text(json.dumps(line | objects) + "\n")
+    (tmp_path / "odd.jsonl").write_text(json.dumps(line | objects | {"width": width + 1}) + "\n")
     verify = lambda one, folder: compare(one, folder, tmp_path / "data.jsonl")  # noqa: E731
+    with pytest.raises(ConfigError, match=r"odd\.jsonl images: .*where its record says"):
+        compare(open_checkpoint(dora), open_checkpoint(dora).values, tmp_path / "odd.jsonl")
     assert not export_model(open_checkpoint(dora), tmp_path / "out", verify=verify).compared.exceeds
 
 

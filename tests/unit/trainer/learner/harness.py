@@ -13,8 +13,9 @@ from transformers import TrainingArguments
 
 from stage2_api.vllm import SyncMerge
 from stage2_trainer.data.encode import Encoder
-from stage2_trainer.data.images import source_fault
-from stage2_trainer.data.messages import Prompts
+from stage2_trainer.data.image_headers import read_header
+from stage2_trainer.data.images import ImageError
+from stage2_trainer.data.messages import Prompts, record_fault
 from stage2_trainer.data.prompt_cache import PromptCache
 from stage2_trainer.data.records import Record
 from stage2_trainer.learner.bad_samples import BadSamples
@@ -46,8 +47,12 @@ Answer = Callable[[Record], str]
 
 
 def record(image: str, index: int = 0, **payload: Any) -> Record:
-    """Return a record of one image; `payload` is object_1=..., object_2=..."""
-    return Record(index, f"record-{index}", (image,), 96, 96, ground_truth(payload).objects)
+    """Return a record of one image, which may be missing or broken; `payload` is object_1=..., object_2=..."""
+    try:
+        width, height = read_header(image).size
+    except ImageError:
+        width, height = 96, 96
+    return Record(index, f"record-{index}", (image,), width, height, ground_truth(payload).objects)
 
 
 def box(desc: str, *bins: int) -> dict[str, Any]:
@@ -102,7 +107,7 @@ class ScriptedBackend:
 
     def _rollout(self, request: RolloutRequest, version: int) -> Rollout:
         messages = [dict(message) for message in request.messages]
-        there = [one for one in self.records if source_fault(one.images) is None]
+        there = [one for one in self.records if record_fault(one) is None]
         asked = next(one for one in there if PROMPTS.chat(one) == messages)
         text = self.answer(asked)
         ids = self.encoder.tokenizer.encode(text, add_special_tokens=False) + self.encoder.end_of_turn_ids[:1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -71,7 +72,8 @@ def learn(tmp_path, model_path, monkeypatch):
         data = tmp_path / "train.jsonl"
         found = [box("red box", 100, 100, 400, 400)] if objects else []
         for path, some in ((data, images), (tmp_path / "val.jsonl", held_out or images[:1])):
-            lines = [{"images": [str(one)], "width": 96, "height": 96, "objects": found} for one in some]
+            line = {"width": 96, "height": 96, "units": "bins", "objects": found}
+            lines = [{"images": [str(one)], **line} for one in some]
             path.write_text("\n".join(map(json.dumps, lines)))
         config = run_config(
             matching={"rollout_backend": "hf", "max_new_tokens": 8, "rollout_generate_batch_size": 4},
@@ -318,6 +320,15 @@ def test_a_step_whose_only_sample_is_bad_learns_nothing_and_ends_nothing(trained
     lines, _, _ = trained(records=[record(image_paths[0] + ".gone", 0)], most_bad=1)
     (step,) = [one for one in lines if one["event"] == "step"]
     assert (step["loss"], step["grad_norm"], step["bad_samples"]) == (0.0, 0.0, 1)
+
+
+def test_a_record_that_says_another_size_than_its_image_has_costs_its_sample(trained, image_paths):
+    records = [record(path, i, object_1=box("red box", 1, 1, 400, 400)) for i, path in enumerate(image_paths)]
+    lines, seen, _ = trained(records=[records[0], replace(records[1], width=7), *records[2:]])
+    (told,) = [one for one in lines if one["event"] == "bad_sample"]
+    assert (told["sample_id"], told["image"]) == ("record-1", image_paths[1])
+    assert f"where its record says 7x{records[1].height}" in told["reason"]
+    assert 1 not in [one.record.index for one in seen]
 
 
 def test_an_image_that_is_lost_before_its_row_is_laid_out_costs_its_sample(trained, image_paths, tmp_path):

@@ -1,0 +1,145 @@
+"""Sizes of images come from their headers, as the images are shown, and records that say others are told."""
+
+import base64
+import io
+import json
+import struct
+import zlib
+
+import pytest
+from PIL import Image
+
+from stage2_api.errors import ConfigError
+from stage2_trainer.data import image_headers
+from stage2_trainer.data.image_headers import LOOKED_AT, SizeError, read_header, size_fault, size_problems, spread
+from stage2_trainer.data.images import ImageError, load_image
+from stage2_trainer.data.messages import chat_messages, record_fault
+from stage2_trainer.data.records import Record, load_records
+
+TURNED = 6
+
+
+def exif(number):
+    found = Image.Exif()
+    found[274] = number
+    return found
+
+
+def png_chunk(kind, data):
+    body = kind + data
+    return struct.pack(">I", len(data)) + body + struct.pack(">I", zlib.crc32(body))
+
+
+def png_with_exif_at_the_end():
+    """Return a PNG whose orientation stands behind its pixels, as the specification allows."""
+    encoded = io.BytesIO()
+    Image.new("RGB", (40, 20)).save(encoded, format="PNG")
+    whole = encoded.getvalue()
+    end = whole.rindex(b"IEND") - 4
+    return whole[:end] + png_chunk(b"eXIf", exif(TURNED).tobytes().removeprefix(b"Exif\0\0")) + whole[end:]
+
+
+def saved(**options):
+    encoded = io.BytesIO()
+    Image.new("RGB", (40, 20)).save(encoded, **options)
+    return encoded.getvalue()
+
+
+IMAGES = {
+    "png": (saved(format="PNG"), (40, 20)),
+    "jpeg": (saved(format="JPEG"), (40, 20)),
+    "turned jpeg": (saved(format="JPEG", exif=exif(TURNED)), (20, 40)),
+    "mirrored jpeg": (saved(format="JPEG", exif=exif(2)), (40, 20)),
+    "turned png": (saved(format="PNG", exif=exif(TURNED)), (20, 40)),
+    "turned png, behind its pixels": (png_with_exif_at_the_end(), (20, 40)),
+    "turned webp": (saved(format="WEBP", exif=exif(TURNED)), (20, 40)),
+    "an orientation that there is not": (saved(format="JPEG", exif=exif(9)), (40, 20)),
+    "gif": (saved(format="GIF"), (40, 20)),
+}
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_the_size_is_that_of_the_image_as_it_is_shown(tmp_path, name):
+    encoded, size = IMAGES[name]
+    (tmp_path / "x").write_bytes(encoded)
+    url = f"data:image/png;base64,{base64.b64encode(encoded).decode()}"
+    assert read_header(str(tmp_path / "x")).size == size
+    assert read_header(f"file://{tmp_path / 'x'}").size == size
+    assert read_header(url).size == size
+    assert load_image(url).size == size
+
+
+def test_pixels_are_not_decoded(tmp_path):
+    cut = saved(format="PNG")
+    (tmp_path / "x.png").write_bytes(cut[: cut.index(b"IDAT") + 8])
+    assert read_header(str(tmp_path / "x.png")).size == (40, 20)
+    with pytest.raises(ImageError):
+        load_image(str(tmp_path / "x.png"))
+
+
+@pytest.mark.parametrize("content", [b"", b"no image", saved(format="PNG")[:20], None])
+def test_what_has_no_header_is_named(tmp_path, content):
+    if content is not None:
+        (tmp_path / "x.png").write_bytes(content)
+    with pytest.raises(ImageError, match=r"x\.png: cannot be read"):
+        read_header(str(tmp_path / "x.png"))
+
+
+def record(*images, size=(40, 20)):
+    return Record(0, "one", tuple(map(str, images)), *size)
+
+
+def test_a_record_is_compared_with_what_its_image_shows(tmp_path):
+    Image.new("RGB", (40, 20)).save(tmp_path / "a.jpg", exif=exif(TURNED))
+    Image.new("RGB", (40, 20)).save(tmp_path / "b.jpg")
+    a, b, lost = (tmp_path / name for name in ("a.jpg", "b.jpg", "lost.jpg"))
+    assert size_fault(record(a, size=(20, 40))) is None
+    assert size_fault(record(a)).found == (20, 40)
+    assert size_fault(record(b)) is None
+    assert size_fault(record(a, b)) is None, "of several images one has the size"
+    assert size_fault(record(lost)) is None, "it is missing, which others say"
+    assert size_fault(record(a, size=(0, 0))) is None, "a GRPO run reads no size"
+
+
+def test_a_record_that_contradicts_its_image_is_not_trained_on(tmp_path):
+    Image.new("RGB", (40, 20)).save(tmp_path / "a.png")
+    with pytest.raises(SizeError, match=r"a\.png: 40x20 as it is shown, where its record says 20x40"):
+        chat_messages(record(tmp_path / "a.png", size=(20, 40)), "List.")
+    assert isinstance(record_fault(record(tmp_path / "a.png", size=(20, 40))), SizeError)
+    assert record_fault(record(tmp_path / "a.png")) is None
+    assert chat_messages(record(tmp_path / "a.png"), "List.")
+
+
+def write_records(folder, count, wrong):
+    """Write records of one image; those at `wrong` say another size. A blank line stands first."""
+    Image.new("RGB", (40, 20)).save(folder / "a.png")
+    sizes = [(41 if number in wrong else 40, 20) for number in range(count)]
+    written = [{"images": ["a.png"], "width": width, "height": height, "objects": []} for width, height in sizes]
+    (folder / "x.jsonl").write_text("\n" + "\n".join(map(json.dumps, written)))
+    return folder / "x.jsonl"
+
+
+def test_at_the_start_of_a_run_contradictions_are_told_by_their_lines(tmp_path):
+    path = write_records(tmp_path, 5, wrong={1, 4})
+    problems = size_problems(path, load_records(path))
+    assert [one.path for one in problems] == [f"{path}:{number} width, height" for number in (3, 6)]
+    assert all("its image has 40x20 as it is shown" in one.rule and one.way_out for one in problems)
+    with pytest.raises(ConfigError, match="41x20"):
+        raise ConfigError(problems)
+
+
+def test_at_the_start_of_a_run_so_many_images_are_opened_however_many_there_are(tmp_path, monkeypatch):
+    opened = []
+    monkeypatch.setattr(image_headers, "size_fault", lambda one: opened.append(one.index))
+    records = [record(tmp_path / "a.png")] * (LOOKED_AT * 5 + 3)
+    assert size_problems(tmp_path / "x.jsonl", records) == []
+    assert 0.8 * LOOKED_AT < len(opened) <= LOOKED_AT
+
+
+@pytest.mark.parametrize(("count", "most"), [(0, 3), (1, 3), (3, 3), (4, 3), (10, 3), (1000, 7)])
+def test_a_spread_reaches_over_all_of_them(count, most):
+    found = spread(range(count), most)
+    assert len(found) <= most
+    assert len(set(found)) == len(found)
+    assert len(found) >= min(count, most) / 2
+    assert not count or found[-1] >= (count - 1) / 2
