@@ -1,29 +1,58 @@
-"""`stage2 import`: annotations of other formats as a data file of records."""
+"""`stage2 import`: annotations of other formats as a data file of records, by one writer and one set of rules."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import track
 
 from stage2_api.errors import ConfigError, Problem
-from stage2_trainer.prepare.annotated_image import AnnotatedImage, Tally
-from stage2_trainer.prepare.coco import count_images, read_coco
+from stage2_trainer.prepare.annotated_image import AnnotatedImage, AnnotatedSet, Tally
+from stage2_trainer.prepare.coco import read_coco
+from stage2_trainer.prepare.hugging_face import HubChoice, read_hub
+from stage2_trainer.prepare.new_files import check_new
 from stage2_trainer.prepare.record_writer import RecordChoice, write_records
+from stage2_trainer.prepare.voc import VocChoice, read_voc
+from stage2_trainer.prepare.yolo import read_yolo
 
 
 def import_coco(annotations: Path, images: Path, output: Path, choice: RecordChoice) -> int:
     """Write the records of a COCO file, and say what was left out; 0. Raises ConfigError."""
-    if output.exists():
-        raise ConfigError([Problem("--output", str(output), "must be a new file", "remove it, or name another one")])
-    if not images.is_dir():
-        raise ConfigError([Problem("--images", str(images), "must be a folder", "check the path")])
+    _require_folder("--images", images)
+    outlines = choice.geometry == "poly"
+    return _write(lambda tally: read_coco(annotations, images, tally, outlines=outlines), output, choice)
+
+
+def import_yolo(data: Path, split: str, output: Path, choice: RecordChoice) -> int:
+    """Write the records of a data set in YOLO's layout, and say what was left out; 0. Raises ConfigError."""
+    return _write(lambda tally: read_yolo(data, split, tally), output, choice)
+
+
+def import_voc(folder: Path, what: VocChoice, output: Path, choice: RecordChoice) -> int:
+    """Write the records of a folder of Pascal VOC, and say what was left out; 0. Raises ConfigError."""
+    _require_folder("FOLDER", folder)
+    return _write(lambda tally: read_voc(folder, what, tally), output, choice)
+
+
+def import_hub(source: str, what: HubChoice, output: Path, choice: RecordChoice) -> int:
+    """Write the records of a data set of Hugging Face, and say what was left out; 0. Raises ConfigError."""
+    outlines = choice.geometry == "poly"
+    return _write(lambda tally: read_hub(source, what, tally, outlines=outlines), output, choice)
+
+
+def _require_folder(option: str, folder: Path) -> None:
+    if not folder.is_dir():
+        raise ConfigError([Problem(option, str(folder), "must be a folder", "check the path")])
+
+
+def _write(read: Callable[[Tally], AnnotatedSet], output: Path, choice: RecordChoice) -> int:
+    check_new(output)
     tally = Tally()
-    found = read_coco(annotations, images, tally, outlines=choice.geometry == "poly")
-    write_records(_shown(found, count_images(annotations)), output, choice, tally)
+    found = read(tally)
+    write_records(_shown(found, found.total), output, choice, tally)
     _say(tally, output)
     return 0
 
@@ -37,13 +66,18 @@ def _shown(images: Iterable[AnnotatedImage], total: int) -> Iterator[AnnotatedIm
 def _say(tally: Tally, output: Path) -> None:
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"{output}: {tally.records:,} records, {tally.objects:,} objects", markup=False)
-    for line in (*_lines("images", tally.images_left_out, tally), *_lines("objects", tally.objects_left_out, tally)):
+    lines = (
+        *_lines("left out: {:,} images: ", tally.images_left_out, tally),
+        *_lines("left out: {:,} objects: ", tally.objects_left_out, tally),
+        *_lines("noted {:,} times: ", tally.changed, tally),
+    )
+    for line in lines:
         console.print(line, markup=False)
 
 
-def _lines(what: str, reasons: Counter[str], tally: Tally) -> Sequence[str]:
+def _lines(head: str, reasons: Counter[str], tally: Tally) -> Sequence[str]:
     return [
-        f"  left out: {count:,} {what}: {reason} ({_few(tally.names[reason], count)})"
+        f"  {head.format(count)}{reason} ({_few(tally.names[reason], count)})"
         for reason, count in reasons.most_common()
     ]
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from stage2_api.errors import EXIT_CONFIG, ConfigError
+from stage2_cli.import_commands import imports
 
 if TYPE_CHECKING:
     from stage2_api.runconfig import RunConfig
@@ -19,7 +20,6 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-imports = typer.Typer(no_args_is_help=True, help="Make a data file of records from annotations of another format.")
 app.add_typer(imports, name="import")
 
 JobFile = Annotated[Path, typer.Argument(metavar="FILE", help="A RolloutMatchingJob (YAML).")]
@@ -83,28 +83,6 @@ def prepare(
     from stage2_cli.prepare import prepare_model
 
     raise typer.Exit(prepare_model(model, output, start=start))
-
-
-@imports.command()
-def coco(  # noqa: PLR0913 - one parameter for each option
-    annotations: Annotated[Path, typer.Option(metavar="FILE", help="instances_*.json of COCO, or LVIS's file.")],
-    images: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the images.")],
-    output: Annotated[Path, typer.Option(metavar="OUT.jsonl", help="The data file.")],
-    geometry: Annotated[Literal["bbox", "poly"], typer.Option(help="Boxes, or outlines of segmentations.")] = "bbox",
-    order: Annotated[
-        Literal["reading", "file"], typer.Option(help="Objects from top to bottom and left to right, or as they come.")
-    ] = "reading",
-    classes: Annotated[str | None, typer.Option(metavar="A,B", help="Categories that are kept.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Most records.")] = None,
-    max_objects: Annotated[int | None, typer.Option(min=1, help="Images with more objects are left out.")] = None,
-) -> None:
-    """Make records of a COCO file; what is left out is counted, each for its reason."""
-    from stage2_cli.importing import import_coco
-    from stage2_trainer.prepare.record_writer import RecordChoice
-
-    kept = frozenset(name.strip() for name in classes.split(",")) if classes else None
-    choice = RecordChoice(geometry=geometry, order=order, classes=kept, limit=limit, max_objects=max_objects)
-    raise typer.Exit(import_coco(annotations, images, output, choice))
 
 
 @app.command()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,16 @@ Outline = Sequence[tuple[float, float]]
 NAMED = 3
 
 
+class LeftOut(Exception):
+    """An image or an object is left out, for this reason."""
+
+
 @dataclass(frozen=True)
 class AnnotatedObject:
-    """An object: its box (x1, y1, x2, y2) and the outlines of its parts, in pixels; no outlines where only a box is."""
+    """An object: its box (x1, y1, x2, y2) and the outlines of its parts, in pixels; no outlines where only a box is.
+
+    Pixels are counted from the image's edge: its left column lies between 0 and 1.
+    """
 
     desc: str
     box: tuple[float, float, float, float]
@@ -23,23 +30,30 @@ class AnnotatedObject:
 
 @dataclass(frozen=True)
 class AnnotatedImage:
-    """An image with its objects. size: width and height that the annotations say; None where they say none."""
+    """An image with its objects. size: width and height that the annotations say; None where they say none.
+
+    shares: coordinates are shares of width and height, not pixels. content: the encoded image where it lies inside the
+    data set and has no file; `path` is then the name of the file that it is to have.
+    """
 
     sample_id: str
     path: Path
     size: tuple[int, int] | None
     objects: Sequence[AnnotatedObject]
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    shares: bool = False
+    content: bytes | None = None
 
 
 @dataclass
 class Tally:
-    """What was written, and what was left out: by reason how many, and the first few by name."""
+    """What was written, what was left out, and what was changed: by reason how many, and the first few by name."""
 
     records: int = 0
     objects: int = 0
     images_left_out: Counter[str] = field(default_factory=Counter)
     objects_left_out: Counter[str] = field(default_factory=Counter)
+    changed: Counter[str] = field(default_factory=Counter)
     names: dict[str, list[str]] = field(default_factory=dict)
 
     def leave_out_image(self, reason: str, name: str) -> None:
@@ -52,7 +66,23 @@ class Tally:
         self.objects_left_out[reason] += 1
         self._name(reason, name)
 
+    def change(self, rule: str, name: str) -> None:
+        """Count what is written otherwise than it stands in the annotations, or by a rule that a person should know."""
+        self.changed[rule] += 1
+        self._name(rule, name)
+
     def _name(self, reason: str, name: str) -> None:
         named = self.names.setdefault(reason, [])
         if len(named) < NAMED:
             named.append(name)
+
+
+@dataclass(frozen=True)
+class AnnotatedSet:
+    """The images of a data set, read one by one, and how many there are."""
+
+    total: int
+    images: Iterable[AnnotatedImage]
+
+    def __iter__(self) -> Iterator[AnnotatedImage]:
+        return iter(self.images)

@@ -12,14 +12,16 @@ from typing import Any, Literal
 import numpy as np
 
 from stage2_api.coordinates import coord_token, to_bin
-from stage2_trainer.data.image_headers import read_header
+from stage2_trainer.data.image_headers import header_of, read_header
 from stage2_trainer.data.images import ImageError
-from stage2_trainer.prepare.annotated_image import AnnotatedImage, AnnotatedObject, Tally
+from stage2_trainer.prepare.annotated_image import AnnotatedImage, AnnotatedObject, LeftOut, Tally
+from stage2_trainer.prepare.new_files import NewFiles, new_files
 from stage2_trainer.prepare.outline import area, simplified, without_repeats
 
 Geometry = Literal["bbox", "poly"]
 Order = Literal["reading", "file"]
 TOLERANCE_BINS = 1.0
+CLIPPED_PIXELS = 1.0  # rounding puts edges of boxes so far outside
 
 MISSING = "its file is missing"
 UNREADABLE = "its file cannot be read"
@@ -28,6 +30,8 @@ OTHER_SIZE = "its file has another size than its annotations say"
 CROWDED = "it has more objects than --max-objects"
 NO_AREA = "it has no area in the image"
 FURTHER_PARTS = "a further part of an object of several"
+CLIPPED = "a box reached more than a pixel out of its image, and was clipped"
+UNSEEN_CLASS = "a name of --classes that no object has"
 
 
 @dataclass(frozen=True)
@@ -46,97 +50,112 @@ class RecordChoice:
 
 
 def write_records(images: Iterable[AnnotatedImage], output: Path, choice: RecordChoice, tally: Tally) -> None:
-    """Write a data file; it gets its name when it is whole. Paths of images are relative to its folder."""
-    output.parent.mkdir(parents=True, exist_ok=True)
-    aside = output.with_name(f".{output.name}.unfinished")
-    try:
-        with aside.open("w", encoding="utf-8") as file:
-            for image in images:
-                if choice.limit is not None and tally.records >= choice.limit:
-                    break
-                record = _record(image, output.parent, choice, tally)
-                if record is not None:
-                    file.write(json.dumps(record, ensure_ascii=False) + "\n")
-                    tally.records += 1
-                    tally.objects += len(record["objects"])
-        aside.rename(output)
-    finally:
-        aside.unlink(missing_ok=True)
+    """Write a data file; it gets its name when it is whole. Paths of images are relative to its folder.
+
+    Images that have no files get some in a folder beside it.
+    """
+    writer = _Writer(output, choice, tally)
+    with new_files(output) as files, files.lines.open("w", encoding="utf-8") as file:
+        for image in images:
+            if choice.limit is not None and tally.records >= choice.limit:
+                break
+            record = writer.record(image, files)
+            if record is not None:
+                file.write(json.dumps(record, ensure_ascii=False) + "\n")
+                tally.records += 1
+                tally.objects += len(record["objects"])
+    for name in sorted(writer.unseen):
+        tally.change(UNSEEN_CLASS, name)
 
 
-def _record(image: AnnotatedImage, folder: Path, choice: RecordChoice, tally: Tally) -> dict[str, Any] | None:
-    """Return the record of an image; None where it is left out."""
-    try:
-        width, height = _size(image)
-    except _LeftOut as left_out:
-        tally.leave_out_image(str(left_out), image.sample_id)
-        return None
-    wanted = [one for one in image.objects if choice.classes is None or one.desc in choice.classes]
-    placed = [(_bins(one, width, height, choice.geometry, tally, image.sample_id), one.desc) for one in wanted]
-    objects = [(bins, desc) for bins, desc in placed if bins]
-    if choice.max_objects is not None and len(objects) > choice.max_objects:
-        tally.leave_out_image(CROWDED, image.sample_id)
-        return None
-    if choice.order == "reading":
-        objects.sort(key=lambda found: (min(found[0][1::2]), min(found[0][0::2])))
-    key = "bbox_2d" if choice.geometry == "bbox" else "poly"
-    return {
-        "sample_id": image.sample_id,
-        "images": [os.path.relpath(image.path.absolute(), folder.absolute())],
-        "width": width,
-        "height": height,
-        "objects": [{"desc": desc, key: [coord_token(number) for number in bins]} for bins, desc in objects],
-        **({"metadata": dict(image.metadata)} if image.metadata else {}),
-    }
+class _Writer:
+    """Makes records for one data file. unseen: the names of --classes that no object had so far."""
 
+    def __init__(self, output: Path, choice: RecordChoice, tally: Tally) -> None:
+        self._folder = output.parent.absolute()
+        self._choice = choice
+        self._tally = tally
+        self.unseen = set(choice.classes or ())
 
-class _LeftOut(Exception):
-    """An image is left out, for this reason."""
+    def record(self, image: AnnotatedImage, files: NewFiles) -> dict[str, Any] | None:
+        """Return the record of an image; None where it is left out."""
+        try:
+            width, height = _size(image)
+            objects = self._objects(image, width, height)
+        except LeftOut as left_out:
+            self._tally.leave_out_image(str(left_out), image.sample_id)
+            return None
+        path = image.path if image.content is None else files.image(image.path.name, image.content)
+        key = "bbox_2d" if self._choice.geometry == "bbox" else "poly"
+        return {
+            "sample_id": image.sample_id,
+            "images": [os.path.relpath(path.absolute(), self._folder)],
+            "width": width,
+            "height": height,
+            "objects": [{"desc": desc, key: [coord_token(number) for number in bins]} for bins, desc in objects],
+            **({"metadata": dict(image.metadata)} if image.metadata else {}),
+        }
+
+    def _objects(self, image: AnnotatedImage, width: int, height: int) -> list[tuple[tuple[int, ...], str]]:
+        """Return bins and description of the objects that are kept, in their order. Raises LeftOut for the image."""
+        classes, most = self._choice.classes, self._choice.max_objects
+        objects = []
+        for one in image.objects:
+            if classes is not None and one.desc not in classes:
+                continue
+            self.unseen.discard(one.desc)
+            try:
+                objects.append((self._bins(one, image, width, height), one.desc))
+            except LeftOut as left_out:
+                self._tally.leave_out_object(str(left_out), f"{image.sample_id} {one.desc}")
+        if most is not None and len(objects) > most:
+            raise LeftOut(CROWDED)
+        if self._choice.order == "reading":
+            objects.sort(key=lambda found: (min(found[0][1::2]), min(found[0][0::2])))
+        return objects
+
+    def _bins(self, one: AnnotatedObject, image: AnnotatedImage, width: int, height: int) -> tuple[int, ...]:
+        """Return an object's bins, x and y in turn. Raises LeftOut."""
+        scale = (width, height) if image.shares else (1, 1)
+        x1, y1, x2, y2 = (number * scale[i % 2] for i, number in enumerate(one.box))
+        left, right = (min(max(x, 0.0), width) for x in (x1, x2))
+        top, bottom = (min(max(y, 0.0), height) for y in (y1, y2))
+        if right <= left or bottom <= top:
+            raise LeftOut(NO_AREA)
+        if max(left - x1, x2 - right, top - y1, y2 - bottom) > CLIPPED_PIXELS:
+            self._tally.change(CLIPPED, f"{image.sample_id} {one.desc}")
+        box = (to_bin(left, width), to_bin(top, height), to_bin(right, width), to_bin(bottom, height))
+        if self._choice.geometry == "bbox":
+            return box
+        return self._outline_bins(one, box, (width / scale[0], height / scale[1]), image.sample_id)
+
+    def _outline_bins(
+        self, one: AnnotatedObject, box: tuple[int, ...], sides: tuple[float, float], sample_id: str
+    ) -> tuple[int, ...]:
+        """Return the outline of the largest part, or the corners of the box where there is none with three points."""
+        parts = sorted(one.outlines, key=area, reverse=True)
+        for _ in parts[1:]:
+            self._tally.leave_out_object(FURTHER_PARTS, f"{sample_id} {one.desc}")
+        for part in parts[:1]:
+            scaled = np.asarray(part, dtype=np.float64) * (1000 / sides[0], 1000 / sides[1])
+            few = simplified(scaled, TOLERANCE_BINS) if len(scaled) > 3 else scaled
+            points = without_repeats([(to_bin(x, 1000), to_bin(y, 1000)) for x, y in few])
+            if len(set(points)) >= 3:
+                return tuple(number for point in points for number in point)
+        x1, y1, x2, y2 = box
+        return (x1, y1, x2, y1, x2, y2, x1, y2)
 
 
 def _size(image: AnnotatedImage) -> tuple[int, int]:
-    """Return width and height from the image's header. Raises _LeftOut."""
-    if not image.path.is_file():
-        raise _LeftOut(MISSING)
+    """Return width and height from the image's header. Raises LeftOut."""
+    if image.content is None and not image.path.is_file():
+        raise LeftOut(MISSING)
     try:
-        header = read_header(str(image.path))
+        header = read_header(str(image.path)) if image.content is None else header_of(image.content, str(image.path))
     except ImageError as error:
-        raise _LeftOut(UNREADABLE) from error
+        raise LeftOut(UNREADABLE) from error
     if header.turned and (header.stored == header.size or image.size in (None, header.stored)):
-        raise _LeftOut(TURNED)
+        raise LeftOut(TURNED)
     if image.size not in (None, header.size):
-        raise _LeftOut(OTHER_SIZE)
+        raise LeftOut(OTHER_SIZE)
     return header.size
-
-
-def _bins(
-    one: AnnotatedObject, width: int, height: int, geometry: Geometry, tally: Tally, sample_id: str
-) -> tuple[int, ...]:
-    """Return an object's bins, x and y in turn; none where it is left out."""
-    x1, y1, x2, y2 = one.box
-    left, right = (min(max(x, 0.0), width) for x in (x1, x2))
-    top, bottom = (min(max(y, 0.0), height) for y in (y1, y2))
-    if right <= left or bottom <= top:
-        tally.leave_out_object(NO_AREA, f"{sample_id} {one.desc}")
-        return ()
-    box = (to_bin(left, width), to_bin(top, height), to_bin(right, width), to_bin(bottom, height))
-    if geometry == "bbox":
-        return box
-    return _outline_bins(one, box, width, height, tally, sample_id)
-
-
-def _outline_bins(
-    one: AnnotatedObject, box: tuple[int, ...], width: int, height: int, tally: Tally, sample_id: str
-) -> tuple[int, ...]:
-    """Return the outline of the largest part, or the corners of the box where there is none with three points."""
-    parts = sorted(one.outlines, key=area, reverse=True)
-    for _ in parts[1:]:
-        tally.leave_out_object(FURTHER_PARTS, f"{sample_id} {one.desc}")
-    for part in parts[:1]:
-        scaled = np.asarray(part, dtype=np.float64) * (1000 / width, 1000 / height)
-        few = simplified(scaled, TOLERANCE_BINS) if len(scaled) > 3 else scaled
-        points = without_repeats([(to_bin(x, 1000), to_bin(y, 1000)) for x, y in few])
-        if len(set(points)) >= 3:
-            return tuple(number for point in points for number in point)
-    x1, y1, x2, y2 = box
-    return (x1, y1, x2, y1, x2, y2, x1, y2)

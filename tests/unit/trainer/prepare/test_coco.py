@@ -14,7 +14,7 @@ from stage2_api.coordinates import coord_bin
 from stage2_api.errors import ConfigError
 from stage2_trainer.data.images import load_image
 from stage2_trainer.data.records import load_records
-from stage2_trainer.prepare import coco, record_writer
+from stage2_trainer.prepare import annotation_values, coco, record_writer
 from stage2_trainer.prepare.annotated_image import Tally
 from stage2_trainer.prepare.coco import read_coco
 from stage2_trainer.prepare.outline import area, mask_of_runs, of_mask, simplified
@@ -80,13 +80,13 @@ def test_boxes_are_clipped_to_the_image(tmp_path):
 
 
 LEFT_OUT = {
-    "crowd": (annotation(1, iscrowd=1), coco.CROWD),
-    "no category": (annotation(1, category=99), coco.NO_CATEGORY),
-    "a list as category": (annotation(1, category=[3]), coco.NO_CATEGORY),
+    "crowd": (annotation(1, iscrowd=1), annotation_values.CROWD),
+    "no category": (annotation(1, category=99), annotation_values.NO_CATEGORY),
+    "a list as category": (annotation(1, category=[3]), annotation_values.NO_CATEGORY),
     "no image": (annotation(1, image=9), coco.NO_IMAGE),
-    "three numbers": (annotation(1, bbox=(1, 2, 3)), coco.BROKEN_BOX),
-    "a text": (annotation(1, bbox=("1", 2, 3, 4)), coco.BROKEN_BOX),
-    "not a number": (annotation(1, bbox=(float("nan"), 2, 3, 4)), coco.BROKEN_BOX),
+    "three numbers": (annotation(1, bbox=(1, 2, 3)), annotation_values.BROKEN_BOX),
+    "a text": (annotation(1, bbox=("1", 2, 3, 4)), annotation_values.BROKEN_BOX),
+    "not a number": (annotation(1, bbox=(float("nan"), 2, 3, 4)), annotation_values.BROKEN_BOX),
     "no width": (annotation(1, bbox=(1, 2, 0, 4)), record_writer.NO_AREA),
     "negative": (annotation(1, bbox=(1, 2, -3, 4)), record_writer.NO_AREA),
     "outside": (annotation(1, bbox=(101, 2, 3, 4)), record_writer.NO_AREA),
@@ -151,7 +151,7 @@ def test_polygons_keep_the_largest_part_and_count_the_others(tmp_path):
 def test_a_broken_segmentation_is_left_out_and_counted(tmp_path, segmentation):
     data = DataSet(tmp_path, [annotation(1, segmentation=segmentation)])
     assert data.records(geometry="poly")[0]["objects"] == []
-    assert data.tally.objects_left_out == {coco.BROKEN_OUTLINE: 1}
+    assert data.tally.objects_left_out == {annotation_values.BROKEN_OUTLINE: 1}
 
 
 def test_without_a_segmentation_the_outline_is_the_box(tmp_path):
@@ -234,7 +234,7 @@ def test_the_command_says_what_it_wrote_and_what_it_left_out(tmp_path):
     command += ["--images", data.images, "--output", data.output]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True)
     assert "1 records, 1 objects" in done.stdout
-    assert f"left out: 1 objects: {coco.CROWD} (annotation 2)" in done.stdout
+    assert f"left out: 1 objects: {annotation_values.CROWD} (annotation 2)" in done.stdout
     again = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
     assert again.returncode == 64
     assert "must be a new file" in again.stderr

@@ -1,0 +1,114 @@
+"""Data sets in YOLO's layout become records, each oddity by its rule."""
+
+import pytest
+
+from stage2_api.errors import ConfigError
+from stage2_trainer.prepare import annotation_values, record_writer, yolo
+from tests.unit.trainer.prepare.odd_sets import import_yolo, picture
+from tests.unit.trainer.prepare.odd_sets import yolo as written
+
+BOX = "0 0.5 0.25 0.2 0.1"  # centre and size
+BINS = [400, 200, 600, 300]
+
+
+def test_boxes_are_shares_of_the_image_by_their_centre(tmp_path):
+    found = import_yolo(tmp_path, written(tmp_path, {"a.png": f"{BOX}\n1 0.5 0.5 1 1\n"}), order="file")
+    assert found.objects == [("cat", BINS), ("dog", [0, 0, 999, 999])]
+    assert found.counts == {}
+    (record,) = found.records
+    assert (record["sample_id"], record["images"]) == ("images/train/a", ["../images/train/a.png"])
+    assert (record["width"], record["height"]) == (100, 200)
+
+
+def test_segments_are_polygons_and_their_boxes(tmp_path):
+    data = written(tmp_path, {"a.png": "1 0.1 0.1 0.5 0.1 0.5 0.9\n"})
+    assert import_yolo(tmp_path, data, geometry="poly").objects == [("dog", [100, 100, 500, 100, 500, 900])]
+    (tmp_path / "out" / "x.jsonl").unlink()
+    assert import_yolo(tmp_path, data).objects == [("dog", [100, 100, 500, 900])]
+
+
+LABELS = {
+    "a background": ("", [], {}),
+    "no label file": (None, [], {yolo.BACKGROUND: 1}),
+    "a line twice": (f"{BOX}\n{BOX}  \n", [("cat", BINS)], {yolo.REPEATED: 1}),
+    "a class that there is not": (f"7 0.5 0.5 0.1 0.1\n{BOX}", [("cat", BINS)], {annotation_values.NO_CATEGORY: 1}),
+    "a class with a fraction": (f"0.5 0.5 0.5 0.1 0.1\n{BOX}", [("cat", BINS)], {yolo.BROKEN_LINE: 1}),
+    "a class written as 0.0": ("0.0 0.5 0.25 0.2 0.1", [("cat", BINS)], {}),
+    "a confidence behind the box": (f"0 0.5 0.5 0.1 0.1 0.9\n{BOX}", [("cat", BINS)], {yolo.BROKEN_LINE: 1}),
+    "three numbers": (f"0 0.5 0.5 0.1\n{BOX}", [("cat", BINS)], {yolo.BROKEN_LINE: 1}),
+    "words": (f"cat 0.5 0.5 0.1 0.1\n{BOX}", [("cat", BINS)], {yolo.BROKEN_LINE: 1}),
+    "not a number": (f"0 nan 0.5 0.1 0.1\n{BOX}", [("cat", BINS)], {yolo.NOT_SHARES: 1}),
+    "pixels": (f"0 50 50 20 20\n{BOX}", [("cat", BINS)], {yolo.NOT_SHARES: 1}),
+    "negative": (f"0 -0.5 0.5 0.1 0.1\n{BOX}", [("cat", BINS)], {yolo.NOT_SHARES: 1}),
+    "no area": (f"0 0.5 0.5 0 0.1\n{BOX}", [("cat", BINS)], {record_writer.NO_AREA: 1}),
+    "a box that reaches out": ("0 0.05 0.25 0.2 0.1", [("cat", [0, 200, 150, 300])], {record_writer.CLIPPED: 1}),
+}
+
+
+@pytest.mark.parametrize("case", LABELS)
+def test_an_odd_label_file_is_read_by_its_rule(tmp_path, case):
+    labels, objects, counts = LABELS[case]
+    found = import_yolo(tmp_path, written(tmp_path, {"a.png": labels}))
+    assert (found.objects, found.counts) == (objects, counts)
+    assert len(found.records) == 1
+
+
+def test_a_label_file_that_is_no_text_leaves_its_image_out(tmp_path):
+    found = import_yolo(tmp_path, written(tmp_path, {"a.png": b"\xff\xfe\0", "b.png": BOX}))
+    assert [record["sample_id"] for record in found.records] == ["images/train/b"]
+    assert found.counts == {yolo.BROKEN_LABELS: 1}
+
+
+def test_labels_without_an_image_are_counted(tmp_path):
+    found = import_yolo(tmp_path, written(tmp_path, {"a.png": BOX, "lost.png": BOX}, images=["a.png"]))
+    assert (len(found.records), found.counts) == (1, {record_writer.MISSING: 1})
+
+
+def test_of_poses_the_box_is_taken_and_the_keypoints_are_counted(tmp_path):
+    data = written(tmp_path, {"a.png": f"{BOX} 0.1 0.1 2 0.2 0.2 2"}, kpt_shape=[2, 3])
+    found = import_yolo(tmp_path, data)
+    assert (found.objects, found.counts) == ([("cat", BINS)], {yolo.KEYPOINTS: 1})
+
+
+@pytest.mark.parametrize("train", ["../images/train", ["images/train"], "list.txt", "images"])
+def test_a_split_is_a_folder_some_or_a_list(tmp_path, train):
+    data = written(tmp_path, {"a.png": BOX}, train=train, path=None)
+    (tmp_path / "list.txt").write_text("./images/train/a.png\n")
+    assert import_yolo(tmp_path, data).objects == [("cat", BINS)]
+
+
+def test_a_folder_may_be_given_and_names_may_be_a_list(tmp_path):
+    written(tmp_path, {"a.png": BOX}, names=["cat"], nc=1)
+    assert import_yolo(tmp_path, tmp_path).objects == [("cat", BINS)]
+
+
+def test_an_image_that_is_turned_is_left_out(tmp_path):
+    data = written(tmp_path, {"a.jpg": BOX})
+    picture(tmp_path / "images" / "train" / "a.jpg", orientation=6)
+    assert import_yolo(tmp_path, data).counts == {record_writer.TURNED: 1}
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"names": None}, "names: nothing; must list the classes"),
+        ({"names": {0: ""}}, r"names\.0: ''; must be a number and its name"),
+        ({"names": {0: False}}, "write it in quotes"),
+        ({"names": {"a": "b"}}, r"names\.a"),
+        ({"nc": 3}, "nc: 3; must be the number of names, 2"),
+        ({"train": None, "val": "images/train"}, "--split: 'train'; .* has val"),
+        ({"train": "lost"}, "is not under"),
+        ({"train": "labels"}, "has no images"),
+    ],
+)
+def test_a_file_that_contradicts_itself_is_refused_and_writes_nothing(tmp_path, changes, told):
+    with pytest.raises(ConfigError, match=told):
+        import_yolo(tmp_path, written(tmp_path, {"a.png": BOX}, **changes))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("content", [b"{", b"- 1", b"\xff"])
+def test_a_file_that_is_no_yaml_mapping_is_refused(tmp_path, content):
+    (tmp_path / "data.yaml").write_bytes(content)
+    with pytest.raises(ConfigError, match="DATA: "):
+        import_yolo(tmp_path, tmp_path)

@@ -1,0 +1,54 @@
+"""What annotations of all formats hold: numbers, boxes, segmentations; and why an object is left out for them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from stage2_api.errors import ConfigError, Problem
+from stage2_trainer.prepare.annotated_image import LeftOut, Outline
+from stage2_trainer.prepare.outline import mask_of_runs, of_mask
+
+Box = tuple[float, float, float, float]
+
+IMAGE_ENDINGS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
+
+CROWD = "it is a crowd, not an object (iscrowd)"
+BROKEN_BOX = "its box is not four numbers"
+BROKEN_OUTLINE = "its segmentation cannot be read"
+NO_CATEGORY = "its category is not in the file"
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a finite number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def four_numbers(value: Any) -> Box:
+    """Return a box's numbers. Raises LeftOut."""
+    if not isinstance(value, list | tuple) or len(value) != 4 or not all(map(is_number, value)):
+        raise LeftOut(BROKEN_BOX)
+    first, second, third, fourth = value
+    return first, second, third, fourth
+
+
+def outlines_of(segmentation: Any) -> list[Outline]:
+    """Return the outlines of COCO's polygons, or of its run-length mask; none of None. Raises LeftOut."""
+    try:
+        if isinstance(segmentation, dict):
+            height, width = segmentation["size"]
+            return of_mask(mask_of_runs(segmentation["counts"], height, width))
+        return [_polygon(flat) for flat in segmentation or ()]
+    except (ValueError, TypeError, KeyError) as error:
+        raise LeftOut(BROKEN_OUTLINE) from error
+
+
+def refused(path: str, value: object, rule: str, way_out: str) -> ConfigError:
+    """Return that a file cannot be imported, with the place in it."""
+    return ConfigError([Problem(path, value, rule, way_out)])
+
+
+def _polygon(flat: Any) -> Outline:
+    if len(flat) < 6 or len(flat) % 2 or not all(map(is_number, flat)):
+        raise ValueError("a polygon is a list of at least three points, x and y in turn")
+    return list(zip(flat[::2], flat[1::2], strict=True))

@@ -1,0 +1,200 @@
+"""Data sets of Hugging Face's `datasets` with a column of images and one of objects, as annotated images.
+
+Of a row the objects are `{bbox: [...], category: [...]}`, or a list of such; a category is a text, or a number that the
+feature (ClassLabel) or a person names. What the four numbers of a box mean no data set says, so a person does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from stage2_trainer.data.image_headers import header_of
+from stage2_trainer.data.images import ImageError
+from stage2_trainer.prepare.annotated_image import AnnotatedImage, AnnotatedObject, AnnotatedSet, LeftOut, Tally
+from stage2_trainer.prepare.annotation_values import CROWD, NO_CATEGORY, Box, four_numbers, outlines_of, refused
+
+BoxFormat = Literal["coco", "voc", "yolo"]
+BOXES = ("bbox", "boxes", "box")
+CATEGORIES = ("category", "category_id", "label", "labels", "categories", "class")
+CROWDS = ("iscrowd", "is_crowd")
+SAMPLE_IDS = ("image_id", "id", "sample_id")
+SAVED = ("state.json", "dataset_dict.json")  # what save_to_disk leaves
+
+UNEVEN = "its lists of objects have different lengths"
+
+
+@dataclass(frozen=True)
+class HubChoice:
+    """What is read of a data set.
+
+    boxes: the four numbers of a box: coco, left, top, width and height in pixels; voc, left, top, right and bottom in
+    pixels; yolo, centre, width and height as shares. names: the names of numbered categories. image, objects: columns;
+    None looks for them.
+    """
+
+    boxes: BoxFormat
+    split: str | None = None
+    names: Sequence[str] = ()
+    image: str | None = None
+    objects: str | None = None
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """The columns of a data set: of images, of objects, in these of boxes and categories; the names of numbers."""
+
+    image: str
+    objects: str
+    box: str
+    category: str
+    names: Sequence[str]
+
+
+def read_hub(source: str, choice: HubChoice, tally: Tally, *, outlines: bool = False) -> AnnotatedSet:
+    """Return the images of a folder that save_to_disk wrote, or of a data set's name on a hub. Raises ConfigError."""
+    data = _loaded(source, choice.split)
+    columns = _columns(data.features, choice)
+    data = _undecoded(data, columns.image)
+
+    def read() -> Iterator[AnnotatedImage]:
+        for index, row in enumerate(data):
+            name = _sample_id(row, index)
+            try:
+                objects = list(_objects(row, columns, choice, tally, outlines=outlines))
+            except LeftOut as left_out:
+                tally.leave_out_image(str(left_out), name)
+                continue
+            cell = row[columns.image] or {}
+            content = cell.get("bytes")
+            path = Path(cell.get("path") or f"{name}.lost") if content is None else Path(_file_name(index, content))
+            shares = choice.boxes == "yolo"
+            yield AnnotatedImage(name, path, _size(row), objects, shares=shares, content=content)
+
+    return AnnotatedSet(len(data), read())
+
+
+def _loaded(source: str, split: str | None) -> Any:
+    try:
+        import datasets
+    except ModuleNotFoundError as error:
+        rule = f"needs the package {error.name} to be read"
+        raise refused("NAME_OR_DIR", source, rule, "pip install 'stage2[trainer]', or pip install datasets") from error
+    try:
+        saved = any(Path(source, name).is_file() for name in SAVED)
+        found = datasets.load_from_disk(source) if saved else datasets.load_dataset(source)
+    except Exception as error:  # whatever the library came to: no network, no such name, a broken file
+        rule = f"must be a folder of save_to_disk, or the name of a data set ({' '.join(str(error).split())[:300]})"
+        raise refused("NAME_OR_DIR", source, rule, "check the name; for a name the hub must be reached") from error
+    if not isinstance(found, Mapping):
+        if split is not None:
+            raise refused("--split", split, f"{source} has no splits", "leave it out")
+        return found
+    if split is None and len(found) == 1:
+        return next(iter(found.values()))
+    if split not in found:
+        raise refused("--split", split, f"{source} has {', '.join(found)}", "name one of them")
+    return found[split]
+
+
+def _undecoded(data: Any, column: str) -> Any:
+    from datasets import Image
+
+    return data.cast_column(column, Image(decode=False))
+
+
+def _columns(features: Mapping[str, Any], choice: HubChoice) -> _Columns:
+    """Return the columns of a data set. Raises ConfigError where one is missing, or a category has no name."""
+    there = ", ".join(features)
+    image = choice.image or next((name for name, one in features.items() if type(one).__name__ == "Image"), None)
+    if image is None or image not in features:
+        raise refused("--image", choice.image, f"must be a column of images; there are {there}", "name it")
+    objects = choice.objects or next((name for name, one in features.items() if _of(_inner(one), BOXES)), None)
+    inner = _inner(features.get(objects or ""))
+    box, category = _of(inner, BOXES), _of(inner, CATEGORIES)
+    if objects is None or box is None or category is None:
+        rule = f"must be a column with {' or '.join(BOXES[:2])} and {' or '.join(CATEGORIES[:3])}; there are {there}"
+        raise refused("--objects", choice.objects, rule, "name it, or rename its keys with datasets first")
+    kind = inner[category]
+    kind = getattr(kind, "feature", kind)
+    names = choice.names or getattr(kind, "names", ())
+    if not names and getattr(kind, "dtype", "") != "string":
+        rule = f"{objects}.{category} holds numbers, and nothing names them"
+        raise refused("--names", None, rule, "write --names cat,dog for 0 and 1")
+    return _Columns(image, objects, box, category, names)
+
+
+def _inner(feature: Any) -> Mapping[str, Any]:
+    """Return the features of an object, of a mapping of lists or a list of mappings; of anything else none."""
+    feature = getattr(feature, "feature", feature)
+    return feature if isinstance(feature, Mapping) else {}
+
+
+def _of(mapping: Mapping[str, Any], keys: Sequence[str]) -> str | None:
+    return next((key for key in keys if key in mapping), None)
+
+
+def _sample_id(row: Mapping[str, Any], index: int) -> str:
+    found = next((row[key] for key in SAMPLE_IDS if isinstance(row.get(key), int | str)), index)
+    return str(found)
+
+
+def _size(row: Mapping[str, Any]) -> tuple[int, int] | None:
+    width, height = row.get("width"), row.get("height")
+    return (width, height) if isinstance(width, int) and isinstance(height, int) else None
+
+
+def _file_name(index: int, content: bytes) -> str:
+    try:
+        ending = header_of(content, str(index)).format.lower()
+    except ImageError:
+        ending = "unreadable"  # it is left out
+    return f"{index:08d}.{'jpg' if ending == 'jpeg' else ending}"
+
+
+def _objects(
+    row: Mapping[str, Any], columns: _Columns, choice: HubChoice, tally: Tally, *, outlines: bool
+) -> Iterator[AnnotatedObject]:
+    for number, one in enumerate(_listed(row[columns.objects])):
+        try:
+            yield _object(one, columns, choice.boxes, outlines=outlines)
+        except LeftOut as left_out:
+            tally.leave_out_object(str(left_out), f"{_sample_id(row, 0)} object {number}")
+
+
+def _listed(objects: Any) -> list[dict[str, Any]]:
+    """Return objects one by one, from a mapping of lists or a list of mappings. Raises LeftOut."""
+    if not isinstance(objects, Mapping):
+        return list(objects or ())
+    lists = {key: value for key, value in objects.items() if value is not None}
+    if len({len(value) for value in lists.values()}) > 1:
+        raise LeftOut(UNEVEN)
+    return [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
+
+
+def _object(one: Mapping[str, Any], columns: _Columns, boxes: BoxFormat, *, outlines: bool) -> AnnotatedObject:
+    """Return an object. Raises LeftOut."""
+    if any(one.get(key) for key in CROWDS):
+        raise LeftOut(CROWD)
+    box = _corners(four_numbers(one.get(columns.box)), boxes)
+    parts = outlines_of(one.get("segmentation")) if outlines else []
+    return AnnotatedObject(_desc(one.get(columns.category), columns.names), box, parts)
+
+
+def _desc(category: Any, names: Sequence[str]) -> str:
+    if isinstance(category, str) and category.strip():
+        return category.strip()
+    if isinstance(category, int) and 0 <= category < len(names):
+        return names[category]
+    raise LeftOut(NO_CATEGORY)
+
+
+def _corners(box: Box, boxes: BoxFormat) -> Box:
+    first, second, third, fourth = box
+    if boxes == "voc":
+        return box
+    if boxes == "coco":
+        return first, second, first + third, second + fourth
+    return first - third / 2, second - fourth / 2, first + third / 2, second + fourth / 2

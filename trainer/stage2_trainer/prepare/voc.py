@@ -1,0 +1,136 @@
+"""Pascal VOC's annotations, an XML file for each image, as annotated images.
+
+Format: http://host.robots.ox.ac.uk/pascal/VOC/voc2012/devkit_doc.pdf, section 10
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+
+from stage2_trainer.prepare.annotated_image import AnnotatedImage, AnnotatedObject, AnnotatedSet, LeftOut, Tally
+from stage2_trainer.prepare.annotation_values import IMAGE_ENDINGS, Box, four_numbers, refused
+
+ANNOTATIONS, IMAGES, SPLITS = "Annotations", "JPEGImages", Path("ImageSets", "Main")
+CORNERS = ("xmin", "ymin", "xmax", "ymax")
+
+NO_ANNOTATION = "its annotation file is missing"
+BROKEN_ANNOTATION = "its annotation file cannot be read"
+NO_NAME = "it has no name"
+DIFFICULT = "it is marked as difficult: VOC counts it neither as found nor as missed (--difficult keeps it)"
+FROM_ZERO = "a box has a coordinate below 1, where VOC's pixels begin; if they begin at 0 here, give --from-zero"
+
+
+@dataclass(frozen=True)
+class VocChoice:
+    """What is read of a VOC folder.
+
+    split: a list of ImageSets/Main; None reads all annotation files. difficult: objects that are marked so are kept.
+    from_zero: boxes are distances from the image's edge, not numbers of its first and last pixel, counted from 1.
+    """
+
+    split: str | None = None
+    difficult: bool = False
+    from_zero: bool = False
+
+
+def read_voc(folder: Path, choice: VocChoice, tally: Tally) -> AnnotatedSet:
+    """Return the images of a folder, by name. Raises ConfigError where it is none, or lacks the split."""
+    annotations = folder / ANNOTATIONS if (folder / ANNOTATIONS).is_dir() else folder
+    images = folder / IMAGES if (folder / IMAGES).is_dir() else annotations
+    names = _listed(folder, choice.split) if choice.split else sorted(path.stem for path in annotations.glob("*.xml"))
+    if not names:
+        raise refused("FOLDER", str(folder), "must have annotation files (*.xml)", "give the folder of VOC2012, say")
+
+    def read() -> Iterator[AnnotatedImage]:
+        for name in names:
+            try:
+                yield _image(annotations / f"{name}.xml", images, choice, tally)
+            except LeftOut as left_out:
+                tally.leave_out_image(str(left_out), name)
+
+    return AnnotatedSet(len(names), read())
+
+
+def _listed(folder: Path, split: str) -> list[str]:
+    """Return the names of a split: the first word of each line."""
+    path = folder / SPLITS / f"{split}.txt"
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        there = sorted(one.stem for one in path.parent.glob("*.txt"))[:10]
+        rule = f"must be a list of {folder / SPLITS}, which has {', '.join(there) or 'none'}"
+        raise refused("--split", split, rule, "name one of them") from error
+    return list(dict.fromkeys(line.split()[0] for line in lines if line.strip()))
+
+
+def _image(file: Path, images: Path, choice: VocChoice, tally: Tally) -> AnnotatedImage:
+    """Return the image of an annotation file. Raises LeftOut."""
+    try:
+        root = ElementTree.fromstring(file.read_bytes())
+    except FileNotFoundError as error:
+        raise LeftOut(NO_ANNOTATION) from error
+    except (OSError, ElementTree.ParseError, ValueError) as error:
+        raise LeftOut(BROKEN_ANNOTATION) from error
+    if root.tag != "annotation":
+        raise LeftOut(BROKEN_ANNOTATION)
+    objects = list(_objects(root.findall("object"), choice, tally, file.stem))
+    return AnnotatedImage(file.stem, _image_file(root, images, file.stem), _size(root), objects)
+
+
+def _image_file(root: ElementTree.Element, images: Path, stem: str) -> Path:
+    """Return the file that the annotation names, or the one of its own name where that is not there."""
+    named = images / (root.findtext("filename", "").strip() or f"{stem}.jpg")
+    if named.is_file():
+        return named
+    return next((path for path in sorted(images.glob(f"{_literal(stem)}.*")) if _is_image(path)), named)
+
+
+def _literal(name: str) -> str:
+    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
+
+
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in IMAGE_ENDINGS
+
+
+def _size(root: ElementTree.Element) -> tuple[int, int] | None:
+    """Return the size that the annotation says; None where it says none, or writes zeros for that."""
+    said = [root.findtext(f"size/{side}", "").strip() for side in ("width", "height")]
+    if not all(side.isdecimal() and int(side) for side in said):
+        return None
+    return int(said[0]), int(said[1])
+
+
+def _objects(
+    elements: Sequence[ElementTree.Element], choice: VocChoice, tally: Tally, name: str
+) -> Iterator[AnnotatedObject]:
+    for element in elements:
+        try:
+            yield _object(element, choice, tally, name)
+        except LeftOut as left_out:
+            tally.leave_out_object(str(left_out), f"{name} {element.findtext('name', '').strip()}")
+
+
+def _object(element: ElementTree.Element, choice: VocChoice, tally: Tally, name: str) -> AnnotatedObject:
+    """Return the object of an element; of one that is truncated the box is of what is to be seen. Raises LeftOut."""
+    desc = element.findtext("name", "").strip()
+    if not desc:
+        raise LeftOut(NO_NAME)
+    if element.findtext("difficult", "0").strip() == "1" and not choice.difficult:
+        raise LeftOut(DIFFICULT)
+    left, top, right, bottom = _corners(element)
+    if choice.from_zero:
+        return AnnotatedObject(desc, (left, top, right, bottom))
+    if min(left, top) < 1:
+        tally.change(FROM_ZERO, f"{name} {desc}")
+    return AnnotatedObject(desc, (left - 1, top - 1, right, bottom))
+
+
+def _corners(element: ElementTree.Element) -> Box:
+    try:
+        return four_numbers([float(element.findtext(f"bndbox/{corner}", "")) for corner in CORNERS])
+    except ValueError:
+        return four_numbers(None)

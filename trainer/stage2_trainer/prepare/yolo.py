@@ -1,0 +1,184 @@
+"""Data sets in the layout of Ultralytics' YOLO as annotated images.
+
+`data.yaml` names the classes and where the images of each split lie; the labels of an image lie where the last `images`
+of its path reads `labels`, a line for each object: its class, and its box (centre, width, height) or its outline, as
+shares of the image. Format: https://docs.ultralytics.com/datasets/detect/
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from stage2_trainer.prepare.annotated_image import AnnotatedImage, AnnotatedObject, AnnotatedSet, LeftOut, Tally
+from stage2_trainer.prepare.annotation_values import IMAGE_ENDINGS, NO_CATEGORY, is_number, refused
+from stage2_trainer.prepare.record_writer import MISSING
+
+ROUNDED = 1e-3  # shares are written with few digits, so some lie so far outside 0..1
+
+BROKEN_LINE = "its line is not a class and four numbers, nor a class and three points or more"
+NOT_SHARES = "its numbers are no shares of the image, 0 to 1"
+BROKEN_LABELS = "its label file cannot be read"
+BACKGROUND = "an image without a label file has no objects, as Ultralytics takes it"
+REPEATED = "a line that stood twice in a label file counts once, as Ultralytics takes it"
+KEYPOINTS = "keypoints (kpt_shape) are not written, only the box"
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """What data.yaml says: the folder that paths begin at, the names of classes, whether labels have keypoints."""
+
+    file: Path
+    root: Path
+    document: Mapping[str, Any]
+    names: Mapping[int, str]
+
+    @property
+    def keypoints(self) -> bool:
+        return self.document.get("kpt_shape") is not None
+
+
+def read_yolo(data: Path, split: str, tally: Tally) -> AnnotatedSet:
+    """Return the images of a split, by name. data: the data.yaml, or the folder that it lies in. Raises ConfigError."""
+    layout = _layout(data / "data.yaml" if data.is_dir() else data)
+    places = _places(layout, split)
+    images = [image for place in places for image in _images(place, layout)]
+    if not images:
+        raise refused(f"{layout.file} {split}", [str(one) for one in places], "has no images", "correct the path")
+
+    def read() -> Iterator[AnnotatedImage]:
+        for image in images:
+            name = Path(os.path.relpath(image, layout.root)).with_suffix("").as_posix()
+            try:
+                objects = list(_objects(_labels(image), layout, tally, name))
+            except LeftOut as left_out:
+                tally.leave_out_image(str(left_out), name)
+                continue
+            yield AnnotatedImage(name, image, None, objects, shares=True)
+        _count_lost(places, images, tally)
+
+    return AnnotatedSet(len(images), read())
+
+
+def _layout(file: Path) -> _Layout:
+    try:
+        document = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise refused("DATA", str(file), f"must be readable ({error.strerror})", "give the data.yaml") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise refused("DATA", str(file), f"must be YAML ({error})", "give the data.yaml") from error
+    if not isinstance(document, dict):
+        raise refused("DATA", str(file), "must be a mapping", "give the data.yaml")
+    named = file.parent / str(document.get("path") or ".")
+    return _Layout(file, named if named.is_dir() else file.parent, document, _names(document, file))
+
+
+def _names(document: Mapping[str, Any], file: Path) -> dict[int, str]:
+    names = document.get("names")
+    listed = dict(enumerate(names)) if isinstance(names, list) else names
+    if not isinstance(listed, dict) or not listed:
+        raise refused(f"{file} names", names, "must list the classes", "write names: [cat, dog]")
+    for number, name in listed.items():
+        if not isinstance(number, int) or isinstance(name, bool) or name is None or not str(name).strip():
+            rule = "must be a number and its name, which YAML reads as text"
+            raise refused(f"{file} names.{number}", name, rule, "write it in quotes")
+    if document.get("nc") not in (None, len(listed)):
+        raise refused(
+            f"{file} nc", document["nc"], f"must be the number of names, {len(listed)}", "correct one of them"
+        )
+    return {number: str(name).strip() for number, name in listed.items()}
+
+
+def _places(layout: _Layout, split: str) -> list[Path]:
+    """Return the folders and lists of a split. Raises ConfigError."""
+    said = layout.document.get(split)
+    named: list[str] = [one for one in (said if isinstance(said, list) else [said]) if isinstance(one, str) and one]
+    if not named:
+        there = [key for key in ("train", "val", "test") if layout.document.get(key)]
+        raise refused("--split", split, f"{layout.file} has {', '.join(there) or 'no split'}", "name one of them")
+    found = []
+    for one in named:
+        # Exports of Roboflow write ../train/images beside the folder train; Ultralytics reads it as train/images.
+        beside = [layout.root / one, layout.root / one.removeprefix("../")]
+        place = next((path for path in beside if path.exists()), None)
+        if place is None:
+            raise refused(f"{layout.file} {split}", one, f"is not under {layout.root}", "correct path, or the split's")
+        found.append(place)
+    return found
+
+
+def _images(place: Path, layout: _Layout) -> list[Path]:
+    if place.is_dir():
+        return sorted(path for path in place.rglob("*") if path.suffix.lower() in IMAGE_ENDINGS)
+    listed = [line.strip() for line in place.read_text(encoding="utf-8").splitlines() if line.strip()]
+    under = [(layout.root / one, place.parent / one) for one in listed]
+    return [beside if beside.exists() and not root.exists() else root for root, beside in under]
+
+
+def _label_file(image: Path) -> Path:
+    parts = list(image.parts)
+    if "images" in parts[:-1]:
+        parts[len(parts) - 2 - parts[-2::-1].index("images")] = "labels"
+    return Path(*parts).with_suffix(".txt")
+
+
+def _labels(image: Path) -> list[str] | None:
+    """Return the lines of an image's label file that are not blank; None where there is none. Raises LeftOut."""
+    try:
+        return [line for line in _label_file(image).read_text(encoding="utf-8").splitlines() if line.strip()]
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise LeftOut(BROKEN_LABELS) from error
+
+
+def _objects(lines: Sequence[str] | None, layout: _Layout, tally: Tally, name: str) -> Iterator[AnnotatedObject]:
+    if lines is None:
+        tally.change(BACKGROUND, name)
+        return
+    found = list(dict.fromkeys(" ".join(line.split()) for line in lines))
+    for _ in range(len(lines) - len(found)):
+        tally.change(REPEATED, name)
+    for line in found:
+        try:
+            yield _object(line, layout, tally, name)
+        except LeftOut as left_out:
+            tally.leave_out_object(str(left_out), f"{name}: {line[:40]}")
+
+
+def _object(line: str, layout: _Layout, tally: Tally, name: str) -> AnnotatedObject:
+    """Return the object of a line. Raises LeftOut."""
+    try:
+        number, *shares = [float(word) for word in line.split()]
+    except ValueError as error:
+        raise LeftOut(BROKEN_LINE) from error
+    if layout.keypoints and len(shares) > 4:
+        tally.change(KEYPOINTS, name)
+        shares = shares[:4]
+    if not is_number(number) or int(number) != number or len(shares) < 4 or len(shares) % 2:
+        raise LeftOut(BROKEN_LINE)
+    if int(number) not in layout.names:
+        raise LeftOut(NO_CATEGORY)
+    if not all(-ROUNDED <= share <= 1 + ROUNDED for share in shares):
+        raise LeftOut(NOT_SHARES)
+    desc = layout.names[int(number)]
+    if len(shares) == 4:
+        x, y, width, height = shares
+        return AnnotatedObject(desc, (x - width / 2, y - height / 2, x + width / 2, y + height / 2))
+    xs, ys = shares[::2], shares[1::2]
+    return AnnotatedObject(desc, (min(xs), min(ys), max(xs), max(ys)), [list(zip(xs, ys, strict=True))])
+
+
+def _count_lost(places: Sequence[Path], images: Sequence[Path], tally: Tally) -> None:
+    """Count the label files of a split's folders that have no image."""
+    labelled = {_label_file(image) for image in images}
+    for place in places:
+        folder = _label_file(place / "x").parent
+        if place.is_dir() and folder != place:
+            for file in sorted(set(folder.rglob("*.txt")) - labelled):
+                tally.leave_out_image(MISSING, file.name)
