@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.runconfig import RunConfig
+from stage2_cli.file_progress import file_progress
 from stage2_cli.inspect.inspection_document import KEY_OF_KIND
-from stage2_trainer.data.records import Line
 from stage2_trainer.data.survey import Survey, survey
 from stage2_trainer.preflight import record_rules
 
@@ -47,7 +43,7 @@ def look_over(config: RunConfig, local: Local, *, all_records: bool) -> Findings
             continue
         reads = limit if all_records else min(limit or FIRST_RECORDS, FIRST_RECORDS)
         try:
-            with _progress(here, shown=all_records) as on_line:
+            with file_progress(here, shown=all_records) as on_line:
                 one = survey(here, record_rules(config), reads, on_line)
         except ConfigError as error:
             found.problems += error.problems
@@ -72,16 +68,3 @@ def _left(one: Survey, reads: int | None, limit: int | None) -> str:
     if one.whole or reads == limit:
         return ""
     return f"; these are the first {reads:,} records, --all-records reads on"
-
-
-@contextmanager
-def _progress(path: Path, *, shown: bool) -> Iterator[Callable[[Line], None] | None]:
-    """Show on a terminal how much of a file has been read."""
-    console = Console(stderr=True)
-    if not shown or not console.is_terminal:
-        yield None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(path.name, total=path.stat().st_size)
-        yield lambda line: progress.advance(task, len(line.text))

@@ -53,7 +53,7 @@ def _write(read: Callable[[Tally], AnnotatedSet], output: Path, choice: RecordCh
     tally = Tally()
     found = read(tally)
     write_records(_shown(found, found.total), output, choice, tally)
-    _say(tally, output)
+    say_tally(tally, output)
     return 0
 
 
@@ -63,8 +63,9 @@ def _shown(images: Iterable[AnnotatedImage], total: int) -> Iterator[AnnotatedIm
     yield from track(images, "images", total=total, console=console, transient=True, disable=not console.is_terminal)
 
 
-def _say(tally: Tally, output: Path) -> None:
-    console = Console(highlight=False, soft_wrap=True)
+def say_tally(tally: Tally, output: Path, *, to_stderr: bool = False) -> None:
+    """Say what was written, left out and changed."""
+    console = Console(highlight=False, soft_wrap=True, stderr=to_stderr)
     console.print(f"{output}: {tally.records:,} records, {tally.objects:,} objects", markup=False)
     lines = (
         *_lines("left out: {:,} images: ", tally.images_left_out, tally),

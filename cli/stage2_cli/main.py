@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -83,6 +83,23 @@ def prepare(
     from stage2_cli.prepare import prepare_model
 
     raise typer.Exit(prepare_model(model, output, start=start))
+
+
+@app.command()
+def data(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A data file: JSON lines of records.")],
+    units: Annotated[
+        Literal["bins", "pixels"] | None, typer.Option(help="What plain numbers are, where the records do not say it.")
+    ] = None,
+    model: Annotated[Path | None, typer.Option(metavar="DIR", help="A model's folder: its tokenizer counts.")] = None,
+    pictures: Annotated[Path | None, typer.Option(metavar="OUT.png", help="Draw some records on a page.")] = None,
+    coco: Annotated[Path | None, typer.Option(metavar="OUT.json", help="Write the records as a COCO file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")] = False,
+) -> None:
+    """Show what a data file holds: counts, classes, sizes, units, lengths of answers, and what looks wrong in it."""
+    from stage2_cli.data_report import DataRequest, show_data
+
+    raise typer.Exit(show_data(DataRequest(file, units, model, pictures, coco, as_json)))
 
 
 @app.command()

@@ -7,7 +7,7 @@ Where those name none, the file spells and tokenises as the learner does; where 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,17 @@ class FileTokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The ids of a text."""
         return list(self._fast.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def counts(self, texts: Sequence[str]) -> list[int]:
+        """The numbers of ids of texts, by all processors."""
+        return [len(one.ids) for one in self._fast.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+
+def token_counts(tokenizer: Any, texts: Sequence[str]) -> list[int]:
+    """Return how many tokens each text has, by whichever tokenizer `load_tokenizer` found."""
+    if isinstance(tokenizer, FileTokenizer):
+        return tokenizer.counts(texts)
+    return [len(tokenizer.encode(text, add_special_tokens=False)) for text in texts]
 
 
 def load_tokenizer(folder: Path) -> Any:

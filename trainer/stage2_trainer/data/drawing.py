@@ -33,7 +33,8 @@ def draw_outlines(image: Image.Image, outlines: Sequence[Outline], *, width: int
         points = _points(outline, width, height)
         draw.polygon(points, outline=outline.color, width=2)
         x, y = min(point[0] for point in points), max(0.0, min(point[1] for point in points) - 13)
-        draw.text((x + 1, y), outline.label, fill=outline.color, font=font, stroke_width=2, stroke_fill="white")
+        x = max(0.0, min(x + 1, width - draw.textlength(outline.label, font=font)))
+        draw.text((x, y), outline.label, fill=outline.color, font=font, stroke_width=2, stroke_fill="white")
     return canvas
 
 
@@ -55,6 +56,33 @@ def grid(rows: Sequence[Sequence[Image.Image]], titles: Sequence[str]) -> Image.
             place = (_MARGIN + column * (cell_width + _MARGIN), head + line * (cell_height + _MARGIN))
             sheet.paste(picture, place)
     return sheet
+
+
+def captioned_page(cells: Sequence[tuple[Image.Image, str]], *, columns: int, width: int) -> Image.Image:
+    """Return pictures, none wider than `width`, in rows as high as their highest, with a caption above each."""
+    head = 20
+    rows = [cells[start : start + columns] for start in range(0, len(cells), columns)]
+    heights = [max(picture.height for picture, _ in row) + head for row in rows]
+    shape = min(columns, len(cells)) * (width + _MARGIN) + _MARGIN, sum(heights) + (len(rows) + 1) * _MARGIN
+    sheet = Image.new("RGB", shape, "white")
+    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=12)
+    top = _MARGIN
+    for row, height in zip(rows, heights, strict=True):
+        for column, (picture, caption) in enumerate(row):
+            left = _MARGIN + column * (width + _MARGIN)
+            draw.text((left, top + 2), _cut(caption, font, width), fill="black", font=font)
+            sheet.paste(picture, (left, top + head))
+        top += height + _MARGIN
+    return sheet
+
+
+def _cut(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> str:
+    """Return a text, its beginning left out where it is wider than the space for it."""
+    shown = text
+    while font.getlength(shown) > width and len(shown) > 1:
+        text = text[1:]
+        shown = f"…{text}"
+    return shown
 
 
 def _points(outline: Outline, width: int, height: int) -> list[tuple[float, float]]:

@@ -53,8 +53,12 @@ class SizeError(ImageError):
 
     def __init__(self, source: str, said: tuple[int, int], found: tuple[int, int]) -> None:
         self.said, self.found = said, found
-        why = f"{_by(found)} as it is shown, where its record says {_by(said)}"
-        super().__init__(source, why, way_out="correct the record's width and height")
+        super().__init__(source, self.words(said, found), way_out="correct the record's width and height")
+
+    @staticmethod
+    def words(said: tuple[int, int], found: tuple[int, int]) -> str:
+        """Return both sizes in words."""
+        return f"{_by(found)} as it is shown, where its record says {_by(said)}"
 
 
 def read_header(source: str) -> Header:

@@ -90,13 +90,15 @@ class Fingerprint:
 class Line:
     """One line of a data file that is not blank.
 
-    path: of the file. position: among those lines, from 0. number: in the file, from 1, blank ones counted.
+    path: of the file. position: among those lines, from 0. number: in the file, from 1, blank ones counted. offset: of
+    its first byte in the file.
     """
 
     path: Path
     position: int
     number: int
     text: bytes
+    offset: int = 0
 
     def record(self, rules: RecordRules) -> Record:
         """Read the line. Raises ConfigError with every problem at `file:line field`."""
@@ -156,9 +158,12 @@ def lines(path: Path | str) -> Iterator[Line]:
         raise _invalid(str(path), None, "must be an existing JSONL file", "correct the path")
     try:
         with path.open("rb") as file:
-            written = ((number, text) for number, text in enumerate(file, start=1) if text.strip())
-            for position, (number, text) in enumerate(written):
-                yield Line(path, position, number, text)
+            position = offset = 0
+            for number, text in enumerate(file, start=1):
+                if text.strip():
+                    yield Line(path, position, number, text, offset)
+                    position += 1
+                offset += len(text)
     except OSError as error:
         raise _invalid(str(path), None, f"must be readable ({error.strerror})", "correct the file's rights") from error
 

@@ -58,7 +58,7 @@ def _listed(folder: Path, split: str) -> list[str]:
     """Return the names of a split: the first word of each line."""
     path = folder / SPLITS / f"{split}.txt"
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         there = sorted(one.stem for one in path.parent.glob("*.txt"))[:10]
         rule = f"must be a list of {folder / SPLITS}, which has {', '.join(there) or 'none'}"

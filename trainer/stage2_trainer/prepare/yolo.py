@@ -67,7 +67,7 @@ def read_yolo(data: Path, split: str, tally: Tally) -> AnnotatedSet:
 
 def _layout(file: Path) -> _Layout:
     try:
-        document = yaml.safe_load(file.read_text(encoding="utf-8"))
+        document = yaml.safe_load(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise refused("DATA", str(file), f"must be readable ({error.strerror})", "give the data.yaml") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -115,7 +115,7 @@ def _places(layout: _Layout, split: str) -> list[Path]:
 def _images(place: Path, layout: _Layout) -> list[Path]:
     if place.is_dir():
         return sorted(path for path in place.rglob("*") if path.suffix.lower() in IMAGE_ENDINGS)
-    listed = [line.strip() for line in place.read_text(encoding="utf-8").splitlines() if line.strip()]
+    listed = [line.strip() for line in place.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     under = [(layout.root / one, place.parent / one) for one in listed]
     return [beside if beside.exists() and not root.exists() else root for root, beside in under]
 
@@ -130,7 +130,7 @@ def _label_file(image: Path) -> Path:
 def _labels(image: Path) -> list[str] | None:
     """Return the lines of an image's label file that are not blank; None where there is none. Raises LeftOut."""
     try:
-        return [line for line in _label_file(image).read_text(encoding="utf-8").splitlines() if line.strip()]
+        return [line for line in _label_file(image).read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:

@@ -1,0 +1,191 @@
+"""`stage2 data`: what a data file holds, as text or JSON, as a page of pictures, and as a COCO file."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from stage2_api.errors import EXIT_CONFIG, ConfigError, Problem
+from stage2_cli.errors import show_config_error
+from stage2_cli.file_progress import file_progress
+from stage2_cli.importing import say_tally
+from stage2_cli.inspect.inspection_document import KEY_OF_KIND
+from stage2_trainer.data.profile import Count, Lengths, Profile, Size, profile
+from stage2_trainer.data.records import RecordRules
+from stage2_trainer.matching import CoordVocab
+from stage2_trainer.matching.ground_truth import Unit
+from stage2_trainer.prepare.annotated_image import Tally
+from stage2_trainer.prepare.coco_writer import write_coco
+
+MOST_ROWS = 20
+PLAIN_WIDTH = 100  # of what goes to a file or a pipe
+SIZES: dict[Size, str] = {"small": "below 32 x 32 pixels", "medium": "below 96 x 96", "large": "above"}
+WRITTEN = {
+    "tokens": "coordinate tokens",
+    "bins": "plain numbers, bins",
+    "pixels": "plain numbers, pixels",
+    "both": "tokens and plain numbers",
+    "none": "no objects",
+}
+QUANTILES = {"median": 0.5, "90 %": 0.9, "99 %": 0.99, "most": 1.0}
+
+
+@dataclass(frozen=True)
+class DataRequest:
+    """What the command line asks for; None where an option is not given."""
+
+    path: Path
+    units: Unit | None = None
+    model: Path | None = None
+    pictures: Path | None = None
+    coco: Path | None = None
+    as_json: bool = False
+
+
+def show_data(request: DataRequest) -> int:
+    """Show what a data file holds; 0, or 64 where lines of it are no records. Raises ConfigError."""
+    for option, path in (("--pictures", request.pictures), ("--coco", request.coco)):
+        if path is not None and path.exists():
+            raise ConfigError([Problem(option, str(path), "must be a new file", "remove it, or name another one")])
+    rules = RecordRules(units=request.units)
+    lengths_of = _token_counts(request.model) if request.model else _characters
+    with file_progress(request.path) as on_line:
+        found = profile(request.path, rules, lengths_of, on_line)
+    unit = "tokens" if request.model else "characters"
+    if request.as_json:
+        print(json.dumps(document(found, unit), ensure_ascii=False, indent=1))
+    else:
+        _show(found, unit)
+    if found.problems:
+        show_config_error(ConfigError(found.problems), source=str(request.path))
+        return EXIT_CONFIG
+    if request.pictures is not None:
+        from stage2_cli.data_page import write_page
+
+        write_page(found.shown, request.pictures)
+    if request.coco is not None:
+        _write_coco(request, request.coco, rules)
+    return os.EX_OK
+
+
+def document(found: Profile, unit: str) -> dict[str, Any]:
+    """Return what a data file holds, for machines."""
+    return {
+        "file": str(found.path),
+        "records": found.records,
+        "broken": found.broken,
+        "objects": found.kinds.total(),
+        "kinds": {KEY_OF_KIND[kind]: count for kind, count in sorted(found.kinds.items())},
+        "written": dict(found.written),
+        "classes": dict(found.classes.most_common()),
+        "further_classes": found.further_classes,
+        "sizes": {size: found.sizes[size] for size in ("small", "medium", "large")},
+        "objects_per_record": _quantiles(found.objects),
+        f"answer_{unit}": _quantiles(found.answers),
+        "longest_answers": [{"length": length, "record": name} for length, name in found.answers.longest],
+        "suspicious": {
+            reason: {"count": count, "first": found.suspicions.places[reason]}
+            for reason, count in found.suspicions.counts.most_common()
+        },
+        "classes_alike": found.alike,
+        "problems": [str(problem) for problem in found.problems],
+    }
+
+
+def _quantiles(lengths: Lengths) -> dict[str, int]:
+    return {name: lengths.quantile(share) for name, share in QUANTILES.items()}
+
+
+def _show(found: Profile, unit: str) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    if not console.is_terminal:
+        console = Console(highlight=False, soft_wrap=True, width=PLAIN_WIDTH)
+    broken = f", {found.broken:,} broken lines" if found.broken else ""
+    console.print(f"{found.path}: {found.records:,} records, {found.kinds.total():,} objects{broken}", markup=False)
+    for line in _lines(found, unit):
+        console.print(f"  {line}", markup=False)
+    if found.classes:
+        console.print(_table(found))
+    for reason, count in found.suspicions.counts.most_common():
+        first = found.suspicions.places[reason]
+        console.print(f"suspicious: {reason}: {count:,} ({'; '.join(first)}{_more(first, count)})", markup=False)
+    for group in found.alike[:MOST_ROWS]:
+        names = ", ".join(f"{name!r} ({found.classes[name]:,})" for name in group)
+        console.print(f"suspicious: descriptions that differ in case or spaces only: {names}", markup=False)
+
+
+def _lines(found: Profile, unit: str) -> list[str]:
+    kinds = {KEY_OF_KIND[kind]: count for kind, count in sorted(found.kinds.items())}
+    written = {WRITTEN[how]: count for how, count in found.written.most_common()}
+    sizes = {f"{size} ({meaning})": found.sizes[size] for size, meaning in SIZES.items()}
+    longest = "; ".join(f"{length:,}: {name}" for length, name in found.answers.longest)
+    need = "" if unit == "tokens" else "; tokens need a tokenizer: --model DIR"
+    return [
+        f"coordinates, by record: {_listed(written)}",
+        f"geometry: {_listed(kinds)}",
+        f"sizes, as COCO has them: {_listed(sizes)}",
+        f"objects a record: {_listed(_quantiles(found.objects))}",
+        f"answers in {unit}: {_listed(_quantiles(found.answers))}{need}",
+        f"longest answers: {longest}",
+    ]
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in counts.items()) or "none"
+
+
+def _table(found: Profile) -> Table:
+    total = found.kinds.total()
+    more = len(found.classes) - MOST_ROWS
+    hidden = sum(count for _, count in found.classes.most_common()[MOST_ROWS:]) + found.further_classes
+    table = Table(title=f"{len(found.classes):,}{' or more' if found.further_classes else ''} descriptions")
+    table.add_column("description", no_wrap=True, max_width=60)
+    for column in ("objects", "share"):
+        table.add_column(column, justify="right")
+    for name, count in found.classes.most_common(MOST_ROWS):
+        table.add_row(repr(name) if name != " ".join(name.split()) else name, f"{count:,}", f"{count / total:.1%}")
+    if more > 0:
+        table.add_row(f"{more:,} more", f"{hidden:,}", f"{hidden / total:.1%}")
+    return table
+
+
+def _more(first: Sequence[str], count: int) -> str:
+    return "; …" if count > len(first) else ""
+
+
+def _characters(texts: Sequence[str]) -> list[int]:
+    return [len(text) for text in texts]
+
+
+def _token_counts(model: Path) -> Count:
+    """Return what counts the tokens of answers.
+
+    Raises ConfigError where there is no tokenizer, or one that would spell coordinates in pieces.
+    """
+    if not (model / "tokenizer_config.json").is_file():
+        rule = "must be a folder with a Hugging Face tokenizer (tokenizer_config.json)"
+        raise ConfigError([Problem("--model", str(model), rule, "give the model's folder")])
+    from stage2_cli.tokenizer_file import load_tokenizer, token_counts
+
+    tokenizer = load_tokenizer(model)
+    try:
+        CoordVocab.from_tokenizer(tokenizer)
+    except ValueError as error:
+        rule = f"must know the coordinate tokens, or lengths are not those of training ({error})"
+        way_out = f"stage2 prepare {model} --output DIR makes a model that does"
+        raise ConfigError([Problem("--model", str(model), rule, way_out)]) from error
+    return lambda texts: token_counts(tokenizer, texts)
+
+
+def _write_coco(request: DataRequest, output: Path, rules: RecordRules) -> None:
+    tally = Tally()
+    with file_progress(request.path) as on_line:
+        write_coco(request.path, output, rules, tally, on_line)
+    say_tally(tally, output, to_stderr=request.as_json)

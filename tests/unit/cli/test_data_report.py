@@ -1,0 +1,124 @@
+"""`stage2 data`: text, JSON, a page of pictures and a COCO file of a data file."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from stage2_api.errors import ConfigError
+from stage2_cli.data_report import DataRequest, show_data
+from stage2_trainer.data.images import load_image
+from stage2_trainer.matching import serialize_objects
+from tests.unit.cli.inspected import SCENE, TINY_MODEL, tiny_spelling, write_records
+from tests.unit.cli.test_light_start import HEAVY, stage2
+from tiny_model.tokenizer import build_tokenizer
+
+
+@pytest.fixture
+def scenes(tmp_path: Path) -> Path:
+    return write_records(tmp_path, image=True)
+
+
+def test_the_text_says_what_the_file_holds(scenes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert show_data(DataRequest(scenes)) == 0
+    told = capsys.readouterr().out
+    assert f"{scenes}: 2 records, 3 objects" in told
+    assert "coordinates, by record: no objects 1, coordinate tokens 1" in told
+    assert "geometry: bbox_2d 2, poly 1" in told
+    assert "small (below 32 x 32 pixels) 3, medium (below 96 x 96) 0, large (above) 0" in told
+    assert "tokens need a tokenizer: --model DIR" in told
+    assert "blue triangle" in told
+    assert "suspicious: an image that another record has, too: 1 (line 2, records.jsonl:2)" in told
+
+
+def test_json_says_the_same(scenes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert show_data(DataRequest(scenes, as_json=True)) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert (found["records"], found["objects"], found["kinds"]) == (2, 3, {"bbox_2d": 2, "poly": 1})
+    assert found["classes"] == {"red box": 1, "blue triangle": 1, "green ellipse": 1}
+    assert found["answer_characters"]["most"] == len(serialize_objects(SCENE))
+    assert found["suspicious"]["an image that another record has, too"]["count"] == 1
+
+
+def test_a_model_counts_tokens_as_training_does(scenes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert show_data(DataRequest(scenes, model=TINY_MODEL, as_json=True)) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["answer_tokens"]["most"] == len(tiny_spelling().vocab.encode(serialize_objects(SCENE)))
+    with pytest.raises(ConfigError, match="--model"):
+        show_data(DataRequest(scenes, model=scenes.parent))
+
+
+def test_a_tokenizer_that_spells_coordinates_in_pieces_is_refused(scenes: Path, tmp_path: Path) -> None:
+    build_tokenizer(7, plain=True).save_pretrained(tmp_path / "stock")
+    with pytest.raises(ConfigError, match=r"--model: .*must know the coordinate tokens.*stage2 prepare"):
+        show_data(DataRequest(scenes, model=tmp_path / "stock"))
+
+
+def test_a_page_shows_the_objects_where_they_are(scenes: Path, tmp_path: Path) -> None:
+    assert show_data(DataRequest(scenes, pictures=tmp_path / "page.png")) == 0
+    page = Image.open(tmp_path / "page.png").convert("RGB")
+    colors = {color for _, color in page.getcolors(2**20) or ()}
+    assert {(0xCF, 0x22, 0x2E), (0x09, 0x69, 0xDA), (0x1A, 0x7F, 0x37)} <= colors
+    with pytest.raises(ConfigError, match=r"--pictures: .*must be a new file"):
+        show_data(DataRequest(scenes, pictures=tmp_path / "page.png"))
+
+
+def test_a_page_of_tall_wide_and_many_images_is_no_larger_than_its_cells(tmp_path: Path) -> None:
+    lines = []
+    for number, size in enumerate([(7, 1000), (1000, 7), (300, 200), (20, 30), (500, 500)]):
+        Image.new("RGB", size).save(tmp_path / f"{number}.png")
+        name = "a very long description that reaches out of the image"
+        one = {"desc": name, "bbox_2d": ["<|coord_900|>", "<|coord_0|>", "<|coord_999|>", "<|coord_999|>"]}
+        lines.append({"images": [f"{number}.png"], "width": size[0], "height": size[1], "objects": [one]})
+    (tmp_path / "x.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert show_data(DataRequest(tmp_path / "x.jsonl", pictures=tmp_path / "page.png")) == 0
+    width, height = load_image(str(tmp_path / "page.png")).size
+    assert width <= 4 * 350
+    assert height <= 2 * 430
+
+
+def test_without_a_record_to_show_a_page_is_refused(tmp_path: Path) -> None:
+    path = write_records(tmp_path)
+    with pytest.raises(ConfigError, match="a page needs records"):
+        show_data(DataRequest(path, pictures=tmp_path / "page.png"))
+
+
+def test_a_coco_file_is_written_beside_the_text(
+    scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert show_data(DataRequest(scenes, coco=tmp_path / "coco.json", as_json=True)) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out)["records"] == 2
+    assert f"{tmp_path}/coco.json: 2 records, 3 objects" in told.err
+    assert len(json.loads((tmp_path / "coco.json").read_text())["annotations"]) == 3
+
+
+def test_numbers_of_nobody_knows_what_are_told_unless_a_person_says_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = {"images": ["a.png"], "width": 9, "height": 9, "objects": [{"desc": "a", "bbox_2d": [1, 2, 3, 4]}]}
+    (tmp_path / "x.jsonl").write_text(json.dumps(line))
+    assert show_data(DataRequest(tmp_path / "x.jsonl", coco=tmp_path / "coco.json")) == 64
+    told = capsys.readouterr()
+    assert "0 records, 0 objects, 1 broken lines" in told.out
+    assert "x.jsonl:1 objects[0].bbox_2d" in told.err
+    assert not (tmp_path / "coco.json").exists()
+    assert show_data(DataRequest(tmp_path / "x.jsonl", units="pixels")) == 0
+
+
+def test_the_command_imports_nothing_heavy(scenes: Path) -> None:
+    words = ("data", str(scenes), "--model", str(TINY_MODEL), "--pictures", "page.png", "--coco", "coco.json")
+    done, modules = stage2(scenes.parent, *words)
+    assert done.returncode == 0, done.stderr
+    assert HEAVY & modules == set()
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+    command = [str(Path(sys.executable).parent / "stage2"), "data", str(tmp_path / "lost.jsonl")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 64
+    assert "must be an existing JSONL file" in done.stderr

@@ -1,0 +1,173 @@
+"""A data file is looked at: what it holds is counted, and what looks wrong is named by its line."""
+
+import json
+import shutil
+from collections import Counter
+
+import pytest
+from PIL import Image
+
+from stage2_api.errors import ConfigError
+from stage2_trainer.data import profile as module
+from stage2_trainer.data.profile import Lengths, profile
+from stage2_trainer.data.records import RecordRules
+from stage2_trainer.matching import GTObject
+from tests.unit.trainer.prepare.odd_sets import picture
+
+BOX = {"desc": "cat", "bbox_2d": [100, 100, 300, 300]}
+TRIANGLE = {"desc": "dog", "poly": [0, 0, 500, 0, 0, 500]}
+
+
+@pytest.fixture
+def look(tmp_path):
+    """A function that profiles records, each with an image of its own unless it names one."""
+
+    def of(*changes, rules=None, lengths_of=lambda texts: [len(text) for text in texts]):
+        lines = []
+        for number, change in enumerate(changes):
+            if isinstance(change, str):
+                lines.append(change)
+                continue
+            good = {"images": [f"{number}.png"], "width": 1000, "height": 500, "units": "bins", "objects": [BOX]}
+            record = good | change
+            if record["images"] == [f"{number}.png"]:
+                Image.new("RGB", (1000, 500), (number, 0, 0)).save(tmp_path / f"{number}.png")
+            lines.append(json.dumps(record))
+        (tmp_path / "x.jsonl").write_text("\n".join(lines) + "\n")
+        return profile(tmp_path / "x.jsonl", rules or RecordRules(), lengths_of)
+
+    return of
+
+
+def test_records_objects_kinds_and_classes_are_counted(look):
+    found = look({}, {"objects": [BOX, TRIANGLE]}, {"objects": []})
+    assert (found.records, found.broken, found.problems) == (3, 0, [])
+    assert (found.kinds, found.classes) == ({"bbox": 2, "poly": 1}, {"cat": 2, "dog": 1})
+    assert found.objects.counts == {1: 1, 2: 1, 0: 1}
+    assert found.suspicions.counts == {}
+
+
+@pytest.mark.parametrize(
+    ("one", "size"),
+    [
+        (GTObject("a", "bbox", (0, 0, 32, 62)), "small"),
+        (GTObject("a", "bbox", (0, 0, 32, 64)), "medium"),
+        (GTObject("a", "bbox", (0, 0, 96, 190)), "medium"),
+        (GTObject("a", "bbox", (0, 0, 96, 192)), "large"),
+        (GTObject("a", "poly", (0, 0, 96, 0, 96, 192, 48, 96)), "medium"),
+        (GTObject("a", "poly", (0, 0, 32, 0, 32, 64)), "small"),
+    ],
+)
+def test_sizes_are_cocos_by_the_area_in_pixels(look, one, size):
+    """The image is 1,000 by 500 pixels: 32 by 64 bins are 32 by 32 pixels."""
+    key = "bbox_2d" if one.kind == "bbox" else "poly"
+    assert look({"objects": [{"desc": "a", key: list(one.bins)}]}).sizes == {size: 1}
+
+
+TOKENS = [f"<|coord_{k}|>" for k in (1, 2, 300, 400)]
+PAIRS = [[f"<|coord_{k}|>", f"<|coord_{k}|>"] for k in (1, 2, 300)]
+
+
+def test_it_is_said_how_coordinates_are_written(look):
+    found = look(
+        {},
+        {"units": "pixels", "objects": [{"desc": "a", "bbox_2d": [1, 2, 1000, 400]}]},
+        {"units": None, "objects": [{"desc": "a", "bbox_2d": TOKENS}, {"desc": "a", "poly": PAIRS}]},
+        {"objects": [{"desc": "a", "bbox_2d": TOKENS}, BOX]},
+        {"objects": []},
+    )
+    assert found.written == {"bins": 1, "pixels": 1, "tokens": 1, "both": 1, "none": 1}
+    assert look({"units": None}, rules=RecordRules(units="pixels")).written == {"pixels": 1}
+
+
+def test_a_line_that_is_no_record_is_counted_and_the_first_are_told(look):
+    found = look({}, "{", *[{"units": None}] * 30)
+    assert (found.records, found.broken, len(found.problems)) == (1, 31, 20)
+    assert "x.jsonl:2" in str(found.problems[0])
+    assert "must say whether they are bins or pixels" in str(found.problems[1])
+
+
+def test_a_file_without_records_or_that_is_not_there_is_told(look, tmp_path):
+    assert "at least one record" in look().problems[0].rule
+    with pytest.raises(ConfigError, match="must be an existing JSONL file"):
+        profile(tmp_path / "lost.jsonl", RecordRules(), len)
+
+
+SUSPICIOUS = {
+    module.TWO_AT_ONE_PLACE: {"objects": [BOX, TRIANGLE, BOX | {"desc": "other"}]},
+    module.NO_AREA: {"objects": [{"desc": "a", "bbox_2d": [5, 5, 5, 50]}]},
+    module.ONE_BIN: {"objects": [{"desc": "a", "poly": [5, 5, 6, 50, 5, 90]}]},
+    module.MISSING_IMAGE: {"images": ["lost.png"]},
+    module.BROKEN_IMAGE: {"images": ["broken.png"]},
+    module.OTHER_SIZE: {"width": 999},
+    module.SAME_IMAGE: {"images": ["0.png"]},
+}
+
+
+@pytest.mark.parametrize("reason", SUSPICIOUS)
+def test_what_looks_wrong_is_named_by_its_line(look, tmp_path, reason):
+    (tmp_path / "broken.png").write_bytes(b"no image")
+    found = look({}, SUSPICIOUS[reason] | {"sample_id": "odd"}, {})
+    assert found.suspicions.counts == {reason: 1}
+    (place,) = found.suspicions.places[reason]
+    assert place.startswith("line 2, odd")
+
+
+def test_an_image_is_the_same_by_its_bytes_and_not_by_its_beginning(look, tmp_path):
+    picture(tmp_path / "copy.bmp", (1000, 500))
+    shutil.copy(tmp_path / "copy.bmp", tmp_path / "again.bmp")
+    other = bytearray((tmp_path / "copy.bmp").read_bytes())
+    other[-1] ^= 1
+    (tmp_path / "other.bmp").write_bytes(other)
+    names = ("copy.bmp", "again.bmp", "other.bmp", "data:,", "data:,")
+    found = look(*({"images": [name], "sample_id": name} for name in names))
+    assert found.suspicions.places[module.SAME_IMAGE] == ["line 2, again.bmp", "line 5, data:,"]
+
+
+def test_several_images_of_one_record_are_no_repetition(look, tmp_path):
+    picture(tmp_path / "a.png", (1000, 500))
+    assert look({"images": ["a.png", "a.png"]}).suspicions.counts == {}
+
+
+def test_descriptions_that_differ_in_case_or_spaces_only_stand_together(look):
+    names = ["cat", "Cat", "cat", " cat", "dog", "traffic light", "traffic  light"]
+    found = look({"objects": [BOX | {"desc": name, "bbox_2d": [0, 0, 9, 9 + i]} for i, name in enumerate(names)]})
+    assert found.alike == [["cat", "Cat", " cat"], ["traffic light", "traffic  light"]]
+
+
+def test_descriptions_without_end_do_not_fill_the_memory(look, monkeypatch):
+    monkeypatch.setattr(module, "MOST_CLASSES", 2)
+    found = look({"objects": [BOX | {"desc": name, "bbox_2d": [0, 0, 9, 9 + i]} for i, name in enumerate("abcab")]})
+    assert (found.classes, found.further_classes) == ({"a": 2, "b": 2}, 1)
+
+
+def test_answers_are_measured_in_batches_and_the_longest_named(look, monkeypatch):
+    monkeypatch.setattr(module, "BATCH", 2)
+    asked = []
+
+    def lengths_of(texts):
+        asked.append(len(texts))
+        return [text.count("cat") for text in texts]
+
+    found = look(*({"objects": [BOX] * count} for count in (1, 5, 0, 9, 3)), lengths_of=lengths_of)
+    assert asked == [2, 2, 1]
+    assert found.answers.counts == Counter([1, 5, 0, 9, 3])
+    assert found.answers.longest == [(9, "line 4, x.jsonl:4"), (5, "line 2, x.jsonl:2"), (3, "line 5, x.jsonl:5")]
+
+
+@pytest.mark.parametrize(("share", "length"), [(0.5, 5), (0.9, 9), (0.99, 10), (1.0, 10)])
+def test_quantiles_are_lengths_that_such_a_share_does_not_exceed(share, length):
+    lengths = Lengths()
+    for number in range(1, 11):
+        lengths.add(number, "x")
+    assert lengths.quantile(share) == length
+    assert Lengths().quantile(share) == 0
+
+
+def test_some_records_that_can_be_shown_are_kept_in_their_order(look):
+    found = look({"objects": []}, {"images": ["lost.png"]}, *[{}] * 40)
+    assert len(found.shown) == module.SHOWN
+    indices = [record.index for record in found.shown]
+    assert indices == sorted(indices)
+    assert min(indices) >= 2
+    assert max(indices) > 20

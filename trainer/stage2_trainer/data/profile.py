@@ -1,0 +1,261 @@
+"""What a data file holds: records, objects, classes, sizes, units, lengths of answers, and what looks wrong in it.
+
+One pass over the lines, and the headers of the images. What is kept grows with the number of descriptions and of images
+(a few dozen bytes each), not with the objects.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from stage2_api.coordinates import BINS
+from stage2_api.errors import ConfigError, Problem
+from stage2_trainer.data.image_headers import SizeError, read_header
+from stage2_trainer.data.images import ImageError
+from stage2_trainer.data.records import MAX_REPORTED_PROBLEMS, Line, Record, RecordRules, is_missing, lines, no_records
+from stage2_trainer.data.same_images import SameImages
+from stage2_trainer.matching.ground_truth import GTObject
+from stage2_trainer.matching.parsed_objects import Kind
+from stage2_trainer.matching.serialize import serialize_objects
+
+Size = Literal["small", "medium", "large"]
+Written = Literal["tokens", "bins", "pixels", "both", "none"]
+Count = Callable[[Sequence[str]], Sequence[int]]
+"""A function that returns the lengths of answers."""
+
+SMALL, MEDIUM = 32**2, 96**2  # square pixels, below which COCO calls an object so
+NAMED = 3
+MOST_CLASSES = 100_000
+BATCH = 256
+SHOWN = 12
+SEED = 17
+
+TWO_AT_ONE_PLACE = "two objects at one place"
+NO_AREA = "an object without area"
+ONE_BIN = "an object one bin wide or high"
+MISSING_IMAGE = "an image that is missing"
+BROKEN_IMAGE = "an image that cannot be read"
+OTHER_SIZE = "an image of another size than its record says"
+SAME_IMAGE = "an image that another record has, too"
+
+
+@dataclass
+class Lengths:
+    """The lengths of many things, and which are the longest."""
+
+    counts: Counter[int] = field(default_factory=Counter)
+    longest: list[tuple[int, str]] = field(default_factory=list)
+
+    def add(self, length: int, name: str) -> None:
+        """Count one, of this name."""
+        self.counts[length] += 1
+        if len(self.longest) < NAMED or length > self.longest[-1][0]:
+            self.longest = sorted([*self.longest, (length, name)], key=lambda one: -one[0])[:NAMED]
+
+    def quantile(self, share: float) -> int:
+        """Return the length that this share of them do not exceed; 0 of none."""
+        rest = share * self.counts.total()
+        for length in sorted(self.counts):
+            rest -= self.counts[length]
+            if rest <= 0:
+                return length
+        return 0
+
+
+@dataclass
+class Suspicions:
+    """What looks wrong: by reason how often, and the first few places."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    places: dict[str, list[str]] = field(default_factory=dict)
+
+    def add(self, reason: str, place: str) -> None:
+        """Count one."""
+        self.counts[reason] += 1
+        named = self.places.setdefault(reason, [])
+        if len(named) < NAMED:
+            named.append(place)
+
+
+@dataclass
+class Profile:
+    """What a data file holds.
+
+    broken: lines that are no records, and what is wrong with the first of them. written: records by how their
+    coordinates are written. kinds, sizes, classes: objects. shown: some records whose images can be read.
+    """
+
+    path: Path
+    records: int = 0
+    broken: int = 0
+    problems: list[Problem] = field(default_factory=list)
+    written: Counter[Written] = field(default_factory=Counter)
+    kinds: Counter[Kind] = field(default_factory=Counter)
+    sizes: Counter[Size] = field(default_factory=Counter)
+    classes: Counter[str] = field(default_factory=Counter)
+    further_classes: int = 0
+    objects: Lengths = field(default_factory=Lengths)
+    answers: Lengths = field(default_factory=Lengths)
+    suspicions: Suspicions = field(default_factory=Suspicions)
+    shown: list[Record] = field(default_factory=list)
+
+    @property
+    def alike(self) -> list[list[str]]:
+        """Descriptions that differ in case or spaces only, each group in the order of their counts."""
+        groups: dict[str, list[str]] = {}
+        for name, _ in self.classes.most_common():
+            groups.setdefault(" ".join(name.casefold().split()), []).append(name)
+        return [group for group in groups.values() if len(group) > 1]
+
+
+def profile(
+    path: Path, rules: RecordRules, lengths_of: Count, on_line: Callable[[Line], None] | None = None
+) -> Profile:
+    """Look at a data file from its beginning to its end; `on_line` is told of each line.
+
+    Raises ConfigError when the file cannot be read at all.
+    """
+    maker = _Maker(Profile(path), rules.without_images(), lengths_of)
+    for line in lines(path):
+        if on_line is not None:
+            on_line(line)
+        maker.add(line)
+    return maker.finished()
+
+
+class _Maker:
+    """Makes a profile, line by line."""
+
+    def __init__(self, made: Profile, rules: RecordRules, lengths_of: Count) -> None:
+        self._made = made
+        self._rules = rules
+        self._lengths_of = lengths_of
+        self._waiting: list[tuple[str, str]] = []
+        self._same = SameImages(made.path)
+        self._random = random.Random(SEED)
+        self._drawn_from = 0
+
+    def add(self, line: Line) -> None:
+        """Look at a line."""
+        try:
+            record = line.record(self._rules)
+        except ConfigError as error:
+            self._made.broken += 1
+            self._made.problems += error.problems[: MAX_REPORTED_PROBLEMS - len(self._made.problems)]
+            return
+        place = f"line {line.number}, {record.sample_id}"
+        self._made.records += 1
+        self._made.written[written(json.loads(line.text), self._rules)] += 1
+        self._made.objects.add(len(record.objects), place)
+        self._add_objects(record, place)
+        self._add_answer(record, place)
+        if self._add_images(record, line, place):
+            self._draw(record)
+
+    def finished(self) -> Profile:
+        """Return the profile."""
+        self._measure()
+        self._made.shown.sort(key=lambda record: record.index)
+        if not self._made.records and not self._made.broken:
+            self._made.problems.append(no_records(self._made.path))
+        return self._made
+
+    def _add_objects(self, record: Record, place: str) -> None:
+        made, seen = self._made, set()
+        for one in record.objects:
+            made.kinds[one.kind] += 1
+            made.sizes[size_of(one, record)] += 1
+            if one.desc in made.classes or len(made.classes) < MOST_CLASSES:
+                made.classes[one.desc] += 1
+            else:
+                made.further_classes += 1
+            if (reason := _flat(one)) is not None:
+                made.suspicions.add(reason, f"{place}: {one.desc}")
+            if (one.kind, one.bins) in seen:
+                made.suspicions.add(TWO_AT_ONE_PLACE, f"{place}: {one.desc}")
+            seen.add((one.kind, one.bins))
+
+    def _add_answer(self, record: Record, place: str) -> None:
+        self._waiting.append((serialize_objects(record.objects), place))
+        if len(self._waiting) == BATCH:
+            self._measure()
+
+    def _measure(self) -> None:
+        lengths = self._lengths_of([text for text, _ in self._waiting])
+        for length, (_, place) in zip(lengths, self._waiting, strict=True):
+            self._made.answers.add(length, place)
+        self._waiting = []
+
+    def _add_images(self, record: Record, line: Line, place: str) -> bool:
+        """Look at the headers of a record's images; return whether it can be shown."""
+        suspicions, sizes = self._made.suspicions, []
+        for source in record.images:
+            if is_missing(source):
+                suspicions.add(MISSING_IMAGE, f"{place}: {source}")
+                continue
+            if self._same.met(source, line):
+                suspicions.add(SAME_IMAGE, place)
+            try:
+                sizes.append(read_header(source).size)
+            except ImageError:
+                suspicions.add(BROKEN_IMAGE, place)
+        said = (record.width, record.height)
+        if len(sizes) == len(record.images) and said not in sizes:
+            suspicions.add(OTHER_SIZE, f"{place}: {SizeError.words(said, sizes[0])}")
+        return said in sizes[:1] and bool(record.objects)
+
+    def _draw(self, record: Record) -> None:
+        """Keep each record with the same chance (reservoir sampling)."""
+        self._drawn_from += 1
+        if len(self._made.shown) < SHOWN:
+            self._made.shown.append(record)
+        elif (place := self._random.randrange(self._drawn_from)) < SHOWN:
+            self._made.shown[place] = record
+
+
+def written(raw: Mapping[str, Any], rules: RecordRules) -> Written:
+    """Return how the coordinates of a record that was read by these rules are written."""
+    values = (one.get("bbox_2d") or one.get("poly") for one in raw["objects"])
+    kinds = {_is_token(value) for value in values}
+    if not kinds:
+        return "none"
+    if len(kinds) > 1:
+        return "both"
+    return "tokens" if kinds.pop() else raw.get("units") or rules.units or "none"
+
+
+def size_of(one: GTObject, record: Record) -> Size:
+    """Return COCO's word for the size of an object: by the area of its box or its polygon, in pixels."""
+    area = _area(one) * record.width * record.height / BINS**2
+    return "small" if area < SMALL else "medium" if area < MEDIUM else "large"
+
+
+def _is_token(value: Any) -> bool:
+    first = value[0]
+    return isinstance(first[0] if isinstance(first, list) else first, str)
+
+
+def _area(one: GTObject) -> float:
+    """Return the area of an object in square bins; of a polygon by the shoelace formula."""
+    xs, ys = one.bins[::2], one.bins[1::2]
+    if one.kind == "bbox":
+        return float((xs[1] - xs[0]) * (ys[1] - ys[0]))
+    return abs(_twice_signed(xs, ys)) / 2
+
+
+def _twice_signed(xs: Sequence[int], ys: Sequence[int]) -> int:
+    following: Iterable[tuple[int, int]] = zip((*xs[1:], xs[0]), (*ys[1:], ys[0]), strict=True)
+    return sum(x * next_y - next_x * y for x, y, (next_x, next_y) in zip(xs, ys, following, strict=True))
+
+
+def _flat(one: GTObject) -> str | None:
+    xs, ys = one.bins[::2], one.bins[1::2]
+    if not _area(one):
+        return NO_AREA
+    return ONE_BIN if min(max(xs) - min(xs), max(ys) - min(ys)) == 1 else None
