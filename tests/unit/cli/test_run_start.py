@@ -1,9 +1,11 @@
 """`stage2 run` waits for its servers, but not for ever, and not for one that says that it is misconfigured."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from stage2_api.errors import ConfigError
 from stage2_api.kubernetes_types import HostPathSource
@@ -28,6 +30,28 @@ def started(folder: Path, monkeypatch: pytest.MonkeyPatch, *, server: str, deadl
     learner = local.job.spec.learner.model_copy(update={"start_deadline_seconds": deadline_s})
     spec = local.job.spec.model_copy(update={"learner": learner})
     return run._run(replace(local, job=local.job.model_copy(update={"spec": spec})))
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, r"train\.jsonl:1 objects\[0\]\.bbox_2d: .*plain numbers must say"),
+        ({"units": "pixels", "width": 96}, "97x96"),
+    ],
+    ids=["units that nobody says", "a width that the image has not"],
+)
+def test_records_that_contradict_themselves_end_the_run_before_a_server_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], told: str
+) -> None:
+    monkeypatch.setattr(run.LocalRun, "process", lambda *_: pytest.fail("a process was started"))
+    Image.new("RGB", (97, 96)).save(tmp_path / "a.png")
+    line = {"images": ["a.png"], "width": 97, "height": 96, "objects": [{"desc": "a", "bbox_2d": [1, 2, 3, 4]}]}
+    for name in ("train", "held-out"):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(line | changes))
+    places = {**MAPPED, "/opt/stage2/examples/shapes": tmp_path}
+    mapped = [f"{container}={place}" for container, place in places.items()]
+    with pytest.raises(ConfigError, match=told):
+        run.run_job(ROOT / "examples" / "job-3v1-tiny.yaml", mapped=mapped, work_dir=tmp_path / "run", engine="stub")
 
 
 def test_servers_that_never_answer_end_the_run_at_the_start_deadline(
