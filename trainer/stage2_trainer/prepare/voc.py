@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from glob import escape
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -85,11 +86,7 @@ def _image_file(root: ElementTree.Element, images: Path, stem: str) -> Path:
     named = images / (root.findtext("filename", "").strip() or f"{stem}.jpg")
     if named.is_file():
         return named
-    return next((path for path in sorted(images.glob(f"{_literal(stem)}.*")) if _is_image(path)), named)
-
-
-def _literal(name: str) -> str:
-    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
+    return next((path for path in sorted(images.glob(f"{escape(stem)}.*")) if _is_image(path)), named)
 
 
 def _is_image(path: Path) -> bool:

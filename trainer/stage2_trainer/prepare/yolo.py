@@ -115,7 +115,11 @@ def _places(layout: _Layout, split: str) -> list[Path]:
 def _images(place: Path, layout: _Layout) -> list[Path]:
     if place.is_dir():
         return sorted(path for path in place.rglob("*") if path.suffix.lower() in IMAGE_ENDINGS)
-    listed = [line.strip() for line in place.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+    try:
+        lines = place.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise refused(f"{layout.file}", str(place), f"must be a folder, or a list ({error})", "correct it") from error
+    listed = [line.strip() for line in lines if line.strip()]
     under = [(layout.root / one, place.parent / one) for one in listed]
     return [beside if beside.exists() and not root.exists() else root for root, beside in under]
 

@@ -99,6 +99,7 @@ def test_an_image_that_is_turned_is_left_out(tmp_path):
         ({"train": None, "val": "images/train"}, "--split: 'train'; .* has val"),
         ({"train": "lost"}, "is not under"),
         ({"train": "labels"}, "has no images"),
+        ({"train": "images/train/a.png"}, "must be a folder, or a list"),
     ],
 )
 def test_a_file_that_contradicts_itself_is_refused_and_writes_nothing(tmp_path, changes, told):

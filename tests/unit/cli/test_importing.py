@@ -1,0 +1,62 @@
+"""`stage2 import` says what it wrote, what it left out and what it changed, in the words of its rules."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stage2_trainer.prepare import record_writer, voc, yolo
+from tests.unit.trainer.prepare import odd_sets
+from tests.unit.trainer.prepare.odd_sets import voc_object
+
+
+def stage2(*words: object) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).parent / "stage2"), "import", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_of_yolo(tmp_path: Path) -> None:
+    labels = {"a.png": "0 0.5 0.25 0.2 0.1\n1 0.5 0.5 0.1 0.1\n0 1 2", "b.png": None, "c.png": "1 0.5 0.5 0.1 0.1"}
+    data, output = odd_sets.yolo(tmp_path, labels), tmp_path / "x.jsonl"
+    done = stage2("yolo", data, "--output", output, "--classes", "cat,horse", "--limit", 2)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        f"{output}: 2 records, 1 objects",
+        f"  left out: 1 objects: {yolo.BROKEN_LINE} (images/train/a: 0 1 2)",
+        f"  noted 1 times: {yolo.BACKGROUND} (images/train/b)",
+        f"  noted 1 times: {record_writer.UNSEEN_CLASS} (horse)",
+    ]
+    assert [len(json.loads(line)["objects"]) for line in output.read_text().splitlines()] == [1, 0]
+
+
+def test_of_voc(tmp_path: Path) -> None:
+    objects = voc_object("cat", (11, 21, 60, 100)) + voc_object("dog", (1, 1, 9, 9), difficult=1)
+    source, output = odd_sets.voc(tmp_path / "voc", {"a": objects}), tmp_path / "x.jsonl"
+    done = stage2("voc", source, "--output", output, "--geometry", "poly")
+    assert f"left out: 1 objects: {voc.DIFFICULT} (a dog)" in done.stdout
+    (record,) = map(json.loads, output.read_text().splitlines())
+    assert [len(one["poly"]) for one in record["objects"]] == [8]
+    output.unlink()
+    kept = stage2("voc", source, "--output", output, "--difficult", "--order", "file")
+    assert "1 records, 2 objects" in kept.stdout
+
+
+@pytest.mark.parametrize(
+    "words", [("yolo", "lost.yaml"), ("voc", "lost"), ("coco", "--annotations", "x", "--images", "lost")]
+)
+def test_what_is_not_there_is_named(tmp_path: Path, words: tuple[str, ...]) -> None:
+    done = stage2(*words, "--output", tmp_path / "x.jsonl")
+    assert done.returncode == 64
+    assert "lost" in done.stderr
+    assert "way out" in done.stderr
+
+
+def test_a_data_file_that_is_there_is_not_touched(tmp_path: Path) -> None:
+    data, output = odd_sets.yolo(tmp_path, {"a.png": ""}), tmp_path / "x.jsonl"
+    output.write_text("mine")
+    done = stage2("yolo", data, "--output", output)
+    assert done.returncode == 64
+    assert "--output" in done.stderr
+    assert output.read_text() == "mine"
