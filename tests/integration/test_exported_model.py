@@ -1,0 +1,55 @@
+"""An exported DoRA model, served by plain `vllm serve` without our plugin, answers as the learner's model does."""
+
+import contextlib
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from stage2_trainer.engine.server_command import environment
+from stage2_trainer.export.comparison import learner_model
+from stage2_trainer.export.model_export import export_model
+from stage2_trainer.export.trained_checkpoint import open_checkpoint
+from stage2_trainer.weights.judgement import Gap, text_tokens
+from stage2_trainer.weights.verify import FLOAT32_TOLERANCE, learner_logprobs, server_logprobs
+from stage2_trainer.wire.client import ServerClient
+from stage2_trainer.wire.served_model import POLICY_MODEL
+from tests.integration.conftest import Served, free_port, stop, wait_until_healthy
+from tests.integration.policies import grey_probe
+from tests.unit.trainer.export.trained import saved, trained
+
+
+@contextlib.contextmanager
+def served_plainly(model, log):
+    """Start what `vllm serve` starts with no plugin, and nothing of ours but its environment for a small machine."""
+    port = free_port()
+    options = ["--port", str(port), "--dtype", "float32", "--max-model-len", "1024", "--enforce-eager"]
+    options += ["--served-model-name", POLICY_MODEL]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), *options]
+    small = environment(os.environ, "cpu", cores=len(os.sched_getaffinity(0)), servers_here=1)
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command, env={**small, "VLLM_PLUGINS": ""}, stdout=out, stderr=out, start_new_session=True
+        )
+    served = Served("vllm", f"http://127.0.0.1:{port}", 0, "float32", log, process)
+    try:
+        wait_until_healthy(served)
+        yield served
+    finally:
+        stop(process)
+
+
+@pytest.mark.vllm
+def test_a_plain_server_of_an_exported_dora_model_answers_as_the_learner(tmp_path, model_path):
+    opened = open_checkpoint(saved(trained(model_path, "dora"), model_path, tmp_path / "run"), model=str(model_path))
+    exported = export_model(opened, tmp_path / "out", dtype=torch.float32).folder
+    asked = grey_probe(model_path, tmp_path)
+    text = text_tokens(asked.inputs["mm_token_type_ids"])
+    with served_plainly(exported, tmp_path / "log") as served:
+        assert "stage2" not in served.log.read_text(errors="replace").replace(str(tmp_path), "")
+        with contextlib.closing(ServerClient(served.base_url, "none", timeout_s=120)) as client:
+            said = server_logprobs(client, asked)[text]
+    own = learner_logprobs(learner_model(opened), asked.inputs)[text]
+    assert not Gap.between(said, own).exceeds(FLOAT32_TOLERANCE)
