@@ -178,6 +178,32 @@ def learn(
 
 
 @app.command()
+def evaluate(  # noqa: PLR0913 - one parameter for each option
+    rollouts: Annotated[
+        list[str], typer.Option(metavar="FILE[@STEP]", help="Answers, JSON lines; several are compared with the first.")
+    ],
+    records: Annotated[Path, typer.Option(metavar="FILE", help="Data file of the records that were asked about.")],
+    names: Annotated[
+        Literal["exact", "normalised"], typer.Option(help="Classes: descriptions as they are, or in a common form.")
+    ] = "exact",
+    pixels: Annotated[
+        bool, typer.Option("--pixels", help="Plain numbers of the records are pixels, not bins.")
+    ] = False,
+    answered_only: Annotated[
+        bool, typer.Option("--answered-only", help="Leave out records that one of the files does not answer.")
+    ] = False,
+    resamples: Annotated[int, typer.Option(min=0, help="Draws of the bootstrap over images; 0: no intervals.")] = 500,
+    seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")] = False,
+) -> None:
+    """Score answers as the field does: COCO's AP and AR, F1 with and without class, duplicates, parse rate."""
+    from stage2_cli.evaluate import EvaluationRequest, evaluate_rollouts
+
+    request = EvaluationRequest(rollouts, records, names, pixels, answered_only, resamples, seed, as_json)
+    raise typer.Exit(evaluate_rollouts(request))
+
+
+@app.command()
 def export(  # noqa: PLR0913 - one parameter for each option
     checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="A checkpoint folder of a run.")],
     output: Annotated[Path, typer.Option(metavar="DIR", help="The new folder.")],

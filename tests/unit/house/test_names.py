@@ -21,6 +21,7 @@ FILES_OF_ONE_NAME = {
     "progress": "the report of a learner: its model, and the route that serves it",
     "reproducibility": "the record of a run: its model, and the learner that fills it",
     "validate": "`stage2 validate` and the functions that it calls",
+    "evaluate": "`stage2 evaluate`, and the learner's own evaluation",
     "replay": "`stage2 replay` and the functions that it calls",
     "run": "the rules of a run, and `stage2 run`",
     "job": "a job's model and its rules",

@@ -1,0 +1,154 @@
+"""`stage2 evaluate`: the scores of rollouts that lie in a file, or of several such files side by side."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from stage2_api.errors import ConfigError, Problem
+from stage2_trainer.data.records import RecordRules, load_records
+from stage2_trainer.scores.answer_scores import (
+    COORDINATE_SCORES,
+    AnswerScores,
+    differences,
+    resampled,
+    without_nan,
+)
+from stage2_trainer.scores.image_counts import COUNTS
+from stage2_trainer.scores.rollout_file import Answered, Rollouts, places_in, read_rollouts
+from stage2_trainer.scores.scored_image import exact, normalised, scored_images
+
+NAMINGS = {"exact": exact, "normalised": normalised}
+PLAIN_WIDTH = 110
+NAMED = 3
+SHOWN = (
+    "AP", "AP50", "AP75", "AR", "AP_small", "AP_medium", "AP_large", "AR_small", "AR_medium", "AR_large", "f1@0.5",
+    "precision@0.5", "recall@0.5", "f1_class@0.5", "precision_class@0.5", "recall_class@0.5", "desc_exact",
+    "desc_normalised", "misses", "duplicates", "objects_per_truth", "counting_error", "parse_rate", "truncated_rate",
+    "loop_rate",
+)  # fmt: skip
+WITHOUT = ("AP", "f1@0.5", "f1_class@0.5")
+
+
+@dataclass(frozen=True)
+class EvaluationRequest:
+    """What the command line asks for.
+
+    names: how a description becomes a class. pixels: plain numbers of the records are pixels.
+    """
+
+    rollouts: Sequence[str]
+    records: Path
+    names: str = "exact"
+    pixels: bool = False
+    answered_only: bool = False
+    resamples: int = 0
+    seed: int = 0
+    as_json: bool = False
+
+
+def evaluate_rollouts(request: EvaluationRequest) -> int:
+    """Score the files and print the figures; 0. Raises ConfigError."""
+    records = load_records(request.records, rules=RecordRules(numbers_are_bins=not request.pixels, images_exist=False))
+    places = places_in(request.records)
+    files = [Rollouts.named(name) for name in request.rollouts]
+    answered = [read_rollouts(one, records, places) for one in files]
+    kept = _kept([record.sample_id for record in records], answered, only=request.answered_only)
+    naming = NAMINGS[request.names]
+    sets = [
+        AnswerScores.of(scored_images([records[i] for i in kept], [one.answers[i] for i in kept], naming))
+        for one in answered
+    ]
+    draws = resampled(len(kept), draws=request.resamples, seed=request.seed) if request.resamples else None
+    documents = [{"rollouts": name, **one.document(draws)} for name, one in zip(request.rollouts, sets, strict=True)]
+    compared = [] if draws is None else [differences(sets[0], other, draws) for other in sets[1:]]
+    if request.as_json:
+        print(json.dumps(without_nan(_document(documents, compared)), ensure_ascii=False, allow_nan=False))
+    else:
+        _show(documents, compared, [0 if request.answered_only else len(one.missing) for one in answered])
+    return os.EX_OK
+
+
+def _kept(names: Sequence[str], answered: Sequence[Answered], *, only: bool) -> list[int]:
+    """Return the places of the records that are scored, the same for all files."""
+    missing = {name for one in answered for name in one.missing} if only else set()
+    kept = [place for place, name in enumerate(names) if name not in missing]
+    if not kept:
+        rule = "must answer one record at least that the others answer too"
+        raise ConfigError([Problem("--rollouts", f"{len(names)} records", rule, "leave --answered-only out")])
+    return kept
+
+
+def _document(documents: Sequence[dict[str, Any]], compared: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    if len(documents) == 1:
+        return documents[0]
+    first = documents[0]["rollouts"]
+    rows = [
+        {"of": other["rollouts"], "minus": first, **found}
+        for other, found in zip(documents[1:], compared, strict=bool(compared))
+    ]
+    return {"files": list(documents), "differences": rows}
+
+
+def _show(documents: Sequence[dict[str, Any]], compared: Sequence[dict[str, Any]], missing: Sequence[int]) -> None:
+    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
+    table = Table(header_style="bold")
+    table.add_column("figure", no_wrap=True)
+    for number, one in enumerate(documents):
+        table.add_column(Path(one["rollouts"]).name if len(documents) == 1 else f"{number + 1}", justify="right")
+    for number in range(1, len(documents)) if compared else ():
+        table.add_column(f"{number + 1} - 1", justify="right")
+    for name in SHOWN:
+        form = ".0f" if name in COUNTS else ".3f"
+        cells = [_figure(one[name], one.get("intervals", {}).get(name), form) for one in documents]
+        table.add_row(name, *cells, *(_difference(found.get(name), form) for found in compared))
+    for name in WITHOUT:
+        table.add_row(
+            f"{name}, no repeats", *(_figure(one["without_duplicates"][name], None, ".3f") for one in documents)
+        )
+    console.print(table)
+    for number, (one, lacking) in enumerate(zip(documents, missing, strict=True)):
+        _say(console, one, lacking, "" if len(documents) == 1 else f"{number + 1}: ")
+
+
+def _say(console: Console, one: dict[str, Any], lacking: int, mark: str) -> None:
+    ranked = (
+        "objects ranked by the log-probabilities of their coordinate tokens"
+        if one["scores_from"] == COORDINATE_SCORES
+        else "all objects ranked alike, in the order of records and of the answer: no log-probabilities"
+    )
+    lines = [
+        f"{mark}{one['rollouts']}: {one['images']:,} images, {one['objects']:,} objects,"
+        f" {one['predictions']:,} answered; overlap of {one['overlap_of']}; {ranked}",
+    ]
+    if lacking:
+        lines.append(f"{mark}{lacking:,} records have no answer, and count as answered with nothing (--answered-only)")
+    worst = one["worst_image"]
+    lines.append(
+        f"{mark}worst image: {worst['sample_id']}, F1 {worst['f1_class@0.5']:.3f} with class,"
+        f" {worst['predictions']:,} objects answered, {worst['objects']:,} true"
+    )
+    for line in lines:
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def _figure(value: float, interval: Sequence[float] | None, form: str) -> str:
+    if np.isnan(value):
+        return "-"
+    return f"{value:,{form}}" if interval is None else f"{value:,{form}} [{interval[0]:,{form}}, {interval[1]:,{form}}]"
+
+
+def _difference(found: dict[str, Any] | None, form: str) -> str:
+    if found is None:
+        return "-"
+    low, high = found["interval"]
+    return f"{found['difference']:+,{form}} [{low:+,{form}}, {high:+,{form}}]"

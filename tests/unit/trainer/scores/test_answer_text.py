@@ -1,0 +1,39 @@
+"""Texts are read without a tokenizer as the trainer reads the ids of the model's own."""
+
+import pytest
+from transformers import AutoTokenizer
+
+from stage2_trainer.matching import CoordVocab, parse_rollout, serialize_objects
+from stage2_trainer.scores.answer_text import read_answer, text_vocab
+from tests.unit.trainer.scores.scenes import box, poly
+
+OBJECTS = [box('Katze, 猫 \\ "\ufffd"', 1, 2, 3, 999), poly("dog", 1, 2, 3, 4, 500, 600)]
+WHOLE = serialize_objects(OBJECTS)
+TEXTS = [
+    WHOLE,
+    WHOLE[:-1],
+    WHOLE[:40],
+    WHOLE + "<|im_end|>" + WHOLE,
+    f"Here: {WHOLE}",
+    f"{WHOLE} Done.",
+    WHOLE.replace("<|coord_3|>", "<|coord_1003|>"),
+    WHOLE.replace('"dog"', '""'),
+    "",
+    "{}",
+]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_objects_are_those_of_the_models_own_tokenizer(model_path, text):
+    vocab = CoordVocab.from_tokenizer(AutoTokenizer.from_pretrained(model_path))
+    theirs, ours = parse_rollout(vocab.encode(text), vocab), parse_rollout(text_vocab().encode(text), text_vocab())
+    told = [(one.desc, one.kind, one.bins) for one in theirs.valid_objects]
+    assert [(one.desc, one.kind, one.bins) for one in ours.valid_objects] == told
+    assert [(one.desc, one.kind, one.bins) for one in read_answer(text).objects] == told
+    for name in ("truncated", "clean", "dropped", "notes", "prefix_text"):
+        assert getattr(ours, name) == getattr(theirs, name), name
+
+
+def test_every_text_is_spelled_again():
+    for text in TEXTS:
+        assert text_vocab().decode(text_vocab().encode(text)) == text

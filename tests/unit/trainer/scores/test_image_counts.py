@@ -1,0 +1,130 @@
+"""F1 with and without class, duplicates, and what cannot be judged."""
+
+import numpy as np
+import pytest
+
+from stage2_api.errors import ConfigError
+from stage2_trainer.scores.answer_scores import AnswerScores, differences, intervals, resampled, without_nan
+from stage2_trainer.scores.answer_text import NO_ANSWER, read_answer
+from stage2_trainer.scores.image_counts import image_counts
+from stage2_trainer.scores.scored_image import normalised, scored_images
+from tests.unit.trainer.scores.scenes import answer, box, random_scene, record
+
+CAT, DOG = box("cat", 0, 0, 200, 200), box("dog", 500, 500, 900, 900)
+
+
+def document(records, answers, naming=None, **options):
+    images = scored_images(records, answers, *([naming] if naming else []))
+    return AnswerScores.of(images).document(**options)
+
+
+def test_boxes_without_their_class_are_half_right():
+    found = document([record(0, [CAT, DOG])], [answer([CAT, box("cat", 500, 500, 900, 900)])])
+    assert (found["f1@0.5"], found["f1_class@0.5"], found["desc_exact"]) == (1.0, 0.5, 0.5)
+
+
+def test_a_class_that_the_records_do_not_know_is_wrong():
+    found = document([record(0, [CAT])], [answer([CAT, box("unicorn", 500, 0, 700, 200)])])
+    assert (found["AP"], found["precision_class@0.5"]) == (pytest.approx(1), 0.5)
+
+
+def test_as_many_objects_are_matched_as_can_be():
+    """The wide box fits both true ones, the narrow box the first alone; an order or a score would leave one over."""
+    truth = [box("cat", 0, 0, 100, 100), box("cat", 0, 0, 150, 100)]
+    said = [box("cat", 0, 0, 130, 100), box("cat", 0, 0, 70, 100)]
+    for order in (said, said[::-1]):
+        assert document([record(0, truth)], [answer(order)])["recall@0.5"] == 1.0
+
+
+def test_repeats_are_counted_and_left_out():
+    found = document([record(0, [CAT, DOG])], [answer([CAT, box("cat", 2, 0, 200, 202), DOG])])
+    assert (found["duplicates"], found["precision@0.5"]) == (1, pytest.approx(2 / 3))
+    assert found["without_duplicates"]["precision@0.5"] == 1.0
+    assert found["objects_per_truth"] == 1.5
+
+
+def test_two_objects_of_other_names_in_one_place_repeat_nothing():
+    assert document([record(0, [CAT])], [answer([CAT, box("dog", *CAT.bins)])])["duplicates"] == 0
+
+
+def test_what_nobody_looked_for_is_neither_right_nor_wrong():
+    federated = {"neg_category_ids": ["bird"], "not_exhaustive_category_ids": ["cat"]}
+    said = [CAT, DOG, box("cat", 600, 0, 700, 90), box("bird", 0, 600, 90, 700)]
+    counts = image_counts(scored_images([record(0, [CAT], **federated), record(1, [DOG])], [answer(said)] * 2)[0])
+    assert (counts.judged, counts.right) == (2, 1)  # the cat, and the bird that was looked for
+
+
+def test_what_lies_in_a_crowd_is_neither_right_nor_wrong():
+    crowd = {"desc": "cat", "bbox_2d": ["<|coord_500|>", "<|coord_0|>", "<|coord_999|>", "<|coord_400|>"]}
+    images = scored_images([record(0, [CAT], crowds=[crowd])], [answer([CAT, box("cat", 600, 50, 700, 200), DOG])])
+    counts = image_counts(images[0])
+    assert (counts.truth, counts.judged, counts.class_judged, counts.right) == (1, 2, 2, 1)
+
+
+def test_a_crowd_that_is_no_object_is_named():
+    with pytest.raises(ConfigError, match=r"data.jsonl:1 metadata.crowds\[0\].bbox_2d"):
+        scored_images([record(0, [CAT], crowds=[{"desc": "cat", "bbox_2d": [1, 2]}])], [NO_ANSWER])
+
+
+def test_names_can_be_compared_in_a_common_form():
+    said = [answer([box(" Traffic-Light.", *CAT.bins)])]
+    found = document([record(0, [box("traffic light", *CAT.bins)])], said)
+    assert (found["f1_class@0.5"], found["desc_exact"], found["desc_normalised"]) == (0, 0, 1)
+    found = document([record(0, [box("traffic light", *CAT.bins)])], said, naming=normalised)
+    assert (found["f1_class@0.5"], found["AP"]) == (1, pytest.approx(1))
+
+
+def test_the_worst_image_is_named():
+    records = [record(0, [CAT]), record(1, [CAT, DOG]), record(2, []), record(3, [DOG])]
+    found = document(records, [answer([CAT]), answer([]), answer([]), answer([CAT])])
+    assert found["worst_image"] == {
+        "sample_id": "data.jsonl:2", "f1_class@0.5": 0, "f1@0.5": 0, "misses": 2, "duplicates": 0, "objects": 2,
+        "predictions": 0,
+    }  # fmt: skip
+
+
+def test_answers_that_do_not_end_do_not_parse():
+    whole = '{"object_1": {"desc": "cat", "bbox_2d": ["<|coord_1|>", "<|coord_2|>", "<|coord_3|>", "<|coord_4|>"]}'
+    texts = [whole + "}", whole, "no JSON", "{}", "{} Done."]
+    found = document([record(i, [CAT]) for i in range(5)], [read_answer(text) for text in texts])
+    assert (found["parse_rate"], found["truncated_rate"]) == (0.4, 0.4)
+
+
+def test_loops_are_told():
+    three = answer([CAT, DOG, DOG, DOG])
+    assert (three.looped, answer([DOG, CAT, DOG, DOG]).looped) == (True, False)
+    assert read_answer("{}", finish_reason="repetition").looped
+
+
+def test_counts_err_in_the_mean_over_images():
+    found = document([record(0, [CAT]), record(1, [CAT, DOG])], [answer([CAT, DOG]), NO_ANSWER])
+    assert (found["counting_error"], found["misses"], found["predictions"]) == (1.5, 2, 2)
+
+
+def test_a_set_that_answers_nothing_has_figures():
+    found = without_nan(document([record(0, [])], [NO_ANSWER]))
+    assert found["AP"] is None
+    assert found["f1@0.5"] == 0.0
+
+
+def test_intervals_hold_the_figure_and_are_the_same_for_one_seed():
+    scores = AnswerScores.of(scored_images(*random_scene(1)))
+    draws = resampled(40, draws=100, seed=3)
+    assert np.array_equal(draws, resampled(40, draws=100, seed=3))
+    assert (draws.sum(1) == 40).all()
+    figures = scores.figures(np.ones(40))
+    found = intervals(scores.drawn(draws), figures)
+    for name in ("AP", "f1@0.5", "f1_class@0.5", "parse_rate"):
+        assert found[name][0] <= figures[name] <= found[name][1], name
+    assert found["AP"][0] < found["AP"][1]
+
+
+def test_two_sets_are_compared_on_the_same_draws():
+    records, answers = random_scene(2)
+    images = scored_images(records, answers)
+    worse = scored_images(records, [one if place % 3 else NO_ANSWER for place, one in enumerate(answers)])
+    draws = resampled(len(records), draws=100, seed=0)
+    same = differences(AnswerScores.of(images), AnswerScores.of(images), draws)
+    assert all(one == {"difference": 0, "interval": [0, 0]} for one in same.values())
+    found = differences(AnswerScores.of(images), AnswerScores.of(worse), draws)["recall@0.5"]
+    assert found["interval"][0] < found["difference"] < found["interval"][1] < 0

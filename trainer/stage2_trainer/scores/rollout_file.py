@@ -1,0 +1,191 @@
+"""Answers of a file of rollouts, laid beside the records that they answer.
+
+A line is a JSON object with `text` and, to say which record it answers, `sample_id` (the record's own, or FILE:LINE) or
+`image`. It may have `finish_reason`, and log-probabilities of its tokens, as chat servers give them (`logprobs`, a list
+of `token` and `logprob`) or as `tokens` with `token_logprobs`. A learner's own `rollouts.jsonl` is read as it is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from stage2_api.coordinates import coord_bin
+from stage2_api.errors import ConfigError, Problem
+from stage2_trainer.data.records import Record, lines
+from stage2_trainer.scores.answer_text import NO_ANSWER, ReadAnswer, coordinates_in, read_answer
+
+EVENT, PART = "rollout", "held-out"
+STEP_MARK = "@"
+WAY_OUT = 'write {"sample_id": "FILE:LINE", "text": "..."}, one JSON object a line'
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """A file of rollouts, of a learner's own file those of one step. step: None = the last that was evaluated."""
+
+    path: Path
+    step: int | None = None
+
+    @classmethod
+    def named(cls, name: str) -> Rollouts:
+        """Return what FILE or FILE@STEP names."""
+        path, mark, step = name.rpartition(STEP_MARK)
+        if mark and step.isdecimal() and not Path(name).exists():
+            return cls(Path(path), int(step))
+        return cls(Path(name))
+
+
+@dataclass(frozen=True)
+class Answered:
+    """The answers to records, in the order of these. missing: records to which there is none."""
+
+    answers: list[ReadAnswer]
+    missing: list[str]
+
+
+@dataclass(frozen=True)
+class _Line:
+    place: str
+    content: Mapping[str, Any]
+
+    def wrong(self, key: str, rule: str, way_out: str = WAY_OUT) -> ConfigError:
+        return ConfigError([Problem(f"{self.place} {key}".rstrip(), self.content.get(key), rule, way_out)])
+
+
+def places_in(path: Path) -> list[str]:
+    """Return FILE:LINE of each record of a data file, in order."""
+    return [f"{path.name}:{line.number}" for line in lines(path)]
+
+
+def read_rollouts(rollouts: Rollouts, records: Sequence[Record], places: Sequence[str]) -> Answered:
+    """Return the answer to each record; one that has none is answered with nothing. places: of the records.
+
+    Raises:
+        ConfigError: a line is not of this form, answers a record that is not there, or one that another answers.
+    """
+    index = _Index(records, places)
+    answers: dict[int, ReadAnswer] = {}
+    for line in _chosen(rollouts):
+        place = index.find(line)
+        if place in answers:
+            raise line.wrong("sample_id", "is answered by an earlier line too", "leave one answer to each record")
+        answers[place] = _answer(line)
+    if not answers:
+        rule = "must hold answers"
+        raise ConfigError([Problem(str(rollouts.path), "none", rule, WAY_OUT)])
+    found = [answers.get(place, NO_ANSWER) for place in range(len(records))]
+    missing = [record.sample_id for place, record in enumerate(records) if place not in answers]
+    return Answered(_ranked(found), missing)
+
+
+class _Index:
+    """Records by what a line may call them."""
+
+    def __init__(self, records: Sequence[Record], places: Sequence[str]) -> None:
+        self._places: dict[str, list[int]] = defaultdict(list)
+        for place, (record, line) in enumerate(zip(records, places, strict=True)):
+            for name in {record.sample_id, line, *record.images, *map(os.path.basename, record.images)}:
+                self._places[name].append(place)
+
+    def find(self, line: _Line) -> int:
+        """Return the place of the record that a line answers."""
+        key = "sample_id" if "sample_id" in line.content else "image"
+        name = line.content.get(key)
+        if not isinstance(name, str):
+            raise line.wrong(key, "must name a record", WAY_OUT)
+        found = self._places.get(name) or self._places.get(os.path.basename(name), [])
+        if len(found) != 1:
+            rule = "names several records" if found else "names none of the records"
+            raise line.wrong(key, rule, "give the records that were asked about, and name one as FILE:LINE")
+        return found[0]
+
+
+def _chosen(rollouts: Rollouts) -> Iterator[_Line]:
+    """Yield the lines of a file; of a learner's own those of one evaluation, of all its processes."""
+    first = next(_lines(rollouts.path), None)
+    if first is None or first.content.get("event") != EVENT:
+        yield from _lines(rollouts.path)
+        return
+    siblings = sorted(rollouts.path.parent.glob(f"rank-*-{rollouts.path.name}"))
+    every = chain.from_iterable(_lines(path, with_halves=True) for path in (rollouts.path, *siblings))
+    yield from _of_step(every, rollouts)
+
+
+def _of_step(every: Iterable[_Line], rollouts: Rollouts) -> Iterator[_Line]:
+    held_out = [line for line in every if line.content.get("event") == EVENT and line.content.get("part") == PART]
+    steps = sorted({line.content["step"] for line in held_out})
+    step = rollouts.step if rollouts.step is not None else (steps[-1] if steps else 0)
+    if step not in steps:
+        rule = f"must hold an evaluation of step {step}; it has those of {', '.join(map(str, steps)) or 'none'}"
+        raise ConfigError([Problem(str(rollouts.path), step, rule, f"name one of them: FILE{STEP_MARK}STEP")])
+    newest: dict[str, _Line] = {}  # a run that goes on from a checkpoint may evaluate a step once more
+    for line in held_out:
+        if line.content["step"] == step:
+            newest[line.content["sample_id"]] = line
+    yield from newest.values()
+
+
+def _lines(path: Path, *, with_halves: bool = False) -> Iterator[_Line]:
+    """Yield the lines of a file. with_halves: some may be cut off by a crash, or be still in writing."""
+    for line in lines(path):
+        place = f"{path}:{line.number}"
+        try:
+            content = json.loads(line.text)
+        except ValueError as error:
+            if with_halves:
+                continue
+            shown = line.text.decode(errors="replace").strip()[:80]
+            raise ConfigError([Problem(place, shown, f"must be JSON ({error})", WAY_OUT)]) from error
+        if not isinstance(content, dict):
+            raise ConfigError([Problem(place, content, "must be a JSON object", WAY_OUT)])
+        yield _Line(place, content)
+
+
+def _answer(line: _Line) -> ReadAnswer:
+    text, reason = line.content.get("text"), line.content.get("finish_reason")
+    if not isinstance(text, str):
+        raise line.wrong("text", "must be a string")
+    return read_answer(text, _logprobs(line, text), reason if isinstance(reason, str) else None)
+
+
+def _logprobs(line: _Line, text: str) -> list[float] | None:
+    """Return the log-probabilities of the coordinate tokens of an answer, in order; None where it has none."""
+    pairs = _token_logprobs(line)
+    if pairs is None:
+        return None
+    found = [logprob for token, logprob in pairs if coord_bin(token) is not None]
+    if len(found) != (wanted := coordinates_in(text)):
+        rule = f"has {len(found)} coordinate tokens, and the text has {wanted}"
+        raise line.wrong("text", rule, "give the tokens of this text, or leave their log-probabilities out")
+    return found
+
+
+def _token_logprobs(line: _Line) -> list[tuple[str, float]] | None:
+    content = line.content
+    try:
+        if content.get("logprobs") is not None:
+            given = content["logprobs"]
+            given = given["content"] if isinstance(given, dict) else given
+            return [(str(one["token"]), float(one["logprob"])) for one in given]
+        if content.get("token_logprobs") is not None:
+            pairs = zip(content["tokens"], content["token_logprobs"], strict=True)
+            return [(str(token), float(logprob)) for token, logprob in pairs]
+    except (KeyError, TypeError, ValueError) as error:
+        key = "logprobs" if content.get("logprobs") is not None else "token_logprobs"
+        rule = f"must have a token and its log-probability for each token of the text ({error!r})"
+        raise line.wrong(key, rule, 'write [{"token": ..., "logprob": ...}, ...], or leave it out') from error
+    return None
+
+
+def _ranked(answers: list[ReadAnswer]) -> list[ReadAnswer]:
+    """Return the answers, without scores where one that has objects has none: they could not be compared."""
+    if all(one.scores is not None for one in answers if one.objects):
+        return answers
+    return [replace(one, scores=None) for one in answers]

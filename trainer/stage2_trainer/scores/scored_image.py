@@ -1,0 +1,210 @@
+"""A record with its answer, and how its objects overlap: boxes, or masks drawn at the image's size."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from pycocotools import mask as rle
+
+from stage2_api.coordinates import BINS
+from stage2_api.errors import ConfigError
+from stage2_trainer.data.records import Record
+from stage2_trainer.matching import GTObject
+from stage2_trainer.matching.ground_truth import InvalidObject, read_object
+from stage2_trainer.scores.answer_text import ReadAnswer
+
+FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+NEGATIVE, NOT_EXHAUSTIVE, CROWDS = "neg_category_ids", "not_exhaustive_category_ids", "crowds"
+DUPLICATE_IOU = 0.85
+"""An object of the same name that overlaps an earlier one so much is its duplicate."""
+
+Naming = Callable[[str], str]
+
+
+def exact(name: str) -> str:
+    """Return a description as it is."""
+    return name
+
+
+def normalised(name: str) -> str:
+    """Return a description in lower case, its words apart by one space, without what stands around them.
+
+    >>> normalised(" Traffic-Light.")
+    'traffic light'
+    """
+    return " ".join(re.sub(r"[\W_]+", " ", name.casefold()).split())
+
+
+@dataclass(frozen=True)
+class ScoredImage:
+    """One record with its answer.
+
+    names, said: the classes of the true and of the answered objects. scores: of the answered ones. crowds: which of the
+    true objects are regions of many (COCO's iscrowd): what lies in them is neither right nor wrong.
+    absent: classes that were looked for and not found; None = all were looked for. loose: classes of which not every
+    object is annotated (LVIS).
+    """
+
+    sample_id: str
+    size: tuple[int, int]
+    truth: tuple[GTObject, ...]
+    answer: ReadAnswer
+    names: tuple[str, ...]
+    said: tuple[str, ...]
+    crowds: BoolArray
+    masks: bool
+    absent: frozenset[str] | None = None
+    loose: frozenset[str] = frozenset()
+    known: frozenset[str] = field(default=frozenset(), repr=False)
+
+    @cached_property
+    def scores(self) -> FloatArray:
+        """The scores of the answered objects; all 1 where the rollout has none."""
+        found = self.answer.scores
+        return np.ones(len(self.said)) if found is None else np.asarray(found, dtype=np.float64)
+
+    @cached_property
+    def iou(self) -> FloatArray:
+        """The overlap of answered (rows) and true objects; with a crowd, the answered object's share inside it."""
+        return _iou(self._answered, self._true, self.crowds)
+
+    @cached_property
+    def answered_areas(self) -> FloatArray:
+        """The areas of the answered objects in pixels."""
+        return _areas(self._answered)
+
+    @cached_property
+    def true_areas(self) -> FloatArray:
+        """The areas of the true objects in pixels."""
+        return _areas(self._true)
+
+    @cached_property
+    def unchecked(self) -> BoolArray:
+        """Which answered objects are of a class of the data set that nobody looked for in this image."""
+        if self.absent is None:
+            return np.zeros(len(self.said), dtype=bool)
+        checked = {*self.names, *self.absent}
+        return np.array([one in self.known and one not in checked for one in self.said], dtype=bool)
+
+    @cached_property
+    def in_loose_class(self) -> BoolArray:
+        """Which answered objects are of a class of which not every object of this image is annotated."""
+        return np.array([one in self.loose for one in self.said], dtype=bool)
+
+    @cached_property
+    def duplicates(self) -> BoolArray:
+        """Which answered objects repeat an earlier one that is none itself: of its class, and in its place."""
+        overlap = _iou(self._answered, self._answered, np.zeros(len(self.said), dtype=bool))
+        found = np.zeros(len(self.said), dtype=bool)
+        for place, name in enumerate(self.said):
+            same = [i for i in range(place) if not found[i] and self.said[i] == name]
+            found[place] = bool(same) and bool((overlap[place, same] >= DUPLICATE_IOU).any())
+        return found
+
+    def without_duplicates(self) -> ScoredImage:
+        """Return the same image with an answer that repeats nothing."""
+        if not self.duplicates.any():
+            return self
+        kept = np.flatnonzero(~self.duplicates).tolist()
+        scores = self.answer.scores
+        answer = replace(
+            self.answer,
+            objects=tuple(self.answer.objects[i] for i in kept),
+            scores=None if scores is None else tuple(scores[i] for i in kept),
+        )
+        return replace(self, answer=answer, said=tuple(self.said[i] for i in kept))
+
+    @cached_property
+    def _answered(self) -> Sequence[Any]:
+        return [_shape(one, self.size, masks=self.masks) for one in self.answer.objects]
+
+    @cached_property
+    def _true(self) -> Sequence[Any]:
+        return [_shape(one, self.size, masks=self.masks) for one in self.truth]
+
+
+def scored_images(
+    records: Sequence[Record], answers: Sequence[ReadAnswer], naming: Naming = exact
+) -> list[ScoredImage]:
+    """Return records with their answers. naming: makes a class of a description.
+
+    Objects are compared as masks where the records have outlines, else as boxes.
+    """
+    masks = any(one.kind == "poly" for record in records for one in record.objects)
+    known = frozenset(naming(name) for record in records for name in _names_in(record))
+    return [
+        _scored(record, answer, naming, known, masks=masks) for record, answer in zip(records, answers, strict=True)
+    ]
+
+
+def _scored(record: Record, answer: ReadAnswer, naming: Naming, known: frozenset[str], *, masks: bool) -> ScoredImage:
+    crowds = _crowds(record)
+    truth = (*record.objects, *crowds)
+    absent = record.metadata.get(NEGATIVE)
+    return ScoredImage(
+        sample_id=record.sample_id,
+        size=(record.width, record.height),
+        truth=truth,
+        answer=answer,
+        names=tuple(naming(one.desc) for one in truth),
+        said=tuple(naming(one.desc) for one in answer.objects),
+        crowds=np.arange(len(truth)) >= len(record.objects),
+        masks=masks,
+        absent=None if absent is None else frozenset(map(naming, absent)),
+        loose=frozenset(map(naming, record.metadata.get(NOT_EXHAUSTIVE, ()))),
+        known=known,
+    )
+
+
+def _crowds(record: Record) -> list[GTObject]:
+    """Return the regions of many objects. Raises ConfigError for one that is none."""
+    found = []
+    for number, region in enumerate(record.metadata.get(CROWDS, ())):
+        try:
+            found.append(read_object(region, (record.width, record.height)))
+        except InvalidObject as error:
+            path = f"{record.sample_id} metadata.{CROWDS}[{number}]{error.problem.path}"
+            raise ConfigError([replace(error.problem, path=path)]) from error
+    return found
+
+
+def _names_in(record: Record) -> list[str]:
+    return [
+        *(one.desc for one in record.objects),
+        *record.metadata.get(NEGATIVE, ()),
+        *record.metadata.get(NOT_EXHAUSTIVE, ()),
+    ]
+
+
+def _shape(one: GTObject, size: tuple[int, int], *, masks: bool) -> Any:
+    """Return what COCO compares: [x, y, width, height] in pixels, or a run-length mask of the image's size."""
+    points = np.asarray(one.bins, dtype=np.float64).reshape(-1, 2) * size / BINS
+    (left, top), (right, bottom) = points.min(0), points.max(0)
+    if not masks:
+        return [left, top, right - left, bottom - top]
+    corners = [left, top, right, top, right, bottom, left, bottom]
+    outline = corners if one.kind == "bbox" else points.ravel().tolist()
+    return rle.frPyObjects([outline], size[1], size[0])[0]
+
+
+def _iou(answered: Sequence[Any], true: Sequence[Any], crowds: BoolArray) -> FloatArray:
+    if not answered or not true:
+        return np.zeros((len(answered), len(true)))
+    if isinstance(true[0], dict):
+        return np.asarray(rle.iou(list(answered), list(true), crowds.astype(np.uint8)))
+    return np.asarray(rle.iou(np.asarray(answered), np.asarray(true), crowds.astype(np.uint8)))
+
+
+def _areas(shapes: Sequence[Any]) -> FloatArray:
+    if shapes and isinstance(shapes[0], dict):
+        return np.asarray(rle.area(list(shapes)), dtype=np.float64)
+    sides = np.asarray(shapes, dtype=np.float64).reshape(-1, 4)
+    found: FloatArray = sides[:, 2] * sides[:, 3]
+    return found
