@@ -12,6 +12,7 @@ from stage2_trainer.process.checkpoints import publish, staging
 from stage2_trainer.process.run_course import write_course
 
 LANGUAGE = r".*language_model\.layers\.\d+\.(self_attn\.(q|k|v|o)_proj|mlp\.(gate|up|down)_proj)"
+ROWS = [7, 44, 900]
 KINDS = {
     "lora": {},
     "dora": {"use_dora": True},
@@ -20,6 +21,8 @@ KINDS = {
     "table trained whole": {"modules_to_save": ["embed_tokens"]},
     "head trained whole": {"modules_to_save": ["lm_head"]},
     "both trained whole": {"modules_to_save": ["embed_tokens", "lm_head"]},
+    "rows of the table": {"use_dora": True, "trainable_token_indices": {"embed_tokens": ROWS}},
+    "rows of table and head": {"trainable_token_indices": {"embed_tokens": ROWS, "lm_head": ROWS}},
     "full": None,
 }
 SEED = 5
