@@ -11,12 +11,14 @@ from torch import nn
 from stage2_trainer.data.images import ImageError
 from stage2_trainer.data.lazy import LazySequence
 from stage2_trainer.data.records import Record
+from stage2_trainer.learner.answer_metrics import answer_metrics
 from stage2_trainer.learner.bad_samples import BadSample
 from stage2_trainer.learner.matcher import Matched, with_origin
 from stage2_trainer.learner.rollout_metrics import evaluation_metrics, sample_stats
 from stage2_trainer.learner.sample_tools import SampleTools
 from stage2_trainer.process.ranks import gathered, rank, world_size
 from stage2_trainer.rollouts.rollout_source import GenerationRequest, RolloutSource
+from stage2_trainer.scores.answer_text import answer_of
 from stage2_trainer.telemetry.stopwatch import Stopwatch
 from stage2_trainer.wire.rollout import Outcome, Refused
 
@@ -52,15 +54,17 @@ class Evaluation:
         matched, found = self._matched(batches, model, global_step=global_step)
         bad = self._bad.note_held_out(found, step=global_step, of=len(records))
         self._on_matched(global_step, matched)
-        everywhere = gathered((perf_counter() - start, [sample_stats(one) for one in matched]))
-        seconds = max(taken for taken, _ in everywhere)
-        stats = [one for _, share in everywhere for one in share]
+        answers = [(one.record, answer_of(one.target.parsed, one.rollout.finish_reason)) for one in matched]
+        everywhere = gathered((perf_counter() - start, [sample_stats(one) for one in matched], answers))
+        seconds = max(taken for taken, *_ in everywhere)
+        stats = [one for _, share, _ in everywhere for one in share]
         return {
             "runtime": seconds,
             "samples_per_second": len(records) / seconds,
             "steps_per_second": len(batches) / seconds,
             "bad_samples": float(bad),
             **evaluation_metrics(stats, top_k=self._matcher.options.candidate_top_k),
+            **answer_metrics([pair for *_, share in everywhere for pair in share]),
         }
 
     def _matched(

@@ -173,6 +173,22 @@ EVALUATION = {
     "eval_rollout_f1": "Harmonic mean of both; `metric_for_best_model: eval_rollout_f1` keeps the best checkpoint.",
     "eval_rollout_recall_iou50": "Recall where only pairs of a mask IoU of at least 0.5 count.",
     "eval_rollout_f1_iou50": "F1 where only those count.",
+    "eval_rollout_ap": "COCO's average precision, as `stage2 evaluate` has it; all objects rank alike.",
+    "eval_rollout_ap50": "The same at IoU 0.5.",
+    "eval_rollout_ap75": "The same at IoU 0.75.",
+    "eval_rollout_ar": "COCO's average recall.",
+    "eval_rollout_f1_class_iou50": (
+        "F1 of one-to-one matches at IoU 0.5 with the true description; `metric_for_best_model:"
+        " eval_rollout_f1_class_iou50` keeps the checkpoint that is best at it."
+    ),
+    "eval_rollout_precision_class_iou50": "Precision of those matches.",
+    "eval_rollout_recall_class_iou50": "Recall of those matches.",
+    "eval_rollout_desc_exact": "Of the objects matched at IoU 0.5 without their class, the share named truly.",
+    "eval_rollout_duplicates": "Objects that repeat an earlier one of the answer: its description, and its place.",
+    "eval_rollout_objects_per_truth": "Valid objects for each object of the ground truth.",
+    "eval_rollout_counting_error": "Mean over samples of how far these two numbers are apart.",
+    "eval_rollout_parse_rate": "Share of answers that are whole, with nothing before, after or dropped.",
+    "eval_rollout_loop_rate": "Share of answers that repeat themselves.",
     "eval_rollout_gating_rejections": "Candidate pairs below `maskiou_gate`.",
     "eval_rollout_parse_dropped_invalid": "Objects that were dropped because they break the format.",
     "eval_rollout_parse_dropped_ambiguous": "Objects that were dropped because they can be read in two ways.",

@@ -1,0 +1,62 @@
+"""The learner's evaluation and `stage2 evaluate` say the same of the same rollouts."""
+
+import numpy as np
+import pytest
+
+from stage2_trainer.data.prompt_cache import PromptCache
+from stage2_trainer.data.records import load_records
+from stage2_trainer.learner.answer_metrics import METRICS, answer_metrics
+from stage2_trainer.learner.bad_samples import BadSamples
+from stage2_trainer.learner.evaluate import Evaluation
+from stage2_trainer.learner.matcher import Matcher
+from stage2_trainer.learner.rollout_listeners import log_held_out_rollouts
+from stage2_trainer.learner.sample_tools import SampleTools
+from stage2_trainer.matching import CoordVocab, GTObject, MatchOptions, serialize_objects
+from stage2_trainer.scores.answer_scores import AnswerScores
+from stage2_trainer.scores.rollout_file import Rollouts, places_in, read_rollouts
+from stage2_trainer.scores.scored_image import scored_images
+from stage2_trainer.telemetry.progress import Reporter
+from stage2_trainer.telemetry.run_log import JsonLines, SilentLog
+from tests.unit.trainer.learner.harness import PROMPTS, RecordingSync, ScriptedBackend, fresh_rollouts, perfect
+from tests.unit.trainer.scores.scenes import box, write_data
+
+TRUTHS = [
+    [box("red box", 100, 100, 400, 400), box("blue box", 500, 500, 900, 800)],
+    [box("red box", 100, 100, 400, 400), box("red box", 0, 500, 300, 800)],
+    [box("blue box", 0, 0, 300, 300)],
+]
+
+
+def wrong(record):
+    """A wrong name, an object moved, one twice, one unknown; the last answer is cut off."""
+    first, *others = record.objects
+    said = [GTObject("blue box", "bbox", first.bins), *others, *others, box("unicorn", 0, 0, 90, 90)]
+    text = serialize_objects(said)
+    return text[:-30] if record.index == 2 else text
+
+
+@pytest.mark.parametrize("answer", [perfect, wrong])
+def test_evaluation_and_command_say_the_same(tmp_path, model, encoder, image_paths, answer):
+    data = write_data(tmp_path, TRUTHS, sample_ids=["a", "b", "c"], images=image_paths)
+    records = load_records(data)
+    matcher = Matcher(CoordVocab.from_tokenizer(encoder.tokenizer), MatchOptions(), encoder.vision_ids)
+    tools = SampleTools(encoder, PromptCache(encoder, 2**30), PROMPTS, matcher, BadSamples(0, SilentLog()))
+    rollouts = JsonLines(tmp_path / "rollouts.jsonl")
+    evaluation = Evaluation(
+        tools=tools,
+        rollouts=fresh_rollouts(ScriptedBackend(encoder, records, answer), RecordingSync(), Reporter(), lambda: None),
+        batch_size=2,
+        on_matched=log_held_out_rollouts(SilentLog(), rollouts),
+    )
+    learner = evaluation(records[::-1], model, global_step=4)
+    rollouts.close()
+    answered = read_rollouts(Rollouts(tmp_path / "rollouts.jsonl", 4), records, places_in(data))
+    offline = AnswerScores.of(scored_images(records, answered.answers)).figures(np.ones(3))
+    assert {name: learner[f"rollout_{name}"] for name in METRICS.values()} == {
+        name: offline[source] for source, name in METRICS.items()
+    }
+    assert learner["rollout_f1_class_iou50"] == (1.0 if answer is perfect else pytest.approx(3 / 7))
+
+
+def test_an_evaluation_of_nothing_has_figures():
+    assert set(answer_metrics([]).values()) == {0.0}
