@@ -41,7 +41,16 @@ _GRPO_COLUMNS = (
 _WALL = "step/wall_s"
 _SYNC_COLUMNS = _STEP_COLUMNS[-2:]
 _SCALE = {"sync/bytes": 1e-6}
-_EVALUATION_COLUMNS = ("precision", "recall", "f1", "matched_maskiou_mean", "recall_iou50", "f1_iou50")
+_EVALUATION_COLUMNS = {
+    "precision": "precision",
+    "recall": "recall",
+    "f1": "f1",
+    "matched_maskiou_mean": "mean IoU",
+    "recall_iou50": "recall@0.5",
+    "f1_iou50": "f1@0.5",
+    "f1_class_iou50": "with class",
+    "ap": "AP",
+}
 _MAX_ROWS = 40
 _PLAIN_WIDTH = 100  # of tables that go to a file or a pipe
 
@@ -139,9 +148,10 @@ def evaluation_table(evaluations: Sequence[Record]) -> Table:
     """One row an evaluation on the held-out records."""
     table = Table(title="Held-out records", header_style="bold")
     prefix = "eval_" if f"eval_{REWARD}" in evaluations[0] else "eval_rollout_"
-    names = (REWARD,) if prefix == "eval_" else _EVALUATION_COLUMNS
-    for name in ("step", *names):
-        table.add_column(name.replace("matched_maskiou_mean", "mean IoU").replace("_iou50", "@0.5"), justify="right")
+    known = {REWARD: REWARD} if prefix == "eval_" else _EVALUATION_COLUMNS
+    names = [name for name in known if prefix + name in evaluations[0]]  # an older log lacks some
+    for title in ("step", *(known[name] for name in names)):
+        table.add_column(title, justify="right")
     for record in evaluations:
         table.add_row(str(record["step"]), *(f"{record[prefix + name]:.3f}" for name in names))
     return table

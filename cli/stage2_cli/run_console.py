@@ -114,5 +114,7 @@ def describe(record: dict[str, Any]) -> str | None:
     if record["event"] == "evaluation" and "eval_reward" in record:
         return f"evaluation at step {record['step']}: mean reward {record['eval_reward']:.3f}"
     if record["event"] == "evaluation":
-        return f"evaluation at step {record['step']}: F1 {record['eval_rollout_f1']:.3f}"
+        named = record.get("eval_rollout_f1_class_iou50")
+        with_class = "" if named is None else f", {named:.3f} with class at IoU 0.5"
+        return f"evaluation at step {record['step']}: F1 {record['eval_rollout_f1']:.3f}{with_class}"
     return None
