@@ -208,7 +208,8 @@ def export(  # noqa: PLR0913 - one parameter for each option
     checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="A checkpoint folder of a run.")],
     output: Annotated[Path, typer.Option(metavar="DIR", help="The new folder.")],
     model: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Its base model, where the checkpoint's own path is not here.")
+        str | None,
+        typer.Option(metavar="DIR", help="Its base model, a folder or a hub's name; else as it says itself."),
     ] = None,
     dtype: Annotated[
         Literal["bfloat16", "float16", "float32"] | None, typer.Option(help="Of all weights; else the base model's.")

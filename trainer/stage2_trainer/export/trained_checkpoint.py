@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.pod.reproducibility import EVENT
-from stage2_trainer.data.model_files import model_fingerprint, model_path, weight_files
+from stage2_trainer.data.model_files import fetched_model, model_fingerprint, model_path, weight_files
 from stage2_trainer.process.checkpoints import STATE, checkpoints_of, flaw_of, newest_whole
 from stage2_trainer.process.run_course import FILE as COURSE
 from stage2_trainer.telemetry.run_log import STEP_LOG
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 BASE_NAME = "base_model_name_or_path"
+CACHED = re.compile(r"models--([\w.-]+?)--([\w.-]+)/snapshots/")
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ def open_checkpoint(folder: Path, *, model: str | None = None) -> TrainedCheckpo
         raise _refused("CHECKPOINT", folder, rule, "give a checkpoint that was saved with its weights")
     course = _json(folder / COURSE) if (folder / COURSE).is_file() else {}
     name, base = _base(folder, adapter, model)
-    _compare(course, name, folder)
+    _compare(course, name, base, folder)
     return TrainedCheckpoint(folder, base, name, adapter, course, _json(folder / STATE))
 
 
@@ -77,17 +79,42 @@ def _require_whole(folder: Path) -> None:
 
 
 def _base(folder: Path, adapter: Mapping[str, Any] | None, model: str | None) -> tuple[str, Path]:
-    """Return the name and the folder of the base model; of those that somebody names, the first that is here."""
+    """Return the name and the folder of the base model; of those that somebody names, the first that is here.
+
+    Only one that a person names is fetched from a hub.
+    """
     named = [model] if model else list(_named(folder, adapter))
     for name in named:
-        try:
-            found = model_path(name)
-        except OSError:
-            continue
-        if (found / "config.json").is_file():
-            return name, found
-    rule = "must be the folder of the checkpoint's base model, or its name in the cache of a hub"
-    raise _refused("--model", ", ".join(named) or None, rule, "say where it lies now: --model DIR")
+        for found in (_fetched(name),) if model else (_here(name), _here(_hub_name(name))):
+            if found is not None and (found / "config.json").is_file():
+                return _hub_name(name), found
+    rule = "must be the folder of the checkpoint's base model, or its name on a hub"
+    names = ", ".join(map(_hub_name, named))
+    raise _refused("--model", names or None, rule, "say where it lies now: --model DIR, or --model NAME to fetch it")
+
+
+def _here(name: str) -> Path | None:
+    try:
+        return model_path(name)
+    except OSError:
+        return None
+
+
+def _fetched(name: str) -> Path:
+    try:
+        return fetched_model(name)
+    except ConfigError as error:
+        raise ConfigError([replace(problem, path="--model") for problem in error.problems]) from error
+
+
+def _hub_name(name: str) -> str:
+    """Return the name on a hub of a folder in its cache; any other name as it is.
+
+    >>> _hub_name("/cache/models--Qwen--Qwen3-VL-2B-Instruct/snapshots/0f3c")
+    'Qwen/Qwen3-VL-2B-Instruct'
+    """
+    found = CACHED.search(name)
+    return f"{found[1]}/{found[2]}" if found else name
 
 
 def _named(folder: Path, adapter: Mapping[str, Any] | None) -> Iterator[str]:
@@ -99,10 +126,10 @@ def _named(folder: Path, adapter: Mapping[str, Any] | None) -> Iterator[str]:
             yield from (json.loads(line)["model"] for line in lines if line.startswith(f'{{"event": "{EVENT}"'))
 
 
-def _compare(course: Mapping[str, Any], name: str, folder: Path) -> None:
-    """Raise ConfigError where the run began with another model than the one of this name."""
+def _compare(course: Mapping[str, Any], name: str, base: Path, folder: Path) -> None:
+    """Raise ConfigError where the run began with another model than this base."""
     trained_on = course.get("model.model")
-    if trained_on is not None and trained_on != f"sha256 {model_fingerprint(name)}":
+    if trained_on is not None and trained_on != f"sha256 {model_fingerprint(str(base))}":
         rule = f"must be the model that the run of {folder} began with, and holds other weights"
         raise _refused("--model", name, rule, "say where that one lies: --model DIR")
 

@@ -7,6 +7,7 @@ import pytest
 
 from stage2_api.errors import ConfigError
 from stage2_trainer.export.merged_stream import MergedStream
+from stage2_trainer.export.model_card import model_card
 from stage2_trainer.export.trained_checkpoint import open_checkpoint
 from tests.unit.trainer.export.trained import saved, trained
 
@@ -43,10 +44,24 @@ def test_the_base_model_is_found_by_the_adapter_or_by_the_runs_log(dora, model_p
     config = json.loads((moved / "adapter_config.json").read_text())
     gone = json.dumps({**config, "base_model_name_or_path": "gone"})
     (moved / "adapter_config.json").write_text(gone.ljust((moved / "adapter_config.json").stat().st_size))
-    with pytest.raises(ConfigError, match=r"--model: 'gone'.*--model DIR"):
+    with pytest.raises(ConfigError, match=r"--model: 'gone'.*--model NAME"):
         open_checkpoint(moved)
     (moved.parent / "stage2_log.jsonl").write_text(json.dumps({"event": "reproducibility", "model": str(model_path)}))
     assert open_checkpoint(moved).base == model_path
+
+
+def test_a_base_model_from_a_hub_is_called_by_its_name(dora, model_path, tmp_path):
+    cached = tmp_path / "hub" / "models--org--base" / "snapshots" / "0f3c"
+    shutil.copytree(model_path, cached)
+    opened = open_checkpoint(dora, model=str(cached))
+    assert (opened.base, opened.base_name) == (cached, "org/base")
+    assert "base_model: org/base" in model_card(opened, merged=True)
+
+
+def test_a_base_model_that_no_hub_has_is_said(dora, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ConfigError, match=r"^--model: 'org/lost'; is no folder here"):
+        open_checkpoint(dora, model="org/lost")
 
 
 def test_another_base_model_than_the_runs_is_refused(model_path, tmp_path):
