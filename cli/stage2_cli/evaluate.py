@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from rich.console import Console
@@ -43,13 +43,13 @@ WITHOUT = ("AP", "f1@0.5", "f1_class@0.5")
 class EvaluationRequest:
     """What the command line asks for.
 
-    names: how a description becomes a class. pixels: plain numbers of the records are pixels.
+    names: how a description becomes a class. units: what plain numbers are, where the records do not say it.
     """
 
     rollouts: Sequence[str]
     records: Path
     names: str = "exact"
-    pixels: bool = False
+    units: Literal["bins", "pixels"] | None = None
     answered_only: bool = False
     resamples: int = 0
     seed: int = 0
@@ -58,7 +58,7 @@ class EvaluationRequest:
 
 def evaluate_rollouts(request: EvaluationRequest) -> int:
     """Score the files and print the figures; 0. Raises ConfigError."""
-    records = load_records(request.records, rules=RecordRules(numbers_are_bins=not request.pixels, images_exist=False))
+    records = load_records(request.records, rules=RecordRules(units=request.units, images_exist=False))
     places = places_in(request.records)
     files = [Rollouts.named(name) for name in request.rollouts]
     answered = [read_rollouts(one, records, places) for one in files]

@@ -186,9 +186,9 @@ def evaluate(  # noqa: PLR0913 - one parameter for each option
     names: Annotated[
         Literal["exact", "normalised"], typer.Option(help="Classes: descriptions as they are, or in a common form.")
     ] = "exact",
-    pixels: Annotated[
-        bool, typer.Option("--pixels", help="Plain numbers of the records are pixels, not bins.")
-    ] = False,
+    units: Annotated[
+        Literal["bins", "pixels"] | None, typer.Option(help="What plain numbers are, where the records do not say it.")
+    ] = None,
     answered_only: Annotated[
         bool, typer.Option("--answered-only", help="Leave out records that one of the files does not answer.")
     ] = False,
@@ -199,7 +199,7 @@ def evaluate(  # noqa: PLR0913 - one parameter for each option
     """Score answers as the field does: COCO's AP and AR, F1 with and without class, duplicates, parse rate."""
     from stage2_cli.evaluate import EvaluationRequest, evaluate_rollouts
 
-    request = EvaluationRequest(rollouts, records, names, pixels, answered_only, resamples, seed, as_json)
+    request = EvaluationRequest(rollouts, records, names, units, answered_only, resamples, seed, as_json)
     raise typer.Exit(evaluate_rollouts(request))
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from huggingface_hub import HfApi
 
 from stage2_api.errors import ConfigError, Problem
+from stage2_trainer.data.model_files import HUB_FAULTS
 from stage2_trainer.export.model_export import ExportError
 
 
@@ -16,7 +17,7 @@ def check_hub(repo: str) -> None:
     try:
         api.whoami()
         taken = api.repo_exists(repo)
-    except (OSError, ValueError) as error:  # what hub and HTTP raise are either
+    except HUB_FAULTS as error:
         rule = f"must be the name of a repository, on a hub that can be reached ({_first_line(error)})"
         way_out = "log in with `hf auth login`, or leave --push out and send the folder later"
         raise ConfigError([Problem("--push", repo, rule, way_out)]) from error
@@ -35,7 +36,7 @@ def push(folder: Path, repo: str) -> str:
     try:
         address = api.create_repo(repo, private=True)
         api.upload_folder(repo_id=repo, folder_path=folder)
-    except (OSError, ValueError) as error:
+    except HUB_FAULTS as error:
         later = f"{folder} is whole; `hf upload {repo} {folder}` sends it"
         raise ExportError(f"{repo} was not sent: {_first_line(error)}. {later}") from error
     return str(address)

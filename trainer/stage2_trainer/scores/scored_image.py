@@ -16,7 +16,7 @@ from stage2_api.coordinates import BINS
 from stage2_api.errors import ConfigError
 from stage2_trainer.data.records import Record
 from stage2_trainer.matching import GTObject
-from stage2_trainer.matching.ground_truth import InvalidObject, read_object
+from stage2_trainer.matching.ground_truth import InvalidObject, Measure, read_object
 from stage2_trainer.scores.answer_text import ReadAnswer
 
 FloatArray = npt.NDArray[np.float64]
@@ -168,7 +168,7 @@ def _crowds(record: Record) -> list[GTObject]:
     found = []
     for number, region in enumerate(record.metadata.get(CROWDS, ())):
         try:
-            found.append(read_object(region, (record.width, record.height)))
+            found.append(read_object(region, Measure("pixels", (record.width, record.height))))
         except InvalidObject as error:
             path = f"{record.sample_id} metadata.{CROWDS}[{number}]{error.problem.path}"
             raise ConfigError([replace(error.problem, path=path)]) from error
