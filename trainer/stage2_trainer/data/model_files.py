@@ -10,8 +10,6 @@ import re
 import struct
 from pathlib import Path
 
-import httpx
-
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.runconfig import RunConfig
 
@@ -20,8 +18,6 @@ logger = logging.getLogger(__name__)
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 FETCHED = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
 """Files of a hub's repository that a run needs: weights, configuration, tokenizer, chat template."""
-HUB_FAULTS = (OSError, ValueError, httpx.HTTPError)
-"""What a hub that does not do as asked raises: its own errors are either of the first two."""
 WEIGHT_INDEX = "model.safetensors.index.json"
 SAMPLES = 16
 SAMPLE_BYTES = 2**16
@@ -63,7 +59,7 @@ def fetched_model(model: str) -> Path:
 
     try:
         return Path(snapshot_download(model, allow_patterns=list(FETCHED)))
-    except HUB_FAULTS as error:
+    except Exception as error:  # the hub's library brings an HTTP library of its own, whose errors have no other name
         cached = _whole_in_cache(model)
         if cached is None:
             rule = f"is no folder here, and no model on a hub that can be reached ({_first_line(error)})"

@@ -7,7 +7,6 @@ from pathlib import Path
 from huggingface_hub import HfApi
 
 from stage2_api.errors import ConfigError, Problem
-from stage2_trainer.data.model_files import HUB_FAULTS
 from stage2_trainer.export.model_export import ExportError
 
 
@@ -17,7 +16,7 @@ def check_hub(repo: str) -> None:
     try:
         api.whoami()
         taken = api.repo_exists(repo)
-    except HUB_FAULTS as error:
+    except Exception as error:  # of the hub's library, or of the HTTP library that it brings
         rule = f"must be the name of a repository, on a hub that can be reached ({_first_line(error)})"
         way_out = "log in with `hf auth login`, or leave --push out and send the folder later"
         raise ConfigError([Problem("--push", repo, rule, way_out)]) from error
@@ -36,7 +35,7 @@ def push(folder: Path, repo: str) -> str:
     try:
         address = api.create_repo(repo, private=True)
         api.upload_folder(repo_id=repo, folder_path=folder)
-    except HUB_FAULTS as error:
+    except Exception as error:  # of the hub's library, or of the HTTP library that it brings
         later = f"{folder} is whole; `hf upload {repo} {folder}` sends it"
         raise ExportError(f"{repo} was not sent: {_first_line(error)}. {later}") from error
     return str(address)
