@@ -1,6 +1,8 @@
 """`stage2 export`: what it says, and how it ends."""
 
 import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from typer.testing import CliRunner
@@ -8,6 +10,7 @@ from typer.testing import CliRunner
 from stage2_api.errors import ConfigError
 from stage2_cli.main import app
 from tests.unit.cli.inspected import TINY_MODEL
+from tests.unit.cli.test_light_start import stage2
 
 
 @pytest.fixture(scope="module")
@@ -51,10 +54,71 @@ def test_options_that_contradict_one_another_are_refused(checkpoint, tmp_path, w
     assert not (tmp_path / "out").exists()
 
 
-def test_a_hub_that_cannot_be_reached_is_said_before_anything_is_written(checkpoint, tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_TOKEN", "hf_none")
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
-    done = exported(checkpoint, "--output", tmp_path / "out", "--push", "me/model")
-    assert isinstance(done.exception, ConfigError)
-    assert done.exception.problems[0].path == "--push"
-    assert not (tmp_path / "out").exists()
+class Hub(BaseHTTPRequestHandler):
+    """A hub with one user, one repository, and no room for another."""
+
+    def do_GET(self):
+        known = self.headers["authorization"] == "Bearer hf_mine"
+        if self.path == "/api/whoami-v2":
+            self.answer(200 if known else 401)
+        else:
+            self.answer(200 if self.path == "/api/models/me/taken" else 404)
+
+    def do_POST(self):
+        self.answer(403)
+
+    def answer(self, status):
+        body = b'{"name": "me", "id": "me/taken", "error": "no"}'
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Content-Type", "application/json")
+        if status == 404:
+            self.send_header("X-Error-Code", "RepoNotFound")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *words):
+        pass
+
+
+@pytest.fixture
+def hub():
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def pushed(checkpoint, tmp_path, hub):
+    """A function that exports with --push, in a process whose hub is this one."""
+
+    def push(repo, *, token="hf_mine", endpoint=hub):
+        words = ["export", str(checkpoint), "--output", "out", "--push", repo]
+        done, _ = stage2(tmp_path, *words, HF_ENDPOINT=endpoint, HF_TOKEN=token, HOME=str(tmp_path))
+        return done, (tmp_path / "out").is_dir()
+
+    return push
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"repo": "me/new", "endpoint": "http://127.0.0.1:9"}, "a hub that can be reached"),
+        ({"repo": "me/new", "token": "hf_other"}, "hf auth login"),
+        ({"repo": "me/taken"}, "must be a new repository"),
+    ],
+)
+def test_what_a_hub_would_refuse_is_said_before_anything_is_written(pushed, options, told):
+    done, made = pushed(**options)
+    assert done.returncode == 64, done.stderr
+    assert told in done.stderr
+    assert not made
+
+
+def test_a_folder_that_a_hub_does_not_take_stays(pushed):
+    done, made = pushed("me/new")
+    assert done.returncode == 1, done.stderr
+    assert "`hf upload me/new out` sends it" in done.stderr
+    assert made
