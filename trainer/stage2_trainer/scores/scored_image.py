@@ -102,10 +102,11 @@ class ScoredImage:
     def duplicates(self) -> BoolArray:
         """Which answered objects repeat an earlier one that is none itself: of its class, and in its place."""
         overlap = _iou(self._answered, self._answered, np.zeros(len(self.said), dtype=bool))
+        names = np.unique(self.said, return_inverse=True)[1]
+        repeats = np.tril((overlap >= DUPLICATE_IOU) & (names[:, None] == names[None, :]), -1)
         found = np.zeros(len(self.said), dtype=bool)
-        for place, name in enumerate(self.said):
-            same = [i for i in range(place) if not found[i] and self.said[i] == name]
-            found[place] = bool(same) and bool((overlap[place, same] >= DUPLICATE_IOU).any())
+        for place in np.flatnonzero(repeats.any(1)):
+            found[place] = bool((repeats[place] & ~found).any())
         return found
 
     def without_duplicates(self) -> ScoredImage:
