@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -30,15 +30,17 @@ METRICS = {
 """The figures of an evaluation, by the name that `stage2 evaluate` has for them; trackers take no `@`."""
 
 
-def answer_metrics(answered: Sequence[tuple[Record, ReadAnswer]]) -> dict[str, float]:
+def answer_metrics(records: Sequence[Record], answers: Mapping[int, ReadAnswer]) -> dict[str, float]:
     """Return the `rollout_*` scores of answers, without the evaluation's prefix; 0 for what there is not.
 
-    answered: in any order; that of the records counts where scores are equal.
+    answers: by the index of the record that they answer; a record without one is left out. The order is that of
+    indices: it counts where scores are equal.
     """
+    answered = sorted((one for one in records if one.index in answers), key=lambda one: one.index)
     if not answered:
         return {f"rollout_{name}": 0.0 for name in METRICS.values()}
-    records, answers = zip(*sorted(answered, key=lambda pair: pair[0].index), strict=True)
-    figures = AnswerScores.of(scored_images(records, answers)).figures(np.ones(len(records)))
+    images = scored_images(answered, [answers[one.index] for one in answered])
+    figures = AnswerScores.of(images).figures(np.ones(len(images)))
     return {
         f"rollout_{name}": 0.0 if math.isnan(figures[source]) else figures[source] for source, name in METRICS.items()
     }

@@ -54,7 +54,7 @@ class Evaluation:
         matched, found = self._matched(batches, model, global_step=global_step)
         bad = self._bad.note_held_out(found, step=global_step, of=len(records))
         self._on_matched(global_step, matched)
-        answers = [(one.record, answer_of(one.target.parsed, one.rollout.finish_reason)) for one in matched]
+        answers = {one.record.index: answer_of(one.target.parsed, one.rollout.finish_reason) for one in matched}
         everywhere = gathered((perf_counter() - start, [sample_stats(one) for one in matched], answers))
         seconds = max(taken for taken, *_ in everywhere)
         stats = [one for _, share, _ in everywhere for one in share]
@@ -64,7 +64,7 @@ class Evaluation:
             "steps_per_second": len(batches) / seconds,
             "bad_samples": float(bad),
             **evaluation_metrics(stats, top_k=self._matcher.options.candidate_top_k),
-            **answer_metrics([pair for *_, share in everywhere for pair in share]),
+            **answer_metrics(records, {index: one for *_, share in everywhere for index, one in share.items()}),
         }
 
     def _matched(

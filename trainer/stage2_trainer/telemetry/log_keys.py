@@ -170,7 +170,7 @@ EVALUATION = {
     "eval_rollout_fn": "Objects of the ground truth without a pair.",
     "eval_rollout_precision": "Pairs over valid objects.",
     "eval_rollout_recall": "Pairs over objects of the ground truth.",
-    "eval_rollout_f1": "Harmonic mean of both; `metric_for_best_model: eval_rollout_f1` keeps the best checkpoint.",
+    "eval_rollout_f1": "Harmonic mean of both.",
     "eval_rollout_recall_iou50": "Recall where only pairs of a mask IoU of at least 0.5 count.",
     "eval_rollout_f1_iou50": "F1 where only those count.",
     "eval_rollout_ap": "COCO's average precision, as `stage2 evaluate` has it; all objects rank alike.",
@@ -178,8 +178,8 @@ EVALUATION = {
     "eval_rollout_ap75": "The same at IoU 0.75.",
     "eval_rollout_ar": "COCO's average recall.",
     "eval_rollout_f1_class_iou50": (
-        "F1 of one-to-one matches at IoU 0.5 with the true description; `metric_for_best_model:"
-        " eval_rollout_f1_class_iou50` keeps the checkpoint that is best at it."
+        "F1 of one-to-one matches at IoU 0.5 with the true description; the checkpoint that is best at it is kept,"
+        " unless `metric_for_best_model` names another figure."
     ),
     "eval_rollout_precision_class_iou50": "Precision of those matches.",
     "eval_rollout_recall_class_iou50": "Recall of those matches.",

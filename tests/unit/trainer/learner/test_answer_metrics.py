@@ -59,4 +59,4 @@ def test_evaluation_and_command_say_the_same(tmp_path, model, encoder, image_pat
 
 
 def test_an_evaluation_of_nothing_has_figures():
-    assert set(answer_metrics([]).values()) == {0.0}
+    assert set(answer_metrics([], {}).values()) == {0.0}

@@ -1,6 +1,7 @@
 """Records with answers, by hand and at random, in memory and as files."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 
@@ -82,12 +83,13 @@ def line_object(one):
 
 
 def write_data(folder, truths, *, name="data.jsonl", sample_ids=None, images=None, **metadata):
-    """Write a data file of boxes, (640, 480)."""
+    """Write a data file of boxes. images: paths of files that bear their size as a name; else none, of (640, 480)."""
     path = folder / name
     with path.open("w") as file:
         for place, truth in enumerate(truths):
             image = images[place] if images else f"{place}.jpg"
-            line = {"images": [image], "width": 640, "height": 480, "objects": [*map(line_object, truth)]}
+            width, height = map(int, Path(image).stem.split("x")) if images else (640, 480)
+            line = {"images": [image], "width": width, "height": height, "objects": [*map(line_object, truth)]}
             if sample_ids:
                 line["sample_id"] = sample_ids[place]
             file.write(json.dumps({**line, **({"metadata": metadata} if metadata else {})}) + "\n")
