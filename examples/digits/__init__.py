@@ -1,0 +1,1 @@
+"""The digits data set: real handwritten digits on crops of real photographs, as a COCO file."""
