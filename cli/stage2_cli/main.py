@@ -236,12 +236,13 @@ def report(
     picture: Annotated[
         Path | None, typer.Option(help="Write first and last held-out rollouts here, or reward curves.")
     ] = None,
+    curve: Annotated[Path | None, typer.Option(help="Write loss and held-out scores over the steps here.")] = None,
     images: Annotated[Path | None, typer.Option(help="The folder of the held-out records' images.")] = None,
 ) -> None:
-    """Print a run as a table, and draw its first and last held-out rollouts, or the rewards of a GRPO run."""
+    """Print a run as a table, and draw its first and last held-out rollouts and its curve, or a GRPO run's rewards."""
     from stage2_cli.report import report_run
 
-    report_run(records, picture=picture, images=images)
+    report_run(records, picture=picture, images=images, curve=curve)
 
 
 @app.command()

@@ -55,10 +55,11 @@ _MAX_ROWS = 40
 _PLAIN_WIDTH = 100  # of tables that go to a file or a pipe
 
 
-def report_run(source: Path, *, picture: Path | None, images: Path | None) -> None:
+def report_run(source: Path, *, picture: Path | None, images: Path | None, curve: Path | None = None) -> None:
     """Print the tables of a run; with `picture`, also draw its first and last held-out rollouts, or GRPO's rewards.
 
-    `images` is the folder that relative image paths of the samples start from.
+    `images` is the folder that relative image paths of the samples start from. `curve`: where loss and held-out scores
+    are drawn over the steps.
     """
     records = read_records(source)
     console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
@@ -72,17 +73,27 @@ def report_run(source: Path, *, picture: Path | None, images: Path | None) -> No
     if picture is not None:
         _draw(records, steps, picture, images)
         console.print(f"picture: {picture}")
+    if curve is not None:
+        _draw_curve(steps, evaluations, curve)
+        console.print(f"curve: {curve}")
 
 
 def _draw(records: Sequence[Record], steps: Sequence[Record], picture: Path, images: Path | None) -> None:
     if _is_grpo(steps):
-        from stage2_cli.curves import write_curves
-
-        write_curves(steps, picture)
+        _draw_curve(steps, (), picture)
         return
     from stage2_cli.report_picture import write_picture
 
     write_picture(records, picture, images=images)
+
+
+def _draw_curve(steps: Sequence[Record], evaluations: Sequence[Record], path: Path) -> None:
+    from stage2_cli.curves import write_learning_curves, write_reward_curves
+
+    if _is_grpo(steps):
+        write_reward_curves(steps, path)
+    else:
+        write_learning_curves(steps, evaluations, path)
 
 
 def read_records(source: Path) -> list[Record]:

@@ -105,6 +105,8 @@ def describe(record: dict[str, Any]) -> str | None:
     """One line about a record for people, or None for a record that is only for machines."""
     if record["event"] == "step" and "reward" in record:
         return f"step {record['step']}: loss {record['loss']:.3f}, mean reward {record['reward']:.3f}"
+    if record["event"] == "step" and "supervised/objects" in record:
+        return f"step {record['step']}: loss {record['loss']:.3f}, {record['supervised/objects']:.0f} objects"
     if record["event"] == "step":
         return (
             f"step {record['step']}: loss {record['loss']:.3f}, "
