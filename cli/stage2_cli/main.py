@@ -86,6 +86,25 @@ def prepare(
 
 
 @app.command()
+def init(  # noqa: PLR0913 - one parameter for each option
+    coco: Annotated[Path, typer.Option(metavar="FILE", help="Annotations to train on, as COCO has them.")],
+    images: Annotated[Path, typer.Option(metavar="DIR", help="Folder of their images.")],
+    model: Annotated[str, typer.Option(metavar="MODEL", help="A Qwen3-VL: a folder, or its name on a hub.")],
+    output: Annotated[Path, typer.Option(metavar="DIR", help="The new folder.")],
+    val_coco: Annotated[Path | None, typer.Option(metavar="FILE", help="Annotations that are held out.")] = None,
+    val_images: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of their images.")] = None,
+    gpus: Annotated[int, typer.Option(help="GPUs of the machine; 0 trains a tiny model on its CPU.")] = 4,
+    max_objects: Annotated[int | None, typer.Option(min=1, help="Images with more objects are left out.")] = None,
+) -> None:
+    """Make a folder for both stages of a COCO file: records, prepared model, a job file for each, the commands."""
+    from stage2_cli.init import chosen_annotations, init_project
+    from stage2_trainer.prepare.project.folder import ProjectRequest
+
+    train, held_out = chosen_annotations(coco, images, val_coco, val_images)
+    raise typer.Exit(init_project(ProjectRequest(train, held_out, model, gpus, output, max_objects)))
+
+
+@app.command()
 def data(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A data file: JSON lines of records.")],
     units: Annotated[

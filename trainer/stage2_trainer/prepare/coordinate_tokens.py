@@ -47,9 +47,10 @@ def prepare(model: str, output: Path, *, start: Start = "numerals") -> Prepared:
     """
     if output.exists() and any(output.iterdir()):
         raise _refused("--output", str(output), "must be a new or an empty folder", "name another one")
-    source = _source(model)
+    source = source_of(model)
     processor = AutoProcessor.from_pretrained(source, local_files_only=True)
-    _require_none(processor.tokenizer, model)
+    if not lacks_tokens(processor.tokenizer, model):
+        raise _refused("MODEL", model, f"has the {BINS} coordinate tokens already", "use it as it is: model.model")
     policy = AutoModelForImageTextToText.from_pretrained(source, dtype="auto", local_files_only=True)
     if stranger := next((name for name, _ in policy.named_parameters() if part_of(name) is None), None):
         rule = f"must be a Qwen3-VL model; {type(policy).__name__} has the unknown parameter {stranger}"
@@ -61,7 +62,8 @@ def prepare(model: str, output: Path, *, start: Start = "numerals") -> Prepared:
     return Prepared(output, ids[0], ids[-1], table.shape[0], tied=head is table)
 
 
-def _source(model: str) -> Path:
+def source_of(model: str) -> Path:
+    """Return the folder of a model, which a hub is asked for where it is the name of one. Raises ConfigError."""
     if (Path(model) / "config.json").is_file():
         return Path(model)
     from huggingface_hub import snapshot_download
@@ -73,16 +75,17 @@ def _source(model: str) -> Path:
         raise _refused("MODEL", model, rule, "download it where there is a network, and give its folder") from error
 
 
-def _require_none(tokenizer: Any, model: str) -> None:
+def lacks_tokens(tokenizer: Any, model: str) -> bool:
+    """Whether a tokenizer has none of the tokens; else it has all of them. Raises ConfigError where it has others."""
     known = tokenizer.get_vocab()
     there = [token for token in TOKENS if token in known]
     if not there:
-        return
+        return True
     if any(token.special and token.content in there for token in tokenizer.added_tokens_decoder.values()):
         rule = "has them as special tokens, which vanish from decoded answers"
         raise _refused("MODEL", model, f"{rule}: {there[0]}", "begin from the model to which nothing was added")
     if len(there) == BINS:
-        raise _refused("MODEL", model, f"has the {BINS} coordinate tokens already", "use it as it is: model.model")
+        return False
     rule = f"has {len(there)} of the {BINS} coordinate tokens: {there[0]}"
     raise _refused("MODEL", model, rule, "begin from the model to which nothing was added")
 

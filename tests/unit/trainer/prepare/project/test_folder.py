@@ -1,0 +1,245 @@
+"""A project's folder is whole or not there, and both of its jobs are right on any number of GPUs."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from PIL import Image
+from transformers import AutoProcessor
+from typer.testing import CliRunner
+
+from stage2_api.advice import idle_settings
+from stage2_api.errors import ConfigError
+from stage2_api.parsing import parse_job
+from stage2_cli.init import chosen_annotations
+from stage2_cli.main import app
+from stage2_controller.job.containers import containers
+from stage2_trainer.data.records import load_records
+from stage2_trainer.prepare.coordinate_tokens import prepare
+from stage2_trainer.prepare.project.folder import Annotations, ProjectRequest, make_project
+from tiny_model.checkpoint import save
+from tiny_model.model import build_model, build_processor
+from tiny_model.tokenizer import build_tokenizer
+
+SEED = 7
+IMAGES = 12
+
+
+def quietly(items, what, total):
+    return items
+
+
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models") / "stock"
+    tokenizer = build_tokenizer(SEED, plain=True)
+    save(folder, build_model(tokenizer, SEED), build_processor(tokenizer))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def coco(tmp_path_factory):
+    """Annotations of pictures with one to three boxes each."""
+    folder = tmp_path_factory.mktemp("coco")
+    (folder / "images").mkdir()
+    images, boxes = [], []
+    for number in range(1, IMAGES + 1):
+        Image.new("RGB", (96, 72), (number, 0, 0)).save(folder / "images" / f"{number}.png")
+        images.append({"id": number, "file_name": f"{number}.png", "width": 96, "height": 72})
+        for count in range(number % 3 + 1):
+            box = {"id": 100 * number + count, "image_id": number, "category_id": 1, "bbox": [8 * count, 4, 20, 30]}
+            boxes.append(box)
+    document = {"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "cat"}]}
+    (folder / "train.json").write_text(json.dumps(document))
+    return Annotations(folder / "train.json", folder / "images")
+
+
+def request(coco, stock, output, **changes):
+    return ProjectRequest(
+        **{"train": coco, "held_out": None, "model": str(stock), "gpus": 0, "output": output, **changes}
+    )
+
+
+@pytest.fixture(scope="module")
+def project(coco, stock, tmp_path_factory):
+    """A project for a CPU, and what was said of its making."""
+    output = tmp_path_factory.mktemp("projects") / "cats"
+    return make_project(request(coco, stock, output), quietly), output
+
+
+def jobs(folder):
+    return [parse_job(yaml.safe_load((folder / f"{stage}.yaml").read_text())) for stage in ("stage1", "stage2")]
+
+
+def test_records_of_the_two_parts_are_apart_and_none_is_lost(project):
+    made, folder = project
+    parts = [load_records(folder / "data" / name) for name in ("train.jsonl", "val.jsonl")]
+    ids = [{record.sample_id for record in part} for part in parts]
+    assert (len(ids[0]), len(ids[1])) == (IMAGES - 1, 1)
+    assert ids[0] | ids[1] == {str(number) for number in range(1, IMAGES + 1)}
+    assert (made.train.records, made.held_out.records) == (IMAGES - 1, 1)
+
+
+def test_answers_and_prompts_are_measured_in_the_models_own_tokens(project):
+    made, folder = project
+    tokenizer = AutoProcessor.from_pretrained(folder / "models" / "prepared").tokenizer
+    token = "<|coord_1|>"
+    box = f'"bbox_2d": ["{token}", "{token}", "{token}", "{token}"]'
+    text = "{" + ", ".join(f'"object_{n}": {{"desc": "cat", {box}}}' for n in (1, 2, 3)) + "}<|im_end|>\n"
+    assert made.measures.longest_answer == len(tokenizer.encode(text, add_special_tokens=False))
+    assert made.measures.objects == 3
+    images = made.measures.patches
+    assert (images.side, images.tokens((96, 72))) == (16, 6 * 4)
+
+
+def test_both_jobs_are_valid_and_nothing_in_them_is_idle(project):
+    _, folder = project
+    for job in jobs(folder):
+        assert idle_settings(job.spec.config) == ()
+    done = CliRunner().invoke(app, ["validate", str(folder / "stage1.yaml"), str(folder / "stage2.yaml")])
+    assert done.exit_code == 0, done.output
+    assert f"{IMAGES - 1} right records" in done.output
+
+
+@pytest.mark.parametrize(
+    ("gpus", "servers", "learners"), [(0, 0, (0, 0)), (1, 0, (1, 1)), (4, 3, (4, 1)), (8, 7, (8, 1))]
+)
+def test_gpus_are_shared_out(coco, stock, tmp_path, gpus, servers, learners):
+    make_project(request(coco, stock, tmp_path / "run", gpus=gpus), quietly)
+    stage1, stage2 = jobs(tmp_path / "run")
+    assert (stage1.spec.rollout.servers, stage2.spec.rollout.servers) == (0, servers)
+    assert (stage1.spec.learner.gpus, stage2.spec.learner.gpus) == learners
+    for job in (stage1, stage2):
+        assert idle_settings(job.spec.config) == ()
+        assert sum(one.gpus for one in containers(job, host_for=lambda _: "h").servers) == job.spec.rollout.servers
+
+
+@pytest.mark.parametrize("gpus", [0, 4])
+def test_the_api_server_takes_both_jobs(coco, stock, tmp_path, gpus):
+    from tests.unit.api.api_server import SPEC, defaulted, holds
+
+    make_project(request(coco, stock, tmp_path / "run", gpus=gpus), quietly)
+    for stage in ("stage1", "stage2"):
+        spec = defaulted(SPEC, yaml.safe_load((tmp_path / "run" / f"{stage}.yaml").read_text())["spec"])
+        for schema, value in ((SPEC, spec), (SPEC["properties"]["config"], spec["config"])):
+            rules = schema.get("x-kubernetes-validations", [])
+            assert [
+                rule["message"] for rule in rules if "oldSelf" not in rule["rule"] and not holds(rule["rule"], value)
+            ] == []
+
+
+def test_large_models_get_what_an_expert_writes(coco, stock, tmp_path):
+    make_project(request(coco, stock, tmp_path / "run", gpus=4), quietly)
+    stage1, stage2 = (job.spec.config for job in jobs(tmp_path / "run"))
+    for config in (stage1, stage2):
+        assert (config.model.torch_dtype, config.model.attn_impl) == ("bfloat16", "auto")
+        assert config.training.bf16
+        assert config.training.gradient_checkpointing
+        assert config.training.packing
+        assert (config.tuner.train_type, config.tuner.use_dora, config.tuner.freeze_vit) == ("lora", True, True)
+        assert config.training.eval_steps == config.training.save_steps
+    assert (stage1.custom.trainer_variant, stage2.custom.trainer_variant) == ("sft", "rollout_matching_sft")
+    assert (stage1.tuner.train_coord_rows, stage2.tuner.train_coord_rows) == (True, False)
+    assert stage1.training.learning_rate > stage2.training.learning_rate
+    assert stage1.custom.user_prompt == stage2.custom.user_prompt
+
+
+def test_stage_2_begins_where_the_readme_exports_stage_1_to(project):
+    _, folder = project
+    stage1, stage2 = (job.spec.config for job in jobs(folder))
+    said = (folder / "README.md").read_text()
+    assert f"runs/stage1/checkpoint-{stage1.training.max_steps} --output models/stage1" in said
+    assert Path(stage2.model.model) == folder / "models" / "stage1"
+    assert Path(stage1.training.output_dir) == folder / "runs" / "stage1"
+    assert len([line for line in said.splitlines() if line.startswith("    stage2 ")]) == 6
+
+
+def test_every_path_of_a_job_lies_in_one_of_its_volumes(project):
+    _, folder = project
+    for job in jobs(folder):
+        mounted = {Path(volume.mount_path): volume for volume in job.spec.volumes}
+        custom = job.spec.config.custom
+        read = [custom.train_jsonl, custom.val_jsonl, job.spec.config.model.model]
+        read += load_records(custom.train_jsonl)[0].images
+        for path in map(Path, read):
+            assert any(path.is_relative_to(mount) for mount in mounted)
+        inner = max((m for m in mounted if Path(job.spec.config.training.output_dir).is_relative_to(m)), key=len_of)
+        assert not mounted[inner].read_only
+        assert all(Path(volume.host_path.path) == mount for mount, volume in mounted.items())
+
+
+def len_of(path):
+    return len(path.parts)
+
+
+def test_a_model_that_has_its_tokens_is_used_where_it_lies(coco, stock, tmp_path):
+    prepare(str(stock), tmp_path / "ready")
+    make_project(request(coco, tmp_path / "ready", tmp_path / "run"), quietly)
+    stage1, _ = jobs(tmp_path / "run")
+    assert stage1.spec.config.model.model == str(tmp_path / "ready")
+    assert str(tmp_path / "ready") in {volume.mount_path for volume in stage1.spec.volumes}
+    assert not (tmp_path / "run" / "models").exists()
+
+
+def test_a_validation_file_is_held_out_as_it_is(coco, stock, tmp_path):
+    made = make_project(request(coco, stock, tmp_path / "run", held_out=coco), quietly)
+    assert (made.train.records, made.held_out.records) == (IMAGES, IMAGES)
+
+
+def left(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_folder_that_holds_something_is_left_alone(coco, stock, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "mine").write_text("")
+    with pytest.raises(ConfigError, match=r"--output: .*new or an empty folder"):
+        make_project(request(coco, stock, tmp_path / "run"), quietly)
+    assert left(tmp_path / "run") == ["mine"]
+
+
+def test_an_empty_folder_is_taken(coco, stock, tmp_path):
+    (tmp_path / "run").mkdir()
+    make_project(request(coco, stock, tmp_path / "run"), quietly)
+    assert left(tmp_path) == ["run"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"train": Annotations(Path("lost.json"), Path("lost"))}, r"--coco: .*\n--images: "),
+        ({"held_out": Annotations(Path("lost.json"), Path("lost"))}, r"--val-coco: .*\n--val-images: "),
+        ({"gpus": -1}, "--gpus"),
+        ({"gpus": 99}, "--gpus"),
+        ({"model": "lost"}, "MODEL"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_is_written(coco, stock, tmp_path, changes, said):
+    with pytest.raises(ConfigError, match=said):
+        make_project(request(coco, stock, tmp_path / "run", **changes), quietly)
+    assert left(tmp_path) == []
+
+
+def test_another_kind_of_model_is_refused(coco, stock, tmp_path):
+    config = json.loads((stock / "config.json").read_text())
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.json").write_text(json.dumps(config["text_config"] | {"model_type": "qwen3"}))
+    with pytest.raises(ConfigError, match=r"--model: .*Qwen3-VL; it is a qwen3"):
+        make_project(request(coco, tmp_path / "other", tmp_path / "run"), quietly)
+    assert left(tmp_path) == ["other"]
+
+
+def test_images_that_are_all_missing_leave_nothing_behind(coco, stock, tmp_path):
+    (tmp_path / "empty").mkdir()
+    train = Annotations(coco.file, tmp_path / "empty")
+    with pytest.raises(ConfigError, match=r"--coco: .*its file is missing"):
+        make_project(request(coco, stock, tmp_path / "run", train=train), quietly)
+    assert left(tmp_path) == ["empty"]
+
+
+def test_half_of_a_validation_part_is_refused(coco):
+    with pytest.raises(ConfigError, match="--val-images"):
+        chosen_annotations(coco.file, coco.images, coco.file, None)
+    with pytest.raises(ConfigError, match="--val-coco"):
+        chosen_annotations(coco.file, coco.images, None, coco.images)

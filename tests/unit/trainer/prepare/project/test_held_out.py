@@ -1,0 +1,32 @@
+"""The images that are held out are a stated share, the same in whatever order images come."""
+
+from pathlib import Path
+
+import pytest
+
+from stage2_trainer.prepare.annotated_image import AnnotatedImage
+from stage2_trainer.prepare.project.held_out import MOST, held_out
+
+
+def images(count):
+    return [AnnotatedImage(str(number), Path("a.jpg"), None, ()) for number in range(count)]
+
+
+@pytest.mark.parametrize(("count", "expected"), [(2, 1), (20, 1), (200, 10), (100_000, MOST)])
+def test_their_number_follows_that_of_all(count, expected):
+    assert len(held_out(images(count))) == expected
+
+
+def test_they_do_not_depend_on_the_order():
+    assert held_out(images(100)) == held_out(images(100)[::-1])
+
+
+def test_they_are_spread_over_the_file():
+    numbers = sorted(int(one) for one in held_out(images(1000)))
+    assert numbers[0] < 200
+    assert numbers[-1] > 800
+
+
+def test_most_of_them_stay_when_images_are_added():
+    before, after = held_out(images(1000)), held_out(images(1100))
+    assert len(before & after) > 0.8 * len(before)

@@ -1,0 +1,85 @@
+"""The sizes of a run hold the data that they come from, and say so."""
+
+from collections import Counter
+
+import pytest
+
+from stage2_trainer.prepare.project.measures import Measures, Patches
+from stage2_trainer.prepare.project.sizes import EVALUATIONS, MOST_PIXELS, ROW_TOKENS, TOP_K, choose
+
+QWEN = Patches(side=32, least=256**2, most=16_777_216)
+COCO = Measures(
+    records=117_000,
+    held_out=4_900,
+    objects=93,
+    longest_answer=2_200,
+    mean_answer=175.0,
+    prompt=60,
+    images=Counter({(640, 480): 90_000, (480, 640): 27_000, (500, 375): 4_900}),
+    patches=QWEN,
+)
+FEW = Measures(
+    records=6,
+    held_out=2,
+    objects=2,
+    longest_answer=50,
+    mean_answer=40.0,
+    prompt=20,
+    images=Counter({(96, 72): 8}),
+    patches=Patches(side=16, least=32**2, most=96**2),
+)
+LARGE_IMAGES = Measures(**{**vars(COCO), "images": Counter({(4000, 3000): 10, (640, 480): 5})})
+
+
+@pytest.mark.parametrize("gpus", [0, 1, 4, 8])
+@pytest.mark.parametrize("found", [COCO, FEW, LARGE_IMAGES])
+def test_everything_fits(found, gpus):
+    sizes = choose(found, gpus=gpus)
+    image = max(found.patches.tokens(size, sizes.max_pixels.value) for size in found.images)
+    prompt = found.prompt + image
+    assert sizes.max_new_tokens.value > found.longest_answer
+    assert sizes.max_model_len.value > prompt + sizes.max_new_tokens.value
+    assert sizes.stage1.row.value >= prompt + found.longest_answer
+    assert sizes.stage2.row.value >= prompt + sizes.max_new_tokens.value + found.longest_answer
+    for stage, processes in ((sizes.stage1, max(gpus, 1)), (sizes.stage2, 1)):
+        assert stage.records.value <= found.records
+        assert stage.micro * processes <= max(stage.records.value, processes)
+        assert stage.steps.value == EVALUATIONS * stage.evaluate_every.value
+
+
+def test_a_coco_on_four_gpus_is_what_an_expert_writes():
+    sizes = choose(COCO, gpus=4)
+    assert sizes.max_pixels.value == 640 * 480
+    assert sizes.stage1.records.value == 128
+    assert sizes.stage1.steps.value == pytest.approx(117_000 * 4 / 128, rel=0.01)
+    assert 10_000 < sizes.stage1.row.value <= ROW_TOKENS
+    assert sizes.stage2.steps.value == 300
+    assert sizes.sigma.value == 2.1  # a pixel of the smallest image is 2.6 bins wide
+    assert (sizes.top_k.value, sizes.looked_at.value) == (TOP_K, 256)
+
+
+def test_pixels_are_those_of_the_largest_image_as_the_model_gets_it():
+    # 500 x 375 becomes 512 x 384: a limit of 187,500 would make it smaller than the processor does
+    found = Measures(**{**vars(COCO), "images": Counter({(500, 375): 1})})
+    limit = choose(found, gpus=4).max_pixels.value
+    assert limit == 512 * 384
+    assert QWEN.resized((500, 375), limit) == QWEN.resized((500, 375)) == (512, 384)
+
+
+def test_pixels_have_a_limit():
+    sizes = choose(LARGE_IMAGES, gpus=4)
+    assert sizes.max_pixels.value == MOST_PIXELS
+    assert "1,024 tokens" in sizes.max_pixels.why
+
+
+def test_a_coordinate_target_is_no_finer_than_a_pixel_of_a_small_image():
+    sizes = choose(FEW, gpus=0)
+    assert sizes.sigma.value == 12.5  # of 1000 bins on 64 pixels, four fifths of one pixel
+    assert choose(LARGE_IMAGES, gpus=4).sigma.value == 2.0
+
+
+def test_reasons_name_what_was_measured():
+    sizes = choose(COCO, gpus=4)
+    assert "2,200 tokens" in sizes.max_new_tokens.why
+    assert "117,000 records" in sizes.stage1.steps.why
+    assert "93 objects" in sizes.top_k.why

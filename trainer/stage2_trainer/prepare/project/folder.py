@@ -1,0 +1,220 @@
+"""The making of a project's folder: everything is checked first, then written aside, then named."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from transformers import AutoConfig, AutoProcessor
+
+from stage2_api.custom import Custom
+from stage2_api.errors import ConfigError, Problem
+from stage2_api.parsing import parse_job
+from stage2_trainer.data.records import load_records
+from stage2_trainer.prepare.annotated_image import AnnotatedImage, Tally
+from stage2_trainer.prepare.coco import read_coco
+from stage2_trainer.prepare.coordinate_tokens import lacks_tokens, prepare, source_of
+from stage2_trainer.prepare.project.commented_yaml import to_yaml
+from stage2_trainer.prepare.project.held_out import held_out
+from stage2_trainer.prepare.project.measures import Measures, measure
+from stage2_trainer.prepare.project.recipe import CPU_PROMPT, RUNS, JobRecipe, ProjectFolders, Tree
+from stage2_trainer.prepare.project.sizes import choose
+from stage2_trainer.prepare.record_writer import RecordChoice, write_records
+from stage2_trainer.process.qwen3_vl import coord_vocab
+
+Shown = Callable[[Iterable[Any], str, int], Iterable[Any]]
+"""A function that passes items on and shows how many of so many have been; the text says of what."""
+
+MOST_GPUS = 16
+KIND = "qwen3_vl"
+PREPARED = Path("models") / "prepared"
+STAGES = {
+    "stage1": "supervised training on the ground truth",
+    "stage2": "training on the model's own answers, matched to the ground truth",
+}
+HEAD = """\
+# {name}, {stage}: {what}.
+# Written by `stage2 init`; beside a size stands what it comes from.
+#
+#     stage2 run {stage}.yaml --work-dir runs/{stage}-work    on this machine
+#     kubectl apply -f {stage}.yaml                           on a cluster
+#
+# Containers see each folder at the path that it has here. Where a cluster's nodes have none of them, exchange the
+# hostPath of a volume for a claim that holds the same, and keep its mountPath. Pods write to `runs` as user 10001.
+"""
+README = """\
+# {name}
+
+From this folder; on a cluster `kubectl apply -f` takes the place of `stage2 run`:
+
+    stage2 doctor stage1.yaml
+    stage2 run stage1.yaml --work-dir runs/stage1-work
+    stage2 export runs/stage1/checkpoint-{stage1} --output models/stage1
+    stage2 run stage2.yaml --work-dir runs/stage2-work
+    stage2 report runs/stage2/stage2_log.jsonl --picture runs/stage2.png
+    stage2 export runs/stage2/checkpoint-{stage2} --output models/stage2
+"""
+
+
+@dataclass(frozen=True)
+class Annotations:
+    """A COCO file and the folder of its images."""
+
+    file: Path
+    images: Path
+
+
+@dataclass(frozen=True)
+class ProjectRequest:
+    """What a project is made of. held_out: None takes a share of the training images. gpus: of the machine."""
+
+    train: Annotations
+    held_out: Annotations | None
+    model: str
+    gpus: int
+    output: Path
+    max_objects: int | None = None
+
+
+@dataclass(frozen=True)
+class MadeProject:
+    """What was made: where, counts of both parts, and what the data says."""
+
+    folders: ProjectFolders
+    train: Tally
+    held_out: Tally
+    measures: Measures
+
+
+def make_project(request: ProjectRequest, shown: Shown) -> MadeProject:
+    """Make a project's folder. Raises ConfigError for what is wrong, and leaves nothing behind then."""
+    _check(request)
+    parts = _parts(request)
+    source = source_of(request.model)
+    _check_kind(source, request.model)
+    stock = lacks_tokens(AutoProcessor.from_pretrained(source, local_files_only=True).tokenizer, request.model)
+    output = request.output.absolute()
+    with _written_aside(output) as aside:
+        _write_data(aside, parts, request, shown)
+        if stock:
+            prepare(request.model, aside / PREPARED)
+        found = _measured(aside, aside / PREPARED if stock else source, request, shown)
+        folders = _folders(request, output.resolve(), None if stock else source)
+        recipe = JobRecipe(folders, choose(found, gpus=request.gpus), request.gpus)
+        steps = {stage: sizes.steps.value for stage, sizes in recipe.stages.items()}
+        _write_jobs(aside, {"stage1": recipe.stage1(), "stage2": recipe.stage2()}, output.name)
+        (aside / "README.md").write_text(README.format(name=output.name, **steps), encoding="utf-8")
+        (aside / RUNS).mkdir()
+    return MadeProject(folders, parts[0].tally, parts[1].tally, found)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A part of the data set. option: what named it. file: of its records, in the project."""
+
+    option: str
+    file: str
+    images: Sequence[AnnotatedImage]
+    tally: Tally
+
+
+def _check(request: ProjectRequest) -> None:
+    """Raise ConfigError that names every option that cannot be right."""
+    problems = []
+    if request.output.exists() and (not request.output.is_dir() or any(request.output.iterdir())):
+        rule = "must be a new or an empty folder"
+        problems.append(Problem("--output", str(request.output), rule, "name another one"))
+    if not 0 <= request.gpus <= MOST_GPUS:
+        rule = f"must be the GPUs of one machine, 0 to {MOST_GPUS}"
+        problems.append(Problem("--gpus", request.gpus, rule, "0 trains a tiny model on the CPU"))
+    pairs = [("--coco", "--images", request.train)]
+    pairs += [("--val-coco", "--val-images", request.held_out)] if request.held_out else []
+    for file, folder, one in pairs:
+        if not one.file.is_file():
+            problems.append(Problem(file, str(one.file), "must be an annotation file", "check the path"))
+        if not one.images.is_dir():
+            problems.append(Problem(folder, str(one.images), "must be a folder", "check the path"))
+    if problems:
+        raise ConfigError(problems)
+
+
+def _check_kind(source: Path, model: str) -> None:
+    kind = AutoConfig.from_pretrained(source, local_files_only=True).model_type
+    if not kind.startswith(KIND):
+        raise ConfigError([Problem("--model", model, f"must be a Qwen3-VL; it is a {kind}", "give a Qwen3-VL")])
+
+
+def _parts(request: ProjectRequest) -> tuple[_Part, _Part]:
+    """Return the images to train on and those that are held out. Raises ConfigError."""
+    tally, rest = Tally(), Tally()
+    images = _read(request.train, tally)
+    if request.held_out:
+        held = _Part("--val-coco", "val.jsonl", _read(request.held_out, rest), rest)
+        return _Part("--coco", "train.jsonl", images, tally), held
+    chosen = held_out(images)
+    kept = [image for image in images if image.sample_id not in chosen]
+    held = _Part("--coco", "val.jsonl", [image for image in images if image.sample_id in chosen], rest)
+    return _Part("--coco", "train.jsonl", kept, tally), held
+
+
+def _read(annotations: Annotations, tally: Tally) -> list[AnnotatedImage]:
+    return list(read_coco(annotations.file, annotations.images.resolve(), tally))
+
+
+def _write_data(aside: Path, parts: Sequence[_Part], request: ProjectRequest, shown: Shown) -> None:
+    """Write the records of both parts. Raises ConfigError where one has none."""
+    choice = RecordChoice(max_objects=request.max_objects)
+    for part in parts:
+        images = shown(part.images, f"records of {part.file}", len(part.images))
+        write_records(images, aside / "data" / part.file, choice, part.tally)
+        if not part.tally.records:
+            reasons = ", ".join(f"{count:,}: {reason}" for reason, count in part.tally.images_left_out.most_common())
+            rule = f"must give a record for {part.file}" + (f"; left out are {reasons}" if reasons else "")
+            raise ConfigError([Problem(part.option, f"{len(part.images)} images", rule, "give more images")])
+
+
+def _measured(aside: Path, model: Path, request: ProjectRequest, shown: Shown) -> Measures:
+    """Return what the written records and the model's processor say."""
+    train, rest = (load_records(aside / "data" / name) for name in ("train.jsonl", "val.jsonl"))
+    processor = AutoProcessor.from_pretrained(model, local_files_only=True)
+    coord_vocab(processor.tokenizer, str(model))
+    prompt = Custom.model_fields["user_prompt"].default if request.gpus else CPU_PROMPT
+    return measure(train, rest, processor, prompt, lambda them: shown(them, "answers", len(train) + len(rest)))
+
+
+def _folders(request: ProjectRequest, folder: Path, ready: Path | None) -> ProjectFolders:
+    """Return the project's folders; `ready` is where a model lies that has its tokens already."""
+    pairs = (request.train, request.held_out)
+    images = tuple(dict.fromkeys(pair.images.resolve() for pair in pairs if pair))
+    if ready is None:
+        return ProjectFolders(folder, images, str(folder / PREPARED))
+    if Path(request.model).is_dir():
+        return ProjectFolders(folder, images, str(ready.resolve()), ready.resolve())
+    return ProjectFolders(folder, images, request.model)
+
+
+def _write_jobs(aside: Path, jobs: Mapping[str, Tree], name: str) -> None:
+    for stage, tree in jobs.items():
+        text = HEAD.format(stage=stage, what=STAGES[stage], name=name) + to_yaml(tree)
+        parse_job(yaml.safe_load(text))
+        (aside / f"{stage}.yaml").write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def _written_aside(output: Path) -> Iterator[Path]:
+    """Yield a folder beside the output that gets its name when it is whole, and goes when it does not become so."""
+    aside = output.with_name(f".{output.name}.unfinished")
+    shutil.rmtree(aside, ignore_errors=True)
+    (aside / "data").mkdir(parents=True)
+    try:
+        yield aside
+        if output.exists():
+            output.rmdir()
+        aside.rename(output)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)

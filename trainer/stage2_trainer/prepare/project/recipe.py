@@ -1,0 +1,225 @@
+"""The job files of both stages, as an expert would write them for a data set, a model and a number of GPUs.
+
+What is not here is left to the defaults of stage2_api. Rates and adapters are those that others train Qwen3-VL with:
+
+- ms-swift's examples for Qwen3-VL (modelscope/ms-swift, examples/models/qwen3_vl): LoRA on all linear layers of the
+  language model at 1e-4, 5 % of the steps to warm up, images of up to 1,024 tokens;
+- 2U1/Qwen-VL-Series-Finetune (scripts/finetune_lora.sh): LoRA at 1e-4, weight decay 0.1;
+- Pein2017/CoordExp (configs/stage1/sft_base.yaml, _shared/coord_soft_ce_gate_4b.yaml), whose task this is: DoRA of rank
+  16 and alpha 32, coordinate rows at 1e-4, four passes over COCO in steps of 128 records, rows of 12,000 tokens.
+
+Stage 2 has the rate of examples/job-3v1.yaml; no comparison of rates for it is known.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stage2_trainer.prepare.project.commented_yaml import Chosen
+from stage2_trainer.prepare.project.sizes import Sizes, Stage
+
+Tree = dict[str, Any]
+CPU_PROMPT = "List the objects."
+RUNS = "runs"
+_TENSOR_PARALLEL = (2, 4, 8)
+_LONGEST_NAME = 40
+
+
+@dataclass(frozen=True)
+class ProjectFolders:
+    """The folders of a project, absolute: containers see them where this machine has them.
+
+    images: folders of pictures. model: what stage 1 starts from; model_folder: where that lies, if not in the project.
+    """
+
+    folder: Path
+    images: tuple[Path, ...]
+    model: str
+    model_folder: Path | None = None
+
+    @property
+    def train(self) -> Path:
+        """The records to train on."""
+        return self.folder / "data" / "train.jsonl"
+
+    @property
+    def held_out(self) -> Path:
+        """The records that are held out."""
+        return self.folder / "data" / "val.jsonl"
+
+    @property
+    def exported(self) -> Path:
+        """The model that comes of stage 1."""
+        return self.folder / "models" / "stage1"
+
+
+@dataclass(frozen=True)
+class JobRecipe:
+    """A project's job files. gpus: of the machine; 0 means that a tiny model trains on its CPU."""
+
+    folders: ProjectFolders
+    sizes: Sizes
+    gpus: int
+
+    @property
+    def stages(self) -> dict[str, Stage]:
+        """The batches and steps of the stages, by name."""
+        return {"stage1": self.sizes.stage1, "stage2": self.sizes.stage2}
+
+    @property
+    def prompt(self) -> str | None:
+        """The user's turn, the same in both stages; None leaves it to the default."""
+        return None if self.gpus else CPU_PROMPT
+
+    def stage1(self) -> Tree:
+        """Return stage 1: supervised training on ground truth on all GPUs, rollouts for evaluation only."""
+        rate = Chosen(1.0e-4, "ms-swift's and CoordExp's for adapters on Qwen3-VL") if self.gpus else 2.0e-3
+        tuner = self._adapters(coord_rows=True) if self.gpus else self._everything()
+        config = self._config("stage1", self.folders.model, self.sizes.stage1, tuner, rate)
+        config["custom"] |= {
+            "trainer_variant": "sft",
+            "extra": {"rollout_matching": self._rollouts(servers=0) | self._matching()},
+        }
+        return self._job("stage1", config, servers=0)
+
+    def stage2(self) -> Tree:
+        """Return stage 2: rollouts of the current weights, matched; all GPUs but one serve them."""
+        servers = max(self.gpus - 1, 0)
+        rate = 2.0e-5 if self.gpus else 7.0e-4
+        tuner = self._adapters(coord_rows=False)
+        config = self._config("stage2", str(self.folders.exported), self.sizes.stage2, tuner, rate)
+        matching = self._rollouts(servers=servers) | self._matching()
+        config["custom"] |= {"trainer_variant": "rollout_matching_sft", "extra": {"rollout_matching": matching}}
+        return self._job("stage2", config, servers=servers)
+
+    def _job(self, stage: str, config: Tree, *, servers: int) -> Tree:
+        spec: Tree = {"gpuResource": "nvidia.com/gpu" if self.gpus else Chosen("", "no GPU: the learner runs on a CPU")}
+        if servers:
+            spec["rollout"] = {
+                "servers": Chosen(servers, "one vLLM each; the learner has the GPU that is left"),
+                "gpusPerServer": 1,
+                "resources": {"requests": {"cpu": 4, "memory": "32Gi"}},
+            }
+        learners = 1 if servers else self.gpus
+        requests = {"cpu": 4 * learners + 4, "memory": f"{40 * learners + 24}Gi"}
+        if not self.gpus:
+            requests = {"cpu": 1, "memory": "4Gi"}
+        spec["learner"] = {"gpus": learners, "resources": {"requests": requests}}
+        spec["volumes"] = self._volumes()
+        spec["config"] = config
+        return {
+            "apiVersion": "stage2.dev/v1alpha1",
+            "kind": "RolloutMatchingJob",
+            "metadata": {"name": f"{object_name(self.folders.folder)}-{stage}"},
+            "spec": spec,
+        }
+
+    def _volumes(self) -> list[Tree]:
+        """Return the folders, at their own paths, so that one file serves processes and pods; `runs` is written to."""
+        folders = self.folders
+        read = dict.fromkeys(
+            [folders.folder, *folders.images, *([folders.model_folder] if folders.model_folder else [])]
+        )
+        volumes = [_volume(f"input-{number}", path) | {"readOnly": True} for number, path in enumerate(read)]
+        return [*volumes, _volume("runs", folders.folder / RUNS)]
+
+    def _config(self, stage: str, model: str, sizes: Stage, tuner: Tree, rate: Any) -> Tree:
+        folders = self.folders
+        return {
+            "global_max_length": sizes.row,
+            "model": {"model": model, "torch_dtype": "bfloat16" if self.gpus else "float32", "attn_impl": "auto"},
+            "template": {"max_pixels": self.sizes.max_pixels},
+            "tuner": tuner,
+            "training": {"output_dir": str(folders.folder / RUNS / stage)} | self._training(sizes, rate),
+            "custom": {
+                "train_jsonl": str(folders.train),
+                "val_jsonl": str(folders.held_out),
+                "val_sample_limit": self.sizes.looked_at,
+                **({"user_prompt": Chosen(self.prompt, "short; the same in both stages")} if self.prompt else {}),
+            },
+        }
+
+    def _training(self, sizes: Stage, rate: Any) -> Tree:
+        on_gpus: Tree = {
+            "weight_decay": 0.1,
+            "warmup_ratio": 0.05,
+            "lr_scheduler_type": "cosine_warmup_with_min_lr",
+            "lr_scheduler_kwargs": {"min_lr": 1.0e-6},
+            "bf16": True,
+            "gradient_checkpointing": Chosen(True, "a third slower, but rows of this length fit"),
+            "dataloader_num_workers": 4,
+            "report_to": ["tensorboard"],
+        }
+        on_cpu: Tree = {"warmup_ratio": 0.05, "lr_scheduler_type": "cosine", "gradient_checkpointing": False}
+        return {
+            "max_steps": sizes.steps,
+            "per_device_train_batch_size": sizes.micro,
+            "per_device_eval_batch_size": Chosen(32, "records of one evaluation step in each process"),
+            "effective_batch_size": sizes.records,
+            "learning_rate": rate,
+            **(on_gpus if self.gpus else on_cpu),
+            "seed": 17,
+            "logging_steps": 1,
+            "eval_strategy": "steps",
+            "eval_steps": sizes.evaluate_every,
+            "save_strategy": "steps",
+            "save_steps": Chosen(sizes.evaluate_every.value, "what a crash can cost; the best one is kept beside them"),
+            "save_total_limit": 2,
+            "dataloader_drop_last": True,
+            "packing": True,
+        }
+
+    def _everything(self) -> Tree:
+        return {
+            "train_type": Chosen("full", "a model that nobody has trained learns with all of its weights"),
+            "freeze_vit": False,
+            "freeze_aligner": False,
+        }
+
+    def _adapters(self, *, coord_rows: bool) -> Tree:
+        rows = {"train_coord_rows": Chosen(True, "an offset for each coordinate token; all other rows stay")}
+        return {
+            "train_type": "lora",
+            "use_dora": True,
+            "lora_rank": 16,
+            "lora_alpha": 32,
+            "lora_dropout": 0.05 if self.gpus else 0.0,
+            "freeze_vit": True,
+            "freeze_aligner": not self.gpus,
+            **(rows if coord_rows else {}),
+        }
+
+    def _matching(self) -> Tree:
+        """Return what both stages have, so that their evaluations can be compared."""
+        return {
+            "candidate_top_k": self.sizes.top_k,
+            "target_sigma": self.sizes.sigma,
+            "post_rollout_pack_scope": "step",
+            **({"repetition_penalty": Chosen(1.05, "against loops in long lists of objects")} if self.gpus else {}),
+        }
+
+    def _rollouts(self, *, servers: int) -> Tree:
+        """Return what makes rollouts: servers, or a vLLM in the learner's own processes, or the model itself."""
+        answers: Tree = {"max_new_tokens": self.sizes.max_new_tokens}
+        if not self.gpus:
+            return {"rollout_backend": "hf", "rollout_generate_batch_size": 16} | answers
+        limits = {"max_model_len": self.sizes.max_model_len, "limit_mm_per_prompt": {"image": 1, "video": 0}}
+        if servers:
+            whole = Chosen(0.9, "a server has its GPU to itself")
+            return answers | {"vllm": {"mode": "server", "gpu_memory_utilization": whole} | limits}
+        spread = {"tensor_parallel_size": self.gpus, "mm_encoder_tp_mode": "data"}
+        shared = {"mode": "colocate", "gpu_memory_utilization": Chosen(0.45, "the rest is for training")} | limits
+        return answers | {"vllm": shared | (spread if self.gpus in _TENSOR_PARALLEL else {"tensor_parallel_size": 1})}
+
+
+def object_name(folder: Path) -> str:
+    """Return a Kubernetes object's name made of a folder's."""
+    name = re.sub(r"[^a-z0-9]+", "-", folder.name.lower()).strip("-")[:_LONGEST_NAME].strip("-")
+    return name or "run"
+
+
+def _volume(name: str, path: Path) -> Tree:
+    return {"name": name, "mountPath": str(path), "hostPath": {"path": str(path), "type": "Directory"}}

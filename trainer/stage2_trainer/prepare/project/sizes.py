@@ -1,0 +1,139 @@
+"""The sizes of a run, each derived from what its data and its machine say, with the reason beside it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from stage2_api.coordinates import BINS
+from stage2_trainer.prepare.project.commented_yaml import Chosen
+from stage2_trainer.prepare.project.measures import Measures
+
+MOST_PIXELS = 2**20
+ROW_TOKENS = 12_000
+TOP_K = 10
+SIGMA_BINS = 2.0
+SIGMA_PIXELS = 0.8
+ROOM_IN_ANSWERS = 1.25
+BATCHES = (16, 32, 64, 128)
+STEPS_OF_A_PASS = 100
+STAGE1_PASSES, STAGE2_STEPS, STAGE2_BATCH = 4, 300, 32
+CPU_STAGE1_STEPS, CPU_STAGE2_STEPS, CPU_BATCH = 400, 20, 16
+EVALUATIONS = 10
+HELD_OUT_LOOKED_AT, CPU_HELD_OUT_LOOKED_AT = 256, 32
+LARGEST_MICRO_BATCH = 8
+_LISTED_TWICE = 1.5  # of what a right answer has: rollout and missed objects together
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The batches and steps of a stage. records: of an optimizer step. micro: of a micro-step in each process."""
+
+    records: Chosen
+    micro: int
+    steps: Chosen
+    evaluate_every: Chosen
+    row: Chosen
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of both stages."""
+
+    max_pixels: Chosen
+    max_new_tokens: Chosen
+    max_model_len: Chosen
+    top_k: Chosen
+    sigma: Chosen
+    looked_at: Chosen
+    stage1: Stage
+    stage2: Stage
+
+
+def choose(found: Measures, *, gpus: int) -> Sizes:
+    """Return the sizes for a machine with so many GPUs; 0 means that it trains a tiny model on its CPU."""
+    pixels = _max_pixels(found)
+    new_tokens = _up(found.longest_answer * ROOM_IN_ANSWERS, 64)
+    image = max(found.patches.tokens(size, pixels.value) for size in found.images)
+    prompt = found.prompt + image
+    looked_at = min(HELD_OUT_LOOKED_AT if gpus else CPU_HELD_OUT_LOOKED_AT, found.held_out)
+    return Sizes(
+        max_pixels=pixels,
+        max_new_tokens=Chosen(new_tokens, f"the longest answer has {found.longest_answer:,} tokens; a quarter more"),
+        max_model_len=Chosen(
+            _up(prompt + new_tokens + 1, 64),
+            f"the longest prompt ({prompt:,} tokens, {image:,} of them of the image) and max_new_tokens",
+        ),
+        top_k=Chosen(min(found.objects, TOP_K), f"an image has up to {found.objects:,} objects"),
+        sigma=_sigma(found, pixels.value),
+        looked_at=Chosen(looked_at, f"of {found.held_out:,} held-out records"),
+        stage1=_stage1(found, prompt, gpus),
+        stage2=_stage2(found, prompt, new_tokens, gpus),
+    )
+
+
+def _max_pixels(found: Measures) -> Chosen:
+    """Return the pixels of the largest image as it comes to the model; the cap is 1,024 tokens of Qwen3-VL."""
+    width, height = max((found.patches.resized(size) for size in found.images), key=math.prod)
+    largest = width * height
+    if largest > MOST_PIXELS:
+        return Chosen(MOST_PIXELS, f"the largest images have {largest:,} pixels; this is {_tokens(found)} tokens")
+    return Chosen(largest, f"the largest images come to the model with {width} x {height} pixels")
+
+
+def _tokens(found: Measures) -> str:
+    return f"{MOST_PIXELS // found.patches.side**2:,}"
+
+
+def _sigma(found: Measures, pixels: int) -> Chosen:
+    """Return the width of coordinates' targets: bins of nearly a pixel of the smallest image, and not below 2."""
+    shorter = min(min(found.patches.resized(size, pixels)) for size in found.images)
+    bins = BINS / shorter
+    return Chosen(round(max(SIGMA_BINS, SIGMA_PIXELS * bins), 1), f"bins; a pixel is up to {bins:.1f} bins wide")
+
+
+def _stage1(found: Measures, prompt: int, gpus: int) -> Stage:
+    batch = min(_batch(found.records) if gpus else CPU_BATCH, found.records)
+    longest, mean = prompt + found.longest_answer, prompt + found.mean_answer
+    row = _row(longest, mean, batch, max(gpus, 1), "the longest sample")
+    if not gpus:
+        return _stage(batch, CPU_STAGE1_STEPS, "in which a tiny model learns the form of an answer", row, 1)
+    why = f"about {STAGE1_PASSES} passes over {found.records:,} records"
+    return _stage(batch, math.ceil(found.records * STAGE1_PASSES / batch), why, row, gpus)
+
+
+def _stage2(found: Measures, prompt: int, new_tokens: int, gpus: int) -> Stage:
+    batch = min(STAGE2_BATCH if gpus else CPU_BATCH, found.records)
+    longest, mean = prompt + new_tokens + found.longest_answer, prompt + _LISTED_TWICE * found.mean_answer
+    row = _row(longest, mean, batch, 1, "a whole answer with all objects appended")
+    if not gpus:
+        return _stage(batch, CPU_STAGE2_STEPS, "a few minutes", row, 1)
+    why = f"about a pass over {found.records:,} records, and not above {STAGE2_STEPS}"
+    return _stage(batch, min(STAGE2_STEPS, math.ceil(found.records / batch)), why, row, 1)
+
+
+def _stage(batch: int, steps: int, why: str, row: Chosen, processes: int) -> Stage:
+    """Return a stage whose last step is evaluated and saved."""
+    every = math.ceil(steps / EVALUATIONS)
+    return Stage(
+        records=Chosen(batch, "records of an optimizer step"),
+        micro=max(1, min(LARGEST_MICRO_BATCH, batch // processes)),
+        steps=Chosen(every * EVALUATIONS, why),
+        evaluate_every=Chosen(every, f"{EVALUATIONS} times in the run"),
+        row=row,
+    )
+
+
+def _batch(records: int) -> int:
+    fitting = [batch for batch in BATCHES if records >= batch * STEPS_OF_A_PASS]
+    return max(fitting, default=BATCHES[0])
+
+
+def _row(longest: int, mean: float, batch: int, processes: int, what: str) -> Chosen:
+    """Return the tokens of a packed row: those of a process's share of a step, within what a GPU holds."""
+    share = min(mean * batch / processes, ROW_TOKENS)
+    return Chosen(_up(max(longest, share), 100), f"{what} has up to {longest:,} tokens, and a mean one {mean:,.0f}")
+
+
+def _up(value: float, step: int) -> int:
+    return math.ceil(value / step) * step
