@@ -44,11 +44,11 @@ def with_local_model(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"model": config.model.model_copy(update={"model": str(folder)})})
 
 
-def fetched_model(model: str) -> Path:
+def fetched_model(model: str, *, path: str = "model.model") -> Path:
     """Return the folder of a model: a path as it is, or the newest of that name on a hub, which is fetched once.
 
     All processes that share a cache (`HF_HOME`) share the files. Where the hub cannot be reached, what the cache has of
-    it is taken, if it is whole.
+    it is taken, if it is whole. path: where the name was written, for errors.
 
     Raises:
         ConfigError: it is no folder, and neither hub nor cache has it.
@@ -64,7 +64,7 @@ def fetched_model(model: str) -> Path:
         if cached is None:
             rule = f"is no folder here, and no model on a hub that can be reached ({_first_line(error)})"
             way_out = "give the folder of a checkpoint, or a hub's name where there is a network (HF_TOKEN, HF_HOME)"
-            raise ConfigError([Problem("model.model", model, rule, way_out)]) from error
+            raise ConfigError([Problem(path, model, rule, way_out)]) from error
         logger.warning("model.model %s: no hub can be reached (%s); the cache has it", model, _first_line(error))
         return cached
 

@@ -17,6 +17,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from stage2_api.coordinates import BINS, coord_token
 from stage2_api.errors import ConfigError, Problem
+from stage2_trainer.data.model_files import fetched_model
 from stage2_trainer.matching import CoordVocab
 from stage2_trainer.prepare.start_rows import Start, start_rows
 from stage2_trainer.process.qwen3_vl import part_of
@@ -64,15 +65,11 @@ def prepare(model: str, output: Path, *, start: Start = "numerals") -> Prepared:
 
 def source_of(model: str) -> Path:
     """Return the folder of a model, which a hub is asked for where it is the name of one. Raises ConfigError."""
-    if (Path(model) / "config.json").is_file():
-        return Path(model)
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(model))
-    except (OSError, ValueError) as error:
-        rule = f"must be the folder of a model, or the name of one on a hub that can be reached ({error})"
-        raise _refused("MODEL", model, rule, "download it where there is a network, and give its folder") from error
+    folder = fetched_model(model, path="MODEL")
+    if not (folder / "config.json").is_file():
+        rule = "must be the folder of a model (with config.json), or the name of one on a hub"
+        raise _refused("MODEL", model, rule, "download it where there is a network, and give its folder")
+    return folder
 
 
 def lacks_tokens(tokenizer: Any, model: str) -> bool:
