@@ -75,8 +75,9 @@ class Custom(Section):
     """Text part of the user's turn, after the images. It must be the prompt on which the stage-1 model was trained."""
     json_format: Literal["standard"] = "standard"
     """Form of the answer: one line of JSON."""
-    object_ordering: Literal["sorted"] = "sorted"
-    """Order in which objects that the rollout missed are appended: that of the record."""
+    object_ordering: Literal["sorted", "shuffled"] = "sorted"
+    """Order of objects in what is taught: `sorted` is that of the record, `shuffled` (stage 1 only) another one each
+    time that the record is trained on, drawn from the run's seed."""
     emit_norm: Literal["none"] = "none"
     """Normalisation of coordinates in answers; coordinate tokens need none."""
     coord_tokens: CoordTokens = CoordTokens()

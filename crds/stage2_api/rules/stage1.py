@@ -37,6 +37,13 @@ SUPERVISED_RULES: tuple[Rule[RunConfig], ...] = (
         way_out="set rollout_buffer.enabled to false",
     ),
     Rule(
+        path="custom.object_ordering",
+        broken=lambda c: c.custom.object_ordering == "shuffled" and not c.is_supervised,
+        cel=f"$(custom.object_ordering) != 'shuffled' || !({_STAGE_2})",
+        rule="stage 2 appends what an answer missed in the order of the record",
+        way_out="set object_ordering to sorted, or trainer_variant to sft",
+    ),
+    Rule(
         path="tuner.train_coord_rows",
         broken=lambda c: c.tuner.train_coord_rows and c.tuner.train_type != "lora",
         cel="!$(tuner.train_coord_rows) || $(tuner.train_type) == 'lora'",

@@ -172,6 +172,7 @@ def _supervised(config: RunConfig, tools: SampleTools) -> EStep:
         on_matched=lambda step, matched: None,
         overlong=_overlong_rule(config, "skip" if overlong == "cut" else overlong),
         coord_loss=config.custom.coord_soft_ce_w1.enabled,
+        shuffled_by=config.training.seed if config.custom.object_ordering == "shuffled" else None,
     )
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
+from typing import Any
 
 from stage2_api.pod.progress import ReportedSync
 from stage2_trainer.data.encode import Prompt
 from stage2_trainer.data.records import Record
 from stage2_trainer.learner.estep import EStep
 from stage2_trainer.learner.matcher import Matched
-from stage2_trainer.matching import supervised_target
+from stage2_trainer.matching import GroundTruth, supervised_target
 from stage2_trainer.rollouts.rollout_source import GenerationRequest, PendingRollouts, RolloutBatch
 from stage2_trainer.wire.rollout import Rollout
 
@@ -34,8 +36,23 @@ class NoRollouts:
 
 
 class SupervisedEStep(EStep):
-    """A step whose segments have the prompt as the learner encodes it, and the record's whole ground truth."""
+    """A step whose segments have the prompt as the learner encodes it, and the record's whole ground truth.
+
+    shuffled_by: seed of an order of objects for each record and step; None = that of the record.
+    """
+
+    def __init__(self, *, shuffled_by: int | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self._shuffled_by = shuffled_by
 
     def _match(self, record: Record, prompt: Prompt, rollout: Rollout) -> Matched:
         shown = replace(rollout, prompt_token_ids=prompt.input_ids.tolist())
-        return Matched(record, shown, supervised_target(record.ground_truth, self._matcher.vocab), from_truth=True)
+        truth = self._ordered(record, rollout.version)
+        return Matched(record, shown, supervised_target(truth, self._matcher.vocab), from_truth=True)
+
+    def _ordered(self, record: Record, step: int) -> GroundTruth:
+        if self._shuffled_by is None:
+            return record.ground_truth
+        objects = list(record.ground_truth.objects)
+        random.Random(f"{self._shuffled_by} {step} {record.sample_id}").shuffle(objects)
+        return replace(record.ground_truth, objects=tuple(objects))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -179,7 +179,7 @@ def build(
     folder: Path, model: Any, encoder: Encoder, records: Sequence[Record], *, answer: Answer = perfect,
     rows: RowPlanner | StepRowPlanner | None = None, loss: LossOptions | None = None, ahead: bool = False,
     m_steps: int = 1, pipelined: bool = False, overlong: OverlongRule | None = None, most_bad: int = 100,
-    backend: Any = None, supervised: bool = False, coord_loss: bool = True, **arguments: Any,
+    backend: Any = None, supervised: Mapping[str, Any] | None = None, **arguments: Any,
 ) -> Harness:  # fmt: skip
     """Return a trainer of `model` on the records: one optimizer step of all of them unless `arguments` differ."""
     backend, sync, reporter, interrupt = (
@@ -196,9 +196,13 @@ def build(
     bad = BadSamples(most_bad, log)
     tools = SampleTools(encoder, cache, PROMPTS, matcher, bad)
     shared: dict[str, Any] = {"tools": tools, "on_matched": lambda step, matched: None}
-    step = partial(SupervisedEStep, rollouts=NoRollouts(17)) if supervised else partial(EStep, rollouts=rollouts)
+    step = (
+        partial(EStep, rollouts=rollouts)
+        if supervised is None
+        else partial(SupervisedEStep, rollouts=NoRollouts(17), **supervised)
+    )
     components = TrainerComponents(
-        estep=step(overlong=overlong, coord_loss=coord_loss, **shared),
+        estep=step(overlong=overlong, **shared),
         evaluation=Evaluation(batch_size=2, rollouts=fresh, **shared),
         cache=cache,
         bad=bad,

@@ -22,13 +22,17 @@ NEVER_PLANNED = "window"  # in the names of keys that another scope writes
 def train(tmp_path, model, encoder):
     disable_cache(model)
 
-    def run(records, *, row=ROW, **options):
+    def run(records, *, row=ROW, coord_loss=True, shuffled_by=None, **options):
         rule = OverlongRule(row, "skip")
-        harness = build(tmp_path, model, encoder, records, rows=StepRowPlanner(row), overlong=rule, supervised=True,
+        chosen = {"coord_loss": coord_loss, "shuffled_by": shuffled_by}
+        harness = build(tmp_path, model, encoder, records, rows=StepRowPlanner(row), overlong=rule, supervised=chosen,
                         answer=None, **options)  # fmt: skip
+        matched = []
+        harness.trainer.components.estep._on_matched = lambda step, found: matched.extend(found)
         harness.trainer.train()
         lines = map(json.loads, (tmp_path / "stage2_log.jsonl").read_text().splitlines())
-        return harness, {line.pop("event"): line for line in lines}
+        told = {line.pop("event"): line for line in lines}
+        return harness, {**told, "answers": [one.target.y_train_text for one in matched]}
 
     return run
 
@@ -101,3 +105,21 @@ def test_a_record_without_objects_teaches_the_empty_answer(train, model, encoder
     expected = own_loss(model, encoder, empty)
     _, told = train(empty)
     assert told["step"]["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_objects_are_shuffled_anew_each_time_and_alike_from_a_seed(train, image_paths):
+    many = {f"object_{i}": box(f"box {i}", i, i, 400, 400) for i in range(1, 9)}
+    runs = [
+        train([record(image_paths[0], 0, **many)], row=900, shuffled_by=seed, max_steps=2)[1]["answers"]
+        for seed in (1, 1, 2)
+    ]
+    orders = [[[o["desc"] for o in json.loads(answer).values()] for answer in answers] for answers in runs]
+    assert orders[0] == orders[1] != orders[2]
+    assert orders[0][0] != orders[0][1]
+    assert {tuple(sorted(order)) for run in orders for order in run} == {tuple(f"box {i}" for i in range(1, 9))}
+
+
+def test_in_their_own_order_they_stay_where_they_are(train, image_paths):
+    records = two_boxes(image_paths)
+    _, told = train(records)
+    assert told["answers"] == [serialize_objects(one.ground_truth.objects) for one in records]
