@@ -110,6 +110,7 @@ def adapt(
         path, value = ("tuner.target_regex", regex) if regex else ("tuner.target_modules", options["target_modules"])
         rule = "must name linear layers in a part of the model that is not frozen"
         raise ConfigError((Problem(path, value, rule, "write target_modules: [all-linear], or unfreeze a part"),))
+    _require_whole_tie(model, options.get("modules_to_save") or ())
     chosen = {**options, "target_modules": targets, "trainable_token_indices": _rows_of_tables(model, token_rows)}
     adapted = get_peft_model(model, LoraConfig(**chosen, task_type="CAUSAL_LM"))
     logger.info("%d layers adapted, %d parameters train", len(targets), trainable_parameters(adapted))
@@ -148,8 +149,23 @@ def _rows_of_tables(model: Any, token_rows: Sequence[int]) -> dict[str, list[int
     """Return the rows that train of each table; a table that is tied to another follows it."""
     if not token_rows:
         return None
-    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
-    return {table: list(token_rows) for table in ((_INPUT_LAYER,) if tied else (_INPUT_LAYER, _OUTPUT_LAYER))}
+    tables = (_INPUT_LAYER,) if _is_tied(model) else (_INPUT_LAYER, _OUTPUT_LAYER)
+    return {table: list(token_rows) for table in tables}
+
+
+def _is_tied(model: Any) -> bool:
+    return model.get_output_embeddings().weight is model.get_input_embeddings().weight
+
+
+def _require_whole_tie(model: Any, trained_whole: Sequence[str]) -> None:
+    """Raise ConfigError where PEFT would train a copy of one of two tied tables: servers have one for both."""
+    tables = [name for name in trained_whole if name.rpartition(".")[2] in (_INPUT_LAYER, _OUTPUT_LAYER)]
+    if tables and _is_tied(model):
+        rule = (
+            "the model ties its tables of input and output, and a copy of one would untie the learner's alone"
+        )
+        way_out = "train the rows of coordinates (tuner.train_coord_rows: true), or everything (train_type: full)"
+        raise ConfigError([Problem("tuner.modules_to_save", tables, rule, way_out)])
 
 
 def _adapted_modules(model: nn.Module, frozen: set[str], wanted: Callable[[str], bool]) -> list[str]:

@@ -118,3 +118,17 @@ def test_position_ids_come_from_the_same_model_under_adapters(model):
 def test_a_directory_without_a_model_is_refused(load, tmp_path):
     with pytest.raises(ConfigError, match=r"model\.model"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("table", ["embed_tokens", "language_model.embed_tokens", "lm_head"])
+def test_a_copy_of_one_of_two_tied_tables_is_refused(model, table):
+    """Servers have one table for both: they would answer by another head than the learner's."""
+    with pytest.raises(ConfigError, match=r"^tuner\.modules_to_save: .*train_coord_rows"):
+        adapt(model, ["vit"], {**LORA, "modules_to_save": [table]})
+
+
+def test_tied_tables_share_the_rows_that_train(model):
+    adapted = adapt(model, ["vit"], LORA, token_rows=[5, 9])
+    rows = [name for name, parameter in adapted.named_parameters() if "token" in name and parameter.requires_grad]
+    assert len(rows) == 1
+    assert adapted.get_output_embeddings().weight[5].requires_grad
