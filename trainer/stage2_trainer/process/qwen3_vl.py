@@ -161,9 +161,7 @@ def _require_whole_tie(model: Any, trained_whole: Sequence[str]) -> None:
     """Raise ConfigError where PEFT would train a copy of one of two tied tables: servers have one for both."""
     tables = [name for name in trained_whole if name.rpartition(".")[2] in (_INPUT_LAYER, _OUTPUT_LAYER)]
     if tables and _is_tied(model):
-        rule = (
-            "the model ties its tables of input and output, and a copy of one would untie the learner's alone"
-        )
+        rule = "the model ties its tables of input and output, and a copy of one would untie the learner's alone"
         way_out = "train the rows of coordinates (tuner.train_coord_rows: true), or everything (train_type: full)"
         raise ConfigError([Problem("tuner.modules_to_save", tables, rule, way_out)])
 

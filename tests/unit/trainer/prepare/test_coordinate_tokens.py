@@ -1,9 +1,16 @@
 """A stock model gets coordinate tokens: ordinary ones, with rows that begin near what the model knows."""
 
+import json
+
 import pytest
 import torch
 from tokenizers import AddedToken
-from transformers import AutoModelForImageTextToText, AutoProcessor
+from transformers import (
+    AutoModelForImageTextToText,
+    AutoProcessor,
+    Qwen3VLMoeConfig,
+    Qwen3VLMoeForConditionalGeneration,
+)
 
 from stage2_api.errors import ConfigError
 from stage2_trainer.matching import CoordVocab
@@ -35,6 +42,29 @@ def plain(tmp_path_factory):
 
 def loaded(folder):
     return AutoModelForImageTextToText.from_pretrained(folder), AutoProcessor.from_pretrained(folder).tokenizer
+
+
+def mixture_of(plain, folder):
+    """Make a mixture of experts of the same shapes, as untrained."""
+    written = json.loads((plain / "config.json").read_text())
+    written["model_type"], written["vision_config"]["model_type"] = "qwen3_vl_moe", "qwen3_vl_moe"
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "mlp_only_layers": []}
+    written["text_config"] |= {"model_type": "qwen3_vl_moe_text", "decoder_sparse_step": 1, **experts}
+    Qwen3VLMoeForConditionalGeneration(Qwen3VLMoeConfig(**written)).save_pretrained(folder)
+    AutoProcessor.from_pretrained(plain).save_pretrained(folder)
+    return folder
+
+
+def test_a_mixture_of_experts_gets_them_too(plain, tmp_path):
+    made = prepare(str(mixture_of(plain, tmp_path / "stock")), tmp_path / "made")
+    after, tokenizer = loaded(tmp_path / "made")
+    assert after.config.model_type == "qwen3_vl_moe"
+    assert made.first_id == int(CoordVocab.from_tokenizer(tokenizer).ids[0])
+    assert len(after.get_input_embeddings().weight) == made.rows
+    before, _ = loaded(tmp_path / "stock")
+    experts = {name: tensor for name, tensor in before.state_dict().items() if ".experts." in name}
+    assert experts
+    assert all(torch.equal(after.state_dict()[name], tensor) for name, tensor in experts.items())
 
 
 @pytest.mark.parametrize("start", STARTS)
