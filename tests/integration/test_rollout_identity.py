@@ -81,6 +81,16 @@ def test_another_vocabulary_is_found_even_where_the_sample_prompt_does_not_use_i
     assert [problem.path for problem in caught.value.problems] == [f"server {client.base_url} tokenizer_sha256"]
 
 
+def test_other_colours_are_found_though_the_ids_are_the_same(client, model_path, chat, tmp_path):
+    def darken(processor):
+        processor["image_processor"]["image_mean"] = [0.4, 0.5, 0.5]
+
+    other = changed_model(model_path, tmp_path, processor_config=darken)
+    with pytest.raises(ConfigError) as caught:
+        check(client, other, chat)
+    assert [problem.path for problem in caught.value.problems] == [f"server {client.base_url} image_pixels_sha256"]
+
+
 def test_a_server_that_cannot_tell_is_refused_with_a_way_out(token, model_path, chat):
     with HTTPServer(("127.0.0.1", 0), type("Silent", (BaseHTTPRequestHandler,), {"do_GET": _not_found})) as other:
         Thread(target=other.handle_request, daemon=True).start()
