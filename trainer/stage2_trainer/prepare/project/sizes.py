@@ -18,7 +18,7 @@ ROOM_IN_ANSWERS = 1.25
 BATCHES = (16, 32, 64, 128)
 STEPS_OF_A_PASS = 100
 STAGE1_PASSES, STAGE2_STEPS, STAGE2_BATCH = 4, 300, 32
-CPU_STAGE1_STEPS, CPU_STAGE2_STEPS, CPU_BATCH = 400, 20, 16
+CPU_STAGE1_STEPS, CPU_STAGE2_STEPS, CPU_BATCH = 1400, 20, 16
 EVALUATIONS = 10
 HELD_OUT_LOOKED_AT, CPU_HELD_OUT_LOOKED_AT = 256, 32
 LARGEST_MICRO_BATCH = 8
@@ -97,7 +97,7 @@ def _stage1(found: Measures, prompt: int, gpus: int) -> Stage:
     longest, mean = prompt + found.longest_answer, prompt + found.mean_answer
     row = _row(longest, mean, batch, max(gpus, 1), "the longest sample")
     if not gpus:
-        return _stage(batch, CPU_STAGE1_STEPS, "in which a tiny model learns the form of an answer", row, 1)
+        return _stage(batch, CPU_STAGE1_STEPS, "in which the boxes of a tiny model come to follow what is there", row, 1)
     why = f"about {STAGE1_PASSES} passes over {found.records:,} records"
     return _stage(batch, math.ceil(found.records * STAGE1_PASSES / batch), why, row, gpus)
 
