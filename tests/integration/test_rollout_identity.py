@@ -62,6 +62,15 @@ def test_it_still_passes_after_other_prompts_were_read(client, model_path, chat)
     check_identity([client], processor, chat, Encoder(processor).prompt(chat).input_ids.tolist())
 
 
+def test_a_server_that_a_dead_learner_left_standing_still_goes_on(client, model_path, chat):
+    """A learner that is killed in a push has stopped generation and opened an update."""
+    client.post("/pause", "test", query={"mode": "abort", "clear_cache": "false"})
+    client.post("/start_weight_update", "test")
+    check(client, model_path, chat)
+    assert client.get("/is_paused", "test") == {"is_paused": False}
+    client.post("/finish_weight_update", "test", body={"weight_version": "default"})
+
+
 def test_other_pixel_limits_are_named_with_both_values(client, model_path, chat):
     with pytest.raises(ConfigError) as caught:
         check(client, model_path, chat, min_pixels=9216, max_pixels=9216)

@@ -53,8 +53,18 @@ def _differences(
         for name, value in own.items()
         if found.get(name) != value
     ]
+    _let_generate(client)
     served = client.post(CHAT_ROUTE, PHASE, body=chat_body(RolloutRequest(messages), Sampling(1), seed=0))
     return problems + _prompt_difference(client, served["prompt_token_ids"], prompt_ids)
+
+
+def _let_generate(client: ServerClient) -> None:
+    """Let a server go on that stands still since a learner died in a push: else it would answer nobody again."""
+    if client.get("/is_paused", PHASE).get("is_paused"):
+        logger.warning(
+            "server %s stands still, as a learner that ended in a push leaves it; it goes on", client.base_url
+        )
+        client.post("/resume", PHASE)
 
 
 def check_swift_identity(

@@ -97,7 +97,9 @@ def _stage1(found: Measures, prompt: int, gpus: int) -> Stage:
     longest, mean = prompt + found.longest_answer, prompt + found.mean_answer
     row = _row(longest, mean, batch, max(gpus, 1), "the longest sample")
     if not gpus:
-        return _stage(batch, CPU_STAGE1_STEPS, "in which the boxes of a tiny model come to follow what is there", row, 1)
+        return _stage(
+            batch, CPU_STAGE1_STEPS, "in which the boxes of a tiny model come to follow what is there", row, 1
+        )
     why = f"about {STAGE1_PASSES} passes over {found.records:,} records"
     return _stage(batch, math.ceil(found.records * STAGE1_PASSES / batch), why, row, gpus)
 
