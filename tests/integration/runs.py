@@ -11,6 +11,8 @@ from pathlib import Path
 
 import yaml
 
+from tests import forked
+
 ROOT = Path(__file__).parents[2]
 JOB = ROOT / "examples" / "job-3v1-tiny.yaml"
 STAGE2 = str(Path(sys.executable).with_name("stage2"))
@@ -47,6 +49,17 @@ def run_example(folder: Path, *, train: int, held_out: int, training: Mapping[st
     options = ["--engine", "stub", "--work-dir", folder, *(part for text in maps for part in ("--map", text))]
     done = stage2("run", folder / "job.yaml", *options)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def learn(configuration: Mapping[str, object], output: Path) -> tuple[list[dict], str]:
+    """Run a learner without servers to its end; return its step records and what it said."""
+    path = output / "config.yaml"
+    path.write_text(yaml.safe_dump(configuration))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    done = forked.run([STAGE2, "learn", path], imports=forked.LEARNER, env=environment)
+    assert done.returncode == 0, done.stderr[-4000:]
+    lines = (output / "stage2_log.jsonl").read_text().splitlines()
+    return [found for line in lines if (found := json.loads(line))["event"] == "step"], done.stderr
 
 
 def records(folder: Path) -> list[dict]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import shutil
 import subprocess
 import sys
@@ -15,7 +13,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from tests import forked
+from tests.integration.runs import learn
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = yaml.safe_load((ROOT / "examples/job-3v1.yaml").read_text())["spec"]["config"]
@@ -65,22 +63,11 @@ def shapes(tmp_path_factory):
     return folder
 
 
-def learn(shapes, output):
-    """Run the learner to its end; return its step records and what it said."""
-    path = output / "config.yaml"
-    path.write_text(yaml.safe_dump(configuration(shapes, output)))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = forked.run([forked.STAGE2, "learn", path], imports=forked.LEARNER, env=environment)
-    assert done.returncode == 0, done.stderr[-4000:]
-    lines = (output / "stage2_log.jsonl").read_text().splitlines()
-    return [found for line in lines if (found := json.loads(line))["event"] == "step"], done.stderr
-
-
 @pytest.fixture(scope="module")
 def unbroken(shapes, tmp_path_factory):
     """The run from its start to its end: its folder and its steps."""
     output = tmp_path_factory.mktemp("unbroken")
-    return output, learn(shapes, output)[0]
+    return output, learn(configuration(shapes, output), output)[0]
 
 
 def adapter(output, step):
@@ -126,7 +113,7 @@ def test_the_aligner_has_a_rate_of_its_own(unbroken):
 def test_a_resumed_run_goes_on_where_it_was_and_ends_the_same(unbroken, shapes, tmp_path):
     output, steps = unbroken
     shutil.copytree(output / f"checkpoint-{MIDDLE}", tmp_path / f"checkpoint-{MIDDLE}")
-    resumed, said = learn(shapes, tmp_path)
+    resumed, said = learn(configuration(shapes, tmp_path), tmp_path)
     assert "going on from" in said
     assert [step["step"] for step in resumed] == list(range(MIDDLE + 1, STEPS + 1))
     for figure in ("loss", "learning_rate"):

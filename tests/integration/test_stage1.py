@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
 import subprocess
 import sys
@@ -11,10 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file
 
-from tests import forked
+from tests.integration.runs import learn
 
 ROOT = Path(__file__).parents[2]
 STEPS, MIDDLE = 6, 3
@@ -50,22 +47,11 @@ def configuration(shapes, output):
     }  # fmt: skip
 
 
-def learn(shapes, output):
-    """Run the learner to its end; return its step records and what it said."""
-    path = output / "config.yaml"
-    path.write_text(yaml.safe_dump(configuration(shapes, output)))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = forked.run([forked.STAGE2, "learn", path], imports=forked.LEARNER, env=environment)
-    assert done.returncode == 0, done.stderr[-4000:]
-    lines = (output / "stage2_log.jsonl").read_text().splitlines()
-    return [found for line in lines if (found := json.loads(line))["event"] == "step"], done.stderr
-
-
 @pytest.fixture(scope="module")
 def unbroken(shapes, tmp_path_factory):
     """The run from its start to its end: its folder and its steps."""
     output = tmp_path_factory.mktemp("unbroken")
-    return output, learn(shapes, output)[0]
+    return output, learn(configuration(shapes, output), output)[0]
 
 
 def adapter(output, step):
@@ -92,7 +78,7 @@ def test_nothing_is_generated(unbroken):
 def test_a_resumed_run_goes_on_where_it_was_and_ends_the_same(unbroken, shapes, tmp_path):
     output, steps = unbroken
     shutil.copytree(output / f"checkpoint-{MIDDLE}", tmp_path / f"checkpoint-{MIDDLE}")
-    resumed, said = learn(shapes, tmp_path)
+    resumed, said = learn(configuration(shapes, tmp_path), tmp_path)
     assert "going on from" in said
     assert [step["loss"] for step in resumed] == [step["loss"] for step in steps[MIDDLE:]]
     found, expected = adapter(tmp_path, STEPS), adapter(output, STEPS)

@@ -175,6 +175,12 @@ def trained_ids(segment: Segment) -> list[int]:
     return encoding.input_ids[encoding.prompt_len : encoding.prompt_len + encoding.answer_len].tolist()
 
 
+def _e_step(rollouts: Any, supervised: Mapping[str, Any] | None) -> Callable[..., EStep]:
+    if supervised is None:
+        return partial(EStep, rollouts=rollouts)
+    return partial(SupervisedEStep, rollouts=NoRollouts(17), **supervised)
+
+
 def build(
     folder: Path, model: Any, encoder: Encoder, records: Sequence[Record], *, answer: Answer = perfect,
     rows: RowPlanner | StepRowPlanner | None = None, loss: LossOptions | None = None, ahead: bool = False,
@@ -196,11 +202,7 @@ def build(
     bad = BadSamples(most_bad, log)
     tools = SampleTools(encoder, cache, PROMPTS, matcher, bad)
     shared: dict[str, Any] = {"tools": tools, "on_matched": lambda step, matched: None}
-    step = (
-        partial(EStep, rollouts=rollouts)
-        if supervised is None
-        else partial(SupervisedEStep, rollouts=NoRollouts(17), **supervised)
-    )
+    step = _e_step(rollouts, supervised)
     components = TrainerComponents(
         estep=step(overlong=overlong, **shared),
         evaluation=Evaluation(batch_size=2, rollouts=fresh, **shared),
