@@ -45,14 +45,15 @@ class ConfigError(ValueError):
 
     def told_within(self, characters: int) -> str:
         """Return as many problems as so many characters hold, and how many more there are."""
-        lines = [str(problem) for problem in self.problems]
-        text = "\n".join(lines)
-        if len(text) <= characters:
-            return text
-        while len(lines) > 1 and len("\n".join(lines)) > characters:
-            lines.pop()
-        more = len(self.problems) - len(lines)
-        return "\n".join([lines[0][:characters], *lines[1:], *([f"and {more} more"] if more else [])])
+        kept: list[str] = []
+        left = characters
+        for problem in self.problems:  # there may be tens of thousands: none is looked at twice
+            line = str(problem)
+            if kept and len(line) > left:
+                return "\n".join([*kept, f"and {len(self.problems) - len(kept)} more"])
+            kept.append(line[:characters])
+            left -= len(line) + 1
+        return "\n".join(kept)
 
 
 def shortened(value: object, limit: int = 120) -> str:

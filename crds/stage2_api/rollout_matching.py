@@ -56,6 +56,11 @@ class RolloutBuffer(Section):
     m_steps: Positive = 1
     """Optimizer steps for each window of rollouts: the first makes them (E-step), the others train on them again."""
 
+    @property
+    def reuses(self) -> bool:
+        """Whether rollouts are trained on more than once."""
+        return self.enabled and self.m_steps > 1
+
 
 class Pipeline(Section):
     """Makes the next optimizer step's rollouts while the current one trains: stale by choice."""

@@ -65,11 +65,6 @@ def _offloads(config: RunConfig) -> bool:
     return config.rollout_matching.colocates and config.rollout_matching.offload.enabled
 
 
-def _reuses(config: RunConfig) -> bool:
-    buffer = config.rollout_matching.rollout_buffer
-    return buffer.enabled and buffer.m_steps > 1
-
-
 def _packs_without_length(config: RunConfig) -> bool:
     return config.training.packing and config.max_length is None and config.training.packing_length is None
 
@@ -203,7 +198,7 @@ RUN_RULES: tuple[Rule[RunConfig], ...] = (
     ),
     Rule(
         path=f"{_MATCHING}.pipeline.enabled",
-        broken=lambda c: c.rollout_matching.pipeline.enabled and _reuses(c),
+        broken=lambda c: c.rollout_matching.pipeline.enabled and c.rollout_matching.rollout_buffer.reuses,
         cel=(
             f"!$({_MATCHING}.pipeline.enabled) || !$({_MATCHING}.rollout_buffer.enabled) ||"
             f" $({_MATCHING}.rollout_buffer.m_steps) == 1"

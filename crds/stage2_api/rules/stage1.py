@@ -11,11 +11,6 @@ _STAGE_2 = "$(custom.trainer_variant) != 'sft'"
 _TABLES = ("embed_tokens", "lm_head")
 
 
-def _reuses(config: RunConfig) -> bool:
-    buffer = config.rollout_matching.rollout_buffer
-    return buffer.enabled and buffer.m_steps > 1
-
-
 def _trains_tables_twice(config: RunConfig) -> bool:
     tuner = config.tuner
     return tuner.train_coord_rows and any(name.rpartition(".")[2] in _TABLES for name in tuner.modules_to_save)
@@ -31,7 +26,7 @@ SUPERVISED_RULES: tuple[Rule[RunConfig], ...] = (
     ),
     Rule(
         path=f"{_MATCHING}.rollout_buffer.enabled",
-        broken=lambda c: c.is_supervised and _reuses(c),
+        broken=lambda c: c.is_supervised and c.rollout_matching.rollout_buffer.reuses,
         cel=f"{_STAGE_2} || !$({_MATCHING}.rollout_buffer.enabled) || $({_MATCHING}.rollout_buffer.m_steps) == 1",
         rule="stage 1 trains on the ground truth: there are no rollouts to use again",
         way_out="set rollout_buffer.enabled to false",

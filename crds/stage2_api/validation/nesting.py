@@ -17,7 +17,8 @@ def require_shallow(raw: Any, *, root: str = "") -> None:
     level: list[tuple[str, Any]] = [(root, raw)]
     for depth in range(DEEPEST + 1):
         below = [child for path, value in level for child in _children(path, value, named=depth < SHOWN)]
-        level = [(path, value) for path, value in below if isinstance(value, Mapping | list)]
+        # once each: YAML's aliases let few lines stand for more values than memory holds
+        level = list({id(value): (path, value) for path, value in below if isinstance(value, Mapping | list)}.values())
         if not level:
             return
     rule = f"must not be nested deeper than {DEEPEST} levels"

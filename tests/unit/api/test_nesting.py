@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from stage2_api.errors import ConfigError
+from stage2_api.errors import ConfigError, Problem
 from stage2_api.parsing import parse_job, parse_run_config
 from stage2_api.validation.nesting import DEEPEST, require_shallow
 from tests.unit.api.wrong_jobs import good_job
@@ -48,3 +48,25 @@ def test_it_calls_itself_for_no_level():
     assert limit < 50_000
     with pytest.raises(ConfigError):
         require_shallow(deep)
+
+
+def test_aliases_that_stand_for_more_than_memory_holds_are_looked_at_once():
+    laughs: object = "ha"
+    for _ in range(DEEPEST - 1):
+        laughs = [laughs] * 9
+    require_shallow(laughs)
+    with pytest.raises(ConfigError):
+        require_shallow([[[laughs]]])
+
+
+@pytest.mark.parametrize("count", [1, 2, 100_000])
+def test_as_many_problems_are_told_as_fit_and_how_many_more(count):
+    error = ConfigError(Problem(f"key_{number}", number, "is wrong", "mend it") for number in range(count))
+    told = error.told_within(1_000).splitlines()
+    assert told[0] == str(error.problems[0])
+    assert len("\n".join(told)) < 1_100
+    assert (told[-1] == f"and {count - len(told) + 1} more") is (count > 2)
+
+
+def test_one_long_problem_is_cut():
+    assert len(ConfigError([Problem("x" * 5_000, 1, "is wrong", "mend it")]).told_within(1_000)) == 1_000
