@@ -94,7 +94,8 @@ def sample_stats(matched: Matched, *, encoded_len: int = 0) -> SampleStats:
 def supervised_metrics(stats: Sequence[SampleStats]) -> dict[str, float]:
     """Return the `supervised/*` figures of one optimizer step of stage 1, and `bad_samples`."""
     bad, stats = [s for s in stats if s.bad], [s for s in stats if not s.bad]
-    objects = _sum(stats, lambda s: s.gt_objects)
+    trained = [s for s in stats if not s.skipped]
+    objects = _sum(trained, lambda s: s.gt_objects)
     lengths = {
         "prompt": [s.prompt_len for s in stats],
         "train": [s.train_len for s in stats],
@@ -102,7 +103,7 @@ def supervised_metrics(stats: Sequence[SampleStats]) -> dict[str, float]:
     }
     return {
         "supervised/objects": objects,
-        "supervised/objects_per_sample": _ratio(objects, len(stats)),
+        "supervised/objects_per_sample": _ratio(objects, len(trained)),
         **{f"supervised/{name}_len_mean": _mean(values) for name, values in lengths.items()},
         **{f"supervised/{name}_len_p90": _percentile(values, 90) for name, values in lengths.items()},
         "supervised/overlong_skipped": _sum(stats, lambda s: s.skipped),

@@ -88,6 +88,8 @@ def test_a_truth_too_long_for_a_row_is_skipped_whole(train, image_paths):
     records = [record(image_paths[0], 0, **many), *two_boxes(image_paths[1:])]
     _, told = train(records, row=200)
     assert told["step"]["supervised/overlong_skipped"] == 1
+    assert told["step"]["supervised/objects"] == 2 * (len(records) - 1)
+    assert told["step"]["supervised/objects_per_sample"] == 2
     assert told["step"]["supervised/train_len_p90"] > 200
 
 
