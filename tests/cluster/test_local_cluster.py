@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from local_cluster import buildah, images, locks
+from local_cluster.containerd import ctr
+from local_cluster.layout import HUB, Layout
 from tests.clusters import ON_A_KUBELET
 
 Kubectl = Callable[..., str]
@@ -112,3 +115,37 @@ def test_the_container_log_can_be_read(kubectl: Kubectl, pod: str) -> None:
     script = "import urllib.request; print(urllib.request.urlopen('http://web/?marked', timeout=10).status)"
     _python(kubectl, pod, script)
     assert "GET /?marked" in kubectl("logs", pod, "--container=first")
+
+
+@pytest.fixture
+def two_versions(on_local_cluster: Path) -> Iterator[tuple[Layout, list[str]]]:
+    """Two images that share a layer, in buildah's storage and not in the cluster, removed afterwards."""
+    layout, name = Layout.default(), f"{HUB}stage2/versions-{uuid.uuid4().hex[:6]}"
+    references = [f"{name}:first", f"{name}:second"]
+    with locks.held(layout, "build"):
+        for below, reference in zip(["scratch", references[0]], references, strict=True):
+            with buildah.working_container(layout, below) as container:
+                buildah.call(layout, "copy", container, Path(__file__), f"/{reference.rpartition(':')[2]}")
+                buildah.call(layout, "commit", container, reference)
+    yield layout, references
+    ctr(layout, "images", "remove", "--sync", *references)
+    with locks.held(layout, "build"):
+        buildah.call(layout, "rmi", *references)
+
+
+def test_an_image_loads_though_the_one_whose_layers_it_shares_goes_meanwhile(
+    two_versions: tuple[Layout, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout, (first, second) = two_versions
+    images.load_built(layout, first)
+    export = buildah.export
+
+    def export_while_the_first_goes(layout: Layout, reference: str, folder: Path) -> None:
+        names = [line.split() for line in ctr(layout, "images", "list").splitlines()[1:]]
+        digest = next(digest for name, _, digest, *_ in names if name == first)
+        ctr(layout, "images", "remove", "--sync", *(name for name, _, other, *_ in names if other == digest))
+        export(layout, reference, folder)
+
+    monkeypatch.setattr(buildah, "export", export_while_the_first_goes)
+    images.load_built(layout, second)
+    assert second in ctr(layout, "images", "list", "--quiet").splitlines()

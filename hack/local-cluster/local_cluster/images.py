@@ -8,7 +8,8 @@ import shutil
 import ssl
 import subprocess
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,7 @@ ROOT_IMAGE = f"{HUB}stage2/python-root:bookworm"
 BASE_PACKAGES = "python3,python3-venv,python3-pip,ca-certificates"
 CA_BUNDLE = "/etc/ssl/certs/ca-certificates.crt"
 NAME_ANNOTATION = "io.containerd.image.name"
+GC_ROOT = "containerd.io/gc.root"
 
 TRUST = dict.fromkeys(("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE"), CA_BUNDLE)
 INDEX_VARIABLES = (
@@ -156,25 +158,42 @@ def load_built(layout: Layout, reference: str) -> None:
         blobs = export / "blobs" / "sha256"
         blobs.mkdir(parents=True)
         layers = buildah.layers(layout, reference)
-        there = set(_unpacked(layout, layers))
-        for layer in there:
-            # An empty file of the layer's size: it counts as exported already, and no byte is copied.
-            with (blobs / layer.name).open("wb") as file:
-                file.truncate(layer.size)
-        buildah.export(layout, reference, export)
-        _name_image(export / "index.json", reference)
-        new = [path for path in sorted(blobs.iterdir()) if path.name not in {layer.name for layer in there}]
-        _import_stream(layout, [export / "oci-layout", export / "index.json", *new], export)
+        with _unpacked(layout, layers) as there:
+            for layer in there:
+                # An empty file of the layer's size: it counts as exported already, and no byte is copied.
+                with (blobs / layer.name).open("wb") as file:
+                    file.truncate(layer.size)
+            buildah.export(layout, reference, export)
+            _name_image(export / "index.json", reference)
+            new = [path for path in sorted(blobs.iterdir()) if path.name not in {layer.name for layer in there}]
+            _import_stream(layout, [export / "oci-layout", export / "index.json", *new], export)
         _drop_packed(layout, layers)
-    _forget_superseded(layout)
+        _forget_superseded(layout)
 
 
-def _unpacked(layout: Layout, layers: Sequence[buildah.Layer]) -> list[buildah.Layer]:
-    """Return the layers, from the lowest on, of which containerd has a snapshot, unless one above is the same."""
+@contextmanager
+def _unpacked(layout: Layout, layers: Sequence[buildah.Layer]) -> Iterator[list[buildah.Layer]]:
+    """Layers, from the lowest on, of which containerd has a snapshot, unless one above is the same; kept meanwhile.
+
+    The snapshots may belong to an image that loses its last name while they are counted on: without a root of their own
+    containerd would collect them, and an import that leaves their layers out could not unpack the layers above.
+    """
     snapshots = {line.split()[0] for line in ctr(layout, "snapshots", "list").splitlines()[1:]}
     chain = chain_ids([layer.digest for layer in layers])
     count = sum(1 for _ in itertools.takewhile(snapshots.__contains__, chain))
-    return [layer for layer in layers[:count] if layer not in layers[count:]]
+    while count and not _hold(layout, chain[count - 1]):
+        count -= 1  # collected since it was listed
+    try:
+        yield [layer for layer in layers[:count] if layer not in layers[count:]]
+    finally:
+        if count:
+            ctr(layout, "snapshots", "label", chain[count - 1], f"{GC_ROOT}=")
+
+
+def _hold(layout: Layout, snapshot: str) -> bool:
+    """Make a snapshot, and so all below it, a root of containerd's garbage collection; return whether it was there."""
+    command = ctr_command(layout, "snapshots", "label", snapshot, f"{GC_ROOT}=held")
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 def chain_ids(diff_ids: Sequence[str]) -> list[str]:
