@@ -23,6 +23,7 @@ from stage2_controller.cluster.store import Store, key_of
 from stage2_controller.job import names
 from stage2_controller.job.key import Key
 from stage2_controller.job.settings import Settings
+from stage2_controller.loop import loop_lag
 from stage2_controller.loop.controller_metrics import CONTENT_TYPE, Metrics
 from stage2_controller.loop.endpoints import Endpoints
 from stage2_controller.loop.reconcile import Reconciler
@@ -73,7 +74,11 @@ class Controller:
         except (ApiRefused, aiohttp.ClientError, TimeoutError) as error:
             # Such as a definition that helm installed a moment ago and the API server does not serve yet.
             raise kopf.TemporaryError(str(error), delay=2) from error
-        self._tasks = [self._task(self._work()), self._task(self.freshness.run())]
+        self._tasks = [
+            self._task(self._work()),
+            self._task(self.freshness.run()),
+            self._task(loop_lag.watch(self.metrics.loop_lag.observe)),
+        ]
         if self.pods_watch:
             self._tasks.append(self._task(self.pods_watch.run()))
         self.ready = True
@@ -190,7 +195,7 @@ async def connect(settings: Settings, options: Options) -> Controller:
     capacity = Capacity(SoonOnce(share_room, _SERVE_AFTER_S)) if options.placement else None
     progress = ProgressPolls(ProgressReader(), lambda key: queue.add(key), interval_s=settings.progress_s)
     reconciler = Reconciler(api, store, progress, settings, metrics=metrics, capacity=capacity)
-    queue: WorkQueue[Key] = WorkQueue(reconciler, concurrency=options.concurrency)
+    queue: WorkQueue[Key] = WorkQueue(reconciler, owner_of=lambda key: key.namespace, concurrency=options.concurrency)
     scope = Scope(options.namespaces, kueue=settings.kueue)
     return Controller(
         api=api,

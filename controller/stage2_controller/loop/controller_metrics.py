@@ -11,6 +11,7 @@ from stage2_controller.job.observed import Object
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _PASS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_LAG_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
 _OF_JOB = {
     "stage2_job_step": ("Optimizer steps that are done.", "step"),
     "stage2_job_max_steps": ("Optimizer steps of the whole run.", "maxSteps"),
@@ -37,6 +38,12 @@ class Metrics:
             registry=self.registry,
         )
         self.queue_depth = Gauge("stage2_queue_depth", "Jobs that wait for a pass.", registry=self.registry)
+        self.loop_lag = Histogram(
+            "stage2_event_loop_lag_seconds",
+            "Seconds by which the event loop was late for a task, since something else kept it.",
+            buckets=_LAG_BUCKETS,
+            registry=self.registry,
+        )
         self.unplaced = Gauge("stage2_jobs_without_node", "Jobs that fit on no node.", registry=self.registry)
         self.leads = Gauge("stage2_leader", "Whether this controller holds the Lease.", registry=self.registry)
         self.compared = Gauge(

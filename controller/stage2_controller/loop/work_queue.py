@@ -4,10 +4,11 @@ kopf never retries an `on.event` handler, and its timers force finalizers; this 
 """
 
 import asyncio
-import itertools
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
+
+from stage2_controller.loop.fair_turns import FairTurns
 
 logger = logging.getLogger(__name__)
 
@@ -27,13 +28,14 @@ class WorkQueue(Generic[Item]):
 
     `work` returns the seconds after which it wants to be called again, or None. When it raises, it is called again
     after `backoff_s`, doubled for each failure in a row up to `backoff_max_s`. At most `concurrency` calls run at once.
-    Keys that were never worked on come first: what a new key needs is created before what others did is told.
+    Owners of keys take turns (`owner_of`; without it all keys are one owner's), as `FairTurns` says.
     """
 
     def __init__(
         self,
         work: Callable[[Item], Awaitable[float | None]],
         *,
+        owner_of: Callable[[Item], Hashable] = lambda key: None,
         concurrency: int = 8,
         backoff_s: float = 1.0,
         backoff_max_s: float = 300.0,
@@ -42,10 +44,10 @@ class WorkQueue(Generic[Item]):
         self._concurrency = concurrency
         self._backoff_s = backoff_s
         self._backoff_max_s = backoff_max_s
-        self._ready: asyncio.PriorityQueue[tuple[bool, int, Item]] = asyncio.PriorityQueue()
-        self._order = itertools.count()
+        self._turns = FairTurns(owner_of)
+        self._ready = asyncio.Semaphore(0)  # as many as wait in _turns
         self._worked_on: set[Item] = set()
-        self._waiting: set[Item] = set()  # in _ready
+        self._waiting: set[Item] = set()  # in _turns
         self._active: set[Item] = set()  # in a call
         self._again: set[Item] = set()  # added during its call
         self._timers: dict[Item, asyncio.TimerHandle] = {}
@@ -58,7 +60,8 @@ class WorkQueue(Generic[Item]):
             self._again.add(key)
         elif key not in self._waiting:
             self._waiting.add(key)
-            self._ready.put_nowait((key in self._worked_on, next(self._order), key))
+            self._turns.put(key, new=key not in self._worked_on)
+            self._ready.release()
 
     def add_after(self, key: Item, delay_s: float) -> None:
         """Ask for a call in `delay_s` seconds; the sooner of this and an earlier request wins."""
@@ -86,7 +89,8 @@ class WorkQueue(Generic[Item]):
 
     async def _worker(self) -> None:
         while True:
-            _, _, key = await self._ready.get()
+            await self._ready.acquire()
+            key = self._turns.pop()
             self._waiting.discard(key)
             self._worked_on.add(key)
             self._active.add(key)
