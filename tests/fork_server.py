@@ -1,8 +1,8 @@
 """The fork server of the tests: it imports torch, transformers and vLLM once, and each process that a test starts is a
 copy of it.
 
-tests/forked.py starts it and asks it for processes: `python -m tests.fork_server FD`, where FD is one end of a socket
-pair. A request is a command line with its environment, folder and standard streams, and the answer is a process that is
+tests/forked.py starts it and asks it for processes: `python -m tests.fork_server FD LISTENER`, where FD is one end of a
+socket pair, and LISTENER a socket on which the command `stage2` of a shell asks as well. A request is a command line with its environment, folder and standard streams, and the answer is a process that is
 what the command line would have started. What such a process starts itself with `stage2` (the servers and the learner
 of `stage2 run`, torchrun's processes) is forked as well, from that process.
 
@@ -218,40 +218,59 @@ def end(pids: Iterable[int]) -> None:
         os.waitpid(pid, 0)
 
 
-def serve(requests: socket.socket) -> None:
-    """Answer requests until the tests end: each with the child's process id, and with its status when it has ended."""
-    children: dict[int, tuple[int, socket.socket]] = {}
-    changed: dict[str, str] = {}
-    with selectors.DefaultSelector() as ready:
-        ready.register(requests, selectors.EVENT_READ)
+class ForkServer:
+    """Answers each request with the child's process id, and with its status when it has ended."""
+
+    def __init__(self) -> None:
+        self._children: dict[int, tuple[int, socket.socket]] = {}
+        self._changed: dict[str, str] = {}
+        self._ready = selectors.DefaultSelector()
+
+    def serve(self, requests: socket.socket, listener: socket.socket) -> None:
+        """Answer until the tests end, which close `requests`."""
+        for waited in (requests, listener):
+            self._ready.register(waited, selectors.EVENT_READ)
         while True:
-            for key, _ in ready.select():
-                if key.fileobj is requests:
-                    message, descriptors, *_ = socket.recv_fds(requests, REQUEST_BYTES, 4)
-                    if not message:
-                        return end(pid for pid, _ in children.values())
-                    request = json.loads(message)
-                    changed |= load(request["imports"])
-                    request["environment"] |= changed
-                    answers = socket.socket(fileno=descriptors.pop())
-                    pid = copy(request, descriptors)
-                    for descriptor in descriptors:
-                        os.close(descriptor)
-                    answers.send(str(pid).encode())
-                    child = os.pidfd_open(pid)
-                    children[child] = (pid, answers)
-                    ready.register(child, selectors.EVENT_READ)
+            for key, _ in self._ready.select():
+                if key.fileobj is listener:
+                    client, _ = listener.accept()
+                    self._take(*_received(client, 3), client)
+                elif key.fileobj is not requests:
+                    self._tell_the_end(key.fd)
                 else:
-                    ready.unregister(key.fd)
-                    pid, answers = children.pop(key.fd)
-                    os.close(key.fd)
-                    _, status = os.waitpid(pid, 0)
-                    with answers:
-                        answers.send(str(os.waitstatus_to_exitcode(status)).encode())
+                    message, descriptors = _received(requests, 4)
+                    if not message:
+                        return end(pid for pid, _ in self._children.values())
+                    self._take(message, descriptors[:3], socket.socket(fileno=descriptors[3]))
+
+    def _take(self, message: bytes, streams: Sequence[int], answers: socket.socket) -> None:
+        request = json.loads(message)
+        self._changed |= load(request["imports"])
+        request["environment"] |= self._changed
+        pid = copy(request, streams)
+        for stream in streams:
+            os.close(stream)
+        answers.send(str(pid).encode())
+        child = os.pidfd_open(pid)
+        self._children[child] = (pid, answers)
+        self._ready.register(child, selectors.EVENT_READ)
+
+    def _tell_the_end(self, child: int) -> None:
+        self._ready.unregister(child)
+        pid, answers = self._children.pop(child)
+        os.close(child)
+        _, status = os.waitpid(pid, 0)
+        with answers, contextlib.suppress(BrokenPipeError):  # a shell's command that was killed
+            answers.send(str(os.waitstatus_to_exitcode(status)).encode())
+
+
+def _received(requests: socket.socket, descriptors: int) -> tuple[bytes, list[int]]:
+    message, received, *_ = socket.recv_fds(requests, REQUEST_BYTES, descriptors)
+    return message, received
 
 
 if __name__ == "__main__":
     subprocess.Popen = Copies  # type: ignore[misc]
     os.execve = _execute  # `stage2 serve` becomes its server
     multiprocessing.util.spawnv_passfds = _spawn
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    ForkServer().serve(*(socket.socket(fileno=int(number)) for number in sys.argv[1:3]))

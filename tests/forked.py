@@ -1,7 +1,7 @@
 """Processes that tests start without waiting for their imports: copies of tests/fork_server.py, one for each pytest.
 
 `start` takes the place of `subprocess.Popen` and `run` that of `subprocess.run`, for the command `stage2` and for
-`python -c`. Such a process leads a session of its own and ends with the tests. docs/testing.md says which tests start
+`python -c`; `command_folder` has a command `stage2` for a shell. Such a process leads a session of its own and ends with the tests. docs/testing.md says which tests start
 the true command lines.
 """
 
@@ -36,6 +36,19 @@ STUB = ("stage2_trainer.stub.app",)
 VLLM = (SERVER_MODULE, "vllm.v1.engine.core", "vllm.v1.worker.cpu_worker", "vllm.model_executor.models.qwen3_vl")
 LEARNER = ("stage2_trainer.learner.build",)
 GRPO = ("stage2_trainer.grpo.build",)
+
+
+SHELL_COMMAND = """\
+#!{python} -IS
+import json, os, socket, sys
+
+request = dict(command=[{stage2!r}, *sys.argv[1:]], environment=dict(os.environ), folder=os.getcwd(), imports={imports})
+with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
+    server.connect({address!r})
+    socket.send_fds(server, [json.dumps(request).encode()], [0, 1, 2])
+    pid, code = server.recv(64), int(server.recv(64) or 1)
+sys.exit(code if code >= 0 else 128 - code)
+"""
 
 
 class Forked:
@@ -74,24 +87,40 @@ class Forked:
 
 
 @functools.cache
-def _requests() -> socket.socket:
-    """Start the fork server of this process, which waits for its end."""
+def _requests() -> tuple[socket.socket, Path]:
+    """Start the fork server of this process, which waits for its end; return where it is asked."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
+    folder = tempfile.TemporaryDirectory(prefix="stage2-forked-")
+    address = Path(folder.name) / "socket"
+    with theirs, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(address))
+        listener.listen()
+        passed = [theirs.fileno(), listener.fileno()]
         server = subprocess.Popen(
-            [sys.executable, "-m", "tests.fork_server", str(theirs.fileno())],
+            [sys.executable, "-m", "tests.fork_server", *map(str, passed)],
             cwd=ROOT,
             env={**os.environ, **SERVER_ENVIRONMENT},
-            pass_fds=[theirs.fileno()],
+            pass_fds=passed,
             start_new_session=True,  # it ends when the socket closes, and kills what still runs
         )
-    atexit.register(_end, server, ours)
-    return ours
+    atexit.register(_end, server, ours, folder)
+    return ours, address
 
 
-def _end(server: subprocess.Popen[bytes], requests: socket.socket) -> None:
+def _end(server: subprocess.Popen[bytes], requests: socket.socket, folder: tempfile.TemporaryDirectory[str]) -> None:
     requests.close()
     server.wait()
+    folder.cleanup()
+
+
+def command_folder(folder: Path, *, imports: Sequence[str]) -> Path:
+    """Write a command `stage2` into a folder for PATH: a shell that calls it gets copies; return the folder."""
+    _, address = _requests()
+    command = folder / "stage2"
+    values = {"python": sys.executable, "stage2": STAGE2, "imports": list(imports), "address": str(address)}
+    command.write_text(SHELL_COMMAND.format(**values))
+    command.chmod(0o755)
+    return folder
 
 
 def start(
@@ -114,7 +143,7 @@ def start(
     }
     with theirs:
         streams = [null, out, stderr.fileno() if stderr is not None else out, theirs.fileno()]
-        socket.send_fds(_requests(), [json.dumps(request).encode()], streams)
+        socket.send_fds(_requests()[0], [json.dumps(request).encode()], streams)
     os.close(null)
     pid = answers.recv(64)
     if not pid:

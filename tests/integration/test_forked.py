@@ -48,6 +48,14 @@ def test_a_signal_to_its_group_ends_it(blow):
     assert process.wait() == process.returncode == -blow
 
 
+def test_a_shell_has_copies_too(tmp_path):
+    environment = {**os.environ, "PATH": f"{forked.command_folder(tmp_path, imports=[])}:{os.environ['PATH']}"}
+    script = f"cd {tmp_path} && echo '{{}}' > job.yaml && stage2 validate job.yaml < /dev/null; echo $? && which stage2"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.splitlines() == [str(os.EX_USAGE), str(tmp_path / "stage2")]
+    assert "job.yaml" in done.stderr
+
+
 def test_a_copy_keeps_nothing_of_another():
     command = [sys.executable, "-c", "import os, json; print(os.environ.pop('ONCE', None)); json.seen = True"]
     for said in ("a", "b"):

@@ -21,6 +21,7 @@ from PIL import Image
 from stage2_api.advice import idle_settings
 from stage2_api.job import RolloutMatchingJob
 from stage2_api.parsing import parse_job
+from tests import forked
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
@@ -68,7 +69,10 @@ def followed(tmp_path_factory) -> Path:
     """The folder in which the page was followed to its end."""
     folder = tmp_path_factory.mktemp("tutorial")
     (folder / "examples").symlink_to(ROOT / "examples")
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    commands = forked.command_folder(
+        tmp_path_factory.mktemp("commands"), imports=[*forked.VLLM, *forked.STUB, *forked.LEARNER]
+    )
+    path = os.pathsep.join([str(commands), str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = {**os.environ, "PATH": path, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         ["bash", "-c", script()], cwd=folder, env=environment, capture_output=True, text=True, check=False
