@@ -1,41 +1,20 @@
-"""Reading job files and training YAML from disk: the one place where YAML text becomes a mapping.
+"""Reading job files and training YAML from disk, as mappings.
 
 Errors name the file and, where YAML gives one, the line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.extends import resolve_extends
 from stage2_api.job import RolloutMatchingJob
 from stage2_api.parsing import parse_job, parse_run_config
 from stage2_api.runconfig import RunConfig
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """A safe loader that refuses a key given twice, which plain YAML settles silently for the last one."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: dict[object, yaml.Node] = {}
-        for key_node, _ in node.value:
-            if key_node.tag == "tag:yaml.org,2002:merge":
-                continue
-            key = self.construct_object(key_node, deep=True)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(
-                    "while reading a mapping",
-                    node.start_mark,
-                    f"the key {key!r} is given twice; keep one of the two",
-                    key_node.start_mark,
-                )
-            seen[key] = key_node
-        return super().construct_mapping(node, deep=deep)
+from stage2_cli.bounded_yaml import UnreadableYaml, read_documents
 
 
 def load_documents(path: Path) -> list[dict[str, Any]]:
@@ -44,13 +23,11 @@ def load_documents(path: Path) -> list[dict[str, Any]]:
     Raises ConfigError when the file is missing, is no YAML, or holds something other than mappings.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        documents = read_documents(path)
     except OSError as error:
         raise _problem(path, str(error.strerror), "the file must exist and be readable", "check the path") from error
-    try:
-        documents = [document for document in yaml.load_all(text, Loader=_StrictLoader) if document is not None]
-    except yaml.YAMLError as error:
-        raise _problem(path, str(error), "the file must be YAML", "mend the line named") from error
+    except UnreadableYaml as error:
+        raise _problem(path, error.found, error.rule, error.way_out) from error
     if not documents:
         raise _problem(path, "nothing", "the file must hold a YAML mapping", "write a job or a training configuration")
     for document in documents:

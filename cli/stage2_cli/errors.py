@@ -7,7 +7,11 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from stage2_api.errors import ConfigError, Problem
+from stage2_api.errors import ConfigError, Problem, shortened
+
+SHOWN = 100
+"""Problems of one file that are printed; a file that is none of ours may have tens of thousands."""
+LONGEST_VALUE = 400
 
 
 def show_config_error(error: ConfigError, *, source: str | None = None) -> None:
@@ -28,7 +32,10 @@ def show_idle_settings(settings: Sequence[Problem]) -> None:
 
 
 def _print_problems(console: Console, problems: Sequence[Problem]) -> None:
-    for problem in problems:
-        console.print(Text.assemble("  ", (problem.path, "bold"), f": {problem.value!r}"))
+    for problem in problems[:SHOWN]:
+        value = "None" if problem.value is None else shortened(problem.value, LONGEST_VALUE)
+        console.print(Text.assemble("  ", (problem.path, "bold"), f": {value}"))
         console.print(Text(f"    rule:    {problem.rule}"))
         console.print(Text(f"    way out: {problem.way_out}", style="green"))
+    if len(problems) > SHOWN:
+        console.print(Text(f"  and {len(problems) - SHOWN} more"))

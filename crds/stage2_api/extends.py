@@ -1,7 +1,8 @@
 """`extends`: a training YAML that builds on others.
 
 Source: semantics section 3: `extends: str | list`, relative to the file; earlier bases lose; cycles are errors.
-Mappings merge key by key; anything else, lists too, is replaced.
+Mappings merge key by key; anything else, lists too, is replaced. A base is a YAML file in the folder of the first file
+or below it: whoever checks a stranger's configuration is shown nothing of files elsewhere.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 from stage2_api.errors import ConfigError, Problem
 
 Read = Callable[[Path], Mapping[str, Any]]
+SUFFIXES = (".yaml", ".yml")
 
 
 def resolve_extends(path: Path, read: Read) -> dict[str, Any]:
@@ -21,9 +23,10 @@ def resolve_extends(path: Path, read: Read) -> dict[str, Any]:
     read: turns a file into a mapping (YAML is not this package's business).
 
     Raises:
-        ConfigError: files extend each other in a circle, or `extends` is neither text nor a list of texts.
+        ConfigError: files extend each other in a circle or lie elsewhere, or `extends` is neither text nor a list of
+            texts.
     """
-    return _resolve(path, read, ())
+    return _Resolver(path.resolve().parent, read).resolve(path, ())
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -35,16 +38,36 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _resolve(path: Path, read: Read, above: tuple[Path, ...]) -> dict[str, Any]:
-    here = path.resolve()
-    if here in above:
-        way_round = " → ".join(file.name for file in (*above[above.index(here) :], here))
-        raise ConfigError([Problem("extends", way_round, "files must not extend each other in a circle", "remove one")])
-    own = dict(read(path))
-    result: dict[str, Any] = {}
-    for base in _bases(own.pop("extends", [])):
-        result = merged(result, _resolve(path.parent / base, read, (*above, here)))
-    return merged(result, own)
+class _Resolver:
+    """Resolves each file once, however many others build on it."""
+
+    def __init__(self, folder: Path, read: Read) -> None:
+        self._folder = folder
+        self._read = read
+        self._resolved: dict[Path, dict[str, Any]] = {}
+
+    def resolve(self, path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
+        """Return a file over what it extends; above: the files that led to it, the first one first."""
+        here = path.resolve()
+        if here in above:
+            way_round = " → ".join(file.name for file in (*above[above.index(here) :], here))
+            rule = "files must not extend each other in a circle"
+            raise ConfigError([Problem("extends", way_round, rule, "remove one")])
+        if here not in self._resolved:
+            own = dict(self._read(path))
+            result: dict[str, Any] = {}
+            for base in _bases(own.pop("extends", [])):
+                self._require_inside(path.parent / base, base)
+                result = merged(result, self.resolve(path.parent / base, (*above, here)))
+            self._resolved[here] = merged(result, own)
+        return self._resolved[here]
+
+    def _require_inside(self, path: Path, named: str) -> None:
+        inside = path.resolve().is_relative_to(self._folder)
+        if not inside or path.suffix not in SUFFIXES:
+            rule = f"must be a YAML file ({' or '.join(SUFFIXES)}) in the folder of the first file, or below it"
+            way_out = "keep the files that build on each other in one folder, the one that is used at its top"
+            raise ConfigError([Problem("extends", named, rule, way_out)])
 
 
 def _bases(extends: object) -> list[str]:

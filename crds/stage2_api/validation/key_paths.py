@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -95,10 +96,19 @@ def namesake(model: type[BaseModel], place: Sequence[int | str]) -> str | None:
 
     Keys of the same part of a job, the training YAML or what is around it, come first.
     """
-    everywhere = [path for path in leaves(model) if path.rpartition(".")[2] == place[-1]]
+    everywhere = _by_name(model).get(place[-1], [])
     in_config = dotted(place).startswith(_CONFIG)
     near = [path for path in everywhere if path.startswith(_CONFIG) == in_config]
     return next((paths[0] for paths in (near, everywhere) if len(paths) == 1), None)
+
+
+@functools.cache
+def _by_name(model: type[BaseModel]) -> dict[object, list[str]]:
+    """Return the paths of all keys under a model by their last part."""
+    named: dict[object, list[str]] = {}
+    for path in leaves(model):
+        named.setdefault(path.rpartition(".")[2], []).append(path)
+    return named
 
 
 def found(parsed: BaseModel, raw: Mapping[str, Any], path: str) -> object:

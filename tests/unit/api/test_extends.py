@@ -64,3 +64,25 @@ def test_a_base_that_two_files_share_is_no_circle(tmp_path: Path) -> None:
 def test_anything_but_paths_is_refused(tmp_path: Path, extends: object) -> None:
     with pytest.raises(ConfigError, match="relative to this file"):
         resolved(tmp_path, {"run.yaml": {"extends": extends}})
+
+
+@pytest.mark.parametrize("base", ["../base.yaml", "/etc/shadow", "shadow", "sub/../../base.yaml", "outside.yaml"])
+def test_a_base_elsewhere_is_refused_unread(tmp_path: Path, base: str) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "outside.yaml").symlink_to(tmp_path / "base.yaml")
+    files: Files = {"run/run.yaml": {"extends": base}}
+    with pytest.raises(ConfigError, match=r"extends: '.*'; must be a YAML file .* in the folder of the first file"):
+        resolved(tmp_path, files, "run/run.yaml")
+
+
+def test_a_file_that_many_build_on_is_read_once(tmp_path: Path) -> None:
+    files: Files = {f"{level}.yaml": {"extends": [f"{level + 1}.yaml"] * 10, "y": level} for level in range(40)}
+    files["40.yaml"] = {"x": 1}
+    read: list[Path] = []
+
+    def reading(path: Path) -> Mapping[str, Any]:
+        read.append(path)
+        return reader(tmp_path, files)(path)
+
+    assert resolve_extends(tmp_path / "0.yaml", reading) == {"x": 1, "y": 0}
+    assert len(read) == 41

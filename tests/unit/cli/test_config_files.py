@@ -1,11 +1,13 @@
 """Reading YAML files: mistakes of form are refused with the file's name."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from stage2_api.errors import ConfigError
+from stage2_api.errors import EXIT_CONFIG, ConfigError
 from stage2_cli.config_files import load_documents, load_yaml
+from stage2_cli.validate import validate_files
 
 
 def test_a_key_given_twice_is_refused(tmp_path: Path) -> None:
@@ -31,3 +33,48 @@ def test_merge_keys_still_work(tmp_path: Path) -> None:
     path = tmp_path / "merge.yaml"
     path.write_text("base: &b {x: 1}\nother:\n  <<: *b\n  y: 2\n")
     assert load_yaml(path)["other"] == {"x": 1, "y": 2}
+
+
+ALIASES = "a: &a [x, x]\n" + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in pairwise("abcdefghij"))
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        pytest.param(ALIASES, r"must not hold more than 200000 values", id="aliases of aliases"),
+        pytest.param("a: " + "[" * 5000 + "]" * 5000, r"line 1.*not be nested deeper than 64", id="lists in lists"),
+        pytest.param("\n".join(" " * i + "a:" for i in range(300)), r"line 6\d.*deeper than 64", id="deep mappings"),
+        pytest.param("a: &a [*a]", r"an alias must name what ends before it", id="a list in itself"),
+        pytest.param("a: *nowhere", r"an alias must name", id="an alias of nothing"),
+        pytest.param("a: \0b", r"must be YAML", id="a zero byte"),
+        pytest.param(bytes(range(256)), r"byte 0x80 at offset 128.*in UTF-8", id="no text"),
+        pytest.param("a: " + "9" * 5000, r"must be YAML", id="a number of 5,000 digits"),
+        pytest.param("a: 2026-13-45", r"must be YAML", id="a day that is none"),
+        pytest.param("[1]: 2", r"cannot be a key", id="a list as key"),
+        pytest.param("{a: 1}: 2", r"cannot be a key", id="a mapping as key"),
+        pytest.param("a: !!python/object/apply:os.system ['true']", r"must be YAML", id="an object"),
+        pytest.param("a: " + "x" * (2 << 20), r"more than 2097152 bytes", id="too large"),
+        pytest.param("a: 'x", r"must be YAML", id="half a text"),
+        pytest.param("\ufeff- 1", r"must be a mapping", id="a mark of byte order"),
+    ],
+)
+def test_hostile_yaml_is_refused_in_a_sentence(tmp_path: Path, content: str | bytes, told: str) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ConfigError, match=told) as refused:
+        load_yaml(path)
+    assert len(str(refused.value)) < 1000
+
+
+def test_a_device_is_refused() -> None:
+    with pytest.raises(ConfigError, match="a device"):
+        load_yaml(Path("/dev/zero"))
+
+
+def test_of_twenty_thousand_mistakes_the_first_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "keys.yaml"
+    path.write_text("".join(f"k{number}: {number}\n" for number in range(20_000)))
+    assert validate_files([path]) == EXIT_CONFIG
+    told = capsys.readouterr().err
+    assert told.startswith(f"{path}: 20003 configuration errors")
+    assert told.endswith("  and 19903 more\n")

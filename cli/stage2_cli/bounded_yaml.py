@@ -1,0 +1,123 @@
+"""YAML of unknown origin, read with bounds on size, depth and what its aliases stand for.
+
+A file of a few lines may stand for more values than memory holds, and readers that call themselves for each level end
+the process. So libyaml's flat list of events is counted before anything is built of it.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from stage2_api.validation.nesting import DEEPEST
+
+LARGEST_BYTES = 2 << 20
+"""More than the API server takes as one object."""
+MOST_VALUES = 200_000
+"""Keys, values and list items of a file, those of an alias counted wherever it stands."""
+
+_Safe: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, where PyYAML was built with it
+
+
+class UnreadableYaml(ValueError):
+    """Text that is no YAML, or more of it than a configuration can be: what was found, the rule, and the way out."""
+
+    def __init__(self, found: str, rule: str, way_out: str) -> None:
+        super().__init__(f"{found}; {rule}; {way_out}")
+        self.found, self.rule, self.way_out = found, rule, way_out
+
+
+class _StrictLoader(_Safe):  # type: ignore[misc]
+    """A safe loader that refuses a key given twice, which plain YAML settles silently for the last one."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[Hashable] = set()
+        for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, Hashable):
+                raise _at("a mapping or list cannot be a key", key_node)
+            if key in seen:
+                raise _at(f"the key {key!r} is given twice; keep one of the two", key_node)
+            seen.add(key)
+        built: dict[Hashable, Any] = super().construct_mapping(node, deep=deep)
+        return built
+
+
+def _at(what: str, node: yaml.Node) -> yaml.constructor.ConstructorError:
+    return yaml.constructor.ConstructorError(None, None, what, node.start_mark)
+
+
+def read_documents(path: Path) -> list[Any]:
+    """Return the documents of a YAML file, in order, without empty ones.
+
+    Raises:
+        OSError: the file cannot be read.
+        UnreadableYaml: it is no file of text, no YAML, or beyond a bound.
+    """
+    text = _text(path)
+    try:
+        _count(text)
+        return [document for document in yaml.load_all(text, Loader=_StrictLoader) if document is not None]
+    except UnreadableYaml:
+        raise
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a number of thousands of digits, a date of month 13
+        raise UnreadableYaml(str(error), "the file must be YAML", "mend the line named") from error
+
+
+def _text(path: Path) -> str:
+    if stat.S_ISDIR(mode := path.stat().st_mode):
+        raise IsADirectoryError(None, "Is a directory")
+    if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+        raise UnreadableYaml("a device", "the file must be one of text", "check the path")
+    with path.open("rb") as file:
+        content = file.read(LARGEST_BYTES + 1)
+    if len(content) > LARGEST_BYTES:
+        rule = f"a file must not be larger than {LARGEST_BYTES} bytes"
+        raise UnreadableYaml(f"more than {LARGEST_BYTES} bytes", rule, "give a job or a training configuration")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        found = f"byte 0x{content[error.start]:02x} at offset {error.start}"
+        raise UnreadableYaml(found, "the file must be YAML, in UTF-8", "check the path") from error
+
+
+def _count(text: str) -> None:
+    """Raise UnreadableYaml where values lie too deep, or are too many once aliases stand for what they name."""
+    sizes: dict[str, int] = {}  # of what an anchor names
+    open_: list[tuple[str | None, int]] = [(None, 0)]  # anchor and size so far, from the document down
+    for event in yaml.parse(text, Loader=_Safe):
+        if isinstance(event, yaml.CollectionStartEvent):
+            open_.append((event.anchor, 1))
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, size = open_.pop()
+            _add(open_, size)
+            if anchor is not None:
+                sizes[anchor] = size
+        elif isinstance(event, yaml.AliasEvent):
+            size = sizes.get(event.anchor or "", 0)
+            _require(size > 0, f"*{event.anchor}", "an alias must name what ends before it", event)
+            _add(open_, size)
+        elif isinstance(event, yaml.ScalarEvent):
+            _add(open_, 1)
+            if event.anchor is not None:
+                sizes[event.anchor] = 1
+        depth, values = len(open_) - 1, open_[-1][1]
+        _require(depth <= DEEPEST, f"{depth} levels", f"must not be nested deeper than {DEEPEST} levels", event)
+        _require(values <= MOST_VALUES, f"{values} values", f"must not hold more than {MOST_VALUES} values", event)
+
+
+def _add(open_: list[tuple[str | None, int]], size: int) -> None:
+    anchor, so_far = open_[-1]
+    open_[-1] = (anchor, so_far + size)
+
+
+def _require(kept: bool, found: str, rule: str, event: yaml.Event) -> None:
+    if not kept:
+        line = event.start_mark.line + 1 if event.start_mark else 1
+        raise UnreadableYaml(f"{found} in line {line}", rule, "take out what is too much")
