@@ -2,9 +2,10 @@
 copy of it.
 
 tests/forked.py starts it and asks it for processes: `python -m tests.fork_server FD LISTENER`, where FD is one end of a
-socket pair, and LISTENER a socket on which the command `stage2` of a shell asks as well. A request is a command line with its environment, folder and standard streams, and the answer is a process that is
-what the command line would have started. What such a process starts itself with `stage2` (the servers and the learner
-of `stage2 run`, torchrun's processes) is forked as well, from that process.
+socket pair, and LISTENER a socket on which the command `stage2` of a shell asks as well. A request is a command line
+with its environment, folder and standard streams, and the answer is a process that is what the command line would have
+started. What such a process starts itself with `stage2` (the servers and the learner of `stage2 run`, torchrun's
+processes) is forked as well, from that process.
 
 A fork has the thread that asked for it and no other. So nothing here computes, joins a group or opens a device: imports
 alone, and `copy` refuses to fork once a second thread runs. A copy that forks itself may have threads that wait, as

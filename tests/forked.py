@@ -1,8 +1,8 @@
 """Processes that tests start without waiting for their imports: copies of tests/fork_server.py, one for each pytest.
 
 `start` takes the place of `subprocess.Popen` and `run` that of `subprocess.run`, for the command `stage2` and for
-`python -c`; `command_folder` has a command `stage2` for a shell. Such a process leads a session of its own and ends with the tests. docs/testing.md says which tests start
-the true command lines.
+`python -c`; `command_folder` has a command `stage2` for a shell. Such a process leads a session of its own and ends
+with the tests. docs/testing.md says which tests start the true command lines.
 """
 
 from __future__ import annotations

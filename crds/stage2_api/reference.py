@@ -36,8 +36,8 @@ _CONFIG = """\
 
 Keys are those of the training YAML that people already have. A file may build on others with `extends: base.yaml` or
 a list of files, relative to its own folder: mappings merge key by key, lists and values are replaced, later files win
-over earlier ones and the file itself wins over all. They lie in the folder of the first file, or below it. In a job, leave the addresses under `vllm.server` out: the job
-starts the servers.
+over earlier ones and the file itself wins over all. They lie in the folder of the first file, or below it. In a job,
+leave the addresses under `vllm.server` out: the job starts the servers.
 """
 _STATUS = """\
 ## The status: `status`

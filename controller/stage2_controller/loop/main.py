@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from stage2_api import log_lines
 from stage2_controller.job.settings import DEFAULT_IMAGE, Settings
 from stage2_controller.loop import operator
 from stage2_controller.loop.controller import Options
@@ -20,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # are too deep are refused when they have been read.
     sys.setrecursionlimit(10 * DEEPEST_OBJECT)
     options = _parser().parse_args(arguments)
-    logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_lines.configure(options.log_level.upper())
     for chatty in ("kopf.objects", "kopf.activities", "aiohttp.access"):  # a line for each watch event and each probe
         logging.getLogger(chatty).setLevel(logging.WARNING)
     failure = operator.run(

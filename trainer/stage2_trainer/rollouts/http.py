@@ -23,7 +23,17 @@ from stage2_trainer.data.messages import image_fault
 from stage2_trainer.rollouts.chunks import contiguous_chunks
 from stage2_trainer.telemetry.timeline import TIMELINE
 from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body, read_answer
-from stage2_trainer.wire.client import CONNECT_TIMEOUT_S, MAX_ERROR_CHARS, read_object, token_header, trusts_proxies
+from stage2_trainer.wire.client import (
+    CONNECT_TIMEOUT_S,
+    MAX_ANSWER_BYTES,
+    MAX_ERROR_CHARS,
+    NOT_COMPRESSED,
+    compressed,
+    read_object,
+    token_header,
+    too_long,
+    trusts_proxies,
+)
 from stage2_trainer.wire.errors import ServerError, join_errors
 from stage2_trainer.wire.rollout import OnRollout, Outcome, Refused, Rollout, RolloutRequest, Sampling
 from stage2_trainer.wire.seeds import SeedPlan
@@ -140,7 +150,8 @@ class ServerBackend:
     def _connect(self, url: str) -> aiohttp.ClientSession:
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S)
         return aiohttp.ClientSession(
-            headers=token_header(self._token),
+            headers=token_header(self._token) | NOT_COMPRESSED,
+            auto_decompress=False,
             trust_env=trusts_proxies(url),
             connector=connector,
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -265,11 +276,13 @@ class ServerBackend:
         url = self.base_urls[server].rstrip("/") + path
         try:
             async with self._sessions[server].request(method, url, allow_redirects=False, **options) as response:
-                content = await response.read()
+                content = await _content(response)
+        except ValueError as error:
+            raise self._error(server, f"{what.removesuffix(':')}: {error}") from error
         except FAILED_CALL as error:
             raise self._error(server, f"{what.removesuffix(':')}: {_said_of(error)}") from error
         if response.status != HTTPStatus.OK:
-            said = content.decode(errors="replace")[:MAX_ERROR_CHARS]
+            said = content[: 4 * MAX_ERROR_CHARS].decode(errors="replace")[:MAX_ERROR_CHARS]
             raise self._error(server, f"{what} answered {response.status}: {said}", response.status)
         return content
 
@@ -294,6 +307,18 @@ class ServerBackend:
         logger.info(
             "step %d: %d rollouts, seed base %d: %s", seed_plan.global_step, chunks[-1][1], seed_plan.base, plan
         )
+
+
+async def _content(response: aiohttp.ClientResponse) -> bytes:
+    """Return what a server answers. Raises ValueError where it is beyond the bound, or compressed."""
+    if encoding := response.headers.get("Content-Encoding"):
+        raise ValueError(compressed(encoding))
+    content = bytearray()
+    async for part in response.content.iter_any():
+        content += part
+        if len(content) > MAX_ANSWER_BYTES:
+            raise ValueError(too_long(MAX_ANSWER_BYTES))
+    return bytes(content)
 
 
 def _said_of(error: BaseException) -> str:

@@ -15,6 +15,11 @@ from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.served_model import POLICY_MODEL
 
 MAX_ERROR_CHARS = 600
+MAX_ANSWER_BYTES = 64 << 20
+"""An answer of 32,000 tokens with their log-probabilities has a tenth of it; more is refused unread."""
+MAX_LIST_BYTES = 8 * MAX_ANSWER_BYTES
+NOT_COMPRESSED = {"Accept-Encoding": "identity"}
+"""Few bytes of what is compressed stand for any number, and bounds are on what travels."""
 CONNECT_TIMEOUT_S = 10.0
 
 
@@ -61,7 +66,10 @@ class ServerClient:
         # in that moment would be lost.
         limits = httpx.Limits(max_keepalive_connections=0)
         self._http = httpx.Client(
-            base_url=base_url, headers=token_header(token), trust_env=trusts_proxies(base_url), limits=limits
+            base_url=base_url,
+            headers=token_header(token) | NOT_COMPRESSED,
+            trust_env=trusts_proxies(base_url),
+            limits=limits,
         )
 
     def close(self) -> None:
@@ -88,11 +96,11 @@ class ServerClient:
         self, path: str, phase: str, *, body: Mapping[str, Any], timeout_s: float | None
     ) -> list[dict[str, Any]]:
         """POST a JSON object, and return the list of JSON objects that comes back. timeout_s: None = no limit."""
-        response = self._request("POST", path, phase, timeout_s=timeout_s or math.inf, json=body)
+        content = self._request("POST", path, phase, timeout_s=timeout_s or math.inf, limit=MAX_LIST_BYTES, json=body)
         try:
-            found = response.json()
+            found = json.loads(content)
         except ValueError:
-            found = response.text
+            found = content[:MAX_ERROR_CHARS].decode(errors="replace")
         if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
             raise ServerError(self.base_url, phase, f"POST {path} answered {shortened(found)} instead of a list")
         return found
@@ -117,9 +125,9 @@ class ServerClient:
     def _call(
         self, method: str, path: str, phase: str, *, timeout_s: float | None = None, **options: Any
     ) -> dict[str, Any]:
-        response = self._request(method, path, phase, timeout_s=timeout_s, **options)
+        content = self._request(method, path, phase, timeout_s=timeout_s, **options)
         try:
-            return read_object(response.content)
+            return read_object(content)
         except ValueError as error:
             raise ServerError(self.base_url, phase, f"{method} {path} {error}") from error
 
@@ -130,15 +138,50 @@ class ServerClient:
         return found[key]
 
     def _request(
-        self, method: str, path: str, phase: str, *, timeout_s: float | None = None, **options: Any
-    ) -> httpx.Response:
+        self,
+        method: str,
+        path: str,
+        phase: str,
+        *,
+        timeout_s: float | None = None,
+        limit: int = MAX_ANSWER_BYTES,
+        **options: Any,
+    ) -> bytes:
         seconds = self.timeout_s if timeout_s is None else timeout_s
         timeout = httpx.Timeout(None if seconds == math.inf else seconds, connect=min(seconds, CONNECT_TIMEOUT_S))
         try:
-            response = self._http.request(method, path, timeout=timeout, **options)
-        except httpx.HTTPError as error:
-            raise ServerError(self.base_url, phase, f"{method} {path}: {describe_http_error(error)}") from error
+            with self._http.stream(method, path, timeout=timeout, **options) as response:
+                content = _content(response, limit)
+        except (httpx.HTTPError, ValueError) as error:
+            raise ServerError(self.base_url, phase, f"{method} {path}: {_described(error)}") from error
         if response.status_code != httpx.codes.OK:
-            detail = f"{method} {path} answered {response.status_code}: {response.text[:MAX_ERROR_CHARS]}"
+            said = content[: 4 * MAX_ERROR_CHARS].decode(errors="replace")[:MAX_ERROR_CHARS]
+            detail = f"{method} {path} answered {response.status_code}: {said}"
             raise ServerError(self.base_url, phase, detail, status=response.status_code)
-        return response
+        return content
+
+
+def _content(response: httpx.Response, limit: int) -> bytes:
+    """Return what a server answers. Raises ValueError for more than `limit` bytes, or for what is compressed."""
+    if encoding := response.headers.get("Content-Encoding"):
+        raise ValueError(compressed(encoding))
+    content = bytearray()
+    for part in response.iter_raw():
+        content += part
+        if len(content) > limit:
+            raise ValueError(too_long(limit))
+    return bytes(content)
+
+
+def compressed(encoding: str) -> str:
+    """Return what is wrong with an answer in an encoding."""
+    return f"answered in the encoding {shortened(encoding)}, which was not asked for"
+
+
+def too_long(limit: int) -> str:
+    """Return what is wrong with an answer beyond a bound."""
+    return f"answered more than {limit} bytes"
+
+
+def _described(error: httpx.HTTPError | ValueError) -> str:
+    return describe_http_error(error) if isinstance(error, httpx.HTTPError) else str(error)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from stage2_api.log_lines import one_line
+
 
 class ServerError(RuntimeError):
     """A rollout server did not do what was asked of it, or not in time.
@@ -13,6 +15,7 @@ class ServerError(RuntimeError):
     """
 
     def __init__(self, server: str, phase: str, detail: str, *, status: int | None = None) -> None:
+        detail = one_line(detail)  # it may be what the server said
         super().__init__(f"server {server}, phase {phase}: {detail}")
         self.server = server
         self.phase = phase

@@ -1,7 +1,10 @@
 """Asking a learner for its progress, over real HTTP on the loopback address."""
 
 import base64
-from collections.abc import AsyncIterator
+import gzip
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -15,25 +18,36 @@ SECRET = {"data": {files.TOKEN_KEY: base64.b64encode(b"t0ken").decode()}}
 POD = {**b.learner_pod(), "status": {**b.learner_pod()["status"], "podIP": "127.0.0.1"}}
 
 
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@asynccontextmanager
+async def asking(answer: Answer) -> AsyncIterator[ProgressReader]:
+    """A reader of a learner that answers so, whatever the path."""
+    application = web.Application()
+    application.router.add_get("/{path:.*}", answer)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    made = ProgressReader(port=runner.addresses[0][1])
+    try:
+        yield made
+    finally:
+        await made.close()
+        await runner.cleanup()
+
+
 @pytest.fixture
 async def reader() -> AsyncIterator[ProgressReader]:
     """A reader of a learner that demands its token."""
 
-    async def progress(request: web.Request) -> web.Response:
+    async def progress(request: web.Request) -> web.StreamResponse:
         if request.headers.get("Authorization") != "Bearer t0ken":
             return web.json_response({}, status=401)
         return web.json_response(b.report(step=7).document())
 
-    application = web.Application()
-    application.router.add_get("/progress", progress)
-    runner = web.AppRunner(application)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    made = ProgressReader(port=runner.addresses[0][1])
-    yield made
-    await made.close()
-    await runner.cleanup()
+    async with asking(progress) as made:
+        yield made
 
 
 async def test_a_running_learner_answers(reader: ProgressReader) -> None:
@@ -55,3 +69,54 @@ async def test_a_running_learner_answers(reader: ProgressReader) -> None:
 )
 async def test_a_learner_that_cannot_be_asked_has_no_report(reader: ProgressReader, pod: Any, secret: Any) -> None:
     assert await reader.read(pod, secret) is None
+
+
+REPORT = json.dumps(b.report(step=7).document()).encode()
+HOSTILE = {
+    "endless": (b" " * (300 << 10) + REPORT, {}),
+    "compressed": (gzip.compress(REPORT), {"Content-Encoding": "gzip"}),
+    "nested as deep as its bytes allow": (b"[" * (250 << 10), {}),
+    "no JSON": (b"<html>", {}),
+    "a list": (b"[" + REPORT + b"]", {}),
+    "no text": (b"\xff\xfe", {}),
+}
+
+
+@pytest.mark.parametrize(("body", "headers"), HOSTILE.values(), ids=HOSTILE.keys())
+async def test_a_hostile_answer_is_no_report(body: bytes, headers: dict[str, str]) -> None:
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(body=body, headers=headers)
+
+    async with asking(answer) as reader:
+        assert await reader.read(POD, SECRET) is None
+
+
+async def test_no_redirect_is_followed() -> None:
+    asked: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        if request.path == "/progress":
+            raise web.HTTPFound("/elsewhere")
+        return web.Response(body=REPORT)
+
+    async with asking(answer) as reader:
+        assert await reader.read(POD, SECRET) is None
+    assert asked == ["/progress"]
+
+
+async def test_an_answer_without_end_is_left_at_its_bound() -> None:
+    sent = 0
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        nonlocal sent
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while sent < 1 << 30:
+            await response.write(b" " * 65536)
+            sent += 65536
+        return response
+
+    async with asking(answer) as reader:
+        assert await reader.read(POD, SECRET) is None
+    assert sent < 64 << 20  # what sockets buffer, and no more

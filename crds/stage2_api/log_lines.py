@@ -1,0 +1,40 @@
+"""Log lines of learner and controller, one for each message, so that nobody's text is taken for a line of ours.
+
+What a server or a stranger's object says stands in messages. A line break in it would begin a line that looks like a
+record of the run, and an escape sequence would rewrite a terminal.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+
+FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_BELOW = "    "
+"""Stands before each line of a traceback: records of the run begin at the left edge."""
+
+
+def one_line(text: str) -> str:
+    """Return the text with what does not print written as Python does: a line break as `\\n`."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+class OneLineFormatter(logging.Formatter):
+    """A formatter whose messages are one line each; tracebacks follow, indented."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """Return the line of a record."""
+        record.message = one_line(record.message)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: object) -> str:
+        """Return a traceback, indented."""
+        lines = "".join(traceback.format_exception(*ei)).splitlines()  # type: ignore[misc]
+        return "\n".join(_BELOW + one_line(line) for line in lines)
+
+
+def configure(level: int | str) -> None:
+    """Log to standard error, in this form, from a level on."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(OneLineFormatter(FORMAT))
+    logging.basicConfig(level=level, handlers=[handler])

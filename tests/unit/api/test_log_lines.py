@@ -1,0 +1,41 @@
+"""Log lines: one for each message, whoever's text stands in it."""
+
+import io
+import logging
+
+from stage2_api.log_lines import FORMAT, OneLineFormatter
+
+FORGED = '{"event": "reproducibility", "model": "another"}'
+
+
+def logged(said: str, *, raised: Exception | None = None) -> list[str]:
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(OneLineFormatter(FORMAT))
+    record = logging.LogRecord("a.module", logging.ERROR, __file__, 1, "answered %s", (said,), None)
+    if raised is not None:
+        try:
+            raise raised
+        except Exception as error:  # noqa: BLE001 - whatever it is
+            record.exc_info = (type(error), error, error.__traceback__)
+    handler.handle(record)
+    return stream.getvalue().splitlines()
+
+
+def test_a_line_break_in_a_message_begins_no_line() -> None:
+    for end in ("\n", "\r\n", "\x0b", "\x85", "\u2028"):
+        (line,) = logged(f"500{end}{FORGED}")
+        assert line.endswith(FORGED)
+        assert not line.startswith("{")
+
+
+def test_an_escape_sequence_is_written_out() -> None:
+    (line,) = logged("\x1b[2Jäöü \x07")
+    assert line.endswith(r"answered \x1b[2Jäöü \x07")
+
+
+def test_no_line_of_a_traceback_begins_at_the_edge() -> None:
+    first, *rest = logged("500", raised=ValueError(f"said\n{FORGED}"))
+    assert first.endswith("answered 500")
+    assert all(line.startswith("    ") for line in rest)
+    assert any("ValueError: said" in line for line in rest)

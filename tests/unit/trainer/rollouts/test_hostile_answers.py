@@ -1,0 +1,112 @@
+"""What a server answers is read with a bound, uncompressed, and is told in one line: for both clients of a server."""
+
+import gzip
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from stage2_trainer.rollouts import http
+from stage2_trainer.rollouts.http import ServerBackend
+from stage2_trainer.wire import client
+from stage2_trainer.wire.client import ServerClient
+from stage2_trainer.wire.errors import ServerError
+from stage2_trainer.wire.rollout import RolloutRequest, Sampling
+from stage2_trainer.wire.seeds import SeedPlan
+
+LIMIT = 1 << 16
+VERSION = json.dumps({"weight_version": "0"}).encode()
+
+
+@dataclass
+class Said:
+    """What the server answers, and how much of it has gone out."""
+
+    body: bytes = VERSION
+    status: int = 200
+    encoding: str = ""
+    endless: bool = False
+    sent: int = 0
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers everything alike."""
+
+    def do_GET(self):
+        said = self.server.said
+        self.send_response(said.status)
+        if said.encoding:
+            self.send_header("Content-Encoding", said.encoding)
+        self.end_headers()
+        try:
+            self.wfile.write(said.body)
+            while said.endless and said.sent < 1 << 30:
+                said.sent += self.wfile.write(b" " * 65536)
+        except OSError:
+            pass  # the client has gone
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setattr(http, "MAX_ANSWER_BYTES", LIMIT)
+    listening = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    listening.said = Said()
+    thread = threading.Thread(target=listening.serve_forever, daemon=True)
+    thread.start()
+    yield listening
+    listening.shutdown()
+    listening.server_close()
+    thread.join()
+
+
+def ask_for_rollouts(url):
+    with ServerBackend([url], token="", sampling=Sampling(max_new_tokens=4), timeout_s=20) as backend:
+        request = RolloutRequest(messages=[{"role": "user", "content": "."}])
+        backend.generate([request], seed_plan=SeedPlan(training_seed=0, global_step=0, micro_step=0))
+
+
+def ask_for_the_version(url):
+    asking = ServerClient(url, "t", timeout_s=20)
+    try:
+        asking._request("GET", "/weight_info", "version", limit=LIMIT)
+    finally:
+        asking.close()
+
+
+Ask = Callable[[str], None]
+
+
+@pytest.fixture(params=[ask_for_rollouts, ask_for_the_version], ids=["rollouts", "control"])
+def refused(request, server):
+    def ask(said: Said) -> str:
+        server.said = said
+        with pytest.raises(ServerError) as error:
+            request.param(f"http://127.0.0.1:{server.server_port}")
+        return str(error.value)
+
+    return ask
+
+
+def test_an_answer_without_end_is_left_at_its_bound(refused):
+    said = Said(endless=True)
+    assert f"answered more than {LIMIT} bytes" in refused(said)
+    assert said.sent < 64 << 20  # what sockets buffer, and no more
+
+
+def test_a_compressed_answer_is_refused(refused):
+    assert "encoding 'gzip', which was not asked for" in refused(Said(gzip.compress(VERSION), encoding="gzip"))
+
+
+def test_an_error_that_looks_like_a_record_stays_in_its_line(refused):
+    told = refused(Said(b'no\n{"event": "reproducibility"}\x1b[2J', status=500))
+    assert r'answered 500: no\n{"event": "reproducibility"}\x1b[2J' in told
+
+
+def test_a_page_of_errors_is_cut(refused):
+    assert len(refused(Said("é".encode() * 20_000, status=502))) < client.MAX_ERROR_CHARS + 200
