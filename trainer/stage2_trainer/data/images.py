@@ -17,6 +17,10 @@ from typing import BinaryIO
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 BLANK_SIDE = 64  # pixels
+MOST_PIXELS = 90_000_000
+"""Pixels of an image, 270 MB when it is decoded: a file of a few kB may stand for any number. Pillow only warns."""
+MOST_BYTES = 256 << 20
+"""Bytes of an image's file."""
 UPRIGHT = 1
 PLAIN_FORMATS = frozenset({"JPEG", "PNG", "WEBP"})
 PLAIN_MODES = frozenset({"RGB", "L"})
@@ -43,12 +47,20 @@ def load_image(source: str) -> Image.Image:
     """Return the RGB image of a path, a `file://` URL or a base64 `data:` URL. Raise ImageError where there is none."""
     encoded = image_bytes(source)
     try:
-        with Image.open(io.BytesIO(encoded)) as image:
+        with _opened(encoded) as image:
             return shown(image)
     except MemoryError:
         raise
     except Exception as error:  # what is broken makes Pillow's decoders raise whatever they came to
         raise ImageError.of(source, error) from error
+
+
+def _opened(encoded: bytes) -> Image.Image:
+    """Return an image of which the header is read. Raises ValueError where it has too many pixels to decode."""
+    image = Image.open(io.BytesIO(encoded))
+    if (pixels := image.width * image.height) > MOST_PIXELS:
+        raise ValueError(f"{image.width} x {image.height} are {pixels} pixels, above the limit of {MOST_PIXELS}")
+    return image
 
 
 def shown(image: Image.Image) -> Image.Image:
@@ -91,9 +103,13 @@ def image_bytes(source: str) -> bytes:
         except ValueError as error:
             raise ImageError.of(source, error) from error
     try:
-        return file_path(source).read_bytes()
+        with file_path(source).open("rb") as file:
+            encoded = file.read(MOST_BYTES + 1)
     except OSError as error:
         raise ImageError.of(source, error) from error
+    if len(encoded) > MOST_BYTES:
+        raise ImageError(source, f"the file is larger than {MOST_BYTES} bytes")
+    return encoded
 
 
 def file_path(source: str) -> Path:
@@ -138,7 +154,7 @@ def image_url(source: str) -> str:
 def _is_plain(encoded: bytes) -> bool:
     """Whether every reader decodes an image alike, or none can."""
     try:
-        with Image.open(io.BytesIO(encoded)) as image:
+        with _opened(encoded) as image:
             return (
                 image.format in PLAIN_FORMATS
                 and image.mode in PLAIN_MODES

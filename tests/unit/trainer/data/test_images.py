@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from stage2_trainer.data import images
 from stage2_trainer.data.images import ImageError, image_url, load_image
 
 
@@ -55,10 +56,20 @@ def test_an_image_that_is_cut_off_anywhere_is_named(png, tmp_path, kept):
         load_image(str(tmp_path / "cut.png"))
 
 
-def test_an_image_of_too_many_pixels_is_named(png, monkeypatch):
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1)
-    with pytest.raises(ImageError, match="decompression bomb"):
-        load_image(png)
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_few_bytes_do_not_become_many_pixels(tmp_path):
+    path = tmp_path / "bomb.png"
+    Image.new("1", (10_000, 10_000)).save(path)
+    assert path.stat().st_size < 20_000
+    for use in (load_image, image_url):
+        with pytest.raises(ImageError, match=r"bomb\.png: cannot be read \(10000 x 10000 are 100000000 pixels, above"):
+            use(str(path))
+
+
+def test_a_file_that_never_ends_is_left_at_its_bound(monkeypatch):
+    monkeypatch.setattr(images, "MOST_BYTES", 1 << 20)
+    with pytest.raises(ImageError, match="image /dev/zero: the file is larger than 1048576 bytes"):
+        load_image("/dev/zero")
 
 
 def test_a_long_data_url_is_named_by_its_beginning():
