@@ -10,13 +10,14 @@ import json
 import threading
 from collections.abc import Mapping
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, Self, TypedDict, Unpack
 
 from stage2_api.pod.ports import PROGRESS_ROUTE
 from stage2_api.pod.progress import LearnerPhase, LearnerReport, ReportedSync
 from stage2_api.pod.termination import termination_message
+from stage2_trainer.telemetry.bounded_server import BoundedHTTPServer
 
 
 class ReportChanges(TypedDict, total=False):
@@ -79,9 +80,7 @@ class ProgressServer:
         self._thread.join()
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
+class _Server(BoundedHTTPServer):
     def __init__(self, address: tuple[str, int], reporter: Reporter, token: str) -> None:
         super().__init__(address, _Handler)
         self.reporter = reporter

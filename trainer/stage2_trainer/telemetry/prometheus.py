@@ -6,17 +6,19 @@ whenever somebody asks. There is nothing secret in them, and scrapers rarely car
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any, Self, get_args
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, MetricsHandler
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from stage2_api.pod.environment import METRICS_PORT_VARIABLE
 from stage2_api.pod.progress import LearnerPhase
+from stage2_trainer.telemetry.bounded_server import BoundedHTTPServer
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import EventLog
 from stage2_trainer.telemetry.step_time import PARTS
@@ -125,7 +127,9 @@ class MetricsServer:
     """A server of a registry, from `with` to the end of the block."""
 
     def __init__(self, registry: CollectorRegistry, *, host: str, port: int) -> None:
-        self._server, self._thread = start_http_server(port, addr=host, registry=registry)
+        self._server = BoundedHTTPServer((host, port), MetricsHandler.factory(registry))
+        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+        self._thread.start()
 
     def __enter__(self) -> Self:
         return self

@@ -1,0 +1,62 @@
+"""Whoever opens connections and says nothing takes few threads, and those for a while."""
+
+import contextlib
+import http.client
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+from http.server import BaseHTTPRequestHandler
+
+import pytest
+
+from stage2_trainer.telemetry import bounded_server
+from stage2_trainer.telemetry.bounded_server import BoundedHTTPServer
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers with nothing."""
+
+    def do_GET(self):
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def address(monkeypatch):
+    monkeypatch.setattr(bounded_server, "MOST_CONNECTIONS", 3)
+    monkeypatch.setattr(bounded_server, "LONGEST_S", 0.5)
+    server = BoundedHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server.server_address
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def answered(address):
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{address[1]}/", timeout=20) as answer:
+            return answer.status == 204
+    except (urllib.error.URLError, ConnectionError, http.client.HTTPException):
+        return False
+
+
+def test_idle_connections_are_bounded_and_give_way(address):
+    before = threading.active_count()
+    idle = [socket.create_connection(address, timeout=20) for _ in range(3)]
+    idle[0].sendall(b"GET / HT")
+    refused = socket.create_connection(address, timeout=20)
+    assert refused.recv(1) == b""
+    assert threading.active_count() <= before + 2 * 3  # a thread and a timer each
+    for connection in idle:
+        with contextlib.suppress(ConnectionResetError):
+            assert connection.recv(1) == b""
+        connection.close()
+    while not answered(address):  # the threads give their places back a moment after they have closed
+        time.sleep(0.01)
