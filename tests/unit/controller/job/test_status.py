@@ -56,6 +56,13 @@ def test_rollout_ready_says_what_is_missing(pod: Any, reason: str, words: list[s
     assert all(word in b.message(made, reasons.ROLLOUT_READY) for word in words)
 
 
+def test_status_and_conditions_name_the_generation_that_they_are_about() -> None:
+    raw = b.job()
+    made = b.planned({**raw, "metadata": {**raw["metadata"], "generation": 7}}, Observed())
+    assert made.status["observedGeneration"] == 7
+    assert {condition["observedGeneration"] for condition in made.status["conditions"]} == {7}
+
+
 def learner_failed(exit_code: int, reason: str, text: str) -> dict[str, Any]:
     raw = b.job()
     job = b.learner_job(b.planned(raw, b.started(raw)), b.job_condition("Failed", reason, "Job failed"), failed=4)
