@@ -1,4 +1,4 @@
-"""Names of children on the pages are names that the plan gives: no page logs a pod that cannot exist."""
+"""What the pages name is there: children of a job that the plan gives, and files of tests."""
 
 import re
 import subprocess
@@ -49,3 +49,9 @@ def test_every_log_that_a_page_reads_is_of_a_container_that_runs():
         containers = {one["name"] for one in child["spec"]["template"]["spec"]["containers"]}
         asked = re.search(r"-c (\S+)", command)
         assert asked[1] in containers if asked else len(containers) == 1, command
+
+
+def test_every_test_that_a_page_cites_is_there():
+    cited = {(name, path) for name, page in PAGES.items() for path in re.findall(r"`(tests/[\w/]+\.\w+)`", page)}
+    assert len(cited) > 30  # the threat model alone cites as many
+    assert [(name, path) for name, path in sorted(cited) if not (ROOT / path).is_file()] == []
