@@ -8,7 +8,7 @@ export TOKENIZERS_PARALLELISM := false
 CODE := crds controller trainer cli hack examples bench
 OUT ?= out/demo
 
-.PHONY: help setup demo demo-cluster test test-unit test-integration test-cluster test-jobs test-gpu lint format verify generate bench smoke-colocate images check-gpu-image clean
+.PHONY: help setup demo demo-cluster test test-unit test-integration test-cluster test-jobs test-gpu fuzz lint format verify generate bench smoke-colocate images check-gpu-image clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}'
@@ -41,6 +41,9 @@ test-jobs: setup ## The example jobs trained by real images in real pods, on the
 
 test-gpu: setup ## Checks that need a CUDA device: packed attention, what offload frees, weights over NCCL
 	pytest -q tests/gpu --log-cli-level=INFO
+
+fuzz: setup ## Hand hostile input to every reader until one breaks: jobs, YAML, records, images, answers
+	STAGE2_FUZZ_EXAMPLES=$${STAGE2_FUZZ_EXAMPLES:-20000} pytest -q -n 2 --dist load tests/unit/fuzz
 
 lint: setup ## ruff, mypy --strict, the import law, dead code
 	ruff check . && ruff format --check . && mypy && lint-imports && vulture
