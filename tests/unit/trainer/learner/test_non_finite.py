@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import multiprocessing
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,6 +21,7 @@ from stage2_trainer.process.non_finite import NonFiniteError
 from stage2_trainer.process.transformers_compat import disable_cache
 from tests.unit.trainer.conftest import TINY_MODEL
 from tests.unit.trainer.learner.harness import build, two_boxes
+from tests.unit.trainer.learner.processes import run_members
 
 BROKEN = "model.language_model.layers.0.mlp.up_proj.weight"
 EACH_SAVED = {"save_strategy": "steps", "save_steps": 1}
@@ -217,22 +218,19 @@ def member(rank, port, folder, paths):
     encoder = Encoder(AutoProcessor.from_pretrained(TINY_MODEL))
     records = two_boxes([paths[0], paths[1], paths[2], paths[0] + ".gone"])
     options = {"per_device_train_batch_size": 2, "max_steps": 3, "ddp_backend": "gloo", **EACH_SAVED}
-    harness = build(folder / f"rank-{rank}", model, encoder, records, **options)
+    harness = build(Path(folder, f"rank-{rank}"), model, encoder, records, **options)
     if rank == 1:
         harness.trainer.add_callback(At(1, lambda: weight(model).register_hook(lambda gradient: gradient * math.nan)))
     with pytest.raises(NonFiniteError) as caught:
         harness.trainer.train()
     total = harness.trainer.components.bad.total
-    (folder / f"{rank}.json").write_text(json.dumps([str(caught.value), total, harness.trainer.state.global_step]))
+    Path(folder, f"{rank}.json").write_text(json.dumps([str(caught.value), total, harness.trainer.state.global_step]))
     torch.distributed.destroy_process_group()
 
 
 @pytest.mark.timeout(600)
 def test_of_two_processes_both_end_and_count_alike(tmp_path, image_paths, free_port):
-    multiprocessing.set_forkserver_preload(["torch"])
-    torch.multiprocessing.start_processes(
-        member, (free_port, tmp_path, image_paths), nprocs=2, start_method="forkserver"
-    )
+    run_members(member, tmp_path, free_port, str(tmp_path), image_paths)
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     for said, total, step in found:
         assert said.startswith("step 2: the gradient norm is nan from micro-step 1 on (samples record-")

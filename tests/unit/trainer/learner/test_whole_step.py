@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import random
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,6 +20,7 @@ from stage2_trainer.process.transformers_compat import disable_cache
 from stage2_trainer.wire.seeds import request_seed
 from tests.unit.trainer.learner import harness
 from tests.unit.trainer.learner.harness import ScriptedBackend, box, build, record, shifted
+from tests.unit.trainer.learner.processes import run_members
 
 CLOSE = 1e-5
 ROW = 256  # tokens; two or three samples
@@ -213,17 +214,14 @@ def member(rank, port, folder, paths):
     options = whole(gradient_accumulation_steps=6, ddp_backend="gloo")
     # the second process has far more tokens: it needs more rows
     options["rows"] = StepRowPlanner(ROW if rank else 4 * ROW)
-    found, _, run = gradients(folder / f"rank-{rank}", model, encoder, records_of(paths), **options)
-    torch.save((found, run.trainer._figures), folder / f"{rank}.pt")
+    found, _, run = gradients(Path(folder, f"rank-{rank}"), model, encoder, records_of(paths), **options)
+    torch.save((found, run.trainer._figures), Path(folder, f"{rank}.pt"))
     torch.distributed.destroy_process_group()
 
 
 @pytest.mark.timeout(600)
 def test_two_processes_with_unequal_rows_have_the_same_gradient(tmp_path, image_paths, unpacked, free_port):
-    multiprocessing.set_forkserver_preload(["torch"])
-    torch.multiprocessing.start_processes(
-        member, (free_port, tmp_path, image_paths), nprocs=2, start_method="forkserver"
-    )
+    run_members(member, tmp_path, free_port, str(tmp_path), image_paths)
     for rank in range(2):
         found, figures = torch.load(tmp_path / f"{rank}.pt")
         assert_close(found, unpacked[0])
