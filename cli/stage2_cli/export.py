@@ -29,9 +29,13 @@ class ExportRequest:
 def export_checkpoint(request: ExportRequest) -> int:
     """Export, and say what was made; 0, or EXIT_FAILURE where it is not what was merged. Raises ConfigError."""
     _check(request)
-    from stage2_trainer.export.model_export import ExportError
+    from stage2_trainer.export.errors import ExportError
 
     try:
+        if request.push:
+            from stage2_trainer.export.hub import check_hub
+
+            check_hub(request.push)  # before what takes seconds to import, and minutes to make
         return _export(request)
     except ExportError as error:
         Console(stderr=True, soft_wrap=True, highlight=False).print(str(error), style="bold red", markup=False)
@@ -55,13 +59,11 @@ def _export(request: ExportRequest) -> int:
     import torch
 
     from stage2_trainer.export.comparison import compare
-    from stage2_trainer.export.hub import check_hub, push
+    from stage2_trainer.export.hub import push
     from stage2_trainer.export.model_export import export_adapter, export_model
     from stage2_trainer.export.trained_checkpoint import open_checkpoint
 
     console = Console(highlight=False, soft_wrap=True)
-    if request.push:
-        check_hub(request.push)
     checkpoint = open_checkpoint(request.checkpoint, model=request.model)
     with console.status(f"exporting {request.checkpoint}"):
         if request.adapter:

@@ -7,7 +7,7 @@ from pathlib import Path
 from huggingface_hub import HfApi
 
 from stage2_api.errors import ConfigError, Problem
-from stage2_trainer.export.model_export import ExportError
+from stage2_trainer.export.errors import ExportError
 
 
 def check_hub(repo: str) -> None:

@@ -20,6 +20,7 @@ from transformers import AutoProcessor
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_trainer.export.comparison import Comparison
+from stage2_trainer.export.errors import ExportError
 from stage2_trainer.export.merged_stream import MergedStream, is_empty, skeleton
 from stage2_trainer.export.model_card import model_card
 from stage2_trainer.export.shards import SHARD_BYTES, write_shards
@@ -37,10 +38,6 @@ ROOM_TO_SPARE = 1.05
 NAMED_TENSORS = 3
 
 Compare = Callable[[TrainedCheckpoint, Path], Comparison]
-
-
-class ExportError(RuntimeError):
-    """What was written is not what was merged, or does not answer as the learner's model. Nothing is left of it."""
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ from transformers import AutoProcessor
 from stage2_api.errors import ConfigError
 from stage2_trainer.data.image_headers import read_header
 from stage2_trainer.export.comparison import Comparison, compare
+from stage2_trainer.export.errors import ExportError
 from stage2_trainer.export.merged_stream import MergedStream, is_empty, skeleton
-from stage2_trainer.export.model_export import ExportError, export_adapter, export_model
+from stage2_trainer.export.model_export import export_adapter, export_model
 from stage2_trainer.export.trained_checkpoint import open_checkpoint
 from stage2_trainer.weights.digest import digests_of
 from stage2_trainer.weights.judgement import Gap
