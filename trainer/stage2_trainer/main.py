@@ -5,6 +5,7 @@ What a person must put right is found before torch is imported, which takes half
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from collections.abc import Iterator, Mapping
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MET_BY_ALL = (ServerError, Interrupted, PackingError, BadStepError, TooManyBadSamples)  # by all learner processes
+FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT})
+MAKE_ROOM = "Checkpoints that were saved are whole, and the next start goes on from the newest. Make room"
 POD_VARIABLE = "KUBERNETES_SERVICE_HOST"  # set in every pod
 
 
@@ -73,6 +76,9 @@ def learn(config: RunConfig, *, overwrite: bool = False) -> int:
         return _failed(reporter, str(error), EXIT_FAILURE)
     except Exception as error:
         logger.exception("training failed")
+        if isinstance(error, OSError) and error.errno in FULL_DISK:
+            said = f"training.output_dir {config.training.output_dir}: {error}. {MAKE_ROOM}"
+            return _failed(reporter, said, EXIT_RETRYABLE)
         return _failed(reporter, f"{type(error).__name__}: {error}", EXIT_FAILURE)
     finally:
         _leave_termination_log(reporter, os.environ)

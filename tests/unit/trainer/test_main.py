@@ -74,6 +74,17 @@ def test_a_model_without_coordinate_tokens_is_for_a_person_to_put_right(environm
     assert f"stage2 prepare {tmp_path / 'stock'} --output DIR" in last_words(tmp_path)["message"]
 
 
+def test_a_disk_without_room_for_the_log_is_worth_another_try(environment, config, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "stage2_log.jsonl").symlink_to("/dev/full")
+    changes = {"custom": {"trainer_variant": "sft", "train_jsonl": str(tmp_path / "train.jsonl")}}
+    assert learn(config(**changes, training={"max_steps": 1})) == EXIT_RETRYABLE
+    said = last_words(tmp_path)["message"]
+    assert f"training.output_dir {tmp_path / 'out'}" in said
+    assert "stage2_log.jsonl" in said
+    assert "Make room" in said
+
+
 def test_servers_that_do_not_come_are_worth_another_try(environment, config, tmp_path):
     assert learn(config()) == EXIT_RETRYABLE
     assert "http://127.0.0.1:1" in last_words(tmp_path)["message"]

@@ -87,11 +87,11 @@ class WholeCheckpoints(Trainer):
         """
         folder, step = self._folder, self.state.global_step
         staged = folder / UNFINISHED / f"{PREFIX}{step}"
-        if self.args.should_save:
-            warn_if_short(folder)
-            staging(folder)
-        gathered(step)  # a barrier
         with told_when_unwritten(folder):
+            if self.args.should_save:
+                warn_if_short(folder)
+                staging(folder)
+            gathered(step)  # a barrier
             self._write_aside(model, trial, staged)
             gathered(step)  # a barrier
             if self.args.should_save:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,19 +29,29 @@ class JsonLines:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         cut_off = _ends_in_the_middle(path)
+        self._path = path
         self._file = path.open("a", encoding="utf-8")
         if cut_off:
             self._file.write("\n")
             self._file.flush()
 
     def write(self, document: Mapping[str, Any]) -> None:
-        """Append one object."""
-        self._file.write(json.dumps(document, ensure_ascii=False) + "\n")
-        self._file.flush()
+        """Append one object. Raises OSError with the file's name where it cannot be written."""
+        with self._named():
+            self._file.write(json.dumps(document, ensure_ascii=False) + "\n")
+            self._file.flush()
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Close the file. Raises as `write`, of what is still to be written."""
+        with self._named():
+            self._file.close()
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self._path)) from error
 
 
 def _ends_in_the_middle(path: Path) -> bool:
