@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from stage2_api.vllm import SyncRounding
 from stage2_trainer.engine.vllm_compat import drop_image_caches, finish_layerwise_reload, free_shared_memory
+from stage2_trainer.rollouts.asked_in_parts import asked_in_parts
 from stage2_trainer.rollouts.colocate_groups import TensorParallel
 from stage2_trainer.rollouts.colocate_proofs import EngineProver
 from stage2_trainer.weights.errors import ProofError
@@ -26,7 +27,7 @@ from stage2_trainer.weights.merge import WeightSource, merged_weights, touches_v
 from stage2_trainer.weights.probe import Probe
 from stage2_trainer.weights.rounding import KeptUpdate, rounding_of
 from stage2_trainer.weights.sync_report import SyncReport
-from stage2_trainer.wire.rollout import FinishReason, Rollout, RolloutRequest, Sampling
+from stage2_trainer.wire.rollout import FinishReason, Outcome, Refused, Rollout, RolloutRequest, Sampling
 from stage2_trainer.wire.seeds import SeedPlan
 
 logger = logging.getLogger(__name__)
@@ -108,14 +109,14 @@ class ColocateEngine:
 
     def generate(
         self, requests: Sequence[RolloutRequest], *, seed_plan: SeedPlan, version: int | None = None
-    ) -> list[Rollout]:
-        """Return one rollout for each of this process's requests; the group answers those of all its members."""
+    ) -> list[Outcome]:
+        """Return what came of each of this process's requests; the group answers those of all its members."""
         mine = [(list(request.messages), seed_plan.seed(i)) for i, request in enumerate(requests)]
         everyone, own = self._parallel.together(mine)
         self._wake()
-        answers = [answer for part in self._calls(everyone) for answer in self._chat(part)]
+        answers = [answer for part in self._calls(everyone) for answer in self._answered(part)]
         self._sleep()
-        return [_rollout(answer, version or 0) for answer in answers[own]]
+        return [one if isinstance(one, Refused) else _rollout(one, version or 0) for one in answers[own]]
 
     def prompt_logprobs(self, probe: Probe) -> Tensor:
         """Return the log-probability of each prompt token but the first, float32 on the CPU."""
@@ -133,6 +134,12 @@ class ColocateEngine:
     def _calls(self, requests: list[Any]) -> list[list[Any]]:
         size = self._batch_size if self._batch_size and self._batch_size > 0 else max(len(requests), 1)
         return [requests[start : start + size] for start in range(0, len(requests), size)]
+
+    def _answered(self, requests: Sequence[tuple[list[Any], int]]) -> list[Any]:
+        """Return vLLM's answers, or what it refused; all members of the group ask the same."""
+        from vllm.exceptions import VLLMClientError
+
+        return asked_in_parts(self._chat, requests, refuses=lambda error: isinstance(error, VLLMClientError))
 
     def _chat(self, requests: Sequence[tuple[list[Any], int]]) -> list[Any]:
         import vllm

@@ -35,7 +35,7 @@ from stage2_trainer.wire.client import (
     trusts_proxies,
 )
 from stage2_trainer.wire.errors import ServerError, join_errors
-from stage2_trainer.wire.rollout import OnRollout, Outcome, Refused, Rollout, RolloutRequest, Sampling
+from stage2_trainer.wire.rollout import ONE_REQUEST, OnRollout, Outcome, Refused, Rollout, RolloutRequest, Sampling
 from stage2_trainer.wire.seeds import SeedPlan
 
 logger = logging.getLogger(__name__)
@@ -44,8 +44,6 @@ E = TypeVar("E", bound=BaseException)
 
 PHASE = "rollout"
 KEEPALIVE_S = 2.0  # servers close idle connections after 5 s; one closed earlier is never found closed in mid-request
-# What a server answers where one request is at fault: a prompt too long for it, an image that it does not take.
-ONE_REQUEST = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY})
 FAILED_CALL = (aiohttp.ClientError, TimeoutError, OSError)
 UNSYNCED = -1  # the version of a server that was never given weights
 IN_FLIGHT = 256

@@ -20,7 +20,7 @@ from stage2_trainer.rollouts.readable_requests import readable
 from stage2_trainer.rollouts.rollout_source import GenerationRequest, PendingRollouts, RolloutBatch
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.weights.sync_report import SyncReport
-from stage2_trainer.wire.rollout import Backend, Outcome, Refused, Rollout, RolloutRequest
+from stage2_trainer.wire.rollout import Backend, Outcome, Refused, RolloutRequest
 from stage2_trainer.wire.seeds import SeedPlan
 
 logger = logging.getLogger(__name__)
@@ -144,7 +144,7 @@ class ColocateRollouts:
         logger.info("weights of step %d: %d tensors, %.2f s", global_step, report.tensors, report.seconds)
         return report
 
-    def _generated(self, asked: _Asked, version: int) -> list[Rollout]:
+    def _generated(self, asked: _Asked, version: int) -> Sequence[Outcome]:
         try:
             return self._engine.generate(asked.requests, seed_plan=asked.plan, version=version)
         except ConfigError:
@@ -178,5 +178,5 @@ class _Asked:
             {index: one for index, one in enumerate(looked_at) if isinstance(one, Refused)},
         )
 
-    def outcomes(self, rollouts: Sequence[Rollout]) -> list[Outcome]:
-        return [self.refused.get(index, rollout) for index, rollout in enumerate(rollouts)]
+    def outcomes(self, found: Sequence[Outcome]) -> list[Outcome]:
+        return [self.refused.get(index, outcome) for index, outcome in enumerate(found)]

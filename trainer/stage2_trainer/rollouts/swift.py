@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from typing import Any
 
+from stage2_trainer.rollouts.asked_in_parts import asked_in_parts
 from stage2_trainer.rollouts.chunks import contiguous_chunks
 from stage2_trainer.rollouts.readable_requests import readable
 from stage2_trainer.telemetry.timeline import TIMELINE
@@ -21,7 +22,7 @@ from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.chat import read_answer
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError, join_errors
-from stage2_trainer.wire.rollout import OnRollout, Outcome, Refused, Rollout, RolloutRequest, Sampling
+from stage2_trainer.wire.rollout import ONE_REQUEST, OnRollout, Outcome, Refused, Rollout, RolloutRequest, Sampling
 from stage2_trainer.wire.seeds import SeedPlan
 from stage2_trainer.wire.swift_infer import infer, request_config
 
@@ -101,13 +102,26 @@ class SwiftBackend:
             if not asked:
                 continue
             config = request_config(self._sampling, seed_plan.seed(call[0]))
-            with ExitStack() as under_way:
-                for _ in asked:
-                    under_way.enter_context(TIMELINE.request(client.base_url))
-                items = infer(client, [*asked.values()], config, phase=PHASE, timeout_s=self._infer_timeout_s)
-            answered = zip(asked, items, strict=True)
-            outcomes |= {i: self._rollout(client, i, item, version) for i, item in answered}
+            answered = self._answered(client, asked, config)
+            outcomes |= {
+                i: one if isinstance(one, Refused) else self._rollout(client, i, one, version)
+                for i, one in answered.items()
+            }
         return [outcomes[i] for i in indices]
+
+    def _answered(
+        self, client: ServerClient, asked: Mapping[int, RolloutRequest], config: Mapping[str, Any]
+    ) -> dict[int, Mapping[str, Any] | Refused]:
+        """Return the answers to a call, or what the server refused of it."""
+
+        def ask(requests: Sequence[RolloutRequest]) -> list[dict[str, Any]]:
+            with ExitStack() as under_way:
+                for _ in requests:
+                    under_way.enter_context(TIMELINE.request(client.base_url))
+                return infer(client, requests, config, phase=PHASE, timeout_s=self._infer_timeout_s)
+
+        found = asked_in_parts(ask, [*asked.values()], refuses=_refuses_one)
+        return dict(zip(asked, found, strict=True))
 
     def _rollout(self, client: ServerClient, index: int, item: Mapping[str, Any], version: int | None) -> Rollout:
         try:
@@ -123,6 +137,10 @@ class SwiftBackend:
             version=UNSYNCED if version is None else version,
             finish_reason=choice.finish_reason,
         )
+
+
+def _refuses_one(error: Exception) -> bool:
+    return isinstance(error, ServerError) and error.status in ONE_REQUEST
 
 
 def _result(part: Future[list[Outcome]]) -> list[Outcome]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import threading
+from http import HTTPStatus
 from typing import Any, Protocol
 
 import torch
@@ -128,15 +129,16 @@ class SwiftRoutes:
         await run_in_threadpool(self._wait)
         return {"message": "done"}
 
-    async def infer(self, request: Infer) -> list[dict[str, Any]]:
-        """Answer every request, in order."""
-        return [await self._answer(one, request.request_config) for one in request.infer_requests]
+    async def infer(self, request: Infer) -> JSONResponse:
+        """Answer every request, in order; refuse all where one is refused."""
+        answers = [await self._answer(one, request.request_config) for one in request.infer_requests]
+        refused = next((one for one in answers if one.status_code != HTTPStatus.OK), None)
+        return refused or JSONResponse([{"response": json.loads(bytes(one.body))} for one in answers])
 
-    async def _answer(self, request: SwiftRequest, config: dict[str, Any]) -> dict[str, Any]:
+    async def _answer(self, request: SwiftRequest, config: dict[str, Any]) -> JSONResponse:
         fields = {name: value for name, value in config.items() if value is not None}
         chat = ChatRequest(messages=request.openai_messages(), return_token_ids=True, **fields)
-        answer = await self._server.chat(chat)
-        return {"response": json.loads(bytes(answer.body))}
+        return await self._server.chat(chat)
 
     def _join(self, request: Join) -> None:
         with self._working:

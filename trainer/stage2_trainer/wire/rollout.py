@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, Literal, Protocol
 
 from stage2_api.rollout_matching import RolloutMatching
@@ -51,6 +52,10 @@ class Rollout:
     seconds: float | None = None
 
 
+ONE_REQUEST = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY})
+"""What a server answers where one request is at fault: a prompt too long for it, an image that it does not take."""
+
+
 @dataclass(frozen=True)
 class Refused:
     """What came of one request in the place of an answer: it could not be made, or the server did not take it.
@@ -78,7 +83,7 @@ def answers(outcomes: Sequence[Outcome]) -> list[Rollout]:
 
 
 class Backend(Protocol):
-    """A generator of one rollout for each request, in request order."""
+    """A generator of one rollout for each request that it takes, in request order."""
 
     def generate(
         self,
@@ -86,8 +91,8 @@ class Backend(Protocol):
         *,
         seed_plan: SeedPlan,
         version: int | None = None,
-    ) -> list[Rollout]:
-        """Return `len(requests)` rollouts.
+    ) -> Sequence[Outcome]:
+        """Return what came of each request, in order.
 
         With `version`, a rollout that another policy version made is refused with an error.
         """

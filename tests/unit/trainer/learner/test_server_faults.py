@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -14,8 +14,10 @@ from stage2_trainer import main
 from stage2_trainer.data.images import ImageError
 from stage2_trainer.learner.errors import BadStepError
 from stage2_trainer.rollouts.http import ServerBackend
+from stage2_trainer.rollouts.swift import SwiftBackend
 from stage2_trainer.telemetry.timeline import TIMELINE
 from stage2_trainer.weights.transfer.rendezvous import Rendezvous
+from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.rollout import Refused, RolloutRequest, Sampling
 from stage2_trainer.wire.seeds import SeedPlan
@@ -110,6 +112,39 @@ def test_a_request_that_a_server_refuses_costs_its_sample_and_is_not_asked_again
     assert "longer than the maximum model length" in told["reason"]
     assert [one.record.index for one in seen] == [0, 2]
     assert server.asked == 3
+
+
+def swift_outcomes(status, temperature):
+    """What comes of three requests to a server of `swift rollout` that refuses every call with the second in it."""
+    calls = []
+
+    def say(path, body):
+        texts = [one["messages"][0]["content"] for one in body["infer_requests"]]
+        calls.append(texts)
+        if "b" in texts:
+            return status, {"detail": "The prompt is longer than the maximum model length"}
+        choice = {"message": {"content": "x"}, "token_ids": [1], "finish_reason": "stop"}
+        answer = {"object": "chat.completion", "prompt_token_ids": [7], "choices": [choice]}
+        return 200, [{"response": answer} for _ in texts]
+
+    with served(say) as url, closing(ServerClient(url, "t", timeout_s=30)) as client:
+        backend = SwiftBackend([client], sampling=Sampling(8, temperature=temperature))
+        asked = [RolloutRequest([{"role": "user", "content": text}]) for text in "abc"]
+        return backend.generate(asked, seed_plan=SeedPlan(17, 0, 0), version=0), calls
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+@pytest.mark.parametrize(("temperature", "calls"), [(0.0, ["abc", "a", "bc", "b", "c"]), (1.0, ["a", "b", "c"])])
+def test_a_request_that_swift_refuses_costs_its_sample(status, temperature, calls):
+    outcomes, asked = swift_outcomes(status, temperature)
+    assert ["".join(call) for call in asked] == calls
+    assert [isinstance(one, Refused) for one in outcomes] == [False, True, False]
+    assert f"answered {status}: " in str(outcomes[1].error)
+
+
+def test_any_other_refusal_of_swift_is_the_servers():
+    with pytest.raises(ServerError, match="answered 500"):
+        swift_outcomes(500, 0.0)
 
 
 @pytest.mark.parametrize("status", [401, 404, 500, 503])

@@ -1,0 +1,32 @@
+"""A refused call is made again in halves, so that only the requests at fault are refused."""
+
+import pytest
+
+from stage2_trainer.rollouts.asked_in_parts import asked_in_parts
+from stage2_trainer.wire.rollout import Refused
+
+
+def ask_all_but(bad, calls):
+    def ask(requests):
+        calls.append(list(requests))
+        if bad & set(requests):
+            raise ValueError("too long")
+        return [10 * one for one in requests]
+
+    return ask
+
+
+@pytest.mark.parametrize("bad", [set(), {0}, {3, 4}, {0, 1, 2, 3, 4, 5, 6}])
+def test_only_what_is_at_fault_is_refused(bad):
+    calls = []
+    found = asked_in_parts(ask_all_but(bad, calls), range(7), refuses=lambda error: isinstance(error, ValueError))
+    assert [place for place, one in enumerate(found) if isinstance(one, Refused)] == sorted(bad)
+    assert [one for one in found if not isinstance(one, Refused)] == [10 * one for one in range(7) if one not in bad]
+    assert len(calls) == 1 or bad
+
+
+def test_any_other_error_is_raised_at_once():
+    calls = []
+    with pytest.raises(ValueError, match="too long"):
+        asked_in_parts(ask_all_but({2}, calls), range(4), refuses=lambda error: False)
+    assert len(calls) == 1
