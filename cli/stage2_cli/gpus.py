@@ -6,18 +6,12 @@ import os
 from collections.abc import Iterable, Mapping
 
 from stage2_api.errors import ConfigError, Problem
-from stage2_trainer.engine.cuda_driver import VISIBLE_VARIABLE
-
-
-def visible_devices(environment: Mapping[str, str] = os.environ) -> list[str] | None:
-    """Return the names in CUDA_VISIBLE_DEVICES, none where it is empty; None where it is not set."""
-    named = environment.get(VISIBLE_VARIABLE)
-    return None if named is None else [name.strip() for name in named.split(",") if name.strip()]
+from stage2_trainer.engine.cuda_driver import VISIBLE_VARIABLE, visible_names
 
 
 def require(count: int, environment: Mapping[str, str] = os.environ) -> None:
     """Raise ConfigError where CUDA_VISIBLE_DEVICES names some GPUs, and fewer than a job asks for."""
-    named = visible_devices(environment)
+    named = visible_names(environment)
     if named and len(named) < count:
         rule, way_out = f"must name as many GPUs as the job asks for, which is {count}", "name more, or unset it"
         raise ConfigError([Problem(VISIBLE_VARIABLE, ",".join(named), rule, way_out)])
@@ -25,5 +19,5 @@ def require(count: int, environment: Mapping[str, str] = os.environ) -> None:
 
 def devices(places: Iterable[int], environment: Mapping[str, str] = os.environ) -> str:
     """Return the value of CUDA_VISIBLE_DEVICES for a process that gets the GPUs at these places, from 0."""
-    named = visible_devices(environment)
+    named = visible_names(environment)
     return ",".join(str(place) if named is None else named[place] for place in places) if named != [] else ""

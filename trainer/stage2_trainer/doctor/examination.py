@@ -92,7 +92,7 @@ class Examination:
             return
         busy = [gpu.index for gpu in found[:wanted] if gpu.used > BUSY_SHARE * gpu.total]
         names = ", ".join(sorted({gpu.name for gpu in found[:wanted]}))
-        said = f"{len(found)} visible ({names}, driver {found[0].driver}), {wanted} asked for"
+        said = f"{len(found)} visible ({names}, driver {self.machine.driver}), {wanted} asked for"
         if busy:
             yield Requirement(
                 "GPUs", "doubtful", f"{said}; in use: {', '.join(busy)}", "end what uses them, or choose others"
@@ -131,6 +131,7 @@ class Examination:
             return
         yield good("model", f"{_count(found.trained)} parameters train")
         yield self._learner_memory(found)
+        yield self._host_memory(found)
         if not in_process(self.config):
             yield self._server_memory(found)
         yield self._disk(found)
@@ -147,6 +148,19 @@ class Examination:
             return good("learner memory", said if room is None else f"{said}; a GPU here has {_gib(room)}")
         way_out = "lower global_max_length, set training.gradient_checkpointing, or train adapters of fewer layers"
         return Requirement("learner memory", "doubtful", f"{said}; a GPU here has {_gib(room)}", way_out)
+
+    def _host_memory(self, found: Footprint) -> Requirement:
+        parts = found.learner if not self.machine.gpus else found.offloaded
+        said = f"about {_gib(total(parts))} of the host's: {', '.join(part.name for part in parts if part.nbytes)}"
+        if not any(part.nbytes for part in parts):
+            return good("host memory", f"{_gib(self.machine.memory)} free, and nothing is offloaded to it")
+        said += f"; {_gib(self.machine.memory)} free"
+        if total(parts) <= self.machine.memory:
+            return good("host memory", said)
+        way_out = "raise the container's memory limit" + (
+            ", or turn rollout_matching.offload off" if found.offloaded else ""
+        )
+        return Requirement("host memory", "doubtful", said, way_out)
 
     def _server_memory(self, found: Footprint) -> Requirement:
         vllm = self.config.rollout_matching.vllm
@@ -168,7 +182,9 @@ class Examination:
         training = self.config.training
         folder = Path(training.output_dir)
         kept = training.save_total_limit
-        needed = found.checkpoint * ((kept or 1) + CHECKPOINTS_BESIDE)
+        best = self.config.best_metric is not None
+        at_once = max(kept or 1, 1 + best)  # the best one stays beside the newest
+        needed = found.checkpoint * (at_once + CHECKPOINTS_BESIDE)
         free = room_at(folder.absolute())
         said = f"{_gib(free)} free at training.output_dir, a checkpoint takes about {_gib(found.checkpoint)}"
         if free < needed:
@@ -178,7 +194,7 @@ class Examination:
         if kept is None:
             way_out = "set training.save_total_limit, unless all of them are wanted"
             return Requirement("disk", "doubtful", f"{said}, and all checkpoints are kept", way_out)
-        return good("disk", f"{said}, and {kept} are kept")
+        return good("disk", f"{said}, and {at_once} are kept{', the best among them' if best else ''}")
 
 
 def _for_cpus() -> bool:

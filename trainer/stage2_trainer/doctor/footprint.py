@@ -20,6 +20,7 @@ from stage2_trainer.learner.loss import CHUNK_ELEMENTS
 from stage2_trainer.process import training_arguments as arguments
 from stage2_trainer.process.policy import coord_rows
 from stage2_trainer.process.qwen3_vl import adapt, freeze
+from stage2_trainer.process.supported import in_process
 from stage2_trainer.weights.fleet import SLOTS
 from stage2_trainer.wire.buckets import DEFAULT_BUCKET_BYTES
 
@@ -44,11 +45,13 @@ class Part:
 class Footprint:
     """The needs of a run, in bytes.
 
-    learner: of a learner GPU. server: of one server's GPUs, but for its cache. cache_token: of a token in a server's
-    cache. checkpoint: of one on disk. trained: parameters that train.
+    learner: of a learner GPU. offloaded: of the host, for what leaves that GPU while answers are made. server: of one
+    server's GPUs, but for its cache. cache_token: of a token in a server's cache. checkpoint: of one on disk. trained:
+    parameters that train.
     """
 
     learner: tuple[Part, ...]
+    offloaded: tuple[Part, ...]
     server: tuple[Part, ...]
     cache_token: int
     checkpoint: int
@@ -76,22 +79,38 @@ def footprint(config: RunConfig, model: str, *, row_tokens: int) -> Footprint:
     trained = sum(one.numel() for one in policy.parameters() if one.requires_grad)
     adapters = sum(one.numel() for name, one in policy.named_parameters() if "lora_" in name and one.requires_grad)
     text = shape.text_config
+    weighed = (Part("weights", weights), Part("adapters", adapters * 4))
+    optimizer = Part("optimizer", trained * OPTIMIZER_BYTES.get(config.training.optim, 8))
+    buckets = Part("buckets of a push", SLOTS * DEFAULT_BUCKET_BYTES if pushes(config) else 0)
     return Footprint(
         learner=(
-            Part("weights", weights),
-            Part("adapters", adapters * 4),
+            *weighed,
             Part("gradients", trained * 4),
-            Part("optimizer", trained * OPTIMIZER_BYTES.get(config.training.optim, 8)),
+            optimizer,
             Part("activations", row_tokens * activations_per_token(text, config.training.gradient_checkpointing)),
             Part("logits of the loss", 4 * 4 * CHUNK_ELEMENTS),
-            Part("buckets of a push", SLOTS * DEFAULT_BUCKET_BYTES),
+            buckets,
             Part("CUDA", CONTEXT_BYTES),
         ),
-        server=(Part("weights", weights), Part("buckets of a push", SLOTS * DEFAULT_BUCKET_BYTES)),
+        offloaded=offloaded(config, weighed, optimizer),
+        server=(Part("weights", weights), buckets),
         cache_token=2 * text.num_hidden_layers * text.num_key_value_heads * text.head_dim * dtype.itemsize,
-        checkpoint=(adapters * 4 if adapters else weights) + trained * OPTIMIZER_BYTES.get(config.training.optim, 8),
+        checkpoint=(adapters * 4 if adapters else weights) + optimizer.nbytes,
         trained=trained,
     )
+
+
+def pushes(config: RunConfig) -> bool:
+    """Whether a run sends weights to servers: with one at least, and not for an engine in its own process."""
+    return config.makes_rollouts and not in_process(config)
+
+
+def offloaded(config: RunConfig, weights: tuple[Part, ...], optimizer: Part) -> tuple[Part, ...]:
+    """Return what a colocated run moves to the host's memory while answers are made."""
+    chosen = config.rollout_matching.offload
+    if not chosen.enabled or not in_process(config) or config.rollout_matching.rollout_backend == "hf":
+        return ()
+    return (*(weights if chosen.offload_model else ()), *((optimizer,) if chosen.offload_optimizer else ()))
 
 
 def activations_per_token(text: Any, checkpointing: bool) -> int:

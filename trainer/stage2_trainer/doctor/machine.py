@@ -1,4 +1,4 @@
-"""What a machine has: GPUs that this process may use, shared memory, room on a disk."""
+"""What a machine has: GPUs that this process may use, memory of the host, shared memory, room on a disk."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from stage2_trainer.engine.cuda_driver import VISIBLE_VARIABLE
+from stage2_trainer.engine.cuda_driver import loaded_driver, visible_names
 
 QUERY = (
     "nvidia-smi",
-    "--query-gpu=index,uuid,name,memory.total,memory.used,driver_version",
+    "--query-gpu=index,uuid,name,memory.total,memory.used",
     "--format=csv,noheader,nounits",
 )
 MIB = 2**20
 SHARED_MEMORY = Path("/dev/shm")
+MIG = "MIG-"  # how the names of parts of a GPU begin
+_MEMORY = Path("/proc/meminfo")
+_GROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
@@ -29,15 +32,20 @@ class Gpu:
     name: str
     total: int
     used: int
-    driver: str
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What a machine has; sizes in bytes. gpus: those that CUDA_VISIBLE_DEVICES leaves."""
+    """What a machine has; sizes in bytes.
+
+    gpus: those that CUDA_VISIBLE_DEVICES leaves. memory: of the host, that this process may still take. driver: version
+    of the loaded NVIDIA driver, None without one.
+    """
 
     gpus: tuple[Gpu, ...]
     shared_memory: int
+    memory: int
+    driver: str | None = None
 
     @property
     def smallest_gpu(self) -> int | None:
@@ -48,9 +56,20 @@ class Machine:
     def this(cls, environment: Mapping[str, str] = os.environ) -> Machine:
         """Return the machine, or the container, in which this process runs."""
         return cls(
-            gpus=visible(gpus_of(_asked_driver()), environment.get(VISIBLE_VARIABLE)),
+            gpus=visible(gpus_of(_asked_driver()), visible_names(environment)),
             shared_memory=shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0,
+            memory=free_memory(_MEMORY.read_text(encoding="utf-8"), _GROUP),
+            driver=loaded_driver(),
         )
+
+
+def free_memory(meminfo: str, group: Path) -> int:
+    """Return the bytes that /proc/meminfo has as available, or the fewer that the container's cgroup (v2) leaves."""
+    free = next(int(line.split()[1]) * 1024 for line in meminfo.splitlines() if line.startswith("MemAvailable:"))
+    limit, taken = group / "memory.max", group / "memory.current"
+    if not (limit.is_file() and taken.is_file()) or not (most := limit.read_text().strip()).isdecimal():
+        return free
+    return max(0, min(free, int(most) - int(taken.read_text())))
 
 
 def _bytes(mebibytes: str) -> int:
@@ -61,21 +80,24 @@ def gpus_of(answer: str) -> list[Gpu]:
     """Return the GPUs of an answer of `nvidia-smi` to `QUERY`; none of an empty one."""
     found = []
     for line in filter(None, answer.splitlines()):
-        index, uuid, name, total, used, driver = (part.strip() for part in line.split(","))
-        found.append(Gpu(index, uuid, name, _bytes(total), _bytes(used), driver))
+        index, uuid, name, total, used = (part.strip() for part in line.split(","))
+        found.append(Gpu(index, uuid, name, _bytes(total), _bytes(used)))
     return found
 
 
-def visible(gpus: list[Gpu], named: str | None) -> tuple[Gpu, ...]:
+def visible(gpus: list[Gpu], named: list[str] | None) -> tuple[Gpu, ...]:
     """Return the GPUs that CUDA_VISIBLE_DEVICES names, in its order; CUDA ends at the first name that it does not know.
 
-    named: the variable; None where it is not set, and all are visible.
+    named: the variable's names; None where it is not set, and all are visible. A part of a GPU (MIG) counts as one
+    whose memory nobody tells; which parts there are is not asked.
     """
     if named is None:
         return tuple(gpus)
     found: list[Gpu] = []
-    for name in (part.strip() for part in named.split(",")):
-        gpu = next((gpu for gpu in gpus if name and (name == gpu.index or gpu.uuid.startswith(name))), None)
+    for name in named:
+        gpu = next((gpu for gpu in gpus if name == gpu.index or gpu.uuid.startswith(name)), None)
+        if gpu is None and gpus and name.startswith(MIG):
+            gpu = Gpu(name, name, "MIG device", total=0, used=0)
         if gpu is None:
             break
         found.append(gpu)

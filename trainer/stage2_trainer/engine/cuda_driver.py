@@ -56,6 +56,12 @@ class Installation:
         return self.visible is not None and self.visible.strip() in _HIDDEN
 
 
+def visible_names(environment: Mapping[str, str]) -> list[str] | None:
+    """Return the names in CUDA_VISIBLE_DEVICES, none where it is empty; None where it is not set."""
+    named = environment.get(VISIBLE_VARIABLE)
+    return None if named is None else [name.strip() for name in named.split(",") if name.strip()]
+
+
 def installed_names() -> frozenset[str]:
     """Return the names of all installed distributions."""
     return frozenset(dist.name for dist in importlib.metadata.distributions())

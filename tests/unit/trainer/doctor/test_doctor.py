@@ -12,20 +12,20 @@ from stage2_trainer.data.records import Record
 from stage2_trainer.doctor.examination import Devices, Examination
 from stage2_trainer.doctor.footprint import GIB, activations_per_token, footprint, total
 from stage2_trainer.doctor.image_files import images_of
-from stage2_trainer.doctor.machine import Gpu, Machine, gpus_of, visible
+from stage2_trainer.doctor.machine import Gpu, Machine, free_memory, gpus_of, visible
 from stage2_trainer.process.policy import load_policy
 from stage2_trainer.process.qwen3_vl import trainable_parameters
 from tests.unit.trainer.learner.configs import SERVER, run_config
 from tests.unit.trainer.learner.harness import box
 
-ANSWER = """0, GPU-aa11, NVIDIA H100 80GB HBM3, 81559, 4, 580.65.06
-1, GPU-bb22, NVIDIA H100 80GB HBM3, 81559, 70000, 580.65.06
+ANSWER = """0, GPU-aa11, NVIDIA H100 80GB HBM3, 81559, 4
+1, GPU-bb22, NVIDIA H100 80GB HBM3, 81559, 70000
 """
-GPU = Gpu("0", "GPU-aa11", "NVIDIA H100", 80 * GIB, 0, "580.65.06")
+GPU = Gpu("0", "GPU-aa11", "NVIDIA H100", 80 * GIB, 0)
 
 
 def machine(gpus=4, **changes):
-    return replace(Machine((GPU,) * gpus, shared_memory=8 * GIB), **changes)
+    return replace(Machine((GPU,) * gpus, shared_memory=8 * GIB, memory=64 * GIB, driver="580.65.06"), **changes)
 
 
 @pytest.fixture
@@ -91,6 +91,60 @@ def test_a_disk_that_is_too_small_is_said(config, monkeypatch):
     assert found(config())["disk"].verdict == "missing"
 
 
+def test_the_best_checkpoint_needs_room_beside_the_newest(config, monkeypatch):
+    run = config(training={"save_total_limit": 1})
+    takes = footprint(run, run.model.model, row_tokens=100).checkpoint
+    room = int(2.5 * takes)  # for the newest and the one that is being written
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(room, 0, room))
+    assert found(run)["disk"].verdict == "good"
+    evaluated = config(training={"save_total_limit": 1, "eval_strategy": "steps", "eval_steps": 2})
+    assert found(evaluated)["disk"].verdict == "missing"
+
+
+SFT = {"trainer_variant": "sft"}
+COLOCATE = {"vllm": {"mode": "colocate", "max_model_len": 1000}}
+
+
+@pytest.mark.parametrize(
+    ("matching", "custom", "pushed"),
+    [
+        ({}, {}, True),
+        ({"rollout_backend": "hf"}, {}, False),
+        (COLOCATE, {}, False),
+        ({}, SFT, False),
+    ],
+    ids=["servers", "hf", "colocate", "stage 1"],
+)
+def test_only_a_run_that_pushes_needs_buckets(config, model_path, matching, custom, pushed):
+    run = config(matching=matching)
+    run = run.model_copy(update={"custom": run.custom.model_copy(update=custom)})
+    needs = footprint(run, str(model_path), row_tokens=100)
+    assert bool({part.name: part.nbytes for part in needs.learner}["buckets of a push"]) == pushed
+
+
+def test_what_is_offloaded_must_fit_the_hosts_memory(config):
+    matching = {
+        "vllm": {"mode": "colocate", "max_model_len": 1000},
+        "offload": {"enabled": True, "offload_model": True},
+    }
+    assert found(config(matching=matching))["host memory"].verdict == "good"
+    little = found(config(matching=matching), on=machine(memory=2**20))["host memory"]
+    assert little.verdict == "doubtful"
+    assert "weights" in little.said
+    assert found(config(), on=machine(memory=2**20))["host memory"].verdict == "good", "nothing of it is there"
+    assert found(config(), on=machine(gpus=0, memory=2**20))["host memory"].verdict == "doubtful", "all of it is there"
+
+
+def test_a_container_has_the_memory_that_its_limit_leaves(tmp_path):
+    text = "MemTotal: 900 kB\nMemAvailable: 500 kB\n"
+    assert free_memory(text, tmp_path) == 500 * 1024
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("1000\n")
+    assert free_memory(text, tmp_path) == 500 * 1024
+    (tmp_path / "memory.max").write_text("5000\n")
+    assert free_memory(text, tmp_path) == 4000
+
+
 @pytest.mark.parametrize(
     "tuner", [{"train_type": "lora"}, {"train_type": "lora", "use_dora": True, "freeze_aligner": False}]
 )
@@ -114,14 +168,16 @@ def test_activations_are_fewer_with_checkpointing(model_path):
 def test_gpus_are_read_as_the_driver_lists_them_and_as_cuda_sees_them():
     gpus = gpus_of(ANSWER)
     assert [gpu.index for gpu in visible(gpus, None)] == ["0", "1"]
-    assert [gpu.index for gpu in visible(gpus, "1,0")] == ["1", "0"]
-    assert [gpu.index for gpu in visible(gpus, "GPU-bb")] == ["1"]
-    assert [gpu.index for gpu in visible(gpus, "0,9,1")] == ["0"]
-    assert visible(gpus, "") == ()
+    assert [gpu.index for gpu in visible(gpus, ["1", "0"])] == ["1", "0"]
+    assert [gpu.index for gpu in visible(gpus, ["GPU-bb"])] == ["1"]
+    assert [gpu.index for gpu in visible(gpus, ["0", "9", "1"])] == ["0"]
+    assert visible(gpus, []) == ()
+    assert [gpu.total for gpu in visible(gpus, ["MIG-7", "1"])] == [0, gpus[1].total]
+    assert visible([], ["MIG-7"]) == ()
     assert gpus_of("") == []
     assert gpus[1].used == 70000 * 2**20
-    (silent,) = gpus_of("0, GPU-cc33, NVIDIA GB10, [N/A], [N/A], 580.65.06")
-    assert Machine((silent,), shared_memory=0).smallest_gpu is None
+    (silent,) = gpus_of("0, GPU-cc33, NVIDIA GB10, [N/A], [N/A]")
+    assert Machine((silent,), shared_memory=0, memory=0).smallest_gpu is None
 
 
 def test_images_are_looked_at_by_their_headers(tmp_path):
