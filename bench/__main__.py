@@ -21,6 +21,7 @@ from bench import (
     pipeline,
     probe_gap,
     rollouts,
+    saves,
     schedule,
     sync,
     transport,
@@ -39,6 +40,7 @@ BENCHMARKS: Mapping[str, tuple[Lines, ...]] = {
     "probe_gap": (probe_gap.TABLE,),
     "rollouts": (rollouts.TABLE,),
     "pipeline": (pipeline.TABLE,),
+    "saves": (saves.TABLE,),
     "schedule": (schedule.TABLE,),
     "packing": (packing.ROW_TABLE, packing.WINDOW_TABLE),
 }
