@@ -11,3 +11,9 @@ pytest_plugins = ["tests.clusters"]
 def helm() -> str:
     """helm."""
     return tool("helm")
+
+
+@pytest.fixture(scope="session")
+def promtool() -> str:
+    """promtool."""
+    return tool("promtool")

@@ -18,6 +18,8 @@ _COLUMNS = (
     ("Step", "string", ".status.progress", "Optimizer steps that are done, of all."),
     ("Rollout", "string", ".status.rollout", "Servers that answer, of all."),
     ("Node", "string", ".status.node", "Node on which servers and learner run."),
+    ("Queue", "string", r".metadata.labels.kueue\.x-k8s\.io/queue-name", "Kueue queue that the job waits in."),
+    ("Reason", "string", '.status.conditions[?(@.type=="Training")].reason', "Why the job does not train."),
     ("Age", "date", ".metadata.creationTimestamp", "Time since the job was created."),
 )
 

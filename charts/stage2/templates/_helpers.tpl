@@ -25,6 +25,12 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 
+{{/* Of the controller's pods. By stage2.dev/role the NetworkPolicy of every job knows them, whatever the release is called. */}}
+{{- define "stage2.podLabels" -}}
+{{ include "stage2.labels" . }}
+stage2.dev/role: controller
+{{- end -}}
+
 {{- define "stage2.serviceAccountName" -}}
 {{- if .Values.serviceAccount.create -}}
 {{- default (include "stage2.fullname" .) .Values.serviceAccount.name -}}

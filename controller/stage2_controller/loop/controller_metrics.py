@@ -12,6 +12,7 @@ from stage2_controller.job.observed import Object
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _PASS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _LAG_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
+_RESULTS = ("done", "retry", "error")
 _OF_JOB = {
     "stage2_job_step": ("Optimizer steps that are done.", "step"),
     "stage2_job_max_steps": ("Optimizer steps of the whole run.", "maxSteps"),
@@ -28,6 +29,8 @@ class Metrics:
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
         self.passes = Counter("stage2_reconcile", "Passes over jobs, by result.", ["result"], registry=self.registry)
+        for result in _RESULTS:  # from 0 on: Prometheus sees no increase in a figure that begins with 1
+            self.passes.labels(result)
         self.pass_seconds = Histogram(
             "stage2_reconcile_seconds", "Seconds that a pass takes.", buckets=_PASS_BUCKETS, registry=self.registry
         )
@@ -78,10 +81,15 @@ class _Jobs:
         phases: Tally[str] = Tally()
         families = {name: GaugeMetricFamily(name, text, labels=labels) for name, (text, _) in _OF_JOB.items()}
         seconds = GaugeMetricFamily("stage2_job_sync_seconds", "Seconds of the last weight sync.", labels=labels)
+        phase_of = GaugeMetricFamily(
+            "stage2_job_phase", "1 for the phase that the job is in.", labels=[*labels, "phase"]
+        )
         for job in self._jobs():
             status = job.get("status") or {}
-            phases[status.get("phase", "New")] += 1
+            phase = status.get("phase", "New")
+            phases[phase] += 1
             who = [job["metadata"]["namespace"], job["metadata"]["name"]]
+            phase_of.add_metric([*who, phase], 1)
             for name, (_, key) in _OF_JOB.items():
                 if status.get(key) is not None:
                     families[name].add_metric(who, status[key])
@@ -90,4 +98,4 @@ class _Jobs:
         by_phase = GaugeMetricFamily("stage2_jobs", "Jobs by phase.", labels=["phase"])
         for phase, count in phases.items():
             by_phase.add_metric([phase], count)
-        yield from (by_phase, seconds, *families.values())
+        yield from (by_phase, phase_of, seconds, *families.values())

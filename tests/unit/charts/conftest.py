@@ -16,10 +16,10 @@ Manifests = dict[tuple[str, str], dict[str, Any]]
 def template(helm: str) -> Callable[..., Manifests]:
     """`template("controller.logLevel=debug")`: the release's manifests by (kind, name)."""
 
-    def run(*values: str) -> Manifests:
+    def run(*values: str, release: str = "stage2", namespace: str = "stage2-system") -> Manifests:
         arguments = [part for value in values for part in ("--set-json", value)]
         done = subprocess.run(
-            [helm, "template", "stage2", str(CHART), "--namespace", "stage2-system", *arguments],
+            [helm, "template", release, str(CHART), "--namespace", namespace, *arguments],
             capture_output=True,
             text=True,
             check=False,

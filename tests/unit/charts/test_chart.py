@@ -3,7 +3,7 @@
 import json
 import re
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,10 @@ def test_the_defaults_install_these_objects_and_no_others(template: Template) ->
         ("ClusterRole", "stage2"),
         ("ClusterRoleBinding", "stage2"),
         ("Deployment", "stage2"),
+        ("PodDisruptionBudget", "stage2"),
+        ("ClusterRole", "stage2-view"),
+        ("ClusterRole", "stage2-edit"),
+        ("ClusterRole", "stage2-admin"),
         ("Role", "stage2-lease"),
         ("RoleBinding", "stage2-lease"),
     }
@@ -56,7 +60,9 @@ def test_the_definition_can_be_left_to_someone_else(template: Template) -> None:
 
 
 def test_named_namespaces_get_a_role_each_and_no_cluster_role(template: Template) -> None:
-    manifests = template('controller.namespaces=["team-a","team-b"]', "controller.placement=false")
+    manifests = template(
+        'controller.namespaces=["team-a","team-b"]', "controller.placement=false", "rbac.aggregate=false"
+    )
     kinds = [kind for kind, _ in manifests]
     assert "ClusterRole" not in kinds
     assert "ClusterRoleBinding" not in kinds
@@ -140,23 +146,24 @@ def test_the_learners_of_all_jobs_are_scraped_at_the_port_that_they_have(templat
     assert monitor["namespaceSelector"] == {"any": True}
 
 
-def test_the_dashboard_asks_only_for_figures_that_the_controller_has(template: Template) -> None:
+def figures_of_the_controller() -> set[str]:
     from stage2_controller.loop.controller_metrics import Metrics
 
     status = {"step": 1, "maxSteps": 2, "loss": 0.5, "restarts": 0, "sync": {"seconds": 0.1}}
     metrics = Metrics(lambda: [{"metadata": {"name": "a", "namespace": "b"}, "status": status}])
     metrics.requested("get", "secrets", 200)
-    metrics.passes.labels("done").inc()
-    known = {line.split("{")[0].split(" ")[0] for line in metrics.text().decode().splitlines() if line[:1] != "#"}
+    return {line.split("{")[0].split(" ")[0] for line in metrics.text().decode().splitlines() if line[:1] != "#"}
+
+
+def figures_in(expressions: Iterable[str]) -> set[str]:
+    return {name for expression in expressions for name in re.findall(r"(?:stage2|process)_[a-z_]+", expression)}
+
+
+def test_the_dashboard_asks_only_for_figures_that_the_controller_has(template: Template) -> None:
     text = template("metrics.dashboard.enabled=true")["ConfigMap", "stage2-dashboard"]["data"]["stage2.json"]
-    asked = {
-        name
-        for panel in json.loads(text)["panels"]
-        for target in panel["targets"]
-        for name in re.findall(r"(?:stage2|process)_[a-z_]+", target["expr"])
-    }
+    asked = figures_in(target["expr"] for panel in json.loads(text)["panels"] for target in panel["targets"])
     assert asked
-    assert asked <= known
+    assert asked <= figures_of_the_controller()
 
 
 def test_the_images_follow_the_values(template: Template) -> None:

@@ -9,7 +9,7 @@ from stage2_controller.job import kinds, names
 from stage2_controller.job.children import meta
 from stage2_controller.job.containers import Processes
 
-CONTROLLER_LABELS = {"app.kubernetes.io/name": "stage2", "app.kubernetes.io/component": "controller"}
+CONTROLLER_LABELS = {names.LABEL_ROLE: "controller"}  # of the chart's, whatever the release is called
 
 
 def networkpolicy(

@@ -1,0 +1,113 @@
+"""The five alerts by Prometheus' own rules: each fires when it has to, stays silent beside it, and says what to do."""
+
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+
+from tests.unit.charts.test_chart import figures_in, figures_of_the_controller
+
+Template = Callable[..., Mapping[tuple[str, str], Mapping[str, Any]]]
+OF_A = 'pod="a", job="stage2-metrics"'
+
+
+class Case(NamedTuple):
+    """Series from minute 0 on, in Prometheus' notation, and the labels with which the alert fires at a minute."""
+
+    alert: str
+    series: Mapping[str, str]
+    minute: int
+    fires: Mapping[str, str] | None
+
+
+def leader(namespace: str) -> str:
+    return f'stage2_leader{{namespace="{namespace}", {OF_A}}}'
+
+
+def phase(name: str, phase: str) -> str:
+    return f'stage2_job_phase{{namespace="t", name="{name}", phase="{phase}", {OF_A}}}'
+
+
+def step(name: str) -> str:
+    return f'stage2_job_step{{namespace="t", name="{name}", {OF_A}}}'
+
+
+PASSES = f'stage2_reconcile_total{{namespace="s", result="error", {OF_A}}}'
+AGE = f'stage2_watch_compared_age_seconds{{namespace="s", {OF_A}}}'
+JOB = {"namespace": "t", "name": "j"}
+RELEASE = {"namespace": "stage2-system"}
+
+CASES = [
+    Case("Stage2NoLeader", {leader("stage2-system"): "0x20"}, 6, RELEASE),
+    Case("Stage2NoLeader", {leader("another"): "1x20"}, 6, RELEASE),
+    Case("Stage2NoLeader", {leader("stage2-system"): "1x3 0x3 1x14"}, 20, None),
+    Case("Stage2WatchesStale", {AGE: "0+60x20"}, 9, {"namespace": "s", "pod": "a"}),
+    Case("Stage2WatchesStale", {AGE: "120x20"}, 20, None),
+    Case("Stage2ControllerBug", {PASSES: "0x10 1x10"}, 12, {"namespace": "s", "pod": "a"}),
+    Case("Stage2ControllerBug", {PASSES: "7x40"}, 40, None),
+    Case("Stage2JobFailed", {phase("j", "Failed"): "1x20"}, 1, JOB),
+    Case("Stage2JobFailed", {phase("j", "Succeeded"): "1x20"}, 20, None),
+    Case("Stage2JobStalled", {phase("j", "Running"): "1x120", step("j"): "0+1x20 20x100"}, 82, JOB),
+    Case("Stage2JobStalled", {phase("j", "Running"): "1x120"}, 31, JOB),
+    Case("Stage2JobStalled", {phase("j", "Running"): "1x120", step("j"): "0x29 1x29 2x29 3x29"}, 110, None),
+    Case("Stage2JobStalled", {phase("j", "Succeeded"): "1x120", step("j"): "20x120"}, 110, None),
+]
+
+
+@pytest.fixture(scope="module")
+def rules(template: Template) -> Mapping[str, Any]:
+    spec: Mapping[str, Any] = template("metrics.prometheusRule.enabled=true")["PrometheusRule", "stage2"]["spec"]
+    return spec
+
+
+def test_each_alert_fires_when_it_has_to_and_stays_silent_otherwise(
+    rules: Mapping[str, Any], promtool: str, tmp_path: Path
+) -> None:
+    """All cases in one run of promtool."""
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rules))
+    tests = [_test(case, _rule(rules, case.alert)) for case in CASES]
+    text = yaml.safe_dump({"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": tests})
+    (tmp_path / "tests.yaml").write_text(text)
+    command = [promtool, "test", "rules", "tests.yaml"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_alert_has_a_case_in_which_it_fires_and_one_in_which_it_does_not(rules: Mapping[str, Any]) -> None:
+    alerts = {rule["alert"] for rule in rules["groups"][0]["rules"]}
+    assert len(alerts) == 5
+    for fires in (True, False):
+        assert {case.alert for case in CASES if (case.fires is not None) is fires} == alerts
+
+
+def test_alerts_ask_only_for_figures_that_the_controller_has(rules: Mapping[str, Any]) -> None:
+    asked = figures_in(rule["expr"] for rule in rules["groups"][0]["rules"])
+    assert asked
+    assert asked <= figures_of_the_controller()
+
+
+def _rule(rules: Mapping[str, Any], alert: str) -> Mapping[str, Any]:
+    (found,) = [rule for rule in rules["groups"][0]["rules"] if rule["alert"] == alert]
+    return dict(found)
+
+
+def _test(case: Case, rule: Mapping[str, Any]) -> dict[str, Any]:
+    fires = []
+    if case.fires:
+        fires = [{"exp_labels": {**case.fires, **rule["labels"]}, "exp_annotations": _told(rule, case)}]
+    return {
+        "interval": "1m",
+        "input_series": [{"series": series, "values": values} for series, values in case.series.items()],
+        "alert_rule_test": [{"eval_time": f"{case.minute}m", "alertname": case.alert, "exp_alerts": fires}],
+    }
+
+
+def _told(rule: Mapping[str, Any], case: Case) -> dict[str, str]:
+    """Return the annotations with their labels filled in, as Prometheus fills them in."""
+    told = {key: text.replace("{{ $value | humanizeDuration }}", "9m 0s") for key, text in rule["annotations"].items()}
+    for label, value in (case.fires or {}).items():
+        told = {key: text.replace(f"{{{{ $labels.{label} }}}}", value) for key, text in told.items()}
+    return told
