@@ -1,4 +1,4 @@
-"""Writes what is made from the code: `crds/rolloutmatchingjob.yaml`, `docs/reference.md` and `docs/log.md`.
+"""Writes what is made from the code: the YAML files of `crds`, `docs/reference.md` and `docs/log.md`.
 
 python hack/generate.py           write the files
 python hack/generate.py --check   write nothing; show the difference and end with 1 if a file is stale
@@ -10,9 +10,11 @@ import argparse
 import difflib
 import sys
 from pathlib import Path
+from typing import Any
 
 import yaml
 
+from stage2_api.admission import known_keys_policy
 from stage2_api.crd import custom_resource_definition
 from stage2_api.reference import reference_markdown
 from stage2_trainer.telemetry.log_keys import log_markdown
@@ -30,12 +32,16 @@ class _Plain(yaml.SafeDumper):
 
 def generated() -> dict[Path, str]:
     """The text of every generated file by its path in the repository."""
-    crd = yaml.dump(custom_resource_definition(), Dumper=_Plain, sort_keys=False, allow_unicode=True, width=120)
     return {
-        Path("crds/rolloutmatchingjob.yaml"): _NOTICE + crd,
+        Path("crds/rolloutmatchingjob.yaml"): _manifest(custom_resource_definition()),
+        Path("crds/known-keys.yaml"): _manifest(known_keys_policy()),
         Path("docs/reference.md"): reference_markdown(),
         Path("docs/log.md"): log_markdown(),
     }
+
+
+def _manifest(content: dict[str, Any]) -> str:
+    return _NOTICE + yaml.dump(content, Dumper=_Plain, sort_keys=False, allow_unicode=True, width=120)
 
 
 def stale(root: Path) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from stage2_api import job
-from stage2_api.job_status import JobStatus
+from stage2_api.job_status import JobStatus, Phase
 from stage2_api.rules.job import JOB_RULES
 from stage2_api.rules.run import RUN_RULES
 from stage2_api.runconfig import RunConfig
@@ -23,8 +23,11 @@ _COLUMNS = (
     ("Age", "date", ".metadata.creationTimestamp", "Time since the job was created."),
 )
 
+_APPLY_AGAIN = "delete the job and apply it again"
+_FAILED: Phase = "Failed"
+
 FROZEN: Final = ("rollout", "learner", "config", "volumes", "placement", "gpuResource", "image")
-"""Keys of the spec that stay as they are while the job is not suspended: its pods were made from them."""
+"""Keys of the spec that stay as they are while the job has pods, which were made from them."""
 
 
 def custom_resource_definition() -> dict[str, Any]:
@@ -63,13 +66,15 @@ def _version() -> dict[str, Any]:
 
 
 def _object_schema() -> Schema:
-    spec = structural(job.JobSpec)
+    spec = structural(job.JobSpec, keeps_unknown=True)
     config = spec["properties"]["config"]
     config["x-kubernetes-validations"] = cel.validations(RunConfig, RUN_RULES)
-    spec["x-kubernetes-validations"] = [*cel.validations(job.JobSpec, JOB_RULES), *_immutable()]
+    spec["x-kubernetes-validations"] = [*cel.validations(job.JobSpec, JOB_RULES), _managed_for_good()]
     return {
         "type": "object",
         "description": _sentence(job.RolloutMatchingJob),
+        "x-kubernetes-preserve-unknown-fields": True,
+        "x-kubernetes-validations": _immutable(),
         "required": ["spec"],
         "properties": {
             "apiVersion": {"type": "string", "description": "Version of the schema of this object."},
@@ -82,24 +87,34 @@ def _object_schema() -> Schema:
 
 
 def _immutable() -> list[dict[str, str]]:
-    """Return the transition rules: what pods are made from stays while there are any, and who works on a job always."""
-    way_out = "delete the job and apply it again"
-    while_running = [
+    """Return the transition rules of what pods are made from: it stays while there are any.
+
+    A job that failed has none, and runs again as soon as it is corrected. Only the whole object has its status.
+    """
+    way_out = f"{_APPLY_AGAIN}, or set spec.suspend to true first"
+    no_pods = f"oldSelf.spec.?suspend.orValue(false) || oldSelf.?status.?phase.orValue('') == '{_FAILED}'"
+    return [
         {
-            "rule": f"oldSelf.?suspend.orValue(false) || ({_same(key)})",
-            "message": f"cannot change while the job is not suspended; {way_out}, or set spec.suspend to true first",
-            "fieldPath": f".{key}",
+            "rule": f"{no_pods} || ({_same('.spec', key)})",
+            "message": f"cannot change while the job is not suspended; {way_out}",
+            "fieldPath": f".spec.{key}",
         }
         for key in FROZEN
     ]
-    return [
-        *while_running,
-        {"rule": _same("managedBy"), "message": f"can never change; {way_out}", "fieldPath": ".managedBy"},
-    ]
 
 
-def _same(key: str) -> str:
-    return f"has(self.{key}) == has(oldSelf.{key}) && (!has(self.{key}) || self.{key} == oldSelf.{key})"
+def _managed_for_good() -> dict[str, str]:
+    """Return the transition rule of who works on a job."""
+    return {
+        "rule": _same("", "managedBy"),
+        "message": f"can never change; {_APPLY_AGAIN}",
+        "fieldPath": ".managedBy",
+    }
+
+
+def _same(parent: str, key: str) -> str:
+    new, old = f"self{parent}.{key}", f"oldSelf{parent}.{key}"
+    return f"has({new}) == has({old}) && (!has({new}) || {new} == {old})"
 
 
 def _sentence(model: type[KubernetesObject]) -> str:

@@ -105,6 +105,8 @@ class JobStatus(StatusPart):
     """List of the aspects of the job's state."""
     observed_generation: Annotated[int, Field(ge=0)] | None = None
     """Generation of the spec that this status is about."""
+    spec_hash: _Word | None = None
+    """Hash of what the job's pods are made from: a job that failed runs again when it becomes another one."""
     node: _Word | None = None
     """Name of the node on which servers and learner run."""
     rollout: _Word | None = None

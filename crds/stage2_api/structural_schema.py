@@ -21,13 +21,15 @@ _DROPPED = ("$defs", "title", "additionalProperties", "propertyNames", OVERRIDE)
 _BOUNDS = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}
 
 
-def structural(model: type[Section]) -> Schema:
+def structural(model: type[Section], *, keeps_unknown: bool = False) -> Schema:
     """Return the structural schema of a model: no references; descriptions on one line, the default at their end.
 
-    Defaults become part of the schema where `filled_in` says so.
+    Defaults become part of the schema where `filled_in` says so. `keeps_unknown`: the API server stores keys that no
+    section has, where it would drop them silently for clients that do not ask for strictness.
     """
     whole = model.model_json_schema(by_alias=True, mode="validation")
-    return _Walk(whole.get("$defs", {}), _filled_models(model)).node(whole, filled=model.filled_in)
+    walk = _Walk(whole.get("$defs", {}), _filled_models(model), keeps_unknown=keeps_unknown)
+    return walk.node(whole, filled=model.filled_in)
 
 
 def _filled_models(model: type[Section]) -> set[str]:
@@ -46,7 +48,8 @@ def _sections_in(annotation: Any) -> list[type[Section]]:
 class _Walk:
     """One pass over a JSON schema of pydantic's."""
 
-    def __init__(self, definitions: Mapping[str, Schema], filled: set[str]) -> None:
+    def __init__(self, definitions: Mapping[str, Schema], filled: set[str], *, keeps_unknown: bool) -> None:
+        self._keeps_unknown = keeps_unknown
         self._definitions = definitions
         self._filled = filled
 
@@ -65,6 +68,8 @@ class _Walk:
         if "const" in result:
             result["enum"] = [result.pop("const")]
         if "properties" in result:
+            if self._keeps_unknown:
+                result["x-kubernetes-preserve-unknown-fields"] = True
             result["properties"] = {
                 key: self._property(value, required=key in result.get("required", ()), filled=filled)
                 for key, value in result["properties"].items()

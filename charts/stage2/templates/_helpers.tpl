@@ -90,7 +90,7 @@ stage2.dev/role: controller
 {{- if .Values.controller.kueue }}
 - apiGroups: [kueue.x-k8s.io]
   resources: [workloads]
-  verbs: [get, list, watch, create, patch]
+  verbs: [get, list, watch, create, patch, delete]  # delete: of a failed run, whose job was corrected
 - apiGroups: [kueue.x-k8s.io]
   resources: [workloads/status]
   verbs: [patch]

@@ -57,10 +57,10 @@ _FIXES = {
     "kubectl logs deployment/{rollout} --all-containers --previous",
     reasons.LEARNER_RETRYING: "spec.config of rmj/{job}; kubectl logs job/{learner}",
     reasons.VERSIONS_DIFFER: "kubectl logs job/{learner}; the next sync brings the servers to one version",
-    reasons.CONFIGURATION_ERROR: "spec.config of a new job: this one is never tried again",
-    reasons.BACKOFF_LIMIT: "spec.config or spec.learner.backoffLimit of a new job; kubectl logs job/{learner}",
+    reasons.CONFIGURATION_ERROR: "spec.config of rmj/{job}: it runs again once the corrected file is applied",
+    reasons.BACKOFF_LIMIT: "spec.config or spec.learner.backoffLimit of rmj/{job}; kubectl logs job/{learner}",
     reasons.DEADLINE_EXCEEDED: "spec.activeDeadlineSeconds of a new job",
-    reasons.START_DEADLINE: "what the message names; spec.learner.startDeadlineSeconds of a new job",
+    reasons.START_DEADLINE: "what the message names; spec.learner.startDeadlineSeconds of rmj/{job}",
     reasons.LEARNER_FAILED: "kubectl describe job/{learner}",
 }
 

@@ -137,6 +137,17 @@ def disabled(queue: str) -> Condition:
     return Condition(reasons.QUOTA_RESERVED, "False", reasons.KUEUE_DISABLED, message)
 
 
+def finished(found: Object | None) -> bool:
+    """Return whether the Workload is one of a job that has ended: Kueue never admits it again."""
+    return _holds(found, "Finished")
+
+
+def asked_anew(queue: str) -> Condition:
+    """Return the job's condition QuotaReserved while the Workload of its failed run goes."""
+    message = f"waits in queue {queue}: the Workload of the run that failed goes first"
+    return Condition(reasons.QUOTA_RESERVED, "False", reasons.QUOTA_PENDING, message)
+
+
 def reserved(found: Object | None, queue: str) -> Condition:
     """Return the job's condition QuotaReserved."""
     if admitted(found):

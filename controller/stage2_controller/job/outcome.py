@@ -110,8 +110,10 @@ def _words(observed: Observed, ended: Mapping[str, Any] | None) -> str:
 
 def _of_servers(observed: Observed, servers: Sequence[str]) -> Outcome | None:
     pod = observed.pod(names.ROLE_ROLLOUT)
-    for server in servers if pod else ():
-        ended = terminated(pod, server) if pod else None
+    if pod is None or terminating(pod):  # one that goes is of a job that was suspended, or of a spec before this one
+        return None
+    for server in servers:
+        ended = terminated(pod, server)
         if ended and ended.get("exitCode") == EXIT_CONFIG:
             message = f"{server} refused its configuration: {diagnose.last_words(ended)}"
             return Outcome(reasons.FAILED, reasons.CONFIGURATION_ERROR, message)

@@ -60,7 +60,9 @@ def plan(
         wanted = desired_of(raw) if desired_of else desired(raw, settings)
     except ConfigError as error:
         return _refused(raw, observed, error.told_within(MESSAGE_CHARS), now)
-    situation = Situation(raw=raw, desired=wanted, observed=observed, settings=settings, now=now)
+    situation = Situation(
+        raw=_forgiven(raw, wanted.spec_hash), desired=wanted, observed=observed, settings=settings, now=now
+    )
     situation = _ended(situation)
     situation = _blocked(situation)
     situation = _queued(situation)
@@ -72,11 +74,22 @@ def plan(
     return _going_on(situation, status, priority_class=priority_class, new_token=new_token)
 
 
+def _forgiven(raw: Mapping[str, Any], spec_hash: str) -> Mapping[str, Any]:
+    """Return the job without the status of a failure if its spec was corrected since: it begins anew."""
+    status = raw.get("status") or {}
+    edited = status.get("observedGeneration") != raw["metadata"].get("generation")
+    corrected = edited and status.get("specHash", spec_hash) != spec_hash
+    return {**raw, "status": {}} if corrected and status.get("phase") == reasons.FAILED else raw
+
+
 def _ended(situation: Situation) -> Situation:
-    """Find out whether the job has ended."""
+    """Find out whether the job has ended; a failure of pods that were made from another spec is none of this one's."""
     ended = outcome.outcome(
         situation.job, situation.server_names, situation.observed, status=situation.previous, now=situation.now
     )
+    told_before = outcome.final(situation.previous)
+    if ended and ended.phase == reasons.FAILED and situation.spec_changed and not told_before:
+        ended = None
     return replace(situation, outcome=ended)
 
 
@@ -91,6 +104,8 @@ def _queued(situation: Situation) -> Situation:
         return situation
     if not situation.settings.kueue:
         return replace(situation, quota=kueue.disabled(situation.queue))
+    if kueue.finished(situation.observed.workload):
+        return replace(situation, quota=kueue.asked_anew(situation.queue))
     return replace(situation, quota=kueue.reserved(situation.observed.workload, situation.queue))
 
 
@@ -133,7 +148,10 @@ def _going_on(
 ) -> Plan:
     """Plan for a job that goes on: its children as far as they may exist now."""
     children, deletions = stage(situation)
-    children = _with_workload(children, situation, priority_class)
+    if kueue.finished(situation.observed.workload):  # of a run that failed, before the spec was corrected
+        deletions = (*deletions, *existing(situation.observed, "Workload"))
+    else:
+        children = _with_workload(children, situation, priority_class)
     if children and situation.observed.secret is None and situation.admitted:
         children = (secret.secret(situation.raw["metadata"], new_token()), *children)
     return Plan(

@@ -66,6 +66,11 @@ class Situation:
         return self.blocked is not None and self.observed.deployment is None and self.observed.learner is None
 
     @property
+    def spec_changed(self) -> bool:
+        """Whether the learner that exists was made from another spec."""
+        return diff.spec_changed(self.observed, self.desired.spec_hash)
+
+    @property
     def must_stop(self) -> bool:
         """Whether no pod of the job may exist: it is suspended, or its spec was edited under its learner."""
-        return self.job.spec.suspend or diff.spec_changed(self.observed, self.desired.spec_hash)
+        return self.job.spec.suspend or self.spec_changed

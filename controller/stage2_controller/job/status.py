@@ -21,6 +21,7 @@ def accepted(situation: Situation) -> dict[str, Any]:
     status: dict[str, Any] = {
         "phase": _phase(situation),
         "observedGeneration": situation.job.metadata.generation,
+        "specHash": situation.desired.spec_hash,
         "startTime": _start_time(situation),
         "completionTime": _completion_time(situation),
         "node": _node(situation),

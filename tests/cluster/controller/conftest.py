@@ -23,10 +23,24 @@ from tests.cluster.controller.fake_nodes import FakeNodes
 from tests.clusters import PRETENDED
 from tests.patience import Patience
 from tests.shared import shared
+from tests.unit.api.wrong_jobs import good_job
 
 ROOT = Path(__file__).parents[3]
 CRD = ROOT / "crds" / "rolloutmatchingjob.yaml"
+KNOWN_KEYS = ROOT / "crds" / "known-keys.yaml"
 CRD_NAME = "rolloutmatchingjobs.stage2.dev"
+BINDING = {
+    "apiVersion": "admissionregistration.k8s.io/v1",
+    "kind": "ValidatingAdmissionPolicyBinding",
+    "metadata": {"name": CRD_NAME},
+    "spec": {"policyName": CRD_NAME, "validationActions": ["Deny"]},
+}
+MISSPELT = {
+    "apiVersion": "stage2.dev/v1alpha1",
+    "kind": "RolloutMatchingJob",
+    "metadata": {"name": "misspelt"},
+    "spec": {**good_job()["spec"], "lerner": {}},
+}
 HERE = {PRETENDED: f"node-of-{os.environ.get('PYTEST_XDIST_WORKER', 'a-test')}"}
 """A label of the nodes of one test at a time: processes that test side by side have one each."""
 WAIT_S = 30
@@ -89,14 +103,21 @@ def admin(kubeconfig: Path, session_folder: Path) -> Iterator[Kubectl]:
         found = kubectl.get("crd", CRD_NAME) is not None
         kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRD))
         eventually(lambda: kubectl.run("get", "rmj").returncode == 0, why="the API server serves the definition")
+        kubectl("apply", "--server-side", "--force-conflicts", "-f", str(KNOWN_KEYS))
+        kubectl.apply(BINDING)
+        eventually(lambda: _refused(kubectl, MISSPELT), why="the API server knows the keys of a job")
         return found
 
     def take(found: bool) -> None:
         if not found:
-            kubectl("delete", "crd", CRD_NAME)
+            kubectl("delete", "crd,validatingadmissionpolicy,validatingadmissionpolicybinding", CRD_NAME)
 
     with shared(session_folder, "definition", bring, take):
         yield kubectl
+
+
+def _refused(kubectl: Kubectl, body: Object) -> bool:
+    return kubectl.run("create", "--dry-run=server", "-f", "-", stdin=body).returncode != 0
 
 
 @pytest.fixture

@@ -65,6 +65,19 @@ def test_a_learner_that_fails_more_often_than_it_may_fails_the_job(
     eventually(lambda: not kubectl.list("deployments"), why="servers are released")
 
 
+def test_a_failed_job_runs_again_when_its_corrected_spec_is_applied(
+    kubectl: Kubectl, controller: Controller, kubelet: Kubelet
+) -> None:
+    kubectl.apply(job(learner={"gpus": 1, "backoffLimit": 0}))
+    _runs(kubectl, kubelet)
+    kubelet.learner_ends("job-3v1", 1, "out of luck")
+    eventually(lambda: reason(kubectl, "job-3v1", "Failed") == "BackoffLimitExceeded", why="no try is left")
+    kubectl.apply(job(learner={"gpus": 1, "backoffLimit": 1}))
+    eventually(lambda: phase(kubectl, "job-3v1") in ("Pending", "Starting"), why="it begins anew")
+    _runs(kubectl, kubelet)
+    assert reason(kubectl, "job-3v1", "Failed") is None
+
+
 def test_a_learner_that_is_evicted_starts_again_and_has_not_failed(
     kubectl: Kubectl, controller: Controller, kubelet: Kubelet
 ) -> None:

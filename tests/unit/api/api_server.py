@@ -12,6 +12,7 @@ from stage2_api.crd import custom_resource_definition
 
 cel = pytest.importorskip("cel_expr_python.cel", reason="has no build for this machine")
 ext_optional = pytest.importorskip("cel_expr_python.ext.ext_optional")
+ext_strings = pytest.importorskip("cel_expr_python.ext.ext_strings")
 
 SCHEMA: dict[str, Any] = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 SPEC: dict[str, Any] = SCHEMA["properties"]["spec"]
@@ -38,3 +39,28 @@ def holds(expression: str, this: Any, old: Any = None) -> bool:
     verdict = _program(expression).eval(data={"self": this, "oldSelf": old}).value()
     assert isinstance(verdict, bool), f"{expression}: {verdict}"
     return verdict
+
+
+def admitted(policy: Mapping[str, Any], this: Any) -> str:
+    """Return why a ValidatingAdmissionPolicy refuses to create an object; empty where it takes it."""
+    variables: dict[str, Any] = {}
+    for variable in policy["spec"].get("variables", []):
+        variables[variable["name"]] = _evaluated(variable["expression"], this, variables)
+    messages = [
+        str(_evaluated(entry["messageExpression"], this, variables))
+        for entry in policy["spec"]["validations"]
+        if not _evaluated(entry["expression"], this, variables)
+    ]
+    return "\n".join(messages)
+
+
+@functools.cache
+def _of_policy(expression: str) -> Any:
+    variables = {"object": cel.Type.DYN, "variables": cel.Type.DYN}
+    extensions = [ext_optional.ExtOptional(), ext_strings.ExtStrings()]
+    return cel.NewEnv(variables=variables, extensions=extensions).compile(expression)
+
+
+def _evaluated(expression: str, this: Any, variables: Mapping[str, Any]) -> Any:
+    found = _of_policy(expression).eval(data={"object": this, "variables": variables}).value()
+    return [item.value() for item in found] if isinstance(found, list) else found

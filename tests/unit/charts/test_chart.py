@@ -32,6 +32,8 @@ def test_helm_lint_has_nothing_to_say(helm: str) -> None:
 def test_the_defaults_install_these_objects_and_no_others(template: Template) -> None:
     assert set(template()) == {
         CRD,
+        ("ValidatingAdmissionPolicy", "rolloutmatchingjobs.stage2.dev"),
+        ("ValidatingAdmissionPolicyBinding", "rolloutmatchingjobs.stage2.dev"),
         ("ServiceAccount", "stage2"),
         ("ClusterRole", "stage2"),
         ("ClusterRoleBinding", "stage2"),
@@ -48,6 +50,16 @@ def test_the_defaults_install_these_objects_and_no_others(template: Template) ->
 def test_the_chart_ships_the_generated_definition(template: Template) -> None:
     generated = yaml.safe_load((ROOT / "crds" / "rolloutmatchingjob.yaml").read_text())
     assert template()[CRD]["spec"] == generated["spec"]
+
+
+def test_unknown_keys_are_refused_by_the_policy_that_belongs_to_the_definition(template: Template) -> None:
+    name = "rolloutmatchingjobs.stage2.dev"
+    generated = yaml.safe_load((ROOT / "crds" / "known-keys.yaml").read_text())
+    assert template()["ValidatingAdmissionPolicy", name]["spec"] == generated["spec"]
+    binding = template()["ValidatingAdmissionPolicyBinding", name]["spec"]
+    assert binding == {"policyName": name, "validationActions": ["Deny"]}
+    for value in ("crd.install=false", "crd.refuseUnknownKeys=false"):
+        assert ("ValidatingAdmissionPolicy", name) not in template(value)
 
 
 def test_the_definition_survives_an_uninstall_unless_told_otherwise(template: Template) -> None:

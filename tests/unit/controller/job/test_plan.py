@@ -1,6 +1,7 @@
 """The stages of a job: which children may exist when, and which must not."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import yaml
@@ -188,3 +189,58 @@ def test_three_hundred_mistakes_fit_a_condition() -> None:
     assert first.startswith("spec.learner.template.spec.containers[0].env[0].name: ")
     assert last.startswith("and ")
     assert last.endswith(" more")
+
+
+def edited(raw: b.Object, **spec: Any) -> b.Object:
+    metadata = {**raw["metadata"], "generation": raw["metadata"]["generation"] + 1}
+    return {**raw, "metadata": metadata, "spec": {**raw["spec"], **spec}}
+
+
+def failed() -> tuple[b.Object, Observed]:
+    """A job that failed, as it is told, with the learner Job that failed."""
+    raw = b.job()
+    observed = b.started(raw)
+    ended = replace(observed, learner=b.learner_job(b.planned(raw, observed), b.job_condition("Failed")), pods=())
+    told = b.told(raw, b.planned(raw, ended))
+    assert (told["status"]["phase"], told["status"]["specHash"] != "") == (reasons.FAILED, True)
+    return told, replace(ended, deployment=None)
+
+
+def test_a_failed_job_runs_again_once_its_spec_is_corrected_and_its_old_learner_is_gone() -> None:
+    raw, ended = failed()
+    corrected = edited(raw, learner={"gpus": 1, "backoffLimit": 9})
+    made = b.planned(corrected, ended, after_s=60)
+    assert made.deletions == ("Job",)
+    assert (made.status["phase"], b.condition(made, "Failed")) == (reasons.PENDING, None)
+    going = {**ended.learner, "metadata": {**ended.learner["metadata"], "deletionTimestamp": "2026-01-02T03:05:05Z"}}
+    again = b.planned(b.told(corrected, made), replace(ended, learner=going), after_s=61)
+    assert again.status["phase"] == reasons.PENDING, "the failure of the job before is none of this one's"
+    fresh = b.planned(b.told(corrected, made), Observed(), after_s=62)
+    assert "Deployment" in b.kinds(fresh)
+    assert fresh.status["startTime"] == "2026-01-02T03:05:05Z", "its deadlines count from the correction"
+
+
+@pytest.mark.parametrize("change", [{}, {"ttlSecondsAfterFinished": 5}, {"activeDeadlineSeconds": 9}])
+def test_a_failed_job_stays_failed_where_nothing_that_its_pods_are_made_from_has_changed(change: b.Object) -> None:
+    raw, ended = failed()
+    made = b.planned(edited(raw, **change), ended, after_s=60)
+    assert (made.status["phase"], made.children) == (reasons.FAILED, ())
+
+
+def test_a_newer_controller_that_reads_a_spec_otherwise_starts_no_failed_job_anew() -> None:
+    raw, ended = failed()
+    raw["status"]["specHash"] = "of-an-older-version"
+    assert b.planned(raw, ended, after_s=60).status["phase"] == reasons.FAILED
+
+
+def test_a_corrected_job_asks_kueue_anew() -> None:
+    raw, ended = failed()
+    raw["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team"}
+    finished = {"type": "Finished", "status": "True", "reason": "JobFinished", "message": ""}
+    workload = {"metadata": {"name": "job-3v1-quota", "uid": "w"}, "status": {"conditions": [finished]}}
+    made = b.planned(edited(raw, image="corrected:1"), replace(ended, workload=workload), after_s=60)
+    assert made.deletions == ("Job", "Workload")
+    assert "Workload" not in b.kinds(made)
+    assert made.status["phase"] == reasons.PENDING
+    later = b.planned(b.told(edited(raw, image="corrected:1"), made), Observed(), after_s=61)
+    assert b.kinds(later) == ["Workload"]

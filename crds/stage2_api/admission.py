@@ -1,0 +1,83 @@
+"""The ValidatingAdmissionPolicy that refuses keys which no section of a job has; `crds/known-keys.yaml` holds it.
+
+The definition keeps such keys, so that none is lost silently, and with that `kubectl apply` finds none by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from stage2_api import job
+from stage2_api.structural_schema import Schema, structural
+from stage2_api.validation import key_paths
+
+_SUMMANDS = 16  # parsers bound how deep an expression is nested, and a sum nests
+_WAY_OUT = "not keys of stage2: correct or remove them; `kubectl explain rmj.spec --recursive` lists all keys"
+
+
+def known_keys_policy() -> dict[str, Any]:
+    """Return the policy as a mapping, ready to be written as YAML or JSON."""
+    name = f"{job.PLURAL}.{job.GROUP}"
+    rule = {
+        "apiGroups": [job.GROUP],
+        "apiVersions": [job.VERSION],
+        "operations": ["CREATE", "UPDATE"],
+        "resources": [job.PLURAL],
+    }
+    sections = list(_sections(structural(job.JobSpec)))
+    named = [f"variables.{variable}" for variable, _ in sections]
+    every = " + ".join(
+        f"({' + '.join(part)})"
+        for part in (named[first : first + _SUMMANDS] for first in range(0, len(named), _SUMMANDS))
+    )
+    return {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingAdmissionPolicy",
+        "metadata": {"name": name},
+        "spec": {
+            "failurePolicy": "Fail",
+            "matchConstraints": {"resourceRules": [rule]},
+            "variables": [
+                *({"name": variable, "expression": expression} for variable, expression in sections),
+                {"name": "unknown", "expression": every},
+            ],
+            "validations": [
+                {
+                    "expression": "variables.unknown.size() == 0",
+                    "messageExpression": f"variables.unknown.join(', ') + ': {_WAY_OUT}'",
+                }
+            ],
+        },
+    }
+
+
+def _sections(spec: Schema) -> Iterator[tuple[str, str]]:
+    """Yield a variable for each section: the paths of the keys in it that it does not have."""
+    yield "root", f"object.filter(k, !(k in {list(key_paths.fields(job.RolloutMatchingJob))}))"
+    for path, schema in _below("spec", spec):
+        steps = path.split(".")
+        yield "_".join(part.removesuffix("[]") for part in steps), _unknown("object", steps, schema, "", 0)
+
+
+def _below(path: str, schema: Schema) -> Iterator[tuple[str, Schema]]:
+    """Yield the sections under one, itself first; `[]` marks those of which there is a list."""
+    yield path, schema
+    for key, value in schema["properties"].items():
+        inside = value.get("items", value)
+        if "properties" in inside:
+            yield from _below(f"{path}.{key}" + ("[]" if "items" in value else ""), inside)
+
+
+def _unknown(parent: str, steps: list[str], schema: Schema, path: str, depth: int) -> str:
+    """Return a CEL expression for the unknown keys of the section to which the steps lead from `parent`."""
+    if not steps:
+        return f"{parent}.filter(k, !(k in {sorted(schema['properties'])})).map(k, '{path}.' + k)"
+    step, *rest = steps
+    here, name, path = f"v{depth}", step.removesuffix("[]"), f"{path}.{step}".lstrip(".")
+    if step.endswith("[]"):
+        inside = _unknown(f"i{depth}", rest, schema, path, depth + 1)
+        inside = f"{here}.exists(i{depth}, ({inside}).size() > 0) ? ['{'.'.join([path, *rest])}'] : []"
+    else:
+        inside = _unknown(here, rest, schema, path, depth + 1)
+    return f"{parent}.?{name}.optMap({here}, {inside}).orValue([])"

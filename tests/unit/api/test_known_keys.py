@@ -1,0 +1,67 @@
+"""A misspelt key is refused when the job is sent, and again by the controller, whoever sent it."""
+
+import copy
+from typing import Any
+
+import pytest
+
+from stage2_api.admission import known_keys_policy
+from stage2_api.errors import ConfigError
+from stage2_api.parsing import parse_job
+from tests.unit.api.api_server import admitted
+from tests.unit.api.grpo_configs import GOOD_JOB
+from tests.unit.api.wrong_jobs import good_job
+
+POLICY = known_keys_policy()
+VOLUME = {"name": "d", "mountPath": "/d", "hostPath": {"path": "/d"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "near"),
+    [
+        ("spce", None),
+        ("spec.lerner", "spec.learner"),
+        ("spec.learner.gpu", "spec.learner.gpus"),
+        ("spec.learner.resources.limit", "spec.learner.resources.limits"),
+        ("spec.config.trainning", "spec.config.training"),
+        ("spec.config.training.learnin_rate", "spec.config.training.learning_rate"),
+        ("spec.config.custom.extra.rollout_matching.decodemode", "rollout_matching.decode_mode"),
+    ],
+)
+def test_a_misspelt_key_is_refused_by_its_path_and_the_controller_says_which_was_meant(
+    path: str, near: str | None
+) -> None:
+    raw = good_job()
+    *sections, key = path.split(".")
+    here: Any = raw
+    for section in sections:
+        here = here.setdefault(section, {})
+    here[key] = {}
+    assert admitted(POLICY, raw).startswith(f"{path}: not keys of stage2: ")
+    with pytest.raises(ConfigError) as error:
+        parse_job(raw)
+    (problem,) = [str(problem) for problem in error.value.problems if problem.path == path]
+    assert "is not a key of" in problem
+    assert (near or "remove it") in problem
+
+
+def test_a_key_of_a_list_is_refused_by_the_list() -> None:
+    raw = good_job()
+    raw["spec"]["volumes"] = [{**VOLUME, "hostPath": {"path": "/d", "tpye": ""}}, {**VOLUME, "name": "e", "mount": ""}]
+    told = admitted(POLICY, raw).partition(": ")[0]
+    assert told == "spec.volumes[], spec.volumes[].hostPath"
+
+
+@pytest.mark.parametrize("raw", [good_job(), GOOD_JOB, {"metadata": {"name": "x"}}])
+def test_known_keys_pass(raw: Any) -> None:
+    before = copy.deepcopy(raw)
+    assert admitted(POLICY, raw) == ""
+    assert raw == before
+
+
+@pytest.mark.parametrize("section", ["rollout", "learner"])
+def test_what_belongs_to_kubernetes_is_not_looked_into(section: str) -> None:
+    raw = good_job()
+    raw["spec"][section]["template"] = {"spec": {"whatever": {}}}
+    raw["spec"]["config"]["deepspeed"] = {"zero_optimization": {"stage": 2}}
+    assert admitted(POLICY, raw) == ""
