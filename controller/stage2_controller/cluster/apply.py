@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from stage2_controller.cluster.api_server import Api, ApiRefused
 from stage2_controller.cluster.observe import Observer, others_in
-from stage2_controller.job import diff
+from stage2_controller.job import diff, kinds
 from stage2_controller.job.children.meta import Manifest
 from stage2_controller.job.key import Key
 from stage2_controller.job.observed import Object, Observed
@@ -30,19 +30,25 @@ class ChildWriter:
         if others:
             raise NameTaken
 
-    async def delete(self, key: Key, kinds: Sequence[str], observed: Observed) -> None:
+    async def delete(self, key: Key, unwanted: Sequence[str], observed: Observed) -> None:
         """Delete the children of these kinds."""
-        for kind in kinds:
+        for kind in unwanted:
             if there := observed.child(kind):
                 metadata = there["metadata"]
                 left = await self._api.delete(kind, key.namespace, metadata["name"], uid=metadata["uid"])
                 self._observer.deleted(kind, there, left)
 
     async def write(self, key: Key, job: Object, children: Sequence[Manifest], observed: Observed) -> list[str]:
-        """Write what differs, and return what the API server refused. Raise NameTaken."""
+        """Write what differs, and return what the API server refused. Raise NameTaken.
+
+        Nothing with pods is written once anything was refused: servers without their NetworkPolicy would stand open,
+        and without Secret or Service load for nothing.
+        """
         refusals: list[str] = []
         for write in diff.writes(children, observed):
             kind, name = write.manifest["kind"], write.manifest["metadata"]["name"]
+            if refusals and kind in kinds.ROLE_OF_PODS:
+                continue
             logger.info("%s: %s %s %s", key, write.verb, kind, name)
             try:
                 await self._write(write, key, job)

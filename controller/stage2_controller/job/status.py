@@ -304,14 +304,18 @@ def _behind(held: Sequence[int], pushed: int) -> list[str]:
 
 
 def with_refusals(
-    status: Mapping[str, Any], previous: Mapping[str, Any], refusals: Sequence[str], *, now: datetime
+    status: Mapping[str, Any], job: Mapping[str, Any], refusals: Sequence[str], *, now: datetime
 ) -> dict[str, Any]:
-    """Return the status plus whether the API server took every child of the pass."""
+    """Return the status plus whether the API server took every child; what it refused is why the job does not train."""
     if refusals:
-        condition = Condition(reasons.CHILDREN_APPLIED, "False", reasons.CHILD_REFUSED, "; ".join(refusals))
+        applied = Condition(reasons.CHILDREN_APPLIED, "False", reasons.CHILD_REFUSED, "; ".join(refusals))
     else:
-        condition = Condition(reasons.CHILDREN_APPLIED, "True", reasons.APPLIED, "the API server took every child")
-    old = previous.get("conditions") or []
-    entries = merged(old, [condition], generation=status["observedGeneration"], now=now)
-    first, *others = [item for item in status["conditions"] if item["type"] != reasons.CHILDREN_APPLIED]
-    return {**status, "conditions": [first, *entries, *others]}
+        applied = Condition(reasons.CHILDREN_APPLIED, "True", reasons.APPLIED, "the API server took every child")
+    ours = (reasons.CHILDREN_APPLIED, reasons.TRAINING)
+    told = [Condition(*(item[key] for key in ("type", "status", "reason", "message"))) for item in status["conditions"]]
+    first, *others = [item for item in told if item.type not in ours]
+    found = [first, applied, *others]
+    found.append(explanation.training(found, {"metadata": job["metadata"], "status": status}))
+    old = (job.get("status") or {}).get("conditions") or []
+    entries = merged(old, found, generation=status["observedGeneration"], now=now)
+    return {**status, "conditions": entries, **({"message": applied.message} if refusals else {})}

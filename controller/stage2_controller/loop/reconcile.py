@@ -176,7 +176,7 @@ class Reconciler:
         previous: Mapping[str, Any] = job.get("status") or {}
         status = made.status
         if made.children:
-            status = statuses.with_refusals(status, previous, refusals, now=now)
+            status = statuses.with_refusals(status, job, refusals, now=now)
         if status == previous:
             return
         written = await self._api.apply_status(job, status)

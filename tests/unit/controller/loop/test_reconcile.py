@@ -1,13 +1,16 @@
 """Passes over one job on an API server that is a dictionary: whose objects are read, written and deleted."""
 
 import copy
+import json
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from stage2_controller.cluster.api_server import ApiRefused
 from stage2_controller.cluster.progress_polls import ProgressPolls
 from stage2_controller.cluster.progress_reader import ProgressReader
 from stage2_controller.cluster.store import Store
@@ -15,6 +18,7 @@ from stage2_controller.job import conditions, kinds, names, reasons
 from stage2_controller.job.key import Key
 from stage2_controller.loop.controller_metrics import Metrics
 from stage2_controller.loop.reconcile import Reconciler
+from stage2_controller.loop.work_queue import RetryLater
 from tests.unit.controller import builders as b
 
 KEY = Key("team-a", "job-3v1")
@@ -32,6 +36,7 @@ class Server:
     events: list[str] = field(default_factory=list)
     untold: list[tuple[str, Object]] = field(default_factory=list)  # what others changed: the watch's next events
     versions: Iterator[int] = field(default_factory=lambda: count(2))
+    refused: dict[str, str] = field(default_factory=dict)  # by kind, with the API server's sentence
 
     def add(self, manifest: Any, **metadata: Any) -> Object:
         """Make the object exist, as anybody but the controller would."""
@@ -56,11 +61,18 @@ class Server:
         return self.objects.get((kind, name))
 
     async def apply(self, manifest: Any) -> Object:
-        self.requests.append(("apply", manifest["kind"]))
+        self._ask("apply", manifest["kind"])
         return self.put(manifest)
 
+    def _ask(self, verb: str, kind: str) -> None:
+        self.requests.append((verb, kind))
+        if kind in self.refused:
+            answer = {"status": 403, "reason": "Forbidden", "body": json.dumps({"message": self.refused[kind]})}
+            error: Any = SimpleNamespace(**answer)
+            raise ApiRefused(f"{verb} {kind}", error)
+
     async def create(self, manifest: Any) -> Object | None:
-        self.requests.append(("create", manifest["kind"]))
+        self._ask("create", manifest["kind"])
         exists = (manifest["kind"], manifest["metadata"]["name"]) in self.objects
         return None if exists else self.put(manifest)
 
@@ -208,3 +220,31 @@ async def test_a_job_that_was_applied_again_while_its_time_to_live_passed_is_not
     await life.reconciler(KEY)
     assert ("delete", names.KIND) in life.server.requests
     assert (names.KIND, KEY.name) in life.server.objects
+
+
+@pytest.mark.parametrize("kind", ["Secret", "ConfigMap", "NetworkPolicy", "Service"])
+async def test_no_server_is_created_beside_a_prerequisite_that_was_refused(life: Life, kind: str) -> None:
+    life.server.refused[kind] = f"{kind.lower()}s are forbidden: exceeded quota: small"
+    with pytest.raises(RetryLater, match="exceeded quota"):
+        await life.one_pass()
+    assert ("Deployment", "job-3v1-rollout") not in life.server.objects
+    assert {"ConfigMap", "NetworkPolicy", "Service", "Secret"} == set(life.server.written())
+    assert life.told() == ("False", reasons.CHILD_REFUSED)
+    status = life.server.objects[names.KIND, KEY.name]["status"]
+    for condition in (reasons.CHILDREN_APPLIED, reasons.TRAINING):
+        assert "exceeded quota: small" in (conditions.find(status, condition) or {})["message"]
+    assert "exceeded quota: small" in status["message"]
+
+    life.server.refused.clear()
+    await life.one_pass()
+    assert ("Deployment", "job-3v1-rollout") in life.server.objects
+    assert life.told() == ("True", reasons.APPLIED)
+
+
+async def test_the_same_refusal_writes_no_status_twice(life: Life) -> None:
+    life.server.refused["Service"] = "no"
+    for _ in range(2):
+        life.server.requests.clear()
+        with pytest.raises(RetryLater):
+            await life.one_pass()
+    assert ("apply", "status") not in life.server.requests
