@@ -38,6 +38,9 @@ def known_keys_policy() -> dict[str, Any]:
         "spec": {
             "failurePolicy": "Fail",
             "matchConstraints": {"resourceRules": [rule]},
+            "matchConditions": [
+                {"name": "the-spec-is-new", "expression": "oldObject == null || object.spec != oldObject.spec"}
+            ],
             "variables": [
                 *({"name": variable, "expression": expression} for variable, expression in sections),
                 {"name": "unknown", "expression": every},

@@ -58,10 +58,14 @@ class Desired:
 
 
 def desired(raw: Mapping[str, Any], settings: Settings) -> Desired:
-    """Return the desired state of a job, as the API server holds that. Raise ConfigError if its spec breaks a rule."""
+    """Return the desired state of a job, as the API server holds that.
+
+    Raise ConfigError if its spec breaks a rule, or asks for more than the admin's policy allows.
+    """
     accepted = parse_job(raw)
     host = names.service_host(accepted.metadata.name, namespace_of(accepted))
     processes = containers(accepted, host_for=lambda _: host)
+    settings.policy.check(accepted)
     hashed = accepted.spec.model_dump(mode="json", include=_PODS_ARE_MADE_FROM, exclude_defaults=True)
     made = tuple(children(accepted, raw["metadata"], processes, settings))
     return Desired(

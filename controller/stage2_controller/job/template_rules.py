@@ -1,12 +1,13 @@
-"""The rules of a person's pod template: a job whose contract is broken would fail later and less clearly."""
+"""The rules of a person's pod template: it holds what training needs, and takes nothing away that the job relies on."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
+from types import MappingProxyType
 from typing import Any
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.job import RolloutMatchingJob
 from stage2_api.pod import files
-from stage2_controller.job import names, template_schema
+from stage2_controller.job import names, template_fields, template_schema
 
 _OF_CONTAINER = {
     "command": "stage2 starts its own commands",
@@ -15,12 +16,12 @@ _OF_CONTAINER = {
 }
 _ROOTS = (files.ROOT, files.TMP_FOLDER, files.SHARED_MEMORY_FOLDER)
 _NO_CREDENTIALS = "pods hold no API credentials"
+_CREDENTIALS = ("serviceAccountToken", "podCertificate")
 _OF_POD = {
     "restartPolicy": "Deployment and Job each need their own",
     "affinity": "the learner follows the servers",
     "automountServiceAccountToken": _NO_CREDENTIALS,
-    "serviceAccountName": _NO_CREDENTIALS,
-    "serviceAccount": _NO_CREDENTIALS,
+    "serviceAccount": "an old name of serviceAccountName",
     "hostPID": "a pod of a job sees no processes of its node",
     "hostIPC": "a pod of a job shares no memory with its node",
     "hostUsers": "the users of a pod are those of its image",
@@ -29,7 +30,9 @@ _OF_POD = {
     "subdomain": "servers are reached through their Service",
     "readinessGates": "the rollout pod is ready when its weights are",
 }
+_NOT_NEEDED = "is no field that training needs"
 _WAY_OUT = {
+    "serviceAccount": "use serviceAccountName",
     "affinity": "use spec.placement",
     "nodeName": "use spec.placement.nodeSelector",
     "ports": "use spec.rollout.port",
@@ -62,8 +65,12 @@ def _problems(path: str, template: Mapping[str, Any], ours: set[str], gpu: str) 
         return
     spec = template.get("spec") or {}
     yield from _metadata(f"{path}.metadata", template.get("metadata") or {})
-    yield from _reserved(f"{path}.spec", spec, _OF_POD)
+    yield from _foreign(f"{path}.spec", spec, template_fields.OF_POD, _OF_POD)
+    yield from _security(f"{path}.spec", spec, template_fields.OF_POD_SECURITY)
     yield from _volumes(f"{path}.spec", spec)
+    for key in ("containers", "initContainers"):
+        for index, container in enumerate(spec.get(key) or []):
+            yield from _any_container(f"{path}.spec.{key}[{index}]", container)
     for index, container in enumerate(spec.get("containers") or []):
         where, name = f"{path}.spec.containers[{index}]", container.get("name")
         if not name or not isinstance(name, str):
@@ -72,6 +79,44 @@ def _problems(path: str, template: Mapping[str, Any], ours: set[str], gpu: str) 
         elif name in ours:
             yield from _reserved(where, container, _OF_CONTAINER)
             yield from _container(where, container, gpu)
+
+
+def _foreign(
+    path: str, written: Mapping[str, Any], allowed: Set[str], reserved: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[Problem]:
+    """Refuse every field that is not allowed; `reserved` says of some why."""
+    for key in sorted(map(str, written.keys() - allowed)):
+        rule = reserved.get(key, _NOT_NEEDED)
+        yield Problem(f"{path}.{key}", written.get(key), rule, _WAY_OUT.get(key, "remove it"))
+
+
+def _any_container(path: str, container: Mapping[str, Any]) -> Iterator[Problem]:
+    """Refuse what no container of a job may have, the person's own too."""
+    yield from _foreign(path, container, template_fields.OF_CONTAINER)
+    yield from _security(path, container, template_fields.OF_CONTAINER_SECURITY)
+    for key in ("livenessProbe", "readinessProbe", "startupProbe", "lifecycle"):
+        if _names_a_host(container.get(key)):
+            rule = "a probe of another host would be made by the node"
+            yield Problem(f"{path}.{key}", container[key], rule, "take host out")
+    for index, port in enumerate(container.get("ports") or []):
+        if port.keys() & {"hostPort", "hostIP"}:
+            rule = "a port of the node is not the job's"
+            yield Problem(f"{path}.ports[{index}].hostPort", port.get("hostPort"), rule, "remove it")
+
+
+def _names_a_host(hook: Any) -> bool:
+    """Return whether a probe, or a hook of the lifecycle, is about another host."""
+    if not isinstance(hook, Mapping):
+        return False
+    return any(key == "host" or (key != "exec" and _names_a_host(value)) for key, value in hook.items())
+
+
+def _security(path: str, holder: Mapping[str, Any], allowed: Set[str]) -> Iterator[Problem]:
+    context = holder.get("securityContext") or {}
+    yield from _foreign(f"{path}.securityContext", context, allowed)
+    for key, (holds, rule) in template_fields.SECURITY_VALUES.items():
+        if key in allowed and key in context and not holds(context[key]):
+            yield Problem(f"{path}.securityContext.{key}", context[key], rule, "change it, or remove it")
 
 
 def _reserved(path: str, written: Mapping[str, Any], reserved: Mapping[str, str]) -> Iterator[Problem]:
@@ -95,6 +140,11 @@ def _directives(path: str, written: Any) -> Iterator[Problem]:
 
 
 def _metadata(path: str, metadata: Mapping[str, Any]) -> Iterator[Problem]:
+    yield from _foreign(path, metadata, template_fields.OF_METADATA)
+    for key in metadata.get("annotations") or {}:
+        if str(key).startswith(template_fields.UNSAFE_ANNOTATIONS):
+            rule = "an old name of a field of securityContext"
+            yield Problem(f"{path}.annotations[{key}]", metadata["annotations"][key], rule, "use securityContext")
     for part in ("labels", "annotations"):
         for key, value in (metadata.get(part) or {}).items():
             if str(key).startswith((f"{names.GROUP}/", "app.kubernetes.io/")):
@@ -107,15 +157,17 @@ def _volumes(path: str, spec: Mapping[str, Any]) -> Iterator[Problem]:
         if volume["name"] in files.VOLUMES:
             rule = f"the names {', '.join(files.VOLUMES)} belong to stage2"
             yield Problem(f"{path}.volumes[{index}].name", volume["name"], rule, "choose another name")
-        if _projects_a_token(volume):
-            way_out = "take the serviceAccountToken out"
+        yield from _foreign(f"{path}.volumes[{index}]", volume, template_fields.VOLUMES)
+        if _projects_a_credential(volume):
+            way_out = f"take {' and '.join(_CREDENTIALS)} out"
             yield Problem(f"{path}.volumes[{index}].projected", volume["projected"], _NO_CREDENTIALS, way_out)
 
 
-def _projects_a_token(volume: Mapping[str, Any]) -> bool:
+def _projects_a_credential(volume: Mapping[str, Any]) -> bool:
     projected = volume.get("projected")
     sources = projected.get("sources") if isinstance(projected, Mapping) else None
-    return any("serviceAccountToken" in source for source in sources or () if isinstance(source, Mapping))
+    listed = sources if isinstance(sources, list) else ()
+    return any(source.keys() & set(_CREDENTIALS) for source in listed if isinstance(source, Mapping))
 
 
 def _container(path: str, container: Mapping[str, Any], gpu: str) -> Iterator[Problem]:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from stage2_api import log_lines
+from stage2_controller.job.admin_policy import read_policy
 from stage2_controller.job.settings import DEFAULT_IMAGE, Settings
 from stage2_controller.loop import operator
 from stage2_controller.loop.controller import Options
@@ -29,6 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             image=options.image,
             namespace=os.environ.get("STAGE2_NAMESPACE"),
             progress_s=options.progress_seconds,
+            policy=options.policy,
             kueue=options.kueue,
         ),
         Options(
@@ -50,6 +52,13 @@ def _parser() -> argparse.ArgumentParser:
         "--image",
         default=os.environ.get("STAGE2_DEFAULT_IMAGE", DEFAULT_IMAGE),
         help="image of jobs that name none (default: $STAGE2_DEFAULT_IMAGE, else %(default)s)",
+    )
+    parser.add_argument(
+        "--policy",
+        type=read_policy,
+        default=os.environ.get("STAGE2_POLICY", "{}"),
+        metavar="JSON",
+        help="what jobs may use, as the chart's values under `policy` (default: $STAGE2_POLICY, else %(default)s)",
     )
     parser.add_argument("--concurrency", type=int, default=8, help="passes at a time (default: %(default)s)")
     parser.add_argument(

@@ -46,12 +46,17 @@ def admitted(policy: Mapping[str, Any], this: Any) -> str:
     variables: dict[str, Any] = {}
     for variable in policy["spec"].get("variables", []):
         variables[variable["name"]] = _evaluated(variable["expression"], this, variables)
-    messages = [
-        str(_evaluated(entry["messageExpression"], this, variables))
+    return "\n".join(
+        str(_evaluated(entry["messageExpression"], this, variables)) if "message" not in entry else entry["message"]
         for entry in policy["spec"]["validations"]
-        if not _evaluated(entry["expression"], this, variables)
-    ]
-    return "\n".join(messages)
+        if not _verdict(entry["expression"], this, variables)
+    )
+
+
+def _verdict(expression: str, this: Any, variables: Mapping[str, Any]) -> bool:
+    found = _evaluated(expression, this, variables)
+    assert isinstance(found, bool), f"{expression}: {found}"
+    return found
 
 
 @functools.cache
@@ -62,5 +67,13 @@ def _of_policy(expression: str) -> Any:
 
 
 def _evaluated(expression: str, this: Any, variables: Mapping[str, Any]) -> Any:
-    found = _of_policy(expression).eval(data={"object": this, "variables": variables}).value()
-    return [item.value() for item in found] if isinstance(found, list) else found
+    return _plain(_of_policy(expression).eval(data={"object": this, "variables": variables}).value())
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of CEL's as one of Python's, so that it can be handed to CEL again."""
+    if isinstance(value, list):
+        return [_plain(item.value()) for item in value]
+    if isinstance(value, dict):
+        return {key: _plain(item.value()) for key, item in value.items()}
+    return value

@@ -34,6 +34,8 @@ def test_the_defaults_install_these_objects_and_no_others(template: Template) ->
         CRD,
         ("ValidatingAdmissionPolicy", "rolloutmatchingjobs.stage2.dev"),
         ("ValidatingAdmissionPolicyBinding", "rolloutmatchingjobs.stage2.dev"),
+        ("ValidatingAdmissionPolicy", "stage2-policy"),
+        ("ValidatingAdmissionPolicyBinding", "stage2-policy"),
         ("ServiceAccount", "stage2"),
         ("ClusterRole", "stage2"),
         ("ClusterRoleBinding", "stage2"),

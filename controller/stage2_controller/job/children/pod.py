@@ -17,6 +17,8 @@ _CONTAINER_SECURITY = {
     "readOnlyRootFilesystem": True,
     "capabilities": {"drop": ["ALL"]},
 }
+# Of containers that the person adds: what Pod Security restricted demands, and no more.
+_ADDED_CONTAINER_SECURITY = {key: _CONTAINER_SECURITY[key] for key in ("allowPrivilegeEscalation", "capabilities")}
 _POD_SECURITY = {
     "runAsNonRoot": True,
     "fsGroup": FS_GROUP,
@@ -78,7 +80,11 @@ def template(
             **extra,
         },
     }
-    return strategic_merge.strategic_merge(ours, _for_every_server(override, [item["name"] for item in containers]))
+    made = strategic_merge.strategic_merge(ours, _for_every_server(override, [item["name"] for item in containers]))
+    for key in ("containers", "initContainers"):
+        for added in made["spec"].get(key) or []:
+            added["securityContext"] = {**_ADDED_CONTAINER_SECURITY, **(added.get("securityContext") or {})}
+    return made
 
 
 def pinned(manifest: meta.Manifest, node: str) -> meta.Manifest:

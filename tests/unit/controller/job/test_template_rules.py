@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from stage2_controller.job import reasons
+from stage2_controller.job import reasons, template_fields, template_rules
 from tests.unit.controller import builders as b
 
 WRONG: list[tuple[str, dict[str, Any], str]] = [
@@ -104,6 +104,21 @@ def test_it_is_refused(template: dict[str, Any], path: str) -> None:
     made = b.planned(b.job(learner={"gpus": 1, "template": template}))
     assert b.condition(made, reasons.ACCEPTED) == ("False", reasons.INVALID_SPEC)
     assert f"spec.learner.{path}: " in b.message(made, reasons.ACCEPTED)
+
+
+def test_a_container_that_the_person_adds_is_as_restricted_as_ours() -> None:
+    template = {
+        "spec": {"containers": [{"name": "logs", "image": "x"}], "initContainers": [{"name": "i", "image": "x"}]}
+    }
+    made = b.planned(b.job(rollout={"servers": 3, "template": template}))
+    pod = b.child(made, "Deployment")["spec"]["template"]["spec"]
+    for container in [*pod["containers"], *pod["initContainers"]]:
+        assert container["securityContext"]["allowPrivilegeEscalation"] is False
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_every_field_that_is_refused_by_name_is_outside_of_what_is_allowed() -> None:
+    assert not template_rules._OF_POD.keys() & template_fields.OF_POD
 
 
 @pytest.mark.parametrize(("template", "path"), MISSHAPEN, ids=[str(case[0]) for case in MISSHAPEN])

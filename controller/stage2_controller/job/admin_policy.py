@@ -1,0 +1,118 @@
+"""The admin's policy: which folders of nodes, images, service accounts, Secrets and runtime classes jobs may use."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import PurePosixPath
+from typing import Any
+
+from stage2_api.errors import ConfigError, Problem
+from stage2_api.job import JobSpec, RolloutMatchingJob
+
+_ANY = "*"
+
+
+@dataclass(frozen=True)
+class AdminPolicy:
+    """What jobs may use of their namespace and its nodes; `*` stands for everything.
+
+    The defaults are those of a controller that somebody runs by hand. The chart gives its own, which are narrower.
+    """
+
+    host_paths: tuple[str, ...] = (_ANY,)  # folders, with everything under them
+    image_registries: tuple[str, ...] = (_ANY,)  # what the name of an image begins with
+    service_accounts: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = (_ANY,)  # the job's own token is none of these
+    runtime_classes: tuple[str, ...] = (_ANY,)
+
+    def check(self, job: RolloutMatchingJob) -> None:
+        """Raise ConfigError with everything of the job that the policy does not allow."""
+        if problems := list(self._problems(job.spec)):
+            raise ConfigError(problems)
+
+    def _problems(self, spec: JobSpec) -> Iterator[Problem]:
+        yield from self._images("spec", {"image": spec.image} if spec.image else {})
+        for index, volume in enumerate(spec.volumes):
+            yield from self._volume(f"spec.volumes[{index}]", volume.source)
+        for role, template in (("rollout", spec.rollout.template), ("learner", spec.learner.template)):
+            yield from self._pod(f"spec.{role}.template.spec", template.get("spec") or {})
+
+    def _pod(self, path: str, pod: Mapping[str, Any]) -> Iterator[Problem]:
+        yield from _unlisted(
+            f"{path}.serviceAccountName", pod.get("serviceAccountName"), self.service_accounts, _ACCOUNT
+        )
+        yield from _unlisted(f"{path}.runtimeClassName", pod.get("runtimeClassName"), self.runtime_classes, _CLASS)
+        for index, volume in enumerate(pod.get("volumes") or []):
+            yield from self._volume(f"{path}.volumes[{index}]", volume)
+        for key in ("containers", "initContainers"):
+            for index, container in enumerate(pod.get(key) or []):
+                where = f"{path}.{key}[{index}]"
+                yield from self._images(where, container)
+                yield from self._environment(where, container)
+
+    def _images(self, path: str, holder: Mapping[str, Any]) -> Iterator[Problem]:
+        image = holder.get("image")
+        if image is not None and _ANY not in self.image_registries and not str(image).startswith(self.image_registries):
+            yield _refused(f"{path}.image", image, self.image_registries, _IMAGE)
+
+    def _environment(self, path: str, container: Mapping[str, Any]) -> Iterator[Problem]:
+        for index, variable in enumerate(container.get("env") or []):
+            name = _at(variable, "valueFrom", "secretKeyRef", "name")
+            yield from _unlisted(f"{path}.env[{index}].valueFrom.secretKeyRef.name", name, self.secrets, _SECRET)
+        for index, source in enumerate(container.get("envFrom") or []):
+            name = _at(source, "secretRef", "name")
+            yield from _unlisted(f"{path}.envFrom[{index}].secretRef.name", name, self.secrets, _SECRET)
+
+    def _volume(self, path: str, volume: Mapping[str, Any]) -> Iterator[Problem]:
+        yield from _unlisted(f"{path}.secret.secretName", _at(volume, "secret", "secretName"), self.secrets, _SECRET)
+        sources = _at(volume, "projected", "sources")
+        for index, source in enumerate(sources if isinstance(sources, list) else ()):
+            name = _at(source, "secret", "name")
+            yield from _unlisted(f"{path}.projected.sources[{index}].secret.name", name, self.secrets, _SECRET)
+        folder = _at(volume, "hostPath", "path")
+        if folder is not None and _ANY not in self.host_paths and not _lies_in(str(folder), self.host_paths):
+            yield _refused(f"{path}.hostPath.path", folder, self.host_paths, _FOLDER)
+
+
+_ACCOUNT = ("service account", "policy.serviceAccounts")
+_CLASS = ("runtime class", "policy.runtimeClasses")
+_SECRET = ("Secret", "policy.secrets")
+_IMAGE = ("image registry", "policy.imageRegistries")
+_FOLDER = ("folder of a node", "policy.hostPaths")
+
+
+def read_policy(text: str) -> AdminPolicy:
+    """Return the policy that the chart wrote as JSON, with the names of its values. Raise ValueError."""
+    written = json.loads(text)
+    names = {_camel(field.name): field.name for field in fields(AdminPolicy)}
+    if unknown := sorted(written.keys() - names.keys()):
+        raise ValueError(f"{', '.join(unknown)}: a policy has {', '.join(names)}")
+    return AdminPolicy(**{names[key]: tuple(map(str, values)) for key, values in written.items()})
+
+
+def _camel(name: str) -> str:
+    first, *others = name.split("_")
+    return first + "".join(map(str.capitalize, others))
+
+
+def _unlisted(path: str, name: Any, allowed: tuple[str, ...], what: tuple[str, str]) -> Iterator[Problem]:
+    if name is not None and _ANY not in allowed and name not in allowed:
+        yield _refused(path, name, allowed, what)
+
+
+def _refused(path: str, value: Any, allowed: tuple[str, ...], what: tuple[str, str]) -> Problem:
+    kind, key = what
+    rule = f"this cluster lets jobs use {'no ' + kind if not allowed else 'as ' + kind + ' only ' + ', '.join(allowed)}"
+    return Problem(path, value, rule, f"change or remove it, or ask the admin to add it to {key} of the chart")
+
+
+def _lies_in(folder: str, allowed: tuple[str, ...]) -> bool:
+    path = PurePosixPath(folder)
+    return ".." not in path.parts and any(path.is_relative_to(prefix) for prefix in allowed)
+
+
+def _at(value: Any, *keys: str) -> Any:
+    """Return what stands below these keys; None where a key is missing or anything but a mapping stands."""
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value

@@ -1,0 +1,46 @@
+"""The admin's policy before a real API server: what a tenant may not ask for is refused when the job is sent."""
+
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+import yaml
+
+from tests.cluster.controller.conftest import ROOT, Kubectl, eventually, job
+from tests.unit.charts.test_policy import NEEDED, RISKY
+
+pytestmark = pytest.mark.timeout(300)
+VALUES = (
+    'policy.hostPaths=["/data"]',
+    'policy.imageRegistries=["my/"]',
+    'policy.serviceAccounts=["trainer"]',
+    'policy.secrets=["hub-token"]',
+)
+
+
+@pytest.fixture
+def tenant(helm: str, admin: Kubectl, kubectl: Kubectl) -> Iterator[Kubectl]:
+    """kubectl in a namespace that a policy is bound to."""
+    chart = str(ROOT / "charts" / "stage2")
+    values = [f"--set-json={value}" for value in (*VALUES, f'controller.namespaces=["{kubectl.namespace}"]')]
+    command = [helm, "template", "s", chart, "--namespace", kubectl.namespace, "--show-only=templates/policy.yaml"]
+    rendered = subprocess.run([*command, *values], check=True, text=True, capture_output=True).stdout
+    made = list(yaml.safe_load_all(rendered))
+    for manifest in made:
+        admin.apply(manifest)
+    risky = job(image="evil.example/x")
+    eventually(lambda: kubectl.run("create", "--dry-run=server", "-f", "-", stdin=risky).returncode, why="it is bound")
+    yield kubectl
+    for manifest in made:
+        admin("delete", manifest["kind"], manifest["metadata"]["name"])
+
+
+def test_a_tenant_gets_what_training_needs_and_nothing_else(tenant: Kubectl) -> None:
+    for override, path, known in RISKY:
+        sent = job(image="my/trainer:1", volumes=[], learner={"gpus": 1, "template": override})
+        done = tenant.run("create", "--dry-run=server", "--validate=false", "-f", "-", stdin=sent)
+        assert (done.returncode != 0) is known, (path, done.stderr)
+    for override in NEEDED:
+        sent = job(image="my/trainer:1", volumes=[], learner={"gpus": 1, "template": override})
+        done = tenant.run("create", "--dry-run=server", "-f", "-", stdin=sent)
+        assert done.returncode == 0, (override, done.stderr)

@@ -1,0 +1,229 @@
+"""Creating a job is not creating any pod: each risky override, before the API server and before the controller."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from stage2_api.errors import ConfigError
+from stage2_controller.job.admin_policy import AdminPolicy, read_policy
+from stage2_controller.job.desired import desired
+from tests.unit.api.api_server import admitted
+from tests.unit.controller import builders as b
+
+Template = Callable[..., Mapping[tuple[str, str], Mapping[str, Any]]]
+POLICY = ("ValidatingAdmissionPolicy", "stage2-policy")
+
+
+def env_of(name: str, key: str) -> dict[str, Any]:
+    return {"spec": {"containers": [{"name": "learner", "env": [{"name": "A", "valueFrom": {key: {"name": name}}}]}]}}
+
+
+def security(**fields: Any) -> dict[str, Any]:
+    return {"spec": {"containers": [{"name": "learner", "securityContext": fields}]}}
+
+
+def volume(**source: Any) -> dict[str, Any]:
+    return {"spec": {"volumes": [{"name": "v", **source}]}}
+
+
+LEARNER = "containers[0]"
+RISKY: list[tuple[dict[str, Any], str, bool]] = [
+    # a template of the learner, the path that is named, and whether the API server can know it too
+    ({"spec": {"serviceAccount": "admin"}}, "serviceAccount", True),
+    ({"spec": {"serviceAccountName": "admin"}}, "serviceAccountName", True),
+    ({"spec": {"automountServiceAccountToken": True}}, "automountServiceAccountToken", True),
+    (volume(projected={"sources": [{"serviceAccountToken": {"path": "t"}}]}), "volumes[0].projected", True),
+    (volume(projected={"sources": [{"podCertificate": {"signerName": "s"}}]}), "volumes[0].projected", True),
+    (volume(projected={"sources": [{"secret": {"name": "s"}}]}), "volumes[0].projected.sources[0].secret.name", True),
+    (volume(secret={"secretName": "other-token"}), "volumes[0].secret.secretName", True),
+    (env_of("other", "secretKeyRef"), f"{LEARNER}.env[0].valueFrom.secretKeyRef.name", True),
+    (
+        {"spec": {"containers": [{"name": "learner", "envFrom": [{"secretRef": {"name": "other"}}]}]}},
+        f"{LEARNER}.envFrom[0].secretRef.name",
+        True,
+    ),
+    (volume(hostPath={"path": "/"}), "volumes[0].hostPath.path", True),
+    (volume(hostPath={"path": "/data/../etc"}), "volumes[0].hostPath.path", True),
+    (volume(hostPath={"path": "/database"}), "volumes[0].hostPath.path", True),
+    (volume(csi={"driver": "secrets-store.csi.k8s.io"}), "volumes[0].csi", False),
+    (volume(gitRepo={"repository": "x"}), "volumes[0].gitRepo", False),
+    (volume(image={"reference": "x"}), "volumes[0].image", False),
+    (volume(iscsi={"targetPortal": "x"}), "volumes[0].iscsi", False),
+    ({"spec": {"hostPID": True}}, "hostPID", True),
+    ({"spec": {"hostIPC": True}}, "hostIPC", True),
+    ({"spec": {"hostNetwork": True}}, "hostNetwork", True),
+    ({"spec": {"hostUsers": True}}, "hostUsers", True),
+    ({"spec": {"nodeName": "control-plane"}}, "nodeName", True),
+    ({"spec": {"shareProcessNamespace": True}}, "shareProcessNamespace", False),
+    ({"spec": {"ephemeralContainers": [{"name": "x"}]}}, "ephemeralContainers", False),
+    ({"spec": {"priority": 2000000000}}, "priority", False),
+    ({"spec": {"hostname": "x"}}, "hostname", False),
+    ({"spec": {"runtimeClassName": "runc-privileged"}}, "runtimeClassName", True),
+    (security(privileged=True), f"{LEARNER}.securityContext.privileged", True),
+    (security(allowPrivilegeEscalation=True), f"{LEARNER}.securityContext.allowPrivilegeEscalation", True),
+    (security(capabilities={"add": ["SYS_ADMIN"]}), f"{LEARNER}.securityContext.capabilities", False),
+    (security(capabilities={"drop": []}), f"{LEARNER}.securityContext.capabilities", False),
+    (security(runAsUser=0), f"{LEARNER}.securityContext.runAsUser", False),
+    (security(runAsNonRoot=False), f"{LEARNER}.securityContext.runAsNonRoot", False),
+    (security(procMount="Unmasked"), f"{LEARNER}.securityContext.procMount", False),
+    (security(seccompProfile={"type": "Unconfined"}), f"{LEARNER}.securityContext.seccompProfile", False),
+    (security(appArmorProfile={"type": "Unconfined"}), f"{LEARNER}.securityContext.appArmorProfile", False),
+    (security(seLinuxOptions={"type": "spc_t"}), f"{LEARNER}.securityContext.seLinuxOptions", False),
+    (security(windowsOptions={"hostProcess": True}), f"{LEARNER}.securityContext.windowsOptions", False),
+    ({"spec": {"securityContext": {"sysctls": [{"name": "kernel.x"}]}}}, "securityContext.sysctls", False),
+    ({"spec": {"securityContext": {"runAsUser": 0}}}, "securityContext.runAsUser", False),
+    (
+        {"spec": {"initContainers": [{"name": "i", "securityContext": {"privileged": True}}]}},
+        "initContainers[0].securityContext.privileged",
+        True,
+    ),
+    (
+        {"spec": {"containers": [{"name": "side", "ports": [{"containerPort": 1, "hostPort": 1}]}]}},
+        f"{LEARNER}.ports[0].hostPort",
+        False,
+    ),
+    (
+        {"spec": {"containers": [{"name": "side", "livenessProbe": {"httpGet": {"port": 1, "host": "10.0.0.1"}}}]}},
+        f"{LEARNER}.livenessProbe",
+        False,
+    ),
+    (
+        {"spec": {"containers": [{"name": "side", "lifecycle": {"preStop": {"httpGet": {"host": "10.0.0.1"}}}}]}},
+        f"{LEARNER}.lifecycle",
+        False,
+    ),
+    ({"spec": {"containers": [{"name": "side", "volumeDevices": [{"devicePath": "/dev/x"}]}]}}, LEARNER, False),
+    ({"spec": {"containers": [{"name": "side", "image": "evil.example/x"}]}}, f"{LEARNER}.image", True),
+]
+NEEDED: list[dict[str, Any]] = [
+    {"metadata": {"labels": {"team": "a"}, "annotations": {"team": "a"}}},
+    {"spec": {"tolerations": [{"key": "gpu", "operator": "Exists"}], "nodeSelector": {"gpu": "a100"}}},
+    {"spec": {"topologySpreadConstraints": [{"topologyKey": "zone", "maxSkew": 1}], "priorityClassName": "low"}},
+    {"spec": {"runtimeClassName": "nvidia", "terminationGracePeriodSeconds": 600}},
+    {"spec": {"serviceAccountName": "trainer", "imagePullSecrets": [{"name": "registry"}]}},
+    {"spec": {"containers": [{"name": "learner", "resources": {"limits": {"memory": "64Gi"}}}]}},
+    {"spec": {"containers": [{"name": "learner", "env": [{"name": "HF_HOME", "value": "/data/hf"}]}]}},
+    {"spec": {"containers": [{"name": "learner", "startupProbe": {"failureThreshold": 9}}]}},
+    env_of("hub-token", "secretKeyRef"),
+    env_of("settings", "configMapKeyRef"),
+    volume(hostPath={"path": "/data/models"}),
+    volume(persistentVolumeClaim={"claimName": "c"}),
+    volume(secret={"secretName": "hub-token"}),
+    volume(projected={"sources": [{"configMap": {"name": "c"}}]}),
+    security(capabilities={"add": ["NET_BIND_SERVICE"]}, runAsUser=1234),
+    {"spec": {"initContainers": [{"name": "fetch", "image": "my/x", "command": ["sh"], "restartPolicy": "Always"}]}},
+]
+
+
+@pytest.fixture(scope="module")
+def manifests(template: Template) -> Mapping[tuple[str, str], Mapping[str, Any]]:
+    return template(
+        'policy.hostPaths=["/data"]',
+        'policy.imageRegistries=["my/"]',
+        'policy.serviceAccounts=["trainer"]',
+        'policy.secrets=["hub-token"]',
+    )
+
+
+@pytest.fixture(scope="module")
+def policy(manifests: Mapping[tuple[str, str], Mapping[str, Any]]) -> AdminPolicy:
+    return policy_of(manifests)
+
+
+def policy_of(manifests: Mapping[tuple[str, str], Mapping[str, Any]]) -> AdminPolicy:
+    (container,) = manifests["Deployment", "stage2"]["spec"]["template"]["spec"]["containers"]
+    (text,) = [item["value"] for item in container["env"] if item["name"] == "STAGE2_POLICY"]
+    return read_policy(text)
+
+
+def refusals(job: Any, policy: AdminPolicy) -> str:
+    try:
+        desired(job, replace(b.SETTINGS, policy=policy))
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("role", ["learner", "rollout"])
+@pytest.mark.parametrize(("override", "path", "known"), RISKY, ids=[str(case[0]["spec"])[:60] for case in RISKY])
+def test_a_risky_override_is_refused(
+    manifests: Any, policy: AdminPolicy, override: dict[str, Any], path: str, known: bool, role: str
+) -> None:
+    raw = b.job()
+    raw["spec"][role]["template"] = override
+    told = refusals(raw, policy)
+    assert f"spec.{role}.template.spec.{path}" in told
+    assert bool(admitted(manifests[POLICY], raw)) is known
+
+
+@pytest.mark.parametrize("override", NEEDED, ids=[str(case)[:60] for case in NEEDED])
+def test_what_training_needs_is_taken(manifests: Any, policy: AdminPolicy, override: dict[str, Any]) -> None:
+    raw = b.job(learner={"gpus": 1, "template": override})
+    assert refusals(raw, policy) == ""
+    assert admitted(manifests[POLICY], raw) == ""
+
+
+@pytest.mark.parametrize(
+    ("spec", "path"),
+    [
+        ({"image": "evil.example/x"}, "spec.image"),
+        (
+            {"volumes": [{"name": "v", "mountPath": "/v", "hostPath": {"path": "/etc"}}]},
+            "spec.volumes[0].hostPath.path",
+        ),
+        ({"volumes": [{"name": "v", "mountPath": "/v", "secret": {"secretName": "x"}}]}, "spec.volumes[0].secret"),
+    ],
+)
+def test_the_jobs_own_fields_keep_the_policy_too(
+    manifests: Any, policy: AdminPolicy, spec: dict[str, Any], path: str
+) -> None:
+    assert path in refusals(b.job(**spec), policy)
+    assert admitted(manifests[POLICY], b.job(**spec))
+
+
+def test_a_refusal_says_what_is_allowed_and_whom_to_ask(policy: AdminPolicy) -> None:
+    told = refusals(b.job(image="evil.example/x"), policy)
+    assert told == (
+        "spec.image: 'evil.example/x'; this cluster lets jobs use as image registry only my/; "
+        "change or remove it, or ask the admin to add it to policy.imageRegistries of the chart"
+    )
+
+
+def test_by_default_the_chart_lets_jobs_use_no_folder_of_a_node_no_account_and_no_secret(template: Template) -> None:
+    found = policy_of(template())
+    assert found == AdminPolicy(
+        host_paths=(), image_registries=("*",), service_accounts=(), secrets=(), runtime_classes=("nvidia",)
+    )
+
+
+def test_a_star_allows_everything_on_both_sides(template: Template) -> None:
+    keys = ("hostPaths", "imageRegistries", "serviceAccounts", "secrets", "runtimeClasses")
+    manifests = template(*(f'policy.{key}=["*"]' for key in keys))
+    for override in ({"spec": {"serviceAccountName": "x", "runtimeClassName": "y"}}, volume(hostPath={"path": "/x"})):
+        raw = b.job(learner={"gpus": 1, "template": override})
+        assert refusals(raw, policy_of(manifests)) == ""
+        assert admitted(manifests[POLICY], raw) == ""
+
+
+def test_a_release_binds_its_policy_to_the_namespaces_that_it_serves(template: Template) -> None:
+    manifests = template('controller.namespaces=["team-a"]')
+    name = "stage2-system-stage2-policy"
+    (chosen,) = manifests["ValidatingAdmissionPolicyBinding", name]["spec"]["matchResources"]["namespaceSelector"][
+        "matchExpressions"
+    ]
+    assert (chosen["key"], chosen["values"]) == ("kubernetes.io/metadata.name", ["team-a"])
+    assert ("ValidatingAdmissionPolicy", name) not in template("policy.admission=false")
+
+
+@pytest.mark.parametrize("value", ['policy.hostPaths=["data"]', 'policy.hostPaths=["/a/../b"]', "policy.hostpaths=[]"])
+def test_a_policy_that_means_something_else_is_refused(template: Template, value: str) -> None:
+    with pytest.raises(ValueError, match="values don't meet the specifications"):
+        template(value)
+
+
+def test_a_misspelt_policy_keeps_the_controller_from_starting() -> None:
+    with pytest.raises(ValueError, match="hostpaths: a policy has hostPaths, imageRegistries, serviceAccounts"):
+        read_policy(json.dumps({"hostpaths": []}))
