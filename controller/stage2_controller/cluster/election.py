@@ -86,7 +86,8 @@ class Election:
         if self._seen is None or _holder(self._seen) != self._identity:
             return
         try:
-            await asyncio.wait_for(self._api.replace(self._written("", self._seen)), timeout=RETRY_S)
+            async with asyncio.timeout(RETRY_S):
+                await self._api.replace(self._written("", self._seen))
         except _REFUSED as error:
             logger.warning("the Lease stays until it ends: %s", error)
 
@@ -98,7 +99,8 @@ class Election:
         """Try once to get or keep the Lease; return whether it is ours now."""
         asked_at = self._clock()
         try:
-            ours = await asyncio.wait_for(self._take(), timeout=limit_s)
+            async with asyncio.timeout(limit_s):  # wait_for would swallow a cancellation that comes with the answer
+                ours = await self._take()
         except _REFUSED as error:
             logger.warning("no answer about the Lease: %s", str(error) or type(error).__name__)
             return False
