@@ -27,7 +27,7 @@ from typing import Any
 from urllib.request import urlopen
 
 from bench import jobset
-from bench.cluster import Object, Watch, clear, job, kubectl, namespace, node, until
+from bench.cluster import NODE, Object, Watch, clear, job, kubectl, namespace, node, until
 
 from stage2_api.parsing import parse_job
 from stage2_controller.cluster.api_server import Api, connect
@@ -39,6 +39,7 @@ PARALLEL = 16
 QUIET_S = 20.0
 SETTLED_S = 5.0
 OF_A_ROUND = 100
+FOREIGN_S = 60.0
 Create = Callable[[Object], Awaitable[object]]
 
 
@@ -100,6 +101,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--rounds", type=int, default=0, metavar="N", help=f"memory over N rounds of {OF_A_ROUND} jobs that come and go"
     )
+    parser.add_argument(
+        "--foreign", type=int, nargs="*", default=[], metavar="N", help="peak memory beside N pods of others, no job"
+    )
     parser.add_argument("--write", action="store_true", help="keep the table in bench/results/operator.md")
     options = parser.parse_args(arguments)
     sys.stdout.write(f"{HEAD}\n")
@@ -121,14 +125,20 @@ def measured(options: argparse.Namespace) -> Iterator[str]:
         yield asyncio.run(controlled(options.catch_up, late=True))
     if options.rounds:
         yield asyncio.run(rounds(options.rounds))
+    if options.foreign:
+        yield asyncio.run(foreign(options.foreign))
+
+
+_NOTES = ("Memory in MB", "Peak memory in MB")
 
 
 def merged(before: str, measured: Sequence[str]) -> str:
     """The file of results: rows measured now replace those of the same number and kind, the others stay."""
     rows = {tuple(line.split("|")[1:3]): line for line in before.splitlines() if re.match(r"\| \d", line)}
-    notes = [line for line in before.splitlines() if line.startswith("Memory in MB")]
+    old = [line for line in before.splitlines() if line.startswith(_NOTES)]
     rows |= {tuple(line.split("|")[1:3]): line for line in measured if line.startswith("|")}
-    notes = [line for line in measured if line.startswith("Memory in MB")] or notes
+    new = [line for line in measured if line.startswith(_NOTES)]
+    notes = sorted(new + [line for line in old if line[:6] not in {one[:6] for one in new}])
     table = [rows[key] for key in sorted(rows, key=lambda key: (int(key[0]), key[1][::-1]))]
     return "\n\n".join(["# The controller under load", ABOUT, "\n".join([HEAD, *table]), *notes, _where()]) + "\n"
 
@@ -227,6 +237,35 @@ async def rounds(count: int) -> str:
     return line
 
 
+async def foreign(counts: Sequence[int]) -> str:
+    """The controller's peak memory beside pods of others, for a minute from its start."""
+    api = await connect(Tally())
+    told, there = [], 0
+    with namespace() as name:
+        for count in sorted(counts):
+            await _each([_foreign_pod(number, name) for number in range(there, count)], api.create)
+            there = count
+            with controller() as figures:
+                await asyncio.sleep(FOREIGN_S)
+                told.append(f"{count:,} pods {figures()['peak_mb']:.0f}")
+    await api.close()
+    line = f"Peak memory in MB, no job: {', '.join(told)}."
+    sys.stdout.write(f"{line}\n")
+    return line
+
+
+def _foreign_pod(number: int, name: str) -> Object:
+    """A pod of some 5 kB that somebody else runs on the benchmark's node."""
+    env = [{"name": f"VARIABLE_{index}", "value": "x" * 60} for index in range(30)]
+    container = {"name": "c", "image": "foreign", "env": env, "resources": {"requests": {"cpu": "1m"}}}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": f"foreign-{number}", "namespace": name, "annotations": {"note": "x" * 1000}},
+        "spec": {"nodeName": NODE, "containers": [container], "automountServiceAccountToken": False},
+    }
+
+
 def _empty(name: str) -> bool:
     return clear(name) and not kubectl("-n", name, "get", _ALL, "-o", "name")
 
@@ -294,18 +333,18 @@ async def _each(items: Sequence[Any], work: Any) -> list[float]:
 
 
 @contextlib.contextmanager
-def controller(name: str) -> Iterator[Any]:
-    """A controller for one namespace; gives a function that reads its figures."""
+def controller(*names: str) -> Iterator[Any]:
+    """A controller for these namespaces, or for all; gives a function that reads its figures."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    options = [f"--namespace={name}", f"--listen=127.0.0.1:{port}", "--log-level=warning"]
+    options = [*(f"--namespace={name}" for name in names), f"--listen=127.0.0.1:{port}", "--log-level=warning"]
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen([sys.executable, "-m", "stage2_controller", *options], stdout=log, stderr=log)
         try:
             url = f"http://127.0.0.1:{port}"
             until(lambda: _answers(f"{url}/readyz"))
-            yield lambda: read(urlopen(f"{url}/metrics").read().decode())
+            yield lambda: read(urlopen(f"{url}/metrics").read().decode()) | {"peak_mb": _peak_mb(process.pid)}
         finally:
             process.terminate()
             process.wait()
@@ -314,6 +353,11 @@ def controller(name: str) -> Iterator[Any]:
 def read(text: str) -> dict[str, float]:
     """Prometheus' text as numbers by name and labels."""
     return {key: float(value) for key, value in re.findall(r"^([^#\s]+) (\S+)$", text, re.MULTILINE)}
+
+
+def _peak_mb(process: int) -> float:
+    status = Path(f"/proc/{process}/status").read_text("utf-8")
+    return int(status.partition("VmHWM:")[2].split()[0]) / 1024
 
 
 def requests(figures: dict[str, float]) -> float:

@@ -3,7 +3,7 @@
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Protocol
 
 import aiohttp
@@ -22,6 +22,7 @@ Object = Mapping[str, Any]
 Requested = Callable[[str, str, int], None]
 _MESSAGE_LIMIT = 1024  # characters; the API server refuses longer event messages
 _REQUEST_S = 30
+_PAGE = 500  # objects; of pods some 3 MB
 
 
 class ApiRefused(Exception):
@@ -64,6 +65,16 @@ class Lister(Protocol):
         ...
 
 
+class Pager(Protocol):
+    """An API that lists objects a page at a time; `Api` is one."""
+
+    def pages(
+        self, kind: str, namespace: str | None, *, labels: str | None, fields: str | None
+    ) -> AsyncIterator[Object]:
+        """Return the pages of a list, all of one state of the cluster."""
+        ...
+
+
 class Api:
     """The few requests that the controller makes. Objects are plain dictionaries, as on the wire."""
 
@@ -88,9 +99,35 @@ class Api:
     async def list(self, kind: str, namespace: str | None, *, labelled: bool) -> Object:
         """Return the list of a kind in one namespace or in all; `labelled`: only our children."""
         selector = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}" if labelled else None
-        return await self._request("get", path(kind, namespace), label_selector=selector)
+        items: list[Object] = []
+        metadata: Object = {}
+        async for page in self.pages(kind, namespace, labels=selector, fields=None):
+            metadata = metadata or page["metadata"]
+            for item in page["items"]:
+                item["metadata"].pop("managedFields", None)
+                items.append(item)
+        return {"items": items, "metadata": metadata}
 
-    async def watch(self, kind: str, version: str, *, ends_after_s: int) -> aiohttp.ClientResponse:
+    async def pages(
+        self, kind: str, namespace: str | None, *, labels: str | None, fields: str | None
+    ) -> AsyncIterator[Object]:
+        """Return the pages of a list, all of one state of the cluster: only one is held at a time."""
+        more = None
+        while True:
+            page = await self._request(
+                "get",
+                path(kind, namespace),
+                label_selector=labels,
+                field_selector=fields,
+                limit=_PAGE,
+                _continue=more,
+            )
+            yield page
+            more = page["metadata"].get("continue")
+            if not more:
+                return
+
+    async def watch(self, kind: str, version: str, *, ends_after_s: int, fields: str) -> aiohttp.ClientResponse:
         """Return a watch on a kind in all namespaces, from a resource version on: an answer whose lines are events.
 
         The typed API has watches too, and costs a hundred MB of models when it is first touched.
@@ -102,6 +139,7 @@ class Api:
                 where,
                 serialize=False,
                 query_params=[("watch", "true"), ("resourceVersion", version), ("timeoutSeconds", ends_after_s)],
+                field_selector=fields,
                 header_params={},
                 _request_timeout=float(ends_after_s + _REQUEST_S),  # also where the network has gone
             )

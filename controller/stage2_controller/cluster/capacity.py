@@ -5,7 +5,7 @@ One process holds it, and promises are made without waiting for anything in betw
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,16 +78,22 @@ class Capacity:
         elif kind == "Pod":
             self._drop(body["metadata"]["uid"])
 
-    def retain(self, kind: str, listed: Iterable[Object], list_version: int) -> None:
-        """Make the account what a list says: what it does not name was deleted unnoticed."""
-        found = list(listed)
-        for body in found:
-            self.put(kind, body)
-        present = {body["metadata"]["uid"] for body in found}
-        if kind == "Node":
-            self._retain_nodes(present)
-        else:
-            self._retain_pods(present, list_version)
+    def retain_nodes(self, listed: Sequence[Object]) -> None:
+        """Make the nodes those of a list: what it does not name was deleted unnoticed."""
+        for body in listed:
+            self.put("Node", body)
+        present = {body["metadata"]["uid"] for body in listed}
+        gone = [name for name, node in self._nodes.items() if node["metadata"]["uid"] not in present]
+        for name in gone:
+            del self._nodes[name]
+            self._free.pop(name, None)
+
+    def retain_pods(self, present: Container[str], list_version: int) -> None:
+        """Forget the pods that a list did not name by their uids, and that were not seen after it was made."""
+        known = [pod for pods in self._pods.values() for pod in pods.values()]
+        for pod in known:
+            if pod.uid not in present and pod.version <= list_version:
+                self._drop(pod.uid)
 
     def nodes_for(self, key: Key, need: Need) -> list[NodeInfo]:
         """Return all nodes with what is free on them for this job: others' promises count, its own does not."""
@@ -195,18 +201,6 @@ class Capacity:
     def _notify(self) -> None:
         if self._waiting:
             self.freed()
-
-    def _retain_nodes(self, present: Container[str]) -> None:
-        gone = [name for name, node in self._nodes.items() if node["metadata"]["uid"] not in present]
-        for name in gone:
-            del self._nodes[name]
-            self._free.pop(name, None)
-
-    def _retain_pods(self, present: Container[str], list_version: int) -> None:
-        known = [pod for pods in self._pods.values() for pod in pods.values()]
-        for pod in known:
-            if pod.uid not in present and pod.version <= list_version:
-                self._drop(pod.uid)
 
     def _put_node(self, body: Object) -> None:
         slim = _slim(body)

@@ -1,6 +1,7 @@
-"""The pods of every namespace, for a controller that serves only some: all take room on the nodes it chooses among.
+"""The pods of every namespace that take room on nodes: bound, and not ended.
 
-kopf watches all kinds in the same namespaces, so this watch stands beside it.
+kopf would hold all of them at once, several times over. This watch lists them a page at a time, and keeps of each what
+counts.
 """
 
 import asyncio
@@ -11,12 +12,14 @@ from typing import Protocol
 
 import aiohttp
 
-from stage2_controller.cluster.api_server import ApiRefused, Lister
+from stage2_controller.cluster.api_server import ApiRefused, Pager
 from stage2_controller.cluster.capacity import Capacity
 from stage2_controller.job.observed import Object
 
 logger = logging.getLogger(__name__)
 
+FIELDS = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
+"""The field selector of pods that take room; one that ends, or begins, leaves or enters the watch by it."""
 _RELIST_S = 240
 _RETRY_S = 2.0
 
@@ -27,7 +30,7 @@ Events = Callable[[str], AsyncIterator[Object]]  # from a resource version on
 class Watch(Protocol):
     """A function that opens a watch; `stage2_controller.cluster.api_server.Api.watch` is one."""
 
-    async def __call__(self, kind: str, version: str, *, ends_after_s: int) -> aiohttp.ClientResponse:
+    async def __call__(self, kind: str, version: str, *, ends_after_s: int, fields: str) -> aiohttp.ClientResponse:
         """Return the answer, whose lines are events."""
         ...
 
@@ -35,7 +38,7 @@ class Watch(Protocol):
 class ClusterPodsWatch:
     """A watch that keeps the account of room true for the pods of all namespaces."""
 
-    def __init__(self, api: Lister, capacity: Capacity, events: Events) -> None:
+    def __init__(self, api: Pager, capacity: Capacity, events: Events) -> None:
         self._api = api
         self._capacity = capacity
         self._events = events
@@ -43,9 +46,23 @@ class ClusterPodsWatch:
 
     async def fill(self) -> None:
         """Count all pods that exist. Raise ApiRefused."""
-        listed = await self._api.list("Pod", None, labelled=False)
-        self._version = listed["metadata"]["resourceVersion"]
-        self._capacity.retain("Pod", listed["items"], int(self._version))
+        version, present = "", set()
+        async for page in self._api.pages("Pod", None, labels=None, fields=FIELDS):
+            version = version or page["metadata"]["resourceVersion"]
+            for body in page["items"]:
+                self._capacity.put("Pod", body)
+                present.add(body["metadata"]["uid"])
+        self._version = version
+        self._capacity.retain_pods(present, int(version))
+
+    async def fill_for_sure(self) -> None:
+        """Count all pods that exist, however often that has to be tried."""
+        while True:
+            try:
+                return await self.fill()
+            except (ApiRefused, aiohttp.ClientError, TimeoutError) as error:
+                logger.warning("cannot list the pods of all namespaces: %s", error)
+                await asyncio.sleep(_RETRY_S)
 
     async def run(self) -> None:
         """Follow what changes until cancelled; a watch that ends or breaks begins again with a list."""
@@ -57,22 +74,14 @@ class ClusterPodsWatch:
             except (ApiRefused, aiohttp.ClientError, TimeoutError) as error:
                 logger.warning("the watch on the pods of all namespaces begins again: %s", error)
             await asyncio.sleep(_RETRY_S)  # also after a good end: one that always ends at once must not become a storm
-            await self._again()
-
-    async def _again(self) -> None:
-        while True:
-            try:
-                return await self.fill()
-            except (ApiRefused, aiohttp.ClientError, TimeoutError) as error:
-                logger.warning("cannot list the pods of all namespaces: %s", error)
-                await asyncio.sleep(_RETRY_S)
+            await self.fill_for_sure()
 
 
 def pod_events(watch: Watch) -> Events:
     """Return the API server's watch on all pods, as plain dictionaries; it ends after some minutes."""
 
     async def follow(version: str) -> AsyncIterator[Object]:
-        answer = await watch("Pod", version, ends_after_s=_RELIST_S)
+        answer = await watch("Pod", version, ends_after_s=_RELIST_S, fields=FIELDS)
         try:
             async for line in _lines(answer.content):
                 event = json.loads(line)

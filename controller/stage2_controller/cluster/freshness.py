@@ -60,10 +60,9 @@ class Freshness:
     async def fill(self) -> None:
         """Put everything that exists into the store: a plan made from half a picture would create what is there."""
         for kind in self._kinds:
-            listed, version = await self._list(kind)
+            listed, _ = await self._list(kind)
             for body in listed:
                 self._store.put(kind, body)
-            self._count_pods(kind, listed, version)
         await self._count_nodes()
         self._last_round = time.monotonic()
 
@@ -103,15 +102,10 @@ class Freshness:
     async def _count_nodes(self) -> None:
         if self._capacity:
             listed = await self._api.list("Node", None, labelled=False)
-            self._capacity.retain("Node", listed["items"], int(listed["metadata"]["resourceVersion"]))
-
-    def _count_pods(self, kind: str, listed: Sequence[Object], version: int) -> None:
-        if self._capacity and self._all_pods(kind):
-            self._capacity.retain(kind, listed, version)
+            self._capacity.retain_nodes(listed["items"])
 
     async def _compare(self, kind: str) -> int:
         listed, version = await self._list(kind)
-        self._count_pods(kind, listed, version)
         if not self._store.behind(kind, listed) and not self._store.vanished(kind, listed, version):
             return 0
         await asyncio.sleep(self._grace_s)  # a change on its way is no missed one
@@ -130,15 +124,8 @@ class Freshness:
                 self._enqueue(key)
         return len(behind) + len(gone)
 
-    def _labelled(self, kind: str) -> bool:
-        return kind != names.KIND and not self._all_pods(kind)
-
-    def _all_pods(self, kind: str) -> bool:
-        """Where nodes are chosen, pods of others count too; of single namespaces, `ClusterPodsWatch` sees those."""
-        return kind == "Pod" and self._capacity is not None and self._namespaces == (None,)
-
     async def _list(self, kind: str) -> tuple[list[Object], int]:
         """The objects of a kind in all scopes, and the oldest resource version of the lists."""
-        answers = [await self._api.list(kind, scope, labelled=self._labelled(kind)) for scope in self._namespaces]
+        answers = [await self._api.list(kind, scope, labelled=kind != names.KIND) for scope in self._namespaces]
         items: list[Object] = [item for answer in answers for item in answer["items"]]
         return items, min(int(answer["metadata"]["resourceVersion"]) for answer in answers)

@@ -57,7 +57,7 @@ class Controller:
     metrics: Metrics
     progress: ProgressPolls
     capacity: Capacity | None = None  # None: the scheduler alone chooses nodes
-    pods_watch: ClusterPodsWatch | None = None  # where only some namespaces are served, and nodes are chosen
+    pods_watch: ClusterPodsWatch | None = None  # where nodes are chosen
     election: Election | None = None  # None: there is no other controller
     stop_flag: asyncio.Event = field(default_factory=asyncio.Event)
     lost: bool = False  # another one leads now
@@ -69,8 +69,6 @@ class Controller:
         """Learn what exists, and start to work. Raise kopf.TemporaryError while that cannot be."""
         try:
             await self.freshness.fill()
-            if self.pods_watch:
-                await self.pods_watch.fill()
         except (ApiRefused, aiohttp.ClientError, TimeoutError) as error:
             # Such as a definition that helm installed a moment ago and the API server does not serve yet.
             raise kopf.TemporaryError(str(error), delay=2) from error
@@ -79,8 +77,6 @@ class Controller:
             self._task(self.freshness.run()),
             self._task(loop_lag.watch(self.metrics.loop_lag.observe)),
         ]
-        if self.pods_watch:
-            self._tasks.append(self._task(self.pods_watch.run()))
         self.ready = True
         logger.info("ready: %d jobs", len(list(self.store.known(names.KIND))))
 
@@ -98,9 +94,9 @@ class Controller:
         """Take in one watch event and ask for a pass over the job that it concerns."""
         body: Any = event["object"]
         gone = event["type"] == "DELETED"
-        for keeper in (self.store, self.capacity):
-            if keeper is not None:
-                (keeper.remove if gone else keeper.put)(kind, body)
+        (self.store.remove if gone else self.store.put)(kind, body)
+        if self.capacity and kind == "Node":
+            (self.capacity.remove if gone else self.capacity.put)(kind, body)
         key = key_of(kind, body)
         if key is None:
             return
@@ -130,6 +126,9 @@ class Controller:
             self.metrics.leads.set(0)
 
     async def _lead(self) -> None:
+        if self.pods_watch:  # only who chooses nodes has to know what takes their room
+            await self.pods_watch.fill_for_sure()
+            self._tasks.append(self._task(self.pods_watch.run()))
         self.reconciler.restore()
         for job in self.store.known(names.KIND):
             self.queue.add(Key(job["metadata"]["namespace"], job["metadata"]["name"]))
@@ -206,7 +205,7 @@ async def connect(settings: Settings, options: Options) -> Controller:
         metrics=metrics,
         progress=progress,
         capacity=capacity,
-        pods_watch=ClusterPodsWatch(api, capacity, pod_events(api.watch)) if capacity and options.namespaces else None,
+        pods_watch=ClusterPodsWatch(api, capacity, pod_events(api.watch)) if capacity else None,
         election=_election(api, *options.lease) if options.lease else None,
     )
 

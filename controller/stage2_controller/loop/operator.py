@@ -39,7 +39,7 @@ async def _run(settings: Settings, options: Options) -> str | None:
         with suppress(asyncio.CancelledError):
             await kopf.operator(
                 registry=registry(controller, _watched(settings, options)),
-                settings=kopf_settings(all_pods=options.placement and not options.namespaces),
+                settings=kopf_settings(),
                 standalone=True,
                 clusterwide=not options.namespaces,
                 namespaces=options.namespaces,
@@ -61,17 +61,14 @@ def _watched(settings: Settings, options: Options) -> list[Resource]:
     return [*kinds.watched(kueue=settings.kueue), *((kinds.NODE,) if options.placement else ())]
 
 
-def kopf_settings(*, all_pods: bool) -> kopf.OperatorSettings:
-    """Return settings without events of kopf's own and without a watch on CRDs; the API server selects the children.
-
-    `all_pods`: those of others are watched too, because they take room on nodes.
-    """
+def kopf_settings() -> kopf.OperatorSettings:
+    """Return settings without events of kopf's own and without a watch on CRDs; the API server selects the children."""
     made = kopf.OperatorSettings()
     made.posting.enabled = False
     made.scanning.disabled = True
     made.persistence.diffbase_storage = _NoDiffs()
     for resource in kinds.watched(kueue=True):
-        if resource.kind != names.KIND and not (resource == kinds.POD and all_pods):
+        if resource.kind != names.KIND:
             made.watching.label_selectors[resource.plural] = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
     return made
 

@@ -84,8 +84,8 @@ def test_who_waits_is_told_when_something_is_freed_and_only_then() -> None:
 
 def test_a_list_corrects_what_the_watch_missed() -> None:
     made = n.capacity(n.node(), n.node("gone"), n.foreign(gpus=2))
-    made.retain("Pod", [], 10)
-    made.retain("Node", [n.node()], 10)
+    made.retain_pods(set(), 10)
+    made.retain_nodes([n.node()])
     assert free(made) == 4
     assert [info.name for info in made.nodes_for(n.KEY, FOUR)] == ["node-a"]
 

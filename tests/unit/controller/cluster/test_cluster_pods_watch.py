@@ -25,9 +25,13 @@ class Server:
         self.asked: list[str] = []
         self.idle = asyncio.Event()
 
-    async def list(self, kind: str, namespace: str | None, *, labelled: bool) -> Object:
-        assert (kind, namespace, labelled) == ("Pod", None, False)
-        return {"items": self.pods, "metadata": {"resourceVersion": "100"}}
+    async def pages(
+        self, kind: str, namespace: str | None, *, labels: str | None, fields: str | None
+    ) -> AsyncIterator[Object]:
+        assert (kind, namespace, labels, fields) == ("Pod", None, None, cluster_pods_watch.FIELDS)
+        metadata = {"resourceVersion": "100"}
+        for pod in self.pods or [None]:
+            yield {"items": [pod] if pod else [], "metadata": metadata}
 
     async def events(self, version: str) -> AsyncIterator[Object]:
         self.asked.append(version)

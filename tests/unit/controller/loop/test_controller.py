@@ -1,7 +1,7 @@
 """The controller's process ends when what it is there for has ended, so that another one can do it."""
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -13,6 +13,8 @@ from stage2_controller.loop.controller import Controller, SoonOnce
 from stage2_controller.loop.controller_metrics import Metrics
 from stage2_controller.loop.operator import why_ended
 from stage2_controller.loop.work_queue import WorkQueue
+from tests.unit.controller import nodes as n
+from tests.unit.controller.cluster.test_capacity import free
 from tests.unit.controller.cluster.test_election import Leases
 
 
@@ -53,6 +55,40 @@ def controller(reconciler: Any, *, leases: Leases | None = None) -> Controller:
         election=Election(leases, name="stage2", namespace="stage2-system", identity="a") if leases else None,
     )
     return made
+
+
+class Listing(Idle):
+    """A watch on the pods of all namespaces that notes whether it was asked to list them."""
+
+    def __init__(self) -> None:
+        self.listed = asyncio.Event()
+
+    async def fill_for_sure(self) -> None:
+        self.listed.set()
+
+
+async def test_of_two_controllers_the_one_that_leads_lists_what_others_run_and_the_other_does_not() -> None:
+    leases, leads, stands_by = Leases(), Listing(), Listing()
+    first, second = controller(Idle(), leases=leases), controller(Idle(), leases=leases)
+    first.pods_watch = cast("Any", leads)
+    second.pods_watch = cast("Any", stands_by)
+    await first.start()
+    await asyncio.wait_for(leads.listed.wait(), timeout=10)
+    await second.start()
+    await asyncio.sleep(0)
+    assert (first.ready, second.ready) == (True, True)
+    assert not stands_by.listed.is_set()
+    await second.stop()
+    await first.stop()
+
+
+def test_pods_are_counted_by_their_own_watch_alone() -> None:
+    made = controller(Idle())
+    made.capacity = n.capacity(n.node(gpus=8))
+    made.observe("Pod", {"type": "ADDED", "object": n.foreign(gpus=2)})
+    assert free(made.capacity) == 8
+    made.observe("Node", {"type": "ADDED", "object": n.node(gpus=4)})
+    assert free(made.capacity) == 4
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
