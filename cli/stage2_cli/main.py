@@ -180,8 +180,13 @@ def learn(
     config: ConfigFile,
     processes: Annotated[int, typer.Option(min=1, help="Learner processes, one for each GPU (torchrun).")] = 1,
     overwrite: Overwrite = False,
+    restarts: Annotated[
+        int, typer.Option(min=0, help="Times that it is started again, in this process, after an end that may pass.")
+    ] = 0,
 ) -> None:
     """Train: connect to the configured rollout servers and run to the end."""
+    if restarts:
+        raise typer.Exit(_learn_again(config, processes, restarts, overwrite=overwrite))
     from stage2_cli.config_files import load_config
 
     loaded = load_config(config)
@@ -194,6 +199,15 @@ def learn(
     from stage2_trainer.main import learn as train
 
     raise typer.Exit(train(loaded, overwrite=overwrite))
+
+
+@app.command()
+def wait(config: ConfigFile) -> None:
+    """Wait until every configured rollout server answers; in a learner's pod, before its learner starts."""
+    from stage2_cli.config_files import load_config
+    from stage2_cli.waiting import wait_for_servers
+
+    wait_for_servers(load_config(config))
 
 
 @app.command()
@@ -315,6 +329,17 @@ def inspect(  # noqa: PLR0913 - one parameter for each option
         picture=picture,
     )
     raise typer.Exit(inspect_sample(request))
+
+
+def _learn_again(path: Path, processes: int, restarts: int, *, overwrite: bool) -> int:
+    import logging
+
+    from stage2_api import log_lines
+    from stage2_cli.restarts import Restarts
+
+    log_lines.configure(logging.INFO)
+    command = [sys.executable, "-m", "stage2_cli", "learn", str(path), f"--processes={processes}"]
+    return Restarts(command, ["--overwrite"] if overwrite else []).run(restarts)
 
 
 def _learn_in_processes(loaded: RunConfig, path: Path, processes: int, *, overwrite: bool) -> int:

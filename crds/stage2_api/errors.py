@@ -12,6 +12,10 @@ EXIT_FAILURE: Final = 1
 EXIT_CONFIG: Final = 64
 """Exit code of a configuration error (EX_USAGE of sysexits.h): never retried, for it would fail again."""
 
+EXIT_EXHAUSTED: Final = 69
+"""Exit code of a learner that was started again in its container as often as it may be (EX_UNAVAILABLE of
+sysexits.h)."""
+
 EXIT_RETRYABLE: Final = 75
 """Exit code of a failure that another try may not meet (EX_TEMPFAIL of sysexits.h)."""
 

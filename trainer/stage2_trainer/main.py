@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from stage2_api import log_lines
 from stage2_api.errors import EXIT_CONFIG, EXIT_FAILURE, EXIT_RETRYABLE, ConfigError, Problem
-from stage2_api.pod.environment import PROGRESS_PORT_VARIABLE, TERMINATION_LOG_VARIABLE
+from stage2_api.pod.environment import PROGRESS_PORT_VARIABLE, RESTARTS_VARIABLE, TERMINATION_LOG_VARIABLE
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.model_files import fetched_model, with_local_model
 from stage2_trainer.data.run_records import RunRecords
@@ -62,7 +62,7 @@ def learn(config: RunConfig, *, overwrite: bool = False) -> int:
     for anything else, such as servers that answer with other weights than those that were pushed.
     """
     _log_to_stderr()
-    reporter = Reporter()
+    reporter = Reporter(restarts=int(os.environ.get(RESTARTS_VARIABLE, "0")))
     try:
         with ExitStack() as stack:
             _learn(config, reporter, stack, overwrite=overwrite)

@@ -13,5 +13,8 @@ PROGRESS_PORT_VARIABLE: Final = "STAGE2_PROGRESS_PORT"
 METRICS_PORT_VARIABLE: Final = "STAGE2_METRICS_PORT"
 """TCP port at which the learner serves its figures for Prometheus; unset, it serves none."""
 
+RESTARTS_VARIABLE: Final = "STAGE2_RESTARTS"
+"""Times that the learner was started again in its container; unset, it was not."""
+
 TERMINATION_LOG_VARIABLE: Final = "STAGE2_TERMINATION_LOG"
 """Path of the file in which the learner leaves its last report; unset, it leaves none."""

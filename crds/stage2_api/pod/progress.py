@@ -79,6 +79,8 @@ class LearnerReport(LearnerDocument):
     """Last weight sync."""
     reproducibility: dict[str, Any] = Field(default={}, max_length=64)
     """What the run is made of: `reproducibility.ReproducibilityRecord`, or nothing where it did not fit."""
+    restarts: Annotated[int, Field(ge=0)] = 0
+    """Times that the learner was started again in its container."""
     message: _Line = ""
     """Sentence about what the learner waits for, or why it failed."""
 

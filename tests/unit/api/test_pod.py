@@ -47,7 +47,7 @@ GOLDEN_REPORT = (
     ' "bestStep": 2, "bestScore": 0.75,'
     ' "sync": {"version": 3, "requestedMode": "auto", "effectiveMode": "full", "merge": null, "seconds": 0.5,'
     ' "servers": [{"baseUrl": "http://a:8000", "version": 3}]},'
-    f' "reproducibility": {GOLDEN_RECORD}, "message": ""}}'
+    f' "reproducibility": {GOLDEN_RECORD}, "restarts": 0, "message": ""}}'
 )
 
 
@@ -59,7 +59,7 @@ def test_the_report_is_these_bytes() -> None:
 def test_the_report_of_a_learner_that_has_just_started_has_every_key() -> None:
     assert json.dumps(LearnerReport(phase="loading").document()) == (
         '{"step": 0, "maxSteps": 0, "phase": "loading", "loss": null, "tokensPerSecond": null,'
-        ' "bestStep": null, "bestScore": null, "sync": null, "reproducibility": {}, "message": ""}'
+        ' "bestStep": null, "bestScore": null, "sync": null, "reproducibility": {}, "restarts": 0, "message": ""}'
     )
 
 

@@ -38,9 +38,9 @@ class ReportChanges(TypedDict, total=False):
 class Reporter:
     """The learner's current progress; written by the training thread, read by the HTTP one."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, restarts: int = 0) -> None:
         self._lock = threading.Lock()
-        self._current = LearnerReport(phase="loading")
+        self._current = LearnerReport(phase="loading", restarts=restarts)
 
     @property
     def current(self) -> LearnerReport:

@@ -16,6 +16,7 @@ logger = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 0.5
 HEALTH_TIMEOUT_S = 5.0
+TOLD_EVERY_S = 30.0
 Protocol = Literal["vllm", "swift"]
 HEALTH_ROUTES: dict[Protocol, str] = {"vllm": HEALTH_ROUTE, "swift": f"{HEALTH_ROUTE}/"}
 
@@ -38,6 +39,24 @@ def wait_until_healthy(base_urls: Sequence[str], token: str, *, timeout_s: float
                 logger.info("server %s is healthy, %d workers", client.base_url, workers)
                 continue
             logger.info("server %s is healthy, weight version %s", client.base_url, client.weight_version())
+
+
+def wait_for_ever(base_urls: Sequence[str], token: str, *, protocol: Protocol = "vllm") -> None:
+    """Return once every server answers its health route; until then, log now and then who does not, and how."""
+    logger.info("waiting for servers: %s", ", ".join(base_urls))
+    with ExitStack() as stack:
+        clients = [ServerClient(url, token, timeout_s=HEALTH_TIMEOUT_S) for url in base_urls]
+        for client in clients:
+            stack.callback(client.close)
+        told = time.monotonic()
+        while failures := [failure for client in clients if (failure := _failure(client, HEALTH_ROUTES[protocol]))]:
+            if time.monotonic() - told >= TOLD_EVERY_S:
+                told = time.monotonic()
+                logger.info(
+                    "%d of %d servers do not answer yet: %s", len(failures), len(clients), join_errors(failures)
+                )
+            time.sleep(POLL_INTERVAL_S)
+    logger.info("all %d servers answer", len(base_urls))
 
 
 def _wait(clients: Sequence[ServerClient], timeout_s: float, route: str) -> None:

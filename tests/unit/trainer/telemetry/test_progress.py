@@ -41,6 +41,7 @@ def test_progress_is_told_in_the_documents_words(server):
         "tokensPerSecond": 80.0,
         "bestStep": None,
         "bestScore": None,
+        "restarts": 0,
         "sync": {
             "version": 3,
             "requestedMode": "auto",

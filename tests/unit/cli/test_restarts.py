@@ -1,0 +1,72 @@
+"""A learner that is started again in its own container: how often, after which ends, and with what said."""
+
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stage2_api.pod.environment import RESTARTS_VARIABLE, TERMINATION_LOG_VARIABLE
+from stage2_cli.restarts import Restarts
+from tests.patience import Patience
+
+# Writes a line a try: what it was told, and what it found in the termination log. Then it ends as its try is fated.
+TRY = f"""
+import os, sys
+words = open(os.environ["{TERMINATION_LOG_VARIABLE}"]).read()
+attempt = int(os.environ["{RESTARTS_VARIABLE}"])
+print(attempt, *sys.argv[2:], repr(words), file=open(os.environ["TRIES"], "a"))
+open(os.environ["{TERMINATION_LOG_VARIABLE}"], "w").write("said")
+codes = [int(code) for code in sys.argv[1].split(",")]
+sys.exit(codes[attempt])
+"""
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """The signal handlers of the tests' own process, put back."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def tries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "termination").write_text("of somebody else")
+    monkeypatch.setenv(TERMINATION_LOG_VARIABLE, str(tmp_path / "termination"))
+    monkeypatch.setenv("TRIES", str(tmp_path / "tries"))
+    return tmp_path / "tries"
+
+
+@pytest.mark.parametrize(
+    ("codes", "restarts", "code", "made"),
+    [("75,1,0", 3, 0, 3), ("75,64", 3, 64, 2), ("1,75,75", 2, 69, 3)],
+    ids=["until it succeeds", "never after a configuration error", "as often as it may be"],
+)
+def test_a_learner_is_started_again(tries: Path, codes: str, restarts: int, code: int, made: int) -> None:
+    command = [sys.executable, "-c", TRY, codes]
+    assert Restarts(command, ["--overwrite"], pause_s=0).run(restarts) == code
+    told = tries.read_text().splitlines()
+    assert told == ["0 --overwrite ''", *(f"{attempt} ''" for attempt in range(1, made))]
+
+
+def test_a_learner_that_is_told_to_end_is_not_started_again(tries: Path) -> None:
+    ends_us = "import os, signal, time; os.kill(os.getppid(), signal.SIGTERM); time.sleep(60)"
+    assert Restarts([sys.executable, "-c", ends_us], pause_s=0).run(3) == 75
+
+
+def test_what_a_try_has_left_running_ends_with_it(tries: Path, tmp_path: Path) -> None:
+    leaves = "import subprocess, sys; print(subprocess.Popen(['sleep', '60']).pid, file=open(sys.argv[1], 'w'))"
+    assert Restarts([sys.executable, "-c", leaves, str(tmp_path / "pid")]).run(1) == 0
+    stat, patience = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/stat"), Patience(20)
+    while _lives(stat):
+        assert not patience.ended()
+
+
+def _lives(stat: Path) -> bool:
+    try:
+        return stat.read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
