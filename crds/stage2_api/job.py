@@ -76,6 +76,10 @@ class Placement(KubernetesObject):
     """List of taints that the pods accept."""
     priority_class_name: Annotated[str, StringConstraints(max_length=253)] = ""
     """Name of the pods' PriorityClass; empty means the cluster's default."""
+    mode: Literal["Reserve", "Scheduler"] = "Reserve"
+    """Who finds the node: `Reserve`, the controller, which keeps room there for the whole job; `Scheduler`, the
+    scheduler, for pods that are pending from the beginning: where only an autoscaler knows which nodes could be made,
+    or volumes tie the job to some."""
 
 
 class JobSpec(KubernetesObject):

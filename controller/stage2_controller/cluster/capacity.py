@@ -257,6 +257,7 @@ class Capacity:
             cordoned=node["spec"]["unschedulable"],
             free=free,
             free_by_preemption=by_preemption,
+            allocatable=node["status"]["allocatable"],
             excluded=self._excluded.get((key, name), 0) > self._clock(),
         )
 

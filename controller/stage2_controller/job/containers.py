@@ -107,6 +107,18 @@ def containers(
     )
 
 
+def waiting(learner: Container) -> Container:
+    """Return what waits for the servers in the learner's pod, before the learner starts."""
+    return replace(
+        learner,
+        name=names.WAIT_CONTAINER,
+        command=("stage2", "wait", files.CONFIG_PATH),
+        env=_COMMON_ENV,
+        ports={},
+        gpus=0,
+    )
+
+
 def _server(job: RolloutMatchingJob, index: int) -> Container:
     return Container(
         name=f"server-{index}",

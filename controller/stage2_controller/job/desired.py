@@ -32,17 +32,22 @@ class Desired:
     children: tuple[meta.Manifest, ...]
     need: Need  # what all its pods ask of one node
     spec_hash: str
-    _pinned: dict[str | None, tuple[meta.Manifest, ...]] = field(default_factory=dict)  # by the last node
+    # By the last node and the last hosts to avoid.
+    _pinned: dict[tuple[str | None, tuple[str, ...]], tuple[meta.Manifest, ...]] = field(default_factory=dict)
     _added: dict[str, "Desired"] = field(default_factory=dict)  # by the digest of the last additions
 
-    def on(self, node: str | None) -> tuple[meta.Manifest, ...]:
-        """Return the children as a controller writes them: with a readiness gate and hashes, the pods on this node."""
-        if node not in self._pinned:
+    def on(self, node: str | None, avoid: tuple[str, ...] = ()) -> tuple[meta.Manifest, ...]:
+        """Return the children as a controller writes them: with a readiness gate and hashes, the pods on this node.
+
+        avoid: hosts that pods without a node must leave alone.
+        """
+        key = node, avoid
+        if key not in self._pinned:
             self._pinned.clear()
-            self._pinned[node] = tuple(
-                meta.stamped(_controlled(child, node), self.spec_hash) for child in self.children
+            self._pinned[key] = tuple(
+                meta.stamped(_controlled(child, node, avoid), self.spec_hash) for child in self.children
             )
-        return self._pinned[node]
+        return self._pinned[key]
 
     def adding(self, additions: Mapping[str, Any]) -> "Desired":
         """Return it with these additions to its pods' templates, by role; what the template says itself stays."""
@@ -131,14 +136,16 @@ def namespace_of(accepted: RolloutMatchingJob) -> str:
     return accepted.metadata.namespace or "default"
 
 
-def _controlled(child: meta.Manifest, node: str | None) -> meta.Manifest:
+def _controlled(child: meta.Manifest, node: str | None, avoid: tuple[str, ...]) -> meta.Manifest:
     """Return the child with what only a controller can add: its readiness, the job's uid, and its node."""
     if child["kind"] == kinds.DEPLOYMENT.kind:
         child = deployment.gated(child)
     if child["kind"] not in kinds.ROLE_OF_PODS:
         return child
     child = _marked(child)
-    return child if node is None else pod.pinned(child, node)
+    if node is not None:
+        return pod.pinned(child, node)
+    return pod.avoiding(child, avoid) if avoid and child["kind"] == kinds.DEPLOYMENT.kind else child
 
 
 def _marked(child: meta.Manifest) -> meta.Manifest:

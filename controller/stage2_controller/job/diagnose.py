@@ -30,7 +30,8 @@ def pod(observed: Object | None, what: str) -> Finding | None:
                 reasons.UNSCHEDULABLE, f"no node takes {what}: {condition.get('message', 'no reason given')}"
             )
     statuses = status.get("containerStatuses", [])
-    findings = [finding for item in statuses if (finding := _container(item))]
+    first = [item for item in status.get("initContainerStatuses", []) if not _has_done_its_work(item)]
+    findings = [finding for item in (*first, *statuses) if (finding := _container(item))]
     if findings:
         return min(findings, key=lambda finding: finding.reason == reasons.CONTAINERS_STARTING)
     if statuses:
@@ -71,6 +72,11 @@ def last_words(ended: Mapping[str, Any]) -> str:
     lines = str(ended.get("message") or ended.get("reason") or "no message").splitlines()
     said = [line.strip() for line in lines if line[:1].strip()]  # the frames of a traceback are indented
     return f"exit code {ended.get('exitCode')}: {' '.join(said[-3:])[-_TAIL:]}"
+
+
+def _has_done_its_work(status: Object) -> bool:
+    """Return whether an init container stands before the containers no more."""
+    return bool(status.get("state", {}).get("terminated", {}).get("exitCode") == 0)
 
 
 def _container(status: Object) -> Finding | None:

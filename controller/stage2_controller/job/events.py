@@ -28,6 +28,7 @@ _WARNINGS = {
     reasons.NO_NODE_FITS,
     reasons.NODE_LOST,
     reasons.NODE_FULL,
+    reasons.HALF_PLACED,
     reasons.NODE_NOT_READY,
     reasons.UNSCHEDULABLE,
     reasons.POD_REFUSED,

@@ -36,6 +36,7 @@ _PATIENCE = {
     reasons.SERVER_RESTARTED: "kubectl logs deployment/{rollout} --all-containers --previous",
     reasons.NODE_LOST: "",
     reasons.NODE_FULL: "",
+    reasons.HALF_PLACED: "kubectl describe pods -l {label}={short}",
     reasons.QUOTA_PENDING: "kubectl describe workload {quota}; the label kueue.x-k8s.io/queue-name of rmj/{job}",
 }  # fmt: skip
 

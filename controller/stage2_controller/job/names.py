@@ -29,6 +29,8 @@ ANNOTATION_NODE = "stage2.dev/node"  # the node that was chosen for the whole jo
 # The rollout pod's readiness gate: every server holds the weights that the learner pushed last.
 GATE = "stage2.dev/weights-in-sync"
 
+WAIT_CONTAINER = "wait-for-servers"  # of the learner's pod: it ends when all servers answer
+
 ROLE_ROLLOUT = "rollout"
 ROLE_LEARNER = "learner"
 ROLE_CONFIG = "config"

@@ -14,6 +14,16 @@ from stage2_controller.job.quantity import Amounts
 _BLOCKING = ("NoSchedule", "NoExecute")
 _OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 HOSTNAME = "kubernetes.io/hostname"
+_OF_WHOLE_PODS = ("cpu", "memory", "hugepages-")
+# Labels of nodes that belong to a pool, which an autoscaler may make larger.
+_POOLS = (
+    "karpenter.sh/nodepool",
+    "cloud.google.com/gke-nodepool",
+    "eks.amazonaws.com/nodegroup",
+    "kubernetes.azure.com/agentpool",
+    "node.cluster.x-k8s.io/pool",
+)
+_OF_KARPENTER = _POOLS[0]
 _LISTED = 3  # nodes that a message names
 
 
@@ -54,7 +64,7 @@ class NodeInfo:
     cordoned: bool
     free: Amounts
     free_by_preemption: Amounts  # what is free once everything of lower priority is gone
-
+    allocatable: Amounts = field(default_factory=dict)  # what is free once everything is gone
     excluded: bool = False  # the scheduler refused the job there a moment ago
 
     @property
@@ -85,7 +95,10 @@ def _pod_need(role: str, template: Mapping[str, Any]) -> PodNeed:
 
 
 def requests(spec: Mapping[str, Any]) -> dict[str, float]:
-    """Return what the scheduler reserves for a pod: its containers' sum, or one greedy init container, and itself."""
+    """Return what the scheduler reserves for a pod: its containers' sum, or one greedy init container, and itself.
+
+    What the pod asks for as a whole takes the place of its containers' sum.
+    """
     together = added(map(_container, spec.get("containers") or ()))
     for init in spec.get("initContainers") or ():
         if init.get("restartPolicy") == "Always":  # a sidecar runs beside the containers
@@ -93,7 +106,8 @@ def requests(spec: Mapping[str, Any]) -> dict[str, float]:
         else:
             alone = _container(init)
             together = {key: max(together.get(key, 0), alone.get(key, 0)) for key in {*together, *alone}}
-    return {**added((together, amounts(spec.get("overhead") or {}))), "pods": 1}
+    whole = {key: amount for key, amount in _container(spec).items() if key.startswith(_OF_WHOLE_PODS)}
+    return {**added(({**together, **whole}, amounts(spec.get("overhead") or {}))), "pods": 1}
 
 
 def added(parts: Iterable[Amounts]) -> dict[str, float]:
@@ -112,12 +126,39 @@ def choose_node(need: Need, nodes: Sequence[NodeInfo]) -> str | None:
     """
     fitting = [info for info in nodes if _refusal(need, info) is None]
     for preempting in (False, True):
-        if preempting and not (need.preempts and need.priority > 0):
+        if preempting and not need.preempts:
             break
         found = [info for info in fitting if _has(_free(info, preempting), need.total)]
         if found:
             return min(found, key=lambda info: (*_left(info, need, preempting), info.name)).name
     return None
+
+
+def may_be_made(need: Need, nodes: Sequence[NodeInfo]) -> bool:
+    """Return whether a node with room for the whole job may come: one is only busy, or pools of nodes can grow."""
+    if need.host is not None:
+        return False
+    busy = any(_usable(need, info) and _has(info.allocatable, need.total) for info in nodes)
+    return busy or not nodes or any(label in info.labels for info in nodes for label in _POOLS)
+
+
+def half_rooms(need: Need, nodes: Sequence[NodeInfo]) -> tuple[str, ...]:
+    """Return the host names of nodes that could take the first pod of the job, as of now, without the others.
+
+    Karpenter leaves pods alone that name hosts. Where it works, only what has room at this moment is named; elsewhere
+    whatever is large enough, so that nothing that is promised to another job is taken.
+    """
+    if len(need.pods) < 2:
+        return ()
+    first, by_karpenter = need.pods[0].requests, any(_OF_KARPENTER in info.labels for info in nodes)
+    usable = [info for info in nodes if HOSTNAME in info.labels and _usable(need, info)]
+    tempting = [info for info in usable if _has(info.free if by_karpenter else info.allocatable, first)]
+    return tuple(sorted(info.labels[HOSTNAME] for info in tempting))
+
+
+def _usable(need: Need, info: NodeInfo) -> bool:
+    """Return whether labels and taints let all pods of the job on the node."""
+    return not info.cordoned and not any(_pod_refusal(pod, info) for pod in need.pods)
 
 
 def may_use(need: Need, info: NodeInfo) -> bool:

@@ -82,6 +82,12 @@ def running(pod: Object | None, container: str) -> bool:
     return any(status["name"] == container and "running" in status.get("state", {}) for status in statuses)
 
 
+def waits_in_its_pod(pod: Object | None) -> bool:
+    """Return whether the learner's pod waits for the servers now."""
+    statuses = pod.get("status", {}).get("initContainerStatuses", []) if pod else []
+    return any(item["name"] == names.WAIT_CONTAINER and "running" in item.get("state", {}) for item in statuses)
+
+
 def succeeded(pod: Object | None, container: str) -> bool:
     """Return whether the container has ended with exit code 0; a Job notices a moment later."""
     ended = terminated(pod, container) if pod else None

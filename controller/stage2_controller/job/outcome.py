@@ -4,12 +4,13 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from stage2_api.errors import EXIT_CONFIG
+from stage2_api.errors import EXIT_CONFIG, EXIT_EXHAUSTED
 from stage2_api.job import RolloutMatchingJob
 from stage2_controller.job import conditions, diagnose, names, reasons
-from stage2_controller.job.observed import Observed, terminated, terminating
+from stage2_controller.job.observed import Observed, running, terminated, terminating
 
-_POD_FAILURE_POLICY = "PodFailurePolicy"  # the Job's reason; its only rule that fails it is about EXIT_CONFIG
+_POD_FAILURE_POLICY = "PodFailurePolicy"  # the Job's reason; its only rule that fails it is about two exit codes
+_EXHAUSTED = f"exit code {EXIT_EXHAUSTED} "  # in the Job's message
 
 
 class Outcome(NamedTuple):
@@ -55,10 +56,16 @@ def seconds_to_start(
 ) -> float | None:
     """Return the seconds until spec.learner.startDeadlineSeconds has passed; None if no server is waited for."""
     since = _has_its_place_since(status)
-    waits = job.spec.rollout.servers and not job.spec.suspend and observed.learner is None and observed.deployment
+    waits = job.spec.rollout.servers and not job.spec.suspend and not _learner_begun(observed) and observed.deployment
     if since is None or not waits or observed.old_learner():
         return None
     return (since + timedelta(seconds=job.spec.learner.start_deadline_seconds) - now).total_seconds()
+
+
+def _learner_begun(observed: Observed) -> bool:
+    """Return whether the learner's own container runs or has run: it waits for the servers no more."""
+    pod = observed.pod(names.ROLE_LEARNER)
+    return pod is not None and (running(pod, names.ROLE_LEARNER) or terminated(pod, names.ROLE_LEARNER) is not None)
 
 
 def _has_its_place_since(status: Mapping[str, Any]) -> datetime | None:
@@ -93,9 +100,11 @@ def _failed(observed: Observed, told: Mapping[str, Any]) -> Outcome:
     pod = observed.pod(names.ROLE_LEARNER)
     ended = terminated(pod, names.ROLE_LEARNER) if pod else None
     words = _words(observed, ended)
-    if told.get("reason") == _POD_FAILURE_POLICY or (ended and ended.get("exitCode") == EXIT_CONFIG):
+    by_policy, text = told.get("reason") == _POD_FAILURE_POLICY, told.get("message", "")
+    code = ended.get("exitCode") if ended else EXIT_EXHAUSTED if _EXHAUSTED in text else None
+    if code != EXIT_EXHAUSTED and (by_policy or code == EXIT_CONFIG):
         return Outcome(reasons.FAILED, reasons.CONFIGURATION_ERROR, f"the learner refused its configuration: {words}")
-    if told.get("reason") == reasons.BACKOFF_LIMIT:
+    if told.get("reason") == reasons.BACKOFF_LIMIT or code == EXIT_EXHAUSTED:
         message = f"the learner failed more often than spec.learner.backoffLimit allows; the last time: {words}"
         return Outcome(reasons.FAILED, reasons.BACKOFF_LIMIT, message)
     return Outcome(reasons.FAILED, reasons.LEARNER_FAILED, f"{told.get('message', 'the learner failed')}; {words}")

@@ -1,18 +1,22 @@
 """The place of a job in this pass: the node that it has, one that is chosen now, or none, and why. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
-from stage2_controller.job import conditions, names, node_fit, reasons
-from stage2_controller.job.conditions import Condition
+from stage2_controller.job import binding, conditions, names, node_fit, reasons
+from stage2_controller.job.binding import Refusal
+from stage2_controller.job.conditions import Condition, Truth
 from stage2_controller.job.key import Key
 from stage2_controller.job.node_fit import Need, NodeInfo
 from stage2_controller.job.observed import Object, Observed, terminating
 
 # The scheduler may need a moment, and a pod that is about to preempt others is refused at first.
 REFUSED_FOR_S = 15.0
+SETTLED_S = 10.0  # pods of one job are bound one after the other
+HALF_PLACED_S = 60.0  # one pod holds a node and the other has none: then both go, and stay away for as long
+PROMISED_S = 60.0  # room is kept for pods that cannot be bound for a reason that no node would mend
 LOOK_AGAIN_S = 60.0  # what is missing may have changed without anything being free for this job
 
 
@@ -54,18 +58,35 @@ class NodeChoice:
 
     need: Need
     node: str | None
-    condition: Condition
+    condition: Condition | None  # None: there is nothing to say
     refused: str | None = None  # the node that the scheduler would not give to the job
     again_after_s: float | None = None
+    tied: bool = True  # its pods are tied to the node, and there are none without one; else the scheduler finds it
+    avoid: tuple[str, ...] = ()  # hosts that pods which are not tied must leave alone
+    claim: Literal["promised", "lapsed", "waits", "none"] = "promised"  # of room, in the account of the nodes
 
 
-def place(asked: Need, observed: Observed, view: NodeView, *, now: datetime, host: str | None = None) -> NodeChoice:
-    """Return the place of a job that is to run; `host`: the label kubernetes.io/hostname of its only node."""
+def place(
+    asked: Need,
+    observed: Observed,
+    view: NodeView,
+    *,
+    status: Mapping[str, Any],
+    now: datetime,
+    host: str | None = None,
+) -> NodeChoice:
+    """Return the place of a job that is to run.
+
+    status: the one that the last pass wrote; host: the label kubernetes.io/hostname of the job's only node.
+    """
     asked = replace(view.with_priority(asked), host=host)
     current = current_node(observed)
+    if current is None and (pause := _pause(asked, status, now)):
+        return pause
     kept = current or view.account.promised(view.key)
     if kept:
-        found = _stay(asked, kept, view.account.node_for(view.key, asked, kept), observed, now)
+        info = view.account.node_for(view.key, asked, kept)
+        found = _stay(asked, kept, info, observed, status=status, now=now)
         if found.node or current or found.refused:
             return found
         # Nothing stands there: no child's end would bring another pass, and nothing has to end first.
@@ -74,7 +95,17 @@ def place(asked: Need, observed: Observed, view: NodeView, *, now: datetime, hos
     if node:
         return _on(asked, node)
     told = Condition(reasons.PLACED, "False", reasons.NO_NODE_FITS, node_fit.why_none_fits(asked, nodes))
-    return NodeChoice(asked, None, told, again_after_s=LOOK_AGAIN_S)
+    nowhere = NodeChoice(asked, None, told, again_after_s=LOOK_AGAIN_S, claim="waits")
+    if node_fit.may_be_made(asked, nodes):
+        return replace(nowhere, tied=False, avoid=node_fit.half_rooms(asked, nodes))
+    return nowhere
+
+
+def follow(need: Need, observed: Observed, *, status: Mapping[str, Any], now: datetime) -> NodeChoice | None:
+    """Return the place of a job whose node the scheduler finds; None while there is nothing to decide."""
+    node = current_node(observed)
+    found = _half(need, node, observed, status=status, now=now) if node else _pause(need, status, now)
+    return replace(found, tied=found.node is None, claim="none") if found else None
 
 
 def current_node(observed: Observed) -> str | None:
@@ -94,7 +125,9 @@ def _on(asked: Need, node: str) -> NodeChoice:
     return NodeChoice(asked, node, Condition(reasons.PLACED, "True", reasons.NODE_CHOSEN, message))
 
 
-def _stay(asked: Need, node: str, info: NodeInfo | None, observed: Observed, now: datetime) -> NodeChoice:
+def _stay(
+    asked: Need, node: str, info: NodeInfo | None, observed: Observed, *, status: Mapping[str, Any], now: datetime
+) -> NodeChoice:
     """The node that the job has, unless it cannot go on there."""
     if info is None:
         return _leave(asked, reasons.NODE_LOST, f"node {node} is gone: the whole job moves")
@@ -105,21 +138,76 @@ def _stay(asked: Need, node: str, info: NodeInfo | None, observed: Observed, now
         return _leave(asked, reasons.NODE_LOST, f"node {node} is out of service: the whole job moves")
     if not info.ready:
         return _wait_for(asked, node, observed)
-    refusal = _refused(observed)
-    if refusal is None:
-        return _on(asked, node)
-    since, message = refusal
-    left = REFUSED_FOR_S - (now - since).total_seconds()
+    refusal = binding.refusal(observed)
+    if refusal and refusal.of_node:
+        return _refused(asked, node, refusal, now)
+    if half := _half(asked, node, observed, status=status, now=now):
+        return half
+    return _kept_waiting(asked, node, refusal, now) if refusal else _on(asked, node)
+
+
+def _refused(asked: Need, node: str, refusal: Refusal, now: datetime) -> NodeChoice:
+    """A node that the scheduler refuses, which may think better of it; then another one may do."""
+    left = binding.seconds_left(refusal.since, REFUSED_FOR_S, now)
     if left > 0:
         return replace(_on(asked, node), again_after_s=left)
-    told = f"node {node} has no room any more: the whole job moves ({message})"
+    told = f"node {node} has no room any more: the whole job moves ({refusal.message})"
     return replace(_leave(asked, reasons.NODE_FULL, told), refused=node)
+
+
+def _kept_waiting(asked: Need, node: str, refusal: Refusal, now: datetime) -> NodeChoice:
+    """A refusal that no other node would mend: nothing moves, and its sentence is told. Room is not kept for ever."""
+    told = Condition(reasons.PLACED, "False", refusal.reason, refusal.message)
+    left = binding.seconds_left(refusal.since, PROMISED_S, now)
+    if left > 0:
+        return NodeChoice(asked, node, told, again_after_s=left)
+    return NodeChoice(asked, node, told, claim="lapsed")
+
+
+def _half(asked: Need, node: str, observed: Observed, *, status: Mapping[str, Any], now: datetime) -> NodeChoice | None:
+    """A job of which one pod holds the node and the other has none: both go after a while, whatever the reason is."""
+    found = binding.half_placed(observed)
+    if found is None:
+        return None
+    missing, since = found
+    left = binding.seconds_left(since, SETTLED_S, now)
+    if left > 0:
+        return replace(_on(asked, node), again_after_s=left)
+    refusal = binding.refusal(observed)
+    why = f" ({refusal.message})" if refusal else f" (kubectl describe the {missing} pod, or what makes it)"
+    noted = _told_half(status, "Unknown")
+    left = binding.seconds_left(noted, HALF_PLACED_S, now) if noted else HALF_PLACED_S
+    if left > 0:
+        message = f"the {missing} pod has no node{why}; the other holds {node} for {HALF_PLACED_S:g} s at most"
+        told = Condition(reasons.PLACED, "Unknown", reasons.HALF_PLACED, message)
+        return NodeChoice(asked, node, told, again_after_s=left)
+    return _leave(asked, reasons.HALF_PLACED, f"the {missing} pod found no node{why}: the other gave {node} back")
+
+
+def _pause(asked: Need, status: Mapping[str, Any], now: datetime) -> NodeChoice | None:
+    """A job that was half placed a moment ago: it lets others have their turn."""
+    since = _told_half(status, "False")
+    left = binding.seconds_left(since, HALF_PLACED_S, now) if since else 0.0
+    if left <= 0:
+        return None
+    told = conditions.find(status, reasons.PLACED) or {}
+    again = Condition(reasons.PLACED, "False", reasons.HALF_PLACED, told["message"])
+    return NodeChoice(asked, None, again, again_after_s=left, claim="none")
+
+
+def _told_half(status: Mapping[str, Any], truth: Truth) -> datetime | None:
+    """Return since when the status tells that the job is half placed (Unknown) or was (False)."""
+    told = conditions.find(status, reasons.PLACED)
+    if told is None or (told["status"], told["reason"]) != (truth, reasons.HALF_PLACED):
+        return None
+    return conditions.instant(told["lastTransitionTime"])
 
 
 def _wait_for(asked: Need, node: str, observed: Observed) -> NodeChoice:
     """A node that does not answer may still run the learner, which writes: only a person knows that it does not."""
-    servers = observed.pod(names.ROLE_ROLLOUT)
-    if observed.learner is None and (servers is None or terminating(servers) or not servers["spec"].get("nodeName")):
+    servers, learner = (observed.pod(role) for role in (names.ROLE_ROLLOUT, names.ROLE_LEARNER))
+    gone = servers is None or terminating(servers) or not servers["spec"].get("nodeName")
+    if gone and (learner is None or not learner["spec"].get("nodeName")):
         return _leave(asked, reasons.NODE_LOST, f"node {node} is not ready: the whole job moves")
     message = (
         f"node {node} is not ready; a learner there may still write, so the job stays until the node is back, is"
@@ -130,17 +218,4 @@ def _wait_for(asked: Need, node: str, observed: Observed) -> NodeChoice:
 
 def _leave(asked: Need, reason: str, message: str) -> NodeChoice:
     told = Condition(reasons.PLACED, "False", reason, message)
-    return NodeChoice(asked, None, told, again_after_s=LOOK_AGAIN_S)
-
-
-def _refused(observed: Observed) -> tuple[datetime, str] | None:
-    """Return since when the scheduler refuses a pod of the job, and why; None while its own old pods make way."""
-    if any(terminating(pod) for pod in observed.pods):
-        return None
-    for pod in observed.pods:
-        if pod["spec"].get("nodeName") or pod.get("status", {}).get("nominatedNodeName"):
-            continue
-        for item in pod.get("status", {}).get("conditions", []):
-            if item["type"] == "PodScheduled" and item.get("reason") == "Unschedulable":
-                return conditions.instant(item["lastTransitionTime"]), item.get("message", "no reason given")
-    return None
+    return NodeChoice(asked, None, told, again_after_s=LOOK_AGAIN_S, claim="waits")

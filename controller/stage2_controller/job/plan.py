@@ -15,7 +15,7 @@ from stage2_controller.job import status as statuses
 from stage2_controller.job.children import meta, secret
 from stage2_controller.job.desired import Desired, desired
 from stage2_controller.job.observed import Observed
-from stage2_controller.job.placement import NodeChoice, NodeView, place
+from stage2_controller.job.placement import NodeChoice, NodeView, follow, place
 from stage2_controller.job.readiness_gate import GateCondition, gate
 from stage2_controller.job.settings import Settings
 from stage2_controller.job.situation import Situation
@@ -110,13 +110,14 @@ def _queued(situation: Situation) -> Situation:
 
 
 def _placed(situation: Situation, nodes: NodeView | None) -> Situation:
-    """Find the node of a job that is to run, where the controller chooses it."""
-    if nodes is None or situation.outcome or situation.must_stop or situation.idle or not situation.admitted:
+    """Find the node of a job that is to run, or see to it that the scheduler finds one for all of it."""
+    if situation.outcome or situation.must_stop or situation.idle or not situation.admitted:
         return situation
-    host = kueue.host(situation.observed.workload)
-    return replace(
-        situation, placement=place(shaped(situation).need, situation.observed, nodes, now=situation.now, host=host)
-    )
+    need, observed, told = shaped(situation).need, situation.observed, situation.previous
+    host = kueue.host(observed.workload)
+    if nodes is None or (situation.job.spec.placement.mode == "Scheduler" and host is None):
+        return replace(situation, placement=follow(need, observed, status=told, now=situation.now))
+    return replace(situation, placement=place(need, observed, nodes, status=told, now=situation.now, host=host))
 
 
 def _refused(raw: Mapping[str, Any], observed: Observed, message: str, now: datetime) -> Plan:

@@ -22,6 +22,7 @@ NODE_CHOSEN: Final = "NodeChosen"
 NO_NODE_FITS: Final = "NoSingleNodeFits"  # nothing is created; the message says what is missing
 NODE_LOST: Final = "NodeLost"  # the whole job moves
 NODE_FULL: Final = "NodeFull"  # the scheduler refused a pod on the chosen node; the whole job moves
+HALF_PLACED: Final = "HalfPlaced"  # one pod has a node and the other none: undone, and tried again later
 NODE_NOT_READY: Final = "NodeNotReady"  # the job stays: its learner may still write
 
 # Condition ChildrenApplied: the API server took every child.

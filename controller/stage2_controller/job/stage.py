@@ -1,7 +1,6 @@
 """The stage of a job that goes on: which children may exist now, and which must not. Pure."""
 
-from stage2_controller.job import kinds, kueue, reasons
-from stage2_controller.job import status as statuses
+from stage2_controller.job import kinds, kueue, names, reasons
 from stage2_controller.job.children.meta import Manifest
 from stage2_controller.job.desired import Desired
 from stage2_controller.job.observed import Observed, terminating
@@ -13,16 +12,18 @@ Manifests = tuple[Manifest, ...]
 def stage(situation: Situation) -> tuple[Manifests, tuple[str, ...]]:
     """Return the children that may exist now, and the kinds that must not.
 
-    A job that has no place has no children. A running job whose spec changed was suspended, edited and resumed faster
-    than this pass came: it starts anew. Where nobody serves the job's queue nothing starts, and what runs goes on.
+    A job that has no place has no children; one that has gets servers and learner in one pass, so that pods hold all of
+    it. A learner waits only for the end of an old one. A running job whose spec changed was suspended, edited and
+    resumed faster than this pass came: it starts anew. Where nobody serves the job's queue nothing starts, and what
+    runs goes on.
     """
     if situation.must_stop:
         return _without(_wanted(situation), *kinds.ROLE_OF_PODS), existing(situation.observed, "Job", "Deployment")
     if situation.quota and situation.quota.reason == reasons.KUEUE_DISABLED:
         return (), ()
-    if (situation.placement and situation.placement.node is None) or not situation.admitted:
+    if _has_no_place(situation) or not situation.admitted:
         return (), existing(situation.observed, "Job", "Deployment")
-    return (_without(_wanted(situation), "Job") if _learner_waits(situation) else _wanted(situation)), ()
+    return (_without(_wanted(situation), "Job") if situation.observed.old_learner() else _wanted(situation)), ()
 
 
 def shaped(situation: Situation) -> Desired:
@@ -37,16 +38,25 @@ def existing(observed: Observed, *wanted: str) -> tuple[str, ...]:
 
 
 def _wanted(situation: Situation) -> Manifests:
-    """Return all children, on the node that was chosen."""
-    return shaped(situation).on(situation.placement.node if situation.placement else None)
+    """Return all children, tied to the node that was chosen, or kept from those that must not take half of them."""
+    choice = situation.placement
+    return shaped(situation).on(choice.node if choice and choice.tied else None, choice.avoid if choice else ())
 
 
-def _learner_waits(situation: Situation) -> bool:
-    """Return whether the learner's time has not come: an old one still ends, or its servers do not all answer yet."""
-    if situation.observed.old_learner():
-        return True
-    starts = bool(situation.server_names) and situation.observed.learner is None
-    return starts and statuses.rollout_finding(situation.observed, situation.server_names) is not None
+def _has_no_place(situation: Situation) -> bool:
+    """Return whether no child may stand: there is no node, or what waits for one is to be tied to another."""
+    choice = situation.placement
+    if choice is None or not choice.tied:
+        return False
+    return choice.node is None or _waits_untied(situation.observed)
+
+
+def _waits_untied(observed: Observed) -> bool:
+    """Return whether children stand that are tied to no node, and none of their pods has one."""
+    standing = [child for child in (observed.deployment, observed.learner) if child and not terminating(child)]
+    tied = [names.ANNOTATION_NODE in (child["metadata"].get("annotations") or {}) for child in standing]
+    bound = any(pod["spec"].get("nodeName") for pod in observed.pods)
+    return bool(standing) and not any(tied) and not bound
 
 
 def _without(manifests: Manifests, *unwanted: str) -> Manifests:

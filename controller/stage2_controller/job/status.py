@@ -7,7 +7,7 @@ from typing import Any
 
 from stage2_controller.job import diagnose, explanation, names, reasons
 from stage2_controller.job.conditions import Condition, merged, timestamp, truth
-from stage2_controller.job.observed import Object, Observed, running, succeeded, terminating
+from stage2_controller.job.observed import Object, Observed, running, succeeded, terminating, waits_in_its_pod
 from stage2_controller.job.situation import Situation
 
 # Kept from the learner's last report when it cannot be asked: what it said stays true.
@@ -215,8 +215,9 @@ def _ready_of_all(situation: Situation) -> str | None:
 
 def _restarts(situation: Situation) -> int:
     failed: int = (situation.observed.learner or {}).get("status", {}).get("failed", 0)
+    told = situation.observed.report()
     before: int = situation.previous.get("restarts") or 0
-    return max(failed, before)
+    return max(failed + (told.restarts if told else 0), before)
 
 
 def _conditions(
@@ -230,7 +231,7 @@ def _conditions(
         return [*found, Condition(reasons.SUSPENDED, "True", reasons.SUSPENDED_BY_SPEC, message)]
     if situation.quota:
         found.append(situation.quota)
-    if situation.placement:
+    if situation.placement and situation.placement.condition:
         found.append(situation.placement.condition)
     if situation.processes.servers:
         found.append(_rollout_ready(situation))
@@ -265,9 +266,9 @@ def _learner_running(situation: Situation) -> Condition:
         return condition(False, reasons.LEARNER_FINISHED, situation.outcome.message)
     if situation.observed.old_learner():
         return condition(False, reasons.OLD_LEARNER_ENDING, "the old learner writes its checkpoint and ends first")
-    if situation.observed.learner is None:
-        return condition(False, reasons.WAITING_FOR_SERVERS, "the learner starts when all servers answer")
     pod = situation.observed.pod(names.ROLE_LEARNER)
+    if waits_in_its_pod(pod):
+        return condition(False, reasons.WAITING_FOR_SERVERS, "the learner starts when all servers answer")
     if succeeded(pod, names.ROLE_LEARNER):
         return condition(False, reasons.LEARNER_FINISHED, "the learner ended with exit code 0")
     finding = diagnose.pod(pod, "the learner's pod")

@@ -71,6 +71,7 @@ def _problems(path: str, template: Mapping[str, Any], ours: set[str], gpu: str) 
     for key in ("containers", "initContainers"):
         for index, container in enumerate(spec.get(key) or []):
             yield from _any_container(f"{path}.spec.{key}[{index}]", container)
+    yield from _waiting(f"{path}.spec", spec, gpu)
     for index, container in enumerate(spec.get("containers") or []):
         where, name = f"{path}.spec.containers[{index}]", container.get("name")
         if not name or not isinstance(name, str):
@@ -117,6 +118,15 @@ def _security(path: str, holder: Mapping[str, Any], allowed: Set[str]) -> Iterat
     for key, (holds, rule) in template_fields.SECURITY_VALUES.items():
         if key in allowed and key in context and not holds(context[key]):
             yield Problem(f"{path}.securityContext.{key}", context[key], rule, "change it, or remove it")
+
+
+def _waiting(path: str, spec: Mapping[str, Any], gpu: str) -> Iterator[Problem]:
+    """Yield what a template may not change of the container that waits for the servers."""
+    for index, container in enumerate(spec.get("initContainers") or []):
+        if isinstance(container, Mapping) and container.get("name") == names.WAIT_CONTAINER:
+            where = f"{path}.initContainers[{index}]"
+            yield from _reserved(where, container, _OF_CONTAINER)
+            yield from _container(where, container, gpu)
 
 
 def _reserved(path: str, written: Mapping[str, Any], reserved: Mapping[str, str]) -> Iterator[Problem]:

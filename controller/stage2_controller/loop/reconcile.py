@@ -4,6 +4,7 @@ import logging
 import secrets
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -156,10 +157,11 @@ class Reconciler:
         if self._capacity is None or made.keeps_place:
             return
         placement = made.placement
-        if placement is None:
+        if placement is None or placement.claim == "none":
             self._capacity.release(key)
         elif placement.node:
-            self._capacity.promise(key, placement.need, placement.node)
+            need = placement.need if placement.claim == "promised" else replace(placement.need, pods=())
+            self._capacity.promise(key, need, placement.node)
         else:
             if placement.refused:
                 self._capacity.exclude(key, placement.refused)

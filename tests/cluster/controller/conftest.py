@@ -262,6 +262,15 @@ class Kubelet:
         conditions = [{"type": "Ready", "status": str(ready)}, {"type": "PodScheduled", "status": "True"}]
         self._write(pod, {"phase": "Running", "conditions": conditions, "containerStatuses": statuses})
 
+    def learner_waits(self, job_name: str) -> None:
+        """The first container of the learner's pod waits for the servers."""
+        pod = self._bound(job_name, "learner")
+        first = self._status("wait-for-servers", {"running": {"startedAt": "2026-01-01T00:00:00Z"}}, ready=False)
+        then = self._status("learner", {"waiting": {"reason": "PodInitializing"}}, ready=False)
+        conditions = [{"type": "PodScheduled", "status": "True"}]
+        told = {"phase": "Pending", "conditions": conditions, "initContainerStatuses": [first]}
+        self._write(pod, {**told, "containerStatuses": [then]})
+
     def learner_runs(self, job_name: str, report: str = "") -> None:
         """The learner's container runs; `report`: what it told before it was started again."""
         pod = self._bound(job_name, "learner")
@@ -269,7 +278,12 @@ class Kubelet:
         if report:
             status["lastState"] = {"terminated": {"exitCode": 75, "message": report}}
         conditions = [{"type": "PodScheduled", "status": "True"}]
-        self._write(pod, {"phase": "Running", "conditions": conditions, "containerStatuses": [status]})
+        done = {
+            "terminated": {"exitCode": 0, "startedAt": "2026-01-01T00:00:00Z", "finishedAt": "2026-01-01T00:00:01Z"}
+        }
+        first = [self._status(item["name"], done, ready=True) for item in pod["spec"].get("initContainers", [])]
+        told = {"phase": "Running", "conditions": conditions, "initContainerStatuses": first}
+        self._write(pod, {**told, "containerStatuses": [status]})
 
     def learner_ends(self, job_name: str, exit_code: int, message: str = "") -> None:
         """The learner's container ended."""

@@ -28,6 +28,8 @@ if sys.argv[1] == "serve":
             self.end_headers()
 
     http.server.ThreadingHTTPServer(("", 8000 + int(sys.argv[-1])), Healthy).serve_forever()
+if sys.argv[1] == "wait":
+    sys.exit(0)
 time.sleep(float(os.environ["PRETENDED_S"]))
 sys.exit(int(os.environ["PRETENDED_EXIT"]))
 """
@@ -46,8 +48,9 @@ def template(container: str, *, seconds: float = 0.0, exit_code: int = 0) -> dic
         "env": [{"name": key, "value": value} for key, value in told.items()],
         "volumeMounts": [{"name": "pretended", "mountPath": "/pretended"}],
     }
+    waits = {"initContainers": [{**changed, "name": "wait-for-servers"}]} if container == "learner" else {}
     volume = {"name": "pretended", "configMap": {"name": "pretended", "defaultMode": 0o555}}
-    return {"spec": {"containers": [changed], "volumes": [volume]}}
+    return {"spec": {"containers": [changed], **waits, "volumes": [volume]}}
 
 
 def gpus_of(pod: Pod) -> int:
@@ -107,7 +110,8 @@ class Kubelets:
         for item in items:
             if item["kind"] == "Deployment":
                 servers = gpus_of(item["spec"]["template"])
-                promised[item["metadata"]["annotations"]["stage2.dev/node"]] += servers + 1
+                if node := item["metadata"]["annotations"].get("stage2.dev/node"):  # else it waits for one
+                    promised[node] += servers + 1
         for what, counted in (("held", held), ("promised", promised)):
             for node, gpus in counted.items():
                 if gpus > self.nodes[node]:

@@ -13,10 +13,10 @@ def test_a_job_lives_from_pending_to_succeeded(kubectl: Kubectl, controller: Con
     kubectl.apply(job())
     eventually(lambda: kubectl.get("deployment", "job-3v1-rollout"), why="the Deployment exists")
     eventually(lambda: phase(kubectl, "job-3v1") == "Starting", why="its servers have a node")
-    assert kubectl.get("job", "job-3v1-learner") is None
+    kubelet.learner_waits("job-3v1")
+    eventually(lambda: reason(kubectl, "job-3v1", "LearnerRunning") == "WaitingForServers", why="the learner waits")
 
     kubelet.servers_answer("job-3v1")
-    eventually(lambda: kubectl.get("job", "job-3v1-learner"), why="the learner Job exists")
     eventually(lambda: reason(kubectl, "job-3v1", "RolloutReady") == "ServersReady", why="the status says so")
 
     kubelet.learner_runs("job-3v1")

@@ -129,6 +129,12 @@ def learner_pod(container: Object | None = None) -> Object:
     return pod(names.ROLE_LEARNER, container or up("learner"))
 
 
+def waiting_learner_pod() -> Object:
+    """The learner's pod while its first container waits for the servers."""
+    first = {**up(names.WAIT_CONTAINER, ready=False), "started": True}
+    return pod(names.ROLE_LEARNER, waiting("learner", "PodInitializing"), initContainerStatuses=[first])
+
+
 def learner_job(made: Plan, *conditions: Object, failed: int = 0) -> Object:
     """The learner Job of a plan as the job controller leaves it."""
     return {**child(made, "Job"), "status": {"conditions": list(conditions), "failed": failed}}

@@ -8,6 +8,7 @@ from stage2_api.pod import files
 from stage2_controller.job import kinds, names, strategic_merge
 from stage2_controller.job.children import meta
 from stage2_controller.job.containers import Container
+from stage2_controller.job.node_fit import HOSTNAME
 
 # The group that owns the files of mounted volumes; the images run as user and group 10001.
 FS_GROUP = 10001
@@ -101,6 +102,15 @@ def pinned(manifest: meta.Manifest, node: str) -> meta.Manifest:
     }
 
 
+def avoiding(manifest: meta.Manifest, hosts: Sequence[str]) -> meta.Manifest:
+    """Return the Deployment whose pod runs on none of these hosts, in words that an autoscaler of nodes understands."""
+    term = {"matchExpressions": [{"key": HOSTNAME, "operator": "NotIn", "values": list(hosts)}]}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
+    spec = manifest["spec"]
+    template = {**spec["template"], "spec": {**spec["template"]["spec"], "affinity": {"nodeAffinity": required}}}
+    return {**manifest, "spec": {**spec, "template": template}}
+
+
 def adding(manifest: meta.Manifest, additions: Mapping[str, Any]) -> meta.Manifest:
     """Return the manifest with additions to its role's pods: labels, annotations, nodeSelector, tolerations."""
     added = additions.get(kinds.ROLE_OF_PODS.get(manifest["kind"], ""))
@@ -146,7 +156,7 @@ def _own_volumes(job: str) -> list[dict[str, Any]]:
 
 
 def _placement(job: RolloutMatchingJob) -> dict[str, Any]:
-    fields = job.spec.placement.model_dump(mode="json", by_alias=True, exclude_none=True)
+    fields = job.spec.placement.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"mode"})
     return {key: value for key, value in fields.items() if value}
 
 
@@ -157,7 +167,7 @@ def _pull_secrets(job: RolloutMatchingJob) -> dict[str, Any]:
 
 def _resources(job: RolloutMatchingJob, process: Container) -> dict[str, Any]:
     """Return what the person asks for plus the GPUs; the request of an extended resource follows its limit."""
-    role = job.spec.learner if process.name == names.ROLE_LEARNER else job.spec.rollout
+    role = job.spec.rollout if process.name.startswith("server-") else job.spec.learner
     written = role.resources.model_dump(mode="json", by_alias=True, exclude_none=True) if role.resources else {}
     if job.spec.gpu_resource and process.gpus:
         gpus = {"limits": {job.spec.gpu_resource: str(process.gpus)}}

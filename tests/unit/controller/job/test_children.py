@@ -88,10 +88,21 @@ def test_the_learner_runs_where_the_servers_run() -> None:
     assert term["labelSelector"]["matchLabels"] == wanted("Service")["spec"]["selector"]
 
 
+def test_a_learner_holds_its_place_while_it_waits_and_is_started_again_in_its_own_pod() -> None:
+    spec = pod_spec("Job", learner={"gpus": 1, "backoffLimit": 2, "resources": {"requests": {"cpu": "8"}}})
+    (first,), (learner,) = spec["initContainers"], spec["containers"]
+    assert (first["name"], first["command"][:2]) == (names.WAIT_CONTAINER, ["stage2", "wait"])
+    assert first["resources"] == {"requests": {"cpu": "8"}}  # a quota asks it of every container
+    assert learner["resources"]["limits"] == {"nvidia.com/gpu": "1"}
+    assert learner["command"][-1] == "--restarts=2"
+    once = pod_spec("Job", learner={"gpus": 1, "backoffLimit": 0})
+    assert "--restarts" not in " ".join(once["containers"][0]["command"])
+
+
 def test_a_configuration_error_fails_the_job_and_a_disruption_does_not_count() -> None:
     spec = wanted("Job")["spec"]
     fail, ignore = spec["podFailurePolicy"]["rules"]
-    assert (fail["action"], fail["onExitCodes"]["values"]) == ("FailJob", [64])
+    assert (fail["action"], fail["onExitCodes"]["values"]) == ("FailJob", [64, 69])
     assert (ignore["action"], ignore["onPodConditions"][0]["type"]) == ("Ignore", "DisruptionTarget")
     assert (spec["backoffLimit"], spec["template"]["spec"]["restartPolicy"]) == (3, "Never")
 

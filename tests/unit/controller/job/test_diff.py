@@ -50,6 +50,7 @@ def test_absent_children_are_written_and_those_that_are_made_once_are_created() 
         ("apply", "NetworkPolicy"),
         ("apply", "Service"),
         ("apply", "Deployment"),
+        ("create", "Job"),
     ]
 
 

@@ -69,7 +69,7 @@ def test_what_kueue_says_is_what_the_job_says() -> None:
 def test_an_admitted_job_runs_on_the_host_that_kueue_assigned() -> None:
     account = n.capacity(n.node("tight", 4), n.node("assigned", 8))
     made = planned(queued(), account, Observed(workload=workload(*ADMITTED, host="assigned")))
-    assert b.kinds(made) == ["Secret", "ConfigMap", "NetworkPolicy", "Service", "Deployment", "Workload"]
+    assert b.kinds(made) == ["Secret", "ConfigMap", "NetworkPolicy", "Service", "Deployment", "Job", "Workload"]
     assert made.placement
     assert made.placement.node == "assigned"
 

@@ -106,6 +106,11 @@ def test_a_higher_priority_takes_the_room_of_lower_ones_only_if_there_is_no_othe
     assert chosen(need(priority=10, preempts=False), *busy) is None
 
 
+def test_a_job_without_a_priority_takes_the_room_of_pods_that_have_less_than_none() -> None:
+    """Such are the placeholders by which clusters keep nodes warm."""
+    assert chosen(need(), n.node("a", 4), n.foreign("a", gpus=4, priority=-10)) == "a"
+
+
 def test_requests_count_as_the_scheduler_counts_them() -> None:
     def container(**amounts: str) -> dict[str, Any]:
         return {"resources": {"requests": amounts}}
@@ -116,6 +121,36 @@ def test_requests_count_as_the_scheduler_counts_them() -> None:
     assert node_fit.requests(greedy) == {"cpu": 4.25, "pods": 1}
     sidecar = {"containers": containers, "initContainers": [{**container(cpu="1"), "restartPolicy": "Always"}]}
     assert node_fit.requests(sidecar) == {"cpu": 2.5, "pods": 1}
+
+
+def test_what_a_pod_asks_for_as_a_whole_counts_in_place_of_its_containers() -> None:
+    containers = [{"resources": {"limits": {GPU: "1"}, "requests": {"cpu": "1"}}}, {"resources": {}}]
+    spec = {"containers": containers, "resources": {"requests": {"cpu": "8"}, "limits": {"memory": "1Gi"}}}
+    assert node_fit.requests({**spec, "overhead": {"cpu": "500m"}}) == {"cpu": 8.5, "memory": 2**30, GPU: 1, "pods": 1}
+
+
+POOL = {"labels": {"eks.amazonaws.com/nodegroup": "gpus"}}
+COMING: list[tuple[str, bool, list[Any]]] = [
+    ("no node at all", True, []),
+    ("a busy one", True, [n.node("a", 4), n.foreign("a", gpus=4)]),
+    ("a pool that can grow", True, [n.node("a", 0, **POOL)]),
+    ("one that is too small", False, [n.node("a", 3)]),
+    ("one that must not be used", False, [n.node("a", 8, taints=[TAINT])]),
+]
+
+
+@pytest.mark.parametrize(("may", "objects"), [row[1:] for row in COMING], ids=[row[0] for row in COMING])
+def test_a_node_may_come_where_one_is_busy_or_pools_can_grow(may: bool, objects: list[Any]) -> None:
+    assert node_fit.may_be_made(FOUR, n.capacity(*objects).nodes_for(n.KEY, FOUR)) is may
+
+
+def test_hosts_that_could_take_the_servers_alone_are_named_and_with_karpenter_only_those_that_have_room_now() -> None:
+    taken = (n.foreign("full", gpus=4), n.foreign("part", gpus=1))
+    objects = (n.node("full", 4), n.node("part", 4), n.node("small", 2), *taken)
+    assert node_fit.half_rooms(FOUR, n.capacity(*objects).nodes_for(n.KEY, FOUR)) == ("full", "part")
+    karpenter = n.node("other", 0, labels={"karpenter.sh/nodepool": "default"})
+    assert node_fit.half_rooms(FOUR, n.capacity(*objects, karpenter).nodes_for(n.KEY, FOUR)) == ("part",)
+    assert node_fit.half_rooms(need(), n.capacity(*objects).nodes_for(n.KEY, need())) == ()
 
 
 def test_a_limit_stands_for_a_request_that_is_not_written() -> None:

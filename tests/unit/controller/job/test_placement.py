@@ -11,7 +11,7 @@ from stage2_controller.cluster.capacity import Capacity
 from stage2_controller.job import names, reasons
 from stage2_controller.job.conditions import timestamp
 from stage2_controller.job.observed import Observed
-from stage2_controller.job.placement import LOOK_AGAIN_S, REFUSED_FOR_S, NodeView
+from stage2_controller.job.placement import HALF_PLACED_S, LOOK_AGAIN_S, PROMISED_S, REFUSED_FOR_S, SETTLED_S, NodeView
 from stage2_controller.job.plan import Plan, plan
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
@@ -137,15 +137,114 @@ def test_a_silent_node_loses_servers_that_were_evicted_before_a_learner_existed(
     assert planned(b.job(), account, observed).deletions == ("Deployment",)
 
 
-def refused_pod() -> Any:
+def refused_pod(role: str = names.ROLE_LEARNER, words: str = "1 Insufficient nvidia.com/gpu") -> Any:
     told = {
         "type": "PodScheduled",
         "status": "False",
         "reason": "Unschedulable",
-        "message": "1 Insufficient nvidia.com/gpu",
+        "message": words,
         "lastTransitionTime": timestamp(b.NOW),
     }
-    return b.pod(names.ROLE_LEARNER, node=None, conditions=[told])
+    return b.pod(role, node=None, conditions=[told])
+
+
+NO_CLAIM = '0/1 nodes are available: persistentvolumeclaim "data" not found. not found'
+
+
+def test_a_refusal_that_no_other_node_would_mend_moves_nothing_and_is_told() -> None:
+    account = n.capacity(n.node(), n.node("z"))
+    pods = tuple(refused_pod(role, NO_CLAIM) for role in (names.ROLE_ROLLOUT, names.ROLE_LEARNER))
+    observed = replace(placed(b.job(), account), pods=pods, progress=None)
+    made = planned(b.job(), account, observed, after_s=PROMISED_S - 1)
+    assert (made.deletions, b.condition(made, reasons.PLACED)) == ((), ("False", reasons.UNSCHEDULABLE))
+    assert f"placement: {NO_CLAIM}" in b.message(made, reasons.TRAINING)
+    assert made.placement
+    assert made.placement.claim == "promised"
+    late = planned(b.job(), account, observed, after_s=PROMISED_S)
+    assert late.deletions == ()
+    assert late.placement
+    assert (late.placement.node, late.placement.claim) == (b.NODE, "lapsed")
+
+
+def test_room_is_not_kept_for_ever_for_pods_that_a_quota_refuses() -> None:
+    account = n.capacity(n.node())
+    words = 'pods "x" is forbidden: exceeded quota: gpus'
+    failure = {"type": "ReplicaFailure", "status": "True", "message": words, "lastTransitionTime": timestamp(b.NOW)}
+    observed = placed(b.job(), account)
+    refused = {**(observed.deployment or {}), "status": {"conditions": [failure]}}
+    observed = replace(observed, deployment=refused, pods=(), progress=None)
+    made = planned(b.job(), account, observed, after_s=PROMISED_S)
+    assert b.condition(made, reasons.PLACED) == ("False", reasons.POD_REFUSED)
+    assert words in made.status["message"]
+    assert made.placement
+    assert made.placement.claim == "lapsed"
+
+
+def half(observed: Observed, words: str = NO_CLAIM) -> Observed:
+    """What is observed when the servers have their node and the learner has none."""
+    bound = {"type": "PodScheduled", "status": "True", "lastTransitionTime": timestamp(b.NOW)}
+    servers = b.pod(names.ROLE_ROLLOUT, b.up("server-0", ready=False), conditions=[bound])
+    return replace(observed, pods=(servers, refused_pod(words=words)), progress=None)
+
+
+@pytest.mark.parametrize("mode", ["Reserve", "Scheduler"])
+def test_a_half_placed_job_gives_its_half_back_lets_others_go_first_and_tries_again(mode: str) -> None:
+    raw = b.job(placement={"mode": mode})
+    account = n.capacity(n.node())
+    words = NO_CLAIM if mode == "Reserve" else "didn't match pod affinity rules, Insufficient nvidia.com/gpu"
+    first = planned(raw, account)
+    observed = half(Observed(deployment=b.child(first, "Deployment"), learner=b.learner_job(first)), words)
+    soon = planned(raw, account, observed, after_s=SETTLED_S - 1)
+    assert soon.again_after_s == 1
+    noted = planned(raw, account, observed, after_s=SETTLED_S)
+    assert (noted.deletions, b.condition(noted, reasons.PLACED)) == ((), ("Unknown", reasons.HALF_PLACED))
+    assert words in noted.status["message"]
+    raw = b.told(raw, noted)
+    assert planned(raw, account, observed, after_s=SETTLED_S + HALF_PLACED_S - 1).deletions == ()
+    undone = planned(raw, account, observed, after_s=SETTLED_S + HALF_PLACED_S)
+    assert undone.deletions == ("Job", "Deployment")
+    raw, gone_at_s = b.told(raw, undone), SETTLED_S + HALF_PLACED_S
+    pause = planned(raw, account, Observed(), after_s=gone_at_s + HALF_PLACED_S - 1)
+    assert (pause.children, pause.again_after_s) == ((), 1)
+    again = planned(raw, account, Observed(), after_s=gone_at_s + HALF_PLACED_S)
+    assert {"Deployment", "Job"} <= set(b.kinds(again))
+
+
+def test_a_job_that_is_left_to_the_scheduler_has_pods_that_are_tied_to_no_node() -> None:
+    made = planned(b.job(placement={"mode": "Scheduler"}), n.capacity(n.node(gpus=1)))
+    servers, learner = (b.child(made, kind)["spec"]["template"]["spec"] for kind in ("Deployment", "Job"))
+    assert "affinity" not in servers
+    assert "podAffinity" in learner["affinity"]
+    assert "mode" not in servers
+
+
+def test_where_a_node_may_come_pods_are_pending_in_words_that_an_autoscaler_understands() -> None:
+    account = n.capacity(n.node("busy"), n.foreign("busy", gpus=1))
+    made = planned(b.job(), account)
+    assert b.condition(made, reasons.PLACED) == ("False", reasons.NO_NODE_FITS)
+    servers, learner = (b.child(made, kind)["spec"]["template"]["spec"]["affinity"] for kind in ("Deployment", "Job"))
+    (term,) = servers["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert term == {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["busy"]}]}
+    assert list(learner) == ["podAffinity"]
+    waits = Observed(deployment=b.child(made, "Deployment"), learner=b.learner_job(made))
+    account.put("Node", n.node("new"))
+    tied = planned(b.job(), account, waits)
+    assert tied.placement
+    assert (tied.placement.node, tied.deletions) == ("new", ("Job", "Deployment"))
+    account.promise(n.KEY, tied.placement.need, "new")
+    assert b.child(planned(b.job(), account), "Job")["metadata"]["annotations"][names.ANNOTATION_NODE] == "new"
+
+
+def test_pending_pods_that_the_scheduler_has_bound_to_a_new_node_stay_there() -> None:
+    account = n.capacity(n.node("busy"), n.foreign("busy", gpus=1))
+    made = planned(b.job(), account)
+    account.put("Node", n.node())
+    pods = (b.rollout_pod(False, False, False), b.waiting_learner_pod())
+    observed = Observed(deployment=b.child(made, "Deployment"), learner=b.learner_job(made), pods=pods)
+    found = planned(b.job(), account, observed)
+    assert (found.deletions, b.condition(found, reasons.PLACED)) == ((), ("True", reasons.NODE_CHOSEN))
+    assert found.placement
+    assert found.placement.node == b.NODE
 
 
 def test_a_job_whose_node_became_full_gives_everything_back_after_a_moment() -> None:
@@ -167,11 +266,21 @@ def test_a_pod_that_preempts_others_is_given_time() -> None:
     assert planned(b.job(), account, observed, after_s=600).deletions == ()
 
 
+def test_a_learner_that_preempts_others_beside_its_servers_is_given_time() -> None:
+    account = n.capacity(n.node())
+    observed = half(placed(b.job(), account))
+    observed.pods[1]["status"]["nominatedNodeName"] = b.NODE
+    made = planned(b.job(), account, observed, after_s=600)
+    assert b.condition(made, reasons.PLACED) == ("True", reasons.NODE_CHOSEN)
+
+
 def test_the_priority_class_decides_what_may_be_preempted() -> None:
     account = n.capacity(n.node(), n.foreign(gpus=4, priority=5))
-    assert planned(b.job(), account).children == ()
+    waits = planned(b.job(), account).placement
+    assert waits
+    assert waits.node is None
     high = {"value": 10, "preemptionPolicy": "PreemptLowerPriority"}
-    assert b.kinds(planned(b.job(), account, priority_class=high))[-1] == "Deployment"
+    assert b.kinds(planned(b.job(), account, priority_class=high))[-1] == "Job"
 
 
 def test_a_suspended_or_finished_job_needs_no_place() -> None:

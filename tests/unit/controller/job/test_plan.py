@@ -13,14 +13,18 @@ from stage2_controller.job.observed import Observed
 from tests.unit.controller import builders as b
 
 
-def test_a_new_job_gets_everything_but_its_learner() -> None:
+def test_servers_and_learner_are_created_in_one_pass() -> None:
     made = b.planned(b.job())
-    assert b.kinds(made) == ["Secret", "ConfigMap", "NetworkPolicy", "Service", "Deployment"]
+    assert b.kinds(made) == ["Secret", "ConfigMap", "NetworkPolicy", "Service", "Deployment", "Job"]
 
 
-def test_the_learner_is_created_when_all_servers_answer() -> None:
-    assert "Job" not in b.kinds(b.planned(b.job(), Observed(pods=(b.rollout_pod(True, True, False),))))
-    assert "Job" in b.kinds(b.planned(b.job(), Observed(pods=(b.rollout_pod(True, True, True),))))
+def test_the_learner_waits_for_its_servers_in_its_pod() -> None:
+    raw = b.job()
+    loading = b.started(raw, pods=(b.rollout_pod(True, False, True), b.waiting_learner_pod()), progress=None)
+    made = b.planned(raw, loading)
+    assert made.status["phase"] == reasons.STARTING
+    assert b.condition(made, reasons.LEARNER_RUNNING) == ("False", reasons.WAITING_FOR_SERVERS)
+    assert made.deletions == ()
 
 
 def test_a_server_that_restarts_does_not_take_the_learner_away() -> None:
@@ -42,7 +46,8 @@ def test_colocate_needs_no_servers() -> None:
     assert b.kinds(made) == ["Secret", "ConfigMap", "NetworkPolicy", "Job"]
     learner = b.child(made, "Job")["spec"]["template"]["spec"]
     assert "affinity" not in learner
-    assert learner["containers"][0]["command"][-1] == "--processes=4"
+    assert "--processes=4" in learner["containers"][0]["command"]
+    assert "initContainers" not in learner
     assert learner["containers"][0]["resources"] == {"limits": {"nvidia.com/gpu": "4"}}
 
 
@@ -119,13 +124,13 @@ def test_a_job_past_its_deadline_ends_with_everything_it_runs() -> None:
 
 def test_servers_that_never_all_answer_fail_the_job_when_the_time_to_start_is_over() -> None:
     raw = b.job(learner={"startDeadlineSeconds": 60})
-    loading = b.started(raw, learner=None, pods=(b.rollout_pod(True, False, True),), progress=None)
+    loading = b.started(raw, pods=(b.rollout_pod(True, False, True), b.waiting_learner_pod()), progress=None)
     raw = b.told(raw, b.planned(raw, loading))
     assert b.planned(raw, loading, after_s=59).again_after_s == 1
     made = b.planned(raw, loading, after_s=60)
     assert b.condition(made, reasons.FAILED) == ("True", reasons.START_DEADLINE)
     assert "2 of 3 servers answer; server-1 still loading" in b.message(made, reasons.FAILED)
-    assert made.deletions == ("Deployment",)
+    assert made.deletions == ("Deployment", "Job")
 
 
 def test_the_time_to_start_is_over_once_the_learner_runs() -> None:
@@ -138,7 +143,7 @@ def test_the_time_to_start_is_over_once_the_learner_runs() -> None:
 @pytest.mark.parametrize("waits_for", [reasons.PLACED, reasons.QUOTA_RESERVED])
 def test_a_job_that_waits_for_a_node_or_for_quota_has_all_its_time_to_start_left(waits_for: str) -> None:
     raw = b.job(learner={"startDeadlineSeconds": 60})
-    loading = b.started(raw, learner=None, pods=(b.rollout_pod(False, False, False),), progress=None)
+    loading = b.started(raw, pods=(b.rollout_pod(False, False, False), b.waiting_learner_pod()), progress=None)
     raw = b.told(raw, b.planned(raw, loading))
     waits = {"type": waits_for, "status": "False", "lastTransitionTime": raw["status"]["startTime"]}
     status = {**raw["status"], "conditions": [waits]}

@@ -109,6 +109,14 @@ OUTCOMES: list[tuple[str, Differs, str, str, str, list[str]]] = [
         ["CUDA out of memory", "spec.learner.backoffLimit"],
     ),
     (
+        "the learner used up its tries in its pod",
+        lambda: learner_failed(69, "PodFailurePolicy", b.termination(message="CUDA out of memory")),
+        reasons.FAILED,
+        reasons.FAILED,
+        reasons.BACKOFF_LIMIT,
+        ["CUDA out of memory", "spec.learner.backoffLimit"],
+    ),
+    (
         "the learner refused its configuration",
         lambda: learner_failed(64, "PodFailurePolicy", "custom.train_jsonl: /data/x; must exist"),
         reasons.FAILED,
@@ -181,6 +189,21 @@ def test_a_failed_job_waits_for_the_last_words_of_its_pod_and_does_without_them_
     assert b.condition(early, reasons.FAILED) is None
     late = b.planned(raw, b.started(raw, learner=job, progress=None, pods=()))
     assert b.condition(late, reasons.FAILED) == ("True", reasons.CONFIGURATION_ERROR)
+
+
+def test_the_policy_that_ended_a_learner_is_known_from_its_exit_code_once_its_pod_is_gone() -> None:
+    raw = b.job()
+    policy = b.job_condition("Failed", "PodFailurePolicy", "Container learner failed with exit code 69 matching")
+    job = b.learner_job(b.planned(raw, b.started(raw)), policy)
+    made = b.planned(raw, b.started(raw, learner=job, progress=None, pods=()))
+    assert b.condition(made, reasons.FAILED) == ("True", reasons.BACKOFF_LIMIT)
+
+
+def test_restarts_in_the_learners_pod_are_counted_with_those_of_its_pods() -> None:
+    raw = b.job()
+    job = b.learner_job(b.planned(raw, b.started(raw)), failed=1)
+    status = b.planned(raw, b.started(raw, learner=job, progress=b.report(restarts=2))).status
+    assert status["restarts"] == 3
 
 
 def test_a_loss_that_is_no_number_is_left_out() -> None:

@@ -13,6 +13,11 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
         {"spec": {"containers": [{"name": "learner", "command": ["x"]}]}},
         "template.spec.containers[0].command",
     ),
+    (
+        "a command of what waits for servers",
+        {"spec": {"initContainers": [{"name": "wait-for-servers", "command": ["true"]}]}},
+        "template.spec.initContainers[0].command",
+    ),
     ("a nameless container", {"spec": {"containers": [{"image": "x"}]}}, "template.spec.containers[0]"),
     ("a restart policy", {"spec": {"restartPolicy": "Always"}}, "template.spec.restartPolicy"),
     ("another account", {"spec": {"serviceAccountName": "admin"}}, "template.spec.serviceAccountName"),

@@ -142,7 +142,7 @@ async def test_a_new_job_looks_once_whether_its_names_are_free_and_never_again(l
     await life.one_pass()
     looked = sorted(kind for verb, kind in life.server.requests if verb == "get")
     assert looked == ["ConfigMap", "Deployment", "Job", "NetworkPolicy", "Service"]
-    assert life.server.written() == ["Secret", "ConfigMap", "NetworkPolicy", "Service", "Deployment"]
+    assert life.server.written() == ["Secret", "ConfigMap", "NetworkPolicy", "Service", "Deployment", "Job"]
     life.server.requests.clear()
     await life.one_pass()
     assert life.server.requests == []
@@ -188,7 +188,7 @@ async def test_a_job_that_is_applied_again_waits_for_the_files_of_the_one_before
     await life.one_pass()
     life.server.add(b.job(), uid="uid-of-the-next")
     life.reconciler.forget(KEY)  # the watch told of the deletion
-    for kind in ("Deployment", "Service", "NetworkPolicy"):  # the garbage collector was there
+    for kind in ("Deployment", "Service", "NetworkPolicy", "Job"):  # the garbage collector was there
         (name,) = [name for there, name in life.server.objects if there == kind]
         life.server.remove(kind, name)
     written = len(life.server.written())

@@ -1,0 +1,75 @@
+"""The binding of a job's pods to nodes: which pod has one, which is refused one, since when and why. Pure."""
+
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from stage2_controller.job import conditions, names, reasons
+from stage2_controller.job.observed import Object, Observed, terminating
+
+# In a sentence of the scheduler: what no other node would mend. kube-scheduler 1.29 to 1.35, plugins VolumeBinding,
+# VolumeRestrictions and DynamicResources.
+_OF_NO_NODE = (
+    "persistentvolumeclaim",
+    "unbound immediate PersistentVolumeClaims",
+    "didn't find available persistent volumes to bind",
+    "ReadWriteOncePod access mode already in-use",
+    "resourceclaim",
+)
+
+
+class Refusal(NamedTuple):
+    """A pod that gets no node, or is not even made."""
+
+    since: datetime
+    reason: str
+    message: str
+
+    @property
+    def of_node(self) -> bool:
+        """Whether another node may take what this one refuses."""
+        told = self.message.casefold()
+        return self.reason == reasons.UNSCHEDULABLE and not any(words.casefold() in told for words in _OF_NO_NODE)
+
+
+def refusal(observed: Observed) -> Refusal | None:
+    """Return what refuses a pod of the job; None while its own old pods make way, or it is about to preempt others."""
+    if any(terminating(pod) for pod in observed.pods):
+        return None
+    for pod in observed.pods:
+        if pod["spec"].get("nodeName") or pod.get("status", {}).get("nominatedNodeName"):
+            continue
+        told = conditions.find(pod.get("status", {}), "PodScheduled")
+        if told and told.get("reason") == "Unschedulable":
+            since = conditions.instant(told["lastTransitionTime"])
+            return Refusal(since, reasons.UNSCHEDULABLE, told.get("message", "no reason given"))
+    return _not_made(observed)
+
+
+def half_placed(observed: Observed) -> tuple[str, datetime] | None:
+    """Return the role whose pod has no node while the other's has one, and since when that has it."""
+    if observed.deployment is None or observed.learner is None or any(map(terminating, observed.pods)):
+        return None
+    pods = {role: observed.pod(role) for role in (names.ROLE_ROLLOUT, names.ROLE_LEARNER)}
+    bound = [pod for pod in pods.values() if pod is not None and pod["spec"].get("nodeName")]
+    if len(bound) != 1:
+        return None
+    missing, other = next((role, pod) for role, pod in pods.items() if pod is not bound[0])
+    if other is not None and other.get("status", {}).get("nominatedNodeName"):  # those that it preempts take their time
+        return None
+    told = conditions.find(bound[0].get("status", {}), "PodScheduled") or {}
+    since = told.get("lastTransitionTime") or bound[0]["metadata"]["creationTimestamp"]
+    return missing, conditions.instant(since)
+
+
+def seconds_left(since: datetime, limit_s: float, now: datetime) -> float:
+    """Return the seconds until `limit_s` have passed since then; none are left at 0 and below."""
+    return (since + timedelta(seconds=limit_s) - now).total_seconds()
+
+
+def _not_made(observed: Observed) -> Refusal | None:
+    """Return why the API server takes no rollout pod: a quota, a policy."""
+    deployment: Object = observed.deployment or {}
+    told = conditions.find(deployment.get("status", {}), "ReplicaFailure")
+    if told is None or told["status"] != "True" or observed.pod(names.ROLE_ROLLOUT) is not None:
+        return None
+    return Refusal(conditions.instant(told["lastTransitionTime"]), reasons.POD_REFUSED, told.get("message", ""))
