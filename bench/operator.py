@@ -1,7 +1,7 @@
 """The controller under load: `python -m bench.operator --jobs 1 100 1000`, against the cluster of KUBECONFIG.
 
 Jobs are created as quickly as the API server takes them, for one node that only exists as an object. Measured is the
-time from a job's creation to that of its last child (the Deployment; the learner's Job follows when servers answer),
+time from a job's creation to that of its servers (the Deployment; the learner's Job follows in the same pass),
 beside the limit: a plain client that creates the very same children itself. Nothing else should run on the cluster.
 """
 

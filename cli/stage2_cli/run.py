@@ -1,6 +1,6 @@
 """`stage2 run`: the process executor. The containers of the plan, as processes on this machine, without a cluster.
 
-Like the controller, it starts the servers first and the learner when all of them answer; like the kubelet, it restarts
+Like a job's pods, it starts the servers first and the learner when all of them answer; like the kubelet, it restarts
 a server that dies while the learner runs; like the Job, it starts the learner again after a retryable exit, and never
 after exit code 64.
 """

@@ -94,7 +94,7 @@ def test_the_token_survives_a_restart_and_an_edit(kubectl: Kubectl, controller: 
     kubectl.apply(job())
     secret = eventually(lambda: kubectl.get("secret", "job-3v1-token"), why="the Secret exists")
     kubelet.servers_answer("job-3v1")
-    eventually(lambda: kubectl.get("job", "job-3v1-learner"), why="the learner exists")
+    old = eventually(lambda: kubectl.get("job", "job-3v1-learner"), why="the learner exists")["metadata"]["uid"]
     controller.stop(kill=True)
     for spec in ({"suspend": True}, {"image": "another:1"}, {"suspend": False}):
         kubectl("patch", "rmj", "job-3v1", "--type=merge", "-p", json.dumps({"spec": spec}))
@@ -105,5 +105,8 @@ def test_the_token_survives_a_restart_and_an_edit(kubectl: Kubectl, controller: 
         return found["spec"]["template"]["spec"]["containers"][0]["image"] if found else None
 
     eventually(lambda: image() == "another:1", why="the servers start anew with what was edited meanwhile")
-    eventually(lambda: kubectl.get("job", "job-3v1-learner") is None, why="the old learner is gone")
+    eventually(
+        lambda: (kubectl.get("job", "job-3v1-learner") or {}).get("metadata", {}).get("uid", old) != old,
+        why="a new one",
+    )
     assert (kubectl.get("secret", "job-3v1-token") or {})["data"] == secret["data"]
