@@ -19,6 +19,7 @@ from stage2_controller.job.quantity import Amounts
 
 EXCLUDED_S = 300.0
 MOST_DOUBLINGS = 6  # five hours and a bit
+ZONE = "topology.kubernetes.io/zone"
 _ENDED = ("Succeeded", "Failed")
 
 
@@ -154,18 +155,26 @@ class Capacity:
                 too_large.append(need)
         return served
 
-    def exclude(self, key: Key, node: str) -> None:
+    def exclude(self, key: Key, node: str, *, zone: bool = False) -> None:
         """Take the node out of the job's choice for a while: the scheduler refused it there for a reason not seen here.
 
-        Each time for twice as long: where a volume ties the job to a zone, every node of a large cluster gets its turn.
+        Each time for twice as long, so that every node of a large cluster gets its turn. zone: the others of its zone
+        too, where a volume ties the job to another one.
         """
-        self._refusals[key, node] += 1
-        pause_s = EXCLUDED_S * 2.0 ** min(self._refusals[key, node] - 1, MOST_DOUBLINGS)
-        self._excluded[key, node] = self._clock() + pause_s
+        for name in self._of_zone(node) if zone else (node,):
+            self._refusals[key, name] += 1
+            pause_s = EXCLUDED_S * 2.0 ** min(self._refusals[key, name] - 1, MOST_DOUBLINGS)
+            self._excluded[key, name] = self._clock() + pause_s
 
     def waiting(self) -> int:
         """Return how many jobs have no room."""
         return len(self._waiting)
+
+    def _of_zone(self, node: str) -> list[str]:
+        """Return the nodes of this one's zone; itself alone where it has none."""
+        zones = {name: known["metadata"]["labels"].get(ZONE) for name, known in self._nodes.items()}
+        zone = zones.get(node)
+        return [name for name, its in zones.items() if its == zone] if zone else [node]
 
     def _end_promise(self, key: Key) -> bool:
         promise = self._promises.pop(key, None)

@@ -15,6 +15,7 @@ _OF_NO_NODE = (
     "ReadWriteOncePod access mode already in-use",
     "resourceclaim",
 )
+_OF_ZONE = "volume node affinity conflict"
 
 
 class Refusal(NamedTuple):
@@ -29,6 +30,11 @@ class Refusal(NamedTuple):
         """Whether another node may take what this one refuses."""
         told = self.message.casefold()
         return self.reason == reasons.UNSCHEDULABLE and not any(words.casefold() in told for words in _OF_NO_NODE)
+
+    @property
+    def of_zone(self) -> bool:
+        """Whether no node of the same zone would take it either: its volumes lie in another."""
+        return _OF_ZONE in self.message
 
 
 def refusal(observed: Observed) -> Refusal | None:

@@ -60,6 +60,7 @@ class NodeChoice:
     node: str | None
     condition: Condition | None  # None: there is nothing to say
     refused: str | None = None  # the node that the scheduler would not give to the job
+    refused_zone: bool = False  # and nor would the others of its zone
     again_after_s: float | None = None
     tied: bool = True  # its pods are tied to the node, and there are none without one; else the scheduler finds it
     avoid: tuple[str, ...] = ()  # hosts that pods which are not tied must leave alone
@@ -152,7 +153,7 @@ def _refused(asked: Need, node: str, refusal: Refusal, now: datetime) -> NodeCho
     if left > 0:
         return replace(_on(asked, node), again_after_s=left)
     told = f"node {node} has no room any more: the whole job moves ({refusal.message})"
-    return replace(_leave(asked, reasons.NODE_FULL, told), refused=node)
+    return replace(_leave(asked, reasons.NODE_FULL, told), refused=node, refused_zone=refusal.of_zone)
 
 
 def _kept_waiting(asked: Need, node: str, refusal: Refusal, now: datetime) -> NodeChoice:

@@ -101,6 +101,15 @@ def test_a_node_that_the_scheduler_refused_is_left_alone_for_a_while() -> None:
     assert node_fit.choose_node(FOUR, made.nodes_for(n.KEY, FOUR)) == "node-a"
 
 
+def test_a_volume_of_another_zone_rules_out_all_nodes_of_this_one() -> None:
+    zoned = [n.node(name, labels={"topology.kubernetes.io/zone": name[0]}) for name in ("a1", "a2", "b1")]
+    made = n.capacity(*zoned, n.node("c"))
+    made.exclude(n.KEY, "a1", zone=True)
+    assert [info.name for info in made.nodes_for(n.KEY, FOUR) if info.excluded] == ["a1", "a2"]
+    made.exclude(n.KEY, "c", zone=True)
+    assert [info.name for info in made.nodes_for(n.KEY, FOUR) if info.excluded] == ["a1", "a2", "c"]
+
+
 def test_where_only_one_of_many_nodes_can_take_the_job_its_turn_comes() -> None:
     now, tried = [0.0], []
     made = Capacity(clock=lambda: now[0])

@@ -166,6 +166,15 @@ def test_a_refusal_that_no_other_node_would_mend_moves_nothing_and_is_told() -> 
     assert (late.placement.node, late.placement.claim) == (b.NODE, "lapsed")
 
 
+def test_a_volume_of_another_zone_moves_the_job_out_of_this_one() -> None:
+    account = n.capacity(n.node())
+    words = "0/1 nodes are available: 1 node(s) had volume node affinity conflict."
+    observed = replace(placed(b.job(), account), pods=(refused_pod(names.ROLE_ROLLOUT, words),), progress=None)
+    left = planned(b.job(), account, observed, after_s=REFUSED_FOR_S).placement
+    assert left
+    assert (left.refused, left.refused_zone) == (b.NODE, True)
+
+
 def test_room_is_not_kept_for_ever_for_pods_that_a_quota_refuses() -> None:
     account = n.capacity(n.node())
     words = 'pods "x" is forbidden: exceeded quota: gpus'
