@@ -87,7 +87,10 @@ def place(
     kept = current or view.account.promised(view.key)
     if kept:
         info = view.account.node_for(view.key, asked, kept)
-        found = _stay(asked, kept, info, observed, status=status, now=now)
+        of_node = (
+            observed if current else replace(observed, pods=())
+        )  # pods that are tied to nothing were refused others
+        found = _stay(asked, kept, info, of_node, status=status, now=now)
         if found.node or current or found.refused:
             return found
         # Nothing stands there: no child's end would bring another pass, and nothing has to end first.

@@ -235,9 +235,12 @@ def test_where_a_node_may_come_pods_are_pending_in_words_that_an_autoscaler_unde
     (term,) = servers["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     assert term == {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["busy"]}]}
     assert list(learner) == ["podAffinity"]
-    waits = Observed(deployment=b.child(made, "Deployment"), learner=b.learner_job(made))
+    pods = tuple(refused_pod(role) for role in (names.ROLE_ROLLOUT, names.ROLE_LEARNER))
+    waits = Observed(deployment=b.child(made, "Deployment"), learner=b.learner_job(made), pods=pods)
     account.put("Node", n.node("new"))
-    tied = planned(b.job(), account, waits)
+    account.wait(n.KEY, made.placement.need if made.placement else pytest.fail("no place"))
+    assert account.serve() == [n.KEY]
+    tied = planned(b.job(), account, waits, after_s=600)  # that others refused them for long says nothing of this one
     assert tied.placement
     assert (tied.placement.node, tied.deletions) == ("new", ("Job", "Deployment"))
     account.promise(n.KEY, tied.placement.need, "new")
