@@ -124,6 +124,21 @@ _IDLE: tuple[tuple[str, Idle, str, str], ...] = (
         "raise rollout_buffer.m_steps",
     ),
     (
+        f"{_MATCHING}.unmatched_weight",
+        lambda c: (
+            "unmatched_weight" in c.rollout_matching.model_fields_set
+            and c.rollout_matching.unmatched_objects != "penalised"
+        ),
+        "only unmatched_objects penalised has a weight",
+        "set unmatched_objects to penalised, or remove it",
+    ),
+    (
+        f"{_MATCHING}.runaway.enabled",
+        lambda c: not c.rollout_matching.runaway.enabled and bool(c.rollout_matching.runaway.model_fields_set),
+        "the limits of runaway end nothing",
+        "set it to true, or remove the section",
+    ),
+    (
         f"{_MATCHING}.num_beams",
         lambda c: c.rollout_matching.num_beams > 1 and c.rollout_matching.decode_mode != "beam",
         "greedy decoding has no beams",

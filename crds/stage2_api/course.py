@@ -35,7 +35,7 @@ FREE = frozenset(
             f"custom.extra.rollout_matching.{key}"
             for key in (
                 "rollout_backend", "rollout_generate_batch_size", "vllm", "offload", "image_cache_gib",
-                "debug_dump_parse_failures", "debug_dump_max", "monitor_dump", "desc_monitor",
+                "debug_dump_parse_failures", "debug_dump_max", "monitor_dump", "desc_monitor", "runaway",
             )
         ),
         *(f"rlhf.vllm_{key}" for key in ("mode", "server_host", "server_port", "server_group_port", "server_timeout")),

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints
 
 from stage2_api.section import Section
-from stage2_api.value_types import Count, Name, Path, Positive, Scale, Weight
+from stage2_api.value_types import Count, Fraction, Name, Path, Positive, Scale, Weight
 from stage2_api.vllm import Vllm
 
 RolloutBackend = Literal["vllm", "hf"]
@@ -24,6 +24,8 @@ OtCost = Literal["l1", "l2"]
 OtEpsilonMode = Literal["bins", "relative"]
 OtBboxTarget = Literal["barycentric", "aabb"]
 LossNormalizer = Literal["micro", "window"]
+MissedPlace = Literal["tail", "sorted", "shuffled"]
+UnmatchedObjects = Literal["neutral", "dropped", "penalised"]
 
 
 class RepeatTerminate(Section):
@@ -68,6 +70,19 @@ class Pipeline(Section):
     enabled: bool = False
     """Whether rollouts are made one step ahead, by servers that hold the weights before the current optimizer step:
     no rollout is older than one sync, and `rollouts.jsonl` says which version made it."""
+
+
+class Runaway(Section):
+    """Ends a run whose answers run away: ever more objects that are not there, until the limit of tokens cuts them."""
+
+    enabled: bool = False
+    """Whether such a run is ended, after a checkpoint and with exit code 64."""
+    objects_per_truth: Scale = 3.0
+    """Most objects of an answer, dropped ones included, for each true one."""
+    truncated_share: Fraction = 0.3
+    """Largest share of answers that end within the JSON."""
+    steps: Positive = 20
+    """Optimizer steps with fresh rollouts over which both are counted; before there are as many, nothing is ended."""
 
 
 class OffloadSettings(Section):
@@ -190,6 +205,25 @@ class RolloutMatching(Section):
     ot_bbox_target: OtBboxTarget = "barycentric"
     """What a predicted box is taught when the true object is a polygon: `barycentric`, the box of its transported
     corners, or `aabb`, the polygon's own bounding box."""
+    runaway: Runaway = Runaway()
+    """End of a run whose answers run away."""
+    supervised_share: Fraction = 0.0
+    """Share of optimizer steps that train on the ground truth as stage 1 does, and make no rollouts. They lie evenly
+    among the others, where the seed says."""
+    missed_desc_weight: Weight = 0.0
+    """Factor of the cross entropy of the descriptions of missed objects; 0 trains their structure and coordinates
+    alone."""
+    missed_place: MissedPlace = "tail"
+    """Where missed objects are taught: `tail`, behind the answer; `sorted`, each before the first object of the answer
+    that the record has after it; `shuffled`, at drawn places among the answer's objects."""
+    duplicate_iou: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Overlap of bounding boxes from which an object of an answer repeats an earlier one of its description, and is
+    taken out before matching; null leaves all in."""
+    unmatched_objects: UnmatchedObjects = "neutral"
+    """What becomes of an answer's objects that match nothing: `neutral` leaves them in without a loss, `dropped` takes
+    them out, `penalised` leaves them in and teaches against the token that led on to each."""
+    unmatched_weight: Scale = 0.1
+    """Factor of that loss with `unmatched_objects: penalised`: of -log(1 - p), p being the token's probability."""
     target_sigma: Scale = 2.0
     """Standard deviation of the soft coordinate target, in bins."""
     target_truncate: Count | None = None

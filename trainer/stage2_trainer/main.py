@@ -19,7 +19,7 @@ from stage2_api.pod.environment import PROGRESS_PORT_VARIABLE, RESTARTS_VARIABLE
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.model_files import fetched_model, with_local_model
 from stage2_trainer.data.run_records import RunRecords
-from stage2_trainer.learner.errors import BadStepError, TooManyBadSamples
+from stage2_trainer.learner.errors import BadStepError, RunawayError, TooManyBadSamples
 from stage2_trainer.packing.errors import PackingError
 from stage2_trainer.preflight import checked_records
 from stage2_trainer.process.checkpoints import CheckpointError, ends_training, flaw_of, newest_whole
@@ -45,7 +45,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MET_BY_ALL = (ServerError, Interrupted, PackingError, BadStepError, TooManyBadSamples)  # by all learner processes
+# Errors that all learner processes meet.
+MET_BY_ALL = (ServerError, Interrupted, PackingError, BadStepError, TooManyBadSamples, RunawayError)
 FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT})
 MAKE_ROOM = "Checkpoints that were saved are whole, and the next start goes on from the newest. Make room"
 POD_VARIABLE = "KUBERNETES_SERVICE_HOST"  # set in every pod

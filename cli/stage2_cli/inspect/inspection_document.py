@@ -34,8 +34,10 @@ def token_supervision(target: MatchedTarget, vocab: CoordVocab) -> TokenSupervis
     order = np.argsort(positions)
     targets = dict(zip(positions[order].tolist(), found.coord_targets[order].tolist(), strict=True))
     learnt = found.labels[len(_PROMPT) :] != IGNORED
+    against = set(target.penalised_pos)
     labels: list[TokenLabel] = [
-        "coord" if i in targets else "ce" if ce else "none" for i, ce in enumerate(learnt.tolist())
+        "coord" if i in targets else "penalised" if i in against else "ce" if ce else "none"
+        for i, ce in enumerate(learnt.tolist())
     ]
     return TokenSupervision(tuple(labels), targets)
 
@@ -48,8 +50,8 @@ def document(target: MatchedTarget, vocab: CoordVocab) -> dict[str, Any]:
     """
     parsed, supervised = target.parsed, token_supervision(target, vocab)
     return {
-        "prefix_ids": list(parsed.prefix_ids),
-        "prefix_text": parsed.prefix_text,
+        "prefix_ids": list(target.y_train_ids[: target.prefix_len]),
+        "prefix_text": target.prefix_text,
         "truncated": parsed.truncated,
         "objects": [_object(one) for one in parsed.objects],
         "ground_truth": [

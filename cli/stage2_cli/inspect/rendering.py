@@ -16,7 +16,7 @@ from stage2_trainer.matching import CoordVocab, MatchedTarget
 from stage2_trainer.matching.parsed_objects import CUT_OFF, ParsedObject
 
 _MATCHED, _UNMATCHED, _DROPPED, _CUT, _TAIL = "green", "yellow", "red", "dim strike", "bold cyan"
-_LABEL_STYLES = {"none": "dim", "ce": "green", "coord": "bold magenta"}
+_LABEL_STYLES = {"none": "dim", "ce": "green", "coord": "bold magenta", "penalised": "bold red"}
 # Control characters as their pictures, so that an answer cannot steer the terminal; a newline stays one.
 _VISIBLE = {code: 0x2400 + code for code in range(32) if code != ord("\n")}
 
@@ -83,7 +83,7 @@ def answer_text(target: MatchedTarget) -> Text:
         start, cursor = _extent(one, parsed.text, cursor)
         text.stylize(style, start, cursor)
     text.stylize(_CUT, kept)
-    opening = "" if kept else parsed.prefix_text
+    opening = "" if kept and target.prefix_text == parsed.prefix_text else target.prefix_text
     return Text.assemble(text, "\n", opening, (target.append_text.translate(_VISIBLE), _TAIL))
 
 
@@ -183,7 +183,12 @@ def _answer_legend() -> Text:
 
 
 def _supervision_legend() -> Text:
-    meanings = {"none": "none", "ce": "own id (ce)", "coord": "bin (coord), →n: another than its own"}
+    meanings = {
+        "none": "none",
+        "ce": "own id (ce)",
+        "coord": "bin (coord), →n: another than its own",
+        "penalised": "against its own id (penalised)",
+    }
     return _legend({meanings[label]: style for label, style in _LABEL_STYLES.items()})
 
 

@@ -6,6 +6,7 @@ Source: semantics sections 3, 7, 9, 10, 11, 12 and 17.
 from __future__ import annotations
 
 from stage2_api.rules.grpo import GRPO_RULES
+from stage2_api.rules.mixing import MIXING_RULES
 from stage2_api.rules.stage1 import SUPERVISED_RULES
 from stage2_api.runconfig import RunConfig
 from stage2_api.validation.rule import Rule
@@ -271,6 +272,7 @@ RUN_RULES: tuple[Rule[RunConfig], ...] = (
         way_out="set dataloader_num_workers above 0, or remove dataloader_prefetch_factor",
     ),
     *SUPERVISED_RULES,
+    *MIXING_RULES,
     *GRPO_RULES,
 )
 """Rules of every training YAML, alone or inside a job."""

@@ -39,6 +39,8 @@ def matching(patch: dict[str, Any]) -> dict[str, Any]:
         (matching({"offload": {"enabled": True}}), "custom.extra.rollout_matching.offload.enabled"),
         (matching({"rollout_buffer": {"enabled": True}}), "custom.extra.rollout_matching.rollout_buffer.enabled"),
         (matching({"post_rollout_pack_scope": "micro"}), "custom.extra.rollout_matching.post_rollout_pack_scope"),
+        (matching({"unmatched_weight": 0.2}), "custom.extra.rollout_matching.unmatched_weight"),
+        (matching({"runaway": {"enabled": False, "steps": 5}}), "custom.extra.rollout_matching.runaway.enabled"),
         (matching({"num_beams": 3}), "custom.extra.rollout_matching.num_beams"),
         (
             matching({"vllm": {"enable_lora": True, "sync": {"mode": "auto"}}}),

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
+from typing import Any
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.rollout_matching import Overlong
@@ -20,6 +21,7 @@ from stage2_trainer.learner.estep import EStep
 from stage2_trainer.learner.evaluate import Evaluation
 from stage2_trainer.learner.loss import LossOptions
 from stage2_trainer.learner.matcher import Matcher
+from stage2_trainer.learner.mixed_step import MixedEStep, SupervisedSteps
 from stage2_trainer.learner.overlong import OverlongRule
 from stage2_trainer.learner.rollout_listeners import log_held_out_rollouts, log_training_rollouts
 from stage2_trainer.learner.row_planner import (
@@ -29,6 +31,7 @@ from stage2_trainer.learner.row_planner import (
     StepRowPlanner,
     WindowRowPlanner,
 )
+from stage2_trainer.learner.runaway import RunawayWatch
 from stage2_trainer.learner.sample_tools import SampleTools
 from stage2_trainer.learner.supervised_step import NoRollouts, SupervisedEStep
 from stage2_trainer.learner.trainer import RolloutMatchingTrainer, TrainerComponents
@@ -149,21 +152,32 @@ def _components(
         ahead="window" in (matching.post_rollout_pack_scope, matching.loss_normalizer),
         m_steps=matching.rollout_buffer.m_steps if matching.rollout_buffer.enabled else 1,
         pipelined=matching.pipeline.enabled,
+        supervised_steps=_supervised_steps(config),
+        runaway=RunawayWatch(matching.runaway),
     )
 
 
 def _estep(
     config: RunConfig, context: RunContext, tools: SampleTools, rollouts: RolloutSource | PipelinedRollouts
 ) -> EStep:
-    return EStep(
-        tools=tools,
-        rollouts=rollouts,
-        on_matched=log_training_rollouts(config, context.rollout_log),
-        overlong=_overlong_rule(config, config.rollout_matching.overlong),
-    )
+    options: dict[str, Any] = {
+        "tools": tools,
+        "rollouts": rollouts,
+        "on_matched": log_training_rollouts(config, context.rollout_log),
+        "overlong": _overlong_rule(config, config.rollout_matching.overlong),
+    }
+    steps = _supervised_steps(config)
+    if steps is None:
+        return EStep(**options)
+    return MixedEStep(supervised=_supervised(config, tools), steps=steps, **options)
 
 
-def _supervised(config: RunConfig, tools: SampleTools) -> EStep:
+def _supervised_steps(config: RunConfig) -> SupervisedSteps | None:
+    share = config.rollout_matching.supervised_share
+    return SupervisedSteps(share, config.training.seed) if share > 0 else None
+
+
+def _supervised(config: RunConfig, tools: SampleTools) -> SupervisedEStep:
     """Return the E-step of stage 1. A ground truth is never cut: a part of it would teach to stop early."""
     overlong = config.rollout_matching.overlong
     return SupervisedEStep(

@@ -1,4 +1,4 @@
-"""The errors of runs that bad samples end; a module of its own, for what reads them must not wait for torch."""
+"""The errors of runs that bad samples or answers end; a module of its own: what reads them must not wait for torch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from stage2_api.errors import ConfigError
 
 class TooManyBadSamples(ConfigError):
     """More samples were set aside than a person allows. All learner processes meet it."""
+
+
+class RunawayError(ConfigError):
+    """Answers have more objects, or are cut more often, than a person allows. All learner processes meet it."""
 
 
 class BadStepError(RuntimeError):

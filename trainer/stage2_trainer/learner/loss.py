@@ -68,7 +68,7 @@ def stage2_loss(logits: torch.Tensor, targets: LossTargets, coord_ids: torch.Ten
     float32 (float64 for float64 logits). Finite for any logits: NaN counts as 0, and all are clamped to +-1e4.
     """
     split = len(targets.labels)
-    ce = _ce_sum(logits[:split], targets.labels) / targets.ce_denominator
+    ce = _ce_sum(logits[:split], targets.labels, targets.weights) / targets.ce_denominator
     each = coord_losses(logits[split:], targets.bins, coord_ids, options)
     coord = each.sum() / targets.coord_denominator
     return _parts(ce + coord, ce.detach(), coord.detach(), each.detach(), targets)
@@ -122,8 +122,18 @@ def _usable(logits: torch.Tensor) -> torch.Tensor:
     return torch.nan_to_num(wide, nan=0.0).clamp(-_LARGEST_LOGIT, _LARGEST_LOGIT)
 
 
-def _ce_sum(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    return functional.cross_entropy(_usable(logits), labels, reduction="sum")
+def _ce_sum(logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+    """Return the sum of cross entropies, each times its weight; below 0 of -log(1 - p) in its place, times the amount.
+
+    The latter is what makes a token less probable, and no other in particular more (arXiv 1908.04319).
+    """
+    usable = _usable(logits)
+    if weights is None:
+        return functional.cross_entropy(usable, labels, reduction="sum")
+    towards = functional.cross_entropy(usable, labels, reduction="none")
+    others = usable.scatter(-1, labels[:, None], -torch.inf).logsumexp(dim=-1)
+    away = usable.logsumexp(dim=-1) - others
+    return (torch.where(weights < 0, away, towards) * weights.abs()).sum()
 
 
 def soft_targets(bins: torch.Tensor, options: LossOptions, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -174,7 +184,8 @@ class _LossInputs:
     def losses(self, logits: torch.Tensor, rows: slice, *, ordinary: bool) -> torch.Tensor:
         """Return the sum over ordinary tokens, (), or each coordinate's loss, (rows,)."""
         if ordinary:
-            return _ce_sum(logits, self.targets.labels[rows])
+            weights = self.targets.weights
+            return _ce_sum(logits, self.targets.labels[rows], None if weights is None else weights[rows])
         split = len(self.targets.labels)
         bins = self.targets.bins[rows.start - split : rows.stop - split]
         return coord_losses(logits, bins, self.coord_ids, self.options)

@@ -54,7 +54,8 @@ class LossTargets:
 
     positions (N,) int64: where they stand; the hidden state or logits at `logit_positions` = positions - 1 predict
     them. labels (K,) int64 token ids; bins (C,) int64; in_prefix (C,) bool: in the rollout's prefix, else in the tail;
-    prefix_count: how many are there.
+    prefix_count: how many are there. weights (K,) float32: factors of the ordinary tokens' losses, below 0 where a
+    token is taught against; None: all are 1.
     ce_denominator, coord_denominator: what the sums are divided by. The numbers of positions make plain means; totals
     of an accumulation window make a loss that does not depend on how segments are spread over micro-steps.
     """
@@ -66,6 +67,7 @@ class LossTargets:
     prefix_count: int
     ce_denominator: float
     coord_denominator: float
+    weights: torch.Tensor | None = None
 
     @property
     def logit_positions(self) -> torch.Tensor:
@@ -78,7 +80,7 @@ class LossTargets:
         ordinary = replace(
             self, positions=self.positions[:split], bins=self.bins[:0], in_prefix=self.in_prefix[:0], prefix_count=0
         )
-        coords = replace(self, positions=self.positions[split:], labels=self.labels[:0])
+        coords = replace(self, positions=self.positions[split:], labels=self.labels[:0], weights=None)
         return ordinary.divided_by(ce=1.0, coord=1.0), coords.divided_by(ce=1.0, coord=1.0)
 
     def divided_by(self, *, ce: float, coord: float) -> LossTargets:
@@ -108,6 +110,7 @@ def loss_targets(supervision: Supervision, device: torch.device | str = "cpu") -
         prefix_count=int(np.count_nonzero(supervision.coord_in_prefix)),
         ce_denominator=max(len(ce_positions), 1),
         coord_denominator=max(len(supervision.coord_positions), 1),
+        weights=None if supervision.weights is None else tensor(supervision.weights[ce_positions].astype(np.float32)),
     )
 
 

@@ -22,6 +22,8 @@ class SampleStats:
     `beam`: whether it is the best of several beams. `cut`, `skipped`: its answer was too long for a packed row.
     `bad`: it was set aside, and nothing else here says anything. `from_truth`: nothing was generated for it.
     `repeated`, `at_limit`: whether it was ended because it repeated itself, or at the most tokens.
+    `duplicates_removed`, `unmatched_dropped`, `unmatched_penalised`: objects that a variant of the targets took out of
+    the answer, or taught against.
     The lengths of what is trained on are 0 in an evaluation, which encodes nothing.
     """
 
@@ -52,6 +54,9 @@ class SampleStats:
     at_limit: bool = False
     bad: bool = False
     from_truth: bool = False
+    duplicates_removed: int = 0
+    unmatched_dropped: int = 0
+    unmatched_penalised: int = 0
 
 
 def bad_sample_stats() -> SampleStats:
@@ -88,6 +93,9 @@ def sample_stats(matched: Matched, *, encoded_len: int = 0) -> SampleStats:
         repeated=matched.rollout.finish_reason == "repetition",
         at_limit=matched.rollout.finish_reason == "length",
         from_truth=matched.from_truth,
+        duplicates_removed=int(counters["duplicates_removed"]),
+        unmatched_dropped=int(counters["unmatched_dropped"]),
+        unmatched_penalised=int(counters["unmatched_penalised"]),
     )
 
 
@@ -147,7 +155,7 @@ def evaluation_metrics(stats: Sequence[SampleStats], *, top_k: int) -> dict[str,
         "rollout_recall_iou50": quality["recall_iou50"],
         "rollout_f1_iou50": quality["f1_iou50"],
         "rollout_ended_by_repetition": _sum(stats, lambda s: s.repeated),
-        "rollout_ended_by_length": _sum(stats, lambda s: s.cut),
+        "rollout_ended_by_length": _sum(stats, lambda s: s.at_limit),
     }
 
 
@@ -163,6 +171,7 @@ def _parse_metrics(stats: Sequence[SampleStats]) -> dict[str, float]:
         "parse_truncated": truncated,
         "parse_truncated_rate": _ratio(truncated, len(stats)),
         "parse_obj_total": total,
+        "objects_per_truth": _ratio(total, _sum(stats, lambda s: s.gt_objects)),
         "parse_obj_valid_frac": _ratio(valid, total),
         "parse_obj_drop_frac": _ratio(invalid + ambiguous, total),
         "sample_valid_pred_rate": _ratio(_sum(stats, lambda s: s.valid_objects > 0), len(stats)),
@@ -210,6 +219,9 @@ def _supervision_metrics(stats: Sequence[SampleStats]) -> dict[str, float]:
         "prefix_coord_targets_total": targets,
         "prefix_coord_targets_per_matched": _ratio(targets, supervised),
         "tail_ignore_frac": _ratio(_sum(stats, lambda s: s.tail_ignored), _sum(stats, lambda s: s.append_len)),
+        "duplicates_removed": _sum(stats, lambda s: s.duplicates_removed),
+        "unmatched_dropped": _sum(stats, lambda s: s.unmatched_dropped),
+        "unmatched_penalised": _sum(stats, lambda s: s.unmatched_penalised),
     }
 
 
@@ -242,7 +254,7 @@ def _generation_metrics(stats: Sequence[SampleStats], generate_s: float) -> dict
         "decode_greedy": _sum(stats, lambda s: not s.beam),
         "decode_beam": _sum(stats, lambda s: s.beam),
         "ended_by_repetition": _sum(stats, lambda s: s.repeated),
-        "ended_by_length": _sum(stats, lambda s: s.cut),
+        "ended_by_length": _sum(stats, lambda s: s.at_limit),
     }
 
 

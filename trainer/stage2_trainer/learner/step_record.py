@@ -15,6 +15,7 @@ from stage2_trainer.telemetry.stopwatch import Stopwatch
 from stage2_trainer.weights.sync_phases import PHASES
 from stage2_trainer.weights.sync_report import SyncReport
 
+REUSED = "rollout/buffer_reuse"
 # Record key for each stopwatch name.
 _TIMES = {
     "rollout_generate": "time/rollout_generate_s",
@@ -58,6 +59,11 @@ class StepRecord:
         }
 
     @property
+    def is_reused(self) -> bool:
+        """Whether the step trained on rollouts of an earlier one."""
+        return bool(self.reuse.get(REUSED))
+
+    @property
     def _is_supervised(self) -> bool:
         return any(sample.from_truth for sample in self.samples)
 
@@ -74,7 +80,7 @@ class StepRecord:
         self.sync, self.version = window.sync, window.step0
         if reuses:
             self.reuse = {
-                "rollout/buffer_reuse": float(window.reused is not None),
+                REUSED: float(window.reused is not None),
                 "rollout/buffer_window_step0": float(window.step0),
                 "rollout/buffer_completed_steps": float(window.reused or 0),
             }

@@ -31,9 +31,11 @@ from stage2_trainer.learner.forward_redirection import run_inside
 from stage2_trainer.learner.loss import LOSS_FIGURES, LossOptions, LossParts, LossTargets, stage2_loss_from_hidden
 from stage2_trainer.learner.loss_targets import moved
 from stage2_trainer.learner.microsteps import MicroSteps
+from stage2_trainer.learner.mixed_step import SupervisedSteps
 from stage2_trainer.learner.padding_free_batch import Segment, hidden_states, supervised_batches
 from stage2_trainer.learner.repeated_windows import uses_left
 from stage2_trainer.learner.row_planner import Row, RowPlanner, StepRowPlanner
+from stage2_trainer.learner.runaway import RunawayWatch
 from stage2_trainer.learner.step_record import StepRecord
 from stage2_trainer.learner.waiting_segments import load_waiting, save_waiting
 from stage2_trainer.learner.whole_step import RowTraining, train_step
@@ -57,7 +59,8 @@ class TrainerComponents:
 
     `part_rates` are learning rates of parts of the model (llm, vit, aligner) that have their own. `ahead`: all rollouts
     of an accumulation window are made before its first micro-step. `m_steps`: optimizer steps that train on the same
-    rollouts. `pipelined`: the next window's rollouts are asked for before the current one trains.
+    rollouts. `pipelined`: the next window's rollouts are asked for before the current one trains. `supervised_steps`:
+    those that train on the ground truth, of a run that has some. `runaway`: what ends a run whose answers run away.
     """
 
     estep: EStep
@@ -76,6 +79,8 @@ class TrainerComponents:
     ahead: bool = False
     m_steps: int = 1
     pipelined: bool = False
+    supervised_steps: SupervisedSteps | None = None
+    runaway: RunawayWatch | None = None
 
 
 class RolloutMatchingTrainer(FiniteSteps):
@@ -389,6 +394,8 @@ class RolloutMatchingTrainer(FiniteSteps):
         if grad_norm is not None:
             figures["grad_norm"] = float(grad_norm)
         figures["learning_rate"] = learning_rate
+        if self.components.supervised_steps is not None:
+            figures["supervised/steps_total"] = float(self.components.supervised_steps.before(step))
         figures["bad_samples_total"] = float(self.components.bad.total)
         figures["memory/peak_bytes"] = float(max(gathered(peak_bytes(self.args.device))))
         servers = [asdict(server) for server in record.time.servers]
@@ -396,6 +403,8 @@ class RolloutMatchingTrainer(FiniteSteps):
         tokens_per_second = figures.get("rollout/gen_tokens_per_s")
         self.components.reporter.update(step=step, loss=figures["loss"], tokens_per_second=tokens_per_second)
         self._figures, self._record = figures, StepRecord()
+        if self.components.runaway is not None and not record.is_reused:
+            self.components.runaway.note(record.samples, step=step)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Report to trackers; a training report carries the figures of the last step too."""

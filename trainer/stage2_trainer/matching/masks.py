@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stage2_trainer.matching.errors import MatchingError
-from stage2_trainer.matching.raster import BoolArray
+from stage2_trainer.matching.raster import BoolArray, FloatArray
 from stage2_trainer.matching.targets import MatchedTarget
 from stage2_trainer.matching.tokens import CoordVocab, IntArray
 
@@ -24,8 +24,8 @@ class SegmentMeta:
 
     prompt_ids: the prompt as the rollout engine saw it. prefix_len, train_len: tokens of the prefix and of all of
     `Y_train`. end_of_turn_len: tokens after `Y_train` that end the turn and are learnt with it (`<|im_end|>`: 1).
-    prefix_coord_pos / prefix_coord_target_bins, tail_ignore_pos: as in `MatchedTarget`. plain_coords: coordinates of
-    the tail have the cross entropy of any other token.
+    prefix_coord_pos / prefix_coord_target_bins, tail_ignore_pos, weights: as in `MatchedTarget`. plain_coords:
+    coordinates of the tail have the cross entropy of any other token.
     """
 
     prompt_ids: tuple[int, ...]
@@ -37,6 +37,7 @@ class SegmentMeta:
     prefix_coord_target_bins: tuple[int, ...]
     tail_ignore_pos: tuple[int, ...]
     plain_coords: bool = False
+    weights: tuple[tuple[int, float], ...] = ()
 
     @property
     def prompt_len(self) -> int:
@@ -50,13 +51,15 @@ class Supervision:
 
     labels (T,) int64: a token's own id where it has cross entropy, else -100.
     coord_positions, coord_targets (C,) int64: where a coordinate is supervised, and its bin.
-    coord_in_prefix (C,) bool: whether it stands in the rollout's prefix (else in the appended tail).
+    coord_in_prefix (C,) bool: whether it is one of the rollout's own objects (else of a missed one).
+    weights (T,) float64: factors of the tokens' losses, below 0 where the token is taught against; None: all are 1.
     """
 
     labels: IntArray
     coord_positions: IntArray
     coord_targets: IntArray
     coord_in_prefix: BoolArray
+    weights: FloatArray | None = None
 
 
 def segment_meta(
@@ -78,6 +81,7 @@ def segment_meta(
         prefix_coord_target_bins=target.prefix_coord_target_bins,
         tail_ignore_pos=target.tail_ignore_pos,
         plain_coords=plain_coords,
+        weights=target.weights,
     )
 
 
@@ -109,12 +113,21 @@ def supervision(meta: SegmentMeta, input_ids: Sequence[int] | IntArray, vocab: C
     tail_coords = tail + np.flatnonzero(bins >= 0)
     labels[tail_coords] = IGNORED
     prefix_coords = prompt + np.asarray(meta.prefix_coord_pos, dtype=np.int64)
+    weighted = [prompt + position for position, _ in meta.weights]
+    labels[weighted] = ids[weighted]
     return Supervision(
         labels=labels,
         coord_positions=np.concatenate([prefix_coords, tail_coords]),
         coord_targets=np.concatenate([np.asarray(meta.prefix_coord_target_bins, dtype=np.int64), bins[bins >= 0]]),
         coord_in_prefix=np.arange(len(prefix_coords) + len(tail_coords)) < len(prefix_coords),
+        weights=_weights(len(ids), weighted, [weight for _, weight in meta.weights]) if weighted else None,
     )
+
+
+def _weights(length: int, positions: Sequence[int], weights: Sequence[float]) -> FloatArray:
+    found = np.ones(length)
+    found[list(positions)] = weights
+    return found
 
 
 def packed_supervision(
@@ -140,6 +153,10 @@ def concatenate(parts: Sequence[Supervision], offsets: Sequence[int] | IntArray,
     labels = np.full(row_len, IGNORED, dtype=np.int64)
     for part, offset in zip(parts, offsets, strict=True):
         labels[offset : offset + len(part.labels)] = part.labels
+    weights = None if all(part.weights is None for part in parts) else np.ones(row_len)
+    for part, offset in zip(parts, offsets, strict=True):
+        if weights is not None and part.weights is not None:
+            weights[offset : offset + len(part.weights)] = part.weights
     none = np.zeros(0, dtype=np.int64)
     moved = [part.coord_positions + offset for part, offset in zip(parts, offsets, strict=True)]
     return Supervision(
@@ -147,6 +164,7 @@ def concatenate(parts: Sequence[Supervision], offsets: Sequence[int] | IntArray,
         coord_positions=np.concatenate([none, *moved]),
         coord_targets=np.concatenate([none, *(part.coord_targets for part in parts)]),
         coord_in_prefix=np.concatenate([none.astype(np.bool_), *(part.coord_in_prefix for part in parts)]),
+        weights=weights,
     )
 
 
@@ -167,7 +185,11 @@ def _check(meta: SegmentMeta, ids: IntArray) -> None:
             f"{meta.end_of_turn_len}, encoded {meta.encoded_len} tokens; supervised tokens must follow a prompt and "
             "lie inside the segment; encode it again"
         )
-    _check_positions("prefix_coord_pos", meta.prefix_coord_pos, meta.prefix_len)
+    silent = {meta.prefix_len + position for position in meta.tail_ignore_pos}
+    own = tuple(position for position in meta.prefix_coord_pos if position not in silent)
+    _check_positions("prefix_coord_pos", own, meta.prefix_len)
+    _check_positions("prefix_coord_pos", meta.prefix_coord_pos, meta.train_len)
+    _check_positions("weights", tuple(position for position, _ in meta.weights), meta.train_len)
     _check_positions("tail_ignore_pos", meta.tail_ignore_pos, meta.train_len - meta.prefix_len)
     if len(meta.prefix_coord_pos) != len(meta.prefix_coord_target_bins):
         raise MatchingError(

@@ -4,9 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from stage2_api.rollout_matching import MaskIouMode, OtBboxTarget, OtCost, OtEpsilonMode, RolloutMatching
+from stage2_api.rollout_matching import (
+    MaskIouMode,
+    MissedPlace,
+    OtBboxTarget,
+    OtCost,
+    OtEpsilonMode,
+    RolloutMatching,
+    UnmatchedObjects,
+)
 
-__all__ = ["DEFAULTS", "MaskIouMode", "MatchOptions", "OtBboxTarget", "OtCost", "OtEpsilonMode"]
+__all__ = [
+    "DEFAULTS",
+    "MaskIouMode",
+    "MatchOptions",
+    "MissedPlace",
+    "OtBboxTarget",
+    "OtCost",
+    "OtEpsilonMode",
+    "UnmatchedObjects",
+]
 
 _CONFIG = RolloutMatching()
 
@@ -26,6 +43,13 @@ class MatchOptions:
     diagonal, so that small polygons are not taught to shrink.
     ot_bbox_target: what a predicted box learns from a polygon: the box of its transported corners (`barycentric`), or
     the polygon's own bounding box (`aabb`).
+    missed_desc_weight: factor of the cross entropy of missed objects' descriptions; 0 leaves them out.
+    missed_place: where missed objects are taught: behind the prefix (`tail`), before the objects that the record has
+    after them (`sorted`), or at drawn places among the others (`shuffled`).
+    duplicate_iou: overlap of boxes from which an object repeats an earlier one of its description, and is taken out;
+    None: none is.
+    unmatched_objects: unmatched ones stay without a loss (`neutral`), are taken out (`dropped`), or stay, and the token
+    that led on to each is taught against with `unmatched_weight` (`penalised`).
     """
 
     candidate_top_k: int = _CONFIG.candidate_top_k
@@ -39,6 +63,11 @@ class MatchOptions:
     maskiou_mode: MaskIouMode = _CONFIG.maskiou_mode
     ot_epsilon_mode: OtEpsilonMode = _CONFIG.ot_epsilon_mode
     ot_bbox_target: OtBboxTarget = _CONFIG.ot_bbox_target
+    missed_desc_weight: float = _CONFIG.missed_desc_weight
+    missed_place: MissedPlace = _CONFIG.missed_place
+    duplicate_iou: float | None = _CONFIG.duplicate_iou
+    unmatched_objects: UnmatchedObjects = _CONFIG.unmatched_objects
+    unmatched_weight: float = _CONFIG.unmatched_weight
 
     @classmethod
     def from_config(cls, rollout_matching: RolloutMatching) -> MatchOptions:

@@ -36,6 +36,7 @@ def supervised_target(gt: GroundTruth, vocab: CoordVocab) -> MatchedTarget:
         matching=Matching((), (), tuple(range(len(gt.objects))), 0, 0),
         y_train_ids=tuple(tail),
         prefix_len=0,
+        prefix_text="",
         append_text=text,
         prefix_coord_pos=(),
         prefix_coord_target_bins=(),

@@ -11,15 +11,17 @@ from typing import Literal
 
 import numpy as np
 
-from stage2_trainer.matching.assign import Matching, match
+from stage2_trainer.matching.assign import Matching
+from stage2_trainer.matching.duplicates import duplicates, match_others
 from stage2_trainer.matching.ground_truth import GroundTruth
+from stage2_trainer.matching.layout import LaidOut, lay_out
 from stage2_trainer.matching.options import DEFAULTS, MatchOptions
 from stage2_trainer.matching.parse import ParsedRollout, parse_rollout
-from stage2_trainer.matching.serialize import append_text, desc_value_spans
+from stage2_trainer.matching.serialize import desc_value_spans
 from stage2_trainer.matching.tokens import CoordVocab, IntArray
 from stage2_trainer.matching.transport import target_bins
 
-TokenLabel = Literal["none", "ce", "coord"]
+TokenLabel = Literal["none", "ce", "coord", "penalised"]
 
 
 @dataclass(frozen=True)
@@ -27,12 +29,16 @@ class MatchedTarget:
     """`Y_train` of one answer and where it is supervised.
 
     y_train_ids: prefix, then the appended tail; the template's end of turn comes after it.
-    prefix_len: tokens of the prefix. append_text: the tail's text.
-    prefix_coord_pos / prefix_coord_target_bins: positions in the prefix with a matched coordinate, and what it is
-    taught. tail_ignore_pos: positions in the tail (0 = its first token) inside a description: no loss there.
-    tail_coord_pos / tail_coord_bins: positions in the tail with a coordinate, and its own bin.
+    prefix_len: tokens of the prefix. prefix_text, append_text: the texts of prefix and tail. The prefix is the answer's
+    own unless objects were taken out of it; the tail begins with the first missed object, or with the closing brace.
+    prefix_coord_pos / prefix_coord_target_bins: positions with a matched coordinate, and what it is taught.
+    tail_ignore_pos: positions in the tail (0 = its first token) without a loss of their own: inside a description, or
+    of the answer's own objects where missed ones stand before them.
+    tail_coord_pos / tail_coord_bins: positions in the tail with a coordinate that is taught its own bin, and that.
+    weights: positions whose loss has a factor, and that; below 0 the token is taught against.
     parsed, ground_truth, matching: what it was made from; `matching.pairs[i].pred` counts `parsed.valid_objects`.
-    false_negatives: indices of the true objects in the tail, in order.
+    repeated, dropped: which of these were taken out as duplicates, and for matching nothing.
+    false_negatives: indices of the true objects that the answer missed, in the record's order.
     """
 
     parsed: ParsedRollout
@@ -40,12 +46,16 @@ class MatchedTarget:
     matching: Matching
     y_train_ids: tuple[int, ...]
     prefix_len: int
+    prefix_text: str
     append_text: str
     prefix_coord_pos: tuple[int, ...]
     prefix_coord_target_bins: tuple[int, ...]
     tail_ignore_pos: tuple[int, ...]
     tail_coord_pos: tuple[int, ...]
     tail_coord_bins: tuple[int, ...]
+    weights: tuple[tuple[int, float], ...] = ()
+    repeated: tuple[int, ...] = ()
+    dropped: tuple[int, ...] = ()
 
     @property
     def train_len(self) -> int:
@@ -55,11 +65,11 @@ class MatchedTarget:
     @property
     def y_train_text(self) -> str:
         """The text of `y_train_ids`; JSON whenever `parsed.clean`."""
-        return self.parsed.prefix_text + self.append_text
+        return self.prefix_text + self.append_text
 
     @property
     def false_negatives(self) -> tuple[int, ...]:
-        """Indices of the true objects that the answer missed, in the order in which the tail lists them."""
+        """Indices of the true objects that the answer missed, in the record's order."""
         return self.matching.false_negatives
 
     @property
@@ -73,13 +83,18 @@ class MatchedTarget:
 
     @property
     def labels(self) -> tuple[TokenLabel, ...]:
-        """The supervision of each token of `y_train_ids`: none, its own id (`ce`), or a bin (`coord`)."""
+        """The supervision of each token of `y_train_ids`: none, its own id (`ce`), a bin (`coord`), or against it."""
         silent = {self.prefix_len + position for position in self.tail_ignore_pos}
-        coords = self.coord_targets
+        given: dict[int, TokenLabel] = dict.fromkeys(self.penalised_pos, "penalised")
+        given |= dict.fromkeys(self.coord_targets, "coord")
         return tuple(
-            "coord" if i in coords else "none" if i < self.prefix_len or i in silent else "ce"
-            for i in range(self.train_len)
+            given.get(i, "none" if i < self.prefix_len or i in silent else "ce") for i in range(self.train_len)
         )
+
+    @property
+    def penalised_pos(self) -> tuple[int, ...]:
+        """Positions of the tokens that are taught against."""
+        return tuple(position for position, weight in self.weights if weight < 0)
 
     @property
     def counters(self) -> dict[str, float]:
@@ -112,6 +127,9 @@ class MatchedTarget:
             "append_len": self.train_len - self.prefix_len,
             "train_len": self.train_len,
             "tail_ignored": len(self.tail_ignore_pos),
+            "duplicates_removed": len(self.repeated),
+            "unmatched_dropped": len(self.dropped),
+            "unmatched_penalised": len(self.penalised_pos),
         }
 
 
@@ -124,26 +142,59 @@ def build_target(
     """Turn an answer's ids and its record's ground truth into a supervised target. No ids make it raise."""
     parsed = parse_rollout(response_ids, vocab)
     pred = parsed.valid_objects
-    matching = match(pred, gt.objects, options)
+    repeated = duplicates(pred, options.duplicate_iou)
+    matching = match_others(pred, gt.objects, repeated, options)
+    unmatched = tuple(i for i in matching.false_positives if i not in repeated)
+    dropped = unmatched if options.unmatched_objects == "dropped" else ()
     taught = target_bins([(pred[pair.pred], gt.objects[pair.gt]) for pair in matching.pairs], options)
-    positions = [position for pair in matching.pairs for position in pred[pair.pred].token_positions]
-    missed = [gt.objects[i] for i in matching.false_negatives]
-    tail_text = append_text(parsed.prefix_text, missed, (parsed.max_object_index or 0) + 1)
-    tail = vocab.encode(tail_text)
-    ignored, coord_pos, coord_bins = read_tail(tail, vocab)
+    laid_out = lay_out(parsed, gt, matching, (*repeated, *dropped), vocab, options)
+    positions = [laid_out.moved[token] for pair in matching.pairs for token in pred[pair.pred].token_positions]
+    tail = _read_tail(laid_out, vocab, options)
+    penalised = [laid_out.begun[i] for i in unmatched] if options.unmatched_objects == "penalised" else []
     return MatchedTarget(
         parsed=parsed,
         ground_truth=gt,
         matching=matching,
-        y_train_ids=(*parsed.prefix_ids, *tail),
-        prefix_len=len(parsed.prefix_ids),
-        append_text=tail_text,
+        y_train_ids=laid_out.ids,
+        prefix_len=laid_out.prefix_len,
+        prefix_text=laid_out.texts[0],
+        append_text=laid_out.texts[1],
         prefix_coord_pos=tuple(positions),
         prefix_coord_target_bins=tuple(one for bins in taught for one in bins),
-        tail_ignore_pos=ignored,
-        tail_coord_pos=coord_pos,
-        tail_coord_bins=coord_bins,
+        tail_ignore_pos=tail.ignored,
+        tail_coord_pos=tail.coord_pos,
+        tail_coord_bins=tail.coord_bins,
+        weights=(*tail.weights, *((position, -options.unmatched_weight) for position in sorted(set(penalised)))),
+        repeated=repeated,
+        dropped=dropped,
     )
+
+
+@dataclass(frozen=True)
+class _Tail:
+    """The supervision of a tail, as in `MatchedTarget`."""
+
+    ignored: tuple[int, ...]
+    coord_pos: tuple[int, ...]
+    coord_bins: tuple[int, ...]
+    weights: tuple[tuple[int, float], ...]
+
+
+def _read_tail(laid_out: LaidOut, vocab: CoordVocab, options: MatchOptions) -> _Tail:
+    """Return how a tail is supervised: what was written into it is taught, what the answer said between is not."""
+    start, weight = laid_out.prefix_len, options.missed_desc_weight
+    silent = set(range(len(laid_out.ids) - start))
+    coords: dict[int, int] = {}
+    named: list[int] = []
+    for at, ids in laid_out.taught:
+        described, coord_pos, coord_bins = read_tail(ids, vocab)
+        # A coordinate token within a description is no coordinate there, and stands for none.
+        shown = [one for one in described if weight and vocab.bin_of(ids[one]) is None]
+        named += [at + one for one in shown]
+        silent -= {at - start + one for one in {*range(len(ids))} - {*described} | {*shown}}
+        coords |= {at - start + position: found for position, found in zip(coord_pos, coord_bins, strict=True)}
+    weights = tuple((position, weight) for position in named) if weight != 1 else ()
+    return _Tail(tuple(sorted(silent)), tuple(coords), tuple(coords.values()), weights)
 
 
 def read_tail(tail: list[int], vocab: CoordVocab) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:

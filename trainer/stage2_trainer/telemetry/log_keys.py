@@ -94,6 +94,7 @@ PARSE = {
     "rollout/parse_truncated": "Answers that end within the JSON.",
     "rollout/parse_truncated_rate": "Share of such answers.",
     "rollout/parse_obj_total": "Objects of all answers, dropped ones included.",
+    "rollout/objects_per_truth": "The same for each object of the ground truth; what `runaway` watches.",
     "rollout/parse_obj_valid_frac": "Share of them that is valid.",
     "rollout/parse_obj_drop_frac": "Share of them that was dropped.",
     "rollout/sample_valid_pred_rate": "Share of answers with at least one valid object.",
@@ -121,7 +122,13 @@ MATCH = {
     "rollout/excluded_rate": "The same over the pairs that passed the gate.",
     "rollout/prefix_coord_targets_total": "Coordinate tokens in answers that have a target.",
     "rollout/prefix_coord_targets_per_matched": "The same for each pair.",
-    "rollout/tail_ignore_frac": "Share of appended tokens that is not trained on: descriptions.",
+    "rollout/tail_ignore_frac": (
+        "Share of the tokens behind the prefix that is not trained on: descriptions, unless `missed_desc_weight` says "
+        "otherwise, and the answer's own objects where `missed_place` puts missed ones before them."
+    ),
+    "rollout/duplicates_removed": "Objects that repeat an earlier one and were taken out (`duplicate_iou`).",
+    "rollout/unmatched_dropped": "Objects that match nothing and were taken out (`unmatched_objects: dropped`).",
+    "rollout/unmatched_penalised": "Those that stayed and are taught against (`unmatched_objects: penalised`).",
 }
 LENGTH = {
     **{f"rollout/{name}_len_mean": f"Mean tokens of {what}." for name, what in _LENGTHS.items()},
@@ -158,6 +165,7 @@ SUPERVISED = {
     **{f"supervised/{name}_len_p90": "Their 90th percentile." for name in _TRUTH_LENGTHS},
     "supervised/overlong_skipped": "Samples too long for a packed row, which were not trained on.",
 }
+SUPERVISED_STEPS = {"supervised/steps_total": "Optimizer steps of the run so far that trained on the ground truth."}
 EVALUATION = {
     "eval_runtime": "Seconds; of several processes the slowest.",
     "eval_samples_per_second": "Held-out samples per second.",
@@ -246,6 +254,7 @@ def log_markdown() -> str:
         "Bad samples": BAD,
         "Reuse, with `rollout_buffer.enabled: true` and `m_steps` above 1": BUFFER,
         "Stage 1 (`custom.trainer_variant: sft`), in the place of the last eight": SUPERVISED,
+        "Of every step, with `supervised_share` above 0; one on the ground truth has the last nine": SUPERVISED_STEPS,
         "Keys of an `evaluation`": EVALUATION,
     }
     return "\n".join([_INTRODUCTION, *(line for title, keys in sections.items() for line in _section(title, keys))])

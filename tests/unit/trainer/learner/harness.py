@@ -23,6 +23,7 @@ from stage2_trainer.learner.estep import EStep
 from stage2_trainer.learner.evaluate import Evaluation
 from stage2_trainer.learner.loss import LossOptions
 from stage2_trainer.learner.matcher import Matched, Matcher
+from stage2_trainer.learner.mixed_step import MixedEStep
 from stage2_trainer.learner.overlong import OverlongRule
 from stage2_trainer.learner.padding_free_batch import Segment
 from stage2_trainer.learner.row_planner import RowPlanner, SingleRowPlanner, StepRowPlanner
@@ -178,6 +179,10 @@ def trained_ids(segment: Segment) -> list[int]:
 def _e_step(rollouts: Any, supervised: Mapping[str, Any] | None) -> Callable[..., EStep]:
     if supervised is None:
         return partial(EStep, rollouts=rollouts)
+    if "steps" in supervised:
+        return lambda **shared: MixedEStep(
+            supervised=SupervisedEStep(rollouts=NoRollouts(17), **shared), rollouts=rollouts, **supervised, **shared
+        )
     return partial(SupervisedEStep, rollouts=NoRollouts(17), **supervised)
 
 

@@ -1,6 +1,7 @@
 """The loss: reference values, gradients, and no NaN for any input."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -304,3 +305,51 @@ def test_targets_come_from_masks_ordinary_tokens_first():
     assert wanted.labels.tolist() == [4, 5]
     assert wanted.bins.tolist() == [77, 500]
     assert (wanted.ce_denominator, wanted.coord_denominator) == (2, 2)
+
+
+def test_weights_multiply_cross_entropies_and_below_zero_teach_against_the_token():
+    logits = torch.zeros(3, V)
+    logits[2, 5] = 40.0  # a token that is certain: 1 - p underflows, its logarithm must not
+    wanted = replace(targets([1, 2, 5], []), weights=torch.tensor([1.5, -0.1, -0.5]))
+    parts = stage2_loss(logits, wanted, COORD_IDS, LossOptions())
+    against = -math.log(1 - 1 / V), 40.0 - math.log(V - 1)
+    assert parts.ce.item() == pytest.approx((1.5 * math.log(V) + 0.1 * against[0] + 0.5 * against[1]) / 3, rel=1e-6)
+
+
+def test_what_is_taught_against_becomes_less_probable_and_all_others_more():
+    logits = torch.randn(1, V, generator=torch.Generator().manual_seed(3)).requires_grad_()
+    wanted = replace(targets([4], []), weights=torch.tensor([-1.0]))
+    stage2_loss(logits, wanted, COORD_IDS, LossOptions()).total.backward()
+    others = [i for i in range(V) if i != 4]
+    assert logits.grad[0, 4] > 0
+    assert (logits.grad[0, others] < 0).all()
+
+
+@pytest.mark.parametrize("chunk_rows", [1, 5, 100])
+def test_weights_in_portions_have_the_same_loss_and_gradients(chunk_rows):
+    hidden, weight, wanted = random_case(dtype=torch.float64)
+    wanted = replace(wanted, weights=torch.linspace(-1, 1.5, len(wanted.labels)))
+    whole, portions = hidden.clone().requires_grad_(), hidden.clone().requires_grad_()
+    plain = stage2_loss(whole @ weight.T, wanted, COORD_IDS, LossOptions())
+    chunked = stage2_loss_from_hidden(portions, weight, wanted, COORD_IDS, LossOptions(), chunk_elements=chunk_rows * V)
+    plain.total.backward()
+    chunked.total.backward()
+    torch.testing.assert_close(chunked.total, plain.total)
+    torch.testing.assert_close(portions.grad, whole.grad)
+
+
+def test_weights_of_one_are_no_weights():
+    hidden, weight, wanted = random_case()
+    logits = hidden @ weight.T
+    ones = replace(wanted, weights=torch.ones(len(wanted.labels)))
+    found = [stage2_loss(logits, one, COORD_IDS, LossOptions()).total for one in (wanted, ones)]
+    torch.testing.assert_close(found[0], found[1])
+
+
+def test_the_targets_of_ordinary_tokens_keep_their_weights_alone():
+    labels = np.array([-100, 4, 5, -100])
+    weights = np.array([1.0, 1.0, -0.5, 1.0])
+    masks = Supervision(labels, np.array([3]), np.array([500]), np.array([False]), weights)
+    ordinary, coords = loss_targets(masks).parts()
+    assert ordinary.weights.tolist() == [1.0, -0.5]
+    assert coords.weights is None

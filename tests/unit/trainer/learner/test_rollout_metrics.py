@@ -99,6 +99,17 @@ def test_an_evaluation_has_its_own_names():
     }
 
 
+def test_an_answer_at_the_token_limit_is_no_answer_that_was_cut_for_a_row():
+    at_limit, cut = replace(GOOD, at_limit=True), replace(GOOD, cut=True)
+    found = rollout_metrics([at_limit, at_limit, cut], top_k=5, generate_s=1.0)
+    assert (found["rollout/ended_by_length"], found["rollout/overlong_cut"]) == (2, 1)
+    assert evaluation_metrics([at_limit, cut, cut], top_k=5)["rollout_ended_by_length"] == 1
+
+
+def test_objects_for_each_true_one_count_broken_ones_too():
+    assert rollout_metrics([GOOD, BAD], top_k=5, generate_s=1.0)["rollout/objects_per_truth"] == 1.0  # 3 + 1 of 4
+
+
 def test_a_stopwatch_adds_up_by_name():
     watch = Stopwatch()
     with watch.measure("a"):

@@ -1,0 +1,234 @@
+"""Opt-in variants of what a rollout teaches, each against targets that were worked out by hand."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stage2_trainer.matching.ground_truth import GroundTruth, GTObject
+from stage2_trainer.matching.masks import segment_meta, supervision
+from stage2_trainer.matching.options import MatchOptions
+from stage2_trainer.matching.serialize import serialize_objects
+from stage2_trainer.matching.targets import build_target
+from tests.unit.trainer.matching.strategies import objects, vocabs
+
+CAT = GTObject("cat", "bbox", (100, 100, 300, 300))
+DOG = GTObject("dog", "bbox", (500, 500, 800, 800))
+OWL = GTObject("owl", "bbox", (600, 100, 900, 300))
+NOISE = GTObject("dog", "bbox", (10, 800, 90, 980))  # overlaps nothing
+
+
+def shifted(one, by):
+    return replace(one, bins=tuple(value + by for value in one.bins))
+
+
+def target_of(vocab, said, gt, **options):
+    return build_target(vocab.encode(serialize_objects(said)), GroundTruth(tuple(gt)), vocab, MatchOptions(**options))
+
+
+def said_in(target):
+    """The objects of `Y_train`: key, description and bins."""
+    return [
+        (key, value["desc"], tuple(int(token[8:-2]) for token in value["bbox_2d"]))
+        for key, value in json.loads(target.y_train_text).items()
+    ]
+
+
+def pieces(vocab, target, label):
+    """The texts of the tokens with a label, each alone."""
+    aligned = vocab.align(list(target.y_train_ids))
+    return [piece for piece, found in zip(aligned.pieces, target.labels, strict=True) if found == label]
+
+
+def masks(vocab, target):
+    """The masks of the target behind a prompt of two tokens, positions counted from the prompt's end."""
+    ids = [1, 1, *target.y_train_ids, 2]
+    found = supervision(segment_meta(target, [1, 1], encoded_len=len(ids)), ids, vocab)
+    return replace(found, labels=found.labels[2:], coord_positions=found.coord_positions - 2)
+
+
+def test_names_of_missed_objects_are_trained_as_other_tokens_with_weight_one(any_vocab):
+    silent, named = (target_of(any_vocab, [], [CAT], missed_desc_weight=weight) for weight in (0.0, 1.0))
+    assert named.y_train_ids == silent.y_train_ids
+    assert named.tail_ignore_pos == named.weights == ()
+    assert silent.tail_ignore_pos
+    expected = ["ce" if i >= named.prefix_len and label == "none" else label for i, label in enumerate(silent.labels)]
+    assert list(named.labels) == expected
+
+
+def test_names_of_missed_objects_have_the_weight_that_is_asked_for(any_vocab):
+    target = target_of(any_vocab, [], [CAT], missed_desc_weight=1.5)
+    silent = target_of(any_vocab, [], [CAT])
+    named = [silent.prefix_len + position for position in silent.tail_ignore_pos]
+    assert target.weights == tuple((position, 1.5) for position in named)
+    found = masks(any_vocab, target)
+    assert found.labels[named].tolist() == [target.y_train_ids[position] for position in named]
+    assert np.flatnonzero(found.weights[2:] == 1.5).tolist() == named
+
+
+def test_a_coordinate_token_in_a_trained_name_stays_without_a_loss(any_vocab):
+    like = GTObject("like <|coord_7|>", "bbox", (1, 2, 3, 4))
+    target = target_of(any_vocab, [], [like], missed_desc_weight=1.0)
+    (silent,) = target.tail_ignore_pos
+    assert any_vocab.bin_of(target.y_train_ids[target.prefix_len + silent]) == 7
+    assert target.tail_coord_bins == (1, 2, 3, 4)
+
+
+def test_a_repeated_object_is_taken_out_before_it_can_take_a_match(any_vocab):
+    # The second dog lies on the true one, the first a little beside it: without the key the second is matched.
+    beside, on_it = shifted(DOG, 12), DOG
+    plain = target_of(any_vocab, [beside, on_it], [DOG])
+    assert [pair.pred for pair in plain.matching.pairs] == [1]
+    target = target_of(any_vocab, [beside, on_it], [DOG], duplicate_iou=0.8)
+    assert (target.repeated, target.matching.false_positives) == ((1,), (1,))
+    assert [pair.pred for pair in target.matching.pairs] == [0]
+    assert said_in(target) == [("object_1", "dog", beside.bins)]
+    assert target.prefix_coord_target_bins == DOG.bins
+    assert target.counters["duplicates_removed"] == 1
+    assert target.counters["fp_count"] == 1  # of what was answered
+
+
+@pytest.mark.parametrize(
+    ("said", "least_iou", "repeated"),
+    [
+        ([CAT, CAT, CAT], 1.0, (1, 2)),
+        ([CAT, replace(CAT, desc="dog")], 0.5, ()),  # another name in the same place is no duplicate
+        ([CAT, shifted(CAT, 20), shifted(CAT, 40)], 0.6, (1,)),  # 180²/(2·200²-180²) = 0.68; 160²/… = 0.47
+        ([CAT, CAT], None, ()),
+    ],
+)
+def test_what_counts_as_repeated(any_vocab, said, least_iou, repeated):
+    assert target_of(any_vocab, said, [CAT], duplicate_iou=least_iou).repeated == repeated
+
+
+def test_unmatched_objects_are_dropped_and_keys_counted_anew(any_vocab):
+    said = [NOISE, shifted(CAT, 5), shifted(NOISE, 5), shifted(OWL, 5)]
+    target = target_of(any_vocab, said, [CAT, DOG, OWL], unmatched_objects="dropped")
+    assert said_in(target) == [
+        ("object_1", "cat", shifted(CAT, 5).bins),
+        ("object_2", "owl", shifted(OWL, 5).bins),
+        ("object_3", "dog", DOG.bins),
+    ]
+    assert target.dropped == (0, 2)
+    assert target.prefix_coord_target_bins == (*CAT.bins, *OWL.bins)
+    taken = [any_vocab.bin_of(target.y_train_ids[position]) for position in target.prefix_coord_pos]
+    assert taken == [*shifted(CAT, 5).bins, *shifted(OWL, 5).bins]
+    assert target.y_train_text == target.prefix_text + target.append_text
+    assert target.append_text == ', "object_3": {"desc": "dog", "bbox_2d": ["' + '", "'.join(
+        f"<|coord_{one}|>" for one in DOG.bins
+    ) + '"]}}'  # fmt: skip
+
+
+def test_objects_in_front_of_a_dropped_one_keep_every_token(any_vocab):
+    said = [shifted(CAT, 5), shifted(OWL, 5), NOISE]
+    answer = any_vocab.encode(serialize_objects(said))
+    target = target_of(any_vocab, said, [CAT, OWL], unmatched_objects="dropped")
+    kept = serialize_objects(said[:2])[:-1]
+    assert target.prefix_text == kept
+    whole = any_vocab.align(answer).token_at(len(kept) - 1)  # the one that ends the last object may reach beyond it
+    assert list(target.y_train_ids[:whole]) == answer[:whole]
+
+
+def test_an_answer_without_any_match_is_dropped_whole(any_vocab):
+    target = target_of(any_vocab, [NOISE], [CAT], unmatched_objects="dropped")
+    assert target.y_train_text == serialize_objects([CAT])
+    assert target.prefix_text == "{"
+
+
+def test_the_token_that_led_on_to_an_unmatched_object_is_taught_against(any_vocab):
+    said = [CAT, NOISE, DOG]
+    target = target_of(any_vocab, said, [CAT, DOG], unmatched_objects="penalised", unmatched_weight=0.25)
+    neutral = target_of(any_vocab, said, [CAT, DOG])
+    assert target.y_train_ids == neutral.y_train_ids
+    aligned = any_vocab.align(list(target.y_train_ids))
+    comma = aligned.text.index('}, "object_2"') + 1
+    at = aligned.token_at(comma)
+    assert target.weights == ((at, -0.25),)
+    assert "," in aligned.pieces[at]
+    assert target.labels[at] == "penalised"
+    found = masks(any_vocab, target)
+    assert (found.labels[at], found.weights[2 + at]) == (target.y_train_ids[at], -0.25)
+    others = [label for i, label in enumerate(target.labels) if i != at]
+    assert others == [label for i, label in enumerate(neutral.labels) if i != at]
+
+
+def test_the_first_object_of_an_answer_is_led_on_to_by_what_follows_the_brace(any_vocab):
+    target = target_of(any_vocab, [NOISE, CAT], [CAT], unmatched_objects="penalised")
+    (piece,) = pieces(any_vocab, target, "penalised")
+    assert '"' in piece
+    assert target.labels.index("penalised") <= 1
+
+
+def test_missed_objects_stand_where_the_record_has_them(any_vocab):
+    said = [shifted(CAT, 5), shifted(OWL, 5)]
+    target = target_of(any_vocab, said, [CAT, DOG, OWL], missed_place="sorted")
+    assert said_in(target) == [
+        ("object_1", "cat", shifted(CAT, 5).bins),
+        ("object_2", "dog", DOG.bins),
+        ("object_3", "owl", shifted(OWL, 5).bins),
+    ]
+    assert target.prefix_text == serialize_objects(said[:1])[:-1]
+    found = masks(any_vocab, target)
+    order = np.argsort(found.coord_positions)
+    assert found.coord_targets[order].tolist() == [*CAT.bins, *DOG.bins, *OWL.bins]
+    assert found.coord_in_prefix[order].tolist() == [True] * 4 + [False] * 4 + [True] * 4
+    taught = "".join(pieces(any_vocab, target, "ce"))
+    assert taught.startswith(', "object_2": {"desc": "')
+    assert taught.endswith('", "bbox_2d": ["", "", "", ""]}}')  # nothing of the owl, and the closing brace
+
+
+def test_a_missed_object_that_the_record_has_first_stands_first(any_vocab):
+    target = target_of(any_vocab, [shifted(OWL, 5)], [CAT, OWL], missed_place="sorted")
+    assert [key_and_name[:2] for key_and_name in said_in(target)] == [("object_1", "cat"), ("object_2", "owl")]
+    assert target.prefix_text == "{"
+
+
+def test_drawn_places_are_those_of_the_same_answer_again_and_not_all_alike(any_vocab):
+    places = set()
+    for step in range(8):
+        said = [shifted(CAT, step), shifted(OWL, step)]
+        targets = [target_of(any_vocab, said, [CAT, DOG, OWL], missed_place="shuffled") for _ in range(2)]
+        assert targets[0].y_train_ids == targets[1].y_train_ids
+        places.add([name for _, name, _ in said_in(targets[0])].index("dog"))
+    assert len(places) > 1
+
+
+VARIANTS = st.fixed_dictionaries(
+    {
+        "missed_desc_weight": st.sampled_from([0.0, 1.0, 1.5]),
+        "missed_place": st.sampled_from(["tail", "sorted", "shuffled"]),
+        "duplicate_iou": st.sampled_from([None, 0.5, 1.0]),
+        "unmatched_objects": st.sampled_from(["neutral", "dropped", "penalised"]),
+    }
+)
+
+
+@given(objects, objects, vocabs, VARIANTS, st.data())
+@settings(max_examples=120, deadline=None)
+def test_every_variant_of_any_answer_has_whole_targets(pred, gt, vocab, variant, data):
+    ids = vocab.encode(serialize_objects(pred))
+    options = MatchOptions(maskiou_resolution=64, ot_iters=2, **variant)
+    ids = ids[: data.draw(st.integers(0, len(ids)))]
+    target = build_target(ids, GroundTruth(tuple(gt)), vocab, options)
+    said = json.loads(target.y_train_text)
+    assert vocab.align(list(target.y_train_ids)).text == target.y_train_text
+    stay = len(target.parsed.valid_objects) - len(target.repeated) - len(target.dropped)
+    assert len(said) == stay + len(target.false_negatives)
+    found = masks(vocab, target)
+    where, taught = found.coord_positions.tolist(), found.coord_targets.tolist()
+    assert dict(zip(where, taught, strict=True)) == target.coord_targets
+    assert all(vocab.bin_of(target.y_train_ids[position]) is not None for position in where)
+    assert len(where) == sum(len(one.bins) for one in _taught(target))
+    penalised = len(target.penalised_pos)
+    unmatched = len(set(target.matching.false_positives) - set(target.repeated))
+    assert penalised == (unmatched if variant["unmatched_objects"] == "penalised" else 0)
+
+
+def _taught(target):
+    """The objects whose coordinates are taught: those of the answer that are matched, and the missed ones."""
+    pred = target.parsed.valid_objects
+    yield from (pred[pair.pred] for pair in target.matching.pairs)
+    yield from (target.ground_truth.objects[i] for i in target.false_negatives)
