@@ -3,11 +3,19 @@
 import json
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 
 from stage2_cli.inspect.inputs import Spelling, read_spelling
-from stage2_trainer.matching import GroundTruth, GTObject, MatchedTarget, build_target, serialize_objects
+from stage2_trainer.matching import (
+    GroundTruth,
+    GTObject,
+    MatchedTarget,
+    MatchOptions,
+    build_target,
+    serialize_objects,
+)
 
 TINY_MODEL = Path(__file__).parents[3] / "examples" / "tiny-qwen3-vl"
 
@@ -36,9 +44,9 @@ def tiny_spelling() -> Spelling:
     return read_spelling(TINY_MODEL, option="--tokenizer")
 
 
-def target_of(answer: str) -> MatchedTarget:
+def target_of(answer: str, **options: Any) -> MatchedTarget:
     vocab = tiny_spelling().vocab
-    return build_target(vocab.encode(answer), GroundTruth(SCENE), vocab)
+    return build_target(vocab.encode(answer), GroundTruth(SCENE), vocab, MatchOptions(**options))
 
 
 def write_records(folder: Path, *, image: bool = False) -> Path:

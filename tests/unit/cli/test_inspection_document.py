@@ -5,6 +5,7 @@ import json
 import pytest
 
 from stage2_cli.inspect.inspection_document import document, token_supervision
+from stage2_cli.inspect.rendering import answer_text
 from tests.unit.cli.inspected import ANSWERS, COMPLETE, SCENE, TRUNCATED, target_of, tiny_spelling
 
 KEYS = [
@@ -37,12 +38,25 @@ def test_y_train_is_prefix_and_tail_and_loads(answer):
     assert len(found["labels"]) == len(found["y_train_ids"])
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"unmatched_objects": "penalised"}, {"missed_place": "sorted", "missed_desc_weight": 1.5}],
+    ids=["defaults", "penalised", "sorted"],
+)
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
-def test_labels_are_those_that_the_target_tells_of_itself(answer):
-    target = target_of(answer)
+def test_labels_are_those_that_the_target_tells_of_itself(answer, options):
+    target = target_of(answer, **options)
     supervised = token_supervision(target, tiny_spelling().vocab)
     assert supervised.labels == target.labels
     assert supervised.coord_targets == target.coord_targets
+
+
+def test_an_answer_of_which_something_is_taken_out_is_shown_as_it_is_trained():
+    target = target_of(TRUNCATED, unmatched_objects="dropped")
+    found = document(target, tiny_spelling().vocab)
+    assert found["prefix_text"] + found["append_text"] == found["y_train_text"]
+    assert [one["desc"] for one in json.loads(found["y_train_text"]).values()] == [one.desc for one in SCENE]
+    assert found["prefix_text"] in answer_text(target).plain
 
 
 def test_boxes_and_polygons_go_by_the_key_of_the_record():
