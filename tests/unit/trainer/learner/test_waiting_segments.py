@@ -27,7 +27,7 @@ class Harmful:
 def segment():
     ids = torch.arange(7)
     encoding = Encoding(ids, torch.zeros_like(ids), torch.rand(4, 3), torch.tensor([[1, 2, 2]]), 4, 2)
-    meta = SegmentMeta((1, 2, 3, 4), 1, 2, 1, 7, (0,), (500,), (), plain_coords=True)
+    meta = SegmentMeta((1, 2, 3, 4), 1, 2, 1, 7, (0,), (500,), (), plain_coords=True, weights=((1, -0.5),))
     stats = SampleStats(4, 2, False, 1, 0, 0, 1, 1, 1, 0, 0.75, 1, staleness=3)
     return Segment(Placed(encoding, torch.arange(28).reshape(4, 7)), meta, stats, ("a.png",), "train.jsonl:3")
 

@@ -51,7 +51,15 @@ def ran(encoder, model, records, tmp_path):
 
 
 @pytest.mark.parametrize("answer", [perfect, only_first, shifted])
-@pytest.mark.parametrize("options", [{}, {"maskiou_gate": 0.9, "fn_cost": 2.0, "ot_cost": "l1"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"maskiou_gate": 0.9, "fn_cost": 2.0, "ot_cost": "l1"},
+        {"maskiou_gate": 0.9, "missed_place": "shuffled", "unmatched_objects": "dropped", "duplicate_iou": 0.5},
+    ],
+    ids=["defaults", "matching", "variants"],
+)
 def test_the_lines_rebuild_what_was_trained_on(ran, encoder, answer, options):
     lines, trained = ran(answer, **options)
     found = replay(lines_of_step(lines, 2), encoder.tokenizer)
