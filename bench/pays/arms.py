@@ -46,7 +46,7 @@ class Sizes:
     data. rate, stage1_rate: peak learning rates.
     """
 
-    steps: int = 150
+    steps: int = 120
     stage1_steps: int = 1000
     batch: int = 16
     train: int = 4000
