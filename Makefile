@@ -8,7 +8,7 @@ export TOKENIZERS_PARALLELISM := false
 CODE := crds controller trainer cli hack examples bench
 OUT ?= out/demo
 
-.PHONY: help setup demo demo-cluster test test-unit test-integration test-cluster test-jobs test-gpu fuzz lint format verify generate bench smoke-colocate images check-gpu-image clean
+.PHONY: help setup demo demo-cluster test test-unit test-integration test-cluster test-jobs test-gpu fuzz check-report lint format verify generate bench smoke-colocate images check-gpu-image clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}'
@@ -38,6 +38,9 @@ test-cluster: setup ## A real API server and kubelet: the cluster of KUBECONFIG,
 
 test-jobs: setup ## The example jobs trained by real images in real pods, on the same kind of cluster
 	python -m tests.tiers jobs
+
+check-report: setup ## The page of stage2 report, opened and used in a real Chromium
+	PYTHONPATH=. python hack/check_report.py
 
 test-gpu: setup ## Checks that need a CUDA device: packed attention, what offload frees, weights over NCCL
 	pytest -q tests/gpu --log-cli-level=INFO

@@ -265,17 +265,32 @@ def export(  # noqa: PLR0913 - one parameter for each option
 
 @app.command()
 def report(
-    records: Annotated[Path, typer.Argument(metavar="RECORDS", help="stage2_log.jsonl, or saved learner logs.")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="A run's output folder, its stage2_log.jsonl, or saved learner logs."),
+    ],
+    html: Annotated[
+        Path | None, typer.Option(metavar="OUT.html", help="Write one page with curves and pictures; of two runs too.")
+    ] = None,
     picture: Annotated[
         Path | None, typer.Option(help="Write first and last held-out rollouts here, or reward curves.")
     ] = None,
     curve: Annotated[Path | None, typer.Option(help="Write loss and held-out scores over the steps here.")] = None,
     images: Annotated[Path | None, typer.Option(help="The folder of the held-out records' images.")] = None,
+    watch: Annotated[
+        int | None, typer.Option(min=1, metavar="SECONDS", help="Write the page anew as the run goes on.")
+    ] = None,
 ) -> None:
-    """Print a run as a table, and draw its first and last held-out rollouts and its curve, or a GRPO run's rewards."""
-    from stage2_cli.report import report_run
+    """Print a run as a table, draw it, or write a page of it (--html), or of two runs side by side."""
+    from stage2_cli.report import report_run, reported_run
 
-    report_run(records, picture=picture, images=images, curve=curve)
+    if html is None:
+        report_run(reported_run(runs, watch=watch), picture=picture, images=images, curve=curve)
+        return
+    from stage2_cli.html_report.html_page import PageRequest
+    from stage2_cli.html_report.watching import write_page_of_runs
+
+    write_page_of_runs(PageRequest(runs, html, images, watch))
 
 
 @app.command()

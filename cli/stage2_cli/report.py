@@ -1,6 +1,7 @@
 """`stage2 report`: a run as a table and as a picture, from nothing but the learner's JSON lines.
 
 The lines come from `<output_dir>/stage2_log.jsonl` or from `kubectl logs`; lines that are no records are passed over.
+Pages are made in `html_report`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from rich.table import Table
 from stage2_api.errors import ConfigError, Problem
 from stage2_cli.reward_keys import REWARD, SPREAD, reward_means
 from stage2_cli.run_console import parse_record
+from stage2_trainer.telemetry.run_log import STEP_LOG
 
 Record = dict[str, Any]
 Column = tuple[str, str, str]
@@ -78,6 +80,14 @@ def report_run(source: Path, *, picture: Path | None, images: Path | None, curve
         console.print(f"curve: {curve}")
 
 
+def reported_run(runs: Sequence[Path], *, watch: int | None) -> Path:
+    """Return the log of the run that is printed. Raises ConfigError for what only a page has."""
+    if len(runs) > 1 or watch is not None:
+        option, value = ("--watch", f"{watch}") if watch is not None else ("RUN", f"{len(runs)} runs")
+        raise ConfigError([Problem(option, value, "only a page has that", "add --html OUT.html")])
+    return runs[0] / STEP_LOG if runs[0].is_dir() else runs[0]
+
+
 def _draw(records: Sequence[Record], steps: Sequence[Record], picture: Path, images: Path | None) -> None:
     if _is_grpo(steps):
         _draw_curve(steps, (), picture)
@@ -98,10 +108,12 @@ def _draw_curve(steps: Sequence[Record], evaluations: Sequence[Record], path: Pa
 
 def read_records(source: Path) -> list[Record]:
     """All records of a log, in order; ConfigError when there is none."""
+    way_out = "give <output_dir>, its stage2_log.jsonl, or the saved output of `kubectl logs` of the learner"
+    if not source.is_file():
+        raise ConfigError([Problem(str(source), None, "must be an existing log", way_out)])
     with source.open(encoding="utf-8", errors="replace") as lines:
         records = [record for line in lines if (record := parse_record(line))]
     if not any(record["event"] == "step" for record in records):
-        way_out = "give <output_dir>/stage2_log.jsonl or the saved output of `kubectl logs` of the learner"
         raise ConfigError([Problem(str(source), "no step record", "must hold the learner's JSON lines", way_out)])
     return records
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from stage2_trainer.data.records import Record
 from stage2_trainer.learner.matcher import Matched
 from stage2_trainer.rollouts.replay import ids_sha256
+from stage2_trainer.scores.scored_image import WHAT_NOBODY_JUDGES
 
 
 def rollout_document(matched: Matched) -> dict[str, Any]:
@@ -30,12 +32,22 @@ def _overlong(matched: Matched) -> dict[str, Any]:
     return {**cut, "skipped": True} if matched.skipped else cut
 
 
+def _unjudged(record: Record) -> dict[str, Any]:
+    """Return what of a record's metadata its scores need, where it has any of that."""
+    found = {key: record.metadata[key] for key in WHAT_NOBODY_JUDGES if key in record.metadata}
+    return {"metadata": found} if found else {}
+
+
 def sample_document(matched: Matched) -> dict[str, Any]:
     """Return one rollout with its record's ground truth; coordinates in bins 0..999, x and y in turn."""
     record, rollout, target = matched.record, matched.rollout, matched.target
     found = {pair.pred for pair in target.matching.pairs}
     return {
         "sample_id": record.sample_id,
+        "record_index": record.index,
+        "width": record.width,
+        "height": record.height,
+        **_unjudged(record),
         "image": next((source for source in record.images if not source.startswith("data:")), None),
         "server": rollout.server,
         "version": rollout.version,

@@ -52,8 +52,8 @@ COUNTS = frozenset({"misses", "duplicates"})
 def image_counts(image: ScoredImage) -> ImageCounts:
     """Return the counts of one image."""
     true = ~image.crowds
-    same = _same_class(image)
-    pairs, class_pairs = _pairs(image.iou[:, true]), _pairs(np.where(same, image.iou, 0.0)[:, true])
+    same = same_class(image)
+    pairs, class_pairs = matches(image.iou[:, true]), matches(np.where(same, image.iou, 0.0)[:, true])
     named = [(image.answer.objects[a].desc, image.truth[t].desc) for a, t in pairs]
     truth = int(true.sum())
     return ImageCounts(
@@ -110,12 +110,13 @@ def worst_of(counts: FloatArray) -> int:
     return int(np.lexsort((-wrong, score))[0])
 
 
-def _same_class(image: ScoredImage) -> BoolArray:
+def same_class(image: ScoredImage) -> BoolArray:
+    """Return which answered (rows) and true objects are of one class."""
     said, names = np.array(image.said, dtype=object), np.array(image.names, dtype=object)
     return np.asarray(said[:, None] == names[None, :], dtype=bool).reshape(len(said), len(names))
 
 
-def _pairs(iou: FloatArray) -> list[tuple[int, int]]:
+def matches(iou: FloatArray) -> list[tuple[int, int]]:
     """Return the matches, as many as can be, of answered and true objects that overlap enough."""
     near = iou >= CLOSE
     if not near.any():

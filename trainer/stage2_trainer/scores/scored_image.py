@@ -22,6 +22,8 @@ from stage2_trainer.scores.answer_text import ReadAnswer
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 NEGATIVE, NOT_EXHAUSTIVE, CROWDS = "neg_category_ids", "not_exhaustive_category_ids", "crowds"
+WHAT_NOBODY_JUDGES = (NEGATIVE, NOT_EXHAUSTIVE, CROWDS)
+"""Keys of a record's metadata that say which objects are neither right nor wrong."""
 DUPLICATE_IOU = 0.85
 """An object of the same name that overlaps an earlier one so much is its duplicate."""
 

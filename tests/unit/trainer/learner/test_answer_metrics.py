@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from stage2_api.coordinates import coord_token
+from stage2_cli.html_report.held_out_rollouts import read_evaluations
 from stage2_trainer.data.prompt_cache import PromptCache
 from stage2_trainer.data.records import load_records
 from stage2_trainer.learner.answer_metrics import METRICS, answer_metrics
@@ -36,8 +38,9 @@ def wrong(record):
 
 
 @pytest.mark.parametrize("answer", [perfect, wrong])
-def test_evaluation_and_command_say_the_same(tmp_path, model, encoder, image_paths, answer):
-    data = write_data(tmp_path, TRUTHS, sample_ids=["a", "b", "c"], images=image_paths)
+def test_evaluation_command_and_page_say_the_same(tmp_path, model, encoder, image_paths, answer):
+    crowds = [{"desc": "unicorn", "bbox_2d": [coord_token(bin_) for bin_ in (0, 0, 90, 90)]}]
+    data = write_data(tmp_path, TRUTHS, sample_ids=["a", "b", "c"], images=image_paths, crowds=crowds)
     records = load_records(data)
     matcher = Matcher(CoordVocab.from_tokenizer(encoder.tokenizer), MatchOptions(), encoder.vision_ids)
     tools = SampleTools(encoder, PromptCache(encoder, 2**30), PROMPTS, matcher, BadSamples(0, SilentLog()))
@@ -52,10 +55,11 @@ def test_evaluation_and_command_say_the_same(tmp_path, model, encoder, image_pat
     rollouts.close()
     answered = read_rollouts(Rollouts(tmp_path / "rollouts.jsonl", 4), records, places_in(data))
     offline = AnswerScores.of(scored_images(records, answered.answers)).figures(np.ones(3))
-    assert {name: learner[f"rollout_{name}"] for name in METRICS.values()} == {
-        name: offline[source] for source, name in METRICS.items()
-    }
-    assert learner["rollout_f1_class_iou50"] == (1.0 if answer is perfect else pytest.approx(3 / 7))
+    page = read_evaluations(tmp_path / "stage2_log.jsonl", {4})[4].scores.figures(np.ones(3))
+    said = {name: learner[f"rollout_{name}"] for name in METRICS.values()}
+    assert said == {name: offline[source] for source, name in METRICS.items()}
+    assert said == {name: page[source] for source, name in METRICS.items()}
+    assert learner["rollout_f1_class_iou50"] == (1.0 if answer is perfect else pytest.approx(6 / 12))
 
 
 def test_an_evaluation_of_nothing_has_figures():

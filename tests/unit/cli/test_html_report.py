@@ -1,0 +1,207 @@
+"""`stage2 report --html`: what the page holds, that hostile texts stay texts, and that it stays small."""
+
+import json
+
+import pytest
+
+from stage2_api.errors import ConfigError
+from stage2_cli.html_report import html_page, sample_cards
+from stage2_cli.html_report.decimation import averaged, decimated
+from stage2_cli.html_report.html_page import PageRequest, render_page, write_html
+from stage2_cli.html_report.watching import write_page_of_runs
+from stage2_cli.main import report
+from tests.unit.cli.reported import HOSTILE, PageParser, evaluation, rollout, step, write_run
+from tests.unit.cli.test_light_start import HEAVY, stage2
+from tests.unit.trainer.scores.scenes import box
+
+
+def page_of(*runs, **options):
+    return PageParser(render_page(PageRequest(runs, runs[0] / "page.html", **options)))
+
+
+def test_the_page_has_figures_curves_and_rollouts(tmp_path):
+    page = page_of(write_run(tmp_path / "run"))
+    titles = [text for own, text in page.all("figcaption")]
+    assert titles[:3] == ["Loss", "Where the time of a step goes, in seconds", "Held-out: scores"]
+    assert "Staleness of rollouts, in steps" in titles
+    assert len(page.all("polygon", class_="area")) == 3  # parts of a step's time
+    assert [text for own, text in page.all("option") if own["value"] in ("0", "1")] == ["step 0", "step 2"]
+    cards = page.all("article")
+    assert [json.loads(own["data-classes"]) for own, _ in cards] == [["cat", "dog"]] * 3
+    assert len(page.all("image")) == 2  # one sample's file is not there, and the page says so
+    assert any("cannot be read" in text for own, text in page.all("p", class_="fault"))
+
+
+def test_the_worst_sample_comes_first_and_counts_are_beside_it(tmp_path):
+    page = page_of(write_run(tmp_path / "run"))
+    assert [text for own, text in page.all("bdi") if text.startswith("val")] == [f"val.jsonl:{n}" for n in (3, 2, 1)]
+    views = [own for own, _ in page.all("div", class_="view") if own["data-view"] == "1"]
+    assert [(own["data-wrong"], own["data-misses"]) for own in views] == [("2", "0"), ("1", "0"), ("0", "0")]
+    first = [own for own, _ in page.all("div", class_="view") if own["data-view"] == "0"]
+    assert {(own["data-duplicates"], own["data-misses"]) for own in first} == {("1", "1")}
+    assert all("hidden" in own for own in first)
+
+
+def test_the_change_is_told_with_its_interval(tmp_path):
+    page = page_of(write_run(tmp_path / "run"))
+    assert [text for _, text in page.all("th")][:4] == ["", "step 0", "step 2", "change"]
+    cells = [text.strip() for own, text in page.all("td")]
+    assert cells[:2] == ["0.500", "0.800"]  # of 6 true objects 3, then 6 with 3 wrong ones
+    assert page.all("td", class_="better")
+
+
+def test_two_runs_stand_side_by_side(tmp_path):
+    one, other = write_run(tmp_path / "a" / "run"), write_run(tmp_path / "b" / "run", steps=(1, 2, 3))
+    page = page_of(one, other)
+    assert page.all("title")[0][1] == "A: run and B: run – stage2 report"
+    captions = [text for own, text in page.all("b")]
+    assert "A: run, step 2" in captions
+    assert "B: run, step 2" in captions
+    assert [text for _, text in page.all("th")][3] == "difference"
+    legends = [text for own, text in page.all("span", class_="name")]
+    assert legends[:2] == ["A: run", "B: run"]
+
+
+@pytest.mark.parametrize("where", ["names", "text"])
+def test_hostile_texts_stay_texts(tmp_path, where):
+    run = write_run(tmp_path / HOSTILE.replace("/", ""), hostile=where == "names")
+    with (run / "rollouts.jsonl").open("a") as file:
+        line = rollout(2, 0, [box("cat", 0, 0, 9, 9)], [], text=f"{HOSTILE}\x00 \ud800 {{{{ 7*7 }}}}")
+        file.write(json.dumps(line) + "\n")
+    text = render_page(PageRequest([run], run / "page.html"))
+    page = PageParser(text)
+    assert len(page.all("script")) == 1
+    assert page.all("img") == []
+    assert "\u202e" not in text
+    assert "\x00" not in text
+    assert "\ud800" not in text
+    assert not any(name.startswith("on") for _, own, _ in page.elements for name in own)
+    said = "".join(text for _, text in page.all("bdi"))
+    assert "alert(1)" in said
+    assert "{{ 7*7 }}" in said
+
+
+def test_nothing_is_loaded_and_no_other_script_runs(tmp_path):
+    page = page_of(write_run(tmp_path / "run"))
+    links = [own[name] for _, own, _ in page.elements for name in ("src", "href", "xlink:href") if own.get(name)]
+    assert all(link.startswith(("#", "data:image/jpeg;base64,")) for link in links)
+    (policy,) = [own["content"] for own, _ in page.all("meta") if own.get("http-equiv") == "Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'; img-src data:; style-src 'sha256-")
+    assert not any("style" in own for _, own, _ in page.elements)
+
+
+@pytest.mark.parametrize(("record", "points"), [(None, 0), ("other output", 0), (step(1), 2), (evaluation(0), 4)])
+def test_a_run_that_has_just_begun_has_a_page(tmp_path, record, points):
+    line = "" if record is None else f"{json.dumps(record)}\n"
+    (tmp_path / "stage2_log.jsonl").write_text(line + '{"event": "st')
+    page = page_of(tmp_path)
+    assert page.all("p", class_="empty")
+    assert len(page.all("circle")) == points
+
+
+def test_a_log_alone_shows_the_samples_that_it_has(tmp_path):
+    run = write_run(tmp_path / "run")
+    lines = [json.loads(line) for line in (run / "rollouts.jsonl").read_text().splitlines()]
+    (run / "rollouts.jsonl").unlink()
+    with (run / "stage2_log.jsonl").open("a") as log:
+        for line in lines:
+            log.write(
+                json.dumps({"event": "evaluation_sample", **{k: v for k, v in line.items() if k != "event"}}) + "\n"
+            )
+    assert len(page_of(run).all("article")) == 3
+
+
+def test_the_rollouts_of_all_processes_are_read(tmp_path):
+    run = write_run(tmp_path / "run")
+    (run / "rank-1-rollouts.jsonl").write_text(
+        "".join(json.dumps(rollout(n, 7, [box("cat", 0, 0, 9, 9)], [])) + "\n" for n in (0, 2))
+    )
+    assert "val.jsonl:8" in {text for _, text in page_of(run).all("bdi")}
+
+
+def test_a_long_run_stays_within_its_bounds(tmp_path, monkeypatch):
+    run = write_run(tmp_path / "run", samples=5, steps=range(1, 1300), evaluated=range(0, 1300, 100))
+    page = page_of(run)
+    lines = [own["points"].count(",") for own, _ in page.all("polyline")]
+    assert max(lines) <= 600
+    assert len([own for own, text in page.all("option") if text.startswith("step")]) == html_page.MOST_STEPS
+    monkeypatch.setattr(html_page, "MOST_CARD_BYTES", 30_000)
+    fewer = page_of(run).all("article")
+    assert 0 < len(fewer) < 5
+
+
+def test_of_many_samples_the_worst_the_best_and_some_between_are_chosen():
+    scores = {f"{n}": n / 1000 for n in range(1000)}
+    chosen = sample_cards.chosen_samples(scores)
+    assert chosen[:24] == [f"{n}" for n in range(24)]
+    assert chosen[-12:] == [f"{n}" for n in range(988, 1000)]
+    assert len(set(chosen)) == 48
+
+
+def test_no_peak_is_lost_where_points_are():
+    points = [(step, 1000.0 if step == 7777 else float(step % 7)) for step in range(20_000)]
+    fewer = decimated(points, 600)
+    assert len(fewer) <= 600
+    assert (7777, 1000.0) in fewer
+    assert (fewer[0], fewer[-1]) == (points[0], points[-1])
+    broken = [(step, float("nan")) for step in range(2000)]
+    assert len(decimated(broken, 600)) <= 600
+    assert len(averaged(points, 100)) == 100
+
+
+def test_only_a_page_of_ours_is_written_over(tmp_path):
+    run, other = write_run(tmp_path / "run"), tmp_path / "notes.html"
+    other.write_text("<p>mine</p>")
+    with pytest.raises(ConfigError, match="no page of"):
+        write_html(PageRequest([run], other))
+    assert other.read_text() == "<p>mine</p>"
+    for _ in range(2):
+        write_html(PageRequest([run], tmp_path / "out" / "page.html"))
+    assert [one.name for one in (tmp_path / "out").iterdir()] == ["page.html"]
+
+
+def test_a_watched_page_is_written_anew_when_the_run_goes_on(tmp_path):
+    run, output, said = write_run(tmp_path / "run"), tmp_path / "page.html", []
+    rounds = iter(range(3))
+
+    def sleep(seconds):
+        assert PageParser(output.read_text()).all("meta", content="9")
+        if (number := next(rounds)) == 1:
+            with (run / "stage2_log.jsonl").open("a") as log:
+                log.write(json.dumps(step(3)) + "\n")
+        if number == 2:
+            raise KeyboardInterrupt
+
+    write_page_of_runs(PageRequest([run], output, refresh=9), sleep=sleep, say=said.append)
+    assert len(said) == 2
+    last = PageParser(output.read_text())
+    assert last.all("meta", content="9") == []
+    assert any("3 optimizer steps" in text for own, text in last.all("dd"))
+
+
+@pytest.mark.parametrize(
+    ("runs", "options", "told"),
+    [
+        (["lost"], {"html": "page.html"}, "must be a run's output folder"),
+        (["run"] * 3, {"html": "page.html"}, "one run, or two"),
+        (["run"] * 2, {}, "only a page has that"),
+        (["run"], {"watch": 5}, "--watch"),
+        (["lost"], {}, "must be an existing log"),
+    ],
+)
+def test_mistakes_end_with_a_sentence(tmp_path, runs, options, told):
+    write_run(tmp_path / "run")
+    html = tmp_path / options["html"] if "html" in options else None
+    with pytest.raises(ConfigError, match=told):
+        report([tmp_path / name for name in runs], html=html, watch=options.get("watch"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+
+
+def test_the_command_writes_it_without_anything_heavy(tmp_path):
+    write_run(tmp_path / "run")
+    done, loaded = stage2(tmp_path, "report", "run", "--html", "page.html")
+    assert done.returncode == 0, done.stderr
+    assert PageParser((tmp_path / "page.html").read_text()).all("article")
+    assert loaded & HEAVY == set()
+    table, _ = stage2(tmp_path, "report", "run")
+    assert "Training steps" in table.stdout
