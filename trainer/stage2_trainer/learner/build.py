@@ -17,11 +17,13 @@ from stage2_trainer.data.prompt_cache import GIB, PromptCache
 from stage2_trainer.data.records import Record
 from stage2_trainer.data.run_records import RunRecords
 from stage2_trainer.learner.bad_samples import BadSamples
+from stage2_trainer.learner.desc_monitor import DescriptionAgreement
 from stage2_trainer.learner.estep import EStep
 from stage2_trainer.learner.evaluate import Evaluation
 from stage2_trainer.learner.loss import LossOptions
 from stage2_trainer.learner.matcher import Matcher
 from stage2_trainer.learner.mixed_step import MixedEStep, SupervisedSteps
+from stage2_trainer.learner.monitor_dump import MonitorDump
 from stage2_trainer.learner.overlong import OverlongRule
 from stage2_trainer.learner.rollout_listeners import log_held_out_rollouts, log_training_rollouts
 from stage2_trainer.learner.row_planner import (
@@ -128,10 +130,13 @@ def _components(
     matching, training = config.rollout_matching, config.training
     rates = {VIT: training.vit_lr, ALIGNER: training.aligner_lr}
     matcher = Matcher(vocab, MatchOptions.from_config(matching), encoder.vision_ids)
+    descriptions = DescriptionAgreement(matching.desc_monitor, every=training.logging_steps)
     bad = BadSamples(training.max_bad_samples, context.log)
     tools = SampleTools(encoder, cache, prompts, matcher, bad)
     return TrainerComponents(
-        estep=_supervised(config, tools) if config.is_supervised else _estep(config, context, tools, rollouts),
+        estep=_supervised(config, tools)
+        if config.is_supervised
+        else _estep(config, context, tools, rollouts, descriptions),
         cache=cache,
         evaluation=Evaluation(
             tools=tools,
@@ -154,16 +159,21 @@ def _components(
         pipelined=matching.pipeline.enabled,
         supervised_steps=_supervised_steps(config),
         runaway=RunawayWatch(matching.runaway),
+        descriptions=descriptions.figures,
     )
 
 
 def _estep(
-    config: RunConfig, context: RunContext, tools: SampleTools, rollouts: RolloutSource | PipelinedRollouts
+    config: RunConfig,
+    context: RunContext,
+    tools: SampleTools,
+    rollouts: RolloutSource | PipelinedRollouts,
+    descriptions: DescriptionAgreement,
 ) -> EStep:
     options: dict[str, Any] = {
         "tools": tools,
         "rollouts": rollouts,
-        "on_matched": log_training_rollouts(config, context.rollout_log),
+        "on_matched": log_training_rollouts(config, context.rollout_log, MonitorDump(config), descriptions),
         "overlong": _overlong_rule(config, config.rollout_matching.overlong),
     }
     steps = _supervised_steps(config)

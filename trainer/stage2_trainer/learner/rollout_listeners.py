@@ -41,8 +41,11 @@ class ParseFailureLog:
                 )
 
 
-def log_training_rollouts(config: RunConfig, rollout_log: JsonLines) -> OnMatched:
-    """Return a listener of a micro-step's rollouts: each is written down, the first that do not parse are shown."""
+def log_training_rollouts(config: RunConfig, rollout_log: JsonLines, *others: OnMatched) -> OnMatched:
+    """Return a listener of a micro-step's rollouts: each is written down, the first that do not parse are shown.
+
+    others: are told too.
+    """
     matching = config.rollout_matching
     failures = ParseFailureLog(matching.debug_dump_max if matching.debug_dump_parse_failures else 0)
 
@@ -51,6 +54,8 @@ def log_training_rollouts(config: RunConfig, rollout_log: JsonLines) -> OnMatche
             failures(matched)
             for one in matched:
                 rollout_log.write({"event": "rollout", "part": "train", "step": step, **rollout_document(one)})
+            for other in others:
+                other(step, matched)
 
     return note
 

@@ -7,7 +7,7 @@ the forward pass, with the weights of the current optimizer step, or of an earli
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -61,6 +61,7 @@ class TrainerComponents:
     of an accumulation window are made before its first micro-step. `m_steps`: optimizer steps that train on the same
     rollouts. `pipelined`: the next window's rollouts are asked for before the current one trains. `supervised_steps`:
     those that train on the ground truth, of a run that has some. `runaway`: what ends a run whose answers run away.
+    `descriptions`: more figures of a step, which all processes ask for.
     """
 
     estep: EStep
@@ -81,6 +82,7 @@ class TrainerComponents:
     pipelined: bool = False
     supervised_steps: SupervisedSteps | None = None
     runaway: RunawayWatch | None = None
+    descriptions: Callable[[int], Mapping[str, float]] = lambda step: {}
 
 
 class RolloutMatchingTrainer(FiniteSteps):
@@ -396,6 +398,7 @@ class RolloutMatchingTrainer(FiniteSteps):
         figures["learning_rate"] = learning_rate
         if self.components.supervised_steps is not None:
             figures["supervised/steps_total"] = float(self.components.supervised_steps.before(step))
+        figures |= self.components.descriptions(step)
         figures["bad_samples_total"] = float(self.components.bad.total)
         figures["memory/peak_bytes"] = float(max(gathered(peak_bytes(self.args.device))))
         servers = [asdict(server) for server in record.time.servers]

@@ -49,18 +49,6 @@ _UNSUPPORTED = (
         "vLLM can sleep on GPUs only",
         "set vllm.sleep_level to 0",
     ),
-    _Unsupported(
-        f"{_MATCHING}.monitor_dump.enabled",
-        lambda c: c.rollout_matching.monitor_dump.enabled or None,
-        "this version writes no dumps; rollouts.jsonl in the output folder has every rollout with its matches",
-        "set monitor_dump.enabled to false",
-    ),
-    _Unsupported(
-        f"{_MATCHING}.desc_monitor.enabled",
-        lambda c: c.rollout_matching.desc_monitor.enabled or None,
-        "this version does not compare descriptions; rollouts.jsonl in the output folder has those of every match",
-        "set desc_monitor.enabled to false",
-    ),
 )
 
 

@@ -9,6 +9,8 @@ from stage2_trainer.process.checkpoints import UNFINISHED, checkpoints_of
 from stage2_trainer.telemetry.run_log import ROLLOUT_LOG, STEP_LOG
 from stage2_trainer.telemetry.trace import TRACE_FILE
 
+DUMPS = "monitor_dumps"  # of `monitor_dump`, where it names no other folder
+
 
 def remove_run(folder: Path) -> list[Path]:
     """Remove what a run has written, and nothing else; return what it was."""
@@ -16,7 +18,7 @@ def remove_run(folder: Path) -> list[Path]:
         folder / STEP_LOG,
         *(file for name in (ROLLOUT_LOG, TRACE_FILE) for file in sorted(folder.glob(f"*{name}"))),
     ]
-    removed = [one for one in (*checkpoints_of(folder), folder / UNFINISHED, *logs) if one.exists()]
+    removed = [one for one in (*checkpoints_of(folder), folder / UNFINISHED, folder / DUMPS, *logs) if one.exists()]
     for one in removed:
         if one.is_dir():
             shutil.rmtree(one)

@@ -166,6 +166,13 @@ SUPERVISED = {
     "supervised/overlong_skipped": "Samples too long for a packed row, which were not trained on.",
 }
 SUPERVISED_STEPS = {"supervised/steps_total": "Optimizer steps of the run so far that trained on the ground truth."}
+DESCRIPTIONS = {
+    "desc/pairs": "Matched objects whose descriptions were compared, at most `max_pairs`.",
+    "desc/exact": "Share of them whose description is the true one. This and the next with `mode: exact` or `both`.",
+    "desc/normalised": "The same without case, spaces and punctuation.",
+    "desc/semantic": "Share of them at least `semantic_threshold` alike. This and the next unless `mode: exact`.",
+    "desc/semantic_mean": "Mean cosine similarity of the embeddings of both descriptions.",
+}
 EVALUATION = {
     "eval_runtime": "Seconds; of several processes the slowest.",
     "eval_samples_per_second": "Held-out samples per second.",
@@ -225,6 +232,8 @@ A run writes into `training.output_dir`:
 whose checkpoint is saved: `step`, `metric`, `score`). Standard output has the same lines. |
 | `rollouts.jsonl` | One line a fresh rollout, of training and of evaluations, with all that `stage2 replay` needs. |
 | `rank-1-rollouts.jsonl`, … | The same of each other learner process, where there are several. |
+| `monitor_dumps` | With `monitor_dump.enabled`: samples of some steps, for people to read: `step_000001.json` and \
+`.md`. |
 | `trace.json`, `rank-1-trace.json`, … | With `training.trace`: what each thread did and which requests each server \
 had, and when, for https://ui.perfetto.dev. |
 | `checkpoint-N` | Checkpoints of transformers, with packing the samples that waited for a row (`waiting-*.pt`), \
@@ -255,6 +264,7 @@ def log_markdown() -> str:
         "Reuse, with `rollout_buffer.enabled: true` and `m_steps` above 1": BUFFER,
         "Stage 1 (`custom.trainer_variant: sft`), in the place of the last eight": SUPERVISED,
         "Of every step, with `supervised_share` above 0; one on the ground truth has the last nine": SUPERVISED_STEPS,
+        "Descriptions, with `desc_monitor.enabled: true`": DESCRIPTIONS,
         "Keys of an `evaluation`": EVALUATION,
     }
     return "\n".join([_INTRODUCTION, *(line for title, keys in sections.items() for line in _section(title, keys))])

@@ -46,8 +46,6 @@ def test_every_way_of_making_and_using_rollouts_is_supported(matching):
     [
         ({"vllm": {**COLOCATE, "sleep_level": 1}}, "vllm.sleep_level"),
         ({"vllm": {**COLOCATE, "enable_lora": True, "sync": {"mode": "adapter"}}}, "vllm.sync.mode"),
-        ({"monitor_dump": {"enabled": True}}, "monitor_dump.enabled"),
-        ({"desc_monitor": {"enabled": True}}, "desc_monitor.enabled"),
     ],
 )
 def test_what_is_not_built_is_refused_by_its_key(matching, path):
