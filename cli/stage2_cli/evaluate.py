@@ -43,7 +43,8 @@ WITHOUT = ("AP", "f1@0.5", "f1_class@0.5")
 class EvaluationRequest:
     """What the command line asks for.
 
-    names: how a description becomes a class. units: what plain numbers are, where the records do not say it.
+    names: how a description becomes a class. units: what plain numbers are, where the records do not say it. limit:
+    how many records are read; None = all. labels: what the sets of rollouts are called, where not by their files.
     """
 
     rollouts: Sequence[str]
@@ -54,12 +55,14 @@ class EvaluationRequest:
     resamples: int = 0
     seed: int = 0
     as_json: bool = False
+    limit: int | None = None
+    labels: Sequence[str] = ()
 
 
 def evaluate_rollouts(request: EvaluationRequest) -> int:
     """Score the files and print the figures; 0. Raises ConfigError."""
-    records = load_records(request.records, rules=RecordRules(units=request.units, images_exist=False))
-    places = places_in(request.records)
+    records = load_records(request.records, request.limit, rules=RecordRules(units=request.units, images_exist=False))
+    places = places_in(request.records)[: len(records)]
     files = [Rollouts.named(name) for name in request.rollouts]
     answered = [read_rollouts(one, records, places) for one in files]
     kept = _kept([record.sample_id for record in records], answered, only=request.answered_only)
@@ -69,13 +72,27 @@ def evaluate_rollouts(request: EvaluationRequest) -> int:
         for one in answered
     ]
     draws = resampled(len(kept), draws=request.resamples, seed=request.seed) if request.resamples else None
-    documents = [{"rollouts": name, **one.document(draws)} for name, one in zip(request.rollouts, sets, strict=True)]
+    labels = request.labels or request.rollouts
+    documents = [{"rollouts": name, **one.document(draws)} for name, one in zip(labels, sets, strict=True)]
     compared = [] if draws is None else [differences(sets[0], other, draws) for other in sets[1:]]
     if request.as_json:
         print(json.dumps(without_nan(_document(documents, compared)), ensure_ascii=False, allow_nan=False))
     else:
         _show(documents, compared, [0 if request.answered_only else len(one.missing) for one in answered])
     return os.EX_OK
+
+
+def require_one_kind(
+    config: Path | None, checkpoints: Sequence[Path] | None, rollouts: Sequence[str] | None, records: Path | None
+) -> None:
+    """Raise ConfigError unless there are a configuration with checkpoints, or rollouts with records."""
+    given = {"CONFIG": config, "--checkpoint": checkpoints, "--rollouts": rollouts, "--records": records}
+    there = [name for name, value in given.items() if value]
+    if there in (["CONFIG", "--checkpoint"], ["--rollouts", "--records"]):
+        return
+    rule = "either a configuration and checkpoints are scored, or rollouts and records"
+    way_out = "give CONFIG --checkpoint DIR, or --rollouts FILE --records FILE"
+    raise ConfigError([Problem("stage2 evaluate", " ".join(there) or None, rule, way_out)])
 
 
 def _kept(names: Sequence[str], answered: Sequence[Answered], *, only: bool) -> list[int]:

@@ -212,10 +212,19 @@ def wait(config: ConfigFile) -> None:
 
 @app.command()
 def evaluate(  # noqa: PLR0913 - one parameter for each option
+    config: Annotated[
+        Path | None, typer.Argument(metavar="[CONFIG]", help="A training YAML, or a job file.", show_default=False)
+    ] = None,
+    checkpoint: Annotated[
+        list[Path] | None, typer.Option(metavar="DIR", help="Answers the held-out records of CONFIG; several compared.")
+    ] = None,
     rollouts: Annotated[
-        list[str], typer.Option(metavar="FILE[@STEP]", help="Answers, JSON lines; several are compared with the first.")
-    ],
-    records: Annotated[Path, typer.Option(metavar="FILE", help="Data file of the records that were asked about.")],
+        list[str] | None,
+        typer.Option(metavar="FILE[@STEP]", help="Answers, JSON lines; several are compared with the first."),
+    ] = None,
+    records: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Data file of the records that were asked about.")
+    ] = None,
     names: Annotated[
         Literal["exact", "normalised"], typer.Option(help="Classes: descriptions as they are, or in a common form.")
     ] = "exact",
@@ -229,11 +238,18 @@ def evaluate(  # noqa: PLR0913 - one parameter for each option
     seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")] = False,
 ) -> None:
-    """Score answers as the field does: COCO's AP and AR, F1 with and without class, duplicates, parse rate."""
-    from stage2_cli.evaluate import EvaluationRequest, evaluate_rollouts
+    """Score answers, or checkpoints, as the field does: COCO's AP and AR, F1 with and without class, duplicates."""
+    from stage2_cli.evaluate import EvaluationRequest, evaluate_rollouts, require_one_kind
 
-    request = EvaluationRequest(rollouts, records, names, units, answered_only, resamples, seed, as_json)
-    raise typer.Exit(evaluate_rollouts(request))
+    require_one_kind(config, checkpoint, rollouts, records)
+    request = EvaluationRequest(
+        rollouts or [], records or Path(), names, units, answered_only, resamples, seed, as_json
+    )
+    if config is None:
+        raise typer.Exit(evaluate_rollouts(request))
+    from stage2_cli.evaluate_checkpoints import evaluate_checkpoints
+
+    raise typer.Exit(evaluate_checkpoints(config, checkpoint or [], request))
 
 
 @app.command()

@@ -14,6 +14,7 @@ import yaml
 from safetensors.torch import load_file
 
 from stage2_trainer.engine.vllm_compat import SHARED_MEMORY, free_shared_memory
+from stage2_trainer.learner.answer_metrics import METRICS
 from tests import forked
 
 ROOT = Path(__file__).parents[2]
@@ -120,6 +121,21 @@ def test_the_best_checkpoint_is_the_one_with_the_best_f1(alone):
     saved = {step: f1 for step, f1 in found.items() if step > 0}
     assert state["best_metric"] == max(saved.values())
     assert Path(state["best_model_checkpoint"]).name == f"checkpoint-{max(saved, key=saved.get)}"
+
+
+def test_a_checkpoint_is_scored_as_the_learner_scored_it(alone):
+    output, _ = alone
+    checkpoints = [f"--checkpoint={output / f'checkpoint-{step}'}" for step in (STEPS, 2)]
+    command = [forked.STAGE2, "evaluate", output / "config.yaml", *checkpoints, "--resamples=20", "--json"]
+    done = forked.run(command, imports=forked.LEARNER, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads(done.stdout)
+    logged = [json.loads(line) for line in (output / "stage2_log.jsonl").read_text().splitlines()]
+    by_step = {one["step"]: one for one in logged if one["event"] == "evaluation"}
+    for one, step in zip(found["files"], (STEPS, 2), strict=True):
+        told = {name: by_step[step][f"eval_rollout_{key}"] for name, key in METRICS.items()}
+        assert {name: one[name] for name in METRICS} == told
+    assert found["differences"][0]["of"] == str(output / "checkpoint-2")
 
 
 def test_a_resumed_run_goes_on_with_the_same_losses(alone, shapes, tmp_path):
