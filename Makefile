@@ -18,7 +18,7 @@ setup: $(VENV)/.ready ## Install everything into .venv (done by the other comman
 $(VENV)/.ready: pyproject.toml
 	hack/setup $(VENV)
 
-demo: setup ## Train the tiny job as local processes: three vLLM servers and a learner; prints a table, writes a picture
+demo: setup ## Train the tiny job as local processes: three vLLM servers and a learner; figures before and after, and a page
 	hack/demo $(OUT)
 
 demo-cluster: setup ## The same on Kubernetes: KUBECONFIG, else kind, else a cluster built from source
