@@ -95,8 +95,11 @@ class Training(Section):
     trace: bool = False
     """Whether `trace.json` in `output_dir` says what the learner and its servers did when; https://ui.perfetto.dev
     opens it. At most some 60 MB, of the run's beginning."""
-    report_to: list[Literal["tensorboard", "wandb", "swanlab", "mlflow", "none"]] = Field(default=[], max_length=5)
-    """List of trackers that get the reports."""
+    report_to: list[Literal["tensorboard", "wandb", "swanlab", "mlflow", "trackio", "none"]] = Field(
+        default=[], max_length=6
+    )
+    """List of trackers that get the reports, each an extra of `stage2` but TensorBoard, which also gets pictures of
+    held-out rollouts."""
     save_strategy: Literal["no", "steps", "epoch", "best"] = "steps"
     """When checkpoints are written."""
     save_steps: Positive = 500

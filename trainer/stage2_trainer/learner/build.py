@@ -20,6 +20,7 @@ from stage2_trainer.learner.bad_samples import BadSamples
 from stage2_trainer.learner.desc_monitor import DescriptionAgreement
 from stage2_trainer.learner.estep import EStep
 from stage2_trainer.learner.evaluate import Evaluation
+from stage2_trainer.learner.held_out_pictures import held_out_pictures
 from stage2_trainer.learner.loss import LossOptions
 from stage2_trainer.learner.matcher import Matcher
 from stage2_trainer.learner.mixed_step import MixedEStep, SupervisedSteps
@@ -142,7 +143,7 @@ def _components(
             tools=tools,
             rollouts=rollouts.direct if isinstance(rollouts, PipelinedRollouts) else rollouts,
             batch_size=training.per_device_eval_batch_size,
-            on_matched=log_held_out_rollouts(context.log, context.rollout_log),
+            on_matched=log_held_out_rollouts(context.log, context.rollout_log, *held_out_pictures(config)),
         ),
         bad=bad,
         vocab=vocab,

@@ -60,13 +60,18 @@ def log_training_rollouts(config: RunConfig, rollout_log: JsonLines, *others: On
     return note
 
 
-def log_held_out_rollouts(log: EventLog, rollout_log: JsonLines) -> OnMatched:
-    """Return a listener of an evaluation's rollouts: each is written down, the first few are shown."""
+def log_held_out_rollouts(log: EventLog, rollout_log: JsonLines, *others: OnMatched) -> OnMatched:
+    """Return a listener of an evaluation's rollouts: each is written down, the first few are shown.
+
+    others: are told too.
+    """
 
     def note(step: int, matched: Sequence[Matched]) -> None:
         for one in matched:
             rollout_log.write({"event": "rollout", "part": "held-out", "step": step, **rollout_document(one)})
         for one in matched[:EVALUATION_SAMPLES]:
             log.write("evaluation_sample", {"step": step, **sample_document(one)})
+        for other in others:
+            other(step, matched)
 
     return note

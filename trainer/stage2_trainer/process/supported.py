@@ -96,7 +96,7 @@ def deepspeed_config(config: RunConfig) -> dict[str, Any] | None:
 
 
 def _trackers(config: RunConfig) -> list[Problem]:
-    rule, way_out = "needs the Python package {0}, which is not installed", "pip install {0}, or leave it out"
+    rule, way_out = "needs the Python package {0}, which is not installed", 'pip install "stage2[{0}]", or leave it out'
     return [
         Problem("training.report_to", tracker, rule.format(tracker), way_out.format(tracker))
         for tracker in config.training.report_to
