@@ -24,7 +24,7 @@ from stage2_trainer.learner.held_out_pictures import held_out_pictures
 from stage2_trainer.learner.loss import LossOptions
 from stage2_trainer.learner.matcher import Matcher
 from stage2_trainer.learner.mixed_step import MixedEStep, SupervisedSteps
-from stage2_trainer.learner.monitor_dump import MonitorDump
+from stage2_trainer.learner.monitor_dump import SampleDumps
 from stage2_trainer.learner.overlong import OverlongRule
 from stage2_trainer.learner.rollout_listeners import log_held_out_rollouts, log_training_rollouts
 from stage2_trainer.learner.row_planner import (
@@ -174,7 +174,7 @@ def _estep(
     options: dict[str, Any] = {
         "tools": tools,
         "rollouts": rollouts,
-        "on_matched": log_training_rollouts(config, context.rollout_log, MonitorDump(config), descriptions),
+        "on_matched": log_training_rollouts(config, context.rollout_log, SampleDumps(config), descriptions),
         "overlong": _overlong_rule(config, config.rollout_matching.overlong),
     }
     steps = _supervised_steps(config)

@@ -18,7 +18,7 @@ SHOWN = ("text", "prefix_text", "appended_text", "finish_reason", "dropped", "gr
 HIDDEN = frozenset({"token_ids", "options"})
 
 
-class MonitorDump:
+class SampleDumps:
     """A listener that writes the first samples of a step to `step_000001.json`, and to `.md` where it is asked to.
 
     Steps count from 1. Of a step that a run makes again after a restart, the dump that is there stays.

@@ -6,7 +6,7 @@ import pytest
 
 from stage2_trainer.learner.desc_monitor import DescriptionAgreement
 from stage2_trainer.learner.matcher import Matcher
-from stage2_trainer.learner.monitor_dump import MonitorDump
+from stage2_trainer.learner.monitor_dump import SampleDumps
 from stage2_trainer.matching import CoordVocab, GTObject, MatchOptions, serialize_objects
 from stage2_trainer.telemetry.earlier_run import remove_run
 from stage2_trainer.wire.rollout import Rollout
@@ -31,7 +31,7 @@ def matched(encoder):
 
 def dump_of(folder, **options):
     training = {"output_dir": str(folder), "logging_steps": 2}
-    return MonitorDump(run_config(training=training, matching={"monitor_dump": {"enabled": True, **options}}))
+    return SampleDumps(run_config(training=training, matching={"monitor_dump": {"enabled": True, **options}}))
 
 
 def names(folder):
