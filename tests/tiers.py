@@ -66,6 +66,8 @@ class Tier:
         command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={self.report}", *ARGUMENTS[self.name]]
         # Tests call `python` and `stage2` as a person does whose virtual environment is active.
         environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+        # Each process of pytest computes on a core of its own: threads of several would wait for one another.
+        environment.setdefault("OMP_NUM_THREADS", "1")
         self.report.unlink(missing_ok=True)
         start = time.monotonic()
         with self.log.open("wb") as output:
