@@ -87,9 +87,8 @@ def place(
     kept = current or view.account.promised(view.key)
     if kept:
         info = view.account.node_for(view.key, asked, kept)
-        of_node = (
-            observed if current else replace(observed, pods=())
-        )  # pods that are tied to nothing were refused others
+        # Pods that are tied to nothing were refused other nodes.
+        of_node = observed if current else replace(observed, pods=())
         found = _stay(asked, kept, info, of_node, status=status, now=now)
         if found.node or current or found.refused:
             return found
