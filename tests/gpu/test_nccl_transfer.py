@@ -33,7 +33,7 @@ TIMEOUT_S = 60.0
 def serve(pipe, token_file):
     """Be a server's worker: join and receive as the pipe says, and tell what came, or what went wrong."""
     os.environ.update(NCCL_ENVIRONMENT, NCCL_HOSTID="pod-server", **{TOKEN_FILE_VARIABLE: token_file})
-    receiver = Receiver(partial(open_nccl, device=torch.device("cuda:0")))
+    receiver = Receiver("nccl", partial(open_nccl, device=torch.device("cuda:0")))
     while True:
         verb, body = pipe.recv()
         try:
@@ -41,15 +41,15 @@ def serve(pipe, token_file):
                 receiver.join(GroupInfo(**body), 1)
                 pipe.send(None)
             else:
-                pipe.send(receive(receiver, body))
+                pipe.send(receive(receiver, *body))
         except LinkError as error:
             pipe.send(str(error))
 
 
-def receive(receiver, metas):
-    """Receive a push; returns the sum of each tensor, which depends on every element."""
+def receive(receiver, metas, group):
+    """Receive a push in a group; returns the sum of each tensor, which depends on every element."""
     got = {}
-    receiver.receive(metas, lambda tensors: got.update({name: sum_of(tensor) for name, tensor in tensors}))
+    receiver.receive(metas, lambda tensors: got.update({name: sum_of(tensor) for name, tensor in tensors}), group)
     return got
 
 
@@ -118,7 +118,7 @@ def test_tensors_arrive_and_a_group_can_be_left_and_joined_again(server, transfe
         transfer.connect(client)
         for _ in range(2):
             tensors = weights()
-            client.pipe.send(("receive", metas_of(tensors)))
+            client.pipe.send(("receive", (metas_of(tensors), transfer.group)))
             push(transfer, tensors)
             assert client.pipe.recv() == {name: sum_of(tensor) for name, tensor in tensors.items()}
         transfer.disconnect()
@@ -127,7 +127,7 @@ def test_tensors_arrive_and_a_group_can_be_left_and_joined_again(server, transfe
 def test_a_server_that_dies_in_a_push_is_noticed_at_once(server, transfer):
     process, client = server
     transfer.connect(client)
-    client.pipe.send(("receive", metas_of(weights())))
+    client.pipe.send(("receive", (metas_of(weights()), transfer.group)))
     threading.Timer(0.2, process.kill).start()
     with pytest.raises(LinkError, match=r"left the group|NCCL"):  # noqa: PT012  # in whichever push it is
         while True:
@@ -138,13 +138,13 @@ def test_a_server_that_dies_in_a_push_is_noticed_at_once(server, transfer):
 def test_a_learner_that_leaves_in_a_push_frees_its_server(server, transfer):
     _, client = server
     transfer.connect(client)
-    client.pipe.send(("receive", metas_of(weights())))
+    client.pipe.send(("receive", (metas_of(weights()), transfer.group)))
     transfer.send(Packed([torch.zeros(BUCKET_BYTES, dtype=torch.uint8, device="cuda")]))
     transfer.disconnect()
     assert isinstance(client.pipe.recv(), str)
     transfer.connect(client)
     tensors = weights()
-    client.pipe.send(("receive", metas_of(tensors)))
+    client.pipe.send(("receive", (metas_of(tensors), transfer.group)))
     push(transfer, tensors)
     assert client.pipe.recv() == {name: sum_of(tensor) for name, tensor in tensors.items()}
 

@@ -329,6 +329,16 @@ def test_an_update_that_a_dead_learner_left_open_does_not_lock_the_next_one_out(
     verify(base, probe, [client], tolerance=FLOAT32_TOLERANCE)
 
 
+def test_a_call_that_comes_late_from_another_group_is_refused_and_waits_for_nothing(sync, client, base, probe):
+    sync.sync(base, version=1)
+    client.post("/start_weight_update", "start")
+    late = {"names": ["lm_head.weight"], "dtype_names": ["float32"], "shapes": [[4]], "group": "of-a-dead-learner"}
+    with pytest.raises(ServerError, match=r"of-a-dead-learner.*late one"):
+        client.post("/update_weights", "push", body={"update_info": late})
+    sync.sync(base, version=2)
+    verify(base, probe, [client], tolerance=FLOAT32_TOLERANCE)
+
+
 def test_a_push_that_breaks_off_is_made_good_by_the_next_one(sync, client, base, probe, monkeypatch):
     sync.sync(base, version=1)
     policy = policies.trained(base, "full")

@@ -13,7 +13,7 @@ import torch
 
 from stage2_api.vllm import Transport
 from stage2_trainer.wire.buckets import TensorMeta, bucket_bytes, plan_buckets, unpack
-from stage2_trainer.wire.errors import LinkError
+from stage2_trainer.wire.errors import LinkError, OtherGroupError
 from stage2_trainer.wire.handshake import Member
 from stage2_trainer.wire.link import Link, dial
 from stage2_trainer.wire.token import read_token
@@ -51,6 +51,7 @@ class Receiver:
         self._transport = transport
         self._open_inlet = open_inlet
         self._inlet: Inlet | None = None
+        self._group = ""
         self._bucket_bytes = 0
         self._calls = itertools.count(1)
         self._joined_by = 0
@@ -75,7 +76,7 @@ class Receiver:
                 raise LinkError("the learner has called again meanwhile")
             self.leave()
             self._joined_by = call
-            self._inlet = self._open_inlet(link, info, rank)
+            self._inlet, self._group = self._open_inlet(link, info, rank), info.name
             self._bucket_bytes = info.packed_buffer_size_bytes
 
     def leave(self) -> None:
@@ -84,17 +85,23 @@ class Receiver:
             self._inlet.close()
             self._inlet = None
 
-    def receive(self, tensors: Sequence[TensorMeta], load: Load) -> None:
+    def receive(self, tensors: Sequence[TensorMeta], load: Load, group: str) -> None:
         """Receive the announced tensors, calling `load` for each bucket while the next one arrives.
 
-        Where anything fails the group is left: the learner's next bucket would be taken for this one.
+        group: the name of the group that they are sent in. Where anything fails it is left: the learner's next bucket
+        would be taken for this one.
 
         Raises:
-            LinkError: there is no group, it broke, or a bucket did not arrive in time.
+            OtherGroupError: they are sent in another group; the one that this worker is in stays as it is.
+            LinkError: the group broke, or a bucket did not arrive in time.
+            RuntimeError: there is no group.
         """
-        inlet = self._inlet
+        with self._joining:
+            inlet, joined = self._inlet, self._group
         if inlet is None:
             raise RuntimeError("no transfer group: POST /init_weight_transfer_engine comes first")
+        if group != joined:
+            raise OtherGroupError(group, joined)
         try:
             self._receive(inlet, tensors, load)
         except BaseException:

@@ -38,12 +38,14 @@ class GroupInitInfo(GroupInfo, WeightTransferInitInfo):
 class BucketUpdateInfo(WeightTransferUpdateInfo):
     """The tensors that follow, in order.
 
+    group: the name of the group that they are sent in (`wire.transfer_group`).
     adapter: (name, config) of the adapter that they are. merge: what is to be made of them (`weights.server_recipe`).
     """
 
     names: list[str]
     dtype_names: list[str]
     shapes: list[list[int]]
+    group: str
     adapter: dict[str, Any] | None = None
     merge: dict[str, Any] | None = None
 
@@ -85,10 +87,10 @@ class ReceivingEngine(WeightTransferEngine[GroupInitInfo, BucketUpdateInfo]):
         metas = from_wire(update_info.names, update_info.dtype_names, update_info.shapes)
         if update_info.adapter is not None:
             tensors: dict[str, torch.Tensor] = {}
-            self._receiver.receive(metas, tensors.update)
+            self._receiver.receive(metas, tensors.update, group=update_info.group)
             keep_adapter(update_info.adapter["name"], update_info.adapter["config"], tensors)
             return
-        receive = partial(self._receiver.receive, metas)
+        receive = partial(self._receiver.receive, metas, group=update_info.group)
         if update_info.merge is not None:
             self._merge.update(update_info.merge, receive, self._load)
             return

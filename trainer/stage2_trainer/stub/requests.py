@@ -43,11 +43,15 @@ class AdapterInfo(BaseModel):
 
 
 class UpdateInfo(BaseModel):
-    """The tensors that follow, in order: base weights, those of an adapter, or what a recipe needs (`merge`)."""
+    """The tensors that follow, in order: base weights, those of an adapter, or what a recipe needs (`merge`).
+
+    group: the name of the group that they are sent in.
+    """
 
     names: list[str]
     dtype_names: list[str]
     shapes: list[list[int]]
+    group: str
     adapter: AdapterInfo | None = None
     merge: dict[str, Any] | None = None
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from stage2_trainer.engine.receiver import Receiver
+from stage2_trainer.engine.receiver import Load, Receiver
 from stage2_trainer.engine.server_merge import ServerMerge
 from stage2_trainer.stub.requests import AdapterInfo, UpdateRequest
 from stage2_trainer.stub.stub_model import StubModel
-from stage2_trainer.wire.buckets import TensorMeta, from_wire
+from stage2_trainer.wire.buckets import from_wire
+from stage2_trainer.wire.errors import OtherGroupError
 from stage2_trainer.wire.transfer_group import GroupInfo
 
 INITIAL_VERSION = "default"
@@ -42,21 +44,24 @@ class WeightUpdates:
             raise RuntimeError("start_weight_update must be called before update_weights")
         info = request.update_info
         metas = from_wire(info.names, info.dtype_names, info.shapes)
+        receive = partial(self.receiver.receive, metas, group=info.group)
         try:
             if info.adapter is not None:
-                self._receive_adapter(metas, info.adapter)
+                self._receive_adapter(receive, info.adapter)
             elif info.merge is not None:
-                self.merge.update(info.merge, partial(self.receiver.receive, metas), self.model.load_weights)
+                self.merge.update(info.merge, receive, self.model.load_weights)
             else:
-                self.receiver.receive(metas, self.model.load_weights)
+                receive(self.model.load_weights)
+        except OtherGroupError:
+            raise  # an earlier learner's call; what is open is another's
         except BaseException:
             if self._open is mine:  # and not one that another learner has opened meanwhile
                 self._open = None
             raise
 
-    def _receive_adapter(self, metas: list[TensorMeta], adapter: AdapterInfo) -> None:
+    def _receive_adapter(self, receive: Callable[[Load], None], adapter: AdapterInfo) -> None:
         tensors: dict[str, Tensor] = {}
-        self.receiver.receive(metas, tensors.update)
+        receive(tensors.update)
         if self.max_lora_rank is None:
             raise RuntimeError("this server was started without --enable-lora")
         if (rank := adapter.config["r"]) > self.max_lora_rank:

@@ -87,7 +87,7 @@ class MergePlace:
         nothing: dict[str, list[object]] = {"names": [], "dtype_names": [], "shapes": []}
         info = {**nothing, **expectation(expected[session])}
         try:
-            session.client.post("/update_weights", DIGEST_PHASE, body={"update_info": info})
+            session.tell(info, DIGEST_PHASE)
         except ServerError as error:
             if error.status is None:
                 raise

@@ -20,6 +20,7 @@ from stage2_trainer.wire.rollout import RolloutRequest, Sampling
 logger = logging.getLogger(__name__)
 
 FRESH = "default"  # the version of a server that was never given weights
+UPDATE_ROUTE = "/update_weights"
 RESET_PREFIX_CACHE = "/reset_prefix_cache"
 RESET_INTERVAL_S = 0.02
 RESET_AFTER_VISION = ("/reset_mm_cache", "/reset_encoder_cache")
@@ -66,7 +67,12 @@ class SyncSession:
 
     def receive(self, update_info: dict[str, Any], timeout_s: float) -> Future[Any]:
         """Let the server receive the announced tensors, while they are sent; what is sent ends when it fails."""
-        return in_background(self._announce, update_info, timeout_s, self.transfer.aborter())
+        body = self._in_this_group(update_info)
+        return in_background(self._let_receive, body, timeout_s, self.transfer.aborter())
+
+    def tell(self, update_info: dict[str, Any], phase: str) -> None:
+        """Tell an open update something that no tensors follow. Raises ServerError."""
+        self.client.post(UPDATE_ROUTE, phase, body=self._in_this_group(update_info))
 
     def finish(self, version: int, *, vision_moved: bool) -> None:
         """Close the update under its version, drop what was cached from older weights, and let generation go on."""
@@ -112,9 +118,12 @@ class SyncSession:
             if name != keep:
                 self.client.unload_adapter(name)
 
-    def _announce(self, update_info: dict[str, Any], timeout_s: float, abort: Callable[[], None]) -> None:
+    def _in_this_group(self, update_info: dict[str, Any]) -> dict[str, Any]:
+        return {"update_info": {**update_info, "group": self.transfer.group}}
+
+    def _let_receive(self, body: dict[str, Any], timeout_s: float, abort: Callable[[], None]) -> None:
         try:
-            self.client.post("/update_weights", "push", body={"update_info": update_info}, timeout_s=timeout_s)
+            self.client.post(UPDATE_ROUTE, "push", body=body, timeout_s=timeout_s)
         except BaseException:
             abort()  # the group of this update: by now there may be another one
             raise

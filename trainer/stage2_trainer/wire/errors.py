@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from stage2_api.log_lines import one_line
 
+NAMED_CHARS = 64  # of what a call says; a group's name is 32
+
 
 class ServerError(RuntimeError):
     """A rollout server did not do what was asked of it, or not in time.
@@ -42,3 +44,13 @@ def join_errors(errors: list[ServerError]) -> ServerError:
 
 class LinkError(RuntimeError):
     """A link between the learner and a server's worker could not be made, broke, or was too slow."""
+
+
+class OtherGroupError(RuntimeError):
+    """A call of a learner that this worker has left came late: what it announces is sent to nobody any more."""
+
+    def __init__(self, announced: str, joined: str) -> None:
+        super().__init__(
+            f"the tensors of this call are sent in group {one_line(announced)[:NAMED_CHARS]!r}, and this worker has"
+            f" since joined {joined!r}: the call is a late one, of a learner that was replaced or that called again"
+        )

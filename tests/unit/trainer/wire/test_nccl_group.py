@@ -104,7 +104,7 @@ def test_every_worker_receives_every_tensor_also_after_a_rejoin(make_transfer, w
         transfer.connect(Client(receivers))
         received = [{} for _ in receivers]
         threads = [
-            in_thread(receiver.receive, metas_of(tensors), got.update)
+            in_thread(receiver.receive, metas_of(tensors), got.update, transfer.group)
             for receiver, got in zip(receivers, received, strict=True)
         ]
         send_all(transfer, tensors)
@@ -131,7 +131,7 @@ def outcome_of(step, *arguments):
 def test_a_learner_that_leaves_ends_the_wait_of_its_workers(make_transfer, leave):
     transfer, receiver = make_transfer(), receiver_over()
     transfer.connect(Client([receiver]))
-    thread, errors = outcome_of(receiver.receive, [TensorMeta("t", torch.float32, (4,))], print)
+    thread, errors = outcome_of(receiver.receive, [TensorMeta("t", torch.float32, (4,))], print, transfer.group)
     (transfer.aborter() if leave == "aborter" else transfer.disconnect)()
     thread.join(15)
     assert not thread.is_alive()

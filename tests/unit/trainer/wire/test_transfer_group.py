@@ -14,7 +14,7 @@ from stage2_trainer.weights.transfer.choice import transfer_for
 from stage2_trainer.weights.transfer.protocol import Packed
 from stage2_trainer.weights.transfer.tcp import TcpTransfer
 from stage2_trainer.wire.buckets import TensorMeta, plan_buckets, take
-from stage2_trainer.wire.errors import LinkError, ServerError
+from stage2_trainer.wire.errors import LinkError, OtherGroupError, ServerError
 from stage2_trainer.wire.transfer_group import GroupInfo
 
 LIMIT = 64
@@ -71,7 +71,7 @@ def test_every_worker_receives_every_tensor(transfer, workers):
     transfer.connect(Client(receivers))
     for _ in range(2):
         threads = [
-            in_thread(worker.receive, metas_of(tensors), got.update)
+            in_thread(worker.receive, metas_of(tensors), got.update, transfer.group)
             for worker, got in zip(receivers, received, strict=True)
         ]
         send_all(transfer, tensors)
@@ -169,10 +169,22 @@ def test_a_call_that_is_overtaken_by_the_next_one_leaves_the_group_of_that(trans
 
 def arrives(transfer, worker):
     got, tensors = {}, {"a": torch.ones(3)}
-    thread = in_thread(worker.receive, metas_of(tensors), got.update)
+    thread = in_thread(worker.receive, metas_of(tensors), got.update, transfer.group)
     send_all(transfer, tensors)
     thread.join()
     assert torch.equal(got["a"], tensors["a"])
+
+
+def test_a_late_call_of_another_group_is_refused_and_takes_nothing_of_this_one(transfer):
+    """A learner was killed while its call waited in the server's queue, and its successor has formed a group."""
+    worker = Receiver("tcp", open_tcp)
+    client = Client([worker])
+    transfer.connect(client)
+    earlier = transfer.group
+    transfer.connect(client)
+    with pytest.raises(OtherGroupError, match=rf"in group '{earlier}'.*joined '{transfer.group}'"):
+        worker.receive([TensorMeta("t", torch.float32, (4,))], print, earlier)
+    arrives(transfer, worker)
 
 
 def test_a_learner_that_sends_over_another_transport_is_told_so():
@@ -196,7 +208,7 @@ def test_nccl_without_a_gpu_is_refused(port, token):
 
 def test_tensors_without_a_group_are_refused():
     with pytest.raises(RuntimeError, match="init_weight_transfer_engine comes first"):
-        Receiver("tcp", open_tcp).receive([], print)
+        Receiver("tcp", open_tcp).receive([], print, group="")
 
 
 @pytest.mark.parametrize("leave", ["disconnect", "aborter"])
@@ -206,7 +218,7 @@ def test_a_learner_that_leaves_ends_the_wait_of_its_workers(transfer, leave):
 
     def work():
         try:
-            worker.receive([TensorMeta("t", torch.float32, (4,))], print)
+            worker.receive([TensorMeta("t", torch.float32, (4,))], print, transfer.group)
         except LinkError as error:
             failures.append(error)
 
@@ -241,7 +253,7 @@ def test_a_worker_that_cannot_load_leaves_and_the_learner_notices(transfer):
 
     def work():
         try:
-            worker.receive(metas_of(tensors), load)
+            worker.receive(metas_of(tensors), load, transfer.group)
         except KeyError as error:
             failures.append(error)
 

@@ -44,6 +44,10 @@ class NcclTransfer:
     def connect(self, client: ServerClient) -> None:
         self._rendezvous.form(client, self._join)
 
+    @property
+    def group(self) -> str:
+        return self._rendezvous.group
+
     def send(self, packed: Packed) -> None:
         if self._group is None:
             raise LinkError("the group was left")

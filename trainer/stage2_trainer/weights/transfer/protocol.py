@@ -35,6 +35,11 @@ class WeightTransfer(Protocol):
     transport: Transport
     staging: torch.device
 
+    @property
+    def group(self) -> str:
+        """The name of the group that was formed last; empty before."""
+        ...
+
     def connect(self, client: ServerClient) -> None:
         """Form the group with the server's workers. Raises ServerError."""
         ...

@@ -30,9 +30,13 @@ Join = Callable[[list[Link], GroupInfo], None]
 
 
 class Rendezvous:
-    """The learner's port for one server. timeout_s: seconds that forming a group may take."""
+    """The learner's port for one server.
+
+    timeout_s: seconds that forming a group may take. group: the name of the one that was formed last.
+    """
 
     def __init__(self, port: int, *, transport: Transport, token: str, bucket_bytes: int, timeout_s: float) -> None:
+        self.group = ""
         self._port = port
         self._transport = transport
         self._token = token
@@ -53,6 +57,7 @@ class Rendezvous:
             init = in_background(client.post, INIT_ROUTE, INIT_PHASE, body={"init_info": info.to_wire()})
             join(self._links(self._listener, info, init), info)
             init.result(timeout=self._timeout_s)
+            self.group = info.name
         except (OSError, RuntimeError) as error:
             if self._listener is not None:
                 self._listener.expect(())

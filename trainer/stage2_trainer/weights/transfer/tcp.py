@@ -35,6 +35,10 @@ class TcpTransfer:
     def connect(self, client: ServerClient) -> None:
         self._rendezvous.form(client, self._join)
 
+    @property
+    def group(self) -> str:
+        return self._rendezvous.group
+
     def send(self, packed: Packed) -> None:
         if packed.ready is not None:
             packed.ready.synchronize()
