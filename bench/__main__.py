@@ -14,6 +14,7 @@ from pathlib import Path
 from bench import (
     assignment,
     estep,
+    links,
     loss,
     overlap,
     packing,
@@ -37,6 +38,7 @@ BENCHMARKS: Mapping[str, tuple[Lines, ...]] = {
     "estep": (estep.TABLE,),
     "loss": (loss.MEASURED, loss.MEMORY),
     "sync": (sync.TABLE,),
+    "links": (links.TABLE,),
     "probe_gap": (probe_gap.TABLE,),
     "rollouts": (rollouts.TABLE,),
     "pipeline": (pipeline.TABLE,),

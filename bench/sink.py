@@ -1,10 +1,10 @@
 """A rollout server for benchmarks of the push: the CPU stub's routes, and tensors in memory instead of a model.
 
-    python -m bench.sink PORT MODEL
+    python -m bench.sink PORT MODEL HOST
 
-MODEL: the folder that merges at the server read.
+MODEL: the folder that merges at the server read. HOST: the address that it listens on.
 
-Beside the stub's routes: POST /raw receives gloo broadcasts and drops them, POST /reload reads a checkpoint.
+Beside the stub's routes: POST /raw receives gloo broadcasts and drops or copies them, POST /reload reads a checkpoint.
 """
 
 from __future__ import annotations
@@ -44,11 +44,15 @@ class Sink:
             else:
                 self._tensors[name] = tensor.clone()
 
+    def copy_in(self, number: int, buffer: torch.Tensor) -> None:
+        """Copy a buffer over the one of the same number."""
+        self.load_weights([(str(number), buffer)])
+
     def abort(self) -> None:
         """Do nothing: nothing is generated."""
 
 
-def main(port: int, model: str) -> None:
+def main(port: int, model: str, host: str) -> None:
     """Serve until terminated."""
     torch.set_num_threads(1)
     sink: Any = Sink()
@@ -63,8 +67,8 @@ def main(port: int, model: str) -> None:
         return {"done": True}
 
     @app.post("/raw")
-    async def receive(sizes: list[int]) -> dict[str, bool]:
-        await run_in_threadpool(raw_gloo.broadcast, groups, sizes)
+    async def receive(sizes: Annotated[list[int], Body()], load: Annotated[bool, Body()]) -> dict[str, bool]:
+        await run_in_threadpool(raw_gloo.broadcast, groups, sizes, sink.copy_in if load else None)
         return {"done": True}
 
     @app.post("/reload")
@@ -72,8 +76,8 @@ def main(port: int, model: str) -> None:
         await run_in_threadpool(lambda: sink.load_weights(list(load_file(Path(path)).items())))
         return {"done": True}
 
-    uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")
+    uvicorn.run(app, host=host, port=port, log_level="warning")
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    main(int(sys.argv[1]), *sys.argv[2:])

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -43,40 +43,50 @@ START_TIMEOUT_S = 120.0
 
 
 class Policy(nn.Module):
-    """Tensors in the number and proportions of Qwen3-0.6B's layers, half as wide; the last quarter trains."""
+    """Tensors in the number and proportions of Qwen3-0.6B's layers; the last quarter trains.
 
-    def __init__(self) -> None:
+    width: in halves of that model's.
+    """
+
+    def __init__(self, width: int = 1) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(_layer() for _ in range(LAYERS))
+        self.layers = nn.ModuleList(_layer(width * HIDDEN, width * WIDE) for _ in range(LAYERS))
         self.to(torch.bfloat16)
         for layer in list(self.layers)[:-TRAINED_LAYERS]:
             layer.requires_grad_(False)
 
 
-def _layer() -> nn.Module:
+def _layer(hidden: int, wide: int) -> nn.Module:
     layer = nn.Module()
     for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
-        layer.add_module(name, nn.Linear(HIDDEN, HIDDEN, bias=False))
+        layer.add_module(name, nn.Linear(hidden, hidden, bias=False))
     for name in ("gate_proj", "up_proj"):
-        layer.add_module(name, nn.Linear(HIDDEN, WIDE, bias=False))
-    layer.add_module("down_proj", nn.Linear(WIDE, HIDDEN, bias=False))
+        layer.add_module(name, nn.Linear(hidden, wide, bias=False))
+    layer.add_module("down_proj", nn.Linear(wide, hidden, bias=False))
     for name in ("input_layernorm", "post_attention_layernorm", "q_norm", "k_norm"):
-        layer.add_module(name, nn.RMSNorm(HIDDEN))
+        layer.add_module(name, nn.RMSNorm(hidden))
     return layer
 
 
 def rows() -> Iterator[Row]:
     """One to three servers: each against the raw broadcast, then the ways that a user would pick instead."""
-    policy = Policy()
+    for width in (1, 2):
+        with saved(Policy(width)) as (policy, folder, size):
+            for count in (1, 2, 3):
+                with servers(count, folder) as (addresses, token):
+                    what = f"{count} server{'s' * (count > 1)}, {size}"
+                    yield from compared(what, policy, addresses, token)
+                    yield from merged(what, adapted(policy), addresses, token)
+
+
+@contextmanager
+def saved(policy: Policy) -> Iterator[tuple[Policy, str, str]]:
+    """Yield the policy, the folder that it is saved in, and its size in words."""
     source = merged_weights(policy)
     megabytes = sum(meta.nbytes for meta in source.metadata()) / 1e6
     with tempfile.TemporaryDirectory() as folder:
         save_file(dict(source), Path(folder) / "model.safetensors")
-        for count in (1, 2, 3):
-            with servers(count, folder) as (addresses, token):
-                what = f"{count} server{'s' * (count > 1)}, {megabytes:.0f} MB, {len(source.entries)} tensors"
-                yield from compared(what, policy, addresses, token)
-                yield from merged(what, adapted(policy), addresses, token)
+        yield policy, folder, f"{megabytes:.0f} MB, {len(source.entries)} tensors"
 
 
 def compared(what: str, policy: Policy, addresses: list[ServerAddress], token: str) -> Iterator[Row]:
@@ -86,13 +96,15 @@ def compared(what: str, policy: Policy, addresses: list[ServerAddress], token: s
         full = FullSync(addresses, bucket_bytes=BUCKET_BYTES, how=VllmSync(changed_only=False), **options)
         stack.callback(full.close)
         groups = raw_groups(full)
-        ours, raw, each, disk = alternately(
+        ours, raw, loaded, each, disk = alternately(
             lambda: full.sync(policy, version=1),
             lambda: broadcast(full, groups, policy),
+            lambda: broadcast(full, groups, policy, load=True),
             lambda: tensor_by_tensor(full, policy),
             lambda: by_disk(full, policy),
         )
-        yield Row(what, "raw gloo broadcast", ours, raw)
+        yield Row(what, "raw gloo broadcast, thrown away", ours, raw)
+        yield Row(what, "raw gloo broadcast, each buffer copied to its place", ours, loaded)
         yield Row(what, "one RPC a tensor", ours, each)
         yield Row(what, "checkpoint on disk, reload", ours, disk)
         full.close()
@@ -128,7 +140,7 @@ def adapted(policy: Policy) -> nn.Module:
     return cast(nn.Module, model)
 
 
-def merged(what: str, policy: nn.Module, addresses: list[ServerAddress], token: str) -> Iterator[Row]:
+def merged(what: str, policy: nn.Module, addresses: list[ServerAddress], token: str, runs: int = RUNS) -> Iterator[Row]:
     """The rows of an adapter: the server merges, against the learner that merges and sends layers."""
     options: dict[str, Any] = {"token": token, "timeout_s": 60.0, "device": torch.device("cpu")}
     ways = [VllmSync(merge="server"), VllmSync(merge="learner"), VllmSync(merge="learner", changed_only=False)]
@@ -139,7 +151,7 @@ def merged(what: str, policy: nn.Module, addresses: list[ServerAddress], token: 
             stack.callback(sync.close)
             sync.sync(policy, version=1)
             sent = sync.sync(policy, version=1)
-            taken += [(sent.bytes / 1e6, *alternately(functools.partial(sync.sync, policy, version=1)))]
+            taken += [(sent.bytes / 1e6, *alternately(functools.partial(sync.sync, policy, version=1), runs=runs))]
             sync.close()
     (adapter, ours), (layers, changed), (_, everything) = taken
     what = f"{what}, DoRA of rank {RANK} merged at the server: {adapter:.1f} MB sent"
@@ -147,11 +159,11 @@ def merged(what: str, policy: nn.Module, addresses: list[ServerAddress], token: 
     yield Row(what, "merged at the learner, everything", ours, everything)
 
 
-def broadcast(full: FullSync, groups: list[Any], policy: Policy) -> None:
-    """Send as many bytes in as many pieces, already packed, to servers that do nothing with them."""
+def broadcast(full: FullSync, groups: list[Any], policy: Policy, *, load: bool = False) -> None:
+    """Send as many bytes in as many pieces, already packed, to servers that throw them away, or keep a copy."""
     total = sum(meta.nbytes for meta in merged_weights(policy).metadata())
     sizes = [BUCKET_BYTES] * (total // BUCKET_BYTES) + [total % BUCKET_BYTES]
-    calls = [in_background(_post, session, "/raw", sizes) for session in full.fleet.sessions]
+    calls = [in_background(_post, session, "/raw", {"sizes": sizes, "load": load}) for session in full.fleet.sessions]
     raw_gloo.broadcast(groups, sizes)
     for call in calls:
         call.result()
@@ -191,17 +203,22 @@ def alternately(*calls: Callable[[], object], runs: int = RUNS) -> list[float]:
 
 
 @contextmanager
-def servers(count: int, model: str) -> Iterator[tuple[list[ServerAddress], str]]:
-    """Start so many sinks over a model folder; yields where they are, and their token."""
+def servers(
+    count: int, model: str, host: str = raw_gloo.LOOPBACK, inside: Sequence[str] = ()
+) -> Iterator[tuple[list[ServerAddress], str]]:
+    """Start so many sinks over a model folder; yields where they are, and their token.
+
+    host: the address that they listen on. inside: the command that enters the network which has it.
+    """
     token = secrets.token_hex(8)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         (folder / "token").write_text(token)
         environment = {**os.environ, "STAGE2_TOKEN_FILE": str(folder / "token")}
-        addresses = [ServerAddress(f"http://127.0.0.1:{free_port()}", free_port()) for _ in range(count)]
+        addresses = [ServerAddress(f"http://{host}:{free_port()}", free_port()) for _ in range(count)]
         for address in addresses:
-            command = [sys.executable, "-m", "bench.sink", address.base_url.rpartition(":")[2], model]
-            process = subprocess.Popen(command, env=environment)
+            command = [sys.executable, "-m", "bench.sink", address.base_url.rpartition(":")[2], model, host]
+            process = subprocess.Popen([*inside, *command], env=environment)
             stack.callback(process.wait)
             stack.callback(process.terminate)
         for address in addresses:
