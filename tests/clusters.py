@@ -103,8 +103,16 @@ def session_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def kubeconfig(request: pytest.FixtureRequest, local_cluster: LocalCluster, session_folder: Path) -> Iterator[Path]:
-    """Kubeconfig of a whole cluster with four nvidia.com/gpu: KUBECONFIG's, else a local one for this session."""
+def gpus() -> int:
+    """How many nvidia.com/gpu a local cluster's node has."""
+    return 4
+
+
+@pytest.fixture(scope="session")
+def kubeconfig(
+    request: pytest.FixtureRequest, local_cluster: LocalCluster, session_folder: Path, gpus: int
+) -> Iterator[Path]:
+    """Kubeconfig of a whole cluster with nvidia.com/gpu: KUBECONFIG's, else a local one for this session."""
     if named := os.environ.get("KUBECONFIG"):
         yield Path(named)
         return
@@ -112,7 +120,7 @@ def kubeconfig(request: pytest.FixtureRequest, local_cluster: LocalCluster, sess
 
     def bring() -> list[str | bool]:
         found_running = local_cluster.running() is not None
-        booted = local_cluster.up()
+        booted = local_cluster.up(f"--gpus={gpus}")
         local_cluster("enable", "kube-router")  # as on most clusters: jobs must work under their policies
         return [str(booted), found_running]
 
@@ -153,7 +161,7 @@ def _image(request: pytest.FixtureRequest, local_cluster: LocalCluster, name: st
 
 
 @pytest.fixture(scope="session")
-def installed(kubeconfig: Path, stage2_images: Images, helm: str) -> Iterator[Path]:
+def installed(kubeconfig: Path, stage2_images: Images, helm: str, session_folder: Path) -> Iterator[Path]:
     """The kubeconfig of a cluster on which the chart is installed with these images, removed at the session's end."""
     controller, trainer = (image.rsplit(":", 1) for image in (stage2_images.controller, stage2_images.trainer))
     command = [helm, f"--kubeconfig={kubeconfig}", "--namespace=stage2-system"]
@@ -165,11 +173,15 @@ def installed(kubeconfig: Path, stage2_images: Images, helm: str) -> Iterator[Pa
     }
     values = [f"--set={name}={value}" for name, value in images.items()]
     install = ["upgrade", "--install", "stage2", ROOT / "charts/stage2", "--create-namespace", "--take-ownership"]
-    try:
+
+    def bring() -> None:
         subprocess.run([*command, *install, "--wait", "--timeout=5m", *values], check=True)
-        yield kubeconfig
-    finally:
+
+    def take(_: None) -> None:
         subprocess.run([*command, "uninstall", "stage2", "--wait", "--ignore-not-found"], check=True)
+
+    with shared(session_folder, "release", bring, take):
+        yield kubeconfig
 
 
 @dataclass(frozen=True)

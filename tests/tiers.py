@@ -32,7 +32,7 @@ ARGUMENTS = {
     "integration": (*TWICE, "tests/integration"),
     "cluster": ("-n", "3", "--dist", "loadfile", "-m", "not alone", "tests/cluster"),  # most of it is waiting
     "alone": ("-m", "alone", "tests/cluster"),
-    "jobs": ("tests/jobs",),
+    "jobs": (*TWICE, "tests/jobs"),
 }
 SLOWEST = 10
 SIGN_OF_LIFE_S = 60.0

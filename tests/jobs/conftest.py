@@ -9,6 +9,12 @@ from tests.clusters import BUILD_TIMEOUT_S
 HERE = Path(__file__).parent
 
 
+@pytest.fixture(scope="session")
+def gpus() -> int:
+    """Enough for two jobs at a time."""
+    return 12
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark every job of this folder."""
     for item in items:

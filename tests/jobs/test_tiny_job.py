@@ -18,14 +18,12 @@ RISE = 0.08
 
 
 @pytest.fixture(scope="module")
-def demo(
-    kubeconfig: Path, stage2_images: Images, helm: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Path]:
-    """The output folder of `make demo-cluster`, run to its end; its release and its job are removed afterwards."""
+def demo(installed: Path, stage2_images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The output folder of `make demo-cluster`, run to its end beside another job; its own is removed afterwards."""
     folder = tmp_path_factory.mktemp("demo")
     environment = {
         **os.environ,
-        "KUBECONFIG": str(kubeconfig),
+        "KUBECONFIG": str(installed),
         "STAGE2_CONTROLLER_IMAGE": stage2_images.controller,
         "STAGE2_TRAINER_IMAGE": stage2_images.trainer,
     }
@@ -37,9 +35,7 @@ def demo(
         (folder / "printed").write_text(done.stdout)
         yield folder
     finally:
-        _kubectl(kubeconfig, "delete", "rmj", JOB, "--ignore-not-found")
-        release = ["uninstall", "stage2", "--namespace=stage2-system", "--wait", "--ignore-not-found"]
-        subprocess.run([helm, f"--kubeconfig={kubeconfig}", *release], check=True)
+        _kubectl(installed, "delete", "rmj", JOB, "--ignore-not-found")
 
 
 def _kubectl(kubeconfig: Path, *arguments: str) -> str:

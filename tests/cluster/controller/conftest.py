@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import yaml
+from kubernetes.dynamic.exceptions import NotFoundError
 
 from tests.cluster import objects
 from tests.cluster.controller.fake_nodes import FakeNodes
@@ -256,24 +257,25 @@ class Kubelet:
 
     def servers_answer(self, job_name: str, ready: bool = True) -> None:
         """All containers of the rollout pod run, and answer or not."""
-        pod = self._bound(job_name, "rollout")
         state = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
-        statuses = [self._status(item["name"], state, ready=ready) for item in pod["spec"]["containers"]]
         conditions = [{"type": "Ready", "status": str(ready)}, {"type": "PodScheduled", "status": "True"}]
-        self._write(pod, {"phase": "Running", "conditions": conditions, "containerStatuses": statuses})
+
+        def told(pod: Object) -> Object:
+            statuses = [self._status(item["name"], state, ready=ready) for item in pod["spec"]["containers"]]
+            return {"phase": "Running", "conditions": conditions, "containerStatuses": statuses}
+
+        self._tell(job_name, "rollout", told)
 
     def learner_waits(self, job_name: str) -> None:
         """The first container of the learner's pod waits for the servers."""
-        pod = self._bound(job_name, "learner")
         first = self._status("wait-for-servers", {"running": {"startedAt": "2026-01-01T00:00:00Z"}}, ready=False)
         then = self._status("learner", {"waiting": {"reason": "PodInitializing"}}, ready=False)
         conditions = [{"type": "PodScheduled", "status": "True"}]
         told = {"phase": "Pending", "conditions": conditions, "initContainerStatuses": [first]}
-        self._write(pod, {**told, "containerStatuses": [then]})
+        self._tell(job_name, "learner", lambda _: {**told, "containerStatuses": [then]})
 
     def learner_runs(self, job_name: str, report: str = "") -> None:
         """The learner's container runs; `report`: what it told before it was started again."""
-        pod = self._bound(job_name, "learner")
         status = self._status("learner", {"running": {"startedAt": "2026-01-01T00:00:00Z"}}, ready=True)
         if report:
             status["lastState"] = {"terminated": {"exitCode": 75, "message": report}}
@@ -281,31 +283,39 @@ class Kubelet:
         done = {
             "terminated": {"exitCode": 0, "startedAt": "2026-01-01T00:00:00Z", "finishedAt": "2026-01-01T00:00:01Z"}
         }
-        first = [self._status(item["name"], done, ready=True) for item in pod["spec"].get("initContainers", [])]
-        told = {"phase": "Running", "conditions": conditions, "initContainerStatuses": first}
-        self._write(pod, {**told, "containerStatuses": [status]})
+
+        def told(pod: Object) -> Object:
+            first = [self._status(item["name"], done, ready=True) for item in pod["spec"].get("initContainers", [])]
+            begun = {"phase": "Running", "conditions": conditions, "initContainerStatuses": first}
+            return {**begun, "containerStatuses": [status]}
+
+        self._tell(job_name, "learner", told)
 
     def learner_ends(self, job_name: str, exit_code: int, message: str = "") -> None:
         """The learner's container ended."""
-        pod = self._bound(job_name, "learner")
         times = {"startedAt": "2026-01-01T00:00:00Z", "finishedAt": "2026-01-01T00:01:00Z"}
         ended = {"exitCode": exit_code, "reason": "Error" if exit_code else "Completed", "message": message, **times}
         status = self._status("learner", {"terminated": ended}, ready=False)
         phase = "Failed" if exit_code else "Succeeded"
-        self._write(pod, {"phase": phase, "conditions": [], "containerStatuses": [status]})
+        self._tell(job_name, "learner", lambda _: {"phase": phase, "conditions": [], "containerStatuses": [status]})
 
-    def _bound(self, job_name: str, role: str) -> Object:
-        """The newest pod of a role once it has a node: before that there is no kubelet to speak for it."""
+    def _tell(self, job_name: str, role: str, told: Callable[[Object], Object]) -> None:
+        """Write a status of the newest pod of a role once it has a node: before that there is no kubelet to do it.
 
-        def found() -> Object | None:
+        A pod that is on its way out may be gone meanwhile: then it is the next one's.
+        """
+
+        def written() -> bool:
             pod = self.pod(job_name, role)
-            return pod if pod and pod["spec"].get("nodeName") else None
+            if not pod or not pod["spec"].get("nodeName") or "deletionTimestamp" in pod["metadata"]:
+                return False
+            try:
+                self._kubectl.set_status("pod", pod["metadata"]["name"], told(pod))
+            except NotFoundError:
+                return False
+            return True
 
-        bound: Object = eventually(found, why=f"a {role} pod has a node", timeout_s=60)
-        return bound
-
-    def _write(self, pod: Object, status: Object) -> None:
-        self._kubectl.set_status("pod", pod["metadata"]["name"], status)
+        eventually(written, why=f"a {role} pod has a node", timeout_s=60)
 
     @staticmethod
     def _status(name: str, state: Object, *, ready: bool) -> Object:
