@@ -134,7 +134,7 @@ class Training(Section):
     max_bad_samples: Count = 100
     """Most samples of a run that are set aside, over all learner processes: for an image that cannot be read, an answer
     that fits no row, a prompt that a server does not take. Each is named in the log and counts once; one more ends the
-    run, and 0 ends it at the first, as a GRPO run always does."""
+    run, and 0 ends it at the first."""
     dataloader_num_workers: Count = 0
     """Processes that read records and images ahead; 0 reads in the learner itself."""
     dataloader_pin_memory: bool = True

@@ -19,7 +19,7 @@ from stage2_api.pod.environment import PROGRESS_PORT_VARIABLE, RESTARTS_VARIABLE
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.model_files import fetched_model, with_local_model
 from stage2_trainer.data.run_records import RunRecords
-from stage2_trainer.learner.errors import BadStepError, RunawayError, TooManyBadSamples
+from stage2_trainer.learner.errors import RunawayError
 from stage2_trainer.packing.errors import PackingError
 from stage2_trainer.preflight import checked_records
 from stage2_trainer.process.checkpoints import CheckpointError, ends_training, flaw_of, newest_whole
@@ -27,6 +27,7 @@ from stage2_trainer.process.interrupt import Interrupt, Interrupted
 from stage2_trainer.process.non_finite import NonFiniteError
 from stage2_trainer.process.run_course import check_course, run_course
 from stage2_trainer.process.supported import check_supported, in_process
+from stage2_trainer.rollouts.errors import BadStepError, TooManyBadSamples
 from stage2_trainer.telemetry.earlier_run import remove_run
 from stage2_trainer.telemetry.progress import ProgressServer, Reporter
 from stage2_trainer.telemetry.prometheus import metered

@@ -21,18 +21,27 @@ def advantages(
 ) -> Tensor:
     """Return the advantage of each answer, shape (N,), from the rewards (N,) of groups of `group` in a row.
 
+    A reward of NaN counts for nothing, and its advantage is 0.
     grpo and reinforce_plus_plus subtract the group's mean, rloo the mean of the group's others. The spread is that of
     the rewards, or with reinforce_plus_plus that of what is left of them.
     """
     grouped = rewards.view(-1, group)
-    centred = grouped - grouped.mean(dim=1, keepdim=True)
+    centred = grouped - grouped.nanmean(dim=1, keepdim=True)
     if estimator == "rloo":
-        centred = centred * group / (group - 1)
+        known = (~grouped.isnan()).sum(dim=1, keepdim=True)
+        centred = centred * known / (known - 1)
     if scale == "none":
-        return centred.flatten()
+        return centred.flatten().nan_to_num(0.0)
     spread_of = centred if estimator == "reinforce_plus_plus" else grouped
-    spread = spread_of.std(dim=1, keepdim=True) if scale == "group" else spread_of.std()
-    return (centred / (spread + EPSILON)).flatten()
+    spread = _spread(spread_of if scale == "group" else spread_of.view(1, -1))
+    return (centred / (spread + EPSILON)).flatten().nan_to_num(0.0)
+
+
+def _spread(rows: Tensor) -> Tensor:
+    """Return the standard deviation of what each row knows, shape (rows, 1)."""
+    known = (~rows.isnan()).sum(dim=1, keepdim=True)
+    squares = (rows - rows.nanmean(dim=1, keepdim=True)).square().nansum(dim=1, keepdim=True)
+    return (squares / (known - 1)).sqrt()
 
 
 def with_divergence(rewards: Tensor, policy: Tensor, reference: Tensor, mask: Tensor, beta: float) -> Tensor:

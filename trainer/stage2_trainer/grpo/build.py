@@ -19,6 +19,7 @@ from stage2_trainer.grpo.trl_arguments import grpo_arguments
 from stage2_trainer.process import training_arguments as arguments
 from stage2_trainer.process.policy import Policy, load_policy
 from stage2_trainer.process.qwen3_vl import ALIGNER, VIT, load_processor
+from stage2_trainer.rollouts.bad_samples import BadSamples
 from stage2_trainer.rollouts.build_servers import server_rollouts
 from stage2_trainer.rollouts.rollout_source import RolloutSource
 from stage2_trainer.telemetry.reproducibility import report_reproducibility
@@ -49,10 +50,12 @@ def build_trainer(config: RunConfig, data: RunRecords, context: RunContext, stac
         rlhf=rlhf,
         rewards=load_rewards(rlhf.reward_funcs, rlhf.resolved_weights),
         contract=task.contract,
-        rollouts=SharedRollouts(source, lambda index, text: task.chat(records[index], text), exchange),
+        rollouts=SharedRollouts(source, records, task.chat, exchange),
         rows=Rows(data.train, task),
         held_out=Rows(data.held_out, task, first=len(data.train)) if data.held_out else None,
         references=References(data.train, task, encoder, config.training.seed),
+        records=records,
+        bad=BadSamples(config.training.max_bad_samples, context.log),
         mixing=Mixing.from_config(config.custom.grpo.chord),
         part_rates={part: rate for part, rate in part_rates.items() if rate is not None},
         interrupt=context.interrupt,

@@ -13,6 +13,7 @@ from torch.nn.functional import pad
 
 from stage2_api.grpo import Chord
 from stage2_trainer.data.encode import Encoder
+from stage2_trainer.data.images import ImageError, source_fault
 from stage2_trainer.data.records import Record
 from stage2_trainer.grpo.task import Task
 
@@ -66,8 +67,23 @@ class References:
 
         Prompts are padded on the left, answers on the right, so that all answers begin in the same column.
         """
-        records = [self.records[self._index(micro_step * size + i, rank)] for i in range(size)]
-        return self._padded([self._encoded(record) for record in records])
+        return self._padded([self._readable(micro_step * size + i, rank) for i in range(size)])
+
+    def _readable(self, position: int, rank: int) -> tuple[Any, int]:
+        """Return the record at a place of the order; where its image cannot be read, the next one whose image can.
+
+        Raises:
+            ImageError: no record's image can be read.
+        """
+        fault: ImageError | None = None
+        for step in range(len(self.records)):
+            record = self.records[self._index(position + step, rank)]
+            try:
+                return self._encoded(record)
+            except ImageError as error:  # rollouts of this record set it aside by its name
+                fault = fault or source_fault(record.images) or error
+        assert fault is not None, "there are records"
+        raise fault
 
     def _index(self, position: int, rank: int) -> int:
         passes, place = divmod(position, len(self.records))

@@ -7,7 +7,7 @@ from typing import Any
 
 from datasets import Dataset
 
-from stage2_trainer.data.images import load_image
+from stage2_trainer.data.images import blank_image, load_image, source_fault
 from stage2_trainer.data.records import Record
 from stage2_trainer.grpo.task import Task
 
@@ -29,15 +29,21 @@ class Rows:
         return Dataset.from_dict({"index": list(range(len(self.records)))}).with_transform(self._rows)
 
     def row(self, index: int) -> dict[str, Any]:
-        """Return a row: TRL's prompt and images, and what rollouts and rewards need."""
+        """Return a row: TRL's prompt and images, and what rollouts and rewards need.
+
+        `fault` is None, or why the row's images cannot be read: then they are small grey ones.
+        """
         record = self.records[index]
         user_text = self.task.user_text(record, self.epoch)
+        fault = source_fault(record.images)
+        sources = record.images if fault is None else [blank_image()] * len(record.images)
         system = [{"role": "system", "content": self.task.system}] if self.task.system else []
         return {
             "index": self.first + index,
             "user_text": user_text,
             "prompt": [*system, {"role": "user", "content": user_text}],
-            "images": [load_image(source) for source in record.images],
+            "images": [load_image(source) for source in sources],
+            "fault": fault,
             "metadata": dict(record.metadata),
         }
 

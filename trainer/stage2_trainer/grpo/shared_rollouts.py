@@ -15,29 +15,31 @@ from typing import Any
 from torch import distributed, nn
 
 from stage2_api.errors import ConfigError, Problem
+from stage2_trainer.data.lazy import LazySequence
+from stage2_trainer.data.records import Record
 from stage2_trainer.process.ranks import gathered, rank, world_size
 from stage2_trainer.rollouts.rollout_source import GenerationRequest, RolloutSource
 from stage2_trainer.telemetry.stopwatch import Stopwatch
 from stage2_trainer.weights.errors import ProofError
 from stage2_trainer.weights.sync_report import SyncReport
 from stage2_trainer.wire.errors import ServerError
-from stage2_trainer.wire.rollout import Rollout, answers
+from stage2_trainer.wire.rollout import Outcome, Refused, Rollout
 
 PATIENCE = timedelta(days=7)
 PROMPT_PATH = "prompt_token_ids"
 
 Ask = tuple[int, str]  # a record by its position, and the text of the user's turn
-Chat = Callable[[int, str], list[dict[str, Any]]]
+Chat = Callable[[Record, str], list[dict[str, Any]]]
 
 
 @dataclass(frozen=True)
 class SharedBatch:
-    """This process's rollouts in the order in which it asked, and what the first process did for all.
+    """What came of this process's requests, in order, and what the first process did for all.
 
     tokens: of the answers to all processes.
     """
 
-    rollouts: list[Rollout]
+    outcomes: list[Outcome]
     sync: SyncReport | None
     seconds: dict[str, float]
     tokens: int
@@ -91,15 +93,21 @@ class ProcessExchange:
 
 
 class SharedRollouts:
-    """Rollouts of one source for all learner processes. `source` is that of the first process, None elsewhere."""
+    """Rollouts of one source for all learner processes. `source` is that of the first process, None elsewhere.
 
-    def __init__(self, source: RolloutSource | None, chat: Chat, exchange: ProcessExchange) -> None:
+    records: those that are asked about, held-out ones included. chat: the messages of one.
+    """
+
+    def __init__(
+        self, source: RolloutSource | None, records: Sequence[Record], chat: Chat, exchange: ProcessExchange
+    ) -> None:
         self._source = source
+        self._records = records
         self._chat = chat
         self._exchange = exchange
 
     def generate(self, model: nn.Module, asks: Sequence[Ask], *, global_step: int, micro_step: int) -> SharedBatch:
-        """Return a rollout for each ask of this process, made by the weights of `global_step`.
+        """Return what came of each ask of this process; rollouts are made by the weights of `global_step`.
 
         Raises, in all processes:
             ServerError, ProofError: what the first process met.
@@ -108,29 +116,41 @@ class SharedRollouts:
 
         def make() -> SharedBatch:
             assert self._source is not None, "the first process has one"
-            chats = [self._chat(index, text) for part in everyone for index, text in part]
-            stopwatch = Stopwatch()
-            batch = self._source.generate(GenerationRequest(model, chats, global_step, micro_step, stopwatch))
-            rollouts = answers(batch.rollouts)
-            tokens = sum(len(rollout.token_ids) for rollout in rollouts)
-            return SharedBatch(rollouts, batch.sync, stopwatch.seconds, tokens)
+            whole = [(self._records[index], text) for part in everyone for index, text in part]
+            chats = LazySequence(len(whole), lambda position: self._chat(*whole[position]))
+            images, stopwatch = [record.images for record, _ in whole], Stopwatch()
+            request = GenerationRequest(model, chats, global_step, micro_step, stopwatch, images=images)
+            batch = self._source.generate(request)
+            tokens = sum(len(one.token_ids) for one in batch.rollouts if isinstance(one, Rollout))
+            return SharedBatch([_sent(one) for one in batch.rollouts], batch.sync, stopwatch.seconds, tokens)
 
         whole: SharedBatch = self._exchange.from_first(make)
         start = sum(len(part) for part in everyone[: rank()])
-        return replace(whole, rollouts=whole.rollouts[start : start + len(asks)])
+        return replace(whole, outcomes=[_received(one) for one in whole.outcomes[start : start + len(asks)]])
 
-    def check_prompts(self, rollouts: Sequence[Rollout], prompt_ids: Sequence[Sequence[int]]) -> None:
+    def check_prompts(self, outcomes: Sequence[Outcome], prompt_ids: Sequence[Sequence[int]]) -> None:
         """Raise ConfigError, in all processes, when a server read a prompt of any of them as other ids."""
         problems = [
             Problem(
-                f"server {rollout.server} {PROMPT_PATH}",
-                f"{len(rollout.prompt_token_ids)} ids",
+                f"server {one.server} {PROMPT_PATH}",
+                f"{len(one.prompt_token_ids)} ids",
                 f"the learner reads the same prompt as {len(ids)} other ids",
                 "give server and learner the same model directory (tokenizer, chat template, pixel limits)",
             )
-            for rollout, ids in zip(rollouts, prompt_ids, strict=True)
-            if list(rollout.prompt_token_ids) != list(ids)
+            for one, ids in zip(outcomes, prompt_ids, strict=True)
+            if isinstance(one, Rollout) and list(one.prompt_token_ids) != list(ids)
         ]
         found: list[list[Problem]] = self._exchange.all(problems[:1])
         if any(found):
             raise ConfigError([problem for part in found for problem in part])
+
+
+def _sent(outcome: Outcome) -> Any:
+    """Return an outcome as it travels: the errors of requests have constructors of their own."""
+    if isinstance(outcome, Refused):
+        return _Failure(type(outcome.error).__name__, str(outcome.error))
+    return outcome
+
+
+def _received(sent: Any) -> Outcome:
+    return Refused(sent.error()) if isinstance(sent, _Failure) else sent

@@ -7,7 +7,8 @@ the divergence in the loss. What it would do with vLLM itself is replaced where 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -16,6 +17,8 @@ from torch import Tensor, nn
 from transformers import PrinterCallback, TrainerCallback
 
 from stage2_api.grpo import Rlhf
+from stage2_trainer.data.images import ImageError
+from stage2_trainer.data.records import Record
 from stage2_trainer.grpo.advantages import advantages, with_divergence
 from stage2_trainer.grpo.chord import Mixing, References, supervised_loss
 from stage2_trainer.grpo.dataset import Rows
@@ -27,11 +30,12 @@ from stage2_trainer.process.finite_steps import FiniteSteps
 from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.process.qwen3_vl import split_learning_rates
 from stage2_trainer.process.ranks import gathered, peak_bytes, rank
+from stage2_trainer.rollouts.bad_samples import BadSample, BadSamples
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import EventLog, JsonLines
 from stage2_trainer.telemetry.step_time import StepTime
 from stage2_trainer.telemetry.timeline import TIMELINE
-from stage2_trainer.wire.rollout import Rollout
+from stage2_trainer.wire.rollout import Outcome, Refused, Rollout
 
 _SPEED = "rollout/gen_tokens_per_s"
 _IMAGE_INPUTS = ("pixel_values", "image_grid_thw", "num_images", "mm_token_type_ids")
@@ -41,6 +45,7 @@ _IMAGE_INPUTS = ("pixel_values", "image_grid_thw", "num_images", "mm_token_type_
 class GrpoComponents:
     """The components of a GRPO trainer, beside what TRL's takes.
 
+    records: all of the run, by the numbers that rows have. bad: those that are set aside.
     mixing, references: of CHORD; mixing None: rollouts alone are learnt. part_rates: learning rates of parts of the
     model (llm, vit, aligner) that have their own.
     """
@@ -51,6 +56,8 @@ class GrpoComponents:
     rollouts: SharedRollouts
     rows: Rows
     held_out: Rows | None
+    records: Sequence[Record]
+    bad: BadSamples
     references: References
     mixing: Mixing | None
     part_rates: Mapping[str, float]
@@ -80,10 +87,21 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
         self.components = components
         self._policy = model
         self._asks: list[tuple[int, str]] = []
-        self._answers: list[Rollout] = []
+        self._faults: list[ImageError | None] = []
+        self._outcomes: list[Outcome] = []
         self._scores = torch.empty(0)
         self._evaluations = 0
         self._trained: float | None = None  # since when the step's last gradient is there
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Train to the end, and go on counting the samples that an earlier start has set aside."""
+        if isinstance(resume_from_checkpoint, str):
+            self.components.bad.load(Path(resume_from_checkpoint))
+        return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def save_beside(self, checkpoint: Path) -> None:
+        """Write the samples that were set aside."""
+        self.components.bad.save(checkpoint, before=self.state.global_step)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """Create the optimizer, with learning rates of their own for the parts that have one."""
@@ -123,11 +141,13 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         self._asks = [(row["index"], row["user_text"]) for row in inputs]
+        self._faults = [row["fault"] for row in inputs]
         rlhf = self.components.rlhf
         with TIMELINE.measure("score"):
             output: dict[str, Any] = super()._generate_and_score_completions(inputs)
             if rlhf.advantage_estimator != "grpo" or rlhf.kl_in_reward:
                 output["advantages"] = self._advantages(output)
+            self._leave_out_bad(output)
         with TIMELINE.measure("log"):
             self._write_rollouts(output["advantages"])
         return output
@@ -135,7 +155,10 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
     def _generate_single_turn(
         self, prompt_ids: Any, images: Any, multimodal_fields: Any, num_generations: int, *args: Any, **kwargs: Any
     ) -> tuple[list[list[int]], None]:
-        """Return the answers' ids from the rollout server, for prompts that it must read as the learner does."""
+        """Return the answers' ids from the rollout server, for prompts that it must read as the learner does.
+
+        A request that came to nothing has an empty answer (its end-of-turn token), of which nothing is learnt.
+        """
         with (
             torch.no_grad(),
             TIMELINE.measure("wait"),
@@ -143,10 +166,41 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
             found = self.components.rollouts.generate(
                 self._policy, self._asks, global_step=self.state.global_step, micro_step=self._micro_step()
             )
-        self.components.rollouts.check_prompts(found.rollouts, prompt_ids)
-        self._answers = [replace(one, token_ids=self._without_images(one.token_ids)) for one in found.rollouts]
+        pairs = zip(self._faults, found.outcomes, strict=True)
+        self._outcomes = [one if fault is None else Refused(fault) for fault, one in pairs]
+        self._set_aside()
+        self.components.rollouts.check_prompts(self._outcomes, prompt_ids)
         self._note(found)
-        return [one.token_ids for one in self._answers], None
+        empty = self.components.references.encoder.end_of_turn_ids[:1]
+        return [
+            self._without_images(one.token_ids) if isinstance(one, Rollout) else list(empty) for one in self._outcomes
+        ], None
+
+    def _set_aside(self) -> None:
+        """Name and count the samples whose requests came to nothing; in the words of section 18 they are bad."""
+        found: dict[int, BadSample] = {}
+        for (index, _), one in zip(self._asks, self._outcomes, strict=True):
+            if isinstance(one, Refused):
+                record = self.components.records[index]
+                found.setdefault(index, BadSample.of(record.sample_id, record.images, one.error))
+        step, bad = self.state.global_step, list(found.values())
+        if self._policy.training:
+            self.components.bad.note(bad, step=step, of=len({index for index, _ in self._asks}))
+            self._metrics["train"]["bad_samples"].append(float(sum(gathered(len(bad)))))
+        else:
+            held_out = self.components.held_out
+            of = len(held_out.records) if held_out else 0
+            self._metrics["eval"]["bad_samples"].append(float(self.components.bad.note_held_out(bad, step=step, of=of)))
+
+    def _is_bad(self) -> list[bool]:
+        return [isinstance(one, Refused) for one in self._outcomes]
+
+    def _leave_out_bad(self, output: dict[str, Any]) -> None:
+        """Take what stands for bad samples out of the loss, and out of the tokens that it is divided by."""
+        bad = torch.tensor(self._is_bad(), device=output["advantages"].device)
+        output["advantages"] = output["advantages"].masked_fill(bad, 0.0)
+        output["completion_mask"] = output["completion_mask"].masked_fill(bad.unsqueeze(1), 0)
+        output["num_items_in_batch"] = self.accelerator.gather(output["completion_mask"].sum()).sum()
 
     def _without_images(self, ids: list[int]) -> list[int]:
         """Return an answer up to the first image token: no pixels belong to one that was made up.
@@ -176,7 +230,10 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
             self._metrics[mode]["sync/version"].append(float(found.sync.version))
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
-        self._scores = super()._calculate_rewards(*args, **kwargs)
+        """Return every process's rewards, NaN for bad samples: TRL leaves those out of baselines and figures."""
+        scores: Tensor = super()._calculate_rewards(*args, **kwargs)
+        bad = torch.tensor([one for share in gathered(self._is_bad()) for one in share], device=scores.device)
+        self._scores = scores.masked_fill(bad.unsqueeze(1), float("nan"))
         return self._scores
 
     def _advantages(self, output: Mapping[str, Any]) -> Tensor:
@@ -251,15 +308,17 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
     def _write_rollouts(self, found: Tensor) -> None:
         """Write down what was answered, and what each reward said to it."""
         part = "train" if self._policy.training else "held-out"
-        scores = self._scores[self.accelerator.process_index * len(self._answers) :].tolist()
+        scores = self._scores[self.accelerator.process_index * len(self._outcomes) :].tolist()
         names = self.reward_func_names
-        for (index, _), answer, own, advantage in zip(self._asks, self._answers, scores, found.tolist(), strict=False):
+        for (index, _), answer, own, advantage in zip(self._asks, self._outcomes, scores, found.tolist(), strict=False):
+            if isinstance(answer, Refused):
+                continue
             document = {
                 "event": "rollout",
                 "part": part,
                 "step": self.state.global_step,
                 "record": index,
-                "answer": self._tokenizer.decode(answer.token_ids, skip_special_tokens=True),
+                "answer": self._tokenizer.decode(self._without_images(answer.token_ids), skip_special_tokens=True),
                 "rewards": dict(zip(names, own, strict=True)),
                 "advantage": advantage,
                 "server": answer.server,

@@ -16,7 +16,6 @@ from stage2_trainer.data.messages import Prompts, record_fault
 from stage2_trainer.data.prompt_cache import GIB, PromptCache
 from stage2_trainer.data.records import Record
 from stage2_trainer.data.run_records import RunRecords
-from stage2_trainer.learner.bad_samples import BadSamples
 from stage2_trainer.learner.desc_monitor import DescriptionAgreement
 from stage2_trainer.learner.estep import EStep
 from stage2_trainer.learner.evaluate import Evaluation
@@ -45,6 +44,7 @@ from stage2_trainer.process.policy import Policy, load_policy
 from stage2_trainer.process.qwen3_vl import ALIGNER, VIT, coord_vocab, load_processor
 from stage2_trainer.process.ranks import world_size
 from stage2_trainer.process.supported import in_process
+from stage2_trainer.rollouts.bad_samples import BadSamples
 from stage2_trainer.rollouts.build_in_process import TrainingState, local_rollouts, make_training_state
 from stage2_trainer.rollouts.build_servers import server_rollouts, training_rollouts
 from stage2_trainer.rollouts.pipeline import PipelinedRollouts

@@ -11,7 +11,6 @@ from torch import nn
 from stage2_trainer.data.encode import Prompt
 from stage2_trainer.data.images import BLANK_SIDE, blank_image
 from stage2_trainer.data.records import Record
-from stage2_trainer.learner.bad_samples import BadSample
 from stage2_trainer.learner.matcher import Matched, with_origin
 from stage2_trainer.learner.overlong import OverlongRule
 from stage2_trainer.learner.padding_free_batch import Segment, place
@@ -20,6 +19,7 @@ from stage2_trainer.learner.sample_tools import SampleTools
 from stage2_trainer.learner.step_segments import SegmentWork, StepSegments
 from stage2_trainer.matching import segment_meta, unsupervised_meta
 from stage2_trainer.process.qwen3_vl import rope_model
+from stage2_trainer.rollouts.bad_samples import BadSample
 from stage2_trainer.rollouts.pipeline import PipelinedRollouts
 from stage2_trainer.rollouts.rollout_source import RolloutSource
 from stage2_trainer.telemetry.stopwatch import Stopwatch

@@ -12,11 +12,11 @@ from stage2_trainer.data.images import ImageError
 from stage2_trainer.data.lazy import LazySequence
 from stage2_trainer.data.records import Record
 from stage2_trainer.learner.answer_metrics import answer_metrics
-from stage2_trainer.learner.bad_samples import BadSample
 from stage2_trainer.learner.matcher import Matched, with_origin
 from stage2_trainer.learner.rollout_metrics import evaluation_metrics, sample_stats
 from stage2_trainer.learner.sample_tools import SampleTools
 from stage2_trainer.process.ranks import gathered, rank, world_size
+from stage2_trainer.rollouts.bad_samples import BadSample
 from stage2_trainer.rollouts.rollout_source import GenerationRequest, RolloutSource
 from stage2_trainer.scores.answer_text import answer_of
 from stage2_trainer.telemetry.stopwatch import Stopwatch

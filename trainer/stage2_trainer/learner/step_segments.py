@@ -19,10 +19,10 @@ from stage2_trainer.data.encode import Prompt
 from stage2_trainer.data.images import ImageError
 from stage2_trainer.data.lazy import LazySequence
 from stage2_trainer.data.records import Record
-from stage2_trainer.learner.bad_samples import BadSample
 from stage2_trainer.learner.matcher import Matched
 from stage2_trainer.learner.overlong import OverlongError
 from stage2_trainer.learner.padding_free_batch import Segment
+from stage2_trainer.rollouts.bad_samples import BadSample
 from stage2_trainer.rollouts.rollout_source import GenerationRequest, PendingRollouts, RolloutBatch
 from stage2_trainer.telemetry.stopwatch import Stopwatch
 from stage2_trainer.weights.sync_report import SyncReport

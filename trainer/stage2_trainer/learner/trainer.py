@@ -22,7 +22,6 @@ from torch.utils.data import DataLoader, SequentialSampler
 from transformers import PrinterCallback
 
 from stage2_trainer.data.prompt_cache import PromptCache
-from stage2_trainer.learner.bad_samples import BadSamples
 from stage2_trainer.learner.dataloader import as_list, train_dataloader
 from stage2_trainer.learner.early_gradients import EarlyGradients, early_gradients
 from stage2_trainer.learner.estep import EStep
@@ -46,6 +45,7 @@ from stage2_trainer.process.finite_steps import FiniteSteps
 from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.process.qwen3_vl import output_table, rope_model, split_learning_rates
 from stage2_trainer.process.ranks import gathered, memory_bytes, peak_bytes, rank, world_size
+from stage2_trainer.rollouts.bad_samples import BadSamples
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import EventLog
 from stage2_trainer.telemetry.timeline import TIMELINE

@@ -20,6 +20,7 @@ from stage2_trainer.grpo.task import Task, record_rules
 from stage2_trainer.grpo.trainer import GrpoComponents, GrpoTrainer
 from stage2_trainer.grpo.trl_arguments import grpo_arguments
 from stage2_trainer.process.interrupt import Interrupt
+from stage2_trainer.rollouts.bad_samples import BadSamples
 from stage2_trainer.rollouts.rollout_source import GenerationRequest, RolloutBatch
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import JsonLines, RunLog
@@ -135,10 +136,12 @@ def build(folder: Any, run: RunConfig, model: Any, encoder: Encoder, source: Any
         rlhf=rlhf,
         rewards=load_rewards(rlhf.reward_funcs, rlhf.resolved_weights),
         contract=task.contract,
-        rollouts=SharedRollouts(source, lambda index, text: task.chat(records[index], text), ProcessExchange()),
+        rollouts=SharedRollouts(source, records, task.chat, ProcessExchange()),
         rows=Rows(records, task),
         held_out=None,
         references=References(records, task, encoder, run.training.seed),
+        records=records,
+        bad=BadSamples(run.training.max_bad_samples, log),
         mixing=Mixing.from_config(run.custom.grpo.chord),
         part_rates={},
         interrupt=Interrupt(),

@@ -240,5 +240,8 @@ def test_an_answer_is_cut_before_an_image_token_that_the_model_made_up(folder, s
     trainer = harness.build(folder, harness.config(folder), model, encoder, source, stack)
     model.train()
     found = trainer._generate_and_score_completions([trainer.components.rows.row(i) for i in (0, 0, 1, 1)])
-    assert [answer.token_ids for answer in trainer._answers[:2]] == [[50, 60], encoder.end_of_turn_ids[:1]]
+    kept = [
+        ids[there.bool()].tolist() for ids, there in zip(found["completion_ids"], found["completion_mask"], strict=True)
+    ]
+    assert kept[:2] == [[50, 60], encoder.end_of_turn_ids[:1]]
     assert not (found["completion_ids"] == image).any()

@@ -18,7 +18,6 @@ from stage2_trainer.data.images import ImageError
 from stage2_trainer.data.messages import Prompts, record_fault
 from stage2_trainer.data.prompt_cache import PromptCache
 from stage2_trainer.data.records import Record
-from stage2_trainer.learner.bad_samples import BadSamples
 from stage2_trainer.learner.estep import EStep
 from stage2_trainer.learner.evaluate import Evaluation
 from stage2_trainer.learner.loss import LossOptions
@@ -32,6 +31,7 @@ from stage2_trainer.learner.supervised_step import NoRollouts, SupervisedEStep
 from stage2_trainer.learner.trainer import RolloutMatchingTrainer, TrainerComponents
 from stage2_trainer.matching import CoordVocab, GTObject, MatchOptions, ground_truth, serialize_objects
 from stage2_trainer.process.interrupt import Interrupt
+from stage2_trainer.rollouts.bad_samples import BadSamples
 from stage2_trainer.rollouts.pipeline import PipelinedRollouts
 from stage2_trainer.rollouts.readable_requests import readable
 from stage2_trainer.rollouts.synced_rollouts import SyncedRollouts

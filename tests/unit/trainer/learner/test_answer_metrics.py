@@ -8,12 +8,12 @@ from stage2_cli.html_report.held_out_rollouts import read_evaluations
 from stage2_trainer.data.prompt_cache import PromptCache
 from stage2_trainer.data.records import load_records
 from stage2_trainer.learner.answer_metrics import METRICS, answer_metrics
-from stage2_trainer.learner.bad_samples import BadSamples
 from stage2_trainer.learner.evaluate import Evaluation
 from stage2_trainer.learner.matcher import Matcher
 from stage2_trainer.learner.rollout_listeners import log_held_out_rollouts
 from stage2_trainer.learner.sample_tools import SampleTools
 from stage2_trainer.matching import CoordVocab, GTObject, MatchOptions, serialize_objects
+from stage2_trainer.rollouts.bad_samples import BadSamples
 from stage2_trainer.scores.answer_scores import AnswerScores
 from stage2_trainer.scores.rollout_file import Rollouts, places_in, read_rollouts
 from stage2_trainer.scores.scored_image import scored_images

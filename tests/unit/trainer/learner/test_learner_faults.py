@@ -17,13 +17,13 @@ from transformers import TrainerCallback
 from stage2_api.errors import EXIT_CONFIG, EXIT_FAILURE, EXIT_RETRYABLE
 from stage2_trainer import main
 from stage2_trainer.data.images import ImageError
-from stage2_trainer.learner.bad_samples import FILE
-from stage2_trainer.learner.errors import BadStepError
 from stage2_trainer.learner.overlong import OverlongRule
 from stage2_trainer.learner.row_planner import PackedRowPlanner, StepRowPlanner
 from stage2_trainer.matching import GTObject, serialize_objects
 from stage2_trainer.packing import PackingError
 from stage2_trainer.process.checkpoints import newest_whole
+from stage2_trainer.rollouts.bad_samples import FILE
+from stage2_trainer.rollouts.errors import BadStepError
 from tests.unit.trainer.learner.configs import run_config
 from tests.unit.trainer.learner.harness import box, perfect, record
 

@@ -12,7 +12,7 @@ import pytest
 from stage2_api.errors import EXIT_RETRYABLE
 from stage2_trainer import main
 from stage2_trainer.data.images import ImageError
-from stage2_trainer.learner.errors import BadStepError
+from stage2_trainer.rollouts.errors import BadStepError
 from stage2_trainer.rollouts.http import ServerBackend
 from stage2_trainer.rollouts.swift import SwiftBackend
 from stage2_trainer.telemetry.timeline import TIMELINE

@@ -15,8 +15,8 @@ from typing import Any
 
 from stage2_api.errors import Problem
 from stage2_trainer.data.images import ImageError, source_fault
-from stage2_trainer.learner.errors import BadStepError, TooManyBadSamples
 from stage2_trainer.process.ranks import gathered, rank
+from stage2_trainer.rollouts.errors import BadStepError, TooManyBadSamples
 from stage2_trainer.telemetry.run_log import EventLog
 
 logger = logging.getLogger(__name__)

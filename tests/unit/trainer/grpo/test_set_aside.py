@@ -1,0 +1,138 @@
+"""Bad samples of a GRPO run: each costs itself, is named and counted, and moves no figure of the others."""
+
+import json
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from stage2_trainer.data.images import ImageError
+from stage2_trainer.data.lazy import LazySequence
+from stage2_trainer.rollouts.errors import BadStepError, TooManyBadSamples
+from stage2_trainer.rollouts.readable_requests import readable
+from stage2_trainer.wire.errors import ServerError
+from stage2_trainer.wire.rollout import Refused, RolloutRequest
+from tests.unit.trainer.grpo import harness
+from tests.unit.trainer.grpo.test_trainer import answers, gradient
+
+pytestmark = pytest.mark.timeout(300)
+BY_TOKENS = {"rlhf": {"loss_type": "dapo"}}  # a mean over tokens: those of others show at once
+
+
+class Refusing(harness.Scripted):
+    """Refuses the requests at some places."""
+
+    def __init__(self, encoder, script, places):
+        super().__init__(encoder, script)
+        self.places = places
+
+    def generate(self, request):
+        found = super().generate(request)
+        error = ServerError("http://s", "rollout", "the prompt is too long", status=400)
+        for place in self.places:
+            found.rollouts[place] = Refused(error)
+        return found
+
+
+class Reading(harness.Scripted):
+    """Refuses what cannot be read, as every source does."""
+
+    def generate(self, request):
+        asked = LazySequence(len(request.chats), lambda index: RolloutRequest(list(request.chats[index])))
+        looked_at = [readable(asked, index) for index in range(len(asked))]
+        good = [one.messages for one in looked_at if isinstance(one, RolloutRequest)]
+        made = iter(super().generate(replace(request, chats=good)).rollouts)
+        outcomes = [one if isinstance(one, Refused) else next(made) for one in looked_at]
+        return harness.RolloutBatch(outcomes, None, request.seeds(0))
+
+
+@pytest.fixture
+def stack():
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def folder(tmp_path, image_paths):
+    harness.write_records(tmp_path, image_paths[:2])
+    return tmp_path
+
+
+def build(folder, stack, model, encoder, source, *patches):
+    model.train()
+    trainer = harness.build(folder, harness.config(folder, *patches), model, encoder, source, stack)
+    trainer.current_gradient_accumulation_steps = 1
+    return trainer
+
+
+def scored(trainer, *indices):
+    return trainer._generate_and_score_completions([trainer.components.rows.row(i) for i in indices])
+
+
+def noted(folder):
+    lines = [json.loads(line) for line in (folder / "stage2_log.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["event"] == "bad_sample"]
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "rloo", "reinforce_plus_plus"])
+def test_a_refused_prompt_moves_nothing_of_the_others(folder, stack, model, encoder, estimator):
+    script = answers(encoder)
+    patches = BY_TOKENS, {"rlhf": {"advantage_estimator": estimator}}
+    alone = build(folder, stack, model, encoder, harness.Scripted(encoder, script), *patches)
+    alone.num_generations = 2
+    expected = scored(alone, 0, 0)
+    trainer = build(folder, stack, model, encoder, Refusing(encoder, script, (2, 3)), *patches)
+    found = scored(trainer, 0, 0, 1, 1)
+    assert expected["advantages"].abs().min() > 0
+    torch.testing.assert_close(found["advantages"], torch.cat([expected["advantages"], torch.zeros(2)]))
+    assert found["completion_mask"][2:].sum() == 0
+    losses = alone._compute_loss(model, expected), trainer._compute_loss(model, found)
+    torch.testing.assert_close(gradient(losses[1], model), gradient(losses[0], model))
+    assert gradient(losses[0], model).norm() > 0
+    assert trainer._metrics["train"]["reward"] == alone._metrics["train"]["reward"]
+    assert trainer._metrics["train"]["bad_samples"] == [1.0]
+    (line,) = noted(folder)
+    assert (line["sample_id"], line["step"]) == (trainer.components.records[1].sample_id, 0)
+    assert "too long" in line["reason"]
+
+
+def test_an_image_that_cannot_be_read_is_named_and_the_run_goes_on(folder, stack, model, encoder, image_paths):
+    cut_off = folder / "cut-off.png"
+    cut_off.write_bytes(Path(image_paths[1]).read_bytes()[:60])
+    harness.write_records(folder, [image_paths[0], cut_off])
+    saves = {"training": {"save_strategy": "steps", "save_steps": 1, "max_steps": 2}}
+    trainer = build(folder, stack, model, encoder, Reading(encoder, answers(encoder)), saves)
+    trainer.train()
+    assert trainer.state.global_step == 2
+    assert {line["image"] for line in noted(folder)} == {str(cut_off)}
+    assert trainer.components.bad.total == 1
+    kept = json.loads((folder / "out" / "checkpoint-2" / "bad_samples.json").read_text())
+    assert [one["image"] for one in kept] == [str(cut_off)]
+
+
+def test_with_one_sample_too_many_the_run_ends_with_its_name(folder, stack, model, encoder):
+    none = {"training": {"max_bad_samples": 0}}
+    trainer = build(folder, stack, model, encoder, Refusing(encoder, answers(encoder), (2, 3)), none)
+    with pytest.raises((TooManyBadSamples, ServerError), match="too long"):
+        trainer.train()
+
+
+def test_a_step_of_bad_samples_alone_ends_the_run(folder, stack, model, encoder):
+    trainer = build(folder, stack, model, encoder, Refusing(encoder, answers(encoder), (0, 1, 2, 3)))
+    with pytest.raises(BadStepError, match="all 2 samples"):
+        trainer.train()
+
+
+def test_chord_takes_the_next_reference_where_an_image_cannot_be_read(folder, stack, model, encoder, image_paths):
+    cut_off = folder / "cut-off.png"
+    cut_off.write_bytes(b"")
+    harness.write_records(folder, [image_paths[0], cut_off])
+    trainer = build(folder, stack, model, encoder, harness.Scripted(encoder, answers(encoder)))
+    inputs, _ = trainer.components.references.batch(0, 2, 0)
+    assert torch.equal(inputs["input_ids"][0], inputs["input_ids"][1])
+    harness.write_records(folder, [cut_off])
+    trainer = build(folder, stack, model, encoder, harness.Scripted(encoder, answers(encoder)))
+    with pytest.raises(ImageError, match="cut-off"):
+        trainer.components.references.batch(0, 1, 0)

@@ -1,0 +1,16 @@
+"""The errors of runs that bad samples end; a module of its own: what reads them must not wait for torch."""
+
+from __future__ import annotations
+
+from stage2_api.errors import ConfigError
+
+
+class TooManyBadSamples(ConfigError):
+    """More samples were set aside than a person allows. All learner processes meet it."""
+
+
+class BadStepError(RuntimeError):
+    """All samples of a step, or of an evaluation, were set aside: the fault is not theirs. All processes meet it.
+
+    A lost mount comes back: another start goes on from the last whole step.
+    """
