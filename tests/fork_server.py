@@ -88,6 +88,7 @@ def become(
             if number > 2 and number not in kept:
                 with contextlib.suppress(OSError):  # the listing's own
                     os.close(number)
+        gc.freeze()  # what was imported: no collection need look at it, or copy its pages
         gc.enable()  # subprocess turns it off around its fork
         _forget_handlers()
         if first is not None:

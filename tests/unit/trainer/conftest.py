@@ -5,6 +5,7 @@ Heavy libraries are imported where they are used: rooms beside the learner's are
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -32,12 +33,19 @@ def encoder(processor):
     return Encoder(processor)
 
 
-@pytest.fixture
-def model(model_path):
+@pytest.fixture(scope="session")
+def loaded_model(model_path):
+    """The tiny model as it is on disk, which nobody may change."""
     import torch
     from transformers import Qwen3VLForConditionalGeneration
 
     return Qwen3VLForConditionalGeneration.from_pretrained(model_path, dtype=torch.float32)
+
+
+@pytest.fixture
+def model(loaded_model):
+    """The tiny model, a copy for each test."""
+    return copy.deepcopy(loaded_model)
 
 
 @pytest.fixture(scope="session")

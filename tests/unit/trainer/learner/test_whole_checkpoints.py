@@ -3,6 +3,7 @@
 Saves that are cut off: test_cut_off_saves.
 """
 
+import copy
 import json
 import os
 import random
@@ -26,13 +27,26 @@ def records(image_paths):
     return [record(image_paths[0], 0, object_1=box("red box", 0, 0, 100, 100))]
 
 
-@pytest.fixture
-def saved(tmp_path, model, encoder, records):
-    """A trainer after its second step, and the folder with the checkpoint of its first one."""
-    folder = tmp_path / "run"
-    harness = build(folder, model, encoder, records, max_steps=1)
+@pytest.fixture(scope="module")
+def first_step(tmp_path_factory, loaded_model, encoder, image_paths):
+    """A folder with the checkpoint of a first step, which nobody may change."""
+    folder = tmp_path_factory.mktemp("first-step")
+    one = record(image_paths[0], 0, object_1=box("red box", 0, 0, 100, 100))
+    harness = build(folder, copy.deepcopy(loaded_model), encoder, [one], max_steps=1)
     harness.trainer.train()
     harness.trainer.save_progress()
+    return folder
+
+
+@pytest.fixture
+def folder(first_step, tmp_path):
+    """A folder with that checkpoint."""
+    return shutil.copytree(first_step, tmp_path / "run")
+
+
+@pytest.fixture
+def saved(folder, model, encoder, records):
+    """A trainer after its second step, and the folder with the checkpoint of its first one."""
     again = build(folder, model, encoder, records, max_steps=2, save_total_limit=1)
     again.trainer.train(resume_from_checkpoint=str(folder / "checkpoint-1"))
     assert [one.name for one in folder.glob("checkpoint-*")] == ["checkpoint-1"]
@@ -84,8 +98,7 @@ def test_wherever_the_disk_is_full_the_run_says_so_and_loses_nothing(saved, tmp_
         assert not (copy / UNFINISHED).exists()
 
 
-def test_a_checkpoint_that_was_cut_off_elsewhere_is_passed_over_and_said(saved, caplog):
-    _, folder = saved
+def test_a_checkpoint_that_was_cut_off_elsewhere_is_passed_over_and_said(folder, caplog):
     newer = shutil.copytree(folder / "checkpoint-1", folder / "checkpoint-7")
     (newer / "optimizer.pt").write_bytes((newer / "optimizer.pt").read_bytes()[:-100])
     assert newest_whole(folder).name == "checkpoint-1"
@@ -93,8 +106,7 @@ def test_a_checkpoint_that_was_cut_off_elsewhere_is_passed_over_and_said(saved, 
     assert "optimizer.pt" in caplog.text
 
 
-def test_a_run_that_goes_on_from_an_older_checkpoint_keeps_what_it_writes(saved, model, encoder, records):
-    _, folder = saved
+def test_a_run_that_goes_on_from_an_older_checkpoint_keeps_what_it_writes(folder, model, encoder, records):
     shutil.copytree(folder / "checkpoint-1", folder / "checkpoint-9")
     os.utime(folder / "checkpoint-9", (1, 1))  # it was there before
     again = build(folder, model, encoder, records, max_steps=2, save_total_limit=1)
@@ -105,8 +117,7 @@ def test_a_run_that_goes_on_from_an_older_checkpoint_keeps_what_it_writes(saved,
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "model.safetensors", "trainer_state.json", "rng_state.pth"])
 @pytest.mark.parametrize("listed", [True, False])
-def test_each_file_that_is_cut_off_is_found_with_a_list_of_files_and_without(saved, name, listed):
-    _, folder = saved
+def test_each_file_that_is_cut_off_is_found_with_a_list_of_files_and_without(folder, name, listed):
     checkpoint = folder / "checkpoint-1"
     assert flaw_of(checkpoint) is None
     if not listed:
@@ -116,8 +127,7 @@ def test_each_file_that_is_cut_off_is_found_with_a_list_of_files_and_without(sav
     assert flaw_of(checkpoint) is not None
 
 
-def test_a_missing_file_is_found(saved):
-    _, folder = saved
+def test_a_missing_file_is_found(folder):
     (folder / "checkpoint-1" / "scheduler.pt").unlink()
     assert "scheduler.pt" in flaw_of(folder / "checkpoint-1")
 
@@ -150,8 +160,7 @@ def test_a_disk_that_will_not_hold_the_next_one_is_said_beforehand(saved, monkey
 
 
 @pytest.mark.parametrize(("max_steps", "epochs", "step"), [(1, 3.0, 1), (2, 3.0, None), (-1, 1.0, 1), (-1, 2.0, None)])
-def test_a_run_that_has_ended_is_known_by_its_last_checkpoint(saved, max_steps, epochs, step):
-    _, folder = saved
+def test_a_run_that_has_ended_is_known_by_its_last_checkpoint(folder, max_steps, epochs, step):
     assert ends_training(folder / "checkpoint-1", max_steps=max_steps, epochs=epochs) == step
 
 
