@@ -14,7 +14,7 @@ from stage2_api.extends import resolve_extends
 from stage2_api.job import RolloutMatchingJob
 from stage2_api.parsing import parse_job, parse_run_config
 from stage2_api.runconfig import RunConfig
-from stage2_cli.bounded_yaml import UnreadableYaml, read_documents
+from stage2_trainer.data.bounded_yaml import UnreadableYaml, read_documents
 
 
 def load_documents(path: Path) -> list[dict[str, Any]]:

@@ -91,11 +91,11 @@ def voc(  # noqa: PLR0913 - one parameter for each option
     limit: Limit = None,
     max_objects: MaxObjects = None,
 ) -> None:
-    """Make records of Pascal VOC's XML files."""
+    """Make records of Pascal VOC's XML files: boxes, or the masks of SegmentationObject as polygons."""
     from stage2_cli.importing import import_voc
     from stage2_trainer.prepare.voc import VocChoice
 
-    what = VocChoice(split, difficult=difficult, from_zero=from_zero)
+    what = VocChoice(split, difficult=difficult, from_zero=from_zero, masks=geometry == "poly")
     raise typer.Exit(import_voc(folder, what, output, _choice(geometry, order, classes, limit, max_objects)))
 
 

@@ -5,22 +5,33 @@ Format: http://host.robots.ox.ac.uk/pascal/VOC/voc2012/devkit_doc.pdf, section 1
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from glob import escape
 from pathlib import Path
 from xml.etree import ElementTree
 
-from stage2_trainer.prepare.annotated_image import AnnotatedImage, AnnotatedObject, AnnotatedSet, LeftOut, Tally
+from stage2_trainer.prepare.annotated_image import (
+    AnnotatedImage,
+    AnnotatedObject,
+    AnnotatedSet,
+    LeftOut,
+    Outline,
+    Tally,
+)
 from stage2_trainer.prepare.annotation_values import IMAGE_ENDINGS, Box, four_numbers, refused
+from stage2_trainer.prepare.instance_mask import outlines_by_number
 
 ANNOTATIONS, IMAGES, SPLITS = "Annotations", "JPEGImages", Path("ImageSets", "Main")
+MASKS = "SegmentationObject"
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
 NO_ANNOTATION = "its annotation file is missing"
 BROKEN_ANNOTATION = "its annotation file cannot be read"
 NO_NAME = "it has no name"
 DIFFICULT = "it is marked as difficult: VOC counts it neither as found nor as missed (--difficult keeps it)"
+BROKEN_MASK = "its mask of SegmentationObject cannot be read: its objects have boxes alone"
+OTHER_MASK = "its mask of SegmentationObject has another size than its annotation says: its objects have boxes alone"
 FROM_ZERO = "a box has a coordinate below 1, where VOC's pixels begin; if they begin at 0 here, give --from-zero"
 
 
@@ -29,12 +40,14 @@ class VocChoice:
     """What is read of a VOC folder.
 
     split: a list of ImageSets/Main; None reads all annotation files. difficult: objects that are marked so are kept.
+    masks: outlines are read of SegmentationObject, where an image has such a file.
     from_zero: boxes are distances from the image's edge, not numbers of its first and last pixel, counted from 1.
     """
 
     split: str | None = None
     difficult: bool = False
     from_zero: bool = False
+    masks: bool = False
 
 
 def read_voc(folder: Path, choice: VocChoice, tally: Tally) -> AnnotatedSet:
@@ -77,8 +90,23 @@ def _image(file: Path, images: Path, choice: VocChoice, tally: Tally) -> Annotat
         raise LeftOut(BROKEN_ANNOTATION) from error
     if root.tag != "annotation":
         raise LeftOut(BROKEN_ANNOTATION)
-    objects = list(_objects(root.findall("object"), choice, tally, file.stem))
-    return AnnotatedImage(file.stem, _image_file(root, images, file.stem), _size(root), objects)
+    size, mask = _size(root), images.parent / MASKS / f"{file.stem}.png"
+    outlines = _outlines(mask, size, tally) if choice.masks and mask.exists() else {}
+    objects = list(_objects(root.findall("object"), choice, tally, file.stem, outlines))
+    return AnnotatedImage(file.stem, _image_file(root, images, file.stem), size, objects)
+
+
+def _outlines(mask: Path, size: tuple[int, int] | None, tally: Tally) -> Mapping[int, Sequence[Outline]]:
+    """Return the outlines of a mask's objects, numbered from 1 in the order of the annotation file's."""
+    try:
+        found_size, outlines = outlines_by_number(mask)
+    except (OSError, ValueError, SyntaxError):  # what is broken makes Pillow's decoders raise one of them
+        tally.change(BROKEN_MASK, mask.stem)
+        return {}
+    if size is not None and size != found_size:
+        tally.change(OTHER_MASK, mask.stem)
+        return {}
+    return outlines
 
 
 def _image_file(root: ElementTree.Element, images: Path, stem: str) -> Path:
@@ -102,11 +130,15 @@ def _size(root: ElementTree.Element) -> tuple[int, int] | None:
 
 
 def _objects(
-    elements: Sequence[ElementTree.Element], choice: VocChoice, tally: Tally, name: str
+    elements: Sequence[ElementTree.Element],
+    choice: VocChoice,
+    tally: Tally,
+    name: str,
+    outlines: Mapping[int, Sequence[Outline]],
 ) -> Iterator[AnnotatedObject]:
-    for element in elements:
+    for number, element in enumerate(elements, start=1):
         try:
-            yield _object(element, choice, tally, name)
+            yield replace(_object(element, choice, tally, name), outlines=outlines.get(number, ()))
         except LeftOut as left_out:
             tally.leave_out_object(str(left_out), f"{name} {element.findtext('name', '').strip()}")
 

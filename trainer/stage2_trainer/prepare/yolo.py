@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from stage2_trainer.data.bounded_yaml import UnreadableYaml, read_documents
 from stage2_trainer.prepare.annotated_image import AnnotatedImage, AnnotatedObject, AnnotatedSet, LeftOut, Tally
 from stage2_trainer.prepare.annotation_values import IMAGE_ENDINGS, NO_CATEGORY, is_number, refused
 from stage2_trainer.prepare.record_writer import MISSING
@@ -67,11 +66,12 @@ def read_yolo(data: Path, split: str, tally: Tally) -> AnnotatedSet:
 
 def _layout(file: Path) -> _Layout:
     try:
-        document = yaml.safe_load(file.read_text(encoding="utf-8-sig"))
+        documents = read_documents(file)
     except OSError as error:
         raise refused("DATA", str(file), f"must be readable ({error.strerror})", "give the data.yaml") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise refused("DATA", str(file), f"must be YAML ({error})", "give the data.yaml") from error
+    except UnreadableYaml as error:
+        raise refused("DATA", str(file), f"{error.rule} ({error.found})", "give the data.yaml") from error
+    document = documents[0] if len(documents) == 1 else None
     if not isinstance(document, dict):
         raise refused("DATA", str(file), "must be a mapping", "give the data.yaml")
     named = file.parent / str(document.get("path") or ".")

@@ -1,9 +1,10 @@
 """Pascal VOC's annotations become records, each oddity by its rule."""
 
 import pytest
+from PIL import Image, ImageDraw
 
 from stage2_api.errors import ConfigError
-from stage2_trainer.prepare import annotation_values, record_writer, voc
+from stage2_trainer.prepare import annotation_values, outline, record_writer, voc
 from stage2_trainer.prepare.voc import VocChoice
 from tests.unit.trainer.prepare.odd_sets import import_voc, picture, voc_object
 from tests.unit.trainer.prepare.odd_sets import voc as written
@@ -43,6 +44,60 @@ def test_an_odd_object_is_left_out_and_counted(tmp_path, case):
     odd, counts = OBJECTS[case]
     found = import_voc(tmp_path, written(tmp_path / "voc", {"a": odd + GOOD}))
     assert (found.objects, found.counts) == ([("dog", BINS)], counts)
+
+
+def mask(source, name, *objects, size=(100, 200)):
+    """Write a mask: for each object the rectangles that it is made of; a border of 255 around the first."""
+    image = Image.new("L", size)
+    draw = ImageDraw.Draw(image)
+    for number, rectangles in enumerate(objects, start=1):
+        for left, top, right, bottom in rectangles:
+            draw.rectangle((left - 2, top - 2, right + 1, bottom + 1), fill=255)
+        for left, top, right, bottom in rectangles:
+            draw.rectangle((left, top, right - 1, bottom - 1), fill=number)
+    path = source / "SegmentationObject" / f"{name}.png"
+    path.parent.mkdir(exist_ok=True)
+    image.putpalette([value for number in range(256) for value in (number, 0, 255 - number)])
+    image.save(path)
+    return path
+
+
+def polygons(tmp_path, source):
+    return import_voc(tmp_path, source, VocChoice(masks=True), geometry="poly", order="file")
+
+
+def test_outlines_come_from_the_masks_by_the_order_of_the_objects(tmp_path):
+    cat, dog, bird = (voc_object(*one) for one in (("cat", (61, 121, 90, 180)), ("dog", (11, 21, 50, 100)), ("bird",)))
+    source = written(tmp_path / "voc", {"a": cat + dog + bird, "b": dog})
+    mask(source, "a", [(60, 120, 90, 180)], [(10, 20, 50, 60), (10, 60, 30, 100)])
+    found = polygons(tmp_path, source)
+    assert [desc for desc, _ in found.objects] == ["cat", "dog", "bird", "dog"]
+    assert area(found.objects[0][1]) == pytest.approx(300 * 300, rel=0.02)
+    assert area(found.objects[1][1]) == pytest.approx(400 * 200 + 200 * 200, rel=0.02), "an L, and not its box"
+    assert [len(bins) for _, bins in found.objects[2:]] == [8, 8], "without a mask of its own: the corners of its box"
+    assert found.counts == {}
+
+
+def area(bins):
+    return outline.area(list(zip(bins[::2], bins[1::2], strict=True)))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "rule"),
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:60]), voc.BROKEN_MASK),
+        (lambda path: path.write_bytes(b"no image"), voc.BROKEN_MASK),
+        (lambda path: Image.new("RGB", (100, 200)).save(path), voc.BROKEN_MASK),
+        (lambda path: Image.new("P", (200, 100)).save(path), voc.OTHER_MASK),
+    ],
+    ids=["cut off", "no image", "colours", "turned"],
+)
+def test_a_mask_that_tells_nothing_leaves_boxes_and_is_counted(tmp_path, spoil, rule):
+    source = written(tmp_path / "voc", {"a": voc_object("dog", (11, 21, 50, 100))})
+    spoil(mask(source, "a", [(10, 20, 50, 100)]))
+    found = polygons(tmp_path, source)
+    assert found.objects == [("dog", [100, 100, 500, 100, 500, 500, 100, 500])]
+    assert found.counts == {rule: 1}
 
 
 def test_difficult_objects_may_be_kept_and_truncated_ones_are(tmp_path):

@@ -108,7 +108,11 @@ def test_a_file_that_contradicts_itself_is_refused_and_writes_nothing(tmp_path, 
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("content", [b"{", b"- 1", b"\xff"])
+NESTED = b"names: " + b"[" * 3000 + b"]" * 3000
+MULTIPLIED = b"a0: &a0 [x, x]\n" + b"".join(b"a%d: &a%d [*a%d, *a%d]\n" % (n, n, n - 1, n - 1) for n in range(1, 40))
+
+
+@pytest.mark.parametrize("content", [b"{", b"- 1", b"\xff", NESTED, MULTIPLIED, b"names: [a]\n---\nnames: [b]\n"])
 def test_a_file_that_is_no_yaml_mapping_is_refused(tmp_path, content):
     (tmp_path / "data.yaml").write_bytes(content)
     with pytest.raises(ConfigError, match="DATA: "):

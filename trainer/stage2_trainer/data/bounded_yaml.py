@@ -79,7 +79,7 @@ def _text(path: Path) -> str:
         content = file.read(LARGEST_BYTES + 1)
     if len(content) > LARGEST_BYTES:
         rule = f"a file must not be larger than {LARGEST_BYTES} bytes"
-        raise UnreadableYaml(f"more than {LARGEST_BYTES} bytes", rule, "give a job or a training configuration")
+        raise UnreadableYaml(f"more than {LARGEST_BYTES} bytes", rule, "check the path")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
