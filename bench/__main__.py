@@ -24,6 +24,7 @@ from bench import (
     rollouts,
     saves,
     schedule,
+    start_rows,
     sync,
     transport,
 )
@@ -44,6 +45,7 @@ BENCHMARKS: Mapping[str, tuple[Lines, ...]] = {
     "pipeline": (pipeline.TABLE,),
     "saves": (saves.TABLE,),
     "schedule": (schedule.TABLE,),
+    "start_rows": (start_rows.StartTable(),),
     "packing": (packing.ROW_TABLE, packing.WINDOW_TABLE),
 }
 PACKAGES = ("numpy", "scipy", "torch", "pycocotools", "shapely", "POT", "binpacking")
