@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -85,3 +86,22 @@ def test_the_demo_ends_with_a_table_and_a_picture(demo: Path) -> None:
     assert "Training steps" in (demo / "printed").read_text()
     with Image.open(demo / "rollouts.png") as image:
         assert image.width > 3 * 250
+
+
+def test_kubectl_prints_its_logs_and_its_report_by_the_jobs_name(demo: Path, kubeconfig: Path) -> None:
+    environment = {
+        **os.environ,
+        "KUBECONFIG": str(kubeconfig),
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+    }
+
+    def plugin(*arguments: str) -> str:
+        command = ["kubectl", "stage2", *arguments, "--namespace=default"]
+        return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+
+    assert plugin("logs", JOB) == (demo / "learner.log").read_text()
+    servers = plugin("logs", JOB, "--servers")
+    assert all(f"/server-{number}]" in servers for number in range(3))
+    page = demo / "report.html"
+    plugin("report", JOB, f"--html={page}")
+    assert "<svg" in page.read_text()

@@ -107,9 +107,10 @@ def test_explain_says_what_a_job_waits_for_and_that_a_running_one_has_no_step_ye
 
 
 def _explained(kubectl: Kubectl) -> str:
-    """What `stage2 explain` prints."""
-    command = [str(Path(sys.executable).with_name("stage2")), "explain", "job-3v1", f"--namespace={kubectl.namespace}"]
-    environment = {**os.environ, "KUBECONFIG": str(kubectl.kubeconfig)}
+    """What `stage2 explain` prints, asked for as kubectl's plugin."""
+    command = ["kubectl", "stage2", "explain", "job-3v1", f"--namespace={kubectl.namespace}"]
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = {**os.environ, "KUBECONFIG": str(kubectl.kubeconfig), "PATH": path}
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stdout
 
 

@@ -1,0 +1,110 @@
+"""`kubectl stage2 …`: what a person asks of a job on a cluster. kubectl finds it as the program `kubectl-stage2`.
+
+Everything is read by kubectl itself, with its own context, namespace and rights.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stage2_api.errors import EXIT_CONFIG, ConfigError, Problem
+from stage2_controller.job import names
+
+app = typer.Typer(name="kubectl-stage2", no_args_is_help=True, pretty_exceptions_enable=False)
+
+Job = Annotated[str, typer.Argument(metavar="JOB", help="Name of a RolloutMatchingJob.")]
+Namespace = Annotated[str | None, typer.Option("--namespace", "-n", help="The current one if not given.")]
+Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig.")]
+
+MOST_PODS = 64
+"""Whose logs are followed at once; kubectl's own bound is 5."""
+
+
+@app.callback()
+def kubectl_stage2() -> None:
+    """RolloutMatchingJobs: why one does not train, what it says, and how it goes."""
+
+
+@app.command()
+def explain(
+    job: Job,
+    namespace: Namespace = None,
+    context: Context = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")] = False,
+) -> None:
+    """Say why a job does not train, and which field to change; exit code 1 if something is missing."""
+    from stage2_cli.explain import explain_job
+
+    raise typer.Exit(explain_job(job, namespace=namespace, context=context, as_json=as_json))
+
+
+@app.command()
+def logs(
+    job: Job,
+    namespace: Namespace = None,
+    context: Context = None,
+    servers: Annotated[bool, typer.Option("--servers", help="Those of the servers, not the learner's.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as more is said.")] = False,
+) -> None:
+    """Print what a job's learner, or its servers, have said."""
+    more = ["--follow"] if follow else []
+    raise typer.Exit(subprocess.run([*_logs(job, namespace, context, servers=servers), *more], check=False).returncode)
+
+
+@app.command()
+def report(
+    job: Job,
+    namespace: Namespace = None,
+    context: Context = None,
+    html: Annotated[Path | None, typer.Option(metavar="OUT.html", help="Write one page with curves.")] = None,
+    curve: Annotated[Path | None, typer.Option(help="Write loss and held-out scores over the steps here.")] = None,
+) -> None:
+    """Print a job's steps and evaluations as tables, from what its learner has said so far."""
+    said = subprocess.run(_logs(job, namespace, context, servers=False), stdout=subprocess.PIPE, check=False)
+    if said.returncode:
+        raise typer.Exit(said.returncode)
+    if not said.stdout:
+        raise ConfigError([Problem("JOB", job, "its learner has said nothing", f"ask: kubectl stage2 explain {job}")])
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / f"{job}.log"
+        log.write_bytes(said.stdout)
+        _report(log, html, curve)
+
+
+def _report(log: Path, html: Path | None, curve: Path | None) -> None:
+    if html is not None:
+        from stage2_cli.html_report.html_page import PageRequest
+        from stage2_cli.html_report.watching import write_page_of_runs
+
+        write_page_of_runs(PageRequest([log], html))
+        return
+    from stage2_cli.report import report_run
+
+    report_run(log, picture=None, images=None, curve=curve)
+
+
+def _logs(job: str, namespace: str | None, context: str | None, *, servers: bool) -> list[str]:
+    """Return the command that prints all that the pods of a role have said."""
+    role = names.ROLE_ROLLOUT if servers else names.ROLE_LEARNER
+    selector = f"--selector={names.LABEL_JOB}={names.short_name(job)},{names.LABEL_ROLE}={role}"
+    whose = ["--all-containers", "--prefix"] if servers else [f"--container={role}"]
+    where = [f"--namespace={namespace}"] if namespace else []
+    where += [f"--context={context}"] if context else []
+    return ["kubectl", "logs", selector, *whose, "--tail=-1", f"--max-log-requests={MOST_PODS}", *where]
+
+
+def main() -> None:
+    """Entry point: mistakes end with exit code 64 and sentences, not with a traceback."""
+    try:
+        app()
+    except ConfigError as error:
+        from stage2_cli.errors import show_config_error
+
+        show_config_error(error)
+        sys.exit(EXIT_CONFIG)
