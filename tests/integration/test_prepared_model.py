@@ -11,19 +11,14 @@ from stage2_trainer.prepare.coordinate_tokens import prepare
 from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.rollout import RolloutRequest, Sampling
-from tiny_model.checkpoint import save
-from tiny_model.model import build_model, build_processor
-from tiny_model.tokenizer import build_tokenizer
+from tests.unit.trainer.prepare.stock_models import stock
 
-SEED = 7
 NEW_TOKENS = 64
 
 
 @pytest.mark.vllm
 def test_answers_of_a_prepared_model_keep_coordinates_as_text(tmp_path, start_server, token):
-    tokenizer = build_tokenizer(SEED, plain=True)
-    save(tmp_path / "stock", build_model(tokenizer, SEED), build_processor(tokenizer))
-    prepare(str(tmp_path / "stock"), tmp_path / "prepared")
+    prepare(str(stock(tmp_path / "stock")), tmp_path / "prepared")
     vocab = CoordVocab.from_tokenizer(AutoProcessor.from_pretrained(tmp_path / "prepared").tokenizer)
     served = start_server("vllm", model=tmp_path / "prepared")
     request = RolloutRequest(messages=[{"role": "user", "content": "Where is it?"}])

@@ -49,6 +49,12 @@ _UNSUPPORTED = (
         "vLLM can sleep on GPUs only",
         "set vllm.sleep_level to 0",
     ),
+    _Unsupported(
+        "model.model",
+        lambda c: _mixture(c),
+        "is a mixture of experts, whose weights no vLLM has taken from a learner yet",
+        "train a dense model; custom.trainer_variant sft and rollout_backend hf take a mixture too",
+    ),
 )
 
 
@@ -111,6 +117,17 @@ def _missing_kernel(config: RunConfig) -> str | None:
     from transformers.utils.import_utils import is_flash_attn_3_available
 
     return None if is_flash_attn_3_available() else config.model.attn_impl
+
+
+def _mixture(config: RunConfig) -> str | None:
+    """Return the model where vLLM would have to take the weights of a mixture of experts."""
+    if config.custom.trainer_variant == "sft" or config.rollout_matching.rollout_backend != "vllm":
+        return None
+    description = Path(config.model.model) / "config.json"
+    if not description.is_file():
+        return None
+    kind = str(json.loads(description.read_text(encoding="utf-8")).get("model_type", ""))
+    return config.model.model if kind.endswith("_moe") else None
 
 
 def _colocates(config: RunConfig) -> bool:

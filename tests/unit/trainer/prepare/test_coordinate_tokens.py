@@ -1,38 +1,17 @@
 """A stock model gets coordinate tokens: ordinary ones, with rows that begin near what the model knows."""
 
-import json
-
 import pytest
 import torch
-from tokenizers import AddedToken
-from transformers import (
-    AutoModelForImageTextToText,
-    AutoProcessor,
-    Qwen3VLMoeConfig,
-    Qwen3VLMoeForConditionalGeneration,
-)
+from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from stage2_api.errors import ConfigError
 from stage2_trainer.matching import CoordVocab
 from stage2_trainer.prepare.coordinate_tokens import TOKENS, prepare
 from stage2_trainer.prepare.start_rows import STARTS, start_rows
+from tests.unit.trainer.prepare.stock_models import SEED, mixture_of, stock
 from tiny_model.checkpoint import save
 from tiny_model.model import build_model, build_processor
 from tiny_model.tokenizer import build_tokenizer
-
-SEED = 7
-
-
-def stock(folder, *, tied=True, extra=()):
-    """Make an untrained model with a plain vocabulary."""
-    tokenizer = build_tokenizer(SEED, plain=True)
-    tokenizer.add_tokens([AddedToken(token, special=special, normalized=False) for token, special in extra])
-    model = build_model(tokenizer, SEED)
-    if not tied:
-        model.config.tie_word_embeddings = model.config.text_config.tie_word_embeddings = False
-        model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
-    save(folder, model, build_processor(tokenizer))
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -42,17 +21,6 @@ def plain(tmp_path_factory):
 
 def loaded(folder):
     return AutoModelForImageTextToText.from_pretrained(folder), AutoProcessor.from_pretrained(folder).tokenizer
-
-
-def mixture_of(plain, folder):
-    """Make a mixture of experts of the same shapes, as untrained."""
-    written = json.loads((plain / "config.json").read_text())
-    written["model_type"], written["vision_config"]["model_type"] = "qwen3_vl_moe", "qwen3_vl_moe"
-    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "mlp_only_layers": []}
-    written["text_config"] |= {"model_type": "qwen3_vl_moe_text", "decoder_sparse_step": 1, **experts}
-    Qwen3VLMoeForConditionalGeneration(Qwen3VLMoeConfig(**written)).save_pretrained(folder)
-    AutoProcessor.from_pretrained(plain).save_pretrained(folder)
-    return folder
 
 
 def test_a_mixture_of_experts_gets_them_too(plain, tmp_path):

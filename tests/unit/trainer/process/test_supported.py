@@ -64,6 +64,15 @@ def test_an_attention_kernel_whose_package_is_missing_is_refused_with_the_way_ou
         check_supported(config, world_size=1)
 
 
+def test_a_mixture_of_experts_is_refused_where_vllm_would_have_to_take_its_weights(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_vl_moe"}))
+    mixture = {"model": {"model": str(tmp_path)}}
+    assert refused(run_config(**mixture)) == ["model.model"]
+    check_supported(run_config(matching={"rollout_backend": "hf"}, **mixture), world_size=1)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_vl"}))
+    check_supported(run_config(**mixture), world_size=1)
+
+
 def test_several_learner_processes_are_refused_beside_servers_and_told_why():
     with pytest.raises(ConfigError, match="the learner is one process"):
         check_supported(run_config(), world_size=2)

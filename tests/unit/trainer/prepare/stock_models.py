@@ -1,0 +1,37 @@
+"""Untrained models of the stock architectures with a plain vocabulary, as small as they can be."""
+
+import json
+
+import torch
+from tokenizers import AddedToken
+from transformers import AutoProcessor, Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration
+
+from tiny_model.checkpoint import save
+from tiny_model.model import build_model, build_processor
+from tiny_model.tokenizer import build_tokenizer
+
+SEED = 7
+
+
+def stock(folder, *, tied=True, extra=()):
+    """Make an untrained model with a plain vocabulary."""
+    tokenizer = build_tokenizer(SEED, plain=True)
+    tokenizer.add_tokens([AddedToken(token, special=special, normalized=False) for token, special in extra])
+    model = build_model(tokenizer, SEED)
+    if not tied:
+        model.config.tie_word_embeddings = model.config.text_config.tie_word_embeddings = False
+        model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
+    save(folder, model, build_processor(tokenizer))
+    return folder
+
+
+def mixture_of(plain, folder):
+    """Make a mixture of experts of the same shapes, as untrained."""
+    written = json.loads((plain / "config.json").read_text())
+    written["model_type"], written["vision_config"]["model_type"] = "qwen3_vl_moe", "qwen3_vl_moe"
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "mlp_only_layers": []}
+    experts["norm_topk_prob"] = True  # as the stock ones say
+    written["text_config"] |= {"model_type": "qwen3_vl_moe_text", "decoder_sparse_step": 1, **experts}
+    Qwen3VLMoeForConditionalGeneration(Qwen3VLMoeConfig(**written)).save_pretrained(folder)
+    AutoProcessor.from_pretrained(plain).save_pretrained(folder)
+    return folder
