@@ -25,6 +25,7 @@ pytestmark = pytest.mark.timeout(900)
 
 JOB = runs.ROOT / "examples" / "job-grpo-6v2-tiny.yaml"
 END_S = 400.0
+STUCK_S = 2.0
 LAUNCHER = "launcher"  # of the learner's processes: torchrun
 STEPS = 12
 RISE = 0.08
@@ -91,6 +92,25 @@ def test_when_one_process_of_the_learner_is_killed_all_end_and_all_start_again(t
             os.kill(learner[victim], signal.SIGKILL)
             wait_for(partial(ended, learner.values()))
         assert process.wait(END_S) != 0
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(END_S)
+
+
+def test_asked_to_stop_while_the_server_stands_still_all_processes_save_their_last_step(tmp_path: Path) -> None:
+    process = run_job(tmp_path, max_steps=1000)
+    try:
+        learner = learner_that_trains(tmp_path)
+        (stub,) = processes(tmp_path, STUB_MODULE)
+        os.kill(stub, signal.SIGSTOP)
+        time.sleep(STUCK_S)  # whatever they do now, they need the server for it
+        os.kill(learner[LAUNCHER], signal.SIGTERM)
+        wait_for(partial(ended, learner.values()))
+        log = tmp_path / "logs" / "learner.log"
+        assert "asked to stop (SIGTERM)" in log.read_text()
+        assert "no answer in time" not in log.read_text()
+        saved = {step for one in tmp_path.rglob("checkpoint-*") if (step := one.name.partition("-")[2]).isdecimal()}
+        assert max(map(int, saved)) == steps(log)
     finally:
         process.send_signal(signal.SIGINT)
         process.wait(END_S)

@@ -34,7 +34,7 @@ def build_trainer(config: RunConfig, data: RunRecords, context: RunContext, stac
     processor = load_processor(config.model.model, **arguments.pixel_limits(config))
     encoder, model, task = Encoder(processor), load_policy(config), Task.from_config(config)
     args = grpo_arguments(config, world_size=_world_size(), adapted=config.tuner.train_type == "lora")
-    exchange = ProcessExchange()
+    exchange = ProcessExchange(context.interrupt)
 
     def connect() -> RolloutSource:
         probe = sample_probe(encoder, task.chat(data.train[0], task.user_text(data.train[0], epoch=0)))

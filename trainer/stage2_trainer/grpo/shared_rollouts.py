@@ -17,6 +17,7 @@ from torch import distributed, nn
 from stage2_api.errors import ConfigError, Problem
 from stage2_trainer.data.lazy import LazySequence
 from stage2_trainer.data.records import Record
+from stage2_trainer.process.interrupt import Interrupt, Interrupted
 from stage2_trainer.process.ranks import gathered, rank, world_size
 from stage2_trainer.rollouts.rollout_source import GenerationRequest, RolloutSource
 from stage2_trainer.telemetry.stopwatch import Stopwatch
@@ -52,7 +53,9 @@ class _Failure:
     kind: str
     message: str
 
-    def error(self) -> Exception:
+    def error(self) -> Exception | Interrupted:
+        if self.kind == Interrupted.__name__:
+            return Interrupted(self.message)
         if self.kind == ServerError.__name__:
             return ServerError("of learner process 0", "rollout", self.message)
         if self.kind == ProofError.__name__:
@@ -64,20 +67,23 @@ class _Failure:
 class ProcessExchange:
     """The group in which learner processes exchange rollouts. One process needs none."""
 
-    def __init__(self) -> None:
+    def __init__(self, interrupt: Interrupt) -> None:
+        self._interrupt = interrupt
         self._group = distributed.new_group(backend="gloo", timeout=PATIENCE) if world_size() > 1 else None
 
     def from_first(self, make: Callable[[], Any]) -> Any:
         """Return what `make` returns in the first process, in all of them; the error that it raises there, in all.
 
-        Errors that a person or another try can mend travel; any other ends the first process, and with it the rest.
+        Errors that a person or another try can mend travel, and so does a request to stop; any other ends the first
+        process, and with it the rest.
         """
         made: list[Any] = [None]
-        first_error: Exception | None = None
+        first_error: Exception | Interrupted | None = None
         if rank() == 0:
             try:
-                made = [make()]
-            except (ServerError, ProofError, ConfigError) as error:
+                with self._interrupt.stoppable(others_wait=True):
+                    made = [make()]
+            except (ServerError, ProofError, ConfigError, Interrupted) as error:
                 first_error, made = error, [_Failure(type(error).__name__, str(error))]
         if self._group is not None:
             distributed.broadcast_object_list(made, src=0, group=self._group)
@@ -153,4 +159,9 @@ def _sent(outcome: Outcome) -> Any:
 
 
 def _received(sent: Any) -> Outcome:
-    return Refused(sent.error()) if isinstance(sent, _Failure) else sent
+    if not isinstance(sent, _Failure):
+        outcome: Outcome = sent
+        return outcome
+    error = sent.error()
+    assert isinstance(error, Exception), "no request is refused by being asked to stop"
+    return Refused(error)

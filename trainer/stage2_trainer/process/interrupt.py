@@ -1,8 +1,8 @@
 """Stopping early without losing a step: SIGTERM asks, and the trainer stops where nothing is half done.
 
 A run of one process stops at once wherever weights do not change: while it loads, waits for servers, pushes weights,
-waits for rollouts, evaluates, or computes gradients. Several processes stop together, before their next micro-step: one
-that left a collective call alone would hang the others.
+waits for rollouts, evaluates, or computes gradients. Several processes stop together, before their next micro-step, or
+where all wait for what the first one does: one that left a collective call alone would hang the others.
 """
 
 from __future__ import annotations
@@ -45,12 +45,13 @@ class Interrupt:
             raise Interrupted("asked to stop (SIGTERM)")
 
     @contextmanager
-    def stoppable(self) -> Iterator[None]:
+    def stoppable(self, *, others_wait: bool = False) -> Iterator[None]:
         """Let SIGTERM end the block where it is, by Interrupted, in a learner of one process.
 
-        The block runs in the main thread and leaves nothing half done that a checkpoint holds.
+        The block runs in the main thread and leaves nothing half done that a checkpoint holds. others_wait: in one of
+        several processes too, since the others wait to be told what came of it.
         """
-        before, self._at_once = self._at_once, self._alone
+        before, self._at_once = self._at_once, self._alone or others_wait
         try:
             if self._at_once and self._asked:
                 raise Interrupted("asked to stop (SIGTERM)")

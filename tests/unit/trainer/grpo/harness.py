@@ -129,6 +129,7 @@ def build(folder: Any, run: RunConfig, model: Any, encoder: Encoder, source: Any
     task, rlhf = Task.from_config(run), run.rlhf
     assert rlhf is not None
     records = load_records(run.custom.train_jsonl, rules=record_rules(run))
+    interrupt = Interrupt()
     log, rollout_log = RunLog(folder), JsonLines(folder / "rollouts.jsonl")
     stack.callback(log.close)
     stack.callback(rollout_log.close)
@@ -136,7 +137,7 @@ def build(folder: Any, run: RunConfig, model: Any, encoder: Encoder, source: Any
         rlhf=rlhf,
         rewards=load_rewards(rlhf.reward_funcs, rlhf.resolved_weights),
         contract=task.contract,
-        rollouts=SharedRollouts(source, records, task.chat, ProcessExchange()),
+        rollouts=SharedRollouts(source, records, task.chat, ProcessExchange(interrupt)),
         rows=Rows(records, task),
         held_out=None,
         references=References(records, task, encoder, run.training.seed),
@@ -144,7 +145,7 @@ def build(folder: Any, run: RunConfig, model: Any, encoder: Encoder, source: Any
         bad=BadSamples(run.training.max_bad_samples, log),
         mixing=Mixing.from_config(run.custom.grpo.chord),
         part_rates={},
-        interrupt=Interrupt(),
+        interrupt=interrupt,
         reporter=Reporter(),
         log=log,
         rollout_log=rollout_log,
