@@ -100,8 +100,6 @@ def test_kubectl_prints_its_logs_and_its_report_by_the_jobs_name(demo: Path, kub
         return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
 
     assert plugin("logs", JOB) == (demo / "learner.log").read_text()
-    servers = plugin("logs", JOB, "--servers")
-    assert all(f"/server-{number}]" in servers for number in range(3))
     page = demo / "report.html"
     plugin("report", JOB, f"--html={page}")
     assert "<svg" in page.read_text()
