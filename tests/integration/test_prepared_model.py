@@ -3,15 +3,18 @@
 import contextlib
 
 import pytest
+import torch
 from transformers import AutoProcessor
 
 from stage2_api.coordinates import COORD_TOKEN
 from stage2_trainer.matching import CoordVocab
 from stage2_trainer.prepare.coordinate_tokens import prepare
+from stage2_trainer.weights.verify import FLOAT32_TOLERANCE, verify
 from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.rollout import RolloutRequest, Sampling
-from tests.unit.trainer.prepare.stock_models import stock
+from tests.integration import policies
+from tests.unit.trainer.prepare.stock_models import mixture_of, stock
 
 NEW_TOKENS = 64
 
@@ -20,7 +23,7 @@ NEW_TOKENS = 64
 def test_answers_of_a_prepared_model_keep_coordinates_as_text(tmp_path, start_server, token):
     prepare(str(stock(tmp_path / "stock")), tmp_path / "prepared")
     vocab = CoordVocab.from_tokenizer(AutoProcessor.from_pretrained(tmp_path / "prepared").tokenizer)
-    served = start_server("vllm", model=tmp_path / "prepared")
+    served = start_server("vllm", model=tmp_path / "prepared", load_format="auto")
     request = RolloutRequest(messages=[{"role": "user", "content": "Where is it?"}])
     with contextlib.closing(ServerClient(served.base_url, token, timeout_s=60)) as client:
         body = chat_body(request, Sampling(max_new_tokens=NEW_TOKENS, temperature=2.0), seed=1)
@@ -28,3 +31,14 @@ def test_answers_of_a_prepared_model_keep_coordinates_as_text(tmp_path, start_se
     answered = [vocab.bin_of(one) for one in choice["token_ids"] if vocab.bin_of(one) is not None]
     assert len(answered) > NEW_TOKENS // 4  # an untrained model answers with any token, and most of them are these
     assert [int(found) for found in COORD_TOKEN.findall(choice["message"]["content"])] == answered
+
+
+@pytest.mark.vllm
+def test_a_prepared_mixture_of_experts_answers_as_it_does_here(tmp_path, start_server, token):
+    torch.manual_seed(3)
+    prepare(str(mixture_of(stock(tmp_path / "stock"), tmp_path / "mixture")), tmp_path / "prepared")
+    served = start_server("vllm", model=tmp_path / "prepared", load_format="auto")
+    probe = policies.grey_probe(tmp_path / "prepared", tmp_path)
+    with contextlib.closing(ServerClient(served.base_url, token, timeout_s=60)) as client:
+        (proof,) = verify(policies.load(tmp_path / "prepared"), probe, [client], tolerance=FLOAT32_TOLERANCE)
+    assert proof.gap.tokens > 0

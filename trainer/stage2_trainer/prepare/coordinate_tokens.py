@@ -21,6 +21,7 @@ from stage2_trainer.data.model_files import fetched_model
 from stage2_trainer.matching import CoordVocab
 from stage2_trainer.prepare.start_rows import Start, start_rows
 from stage2_trainer.process.qwen3_vl import part_of
+from stage2_trainer.process.transformers_compat import save_as_stock
 
 TOKENS = tuple(coord_token(number) for number in range(BINS))
 ROWS_IN_STEPS_OF = 64  # what the tables of the stock models are divisible by, and tensor-parallel servers like
@@ -118,7 +119,7 @@ def _save(policy: Any, processor: Any, output: Path) -> None:
     aside = output.with_name(f".{output.name}.unfinished")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
-    policy.save_pretrained(aside)
+    save_as_stock(policy, aside)
     processor.save_pretrained(aside)
     for file in aside.iterdir():
         file.chmod(0o644)  # safetensors makes files that only their owner can read; a container runs as someone else

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
+
+_EXPERTS = re.compile(r"\.mlp\.experts\.(gate_up_proj|down_proj)$")
 
 
 def disable_cache(model: Any) -> None:
@@ -15,3 +19,19 @@ def disable_cache(model: Any) -> None:
     """
     for config in (model.config, model.config.get_text_config()):
         config.use_cache = False
+
+
+def save_as_stock(model: Any, folder: Path) -> None:
+    """Save a model in the layout of the stock checkpoints, in which vLLM reads it.
+
+    transformers turns the experts of Qwen3-VL-MoE around when it loads a stock checkpoint and leaves them so when it
+    saves: `Transpose(check_dims=True)` of core_model_loading finds that they have the parameters' shapes already. It
+    reads both layouts; vLLM turns around whatever it reads, and fills what does not fit with padding, silently. No
+    upstream issue found. Goes when what is saved is what was loaded.
+    """
+    state = model.state_dict()
+    turned = {name: tensor.transpose(1, 2) for name, tensor in state.items() if _EXPERTS.search(name)}
+    if not turned:
+        model.save_pretrained(folder)
+        return
+    model.save_pretrained(folder, state_dict={**state, **turned}, save_original_format=False)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from stage2_api.errors import ConfigError
@@ -33,6 +34,10 @@ def test_a_mixture_of_experts_gets_them_too(plain, tmp_path):
     experts = {name: tensor for name, tensor in before.state_dict().items() if ".experts." in name}
     assert experts
     assert all(torch.equal(after.state_dict()[name], tensor) for name, tensor in experts.items())
+    stock_file, made_file = (load_file(next((tmp_path / one).glob("*.safetensors"))) for one in ("stock", "made"))
+    laid_out = [name for name in stock_file if ".experts." in name]
+    assert laid_out
+    assert all(torch.equal(made_file[name], stock_file[name]) for name in laid_out), "vLLM reads no other layout"
 
 
 @pytest.mark.parametrize("start", STARTS)
