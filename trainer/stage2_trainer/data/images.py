@@ -10,7 +10,7 @@ import base64
 import functools
 import io
 import mimetypes
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -41,6 +41,16 @@ class ImageError(ValueError):
     def of(cls, source: str, error: Exception) -> ImageError:
         """Return that an image cannot be read, because of what a decoder or the machine said."""
         return cls(source, f"cannot be read ({_why(error)})")
+
+    def __reduce__(self) -> tuple[Callable[[str], ImageError], tuple[str]]:
+        """Travel between processes, as rows of a data loader's do."""
+        return _with_message, (str(self),)
+
+
+def _with_message(message: str) -> ImageError:
+    error = ImageError.__new__(ImageError)
+    ValueError.__init__(error, message)
+    return error
 
 
 def load_image(source: str) -> Image.Image:

@@ -7,7 +7,7 @@ from typing import Any
 
 from datasets import Dataset
 
-from stage2_trainer.data.images import blank_image, load_image, source_fault
+from stage2_trainer.data.images import ImageError, blank_image, load_image
 from stage2_trainer.data.records import Record
 from stage2_trainer.grpo.task import Task
 
@@ -35,14 +35,13 @@ class Rows:
         """
         record = self.records[index]
         user_text = self.task.user_text(record, self.epoch)
-        fault = source_fault(record.images)
-        sources = record.images if fault is None else [blank_image()] * len(record.images)
+        images, fault = _images(record)
         system = [{"role": "system", "content": self.task.system}] if self.task.system else []
         return {
             "index": self.first + index,
             "user_text": user_text,
             "prompt": [*system, {"role": "user", "content": user_text}],
-            "images": [load_image(source) for source in sources],
+            "images": images,
             "fault": fault,
             "metadata": dict(record.metadata),
         }
@@ -50,3 +49,11 @@ class Rows:
     def _rows(self, batch: Mapping[str, Sequence[int]]) -> dict[str, list[Any]]:
         rows = [self.row(index) for index in batch["index"]]
         return {name: [row[name] for row in rows] for name in rows[0]}
+
+
+def _images(record: Record) -> tuple[list[Any], ImageError | None]:
+    """Return a record's images, or as many that stand for them and why they must."""
+    try:
+        return [load_image(source) for source in record.images], None
+    except ImageError as error:
+        return [load_image(blank_image()) for _ in record.images], error

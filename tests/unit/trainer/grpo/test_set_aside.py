@@ -1,6 +1,7 @@
 """Bad samples of a GRPO run: each costs itself, is named and counted, and moves no figure of the others."""
 
 import json
+import pickle
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -104,6 +105,8 @@ def test_an_image_that_cannot_be_read_is_named_and_the_run_goes_on(folder, stack
     harness.write_records(folder, [image_paths[0], cut_off])
     saves = {"training": {"save_strategy": "steps", "save_steps": 1, "max_steps": 2}}
     trainer = build(folder, stack, model, encoder, Reading(encoder, answers(encoder)), saves)
+    row = pickle.loads(pickle.dumps(trainer.components.rows.row(1)))  # as from a data loader's process
+    assert str(cut_off) in str(row["fault"])
     trainer.train()
     assert trainer.state.global_step == 2
     assert {line["image"] for line in noted(folder)} == {str(cut_off)}
