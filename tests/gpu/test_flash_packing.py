@@ -59,7 +59,7 @@ def gradient(model, outputs, sequences):
         torch.nn.functional.cross_entropy(part[:-1], placed.encoding.input_ids[1:].cuda(), reduction="sum")
         for part, placed in zip(outputs, sequences, strict=True)
     ]
-    sum(losses).backward()
+    torch.stack(losses).sum().backward()
     return torch.cat([p.grad.float().flatten() for p in model.parameters() if p.grad is not None])
 
 

@@ -154,6 +154,7 @@ def test_a_learner_on_a_gpu_packs_for_tcp_into_page_locked_memory():
     packer = Packer(torch.device("cuda:0"), TcpTransfer.staging)
     plan = list(plan_buckets(metas_of(tensors), BUCKET_BYTES))
     (slot,) = packer.slots(plan, 1)
+    assert slot is not None
     assert slot.is_pinned()
     stream = iter(tensors.items())
     for bucket in plan:
