@@ -66,7 +66,7 @@ def read_documents(path: Path) -> list[Any]:
         return [document for document in yaml.load_all(text, Loader=_StrictLoader) if document is not None]
     except UnreadableYaml:
         raise
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a number of thousands of digits, a date of month 13
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError) as error:  # what PyYAML makes of !!bool or !!int
         raise UnreadableYaml(str(error), "the file must be YAML", "mend the line named") from error
 
 

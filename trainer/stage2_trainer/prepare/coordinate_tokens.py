@@ -47,7 +47,7 @@ def prepare(model: str, output: Path, *, start: Start = "numerals") -> Prepared:
     Raises:
         ConfigError: the folder is not new, the model is no Qwen3-VL, or it has such tokens already.
     """
-    if output.exists() and any(output.iterdir()):
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise _refused("--output", str(output), "must be a new or an empty folder", "name another one")
     source = source_of(model)
     processor = AutoProcessor.from_pretrained(source, local_files_only=True)

@@ -5,11 +5,14 @@ Format: http://host.robots.ox.ac.uk/pascal/VOC/voc2012/devkit_doc.pdf, section 1
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from glob import escape
 from pathlib import Path
 from xml.etree import ElementTree
+
+from PIL.Image import DecompressionBombError
 
 from stage2_trainer.prepare.annotated_image import (
     AnnotatedImage,
@@ -24,6 +27,7 @@ from stage2_trainer.prepare.instance_mask import outlines_by_number
 
 ANNOTATIONS, IMAGES, SPLITS = "Annotations", "JPEGImages", Path("ImageSets", "Main")
 MASKS = "SegmentationObject"
+MOST_DIGITS = 9  # of a side
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
 NO_ANNOTATION = "its annotation file is missing"
@@ -86,11 +90,11 @@ def _image(file: Path, images: Path, choice: VocChoice, tally: Tally) -> Annotat
         root = ElementTree.fromstring(file.read_bytes())
     except FileNotFoundError as error:
         raise LeftOut(NO_ANNOTATION) from error
-    except (OSError, ElementTree.ParseError, ValueError) as error:
+    except (OSError, ElementTree.ParseError, ValueError, LookupError) as error:  # LookupError: an unknown encoding
         raise LeftOut(BROKEN_ANNOTATION) from error
     if root.tag != "annotation":
         raise LeftOut(BROKEN_ANNOTATION)
-    size, mask = _size(root), images.parent / MASKS / f"{file.stem}.png"
+    size, mask = _size(root), (images.parent if images.name == IMAGES else images) / MASKS / f"{file.stem}.png"
     outlines = _outlines(mask, size, tally) if choice.masks and mask.exists() else {}
     objects = list(_objects(root.findall("object"), choice, tally, file.stem, outlines))
     return AnnotatedImage(file.stem, _image_file(root, images, file.stem), size, objects)
@@ -100,7 +104,7 @@ def _outlines(mask: Path, size: tuple[int, int] | None, tally: Tally) -> Mapping
     """Return the outlines of a mask's objects, numbered from 1 in the order of the annotation file's."""
     try:
         found_size, outlines = outlines_by_number(mask)
-    except (OSError, ValueError, SyntaxError):  # what is broken makes Pillow's decoders raise one of them
+    except (OSError, ValueError, SyntaxError, DecompressionBombError):  # what Pillow's decoders raise
         tally.change(BROKEN_MASK, mask.stem)
         return {}
     if size is not None and size != found_size:
@@ -112,9 +116,10 @@ def _outlines(mask: Path, size: tuple[int, int] | None, tally: Tally) -> Mapping
 def _image_file(root: ElementTree.Element, images: Path, stem: str) -> Path:
     """Return the file that the annotation names, or the one of its own name where that is not there."""
     named = images / (root.findtext("filename", "").strip() or f"{stem}.jpg")
-    if named.is_file():
-        return named
-    return next((path for path in sorted(images.glob(f"{escape(stem)}.*")) if _is_image(path)), named)
+    with contextlib.suppress(OSError):  # a name that is too long
+        if named.is_file():
+            return named
+    return next((path for path in sorted(images.glob(f"{escape(stem)}.*")) if _is_image(path)), images / f"{stem}.jpg")
 
 
 def _is_image(path: Path) -> bool:
@@ -124,7 +129,7 @@ def _is_image(path: Path) -> bool:
 def _size(root: ElementTree.Element) -> tuple[int, int] | None:
     """Return the size that the annotation says; None where it says none, or writes zeros for that."""
     said = [root.findtext(f"size/{side}", "").strip() for side in ("width", "height")]
-    if not all(side.isdecimal() and int(side) for side in said):
+    if not all(side.isdecimal() and len(side) <= MOST_DIGITS and int(side) for side in said):
         return None
     return int(said[0]), int(said[1])
 

@@ -84,7 +84,13 @@ def _names(document: Mapping[str, Any], file: Path) -> dict[int, str]:
     if not isinstance(listed, dict) or not listed:
         raise refused(f"{file} names", names, "must list the classes", "write names: [cat, dog]")
     for number, name in listed.items():
-        if not isinstance(number, int) or isinstance(name, bool) or name is None or not str(name).strip():
+        if (
+            not isinstance(number, int)
+            or isinstance(number, bool)
+            or isinstance(name, bool | list | dict | tuple)
+            or name is None
+            or not str(name).strip()
+        ):
             rule = "must be a number and its name, which YAML reads as text"
             raise refused(f"{file} names.{number}", name, rule, "write it in quotes")
     if document.get("nc") not in (None, len(listed)):

@@ -78,6 +78,18 @@ def test_outlines_come_from_the_masks_by_the_order_of_the_objects(tmp_path):
     assert found.counts == {}
 
 
+def test_masks_of_a_folder_without_subfolders_are_its_own(tmp_path):
+    source = written(tmp_path / "voc", {"a": voc_object("dog", (11, 21, 50, 100))})
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    for path in (source / "Annotations" / "a.xml", source / "JPEGImages" / "a.jpg"):
+        path.rename(flat / path.name)
+    mask(tmp_path, "a", [(0, 0, 100, 200)])  # another data set's, beside it
+    mask(flat, "a", [(10, 20, 50, 60), (10, 60, 30, 100)])
+    ((_, bins),) = polygons(tmp_path, flat).objects
+    assert area(bins) == pytest.approx(400 * 200 + 200 * 200, rel=0.02)
+
+
 def area(bins):
     return outline.area(list(zip(bins[::2], bins[1::2], strict=True)))
 
@@ -88,9 +100,13 @@ def area(bins):
         (lambda path: path.write_bytes(path.read_bytes()[:60]), voc.BROKEN_MASK),
         (lambda path: path.write_bytes(b"no image"), voc.BROKEN_MASK),
         (lambda path: Image.new("RGB", (100, 200)).save(path), voc.BROKEN_MASK),
+        (
+            lambda path: path.write_bytes(path.read_bytes()[:16] + b"\0\0\xea\x60" * 2 + path.read_bytes()[24:]),
+            voc.BROKEN_MASK,
+        ),
         (lambda path: Image.new("P", (200, 100)).save(path), voc.OTHER_MASK),
     ],
-    ids=["cut off", "no image", "colours", "turned"],
+    ids=["cut off", "no image", "colours", "of 3.6 billion pixels", "turned"],
 )
 def test_a_mask_that_tells_nothing_leaves_boxes_and_is_counted(tmp_path, spoil, rule):
     source = written(tmp_path / "voc", {"a": voc_object("dog", (11, 21, 50, 100))})
@@ -108,6 +124,7 @@ def test_difficult_objects_may_be_kept_and_truncated_ones_are(tmp_path):
 
 IMAGES = {
     "no XML": ("<?xml", {voc.BROKEN_ANNOTATION: 1}),
+    "an unknown encoding": ("<?xml version='1.0' encoding='foo'?><annotation/>", {voc.BROKEN_ANNOTATION: 1}),
     "another document": ("<?xml version='1.0'?><html/>", {voc.BROKEN_ANNOTATION: 1}),
     "entities that multiply": (
         "<?xml version='1.0'?><!DOCTYPE x [<!ENTITY a0 'aaaaaaaaaa'>"

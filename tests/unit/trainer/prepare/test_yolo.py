@@ -95,6 +95,8 @@ def test_an_image_that_is_turned_is_left_out(tmp_path):
         ({"names": {0: ""}}, r"names\.0: ''; must be a number and its name"),
         ({"names": {0: False}}, "write it in quotes"),
         ({"names": {"a": "b"}}, r"names\.a"),
+        ({"names": {True: "a"}}, r"names\.True"),
+        ({"names": [["a", "b"]]}, "write it in quotes"),
         ({"nc": 3}, "nc: 3; must be the number of names, 2"),
         ({"train": None, "val": "images/train"}, "--split: 'train'; .* has val"),
         ({"train": "lost"}, "is not under"),
@@ -112,7 +114,10 @@ NESTED = b"names: " + b"[" * 3000 + b"]" * 3000
 MULTIPLIED = b"a0: &a0 [x, x]\n" + b"".join(b"a%d: &a%d [*a%d, *a%d]\n" % (n, n, n - 1, n - 1) for n in range(1, 40))
 
 
-@pytest.mark.parametrize("content", [b"{", b"- 1", b"\xff", NESTED, MULTIPLIED, b"names: [a]\n---\nnames: [b]\n"])
+@pytest.mark.parametrize(
+    "content",
+    [b"{", b"x: !!bool foo", b"x: !!int ''", b"- 1", b"\xff", NESTED, MULTIPLIED, b"names: [a]\n---\nnames: [b]\n"],
+)
 def test_a_file_that_is_no_yaml_mapping_is_refused(tmp_path, content):
     (tmp_path / "data.yaml").write_bytes(content)
     with pytest.raises(ConfigError, match="DATA: "):
