@@ -85,6 +85,16 @@ class Receiver:
             self._inlet.close()
             self._inlet = None
 
+    def require(self, group: str) -> Inlet:
+        """Return the way into this group. Raises OtherGroupError where another was joined, RuntimeError without any."""
+        with self._joining:
+            inlet, joined = self._inlet, self._group
+        if inlet is None:
+            raise RuntimeError("no transfer group: POST /init_weight_transfer_engine comes first")
+        if group != joined:
+            raise OtherGroupError(group, joined)
+        return inlet
+
     def receive(self, tensors: Sequence[TensorMeta], load: Load, group: str) -> None:
         """Receive the announced tensors, calling `load` for each bucket while the next one arrives.
 
@@ -96,12 +106,7 @@ class Receiver:
             LinkError: the group broke, or a bucket did not arrive in time.
             RuntimeError: there is no group.
         """
-        with self._joining:
-            inlet, joined = self._inlet, self._group
-        if inlet is None:
-            raise RuntimeError("no transfer group: POST /init_weight_transfer_engine comes first")
-        if group != joined:
-            raise OtherGroupError(group, joined)
+        inlet = self.require(group)
         try:
             self._receive(inlet, tensors, load)
         except BaseException:

@@ -52,9 +52,9 @@ class ServerMerge:
             return
         recipe, digests = Recipe.from_wire(header), Digests()
         parts: dict[str, Tensor] = {}
-        self._loaded = {}
 
         def arrived(tensors: Named) -> None:
+            self._loaded = {}  # not before: a call that is refused has loaded nothing
             # copies: a bucket's memory may be used again, and a fused layer waits for what is made last
             kept = [(name, tensor.to(self._device, copy=True)) for name, tensor in tensors]
             parts.update({name: tensor for name, tensor in kept if MARK in name})

@@ -84,6 +84,7 @@ class ReceivingEngine(WeightTransferEngine[GroupInitInfo, BucketUpdateInfo]):
 
     def receive_weights(self, update_info: BucketUpdateInfo) -> None:
         """Load each bucket of base weights while the next one arrives; keep an adapter for vLLM's adapter loader."""
+        self._receiver.require(update_info.group)
         metas = from_wire(update_info.names, update_info.dtype_names, update_info.shapes)
         if update_info.adapter is not None:
             tensors: dict[str, torch.Tensor] = {}

@@ -183,9 +183,13 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
             if isinstance(one, Refused):
                 record = self.components.records[index]
                 found.setdefault(index, BadSample.of(record.sample_id, record.images, one.error))
-        step, bad = self.state.global_step, list(found.values())
+        asked = {index for index, _ in self._asks}
+        earlier = gathered((asked, set(found)))[: rank()]  # a prompt's answers may lie in several processes
+        asked -= {index for indices, _ in earlier for index in indices}
+        bad = [one for index, one in found.items() if not any(index in others for _, others in earlier)]
+        step = self.state.global_step
         if self._policy.training:
-            self.components.bad.note(bad, step=step, of=len({index for index, _ in self._asks}))
+            self.components.bad.note(bad, step=step, of=len(asked))
             self._metrics["train"]["bad_samples"].append(float(sum(gathered(len(bad)))))
         else:
             held_out = self.components.held_out

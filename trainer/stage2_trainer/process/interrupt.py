@@ -57,7 +57,7 @@ class Interrupt:
                 raise Interrupted("asked to stop (SIGTERM)")
             yield
         finally:
-            self._at_once = before
+            self._at_once = before and not self._asked  # a second signal disturbs no clearing away
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         self._asked = True

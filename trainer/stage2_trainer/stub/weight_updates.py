@@ -45,6 +45,7 @@ class WeightUpdates:
         info = request.update_info
         metas = from_wire(info.names, info.dtype_names, info.shapes)
         receive = partial(self.receiver.receive, metas, group=info.group)
+        self.receiver.require(info.group)  # an earlier learner's call closes nothing of this one's
         try:
             if info.adapter is not None:
                 self._receive_adapter(receive, info.adapter)
