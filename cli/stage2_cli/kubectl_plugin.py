@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from stage2_api.errors import EXIT_CONFIG, ConfigError, Problem
+from stage2_cli.main import explain
 from stage2_controller.job import names
 
 app = typer.Typer(name="kubectl-stage2", no_args_is_help=True, pretty_exceptions_enable=False)
@@ -31,17 +32,7 @@ def kubectl_stage2() -> None:
     """RolloutMatchingJobs: why one does not train, what it says, and how it goes."""
 
 
-@app.command()
-def explain(
-    job: Job,
-    namespace: Namespace = None,
-    context: Context = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")] = False,
-) -> None:
-    """Say why a job does not train, and which field to change; exit code 1 if something is missing."""
-    from stage2_cli.explain import explain_job
-
-    raise typer.Exit(explain_job(job, namespace=namespace, context=context, as_json=as_json))
+app.command()(explain)
 
 
 @app.command()
