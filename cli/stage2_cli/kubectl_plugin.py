@@ -6,15 +6,14 @@ Everything is read by kubectl itself, with its own context, namespace and rights
 from __future__ import annotations
 
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from stage2_api.errors import EXIT_CONFIG, ConfigError, Problem
-from stage2_cli.main import explain
+from stage2_api.errors import ConfigError, Problem
+from stage2_cli.main import call, explain
 from stage2_controller.job import names
 
 app = typer.Typer(name="kubectl-stage2", no_args_is_help=True, pretty_exceptions_enable=False)
@@ -91,11 +90,5 @@ def _logs(job: str, namespace: str | None, context: str | None, *, servers: bool
 
 
 def main() -> None:
-    """Entry point: mistakes end with exit code 64 and sentences, not with a traceback."""
-    try:
-        app()
-    except ConfigError as error:
-        from stage2_cli.errors import show_config_error
-
-        show_config_error(error)
-        sys.exit(EXIT_CONFIG)
+    """Entry point."""
+    call(app)

@@ -385,9 +385,14 @@ def _learn_in_processes(loaded: RunConfig, path: Path, processes: int, *, overwr
 
 
 def main() -> None:
-    """Entry point: configuration errors end with exit code 64 and sentences, not with a traceback."""
+    """Entry point."""
+    call(app)
+
+
+def call(program: typer.Typer) -> None:
+    """Run a command line: configuration errors end with exit code 64 and sentences, not with a traceback."""
     try:
-        app()
+        program()
     except ConfigError as error:
         from stage2_cli.errors import show_config_error
 

@@ -14,7 +14,6 @@ from stage2_trainer.engine.server_merge import ServerMerge
 from stage2_trainer.stub.requests import AdapterInfo, UpdateRequest
 from stage2_trainer.stub.stub_model import StubModel
 from stage2_trainer.wire.buckets import from_wire
-from stage2_trainer.wire.errors import OtherGroupError
 from stage2_trainer.wire.transfer_group import GroupInfo
 
 INITIAL_VERSION = "default"
@@ -53,8 +52,6 @@ class WeightUpdates:
                 self.merge.update(info.merge, receive, self.model.load_weights)
             else:
                 receive(self.model.load_weights)
-        except OtherGroupError:
-            raise  # an earlier learner's call; what is open is another's
         except BaseException:
             if self._open is mine:  # and not one that another learner has opened meanwhile
                 self._open = None

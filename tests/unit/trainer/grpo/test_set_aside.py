@@ -2,7 +2,6 @@
 
 import json
 import pickle
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,18 +46,6 @@ class Reading(harness.Scripted):
         made = iter(super().generate(replace(request, chats=good)).rollouts)
         outcomes = [one if isinstance(one, Refused) else next(made) for one in looked_at]
         return harness.RolloutBatch(outcomes, None, request.seeds(0))
-
-
-@pytest.fixture
-def stack():
-    with ExitStack() as stack:
-        yield stack
-
-
-@pytest.fixture
-def folder(tmp_path, image_paths):
-    harness.write_records(tmp_path, image_paths[:2])
-    return tmp_path
 
 
 def build(folder, stack, model, encoder, source, *patches):

@@ -1,7 +1,6 @@
 """The trainer against TRL's own: the same answers make the same advantages and the same loss."""
 
 import json
-from contextlib import ExitStack
 
 import pytest
 import torch
@@ -23,18 +22,6 @@ from tests.unit.trainer.grpo import harness
 
 pytestmark = pytest.mark.timeout(300)
 KL = {"rlhf": {"beta": 0.5}}
-
-
-@pytest.fixture
-def stack():
-    with ExitStack() as stack:
-        yield stack
-
-
-@pytest.fixture
-def folder(tmp_path, image_paths):
-    harness.write_records(tmp_path, image_paths[:2])
-    return tmp_path
 
 
 def answers(encoder):
