@@ -175,7 +175,7 @@ def installed(kubeconfig: Path, stage2_images: Images, helm: str, session_folder
     install = ["upgrade", "--install", "stage2", ROOT / "charts/stage2", "--create-namespace", "--take-ownership"]
 
     def bring() -> None:
-        subprocess.run([*command, *install, "--wait", "--timeout=5m", *values], check=True)
+        subprocess.run([*command, *install, "--wait", "--timeout=10m", *values], check=True)
 
     def take(_: None) -> None:
         subprocess.run([*command, "uninstall", "stage2", "--wait", "--ignore-not-found"], check=True)

@@ -41,7 +41,7 @@ def kubectl(on_local_cluster: Path) -> Iterator[Kubectl]:
         return subprocess.run(command, check=True, text=True, input=stdin, stdout=subprocess.PIPE).stdout
 
     run("create", "namespace", namespace)
-    run("wait", "--for=create", "serviceaccount/default", "--timeout=300s")
+    run("wait", "--for=create", "serviceaccount/default", "--timeout=600s")
     yield run
     run("delete", "namespace", namespace)
 
@@ -51,7 +51,7 @@ def pod(kubectl: Kubectl, controller_image: str) -> str:
     """A running pod of two containers that ask for one GPU each, behind the Service `web`."""
     kubectl("apply", "--filename=-", stdin=json.dumps(_two_containers("two", controller_image)))
     kubectl("expose", "pod", "two", "--name=web", "--port=80", "--target-port=8000")
-    kubectl("wait", "--for=condition=Ready", "pod/two", "--timeout=300s")
+    kubectl("wait", "--for=condition=Ready", "pod/two", "--timeout=600s")
     return "two"
 
 
@@ -91,7 +91,7 @@ def test_a_fifth_gpu_is_refused_by_the_scheduler(kubectl: Kubectl, pod: str, con
     greedy = _two_containers("greedy", controller_image)
     greedy["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": 2}}
     kubectl("apply", "--filename=-", stdin=json.dumps(greedy))
-    kubectl("wait", "--for=condition=PodScheduled=False", "pod/greedy", "--timeout=300s")
+    kubectl("wait", "--for=condition=PodScheduled=False", "pod/greedy", "--timeout=600s")
     reason = kubectl("get", "pod", "greedy", "--output=jsonpath={.status.conditions[0].message}")
     assert "Insufficient nvidia.com/gpu" in reason
 

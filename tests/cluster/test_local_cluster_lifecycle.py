@@ -79,7 +79,7 @@ def before(root: None, local_cluster: Any) -> Iterator[dict[str, object]]:
 def _run_pod(local_cluster: Any) -> None:
     kubectl = ["kubectl", f"--kubeconfig={local_cluster.up()}"]
     subprocess.run([*kubectl, "apply", "--filename=-"], input=json.dumps(POD), text=True, check=True)
-    subprocess.run([*kubectl, "wait", "--for=condition=Ready", "pod/idle", "--timeout=300s"], check=True)
+    subprocess.run([*kubectl, "wait", "--for=condition=Ready", "pod/idle", "--timeout=600s"], check=True)
 
 
 def _kill(*names: str) -> None:

@@ -78,7 +78,7 @@ def reached(guarded: Kubectl, ports: dict[str, list[int]], controller_image: str
     listens = {ROLLOUT: [*ports["servers"], *ports["chosen"]], LEARNER: of_learner}
     for name, own in who.items():
         guarded.apply(_pod(name, own, controller_image, listens.get(name, everything)))
-    guarded("wait", "--for=condition=Ready", "pod", "--all", "--timeout=300s")
+    guarded("wait", "--for=condition=Ready", "pod", "--all", "--timeout=600s")
     addresses = {name: (guarded.get("pod", name) or {})["status"]["podIP"] for name in who}
 
     def reach(source: str, target: str) -> set[int]:

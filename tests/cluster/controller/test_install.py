@@ -32,7 +32,7 @@ class Helm:
     def upgrade(self, *values: str) -> None:
         """Installs or upgrades the release and waits until the controller is ready."""
         chart = str(ROOT / "charts" / "stage2")
-        self("upgrade", "--install", "stage2", chart, "--wait", "--timeout=3m", *self._values, *values)
+        self("upgrade", "--install", "stage2", chart, "--wait", "--timeout=10m", *self._values, *values)
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_running_jobs_do_not_notice_an_upgrade_a_rollback_or_an_uninstall(
     release.upgrade("--set=controller.logLevel=debug", "--set=workloadImage.tag=newer")
     assert _without_the_controller(settled(kubectl)) == before
 
-    release("rollback", "stage2", "1", "--wait", "--timeout=3m")
+    release("rollback", "stage2", "1", "--wait", "--timeout=10m")
     assert _without_the_controller(settled(kubectl)) == before
 
     release("uninstall", "stage2", "--wait")

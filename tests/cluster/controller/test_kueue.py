@@ -62,9 +62,9 @@ def _queue(kubectl: Kubectl, own: str, name: str = "team", *, gpus: int = 4, **f
             eventually(partial(_taken, kubectl, one), why="Kueue answers")
         yield
     finally:
-        kubectl("delete", "rmj", "--all", "--timeout=300s")
+        kubectl("delete", "rmj", "--all", "--timeout=600s")
         for one in reversed(made):
-            kubectl("delete", one["kind"], one["metadata"]["name"], "--timeout=300s")
+            kubectl("delete", one["kind"], one["metadata"]["name"], "--timeout=600s")
 
 
 def _taken(kubectl: Kubectl, one: Object) -> bool:

@@ -23,7 +23,7 @@ def test_a_job_lives_from_pending_to_succeeded(kubectl: Kubectl, controller: Con
     eventually(lambda: phase(kubectl, "job-3v1") == "Running", why="the job runs")
 
     kubelet.learner_ends("job-3v1", 0, '{"step": 10, "maxSteps": 10, "phase": "done"}')
-    kubectl("wait", "--for=condition=Succeeded", "rmj/job-3v1", "--timeout=300s")
+    kubectl("wait", "--for=condition=Succeeded", "rmj/job-3v1", "--timeout=600s")
     eventually(lambda: kubectl.get("deployment", "job-3v1-rollout") is None, why="the servers are released")
     assert kubectl("get", "rmj", "job-3v1", "--no-headers").split()[:4] == ["job-3v1", "Succeeded", "10/10", "0/3"]
     events = {event["reason"] for event in kubectl.list("events") if event["involvedObject"]["name"] == "job-3v1"}
@@ -45,7 +45,7 @@ def test_a_configuration_error_fails_the_job_without_another_try(
     kubelet.servers_answer("job-3v1")
     kubelet.learner_runs("job-3v1")
     kubelet.learner_ends("job-3v1", 64, "custom.train_jsonl: '/data/x'; must exist; mount the volume that holds it")
-    kubectl("wait", "--for=condition=Failed", "rmj/job-3v1", "--timeout=300s")
+    kubectl("wait", "--for=condition=Failed", "rmj/job-3v1", "--timeout=600s")
     assert reason(kubectl, "job-3v1", "Failed") == "ConfigurationError"
     assert "must exist" in (kubectl.get("rmj", "job-3v1") or {})["status"]["message"]
 
@@ -56,7 +56,7 @@ def test_deleting_a_job_deletes_everything_that_it_owns(
     kubectl.apply(job())
     kubelet.servers_answer("job-3v1")
     eventually(lambda: kubectl.get("job", "job-3v1-learner"), why="all children exist")
-    kubectl("delete", "rmj", "job-3v1", "--timeout=300s")
+    kubectl("delete", "rmj", "job-3v1", "--timeout=600s")
     kinds = ("deployments", "jobs", "services", "configmaps", "secrets", "pods")
     selector = "app.kubernetes.io/managed-by=stage2"
     eventually(
@@ -78,9 +78,9 @@ def test_a_job_that_failed_is_corrected_deleted_and_applied_again_and_runs(
     kubelet.servers_answer("job-3v1")
     kubelet.learner_runs("job-3v1")
     kubelet.learner_ends("job-3v1", 64, "custom.train_jsonl: '/data/x'; must exist; mount the volume that holds it")
-    kubectl("wait", "--for=condition=Failed", "rmj/job-3v1", "--timeout=300s")
+    kubectl("wait", "--for=condition=Failed", "rmj/job-3v1", "--timeout=600s")
     hold("stage2.dev/of-a-test")
-    kubectl("delete", "rmj", "job-3v1", "--timeout=300s")
+    kubectl("delete", "rmj", "job-3v1", "--timeout=600s")
     kubectl.apply(job(image="corrected:1"))
     told = "OldChildrenEnding"
     eventually(lambda: reason(kubectl, "job-3v1", "ChildrenApplied") == told, why="it waits for the old learner's end")
@@ -146,7 +146,7 @@ def test_servers_that_never_answer_fail_the_job_in_its_time(
 ) -> None:
     kubectl.apply(job(learner={"gpus": 1, "startDeadlineSeconds": 5}))
     kubelet.servers_answer("job-3v1", ready=False)
-    kubectl("wait", "--for=condition=Failed", "rmj/job-3v1", "--timeout=300s")
+    kubectl("wait", "--for=condition=Failed", "rmj/job-3v1", "--timeout=600s")
     assert reason(kubectl, "job-3v1", "Failed") == "StartDeadlineExceeded"
     eventually(lambda: kubectl.get("deployment", "job-3v1-rollout") is None, why="its GPUs are free")
 
