@@ -50,8 +50,8 @@ test-gpu: setup ## Checks that need a CUDA device: packed attention, what offloa
 fuzz: setup ## Hand hostile input to every reader until one breaks: jobs, YAML, records, images, answers
 	STAGE2_FUZZ_EXAMPLES=$${STAGE2_FUZZ_EXAMPLES:-20000} pytest -q -n 2 --dist load tests/unit/fuzz
 
-lint: setup ## ruff, mypy --strict, the import law, dead code
-	ruff check . && ruff format --check . && mypy && lint-imports && vulture
+lint: setup ## ruff, mypy --strict, the import law, dead code, the manifests of chart and jobs
+	ruff check . && ruff format --check . && mypy && lint-imports && vulture && python hack/check_manifests.py
 
 format: setup ## Format the code
 	ruff check --fix . && ruff format .

@@ -41,6 +41,7 @@ def test_the_defaults_install_these_objects_and_no_others(template: Template) ->
         ("ClusterRoleBinding", "stage2"),
         ("Deployment", "stage2"),
         ("PodDisruptionBudget", "stage2"),
+        ("NetworkPolicy", "stage2"),
         ("ClusterRole", "stage2-view"),
         ("ClusterRole", "stage2-edit"),
         ("ClusterRole", "stage2-admin"),

@@ -70,3 +70,13 @@ def test_a_figures_own_namespace_is_kept_where_the_controller_tells_it_and_not_w
     (of_learners,) = manifests["PodMonitor", "stage2-learners"]["spec"]["podMetricsEndpoints"]
     assert of_controller["honorLabels"] is True
     assert of_learners["honorLabels"] is False
+
+
+def test_only_the_port_of_metrics_and_health_of_the_controller_can_be_reached(template: Template) -> None:
+    manifests = template()
+    policy = manifests["NetworkPolicy", "stage2"]["spec"]
+    (container,) = manifests["Deployment", "stage2"]["spec"]["template"]["spec"]["containers"]
+    assert policy["podSelector"] == manifests["Deployment", "stage2"]["spec"]["selector"]
+    assert policy["ingress"] == [{"ports": [{"port": container["ports"][0]["name"]}]}]
+    assert policy["egress"] == [{}]
+    assert ("NetworkPolicy", "stage2") not in template("controller.networkPolicy=false")
