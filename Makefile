@@ -71,7 +71,7 @@ smoke-colocate: setup ## Short real runs with vLLM inside the learner: packed or
 images: setup ## Build the controller and trainer images with buildah
 	hack/local-cluster/local-cluster build
 
-check-gpu-image: setup ## Build the trainer image for GPUs with buildah, and examine it; no GPU is needed, but 10 GB and more
+check-gpu-image: setup ## Build the trainer image for GPUs with buildah, and examine it; no GPU is needed, but 40 GB of disk
 	hack/local-cluster/local-cluster check-gpu-image
 
 clean: ## Remove the virtual environment and outputs of this folder

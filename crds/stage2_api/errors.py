@@ -35,9 +35,13 @@ class Problem:
     rule: str
     way_out: str
 
+    @property
+    def found(self) -> str:
+        """The value as Python writes it, cut; "nothing" where there is none."""
+        return "nothing" if self.value is None else shortened(self.value)
+
     def __str__(self) -> str:
-        found = "nothing" if self.value is None else shortened(self.value)
-        return f"{self.path}: {found}; {self.rule}; {self.way_out}"
+        return f"{self.path}: {self.found}; {self.rule}; {self.way_out}"
 
 
 class ConfigError(ValueError):

@@ -188,7 +188,7 @@ def build(
 
 @app.command()
 def check_gpu_image(home: Home = None) -> None:
-    """Build the trainer image for GPUs, and examine it without one: 10 GB and more, and a long time."""
+    """Build the trainer image for GPUs, and examine it without one: 40 GB of free disk, and a quarter of an hour."""
     layout = _layout(home)
     try:
         ensure_packages(console)

@@ -5,6 +5,7 @@ driver, a GPU or a model is not examined.
 """
 
 import os
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -12,9 +13,10 @@ from pathlib import Path
 from rich.console import Console
 
 from local_cluster import buildah, images
-from local_cluster.layout import Layout
+from local_cluster.layout import ClusterError, Layout
 
 IMAGE = images.ProjectImage("trainer", variant="gpu", arguments=("VLLM=gpu",))
+SPACE_BYTES = 40 * 10**9  # packages, their archive, a tar of the layer and the layer: 36 GB at the worst
 USER = "10001:10001"
 PYTHON = "/opt/stage2/bin/python"
 EXAMINATION = Path(__file__).with_name("examine.py")
@@ -38,11 +40,23 @@ exec chroot --userspec="$user" "$root" /usr/bin/env -i PATH="${python%/*}:/usr/l
 
 def check(layout: Layout, console: Console) -> bool:
     """Build the image, say its size and the time that it took, and examine it; whether nothing is wrong."""
+    need_space(layout.cache)
     start = time.monotonic()
     images.build(layout, IMAGE, console)
     size = sum(layer.size for layer in buildah.layers(layout, IMAGE.reference))
     console.print(f"{IMAGE.reference}: {size / 1e9:.1f} GB unpacked, built in {time.monotonic() - start:.0f} s")
     return examine(layout, IMAGE.reference)
+
+
+def need_space(folder: Path) -> None:
+    """Raise where the disk of a folder has too little left: a build that fills it harms everything on the machine."""
+    folder.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(folder).free
+    if free < SPACE_BYTES:
+        raise ClusterError(
+            f"{folder}: {free / 1e9:.0f} GB free; the build needs {SPACE_BYTES / 1e9:.0f} GB; free some "
+            "(`hack/local-cluster/local-cluster cache --prune`), or set XDG_CACHE_HOME to a folder of a larger disk"
+        )
 
 
 def examine(layout: Layout, reference: str) -> bool:

@@ -31,6 +31,6 @@ def good(what: str, said: str) -> Requirement:
 def of_errors(what: str, error: ConfigError) -> list[Requirement]:
     """Return a requirement for each problem of a configuration error."""
     return [
-        Requirement(what, "missing", f"{problem.path}: {problem.value!r}; {problem.rule}", problem.way_out)
+        Requirement(what, "missing", f"{problem.path}: {problem.found}; {problem.rule}", problem.way_out)
         for problem in error.problems
     ]
