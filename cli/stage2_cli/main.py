@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -391,6 +392,8 @@ def main() -> None:
 
 def call(program: typer.Typer) -> None:
     """Run a command line: configuration errors end with exit code 64 and sentences, not with a traceback."""
+    # Pillow's words on images of many pixels; stage2 has a limit and words of its own (data.images.MOST_PIXELS).
+    warnings.filterwarnings("ignore", "Image size .* exceeds limit")
     try:
         program()
     except ConfigError as error:

@@ -6,17 +6,18 @@ the process. So libyaml's flat list of events is counted before anything is buil
 
 from __future__ import annotations
 
-import stat
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable, Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from stage2_api.validation.nesting import DEEPEST
+from stage2_trainer.data.regular_files import read_named
 
 LARGEST_BYTES = 2 << 20
 """More than the API server takes as one object."""
+MERGE = "tag:yaml.org,2002:merge"
 MOST_VALUES = 200_000
 """Keys, values and list items of a file, those of an alias counted wherever it stands."""
 
@@ -32,12 +33,22 @@ class UnreadableYaml(ValueError):
 
 
 class _StrictLoader(_Safe):  # type: ignore[misc]
-    """A safe loader that refuses a key given twice, which plain YAML settles silently for the last one."""
+    """A safe loader that refuses a key given twice, which plain YAML settles silently for the last one.
+
+    texts: keys of a document below which every scalar is the text that the file has.
+    """
+
+    texts: Collection[str] = ()
+
+    def construct_document(self, node: yaml.Node) -> Any:
+        if isinstance(node, yaml.MappingNode):
+            node.value = [(key, _texts(value) if key.value in self.texts else value) for key, value in node.value]
+        return super().construct_document(node)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Hashable] = set()
         for key_node, _ in node.value:
-            if key_node.tag == "tag:yaml.org,2002:merge":
+            if key_node.tag == MERGE:
                 continue
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, Hashable):
@@ -53,33 +64,47 @@ def _at(what: str, node: yaml.Node) -> yaml.constructor.ConstructorError:
     return yaml.constructor.ConstructorError(None, None, what, node.start_mark)
 
 
-def read_documents(path: Path) -> list[Any]:
-    """Return the documents of a YAML file, in order, without empty ones.
+def _texts(node: yaml.Node) -> yaml.Node:
+    """Return a copy of a node whose scalars are text, whatever YAML or a tag would make of them."""
+    kind, value = "str", node.value
+    if isinstance(node, yaml.SequenceNode):
+        kind, value = "seq", [_texts(one) for one in value]
+    elif isinstance(node, yaml.MappingNode):
+        kind, value = "map", [(key if key.tag == MERGE else _texts(key), _texts(one)) for key, one in value]
+    return type(node)(f"tag:yaml.org,2002:{kind}", value, node.start_mark, node.end_mark)
+
+
+def read_documents(path: Path, *, texts: Collection[str] = ()) -> list[Any]:
+    """Return the documents of a YAML file that a person has named, in order, without empty ones.
+
+    texts: keys of a document below which every scalar, a key too, is the text that the file has: `010`, not 8.
 
     Raises:
-        OSError: the file cannot be read.
+        OSError: the file cannot be read, or is a device.
         UnreadableYaml: it is no file of text, no YAML, or beyond a bound.
     """
     text = _text(path)
     try:
         _count(text)
-        return [document for document in yaml.load_all(text, Loader=_StrictLoader) if document is not None]
+        return [document for document in _documents(text, texts) if document is not None]
     except UnreadableYaml:
         raise
     except (yaml.YAMLError, ValueError, LookupError, AttributeError) as error:  # what PyYAML makes of !!bool or !!int
         raise UnreadableYaml(str(error), "the file must be YAML", "mend the line named") from error
 
 
+def _documents(text: str, texts: Collection[str]) -> Iterator[Any]:
+    loader = _StrictLoader(text)
+    loader.texts = texts
+    try:
+        while loader.check_data():
+            yield loader.get_data()
+    finally:
+        loader.dispose()
+
+
 def _text(path: Path) -> str:
-    if stat.S_ISDIR(mode := path.stat().st_mode):
-        raise IsADirectoryError(None, "Is a directory")
-    if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
-        raise UnreadableYaml("a device", "the file must be one of text", "check the path")
-    with path.open("rb") as file:
-        content = file.read(LARGEST_BYTES + 1)
-    if len(content) > LARGEST_BYTES:
-        rule = f"a file must not be larger than {LARGEST_BYTES} bytes"
-        raise UnreadableYaml(f"more than {LARGEST_BYTES} bytes", rule, "check the path")
+    content = read_named(path, LARGEST_BYTES)
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

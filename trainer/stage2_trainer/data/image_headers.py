@@ -15,11 +15,10 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from PIL import Image
-
 from stage2_api.errors import Problem
-from stage2_trainer.data.images import UPRIGHT, ImageError, file_path, image_bytes, orientation
+from stage2_trainer.data.images import UPRIGHT, ImageError, file_path, image_bytes, opened, orientation
 from stage2_trainer.data.records import MAX_REPORTED_PROBLEMS, Record, lines
+from stage2_trainer.data.regular_files import open_regular
 
 LOOKED_AT = 1000
 THREADS = 8  # a file on a network's drive is waited for
@@ -66,7 +65,7 @@ def read_header(source: str) -> Header:
     if source.startswith("data:"):
         return header_of(image_bytes(source), source)
     try:
-        with file_path(source).open("rb") as file:
+        with open_regular(file_path(source)) as file:
             return _header(file, source)
     except OSError as error:
         raise ImageError.of(source, error) from error
@@ -79,7 +78,7 @@ def header_of(encoded: bytes, source: str) -> Header:
 
 def _header(file: BinaryIO, source: str) -> Header:
     try:
-        with Image.open(file) as image:
+        with opened(file) as image:
             return Header(image.format or "", image.size, orientation(image, file))
     except MemoryError:
         raise

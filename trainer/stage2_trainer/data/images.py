@@ -16,6 +16,8 @@ from typing import BinaryIO
 
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
+from stage2_trainer.data.regular_files import open_regular
+
 BLANK_SIDE = 64  # pixels
 MOST_PIXELS = 90_000_000
 """Pixels of an image, 270 MB when it is decoded: a file of a few kB may stand for any number. Pillow only warns."""
@@ -57,7 +59,7 @@ def load_image(source: str) -> Image.Image:
     """Return the RGB image of a path, a `file://` URL or a base64 `data:` URL. Raise ImageError where there is none."""
     encoded = image_bytes(source)
     try:
-        with _opened(encoded) as image:
+        with opened(io.BytesIO(encoded)) as image:
             return shown(image)
     except MemoryError:
         raise
@@ -65,9 +67,9 @@ def load_image(source: str) -> Image.Image:
         raise ImageError.of(source, error) from error
 
 
-def _opened(encoded: bytes) -> Image.Image:
+def opened(file: BinaryIO) -> Image.Image:
     """Return an image of which the header is read. Raises ValueError where it has too many pixels to decode."""
-    image = Image.open(io.BytesIO(encoded))
+    image = Image.open(file)
     if (pixels := image.width * image.height) > MOST_PIXELS:
         raise ValueError(f"{image.width} x {image.height} are {pixels} pixels, above the limit of {MOST_PIXELS}")
     return image
@@ -113,7 +115,7 @@ def image_bytes(source: str) -> bytes:
         except ValueError as error:
             raise ImageError.of(source, error) from error
     try:
-        with file_path(source).open("rb") as file:
+        with open_regular(file_path(source)) as file:
             encoded = file.read(MOST_BYTES + 1)
     except OSError as error:
         raise ImageError.of(source, error) from error
@@ -164,7 +166,7 @@ def image_url(source: str) -> str:
 def _is_plain(encoded: bytes) -> bool:
     """Whether every reader decodes an image alike, or none can."""
     try:
-        with _opened(encoded) as image:
+        with opened(io.BytesIO(encoded)) as image:
             return (
                 image.format in PLAIN_FORMATS
                 and image.mode in PLAIN_MODES

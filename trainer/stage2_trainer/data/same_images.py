@@ -10,6 +10,7 @@ from pathlib import Path
 
 from stage2_trainer.data.images import file_path
 from stage2_trainer.data.records import Line
+from stage2_trainer.data.regular_files import open_regular
 
 HEAD_BYTES = 4096
 
@@ -43,7 +44,7 @@ def _key(source: str) -> int:
     if source.startswith("data:"):
         return hash(source)
     path = file_path(source)
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hash((os.fstat(file.fileno()).st_size, zlib.crc32(file.read(HEAD_BYTES))))
 
 

@@ -17,15 +17,23 @@ class LeftOut(Exception):
 
 
 @dataclass(frozen=True)
+class Outlines:
+    """The outer outlines of an object's parts, and how many holes its parts have, for which an outline has no place."""
+
+    parts: Sequence[Outline] = ()
+    holes: int = 0
+
+
+@dataclass(frozen=True)
 class AnnotatedObject:
-    """An object: its box (x1, y1, x2, y2) and the outlines of its parts, in pixels; no outlines where only a box is.
+    """An object: its box (x1, y1, x2, y2) and the outlines of its parts, in pixels; no parts where only a box is.
 
     Pixels are counted from the image's edge: its left column lies between 0 and 1.
     """
 
     desc: str
     box: tuple[float, float, float, float]
-    outlines: Sequence[Outline] = ()
+    outlines: Outlines = Outlines()
 
 
 @dataclass(frozen=True)

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from stage2_api.errors import ConfigError, Problem
-from stage2_trainer.prepare.annotated_image import LeftOut, Outline
+from stage2_trainer.prepare.annotated_image import LeftOut, Outline, Outlines
 from stage2_trainer.prepare.outline import mask_of_runs, of_mask
 
 Box = tuple[float, float, float, float]
 
 IMAGE_ENDINGS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
+INFINITE = 1e100
 
 CROWD = "it is a crowd, not an object (iscrowd)"
 BROKEN_BOX = "its box is not four numbers"
 BROKEN_OUTLINE = "its segmentation cannot be read"
+OTHER_MASK = "its segmentation is a mask of another size than its image"
 NO_CATEGORY = "its category is not in the file"
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a finite number."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether a value is a finite number, of which an area can be computed."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < INFINITE
 
 
 def four_numbers(value: Any) -> Box:
@@ -32,13 +33,18 @@ def four_numbers(value: Any) -> Box:
     return first, second, third, fourth
 
 
-def outlines_of(segmentation: Any) -> list[Outline]:
-    """Return the outlines of COCO's polygons, or of its run-length mask; none of None. Raises LeftOut."""
+def outlines_of(segmentation: Any, size: tuple[int, int] | None) -> Outlines:
+    """Return the outlines of COCO's polygons, or of its run-length mask; none of None. Raises LeftOut.
+
+    size: width and height that the annotations say of the image, which are the mask's; None where they say none.
+    """
     try:
         if isinstance(segmentation, dict):
             height, width = segmentation["size"]
+            if size is not None and size != (width, height):
+                raise LeftOut(OTHER_MASK)
             return of_mask(mask_of_runs(segmentation["counts"], height, width))
-        return [_polygon(flat) for flat in segmentation or ()]
+        return Outlines([_polygon(flat) for flat in segmentation or ()])
     except (ValueError, TypeError, KeyError) as error:
         raise LeftOut(BROKEN_OUTLINE) from error
 

@@ -11,7 +11,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stage2_trainer.prepare.annotated_image import AnnotatedImage, AnnotatedObject, AnnotatedSet, LeftOut, Tally
+from stage2_trainer.data.regular_files import read_named
+from stage2_trainer.prepare.annotated_image import (
+    AnnotatedImage,
+    AnnotatedObject,
+    AnnotatedSet,
+    LeftOut,
+    Outlines,
+    Tally,
+)
 from stage2_trainer.prepare.annotation_values import CROWD, NO_CATEGORY, four_numbers, outlines_of, refused
 
 NO_IMAGE = "its image is not in the file"
@@ -44,7 +52,7 @@ def read_coco(annotations: Path, images: Path, tally: Tally, *, outlines: bool =
 
     def read() -> Iterator[AnnotatedImage]:
         for number, entry in entries.items():
-            objects = list(_objects(of_image.get(number, ()), names, tally, outlines=outlines))
+            objects = list(_objects(of_image.get(number, ()), names, _size(entry), tally, outlines=outlines))
             federated = _federated(entry, names)
             yield AnnotatedImage(str(number), paths[number], _size(entry), objects, metadata=federated)
 
@@ -53,7 +61,7 @@ def read_coco(annotations: Path, images: Path, tally: Tally, *, outlines: bool =
 
 def _document(path: Path) -> Mapping[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(read_named(path))
     except OSError as error:
         raise refused("--annotations", str(path), f"must be readable ({error.strerror})", "check the path") from error
     except (ValueError, RecursionError) as error:
@@ -110,16 +118,23 @@ def _federated(entry: Mapping[str, Any], names: Mapping[Any, str]) -> dict[str, 
 
 
 def _objects(
-    annotations: Iterable[Mapping[str, Any]], names: Mapping[Any, str], tally: Tally, *, outlines: bool
+    annotations: Iterable[Mapping[str, Any]],
+    names: Mapping[Any, str],
+    size: tuple[int, int] | None,
+    tally: Tally,
+    *,
+    outlines: bool,
 ) -> Iterator[AnnotatedObject]:
     for annotation in annotations:
         try:
-            yield _object(annotation, names, outlines=outlines)
+            yield _object(annotation, names, size, outlines=outlines)
         except LeftOut as left_out:
             tally.leave_out_object(str(left_out), f"annotation {annotation.get('id')}")
 
 
-def _object(annotation: Mapping[str, Any], names: Mapping[Any, str], *, outlines: bool) -> AnnotatedObject:
+def _object(
+    annotation: Mapping[str, Any], names: Mapping[Any, str], size: tuple[int, int] | None, *, outlines: bool
+) -> AnnotatedObject:
     """Return the object of an annotation. Raises LeftOut."""
     if annotation.get("iscrowd"):
         raise LeftOut(CROWD)
@@ -127,5 +142,5 @@ def _object(annotation: Mapping[str, Any], names: Mapping[Any, str], *, outlines
     if category not in names:
         raise LeftOut(NO_CATEGORY)
     x, y, width, height = four_numbers(annotation.get("bbox"))
-    parts = outlines_of(annotation.get("segmentation")) if outlines else []
+    parts = outlines_of(annotation.get("segmentation"), size) if outlines else Outlines()
     return AnnotatedObject(names[category], (x, y, x + width, y + height), parts)

@@ -13,7 +13,15 @@ from typing import Any, Literal
 
 from stage2_trainer.data.image_headers import header_of
 from stage2_trainer.data.images import ImageError
-from stage2_trainer.prepare.annotated_image import AnnotatedImage, AnnotatedObject, AnnotatedSet, LeftOut, Tally
+from stage2_trainer.data.regular_files import irregular_file
+from stage2_trainer.prepare.annotated_image import (
+    AnnotatedImage,
+    AnnotatedObject,
+    AnnotatedSet,
+    LeftOut,
+    Outlines,
+    Tally,
+)
 from stage2_trainer.prepare.annotation_values import CROWD, NO_CATEGORY, Box, four_numbers, outlines_of, refused
 
 BoxFormat = Literal["coco", "voc", "yolo"]
@@ -77,6 +85,8 @@ def read_hub(source: str, choice: HubChoice, tally: Tally, *, outlines: bool = F
 
 
 def _loaded(source: str, split: str | None) -> Any:
+    if (odd := irregular_file(Path(source))) is not None:
+        raise refused("NAME_OR_DIR", source, f"{odd} is not a regular file", "remove it")
     try:
         import datasets
     except ModuleNotFoundError as error:
@@ -159,7 +169,7 @@ def _objects(
 ) -> Iterator[AnnotatedObject]:
     for number, one in enumerate(_listed(row[columns.objects])):
         try:
-            yield _object(one, columns, choice.boxes, outlines=outlines)
+            yield _object(one, columns, choice.boxes, _size(row), outlines=outlines)
         except LeftOut as left_out:
             tally.leave_out_object(str(left_out), f"{_sample_id(row, 0)} object {number}")
 
@@ -174,12 +184,14 @@ def _listed(objects: Any) -> list[dict[str, Any]]:
     return [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
 
 
-def _object(one: Mapping[str, Any], columns: _Columns, boxes: BoxFormat, *, outlines: bool) -> AnnotatedObject:
+def _object(
+    one: Mapping[str, Any], columns: _Columns, boxes: BoxFormat, size: tuple[int, int] | None, *, outlines: bool
+) -> AnnotatedObject:
     """Return an object. Raises LeftOut."""
     if any(one.get(key) for key in CROWDS):
         raise LeftOut(CROWD)
     box = _corners(four_numbers(one.get(columns.box)), boxes)
-    parts = outlines_of(one.get("segmentation")) if outlines else []
+    parts = outlines_of(one.get("segmentation"), size) if outlines else Outlines()
     return AnnotatedObject(_desc(one.get(columns.category), columns.names), box, parts)
 
 

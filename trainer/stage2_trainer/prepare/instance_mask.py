@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 from scipy.ndimage import find_objects
 
-from stage2_trainer.data.images import MOST_PIXELS
-from stage2_trainer.prepare.annotated_image import Outline
+from stage2_trainer.data.images import opened
+from stage2_trainer.data.regular_files import open_regular
+from stage2_trainer.prepare.annotated_image import Outlines
 from stage2_trainer.prepare.outline import of_mask
 
 BORDER = 255  # of objects, and what nobody could tell: no object's
 NUMBERED = frozenset({"P", "L"})  # of a palette or of grey: a byte a pixel, which is the number
 
 
-def outlines_by_number(file: Path) -> tuple[tuple[int, int], dict[int, list[Outline]]]:
+def outlines_by_number(file: Path) -> tuple[tuple[int, int], dict[int, Outlines]]:
     """Return a mask's width and height, and the outlines of each object's parts by its number, in pixels.
 
     Raises:
         OSError, ValueError: it is not there, cannot be read, or is too large.
     """
-    with Image.open(file) as image:
-        if image.width * image.height > MOST_PIXELS:
-            raise ValueError(f"{image.width} x {image.height} pixels")
+    with open_regular(file) as encoded, opened(encoded) as image:
         if image.mode not in NUMBERED:
             raise ValueError(f"mode {image.mode}")
         numbers = np.asarray(image)
@@ -37,5 +36,5 @@ def outlines_by_number(file: Path) -> tuple[tuple[int, int], dict[int, list[Outl
     return (numbers.shape[1], numbers.shape[0]), found
 
 
-def _moved(outlines: list[Outline], right: int, down: int) -> list[Outline]:
-    return [[(x + right, y + down) for x, y in outline] for outline in outlines]
+def _moved(outlines: Outlines, right: int, down: int) -> Outlines:
+    return replace(outlines, parts=[[(x + right, y + down) for x, y in part] for part in outlines.parts])

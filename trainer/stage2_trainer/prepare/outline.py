@@ -10,24 +10,28 @@ import numpy as np
 import numpy.typing as npt
 from contourpy import contour_generator
 
-from stage2_trainer.prepare.annotated_image import Outline
+from stage2_trainer.data.images import MOST_PIXELS
+from stage2_trainer.prepare.annotated_image import Outline, Outlines
 
 Points = npt.NDArray[np.float64]
+LEVEL = 0.5 - 1e-9  # the mean of four pixels of which two touch at a corner is above it
 
 
 def area(outline: Outline) -> float:
     """Return the area of a polygon, by the shoelace formula."""
-    points = np.asarray(outline, dtype=np.float64)
-    x, y = points[:, 0], points[:, 1]
-    return float(abs(x @ np.roll(y, 1) - y @ np.roll(x, 1)) / 2)
+    return abs(_signed_area(np.asarray(outline, dtype=np.float64)))
 
 
-def of_mask(mask: npt.NDArray[np.bool_]) -> list[Outline]:
-    """Return the outer outlines of a mask's regions, along the edges of its pixels' centres widened by half a pixel."""
+def of_mask(mask: npt.NDArray[np.bool_]) -> Outlines:
+    """Return the outlines of a mask's parts, half-way between the centres of its pixels and those around them.
+
+    Pixels that touch at a corner are of one part.
+    """
     padded = np.pad(mask.astype(np.float64), 1)
-    lines: Any = contour_generator(z=padded).lines(0.5)
-    outlines = [np.asarray(line) - 0.5 for line in lines if len(line) >= 4]
-    return [[(float(x), float(y)) for x, y in outline[:-1]] for outline in outlines]
+    lines: Any = contour_generator(z=padded).lines(LEVEL)
+    outlines = [np.round(2 * np.asarray(line[:-1])) / 2 - 0.5 for line in lines]
+    outer = [outline for outline in outlines if _signed_area(outline) > 0]  # what is higher lies on a line's left
+    return Outlines([[(float(x), float(y)) for x, y in one] for one in outer], len(outlines) - len(outer))
 
 
 def mask_of_runs(counts: str | bytes | Sequence[int], height: int, width: int) -> npt.NDArray[np.bool_]:
@@ -35,6 +39,8 @@ def mask_of_runs(counts: str | bytes | Sequence[int], height: int, width: int) -
 
     counts: a list, or COCO's compressed string. Raises ValueError where they do not cover the mask.
     """
+    if height * width > MOST_PIXELS:
+        raise ValueError(f"{width} x {height} pixels")
     runs = list(counts) if not isinstance(counts, str | bytes) else _uncompressed(counts)
     if sum(runs) != height * width or min(runs, default=0) < 0:
         raise ValueError(f"{len(runs)} run lengths cover {sum(runs)} of {height * width} pixels")
@@ -68,6 +74,11 @@ def without_repeats(points: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return the points of a closed outline without those that equal the one before."""
     closed = [points[-1], *points] if points else []
     return [after for before, after in pairwise(closed) if after != before]
+
+
+def _signed_area(points: Points) -> float:
+    x, y = points[:, 0], points[:, 1]
+    return float(x @ np.roll(y, -1) - y @ np.roll(x, -1)) / 2
 
 
 def _distances(points: Points, start: Points, end: Points) -> npt.NDArray[np.float64]:

@@ -30,6 +30,7 @@ OTHER_SIZE = "its file has another size than its annotations say"
 CROWDED = "it has more objects than --max-objects"
 NO_AREA = "it has no area in the image"
 FURTHER_PARTS = "a further part of an object of several"
+HOLES = "a hole of an object: its outline has no place for it, and fills it"
 CLIPPED = "a box reached more than a pixel out of its image, and was clipped"
 UNSEEN_CLASS = "a name of --classes that no object has"
 
@@ -133,9 +134,11 @@ class _Writer:
         self, one: AnnotatedObject, box: tuple[int, ...], sides: tuple[float, float], sample_id: str
     ) -> tuple[int, ...]:
         """Return the outline of the largest part, or the corners of the box where there is none with three points."""
-        parts = sorted(one.outlines, key=area, reverse=True)
+        parts = sorted(one.outlines.parts, key=area, reverse=True)
         for _ in parts[1:]:
             self._tally.leave_out_object(FURTHER_PARTS, f"{sample_id} {one.desc}")
+        for _ in range(one.outlines.holes):
+            self._tally.change(HOLES, f"{sample_id} {one.desc}")
         for part in parts[:1]:
             scaled = np.asarray(part, dtype=np.float64) * (1000 / sides[0], 1000 / sides[1])
             few = simplified(scaled, TOLERANCE_BINS) if len(scaled) > 3 else scaled
@@ -148,7 +151,7 @@ class _Writer:
 
 def _size(image: AnnotatedImage) -> tuple[int, int]:
     """Return width and height from the image's header. Raises LeftOut."""
-    if image.content is None and not image.path.is_file():
+    if image.content is None and not os.path.exists(image.path):
         raise LeftOut(MISSING)
     try:
         header = read_header(str(image.path)) if image.content is None else header_of(image.content, str(image.path))

@@ -5,7 +5,7 @@ Format: http://host.robots.ox.ac.uk/pascal/VOC/voc2012/devkit_doc.pdf, section 1
 
 from __future__ import annotations
 
-import contextlib
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from glob import escape
@@ -14,12 +14,13 @@ from xml.etree import ElementTree
 
 from PIL.Image import DecompressionBombError
 
+from stage2_trainer.data.regular_files import read_regular
 from stage2_trainer.prepare.annotated_image import (
     AnnotatedImage,
     AnnotatedObject,
     AnnotatedSet,
     LeftOut,
-    Outline,
+    Outlines,
     Tally,
 )
 from stage2_trainer.prepare.annotation_values import IMAGE_ENDINGS, Box, four_numbers, refused
@@ -36,6 +37,8 @@ NO_NAME = "it has no name"
 DIFFICULT = "it is marked as difficult: VOC counts it neither as found nor as missed (--difficult keeps it)"
 BROKEN_MASK = "its mask of SegmentationObject cannot be read: its objects have boxes alone"
 OTHER_MASK = "its mask of SegmentationObject has another size than its annotation says: its objects have boxes alone"
+NO_OBJECT = "its mask of SegmentationObject has a number that no object of its annotation file has"
+NO_PIXELS = "its mask of SegmentationObject has no pixel of an object, whose outline is the corners of its box"
 FROM_ZERO = "a box has a coordinate below 1, where VOC's pixels begin; if they begin at 0 here, give --from-zero"
 
 
@@ -76,7 +79,7 @@ def _listed(folder: Path, split: str) -> list[str]:
     """Return the names of a split: the first word of each line."""
     path = folder / SPLITS / f"{split}.txt"
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = read_regular(path).decode("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         there = sorted(one.stem for one in path.parent.glob("*.txt"))[:10]
         rule = f"must be a list of {folder / SPLITS}, which has {', '.join(there) or 'none'}"
@@ -87,7 +90,7 @@ def _listed(folder: Path, split: str) -> list[str]:
 def _image(file: Path, images: Path, choice: VocChoice, tally: Tally) -> AnnotatedImage:
     """Return the image of an annotation file. Raises LeftOut."""
     try:
-        root = ElementTree.fromstring(file.read_bytes())
+        root = ElementTree.fromstring(read_regular(file))
     except FileNotFoundError as error:
         raise LeftOut(NO_ANNOTATION) from error
     except (OSError, ElementTree.ParseError, ValueError, LookupError) as error:  # LookupError: an unknown encoding
@@ -95,12 +98,13 @@ def _image(file: Path, images: Path, choice: VocChoice, tally: Tally) -> Annotat
     if root.tag != "annotation":
         raise LeftOut(BROKEN_ANNOTATION)
     size, mask = _size(root), (images.parent if images.name == IMAGES else images) / MASKS / f"{file.stem}.png"
-    outlines = _outlines(mask, size, tally) if choice.masks and mask.exists() else {}
-    objects = list(_objects(root.findall("object"), choice, tally, file.stem, outlines))
+    elements = root.findall("object")
+    outlines = _outlines(mask, size, len(elements), tally) if choice.masks and os.path.exists(mask) else {}
+    objects = list(_objects(elements, choice, tally, file.stem, outlines))
     return AnnotatedImage(file.stem, _image_file(root, images, file.stem), size, objects)
 
 
-def _outlines(mask: Path, size: tuple[int, int] | None, tally: Tally) -> Mapping[int, Sequence[Outline]]:
+def _outlines(mask: Path, size: tuple[int, int] | None, objects: int, tally: Tally) -> Mapping[int, Outlines]:
     """Return the outlines of a mask's objects, numbered from 1 in the order of the annotation file's."""
     try:
         found_size, outlines = outlines_by_number(mask)
@@ -110,15 +114,20 @@ def _outlines(mask: Path, size: tuple[int, int] | None, tally: Tally) -> Mapping
     if size is not None and size != found_size:
         tally.change(OTHER_MASK, mask.stem)
         return {}
+    for number in outlines:
+        if number > objects:
+            tally.leave_out_object(NO_OBJECT, f"{mask.stem} {number}")
+    for number in range(1, objects + 1):
+        if number not in outlines:
+            tally.change(NO_PIXELS, f"{mask.stem} {number}")
     return outlines
 
 
 def _image_file(root: ElementTree.Element, images: Path, stem: str) -> Path:
     """Return the file that the annotation names, or the one of its own name where that is not there."""
     named = images / (root.findtext("filename", "").strip() or f"{stem}.jpg")
-    with contextlib.suppress(OSError):  # a name that is too long
-        if named.is_file():
-            return named
+    if os.path.isfile(named):  # which answers of a name that is too long, too
+        return named
     return next((path for path in sorted(images.glob(f"{escape(stem)}.*")) if _is_image(path)), images / f"{stem}.jpg")
 
 
@@ -139,11 +148,11 @@ def _objects(
     choice: VocChoice,
     tally: Tally,
     name: str,
-    outlines: Mapping[int, Sequence[Outline]],
+    outlines: Mapping[int, Outlines],
 ) -> Iterator[AnnotatedObject]:
     for number, element in enumerate(elements, start=1):
         try:
-            yield replace(_object(element, choice, tally, name), outlines=outlines.get(number, ()))
+            yield replace(_object(element, choice, tally, name), outlines=outlines.get(number, Outlines()))
         except LeftOut as left_out:
             tally.leave_out_object(str(left_out), f"{name} {element.findtext('name', '').strip()}")
 

@@ -8,16 +8,28 @@ shares of the image. Format: https://docs.ultralytics.com/datasets/detect/
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stage2_trainer.data.bounded_yaml import UnreadableYaml, read_documents
-from stage2_trainer.prepare.annotated_image import AnnotatedImage, AnnotatedObject, AnnotatedSet, LeftOut, Tally
+from stage2_trainer.data.regular_files import read_regular, require_regular
+from stage2_trainer.prepare.annotated_image import (
+    AnnotatedImage,
+    AnnotatedObject,
+    AnnotatedSet,
+    LeftOut,
+    Outlines,
+    Tally,
+)
 from stage2_trainer.prepare.annotation_values import IMAGE_ENDINGS, NO_CATEGORY, is_number, refused
 from stage2_trainer.prepare.record_writer import MISSING
 
+SPLITS = ("train", "val", "test")
+NOTHING: tuple[object, ...] = (None, "", [])
+CLASS_NUMBER = re.compile("0|[1-9][0-9]{0,8}")
 ROUNDED = 1e-3  # shares are written with few digits, so some lie so far outside 0..1
 
 BROKEN_LINE = "its line is not a class and four numbers, nor a class and three points or more"
@@ -44,7 +56,7 @@ class _Layout:
 
 def read_yolo(data: Path, split: str, tally: Tally) -> AnnotatedSet:
     """Return the images of a split, by name. data: the data.yaml, or the folder that it lies in. Raises ConfigError."""
-    layout = _layout(data / "data.yaml" if data.is_dir() else data)
+    layout = _layout(data / "data.yaml", found=True) if data.is_dir() else _layout(data)
     places = _places(layout, split)
     images = [image for place in places for image in _images(place, layout)]
     if not images:
@@ -64,9 +76,12 @@ def read_yolo(data: Path, split: str, tally: Tally) -> AnnotatedSet:
     return AnnotatedSet(len(images), read())
 
 
-def _layout(file: Path) -> _Layout:
+def _layout(file: Path, *, found: bool = False) -> _Layout:
+    """Return what a data.yaml says. found: it lies in the folder that a person named. Raises ConfigError."""
     try:
-        documents = read_documents(file)
+        if found:
+            require_regular(file)
+        documents = read_documents(file, texts={"names"})
     except OSError as error:
         raise refused("DATA", str(file), f"must be readable ({error.strerror})", "give the data.yaml") from error
     except UnreadableYaml as error:
@@ -74,44 +89,43 @@ def _layout(file: Path) -> _Layout:
     document = documents[0] if len(documents) == 1 else None
     if not isinstance(document, dict):
         raise refused("DATA", str(file), "must be a mapping", "give the data.yaml")
-    named = file.parent / str(document.get("path") or ".")
-    return _Layout(file, named if named.is_dir() else file.parent, document, _names(document, file))
+    path = document.get("path") or "."
+    if not isinstance(path, str):
+        raise refused(f"{file} path", path, "must be text", "write it in quotes")
+    named = file.parent / path
+    return _Layout(file, named if os.path.isdir(named) else file.parent, document, _names(document, file))
 
 
 def _names(document: Mapping[str, Any], file: Path) -> dict[int, str]:
     names = document.get("names")
-    listed = dict(enumerate(names)) if isinstance(names, list) else names
+    listed = {str(number): name for number, name in enumerate(names)} if isinstance(names, list) else names
     if not isinstance(listed, dict) or not listed:
         raise refused(f"{file} names", names, "must list the classes", "write names: [cat, dog]")
     for number, name in listed.items():
-        if (
-            not isinstance(number, int)
-            or isinstance(number, bool)
-            or isinstance(name, bool | list | dict | tuple)
-            or name is None
-            or not str(name).strip()
-        ):
-            rule = "must be a number and its name, which YAML reads as text"
-            raise refused(f"{file} names.{number}", name, rule, "write it in quotes")
+        if not CLASS_NUMBER.fullmatch(number) or not isinstance(name, str) or not name.strip():
+            rule = "must be a number and its name, the number in decimal digits"
+            raise refused(f"{file} names.{number}", name, rule, "write 0: cat")
     if document.get("nc") not in (None, len(listed)):
         raise refused(
             f"{file} nc", document["nc"], f"must be the number of names, {len(listed)}", "correct one of them"
         )
-    return {number: str(name).strip() for number, name in listed.items()}
+    return {int(number): name.strip() for number, name in listed.items()}
 
 
 def _places(layout: _Layout, split: str) -> list[Path]:
     """Return the folders and lists of a split. Raises ConfigError."""
     said = layout.document.get(split)
-    named: list[str] = [one for one in (said if isinstance(said, list) else [said]) if isinstance(one, str) and one]
-    if not named:
-        there = [key for key in ("train", "val", "test") if layout.document.get(key)]
+    if said in NOTHING:
+        there = [key for key in SPLITS if layout.document.get(key) not in NOTHING]
         raise refused("--split", split, f"{layout.file} has {', '.join(there) or 'no split'}", "name one of them")
     found = []
-    for one in named:
+    for one in said if isinstance(said, list) else [said]:
+        if not isinstance(one, str) or not one:
+            rule = "must be the path of a folder or a list, or a list of such paths"
+            raise refused(f"{layout.file} {split}", one, rule, "write a path; in quotes where it looks like a number")
         # Exports of Roboflow write ../train/images beside the folder train; Ultralytics reads it as train/images.
         beside = [layout.root / one, layout.root / one.removeprefix("../")]
-        place = next((path for path in beside if path.exists()), None)
+        place = next((path for path in beside if os.path.exists(path)), None)
         if place is None:
             raise refused(f"{layout.file} {split}", one, f"is not under {layout.root}", "correct path, or the split's")
         found.append(place)
@@ -122,12 +136,13 @@ def _images(place: Path, layout: _Layout) -> list[Path]:
     if place.is_dir():
         return sorted(path for path in place.rglob("*") if path.suffix.lower() in IMAGE_ENDINGS)
     try:
-        lines = place.read_text(encoding="utf-8-sig").splitlines()
+        lines = read_regular(place).decode("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise refused(f"{layout.file}", str(place), f"must be a folder, or a list ({error})", "correct it") from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise refused(f"{layout.file}", str(place), f"must be a folder, or a list ({why})", "correct it") from error
     listed = [line.strip() for line in lines if line.strip()]
     under = [(layout.root / one, place.parent / one) for one in listed]
-    return [beside if beside.exists() and not root.exists() else root for root, beside in under]
+    return [beside if os.path.exists(beside) and not os.path.exists(root) else root for root, beside in under]
 
 
 def _label_file(image: Path) -> Path:
@@ -140,7 +155,7 @@ def _label_file(image: Path) -> Path:
 def _labels(image: Path) -> list[str] | None:
     """Return the lines of an image's label file that are not blank; None where there is none. Raises LeftOut."""
     try:
-        return [line for line in _label_file(image).read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+        return [line for line in read_regular(_label_file(image)).decode("utf-8-sig").splitlines() if line.strip()]
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
@@ -181,7 +196,7 @@ def _object(line: str, layout: _Layout, tally: Tally, name: str) -> AnnotatedObj
         x, y, width, height = shares
         return AnnotatedObject(desc, (x - width / 2, y - height / 2, x + width / 2, y + height / 2))
     xs, ys = shares[::2], shares[1::2]
-    return AnnotatedObject(desc, (min(xs), min(ys), max(xs), max(ys)), [list(zip(xs, ys, strict=True))])
+    return AnnotatedObject(desc, (min(xs), min(ys), max(xs), max(ys)), Outlines([list(zip(xs, ys, strict=True))]))
 
 
 def _count_lost(places: Sequence[Path], images: Sequence[Path], tally: Tally) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from stage2_trainer.data import images
+from stage2_trainer.data.image_headers import read_header
 from stage2_trainer.data.images import ImageError, image_url, load_image
 
 
@@ -61,15 +63,26 @@ def test_few_bytes_do_not_become_many_pixels(tmp_path):
     path = tmp_path / "bomb.png"
     Image.new("1", (10_000, 10_000)).save(path)
     assert path.stat().st_size < 20_000
-    for use in (load_image, image_url):
+    for use in (load_image, image_url, read_header):
         with pytest.raises(ImageError, match=r"bomb\.png: cannot be read \(10000 x 10000 are 100000000 pixels, above"):
             use(str(path))
 
 
-def test_a_file_that_never_ends_is_left_at_its_bound(monkeypatch):
+def test_a_file_that_never_ends_is_left_at_its_bound(tmp_path, monkeypatch):
     monkeypatch.setattr(images, "MOST_BYTES", 1 << 20)
-    with pytest.raises(ImageError, match="image /dev/zero: the file is larger than 1048576 bytes"):
-        load_image("/dev/zero")
+    with (tmp_path / "a.png").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(ImageError, match=r"a\.png: the file is larger than 1048576 bytes"):
+        load_image(str(tmp_path / "a.png"))
+
+
+@pytest.mark.timeout(30)  # a FIFO without a writer is waited for for ever
+@pytest.mark.parametrize("use", [load_image, image_url, read_header])
+def test_what_is_no_regular_file_is_no_image(tmp_path, use):
+    os.mkfifo(tmp_path / "a.png")
+    for path in (tmp_path / "a.png", Path("/dev/zero"), tmp_path):
+        with pytest.raises(ImageError, match="Not a regular file"):
+            use(str(path))
 
 
 def test_a_long_data_url_is_named_by_its_beginning():

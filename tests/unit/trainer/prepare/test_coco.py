@@ -147,7 +147,18 @@ def test_polygons_keep_the_largest_part_and_count_the_others(tmp_path):
     assert data.tally.objects_left_out == {record_writer.FURTHER_PARTS: 1}
 
 
-@pytest.mark.parametrize("segmentation", [[[1, 2, 3]], [["a"] * 6], {"size": [1]}, {"size": [2, 2], "counts": [1]}, 5])
+@pytest.mark.parametrize(
+    "segmentation",
+    [
+        [[1, 2, 3]],
+        [["a"] * 6],
+        [[1e308, 0, -1e308, 1e308, 0, 1]],
+        [[10**400, 0, 1, 1, 2, 2]],
+        {"size": [1]},
+        {"size": [200, 100], "counts": [1]},
+        5,
+    ],
+)
 def test_a_broken_segmentation_is_left_out_and_counted(tmp_path, segmentation):
     data = DataSet(tmp_path, [annotation(1, segmentation=segmentation)])
     assert data.records(geometry="poly")[0]["objects"] == []
@@ -212,10 +223,55 @@ def test_the_outline_of_a_mask_covers_what_the_mask_does(seed):
     x, y = np.meshgrid(np.arange(80), np.arange(60))
     centre, size = generator.uniform(20, 40, 2), generator.uniform(8, 18, 2)
     mask = ((x - centre[0]) / size[0]) ** 2 + ((y - centre[1]) / size[1]) ** 2 < 1
-    (outline,) = of_mask(mask)
+    (outline,) = of_mask(mask).parts
     drawn = reference.decode(reference.frPyObjects([[number for point in outline for number in point]], 60, 80))[..., 0]
     assert (drawn & mask).sum() / (drawn | mask).sum() > 0.93
     assert area(outline) == pytest.approx(mask.sum(), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("mask", "parts", "holes"),
+    [
+        (["#.", ".#"], 1, 0),
+        ([".#", "#."], 1, 0),
+        (["#.#"], 2, 0),
+        (["###", "#.#", "###"], 1, 1),
+        ([".#.", "#.#", ".#."], 1, 1),
+        (["#####", "#.#.#", "#####"], 1, 2),
+        (["#####", "#...#", "#.#.#", "#...#", "#####"], 2, 1),
+        (["####", "#..#", "###."], 1, 1),
+    ],
+)
+def test_a_mask_has_parts_that_touch_nowhere_and_holes(mask, parts, holes):
+    found = of_mask(np.array([[one == "#" for one in row] for row in mask]))
+    assert (len(found.parts), found.holes) == (parts, holes)
+    points = np.concatenate(found.parts)
+    assert np.array_equal(points * 2, np.round(points * 2))
+
+
+def test_holes_are_filled_and_counted(tmp_path):
+    mask = np.zeros((200, 100), dtype=np.uint8, order="F")
+    mask[20:80, 10:70] = 1
+    mask[40:50, 30:40] = 0
+    runs = {"size": [200, 100], "counts": reference.encode(mask)["counts"].decode()}
+    data = DataSet(tmp_path, [annotation(1, segmentation=runs)])
+    (one,) = data.records(geometry="poly")[0]["objects"]
+    assert area(list(zip(bins(one)[::2], bins(one)[1::2], strict=True))) == pytest.approx(600 * 300, rel=0.02)
+    assert data.tally.changed == {record_writer.HOLES: 1, coco.NO_OBJECT: 1}
+
+
+def test_a_mask_of_another_size_than_its_image_is_left_out_and_counted(tmp_path):
+    data = DataSet(tmp_path, [annotation(1, segmentation={"size": [100, 200], "counts": [0, 20_000]}), annotation(2)])
+    assert len(data.records(geometry="poly")[0]["objects"]) == 1
+    assert data.tally.objects_left_out == {annotation_values.OTHER_MASK: 1}
+
+
+def test_runs_that_cover_more_pixels_than_an_image_may_have_are_not_drawn(tmp_path):
+    huge = {"size": [10**7, 10**7], "counts": [10**14]}
+    data = DataSet(tmp_path, [annotation(1, segmentation=huge), annotation(2)], width=10**7, height=10**7)
+    del data.document["images"][0]["width"]  # which is compared otherwise
+    assert len(data.records(geometry="poly")[0]["objects"]) == 1
+    assert data.tally.objects_left_out == {annotation_values.BROKEN_OUTLINE: 1}
 
 
 def test_fewer_points_stay_within_the_tolerance():

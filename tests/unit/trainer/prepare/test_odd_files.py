@@ -167,6 +167,11 @@ COCO = {
         {record_writer.CLIPPED: 1},
     ),
     "runs that are cut off": (annotations({"segmentation": NO_RUNS}), [], {annotation_values.BROKEN_OUTLINE: 1}),
+    "a box of a number that no float holds": (
+        annotations({"bbox": [10**400, 1, 1, 1]}, {}),
+        GOOD,
+        {annotation_values.BROKEN_BOX: 1},
+    ),
     "a category without a name": (document(categories=[{"id": 1}]), r"categories 1\.name", None),
     "a file above the folder": (document(images=[{"id": 1, "file_name": "../a.png"}]), [], {record_writer.MISSING: 1}),
     "results in place of annotations": (b'[{"image_id": 1, "score": 0.5}]', "must have a list of objects images", None),

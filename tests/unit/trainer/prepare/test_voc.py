@@ -75,6 +75,30 @@ def test_outlines_come_from_the_masks_by_the_order_of_the_objects(tmp_path):
     assert area(found.objects[0][1]) == pytest.approx(300 * 300, rel=0.02)
     assert area(found.objects[1][1]) == pytest.approx(400 * 200 + 200 * 200, rel=0.02), "an L, and not its box"
     assert [len(bins) for _, bins in found.objects[2:]] == [8, 8], "without a mask of its own: the corners of its box"
+    assert found.counts == {voc.NO_PIXELS: 1}, "of the bird; b has no mask at all"
+
+
+def test_what_a_mask_has_beyond_one_outline_an_object_is_counted(tmp_path):
+    source = written(tmp_path / "voc", {"a": voc_object("dog", (11, 21, 50, 100))})
+    image = Image.new("L", (100, 200))
+    draw = ImageDraw.Draw(image)
+    for place, number in (((10, 20, 49, 99), 1), ((20, 30, 24, 34), 0), ((30, 30, 34, 34), 0), ((0, 150, 9, 159), 1)):
+        draw.rectangle(place, fill=number)
+    draw.rectangle((60, 150, 69, 159), fill=2)
+    draw.rectangle((80, 150, 89, 159), fill=7)
+    (source / voc.MASKS).mkdir()
+    image.save(source / voc.MASKS / "a.png")
+    found = polygons(tmp_path, source)
+    ((_, bins),) = found.objects
+    assert area(bins) == pytest.approx(400 * 400, rel=0.02), "its holes are filled"
+    assert found.counts == {record_writer.HOLES: 2, record_writer.FURTHER_PARTS: 1, voc.NO_OBJECT: 2}
+
+
+def test_parts_that_touch_at_a_corner_are_one(tmp_path):
+    source = written(tmp_path / "voc", {"a": voc_object("dog", (11, 21, 50, 100))})
+    mask(source, "a", [(10, 20, 30, 60), (30, 60, 50, 100)])
+    found = polygons(tmp_path, source)
+    assert area(found.objects[0][1]) == pytest.approx(2 * 200 * 200, rel=0.03)
     assert found.counts == {}
 
 

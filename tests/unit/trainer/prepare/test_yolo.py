@@ -93,10 +93,15 @@ def test_an_image_that_is_turned_is_left_out(tmp_path):
     [
         ({"names": None}, "names: nothing; must list the classes"),
         ({"names": {0: ""}}, r"names\.0: ''; must be a number and its name"),
-        ({"names": {0: False}}, "write it in quotes"),
         ({"names": {"a": "b"}}, r"names\.a"),
-        ({"names": {True: "a"}}, r"names\.True"),
-        ({"names": [["a", "b"]]}, "write it in quotes"),
+        ({"names": {True: "a"}}, r"names\.true"),
+        ({"names": {1.5: "a"}}, r"names\.1\.5"),
+        ({"names": {-1: "a"}}, r"names\.-1"),
+        ({"names": [["a", "b"]]}, r"names\.0: \['a', 'b'\]; must be a number and its name"),
+        ({"path": 10}, "path: 10; must be text; write it in quotes"),
+        ({"train": 3}, "train: 3; must be the path of a folder or a list"),
+        ({"train": 0}, "train: 0; must be the path of a folder or a list"),
+        ({"train": ["images/train", 3]}, "train: 3; must be the path of a folder or a list"),
         ({"nc": 3}, "nc: 3; must be the number of names, 2"),
         ({"train": None, "val": "images/train"}, "--split: 'train'; .* has val"),
         ({"train": "lost"}, "is not under"),
@@ -108,6 +113,43 @@ def test_a_file_that_contradicts_itself_is_refused_and_writes_nothing(tmp_path, 
     with pytest.raises(ConfigError, match=told):
         import_yolo(tmp_path, written(tmp_path, {"a.png": BOX}, **changes))
     assert not (tmp_path / "out").exists()
+
+
+WRITTEN = ["010", "1:30", "0x1F", "1e3", "2024-01-31", "no", "null", "~", "1_000", "=", "<<", ".inf", "!!int 7"]
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+@pytest.mark.parametrize("form", ["names: [{}, dog]", "names:\n  0: {}\n  1: dog", "names:\n- {}\n- dog"])
+def test_names_are_text_as_the_file_has_them(tmp_path, name, form):
+    data = written(tmp_path, {"a.png": BOX})
+    data.write_text(f"nc: 2\ntrain: images/train\n{form.format(name)}\n")
+    assert import_yolo(tmp_path, data).objects == [(name.removeprefix("!!int "), BINS)]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        "!!omap [0: cat]",
+        "!!set {cat}",
+        "!!pairs [0: cat]",
+        "{010: cat}",
+        "{0x1: cat}",
+        "{0: }",
+        "[!!seq [a]]",
+        "{1:30: a}",
+    ],
+)
+def test_names_that_are_none_are_refused(tmp_path, names):
+    data = written(tmp_path, {"a.png": BOX})
+    data.write_text(f"train: images/train\nnames: {names}\n")
+    with pytest.raises(ConfigError, match="names"):
+        import_yolo(tmp_path, data)
+
+
+def test_names_may_be_shared_with_another_key_which_stays_what_it_was(tmp_path):
+    data = written(tmp_path, {"a.png": BOX})
+    data.write_text("nc: &two 2\ntrain: images/train\nold: &old {1: dog}\nnames: {0: *two, <<: *old}\n")
+    assert import_yolo(tmp_path, data).objects == [("2", BINS)]
 
 
 NESTED = b"names: " + b"[" * 3000 + b"]" * 3000
