@@ -1,4 +1,4 @@
-"""An exported DoRA model, served by plain `vllm serve` without our plugin, answers as the learner's model does."""
+"""An exported model, served by plain `vllm serve` without our plugin, answers as the learner's model does."""
 
 import contextlib
 import os
@@ -12,6 +12,7 @@ from stage2_trainer.engine.server_command import environment
 from stage2_trainer.export.comparison import learner_model
 from stage2_trainer.export.model_export import export_model
 from stage2_trainer.export.trained_checkpoint import open_checkpoint
+from stage2_trainer.prepare.coordinate_tokens import prepare
 from stage2_trainer.weights.judgement import Gap, text_tokens
 from stage2_trainer.weights.verify import FLOAT32_TOLERANCE, learner_logprobs, server_logprobs
 from stage2_trainer.wire.client import ServerClient
@@ -19,6 +20,7 @@ from stage2_trainer.wire.served_model import POLICY_MODEL
 from tests.integration.conftest import Served, free_port, stop, wait_until_healthy
 from tests.integration.policies import grey_probe
 from tests.unit.trainer.export.trained import saved, trained
+from tests.unit.trainer.prepare.stock_models import mixture_of, stock
 
 
 @contextlib.contextmanager
@@ -43,9 +45,21 @@ def served_plainly(model, log):
 
 @pytest.mark.vllm
 def test_a_plain_server_of_an_exported_dora_model_answers_as_the_learner(tmp_path, model_path):
-    opened = open_checkpoint(saved(trained(model_path, "dora"), model_path, tmp_path / "run"), model=str(model_path))
+    _answers_as_the_learner(model_path, "dora", tmp_path)
+
+
+@pytest.mark.vllm
+def test_a_plain_server_of_an_exported_mixture_of_experts_answers_as_the_learner(tmp_path):
+    """Trained in full: transformers saves its experts turned around, and vLLM would read them so without a word."""
+    torch.manual_seed(3)
+    prepare(str(mixture_of(stock(tmp_path / "stock"), tmp_path / "mixture")), tmp_path / "prepared")
+    _answers_as_the_learner(tmp_path / "prepared", "full", tmp_path)
+
+
+def _answers_as_the_learner(base, kind, tmp_path):
+    opened = open_checkpoint(saved(trained(base, kind), base, tmp_path / "run"), model=str(base))
     exported = export_model(opened, tmp_path / "out", dtype=torch.float32).folder
-    asked = grey_probe(model_path, tmp_path)
+    asked = grey_probe(base, tmp_path)
     text = text_tokens(asked.inputs["mm_token_type_ids"])
     with served_plainly(exported, tmp_path / "log") as served:
         assert "stage2" not in served.log.read_text(errors="replace").replace(str(tmp_path), "")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.runconfig import RunConfig
+from stage2_trainer.data.regular_files import irregular_file
 
 logger = logging.getLogger(__name__)
 
@@ -19,6 +20,17 @@ REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 FETCHED = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
 """Files of a hub's repository that a run needs: weights, configuration, tokenizer, chat template."""
 WEIGHT_INDEX = "model.safetensors.index.json"
+DESCRIPTIONS = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "processor_config.json",
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
+    WEIGHT_INDEX,
+)
+"""Files of a model folder that hold a JSON object each, where they are there."""
 SAMPLES = 16
 SAMPLE_BYTES = 2**16
 
@@ -81,6 +93,20 @@ def _whole_in_cache(model: str) -> Path | None:
 
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def flaw_of_model(folder: Path) -> str | None:
+    """Return what is wrong with the files of a model folder, as a rule; None where nothing is to be seen."""
+    if (odd := irregular_file(folder)) is not None:
+        return f"{odd.name} is not a regular file"
+    for name in DESCRIPTIONS:
+        try:
+            found = json.loads((folder / name).read_bytes()) if (folder / name).exists() else {}
+        except (OSError, ValueError, RecursionError) as error:
+            return f"its {name} must be a JSON object ({_first_line(error)})"
+        if not isinstance(found, dict):
+            return f"its {name} must be a JSON object (it is a {type(found).__name__})"
+    return None
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -20,6 +20,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 from stage2_api.errors import ConfigError, Problem
 from stage2_trainer.export.trained_checkpoint import TrainedCheckpoint
 from stage2_trainer.process.qwen3_vl import part_of
+from stage2_trainer.process.transformers_compat import layout_fault, turned_experts
 from stage2_trainer.weights.merge import WeightEntry, WeightSource, merged_weights
 from stage2_trainer.weights.model_folder import ModelFolder
 from stage2_trainer.weights.peft_compat import SAVED_COPY
@@ -30,7 +31,7 @@ HEAD_WEIGHT, TABLE_WEIGHT = f"{HEAD}.weight", f"{TABLE}.weight"
 
 
 class MergedStream:
-    """A re-iterable stream of `(name, tensor)`, merged in float32 and cast once.
+    """A re-iterable stream of `(name, tensor)` in the layout of stock checkpoints, merged in float32 and cast once.
 
     dtype: of all tensors; None = each one's own in the base model. untied: whether the base model's output head is
     its embedding table, and this model's is not, since one of them was trained without the other.
@@ -40,6 +41,8 @@ class MergedStream:
         self._values, self._base = ModelFolder(str(checkpoint.values)), ModelFolder(str(checkpoint.base))
         self._dtype = dtype
         model = skeleton(checkpoint)
+        if fault := layout_fault(_plain(model)):
+            raise ConfigError([Problem("CHECKPOINT", str(checkpoint.folder), fault, "take another model")])
         self._source = _merged(model, checkpoint)
         tied = bool(_plain(model).config.tie_word_embeddings)
         self.untied = tied and HEAD_WEIGHT in self._source.names()
@@ -47,18 +50,24 @@ class MergedStream:
 
     def metadata(self) -> list[TensorMeta]:
         """Return names, dtypes and shapes, in the order of iteration."""
-        return [TensorMeta(e.name, self._cast_to(e.name), tuple(e.parameter.shape)) for e in self._source.entries]
+        return [
+            TensorMeta(e.name, self._cast_to(e.name), tuple(turned_experts(e.name, e.parameter).shape))
+            for e in self._source.entries
+        ]
 
     @torch.no_grad()
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         for entry in self._source.entries:
-            parameter = self._read(entry.name) if is_empty(entry.parameter) else entry.parameter.detach()
+            parameter = self._read(entry) if is_empty(entry.parameter) else entry.parameter.detach()
             alone = replace(self._source, entries=(replace(entry, parameter=parameter.float()),))
             for name, merged in alone:
-                yield name, _finite(name, merged.to(self._cast_to(name)))
+                yield name, _finite(name, turned_experts(name, merged.to(self._cast_to(name))))
 
-    def _read(self, name: str) -> Tensor:
-        return self._values.tensor(name if name in self._values or name != HEAD_WEIGHT else TABLE_WEIGHT)
+    def _read(self, entry: WeightEntry) -> Tensor:
+        """Return a tensor of the folder as transformers holds it; a full checkpoint has its experts so, a base not."""
+        name = entry.name
+        tensor = self._values.tensor(name if name in self._values or name != HEAD_WEIGHT else TABLE_WEIGHT)
+        return tensor if tensor.shape == entry.parameter.shape else turned_experts(name, tensor)
 
     def _cast_to(self, name: str) -> torch.dtype:
         return self._dtype or self._base.tensor(name if name in self._base else TABLE_WEIGHT).dtype
@@ -70,7 +79,7 @@ class MergedStream:
                 raise _misfit(checkpoint, f"the base model lacks {entry.name}")
             if not is_empty(entry.parameter):
                 continue
-            found, wanted = tuple(self._read(entry.name).shape), tuple(entry.parameter.shape)
+            found, wanted = tuple(self._read(entry).shape), tuple(entry.parameter.shape)
             if found != wanted:
                 raise _misfit(checkpoint, f"{entry.name} has shape {found}, and {wanted} is expected")
 

@@ -6,6 +6,8 @@ The tokens are ordinary ones: text that is decoded without special tokens keeps 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +19,14 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from stage2_api.coordinates import BINS, coord_token
 from stage2_api.errors import ConfigError, Problem
-from stage2_trainer.data.model_files import fetched_model
+from stage2_trainer.data.model_files import fetched_model, flaw_of_model
 from stage2_trainer.matching import CoordVocab
 from stage2_trainer.prepare.start_rows import Start, start_rows
 from stage2_trainer.process.qwen3_vl import part_of
-from stage2_trainer.process.transformers_compat import save_as_stock
+from stage2_trainer.process.transformers_compat import layout_fault, save_as_stock
 
 TOKENS = tuple(coord_token(number) for number in range(BINS))
+AGAIN = "download it again, or compare its files with those of where it comes from"
 ROWS_IN_STEPS_OF = 64  # what the tables of the stock models are divisible by, and tensor-parallel servers like
 
 
@@ -50,10 +53,10 @@ def prepare(model: str, output: Path, *, start: Start = "numerals") -> Prepared:
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise _refused("--output", str(output), "must be a new or an empty folder", "name another one")
     source = source_of(model)
-    processor = AutoProcessor.from_pretrained(source, local_files_only=True)
+    processor = stock_processor(source, model)
     if not lacks_tokens(processor.tokenizer, model):
         raise _refused("MODEL", model, f"has the {BINS} coordinate tokens already", "use it as it is: model.model")
-    policy = AutoModelForImageTextToText.from_pretrained(source, dtype="auto", local_files_only=True)
+    policy = _policy(source, model)
     if stranger := next((name for name, _ in policy.named_parameters() if part_of(name) is None), None):
         rule = f"must be a Qwen3-VL model; {type(policy).__name__} has the unknown parameter {stranger}"
         raise _refused("MODEL", model, rule, "give a Qwen3-VL")
@@ -70,7 +73,46 @@ def source_of(model: str) -> Path:
     if not (folder / "config.json").is_file():
         rule = "must be the folder of a model (with config.json), or the name of one on a hub"
         raise _refused("MODEL", model, rule, "download it where there is a network, and give its folder")
+    if flaw := flaw_of_model(folder):
+        raise _refused("MODEL", model, flaw, AGAIN)
     return folder
+
+
+def stock_processor(source: Path, model: str) -> Any:
+    """Return tokenizer, image processor and chat template of a model's folder. Raises ConfigError."""
+    with _told(model):
+        processor = AutoProcessor.from_pretrained(source, local_files_only=True)
+    if not processor.chat_template:
+        raise _refused("MODEL", model, "must have a chat template (chat_template.jinja)", AGAIN)
+    return processor
+
+
+def _policy(source: Path, model: str) -> Any:
+    """Return the model of a folder, all of its weights from there. Raises ConfigError."""
+    with _told(model):
+        loaded: Any = AutoModelForImageTextToText.from_pretrained(
+            source, dtype="auto", local_files_only=True, output_loading_info=True
+        )
+        policy, report = loaded  # a pair, as asked for
+        policy.generation_config.validate(strict=True)  # as it is when it is saved
+    if lost := sorted(report["missing_keys"]):
+        more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+        raise _refused("MODEL", model, f"must hold all weights; it lacks {lost[0]}{more}", AGAIN)
+    if fault := layout_fault(policy):
+        raise _refused("MODEL", model, fault, "take another model")
+    return policy
+
+
+@contextmanager
+def _told(model: str) -> Iterator[None]:
+    """Raise ConfigError for whatever transformers comes to over the files of a model."""
+    try:
+        yield
+    except MemoryError:
+        raise
+    except Exception as error:
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise _refused("MODEL", model, f"must be a model that transformers loads ({why})", AGAIN) from error
 
 
 def lacks_tokens(tokenizer: Any, model: str) -> bool:
@@ -119,13 +161,16 @@ def _save(policy: Any, processor: Any, output: Path) -> None:
     aside = output.with_name(f".{output.name}.unfinished")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
-    save_as_stock(policy, aside)
-    processor.save_pretrained(aside)
-    for file in aside.iterdir():
-        file.chmod(0o644)  # safetensors makes files that only their owner can read; a container runs as someone else
-    if output.exists():
-        output.rmdir()
-    aside.rename(output)
+    try:
+        save_as_stock(policy, aside)
+        processor.save_pretrained(aside)
+        for file in aside.iterdir():
+            file.chmod(0o644)  # safetensors makes files that only their owner can read; a container runs as another
+        if output.exists():
+            output.rmdir()
+        aside.rename(output)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _refused(path: str, value: str, rule: str, way_out: str) -> ConfigError:

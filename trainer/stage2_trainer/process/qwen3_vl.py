@@ -14,6 +14,7 @@ from torch import nn
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from stage2_api.errors import ConfigError, Problem
+from stage2_trainer.data.model_files import flaw_of_model
 from stage2_trainer.matching import CoordVocab
 from stage2_trainer.process.attention import tell_vision_tower
 from stage2_trainer.process.transformers_compat import disable_cache
@@ -196,3 +197,5 @@ def _check_directory(path: Path | str) -> None:
     if not (Path(path) / "config.json").is_file():
         rule = "must be a local model directory (with config.json)"
         raise ConfigError((Problem("model.model", str(path), rule, "download the model and give its directory"),))
+    if flaw := flaw_of_model(Path(path)):
+        raise ConfigError((Problem("model.model", str(path), flaw, "download the model again"),))

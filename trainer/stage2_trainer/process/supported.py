@@ -13,6 +13,7 @@ from typing import Any
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.runconfig import RunConfig
+from stage2_trainer.data.model_files import flaw_of_model
 from stage2_trainer.engine.cuda_driver import Installation, learner_problem
 
 logger = logging.getLogger(__name__)
@@ -124,8 +125,8 @@ def _mixture(config: RunConfig) -> str | None:
     if config.custom.trainer_variant == "sft" or config.rollout_matching.rollout_backend != "vllm":
         return None
     description = Path(config.model.model) / "config.json"
-    if not description.is_file():
-        return None
+    if not description.is_file() or flaw_of_model(description.parent):
+        return None  # whoever loads it says so
     kind = str(json.loads(description.read_text(encoding="utf-8")).get("model_type", ""))
     return config.model.model if kind.endswith("_moe") else None
 

@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 _EXPERTS = re.compile(r"\.mlp\.experts\.(gate_up_proj|down_proj)$")
 
 
@@ -30,8 +32,25 @@ def save_as_stock(model: Any, folder: Path) -> None:
     upstream issue found. Goes when what is saved is what was loaded.
     """
     state = model.state_dict()
-    turned = {name: tensor.transpose(1, 2) for name, tensor in state.items() if _EXPERTS.search(name)}
-    if not turned:
+    if not any(map(_EXPERTS.search, state)):
         model.save_pretrained(folder)
         return
-    model.save_pretrained(folder, state_dict={**state, **turned}, save_original_format=False)
+    turned = {name: turned_experts(name, tensor) for name, tensor in state.items()}
+    model.save_pretrained(folder, state_dict=turned, save_original_format=False)
+
+
+def turned_experts(name: str, tensor: Tensor) -> Tensor:
+    """Return experts, (E, out, in) as transformers holds them, in the stock layout (E, in, out), or back.
+
+    Any other tensor is returned as it is.
+    """
+    return tensor.transpose(1, 2) if _EXPERTS.search(name) else tensor
+
+
+def layout_fault(model: Any) -> str | None:
+    """Return why the layout of a model's experts cannot be told from their shapes; None where it can."""
+    for name, parameter in model.named_parameters():
+        if _EXPERTS.search(name) and parameter.shape[1] == parameter.shape[2]:
+            sides = f"{parameter.shape[1]} x {parameter.shape[2]}"
+            return f"{name} is {sides}, so that nobody can tell whether it lies as in the stock layout or turned around"
+    return None

@@ -26,21 +26,21 @@ def stock(folder, *, tied=True, extra=()):
     return folder
 
 
-def mixture_of(plain, folder):
+def mixture_of(plain, folder, *, intermediate=48):
     """Make a mixture of experts of the same shapes, as untrained, in the layout of the stock checkpoints: (E, in, out).
 
-    No two sides of an expert are equally long: a tensor that is turned around has another shape.
+    With 48 no two sides of an expert are equally long: a tensor that is turned around has another shape.
     """
     written = json.loads((plain / "config.json").read_text())
     written["model_type"], written["vision_config"]["model_type"] = "qwen3_vl_moe", "qwen3_vl_moe"
-    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "mlp_only_layers": []}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": intermediate, "mlp_only_layers": []}
     experts["norm_topk_prob"] = True  # as the stock ones say
     written["text_config"] |= {"model_type": "qwen3_vl_moe_text", "decoder_sparse_step": 1, **experts}
     model = Qwen3VLMoeForConditionalGeneration(Qwen3VLMoeConfig(**written))
     model.save_pretrained(folder)
     (file,) = folder.glob("*.safetensors")
     tensors = load_file(file)
-    for name, width in (("gate_up_proj", 96), ("down_proj", 128)):
+    for name, width in (("gate_up_proj", 2 * intermediate), ("down_proj", 128)):
         for found in [one for one in tensors if one.endswith(f".experts.{name}")]:
             assert tensors[found].shape[1] == width, "as transformers holds it: (E, out, in)"
             tensors[found] = tensors[found].transpose(1, 2).contiguous()

@@ -69,8 +69,9 @@ def test_a_mixture_of_experts_is_refused_where_vllm_would_have_to_take_its_weigh
     mixture = {"model": {"model": str(tmp_path)}}
     assert refused(run_config(**mixture)) == ["model.model"]
     check_supported(run_config(matching={"rollout_backend": "hf"}, **mixture), world_size=1)
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_vl"}))
-    check_supported(run_config(**mixture), world_size=1)
+    for other in (json.dumps({"model_type": "qwen3_vl"}), "[]", "{"):
+        (tmp_path / "config.json").write_text(other)
+        check_supported(run_config(**mixture), world_size=1)
 
 
 def test_several_learner_processes_are_refused_beside_servers_and_told_why():

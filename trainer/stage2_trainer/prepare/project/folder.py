@@ -18,7 +18,7 @@ from stage2_api.parsing import parse_job
 from stage2_trainer.data.records import load_records
 from stage2_trainer.prepare.annotated_image import AnnotatedImage, Tally
 from stage2_trainer.prepare.coco import read_coco
-from stage2_trainer.prepare.coordinate_tokens import lacks_tokens, prepare, source_of
+from stage2_trainer.prepare.coordinate_tokens import lacks_tokens, prepare, source_of, stock_processor
 from stage2_trainer.prepare.project.commented_yaml import to_yaml
 from stage2_trainer.prepare.project.held_out import held_out
 from stage2_trainer.prepare.project.measures import Measures, measure
@@ -97,7 +97,7 @@ def make_project(request: ProjectRequest, shown: Shown) -> MadeProject:
     parts = _parts(request)
     source = source_of(request.model)
     _check_kind(source, request.model)
-    stock = lacks_tokens(AutoProcessor.from_pretrained(source, local_files_only=True).tokenizer, request.model)
+    stock = lacks_tokens(stock_processor(source, request.model).tokenizer, request.model)
     output = request.output.absolute()
     with _written_aside(output) as aside:
         _write_data(aside, parts, request, shown)

@@ -1,0 +1,64 @@
+"""Exported mixtures of experts: transformers computes the same with them, in the stock layout, which vLLM needs."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from stage2_api.errors import ConfigError
+from stage2_trainer.export.comparison import compare
+from stage2_trainer.export.model_export import export_model
+from stage2_trainer.export.trained_checkpoint import open_checkpoint
+from stage2_trainer.prepare.coordinate_tokens import prepare
+from tests.unit.trainer.export.trained import KINDS, load, saved, trained
+from tests.unit.trainer.prepare.stock_models import mixture_of, stock
+
+IDS = torch.tensor([[5, 100, 321, 7, 200, 44, 3, 90]])
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(input_ids=IDS).logits
+
+
+def tensors(folder):
+    return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory):
+    """A mixture of experts in the stock layout, with coordinate tokens."""
+    folder = tmp_path_factory.mktemp("mixture")
+    prepare(str(mixture_of(stock(folder / "plain"), folder / "stock")), folder / "prepared")
+    return folder / "prepared"
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora", "merger trained whole", "both trained whole", "full"])
+def test_an_exported_mixture_computes_what_the_learner_computed_in_the_stock_layout(mixture, tmp_path, kind):
+    assert kind in KINDS
+    model = trained(mixture, kind)
+    opened = open_checkpoint(saved(model, mixture, tmp_path / "run"), model=str(mixture))
+    verify = lambda one, folder: compare(one, folder, None)  # noqa: E731
+    made = export_model(opened, tmp_path / "out", dtype=torch.float32, verify=verify)
+    assert made.compared.gap.mean < 1e-5
+    assert (logits(load(tmp_path / "out")) - logits(model)).abs().max() < 1e-5
+    before, after = tensors(mixture), tensors(tmp_path / "out")
+    assert {name: after[name].shape for name in before} == {name: tensor.shape for name, tensor in before.items()}
+    experts = [name for name in before if ".experts." in name]
+    assert experts
+    learners = model.state_dict()
+    for name in experts:
+        if kind == "full":
+            assert torch.equal(after[name], learners[name].transpose(1, 2))
+            assert not torch.equal(after[name], before[name])
+        else:
+            assert torch.equal(after[name], before[name].float())
+
+
+def test_experts_as_long_as_wide_are_refused_for_their_layout_cannot_be_told(tmp_path):
+    """transformers and we tell the layouts by their shapes."""
+    square = mixture_of(stock(tmp_path / "plain"), tmp_path / "stock", intermediate=64)
+    with pytest.raises(ConfigError, match=r"experts\.gate_up_proj.* is 128 x 128"):
+        prepare(str(square), tmp_path / "made")
+    opened = open_checkpoint(saved(trained(square, "lora"), square, tmp_path / "run"), model=str(square))
+    with pytest.raises(ConfigError, match=r"experts\.gate_up_proj.* is 128 x 128"):
+        export_model(opened, tmp_path / "out")
