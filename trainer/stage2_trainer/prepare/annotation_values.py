@@ -17,6 +17,7 @@ CROWD = "it is a crowd, not an object (iscrowd)"
 BROKEN_BOX = "its box is not four numbers"
 BROKEN_OUTLINE = "its segmentation cannot be read"
 OTHER_MASK = "its segmentation is a mask of another size than its image"
+KEYPOINTS = "keypoints are not written, only the box"
 NO_CATEGORY = "its category is not in the file"
 
 

@@ -20,7 +20,7 @@ from stage2_trainer.prepare.annotated_image import (
     Outlines,
     Tally,
 )
-from stage2_trainer.prepare.annotation_values import CROWD, NO_CATEGORY, four_numbers, outlines_of, refused
+from stage2_trainer.prepare.annotation_values import CROWD, KEYPOINTS, NO_CATEGORY, four_numbers, outlines_of, refused
 
 NO_IMAGE = "its image is not in the file"
 NO_OBJECT = "a category of which no object is in the file: records have no place for it"
@@ -128,6 +128,8 @@ def _objects(
     for annotation in annotations:
         try:
             yield _object(annotation, names, size, outlines=outlines)
+            if annotation.get("keypoints"):
+                tally.change(KEYPOINTS, f"annotation {annotation.get('id')}")
         except LeftOut as left_out:
             tally.leave_out_object(str(left_out), f"annotation {annotation.get('id')}")
 

@@ -5,6 +5,7 @@ The tokens are ordinary ones: text that is decoded without special tokens keeps 
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ from stage2_trainer.process.transformers_compat import layout_fault, save_as_sto
 
 TOKENS = tuple(coord_token(number) for number in range(BINS))
 AGAIN = "download it again, or compare its files with those of where it comes from"
+KIND = "qwen3_vl"  # qwen3_vl_moe begins with it, too
 ROWS_IN_STEPS_OF = 64  # what the tables of the stock models are divisible by, and tensor-parallel servers like
 
 
@@ -68,13 +70,16 @@ def prepare(model: str, output: Path, *, start: Start = "numerals") -> Prepared:
 
 
 def source_of(model: str) -> Path:
-    """Return the folder of a model, which a hub is asked for where it is the name of one. Raises ConfigError."""
+    """Return the folder of a Qwen3-VL, which a hub is asked for where it is the name of one. Raises ConfigError."""
     folder = fetched_model(model, path="MODEL")
     if not (folder / "config.json").is_file():
         rule = "must be the folder of a model (with config.json), or the name of one on a hub"
         raise _refused("MODEL", model, rule, "download it where there is a network, and give its folder")
     if flaw := flaw_of_model(folder):
         raise _refused("MODEL", model, flaw, AGAIN)
+    kind = json.loads((folder / "config.json").read_bytes()).get("model_type")
+    if not str(kind).startswith(KIND):
+        raise _refused("MODEL", model, f"must be a Qwen3-VL; its config.json has model_type {kind}", "give a Qwen3-VL")
     return folder
 
 

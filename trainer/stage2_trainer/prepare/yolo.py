@@ -24,7 +24,7 @@ from stage2_trainer.prepare.annotated_image import (
     Outlines,
     Tally,
 )
-from stage2_trainer.prepare.annotation_values import IMAGE_ENDINGS, NO_CATEGORY, is_number, refused
+from stage2_trainer.prepare.annotation_values import IMAGE_ENDINGS, KEYPOINTS, NO_CATEGORY, is_number, refused
 from stage2_trainer.prepare.record_writer import MISSING
 
 SPLITS = ("train", "val", "test")
@@ -37,7 +37,6 @@ NOT_SHARES = "its numbers are no shares of the image, 0 to 1"
 BROKEN_LABELS = "its label file cannot be read"
 BACKGROUND = "an image without a label file has no objects, as Ultralytics takes it"
 REPEATED = "a line that stood twice in a label file counts once, as Ultralytics takes it"
-KEYPOINTS = "keypoints (kpt_shape) are not written, only the box"
 
 
 @dataclass(frozen=True)

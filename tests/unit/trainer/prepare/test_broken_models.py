@@ -83,8 +83,11 @@ BROKEN = {
     },
     "config.json: no text": (content("config.json", b"\xff\xfe"), "config.json must be a JSON object"),
     "config.json: missing": (without("config.json"), "must be the folder of a model"),
-    "config.json: empty": (content("config.json", b"{}"), r"transformers loads \(.*model_type"),
-    "another architecture": (config(lambda found: {"model_type": "llama"}), "transformers loads|must be a Qwen3-VL"),
+    "config.json: empty": (content("config.json", b"{}"), "must be a Qwen3-VL; its config.json has model_type None"),
+    "another architecture": (
+        config(lambda found: {"model_type": "llama"}),
+        "must be a Qwen3-VL; its config.json has model_type llama",
+    ),
     "a text part that is a number": (config(lambda found: found | {"text_config": 5}), "transformers loads"),
     "sizes of another model": (
         config(lambda found: found | {"text_config": found["text_config"] | {"intermediate_size": 8}}),

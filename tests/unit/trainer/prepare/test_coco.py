@@ -249,6 +249,12 @@ def test_a_mask_has_parts_that_touch_nowhere_and_holes(mask, parts, holes):
     assert np.array_equal(points * 2, np.round(points * 2))
 
 
+def test_keypoints_are_counted(tmp_path):
+    data = DataSet(tmp_path, [annotation(1, keypoints=[10, 10, 2] * 17, num_keypoints=17), annotation(2, keypoints=[])])
+    assert len(data.records()[0]["objects"]) == 2
+    assert data.tally.changed == {annotation_values.KEYPOINTS: 1, coco.NO_OBJECT: 1}
+
+
 def test_holes_are_filled_and_counted(tmp_path):
     mask = np.zeros((200, 100), dtype=np.uint8, order="F")
     mask[20:80, 10:70] = 1

@@ -67,7 +67,7 @@ def test_labels_without_an_image_are_counted(tmp_path):
 def test_of_poses_the_box_is_taken_and_the_keypoints_are_counted(tmp_path):
     data = written(tmp_path, {"a.png": f"{BOX} 0.1 0.1 2 0.2 0.2 2"}, kpt_shape=[2, 3])
     found = import_yolo(tmp_path, data)
-    assert (found.objects, found.counts) == ([("cat", BINS)], {yolo.KEYPOINTS: 1})
+    assert (found.objects, found.counts) == ([("cat", BINS)], {annotation_values.KEYPOINTS: 1})
 
 
 @pytest.mark.parametrize("train", ["../images/train", ["images/train"], "list.txt", "images"])

@@ -5,12 +5,12 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
-from transformers import AutoConfig, AutoProcessor
+from transformers import AutoProcessor
 
 from stage2_api.custom import Custom
 from stage2_api.errors import ConfigError, Problem
@@ -31,7 +31,6 @@ Shown = Callable[[Iterable[Any], str, int], Iterable[Any]]
 """A function that passes items on and shows how many of so many have been; the text says of what."""
 
 MOST_GPUS = 16
-KIND = "qwen3_vl"
 PREPARED = Path("models") / "prepared"
 STAGES = {
     "stage1": "supervised training on the ground truth",
@@ -95,14 +94,13 @@ def make_project(request: ProjectRequest, shown: Shown) -> MadeProject:
     """Make a project's folder. Raises ConfigError for what is wrong, and leaves nothing behind then."""
     _check(request)
     parts = _parts(request)
-    source = source_of(request.model)
-    _check_kind(source, request.model)
-    stock = lacks_tokens(stock_processor(source, request.model).tokenizer, request.model)
+    source, stock = _model(request.model)
     output = request.output.absolute()
     with _written_aside(output) as aside:
         _write_data(aside, parts, request, shown)
         if stock:
-            prepare(request.model, aside / PREPARED)
+            with _as_option():
+                prepare(request.model, aside / PREPARED)
         found = _measured(aside, aside / PREPARED if stock else source, request, shown)
         folders = _folders(request, output.resolve(), None if stock else source)
         recipe = JobRecipe(folders, choose(found, gpus=request.gpus), request.gpus)
@@ -143,10 +141,21 @@ def _check(request: ProjectRequest) -> None:
         raise ConfigError(problems)
 
 
-def _check_kind(source: Path, model: str) -> None:
-    kind = AutoConfig.from_pretrained(source, local_files_only=True).model_type
-    if not kind.startswith(KIND):
-        raise ConfigError([Problem("--model", model, f"must be a Qwen3-VL; it is a {kind}", "give a Qwen3-VL")])
+def _model(model: str) -> tuple[Path, bool]:
+    """Return the folder of the model, and whether it lacks coordinate tokens. Raises ConfigError."""
+    with _as_option():
+        source = source_of(model)
+        lacks = lacks_tokens(stock_processor(source, model).tokenizer, model)
+    return source, lacks
+
+
+@contextmanager
+def _as_option() -> Iterator[None]:
+    """Name the model in errors as this command has it, not as `stage2 prepare`."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError([replace(problem, path="--model") for problem in error.problems]) from error
 
 
 def _parts(request: ProjectRequest) -> tuple[_Part, _Part]:

@@ -1,11 +1,13 @@
 """A project's folder is whole or not there, and both of its jobs are right on any number of GPUs."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import yaml
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from transformers import AutoProcessor
 from typer.testing import CliRunner
 
@@ -212,7 +214,7 @@ def test_an_empty_folder_is_taken(coco, stock, tmp_path):
         ({"held_out": Annotations(Path("lost.json"), Path("lost"))}, r"--val-coco: .*\n--val-images: "),
         ({"gpus": -1}, "--gpus"),
         ({"gpus": 99}, "--gpus"),
-        ({"model": "lost"}, "MODEL"),
+        ({"model": "lost"}, "--model"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_is_written(coco, stock, tmp_path, changes, said):
@@ -225,9 +227,19 @@ def test_another_kind_of_model_is_refused(coco, stock, tmp_path):
     config = json.loads((stock / "config.json").read_text())
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "config.json").write_text(json.dumps(config["text_config"] | {"model_type": "qwen3"}))
-    with pytest.raises(ConfigError, match=r"--model: .*Qwen3-VL; it is a qwen3"):
+    with pytest.raises(ConfigError, match=r"--model: .*Qwen3-VL; its config.json has model_type qwen3;"):
         make_project(request(coco, tmp_path / "other", tmp_path / "run"), quietly)
     assert left(tmp_path) == ["other"]
+
+
+def test_a_model_without_some_weights_leaves_nothing_behind(coco, stock, tmp_path):
+    shutil.copytree(stock, tmp_path / "model")
+    tensors = load_file(tmp_path / "model" / "model.safetensors")
+    tensors.popitem()
+    save_file(tensors, tmp_path / "model" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ConfigError, match=r"--model: .*must hold all weights; it lacks "):
+        make_project(request(coco, tmp_path / "model", tmp_path / "run"), quietly)
+    assert left(tmp_path) == ["model"]
 
 
 def test_images_that_are_all_missing_leave_nothing_behind(coco, stock, tmp_path):
