@@ -15,6 +15,7 @@ from stage2_trainer.data.encode import Encoder
 from stage2_trainer.data.images import image_url
 from stage2_trainer.rollouts.identity_check import check_identity
 from stage2_trainer.wire.client import ServerClient
+from tests.unit.trainer.data.odd_images import FILES
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -54,6 +55,15 @@ def changed_model(model_path, folder, **files):
 
 def test_the_same_model_directory_passes(client, model_path, chat):
     check(client, model_path, chat)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_of_any_kind_is_seen_by_the_server_as_by_the_learner(client, model_path, tmp_path, name):
+    """The check compares the processed pixels' hash and grid, as this server made them of what it was sent."""
+    image, options = FILES[name]
+    image.save(tmp_path / name, **options)
+    shown = {"type": "image_url", "image_url": {"url": image_url(str(tmp_path / name))}}
+    check(client, model_path, [{"role": "user", "content": [shown, {"type": "text", "text": "List the shapes."}]}])
 
 
 def test_it_still_passes_after_other_prompts_were_read(client, model_path, chat):
