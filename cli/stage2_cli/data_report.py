@@ -11,11 +11,12 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from stage2_api.errors import EXIT_CONFIG, ConfigError, Problem
 from stage2_cli.errors import show_config_error
 from stage2_cli.file_progress import file_progress
-from stage2_cli.importing import say_tally
+from stage2_cli.importing import say_tally, shown_name
 from stage2_cli.inspect.inspection_document import KEY_OF_KIND
 from stage2_trainer.data.profile import Count, Lengths, Profile, Size, profile
 from stage2_trainer.data.records import RecordRules
@@ -115,7 +116,9 @@ def _show(found: Profile, unit: str) -> None:
         console.print(_table(found))
     for reason, count in found.suspicions.counts.most_common():
         first = found.suspicions.places[reason]
-        console.print(f"suspicious: {reason}: {count:,} ({'; '.join(first)}{_more(first, count)})", markup=False)
+        console.print(
+            f"suspicious: {reason}: {count:,} ({'; '.join(map(shown_name, first))}{_more(first, count)})", markup=False
+        )
     for group in found.alike[:MOST_ROWS]:
         names = ", ".join(f"{name!r} ({found.classes[name]:,})" for name in group)
         console.print(f"suspicious: descriptions that differ in case or spaces only: {names}", markup=False)
@@ -125,7 +128,7 @@ def _lines(found: Profile, unit: str) -> list[str]:
     kinds = {KEY_OF_KIND[kind]: count for kind, count in sorted(found.kinds.items())}
     written = {WRITTEN[how]: count for how, count in found.written.most_common()}
     sizes = {f"{size} ({meaning})": found.sizes[size] for size, meaning in SIZES.items()}
-    longest = "; ".join(f"{length:,}: {name}" for length, name in found.answers.longest)
+    longest = "; ".join(f"{length:,}: {shown_name(name)}" for length, name in found.answers.longest)
     need = "" if unit == "tokens" else "; tokens need a tokenizer: --model DIR"
     return [
         f"coordinates, by record: {_listed(written)}",
@@ -150,7 +153,8 @@ def _table(found: Profile) -> Table:
     for column in ("objects", "share"):
         table.add_column(column, justify="right")
     for name, count in found.classes.most_common(MOST_ROWS):
-        table.add_row(repr(name) if name != " ".join(name.split()) else name, f"{count:,}", f"{count / total:.1%}")
+        plain = name.isprintable() and name == " ".join(name.split())
+        table.add_row(Text(name if plain else repr(name)), f"{count:,}", f"{count / total:.1%}")
     if more > 0:
         table.add_row(f"{more:,} more", f"{hidden:,}", f"{hidden / total:.1%}")
     return table

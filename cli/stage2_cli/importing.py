@@ -83,5 +83,10 @@ def _lines(head: str, reasons: Counter[str], tally: Tally) -> Sequence[str]:
     ]
 
 
+def shown_name(name: str) -> str:
+    """Return a text of the data for a terminal: with escapes for what would act on it, or cannot be shown."""
+    return name if name.isprintable() else repr(name)[1:-1]
+
+
 def _few(names: Sequence[str], count: int) -> str:
-    return ", ".join(names) + (", …" if count > len(names) else "")
+    return ", ".join(shown_name(name) for name in names) + (", …" if count > len(names) else "")

@@ -110,6 +110,15 @@ def test_numbers_of_nobody_knows_what_are_told_unless_a_person_says_it(
     assert show_data(DataRequest(tmp_path / "x.jsonl", units="pixels")) == 0
 
 
+@pytest.mark.parametrize("desc", ["[/red] sign", "\x1b[31mred", "sign [old]"])
+def test_names_are_shown_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str], desc: str) -> None:
+    tokens = [f"<|coord_{k}|>" for k in (1, 2, 30, 40)]
+    line = {"images": ["a.png"], "width": 9, "height": 9, "objects": [{"desc": desc, "bbox_2d": tokens}]}
+    (tmp_path / "x.jsonl").write_text(json.dumps({**line, "sample_id": "9" * 5000}))
+    assert show_data(DataRequest(tmp_path / "x.jsonl", coco=tmp_path / "coco.json")) == 0
+    assert (desc if desc.isprintable() else repr(desc)) in capsys.readouterr().out
+
+
 def test_the_command_imports_nothing_heavy(scenes: Path) -> None:
     words = ("data", str(scenes), "--model", str(TINY_MODEL), "--pictures", "page.png", "--coco", "coco.json")
     done, modules = stage2(scenes.parent, *words)

@@ -32,6 +32,13 @@ def test_of_yolo(tmp_path: Path) -> None:
     assert [len(json.loads(line)["objects"]) for line in output.read_text().splitlines()] == [1, 0]
 
 
+def test_names_of_the_data_leave_the_terminal_alone(tmp_path: Path) -> None:
+    source, output = odd_sets.yolo(tmp_path, {"a.png": "0 1 \x1b[31mred"}), tmp_path / "x.jsonl"
+    done = stage2("yolo", source, "--output", output)
+    assert (done.returncode, "\x1b" in done.stdout) == (0, False)
+    assert "0 1 \\x1b[31mred" in done.stdout
+
+
 def test_of_voc(tmp_path: Path) -> None:
     objects = voc_object("cat", (11, 21, 60, 100)) + voc_object("dog", (1, 1, 9, 9), difficult=1)
     source, output = odd_sets.voc(tmp_path / "voc", {"a": objects}), tmp_path / "x.jsonl"

@@ -42,8 +42,11 @@ class _StrictLoader(_Safe):  # type: ignore[misc]
 
     def construct_document(self, node: yaml.Node) -> Any:
         if isinstance(node, yaml.MappingNode):
-            node.value = [(key, _texts(value) if key.value in self.texts else value) for key, value in node.value]
+            node.value = [(key, _texts(value) if self._is_text(key) else value) for key, value in node.value]
         return super().construct_document(node)
+
+    def _is_text(self, key: yaml.Node) -> bool:
+        return isinstance(key, yaml.ScalarNode) and key.value in self.texts
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Hashable] = set()

@@ -18,10 +18,14 @@ class LeftOut(Exception):
 
 @dataclass(frozen=True)
 class Outlines:
-    """The outer outlines of an object's parts, and how many holes its parts have, for which an outline has no place."""
+    """The outer outlines of an object's parts, and how many holes its parts have, for which an outline has no place.
+
+    mask_size: width and height of the mask that they come from, which must be the image's; None of polygons.
+    """
 
     parts: Sequence[Outline] = ()
     holes: int = 0
+    mask_size: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,7 @@ class AnnotatedImage:
 
     sample_id: str
     path: Path
-    size: tuple[int, int] | None
+    size: tuple[float, float] | None
     objects: Sequence[AnnotatedObject]
     metadata: Mapping[str, Any] = field(default_factory=dict)
     shares: bool = False

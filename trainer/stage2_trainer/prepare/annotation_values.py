@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from typing import Any
 
 from stage2_api.errors import ConfigError, Problem
@@ -12,6 +14,7 @@ Box = tuple[float, float, float, float]
 
 IMAGE_ENDINGS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
 INFINITE = 1e100
+SURROGATE = re.compile("[\ud800-\udfff]")
 
 CROWD = "it is a crowd, not an object (iscrowd)"
 BROKEN_BOX = "its box is not four numbers"
@@ -34,17 +37,27 @@ def four_numbers(value: Any) -> Box:
     return first, second, third, fourth
 
 
-def outlines_of(segmentation: Any, size: tuple[int, int] | None) -> Outlines:
-    """Return the outlines of COCO's polygons, or of its run-length mask; none of None. Raises LeftOut.
+def said_size(width: Any, height: Any) -> tuple[float, float] | None:
+    """Return the size that annotations say, as numbers or as their text (640, 640.0, "640"); None where they do not."""
+    try:
+        found = [float(side) for side in (width, height)]
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return (found[0], found[1]) if all(map(is_number, found)) else None
 
-    size: width and height that the annotations say of the image, which are the mask's; None where they say none.
-    """
+
+def is_text(value: Any) -> bool:
+    """Whether a value is a text that a file can hold: half of a surrogate pair cannot be written."""
+    return isinstance(value, str) and not SURROGATE.search(value)
+
+
+def outlines_of(segmentation: Any) -> Outlines:
+    """Return the outlines of COCO's polygons, or of its run-length mask; none of None. Raises LeftOut."""
     try:
         if isinstance(segmentation, dict):
             height, width = segmentation["size"]
-            if size is not None and size != (width, height):
-                raise LeftOut(OTHER_MASK)
-            return of_mask(mask_of_runs(segmentation["counts"], height, width))
+            mask = mask_of_runs(segmentation["counts"], height, width)
+            return replace(of_mask(mask), mask_size=(width, height))
         return Outlines([_polygon(flat) for flat in segmentation or ()])
     except (ValueError, TypeError, KeyError) as error:
         raise LeftOut(BROKEN_OUTLINE) from error

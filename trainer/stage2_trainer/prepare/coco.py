@@ -20,10 +20,20 @@ from stage2_trainer.prepare.annotated_image import (
     Outlines,
     Tally,
 )
-from stage2_trainer.prepare.annotation_values import CROWD, KEYPOINTS, NO_CATEGORY, four_numbers, outlines_of, refused
+from stage2_trainer.prepare.annotation_values import (
+    CROWD,
+    KEYPOINTS,
+    NO_CATEGORY,
+    four_numbers,
+    is_text,
+    outlines_of,
+    refused,
+    said_size,
+)
 
 NO_IMAGE = "its image is not in the file"
 NO_OBJECT = "a category of which no object is in the file: records have no place for it"
+NO_FEDERATED = "a category of an image's federated lists that is not in the file"
 FEDERATED = ("neg_category_ids", "not_exhaustive_category_ids")
 
 Entries = Mapping[Any, Mapping[str, Any]]
@@ -45,6 +55,7 @@ def read_coco(annotations: Path, images: Path, tally: Tally, *, outlines: bool =
             tally.leave_out_object(NO_IMAGE, str(annotation.get("id")))
             continue
         of_image[annotation["image_id"]].append(annotation)
+    federated = {number: _federated(entry, names, annotations, tally) for number, entry in entries.items()}
     used = {_id(annotation.get("category_id")) for annotation in document["annotations"]}
     for number, name in names.items():
         if number not in used:
@@ -52,9 +63,9 @@ def read_coco(annotations: Path, images: Path, tally: Tally, *, outlines: bool =
 
     def read() -> Iterator[AnnotatedImage]:
         for number, entry in entries.items():
-            objects = list(_objects(of_image.get(number, ()), names, _size(entry), tally, outlines=outlines))
-            federated = _federated(entry, names)
-            yield AnnotatedImage(str(number), paths[number], _size(entry), objects, metadata=federated)
+            objects = list(_objects(of_image.get(number, ()), names, tally, outlines=outlines))
+            size = said_size(entry.get("width"), entry.get("height"))
+            yield AnnotatedImage(str(number), paths[number], size, objects, metadata=federated[number])
 
     return AnnotatedSet(len(entries), read())
 
@@ -87,14 +98,14 @@ def _by_id(entries: Sequence[Mapping[str, Any]], where: str) -> Entries:
 
 def _id(value: Any) -> int | str | None:
     """Return a value that can be an id; None for any other, and for true, which Python takes for 1."""
-    return value if isinstance(value, int | str) and not isinstance(value, bool) else None
+    return value if (isinstance(value, int) and not isinstance(value, bool)) or is_text(value) else None
 
 
 def _names(categories: Sequence[Mapping[str, Any]], path: Path) -> dict[Any, str]:
     found = {}
     for number, category in _by_id(categories, f"{path} categories").items():
         name = category.get("name")
-        if not isinstance(name, str) or not name.strip():
+        if not is_text(name) or not name.strip():
             raise refused(f"{path} categories {number}.name", name, "must be a non-blank string", "name it")
         found[number] = name.strip()
     return found
@@ -107,36 +118,39 @@ def _file_name(entry: Mapping[str, Any], path: Path) -> str:
     return name
 
 
-def _size(entry: Mapping[str, Any]) -> tuple[int, int] | None:
-    width, height = entry.get("width"), entry.get("height")
-    return (width, height) if isinstance(width, int) and isinstance(height, int) else None
-
-
-def _federated(entry: Mapping[str, Any], names: Mapping[Any, str]) -> dict[str, Any]:
+def _federated(entry: Mapping[str, Any], names: Mapping[Any, str], path: Path, tally: Tally) -> dict[str, Any]:
     """Return LVIS's lists of an image by name: what was looked for and is not there, and what is not listed whole."""
-    return {key: [names[one] for one in entry[key] if one in names] for key in FEDERATED if entry.get(key)}
+    found = {}
+    for key in FEDERATED:
+        listed = entry.get(key) or []
+        if not isinstance(listed, list) or None in map(_id, listed):
+            where = f"{path} images {entry['id']}.{key}"
+            raise refused(where, listed, "must be a list of categories' ids", "correct the file, or take the key out")
+        if listed:
+            found[key] = [names[one] for one in listed if one in names]
+        for one in listed:
+            if one not in names:
+                tally.change(NO_FEDERATED, f"image {entry['id']}: {one}")
+    return found
 
 
 def _objects(
     annotations: Iterable[Mapping[str, Any]],
     names: Mapping[Any, str],
-    size: tuple[int, int] | None,
     tally: Tally,
     *,
     outlines: bool,
 ) -> Iterator[AnnotatedObject]:
     for annotation in annotations:
         try:
-            yield _object(annotation, names, size, outlines=outlines)
+            yield _object(annotation, names, outlines=outlines)
             if annotation.get("keypoints"):
                 tally.change(KEYPOINTS, f"annotation {annotation.get('id')}")
         except LeftOut as left_out:
             tally.leave_out_object(str(left_out), f"annotation {annotation.get('id')}")
 
 
-def _object(
-    annotation: Mapping[str, Any], names: Mapping[Any, str], size: tuple[int, int] | None, *, outlines: bool
-) -> AnnotatedObject:
+def _object(annotation: Mapping[str, Any], names: Mapping[Any, str], *, outlines: bool) -> AnnotatedObject:
     """Return the object of an annotation. Raises LeftOut."""
     if annotation.get("iscrowd"):
         raise LeftOut(CROWD)
@@ -144,5 +158,5 @@ def _object(
     if category not in names:
         raise LeftOut(NO_CATEGORY)
     x, y, width, height = four_numbers(annotation.get("bbox"))
-    parts = outlines_of(annotation.get("segmentation"), size) if outlines else Outlines()
+    parts = outlines_of(annotation.get("segmentation")) if outlines else Outlines()
     return AnnotatedObject(names[category], (x, y, x + width, y + height), parts)

@@ -20,6 +20,7 @@ from stage2_trainer.prepare.coco import FEDERATED
 from stage2_trainer.prepare.outline import area
 
 DIGITS = 4  # of a pixel
+MOST_DIGITS = 18  # of an id, so that it is a whole number to other tools, too
 
 SEVERAL_IMAGES = "it has several images, and COCO's entries have one"
 NO_FILE = "its image is in the record itself (data: URL), and COCO's entries name files"
@@ -85,7 +86,7 @@ def _federated(record: Record) -> dict[str, list[str]]:
 
 
 def _is_number(name: str) -> bool:
-    return name.isdecimal() and name.isascii() and str(int(name)) == name
+    return name.isdecimal() and name.isascii() and len(name) <= MOST_DIGITS and str(int(name)) == name
 
 
 def _write(records: Iterable[Record], plan: _Plan, folder: Path, file: TextIO, tally: Tally) -> None:

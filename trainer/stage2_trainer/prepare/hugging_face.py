@@ -22,7 +22,15 @@ from stage2_trainer.prepare.annotated_image import (
     Outlines,
     Tally,
 )
-from stage2_trainer.prepare.annotation_values import CROWD, NO_CATEGORY, Box, four_numbers, outlines_of, refused
+from stage2_trainer.prepare.annotation_values import (
+    CROWD,
+    NO_CATEGORY,
+    Box,
+    four_numbers,
+    outlines_of,
+    refused,
+    said_size,
+)
 
 BoxFormat = Literal["coco", "voc", "yolo"]
 BOXES = ("bbox", "boxes", "box")
@@ -31,7 +39,7 @@ CROWDS = ("iscrowd", "is_crowd")
 SAMPLE_IDS = ("image_id", "id", "sample_id")
 SAVED = ("state.json", "dataset_dict.json")  # what save_to_disk leaves
 
-UNEVEN = "its lists of objects have different lengths"
+UNEVEN = "its objects are no lists, or lists of different lengths"
 
 
 @dataclass(frozen=True)
@@ -79,7 +87,8 @@ def read_hub(source: str, choice: HubChoice, tally: Tally, *, outlines: bool = F
             content = cell.get("bytes")
             path = Path(cell.get("path") or f"{name}.lost") if content is None else Path(_file_name(index, content))
             shares = choice.boxes == "yolo"
-            yield AnnotatedImage(name, path, _size(row), objects, shares=shares, content=content)
+            size = said_size(row.get("width"), row.get("height"))
+            yield AnnotatedImage(name, path, size, objects, shares=shares, content=content)
 
     return AnnotatedSet(len(data), read())
 
@@ -112,7 +121,11 @@ def _loaded(source: str, split: str | None) -> Any:
 def _undecoded(data: Any, column: str) -> Any:
     from datasets import Image
 
-    return data.cast_column(column, Image(decode=False))
+    try:
+        return data.cast_column(column, Image(decode=False))
+    except Exception as error:  # whatever the library came to
+        rule = f"must be a column of images, not of {data.features[column]}"
+        raise refused("--image", column, rule, "name another one") from error
 
 
 def _columns(features: Mapping[str, Any], choice: HubChoice) -> _Columns:
@@ -151,11 +164,6 @@ def _sample_id(row: Mapping[str, Any], index: int) -> str:
     return str(found)
 
 
-def _size(row: Mapping[str, Any]) -> tuple[int, int] | None:
-    width, height = row.get("width"), row.get("height")
-    return (width, height) if isinstance(width, int) and isinstance(height, int) else None
-
-
 def _file_name(index: int, content: bytes) -> str:
     try:
         ending = header_of(content, str(index)).format.lower()
@@ -169,7 +177,7 @@ def _objects(
 ) -> Iterator[AnnotatedObject]:
     for number, one in enumerate(_listed(row[columns.objects])):
         try:
-            yield _object(one, columns, choice.boxes, _size(row), outlines=outlines)
+            yield _object(one, columns, choice.boxes, outlines=outlines)
         except LeftOut as left_out:
             tally.leave_out_object(str(left_out), f"{_sample_id(row, 0)} object {number}")
 
@@ -179,19 +187,17 @@ def _listed(objects: Any) -> list[dict[str, Any]]:
     if not isinstance(objects, Mapping):
         return list(objects or ())
     lists = {key: value for key, value in objects.items() if value is not None}
-    if len({len(value) for value in lists.values()}) > 1:
+    if not all(isinstance(value, list) for value in lists.values()) or len({*map(len, lists.values())}) > 1:
         raise LeftOut(UNEVEN)
     return [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
 
 
-def _object(
-    one: Mapping[str, Any], columns: _Columns, boxes: BoxFormat, size: tuple[int, int] | None, *, outlines: bool
-) -> AnnotatedObject:
+def _object(one: Mapping[str, Any], columns: _Columns, boxes: BoxFormat, *, outlines: bool) -> AnnotatedObject:
     """Return an object. Raises LeftOut."""
     if any(one.get(key) for key in CROWDS):
         raise LeftOut(CROWD)
     box = _corners(four_numbers(one.get(columns.box)), boxes)
-    parts = outlines_of(one.get("segmentation"), size) if outlines else Outlines()
+    parts = outlines_of(one.get("segmentation")) if outlines else Outlines()
     return AnnotatedObject(_desc(one.get(columns.category), columns.names), box, parts)
 
 

@@ -15,6 +15,7 @@ from stage2_api.coordinates import coord_token, to_bin
 from stage2_trainer.data.image_headers import header_of, read_header
 from stage2_trainer.data.images import ImageError
 from stage2_trainer.prepare.annotated_image import AnnotatedImage, AnnotatedObject, LeftOut, Tally
+from stage2_trainer.prepare.annotation_values import OTHER_MASK
 from stage2_trainer.prepare.new_files import NewFiles, new_files
 from stage2_trainer.prepare.outline import area, simplified, without_repeats
 
@@ -32,6 +33,8 @@ NO_AREA = "it has no area in the image"
 FURTHER_PARTS = "a further part of an object of several"
 HOLES = "a hole of an object: its outline has no place for it, and fills it"
 CLIPPED = "a box reached more than a pixel out of its image, and was clipped"
+OUTLINE_CLIPPED = "an outline reached more than a pixel out of its image: its points were moved to the edge"
+NO_OUTLINE = "an outline that has no area in the image: the corners of its box stand for it"
 UNSEEN_CLASS = "a name of --classes that no object has"
 
 
@@ -128,10 +131,17 @@ class _Writer:
         box = (to_bin(left, width), to_bin(top, height), to_bin(right, width), to_bin(bottom, height))
         if self._choice.geometry == "bbox":
             return box
-        return self._outline_bins(one, box, (width / scale[0], height / scale[1]), image.sample_id)
+        if one.outlines.mask_size not in (None, (width, height)):
+            raise LeftOut(OTHER_MASK)
+        return self._outline_bins(one, box, scale, (width, height), image.sample_id)
 
     def _outline_bins(
-        self, one: AnnotatedObject, box: tuple[int, ...], sides: tuple[float, float], sample_id: str
+        self,
+        one: AnnotatedObject,
+        box: tuple[int, ...],
+        scale: tuple[int, int],
+        pixels: tuple[int, int],
+        sample_id: str,
     ) -> tuple[int, ...]:
         """Return the outline of the largest part, or the corners of the box where there is none with three points."""
         parts = sorted(one.outlines.parts, key=area, reverse=True)
@@ -140,11 +150,16 @@ class _Writer:
         for _ in range(one.outlines.holes):
             self._tally.change(HOLES, f"{sample_id} {one.desc}")
         for part in parts[:1]:
-            scaled = np.asarray(part, dtype=np.float64) * (1000 / sides[0], 1000 / sides[1])
+            scaled = np.asarray(part, dtype=np.float64) * scale / np.asarray(pixels) * 1000
+            out = np.maximum(-scaled, scaled - 1000).max(axis=0) * pixels / 1000
+            if out.max() > CLIPPED_PIXELS:
+                self._tally.change(OUTLINE_CLIPPED, f"{sample_id} {one.desc}")
             few = simplified(scaled, TOLERANCE_BINS) if len(scaled) > 3 else scaled
             points = without_repeats([(to_bin(x, 1000), to_bin(y, 1000)) for x, y in few])
             if len(set(points)) >= 3:
                 return tuple(number for point in points for number in point)
+        if parts or one.outlines.mask_size is not None:
+            self._tally.change(NO_OUTLINE, f"{sample_id} {one.desc}")
         x1, y1, x2, y2 = box
         return (x1, y1, x2, y1, x2, y2, x1, y2)
 

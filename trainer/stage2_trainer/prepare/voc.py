@@ -14,6 +14,8 @@ from xml.etree import ElementTree
 
 from PIL.Image import DecompressionBombError
 
+from stage2_trainer.data.image_headers import read_header
+from stage2_trainer.data.images import ImageError
 from stage2_trainer.data.regular_files import read_regular
 from stage2_trainer.prepare.annotated_image import (
     AnnotatedImage,
@@ -23,12 +25,11 @@ from stage2_trainer.prepare.annotated_image import (
     Outlines,
     Tally,
 )
-from stage2_trainer.prepare.annotation_values import IMAGE_ENDINGS, Box, four_numbers, refused
+from stage2_trainer.prepare.annotation_values import IMAGE_ENDINGS, Box, four_numbers, refused, said_size
 from stage2_trainer.prepare.instance_mask import outlines_by_number
 
 ANNOTATIONS, IMAGES, SPLITS = "Annotations", "JPEGImages", Path("ImageSets", "Main")
 MASKS = "SegmentationObject"
-MOST_DIGITS = 9  # of a side
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
 NO_ANNOTATION = "its annotation file is missing"
@@ -36,7 +37,7 @@ BROKEN_ANNOTATION = "its annotation file cannot be read"
 NO_NAME = "it has no name"
 DIFFICULT = "it is marked as difficult: VOC counts it neither as found nor as missed (--difficult keeps it)"
 BROKEN_MASK = "its mask of SegmentationObject cannot be read: its objects have boxes alone"
-OTHER_MASK = "its mask of SegmentationObject has another size than its annotation says: its objects have boxes alone"
+OTHER_MASK = "its mask of SegmentationObject has another size than its image: its objects have boxes alone"
 NO_OBJECT = "its mask of SegmentationObject has a number that no object of its annotation file has"
 NO_PIXELS = "its mask of SegmentationObject has no pixel of an object, whose outline is the corners of its box"
 FROM_ZERO = "a box has a coordinate below 1, where VOC's pixels begin; if they begin at 0 here, give --from-zero"
@@ -97,14 +98,27 @@ def _image(file: Path, images: Path, choice: VocChoice, tally: Tally) -> Annotat
         raise LeftOut(BROKEN_ANNOTATION) from error
     if root.tag != "annotation":
         raise LeftOut(BROKEN_ANNOTATION)
-    size, mask = _size(root), (images.parent if images.name == IMAGES else images) / MASKS / f"{file.stem}.png"
+    size, image = _size(root), _image_file(root, images, file.stem)
+    mask = (images.parent if images.name == IMAGES else images) / MASKS / f"{file.stem}.png"
     elements = root.findall("object")
-    outlines = _outlines(mask, size, len(elements), tally) if choice.masks and os.path.exists(mask) else {}
+    outlines = (
+        _outlines(mask, size or _shown_size(image), len(elements), tally)
+        if choice.masks and os.path.exists(mask)
+        else {}
+    )
     objects = list(_objects(elements, choice, tally, file.stem, outlines))
-    return AnnotatedImage(file.stem, _image_file(root, images, file.stem), size, objects)
+    return AnnotatedImage(file.stem, image, size, objects)
 
 
-def _outlines(mask: Path, size: tuple[int, int] | None, objects: int, tally: Tally) -> Mapping[int, Outlines]:
+def _shown_size(image: Path) -> tuple[int, int] | None:
+    """Return an image's own size; None where it cannot be read, for which the writer leaves it out."""
+    try:
+        return read_header(str(image)).size
+    except ImageError:
+        return None
+
+
+def _outlines(mask: Path, size: tuple[float, float] | None, objects: int, tally: Tally) -> Mapping[int, Outlines]:
     """Return the outlines of a mask's objects, numbered from 1 in the order of the annotation file's."""
     try:
         found_size, outlines = outlines_by_number(mask)
@@ -135,12 +149,10 @@ def _is_image(path: Path) -> bool:
     return path.suffix.lower() in IMAGE_ENDINGS
 
 
-def _size(root: ElementTree.Element) -> tuple[int, int] | None:
+def _size(root: ElementTree.Element) -> tuple[float, float] | None:
     """Return the size that the annotation says; None where it says none, or writes zeros for that."""
-    said = [root.findtext(f"size/{side}", "").strip() for side in ("width", "height")]
-    if not all(side.isdecimal() and len(side) <= MOST_DIGITS and int(side) for side in said):
-        return None
-    return int(said[0]), int(said[1])
+    said = said_size(root.findtext("size/width"), root.findtext("size/height"))
+    return said if said is not None and all(said) else None
 
 
 def _objects(

@@ -97,8 +97,9 @@ def _layout(file: Path, *, found: bool = False) -> _Layout:
 
 def _names(document: Mapping[str, Any], file: Path) -> dict[int, str]:
     names = document.get("names")
-    listed = {str(number): name for number, name in enumerate(names)} if isinstance(names, list) else names
-    if not isinstance(listed, dict) or not listed:
+    numbered = dict(enumerate(names)) if isinstance(names, list) else names
+    listed = {str(number): name for number, name in numbered.items()} if isinstance(numbered, dict) else None
+    if not listed:
         raise refused(f"{file} names", names, "must list the classes", "write names: [cat, dog]")
     for number, name in listed.items():
         if not CLASS_NUMBER.fullmatch(number) or not isinstance(name, str) or not name.strip():

@@ -135,6 +135,19 @@ def test_what_is_odd_is_left_out_or_repaired_and_counted(tmp_path, case):
     assert imported(tmp_path, saved(tmp_path, odd, row())).counts == counts
 
 
+def test_one_object_a_row_without_lists_is_left_out_and_counted(tmp_path):
+    form = features()
+    form["objects"] = {"bbox": datasets.List(datasets.Value("float32")), "category": LABELS}
+    one = {**row(), "objects": {"bbox": [1, 2, 3, 4], "category": 0}}
+    assert imported(tmp_path, saved(tmp_path, one, form=form)).counts == {hugging_face.UNEVEN: 1}
+
+
+def test_a_column_that_holds_no_images_is_refused(tmp_path):
+    source = saved(tmp_path, {**row(), "year": 5}, form=features(year=datasets.Value("int64")))
+    with pytest.raises(ConfigError, match=r"--image: 'year'; must be a column of images"):
+        imported(tmp_path, source, HubChoice("coco", image="year"))
+
+
 def test_several_splits_need_a_name(tmp_path):
     one = datasets.Dataset.from_dict({key: [value] for key, value in row().items()}, features=features())
     datasets.DatasetDict({"train": one, "test": one}).save_to_disk(tmp_path / "set")

@@ -130,18 +130,21 @@ def test_an_odd_image_is_kept_at_its_place_or_left_out_by_its_rule(tmp_path, cas
         assert load_image(record.images[0]).size == (record.width, record.height)
 
 
+IMAGE = {"id": 1, "file_name": "a.png", "width": 100, "height": 200}
+ANNOTATION = {"id": 7, "image_id": 1, "category_id": 1, "bbox": [10, 20, 50, 80]}
+
+
 def document(**changes):
     whole = {
-        "images": [{"id": 1, "file_name": "a.png", "width": 100, "height": 200}],
-        "annotations": [{"id": 7, "image_id": 1, "category_id": 1, "bbox": [10, 20, 50, 80]}],
+        "images": [IMAGE],
+        "annotations": [ANNOTATION],
         "categories": [{"id": 1, "name": "cat"}],
     }
     return json.dumps(whole | changes).encode()
 
 
 def annotations(*changes):
-    good = {"id": 7, "image_id": 1, "category_id": 1, "bbox": [10, 20, 50, 80]}
-    return document(annotations=[good | change for change in changes])
+    return document(annotations=[ANNOTATION | change for change in changes])
 
 
 GOOD = [("cat", PLACE)]
@@ -172,6 +175,34 @@ COCO = {
         GOOD,
         {annotation_values.BROKEN_BOX: 1},
     ),
+    "sizes of another image, as floats": (
+        document(images=[IMAGE | {"width": 640.0, "height": 480.0}]),
+        [],
+        {record_writer.OTHER_SIZE: 1},
+    ),
+    "sizes of another image, as text": (
+        document(images=[IMAGE | {"width": "640", "height": "480"}]),
+        [],
+        {record_writer.OTHER_SIZE: 1},
+    ),
+    "its sizes as floats": (document(images=[IMAGE | {"width": 100.0, "height": "200"}]), GOOD, {}),
+    "a federated list that is a number": (
+        document(images=[IMAGE | {"neg_category_ids": 5}]),
+        r"images 1\.neg_category_ids: 5",
+        None,
+    ),
+    "a federated list of lists": (
+        document(images=[IMAGE | {"neg_category_ids": [[1]]}]),
+        r"images 1\.neg_category_ids",
+        None,
+    ),
+    "a federated id of no category": (
+        document(images=[IMAGE | {"neg_category_ids": [1, 9]}]),
+        GOOD,
+        {coco.NO_FEDERATED: 1},
+    ),
+    "half of a surrogate pair as a name": (document(categories=[{"id": 1, "name": "\ud800"}]), r"1\.name", None),
+    "half of a surrogate pair as an id": (document(images=[IMAGE | {"id": "\ud800"}]), r"images\[0\]\.id", None),
     "a category without a name": (document(categories=[{"id": 1}]), r"categories 1\.name", None),
     "a file above the folder": (document(images=[{"id": 1, "file_name": "../a.png"}]), [], {record_writer.MISSING: 1}),
     "results in place of annotations": (b'[{"image_id": 1, "score": 0.5}]', "must have a list of objects images", None),
@@ -198,6 +229,44 @@ def test_an_odd_coco_file_is_read_by_its_rule_or_refused(tmp_path, case):
     assert (found.objects, found.counts) == (objects, counts)
 
 
+CORNERS = [("cat", [100, 100, 600, 100, 600, 500, 100, 500])]
+OUTLINES = {
+    "runs of another size, where the file says none": (
+        document(
+            images=[{"id": 1, "file_name": "a.png"}],
+            annotations=[ANNOTATION | {"segmentation": {"size": [10, 10], "counts": [0, 100]}}],
+        ),
+        [],
+        {annotation_values.OTHER_MASK: 1},
+    ),
+    "runs of no pixel": (
+        annotations({"segmentation": {"size": [200, 100], "counts": [20_000]}}),
+        CORNERS,
+        {record_writer.NO_OUTLINE: 1},
+    ),
+    "a polygon outside": (
+        annotations({"segmentation": [[-50, -50, -30, -10, -30, -15]]}),
+        CORNERS,
+        {record_writer.NO_OUTLINE: 1, record_writer.OUTLINE_CLIPPED: 1},
+    ),
+    "a polygon that reaches out": (
+        annotations({"segmentation": [[10, 20, 60, 20, 60, 250]]}),
+        [("cat", [100, 100, 600, 100, 600, 999])],
+        {record_writer.OUTLINE_CLIPPED: 1},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OUTLINES)
+def test_an_odd_outline_is_left_out_or_counted(tmp_path, case):
+    content, objects, counts = OUTLINES[case]
+    picture(tmp_path / "images" / "a.png")
+    (tmp_path / "x.json").write_bytes(content)
+    read = lambda tally: read_coco(tmp_path / "x.json", tmp_path / "images", tally, outlines=True)  # noqa: E731
+    found = Imported(tmp_path / "out" / "x.jsonl", read, geometry="poly")
+    assert (found.objects, found.counts) == (objects, counts)
+
+
 TEXTS = {
     "a byte order mark": ("\ufeff0 0.35 0.3 0.5 0.4", GOOD, {}),
     "lines of Windows": ("0 0.35 0.3 0.5 0.4\r\n\r\n", GOOD, {}),
@@ -217,6 +286,11 @@ def test_an_odd_label_file_is_read_by_its_rule(tmp_path, case):
 XML = {
     "a byte order mark": ("\ufeff<annotation>{}</annotation>", GOOD, {}),
     "a name space": ("<annotation xmlns='http://x'>{}</annotation>", [], {voc.BROKEN_ANNOTATION: 1}),
+    "a size of another image, as floats": (
+        "<annotation><size><width>640.0</width><height>480.0</height></size>{}</annotation>",
+        [],
+        {record_writer.OTHER_SIZE: 1},
+    ),
     "cut off": ("<annotation>{}", [], {voc.BROKEN_ANNOTATION: 1}),
     "spaces around values": ("<annotation> <filename> a.jpg </filename>{} </annotation>", GOOD, {}),
 }

@@ -140,6 +140,12 @@ def test_a_mask_that_tells_nothing_leaves_boxes_and_is_counted(tmp_path, spoil, 
     assert found.counts == {rule: 1}
 
 
+def test_a_mask_is_compared_with_the_image_where_the_annotations_say_no_size(tmp_path):
+    source = written(tmp_path / "voc", {"a": voc_object("dog", (11, 21, 50, 100))}, size=None)
+    mask(source, "a", [(5, 5, 20, 20)], size=(50, 40))
+    assert polygons(tmp_path, source).counts == {voc.OTHER_MASK: 1}
+
+
 def test_difficult_objects_may_be_kept_and_truncated_ones_are(tmp_path):
     objects = voc_object("cat", (11, 21, 50, 100), difficult=1, truncated=1)
     source = written(tmp_path / "voc", {"a": objects})

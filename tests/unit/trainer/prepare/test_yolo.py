@@ -152,6 +152,18 @@ def test_names_may_be_shared_with_another_key_which_stays_what_it_was(tmp_path):
     assert import_yolo(tmp_path, data).objects == [("2", BINS)]
 
 
+def test_names_that_come_by_a_merge_are_read_and_no_other_value_becomes_one(tmp_path):
+    data = written(tmp_path, {"a.png": BOX})
+    data.write_text("base: &base\n  names: {0: cat}\n<<: *base\ntrain: images/train\n? [a]\n: b\n")
+    with pytest.raises(ConfigError, match="cannot be a key"):
+        import_yolo(tmp_path, data)
+    data.write_text(data.read_text().replace("? [a]\n: b\n", ""))
+    assert import_yolo(tmp_path, data).objects == [("cat", BINS)]
+    data.write_text(data.read_text().replace("cat", "010"))
+    with pytest.raises(ConfigError, match=r"names\.0: 8"):
+        import_yolo(tmp_path, data)
+
+
 NESTED = b"names: " + b"[" * 3000 + b"]" * 3000
 MULTIPLIED = b"a0: &a0 [x, x]\n" + b"".join(b"a%d: &a%d [*a%d, *a%d]\n" % (n, n, n - 1, n - 1) for n in range(1, 40))
 
