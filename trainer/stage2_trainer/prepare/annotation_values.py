@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeGuard
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_trainer.prepare.annotated_image import LeftOut, Outline, Outlines
@@ -46,7 +46,7 @@ def said_size(width: Any, height: Any) -> tuple[float, float] | None:
     return (found[0], found[1]) if all(map(is_number, found)) else None
 
 
-def is_text(value: Any) -> bool:
+def is_text(value: Any) -> TypeGuard[str]:
     """Whether a value is a text that a file can hold: half of a surrogate pair cannot be written."""
     return isinstance(value, str) and not SURROGATE.search(value)
 
