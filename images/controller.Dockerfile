@@ -4,18 +4,17 @@ FROM python:3.11-slim-bookworm
 ENV PATH=/opt/stage2/bin:$PATH PYTHONUNBUFFERED=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /src
 
-# Dependencies in a layer of their own, made from pyproject.toml alone: a change of code leaves it untouched.
-# numpy and scipy serve stage2_trainer.matching, which the controller never imports: 150 MB less.
-COPY pyproject.toml ./
+# Dependencies in a layer of their own, each by its version and hash (hack/lock_images.py), and the list of them with
+# their licences (CycloneDX): a change of code leaves it untouched.
+COPY images/requirements/controller.txt images/requirements/tools.txt /tmp/requirements/
 RUN --mount=type=cache,target=/var/cache/uv set -eu; \
     python3 -m venv /opt/stage2; \
-    python3 -m venv /tmp/uv; \
-    /tmp/uv/bin/pip install --quiet --no-cache-dir 'uv>=0.9,<1'; \
-    printf '%s\n' "numpy; sys_platform == 'never'" "scipy; sys_platform == 'never'" > /tmp/overrides.txt; \
-    UV_CACHE_DIR=/var/cache/uv UV_LINK_MODE=copy /tmp/uv/bin/uv pip install --python /opt/stage2/bin/python \
-        --compile-bytecode --override /tmp/overrides.txt -r pyproject.toml --extra controller \
-        'hatchling>=1.27'; \
-    rm -rf /tmp/uv /tmp/overrides.txt
+    python3 -m venv /tmp/tools; \
+    /tmp/tools/bin/pip install --quiet --no-cache-dir --require-hashes -r /tmp/requirements/tools.txt; \
+    UV_CACHE_DIR=/var/cache/uv UV_LINK_MODE=copy /tmp/tools/bin/uv pip install --python /opt/stage2/bin/python \
+        --compile-bytecode --no-deps --require-hashes -r /tmp/requirements/controller.txt; \
+    /tmp/tools/bin/cyclonedx-py environment --no-validate -o /opt/stage2/sbom.cdx.json /opt/stage2/bin/python; \
+    rm -rf /tmp/tools /tmp/requirements
 
 COPY . .
 RUN pip install --quiet --no-cache-dir --no-deps --no-build-isolation . && rm -rf /src/*

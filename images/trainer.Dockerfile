@@ -12,21 +12,18 @@ RUN set -eu; \
     DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends libnuma1 g++ python3-dev; \
     rm -rf /var/lib/apt/lists/*
 
-# Dependencies in a layer of their own, made from pyproject.toml alone: a change of code leaves these gigabytes untouched.
-# Triton has no use on a CPU, and nothing here hears or films: 700 MB less. Byte code is made here because the root file
-# system is read-only where it runs.
-COPY pyproject.toml ./
+# Dependencies in a layer of their own, each by its version and hash (hack/lock_images.py), and the list of them with
+# their licences (CycloneDX): a change of code leaves these gigabytes untouched. Byte code is made here because the root
+# file system is read-only where it runs.
+COPY images/requirements/$VLLM.txt images/requirements/tools.txt /tmp/requirements/
 RUN --mount=type=cache,target=/var/cache/uv set -eu; \
     python3 -m venv /opt/stage2; \
-    python3 -m venv /tmp/uv; \
-    /tmp/uv/bin/pip install --quiet --no-cache-dir 'uv>=0.9,<1'; \
-    touch /tmp/overrides.txt; \
-    extras="--extra trainer --extra $VLLM"; \
-    if [ "$VLLM" = gpu ]; then extras="$extras --extra deepspeed"; \
-    else printf "%s; sys_platform == 'never'\n" triton torchaudio torchcodec > /tmp/overrides.txt; fi; \
-    UV_CACHE_DIR=/var/cache/uv UV_LINK_MODE=copy /tmp/uv/bin/uv pip install --python /opt/stage2/bin/python \
-        --compile-bytecode --override /tmp/overrides.txt -r pyproject.toml $extras 'hatchling>=1.27'; \
-    rm -rf /tmp/uv /tmp/overrides.txt
+    python3 -m venv /tmp/tools; \
+    /tmp/tools/bin/pip install --quiet --no-cache-dir --require-hashes -r /tmp/requirements/tools.txt; \
+    UV_CACHE_DIR=/var/cache/uv UV_LINK_MODE=copy /tmp/tools/bin/uv pip install --python /opt/stage2/bin/python \
+        --compile-bytecode --no-deps --require-hashes -r "/tmp/requirements/$VLLM.txt"; \
+    /tmp/tools/bin/cyclonedx-py environment --no-validate -o /opt/stage2/sbom.cdx.json /opt/stage2/bin/python; \
+    rm -rf /tmp/tools /tmp/requirements
 
 # vLLM imports a model in another process to learn what it can do, 10 s and more of each server's start. It finds the
 # answer here (stage2_trainer/engine/plugin.py). Without a GPU the other build may fail to ask: then servers ask.

@@ -1,6 +1,7 @@
 """hack/local-cluster is a real cluster: devices are pinned, names resolve, Services carry, pods reach the API."""
 
 import json
+import re
 import subprocess
 import uuid
 from collections.abc import Callable, Iterator
@@ -8,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hack.lock_images import LOCKS
+from packaging.utils import canonicalize_name
 
 from local_cluster import buildah, images, locks
 from local_cluster.containerd import ctr
@@ -76,6 +79,18 @@ def _two_containers(name: str, image: str) -> dict[str, Any]:
 
 def _python(kubectl: Kubectl, pod: str, script: str, *arguments: str) -> str:
     return kubectl("exec", pod, "--container=second", "--", "python3", "-c", script, *arguments).strip()
+
+
+def test_an_image_lists_its_packages_and_their_licences_and_has_the_locked_ones(kubectl: Kubectl, pod: str) -> None:
+    listed = json.loads(kubectl("exec", pod, "--container=second", "--", "cat", "/opt/stage2/sbom.cdx.json"))[
+        "components"
+    ]
+    (lock,) = (one for one in LOCKS if one.name == "controller")
+    locked = re.findall(r"^([a-z0-9._-]+)==(\S+)", lock.path.read_text(encoding="utf-8"), re.MULTILINE)
+    chosen = {canonicalize_name(one["name"]): one["version"] for one in listed}
+    assert {name: chosen.get(canonicalize_name(name)) for name, _ in locked} == dict(locked)
+    with_licence = [one for one in listed if one.get("licenses")]
+    assert len(with_licence) > len(listed) * 0.9
 
 
 def test_each_container_is_pinned_to_a_gpu_of_its_own(kubectl: Kubectl, pod: str) -> None:

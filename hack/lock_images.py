@@ -1,0 +1,81 @@
+"""What the images install, by name, version and hash: `make lock-images` writes images/requirements/*.txt anew.
+
+pyproject.toml says what may be installed, these files say what is. They hold no addresses: the packages come from
+whatever index a builder has, and are refused there if they are not these.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "images" / "requirements"
+PLATFORM = ("--python-version=3.11", "--python-platform=x86_64-manylinux_2_36")  # Debian bookworm
+FORM = ("--generate-hashes", "--no-header", "--no-annotate", "--no-emit-index-url", "--quiet")
+BUILD_BACKEND = "hatchling>=1.27"
+NEVER = "sys_platform == 'never'"
+
+
+@dataclass(frozen=True)
+class Lock:
+    """One file of requirements.
+
+    extras: of pyproject.toml, whose own dependencies come with them. others: requirements beside them. left_out:
+    packages that are asked for and not installed.
+    """
+
+    name: str
+    extras: Sequence[str] = ()
+    others: Sequence[str] = ()
+    left_out: Sequence[str] = ()
+
+    @property
+    def path(self) -> Path:
+        """Where it stands."""
+        return FOLDER / f"{self.name}.txt"
+
+
+LOCKS = (
+    # numpy and scipy serve stage2_trainer.matching, which the controller never imports: 150 MB less.
+    Lock("controller", ("controller",), (BUILD_BACKEND,), ("numpy", "scipy")),
+    # Triton has no use on a CPU, and nothing here hears or films: 700 MB less.
+    Lock("cpu", ("trainer", "cpu"), (BUILD_BACKEND,), ("triton", "torchaudio", "torchcodec")),
+    Lock("gpu", ("trainer", "gpu", "deepspeed"), (BUILD_BACKEND,)),
+    Lock("tools", others=("uv>=0.9,<1", "cyclonedx-bom>=7,<8")),
+)
+
+
+def main() -> int:
+    """Write all of them; return the exit code."""
+    uv = shutil.which("uv")
+    if uv is None:
+        sys.stderr.write("lock_images: uv is not on PATH; pip install 'uv>=0.9,<1'\n")
+        return 1
+    for lock in LOCKS:
+        write(uv, lock)
+        sys.stdout.write(f"{lock.path.relative_to(ROOT)}\n")
+    return 0
+
+
+def write(uv: str, lock: Lock) -> None:
+    """Resolve one anew, to the newest versions that its requirements allow."""
+    with tempfile.TemporaryDirectory() as name:
+        others, overrides = Path(name) / "others.in", Path(name) / "overrides.txt"
+        others.write_text("".join(f"{one}\n" for one in lock.others), encoding="utf-8")
+        overrides.write_text("".join(f"{one}; {NEVER}\n" for one in lock.left_out), encoding="utf-8")
+        project = ["pyproject.toml", *(f"--extra={extra}" for extra in lock.extras)] if lock.extras else []
+        left_out = [f"--override={overrides}"] if lock.left_out else []
+        command = [uv, "pip", "compile", *PLATFORM, *FORM, *left_out, *project, str(others)]
+        found = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True).stdout
+    lock.path.parent.mkdir(parents=True, exist_ok=True)
+    lock.path.write_text(found, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
