@@ -91,6 +91,7 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
         self._outcomes: list[Outcome] = []
         self._scores = torch.empty(0)
         self._evaluations = 0
+        self._left_out: dict[int, BadSample] = {}  # of the evaluation under way, in this process
         self._trained: float | None = None  # since when the step's last gradient is there
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
@@ -183,18 +184,28 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
             if isinstance(one, Refused):
                 record = self.components.records[index]
                 found.setdefault(index, BadSample.of(record.sample_id, record.images, one.error))
+        if not self._policy.training:
+            self._left_out |= found
+            return
         asked = {index for index, _ in self._asks}
         earlier = gathered((asked, set(found)))[: rank()]  # a prompt's answers may lie in several processes
         asked -= {index for indices, _ in earlier for index in indices}
         bad = [one for index, one in found.items() if not any(index in others for _, others in earlier)]
-        step = self.state.global_step
-        if self._policy.training:
-            self.components.bad.note(bad, step=step, of=len(asked))
-            self._metrics["train"]["bad_samples"].append(float(sum(gathered(len(bad)))))
-        else:
-            held_out = self.components.held_out
-            of = len(held_out.records) if held_out else 0
-            self._metrics["eval"]["bad_samples"].append(float(self.components.bad.note_held_out(bad, step=step, of=of)))
+        self.components.bad.note(bad, step=self.state.global_step, of=len(asked))
+        self._metrics["train"]["bad_samples"].append(float(sum(gathered(len(bad)))))
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate, and tell of the samples that were left out once all batches are there.
+
+        Raises:
+            BadStepError, Exception: as `BadSamples.note_held_out`.
+        """
+        self._left_out = {}
+        output: Any = super().evaluation_loop(*args, **kwargs)
+        of = len(self.components.held_out.records) if self.components.held_out else 0
+        bad = self.components.bad.note_held_out(list(self._left_out.values()), step=self.state.global_step, of=of)
+        self._metrics["eval"]["bad_samples"] = [float(bad)]
+        return output
 
     def _is_bad(self) -> list[bool]:
         return [isinstance(one, Refused) for one in self._outcomes]

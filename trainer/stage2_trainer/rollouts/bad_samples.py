@@ -93,7 +93,8 @@ class BadSamples:
     def note_held_out(self, found: Sequence[BadSample], *, step: int, of: int) -> int:
         """Return how many held-out samples an evaluation leaves out, of `of` in all. All processes must call it.
 
-        They do not count against the run's limit: each evaluation meets the same ones again.
+        One that several processes found counts once. They do not count against the run's limit: each evaluation meets
+        the same ones again.
 
         Raises:
             BadStepError: there are no others, so that its figures would mean nothing.
@@ -118,11 +119,11 @@ class BadSamples:
         self._noted = {one["sample_id"]: one for one in noted}
 
     def _told(self, found: Sequence[BadSample], *, part: str, step: int) -> list[Document]:
-        """Return what is said of the bad samples of all processes, once it is said."""
+        """Return what is said of the bad samples of all processes, each once, when it is said."""
         mine: list[Document] = [{"part": part, "step": step, **one.document()} for one in found]
         for one in mine:
             logger.warning("sample %s is set aside (%s): %s", one["sample_id"], one["image"], one["reason"])
-        everywhere = [one for share in gathered(mine) for one in share]
+        everywhere = list({one["sample_id"]: one for share in gathered(mine) for one in share}.values())
         for one in everywhere:
             self._log.write(EVENT, one)
         if everywhere and self._most == 0:

@@ -90,14 +90,14 @@ def config(folder: Any, *patches: Mapping[str, Any]) -> RunConfig:
     return parse_run_config(raw)
 
 
-def write_records(folder: Any, images: Sequence[Any], **metadata: object) -> None:
-    """Write a record for each image: one shape each."""
+def write_records(folder: Any, images: Sequence[Any], *, name: str = "train.jsonl", **metadata: object) -> None:
+    """Write a record for each image into the folder's file of this name: one shape each."""
     lines = []
     for number, image in enumerate(images):
         truth = {"items": [{"desc": ("box", "ellipse", "triangle")[number % 3], "colour": {"red": 1}}]}
         found = {"_fusion_template": "summary_shapes", "_fusion_mode": "summary", "summary_ref": json.dumps(truth)}
         lines.append(json.dumps({"images": [str(image)], "metadata": {**found, **metadata}}))
-    (folder / "train.jsonl").write_text("\n".join(lines))
+    (folder / name).write_text("\n".join(lines))
 
 
 class Scripted:
@@ -128,8 +128,9 @@ def build(folder: Any, run: RunConfig, model: Any, encoder: Encoder, source: Any
     """A trainer of `model` whose rollouts come from `source`."""
     task, rlhf = Task.from_config(run), run.rlhf
     assert rlhf is not None
-    records = load_records(run.custom.train_jsonl, rules=record_rules(run))
-    interrupt = Interrupt()
+    train = load_records(run.custom.train_jsonl, rules=record_rules(run))
+    held_out = load_records(run.custom.val_jsonl, rules=record_rules(run)) if run.custom.val_jsonl else []
+    records, interrupt = [*train, *held_out], Interrupt()
     log, rollout_log = RunLog(folder), JsonLines(folder / "rollouts.jsonl")
     stack.callback(log.close)
     stack.callback(rollout_log.close)
@@ -138,9 +139,9 @@ def build(folder: Any, run: RunConfig, model: Any, encoder: Encoder, source: Any
         rewards=load_rewards(rlhf.reward_funcs, rlhf.resolved_weights),
         contract=task.contract,
         rollouts=SharedRollouts(source, records, task.chat, ProcessExchange(interrupt)),
-        rows=Rows(records, task),
-        held_out=None,
-        references=References(records, task, encoder, run.training.seed),
+        rows=Rows(train, task),
+        held_out=Rows(held_out, task, first=len(train)) if held_out else None,
+        references=References(train, task, encoder, run.training.seed),
         records=records,
         bad=BadSamples(run.training.max_bad_samples, log),
         mixing=Mixing.from_config(run.custom.grpo.chord),

@@ -7,15 +7,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import distributed
 
 from stage2_trainer.data.images import ImageError
 from stage2_trainer.data.lazy import LazySequence
+from stage2_trainer.rollouts.bad_samples import BadSample, BadSamples
 from stage2_trainer.rollouts.errors import BadStepError, TooManyBadSamples
 from stage2_trainer.rollouts.readable_requests import readable
+from stage2_trainer.telemetry.run_log import RunLog, SilentLog
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.rollout import Refused, RolloutRequest
 from tests.unit.trainer.grpo import harness
 from tests.unit.trainer.grpo.test_trainer import answers, gradient
+from tests.unit.trainer.learner.processes import run_members
 
 pytestmark = pytest.mark.timeout(300)
 BY_TOKENS = {"rlhf": {"loss_type": "dapo"}}  # a mean over tokens: those of others show at once
@@ -113,6 +117,53 @@ def test_a_step_of_bad_samples_alone_ends_the_run(folder, stack, model, encoder)
     trainer = build(folder, stack, model, encoder, Refusing(encoder, answers(encoder), (0, 1, 2, 3)))
     with pytest.raises(BadStepError, match="all 2 samples"):
         trainer.train()
+
+
+def evaluated(folder, stack, model, encoder, images):
+    """A trainer that evaluates two answers at a time to held-out records of these images."""
+    harness.write_records(folder, images, name="held-out.jsonl")
+    held_out = {
+        "training": {"eval_strategy": "steps", "per_device_eval_batch_size": 2},
+        "custom": {"val_jsonl": str(folder / "held-out.jsonl")},
+    }
+    return build(folder, stack, model, encoder, Reading(encoder, answers(encoder)), held_out)
+
+
+def test_an_evaluation_counts_the_samples_that_it_leaves_out_each_once(folder, stack, model, encoder, image_paths):
+    cut_off = folder / "cut-off.png"
+    cut_off.write_bytes(b"")
+    trainer = evaluated(folder, stack, model, encoder, [image_paths[0], cut_off, cut_off, cut_off, image_paths[1]])
+    for _ in range(2):  # each evaluation meets them again
+        assert trainer.evaluate()["eval_bad_samples"] == 3.0
+    names = [trainer.components.held_out.records[index].sample_id for index in (1, 2, 3)]
+    assert sorted(line["sample_id"] for line in noted(folder)) == sorted(names * 2)
+    assert {line["part"] for line in noted(folder)} == {"held-out"}
+    assert trainer.components.bad.total == 0
+
+
+def test_an_evaluation_of_bad_samples_alone_ends_the_run(folder, stack, model, encoder):
+    cut_off = folder / "cut-off.png"
+    cut_off.write_bytes(b"")
+    trainer = evaluated(folder, stack, model, encoder, [cut_off] * 4)
+    with pytest.raises(BadStepError, match=r"all 4 held-out samples .*cut-off"):
+        trainer.evaluate()
+
+
+def member(rank, port, folder):
+    """One of two processes that both met sample b, as where a last batch is filled up."""
+    distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    log = RunLog(Path(folder)) if rank == 0 else SilentLog()
+    bad, names = BadSamples(100, log), ("ab", "bc")[rank]
+    found = [BadSample(name, (), ImageError(name, "cannot be read")) for name in names]
+    assert bad.note_held_out(found, step=0, of=4) == 3
+    with pytest.raises(BadStepError, match="all 3 held-out"):
+        bad.note_held_out(found, step=0, of=3)
+    distributed.destroy_process_group()
+
+
+def test_of_two_processes_a_held_out_sample_that_both_met_counts_once(tmp_path, free_tcp_port):
+    run_members(member, tmp_path, free_tcp_port, str(tmp_path))
+    assert [line["sample_id"] for line in noted(tmp_path)] == ["a", "b", "c"] * 2
 
 
 def test_chord_takes_the_next_reference_where_an_image_cannot_be_read(folder, stack, model, encoder, image_paths):
