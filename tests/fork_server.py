@@ -42,7 +42,8 @@ from stage2_trainer.engine.vllm_compat import SERVER_MODULE
 _spawn_by_executing = multiprocessing.util.spawnv_passfds
 
 REQUEST_BYTES = 1 << 18
-COPIED_MODULES = ("stage2_cli", STUB_MODULE, SERVER_MODULE)
+STRUCK = "tests.integration.struck"
+COPIED_MODULES = ("stage2_cli", STUB_MODULE, SERVER_MODULE, STRUCK)
 REGISTRY_VARIABLE = "STAGE2_TEST_PROCESSES"
 """A folder in which each copy leaves a file under its process id: /proc tells the fork server's own command line."""
 

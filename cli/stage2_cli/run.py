@@ -25,6 +25,7 @@ from stage2_api.errors import EXIT_CONFIG, EXIT_FAILURE, ConfigError, Problem
 from stage2_api.job import RolloutMatchingJob
 from stage2_api.kubernetes_types import Volume
 from stage2_api.pod.ports import HEALTH_ROUTE, PROGRESS_ROUTE
+from stage2_api.pod.termination import GRACE_S
 from stage2_cli.config_files import load_config, load_job
 from stage2_cli.gpus import devices, require
 from stage2_cli.left_out import TEMPLATES, WATCHED, left_out
@@ -211,7 +212,7 @@ def _train(local: LocalRun, servers: Sequence[LocalProcess], cleanup: ExitStack,
         learner = local.process(local.workload.learner, gpus)
         if overwrite and attempt == 0:
             learner.command = [*learner.command, "--overwrite"]
-        cleanup.callback(learner.stop)
+        cleanup.callback(learner.stop, grace_s=GRACE_S)
         learner.start()
         code = _watch(local, learner, servers)
         if code in (0, EXIT_CONFIG):

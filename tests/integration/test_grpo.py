@@ -20,6 +20,7 @@ from stage2_trainer.engine.server_command import STUB_MODULE
 from tests import forked
 from tests.fork_server import REGISTRY_VARIABLE
 from tests.integration import runs
+from tests.integration.test_local_rollouts import zero
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -32,7 +33,7 @@ RISE = 0.08
 """Of a mean reward between 0 and 1; it rises by more than 0.15, whatever the seed."""
 
 
-def run_job(folder: Path, *, backoff: int = 0, **training: object) -> forked.Forked:
+def run_job(folder: Path, *, backoff: int = 0, sharded: int | None = None, **training: object) -> forked.Forked:
     """Start the tiny twin on the CPU stub, with some keys of `training` changed."""
     script = runs.ROOT / "examples" / "make_summaries.py"
     subprocess.run([sys.executable, script, folder / "summaries", "--train", "64", "--held-out", "0"], check=True)
@@ -42,6 +43,8 @@ def run_job(folder: Path, *, backoff: int = 0, **training: object) -> forked.For
     job["spec"]["learner"]["backoffLimit"] = backoff
     job["spec"]["config"]["rlhf"] |= {"vllm_server_port": [port], "vllm_server_timeout": 20.0}
     job["spec"]["config"]["training"] |= training
+    if sharded is not None:
+        job["spec"]["config"]["deepspeed"] = zero(sharded)
     (folder / "job.yaml").write_text(yaml.safe_dump(job))
     examples = "/opt/stage2/examples"
     model = runs.ROOT / "examples" / "tiny-summaries"
@@ -49,8 +52,9 @@ def run_job(folder: Path, *, backoff: int = 0, **training: object) -> forked.For
     options = ["--engine", "stub", "--work-dir", folder, *(part for text in maps for part in ("--map", text))]
     command = [forked.STAGE2, "run", folder / "job.yaml", *options]
     (folder / "processes").mkdir()
+    more = () if sharded is None else ("deepspeed",)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", REGISTRY_VARIABLE: str(folder / "processes")}
-    return forked.start(command, imports=(*forked.GRPO, *forked.STUB, "stage2_cli.run"), env=environment)
+    return forked.start(command, imports=(*forked.GRPO, *forked.STUB, *more, "stage2_cli.run"), env=environment)
 
 
 def finished(folder: Path, **training: object) -> list[dict]:
@@ -97,8 +101,11 @@ def test_when_one_process_of_the_learner_is_killed_all_end_and_all_start_again(t
         process.wait(END_S)
 
 
-def test_asked_to_stop_while_the_server_stands_still_all_processes_save_their_last_step(tmp_path: Path) -> None:
-    process = run_job(tmp_path, max_steps=1000)
+@pytest.mark.parametrize("sharded", [None, 2], ids=["plain", "ZeRO-2"])
+def test_asked_to_stop_while_the_server_stands_still_all_processes_save_their_last_step(
+    tmp_path: Path, sharded: int | None
+) -> None:
+    process = run_job(tmp_path, sharded=sharded, max_steps=1000)
     try:
         learner = learner_that_trains(tmp_path)
         (stub,) = processes(tmp_path, STUB_MODULE)

@@ -126,7 +126,7 @@ def _learn(config: RunConfig, reporter: Reporter, stack: ExitStack, *, overwrite
     log = metered(log, reporter, os.environ, host=host, stack=stack)
     TIMELINE.trace = open_trace(config, int(os.environ.get("RANK", "0")), stack)
     context = RunContext(token, reporter, interrupt, log, rollout_log)
-    with interrupt.stoppable():
+    with interrupt.stoppable(nothing_to_save=True):
         trainer = _trainer(config, records, context, stack)
     trainer.course = course
     _train(trainer, checkpoint)

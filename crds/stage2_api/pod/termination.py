@@ -1,10 +1,13 @@
-"""The termination message: the learner's last report, within the bytes that Kubernetes keeps of it."""
+"""The end of a learner: how long it may take, and its last report, within the bytes that Kubernetes keeps of it."""
 
 from __future__ import annotations
 
 import json
 
 from stage2_api.pod.progress import LearnerReport, read_report
+
+GRACE_S = 120
+"""Seconds between SIGTERM and SIGKILL of a learner, which writes a checkpoint first."""
 
 LIMIT_BYTES = 4096
 """Bytes that the kubelet reads of a termination log."""

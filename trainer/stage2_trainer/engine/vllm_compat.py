@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -120,6 +120,23 @@ def free_shared_memory(ranks: Sequence[int]) -> None:
     for segment in SHARED_MEMORY.glob("*"):
         if segment.name.startswith(prefix):
             segment.unlink(missing_ok=True)
+
+
+def before_each_step(llm: Any, do: Callable[[], None]) -> None:
+    """Call something before each step of an offline `LLM`'s engine, which makes a token of each request; it may raise.
+
+    `LLM.chat` returns with the last answer, and nothing from outside stops it before: a request can be aborted from
+    another thread alone, after which processes that share an engine would no longer make the same steps. No upstream
+    issue found. Goes when `LLM` takes a callback, or yields answers as they come.
+    """
+    engine = llm.llm_engine
+    step = engine.step
+
+    def watched() -> Any:
+        do()
+        return step()
+
+    engine.step = watched
 
 
 def drop_image_caches(llm: Any) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from typing import Any
 
 from torch import distributed, nn
@@ -18,7 +17,7 @@ from stage2_api.errors import ConfigError, Problem
 from stage2_trainer.data.lazy import LazySequence
 from stage2_trainer.data.records import Record
 from stage2_trainer.process.interrupt import Interrupt, Interrupted
-from stage2_trainer.process.ranks import gathered, rank, world_size
+from stage2_trainer.process.ranks import gathered, host_group, rank
 from stage2_trainer.rollouts.rollout_source import GenerationRequest, RolloutSource
 from stage2_trainer.telemetry.stopwatch import Stopwatch
 from stage2_trainer.weights.errors import ProofError
@@ -26,7 +25,6 @@ from stage2_trainer.weights.sync_report import SyncReport
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.rollout import Outcome, Refused, Rollout
 
-PATIENCE = timedelta(days=7)
 PROMPT_PATH = "prompt_token_ids"
 
 Ask = tuple[int, str]  # a record by its position, and the text of the user's turn
@@ -69,7 +67,7 @@ class ProcessExchange:
 
     def __init__(self, interrupt: Interrupt) -> None:
         self._interrupt = interrupt
-        self._group = distributed.new_group(backend="gloo", timeout=PATIENCE) if world_size() > 1 else None
+        self._group = host_group()
 
     def from_first(self, make: Callable[[], Any]) -> Any:
         """Return what `make` returns in the first process, in all of them; the error that it raises there, in all.

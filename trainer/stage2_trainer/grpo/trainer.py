@@ -291,6 +291,8 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
         return everywhere[start : start + count]
 
     def _compute_loss(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
+        if self.steps_in_backward:
+            self.components.interrupt.hold()
         with TIMELINE.measure("forward"):
             return self._loss(model, inputs)
 

@@ -197,6 +197,8 @@ class RolloutMatchingTrainer(FiniteSteps):
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> torch.Tensor:
         """Forward pass up to the hidden states, logits and loss only where something is supervised."""
+        if self.steps_in_backward:
+            self.components.interrupt.hold()
         with self._record.stopwatch.measure("forward"):
             parts = run_inside(model, self._policy, self._loss_parts, inputs["model"], inputs["targets"])
         if self._whole:
@@ -269,16 +271,16 @@ class RolloutMatchingTrainer(FiniteSteps):
         def draws(place: int) -> AbstractContextManager[None]:
             return drawn((self.args.seed, self.state.global_step, rank(), place), self.args.device)
 
-        return RowTraining(lay_out, train, sums, note, lambda: self._apart(model), draws)
+        check = self.components.interrupt.check
+        return RowTraining(lay_out, train, sums, note, lambda: self._apart(model), draws, check)
 
     @contextmanager
     def _apart(self, model: nn.Module) -> Iterator[None]:
         """Leave gradients in this process: the pass is not the last of its step."""
         state = self.accelerator.gradient_state
         state._set_sync_gradients(False)
-        deepspeed = self.accelerator.distributed_type == DistributedType.DEEPSPEED
         try:
-            with nullcontext() if deepspeed else self.accelerator.no_sync(model=model):
+            with nullcontext() if self.steps_in_backward else self.accelerator.no_sync(model=model):
                 yield
         finally:
             state._set_sync_gradients(True)

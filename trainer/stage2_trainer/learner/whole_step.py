@@ -36,7 +36,7 @@ class RowTraining:
     two sums of the loss, ordinary tokens and coordinates, with what is told of them; `note` is to be told of it once
     their gradients are there. apart: leaves gradients in this
     process, for a pass after which others follow; the last pass is made without it. draws: lets a pass draw what its
-    place in the step says.
+    place in the step says. check: called in all processes before each pass; it may raise.
     """
 
     lay_out: Callable[[Sequence[Segment]], dict[str, Any]]
@@ -45,6 +45,7 @@ class RowTraining:
     note: Callable[[Batch, LossParts], None]
     apart: Callable[[], AbstractContextManager[object]]
     draws: Callable[[int], AbstractContextManager[object]]
+    check: Callable[[], None]
 
 
 class StepLoss:
@@ -120,6 +121,7 @@ def _train_rest(rows: Sequence[MicroStep], training: RowTraining, told: StepLoss
     passes = max(gathered(len(rows)))
     shortest = min(rows, key=lambda row: sum(len(segment) for segment in row.rows[0]))
     for index in range(passes):
+        training.check()
         silent = index >= len(rows)
         row = shortest if silent else rows[index]
         batch = training.lay_out(row.rows[0])

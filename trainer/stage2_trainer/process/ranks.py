@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import resource
+from datetime import timedelta
 from typing import TypeVar
 
 import torch
 from torch import distributed
 
 T = TypeVar("T")
+
+PATIENCE = timedelta(days=7)
 
 
 def rank() -> int:
@@ -29,6 +32,15 @@ def gathered(value: T, group: distributed.ProcessGroup | None = None) -> list[T]
     found: list[T | None] = [None] * distributed.get_world_size(group)
     distributed.all_gather_object(found, value, group=group)
     return [one for one in found if one is not None]
+
+
+def host_group() -> distributed.ProcessGroup | None:
+    """Return a group in which all processes meet on the CPU, however long one waits; None for one process.
+
+    All of them must call it. It holds up no GPU, and a process that dies closes its connections: the others' next
+    meeting fails at once.
+    """
+    return distributed.new_group(backend="gloo", timeout=PATIENCE) if world_size() > 1 else None
 
 
 def peak_bytes(device: torch.device) -> int:

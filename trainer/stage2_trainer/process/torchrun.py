@@ -16,6 +16,10 @@ from torch.distributed.run import parse_args, run
 
 from stage2_api.errors import EXIT_CONFIG, EXIT_RETRYABLE
 
+LONGEST_END_S = 3600
+"""Seconds after which torchrun kills a process that was asked to stop. The pod's own grace period is to decide: without
+the option torchrun has 30 s of patience, and a large save takes longer."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -25,9 +29,9 @@ def run_processes(module: str, arguments: Sequence[str], *, processes: int) -> i
     Of different exit codes EXIT_CONFIG comes first and EXIT_RETRYABLE second: the others are what a rank ends with
     that has lost its peers. A signal to this process reaches all of them and counts as EXIT_RETRYABLE.
     """
-    options = ["--standalone", f"--nproc-per-node={processes}", "--module", module, *arguments]
+    options = ["--standalone", f"--nproc-per-node={processes}", f"--shutdown-timeout={LONGEST_END_S}"]
     try:
-        run(parse_args(options))
+        run(parse_args([*options, "--module", module, *arguments]))
     except ChildFailedError as error:
         codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
         logger.error("exit codes of the processes that failed, by rank: %s", codes)

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from accelerate.utils import DistributedType
 from torch import nn
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import rotate_checkpoints
@@ -29,9 +30,14 @@ logger = logging.getLogger(__name__)
 
 
 class _StepBoundary(TrainerCallback):
-    """A callback that knows whether an optimizer step is half done."""
+    """A callback that knows whether an optimizer step is half done, and with which step training began."""
 
     within = False
+    began = 0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Note the step from which training goes on."""
+        self.began = state.global_step
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Note that weights begin to change."""
@@ -60,7 +66,7 @@ class WholeCheckpoints(Trainer):
         """Write what else belongs into the checkpoint's folder; each process its own."""
 
     def save_progress(self) -> None:
-        """Write a checkpoint of the last whole optimizer step, if there is one that is not on disk yet.
+        """Write a checkpoint of the last whole optimizer step, if this start has made one that is not on disk yet.
 
         Nothing is written in the middle of a step, where some weights have changed and others have not.
         """
@@ -68,9 +74,14 @@ class WholeCheckpoints(Trainer):
             logger.warning("the optimizer was in the middle of a step: what it has changed is not saved")
             return
         step = self.state.global_step
-        if step > 0 and flaw_of(self._folder / f"{PREFIX}{step}") is not None:
+        if step > self._boundary.began and flaw_of(self._folder / f"{PREFIX}{step}") is not None:
             assert self.model is not None, "it trains"
             self._save_checkpoint(self.model, trial=None)
+
+    @property
+    def steps_in_backward(self) -> bool:
+        """Whether the backward pass changes weights: DeepSpeed's engine steps at the end of a window's last one."""
+        return bool(self.accelerator.distributed_type == DistributedType.DEEPSPEED)
 
     @property
     def _folder(self) -> Path:

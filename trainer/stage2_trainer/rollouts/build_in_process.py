@@ -10,6 +10,7 @@ import torch
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.prompt_cache import PromptCache
 from stage2_trainer.process.deepspeed_compat import GatheredWeights
+from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.process.offload import DeviceMover, StateOffloader
 from stage2_trainer.process.policy import Policy
 from stage2_trainer.process.ranks import world_size
@@ -37,14 +38,21 @@ class TrainingState:
 
 
 def local_rollouts(
-    config: RunConfig, policy: Policy, cache: PromptCache, reporter: Reporter, state: TrainingState
+    config: RunConfig,
+    policy: Policy,
+    cache: PromptCache,
+    reporter: Reporter,
+    state: TrainingState,
+    *,
+    interrupt: Interrupt,
 ) -> HfRollouts | ColocateRollouts:
     """Return the rollouts of `rollout_backend: hf`, or of `vllm.mode: colocate`."""
     matching, seed = config.rollout_matching, config.training.seed
     whole = state.whole if shards_weights(config) else None
     if matching.rollout_backend == "hf":
-        backend = HfBackend(policy.model, policy.encoder, Decoding.from_config(matching), cache=cache, whole=whole)
-        return HfRollouts(backend, seed=seed, reporter=reporter)
+        decoding, stops = Decoding.from_config(matching), lambda: interrupt.asked
+        backend = HfBackend(policy.model, policy.encoder, decoding, cache=cache, whole=whole, stops=stops)
+        return HfRollouts(backend, seed=seed, reporter=reporter, interrupt=interrupt)
     vllm = matching.vllm
     on_cpu = policy.device.type == "cpu"
     engine = ColocateEngine(
@@ -56,7 +64,16 @@ def local_rollouts(
         infer_batch_size=vllm.infer_batch_size,
         rounding=vllm.sync.rounding,
     )
-    return ColocateRollouts(engine, state.offload, sync_mode=vllm.sync.mode, seed=seed, reporter=reporter, whole=whole)
+    engine.stops = lambda: interrupt.asked
+    return ColocateRollouts(
+        engine,
+        state.offload,
+        sync_mode=vllm.sync.mode,
+        seed=seed,
+        reporter=reporter,
+        interrupt=interrupt,
+        whole=whole,
+    )
 
 
 def make_training_state(config: RunConfig, device: torch.device) -> TrainingState:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, get_args
 
@@ -17,7 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from stage2_api.vllm import SyncRounding
-from stage2_trainer.engine.vllm_compat import drop_image_caches, finish_layerwise_reload, free_shared_memory
+from stage2_trainer.engine.vllm_compat import (
+    before_each_step,
+    drop_image_caches,
+    finish_layerwise_reload,
+    free_shared_memory,
+)
+from stage2_trainer.process.interrupt import Interrupted
 from stage2_trainer.rollouts.asked_in_parts import asked_in_parts
 from stage2_trainer.rollouts.colocate_groups import TensorParallel
 from stage2_trainer.rollouts.colocate_proofs import EngineProver
@@ -33,6 +39,7 @@ from stage2_trainer.wire.seeds import SeedPlan
 logger = logging.getLogger(__name__)
 
 SERVER = "colocate"  # where rollouts of this backend come from, in logs
+STEPS_BETWEEN_MEETINGS = 8  # of an engine of several processes, which stop after the same token
 DROPS_WEIGHTS = 2  # the sleep level after which an engine has no weights any more
 
 
@@ -41,7 +48,7 @@ class ColocateEngine:
 
     options: arguments of vLLM's `LLM`. environment: variables to set before vLLM is imported, unless they are set.
     sleep_level: how deep the engine sleeps between rollouts; 0 = not. infer_batch_size: most requests of one call.
-    rounding: how merged weights are cast.
+    rounding: how merged weights are cast. `stops` says whether answers are not wanted any more.
     """
 
     def __init__(
@@ -55,6 +62,8 @@ class ColocateEngine:
         infer_batch_size: int | None = None,
         rounding: SyncRounding = "nearest",
     ) -> None:
+        self.stops: Callable[[], bool] = lambda: False
+        self._steps = 0
         self._options = options
         self._environment = environment
         self._sampling = sampling
@@ -79,6 +88,7 @@ class ColocateEngine:
         self._parallel = TensorParallel(self._options["tensor_parallel_size"])
         free_shared_memory(self._parallel.ranks)
         self._llm = vllm.LLM(**self._options)
+        before_each_step(self._llm, self._stop_if_unwanted)
         logger.info("vLLM %s started in this process in %.0f s", vllm.__version__, time.monotonic() - start)
         self._sleep()
 
@@ -110,7 +120,11 @@ class ColocateEngine:
     def generate(
         self, requests: Sequence[RolloutRequest], *, seed_plan: SeedPlan, version: int | None = None
     ) -> list[Outcome]:
-        """Return what came of each of this process's requests; the group answers those of all its members."""
+        """Return what came of each of this process's requests; the group answers those of all its members.
+
+        Raises:
+            Interrupted: answers are not wanted any more; in all members of the group after the same step.
+        """
         mine = [(list(request.messages), seed_plan.seed(i)) for i, request in enumerate(requests)]
         everyone, own = self._parallel.together(mine)
         self._wake()
@@ -152,6 +166,14 @@ class ColocateEngine:
         if len(answers) != len(requests):
             raise RuntimeError(f"{len(answers)} answers to {len(requests)} requests")
         return answers
+
+    def _stop_if_unwanted(self) -> None:
+        """Look whether answers are still wanted; members of a group, which make the same steps, at every eighth."""
+        self._steps += 1
+        if self._parallel.size > 1 and self._steps % STEPS_BETWEEN_MEETINGS:
+            return
+        if any(self._parallel.together([self.stops()])[0]):
+            raise Interrupted("answers are not wanted any more")
 
     def _load(self, source: WeightSource) -> None:
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload

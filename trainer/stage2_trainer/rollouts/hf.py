@@ -5,14 +5,14 @@ Prompts are padded on the left to the longest of their batch, so that every answ
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, LogitsProcessorList
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 from stage2_api.rollout_matching import RepeatTerminate, RolloutMatching
 from stage2_trainer.data.encode import Encoder, Prompt
@@ -76,7 +76,8 @@ class HfBackend:
     """A Backend over a model in this process.
 
     model: the policy itself, not wrapped for training. cache: of prompts whose images have names. whole: makes the
-    model's weights whole for the time of a `with` block, where they are spread over processes (ZeRO-3).
+    model's weights whole for the time of a `with` block, where they are spread over processes (ZeRO-3). stops: whether
+    answers are not wanted any more; asked before each token.
     """
 
     def __init__(
@@ -87,8 +88,10 @@ class HfBackend:
         *,
         cache: PromptCache,
         whole: GatherWeights | None = None,
+        stops: Callable[[], bool] = lambda: False,
     ) -> None:
         self._model = model
+        self._stops = stops
         self._encoder = encoder
         self._cache = cache
         self._decoding = decoding
@@ -101,11 +104,14 @@ class HfBackend:
     def generate(
         self, requests: Sequence[RolloutRequest], *, seed_plan: SeedPlan, version: int | None = None
     ) -> list[Rollout]:
-        """Return one rollout for each request, in order; `version` is written on them as it is."""
+        """Return one rollout for each request, in order; `version` is written on them as it is.
+
+        Where answers are not wanted any more, those that are there, cut off where they are.
+        """
         with _inference(self._model), self._whole(self._model):
             return [
                 rollout
-                for batch in self._batches(len(requests), seed_plan)
+                for batch in takewhile(lambda _: not self._stops(), self._batches(len(requests), seed_plan))
                 for rollout in self._batch(
                     requests[batch.start : batch.stop], seed_plan.seed(batch.start), version or 0
                 )
@@ -130,7 +136,11 @@ class HfBackend:
             settings = GenerationConfig(**self._decoding.options(), eos_token_id=self._end, pad_token_id=self._pad)
             ends = self._ends(inputs["input_ids"].shape[1])
             output = self._model.generate(
-                **inputs, generation_config=settings, logits_processor=LogitsProcessorList(ends)
+                **inputs,
+                generation_config=settings,
+                logits_processor=LogitsProcessorList(ends),
+                stopping_criteria=StoppingCriteriaList([_Unwanted(self._stops)]),
+                synced_gpus=False,  # weights are whole: no process waits for the others' tokens
             )
         answers = output[:: self._decoding.num_return_sequences, inputs["input_ids"].shape[1] :].tolist()
         # A beam's row says nothing of which beam turned out the best, and was ended.
@@ -165,6 +175,17 @@ class HfBackend:
         if token not in self._pieces:
             self._pieces[token] = self._encoder.tokenizer.decode([token])
         return self._pieces[token]
+
+
+class _Unwanted(StoppingCriteria):
+    """A criterion that ends all answers once they are not wanted any more."""
+
+    def __init__(self, stops: Callable[[], bool]) -> None:
+        self._stops = stops
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor, **kwargs: Any) -> torch.Tensor:
+        """Return which rows end, (rows,)."""
+        return torch.full((len(input_ids),), self._stops(), device=input_ids.device)
 
 
 def left_padded(prompts: Sequence[Prompt], pad: int) -> dict[str, torch.Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,6 +14,7 @@ from stage2_api.errors import ConfigError
 from stage2_api.pod.progress import ReportedSync
 from stage2_trainer.data.lazy import LazySequence
 from stage2_trainer.process.deepspeed_compat import GatherWeights
+from stage2_trainer.process.interrupt import Interrupt, Interrupted
 from stage2_trainer.process.offload import StateOffloader
 from stage2_trainer.process.ranks import gathered, rank
 from stage2_trainer.rollouts.readable_requests import readable
@@ -54,10 +55,14 @@ class Engine(Backend, Protocol):
 
 
 class HfRollouts:
-    """Rollouts by the model that trains: its weights are always the newest."""
+    """Rollouts by the model that trains: its weights are always the newest.
 
-    def __init__(self, backend: Backend, *, seed: int, reporter: Reporter) -> None:
+    interrupt: what the backend looks at between tokens; the request to stop then reaches all processes here.
+    """
+
+    def __init__(self, backend: Backend, *, seed: int, reporter: Reporter, interrupt: Interrupt) -> None:
         self._backend = backend
+        self._interrupt = interrupt
         self._seed = seed
         self._reporter = reporter
         self.sync_state = ReportedSync(requested_mode=OWN, effective_mode=OWN)
@@ -67,12 +72,17 @@ class HfRollouts:
         return PendingRollouts.made(self.generate(request))
 
     def generate(self, request: GenerationRequest) -> RolloutBatch:
-        """Return one rollout for each chat, by the weights as they are."""
+        """Return one rollout for each chat, by the weights as they are.
+
+        Raises:
+            Interrupted: some process was asked to stop; in all processes.
+        """
         self.sync_state = self.sync_state.model_copy(update={"version": request.global_step})
         self._reporter.update(phase="rollout", sync=self.sync_state)
         asked = _Asked.of(request, self._seed)
         with request.stopwatch.measure("rollout_generate"):
             rollouts = self._backend.generate(asked.requests, seed_plan=asked.plan, version=request.global_step)
+        self._interrupt.check()
         return RolloutBatch(asked.outcomes(rollouts), None, asked.plan)
 
 
@@ -81,7 +91,8 @@ class ColocateRollouts:
 
     The order within `generate`: optimizer state leaves, weights are pushed, the model leaves, the engine generates, and
     both come back. The engine starts with the first rollouts. `whole`: makes weights that are spread over processes
-    whole for the time of a `with` block (ZeRO-3).
+    whole for the time of a `with` block (ZeRO-3). interrupt: what the engine looks at between tokens; the request to
+    stop then reaches all processes here.
     """
 
     def __init__(
@@ -92,9 +103,11 @@ class ColocateRollouts:
         sync_mode: str,
         seed: int,
         reporter: Reporter,
+        interrupt: Interrupt,
         whole: GatherWeights | None = None,
     ) -> None:
         self._engine = engine
+        self._interrupt = interrupt
         self._offload = offload
         self._whole: GatherWeights = whole or (lambda model: nullcontext())
         self._seed = seed
@@ -112,17 +125,27 @@ class ColocateRollouts:
 
         Raises:
             EngineError: vLLM failed; the message names the switch to hf.
+            Interrupted: some process was asked to stop; in all processes.
         """
+        made: RolloutBatch | None = None
         asked = _Asked.of(request, self._seed)
-        model, step = request.model, request.global_step
         with self._offload.without_optimizer():
-            self._start(model)
-            self._reporter.update(phase="syncing")
-            with request.stopwatch.measure("sync"):
-                report = self._sync(model, step)
-            self._reporter.update(phase="rollout", sync=self.sync_state)
-            with request.stopwatch.measure("rollout_generate"), self._offload.without_model(model):
-                return RolloutBatch(asked.outcomes(self._generated(asked, step)), report, asked.plan)
+            with self._interrupt.stoppable(nothing_to_save=not self._started):
+                self._start(request.model)
+            with suppress(Interrupted):  # of this process: others may have come to the end of their answers
+                made = self._made(request, asked)
+        self._interrupt.check()
+        assert made is not None, "only who was asked to stop ends early"
+        return made
+
+    def _made(self, request: GenerationRequest, asked: _Asked) -> RolloutBatch:
+        model, step = request.model, request.global_step
+        self._reporter.update(phase="syncing")
+        with request.stopwatch.measure("sync"):
+            report = self._sync(model, step)
+        self._reporter.update(phase="rollout", sync=self.sync_state)
+        with request.stopwatch.measure("rollout_generate"), self._offload.without_model(model):
+            return RolloutBatch(asked.outcomes(self._generated(asked, step)), report, asked.plan)
 
     def _start(self, model: nn.Module) -> None:
         if self._started:

@@ -6,12 +6,10 @@ from typing import Any
 
 from stage2_api.errors import EXIT_CONFIG, EXIT_EXHAUSTED
 from stage2_api.job import RolloutMatchingJob
+from stage2_api.pod import termination
 from stage2_controller.job import kinds, names
 from stage2_controller.job.children import meta, pod
 from stage2_controller.job.containers import Container, waiting
-
-# A learner that is told to end writes a checkpoint first.
-_GRACE_S = 120
 
 
 def learner_job(
@@ -28,7 +26,7 @@ def learner_job(
     `follows`: its pod may only run where this job's rollout pod runs, and holds its place there while the servers load:
     its first container waits for them.
     """
-    extra: dict[str, Any] = {"restartPolicy": "Never", "terminationGracePeriodSeconds": _GRACE_S}
+    extra: dict[str, Any] = {"restartPolicy": "Never", "terminationGracePeriodSeconds": termination.GRACE_S}
     if follows:
         extra["affinity"] = _with_rollout_pod(job.metadata.name)
         extra["initContainers"] = [pod.container(job, waiting(learner), image=image, extra={})]

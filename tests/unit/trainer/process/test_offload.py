@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.process.offload import DeviceMover, StateOffloader, moved_away, optimizer_tensors
 from stage2_trainer.rollouts.in_process import ColocateRollouts, EngineError
 from stage2_trainer.rollouts.rollout_source import GenerationRequest
@@ -140,7 +141,9 @@ def colocated(trained, *, model=True, optimizer=True, fails=False):
     engine = Watched(*trained, fails=fails)
     offload = StateOffloader(Shelf(), model=model, optimizer=optimizer)
     offload.find_optimizer = lambda: trained[1]
-    return engine, ColocateRollouts(engine, offload, sync_mode="full", seed=17, reporter=Reporter())
+    return engine, ColocateRollouts(
+        engine, offload, sync_mode="full", seed=17, reporter=Reporter(), interrupt=Interrupt()
+    )
 
 
 def generate(rollouts, trained, step=0, micro_step=0):

@@ -1,7 +1,9 @@
 """Exit codes of several learner processes, of real ones too."""
 
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,38 @@ def test_what_the_processes_end_with_is_what_their_launcher_returns(
     (tmp_path / "ends.py").write_text('"""Ends with its argument."""\nimport sys\n\nsys.exit(int(sys.argv[1]))\n')
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert run_processes("ends", [str(code)], processes=2) == code
+
+
+SLOW = '''"""Takes its time to end."""
+import os, pathlib, signal, sys, time
+
+def save(*_):
+    time.sleep(3)
+    pathlib.Path(sys.argv[1], os.environ["RANK"] + ".saved").touch()
+    sys.exit(75)
+
+signal.signal(signal.SIGTERM, save)
+pathlib.Path(sys.argv[1], os.environ["RANK"] + ".ready").touch()
+while True:
+    time.sleep(1)
+'''
+LAUNCH = """
+import sys
+from stage2_trainer.process.torchrun import run_processes
+sys.exit(run_processes(sys.argv[1], sys.argv[2:], processes=2))
+"""
+
+
+def test_processes_that_are_asked_to_stop_may_save_for_as_long_as_it_takes(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    impatient = {"PYTHONPATH": str(tmp_path), "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "1"}  # 30 where it is not set
+    process = subprocess.Popen([sys.executable, "-c", LAUNCH, "slow", tmp_path], env={**os.environ, **impatient})
+    while len(list(tmp_path.glob("*.ready"))) < 2:
+        assert process.poll() is None
+        time.sleep(0.1)
+    process.terminate()
+    assert process.wait() == EXIT_RETRYABLE
+    assert len(list(tmp_path.glob("*.saved"))) == 2
 
 
 def test_the_command_can_be_run_as_a_module() -> None:

@@ -9,6 +9,7 @@ import torch
 
 from stage2_trainer.data.images import ImageError, image_url
 from stage2_trainer.data.lazy import LazySequence
+from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.process.offload import DeviceMover, StateOffloader
 from stage2_trainer.rollouts.in_process import STAND_IN, ColocateRollouts
 from stage2_trainer.rollouts.rollout_source import GenerationRequest
@@ -91,7 +92,7 @@ class Engine:
 def test_a_colocated_engine_is_asked_for_as_much_as_ever(chats):
     engine = Engine()
     offload = StateOffloader(DeviceMover(torch.device("cpu")), model=False, optimizer=False)
-    source = ColocateRollouts(engine, offload, sync_mode="full", seed=17, reporter=Reporter())
+    source = ColocateRollouts(engine, offload, sync_mode="full", seed=17, reporter=Reporter(), interrupt=Interrupt())
     batch = source.generate(GenerationRequest(torch.nn.Linear(1, 1), chats, 0, 0, Stopwatch(), sizes=(2, 2)))
     assert [isinstance(one, Refused) for one in batch.rollouts] == [False, True, True, False]
     assert [one == STAND_IN for one in engine.asked] == [False, True, True, False]

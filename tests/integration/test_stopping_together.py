@@ -1,0 +1,106 @@
+"""SIGTERM in each phase of a learner of several processes: all stop soon, with the last whole step on disk.
+
+Each waits for the others in most of what it does, so one that left alone would hang them.
+"""
+
+import json
+import signal
+import sys
+
+import pytest
+import yaml
+
+from stage2_trainer.process.checkpoints import newest_whole
+from tests import forked
+from tests.fork_server import STRUCK
+from tests.integration.conftest import patience
+from tests.integration.test_local_rollouts import (
+    COLOCATE,
+    DEEPSPEED,
+    ROUNDING,
+    adapter,
+    assert_same_weights,
+    configuration,
+    learn,
+    shapes,  # noqa: F401 - a fixture
+    zero,
+)
+
+pytestmark = pytest.mark.timeout(400)
+
+GRACE_S = patience(60.0)
+LAUNCH = """
+import sys
+from stage2_trainer.process.torchrun import run_processes
+sys.exit(run_processes(sys.argv[1], sys.argv[2:], processes=2))
+"""
+TRAINING = {"max_steps": 3, "save_strategy": "no", "effective_batch_size": 4}  # two micro-steps in each process
+LEFT = {
+    "loading": None,
+    "rollouts": "checkpoint-1",
+    "gradients": "checkpoint-1",
+    "optimizer": "checkpoint-2",
+    "evaluation": "checkpoint-1",
+    "save": "checkpoint-2",
+}
+
+
+def struck(folder, config, phase, *, imports=DEEPSPEED):
+    """Run two learner processes that are asked to stop in this phase; what they said."""
+    path, log = folder / "config.yaml", folder / "learner.log"
+    path.write_text(yaml.safe_dump(config))
+    command = [sys.executable, "-c", LAUNCH, STRUCK, path, phase]
+    with log.open("wb") as output:
+        process = forked.start(command, imports=(*imports, STRUCK), stdout=output)
+        try:
+            code = process.wait(timeout=GRACE_S + patience(60.0))  # a start and two steps
+        finally:
+            process.send_signal(signal.SIGKILL)
+    assert code == 75, log.read_text()[-5000:]
+    return log.read_text()
+
+
+def config_of(shapes, folder, phase, **top):  # noqa: F811
+    more = {
+        "evaluation": {"eval_strategy": "steps", "eval_steps": 1},
+        "save": {"save_strategy": "steps"},
+        "last": {"save_strategy": "steps", "save_steps": TRAINING["max_steps"]},
+    }
+    return configuration(shapes, folder, training={**TRAINING, **more.get(phase, {})}, **top)
+
+
+def assert_stopped(folder, said, left):
+    """The last step that the log has is on disk, and nothing else was said than that the run was asked to stop."""
+    assert "asked to stop (SIGTERM)" in said
+    assert "Traceback" not in said
+    found = newest_whole(folder)
+    assert (found and found.name) == left
+    if left:
+        steps = [json.loads(line) for line in (folder / "stage2_log.jsonl").read_text().splitlines()]
+        assert left == f"checkpoint-{max(one['step'] for one in steps if one['event'] == 'step')}"
+
+
+@pytest.mark.parametrize(("phase", "stage"), [*((phase, 2) for phase in LEFT), ("rollouts", None), ("rollouts", 3)])
+def test_two_processes_leave_the_last_whole_step(shapes, tmp_path, phase, stage):  # noqa: F811
+    sharded = {} if stage is None else {"deepspeed": zero(stage)}
+    said = struck(tmp_path, config_of(shapes, tmp_path, phase, **sharded), phase)
+    assert_stopped(tmp_path, said, LEFT[phase])
+
+
+@pytest.mark.vllm
+def test_an_engine_of_two_processes_stops_after_the_same_token(shapes, tmp_path):  # noqa: F811
+    matching = {"rollout_backend": "vllm", "vllm": {**COLOCATE, "tensor_parallel_size": 2}}
+    config = config_of(shapes, tmp_path, "engine", matching=matching)
+    said = struck(tmp_path, config, "engine", imports=(*forked.VLLM, *forked.LEARNER))
+    assert_stopped(tmp_path, said, "checkpoint-1")
+
+
+def test_what_was_stopped_between_gradients_goes_on_to_the_same_weights(shapes, tmp_path):  # noqa: F811
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    run.mkdir()
+    learn(config_of(shapes, whole, "last", deepspeed=zero(2)), processes=2, imports=DEEPSPEED)
+    stopped = config_of(shapes, run, "last", deepspeed=zero(2))
+    struck(run, stopped, "gradients")
+    _, said = learn(stopped, processes=2, imports=DEEPSPEED)
+    assert "going on from" in said
+    assert_same_weights(*(adapter(folder, TRAINING["max_steps"]) for folder in (whole, run)), ROUNDING)
