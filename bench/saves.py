@@ -1,5 +1,7 @@
 """A checkpoint on disk: written aside, looked over, flushed and named, against the same bytes written and flushed.
 
+And what training waits for where it is written behind it (`training.async_save`): files in memory.
+
 Wall times, the best of several: the disk decides, and others use it.
 """
 
@@ -17,6 +19,7 @@ from bench.tables import Row, Table
 from safetensors.torch import save_file
 
 from stage2_trainer.process.checkpoints import PREFIX, publish, staging
+from stage2_trainer.process.save_behind import SaveBehind
 
 WEIGHTS_BYTES = 2**30 // 3  # and two moments of an optimizer: a GiB in all
 RUNS = 3
@@ -29,8 +32,8 @@ def rows() -> Iterator[Row]:
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as temporary:
         folder = Path(temporary)
 
-        def write() -> Path:
-            staged = staging(folder) / f"{PREFIX}1"
+        def write(aside: Callable[[], Path] = lambda: staging(folder)) -> Path:
+            staged = aside() / f"{PREFIX}1"
             staged.mkdir()
             save_file({"weights": weights}, staged / "model.safetensors")
             torch.save({"moments": moments}, staged / "optimizer.pt")
@@ -47,7 +50,11 @@ def rows() -> Iterator[Row]:
         looked_over = best(lambda: publish(staged, folder).rename(staged))
         what = f"a checkpoint of {size / 1e9:.2f} GB, {size / ours / 1e9:.2f} GB/s"
         yield Row(what, f"raw write and flush, {size / raw / 1e9:.2f} GB/s", ours, raw)
-        yield Row("of it: looking it over and naming it, once it is on disk", "the whole save", looked_over, ours)
+        behind = SaveBehind(folder)
+        waited = best(lambda: write(behind.begin))
+        behind.forget()
+        yield Row("what training waits for with training.async_save", "the whole save", waited, ours)
+        yield Row("looking it over and naming it, once it is on disk", "the whole save", looked_over, ours)
 
 
 def write_raw(path: Path, size: int) -> None:

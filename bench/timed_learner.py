@@ -167,7 +167,13 @@ class TimedLearner:
         train_step(
             self._micro_steps.rows(nn.Module(), Stopwatch()),
             RowTraining(
-                _lay_out, self._train, self._sums, lambda batch, parts: None, nullcontext, lambda place: nullcontext()
+                _lay_out,
+                self._train,
+                self._sums,
+                lambda batch, parts: None,
+                nullcontext,
+                lambda place: nullcontext(),
+                lambda: None,
             ),
             VOCAB,
             early=_TimedGradients(),

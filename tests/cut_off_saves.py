@@ -1,9 +1,10 @@
 """Learners whose saves are cut off again and again, each going on from what the one before left.
 
-    python -m tests.cut_off_saves [--cases 200] [--seed 16]
+    python -m tests.cut_off_saves [--cases 200] [--seed 16] [--behind]
 
 At a call to a file of a checkpoint, or to the log, that a seed draws the learner is killed, or the disk is full from
 there on, or that call fails alone. In the end the weights must be those of a learner that nothing ever happened to.
+--behind: saves are written behind training.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from stage2_trainer.process.checkpoints import PREFIX, UNFINISHED, newest_whole
+from stage2_trainer.process.save_behind import SaveBehind
 from stage2_trainer.telemetry.run_log import STEP_LOG
 from tests.file_calls import BROKEN, FLUSHES, FULL, KILL, TAKES_ROOM, Fault, FileCall, run_with_faults
 
@@ -185,7 +187,7 @@ def _step(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix(PREFIX))
 
 
-def learn_tiny(shapes: Path, steps: int, folder: Path) -> int:
+def learn_tiny(shapes: Path, steps: int, folder: Path, *, behind: bool) -> int:
     """Run `stage2 learn` of the tiny model, which asks nobody, in this process."""
     import torch
 
@@ -196,10 +198,10 @@ def learn_tiny(shapes: Path, steps: int, folder: Path) -> int:
     said = os.open(folder.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(said, 1)
     os.dup2(said, 2)
-    return main.learn(parse_run_config(configuration(shapes, steps, folder)))
+    return main.learn(parse_run_config(configuration(shapes, steps, folder, behind=behind)))
 
 
-def configuration(shapes: Path, steps: int, folder: Path) -> dict[str, Any]:
+def configuration(shapes: Path, steps: int, folder: Path, *, behind: bool) -> dict[str, Any]:
     """Return the configuration of such a learner."""
     return {
         "global_max_length": 512,
@@ -208,7 +210,7 @@ def configuration(shapes: Path, steps: int, folder: Path) -> dict[str, Any]:
         "training": {
             "output_dir": str(folder), "max_steps": steps, "per_device_train_batch_size": 1, "packing": True,
             "effective_batch_size": 1, "learning_rate": 1e-3, "save_strategy": "steps", "save_steps": 1,
-            "save_total_limit": 2, "eval_strategy": "no",
+            "save_total_limit": 2, "eval_strategy": "no", "async_save": behind,
         },
         "custom": {"trainer_variant": "sft", "train_jsonl": str(shapes / "train.jsonl"), "user_prompt": "List them."},
     }  # fmt: skip
@@ -229,6 +231,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--cases", type=int, default=200)
     parser.add_argument("--seed", type=int, default=16)
+    parser.add_argument("--behind", action="store_true", help="saves are written behind training")
     options = parser.parse_args(arguments)
     for name in IMPORTS:
         importlib.import_module(name)
@@ -238,7 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         folder = Path(temporary)
         command = [sys.executable, ROOT / "examples/make_shapes.py", folder / "shapes", "--train", "4"]
         subprocess.run([*command, "--held-out", "1"], check=True, capture_output=True)
-        learn = partial(learn_tiny, folder / "shapes", 10 * options.cases)
+        learn = partial(learn_tiny, folder / "shapes", 10 * options.cases, behind=options.behind)
         cases = cases_of(folder / "first", learn, count=options.cases, seed=options.seed)
         found = []
         for one in cut_off(folder / "run", learn, cases):
@@ -248,6 +251,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         other = unharmed(folder / "whole", learn, step=found[-1].after) / WEIGHTS
         print(table(found))
         print(f"weights of step {found[-1].after} as without any fault: {filecmp.cmp(weights, other, shallow=False)}")
+        for one in ("first", "run", "whole"):
+            SaveBehind(folder / one).forget()
         went_on = (folder / "run.log").read_text().count("going on from")
         print(f"went on from a checkpoint: {went_on} of {len(found)} starts")
     return 0

@@ -103,7 +103,7 @@ def install(phase: str) -> None:
         before(RolloutMatchingTrainer, "compute_loss", in_gradients)
     elif phase == "optimizer":
         before(RolloutMatchingTrainer, "train", lambda own, *a, **k: own.add_callback(AtStep()))
-    elif phase == "save":
+    elif phase.startswith("save"):
         before(WholeCheckpoints, "_write_aside", in_save)
     else:
         assert phase == "loading", phase

@@ -42,6 +42,7 @@ LEFT = {
     "optimizer": "checkpoint-2",
     "evaluation": "checkpoint-1",
     "save": "checkpoint-2",
+    "save behind": "checkpoint-2",
 }
 
 
@@ -64,6 +65,7 @@ def config_of(shapes, folder, phase, **top):  # noqa: F811
     more = {
         "evaluation": {"eval_strategy": "steps", "eval_steps": 1},
         "save": {"save_strategy": "steps"},
+        "save behind": {"save_strategy": "steps", "async_save": True},
         "last": {"save_strategy": "steps", "save_steps": TRAINING["max_steps"]},
     }
     return configuration(shapes, folder, training={**TRAINING, **more.get(phase, {})}, **top)

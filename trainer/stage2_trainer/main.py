@@ -129,6 +129,7 @@ def _learn(config: RunConfig, reporter: Reporter, stack: ExitStack, *, overwrite
     with interrupt.stoppable(nothing_to_save=True):
         trainer = _trainer(config, records, context, stack)
     trainer.course = course
+    trainer.async_save = config.training.async_save
     _train(trainer, checkpoint)
 
 

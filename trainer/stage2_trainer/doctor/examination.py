@@ -15,10 +15,11 @@ from stage2_trainer.data.image_headers import LOOKED_AT, spread
 from stage2_trainer.data.model_files import model_path
 from stage2_trainer.doctor.footprint import GIB, Footprint, footprint, total
 from stage2_trainer.doctor.image_files import images_of
-from stage2_trainer.doctor.machine import SHARED_MEMORY, Machine, room_at
+from stage2_trainer.doctor.machine import Machine, room_at
 from stage2_trainer.doctor.requirement import Requirement, good, of_errors
 from stage2_trainer.engine.launch import installed_platform
 from stage2_trainer.preflight import checked_records
+from stage2_trainer.process.host_memory import SHARED_MEMORY
 from stage2_trainer.process.qwen3_vl import coord_vocab
 from stage2_trainer.process.supported import check_supported, in_process
 from stage2_trainer.wire.address import host_and_port, is_loopback
@@ -135,6 +136,8 @@ class Examination:
         if not in_process(self.config):
             yield self._server_memory(found)
         yield self._disk(found)
+        if self.config.training.async_save:
+            yield self._memory_for_saves(found)
 
     def _row_tokens(self) -> int:
         vllm = self.config.rollout_matching.vllm
@@ -195,6 +198,14 @@ class Examination:
             way_out = "set training.save_total_limit, unless all of them are wanted"
             return Requirement("disk", "doubtful", f"{said}, and all checkpoints are kept", way_out)
         return good("disk", f"{said}, and {at_once} are kept{', the best among them' if best else ''}")
+
+    def _memory_for_saves(self, found: Footprint) -> Requirement:
+        free = min(self.machine.shared_memory, self.machine.memory)
+        said = f"{_gib(free)} free in {SHARED_MEMORY} and in memory, a checkpoint takes {_gib(found.checkpoint)}"
+        if found.checkpoint <= free:
+            return good("memory for saves", said)
+        way_out = f"raise the memory limit and the size of {SHARED_MEMORY}, or leave training.async_save out"
+        return Requirement("memory for saves", "doubtful", f"{said}: training will wait for the disk", way_out)
 
 
 def _for_cpus() -> bool:

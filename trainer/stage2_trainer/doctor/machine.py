@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stage2_trainer.engine.cuda_driver import loaded_driver, visible_names
+from stage2_trainer.process.host_memory import memory_left, shared_memory_left
 
 QUERY = (
     "nvidia-smi",
@@ -17,10 +18,7 @@ QUERY = (
     "--format=csv,noheader,nounits",
 )
 MIB = 2**20
-SHARED_MEMORY = Path("/dev/shm")
 MIG = "MIG-"  # how the names of parts of a GPU begin
-_MEMORY = Path("/proc/meminfo")
-_GROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
@@ -57,19 +55,10 @@ class Machine:
         """Return the machine, or the container, in which this process runs."""
         return cls(
             gpus=visible(gpus_of(_asked_driver()), visible_names(environment)),
-            shared_memory=shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0,
-            memory=free_memory(_MEMORY.read_text(encoding="utf-8"), _GROUP),
+            shared_memory=shared_memory_left(),
+            memory=memory_left(),
             driver=loaded_driver(),
         )
-
-
-def free_memory(meminfo: str, group: Path) -> int:
-    """Return the bytes that /proc/meminfo has as available, or the fewer that the container's cgroup (v2) leaves."""
-    free = next(int(line.split()[1]) * 1024 for line in meminfo.splitlines() if line.startswith("MemAvailable:"))
-    limit, taken = group / "memory.max", group / "memory.current"
-    if not (limit.is_file() and taken.is_file()) or not (most := limit.read_text().strip()).isdecimal():
-        return free
-    return max(0, min(free, int(most) - int(taken.read_text())))
 
 
 def _bytes(mebibytes: str) -> int:

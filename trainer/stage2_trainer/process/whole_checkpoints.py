@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -15,18 +16,25 @@ from transformers.trainer_utils import rotate_checkpoints
 
 from stage2_trainer.process.checkpoints import (
     PREFIX,
+    ROOM_TO_SPARE,
     STATE,
     UNFINISHED,
+    CheckpointError,
     flaw_of,
     publish,
+    size_of_newest,
     staging,
     told_when_unwritten,
     warn_if_short,
 )
 from stage2_trainer.process.ranks import gathered
 from stage2_trainer.process.run_course import write_course
+from stage2_trainer.process.save_behind import SaveBehind
 
 logger = logging.getLogger(__name__)
+
+ROOM_FOR_THE_FIRST = 1.5  # of what its tensors take: DeepSpeed keeps copies
+MOMENTS_BYTES = 8  # that AdamW keeps of a parameter
 
 
 class _StepBoundary(TrainerCallback):
@@ -53,6 +61,8 @@ class WholeCheckpoints(Trainer):
 
     course: Mapping[str, Any] = MappingProxyType({})
     """What the run is made of (`process.run_course`); each checkpoint says it."""
+    async_save = False
+    """Whether training goes on while a checkpoint is written to disk (`process.save_behind`)."""
     _aside: Path | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -61,6 +71,25 @@ class WholeCheckpoints(Trainer):
         self._most_kept, self.args.save_total_limit = self.args.save_total_limit, None
         self._boundary = _StepBoundary()
         self.add_callback(self._boundary)
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Train, and return once the last checkpoint is on disk, however training ended.
+
+        Raises:
+            CheckpointError: it could not be written, and nothing else went wrong.
+        """
+        if self.args.should_save:
+            self._behind.forget()
+        try:
+            done = super().train(*args, **kwargs)
+        except BaseException:
+            try:
+                self._behind.settle()
+            except CheckpointError as error:
+                logger.error("%s", error)
+            raise
+        self._behind.settle()
+        return done
 
     def save_beside(self, checkpoint: Path) -> None:
         """Write what else belongs into the checkpoint's folder; each process its own."""
@@ -74,8 +103,13 @@ class WholeCheckpoints(Trainer):
             logger.warning("the optimizer was in the middle of a step: what it has changed is not saved")
             return
         step = self.state.global_step
-        if step > self._boundary.began and flaw_of(self._folder / f"{PREFIX}{step}") is not None:
+        if step <= self._boundary.began:
+            return  # one process may have left alone, and asks no other
+        self._behind.settle()
+        missing = flaw_of(self._folder / f"{PREFIX}{step}") is not None
+        if gathered(missing)[0]:  # the first process, which publishes, knows
             assert self.model is not None, "it trains"
+            self.async_save = False  # it is waited for
             self._save_checkpoint(self.model, trial=None)
 
     @property
@@ -96,23 +130,65 @@ class WholeCheckpoints(Trainer):
         Raises:
             CheckpointError: it could not be written: the disk is full, say. Earlier checkpoints are untouched.
         """
+        self._behind.settle()  # of the one before, so that what is there is complete
         folder, step = self._folder, self.state.global_step
-        staged = folder / UNFINISHED / f"{PREFIX}{step}"
+        memory = self._memory()
+        staged = (memory or folder / UNFINISHED) / f"{PREFIX}{step}"
         with told_when_unwritten(folder):
             if self.args.should_save:
                 warn_if_short(folder)
-                staging(folder)
+                if memory is None:
+                    staging(folder)
             gathered(step)  # a barrier
             self._write_aside(model, trial, staged)
             gathered(step)  # a barrier
             if self.args.should_save:
                 self.state.save_to_json(str(staged / STATE))  # again: it names the best checkpoint
                 write_course(self.course, staged)
-                publish(staged, folder)
+                if memory is None:
+                    publish(staged, folder)
         if self.args.should_save:
             best = self.state.best_model_checkpoint
-            rotate_checkpoints(str(folder), self._most_kept, best, use_mtime=True)
+            rotate = partial(rotate_checkpoints, str(folder), self._most_kept, best, use_mtime=True)
+            if memory is None:
+                rotate()
+            else:
+                self._behind.hand_over(staged, then=rotate)
         gathered(step)  # a barrier
+
+    def _memory(self) -> Path | None:
+        """Return the folder in memory into which all processes write; None where they write to disk."""
+        found = ""
+        if self.async_save and self.args.should_save and self._behind.has_room(self._room()):
+            found = str(self._behind.begin())
+        first = gathered(found)[0] if self.async_save else ""
+        return Path(first) if first else None
+
+    def _room(self) -> float:
+        """Return the bytes that a checkpoint may take, by the last one or by what it will hold."""
+        if last := size_of_newest(self._folder):
+            return last * ROOM_TO_SPARE
+        assert self.model is not None, "it trains"
+        trained = sum(one.numel() for one in self.model.parameters() if one.requires_grad)
+        weights = sum(one.numel() * one.element_size() for one in self.model.parameters() if one.requires_grad)
+        return ROOM_FOR_THE_FIRST * (weights + MOMENTS_BYTES * trained)
+
+    @cached_property
+    def _behind(self) -> SaveBehind:
+        return SaveBehind(self._folder)
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        """Tell of a checkpoint that could not be written behind, before anything follows.
+
+        Raises:
+            CheckpointError: see `SaveBehind.check`.
+        """
+        self._behind.check()
+        super()._maybe_log_save_evaluate(*args, **kwargs)
+
+    def _load_best_model(self) -> None:
+        self._behind.settle()
+        super()._load_best_model()
 
     def _write_aside(self, model: nn.Module, trial: Any, staged: Path) -> None:
         self._aside = staged.parent

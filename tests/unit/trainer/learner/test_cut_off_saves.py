@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from stage2_trainer.process.checkpoints import newest_whole
+from stage2_trainer.process.save_behind import SaveBehind
 from tests.cut_off_saves import EXIT_RETRYABLE, cases_of, cut_off, unharmed
 from tests.unit.trainer.learner.harness import box, build, record
 
@@ -17,8 +18,8 @@ CASES, SEED = 12, 16
 WEIGHTS = "model.safetensors"
 
 
-@pytest.fixture
-def learn(model, encoder, image_paths, tmp_path):
+@pytest.fixture(params=[False, True], ids=["waited for", "written behind"])
+def learn(request, model, encoder, image_paths, tmp_path):
     """A function that trains in a copy of this process, from the newest checkpoint, and saves after each step."""
     for name, one in model.named_parameters():  # an optimizer of few tensors makes few calls
         one.requires_grad_(name.endswith("language_model.norm.weight"))
@@ -31,6 +32,7 @@ def learn(model, encoder, image_paths, tmp_path):
     def run(folder):
         torch.set_num_threads(1)  # a fork has none of its parent's threads, and would wait for them
         trainer = trainer_in(folder)
+        trainer.async_save = request.param
         found = newest_whole(folder)
         try:
             trainer.train(resume_from_checkpoint=str(found) if found else None)
@@ -42,6 +44,8 @@ def learn(model, encoder, image_paths, tmp_path):
     gc.freeze()
     yield run
     gc.unfreeze()
+    for folder in tmp_path.iterdir():
+        SaveBehind(folder).forget()  # of those that were killed
 
 
 def test_a_learner_whose_saves_are_cut_off_goes_on_to_the_same_weights(learn, tmp_path):
