@@ -13,11 +13,12 @@ from stage2_api.errors import ConfigError
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.image_headers import LOOKED_AT, spread
 from stage2_trainer.data.model_files import model_path
-from stage2_trainer.doctor.footprint import GIB, Footprint, footprint, total
+from stage2_trainer.doctor.footprint import GIB, Footprint, Part, footprint, total
 from stage2_trainer.doctor.image_files import images_of
 from stage2_trainer.doctor.machine import Machine, room_at
 from stage2_trainer.doctor.requirement import Requirement, good, of_errors
 from stage2_trainer.engine.launch import installed_platform
+from stage2_trainer.engine.server_command import CPU_KV_CACHE_GIB
 from stage2_trainer.preflight import checked_records
 from stage2_trainer.process.host_memory import SHARED_MEMORY
 from stage2_trainer.process.qwen3_vl import coord_vocab
@@ -27,6 +28,7 @@ from stage2_trainer.wire.address import host_and_port, is_loopback
 BUSY_SHARE = 0.05
 SHARED_MEMORY_BYTES = GIB
 ROOM_FOR_PASSES = 2 * GIB  # of a server: activations, graphs, kernels
+CPU_ENGINE_BYTES = 2 * GIB  # of a vLLM on a CPU beside weights and cache: libraries, two processes, activations
 CHECKPOINTS_BESIDE = 1  # the one that is being written
 
 
@@ -153,7 +155,7 @@ class Examination:
         return Requirement("learner memory", "doubtful", f"{said}; a GPU here has {_gib(room)}", way_out)
 
     def _host_memory(self, found: Footprint) -> Requirement:
-        parts = found.learner if not self.machine.gpus else found.offloaded
+        parts = found.offloaded if self.machine.gpus else (*found.learner, *self._engines_here(found))
         said = f"about {_gib(total(parts))} of the host's: {', '.join(part.name for part in parts if part.nbytes)}"
         if not any(part.nbytes for part in parts):
             return good("host memory", f"{_gib(self.machine.memory)} free, and nothing is offloaded to it")
@@ -164,6 +166,20 @@ class Examination:
             ", or turn rollout_matching.offload off" if found.offloaded else ""
         )
         return Requirement("host memory", "doubtful", said, way_out)
+
+    def _engines_here(self, found: Footprint) -> tuple[Part, ...]:
+        """Return what vLLM takes of the memory of a host without GPUs: servers of the run, or a colocated engine."""
+        config, servers = self.config, 0
+        if not in_process(config):
+            here = [
+                is_loopback(host_and_port(one.base_url)[0])
+                for one in config.rollout_matching.vllm.server.resolved_servers()
+            ]
+            servers = self.devices.servers if self.devices else sum(here)
+        elif config.rollout_matching.rollout_backend != "hf":
+            servers = 1
+        each = total(found.server) + CPU_KV_CACHE_GIB * GIB + CPU_ENGINE_BYTES
+        return (Part(f"vLLM ({servers} x {_gib(each)})", servers * each),) if config.makes_rollouts else ()
 
     def _server_memory(self, found: Footprint) -> Requirement:
         vllm = self.config.rollout_matching.vllm

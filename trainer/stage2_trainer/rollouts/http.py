@@ -66,7 +66,8 @@ class ServerBackend:
 
     infer_timeout_s: seconds that one request may take; None = no limit, and then still: a server that does not say its
     weight version within `timeout_s` while it generates has failed, and one that generates for longer is warned of.
-    timeout_s: seconds that any other call may take. in_flight: most requests that are under way on one server.
+    timeout_s: seconds that any other call may take, and any answer once it has begun. in_flight: most requests that are
+    under way on one server.
 
     One call at a time, from any thread; connections stay open between calls until `close`, which ends a call that is
     under way.
@@ -88,7 +89,7 @@ class ServerBackend:
         self._idle.set()
         self._call: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
         self._timeout_s = timeout_s
-        self._timeout = aiohttp.ClientTimeout(sock_read=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
         self._infer_timeout = aiohttp.ClientTimeout(sock_read=infer_timeout_s, sock_connect=CONNECT_TIMEOUT_S)
         self._runner = asyncio.Runner()
         self.base_urls = tuple(base_urls)
@@ -274,7 +275,8 @@ class ServerBackend:
         url = self.base_urls[server].rstrip("/") + path
         try:
             async with self._sessions[server].request(method, url, allow_redirects=False, **options) as response:
-                content = await _content(response)
+                async with asyncio.timeout(self._timeout_s):  # an answer that has begun is written already
+                    content = await _content(response)
         except ValueError as error:
             raise self._error(server, f"{what.removesuffix(':')}: {error}") from error
         except FAILED_CALL as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -151,7 +152,7 @@ class ServerClient:
         timeout = httpx.Timeout(None if seconds == math.inf else seconds, connect=min(seconds, CONNECT_TIMEOUT_S))
         try:
             with self._http.stream(method, path, timeout=timeout, **options) as response:
-                content = _content(response, limit)
+                content = _content(response, limit, timeout_s=self.timeout_s)
         except (httpx.HTTPError, ValueError) as error:
             raise ServerError(self.base_url, phase, f"{method} {path}: {_described(error)}") from error
         if response.status_code != httpx.codes.OK:
@@ -161,8 +162,13 @@ class ServerClient:
         return content
 
 
-def _content(response: httpx.Response, limit: int) -> bytes:
-    """Return what a server answers. Raises ValueError for more than `limit` bytes, or for what is compressed."""
+def _content(response: httpx.Response, limit: int, *, timeout_s: float) -> bytes:
+    """Return what a server answers.
+
+    Raises ValueError for more than `limit` bytes, for what is compressed, or takes longer than `timeout_s` seconds from
+    its beginning: httpx bounds the time between two bytes alone.
+    """
+    deadline = time.monotonic() + timeout_s
     if encoding := response.headers.get("Content-Encoding"):
         raise ValueError(compressed(encoding))
     content = bytearray()
@@ -170,6 +176,8 @@ def _content(response: httpx.Response, limit: int) -> bytes:
         content += part
         if len(content) > limit:
             raise ValueError(too_long(limit))
+        if time.monotonic() > deadline:
+            raise ValueError(f"no answer in time: it has begun, and {timeout_s:g} s later it still comes")
     return bytes(content)
 
 

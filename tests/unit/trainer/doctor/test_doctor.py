@@ -144,6 +144,27 @@ def test_what_is_offloaded_must_fit_the_hosts_memory(config):
 
 
 @pytest.mark.parametrize(
+    ("matching", "devices", "engines"),
+    [
+        ({}, Devices(3, 0, 0), 3),
+        ({}, None, 1),
+        (COLOCATE, None, 1),
+        ({"rollout_backend": "hf"}, None, 0),
+    ],
+    ids=["a job's servers", "servers of this host", "colocated", "hf"],
+)
+def test_engines_on_the_cpu_of_this_host_take_of_its_memory(config, matching, devices, engines):
+    run = config(matching=matching)
+    rows = Examination(run, machine())._row_tokens()
+    alone = total(footprint(run, run.model.model, row_tokens=rows).learner)
+    told = found(run, on=machine(gpus=0), devices=devices)["host memory"]
+    assert (f"vLLM ({engines} x " in told.said) == bool(engines)
+    less = found(run, on=machine(gpus=0, memory=alone + 3 * GIB * engines), devices=devices)["host memory"]
+    enough = found(run, on=machine(gpus=0, memory=alone + 5 * GIB * engines), devices=devices)["host memory"]
+    assert (less.verdict, enough.verdict) == ("doubtful" if engines else "good", "good")
+
+
+@pytest.mark.parametrize(
     "tuner", [{"train_type": "lora"}, {"train_type": "lora", "use_dora": True, "freeze_aligner": False}]
 )
 def test_the_footprint_is_that_of_the_loaded_model(config, model_path, tuner):

@@ -103,6 +103,7 @@ def test_a_checkpoint_that_was_cut_off_elsewhere_is_passed_over_and_said(folder,
     (newer / "optimizer.pt").write_bytes((newer / "optimizer.pt").read_bytes()[:-100])
     assert newest_whole(folder).name == "checkpoint-1"
     assert "checkpoint-7" in caplog.text
+    assert "is passed over, and an older checkpoint looked for" in caplog.text
     assert "optimizer.pt" in caplog.text
 
 

@@ -3,6 +3,7 @@
 import gzip
 import json
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,12 +24,13 @@ VERSION = json.dumps({"weight_version": "0"}).encode()
 
 @dataclass
 class Said:
-    """What the server answers, and how much of it has gone out."""
+    """What the server answers, and how much of it has gone out. drips: the method that it answers byte by byte."""
 
     body: bytes = VERSION
     status: int = 200
     encoding: str = ""
     endless: bool = False
+    drips: str = ""
     sent: int = 0
 
 
@@ -43,10 +45,15 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         try:
             self.wfile.write(said.body)
+            while said.drips == self.command:
+                time.sleep(0.02)
+                said.sent += self.wfile.write(b" ")
             while said.endless and said.sent < 1 << 30:
                 said.sent += self.wfile.write(b" " * 65536)
         except OSError:
             pass  # the client has gone
+
+    do_POST = do_GET
 
     def log_message(self, *_):
         pass
@@ -65,29 +72,29 @@ def server(monkeypatch):
     thread.join()
 
 
-def ask_for_rollouts(url):
-    with ServerBackend([url], token="", sampling=Sampling(max_new_tokens=4), timeout_s=20) as backend:
+def ask_for_rollouts(url, timeout_s):
+    with ServerBackend([url], token="", sampling=Sampling(max_new_tokens=4), timeout_s=timeout_s) as backend:
         request = RolloutRequest(messages=[{"role": "user", "content": "."}])
         backend.generate([request], seed_plan=SeedPlan(training_seed=0, global_step=0, micro_step=0))
 
 
-def ask_for_the_version(url):
-    asking = ServerClient(url, "t", timeout_s=20)
+def ask_for_the_version(url, timeout_s):
+    asking = ServerClient(url, "t", timeout_s=timeout_s)
     try:
         asking._request("GET", "/weight_info", "version", limit=LIMIT)
     finally:
         asking.close()
 
 
-Ask = Callable[[str], None]
+Ask = Callable[[str, float], None]
 
 
 @pytest.fixture(params=[ask_for_rollouts, ask_for_the_version], ids=["rollouts", "control"])
 def refused(request, server):
-    def ask(said: Said) -> str:
+    def ask(said: Said, *, timeout_s: float = 20.0) -> str:
         server.said = said
         with pytest.raises(ServerError) as error:
-            request.param(f"http://127.0.0.1:{server.server_port}")
+            request.param(f"http://127.0.0.1:{server.server_port}", timeout_s)
         return str(error.value)
 
     return ask
@@ -97,6 +104,18 @@ def test_an_answer_without_end_is_left_at_its_bound(refused):
     said = Said(endless=True)
     assert f"answered more than {LIMIT} bytes" in refused(said)
     assert said.sent < 64 << 20  # what sockets buffer, and no more
+
+
+def test_an_answer_that_drips_is_left_at_its_deadline(refused):
+    said = Said(drips="GET")
+    assert "no answer in time" in refused(said, timeout_s=0.5)
+    assert said.sent > 0
+
+
+def test_an_answer_that_has_begun_has_a_deadline_where_a_request_has_none(server):
+    server.said = Said(drips="POST")
+    with pytest.raises(ServerError, match="request 0: no answer in time"):
+        ask_for_rollouts(f"http://127.0.0.1:{server.server_port}", 0.5)
 
 
 def test_a_compressed_answer_is_refused(refused):
