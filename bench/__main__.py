@@ -37,7 +37,7 @@ BENCHMARKS: Mapping[str, tuple[Lines, ...]] = {
     "transport": (transport.TABLE,),
     "parse": (parsing.TABLE,),
     "estep": (estep.TABLE,),
-    "loss": (loss.MEASURED, loss.MEMORY),
+    "loss": (loss.MEASURED, loss.WORDS, loss.MEMORY),
     "sync": (sync.TABLE,),
     "links": (links.TABLE,),
     "probe_gap": (probe_gap.TABLE,),

@@ -3,6 +3,8 @@
 `supervised` makes the logits of the supervised positions at once; `everything` is the usual form, logits of all
 positions and cross entropy that skips labels of -100. Memory is the most that all tensors of a forward and backward
 pass take together, inputs left out; it depends on shapes alone, so the large case is counted on the meta device.
+Cross entropy alone is compared with cut-cross-entropy too, where that is installed: on a CPU with the form that it
+compiles for one, for its kernels, and Liger's, are Triton's and run on GPUs alone.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from bench.tables import Row, Table, seconds
+from bench.tables import Row, Table, installed, seconds
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -43,11 +45,11 @@ class Case:
     coord_ids: torch.Tensor
 
     @classmethod
-    def random(cls, tokens: int, vocabulary: int, width: int, device: str) -> Case:
-        """A case with random values (none on the meta device)."""
+    def random(cls, tokens: int, vocabulary: int, width: int, device: str, *, coords: bool = True) -> Case:
+        """A case with random values (none on the meta device). coords: whether some tokens are coordinates."""
         torch.manual_seed(0)
         count = int(tokens * SHARE)
-        split = count * 2 // 3
+        split = count * 2 // 3 if coords else count
         targets = LossTargets(
             positions=torch.arange(tokens - count, tokens, device=device),
             labels=torch.randint(0, vocabulary, (split,), device=device),
@@ -55,7 +57,7 @@ class Case:
             in_prefix=torch.zeros(count - split, dtype=torch.bool, device=device),
             prefix_count=0,
             ce_denominator=split,
-            coord_denominator=count - split,
+            coord_denominator=max(count - split, 1),
         )
         hidden = torch.randn(tokens, width, device=device, requires_grad=True)
         weight = (torch.randn(vocabulary, width, device=device) / width**0.5).requires_grad_()
@@ -95,6 +97,26 @@ def timed_rows() -> Iterator[Row]:
     for name, form in PEERS.items():
         theirs = seconds(lambda: form(case).backward(), 3)  # noqa: B023 called at once
         yield Row(described(TIMED), name, ours, theirs, f"{abs(form(case) - found).item():.2g}")
+
+
+def words_rows() -> Iterator[Row]:
+    """Cross entropy alone, with other packages' forms."""
+    peer = installed("cut_cross_entropy")
+    if peer is None:
+        return
+    case = Case.random(*TIMED, "cpu", coords=False)
+
+    def theirs() -> torch.Tensor:
+        hidden = case.hidden[case.targets.logit_positions]
+        found: torch.Tensor = peer.linear_cross_entropy(hidden, case.weight, case.targets.labels, impl="torch_compile")
+        return found
+
+    difference = abs(theirs() - portions(case)).item()  # the first call compiles
+    ours = seconds(lambda: portions(case).backward(), 3)
+    what = f"{described(TIMED)}, no coordinates"
+    yield Row(
+        what, "cut-cross-entropy, torch_compile", ours, seconds(lambda: theirs().backward(), 3), f"{difference:.2g}"
+    )
 
 
 def memory_rows() -> Iterator[Row]:
@@ -144,4 +166,5 @@ class LiveBytes(TorchDispatchMode):
 
 
 MEASURED = Table("Loss: time of a forward and backward pass", "ms", 1e3, timed_rows)
+WORDS = Table("Cross entropy alone: time of a forward and backward pass", "ms", 1e3, words_rows)
 MEMORY = Table("Loss: memory of a forward and backward pass", "GiB", 2**-30, memory_rows)
