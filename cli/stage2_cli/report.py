@@ -41,6 +41,7 @@ _GRPO_COLUMNS = (
     ("cut", "completions/clipped_ratio", "{:.2f}"),
 )
 _WALL = "step/wall_s"
+_WHOLE = (_WALL, "step/cpu_s")  # of a step; all other seconds are its parts
 _SYNC_COLUMNS = _STEP_COLUMNS[-2:]
 _SCALE = {"sync/bytes": 1e-6}
 _EVALUATION_COLUMNS = {
@@ -144,7 +145,7 @@ def time_table(steps: Sequence[Record]) -> Table:
     table = Table(title="Where the time went", header_style="bold")
     for column in ("", "s a step", "share"):
         table.add_column(column, justify="left" if not column else "right", overflow="fold")
-    parts = [key for key in timed[0] if key.startswith("step/") and key.endswith("_s") and key != _WALL]
+    parts = [key for key in timed[0] if key.startswith("step/") and key.endswith("_s") and key not in _WHOLE]
     for key in parts:
         mean = fmean(step[key] for step in timed)
         table.add_row(key.removeprefix("step/").removesuffix("_s"), f"{mean:.2f}", f"{mean / wall:.0%}")

@@ -24,6 +24,7 @@ def test_the_time_of_a_run_is_told_as_a_mean_step(tmp_path, capsys):
     assert "generate 2.00 40%" in lines
     assert "backward 2.50 50%" in lines
     assert "whole step 5.00 100%" in lines
+    assert not any(line.startswith("cpu") for line in lines)
     assert "learner idle 46%" in lines
     assert "http://127.0.0.1:8000 busy, 10.5 requests at once 75%" in lines
 

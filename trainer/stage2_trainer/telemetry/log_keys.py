@@ -37,7 +37,8 @@ TIME = {
 }
 STEP_TIME = {
     "step/wall_s": "Seconds of the step, from the reading of its records to its last weight; the parts add up to it.",
-    "step/generate_s": "Of these: waiting for rollouts while a server had a request.",
+    "step/cpu_s": "CPU seconds of the learner process, all threads: what it costs where others share the machine.",
+    "step/generate_s": "Of the former: waiting for rollouts while a server had a request.",
     "step/wait_s": "Waiting for anything else: other processes, servers that come back.",
     "step/encode_s": "Encoding, where training waited for it; images too.",
     "step/match_s": "Parsing and matching, where training waited for it.",

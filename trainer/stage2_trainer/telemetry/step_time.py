@@ -41,11 +41,12 @@ class ServerTime:
 
 @dataclass(frozen=True)
 class StepTime:
-    """The wall seconds of a step, by part and all together, and its servers."""
+    """The wall seconds of a step, by part and all together, its servers, and the CPU seconds of all threads."""
 
     wall: float = 0.0
     parts: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
     servers: Sequence[ServerTime] = ()
+    cpu: float = 0.0
 
     def figures(self) -> dict[str, float]:
         """Return the record's `step/*`."""
@@ -53,6 +54,7 @@ class StepTime:
         count = max(len(self.servers), 1)
         return {
             "step/wall_s": self.wall,
+            "step/cpu_s": self.cpu,
             **{f"step/{part}_s": self.parts[part] for part in PARTS},
             "step/learner_idle_share": 1 - training / self.wall if self.wall else 0.0,
             "step/server_busy_share": sum(server.busy_share for server in self.servers) / count,
@@ -68,6 +70,7 @@ class StepTime:
             sum(time.wall for time in times) / count,
             {part: sum(time.parts[part] for time in times) / count for part in PARTS},
             [_together(name, [one for time in times for one in time.servers if one.server == name]) for name in names],
+            sum(time.cpu for time in times) / count,
         )
 
 

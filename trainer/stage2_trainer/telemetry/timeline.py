@@ -10,7 +10,8 @@ import itertools
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from time import perf_counter
+from dataclasses import replace
+from time import perf_counter, process_time
 
 from stage2_trainer.telemetry.intervals import Interval, Named
 from stage2_trainer.telemetry.step_time import StepTime, step_time
@@ -28,6 +29,7 @@ class Timeline:
         self._under_way: dict[int, tuple[str, float]] = {}
         self._numbers = itertools.count(1)
         self._start = perf_counter()
+        self._cpu_start = process_time()
         self._open = False
 
     def know(self, servers: Sequence[str]) -> None:
@@ -42,20 +44,21 @@ class Timeline:
             for requests in self._done.values():
                 requests.clear()
             self._open = True
-            self._start = perf_counter()
+            self._start, self._cpu_start = perf_counter(), process_time()
 
     def end(self, step: int) -> StepTime:
         """End the step, which the calling thread has trained, and return its split."""
         thread = threading.current_thread().name
         with self._lock:
-            window = (self._start, perf_counter())
+            window, cpu = (self._start, perf_counter()), process_time() - self._cpu_start
             requests = {server: list(times) for server, times in self._done.items()}
             for server, start in self._under_way.values():
                 requests.setdefault(server, []).append((start, window[1]))
             spans = list(self._spans)
             self._open = False
         training = [span for name, span in spans if name == thread]
-        found = step_time(window, training, [span for name, span in spans if name != thread], requests)
+        split = step_time(window, training, [span for name, span in spans if name != thread], requests)
+        found = replace(split, cpu=cpu)
         if self.trace is not None:
             self.trace.span(thread, (f"step {step}", *window), found.figures())
             self.trace.flush()

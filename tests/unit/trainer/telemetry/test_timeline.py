@@ -95,6 +95,20 @@ def test_a_request_counts_while_it_is_under_way_also_where_it_outlasts_the_step(
     assert second.servers[0].busy_share < 0.5
 
 
+def test_a_step_tells_what_it_cost_in_cpu_time_beside_how_long_it_took():
+    timeline = Timeline()
+    timeline.begin()
+    time.sleep(0.3)
+    end = time.process_time() + 0.1
+    while time.process_time() < end:
+        pass
+    found = timeline.end(1)
+    assert 0.1 <= found.cpu < found.wall - 0.2
+    other = StepTime(1.0, dict.fromkeys(PARTS, 0.0), cpu=0.5)
+    joined = StepTime.joined([other, StepTime(1.0, dict.fromkeys(PARTS, 0.0), cpu=1.5)])
+    assert joined.figures()["step/cpu_s"] == 1.0
+
+
 def events_of(path):
     text = path.read_text()
     return json.loads(text if text.endswith("]\n") else text.rstrip().rstrip(",") + "]")
