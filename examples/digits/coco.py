@@ -11,7 +11,7 @@ from typing import Any
 from PIL import Image
 
 from digits.ink import NAMES, Name
-from digits.scene import MOST_DIGITS, Placed, Scene, make_scene
+from digits.scene import ANY_HAND, MOST_DIGITS, Hand, Placed, Scene, make_scene
 
 _QUALITY = 92
 
@@ -25,10 +25,11 @@ class Part:
     seed: int
     side: int
     most: int = MOST_DIGITS
+    hand: Hand = ANY_HAND
 
     def scene(self, index: int) -> Scene:
         """Return the part's scene number `index`."""
-        return make_scene(self.seed, self.name, index, side=self.side, most=self.most)
+        return make_scene(self.seed, self.name, index, side=self.side, most=self.most, hand=self.hand)
 
 
 def write_part(folder: Path, part: Part) -> Iterator[Scene]:
@@ -52,7 +53,7 @@ def write_part(folder: Path, part: Part) -> Iterator[Scene]:
         "info": {"description": f"Handwritten digits on photographs: {part.name}, seed {part.seed}"},
         "images": images,
         "annotations": annotations,
-        "categories": [{"id": digit + 1, "name": name} for digit, name in enumerate(NAMES)],
+        "categories": [{"id": digit + 1, "name": name} for digit, name in enumerate(NAMES[: part.hand.kinds])],
     }
     unfinished = folder / f".{part.name}.json.unfinished"
     unfinished.write_text(json.dumps(document) + "\n", encoding="utf-8")

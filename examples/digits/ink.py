@@ -7,6 +7,7 @@ for the one at the border.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
@@ -43,18 +44,20 @@ class Ink:
     coverage: Coverage
 
 
-def make_ink(rng: random.Random, part: Name, height: float) -> Ink:
-    """Return one of the part's digits, about `height` pixels high."""
+def make_ink(rng: random.Random, part: Name, height: float, kinds: int = len(NAMES)) -> Ink:
+    """Return one of the part's digits, about `height` pixels high; of the first so many kinds."""
     images, labels = _scans()
-    scan = rng.choice(scans_of(part))
+    scan = rng.choice(scans_of(part, kinds))
     wider, degrees = 1 + rng.uniform(-STRETCH, STRETCH), rng.uniform(-TURN_DEGREES, TURN_DEGREES)
     return Ink(int(labels[scan]), scan, _drawn(images[scan], height, wider, degrees))
 
 
-def scans_of(part: Name) -> range:
-    """Return the numbers of a part's scans."""
+@cache
+def scans_of(part: Name, kinds: int = len(NAMES)) -> Sequence[int]:
+    """Return the numbers of a part's scans of the first so many kinds."""
     _, labels = _scans()
-    return range(FIRST_TEST_SCAN) if part == "train" else range(FIRST_TEST_SCAN, len(labels))
+    every = range(FIRST_TEST_SCAN) if part == "train" else range(FIRST_TEST_SCAN, len(labels))
+    return [scan for scan in every if labels[scan] < kinds]
 
 
 @cache

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from digits.ink import Coverage, Ink, Name, make_ink
+from digits.ink import NAMES, Coverage, Ink, Name, make_ink
 from digits.photographs import Pixels, background
 
 Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels; right and bottom are the first ones outside
@@ -21,13 +21,26 @@ MOST_SHARED = 0.1
 LEAST_DIFFERENCE = 0.3
 """Smallest difference in brightness between ink and nine tenths of the pixels of its box, where 1 is black to white."""
 _CLEAR = 0.9
-_SMALLEST, _LARGEST = 0.14, 0.5  # heights of digits, as shares of an image's shorter side
 _TRIES = 400
 _BRIGHTNESS = np.array([0.299, 0.587, 0.114])
 _INKS = (
     (20, 20, 24), (16, 30, 96), (110, 12, 30), (10, 70, 40), (70, 24, 92), (96, 52, 8),
     (250, 250, 244), (255, 226, 70), (150, 240, 255), (255, 170, 150), (170, 255, 150), (240, 190, 255),
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Hand:
+    """How digits are written. kinds: zero and those that follow. smallest, largest: heights, as shares of an image's
+    shorter side.
+    """
+
+    kinds: int = len(NAMES)
+    smallest: float = 0.14
+    largest: float = 0.5
+
+
+ANY_HAND = Hand()
 
 
 @dataclass(frozen=True)
@@ -49,19 +62,21 @@ class Scene:
     inked: NDArray[np.bool_]
 
 
-def make_scene(seed: int, part: Name, index: int, *, side: int, most: int = MOST_DIGITS) -> Scene:
+def make_scene(
+    seed: int, part: Name, index: int, *, side: int, most: int = MOST_DIGITS, hand: Hand = ANY_HAND
+) -> Scene:
     """Return scene number `index` of a part, the same for the same arguments; `side` is the longer one in pixels."""
     rng = random.Random(f"{seed}/{part}/{index}")
     wide, high = rng.choice(SHAPES)
     paper = background(rng, part, index, (round(side * wide), round(side * high))).astype(np.float64)
-    return _Writing(rng, part, paper).scene(rng.randint(1, most))
+    return _Writing(rng, part, paper, hand).scene(rng.randint(1, most))
 
 
 class _Writing:
     """A photograph that is being written on."""
 
-    def __init__(self, rng: random.Random, part: Name, paper: NDArray[np.float64]) -> None:
-        self._rng, self._part = rng, part
+    def __init__(self, rng: random.Random, part: Name, paper: NDArray[np.float64], hand: Hand) -> None:
+        self._rng, self._part, self._hand = rng, part, hand
         self._paper = paper
         self._brightness = paper @ _BRIGHTNESS / 255
         self._size = paper.shape[0], paper.shape[1]
@@ -70,12 +85,12 @@ class _Writing:
 
     def scene(self, wanted: int) -> Scene:
         """Write digits until there are as many as are wanted, or no more find a place."""
-        largest = min(_LARGEST, 1.1 / wanted**0.5)
+        largest = min(self._hand.largest, 1.1 / wanted**0.5)
         for _ in range(_TRIES):
             if len(self._placed) == wanted:
                 break
-            height = self._rng.uniform(_SMALLEST, largest) * min(self._size)
-            self._write(make_ink(self._rng, self._part, height))
+            height = self._rng.uniform(self._hand.smallest, largest) * min(self._size)
+            self._write(make_ink(self._rng, self._part, height, self._hand.kinds))
         return Scene(np.rint(self._paper).astype(np.uint8), tuple(self._placed), self._inked)
 
     def _write(self, ink: Ink) -> None:

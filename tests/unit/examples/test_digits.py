@@ -13,7 +13,7 @@ from pycocotools.coco import COCO
 from digits.coco import Part, write_part
 from digits.ink import NAMES, make_ink, scans_of
 from digits.photographs import PHOTOGRAPHS
-from digits.scene import LEAST_DIFFERENCE, MOST_DIGITS, MOST_SHARED, legible, make_scene, shared
+from digits.scene import LEAST_DIFFERENCE, MOST_DIGITS, MOST_SHARED, Hand, legible, make_scene, shared
 from stage2_trainer.prepare.annotated_image import Tally
 from stage2_trainer.prepare.coco import read_coco
 from stage2_trainer.prepare.record_writer import RecordChoice, write_records
@@ -52,6 +52,17 @@ def test_scans_and_photographs_of_the_parts_are_apart(scenes):
     assert set(PHOTOGRAPHS["train"]) & set(PHOTOGRAPHS["test"]) == set()
     used = {part: {one.scan for scene in some for one in scene.digits} for part, some in _by_part(scenes)}
     assert all(used[part] <= set(scans_of(part)) for part in PARTS)
+
+
+def test_a_hand_sets_kinds_and_heights():
+    hand = Hand(kinds=3, smallest=0.4, largest=0.6)
+    scenes = [make_scene(SEED, "test", index, side=100, most=2, hand=hand) for index in range(30)]
+    written = [(scene, one) for scene in scenes for one in scene.digits]
+    assert {one.digit for _, one in written} == {0, 1, 2}
+    heights = [(one.box[3] - one.box[1]) / min(scene.pixels.shape[:2]) for scene, one in written]
+    assert min(heights) > 0.3
+    assert 0.5 < max(heights) < 0.85
+    assert Part("test", 1, SEED, side=100, most=2, hand=hand).scene(4).digits == scenes[4].digits
 
 
 def _by_part(scenes):
