@@ -8,8 +8,8 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 
-from bench.pays.arms import ARMS, Sizes
-from bench.pays.study import Study, learn_in_a_process
+from bench.pays.arms import ARMS, COMPARED, Sizes
+from bench.pays.study import Study, learn_here
 
 from stage2_trainer.scores.answer_scores import without_nan
 
@@ -21,28 +21,29 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.pays", description=__doc__)
     parser.add_argument("verb", choices=("run", "table"))
     parser.add_argument("folder", type=Path, help="where data, checkpoints and runs lie; made if missing")
-    parser.add_argument("--arms", nargs="+", choices=tuple(ARMS), default=list(ARMS))
+    parser.add_argument("--arms", nargs="+", choices=tuple(ARMS), default=list(COMPARED))
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
+    parser.add_argument("--steps-only", action="store_true", help="no runs of equal CPU seconds")
     parser.add_argument("--write", action="store_true", help="keep the figures in bench/results/pays.json")
     for one in fields(Sizes):
         kind = type(one.default)
         parser.add_argument(f"--{one.name.replace('_', '-')}", type=kind, default=one.default)
     options = parser.parse_args(arguments)
     sizes = Sizes(**{one.name: getattr(options, one.name) for one in fields(Sizes)})
-    study = Study(options.folder.resolve(), sizes, learn_in_a_process)
+    study = Study(options.folder.resolve(), sizes, learn_here)
     if options.verb == "run":
         study.prepare()
-        for arm, seed in study.run(options.arms, options.seeds):
-            print(f"({arm}) {ARMS[arm].what}, seed {seed}: done", flush=True)
+        for run in study.run(options.arms, options.seeds, seconds=not options.steps_only):
+            print(f"{run.name} ({ARMS[run.arm].what}): done", flush=True)
     return shown(study, write=options.write)
 
 
 def shown(study: Study, *, write: bool) -> int:
-    """Print the table of what has run; 0."""
-    from bench.pays.findings import findings, table  # scores take a second that --help need not
+    """Print the tables of what has run; 0."""
+    from bench.pays.findings import findings, tables  # scores take a second that --help need not
 
     found = findings(study)
-    sys.stdout.writelines(table(found))
+    sys.stdout.writelines(tables(found))
     if write:
         RESULTS.write_text(json.dumps(without_nan(found), indent=1) + "\n", encoding="utf-8")
     return 0

@@ -1,25 +1,30 @@
-"""What came of the runs: scores of the held-out answers, with intervals over images and seeds, as JSON and as a table.
+"""What came of the runs: scores of the held-out answers, with intervals over images and seeds, as JSON and as tables.
 
 A figure is the mean over an arm's seeds. Its interval is that of a bootstrap that draws images and, of each arm, seeds;
-the difference to the first arm is drawn with the same images and the same seeds in both.
+the difference to the first arm is drawn with the same images and the same seeds in both. There is one table of equal
+optimizer steps, and one of equal CPU seconds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from statistics import fmean, median
+from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
-from bench.pays.arms import ARMS, BASELINE
-from bench.pays.study import Study, is_done, records_of
+from bench.pays.arms import ARMS, BASELINE, TIMED
+from bench.pays.study import ANSWERS, Run, Study, records_of
 
 from stage2_trainer.data.records import RecordRules, load_records
 from stage2_trainer.scores.answer_scores import AnswerScores, intervals, resampled
 from stage2_trainer.scores.rollout_file import Rollouts, places_in, read_rollouts
 from stage2_trainer.scores.scored_image import FloatArray, scored_images
 
-FIGURES = ("f1_class@0.5", "AP", "f1@0.5", "precision@0.5", "recall@0.5", "objects_per_truth", "truncated_rate")
+FIGURES = (
+    "f1_class@0.5", "AP", "f1@0.5", "precision@0.5", "recall@0.5", "desc_exact", "objects_per_truth", "truncated_rate",
+)  # fmt: skip
+TERMS = ("steps", "seconds")
 START = "start"
 Scores = Mapping[int, AnswerScores]  # by seed
 Drawn = dict[str, FloatArray]
@@ -27,57 +32,71 @@ Drawn = dict[str, FloatArray]
 
 def findings(study: Study, *, draws: int = 1000, seed: int = 0) -> dict[str, Any]:
     """Return the figures of the runs of a study that are done."""
-    done = {arm: _done(study, arm) for arm in ARMS}
-    done = {arm: seeds for arm, seeds in done.items() if seeds}
-    if not done:
-        raise SystemExit(f"{study.folder}: no run is done; begin with `python -m bench.pays run {study.folder}`")
-    every = {arm: {one: _scores(study, arm, one, study.sizes.steps) for one in seeds} for arm, seeds in done.items()}
-    first_arm, first_seeds = next(iter(done.items()))
-    start = {0: _scores(study, first_arm, first_seeds[0], 0)}
     images = resampled(study.sizes.held_out, draws=draws, seed=seed)
-    drawn = {name: _drawn(scores, images, seed) for name, scores in {START: start, **every}.items()}
+    start = {0: _scores(study, study.start_answers)}
+    found = {term: _of_terms(study, term, images, seed) for term in TERMS}
+    if not found["steps"]:
+        raise SystemExit(f"{study.folder}: no run is done; begin with `python -m bench.pays run {study.folder}`")
+    return {"sizes": vars(study.sizes), "draws": draws, START: _figures(start, _drawn(start, images, seed)), **found}
+
+
+def tables(found: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines of a Markdown table of the findings for equal steps, and of one for equal seconds."""
+    for term in TERMS:
+        if found[term]:
+            yield f"Equal {'optimizer steps' if term == 'steps' else 'CPU seconds'}:\n\n"
+            yield from _table(found[START], found[term])
+            yield "\n"
+
+
+def _table(start: Mapping[str, Any], arms: Mapping[str, Any]) -> Iterator[str]:
+    yield f"| arm | seeds | steps | CPU s | {' | '.join(FIGURES)} |\n"
+    yield f"| --- | ---: | ---: | ---: |{' ---: |' * len(FIGURES)}\n"
+    yield f"| step 0 | | 0 | | {' | '.join(_cell(start, name) for name in FIGURES)} |\n"
+    for arm, one in arms.items():
+        cells = " | ".join(_cell(one, name) for name in FIGURES)
+        taken = f"{one['steps']:.0f} | {one['cpu_seconds']:.0f}"
+        yield f"| ({arm}) {one['what']} | {len(one['seeds'])} | {taken} | {cells} |\n"
+    for arm, one in arms.items():
+        if one.get("against_a"):
+            cells = " | ".join(_cell(one["against_a"], name, sign="+") for name in FIGURES)
+            yield f"| ({arm}) - (a) | {len(one['against_a']['seeds'])} | | | {cells} |\n"
+
+
+def _of_terms(study: Study, term: str, images: FloatArray, seed: int) -> dict[str, Any]:
+    """Return the arms of a table; arm b, which sets the seconds, is the same run in both."""
+    runs = {arm: _done(study, arm, seconds=term == "seconds" and arm != TIMED) for arm in ARMS}
+    runs = {arm: some for arm, some in runs.items() if some}
+    if set(runs) <= {TIMED} and term == "seconds":
+        return {}
+    every = {
+        arm: {run.seed: _scores(study, study.run_folder(run) / ANSWERS) for run in some} for arm, some in runs.items()
+    }
+    drawn = {arm: _drawn(scores, images, seed) for arm, scores in every.items()}
     return {
-        "sizes": vars(study.sizes),
-        "draws": draws,
-        START: _figures(start, drawn[START]),
-        "arms": {
-            arm: {
-                "what": ARMS[arm].what,
-                "seeds": list(scores),
-                **_figures(scores, drawn[arm]),
-                "step_seconds": _step_seconds(study, arm, list(scores)),
-                **({} if arm == BASELINE else {"against_a": _against(every, drawn, arm)}),
-            }
-            for arm, scores in every.items()
-        },
+        arm: {
+            "what": ARMS[arm].what,
+            "seeds": list(scores),
+            "steps": fmean(len(records_of(study.run_folder(run), "step")) for run in runs[arm]),
+            "cpu_seconds": fmean(study.cpu_seconds(run) for run in runs[arm]),
+            **_figures(scores, drawn[arm]),
+            **({} if arm == BASELINE else {"against_a": _against(every, images, arm, seed)}),
+        }
+        for arm, scores in every.items()
     }
 
 
-def table(found: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines of a Markdown table of the findings."""
-    yield f"| arm | seeds | {' | '.join(FIGURES)} | s a step |\n"
-    yield f"| --- | ---: |{' ---: |' * (len(FIGURES) + 1)}\n"
-    yield f"| step 0 | | {' | '.join(_cell(found[START], name) for name in FIGURES)} | |\n"
-    for arm, one in found["arms"].items():
-        cells = " | ".join(_cell(one, name) for name in FIGURES)
-        yield f"| ({arm}) {one['what']} | {len(one['seeds'])} | {cells} | {one['step_seconds']:.2f} |\n"
-    for arm, one in found["arms"].items():
-        if "against_a" in one:
-            cells = " | ".join(_cell(one["against_a"], name, sign="+") for name in FIGURES)
-            yield f"| ({arm}) - (a) | {len(one['against_a']['seeds'])} | {cells} | |\n"
+def _done(study: Study, arm: str, *, seconds: bool) -> list[Run]:
+    """Return the runs of an arm that are done, by seed."""
+    names = [one.name.split("-") for one in (study.folder / "runs").glob(f"{arm}-*")]
+    runs = [Run(arm, int(name[1]), seconds=len(name) > 2) for name in names]
+    return sorted((run for run in runs if run.seconds == seconds and study.is_done(run)), key=lambda run: run.seed)
 
 
-def _done(study: Study, arm: str) -> list[int]:
-    prefix = f"{arm}-"
-    seeds = sorted(int(one.name.removeprefix(prefix)) for one in (study.folder / "runs").glob(f"{prefix}*"))
-    return [seed for seed in seeds if is_done(study.run_folder(arm, seed), study.sizes.steps)]
-
-
-def _scores(study: Study, arm: str, seed: int, step: int) -> AnswerScores:
+def _scores(study: Study, answers: Path) -> AnswerScores:
     path = study.data / "val.jsonl"
     records = load_records(path, study.sizes.held_out, RecordRules(images_exist=False))
-    rollouts = Rollouts(study.run_folder(arm, seed) / "rollouts.jsonl", step)
-    found = read_rollouts(rollouts, records, places_in(path)[: len(records)])
+    found = read_rollouts(Rollouts(answers), records, places_in(path)[: len(records)])
     return AnswerScores.of(scored_images(records, found.answers))
 
 
@@ -102,19 +121,17 @@ def _figures(scores: Scores, drawn: Drawn) -> dict[str, Any]:
     return {"figures": means, "intervals": intervals(drawn, means), "by_seed": each}
 
 
-def _against(every: Mapping[str, Scores], drawn: Mapping[str, Drawn], arm: str) -> dict[str, Any] | None:
-    """Return how much higher an arm is than the first one, over the seeds that both have."""
-    if BASELINE not in every or list(every[arm]) != list(every[BASELINE]):
+def _against(every: Mapping[str, Scores], images: FloatArray, arm: str, seed: int) -> dict[str, Any] | None:
+    """Return how much higher an arm is than the first one, over the seeds that both have; None where that is none."""
+    seeds: Sequence[int] = [one for one in every[arm] if one in every.get(BASELINE, {})]
+    if not seeds:
         return None
-    mine, theirs = _means(every[arm]), _means(every[BASELINE])
-    apart = {name: mine[name] - theirs[name] for name in FIGURES}
-    spread = {name: drawn[arm][name] - drawn[BASELINE][name] for name in FIGURES}
-    return {"figures": apart, "intervals": intervals(spread, apart), "seeds": list(every[arm])}
-
-
-def _step_seconds(study: Study, arm: str, seeds: Sequence[int]) -> float:
-    steps = [one for seed in seeds for one in records_of(study.run_folder(arm, seed), "step")]
-    return float(median(one["step/wall_s"] for one in steps))
+    mine, theirs = ({one: every[which][one] for one in seeds} for which in (arm, BASELINE))
+    high, low = _means(mine), _means(theirs)
+    above, below = _drawn(mine, images, seed), _drawn(theirs, images, seed)
+    apart = {name: high[name] - low[name] for name in FIGURES}
+    spread = {name: above[name] - below[name] for name in FIGURES}
+    return {"figures": apart, "intervals": intervals(spread, apart), "seeds": list(seeds)}
 
 
 def _cell(found: Mapping[str, Any], name: str, *, sign: str = "") -> str:

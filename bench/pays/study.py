@@ -1,28 +1,48 @@
-"""The runs of the comparison, one after the other; each is done once, and one that was broken off goes on."""
+"""The runs of the comparison, one after the other; each is done once, and one that was broken off is begun anew."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
-from bench.pays.arms import ARMS, Config, Sizes, arm_config, stage1_config
+from bench.pays.arms import ARMS, PIXELS, TIMED, Config, Sizes, answer_config, arm_config, names_config, places_config
+
+from stage2_api.parsing import parse_run_config
+from stage2_api.runconfig import RunConfig
+from stage2_trainer import main
+from stage2_trainer.preflight import checked_records
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "examples" / "tiny-qwen3-vl"
-IMAGE_SIDE, MOST_DIGITS = 96, 3
+ANSWERS = "answers.jsonl"
 
-Learn = Callable[[Path], None]
+Learn = Callable[[RunConfig], None]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run. seconds: whether it trains for as many CPU seconds as arm b, in place of as many steps."""
+
+    arm: str
+    seed: int
+    seconds: bool = False
+
+    @property
+    def name(self) -> str:
+        """Its name, and that of its folder."""
+        return f"{self.arm}-{self.seed}{'-seconds' if self.seconds else ''}"
 
 
 @dataclass(frozen=True)
 class Study:
-    """A folder in which the comparison is made. learn: trains a configuration file to its end."""
+    """A folder in which the comparison is made. learn: trains a configuration to its end."""
 
     folder: Path
     sizes: Sizes
@@ -31,51 +51,108 @@ class Study:
     @property
     def data(self) -> Path:
         """The folder of the records, `train.jsonl` and `val.jsonl`."""
-        return self.folder / "project" / "data"
+        return self.folder / "data"
 
     @property
     def start(self) -> Path:
         """The model from which all arms start."""
         return self.folder / "start"
 
-    def run_folder(self, arm: str, seed: int) -> Path:
+    @property
+    def start_answers(self) -> Path:
+        """The answers of the model from which all arms start."""
+        return self.folder / "start-answers.jsonl"
+
+    def run_folder(self, run: Run) -> Path:
         """Return the folder of a run."""
-        return self.folder / "runs" / f"{arm}-{seed}"
+        return self.folder / "runs" / run.name
+
+    def is_done(self, run: Run) -> bool:
+        """Whether a run's last weights have answered, which is the last thing that is done."""
+        return (self.run_folder(run) / ANSWERS).exists()
 
     def prepare(self) -> None:
-        """Make data and start, as far as they are not there."""
+        """Make data, start and its answers, as far as they are not there."""
         if not (self.data / "val.jsonl").exists():
-            self._make_data()
+            from bench.pays.pictures import write_pictures
+
+            write_pictures(self.data, self.sizes.train, self.sizes.held_out)
         if not self.start.exists():
-            output = self.folder / "stage1"
-            self._train("stage1", stage1_config(self.sizes, MODEL, self.data, output))
-            checkpoint = output / f"checkpoint-{self.sizes.stage1_steps}"
-            _command("stage2_cli", "export", checkpoint, "--output", self.start)
+            self._make_start()
+        if not self.start_answers.exists():
+            self._answer(self.start, self.start_answers)
 
-    def run(self, arms: Sequence[str], seeds: Sequence[int]) -> Iterator[tuple[str, int]]:
-        """Train the arms that have not been trained; yield each that is there. All arms of a seed come together."""
+    def run(self, arms: Sequence[str], seeds: Sequence[int], *, seconds: bool = True) -> Iterator[Run]:
+        """Train what has not been trained; yield each run that is there. All runs of a seed come together.
+
+        seconds: whether each arm but b is also trained for as many CPU seconds as arm b took, where that one is done.
+        """
         for seed in seeds:
-            for arm in arms:
-                output = self.run_folder(arm, seed)
-                if not is_done(output, self.sizes.steps):
-                    self._train(f"{arm}-{seed}", arm_config(ARMS[arm], seed, self.sizes, self.start, self.data, output))
-                yield arm, seed
+            runs = [Run(arm, seed) for arm in arms]
+            if seconds and (TIMED in arms or self.is_done(Run(TIMED, seed))):
+                runs += [replace(run, seconds=True) for run in runs if run.arm != TIMED]
+            for run in runs:
+                if not self.is_done(run):
+                    self._train(run)
+                yield run
 
-    def _make_data(self) -> None:
-        digits, sizes = self.folder / "digits", self.sizes
-        counts = ["--train", sizes.train, "--test", sizes.held_out, "--size", IMAGE_SIDE, "--most", MOST_DIGITS]
-        made = [sys.executable, ROOT / "examples" / "make_digits.py", digits, *counts]
-        subprocess.run(list(map(str, made)), check=True)
-        train = ["--coco", digits / "train.json", "--images", digits / "train"]
-        held_out = ["--val-coco", digits / "test.json", "--val-images", digits / "test"]
-        rest = ["--model", MODEL, "--gpus", 0, "--output", self.folder / "project"]
-        _command("stage2_cli", "init", *train, *held_out, *rest)
+    def steps_of(self, run: Run) -> int:
+        """Return how many optimizer steps a run has; of one by seconds its arm and arm b must be done by steps."""
+        if not run.seconds:
+            return self.sizes.steps
+        each = self.cpu_seconds(replace(run, seconds=False)) / self.sizes.steps
+        return max(1, round(self.cpu_seconds(Run(TIMED, run.seed)) / each))
 
-    def _train(self, name: str, config: Config) -> None:
+    def cpu_seconds(self, run: Run) -> float:
+        """Return the CPU seconds of a run's steps, rollouts included; start, saves and evaluation are not."""
+        return float(sum(one["step/cpu_s"] for one in records_of(self.run_folder(run), "step")))
+
+    def _make_start(self) -> None:
+        """Teach the tower and train stage 1, twice: what it has learnt of names fades while places are learnt."""
+        sizes, data = self.sizes, self.data
+        self._teach(MODEL, "tower-1")
+        self._stage1("places", places_config(sizes, self.folder / "tower-1", data, self.folder / "places-run"))
+        self._teach(self.folder / "places", "tower-2")
+        self._stage1("start", names_config(sizes, self.folder / "tower-2", data, self.folder / "start-run"))
+
+    def _teach(self, model: Path, name: str) -> None:
+        from bench.pays.tower import TowerLesson, teach_tower
+
+        sizes, output = self.sizes, self.folder / name
+        if not (output / "tower.json").exists():
+            lesson = TowerLesson(sizes.tower_steps, sizes.tower_batch, sizes.tower_rate, PIXELS)
+            teach_tower(model, self.data / "train.jsonl", output, lesson)
+
+    def _stage1(self, name: str, config: Config) -> None:
+        """Train a part of stage 1, and export it under a name."""
+        if not (self.folder / name).exists():
+            self._learn(name, config)
+            last = Path(config["training"]["output_dir"]) / f"checkpoint-{config['training']['max_steps']}"
+            command = [sys.executable, "-m", "stage2_cli", "export", str(last), "--output", str(self.folder / name)]
+            subprocess.run(command, check=True)
+
+    def _train(self, run: Run) -> None:
+        output = self.run_folder(run)
+        shutil.rmtree(output, ignore_errors=True)
+        sizes = replace(self.sizes, steps=self.steps_of(run))
+        self._learn(run.name, arm_config(ARMS[run.arm], run.seed, sizes, self.start, self.data, output))
+        self._answer(output / f"checkpoint-{sizes.steps}", output / ANSWERS)
+
+    def _learn(self, name: str, config: Config) -> None:
         path = self.folder / "configs" / f"{name}.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
-        self.learn(path)
+        self.learn(parse_run_config(config))
+
+    def _answer(self, weights: Path, output: Path) -> None:
+        """Let weights answer the held-out images, all in the same way."""
+        from stage2_trainer.learner.checkpoint_rollouts import write_checkpoint_rollouts
+
+        config = parse_run_config(answer_config(self.sizes, self.start, self.data, self.folder / "answering"))
+        unfinished = output.with_suffix(".unfinished")
+        unfinished.unlink(missing_ok=True)
+        write_checkpoint_rollouts(config, checked_records(config, world_size=1), [weights], unfinished)
+        unfinished.rename(output)
 
 
 def records_of(output: Path, event: str) -> list[dict[str, Any]]:
@@ -85,15 +162,11 @@ def records_of(output: Path, event: str) -> list[dict[str, Any]]:
     return [one for line in lines if (one := json.loads(line))["event"] == event]
 
 
-def is_done(output: Path, steps: int) -> bool:
-    """Whether a run was evaluated after its last step, which is the last thing that it does."""
-    return any(one["step"] == steps for one in records_of(output, "evaluation"))
+def learn_here(config: RunConfig) -> None:
+    """Train a configuration in this process: to begin a new one costs as much as a run here."""
+    if config.rlhf is not None:
+        from bench.pays.rewarded import learn_rewarded  # TRL takes seconds more
 
-
-def learn_in_a_process(path: Path) -> None:
-    """Run `stage2 learn` on a configuration file."""
-    _command("stage2_cli", "learn", path)
-
-
-def _command(module: str, *arguments: object) -> None:
-    subprocess.run([sys.executable, "-m", module, *map(str, arguments)], check=True)
+        learn_rewarded(config)
+    elif code := main.learn(config):
+        raise SystemExit(code)

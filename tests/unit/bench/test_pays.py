@@ -1,40 +1,47 @@
-"""The comparison of stage 1 and stage 2: equal terms, each run once, and figures of what has run."""
+"""The comparison of stage 1, stage 2 and GRPO: equal terms, each run once, and figures of what has run."""
 
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
-from bench.pays import arms, findings, study
-from bench.pays.arms import ARMS, Sizes, arm_config
+from bench.pays import __main__ as command
+from bench.pays import arms, findings, rewarded, study, tower
+from bench.pays.arms import ARMS, COMPARED, Sizes, arm_config
+from bench.pays.study import Run
 from PIL import Image
 
 from stage2_api.parsing import parse_run_config
-from stage2_trainer import main
+from stage2_trainer.data.records import load_records
+from stage2_trainer.grpo.rewards import Sample
+from stage2_trainer.matching.serialize import serialize_objects
 
-SIZES = Sizes(steps=2, batch=1, train=2, held_out=2)
+SIZES = Sizes(steps=2, batch=1, train=2, held_out=2, tower_steps=2, tower_batch=2)
 
 
 @pytest.fixture
 def small(tmp_path, monkeypatch):
-    """A study of two images whose arms train two steps, and the configurations that it has trained."""
+    """A study of two images whose arms train two steps, and the folders of what it has trained."""
     monkeypatch.setattr(arms, "ANSWER", 24)
     trained = []
 
-    def learn(path: Path) -> None:
-        trained.append(path.stem)
-        assert main.learn(parse_run_config(yaml.safe_load(path.read_text()))) == 0
+    def learn(config):
+        trained.append(Path(config.training.output_dir).name)
+        study.learn_here(config)
 
     found = study.Study(tmp_path, SIZES, learn)
     found.data.mkdir(parents=True)
     found.start.symlink_to(study.MODEL)
-    box = {"desc": "one", "bbox_2d": [100, 100, 400, 400]}
     for part in ("train", "val"):
         images = [f"{part}-{k}.png" for k in range(2)]
+        boxes = [{"desc": desc, "bbox_2d": [100, 100, 400, 400]} for desc in ("one", "two")]
         for k, name in enumerate(images):
-            Image.new("RGB", (96, 96), (80 * k, 40, 90)).save(found.data / name)
-        lines = [{"images": [one], "width": 96, "height": 96, "units": "bins", "objects": [box]} for one in images]
+            Image.new("RGB", (64, 48), (80 * k, 40, 90)).save(found.data / name)
+        lines = [
+            {"images": [one], "width": 64, "height": 48, "units": "bins", "objects": [box]}
+            for one, box in zip(images, boxes, strict=True)
+        ]
         (found.data / f"{part}.jsonl").write_text("\n".join(map(json.dumps, lines)))
     return found, trained
 
@@ -42,39 +49,84 @@ def small(tmp_path, monkeypatch):
 def test_every_arm_runs_once_from_one_start_and_has_its_figures(small):
     one, trained = small
     one.prepare()  # data and start are there
-    assert list(one.run(ARMS, [1])) == list(one.run(ARMS, [1])) == [(arm, 1) for arm in ARMS]
-    assert trained == [f"{arm}-1" for arm in ARMS]
-    first = {tuple(_answers(one.run_folder(arm, 1), step=0)) for arm in ARMS}
-    assert len(first) == 1
+    expected = [Run(arm, 1) for arm in COMPARED] + [Run(arm, 1, seconds=True) for arm in "acd"]
+    assert list(one.run(COMPARED, [1])) == list(one.run(COMPARED, [1])) == expected
+    assert trained == [run.name for run in expected]
     found = findings.findings(one, draws=20)
-    assert [(name, told["seeds"]) for name, told in found["arms"].items()] == [(arm, [1]) for arm in ARMS]
-    assert found["arms"]["b"]["against_a"]["seeds"] == [1]
-    assert len(list(findings.table(found))) == 2 + 1 + len(ARMS) + 2
+    for term in findings.TERMS:
+        assert [(name, told["seeds"]) for name, told in found[term].items()] == [(arm, [1]) for arm in COMPARED]
+        assert found[term]["b"]["against_a"]["seeds"] == [1]
+    assert found["steps"]["b"] == {**found["seconds"]["b"], "against_a": found["steps"]["b"]["against_a"]}
+    assert {told["steps"] for told in found["steps"].values()} == {2}
+    assert all(told["cpu_seconds"] > 0 for told in found["steps"].values())
+    assert len(list(findings.tables(found))) == 2 * (2 + 2 + 1 + len(COMPARED) + 3)
 
 
-def _answers(folder: Path, step: int) -> list[str]:
-    lines = map(json.loads, (folder / "rollouts.jsonl").read_text().splitlines())
-    return [line["text"] for line in lines if (line["part"], line["step"]) == ("held-out", step)]
+def test_a_run_by_seconds_has_as_many_steps_as_arm_b_has_seconds_for(tmp_path):
+    one = study.Study(tmp_path, Sizes(steps=2), study.learn_here)
+    for name, seconds in (("a-1", 1.5), ("b-1", 6.0)):
+        folder = tmp_path / "runs" / name
+        folder.mkdir(parents=True)
+        step = json.dumps({"event": "step", "step/cpu_s": seconds})
+        (folder / "stage2_log.jsonl").write_text(f"{step}\n{step}\n")
+    assert one.steps_of(Run("a", 1)) == 2
+    assert one.steps_of(Run("a", 1, seconds=True)) == 8
 
 
 def test_arms_differ_in_their_trainer_and_targets_alone():
     def terms(name: str) -> dict:
         config = arm_config(ARMS[name], 1, SIZES, Path("start"), Path("data"), Path("out"))
+        parse_run_config(config)
         config["custom"].pop("trainer_variant")
         for key in ARMS[name].matching:
             config["custom"]["extra"]["rollout_matching"].pop(key)
         return config
 
-    assert terms("a") == terms("b") == terms("c")
+    first = terms("a")
+    assert all(terms(name) == first for name in ARMS if name not in "ad")
     decoding = {"temperature", "repetition_penalty", "max_new_tokens"}
     assert not any(decoding & set(arm.matching) for arm in ARMS.values())
+    rewards = terms("d")
+    sizes = {"per_device_train_batch_size", "effective_batch_size", "packing"}
+    assert {key for key, value in rewards["training"].items() if value != first["training"][key]} == sizes
+    assert rewards["training"]["effective_batch_size"] == SIZES.batch * rewards["rlhf"]["num_generations"]
 
 
-def test_a_run_without_its_last_evaluation_is_not_done(tmp_path):
-    assert not study.is_done(tmp_path, 2)
-    events = [{"event": "evaluation", "step": 0}, {"event": "step", "step": 2}]
-    (tmp_path / "stage2_log.jsonl").write_text("\n".join(map(json.dumps, events)))
-    assert not study.is_done(tmp_path, 2)
+def test_the_reward_is_the_score_of_the_answer_by_place_and_name(small):
+    one, _ = small
+    records = load_records(one.data / "train.jsonl")
+    reward = rewarded.F1Reward(records)
+    first, second = (serialize_objects(record.objects) for record in records)
+    assert [reward(Sample(text, {"place": 0})) for text in (first, second, "", "{")] == [1.0, 0.0, 0.0, 0.0]
+    both = serialize_objects([*records[0].objects, *records[1].objects])
+    assert reward(Sample(both, {"place": 0})) == pytest.approx(2 / 3)
+
+
+def test_the_tower_is_taught_and_nothing_else(small, tmp_path):
+    one, _ = small
+    lesson = tower.TowerLesson(40, 2, 1e-3, arms.PIXELS)
+    tower.teach_tower(study.MODEL, one.data / "train.jsonl", tmp_path / "tower", lesson)
+    before, after = (tower.load_model(str(path), dtype=None, attn_implementation="sdpa").state_dict()
+                     for path in (study.MODEL, tmp_path / "tower"))  # fmt: skip
+    changed = {name for name in before if not before[name].float().equal(after[name].float())}
+    assert changed
+    assert all(name.startswith("model.visual.") for name in changed)
+    assert json.loads((tmp_path / "tower" / "tower.json").read_text())["loss"] < 1.0
+
+
+def test_an_object_is_read_from_the_tokens_in_its_box():
+    box = tower.GTObject("one", "bbox", (0, 500, 500, 1000 - 1))
+    shares = tower._shares([box], (2, 2)).tolist()
+    assert shares == [[0, 0, 1, 0]]
+    tiny = tower.GTObject("one", "bbox", (10, 10, 20, 20))
+    assert tower._shares([tiny], (4, 4)).sum() == pytest.approx(1)
+
+
+def test_every_size_is_an_option(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(command, "shown", lambda study, write: print(study.sizes))
+    options = [f"--{one.name.replace('_', '-')}={one.default}" for one in fields(Sizes)]
+    command.main(["table", str(tmp_path), *options, "--steps=7"])
+    assert str(Sizes(steps=7)) in capsys.readouterr().out
 
 
 class Constant:
@@ -101,6 +153,5 @@ def test_an_interval_holds_what_seeds_differ_by():
 
 def test_a_difference_is_drawn_with_the_same_seeds_in_both():
     every = {"a": {1: Constant(0.2), 2: Constant(0.6)}, "b": {1: Constant(0.3), 2: Constant(0.7)}}
-    drawn = {arm: findings._drawn(scores, np.ones((50, 3)), seed=0) for arm, scores in every.items()}
-    found = findings._against(every, drawn, "b")
+    found = findings._against(every, np.ones((50, 3)), "b", seed=0)
     assert found["intervals"]["AP"] == pytest.approx([0.1, 0.1])

@@ -1,0 +1,101 @@
+"""GRPO with F1 as its reward, in one process: stage2's own GRPO trainer, with rollouts by the model that trains.
+
+A GRPO job has a server of vLLM, so a configuration demands one; what it says of that server is not used here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from stage2_api.runconfig import RunConfig
+from stage2_trainer.data.encode import Encoder
+from stage2_trainer.data.prompt_cache import GIB, PromptCache
+from stage2_trainer.data.records import Record, load_records
+from stage2_trainer.grpo.chord import References
+from stage2_trainer.grpo.dataset import Rows
+from stage2_trainer.grpo.rewards import Reward, Sample
+from stage2_trainer.grpo.shared_rollouts import ProcessExchange, SharedRollouts
+from stage2_trainer.grpo.task import Task
+from stage2_trainer.grpo.trainer import GrpoComponents, GrpoTrainer
+from stage2_trainer.grpo.trl_arguments import grpo_arguments
+from stage2_trainer.process import training_arguments as arguments
+from stage2_trainer.process.interrupt import Interrupt
+from stage2_trainer.process.policy import load_policy
+from stage2_trainer.process.qwen3_vl import load_processor
+from stage2_trainer.rollouts.bad_samples import BadSamples
+from stage2_trainer.rollouts.hf import Decoding, HfBackend
+from stage2_trainer.rollouts.in_process import HfRollouts
+from stage2_trainer.scores.answer_text import read_answer
+from stage2_trainer.scores.image_counts import image_counts
+from stage2_trainer.scores.scored_image import scored_images
+from stage2_trainer.telemetry.progress import Reporter
+from stage2_trainer.telemetry.run_log import JsonLines, RunLog
+
+REWARD = "digits.f1_class"
+PLACE = "place"  # of a record, in its metadata
+
+
+class F1Reward:
+    """The class-aware F1 at IoU 0.5 of an answer to one of these records, 0 to 1."""
+
+    def __init__(self, records: Sequence[Record]) -> None:
+        self._records = records
+
+    def __call__(self, sample: Sample) -> float:
+        """Return the score of an answer."""
+        record = self._records[sample.metadata[PLACE]]
+        (image,) = scored_images([record], [read_answer(sample.text)])
+        counts = image_counts(image)
+        whole = counts.class_judged + counts.truth
+        return 2 * counts.class_right / whole if whole else 0.0
+
+
+def learn_rewarded(config: RunConfig) -> None:
+    """Train as a GRPO configuration says, and write `checkpoint-N` with the weights after its last step."""
+    output = Path(config.training.output_dir)
+    with ExitStack() as stack:
+        trainer = _trainer(config, output, stack)
+        trainer.train()
+    model: Any = trainer.model
+    model.save_pretrained(output / f"checkpoint-{config.training.max_steps}")
+
+
+def _trainer(config: RunConfig, output: Path, stack: ExitStack) -> GrpoTrainer:
+    rlhf = config.rlhf
+    assert rlhf is not None, "a GRPO run"
+    output.mkdir(parents=True, exist_ok=True)
+    log, rollout_log = RunLog(output), JsonLines(output / "rollouts.jsonl")
+    stack.callback(log.close)
+    stack.callback(rollout_log.close)
+    read = load_records(config.custom.train_jsonl)
+    records = [replace(record, metadata={PLACE: record.index}) for record in read]
+    processor = load_processor(config.model.model, **arguments.pixel_limits(config))
+    encoder, model, task = Encoder(processor), load_policy(config), Task.from_config(config)
+    answers = config.training.per_device_train_batch_size
+    decoding = Decoding(rlhf.max_completion_length, temperature=rlhf.temperature, batch_size=answers)
+    backend = HfBackend(model, encoder, decoding, cache=PromptCache(encoder, GIB))
+    reporter, interrupt = Reporter(), Interrupt()
+    source = HfRollouts(backend, seed=config.training.seed, reporter=reporter)
+    components = GrpoComponents(
+        rlhf=rlhf,
+        rewards=[Reward(REWARD, 1.0, F1Reward(records))],
+        contract=None,
+        rollouts=SharedRollouts(source, records, task.chat, ProcessExchange(interrupt)),
+        rows=Rows(records, task),
+        held_out=None,
+        references=References(records, task, encoder, config.training.seed),
+        records=records,
+        bad=BadSamples(config.training.max_bad_samples, log),
+        mixing=None,
+        part_rates={},
+        interrupt=interrupt,
+        reporter=reporter,
+        log=log,
+        rollout_log=rollout_log,
+    )
+    args = grpo_arguments(config, world_size=1, adapted=False)
+    return GrpoTrainer(components=components, model=model, args=args, processing_class=processor)
