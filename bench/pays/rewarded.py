@@ -79,7 +79,7 @@ def _trainer(config: RunConfig, output: Path, stack: ExitStack) -> GrpoTrainer:
     decoding = Decoding(rlhf.max_completion_length, temperature=rlhf.temperature, batch_size=answers)
     backend = HfBackend(model, encoder, decoding, cache=PromptCache(encoder, GIB))
     reporter, interrupt = Reporter(), Interrupt()
-    source = HfRollouts(backend, seed=config.training.seed, reporter=reporter)
+    source = HfRollouts(backend, seed=config.training.seed, reporter=reporter, interrupt=interrupt)
     components = GrpoComponents(
         rlhf=rlhf,
         rewards=[Reward(REWARD, 1.0, F1Reward(records))],
