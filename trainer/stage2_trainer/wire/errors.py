@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 from stage2_api.log_lines import one_line
 
 NAMED_CHARS = 64  # of what a call says; a group's name is 32
@@ -23,6 +26,9 @@ class ServerError(RuntimeError):
         self.phase = phase
         self.detail = detail
         self.status = status
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(type(self), status=self.status), (self.server, self.phase, self.detail)
 
 
 def join_errors(errors: list[ServerError]) -> ServerError:
@@ -54,3 +60,7 @@ class OtherGroupError(RuntimeError):
             f"the tensors of this call are sent in group {one_line(announced)[:NAMED_CHARS]!r}, and this worker has"
             f" since joined {joined!r}: the call is a late one, of a learner that was replaced or that called again"
         )
+        self._groups = announced, joined
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self._groups
