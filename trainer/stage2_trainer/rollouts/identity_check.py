@@ -8,9 +8,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
+from itertools import chain
 from typing import Any
 
 from stage2_api.errors import ConfigError, Problem
+from stage2_trainer.wire.background import all_at_once
 from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError
@@ -38,8 +40,8 @@ def check_identity(
         ServerError: a server does not answer.
     """
     own = describe(processor)
-    problems = [problem for client in clients for problem in _differences(client, own, messages, list(prompt_ids))]
-    if problems:
+    found = all_at_once(lambda client: _differences(client, own, messages, list(prompt_ids)), clients)
+    if problems := list(chain(*found)):
         raise ConfigError(problems)
     logger.info("%d servers read a sample prompt as the learner's %d ids", len(clients), len(prompt_ids))
 
@@ -76,12 +78,13 @@ def check_swift_identity(
         ConfigError: with every difference on every server.
         ServerError: a server does not answer.
     """
-    problems = []
-    for client in clients:
+
+    def differences(client: ServerClient) -> list[Problem]:
         config = request_config(Sampling(max_new_tokens=1), seed=0)
         (answer,) = infer(client, [RolloutRequest(messages)], config, phase=PHASE, timeout_s=client.timeout_s)
-        problems += _prompt_difference(client, answer["prompt_token_ids"], list(prompt_ids))
-    if problems:
+        return _prompt_difference(client, answer["prompt_token_ids"], list(prompt_ids))
+
+    if problems := list(chain(*all_at_once(differences, clients))):
         raise ConfigError(problems)
 
 

@@ -151,7 +151,7 @@ class Fleet:
     ) -> None:
         """Send every bucket to these servers at once, packing the next one while one is on its way.
 
-        meanwhile: what the learner does once all is sent, while the servers load it.
+        meanwhile: what the learner does once all is packed, while it goes out and servers load it.
         """
         metas = shipment.source.metadata()
         plan = list(plan_buckets(metas, self._bucket_bytes))
@@ -162,12 +162,13 @@ class Fleet:
         finally:
             for delivery in deliveries:
                 delivery.close()
+        with update.phases.measure("load"):
+            if meanwhile is not None:
+                meanwhile()
         with update.phases.measure("send"):
             for delivery in deliveries:
                 delivery.wait()
         with update.phases.measure("load"):
-            if meanwhile is not None:
-                meanwhile()
             for delivery in deliveries:
                 update.guard(delivery.session, delivery.confirm, self._timeout_s)
 

@@ -24,6 +24,7 @@ from stage2_trainer.weights.rounding import KeptUpdate, rounding_of
 from stage2_trainer.weights.sync_content import SyncContent, made_by_server
 from stage2_trainer.weights.sync_report import SyncReport
 from stage2_trainer.weights.sync_session import SyncSession
+from stage2_trainer.wire.background import all_at_once
 from stage2_trainer.wire.buckets import DEFAULT_BUCKET_BYTES
 from stage2_trainer.wire.errors import ServerError
 
@@ -74,9 +75,13 @@ class FullSync:
         source = merged_weights(model)
         self.place.require_adapters(source)
         if self.place.at_server:
-            for session in self.fleet.sessions:
+            self.place.compare_folders(source)
+
+            def compare(session: SyncSession) -> None:
                 with contextlib.suppress(Objection):
                     self.place.compare_folder(session, source)
+
+            all_at_once(compare, self.fleet.sessions)
             self.place.settle()
 
     def sync(self, model: nn.Module, *, version: int) -> SyncReport:

@@ -1,12 +1,13 @@
 """How a bucket gets to where a transfer takes it from, without a copy where there need be none.
 
-From main memory to main memory nothing is packed: what is sent are the tensors themselves. A learner on a GPU copies
-into page-locked memory, or packs on the GPU for NCCL.
+From main memory to main memory what is sent are the tensors themselves, short ones put together once for all servers:
+a piece costs each link a call of the network. A learner on a GPU copies into page-locked memory, or packs on the GPU
+for NCCL.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ Bucket = Sequence[TensorMeta]
 Tensors = Iterator[tuple[str, torch.Tensor]]
 Slot = torch.Tensor | None
 """The memory of a bucket on its way; None = that of its tensors."""
+SHORT_BYTES = 2**19
 
 
 class Packer:
@@ -43,7 +45,7 @@ class Packer:
     def pack(self, bucket: Bucket, tensors: Tensors, slot: Slot) -> Packed:
         """Take the bucket's tensors from the stream into a slot. Raises ValueError where the stream yields others."""
         if slot is None:
-            return Packed(tuple(tensor for _, tensor in take(bucket, tensors)))
+            return Packed(tuple(_joined(tensor for _, tensor in take(bucket, tensors))))
         if self._leaves_gpu:
             return Packed((pack(bucket, tensors, slot, self._copy_out),), self._stream.record_event())
         packed = pack(bucket, tensors, slot)
@@ -55,3 +57,21 @@ class Packer:
         with torch.cuda.stream(self._stream):
             place.copy_(tensor, non_blocking=True)
         tensor.record_stream(self._stream)
+
+
+def _joined(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """Yield the same bytes, neighbours that are short copied together."""
+    short: list[torch.Tensor] = []
+    size = 0
+    for tensor in tensors:
+        is_short = tensor.nbytes < SHORT_BYTES
+        if is_short:
+            short.append(tensor)
+            size += tensor.nbytes
+        if short and (not is_short or size >= SHORT_BYTES):
+            yield torch.cat(short) if len(short) > 1 else short[0]
+            short, size = [], 0
+        if not is_short:
+            yield tensor
+    if short:
+        yield torch.cat(short) if len(short) > 1 else short[0]

@@ -42,6 +42,7 @@ class SyncSession:
         self.folder: FolderProof | None = None
         self._connected = False
         self._version: int | None = None
+        self._may_have_adapters = True  # of an earlier learner
 
     def connect(self) -> None:
         """Form the group if there is none, or the server has lost it."""
@@ -108,15 +109,19 @@ class SyncSession:
 
     def use_adapter(self, name: str) -> None:
         """Let the server load the adapter that it was sent, by asking it for one token, and drop all others."""
+        self._may_have_adapters = True
         request = RolloutRequest(messages=[{"role": "user", "content": "."}], adapter=name)
         self.client.post(CHAT_ROUTE, "load adapter", body=chat_body(request, Sampling(max_new_tokens=1), seed=0))
         self.drop_adapters(keep=name)
 
     def drop_adapters(self, *, keep: str | None = None) -> None:
         """Let the server forget every adapter but one; an earlier learner may have left some."""
+        if not self._may_have_adapters:
+            return
         for name in self.client.adapters():
             if name != keep:
                 self.client.unload_adapter(name)
+        self._may_have_adapters = keep is not None
 
     def _in_this_group(self, update_info: dict[str, Any]) -> dict[str, Any]:
         return {"update_info": {**update_info, "group": self.transfer.group}}
@@ -136,6 +141,7 @@ class SyncSession:
         self.folder = None
         self._connected = False
         self._version = None
+        self._may_have_adapters = True
 
     def close(self) -> None:
         """Leave the group and close the connections."""

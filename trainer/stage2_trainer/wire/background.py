@@ -6,11 +6,12 @@ Not a ThreadPoolExecutor: the interpreter waits for its threads at exit, here fo
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+Item = TypeVar("Item")
 
 
 def in_background(step: Callable[..., T], *arguments: Any, **options: Any) -> Future[T]:
@@ -25,3 +26,9 @@ def in_background(step: Callable[..., T], *arguments: Any, **options: Any) -> Fu
 
     threading.Thread(target=run, daemon=True, name=f"sync-{step.__qualname__}").start()
     return future
+
+
+def all_at_once(step: Callable[[Item], T], items: Iterable[Item]) -> list[T]:
+    """Run `step` on all items at once, and return what it returns, in their order; raises the first one's failure."""
+    running = [in_background(step, item) for item in items]
+    return [future.result() for future in running]

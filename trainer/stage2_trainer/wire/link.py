@@ -20,7 +20,6 @@ from stage2_trainer.wire.errors import LinkError
 from stage2_trainer.wire.handshake import Member, SessionKeys, introduce
 
 SLICE_BYTES = 2**20  # sealed and sent, or received and checked, while it is in a core's own cache
-SMALL_BYTES = 2**16  # what is shorter is copied together: a call of the network costs more
 TAG_BYTES = 16
 CONNECT_TIMEOUT_S = 10.0
 TRIES, PAUSE_S = 4, 0.1
@@ -47,7 +46,7 @@ class Link:
         """Send a message, made of these pieces. Raises LinkError, also when that takes longer than `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         seal = self._own.next()
-        for part in _slices(_joined(pieces)):
+        for part in _slices(pieces):
             seal.add(part)
             self._connection.send(part, deadline)
         self._connection.send(seal.tag(), deadline)
@@ -146,22 +145,6 @@ def _dial_once(address: tuple[str, int], token: str, member: Member, deadline: f
     except LinkError:
         connection.close()
         raise
-
-
-def _joined(pieces: Iterable[Bytes]) -> Iterator[Bytes]:
-    """Yield the same bytes, short pieces copied together."""
-    short = bytearray()
-    for piece in pieces:
-        is_short = len(piece) < SMALL_BYTES
-        if is_short:
-            short += piece
-        if short and (not is_short or len(short) >= SMALL_BYTES):
-            yield short
-            short = bytearray()
-        if not is_short:
-            yield piece
-    if short:
-        yield short
 
 
 def _slices(pieces: Iterable[Bytes]) -> Iterator[memoryview]:

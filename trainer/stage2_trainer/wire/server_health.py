@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from typing import Literal
 
 from stage2_api.pod.ports import HEALTH_ROUTE
+from stage2_trainer.wire.background import all_at_once
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError, join_errors
 
@@ -33,12 +34,8 @@ def wait_until_healthy(base_urls: Sequence[str], token: str, *, timeout_s: float
         for client in clients:
             stack.callback(client.close)
         _wait(clients, timeout_s, HEALTH_ROUTES[protocol])
-        for client in clients:
-            if protocol == "swift":
-                workers = client.get("/get_world_size/", "health")["world_size"]
-                logger.info("server %s is healthy, %d workers", client.base_url, workers)
-                continue
-            logger.info("server %s is healthy, weight version %s", client.base_url, client.weight_version())
+        for client, state in zip(clients, all_at_once(lambda client: _state(client, protocol), clients), strict=True):
+            logger.info("server %s is healthy, %s", client.base_url, state)
 
 
 def wait_for_ever(base_urls: Sequence[str], token: str, *, protocol: Protocol = "vllm") -> None:
@@ -49,7 +46,7 @@ def wait_for_ever(base_urls: Sequence[str], token: str, *, protocol: Protocol = 
         for client in clients:
             stack.callback(client.close)
         told = time.monotonic()
-        while failures := [failure for client in clients if (failure := _failure(client, HEALTH_ROUTES[protocol]))]:
+        while failures := [failure for _, failure in _failing(clients, HEALTH_ROUTES[protocol])]:
             if time.monotonic() - told >= TOLD_EVERY_S:
                 told = time.monotonic()
                 logger.info(
@@ -62,7 +59,7 @@ def wait_for_ever(base_urls: Sequence[str], token: str, *, protocol: Protocol = 
 def _wait(clients: Sequence[ServerClient], timeout_s: float, route: str) -> None:
     deadline = time.monotonic() + timeout_s
     waiting = list(clients)
-    while failures := [(client, failure) for client in waiting if (failure := _failure(client, route))]:
+    while failures := _failing(waiting, route):
         if time.monotonic() > deadline:
             raise join_errors(
                 [
@@ -74,9 +71,21 @@ def _wait(clients: Sequence[ServerClient], timeout_s: float, route: str) -> None
         time.sleep(POLL_INTERVAL_S)
 
 
-def _failure(client: ServerClient, route: str) -> ServerError | None:
-    try:
-        client.get(route, "health")
-    except ServerError as error:
-        return error
-    return None
+def _failing(clients: Sequence[ServerClient], route: str) -> list[tuple[ServerClient, ServerError]]:
+    """Ask all at once: one that stands still takes the whole time limit of a call."""
+
+    def failure(client: ServerClient) -> ServerError | None:
+        try:
+            client.get(route, "health")
+        except ServerError as error:
+            return error
+        return None
+
+    found = zip(clients, all_at_once(failure, clients), strict=True)
+    return [(client, error) for client, error in found if error is not None]
+
+
+def _state(client: ServerClient, protocol: Protocol) -> str:
+    if protocol == "swift":
+        return f"{client.get('/get_world_size/', 'health')['world_size']} workers"
+    return f"weight version {client.weight_version()}"

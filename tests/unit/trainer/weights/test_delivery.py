@@ -9,7 +9,7 @@ import torch
 from stage2_trainer.weights import delivery, fleet
 from stage2_trainer.weights.fleet import FleetUpdate, Shipment
 from stage2_trainer.weights.merge import WeightEntry, WeightSource
-from stage2_trainer.weights.packing import Packer
+from stage2_trainer.weights.packing import SHORT_BYTES, Packer
 from stage2_trainer.weights.sync_session import SyncSession
 from stage2_trainer.wire.errors import LinkError, ServerError
 
@@ -125,6 +125,32 @@ def test_nothing_is_copied_from_main_memory_to_main_memory():
         WeightSource((WeightEntry("t", parameter, None, trains=True),)).metadata(), iter([("t", parameter)]), None
     )
     assert packed.parts[0].data_ptr() == parameter.data_ptr()
+
+
+def test_short_tensors_are_put_together_once_and_long_ones_are_not():
+    sizes = [5, SHORT_BYTES - 1, 3, SHORT_BYTES, 2, SHORT_BYTES + 7, 4]
+    entries = [WeightEntry(f"t{i}", torch.full((n,), i, dtype=torch.uint8), None, True) for i, n in enumerate(sizes)]
+    source = WeightSource(tuple(entries))
+    parts = Packer(CPU, CPU).pack(source.metadata(), iter(source), None).parts
+    assert torch.equal(torch.cat(parts), torch.cat([entry.parameter for entry in entries]))
+    assert [len(part) for part in parts] == [SHORT_BYTES + 4, 3, SHORT_BYTES, 2, SHORT_BYTES + 7, 4]
+    assert parts[2].data_ptr() == entries[3].parameter.data_ptr()
+
+
+def test_what_the_learner_computes_meanwhile_does_not_wait_for_what_is_being_sent():
+    servers, begun = Servers(2), threading.Event()
+    slow = servers.sessions[1].transfer
+    slow.may_go.clear()
+    source = WeightSource((WeightEntry("t", torch.zeros(2), None, trains=True),))
+
+    def meanwhile():
+        begun.set()
+        slow.may_go.set()
+
+    update = FleetUpdate(servers.sessions)
+    servers.push(Shipment(source), update.fit, update, meanwhile)
+    assert begun.is_set()
+    assert update.fit == servers.sessions
 
 
 def test_no_more_is_merged_ahead_than_there_are_slots():

@@ -16,6 +16,7 @@ class Client:
         self.resets = list(resets)  # what it says of its prefix cache; the last word is repeated
         self.posts = []
         self.unloaded = []
+        self.listed = 0
 
     def post(self, path, phase, **options):
         self.posts.append(path)
@@ -27,6 +28,7 @@ class Client:
         return "3"
 
     def adapters(self):
+        self.listed += 1
         return ["policy-1-aa", "policy-3-bb"]
 
     def unload_adapter(self, name):
@@ -71,6 +73,26 @@ def test_a_server_of_merged_weights_keeps_no_adapter():
     client = Client()
     SyncSession(client, transfer=None).drop_adapters()
     assert client.unloaded == ["policy-1-aa", "policy-3-bb"]
+
+
+def test_adapters_are_asked_for_only_where_some_may_be():
+    client = Client()
+    session = SyncSession(client, transfer=Leaves())
+    for _ in range(2):
+        session.drop_adapters()
+    assert client.listed == 1
+    session.use_adapter("policy-3-bb")
+    session.drop_adapters()
+    session.lose()
+    session.drop_adapters()
+    assert client.listed == 4
+
+
+class Leaves:
+    """A transfer that only leaves."""
+
+    def disconnect(self):
+        pass
 
 
 class Refusing(Client):

@@ -14,7 +14,7 @@ from stage2_trainer.wire import handshake
 from stage2_trainer.wire.connection import Connection
 from stage2_trainer.wire.errors import LinkError
 from stage2_trainer.wire.handshake import CHALLENGE_BYTES, CLAIM_BYTES, MAGIC, PROOF_BYTES, Member, admit, introduce
-from stage2_trainer.wire.link import SLICE_BYTES, SMALL_BYTES, TAG_BYTES, Link
+from stage2_trainer.wire.link import SLICE_BYTES, TAG_BYTES, Link
 
 TOKEN = "a-token"
 SEEDS = range(40)
@@ -232,7 +232,7 @@ def links(pair):
 @pytest.mark.parametrize("seed", range(8))
 def test_a_message_arrives_as_it_was_sent_however_it_was_cut(links, seed):
     random_ = random.Random(seed)
-    for sizes in ([1], [0, 7, 0], [SLICE_BYTES + 3], [SMALL_BYTES, 1, 2, SMALL_BYTES - 1, 5], [9] * 3000, []):
+    for sizes in ([1], [0, 7, 0], [SLICE_BYTES + 3], [SLICE_BYTES, 1, 2, SLICE_BYTES - 1, 5], [9] * 3000, []):
         pieces = [random_.randbytes(size) for size in sizes]
         sending = Outcome(links[0].send, pieces, PATIENCE_S)
         assert links[1].receive(sum(sizes), PATIENCE_S) == b"".join(pieces)

@@ -1,0 +1,125 @@
+"""So many rollout servers in one process, for benchmarks of the learner's side: they answer at once and keep nothing.
+
+    python -m bench.many_sinks MODEL PORT...
+
+Each port is a server with the routes of an update. Its worker proves itself as any does, and what it is sent ends in
+the kernel (MSG_TRUNC): neither merged, nor checked, nor copied, as that is the work of other machines. Digests of the
+model folder are computed once for all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from stage2_trainer.weights.model_folder import ROUTE as FOLDER_ROUTE
+from stage2_trainer.weights.model_folder import folder_digests
+from stage2_trainer.wire.buckets import bucket_bytes, from_wire, plan_buckets
+from stage2_trainer.wire.connection import Connection
+from stage2_trainer.wire.handshake import introduce
+from stage2_trainer.wire.link import TAG_BYTES
+from stage2_trainer.wire.served_model import POLICY_MODEL
+from stage2_trainer.wire.token import read_token
+from stage2_trainer.wire.transfer_group import GroupInfo
+
+LOOPBACK = "127.0.0.1"
+PATIENCE_S = 120.0
+AT_ONCE = 4 * 2**20
+CONNECTIONS = 1024
+
+
+class Folder:
+    """The model folder that all servers have."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._digests: dict[str, str] = {}
+
+    def digests(self, tensors: list[tuple[str, str]]) -> dict[str, str]:
+        """Return the digests of tensors."""
+        if any(name not in self._digests for name, _ in tensors):
+            self._digests |= folder_digests(self._path, tensors)
+        return {name: self._digests[name] for name, _ in tensors}
+
+
+class ManySinks:
+    """One server of many. Its routes answer what vLLM's do, as far as a learner reads the answer."""
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self._version = "default"
+        self._link = socket.socket()
+        self._bucket_bytes = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one call, and close."""
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        method, path, _ = head.split(" ", 2)
+        length = next((int(line[15:]) for line in head.split("\r\n") if line.lower().startswith("content-length")), 0)
+        body = json.loads(await reader.readexactly(length)) if length else {}
+        said = json.dumps(await self._answer(method, path.partition("?")[0], body)).encode()
+        writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(said) + said)
+        await writer.drain()
+        writer.close()
+
+    async def _answer(self, method: str, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        match path:
+            case "/get_world_size":
+                return {"world_size": 1}
+            case "/weight_info":
+                return {"weight_version": self._version}
+            case "/v1/models":
+                return {"data": [{"id": POLICY_MODEL}]}
+            case "/init_weight_transfer_engine":
+                await asyncio.to_thread(self._join, GroupInfo(**body["init_info"]))
+            case "/update_weights":
+                await self._drain(body["update_info"])
+            case "/finish_weight_update":
+                self._version = body["weight_version"]
+            case _ if path == FOLDER_ROUTE:
+                return {"digests": await asyncio.to_thread(self._folder.digests, body["tensors"])}
+        return {"success": True}
+
+    def _join(self, info: GroupInfo) -> None:
+        self._link.close()
+        self._link = socket.create_connection((info.master_address, info.master_port))
+        (member,) = info.members()
+        introduce(Connection(self._link), read_token(os.environ), member, time.monotonic() + PATIENCE_S)
+        self._link.setblocking(False)
+        self._bucket_bytes = info.packed_buffer_size_bytes
+
+    async def _drain(self, info: Mapping[str, Any]) -> None:
+        metas = from_wire(info["names"], info["dtype_names"], info["shapes"])
+        left = sum(bucket_bytes(bucket) + TAG_BYTES for bucket in plan_buckets(metas, self._bucket_bytes))
+        while left:
+            left -= await self._taken(left)
+
+    async def _taken(self, left: int) -> int:
+        """Let the kernel drop what has come, at most so many bytes; returns how many."""
+        loop, ready = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._link, ready.set)
+        await ready.wait()
+        loop.remove_reader(self._link)
+        return self._link.recv_into(NOTHING, min(left, AT_ONCE), socket.MSG_TRUNC)
+
+
+NOTHING = bytearray(AT_ONCE)
+
+
+async def main(model: str, *ports: str) -> None:
+    """Serve until terminated."""
+    folder = Folder(model)
+    started = [
+        await asyncio.start_server(ManySinks(folder).serve, LOOPBACK, int(port), backlog=CONNECTIONS) for port in ports
+    ]
+    await asyncio.gather(*(one.serve_forever() for one in started))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))
