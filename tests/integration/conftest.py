@@ -21,6 +21,7 @@ from typing import IO, Any
 import pytest
 import yaml
 
+from stage2_api.vllm import ServerAddress
 from stage2_cli.processes import end_with_parent
 from tests import forked
 from tests.patience import crowding
@@ -139,6 +140,58 @@ def servers(server_settings):
             return running[key]
 
         yield get
+
+
+@pytest.fixture(scope="module")
+def dtype():
+    """The number format of `base`; a module that tries several gives it parameters."""
+    return "float32"
+
+
+@pytest.fixture(scope="module")
+def base(model_path, dtype):
+    """The policy before it trains."""
+    import torch
+
+    from tests.integration import policies
+
+    return policies.load(model_path, getattr(torch, dtype))
+
+
+@pytest.fixture(scope="module")
+def probe(model_path, tmp_path_factory):
+    """The prompt by which servers and learner are compared."""
+    from tests.integration import policies
+
+    return policies.grey_probe(model_path, tmp_path_factory.mktemp("probe"))
+
+
+@pytest.fixture
+def client(served, token):
+    """The control calls of a module's server."""
+    from stage2_trainer.wire.client import ServerClient
+
+    client = ServerClient(served.base_url, token, timeout_s=60)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def make_sync(token):
+    """A function that returns a full sync to these servers; it is closed with the test."""
+    import torch
+
+    from stage2_trainer.weights.full_sync import FullSync
+
+    with contextlib.ExitStack() as stack:
+
+        def make(*served: Served, timeout_s: float = 30.0, **options: Any) -> FullSync:
+            addresses = [ServerAddress(one.base_url, one.group_port) for one in served]
+            sync = FullSync(addresses, token=token, timeout_s=timeout_s, device=torch.device("cpu"), **options)
+            stack.callback(sync.close)
+            return sync
+
+        yield make
 
 
 def free_port() -> int:

@@ -1,7 +1,7 @@
 """The fault table: what becomes of fresh rollouts, and of the whole learner, when a server is struck in each phase.
 
-Pushes that are struck are in test_sync_faults, bad answers in test_rollout_faults, ports and tokens in test_serve and
-test_server_contract.
+Pushes that are struck are in test_sync_faults too, and on vLLM in test_vllm_faults; bad answers in test_rollout_faults,
+ports and tokens in test_serve and test_server_contract.
 """
 
 import contextlib
@@ -19,7 +19,6 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from torch import nn
 
 from stage2_api.vllm import ServerAddress
 from stage2_trainer.rollouts.http import ServerBackend
@@ -27,31 +26,29 @@ from stage2_trainer.rollouts.rollout_source import GenerationRequest
 from stage2_trainer.rollouts.synced_rollouts import SyncedRollouts
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.stopwatch import Stopwatch
-from stage2_trainer.weights.delivery import Delivery
 from stage2_trainer.weights.full_sync import FullSync
-from stage2_trainer.weights.packing import Packer
-from stage2_trainer.weights.sync_session import SyncSession
 from stage2_trainer.weights.synchronizer import WeightSynchronizer
-from stage2_trainer.weights.transfer.rendezvous import Rendezvous
-from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.rollout import RolloutRequest, Sampling
 from stage2_trainer.wire.seeds import SeedPlan
 from stage2_trainer.wire.server_health import wait_until_healthy
 from tests import forked
-from tests.integration import policies
-from tests.integration.conftest import ROOT, free_port, patience, stop
+from tests.integration.conftest import ROOT, patience, stop
+from tests.integration.strikes import (
+    BLOWS,
+    PHASES,
+    ports_of,
+    strike,
+    struck_learner,
+    version_of,
+    when_it_comes_to,
+)
 
 pytestmark = pytest.mark.timeout(300)
 
 TIMEOUT_S = patience(4.0)
 BUSY_TICKS = 5  # of some fifty that the answers take
 CHATS = [[{"role": "user", "content": f"Say {i}."}] for i in range(4)]
-
-
-@pytest.fixture(scope="module")
-def base(model_path) -> nn.Module:
-    return policies.load(model_path)
 
 
 @pytest.fixture
@@ -105,19 +102,9 @@ def when_it_generates(served, rollouts, do):
     thread.join()
 
 
-def strike(served, blow):
-    os.killpg(served.process.pid, blow)
-
-
 def restarted(start_server, served):
     served.process.wait()
-    return start_server("stub", ports=(int(served.base_url.rpartition(":")[2]), served.group_port))
-
-
-def version_of(served, token):
-    client = ServerClient(served.base_url, token, timeout_s=10)
-    with contextlib.closing(client):
-        return client.weight_version()
+    return start_server("stub", ports=ports_of(served))
 
 
 def test_a_server_killed_while_it_generates_is_waited_for_and_brought_up_to_date(
@@ -220,94 +207,38 @@ def test_a_wrong_token_is_said_at_once(servers):
     assert caught.value.status == 401
 
 
-PHASES = ("connect", "begin", "pack", "confirm", "finish")
-
-STRUCK_LEARNER = """
-import os, sys, torch
-from stage2_api.vllm import ServerAddress
-from stage2_trainer.weights.full_sync import FullSync
-from tests.integration import policies
-from tests.integration.test_fault_table import when_it_comes_to
-url, port, model, token, phase, blow = sys.argv[1:]
-when_it_comes_to(phase, lambda: os.kill(os.getpid(), int(blow)))
-options = {"token": token, "timeout_s": 3, "device": torch.device("cpu"), "bucket_bytes": 400_000}
-sync = FullSync([ServerAddress(url, int(port))], **options)
-sync.sync(policies.load(model), version=1)
-"""
-
-
-def when_it_comes_to(phase, do):
-    """Do something once, when the first sync that follows comes to a phase; in `pack`, to its third bucket."""
-    owner, name = {
-        "connect": (Rendezvous, "_links"),
-        "begin": (SyncSession, "begin"),
-        "pack": (Packer, "pack"),
-        "confirm": (Delivery, "confirm"),
-        "finish": (SyncSession, "finish"),
-    }[phase]
-    real, calls = getattr(owner, name), []
-
-    def step(*arguments, **options):
-        calls.append(1)
-        if len(calls) == (3 if phase == "pack" else 1):
-            do()
-        return real(*arguments, **options)
-
-    setattr(owner, name, step)
-    return lambda: setattr(owner, name, real)
-
-
-@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("blow", BLOWS)
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_server_struck_in_a_phase_of_a_push_is_named_and_takes_the_next_one(
-    servers, start_server, base, token, phase, blow
+    servers, start_server, make_sync, base, token, phase, blow
 ):
     healthy, struck = servers("stub"), start_server("stub")
-    addresses = [ServerAddress(server.base_url, server.group_port) for server in (healthy, struck)]
-    options = {"token": token, "timeout_s": TIMEOUT_S, "device": torch.device("cpu"), "bucket_bytes": 400_000}
-    sync = FullSync(addresses, **options)
+    sync = make_sync(healthy, struck, timeout_s=TIMEOUT_S, bucket_bytes=400_000)
     undo = when_it_comes_to(phase, lambda: strike(struck, blow))
-    with contextlib.closing(sync):
-        try:
-            with pytest.raises(ServerError) as caught:
-                sync.sync(base, version=2)
-        finally:
-            undo()
-        assert caught.value.server == struck.base_url
-        assert version_of(healthy, token) == "2"
-        if blow == signal.SIGKILL:
-            struck = restarted(start_server, struck)
-        else:
-            strike(struck, signal.SIGCONT)
-        sync.sync(base, version=3)
+    try:
+        with pytest.raises(ServerError) as caught:
+            sync.sync(base, version=2)
+    finally:
+        undo()
+    assert caught.value.server == struck.base_url
+    assert version_of(healthy, token) == "2"
+    if blow == signal.SIGKILL:
+        struck = restarted(start_server, struck)
+    else:
+        strike(struck, signal.SIGCONT)
+    sync.sync(base, version=3)
     assert {version_of(one, token) for one in (healthy, struck)} == {"3"}
 
 
-@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("blow", BLOWS)
 @pytest.mark.parametrize("phase", PHASES)
 def test_servers_of_a_learner_struck_in_a_phase_of_a_push_serve_the_next_one(
     learner, base, token, model_path, start_server, phase, blow
 ):
     served = start_server("stub")
-    command = [sys.executable, "-c", STRUCK_LEARNER, served.base_url, free_port(), model_path, token, phase, int(blow)]
-    struck = forked.start(list(map(str, command)), imports=["tests.integration.test_fault_table"])
-    try:
-        if blow == signal.SIGKILL:
-            assert struck.wait(timeout=120) == -signal.SIGKILL
-        else:
-            wait_until_stopped(struck)
+    with struck_learner(served, model_path, token, phase, blow):
         after = generate(learner(served, timeout_s=20), base, 5)
         assert {one.version for one in after.rollouts} == {5}
-    finally:
-        struck.kill()
-        struck.wait(60)
-
-
-def wait_until_stopped(process):
-    """Return once a process stands still."""
-    while Path(f"/proc/{process.pid}/stat").read_text().rpartition(") ")[2].split()[0] != "T":
-        assert process.poll() is None
-        time.sleep(0.05)
 
 
 def learner_config(folder: Path, served, model_path, *, held_out: int = 2) -> Path:

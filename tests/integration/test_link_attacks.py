@@ -9,15 +9,12 @@ import resource
 import socket
 import sys
 import threading
+from dataclasses import replace
 
 import pytest
-import torch
 
-from stage2_api.vllm import ServerAddress
-from stage2_trainer.weights.full_sync import FullSync
 from stage2_trainer.wire.client import ServerClient
 from tests import forked
-from tests.integration import policies
 from tests.integration.conftest import free_port, patience
 
 pytestmark = pytest.mark.timeout(300)
@@ -67,11 +64,6 @@ print(sent)
 IMPORTS = ["torch"]
 
 
-@pytest.fixture(scope="module")
-def base(model_path):
-    return policies.load(model_path)
-
-
 @pytest.fixture
 def served(servers):
     return servers("stub")
@@ -83,12 +75,8 @@ def port():
 
 
 @pytest.fixture
-def sync(served, token, port):
-    learner = FullSync(
-        [ServerAddress(served.base_url, port)], token=token, timeout_s=TIMEOUT_S, device=torch.device("cpu")
-    )
-    yield learner
-    learner.close()
+def sync(served, make_sync, port):
+    return make_sync(replace(served, group_port=port), timeout_s=TIMEOUT_S)
 
 
 def stranger(script, *arguments):

@@ -1,14 +1,10 @@
 """Merges at the server: what it loads and answers is what the learner would have sent; faults are caught."""
 
-import contextlib
-
 import pytest
 import torch
 
-from stage2_api.vllm import ServerAddress, VllmSync
-from stage2_trainer.weights.full_sync import FullSync
+from stage2_api.vllm import VllmSync
 from stage2_trainer.weights.verify import BF16_TOLERANCE, FLOAT32_TOLERANCE, server_logprobs, verify
-from stage2_trainer.wire.client import ServerClient
 from tests.integration import policies
 
 pytestmark = pytest.mark.timeout(600)
@@ -31,41 +27,16 @@ def served(engine, dtype, servers):
     return servers(engine, dtype)
 
 
-@pytest.fixture(scope="module")
-def base(model_path, dtype):
-    return policies.load(model_path, getattr(torch, dtype))
-
-
-@pytest.fixture(scope="module")
-def probe(model_path, tmp_path_factory):
-    return policies.grey_probe(model_path, tmp_path_factory.mktemp("probe"))
-
-
 @pytest.fixture
-def client(served, token):
-    client = ServerClient(served.base_url, token, timeout_s=60)
-    yield client
-    client.close()
-
-
-@pytest.fixture
-def make_sync(served, token):
-    with contextlib.ExitStack() as stack:
-
-        def make(**how):
-            address = ServerAddress(served.base_url, served.group_port)
-            sync = FullSync([address], token=token, timeout_s=30, device=torch.device("cpu"), how=VllmSync(**how))
-            stack.callback(sync.close)
-            return sync
-
-        yield make
+def sync_by(served, make_sync):
+    return lambda **how: make_sync(served, how=VllmSync(**how))
 
 
 @pytest.mark.parametrize("kind", policies.ADAPTERS)
-def test_it_is_what_the_learner_would_have_sent(kind, make_sync, client, base, probe, dtype):
+def test_it_is_what_the_learner_would_have_sent(kind, sync_by, client, base, probe, dtype):
     """The first update makes a server whole that was started with random weights, later ones what trains."""
     policy = policies.adapter_of(base, kind)
-    merging = make_sync(merge="server")
+    merging = sync_by(merge="server")
     first = merging.sync(policy, version=1)
     policies.train_on(policy, 0.02)
     later = merging.sync(policy, version=2)
@@ -73,7 +44,7 @@ def test_it_is_what_the_learner_would_have_sent(kind, make_sync, client, base, p
     if kind != "embedding":  # PEFT leaves a tied output layer as it was, a server has one matrix for both
         verify(policy, probe, [client], tolerance=TOLERANCES[dtype])
     merging.close()
-    sending = make_sync(merge="learner")
+    sending = sync_by(merge="learner")
     everything = sending.sync(policy, version=3)
     assert torch.equal(server_logprobs(client, probe), merged)
     assert (first.merge, later.merge, everything.merge) == ("server", "server", "learner")
@@ -83,12 +54,12 @@ def test_it_is_what_the_learner_would_have_sent(kind, make_sync, client, base, p
     assert later.bytes < everything.bytes / 4
 
 
-def test_stochastic_rounding_is_the_same_on_both_sides(make_sync, client, base, probe, dtype):
+def test_stochastic_rounding_is_the_same_on_both_sides(sync_by, client, base, probe, dtype):
     policy = policies.adapter_of(base, "dora")
     policies.train_on(policy, 0.001)
     said_after = {}
     for place, rounding in [("server", "stochastic"), ("learner", "stochastic"), ("learner", "nearest")]:
-        sync = make_sync(merge=place, rounding=rounding)
+        sync = sync_by(merge=place, rounding=rounding)
         sync.sync(policy, version=5)
         said_after[place, rounding] = server_logprobs(client, probe)
         sync.close()
@@ -97,15 +68,15 @@ def test_stochastic_rounding_is_the_same_on_both_sides(make_sync, client, base, 
     assert equal is (dtype == "float32")
 
 
-def test_a_restarted_learner_finds_everything_again(make_sync, client, base, probe, dtype):
+def test_a_restarted_learner_finds_everything_again(sync_by, client, base, probe, dtype):
     """What an earlier learner has left is neither read nor added to."""
-    earlier = make_sync(merge="learner")
+    earlier = sync_by(merge="learner")
     earlier.sync(policies.trained(base, "full"), version=1)
     earlier.close()
     policy = policies.adapter_of(base, "lora")
     policies.train_on(policy, 0.02)
     for version in (2, 3):
-        learner = make_sync(merge="server")
+        learner = sync_by(merge="server")
         assert learner.sync(policy, version=version).everything
         verify(policy, probe, [client], tolerance=TOLERANCES[dtype])
         learner.close()

@@ -3,7 +3,6 @@
 Servers are stubs: what merges and answers in them is the code that a vLLM server runs.
 """
 
-import contextlib
 import json
 import logging
 import shutil
@@ -13,12 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from stage2_api.errors import ConfigError
-from stage2_api.vllm import ServerAddress, VllmSync
+from stage2_api.vllm import VllmSync
 from stage2_trainer.weights import server_recipe, sync_content
 from stage2_trainer.weights.errors import ProofError
-from stage2_trainer.weights.full_sync import FullSync
 from stage2_trainer.weights.verify import BF16_TOLERANCE, FLOAT32_TOLERANCE, verify
-from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError
 from tests.integration import policies
 
@@ -37,34 +34,9 @@ def served(dtype, servers):
     return servers("stub", dtype)
 
 
-@pytest.fixture(scope="module")
-def base(model_path, dtype):
-    return policies.load(model_path, getattr(torch, dtype))
-
-
-@pytest.fixture(scope="module")
-def probe(model_path, tmp_path_factory):
-    return policies.grey_probe(model_path, tmp_path_factory.mktemp("probe"))
-
-
 @pytest.fixture
-def client(served, token):
-    client = ServerClient(served.base_url, token, timeout_s=60)
-    yield client
-    client.close()
-
-
-@pytest.fixture
-def make_sync(served, token):
-    with contextlib.ExitStack() as stack:
-
-        def make(**how):
-            address = ServerAddress(served.base_url, served.group_port)
-            sync = FullSync([address], token=token, timeout_s=30, device=torch.device("cpu"), how=VllmSync(**how))
-            stack.callback(sync.close)
-            return sync
-
-        yield make
+def sync_by(served, make_sync):
+    return lambda **how: make_sync(served, how=VllmSync(**how))
 
 
 @pytest.fixture
@@ -100,9 +72,9 @@ def unmerged_layer(tensors):
 
 @pytest.mark.parametrize("fault", [wrong_scaling, lost_layer, unmerged_layer])
 def test_a_wrong_layer_is_named_and_the_learner_merges_then(
-    fault, make_sync, policy, client, probe, monkeypatch, caplog, dtype
+    fault, sync_by, policy, client, probe, monkeypatch, caplog, dtype
 ):
-    sync = make_sync()
+    sync = sync_by()
     sync.sync(policy, version=1)
     policies.train_on(policy, 0.02)
     tampered(monkeypatch, fault)
@@ -115,7 +87,7 @@ def test_a_wrong_layer_is_named_and_the_learner_merges_then(
     verify(policy, probe, [client], tolerance=TOLERANCES[dtype])
 
 
-def test_permuted_layers_are_named(make_sync, policy, monkeypatch):
+def test_permuted_layers_are_named(sync_by, policy, monkeypatch):
     honest = sync_content.parts_of
     swapped = {"layers.0.mlp.up_proj": "layers.1.mlp.up_proj", "layers.1.mlp.up_proj": "layers.0.mlp.up_proj"}
 
@@ -124,32 +96,32 @@ def test_permuted_layers_are_named(make_sync, policy, monkeypatch):
         return honest(other, adapter)
 
     monkeypatch.setattr(sync_content, "parts_of", parts_of)
-    sync = make_sync(merge="server")
+    sync = sync_by(merge="server")
     with pytest.raises(ProofError, match=r"layers.0.mlp.gate_up_proj, .*layers.1.mlp.gate_up_proj"):
         sync.sync(policy, version=1)
 
 
-def test_a_server_that_was_told_to_merge_ends_the_run_when_it_cannot(make_sync, policy, monkeypatch):
+def test_a_server_that_was_told_to_merge_ends_the_run_when_it_cannot(sync_by, policy, monkeypatch):
     tampered(monkeypatch, lost_layer)
     with pytest.raises(ProofError, match=r"sync.merge is server, .*layers.1.mlp.down_proj.*set it to auto"):
-        make_sync(merge="server").sync(policy, version=1)
+        sync_by(merge="server").sync(policy, version=1)
 
 
-def test_an_adapter_that_does_not_arrive_is_an_error(make_sync, policy, monkeypatch):
+def test_an_adapter_that_does_not_arrive_is_an_error(sync_by, policy, monkeypatch):
     monkeypatch.setattr(sync_content, "_parts", lambda entry: [])
     with pytest.raises(ServerError, match=r"proj\.weight#up"):
-        make_sync().sync(policy, version=1)
+        sync_by().sync(policy, version=1)
 
 
-def test_another_base_is_named_before_the_run_starts(make_sync, base, caplog, dtype):
+def test_another_base_is_named_before_the_run_starts(sync_by, base, caplog, dtype):
     """Of all weights of the learner's memory one bit differs from the server's folder."""
     policy = policies.adapter_of(base, "lora")
     layer = policy.get_base_model().model.language_model.layers[1].mlp.down_proj.base_layer
     with torch.no_grad():
         layer.weight.view(-1)[7] += 0.125
     with pytest.raises(ConfigError, match=r"vllm.sync.merge.*server.*layers.1.mlp.down_proj.weight.*auto"):
-        make_sync(merge="server").choose_place(policy)
-    sync = make_sync()
+        sync_by(merge="server").choose_place(policy)
+    sync = sync_by()
     with caplog.at_level(logging.INFO):
         sync.choose_place(policy)
     assert sync.merge == "learner"
@@ -157,27 +129,24 @@ def test_another_base_is_named_before_the_run_starts(make_sync, base, caplog, dt
     assert sync.sync(policy, version=1).merge == "learner"
 
 
-def test_a_policy_without_adapters_is_merged_nowhere(make_sync, base):
-    sync = make_sync()
+def test_a_policy_without_adapters_is_merged_nowhere(sync_by, base):
+    sync = sync_by()
     sync.choose_place(base)
     assert sync.merge == "learner"
     with pytest.raises(ConfigError, match="no adapter trains"):
-        make_sync(merge="server").choose_place(base)
+        sync_by(merge="server").choose_place(base)
 
 
 def test_a_folder_that_was_replaced_under_a_restarted_server_is_noticed(
-    start_server, token, base, model_path, tmp_path, dtype
+    start_server, make_sync, base, model_path, tmp_path, dtype
 ):
     policy = policies.adapter_of(base, "dora")
     folder = tmp_path / "model"
     shutil.copytree(model_path, folder)
-    served = start_server("stub", dtype=dtype, model=folder)
-    address = ServerAddress(served.base_url, served.group_port)
-    sync = FullSync([address], token=token, timeout_s=30, device=torch.device("cpu"))
+    sync = make_sync(start_server("stub", dtype=dtype, model=folder))
     assert sync.sync(policy, version=1).merge == "server"
     weights = load_file(folder / "model.safetensors")
     save_file({name: tensor * 1.5 for name, tensor in weights.items()}, folder / "other.safetensors")
     (folder / "other.safetensors").replace(folder / "model.safetensors")
     sync.fleet.sessions[0].lose()
     assert sync.sync(policy, version=2).merge == "learner"
-    sync.close()

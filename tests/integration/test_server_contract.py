@@ -8,12 +8,11 @@ from PIL import Image
 from transformers import AutoProcessor
 
 from stage2_api.rollout_matching import RepeatTerminate
-from stage2_api.vllm import ServerAddress, VllmSync
+from stage2_api.vllm import VllmSync
 from stage2_trainer.data.encode import Encoder
 from stage2_trainer.data.images import image_url
 from stage2_trainer.rollouts.http import ServerBackend
 from stage2_trainer.weights.errors import ProofError
-from stage2_trainer.weights.full_sync import FullSync
 from stage2_trainer.weights.judgement import text_tokens
 from stage2_trainer.weights.merge import merged_weights
 from stage2_trainer.weights.probe import Probe
@@ -53,11 +52,6 @@ def encoder(model_path):
 
 
 @pytest.fixture(scope="module")
-def base(model_path):
-    return policies.load(model_path)
-
-
-@pytest.fixture(scope="module")
 def chats(tmp_path_factory):
     """Prompts with images of different content and size."""
     folder = tmp_path_factory.mktemp("images")
@@ -79,24 +73,8 @@ def probe(encoder, chats):
 
 
 @pytest.fixture
-def client(served, token):
-    client = ServerClient(served.base_url, token, timeout_s=60)
-    yield client
-    client.close()
-
-
-@pytest.fixture
-def sync(served, token):
-    with_small_buckets = FullSync(
-        [ServerAddress(served.base_url, served.group_port)],
-        token=token,
-        timeout_s=30,
-        device=torch.device("cpu"),
-        bucket_bytes=SMALL_BUCKETS,
-        how=AT_LEARNER,
-    )
-    yield with_small_buckets
-    with_small_buckets.close()
+def sync(served, make_sync):
+    return make_sync(served, bucket_bytes=SMALL_BUCKETS, how=AT_LEARNER)
 
 
 @pytest.fixture
@@ -228,21 +206,14 @@ def test_what_can_have_changed_is_enough(kind, sync, client, base, probe):
     assert later.bytes < first.bytes * 0.6
 
 
-def test_a_restarted_learner_sends_everything(served, token, sync, client, base, probe):
+def test_a_restarted_learner_sends_everything(served, make_sync, sync, client, base, probe):
     policy = policies.partly_trained(base, "lora")
     sync.sync(policy, version=1)
     assert not sync.sync(policy, version=2).everything
     sync.close()
-    again = FullSync(
-        [ServerAddress(served.base_url, served.group_port)],
-        token=token,
-        timeout_s=30,
-        device=torch.device("cpu"),
-        how=AT_LEARNER,
-    )
+    again = make_sync(served, how=AT_LEARNER)
     assert again.sync(policy, version=3).everything
     verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
-    again.close()
 
 
 def test_a_server_of_another_version_is_sent_everything(sync, client, base, probe):
@@ -354,21 +325,14 @@ def test_a_push_that_breaks_off_is_made_good_by_the_next_one(sync, client, base,
 
 
 @pytest.mark.parametrize("kind", policies.KINDS)
-def test_in_bfloat16_server_and_learner_agree_to_rounding(kind, engine, servers, token, model_path, probe):
+def test_in_bfloat16_server_and_learner_agree_to_rounding(kind, engine, servers, token, make_sync, model_path, probe):
     served = servers(engine, "bfloat16")
     client = ServerClient(served.base_url, token, timeout_s=60)
-    sync = FullSync(
-        [ServerAddress(served.base_url, served.group_port)],
-        token=token,
-        timeout_s=30,
-        device=torch.device("cpu"),
-        how=AT_LEARNER,
-    )
+    sync = make_sync(served, how=AT_LEARNER)
     first = policies.load(model_path, torch.bfloat16)
     policy = policies.trained(first, kind)
     sync.sync(policy, version=1)
     verify(policy, probe, [client], tolerance=BF16_TOLERANCE)
     with pytest.raises(ProofError, match="log-probabilities"):
         verify(first, probe, [client], tolerance=BF16_TOLERANCE)
-    sync.close()
     client.close()

@@ -13,7 +13,6 @@ from stage2_trainer.weights.errors import ProofError
 from stage2_trainer.weights.full_sync import FullSync
 from stage2_trainer.weights.synchronizer import WeightSynchronizer
 from stage2_trainer.weights.verify import FLOAT32_TOLERANCE, Prover, verify
-from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.rollout import RolloutRequest, Sampling
 from stage2_trainer.wire.seeds import SeedPlan
@@ -29,30 +28,9 @@ def served(request, servers):
     return servers(request.param, enable_lora=True, executed=request.param == "vllm")
 
 
-@pytest.fixture(scope="module")
-def base(model_path):
-    return policies.load(model_path)
-
-
-@pytest.fixture(scope="module")
-def probe(model_path, tmp_path_factory):
-    return policies.grey_probe(model_path, tmp_path_factory.mktemp("probe"))
-
-
 @pytest.fixture
-def client(served, token):
-    client = ServerClient(served.base_url, token, timeout_s=60)
-    yield client
-    client.close()
-
-
-@pytest.fixture
-def full(served, token):
-    sync = FullSync(
-        [ServerAddress(served.base_url, served.group_port)], token=token, timeout_s=30, device=torch.device("cpu")
-    )
-    yield sync
-    sync.close()
+def full(served, make_sync):
+    return make_sync(served)
 
 
 @pytest.fixture

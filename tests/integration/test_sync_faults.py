@@ -1,57 +1,32 @@
 """What a sync makes of servers that fail: errors that name server and phase, deadlines kept, healthy servers served."""
 
-import os
 import signal
 import socket
+from functools import partial
 
 import pytest
 import torch
 
-from stage2_api.vllm import ServerAddress
-from stage2_trainer.weights.full_sync import FullSync
 from stage2_trainer.weights.packing import Packer
-from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError
-from tests.integration import policies
 from tests.integration.conftest import free_port, patience, stop
+from tests.integration.strikes import ports_of, strike, version_of
 
 pytestmark = pytest.mark.timeout(300)
 
 TIMEOUT_S = patience(3.0)
 
 
-@pytest.fixture(scope="module")
-def base(model_path):
-    return policies.load(model_path)
-
-
 @pytest.fixture
-def make_sync(token):
-    made = []
-
-    def make(*served, timeout_s=TIMEOUT_S, **options):
-        addresses = [ServerAddress(server.base_url, server.group_port) for server in served]
-        options = {"token": token, "timeout_s": timeout_s, "device": torch.device("cpu"), **options}
-        made.append(FullSync(addresses, **options))
-        return made[-1]
-
-    yield make
-    for sync in made:
-        sync.close()
+def hasty(make_sync):
+    return partial(make_sync, timeout_s=TIMEOUT_S)
 
 
-def version_of(served, token):
-    client = ServerClient(served.base_url, token, timeout_s=10)
-    version = client.weight_version()
-    client.close()
-    return version
-
-
-def test_a_server_that_is_gone_is_named_and_the_others_are_served(servers, start_server, make_sync, base, token):
+def test_a_server_that_is_gone_is_named_and_the_others_are_served(servers, start_server, hasty, base, token):
     healthy, lost = servers("stub"), start_server("stub")
-    sync = make_sync(healthy, lost)
+    sync = hasty(healthy, lost)
     sync.sync(base, version=1)
-    os.killpg(lost.process.pid, signal.SIGKILL)
+    strike(lost, signal.SIGKILL)
     lost.process.wait()
     with pytest.raises(ServerError) as caught:
         sync.sync(base, version=2)
@@ -60,39 +35,39 @@ def test_a_server_that_is_gone_is_named_and_the_others_are_served(servers, start
     assert version_of(healthy, token) == "2"
 
 
-def test_a_server_that_was_restarted_gets_everything_again(start_server, make_sync, base, token):
+def test_a_server_that_was_restarted_gets_everything_again(start_server, hasty, base, token):
     first = start_server("stub")
-    sync = make_sync(first, timeout_s=20)
+    sync = hasty(first, timeout_s=20)
     sync.sync(base, version=1)
     stop(first.process)
-    again = start_server("stub", ports=(int(first.base_url.rpartition(":")[2]), first.group_port))
+    again = start_server("stub", ports=ports_of(first))
     assert version_of(again, token) == "default"
     sync.sync(base, version=2)
     assert version_of(again, token) == "2"
 
 
 @pytest.mark.parametrize("bucket_bytes", [100_000, 2**29])
-def test_a_server_that_stands_still_is_given_up_in_time(servers, start_server, make_sync, base, token, bucket_bytes):
+def test_a_server_that_stands_still_is_given_up_in_time(servers, start_server, hasty, base, token, bucket_bytes):
     healthy, frozen = servers("stub"), start_server("stub")
-    sync = make_sync(healthy, frozen, bucket_bytes=bucket_bytes)
+    sync = hasty(healthy, frozen, bucket_bytes=bucket_bytes)
     sync.sync(base, version=1)
-    os.killpg(frozen.process.pid, signal.SIGSTOP)
+    strike(frozen, signal.SIGSTOP)
     with pytest.raises(ServerError) as caught:
         sync.sync(base, version=2)
     assert caught.value.server == frozen.base_url
     assert "no answer in time" in caught.value.detail
     assert version_of(healthy, token) == "2"
-    os.killpg(frozen.process.pid, signal.SIGCONT)
+    strike(frozen, signal.SIGCONT)
     sync.sync(base, version=3)
     assert {version_of(healthy, token), version_of(frozen, token)} == {"3"}
 
 
 @pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_server_struck_in_the_middle_of_a_push_costs_only_itself(
-    servers, start_server, make_sync, base, token, monkeypatch, blow
+    servers, start_server, hasty, base, token, monkeypatch, blow
 ):
     healthy, struck = servers("stub"), start_server("stub")
-    sync = make_sync(healthy, struck, bucket_bytes=400_000)
+    sync = hasty(healthy, struck, bucket_bytes=400_000)
     sync.sync(base, version=1)
     packed = []
 
@@ -101,7 +76,7 @@ def test_a_server_struck_in_the_middle_of_a_push_costs_only_itself(
     def pack_and_strike(packer, bucket, *rest):
         packed.append(bucket)
         if len(packed) == 3:
-            os.killpg(struck.process.pid, blow)
+            strike(struck, blow)
         return pack(packer, bucket, *rest)
 
     monkeypatch.setattr(Packer, "pack", pack_and_strike)
@@ -114,7 +89,7 @@ def test_a_server_struck_in_the_middle_of_a_push_costs_only_itself(
     assert version_of(healthy, token) == "2"
 
 
-def test_a_group_port_that_is_taken_is_named(servers, make_sync, base):
+def test_a_group_port_that_is_taken_is_named(servers, hasty, base):
     served = servers("stub")
     with socket.socket() as squatter:
         squatter.bind(("127.0.0.1", 0))
@@ -122,12 +97,12 @@ def test_a_group_port_that_is_taken_is_named(servers, make_sync, base):
         port = squatter.getsockname()[1]
         moved = type(served)(**{**vars(served), "group_port": port})
         with pytest.raises(ServerError, match=f"127.0.0.1:{port}.*[Aa]ddress already in use"):
-            make_sync(moved).sync(base, version=1)
+            hasty(moved).sync(base, version=1)
 
 
-def test_tensors_that_the_server_does_not_know_are_refused_with_their_name(servers, make_sync, base, token):
+def test_tensors_that_the_server_does_not_know_are_refused_with_their_name(servers, hasty, base, token):
     served = servers("stub")
-    sync = make_sync(served)
+    sync = hasty(served)
     sync.sync(base, version=1)
     other = torch.nn.ModuleDict({"stranger": torch.nn.Linear(2, 2)})
     with pytest.raises(ServerError, match=r"phase push.*stranger\.weight"):
@@ -137,7 +112,7 @@ def test_tensors_that_the_server_does_not_know_are_refused_with_their_name(serve
     assert version_of(served, token) == "3"
 
 
-def test_nobody_listens_is_an_error_within_the_deadline(make_sync, base, servers):
+def test_nobody_listens_is_an_error_within_the_deadline(hasty, base, servers):
     nowhere = type(servers("stub"))(**{**vars(servers("stub")), "base_url": f"http://127.0.0.1:{free_port()}"})
     with pytest.raises(ServerError, match="phase connect"):
-        make_sync(nowhere).sync(base, version=1)
+        hasty(nowhere).sync(base, version=1)

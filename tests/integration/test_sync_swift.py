@@ -38,11 +38,6 @@ def served(start_module_server):
 
 
 @pytest.fixture(scope="module")
-def base(model_path):
-    return policies.load(model_path)
-
-
-@pytest.fixture(scope="module")
 def chats(tmp_path_factory):
     folder = tmp_path_factory.mktemp("swift")
     made = []

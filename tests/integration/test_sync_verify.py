@@ -3,9 +3,7 @@
 import pytest
 import torch
 
-from stage2_api.vllm import ServerAddress
 from stage2_trainer.weights.errors import ProofError
-from stage2_trainer.weights.full_sync import FullSync
 from stage2_trainer.weights.synchronizer import WeightSynchronizer
 from stage2_trainer.weights.verify import Prover, learner_logprobs
 from stage2_trainer.wire.client import ServerClient
@@ -14,23 +12,9 @@ from tests.integration import policies
 pytestmark = pytest.mark.timeout(300)
 
 
-@pytest.fixture(scope="module")
-def base(model_path):
-    return policies.load(model_path)
-
-
-@pytest.fixture(scope="module")
-def probe(model_path, tmp_path_factory):
-    return policies.grey_probe(model_path, tmp_path_factory.mktemp("probe"))
-
-
 @pytest.fixture
-def full(servers, token):
-    served = servers("stub")
-    address = ServerAddress(served.base_url, served.group_port)
-    sync = FullSync([address], token=token, timeout_s=30, device=torch.device("cpu"))
-    yield sync
-    sync.close()
+def full(servers, make_sync):
+    return make_sync(servers("stub"))
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,11 +17,16 @@ class Server:
         self.watch = StuckUpdate(self.answer)
         self.may_end = asyncio.Event()
         self.bodies = []
+        self.ended = []
+        self.app = SimpleNamespace(state=SimpleNamespace(engine_client=SimpleNamespace(errored=False)))
 
     async def answer(self, scope, receive, send):
         if scope["path"] == "/update_weights":
             self.bodies.append((await receive())["body"])
-            await self.may_end.wait()
+            try:
+                await self.may_end.wait()
+            finally:
+                self.ended.append(scope["path"])
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
     async def call(self, path, body=b"", *, hung_up=None):
@@ -40,7 +46,7 @@ class Server:
         async def send(message):
             said.append(message)
 
-        await self.watch({"type": "http", "path": path}, receive, send)
+        await self.watch({"type": "http", "path": path, "app": self.app}, receive, send)
         return said[0]["status"]
 
 
@@ -89,6 +95,22 @@ async def test_it_has_as_long_as_its_own_deadline(impatient):
     assert await server.call("/health") == 200
     server.may_end.set()
     await update
+
+
+@pytest.mark.parametrize("learner_has_gone", [False, True])
+async def test_a_call_to_an_engine_that_has_died_ends(monkeypatch, learner_has_gone):
+    """Else vLLM's server, which waits for it before it ends, would stand there for ever with its port closed."""
+    monkeypatch.setattr(stuck_update, "ENGINE_CHECK_S", 0.01)
+    server, hung_up = Server(), asyncio.Event()
+    update = asyncio.ensure_future(server.call("/update_weights", hung_up=hung_up))
+    await settle()
+    if learner_has_gone:
+        hung_up.set()
+        await settle()
+    server.app.state.engine_client.errored = True
+    assert await asyncio.wait_for(update, 20) == 503
+    await settle()
+    assert server.ended == ["/update_weights"]
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"init_info": {}}', b'{"init_info": {"timeout_s": "x"}}'])

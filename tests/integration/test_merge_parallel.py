@@ -1,0 +1,69 @@
+"""Merges at a vLLM server of two workers: two copies of the model, or two halves of each layer.
+
+Both workers receive the adapter, merge it into base weights of the folder, and must agree with the learner's digests;
+their own loader cuts what they are given. The rollout server of a GRPO run is what can have several workers.
+"""
+
+import contextlib
+import shutil
+
+import pytest
+import torch
+import yaml
+from transformers import AutoConfig, AutoModelForImageTextToText
+
+from stage2_api.vllm import VllmSync
+from stage2_trainer.weights.verify import FLOAT32_TOLERANCE, verify
+from stage2_trainer.wire.client import ServerClient
+from tests.integration import policies
+from tests.integration.conftest import ROOT, free_port, launch, stop, wait_until_healthy
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.vllm]
+
+JOB = ROOT / "examples" / "job-grpo-6v2-tiny.yaml"
+WORKERS = 2
+ASKED = 4  # requests go to the copies of the model in turn
+HEADS = 4  # of the image encoder: the tiny model has three, which two workers cannot share
+
+
+@pytest.fixture(scope="module")
+def halved(model_path, tmp_path_factory):
+    """A tiny model with random weights whose every layer has two halves."""
+    folder = tmp_path_factory.mktemp("model") / "halved"
+    shutil.copytree(model_path, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    config = AutoConfig.from_pretrained(model_path)
+    config.vision_config.num_heads = HEADS
+    torch.manual_seed(5)
+    AutoModelForImageTextToText.from_config(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module", params=["data", "tensor"])
+def served(request, halved, server_settings):
+    """The server, started by its true command line: its workers are not copies of a process that has threads."""
+    folder, token_file, _ = server_settings
+    config = yaml.safe_load(JOB.read_text())["spec"]["config"]
+    ports = free_port(), free_port()
+    config["model"] |= {"model": str(halved), "torch_dtype": "float32"}
+    config["rlhf"] |= {"vllm_server_port": [ports[0]], "vllm_server_group_port": [ports[1]]}
+    config["custom"]["extra"]["rollout_server"] |= {f"vllm_{request.param}_parallel_size": WORKERS}
+    served = launch(folder, "vllm", config, ports=ports, token=token_file, executed=True)
+    try:
+        wait_until_healthy(served)
+        yield served
+    finally:
+        stop(served.process)
+
+
+def test_every_worker_merges_what_the_learner_would_have_sent(served, halved, make_sync, probe, token):
+    policy = policies.adapter_of(policies.load(halved), "dora with vision")
+    sync = make_sync(served, how=VllmSync(merge="server"))
+    reports = [sync.sync(policy, version=1)]
+    policies.train_on(policy, 0.02)
+    reports.append(sync.sync(policy, version=2))
+    assert [report.merge for report in reports] == ["server", "server"]
+    client = ServerClient(served.base_url, token, timeout_s=60)
+    with contextlib.closing(client):
+        assert client.world_size() == WORKERS
+        for _ in range(ASKED):
+            verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
