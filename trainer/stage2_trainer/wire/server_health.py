@@ -34,8 +34,7 @@ def wait_until_healthy(base_urls: Sequence[str], token: str, *, timeout_s: float
         for client in clients:
             stack.callback(client.close)
         _wait(clients, timeout_s, HEALTH_ROUTES[protocol])
-        for client, state in zip(clients, all_at_once(lambda client: _state(client, protocol), clients), strict=True):
-            logger.info("server %s is healthy, %s", client.base_url, state)
+        all_at_once(_tell_of_workers if protocol == "swift" else _tell_of_version, clients)
 
 
 def wait_for_ever(base_urls: Sequence[str], token: str, *, protocol: Protocol = "vllm") -> None:
@@ -85,7 +84,10 @@ def _failing(clients: Sequence[ServerClient], route: str) -> list[tuple[ServerCl
     return [(client, error) for client, error in found if error is not None]
 
 
-def _state(client: ServerClient, protocol: Protocol) -> str:
-    if protocol == "swift":
-        return f"{client.get('/get_world_size/', 'health')['world_size']} workers"
-    return f"weight version {client.weight_version()}"
+def _tell_of_workers(client: ServerClient) -> None:
+    workers = client.get("/get_world_size/", "health")["world_size"]
+    logger.info("server %s is healthy, %d workers", client.base_url, workers)
+
+
+def _tell_of_version(client: ServerClient) -> None:
+    logger.info("server %s is healthy, weight version %s", client.base_url, client.weight_version())
