@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from stage2_trainer.weights.digest import Digests, differing
-from stage2_trainer.weights.merge_math import merged_weight
 from stage2_trainer.weights.model_folder import ModelFolder
-from stage2_trainer.weights.rounding import Rounding
+from stage2_trainer.weights.rounding import Rounding, served_weight
 from stage2_trainer.weights.server_recipe import MARK, MadeTensor, Recipe, change_from
 
 Named = list[tuple[str, Tensor]]
@@ -82,7 +81,7 @@ class ServerMerge:
 
 def _served(made: MadeTensor, base: Tensor, parts: Mapping[str, Tensor], rounding: Rounding) -> Tensor:
     change = change_from(made, parts)
-    return base if change is None else rounding.apply(made.name, merged_weight(base, change), base.dtype)
+    return base if change is None else served_weight(made.name, base, change, rounding)
 
 
 def _noted(tensors: Iterable[tuple[str, Tensor]], digests: Digests) -> Iterator[tuple[str, Tensor]]:

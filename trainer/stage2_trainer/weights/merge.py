@@ -17,7 +17,7 @@ import torch
 from peft import PeftModel
 from torch import Tensor, nn
 
-from stage2_trainer.weights.merge_math import Change, merged_weight
+from stage2_trainer.weights.merge_math import Change
 from stage2_trainer.weights.peft_compat import (
     BASE_LAYER,
     ORIGINAL_COPY,
@@ -26,7 +26,7 @@ from stage2_trainer.weights.peft_compat import (
     change_of,
     is_adapter,
 )
-from stage2_trainer.weights.rounding import NEAREST, KeptUpdate, Rounding
+from stage2_trainer.weights.rounding import NEAREST, KeptUpdate, Rounding, served_weight
 from stage2_trainer.wire.buckets import TensorMeta
 
 VISION_PREFIX = "model.visual."
@@ -78,11 +78,7 @@ class WeightSource:
     def _served(self, entry: WeightEntry) -> Tensor:
         if entry.change is None:
             return entry.parameter.detach()
-        merged = merged_weight(entry.parameter, entry.change)
-        served = self.rounding.apply(entry.name, merged, entry.parameter.dtype)
-        if self.kept is not None:
-            self.kept.add(entry.parameter, merged, served)
-        return served
+        return served_weight(entry.name, entry.parameter, entry.change, self.rounding, self.kept)
 
 
 def touches_vision(names: Iterable[str]) -> bool:

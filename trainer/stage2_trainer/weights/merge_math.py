@@ -6,21 +6,32 @@ multiples of one power of two, so few and so small that float64 holds each parti
 one operation that IEEE 754 rounds correctly. So the order cannot be seen, and tiles may be of any size.
 
 The multiples are fine: what is lost is far below the rounding of the float32 result (`tests` compare with exact sums).
+
+On a CPU, large weights are merged by a compiled loop with the same bits (`merge_kernel`); small ones, those on a GPU,
+and all where numba is not installed, by torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
+from types import ModuleType
 
+import numpy as np
 import torch
 from torch import Tensor
 
-SIGNIFICAND_BITS = 53  # whole numbers up to 2^53 are exact in float64
-EXPONENT_MASK = 0x7FF << 52
-PLACE_OF_UNITS = 1.5 * 2.0**52  # what is added to it is rounded to whole numbers
-SMALLEST_POWER = 2.0**-900  # stands for zero, so that a row of zeros divides by something
+from stage2_trainer.weights.grid import SIGNIFICAND_BITS, on_grid, power_of_two
+
+logger = logging.getLogger(__name__)
+
 TILE_ELEMENTS = {"cpu": 2**17, "cuda": 2**24}  # the first stays in a core's cache, the second keeps a GPU busy
+KERNEL_TILE = 2**18  # of weights: larger ones leave the cache, in smaller ones Python's part shows
+KERNEL_WEIGHTS = 2**18  # a model of smaller weights is merged sooner than a kernel is compiled (4 s)
+KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # of base weights
 
 
 @dataclass(frozen=True)
@@ -54,23 +65,75 @@ def merged_weight(base: Tensor, change: Change) -> Tensor:
 
     DoRA's norms are by output row. An embedding is merged alike, its rows being the vocabulary.
     """
+    merged = torch.empty(base.shape, dtype=torch.float32, device=base.device)
+    for rows, tile in merged_tiles(base, change):
+        merged[rows] = tile
+    return merged
+
+
+def merged_tiles(base: Tensor, change: Change) -> Iterator[tuple[slice, Tensor]]:
+    """Yield the merged weight piece by piece: which rows, and their values in float32, which last until the next piece.
+
+    So no more than a piece of it need be held in float32: fresh memory costs as much as the merge. It is for callers
+    that record no gradients.
+    """
     if isinstance(change, TrainedRows):
         ids = torch.tensor(change.ids, device=base.device)
-        return base.float().index_copy(0, ids, change.rows.to(base.device, torch.float32))
-    return _with_adapter(base, change)
+        yield slice(0, len(base)), base.float().index_copy(0, ids, change.rows.to(base.device, torch.float32))
+    elif (kernel := _kernel_for(base)) is not None:
+        yield from _by_kernel(base, change, kernel)
+    else:
+        yield from _by_torch(base, change)
 
 
-def _with_adapter(base: Tensor, adapter: Adapter) -> Tensor:
+def _by_torch(base: Tensor, adapter: Adapter) -> Iterator[tuple[slice, Tensor]]:
     up, down = _factors(adapter)
-    merged = torch.empty(base.shape, dtype=torch.float32, device=base.device)
-    rows = max(1, TILE_ELEMENTS[base.device.type] // base.shape[1])
+    rows = _tile_rows(base, TILE_ELEMENTS[base.device.type])
     for start in range(0, len(base), rows):
         tile = slice(start, start + rows)
-        direction = (up[tile] @ down).add_(base[tile].double())
+        direction = (up[tile] @ down).add_(0.0).add_(base[tile].double())  # the sign of a sum of zeros is a device's
         if adapter.magnitude is not None:
             direction.mul_((adapter.magnitude[tile].double() / _row_norms(direction)).unsqueeze(1))
-        merged[tile] = direction
-    return merged
+        yield tile, direction.float()
+
+
+def _by_kernel(base: Tensor, adapter: Adapter, kernel: ModuleType) -> Iterator[tuple[slice, Tensor]]:
+    up, down = (factor.numpy() for factor in _factors(adapter))
+    magnitude = None if adapter.magnitude is None else adapter.magnitude.detach().double().numpy()
+    merge = kernel.MergeKernel(up, down, magnitude).merge
+    threads, part = torch.get_num_threads(), _tile_rows(base, KERNEL_TILE)
+    merged = torch.empty(min(threads * part, len(base)), base.shape[1])
+    with ThreadPoolExecutor(threads) as pool:
+        at_once = pool.map if threads > 1 else map
+        for start in range(0, len(base), len(merged)):
+            rows = slice(start, min(start + len(merged), len(base)))
+            tile = base[rows].detach().float().contiguous().numpy()
+            piece = merged[: len(tile)]
+            parts = [slice(at, at + part) for at in range(0, len(tile), part)]
+            places = [(start + part.start, tile[part], piece.numpy()[part]) for part in parts]
+            list(at_once(merge, *zip(*places, strict=True)))
+            yield rows, piece
+
+
+def _tile_rows(base: Tensor, elements: int) -> int:
+    """Return the rows of a tile, an even number."""
+    return max(1, elements // base.shape[1] // 2) * 2
+
+
+def _kernel_for(base: Tensor) -> ModuleType | None:
+    """Return the compiled loop where it can be had and pays."""
+    fits = base.device.type == "cpu" and base.dtype in KERNEL_DTYPES and base.shape[1] > 1
+    return _kernel() if fits and base.numel() >= KERNEL_WEIGHTS else None
+
+
+@lru_cache(maxsize=1)
+def _kernel() -> ModuleType | None:
+    try:
+        from stage2_trainer.weights import merge_kernel
+    except ImportError as error:  # numba is not there, or not for this numpy
+        logger.info("merging on the CPU takes up to twice as long without numba: %s", error)
+        return None
+    return merge_kernel
 
 
 def _factors(adapter: Adapter) -> tuple[Tensor, Tensor]:
@@ -80,23 +143,15 @@ def _factors(adapter: Adapter) -> tuple[Tensor, Tensor]:
     """
     bits = (SIGNIFICAND_BITS - adapter.down.shape[0].bit_length()) // 2
     up, down = adapter.up.double() * adapter.scaling, adapter.down.double()
-    size = _power_of_two(up, dim=0)
-    return _on_grid(up / size, bits, dim=1), _on_grid(down * size.T, bits, dim=0)
+    size = power_of_two(up, dim=0)
+    return on_grid(up / size, bits, dim=1), on_grid(down * size.T, bits, dim=0)
 
 
 def _row_norms(matrix: Tensor) -> Tensor:
     bits = SIGNIFICAND_BITS - matrix.shape[1].bit_length()
-    return _on_grid(matrix.square(), bits, dim=1).sum(1).sqrt()
+    return _root(on_grid(matrix.square(), bits, dim=1).sum(1))
 
 
-def _on_grid(values: Tensor, bits: int, *, dim: int) -> Tensor:
-    """Round to multiples of one power of two along `dim`; the largest value is kept to `bits` bits."""
-    step = _power_of_two(values, dim=dim) * 2.0 ** (1 - bits)
-    place = step * PLACE_OF_UNITS
-    return values.add(place).sub_(place)  # the first sum is rounded to whole steps, the second is exact
-
-
-def _power_of_two(values: Tensor, *, dim: int) -> Tensor:
-    """Return the power of two at or below the largest value along `dim`."""
-    largest = values.abs().amax(dim, keepdim=True)
-    return (largest.view(torch.int64) & EXPONENT_MASK).view(torch.float64).clamp_min(SMALLEST_POWER)
+def _root(values: Tensor) -> Tensor:
+    """Return square roots, rounded correctly: torch's own are MKL's on a CPU, one in a hundred off by its last bit."""
+    return torch.from_numpy(np.sqrt(values.numpy())) if values.device.type == "cpu" else values.sqrt()

@@ -10,10 +10,12 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from stage2_api.vllm import SyncRounding
+from stage2_trainer.weights.merge_math import Change, merged_tiles
 from stage2_trainer.weights.splitmix import GOLDEN, mixed
 
 DROPPED_BITS = 16  # of a float32, so that a bfloat16 is left
@@ -28,20 +30,25 @@ class Rounding:
 
     version: int | None = None
 
-    @torch.no_grad()
     def apply(self, name: str, value: Tensor, dtype: torch.dtype) -> Tensor:
         """Return a tensor in `dtype`. Equal names, versions and values give equal bytes, on every device."""
-        if self.version is None or value.dtype != torch.float32 or dtype != torch.bfloat16:
-            return value.to(dtype)
+        rounded = torch.empty_like(value, dtype=dtype, memory_format=torch.contiguous_format)
+        self.write(name, value, rounded)
+        return rounded
+
+    @torch.no_grad()
+    def write(self, name: str, value: Tensor, rounded: Tensor, *, first: int = 0) -> None:
+        """Round a tensor, or the piece of one that begins with its element number `first`, into a contiguous one."""
+        if self.version is None or value.dtype != torch.float32 or rounded.dtype != torch.bfloat16:
+            rounded.copy_(value)
+            return
         key = hashlib.blake2b(f"{self.version}|{name}".encode(), digest_size=8).digest()
-        rounded = torch.empty(value.shape, dtype=dtype, device=value.device)
         source, target = value.contiguous().view(-1), rounded.view(-1)
         step = TILE_ELEMENTS[value.device.type]
         for start in range(0, len(source), step):
             piece = source[start : start + step]
-            noise = _noise(start, len(piece), int.from_bytes(key, "big", signed=True), value.device)
+            noise = _noise(first + start, len(piece), int.from_bytes(key, "big", signed=True), value.device)
             target[start : start + step] = _up_or_down(piece, noise)
-        return rounded
 
 
 NEAREST = Rounding()
@@ -65,18 +72,43 @@ class KeptUpdate:
 
     @torch.no_grad()
     def add(self, base: Tensor, merged: Tensor, served: Tensor) -> None:
-        """Take one weight; the three have one shape."""
-        start, *ends = (tensor[::SAMPLED_ROWS].double() for tensor in (base, merged, served))
-        update, survived = (end - start for end in ends)
-        sums = [(survived * update).sum(), update.square().sum(), start.square().sum()]
-        self._sums.append(torch.stack(sums))
+        """Take the sampled rows of one weight, of each of the three."""
+        start = base.float().flatten()
+        update, survived = (end.flatten() - start for end in (merged, served))
+        self._sums.append(torch.stack([survived.dot(update), update.dot(update), start.dot(start)]))
 
     def share(self) -> float:
         """Return the share over all weights; 1 where nothing has moved."""
         if not self._sums:
             return 1.0
-        along, trained, base = torch.stack([sums.cpu() for sums in self._sums]).sum(0).tolist()
+        along, trained, base = torch.stack([sums.cpu().double() for sums in self._sums]).sum(0).tolist()
         return 1.0 if trained <= EXPECTED_NOISE**2 * base else along / trained
+
+
+@torch.no_grad()
+def served_weight(
+    name: str, base: Tensor, change: Change, rounding: Rounding, kept: KeptUpdate | None = None
+) -> Tensor:
+    """Return the merged weight as it is served, in the base's dtype. kept: learns what its rounding leaves of it."""
+    served = _empty_like(base)
+    sampled = []
+    for rows, tile in merged_tiles(base, change):
+        rounding.write(name, tile, served[rows], first=rows.start * base.shape[1])
+        if kept is not None:
+            sampled.append(tile[-rows.start % SAMPLED_ROWS :: SAMPLED_ROWS].clone())
+    if kept is not None:
+        kept.add(base[::SAMPLED_ROWS], torch.cat(sampled), served[::SAMPLED_ROWS])
+    return served
+
+
+def _empty_like(tensor: Tensor) -> Tensor:
+    """Return a contiguous tensor of the same shape, dtype and device.
+
+    numpy asks for huge pages: the first touch of small ones takes as long as the merge of what they hold.
+    """
+    if tensor.device.type != "cpu":
+        return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+    return torch.from_numpy(np.empty(tensor.nbytes, np.uint8)).view(tensor.dtype).view(tensor.shape)
 
 
 def _up_or_down(piece: Tensor, noise: Tensor) -> Tensor:

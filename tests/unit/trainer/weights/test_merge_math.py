@@ -1,6 +1,7 @@
 """The merge: as exact arithmetic has it, and with the same bits however it is cut up."""
 
 import fractions
+import math
 
 import pytest
 import torch
@@ -83,6 +84,19 @@ def test_an_adapter_that_adds_nothing_leaves_the_base(dora):
     base, adapter = layer(dora=dora)
     nothing = Adapter(torch.zeros_like(adapter.up), adapter.down, 2.0, base.double().norm(dim=1) if dora else None)
     torch.testing.assert_close(merged_weight(base, nothing), base, rtol=2**-23, atol=0)
+
+
+def test_roots_are_rounded_correctly():
+    """As another device has them. Those of torch on a CPU are not always."""
+    values = torch.rand(10_000, dtype=torch.float64)
+    assert merge_math._root(values).tolist() == [math.sqrt(value) for value in values.tolist()]
+
+
+def test_a_zero_has_the_same_sign_at_every_rank():
+    base, zero = torch.full((4, 8), -0.0), torch.zeros(4, 1)
+    for rank in (1, 2, 9):
+        merged = merged_weight(base, Adapter(zero.expand(4, rank), -torch.ones(rank, 8), 1.0))
+        assert not merged.signbit().any()
 
 
 def test_a_row_of_zeros_is_a_row_of_zeros():

@@ -1,0 +1,144 @@
+"""The merge of `merge_math` on a CPU, compiled for it at the first use: of a few rows at a time, which a cache holds.
+
+It has the same bits, since each sum is exact, in whatever order, and every other step is the same operation, rounded
+once. So nothing here may be reordered or fused where it is rounded; only the product is exact, and may be (`contract`).
+numba is imported with this module, and compiling takes seconds: `merge_math` imports it when that pays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from stage2_trainer.weights.grid import EXPONENT_MASK, PLACE_OF_UNITS, SIGNIFICAND_BITS, SMALLEST_POWER
+
+Doubles = NDArray[np.float64]
+Floats = NDArray[np.float32]
+Compiled = TypeVar("Compiled", bound=Callable[..., Any])
+
+RANKS_AT_ONCE, ROWS_AT_ONCE = 8, 2  # what registers hold: more is not faster
+COLUMNS = 256  # of which the first cache holds eight rows of A
+SCRATCH = 2**15  # numbers of the product; they stay in the second cache
+WITHOUT_SIGN = np.int64(2**63 - 1)
+EXPONENT = np.int64(EXPONENT_MASK)
+
+
+class MergeKernel:
+    """The merge of one adapter, called for any rows of it, from any number of threads at once.
+
+    up: s B, shape (out, rank), and down: A, shape (rank, in), as `merge_math` has them on their grids; in > 1, or no
+    bit is left between the grid and the place of units. magnitude: m of DoRA, shape (out,); None = LoRA.
+    """
+
+    def __init__(self, up: Doubles, down: Doubles, magnitude: Doubles | None) -> None:
+        ranks = up.shape[1] + -up.shape[1] % RANKS_AT_ONCE  # zeros add nothing
+        self._up = _filled_up(up, (len(up) + len(up) % ROWS_AT_ONCE, ranks))
+        self._down = _in_columns(down, ranks)
+        self._magnitude = np.empty(0) if magnitude is None else magnitude
+        self._width = down.shape[1]
+
+    def merge(self, start: int, base: Floats, merged: Floats) -> None:
+        """Merge into the rows of `base` from `start` (an even number) on; `merged` has its shape."""
+        rows = max(1, SCRATCH // self._width // ROWS_AT_ONCE) * ROWS_AT_ONCE
+        scratch = np.empty((rows, self._width))
+        up = self._up[start : start + len(base) + len(base) % ROWS_AT_ONCE]
+        _merge(base, up, self._down, self._magnitude[start : start + len(base)], scratch, merged)
+
+
+def _in_columns(down: Doubles, ranks: int) -> Doubles:
+    """Return A cut into groups of columns, shape (groups, ranks, columns), filled up with zeros.
+
+    Each lies in one piece: rows of A that are a power of two apart would take each other's place in the cache.
+    """
+    width = down.shape[1] + -down.shape[1] % COLUMNS
+    return np.ascontiguousarray(_filled_up(down, (ranks, width)).reshape(ranks, -1, COLUMNS).transpose(1, 0, 2))
+
+
+def _filled_up(matrix: Doubles, shape: tuple[int, int]) -> Doubles:
+    filled = np.zeros(shape)
+    filled[: matrix.shape[0], : matrix.shape[1]] = matrix
+    return filled
+
+
+def _compiled(*, exact: bool = False) -> Callable[[Compiled], Compiled]:
+    """Return a decorator. exact: whether no sum of the function is rounded, so that it may be fused with a product."""
+    decorator: Any = njit(nogil=True, error_model="numpy", fastmath={"contract"} if exact else False)
+    return cast(Callable[[Compiled], Compiled], decorator)
+
+
+@_compiled()
+def norm(row: Doubles) -> float:
+    """Return the norm of a row, as `merge_math` sums it up on a grid."""
+    largest = np.int64(0)  # of the bits of numbers that are not negative, which are in the order of the numbers
+    for i in range(len(row)):
+        largest = max(largest, np.float64(row[i] * row[i]).view(np.int64) & WITHOUT_SIGN)
+    power = max(np.int64(largest & EXPONENT).view(np.float64), SMALLEST_POWER)
+    bits, width = SIGNIFICAND_BITS, len(row)
+    while width:
+        bits, width = bits - 1, width >> 1
+    step = power * 2.0 ** (1 - bits)
+    place = step * PLACE_OF_UNITS
+    if not np.isfinite(place):
+        return np.nan
+    # what is added to the place of units counts steps in its last bits, and whole numbers may be added in any order
+    steps = np.int64(0)
+    units = np.float64(place).view(np.int64)
+    for i in range(len(row)):
+        steps += np.float64(row[i] * row[i] + place).view(np.int64) - units
+    return float(np.sqrt(steps * step))
+
+
+@_compiled()
+def _merge(base: Floats, up: Doubles, down: Doubles, magnitude: Doubles, scratch: Doubles, merged: Floats) -> None:
+    for start in range(0, len(base), len(scratch)):
+        count = min(len(scratch), len(base) - start)
+        even = count + count % ROWS_AT_ONCE
+        _product(up[start : start + even], down, scratch[:even])
+        for r in range(count):
+            if len(magnitude):
+                _dora_row(scratch[r], base[start + r], magnitude[start + r], merged[start + r])
+            else:
+                _lora_row(scratch[r], base[start + r], merged[start + r])
+
+
+@_compiled()
+def _lora_row(direction: Doubles, base: Floats, merged: Floats) -> None:
+    for i in range(len(base)):
+        merged[i] = direction[i] + base[i]
+
+
+@_compiled()
+def _dora_row(direction: Doubles, base: Floats, magnitude: float, merged: Floats) -> None:
+    for i in range(len(base)):
+        direction[i] += base[i]
+    scale = magnitude / norm(direction)
+    for i in range(len(base)):
+        merged[i] = direction[i] * scale
+
+
+@_compiled(exact=True)
+def _product(up: Doubles, down: Doubles, product: Doubles) -> None:
+    for group in range(len(down)):
+        start = group * down.shape[2]
+        width = min(down.shape[2], product.shape[1] - start)
+        for r in range(0, len(product), ROWS_AT_ONCE):
+            _two_rows(up[r], up[r + 1], down[group], product[r, start:][:width], product[r + 1, start:][:width])
+
+
+@_compiled(exact=True)
+def _two_rows(b: Doubles, c: Doubles, a: Doubles, of_b: Doubles, of_c: Doubles) -> None:
+    """Two rows of the product: what is read of A is used twice."""
+    of_b[:] = 0
+    of_c[:] = 0
+    for k in range(0, len(b), RANKS_AT_ONCE):
+        b0, b1, b2, b3, b4, b5, b6, b7 = b[k], b[k + 1], b[k + 2], b[k + 3], b[k + 4], b[k + 5], b[k + 6], b[k + 7]
+        c0, c1, c2, c3, c4, c5, c6, c7 = c[k], c[k + 1], c[k + 2], c[k + 3], c[k + 4], c[k + 5], c[k + 6], c[k + 7]
+        a0, a1, a2, a3, a4, a5, a6, a7 = a[k], a[k + 1], a[k + 2], a[k + 3], a[k + 4], a[k + 5], a[k + 6], a[k + 7]
+        for i in range(len(of_b)):
+            x0, x1, x2, x3, x4, x5, x6, x7 = a0[i], a1[i], a2[i], a3[i], a4[i], a5[i], a6[i], a7[i]
+            of_b[i] += b0 * x0 + b1 * x1 + b2 * x2 + b3 * x3 + b4 * x4 + b5 * x5 + b6 * x6 + b7 * x7
+            of_c[i] += c0 * x0 + c1 * x1 + c2 * x2 + c3 * x3 + c4 * x4 + c5 * x5 + c6 * x6 + c7 * x7
