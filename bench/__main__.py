@@ -17,6 +17,7 @@ from bench import (
     links,
     loss,
     many_servers,
+    merge,
     overlap,
     packing,
     parsing,
@@ -39,6 +40,7 @@ BENCHMARKS: Mapping[str, tuple[Lines, ...]] = {
     "parse": (parsing.TABLE,),
     "estep": (estep.TABLE,),
     "loss": (loss.MEASURED, loss.WORDS, loss.MEMORY),
+    "merge": (merge.TABLE,),
     "sync": (sync.TABLE,),
     "links": (links.TABLE,),
     "many_servers": (many_servers.ManyServersTable(),),
@@ -50,7 +52,7 @@ BENCHMARKS: Mapping[str, tuple[Lines, ...]] = {
     "start_rows": (start_rows.StartTable(),),
     "packing": (packing.ROW_TABLE, packing.WINDOW_TABLE),
 }
-PACKAGES = ("numpy", "scipy", "torch", "pycocotools", "shapely", "POT", "binpacking")
+PACKAGES = ("numpy", "scipy", "torch", "numba", "pycocotools", "shapely", "POT", "binpacking")
 
 
 def main(arguments: list[str] | None = None) -> int:
