@@ -6,14 +6,18 @@ both directions. It needs root, `ip` and `tc`.
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from pathlib import Path
 
 from bench.sync import Policy, adapted, merged, saved, servers
 from bench.tables import Row, Table
 
 NAMESPACE, NEAR, FAR = "stage2-links", "stage2-near", "stage2-far"
+DEVICES, NAMESPACES = Path("/sys/class/net"), Path("/run/netns")
 NEAR_ADDRESS, FAR_ADDRESS = "10.203.7.1", "10.203.7.2"
 RATES = {"1 Gbit/s": ("1gbit", "512kb"), "10 Gbit/s": ("10gbit", "4mb")}  # rate, and what may go at once
 LATENCY = "200ms"  # of packets that wait for their turn, before they are dropped
@@ -32,10 +36,10 @@ def rows() -> Iterator[Row]:
 
 @contextmanager
 def link(rate: str, burst: str) -> Iterator[None]:
-    """Make the namespace and the link to it, and take both away again."""
-    with ExitStack() as stack:
+    """Make the namespace and the link to it, and take both away again; and first what a killed run has left of them."""
+    clear()
+    try:
         _call("ip", "netns", "add", NAMESPACE)
-        stack.callback(_call, "ip", "netns", "delete", NAMESPACE)  # and with it both devices
         _call("ip", "link", "add", NEAR, "type", "veth", "peer", "name", FAR, "netns", NAMESPACE)
         ends = (((), NEAR, NEAR_ADDRESS), (_inside(), FAR, FAR_ADDRESS))
         for prefix, device, address in ends:
@@ -44,6 +48,19 @@ def link(rate: str, burst: str) -> Iterator[None]:
             shape = ("tbf", "rate", rate, "burst", burst, "latency", LATENCY)
             _call(*prefix, "tc", "qdisc", "add", "dev", device, "root", *shape)
         yield
+    finally:
+        clear()
+
+
+def clear() -> None:
+    """Take away the link, the servers behind it and the namespace, where they are."""
+    if (DEVICES / NEAR).exists():
+        _call("ip", "link", "delete", NEAR)  # and with it the other end
+    if (NAMESPACES / NAMESPACE).exists():
+        listed = subprocess.run(("ip", "netns", "pids", NAMESPACE), check=True, capture_output=True, text=True)
+        for process in listed.stdout.split():
+            os.kill(int(process), signal.SIGKILL)
+        _call("ip", "netns", "delete", NAMESPACE)
 
 
 def _inside() -> tuple[str, ...]:
