@@ -24,6 +24,7 @@ from stage2_trainer.matching import CoordVocab
 from stage2_trainer.matching.ground_truth import Unit
 from stage2_trainer.prepare.annotated_image import Tally
 from stage2_trainer.prepare.coco_writer import write_coco
+from stage2_trainer.prepare.new_files import check_place
 
 MOST_ROWS = 20
 PLAIN_WIDTH = 100  # of what goes to a file or a pipe
@@ -55,6 +56,8 @@ def show_data(request: DataRequest) -> int:
     for option, path in (("--pictures", request.pictures), ("--coco", request.coco)):
         if path is not None and path.exists():
             raise ConfigError([Problem(option, str(path), "must be a new file", "remove it, or name another one")])
+        if path is not None:
+            check_place(option, path)
     rules = RecordRules(units=request.units)
     lengths_of = _token_counts(request.model) if request.model else _characters
     with file_progress(request.path) as on_line:

@@ -214,7 +214,18 @@ def _mapping(text: bytes) -> dict[str, Any]:
         raise _invalid("", shown, f"must be JSON ({why})", "write one JSON object a line") from error
     if not isinstance(raw, dict):
         raise _invalid("", shown, "must be a JSON object", "write one JSON object a line")
+    if b"\\u" in text and not _can_be_written(raw):
+        rule = "must be text; half of a surrogate pair stands in it (such as \\ud800)"
+        raise _invalid("", shown, rule, "write both halves, or the character itself")
     return raw
+
+
+def _can_be_written(raw: Mapping[str, Any]) -> bool:
+    try:
+        json.dumps(raw, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _side(raw: Mapping[str, Any], key: str, rules: RecordRules) -> int:
@@ -251,7 +262,7 @@ def _image(item: str, path: str, folder: Path) -> str:
         return item
     try:
         return str((folder / item).resolve())
-    except ValueError as error:  # a zero character, or half of a surrogate pair
+    except ValueError as error:  # a zero character
         raise _invalid(path, item, f"no file can have this name ({error})", "correct the path") from error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,7 +42,7 @@ class NewFiles:
 def new_files(output: Path) -> Iterator[NewFiles]:
     """Yield the files of an import; they are there when the block has ended, or none of them is."""
     check_new(output)
-    output.parent.mkdir(parents=True, exist_ok=True)
+    check_place("--output", output)
     files = NewFiles(output)
     files.discard()  # of an import that was killed
     try:
@@ -61,3 +62,14 @@ def check_new(output: Path) -> None:
     for path in (output, images_folder(output)):
         if path.exists():
             raise ConfigError([Problem("--output", str(path), "must be a new file", "remove it, or name another one")])
+
+
+def check_place(option: str, path: Path) -> None:
+    """Raise ConfigError that names the option where a file or folder cannot be made; folders above it are."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        rule = f"must be in a folder that can be written to ({error.strerror})"
+        raise ConfigError([Problem(option, str(path), rule, "name another place")]) from error

@@ -166,6 +166,16 @@ def test_a_position_outside_the_file_is_told_by_the_name_it_was_given(write, pos
         load_record(write(record(), record()), position, limit=1, named="--line")
 
 
+@pytest.mark.parametrize(
+    "changes", [{"sample_id": "\ud800"}, {"metadata": {"a": ["\udfff"]}}, {"images": ["\ud800.png"]}]
+)
+def test_half_a_surrogate_pair_is_named_since_no_file_or_terminal_takes_it(write, changes):
+    with pytest.raises(ConfigError, match=r"train\.jsonl:1: .*; must be text; half of a surrogate pair stands in it"):
+        load_records(write(record(**changes)))
+    (whole,) = load_records(write(record(sample_id="\U0001f600")))  # in JSON two halves
+    assert whole.sample_id == "\U0001f600"
+
+
 def test_a_line_that_is_no_utf8_is_named(write):
     path = write(record())
     path.write_bytes(path.read_bytes() + b'{"images": ["\xff"]}\n')

@@ -19,6 +19,7 @@ from stage2_trainer.data.records import load_records
 from stage2_trainer.prepare.annotated_image import AnnotatedImage, Tally
 from stage2_trainer.prepare.coco import read_coco
 from stage2_trainer.prepare.coordinate_tokens import lacks_tokens, prepare, source_of, stock_processor
+from stage2_trainer.prepare.new_files import check_place
 from stage2_trainer.prepare.project.commented_yaml import to_yaml
 from stage2_trainer.prepare.project.held_out import held_out
 from stage2_trainer.prepare.project.measures import Measures, measure
@@ -113,9 +114,10 @@ def make_project(request: ProjectRequest, shown: Shown) -> MadeProject:
 
 @dataclass(frozen=True)
 class _Part:
-    """A part of the data set. option: what named it. file: of its records, in the project."""
+    """A part of the data set. option: what named it, and as which source. file: of its records, in the project."""
 
     option: str
+    source: Path
     file: str
     images: Sequence[AnnotatedImage]
     tally: Tally
@@ -139,6 +141,7 @@ def _check(request: ProjectRequest) -> None:
             problems.append(Problem(folder, str(one.images), "must be a folder", "check the path"))
     if problems:
         raise ConfigError(problems)
+    check_place("--output", request.output)
 
 
 def _model(model: str) -> tuple[Path, bool]:
@@ -161,14 +164,14 @@ def _as_option() -> Iterator[None]:
 def _parts(request: ProjectRequest) -> tuple[_Part, _Part]:
     """Return the images to train on and those that are held out. Raises ConfigError."""
     tally, rest = Tally(), Tally()
-    images = _read(request.train, tally)
+    source, images = request.train.file, _read(request.train, tally)
     if request.held_out:
-        held = _Part("--val-coco", "val.jsonl", _read(request.held_out, rest), rest)
-        return _Part("--coco", "train.jsonl", images, tally), held
+        held = _Part("--val-coco", request.held_out.file, "val.jsonl", _read(request.held_out, rest), rest)
+        return _Part("--coco", source, "train.jsonl", images, tally), held
     chosen = held_out(images)
     kept = [image for image in images if image.sample_id not in chosen]
-    held = _Part("--coco", "val.jsonl", [image for image in images if image.sample_id in chosen], rest)
-    return _Part("--coco", "train.jsonl", kept, tally), held
+    held = _Part("--coco", source, "val.jsonl", [image for image in images if image.sample_id in chosen], rest)
+    return _Part("--coco", source, "train.jsonl", kept, tally), held
 
 
 def _read(annotations: Annotations, tally: Tally) -> list[AnnotatedImage]:
@@ -183,8 +186,14 @@ def _write_data(aside: Path, parts: Sequence[_Part], request: ProjectRequest, sh
         write_records(images, aside / "data" / part.file, choice, part.tally)
         if not part.tally.records:
             reasons = ", ".join(f"{count:,}: {reason}" for reason, count in part.tally.images_left_out.most_common())
-            rule = f"must give a record for {part.file}" + (f"; left out are {reasons}" if reasons else "")
-            raise ConfigError([Problem(part.option, f"{len(part.images)} images", rule, "give more images")])
+            rule = f"must give a record for {part.file}, and has {len(part.images)} images for it"
+            rule += f"; left out are {reasons}" if reasons else ""
+            raise ConfigError([Problem(part.option, str(part.source), rule, "give more images")])
+    train = parts[0]
+    if not train.tally.objects:
+        rule = f"must have objects; none of its {train.tally.records:,} images has one that is kept"
+        way_out = "`stage2 import coco` says what is left out"
+        raise ConfigError([Problem(train.option, str(train.source), rule, way_out)])
 
 
 def _measured(aside: Path, model: Path, request: ProjectRequest, shown: Shown) -> Measures:

@@ -255,3 +255,17 @@ def test_half_of_a_validation_part_is_refused(coco):
         chosen_annotations(coco.file, coco.images, coco.file, None)
     with pytest.raises(ConfigError, match="--val-coco"):
         chosen_annotations(coco.file, coco.images, None, coco.images)
+
+
+def test_annotations_without_an_object_are_named_and_leave_nothing_behind(coco, stock, tmp_path):
+    document = json.loads(coco.file.read_text()) | {"annotations": []}
+    (tmp_path / "bare.json").write_text(json.dumps(document))
+    bare = Annotations(tmp_path / "bare.json", coco.images)
+    with pytest.raises(ConfigError, match=r"^--coco: '.*bare\.json'; must have objects; none of its 11 images"):
+        make_project(request(bare, stock, tmp_path / "run"), quietly)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_named(coco, stock):
+    with pytest.raises(ConfigError, match=r"^--output: '/proc/no/run'; must be in a folder that can be written to \("):
+        make_project(request(coco, stock, Path("/proc/no/run")), quietly)
