@@ -10,6 +10,7 @@ from typing import Any
 
 Outline = Sequence[tuple[float, float]]
 NAMED = 3
+SAME_NAME = "a name that several categories have: in records they are one"
 
 
 class LeftOut(Exception):
@@ -98,3 +99,10 @@ class AnnotatedSet:
 
     def __iter__(self) -> Iterator[AnnotatedImage]:
         return iter(self.images)
+
+
+def count_same_names(names: Iterable[str], tally: Tally) -> None:
+    """Count the names that several categories have: in records they are one."""
+    for name, count in Counter(names).items():
+        if count > 1:
+            tally.change(SAME_NAME, name)

@@ -19,6 +19,7 @@ from stage2_trainer.prepare.annotated_image import (
     LeftOut,
     Outlines,
     Tally,
+    count_same_names,
 )
 from stage2_trainer.prepare.annotation_values import (
     CROWD,
@@ -56,6 +57,7 @@ def read_coco(annotations: Path, images: Path, tally: Tally, *, outlines: bool =
             continue
         of_image[annotation["image_id"]].append(annotation)
     federated = {number: _federated(entry, names, annotations, tally) for number, entry in entries.items()}
+    count_same_names(names.values(), tally)
     used = {_id(annotation.get("category_id")) for annotation in document["annotations"]}
     for number, name in names.items():
         if number not in used:

@@ -35,6 +35,7 @@ HOLES = "a hole of an object: its outline has no place for it, and fills it"
 CLIPPED = "a box reached more than a pixel out of its image, and was clipped"
 OUTLINE_CLIPPED = "an outline reached more than a pixel out of its image: its points were moved to the edge"
 NO_OUTLINE = "an outline that has no area in the image: the corners of its box stand for it"
+SAME_ID = "an image whose id another one has: scores by id cannot tell them apart"
 UNSEEN_CLASS = "a name of --classes that no object has"
 
 
@@ -80,6 +81,7 @@ class _Writer:
         self._choice = choice
         self._tally = tally
         self.unseen = set(choice.classes or ())
+        self._ids: set[str] = set()
 
     def record(self, image: AnnotatedImage, files: NewFiles) -> dict[str, Any] | None:
         """Return the record of an image; None where it is left out."""
@@ -89,6 +91,9 @@ class _Writer:
         except LeftOut as left_out:
             self._tally.leave_out_image(str(left_out), image.sample_id)
             return None
+        if image.sample_id in self._ids:
+            self._tally.change(SAME_ID, image.sample_id)
+        self._ids.add(image.sample_id)
         path = image.path if image.content is None else files.image(image.path.name, image.content)
         key = "bbox_2d" if self._choice.geometry == "bbox" else "poly"
         return {

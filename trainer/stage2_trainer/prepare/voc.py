@@ -174,7 +174,7 @@ def _object(element: ElementTree.Element, choice: VocChoice, tally: Tally, name:
     desc = element.findtext("name", "").strip()
     if not desc:
         raise LeftOut(NO_NAME)
-    if element.findtext("difficult", "0").strip() == "1" and not choice.difficult:
+    if element.findtext("difficult", "0").strip().lower() in ("1", "true") and not choice.difficult:
         raise LeftOut(DIFFICULT)
     left, top, right, bottom = _corners(element)
     if choice.from_zero:

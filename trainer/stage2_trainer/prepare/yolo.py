@@ -23,6 +23,7 @@ from stage2_trainer.prepare.annotated_image import (
     LeftOut,
     Outlines,
     Tally,
+    count_same_names,
 )
 from stage2_trainer.prepare.annotation_values import IMAGE_ENDINGS, KEYPOINTS, NO_CATEGORY, is_number, refused
 from stage2_trainer.prepare.record_writer import MISSING
@@ -56,6 +57,7 @@ class _Layout:
 def read_yolo(data: Path, split: str, tally: Tally) -> AnnotatedSet:
     """Return the images of a split, by name. data: the data.yaml, or the folder that it lies in. Raises ConfigError."""
     layout = _layout(data / "data.yaml", found=True) if data.is_dir() else _layout(data)
+    count_same_names(layout.names.values(), tally)
     places = _places(layout, split)
     images = [image for place in places for image in _images(place, layout)]
     if not images:
@@ -179,7 +181,7 @@ def _objects(lines: Sequence[str] | None, layout: _Layout, tally: Tally, name: s
 def _object(line: str, layout: _Layout, tally: Tally, name: str) -> AnnotatedObject:
     """Return the object of a line. Raises LeftOut."""
     try:
-        number, *shares = [float(word) for word in line.split()]
+        number, *shares = [float(word) for word in line.replace("_", " _").split()]  # Python reads 0_1 as 1
     except ValueError as error:
         raise LeftOut(BROKEN_LINE) from error
     if layout.keypoints and len(shares) > 4:

@@ -14,7 +14,7 @@ from stage2_api.coordinates import coord_bin
 from stage2_api.errors import ConfigError
 from stage2_trainer.data.images import load_image
 from stage2_trainer.data.records import load_records
-from stage2_trainer.prepare import annotation_values, coco, record_writer
+from stage2_trainer.prepare import annotated_image, annotation_values, coco, record_writer
 from stage2_trainer.prepare.annotated_image import Tally
 from stage2_trainer.prepare.coco import read_coco
 from stage2_trainer.prepare.outline import area, mask_of_runs, of_mask, simplified
@@ -247,6 +247,15 @@ def test_a_mask_has_parts_that_touch_nowhere_and_holes(mask, parts, holes):
     assert (len(found.parts), found.holes) == (parts, holes)
     points = np.concatenate(found.parts)
     assert np.array_equal(points * 2, np.round(points * 2))
+
+
+def test_ids_and_names_that_stand_twice_are_counted(tmp_path):
+    categories = [{"id": 3, "name": "cat"}, {"id": 18, "name": "cat"}]
+    objects = [annotation(1), annotation(2, image="1", category=18)]
+    data = DataSet(tmp_path, objects, images=((1, "1.png"), ("1", "2.png")), categories=categories)
+    assert [record["sample_id"] for record in data.records()] == ["1", "1"]
+    assert data.tally.changed == {record_writer.SAME_ID: 1, annotated_image.SAME_NAME: 1}
+    assert data.tally.names == {record_writer.SAME_ID: ["1"], annotated_image.SAME_NAME: ["cat"]}
 
 
 def test_keypoints_are_counted(tmp_path):

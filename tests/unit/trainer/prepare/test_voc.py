@@ -29,6 +29,7 @@ def test_boxes_may_be_said_to_count_from_zero(tmp_path):
 
 OBJECTS = {
     "difficult": (voc_object(difficult=1), {voc.DIFFICULT: 1}),
+    "difficult in a word": (voc_object(difficult="true"), {voc.DIFFICULT: 1}),
     "no name": (voc_object(""), {voc.NO_NAME: 1}),
     "three numbers": (voc_object(box=(1, 2, 3)), {annotation_values.BROKEN_BOX: 1}),
     "words": (voc_object(box=("a", 2, 3, 4)), {annotation_values.BROKEN_BOX: 1}),

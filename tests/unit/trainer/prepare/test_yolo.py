@@ -3,7 +3,7 @@
 import pytest
 
 from stage2_api.errors import ConfigError
-from stage2_trainer.prepare import annotation_values, record_writer, yolo
+from stage2_trainer.prepare import annotated_image, annotation_values, record_writer, yolo
 from tests.unit.trainer.prepare.odd_sets import import_yolo, picture
 from tests.unit.trainer.prepare.odd_sets import yolo as written
 
@@ -35,6 +35,7 @@ LABELS = {
     "a class with a fraction": (f"0.5 0.5 0.5 0.1 0.1\n{BOX}", [("cat", BINS)], {yolo.BROKEN_LINE: 1}),
     "a class written as 0.0": ("0.0 0.5 0.25 0.2 0.1", [("cat", BINS)], {}),
     "a confidence behind the box": (f"0 0.5 0.5 0.1 0.1 0.9\n{BOX}", [("cat", BINS)], {yolo.BROKEN_LINE: 1}),
+    "a class that only Python reads": (f"0_1 0.5 0.5 0.1 0.1\n{BOX}", [("cat", BINS)], {yolo.BROKEN_LINE: 1}),
     "three numbers": (f"0 0.5 0.5 0.1\n{BOX}", [("cat", BINS)], {yolo.BROKEN_LINE: 1}),
     "words": (f"cat 0.5 0.5 0.1 0.1\n{BOX}", [("cat", BINS)], {yolo.BROKEN_LINE: 1}),
     "not a number": (f"0 nan 0.5 0.1 0.1\n{BOX}", [("cat", BINS)], {yolo.NOT_SHARES: 1}),
@@ -51,6 +52,13 @@ def test_an_odd_label_file_is_read_by_its_rule(tmp_path, case):
     found = import_yolo(tmp_path, written(tmp_path, {"a.png": labels}))
     assert (found.objects, found.counts) == (objects, counts)
     assert len(found.records) == 1
+
+
+def test_a_split_that_is_named_twice_and_images_of_one_name_are_counted(tmp_path):
+    data = written(tmp_path, {"a.png": BOX}, images=["a.png", "a.bmp"], names=["cat", "dog", "cat"])
+    found = import_yolo(tmp_path, data)
+    assert len(found.records) == 2
+    assert found.counts == {record_writer.SAME_ID: 1, annotated_image.SAME_NAME: 1}
 
 
 def test_a_label_file_that_is_no_text_leaves_its_image_out(tmp_path):
