@@ -12,7 +12,7 @@ RUN set -eu; \
     DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends libnuma1 g++ python3-dev; \
     rm -rf /var/lib/apt/lists/*
 
-# Dependencies in a layer of their own, each by its version and hash (hack/lock_images.py), and the list of them with
+# Dependencies in a layer of their own, each by its version and hash for x86_64 (hack/lock_images.py), and the list of them with
 # their licences (CycloneDX): a change of code leaves these gigabytes untouched. Byte code is made here because the root
 # file system is read-only where it runs.
 COPY images/requirements/$VLLM.txt images/requirements/tools.txt /tmp/requirements/

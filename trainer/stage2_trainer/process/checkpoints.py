@@ -106,10 +106,11 @@ def publish(staged: Path, folder: Path) -> Path:
 
 
 @contextmanager
-def told_when_unwritten(folder: Path) -> Iterator[None]:
+def told_when_unwritten(folder: Path, memory: Path | None = None) -> Iterator[None]:
     """Turn what writing a checkpoint met (a full disk, a quota, a lost mount) into an error that says what is left.
 
-    Every error: what C++ and Rust raise where a disk is full is not an OSError, and does not say so.
+    Every error: what C++ and Rust raise where a disk is full is not an OSError, and does not say so. memory: the folder
+    in memory that the block writes to first.
 
     Raises:
         CheckpointError: the block met one. What it wrote aside is removed.
@@ -118,14 +119,21 @@ def told_when_unwritten(folder: Path) -> Iterator[None]:
         yield
     except Exception as error:
         logger.warning("a checkpoint was not written", exc_info=True)
-        free = shutil.disk_usage(folder).free
+        free, where = _free(memory or folder), f" in {memory.parent}" if memory else ""
         shutil.rmtree(folder / UNFINISHED, ignore_errors=True)
         raise CheckpointError(
             f"training.output_dir {folder}: no checkpoint could be written: {type(error).__name__}: {error}"
-            f" ({_gigabytes(free)} free then, and the last checkpoint took {_gigabytes(size_of_newest(folder))})."
+            f" ({free} free then{where}, and the last checkpoint took {_gigabytes(size_of_newest(folder))})."
             " Earlier ones are whole, and the next start goes on from the newest. Make room, or lower"
             " training.save_total_limit"
         ) from error
+
+
+def _free(folder: Path) -> str:
+    try:
+        return _gigabytes(shutil.disk_usage(folder).free)
+    except OSError as error:  # its mount is gone
+        return f"no telling what is ({error})"
 
 
 def warn_if_short(folder: Path) -> None:

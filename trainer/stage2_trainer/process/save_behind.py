@@ -15,7 +15,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cached_property
 from pathlib import Path
 
@@ -67,12 +67,15 @@ class SaveBehind:
 
     def settle(self) -> None:
         """Wait until nothing is on its way. Raises CheckpointError as `check`."""
-        writing, self._writing = self._writing, None
-        if writing is not None:
+        if self._writing is not None:
+            wait([self._writing])  # until it has ended it is on its way, also for whom Ctrl-C calls from here
+            writing, self._writing = self._writing, None
             writing.result()
 
     def forget(self) -> None:
-        """Remove what this run has in memory."""
+        """Remove what this run has in memory, unless it is on its way."""
+        if self._writing is not None:
+            return
         for left in SHARED_MEMORY.glob(f"{self._prefix}*"):
             if not left.is_symlink() and left.stat().st_uid == os.getuid():
                 shutil.rmtree(left, ignore_errors=True)

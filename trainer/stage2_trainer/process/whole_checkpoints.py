@@ -85,10 +85,14 @@ class WholeCheckpoints(Trainer):
         except BaseException:
             try:
                 self._behind.settle()
-            except CheckpointError as error:
+            except Exception as error:  # noqa: BLE001 - what ended the run is told by what is raised
                 logger.error("%s", error)
             raise
-        self._behind.settle()
+        else:
+            self._behind.settle()
+        finally:
+            if self.args.should_save:
+                self._behind.forget()
         return done
 
     def save_beside(self, checkpoint: Path) -> None:
@@ -134,7 +138,7 @@ class WholeCheckpoints(Trainer):
         folder, step = self._folder, self.state.global_step
         memory = self._memory()
         staged = (memory or folder / UNFINISHED) / f"{PREFIX}{step}"
-        with told_when_unwritten(folder):
+        with told_when_unwritten(folder, memory):
             if self.args.should_save:
                 warn_if_short(folder)
                 if memory is None:
@@ -169,8 +173,12 @@ class WholeCheckpoints(Trainer):
         if last := size_of_newest(self._folder):
             return last * ROOM_TO_SPARE
         assert self.model is not None, "it trains"
-        trained = sum(one.numel() for one in self.model.parameters() if one.requires_grad)
-        weights = sum(one.numel() * one.element_size() for one in self.model.parameters() if one.requires_grad)
+        adapted = hasattr(self.model, "peft_config")  # its base is not saved
+        trained = weights = 0
+        for one in self.model.parameters():
+            count = getattr(one, "ds_numel", one.numel())  # ZeRO-3 leaves an empty tensor
+            trained += count if one.requires_grad else 0
+            weights += 0 if adapted and not one.requires_grad else count * one.element_size()
         return ROOM_FOR_THE_FIRST * (weights + MOMENTS_BYTES * trained)
 
     @cached_property
@@ -187,7 +195,13 @@ class WholeCheckpoints(Trainer):
         super()._maybe_log_save_evaluate(*args, **kwargs)
 
     def _load_best_model(self) -> None:
-        self._behind.settle()
+        failed = ""
+        try:
+            self._behind.settle()
+        except CheckpointError as error:
+            failed = str(error)
+        if failed := gathered(failed)[0]:  # the others wait for the first process, which writes
+            raise CheckpointError(failed)
         super()._load_best_model()
 
     def _write_aside(self, model: nn.Module, trial: Any, staged: Path) -> None:

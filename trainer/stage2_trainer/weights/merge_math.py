@@ -74,12 +74,13 @@ def merged_weight(base: Tensor, change: Change) -> Tensor:
 def merged_tiles(base: Tensor, change: Change) -> Iterator[tuple[slice, Tensor]]:
     """Yield the merged weight piece by piece: which rows, and their values in float32, which last until the next piece.
 
-    So no more than a piece of it need be held in float32: fresh memory costs as much as the merge. It is for callers
-    that record no gradients.
+    So no more than a piece of it need be held in float32: fresh memory costs as much as the merge. A table with trained
+    rows is one piece. It is for callers that record no gradients.
     """
     if isinstance(change, TrainedRows):
         ids = torch.tensor(change.ids, device=base.device)
-        yield slice(0, len(base)), base.float().index_copy(0, ids, change.rows.to(base.device, torch.float32))
+        table = base.to(torch.float32, copy=True)
+        yield slice(0, len(base)), table.index_copy_(0, ids, change.rows.to(base.device, torch.float32))
     elif (kernel := _kernel_for(base)) is not None:
         yield from _by_kernel(base, change, kernel)
     else:
@@ -102,7 +103,7 @@ def _by_kernel(base: Tensor, adapter: Adapter, kernel: ModuleType) -> Iterator[t
     magnitude = None if adapter.magnitude is None else adapter.magnitude.detach().double().numpy()
     merge = kernel.MergeKernel(up, down, magnitude).merge
     threads, part = torch.get_num_threads(), _tile_rows(base, KERNEL_TILE)
-    merged = torch.empty(min(threads * part, len(base)), base.shape[1])
+    merged = torch.empty(min(threads * part, len(base)), base.shape[1], dtype=torch.float32, device="cpu")
     with ThreadPoolExecutor(threads) as pool:
         at_once = pool.map if threads > 1 else map
         for start in range(0, len(base), len(merged)):

@@ -158,7 +158,8 @@ class ServerClient:
         if response.status_code != httpx.codes.OK:
             said = content[: 4 * MAX_ERROR_CHARS].decode(errors="replace")[:MAX_ERROR_CHARS]
             detail = f"{method} {path} answered {response.status_code}: {said}"
-            raise ServerError(self.base_url, phase, detail, status=response.status_code)
+            gone = response.status_code == httpx.codes.SERVICE_UNAVAILABLE
+            raise ServerError(self.base_url, phase, detail, status=None if gone else response.status_code)
         return content
 
 

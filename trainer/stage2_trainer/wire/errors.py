@@ -16,7 +16,8 @@ class ServerError(RuntimeError):
     The message names the server, the phase and, where there is one, the request or the tensor. It is worth another
     try (a server may have been restarted), so a learner that gives up on it exits with `EXIT_RETRYABLE`.
 
-    status: the HTTP status of a server that answered, and refused; None of one that did not answer.
+    status: the HTTP status of a server that answered, and refused; None of one that did not answer, or said that it
+    cannot now (503, as one does whose engine has died): it is waited for.
     """
 
     def __init__(self, server: str, phase: str, detail: str, *, status: int | None = None) -> None:

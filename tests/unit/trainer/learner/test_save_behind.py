@@ -158,3 +158,45 @@ def test_what_a_killed_learner_left_in_memory_is_removed_by_the_next_start(run, 
     assert not killed.exists()
     assert other.exists(), "of another run"
     SaveBehind(tmp_path / "another run").forget()
+
+
+def test_one_that_ctrl_c_stops_waiting_for_is_still_on_its_way(tmp_path, held, monkeypatch):
+    there, go = held
+    behind = SaveBehind(tmp_path)
+    staged = behind.begin() / "checkpoint-5"
+    staged.mkdir()
+    (staged / "weights").write_text("whole")
+    behind.hand_over(staged, lambda: None)
+    assert there.wait(60)
+
+    def pressed(_futures):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(save_behind, "wait", pressed)
+        with pytest.raises(KeyboardInterrupt):
+            behind.settle()
+    behind.forget()  # leaves what is on its way
+    assert left_in_memory(tmp_path)
+    go.set()
+    behind.settle()
+    assert (tmp_path / "checkpoint-5" / "weights").read_text() == "whole"
+    assert not left_in_memory(tmp_path)
+
+
+def test_the_first_ones_room_counts_all_that_is_saved(run):
+    trainer, _ = run()
+    model = trainer.model
+    assert not hasattr(model, "peft_config")
+    everything = sum(one.numel() * one.element_size() for one in model.parameters())
+    for one in model.parameters():
+        one.requires_grad_(False)
+    assert trainer._room() >= everything
+
+
+def test_one_that_memory_has_no_room_for_leaves_nothing_there_and_names_the_place(run, monkeypatch):
+    trainer, folder = run()
+    monkeypatch.setattr(trainer, "save_beside", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(CheckpointError, match=r"No space left on device .* free then in /dev/shm"):
+        trainer.train()
+    assert not left_in_memory(folder)
