@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -70,6 +71,9 @@ def before(root: None, local_cluster: Any) -> Iterator[dict[str, object]]:
     """The machine without a cluster; skips where one runs, since these tests crash theirs."""
     if os.environ.get("KUBECONFIG") or HOME.exists():
         pytest.skip("a cluster is in use; these tests boot and crash one of their own")
+    if shutil.which("iptables-save") is None:  # the first boot on a machine installs what it takes to look
+        local_cluster.up()
+        local_cluster("down")
     try:
         yield _machine()
     finally:

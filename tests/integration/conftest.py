@@ -93,6 +93,21 @@ def start_module_server(server_settings):
         yield start
 
 
+@pytest.fixture(scope="module")
+def renewed(start_module_server):
+    """A function that returns the module's server of an engine, started again on its ports where it has ended."""
+    running: dict[str, Served] = {}
+
+    def get(engine: str) -> Served:
+        last = running.get(engine)
+        if last is None or last.process.poll() is not None:
+            ports = (int(last.base_url.rpartition(":")[2]), last.group_port) if last else None
+            running[engine] = start_module_server(engine, ports=ports)
+        return running[engine]
+
+    return get
+
+
 @pytest.fixture(scope="session")
 def server_settings(tmp_path_factory, token_file, model_path):
     """A folder for logs, the token's file, and the model that is served."""

@@ -46,7 +46,7 @@ from tests.integration.strikes import (
 
 pytestmark = pytest.mark.timeout(300)
 
-TIMEOUT_S = patience(4.0)
+TIMEOUT_S = patience(2.0)
 BUSY_TICKS = 5  # of some fifty that the answers take
 CHATS = [[{"role": "user", "content": f"Say {i}."}] for i in range(4)]
 
@@ -210,9 +210,9 @@ def test_a_wrong_token_is_said_at_once(servers):
 @pytest.mark.parametrize("blow", BLOWS)
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_server_struck_in_a_phase_of_a_push_is_named_and_takes_the_next_one(
-    servers, start_server, make_sync, base, token, phase, blow
+    servers, renewed, make_sync, base, token, phase, blow
 ):
-    healthy, struck = servers("stub"), start_server("stub")
+    healthy, struck = servers("stub"), renewed("stub")
     sync = make_sync(healthy, struck, timeout_s=TIMEOUT_S, bucket_bytes=400_000)
     undo = when_it_comes_to(phase, lambda: strike(struck, blow))
     try:
@@ -223,7 +223,8 @@ def test_a_server_struck_in_a_phase_of_a_push_is_named_and_takes_the_next_one(
     assert caught.value.server == struck.base_url
     assert version_of(healthy, token) == "2"
     if blow == signal.SIGKILL:
-        struck = restarted(start_server, struck)
+        struck.process.wait()
+        struck = renewed("stub")
     else:
         strike(struck, signal.SIGCONT)
     sync.sync(base, version=3)
@@ -233,9 +234,9 @@ def test_a_server_struck_in_a_phase_of_a_push_is_named_and_takes_the_next_one(
 @pytest.mark.parametrize("blow", BLOWS)
 @pytest.mark.parametrize("phase", PHASES)
 def test_servers_of_a_learner_struck_in_a_phase_of_a_push_serve_the_next_one(
-    learner, base, token, model_path, start_server, phase, blow
+    learner, base, token, model_path, renewed, phase, blow
 ):
-    served = start_server("stub")
+    served = renewed("stub")
     with struck_learner(served, model_path, token, phase, blow):
         after = generate(learner(served, timeout_s=20), base, 5)
         assert {one.version for one in after.rollouts} == {5}

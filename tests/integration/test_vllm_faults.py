@@ -20,7 +20,6 @@ from tests.integration.conftest import patience
 from tests.integration.strikes import (
     BLOWS,
     PHASES,
-    ports_of,
     strike,
     struck_learner,
     version_of,
@@ -29,7 +28,7 @@ from tests.integration.strikes import (
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.vllm]
 
-TIMEOUT_S = patience(6.0)
+TIMEOUT_S = patience(4.0)
 SMALL_BUCKETS = 400_000
 EVERY = [(phase, who, blow) for phase in PHASES for who in ("server", "engine", "learner") for blow in BLOWS]
 STRIKES = (
@@ -46,19 +45,6 @@ STRIKES = (
 @pytest.fixture(scope="module")
 def policy(base):
     return policies.trained(base, "full")
-
-
-@pytest.fixture(scope="module")
-def vllm(start_module_server):
-    """A function that returns the module's vLLM server, started again on its ports where it has ended."""
-    running = []
-
-    def get():
-        if not running or running[-1].process.poll() is not None:
-            running.append(start_module_server("vllm", ports=ports_of(running[-1]) if running else None))
-        return running[-1]
-
-    return get
 
 
 def engine_of(served):
@@ -86,9 +72,9 @@ def prove(token, probe):
 
 @pytest.mark.parametrize(("phase", "who", "blow"), [one for one in STRIKES if one[1] != "learner"])
 def test_a_server_struck_in_a_phase_of_a_push_costs_only_itself_and_takes_the_next_one(
-    servers, vllm, make_sync, base, policy, token, prove, phase, who, blow
+    servers, renewed, make_sync, base, policy, token, prove, phase, who, blow
 ):
-    healthy, struck = servers("stub"), vllm()
+    healthy, struck = servers("stub"), renewed("vllm")
     sync = make_sync(healthy, struck, timeout_s=TIMEOUT_S, bucket_bytes=SMALL_BUCKETS)
     engine = engine_of(struck)
     undo = when_it_comes_to(phase, lambda: os.kill(engine, blow) if who == "engine" else strike(struck, blow))
@@ -102,7 +88,7 @@ def test_a_server_struck_in_a_phase_of_a_push_costs_only_itself_and_takes_the_ne
     assert version_of(healthy, token) == "2"
     if blow == signal.SIGKILL:
         struck.process.wait(60)
-        struck = vllm()
+        struck = renewed("vllm")
     sync.sync(policy, version=3)
     assert {version_of(one, token) for one in (healthy, struck)} == {"3"}
     prove(struck, policy)
@@ -110,9 +96,9 @@ def test_a_server_struck_in_a_phase_of_a_push_costs_only_itself_and_takes_the_ne
 
 @pytest.mark.parametrize(("phase", "blow"), [(phase, blow) for phase, who, blow in STRIKES if who == "learner"])
 def test_the_server_of_a_learner_struck_in_a_phase_of_a_push_takes_the_next_ones(
-    vllm, make_sync, policy, token, prove, model_path, phase, blow
+    renewed, make_sync, policy, token, prove, model_path, phase, blow
 ):
-    served = vllm()
+    served = renewed("vllm")
     with struck_learner(served, model_path, token, phase, blow):
         make_sync(served, timeout_s=60.0).sync(policy, version=5)
         prove(served, policy)
