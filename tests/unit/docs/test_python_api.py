@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import forked
+
 TEXT = (Path(__file__).parents[3] / "docs" / "python-api.md").read_text(encoding="utf-8")
 SHOWN = "".join(re.findall(r"```text\n(.*?)```", TEXT, re.DOTALL))
 BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
@@ -20,7 +22,9 @@ def printed(code: str) -> str:
 
 @pytest.mark.timeout(300)  # torch and peft, cold, on a machine that may be busy
 def test_the_blocks_print_what_the_page_shows() -> None:
-    assert printed("\n".join(BLOCKS)) == SHOWN
+    done = forked.run([sys.executable, "-c", "\n".join(BLOCKS)], imports=forked.LEARNER)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == SHOWN
 
 
 def test_matching_and_packing_need_no_torch() -> None:

@@ -4,9 +4,6 @@ import json
 import os
 import shutil
 import struct
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -14,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from stage2_api.errors import ConfigError
 from stage2_trainer.prepare.coordinate_tokens import prepare
 from stage2_trainer.process.qwen3_vl import load_processor
+from tests import forked
 from tests.unit.trainer.prepare.stock_models import stock
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -136,10 +134,8 @@ def test_a_learner_is_told_of_a_file_that_is_no_json(model, name):
 
 def test_the_commands_end_with_exit_code_64(model, tmp_path):
     content("config.json", b"[]")(model)
-    stage2 = str(Path(sys.executable).parent / "stage2")
-    done = subprocess.run(
-        [stage2, "prepare", str(model), "--output", "made"], cwd=tmp_path, capture_output=True, text=True
-    )
+    command = [forked.STAGE2, "prepare", model, "--output", tmp_path / "made"]
+    done = forked.run(command, imports=forked.LEARNER)
     assert (done.returncode, done.stdout) == (64, "")
     assert "Traceback" not in done.stderr
     assert "config.json must be a JSON object" in " ".join(done.stderr.split())
