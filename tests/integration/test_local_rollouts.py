@@ -183,12 +183,12 @@ def zero(stage):
     }
 
 
-@pytest.mark.parametrize("stage", [2, 3])
-def test_deepspeed_learns_what_plain_processes_do(alone, shapes, tmp_path, stage):
+def test_deepspeed_learns_what_plain_processes_do(alone, shapes, tmp_path):
+    """ZeRO-3 does too: that of the colocated engine below is compared with the same run."""
     _, steps = alone
     few = {"max_steps": FEW, "save_strategy": "no"}
     together, _ = learn(
-        configuration(shapes, tmp_path, training=few, deepspeed=zero(stage)), processes=2, imports=DEEPSPEED
+        configuration(shapes, tmp_path, training=few, deepspeed=zero(2)), processes=2, imports=DEEPSPEED
     )
     assert losses(together) == pytest.approx(losses(steps)[:FEW], rel=ROUNDING)
 
@@ -213,7 +213,7 @@ def whole(shapes, tmp_path_factory):
     return learn(configuration(shapes, tmp_path_factory.mktemp("whole"), **WHOLE))[0]
 
 
-@pytest.mark.parametrize(("stage", "offloaded"), [(2, []), (3, []), (2, ["optimizer"])])
+@pytest.mark.parametrize(("stage", "offloaded"), [(2, ["optimizer"]), (3, [])])
 def test_rows_of_a_whole_step_do_not_depend_on_processes_and_deepspeed(whole, shapes, tmp_path, stage, offloaded):
     one, sharded = whole, zero(stage)
     sharded["zero_optimization"] |= {f"offload_{part}": {"device": "cpu"} for part in offloaded}
@@ -260,7 +260,7 @@ def test_a_colocated_engine_holds_the_weights_of_every_step(
     # each sync is proved: log-probabilities of a prompt with an image, against the learner's own
     assert said.count("proved: the colocated engine answers as the learner does") == FEW * processes
     assert [step["sync/version"] for step in steps] == list(range(FEW))
-    assert steps[0]["loss"] == pytest.approx(alone[1][0]["loss"], rel=ROUNDING), "it answers as the learner itself"
+    assert losses(steps) == pytest.approx(losses(alone[1])[:FEW], rel=ROUNDING), "it answers as the learner itself"
     if stage is None:
         assert steps[0]["sync/bytes"] > steps[1]["sync/bytes"] > 0, "later syncs carry what trains"
 

@@ -1,10 +1,10 @@
-"""Weights that DeepSpeed ZeRO-3 has spread over the processes, gathered for the time of a rollout.
+"""What this project needs of DeepSpeed beyond its public interface.
 
-Each process then generates by itself, as many tokens as it likes. ZeRO's hooks would take every layer away again after
-its first use, so they are off meanwhile, by DeepSpeed's private fields: the way of `unwrap_model_for_generation`
-(pull requests huggingface/trl#1617 and deepspeedai/DeepSpeed#5658). Putting the hooks back leaves the coordinator's
-trace stale unless DeepSpeed drops it (deepspeedai/DeepSpeed#8043, in 0.19.8). Goes when DeepSpeed has a public context
-manager for it that takes the engine.
+Weights that ZeRO-3 has spread over the processes are gathered for the time of a rollout. Each process then generates by
+itself, as many tokens as it likes. ZeRO's hooks would take every layer away again after its first use, so they are off
+meanwhile, by DeepSpeed's private fields: the way of `unwrap_model_for_generation` (pull requests huggingface/trl#1617
+and deepspeedai/DeepSpeed#5658). Putting the hooks back leaves the coordinator's trace stale unless DeepSpeed drops it
+(deepspeedai/DeepSpeed#8043, in 0.19.8). Goes when DeepSpeed has a public context manager for it that takes the engine.
 """
 
 from __future__ import annotations
@@ -15,6 +15,16 @@ from typing import Any
 
 GatherWeights = Callable[[Any], AbstractContextManager[object]]
 """Returns a context in which all weights of a model are whole in this process."""
+
+
+def compile_nothing() -> None:
+    """Keep DeepSpeed on CPUs from compiling an all-reduce over shared memory at its first start.
+
+    That takes minutes and a C++ compiler; without it gloo reduces. To be called before processes join.
+    """
+    import deepspeed.ops
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
 class GatheredWeights:

@@ -8,6 +8,7 @@ import torch
 from transformers import TrainingArguments
 
 from stage2_api.runconfig import RunConfig
+from stage2_trainer.process.deepspeed_compat import compile_nothing
 from stage2_trainer.process.qwen3_vl import ALIGNER, LLM, VIT
 from stage2_trainer.process.supported import deepspeed_config
 
@@ -61,6 +62,8 @@ def training_options(config: RunConfig, *, world_size: int) -> dict[str, Any]:
 
     Evaluation, where it is on, also runs before the first step: without it nobody knows what training changed.
     """
+    if config.uses_deepspeed:  # processes join as soon as arguments are made
+        compile_nothing()
     training = config.training
     use_cpu = not torch.cuda.is_available()
     return {
