@@ -19,6 +19,7 @@ from stage2_api.kubernetes_types import (
     Toleration,
     Volume,
 )
+from stage2_api.node_affinity import Affinity
 from stage2_api.runconfig import RunConfig
 from stage2_api.section import KubernetesObject
 from stage2_api.value_types import Name
@@ -72,6 +73,8 @@ class Placement(KubernetesObject):
 
     node_selector: dict[QualifiedName, LabelValue] = Field(default={}, max_length=32)
     """Mapping of labels that the node must have."""
+    affinity: Affinity | None = None
+    """Affinity to nodes, for choices that `nodeSelector` cannot tell: one of several GPU models, not one pool."""
     tolerations: list[Toleration] = Field(default=[], max_length=32)
     """List of taints that the pods accept."""
     priority_class_name: Annotated[str, StringConstraints(max_length=253)] = ""

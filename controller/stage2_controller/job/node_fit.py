@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from stage2_controller.job import kinds, quantity
+from stage2_controller.job import kinds, node_terms, quantity
 from stage2_controller.job.observed import Object
 from stage2_controller.job.quantity import Amounts
 
@@ -35,6 +35,7 @@ class PodNeed:
     requests: Amounts
     node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: Sequence[Mapping[str, Any]] = ()
+    affinity: Mapping[str, Any] = field(default_factory=dict)  # to nodes
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,7 @@ def _pod_need(role: str, template: Mapping[str, Any]) -> PodNeed:
         requests=requests(spec),
         node_selector=spec.get("nodeSelector") or {},
         tolerations=spec.get("tolerations") or (),
+        affinity=node_terms.of(spec),
     )
 
 
@@ -120,7 +122,9 @@ def added(parts: Iterable[Amounts]) -> dict[str, float]:
 
 
 def choose_node(need: Need, nodes: Sequence[NodeInfo]) -> str | None:
-    """Return the node that takes the whole job; by preemption only if none has room. The fullest fit: large rooms stay.
+    """Return the node that takes the whole job; by preemption only if none has room.
+
+    Of several the one that the job prefers, then the fullest: large rooms stay.
 
     None if none takes it; `obstacle` says why.
     """
@@ -130,8 +134,14 @@ def choose_node(need: Need, nodes: Sequence[NodeInfo]) -> str | None:
             break
         found = [info for info in fitting if _has(_free(info, preempting), need.total)]
         if found:
-            return min(found, key=lambda info: (*_left(info, need, preempting), info.name)).name
+            return min(
+                found, key=lambda info: (-_preference(need, info), *_left(info, need, preempting), info.name)
+            ).name
     return None
+
+
+def _preference(need: Need, info: NodeInfo) -> int:
+    return sum(node_terms.weight(pod.affinity, info.labels) for pod in need.pods)
 
 
 def may_be_made(need: Need, nodes: Sequence[NodeInfo]) -> bool:
@@ -249,6 +259,8 @@ def _pod_refusal(pod: PodNeed, info: NodeInfo) -> str | None:
     for key, value in pod.node_selector.items():
         if info.labels.get(key) != value:
             return f"lacks the label {key}={value} (spec.placement.nodeSelector)"
+    if not node_terms.takes(pod.affinity, info.labels):
+        return f"is none of {node_terms.shown(pod.affinity)} (spec.placement.affinity)"
     for taint in info.taints:
         if taint["effect"] in _BLOCKING and not any(_tolerates(item, taint) for item in pod.tolerations):
             text = f"{taint['key']}={taint.get('value', '')}:{taint['effect']}"

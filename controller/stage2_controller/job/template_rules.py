@@ -33,7 +33,7 @@ _OF_POD = {
 _NOT_NEEDED = "is no field that training needs"
 _WAY_OUT = {
     "serviceAccount": "use serviceAccountName",
-    "affinity": "use spec.placement",
+    "affinity": "use spec.placement.affinity",
     "nodeName": "use spec.placement.nodeSelector",
     "ports": "use spec.rollout.port",
 }

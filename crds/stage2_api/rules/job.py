@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+
 from stage2_api.job import JobSpec
+from stage2_api.node_affinity import NodeAffinity, NodeSelectorRequirement, NodeSelectorTerm
 from stage2_api.pod import files
 from stage2_api.rules.grpo_batches import batch_problems
 from stage2_api.validation.rule import Rule
@@ -62,6 +66,44 @@ def _names_twice(spec: JobSpec) -> bool:
     return len({volume.name for volume in spec.volumes}) < len(spec.volumes)
 
 
+def _required(nodes: NodeAffinity) -> list[NodeSelectorTerm]:
+    found = nodes.required_during_scheduling_ignored_during_execution
+    return found.node_selector_terms if found else []
+
+
+def _preferred(nodes: NodeAffinity) -> list[NodeSelectorTerm]:
+    return [one.preference for one in nodes.preferred_during_scheduling_ignored_during_execution]
+
+
+def _incomparable(terms: Callable[[NodeAffinity], list[NodeSelectorTerm]]) -> Callable[[JobSpec], bool]:
+    """Return a function that tells whether some requirement of a job's terms has too few values or too many."""
+
+    def broken(spec: JobSpec) -> bool:
+        affinity = spec.placement.affinity
+        if affinity is None or affinity.node_affinity is None:
+            return False
+        return not all(_compares(one) for term in terms(affinity.node_affinity) for one in term.match_expressions)
+
+    return broken
+
+
+def _compares(one: NodeSelectorRequirement) -> bool:
+    """Return whether a requirement has as many values as its operator takes."""
+    if one.operator in ("In", "NotIn"):
+        return bool(one.values)
+    if one.operator in ("Exists", "DoesNotExist"):
+        return not one.values
+    return len(one.values) == 1 and re.fullmatch(r"-?[0-9]{1,18}", one.values[0]) is not None
+
+
+_NODES = "placement.affinity.nodeAffinity"
+_REQUIRED = f"{_NODES}.requiredDuringSchedulingIgnoredDuringExecution"
+_PREFERRED = f"{_NODES}.preferredDuringSchedulingIgnoredDuringExecution"
+_COMPARE = (
+    "{term}.matchExpressions.all(e, e.operator in ['In', 'NotIn'] ? has(e.values) && size(e.values) > 0 :"
+    " e.operator in ['Exists', 'DoesNotExist'] ? !has(e.values) || size(e.values) == 0 :"
+    " has(e.values) && size(e.values) == 1 && e.values[0].matches('^-?[0-9]{1,18}$'))"
+)
 _SOURCES = ("persistentVolumeClaim", "hostPath", "emptyDir", "configMap", "secret", "nfs")
 
 JOB_RULES: tuple[Rule[JobSpec], ...] = (
@@ -173,6 +215,19 @@ JOB_RULES: tuple[Rule[JobSpec], ...] = (
             "learner processes (one for each of spec.learner.gpus)"
         ),
         way_out="change generation_batch_size (or unified_batch_size of custom.grpo.batch_plan) or one of the others",
+    ),
+    *(
+        Rule(
+            path=path,
+            broken=_incomparable(terms),
+            cel=f"!$?({path}) || self.{path}{every}, {_COMPARE.replace('{term}', term)})",
+            rule="In and NotIn take values, Exists and DoesNotExist none, Gt and Lt one whole number",
+            way_out="change operator or values of the requirement",
+        )
+        for path, terms, every, term in (
+            (_REQUIRED, _required, ".nodeSelectorTerms.all(t", "t"),
+            (_PREFERRED, _preferred, ".all(p", "p.preference"),
+        )
     ),
     Rule(
         path="rollout.port",

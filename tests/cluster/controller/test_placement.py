@@ -60,6 +60,27 @@ def refused(kubectl: Kubectl, name: str) -> bool:
     return [item["status"] for item in told] == ["False", "False"]
 
 
+def test_affinity_to_nodes_is_the_controllers_choice_and_the_schedulers(
+    kubectl: Kubectl, controller: Controller, nodes: FakeNodes, node: str, kubelet: Kubelet
+) -> None:
+    """A fuller node that it excludes, and an emptier one that it prefers among those that it takes."""
+    nodes.add(f"{kubectl.namespace}-old", gpus=4, labels={**HERE, "gpu": "a100"})
+    wanted = nodes.add(f"{kubectl.namespace}-wanted", gpus=32, labels={**HERE, "gpu": "h200"})
+    old = {"key": "gpu", "operator": "NotIn", "values": ["a100"]}
+    new = {"key": "gpu", "operator": "In", "values": ["h200"]}
+    affinity = {
+        "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchExpressions": [old]}]},
+        "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1, "preference": {"matchExpressions": [new]}}],
+    }
+    kubectl.apply(job(placement={"nodeSelector": HERE, "affinity": {"nodeAffinity": affinity}}))
+    kubelet.servers_answer("job-3v1")
+
+    def places() -> list[str]:
+        return [pod["spec"].get("nodeName", "") for pod in kubectl.list("pods", selector="stage2.dev/job=job-3v1")]
+
+    eventually(lambda: places() == [wanted] * 2, why="both pods are there")
+
+
 def test_a_neighbour_cannot_take_the_learners_gpu_while_servers_load(
     kubectl: Kubectl, controller: Controller, nodes: FakeNodes, node: str, kubelet: Kubelet
 ) -> None:

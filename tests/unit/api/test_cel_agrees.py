@@ -87,12 +87,23 @@ VOLUME = st.builds(
     st.lists(st.sampled_from(sorted(SOURCES)), max_size=3, unique=True),
 )
 VOLUMES = st.lists(VOLUME, max_size=4, unique_by=lambda volume: volume["name"])  # by the list's map keys
+REQUIREMENT = st.fixed_dictionaries(
+    {"key": st.just("k"), "operator": st.sampled_from(["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"])},
+    optional={"values": st.lists(st.sampled_from(["1", "-2", "a", "", "+3", "9" * 19]), max_size=2)},
+)
+TERM = st.fixed_dictionaries({"matchExpressions": st.lists(REQUIREMENT, min_size=1, max_size=2)})
+PREFERRED = st.fixed_dictionaries({"weight": st.just(1), "preference": TERM})
+NODES = ("placement", "affinity", "nodeAffinity")
 SPECIAL: dict[Path, st.SearchStrategy[Any]] = {
     ("gpuResource",): st.sampled_from(["", "nvidia.com/gpu"]),
     ("config", "rlhf", "reward_funcs"): st.lists(st.sampled_from(["a.b", "a.c", "a.d"]), min_size=1, max_size=3),
     (*OF_MATCHING, "vllm", "server", "servers"): st.just([{"base_url": "http://h:1", "group_port": 2}]),
     (*OF_MATCHING, "vllm", "server", "base_url"): st.just("http://h:1"),
     ("volumes",): VOLUMES,
+    (*NODES, "requiredDuringSchedulingIgnoredDuringExecution"): st.fixed_dictionaries(
+        {"nodeSelectorTerms": st.lists(TERM, min_size=1, max_size=2)}
+    ),
+    (*NODES, "preferredDuringSchedulingIgnoredDuringExecution"): st.lists(PREFERRED, max_size=2),
     ("config", "rlhf"): st.just({"reward_funcs": ["a.b"]}),
     ("config", "custom", "extra", "rollout_server"): st.just({"vllm_max_model_len": 4096}),
 }

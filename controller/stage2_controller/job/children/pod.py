@@ -5,7 +5,7 @@ from typing import Any
 
 from stage2_api.job import RolloutMatchingJob
 from stage2_api.pod import files
-from stage2_controller.job import kinds, names, strategic_merge
+from stage2_controller.job import kinds, names, node_terms, strategic_merge
 from stage2_controller.job.children import meta
 from stage2_controller.job.containers import Container
 from stage2_controller.job.node_fit import HOSTNAME
@@ -64,7 +64,8 @@ def template(
     override: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return the pod template of one role: `extra` is what only its role has, `override` is the person's template."""
-    name = job.metadata.name
+    name, placement = job.metadata.name, _placement(job)
+    affinity = {**placement.get("affinity", {}), **extra.get("affinity", {})}
     ours = {
         "metadata": {
             "labels": meta.labels(name, role),
@@ -76,9 +77,10 @@ def template(
             "securityContext": _POD_SECURITY,
             "containers": [dict(item) for item in containers],
             "volumes": [*_own_volumes(name), *_volumes(job)],
-            **_placement(job),
+            **placement,
             **_pull_secrets(job),
             **extra,
+            **({"affinity": affinity} if affinity else {}),
         },
     }
     made = strategic_merge.strategic_merge(ours, _for_every_server(override, [item["name"] for item in containers]))
@@ -90,25 +92,22 @@ def template(
 
 def pinned(manifest: meta.Manifest, node: str) -> meta.Manifest:
     """Return the Deployment or Job whose pods run on this node and no other; the scheduler still binds them."""
-    term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
-    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
-    metadata, spec = manifest["metadata"], manifest["spec"]
-    template = {**spec["template"], "spec": {**spec["template"]["spec"], "affinity": {"nodeAffinity": required}}}
-    annotations = {**metadata["annotations"], names.ANNOTATION_NODE: node}
-    return {
-        **manifest,
-        "metadata": {**metadata, "annotations": annotations},
-        "spec": {**spec, "template": template},
-    }
+    made = _narrowed(manifest, {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]})
+    annotations = {**made["metadata"]["annotations"], names.ANNOTATION_NODE: node}
+    return {**made, "metadata": {**made["metadata"], "annotations": annotations}}
 
 
 def avoiding(manifest: meta.Manifest, hosts: Sequence[str]) -> meta.Manifest:
     """Return the Deployment whose pod runs on none of these hosts, in words that an autoscaler of nodes understands."""
-    term = {"matchExpressions": [{"key": HOSTNAME, "operator": "NotIn", "values": list(hosts)}]}
-    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
+    return _narrowed(manifest, {"matchExpressions": [{"key": HOSTNAME, "operator": "NotIn", "values": list(hosts)}]})
+
+
+def _narrowed(manifest: meta.Manifest, term: Mapping[str, Any]) -> meta.Manifest:
+    """Return the manifest whose pods run only where its own affinity and this term let them; on one node together."""
     spec = manifest["spec"]
-    template = {**spec["template"], "spec": {**spec["template"]["spec"], "affinity": {"nodeAffinity": required}}}
-    return {**manifest, "spec": {**spec, "template": template}}
+    pod_spec = spec["template"]["spec"]
+    affinity = {"nodeAffinity": node_terms.narrowed(node_terms.of(pod_spec), term)}
+    return {**manifest, "spec": {**spec, "template": {**spec["template"], "spec": {**pod_spec, "affinity": affinity}}}}
 
 
 def adding(manifest: meta.Manifest, additions: Mapping[str, Any]) -> meta.Manifest:
@@ -156,8 +155,8 @@ def _own_volumes(job: str) -> list[dict[str, Any]]:
 
 
 def _placement(job: RolloutMatchingJob) -> dict[str, Any]:
-    fields = job.spec.placement.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"mode"})
-    return {key: value for key, value in fields.items() if value}
+    """Return what the person says of the node; empty lists and mappings are left out, as the API server leaves them."""
+    return job.spec.placement.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude={"mode"})
 
 
 def _pull_secrets(job: RolloutMatchingJob) -> dict[str, Any]:
