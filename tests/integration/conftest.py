@@ -116,10 +116,7 @@ def server_settings(tmp_path_factory, token_file, model_path):
 
 @contextlib.contextmanager
 def starting(folder: Path, token_file: Path, model_path: Path):
-    """Yield a function that starts `stage2 serve` for one server and returns it when it is healthy; end all of them.
-
-    executed: by its true command line, with all that it imports.
-    """
+    """Yield a function that starts `stage2 serve` for one server and returns it when it is healthy; end all of them."""
     with contextlib.ExitStack() as stack:
 
         def start(
@@ -127,14 +124,13 @@ def starting(folder: Path, token_file: Path, model_path: Path):
             *,
             dtype: str = "float32",
             ports: tuple[int, int] | None = None,
-            executed: bool = False,
             model: Path = model_path,
             **overrides: object,
         ) -> Served:
             port, group_port = ports or (free_port(), free_port())
             config = run_config(f"http://127.0.0.1:{port}", group_port, model=model, dtype=dtype)
             config["custom"]["extra"]["rollout_matching"]["vllm"].update(overrides)
-            served = launch(folder, engine, config, ports=(port, group_port), token=token_file, executed=executed)
+            served = launch(folder, engine, config, ports=(port, group_port), token=token_file)
             stack.callback(stop, served.process)
             wait_until_healthy(served)
             return served
@@ -148,10 +144,10 @@ def servers(server_settings):
     running: dict[tuple[str, str, bool], Served] = {}
     with starting(*server_settings) as start:
 
-        def get(engine: str, dtype: str = "float32", *, enable_lora: bool = False, executed: bool = False) -> Served:
+        def get(engine: str, dtype: str = "float32", *, enable_lora: bool = False) -> Served:
             key = (engine, dtype, enable_lora)
             if key not in running:
-                running[key] = start(engine, dtype=dtype, enable_lora=enable_lora, executed=executed)
+                running[key] = start(engine, dtype=dtype, enable_lora=enable_lora)
             return running[key]
 
         yield get
@@ -237,7 +233,7 @@ def run_config(base_url: str, group_port: int, *, model: Path, dtype: str) -> di
 def launch(
     folder: Path, engine: str, config: dict[str, Any], *, ports: tuple[int, int], token: Path, executed: bool = False
 ) -> Served:
-    """Start a server and return at once."""
+    """Start a server and return at once; executed: by its true command line, with all that it imports."""
     port, group_port = ports
     file = folder / f"{engine}-{port}.yaml"
     file.write_text(yaml.safe_dump(config), encoding="utf-8")

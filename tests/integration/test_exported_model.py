@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import subprocess
 import sys
 
 import pytest
@@ -17,6 +16,7 @@ from stage2_trainer.weights.judgement import Gap, text_tokens
 from stage2_trainer.weights.verify import FLOAT32_TOLERANCE, learner_logprobs, server_logprobs
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.served_model import POLICY_MODEL
+from tests import forked
 from tests.integration.conftest import Served, free_port, stop, wait_until_healthy
 from tests.integration.policies import grey_probe
 from tests.unit.trainer.export.trained import saved, trained
@@ -25,16 +25,17 @@ from tests.unit.trainer.prepare.stock_models import mixture_of, stock
 
 @contextlib.contextmanager
 def served_plainly(model, log):
-    """Start what `vllm serve` starts with no plugin, and nothing of ours but its environment for a small machine."""
+    """Start what `vllm serve` starts with no plugin, and nothing of ours but its environment for a small machine.
+
+    It is a copy of a process that has imported vLLM: nothing of ours is in it but the names of vLLM's modules.
+    """
     port = free_port()
     options = ["--port", str(port), "--dtype", "float32", "--max-model-len", "1024", "--enforce-eager"]
     options += ["--served-model-name", POLICY_MODEL]
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), *options]
     small = environment(os.environ, "cpu", cores=len(os.sched_getaffinity(0)), servers_here=1)
     with log.open("wb") as out:
-        process = subprocess.Popen(
-            command, env={**small, "VLLM_PLUGINS": ""}, stdout=out, stderr=out, start_new_session=True
-        )
+        process = forked.start(command, imports=forked.VLLM, env={**small, "VLLM_PLUGINS": ""}, stdout=out)
     served = Served("vllm", f"http://127.0.0.1:{port}", 0, "float32", log, process)
     try:
         wait_until_healthy(served)

@@ -21,11 +21,13 @@ READ = """
 import dataclasses, json, sys
 from pydantic import TypeAdapter
 from swift.infer_engine.protocol import RequestConfig, RolloutInferRequest
-body = json.load(sys.stdin)
-requests = TypeAdapter(list[RolloutInferRequest]).validate_python(body["infer_requests"])
-config = TypeAdapter(RequestConfig).validate_python(body["request_config"])
-print(json.dumps([[dataclasses.asdict(one) for one in requests], dataclasses.asdict(config)]))
+for line in sys.stdin:
+    body = json.loads(line)
+    requests = TypeAdapter(list[RolloutInferRequest]).validate_python(body["infer_requests"])
+    config = TypeAdapter(RequestConfig).validate_python(body["request_config"])
+    print(json.dumps([[dataclasses.asdict(one) for one in requests], dataclasses.asdict(config)]))
 """
+SAMPLINGS = [Sampling(64), Sampling(64, temperature=0.7, repetition_penalty=1.05)]
 IMAGE = "data:image/png;base64,iVBORw0KGgo="
 
 
@@ -45,23 +47,20 @@ def swift_python() -> Path:
     return python
 
 
-@pytest.mark.parametrize("sampling", [Sampling(64), Sampling(64, temperature=0.7, repetition_penalty=1.05)])
-def test_ms_swift_reads_our_requests_without_losing_a_field(swift_python: Path, sampling: Sampling) -> None:
+def test_ms_swift_reads_our_requests_without_losing_a_field(swift_python: Path) -> None:
     parts = [
         {"type": "image_url", "image_url": {"url": IMAGE}},
         {"type": "text", "text": "List the shapes."},
     ]
     chat = [{"role": "system", "content": "Answer in JSON."}, {"role": "user", "content": parts}]
-    body = {
-        "infer_requests": [infer_request(RolloutRequest(chat))] * 2,
-        "request_config": request_config(sampling, seed=17),
-    }
-    done = subprocess.run(
-        [swift_python, "-c", READ], input=json.dumps(body), capture_output=True, text=True, check=False
-    )
+    requests = [infer_request(RolloutRequest(chat))] * 2
+    configs = [request_config(sampling, seed=17) for sampling in SAMPLINGS]
+    asked = "\n".join(json.dumps({"infer_requests": requests, "request_config": config}) for config in configs)
+    done = subprocess.run([swift_python, "-c", READ], input=asked, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    requests, config = json.loads(done.stdout.splitlines()[-1])
-    for request in requests:
-        assert request["messages"][1]["content"] == "<image>List the shapes."
-        assert request["images"] == [IMAGE]
-    assert {key: config[key] for key in body["request_config"]} == body["request_config"]
+    for line, config in zip(done.stdout.splitlines()[-len(configs) :], configs, strict=True):
+        found, read = json.loads(line)
+        assert {key: read[key] for key in config} == config
+        for request in found:
+            assert request["messages"][1]["content"] == "<image>List the shapes."
+            assert request["images"] == [IMAGE]

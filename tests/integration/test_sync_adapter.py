@@ -25,7 +25,7 @@ NEW_TOKENS = 32
 
 @pytest.fixture(scope="module", params=["stub", pytest.param("vllm", marks=pytest.mark.vllm)])
 def served(request, servers):
-    return servers(request.param, enable_lora=True, executed=request.param == "vllm")
+    return servers(request.param, enable_lora=True)
 
 
 @pytest.fixture
