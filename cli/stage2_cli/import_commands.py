@@ -41,6 +41,11 @@ def _names(text: str | None) -> list[str]:
     return [name.strip() for name in (text or "").split(",") if name.strip()]
 
 
+def _numbered(text: str | None) -> list[str]:
+    """Return names by their places: a blank one keeps its own, or those behind it would be others' names."""
+    return [] if text is None else text.split(",")
+
+
 @imports.command()
 def coco(  # noqa: PLR0913 - one parameter for each option
     annotations: Annotated[Path, typer.Option(metavar="FILE", help="instances_*.json of COCO, or LVIS's file.")],
@@ -121,5 +126,5 @@ def hf(  # noqa: PLR0913 - one parameter for each option
     from stage2_cli.importing import import_hub
     from stage2_trainer.prepare.hugging_face import HubChoice
 
-    what = HubChoice(boxes, split, _names(names), image, objects)
+    what = HubChoice(boxes, split, _numbered(names), image, objects)
     raise typer.Exit(import_hub(source, what, output, _choice(geometry, order, classes, limit, max_objects)))

@@ -6,6 +6,7 @@ Source: semantics, sections 2 and 4.3.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -29,6 +30,7 @@ REFUSED_GEOMETRY = "geometry_is_not_of_this_format"
 REVERSED_CORNERS = "corners_are_reversed"
 TOKENS_AMONG_PIXELS = "tokens_are_no_pixels"
 UNDECLARED_UNITS = "units_are_not_declared"
+TOKEN_IN_DESC = "desc_holds_a_token"
 WRONG_POINTS = "poly_points_differ"
 
 _REFUSED_GEOMETRY = {
@@ -40,6 +42,8 @@ _DECLARE = (
     'write coordinate tokens, or "units": "bins" or "pixels" into the record; '
     "custom.coord_tokens.skip_bbox_norm says it for all records: true for bins, false for pixels"
 )
+
+_TOKEN = re.compile(r"<\|[^\s|<>]+\|>")
 
 Unit = Literal["bins", "pixels"]
 
@@ -89,6 +93,11 @@ class InvalidObject(ValueError):
         self.problem = problem
 
 
+def holds_token(desc: str) -> bool:
+    """Whether a text spells a coordinate, an end of turn, an image: a tokenizer would read that token, and no text."""
+    return _TOKEN.search(desc) is not None
+
+
 def read_object(value: Any, measure: Measure = BINS_ONLY) -> GTObject:
     """Read `{desc, bbox_2d | poly}`; coordinates, flat or in pairs, are tokens or numbers.
 
@@ -102,6 +111,9 @@ def read_object(value: Any, measure: Measure = BINS_ONLY) -> GTObject:
     desc = value.get("desc")
     if not isinstance(desc, str) or not desc.strip():
         raise _invalid(BLANK_DESC, ".desc", desc, "must be a non-blank string", "name what the object is")
+    if holds_token(desc):
+        rule = "must not hold the text of a token, <|...|>: it would be read as that token"
+        raise _invalid(TOKEN_IN_DESC, ".desc", desc, rule, "write the name in other characters")
     present = [key for key in KIND_OF_KEY if value.get(key) is not None]
     if len(present) != 1:
         rule = "must have exactly one of bbox_2d and poly"

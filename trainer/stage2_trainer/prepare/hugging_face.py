@@ -21,12 +21,14 @@ from stage2_trainer.prepare.annotated_image import (
     LeftOut,
     Outlines,
     Tally,
+    count_same_names,
 )
 from stage2_trainer.prepare.annotation_values import (
     CROWD,
     NO_CATEGORY,
     Box,
     four_numbers,
+    is_text,
     outlines_of,
     refused,
     said_size,
@@ -73,6 +75,7 @@ def read_hub(source: str, choice: HubChoice, tally: Tally, *, outlines: bool = F
     """Return the images of a folder that save_to_disk wrote, or of a data set's name on a hub. Raises ConfigError."""
     data = _loaded(source, choice.split)
     columns = _columns(data.features, choice)
+    count_same_names(columns.names, tally)
     data = _undecoded(data, columns.image)
 
     def read() -> Iterator[AnnotatedImage]:
@@ -140,13 +143,19 @@ def _columns(features: Mapping[str, Any], choice: HubChoice) -> _Columns:
     if objects is None or box is None or category is None:
         rule = f"must be a column with {' or '.join(BOXES[:2])} and {' or '.join(CATEGORIES[:3])}; there are {there}"
         raise refused("--objects", choice.objects, rule, "name it, or rename its keys with datasets first")
-    kind = inner[category]
+    return _Columns(image, objects, box, category, _names(inner[category], f"{objects}.{category}", choice))
+
+
+def _names(kind: Any, column: str, choice: HubChoice) -> list[str]:
+    """Return the names of numbered categories, by number; none where the column holds texts. Raises ConfigError."""
     kind = getattr(kind, "feature", kind)
-    names = choice.names or getattr(kind, "names", ())
+    where, names = ("--names", choice.names) if choice.names else (f"{column} names", getattr(kind, "names", ()))
     if not names and getattr(kind, "dtype", "") != "string":
-        rule = f"{objects}.{category} holds numbers, and nothing names them"
+        rule = f"{column} holds numbers, and nothing names them"
         raise refused("--names", None, rule, "write --names cat,dog for 0 and 1")
-    return _Columns(image, objects, box, category, names)
+    if not all(is_text(name) and name.strip() for name in names):
+        raise refused(where, names, "must be non-blank names, one for each number from 0", "name all with --names")
+    return [name.strip() for name in names]
 
 
 def _inner(feature: Any) -> Mapping[str, Any]:

@@ -14,6 +14,7 @@ import numpy as np
 from stage2_api.coordinates import coord_token, to_bin
 from stage2_trainer.data.image_headers import header_of, read_header
 from stage2_trainer.data.images import ImageError
+from stage2_trainer.matching.ground_truth import holds_token
 from stage2_trainer.prepare.annotated_image import AnnotatedImage, AnnotatedObject, LeftOut, Tally
 from stage2_trainer.prepare.annotation_values import OTHER_MASK
 from stage2_trainer.prepare.new_files import NewFiles, new_files
@@ -30,6 +31,7 @@ TURNED = "it is shown turned (EXIF), and its annotations may mean the image befo
 OTHER_SIZE = "its file has another size than its annotations say"
 CROWDED = "it has more objects than --max-objects"
 NO_AREA = "it has no area in the image"
+TOKEN_IN_DESC = "its name holds the text of a token, <|...|>, and would be read as that token"
 FURTHER_PARTS = "a further part of an object of several"
 HOLES = "a hole of an object: its outline has no place for it, and fills it"
 CLIPPED = "a box reached more than a pixel out of its image, and was clipped"
@@ -126,6 +128,8 @@ class _Writer:
     def _bins(self, one: AnnotatedObject, image: AnnotatedImage, width: int, height: int) -> tuple[int, ...]:
         """Return an object's bins, x and y in turn. Raises LeftOut."""
         scale = (width, height) if image.shares else (1, 1)
+        if holds_token(one.desc):
+            raise LeftOut(TOKEN_IN_DESC)
         x1, y1, x2, y2 = (number * scale[i % 2] for i, number in enumerate(one.box))
         left, right = (min(max(x, 0.0), width) for x in (x1, x2))
         top, bottom = (min(max(y, 0.0), height) for y in (y1, y2))

@@ -33,6 +33,8 @@ def test_coordinates_may_be_tokens_numbers_or_pairs():
         (3, "value_is_no_object"),
         ({"bbox_2d": [1, 2, 3, 4]}, "desc_missing_or_blank"),
         ({"desc": " ", "bbox_2d": [1, 2, 3, 4]}, "desc_missing_or_blank"),
+        ({**BOX, "desc": "a<|coord_5|>b"}, "desc_holds_a_token"),
+        ({**BOX, "desc": "<|im_end|>"}, "desc_holds_a_token"),
         ({"desc": "x"}, "not_exactly_one_geometry"),
         ({**BOX, "poly": [1, 2, 3, 4, 5, 6]}, "not_exactly_one_geometry"),
         ({"desc": "x", "bbox_2d": [1, 2, 3]}, "wrong_number_of_coordinates"),

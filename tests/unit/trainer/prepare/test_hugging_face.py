@@ -13,7 +13,7 @@ from PIL import Image
 from stage2_api.errors import ConfigError
 from stage2_trainer.data.images import load_image
 from stage2_trainer.data.records import load_records
-from stage2_trainer.prepare import annotation_values, hugging_face, record_writer
+from stage2_trainer.prepare import annotated_image, annotation_values, hugging_face, record_writer
 from stage2_trainer.prepare.hugging_face import HubChoice, read_hub
 from tests.unit.trainer.prepare.odd_sets import Imported, picture
 
@@ -95,6 +95,22 @@ def test_a_person_says_what_the_numbers_of_a_box_mean(tmp_path, boxes, box):
 def test_a_category_is_a_text_or_a_number_with_a_name(tmp_path, kind, category, names, desc):
     source = saved(tmp_path, row(categories=[category]), form=features(kind))
     assert imported(tmp_path, source, HubChoice("coco", names=names)).objects == [(desc, BINS)]
+
+
+def test_a_name_that_stands_twice_is_counted(tmp_path):
+    source = saved(tmp_path, row([(10, 20, 50, 50)], (1,)), form=features(datasets.Value("int64")))
+    found = imported(tmp_path, source, HubChoice("coco", names=("cat", "cat ", "dog")))
+    assert (found.objects, found.counts) == ([("cat", BINS)], {annotated_image.SAME_NAME: 1})
+
+
+@pytest.mark.parametrize("names", [("cat", " ", "dog"), ("", "cat")])
+def test_a_name_that_is_blank_is_refused(tmp_path, names):
+    numbered = saved(tmp_path / "numbers", row(), form=features(datasets.Value("int64")))
+    with pytest.raises(ConfigError, match=r"--names: .*must be non-blank names"):
+        imported(tmp_path, numbered, HubChoice("coco", names=names))
+    labelled = saved(tmp_path / "labels", row(), form=features(datasets.ClassLabel(names=list(names))))
+    with pytest.raises(ConfigError, match=r"objects\.category names: .*must be non-blank names"):
+        imported(tmp_path, labelled)
 
 
 def test_objects_may_be_a_list_of_mappings(tmp_path):
@@ -193,6 +209,9 @@ def test_the_command_says_what_to_declare(tmp_path):
     undeclared = subprocess.run(command, capture_output=True, text=True, check=False)
     assert undeclared.returncode != 0
     assert "--boxes" in undeclared.stderr
+    named = [*command, "--boxes", "coco", "--names", "a,,b"]
+    blank = subprocess.run(named, capture_output=True, text=True, check=False)
+    assert (blank.returncode, "--names" in blank.stderr) == (64, True)
     done = subprocess.run([*command, "--boxes", "coco"], capture_output=True, text=True, check=True)
     assert "1 records, 1 objects" in done.stdout
     assert json.loads(output.read_text())["images"] == ["x-images/00000000.png"]
