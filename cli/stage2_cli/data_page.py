@@ -34,4 +34,5 @@ def write_page(records: Sequence[Record], path: Path) -> None:
     if not cells:
         rule, way_out = "a page needs records with objects whose images can be read", "see what the text says of them"
         raise ConfigError([Problem("--pictures", str(path), rule, way_out)])
+    path.parent.mkdir(parents=True, exist_ok=True)
     captioned_page(cells, columns=COLUMNS, width=WIDTH).save(path, format="PNG")

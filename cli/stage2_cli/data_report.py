@@ -18,13 +18,13 @@ from stage2_cli.errors import show_config_error
 from stage2_cli.file_progress import file_progress
 from stage2_cli.importing import say_tally, shown_name
 from stage2_cli.inspect.inspection_document import KEY_OF_KIND
+from stage2_trainer.data.output_places import check_new_file
 from stage2_trainer.data.profile import Count, Lengths, Profile, Size, profile
 from stage2_trainer.data.records import RecordRules
 from stage2_trainer.matching import CoordVocab
 from stage2_trainer.matching.ground_truth import Unit
 from stage2_trainer.prepare.annotated_image import Tally
 from stage2_trainer.prepare.coco_writer import write_coco
-from stage2_trainer.prepare.new_files import check_place
 
 MOST_ROWS = 20
 PLAIN_WIDTH = 100  # of what goes to a file or a pipe
@@ -54,10 +54,8 @@ class DataRequest:
 def show_data(request: DataRequest) -> int:
     """Show what a data file holds; 0, or 64 where lines of it are no records. Raises ConfigError."""
     for option, path in (("--pictures", request.pictures), ("--coco", request.coco)):
-        if path is not None and path.exists():
-            raise ConfigError([Problem(option, str(path), "must be a new file", "remove it, or name another one")])
         if path is not None:
-            check_place(option, path)
+            check_new_file(option, path)
     rules = RecordRules(units=request.units)
     lengths_of = _token_counts(request.model) if request.model else _characters
     with file_progress(request.path) as on_line:

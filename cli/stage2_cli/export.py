@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from stage2_api.errors import EXIT_FAILURE, ConfigError, Problem
+from stage2_trainer.data.output_places import check_folder
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ def _check(request: ExportRequest) -> None:
     problems = [Problem(option, None, rule, way_out) for broken, option, rule in rules if broken]
     if problems:
         raise ConfigError(problems)
+    check_folder("--output", request.output)
 
 
 def _export(request: ExportRequest) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from stage2_api.errors import ConfigError, Problem
+from stage2_trainer.data.output_places import check_folder
 from stage2_trainer.prepare.coordinate_tokens import prepare
 from stage2_trainer.prepare.start_rows import STARTS
 
@@ -16,6 +17,7 @@ def prepare_model(model: str, output: Path, *, start: str) -> int:
     chosen = next((one for one in STARTS if one == start), None)
     if chosen is None:
         raise ConfigError([Problem("--start", start, f"must be one of {', '.join(STARTS)}", "leave it out")])
+    check_folder("--output", output)
     console = Console(highlight=False, soft_wrap=True)
     with console.status(f"preparing {model}"):
         made = prepare(model, output, start=chosen)

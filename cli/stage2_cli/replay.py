@@ -13,6 +13,7 @@ from rich.table import Table
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.pod.reproducibility import EVENT
+from stage2_trainer.data.output_places import check_file
 from stage2_trainer.rollouts.replay import Replayed, lines_of_step, replay
 
 STEP_LOG = "stage2_log.jsonl"  # beside the rollouts: its first record names the model directory
@@ -25,6 +26,8 @@ def replay_step(records: Path, step: int, *, tokenizer: Path | None, output: Pat
     Raises:
         ConfigError: there are no such records, or nobody says where the tokenizer is.
     """
+    if output is not None:
+        check_file("--output", output)
     lines = lines_of_step(_documents(records), step)
     if not lines:
         rule = f"must hold training rollouts of step {step}"
@@ -34,6 +37,7 @@ def replay_step(records: Path, step: int, *, tokenizer: Path | None, output: Pat
     console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
     console.print(_table(step, found))
     if output is not None:
+        output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text("".join(json.dumps(_document(one), ensure_ascii=False) + "\n" for one in found))
     return 0 if all(one.same for one in found) else 1
 

@@ -18,6 +18,7 @@ from rich.table import Table
 from stage2_api.errors import ConfigError, Problem
 from stage2_cli.reward_keys import REWARD, SPREAD, reward_means
 from stage2_cli.run_console import parse_record
+from stage2_trainer.data.output_places import check_file
 from stage2_trainer.telemetry.run_log import STEP_LOG
 
 Record = dict[str, Any]
@@ -64,6 +65,9 @@ def report_run(source: Path, *, picture: Path | None, images: Path | None, curve
     `images` is the folder that relative image paths of the samples start from. `curve`: where loss and held-out scores
     are drawn over the steps.
     """
+    for option, path in (("--picture", picture), ("--curve", curve)):
+        if path is not None:
+            _check_png(option, path)
     records = read_records(source)
     console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
     steps = [record for record in records if record["event"] == "step"]
@@ -79,6 +83,14 @@ def report_run(source: Path, *, picture: Path | None, images: Path | None, curve
     if curve is not None:
         _draw_curve(steps, evaluations, curve)
         console.print(f"curve: {curve}")
+
+
+def _check_png(option: str, path: Path) -> None:
+    check_file(option, path)
+    if path.suffix.lower() != ".png":
+        raise ConfigError(
+            [Problem(option, str(path), "must end in .png", "name it so: it is written in no other form")]
+        )
 
 
 def reported_run(runs: Sequence[Path], *, watch: int | None) -> Path:

@@ -34,6 +34,7 @@ from stage2_cli.paths import PathMap, host_paths, parse_mappings
 from stage2_cli.processes import LocalProcess
 from stage2_cli.run_console import Watcher, console
 from stage2_controller.job.containers import POD_PORTS, Container, LearnerPorts, Processes, containers
+from stage2_trainer.data.output_places import check_place
 from stage2_trainer.engine.cuda_driver import VISIBLE_VARIABLE
 from stage2_trainer.preflight import checked_records
 from stage2_trainer.process.supported import check_supported
@@ -81,6 +82,7 @@ def run_job(file: Path, *, mapped: Sequence[str], work_dir: Path, engine: str = 
     Raises ConfigError when the job is wrong or one of its volumes has no place here.
     """
     job, places = load_job(file), parse_mappings(mapped)
+    check_place("--work-dir", work_dir / CONFIG)
     if ignored := left_out(job, (*WATCHED, *TEMPLATES)):
         console().print(f"not applied to processes on this machine: {', '.join(ignored)}", style="yellow")
     signal.signal(signal.SIGTERM, _interrupt)

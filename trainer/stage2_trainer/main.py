@@ -18,6 +18,7 @@ from stage2_api.errors import EXIT_CONFIG, EXIT_FAILURE, EXIT_RETRYABLE, ConfigE
 from stage2_api.pod.environment import PROGRESS_PORT_VARIABLE, RESTARTS_VARIABLE, TERMINATION_LOG_VARIABLE
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.model_files import fetched_model, with_local_model
+from stage2_trainer.data.output_places import check_place
 from stage2_trainer.data.run_records import RunRecords
 from stage2_trainer.learner.errors import RunawayError
 from stage2_trainer.packing.errors import PackingError
@@ -32,7 +33,7 @@ from stage2_trainer.telemetry.earlier_run import remove_run
 from stage2_trainer.telemetry.progress import ProgressServer, Reporter
 from stage2_trainer.telemetry.prometheus import metered
 from stage2_trainer.telemetry.run_context import RunContext
-from stage2_trainer.telemetry.run_log import open_logs
+from stage2_trainer.telemetry.run_log import STEP_LOG, open_logs
 from stage2_trainer.telemetry.timeline import TIMELINE
 from stage2_trainer.telemetry.trace import open_trace
 from stage2_trainer.weights.errors import ProofError
@@ -93,6 +94,7 @@ def check(config: RunConfig, *, world_size: int, overwrite: bool = False) -> int
     """
     try:
         check_supported(config, world_size=world_size)
+        _check_output(config)
         checked_records(config, world_size=world_size)
         fetched_model(config.model.model)
         if overwrite:
@@ -109,6 +111,7 @@ def check(config: RunConfig, *, world_size: int, overwrite: bool = False) -> int
 def _learn(config: RunConfig, reporter: Reporter, stack: ExitStack, *, overwrite: bool) -> None:
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     check_supported(config, world_size=world_size)
+    _check_output(config)
     token = _token(config, os.environ)
     host = _host(config, os.environ)
     stack.enter_context(_progress_server(reporter, host, token, os.environ))
@@ -173,6 +176,16 @@ def _first_error_kept() -> Iterator[None]:
         yield
     except Exception:
         logger.exception("no checkpoint was left")
+
+
+def _check_output(config: RunConfig) -> None:
+    """Raise ConfigError where the output folder cannot be written to, and OSError where only its disk is full."""
+    try:
+        check_place("training.output_dir", Path(config.training.output_dir) / STEP_LOG)
+    except ConfigError as error:
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno in FULL_DISK:
+            raise error.__cause__ from None
+        raise
 
 
 def _start_anew(config: RunConfig) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from stage2_cli.html_report.held_out_rollouts import EvaluatedStep, read_evaluat
 from stage2_cli.html_report.run_charts import run_charts
 from stage2_cli.html_report.run_history import RunHistory, read_history
 from stage2_cli.html_report.sample_cards import SampleCard, StepChoice, chosen_samples, sample_card, sample_f1
+from stage2_trainer.data.output_places import aside_of, check_file, check_place
 
 MOST_RUNS, MOST_STEPS = 2, 6
 MOST_CARD_BYTES = 9_000_000
@@ -60,7 +62,7 @@ def write_html(request: PageRequest) -> None:
     _check(request)
     text = render_page(request)
     request.output.parent.mkdir(parents=True, exist_ok=True)
-    aside = request.output.with_name(f".{request.output.name}.unfinished")
+    aside = aside_of(request.output)
     aside.write_bytes(text.encode("utf-8", errors="replace"))
     aside.replace(request.output)
 
@@ -91,9 +93,11 @@ def _check(request: PageRequest) -> None:
     if len(request.runs) > MOST_RUNS:
         rule, way_out = "one run, or two that are compared", "make a page of each pair"
         raise ConfigError([Problem("RUN", f"{len(request.runs)} runs", rule, way_out)])
-    if not request.output.exists():
+    if not os.path.lexists(request.output):
+        check_place("--html", request.output)
         return
     if request.output.is_file():
+        check_file("--html", request.output)
         with request.output.open("rb") as file:
             if file.read(len(MARK)) == MARK.encode():
                 return

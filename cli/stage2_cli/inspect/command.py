@@ -14,6 +14,7 @@ from stage2_api.errors import EXIT_RETRYABLE, ConfigError, Problem
 from stage2_cli.inspect.inputs import Place, Spelling, read_ids, read_record, read_spelling, read_text_ids
 from stage2_cli.inspect.inspection_document import document
 from stage2_cli.inspect.rendering import Inspection, show
+from stage2_trainer.data.output_places import check_file
 from stage2_trainer.data.records import AS_DECLARED, Record, RecordRules
 from stage2_trainer.matching import MatchOptions, build_target
 from stage2_trainer.wire.errors import ServerError
@@ -80,6 +81,8 @@ def _check(request: Request) -> None:
     problems = [Problem(option, None, rule, _WAY_OUT) for broken, option, rule in rules if broken]
     if problems:
         raise ConfigError(problems)
+    if request.picture is not None:
+        check_file("--picture", request.picture)
 
 
 def _config(path: Path) -> RunConfig:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from stage2_api.errors import EXIT_CONFIG, EXIT_RETRYABLE, ConfigError
-from stage2_trainer.main import learn
+from stage2_trainer.main import check, learn
 from stage2_trainer.preflight import checked_records
 from stage2_trainer.process.checkpoints import newest_whole
 from stage2_trainer.process.run_course import run_course, write_course
@@ -49,6 +49,16 @@ def test_a_missing_token_is_for_a_person_to_put_right(environment, config, tmp_p
     assert learn(config()) == EXIT_CONFIG
     assert "STAGE2_TOKEN_FILE" in last_words(tmp_path)["message"]
     assert last_words(tmp_path)["phase"] == "failed"
+
+
+@pytest.mark.parametrize("place", ["token/out", "/proc/out", "x" * 300])
+@pytest.mark.parametrize("start", [learn, lambda config: check(config, world_size=1)])
+def test_an_output_folder_that_cannot_be_written_is_for_a_person_to_put_right(
+    environment, config, tmp_path, start, place
+):
+    assert start(config(training={"output_dir": str(tmp_path / place)})) == EXIT_CONFIG
+    assert "training.output_dir" in last_words(tmp_path)["message"]
+    assert "in a folder that can be written to" in last_words(tmp_path)["message"]
 
 
 def test_several_processes_are_for_a_person_to_put_right(environment, config, tmp_path):

@@ -19,6 +19,7 @@ import torch
 from transformers import AutoProcessor
 
 from stage2_api.errors import ConfigError, Problem
+from stage2_trainer.data.output_places import aside_of, check_folder
 from stage2_trainer.export.comparison import Comparison
 from stage2_trainer.export.errors import ExportError
 from stage2_trainer.export.merged_stream import MergedStream, is_empty, skeleton
@@ -115,15 +116,13 @@ def _written_aside(output: Path, size: int) -> Iterator[Path]:
     Raises:
         ConfigError: something is there already, or the disk is too small.
     """
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        rule = "must be a new or an empty folder"
-        raise ConfigError([Problem("--output", str(output), rule, "name another one: nothing is overwritten")])
+    check_folder("--output", output)
     output.absolute().parent.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(output.absolute().parent).free
     if free < size * ROOM_TO_SPARE:
         rule = f"must lie where {size * ROOM_TO_SPARE / 1e9:.2f} GB are free, and {free / 1e9:.2f} GB are"
         raise ConfigError([Problem("--output", str(output), rule, "make room, or name a folder on another disk")])
-    aside = output.with_name(f".{output.name}.unfinished")
+    aside = aside_of(output)
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
     try:

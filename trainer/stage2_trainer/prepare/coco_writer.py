@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from stage2_api.coordinates import BINS
-from stage2_api.errors import ConfigError, Problem
+from stage2_trainer.data.output_places import aside_of, check_new_file
 from stage2_trainer.data.records import Line, Record, RecordRules, lines
 from stage2_trainer.matching.ground_truth import GTObject
 from stage2_trainer.prepare.annotated_image import Tally
@@ -46,11 +46,10 @@ def write_coco(
     Raises:
         ConfigError: a record is broken, or the output is there already.
     """
-    if output.exists():
-        raise ConfigError([Problem("--coco", str(output), "must be a new file", "remove it, or name another one")])
+    check_new_file("--coco", output)
     plan = _plan(_records(path, rules, None))
     output.parent.mkdir(parents=True, exist_ok=True)
-    aside = output.with_name(f".{output.name}.unfinished")
+    aside = aside_of(output)
     try:
         with aside.open("w", encoding="utf-8") as file:
             _write(_records(path, rules, on_line), plan, output.parent, file, tally)

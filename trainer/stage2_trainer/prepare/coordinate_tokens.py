@@ -21,6 +21,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 from stage2_api.coordinates import BINS, coord_token
 from stage2_api.errors import ConfigError, Problem
 from stage2_trainer.data.model_files import fetched_model, flaw_of_model
+from stage2_trainer.data.output_places import aside_of, check_folder
 from stage2_trainer.matching import CoordVocab
 from stage2_trainer.prepare.start_rows import Start, start_rows
 from stage2_trainer.process.qwen3_vl import part_of
@@ -52,8 +53,7 @@ def prepare(model: str, output: Path, *, start: Start = "numerals") -> Prepared:
     Raises:
         ConfigError: the folder is not new, the model is no Qwen3-VL, or it has such tokens already.
     """
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise _refused("--output", str(output), "must be a new or an empty folder", "name another one")
+    check_folder("--output", output)
     source = source_of(model)
     processor = stock_processor(source, model)
     if not lacks_tokens(processor.tokenizer, model):
@@ -163,7 +163,7 @@ def _tables(policy: Any) -> list[nn.Parameter]:
 
 def _save(policy: Any, processor: Any, output: Path) -> None:
     """Write the folder aside, and rename it when it is whole."""
-    aside = output.with_name(f".{output.name}.unfinished")
+    aside = aside_of(output)
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     try:

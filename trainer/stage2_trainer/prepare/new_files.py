@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from stage2_api.errors import ConfigError, Problem
+from stage2_trainer.data.output_places import aside_of, check_new_file
 
 
 class NewFiles:
@@ -17,8 +16,8 @@ class NewFiles:
     def __init__(self, output: Path) -> None:
         self._output = output
         self._folder = images_folder(output)
-        self._aside = output.with_name(f".{self._folder.name}.unfinished")
-        self.lines = output.with_name(f".{output.name}.unfinished")
+        self._aside = aside_of(self._folder)
+        self.lines = aside_of(output)
 
     def image(self, name: str, content: bytes) -> Path:
         """Write an image, and return the path that it will have."""
@@ -42,7 +41,7 @@ class NewFiles:
 def new_files(output: Path) -> Iterator[NewFiles]:
     """Yield the files of an import; they are there when the block has ended, or none of them is."""
     check_new(output)
-    check_place("--output", output)
+    output.parent.mkdir(parents=True, exist_ok=True)
     files = NewFiles(output)
     files.discard()  # of an import that was killed
     try:
@@ -58,18 +57,6 @@ def images_folder(output: Path) -> Path:
 
 
 def check_new(output: Path) -> None:
-    """Raise ConfigError where a data file, or its folder of images, is there already."""
+    """Raise ConfigError where a data file, or its folder of images, is there already, or cannot be made."""
     for path in (output, images_folder(output)):
-        if path.exists():
-            raise ConfigError([Problem("--output", str(path), "must be a new file", "remove it, or name another one")])
-
-
-def check_place(option: str, path: Path) -> None:
-    """Raise ConfigError that names the option where a file or folder cannot be made; folders above it are."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
-    except OSError as error:
-        rule = f"must be in a folder that can be written to ({error.strerror})"
-        raise ConfigError([Problem(option, str(path), rule, "name another place")]) from error
+        check_new_file("--output", path)

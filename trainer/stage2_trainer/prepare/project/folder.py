@@ -15,11 +15,11 @@ from transformers import AutoProcessor
 from stage2_api.custom import Custom
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.parsing import parse_job
+from stage2_trainer.data.output_places import aside_of, check_folder
 from stage2_trainer.data.records import load_records
 from stage2_trainer.prepare.annotated_image import AnnotatedImage, Tally
 from stage2_trainer.prepare.coco import read_coco
 from stage2_trainer.prepare.coordinate_tokens import lacks_tokens, prepare, source_of, stock_processor
-from stage2_trainer.prepare.new_files import check_place
 from stage2_trainer.prepare.project.commented_yaml import to_yaml
 from stage2_trainer.prepare.project.held_out import held_out
 from stage2_trainer.prepare.project.measures import Measures, measure
@@ -125,10 +125,11 @@ class _Part:
 
 def _check(request: ProjectRequest) -> None:
     """Raise ConfigError that names every option that cannot be right."""
-    problems = []
-    if request.output.exists() and (not request.output.is_dir() or any(request.output.iterdir())):
-        rule = "must be a new or an empty folder"
-        problems.append(Problem("--output", str(request.output), rule, "name another one"))
+    problems: list[Problem] = []
+    try:
+        check_folder("--output", request.output)
+    except ConfigError as error:
+        problems += error.problems
     if not 0 <= request.gpus <= MOST_GPUS:
         rule = f"must be the GPUs of one machine, 0 to {MOST_GPUS}"
         problems.append(Problem("--gpus", request.gpus, rule, "0 trains a tiny model on the CPU"))
@@ -141,7 +142,6 @@ def _check(request: ProjectRequest) -> None:
             problems.append(Problem(folder, str(one.images), "must be a folder", "check the path"))
     if problems:
         raise ConfigError(problems)
-    check_place("--output", request.output)
 
 
 def _model(model: str) -> tuple[Path, bool]:
@@ -226,7 +226,7 @@ def _write_jobs(aside: Path, jobs: Mapping[str, Tree], name: str) -> None:
 @contextmanager
 def _written_aside(output: Path) -> Iterator[Path]:
     """Yield a folder beside the output that gets its name when it is whole, and goes when it does not become so."""
-    aside = output.with_name(f".{output.name}.unfinished")
+    aside = aside_of(output)
     shutil.rmtree(aside, ignore_errors=True)
     (aside / "data").mkdir(parents=True)
     try:

@@ -1,0 +1,131 @@
+"""An output that cannot be written is told in a sentence, before anything else is read: exit code 64, no traceback."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from stage2_api.errors import ConfigError
+from stage2_cli.main import app
+from stage2_trainer.data.output_places import check_file, check_folder
+from tests.unit.cli.reported import write_run
+
+NOBODY = 65534
+HF = ["import", "hf", "lost", "--boxes", "coco"]
+COCO = ["import", "coco", "--annotations", "lost.json", "--images", "."]
+INSPECT = ["inspect", "--record", "lost.jsonl", "--tokenizer", "lost", "--response-ids", "lost.json"]
+REPORT = ["report", "lost"]
+
+# Command lines whose inputs are lost: of the output is spoken first. True: of a folder.
+COMMANDS = {
+    "report --html": ([*REPORT, "--html"], False),
+    "report --picture": ([*REPORT, "--picture"], False),
+    "report --curve": ([*REPORT, "--curve"], False),
+    "replay --output": (["replay", "lost.jsonl", "--step", "0", "--output"], False),
+    "inspect --picture": ([*INSPECT, "--picture"], False),
+    "data --pictures": (["data", "lost.jsonl", "--pictures"], False),
+    "data --coco": (["data", "lost.jsonl", "--coco"], False),
+    "import coco --output": ([*COCO, "--output"], False),
+    "import yolo --output": (["import", "yolo", "lost.yaml", "--output"], False),
+    "import voc --output": (["import", "voc", ".", "--output"], False),
+    "import hf --output": ([*HF, "--output"], False),
+    "prepare --output": (["prepare", "lost", "--output"], True),
+    "export --output": (["export", "lost", "--output"], True),
+    "export --adapter --output": (["export", "lost", "--adapter", "--output"], True),
+}
+PLACES = ["file/x.png", "/proc/x.png", "link/x.png", "x" * 300 + ".png", "x" * 245 + ".png"]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("")
+    Path("link").symlink_to("lost-target")
+    Path("there.png").mkdir()
+    Path("empty").mkdir()
+    Path("to-empty").symlink_to("empty")
+    Path("there.png", "more").write_text("")
+    return tmp_path
+
+
+def refused(*words):
+    """Return what the command says that a person must change."""
+    with pytest.raises(ConfigError) as error:
+        CliRunner().invoke(app, words, catch_exceptions=False)
+    (problem,) = error.value.problems
+    return problem
+
+
+@pytest.mark.parametrize("place", [*PLACES, "there.png"])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_output_that_cannot_be_written_is_told_first(folder, command, place):
+    words, _ = COMMANDS[command]
+    before = sorted(folder.rglob("*"))
+    found = refused(*words, place)
+    assert (found.path, found.value) == (command.split()[-1], place)
+    assert found.way_out
+    assert sorted(folder.rglob("*")) == before, "a check leaves nothing behind"
+
+
+@pytest.mark.parametrize("command", [name for name, (_, is_folder) in COMMANDS.items() if is_folder])
+def test_the_folder_that_one_stands_in_does_not_become_the_output(folder, command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path / "empty")
+    for place in (".", str(tmp_path / "empty")):
+        assert "this command runs in, nor a mount point" in refused(*COMMANDS[command][0], place).rule
+    assert refused(*COMMANDS[command][0], str(tmp_path / "to-empty")).path == "--output"
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_the_folder_of_a_project_is_looked_at_before_its_model(folder, place):
+    Path("x.json").write_text("{}")
+    words = ["init", "--coco", "x.json", "--images", ".", "--model", "lost", "--output", place]
+    assert refused(*words).path == "--output"
+
+
+@pytest.mark.parametrize("option", ["--picture", "--curve"])
+def test_a_picture_is_a_png(folder, option):
+    run = write_run(folder / "run")
+    found = refused("report", str(run), option, "x.jpeg2")
+    assert (found.path, found.rule) == (option, "must end in .png")
+
+
+@pytest.mark.parametrize("place", ["file", "/proc/x"])
+def test_the_work_folder_of_a_local_run(folder, place):
+    job = Path(__file__).parents[3] / "examples" / "job-3v1-tiny.yaml"
+    assert refused("run", str(job), "--work-dir", place).path == "--work-dir"
+
+
+def test_a_folder_without_rights_is_told_as_one(folder):
+    closed = folder / "closed"
+    closed.mkdir(mode=0o755)
+    kept = closed / "kept.txt"
+    kept.write_text("")
+    script = f"""
+import os
+from pathlib import Path
+from stage2_api.errors import ConfigError
+from stage2_trainer.data.output_places import check_file, check_folder
+os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})
+for check, path in ((check_file, "new"), (check_file, "kept.txt"), (check_folder, "new/below")):
+    try:
+        check("--output", Path({str(closed)!r}) / path)
+    except ConfigError as error:
+        print(error.problems[0].rule)
+"""
+    if os.getuid() != 0:
+        pytest.skip("only root can become another user")
+    os.chmod(folder, 0o755)
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd="/")
+    assert said.stdout.count("(Permission denied)") == 3
+
+
+def test_what_can_be_written_is_let_be(folder):
+    check_file("--output", folder / "new" / "x.png")
+    check_file("--output", Path("file"))
+    check_file("--output", Path("/dev/null"))
+    check_folder("--output", Path("new/below"))
+    check_folder("--output", Path("empty"))
+    assert not Path("new").exists()
