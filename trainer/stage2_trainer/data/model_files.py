@@ -47,6 +47,12 @@ def model_path(model: str) -> Path:
         raise FileNotFoundError(f"{model} is no folder here, and no model in the cache") from error
 
 
+def is_mixture(folder: Path) -> bool:
+    """Whether a whole model folder is that of a mixture of experts."""
+    kind = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type", "")
+    return str(kind).endswith("_moe")
+
+
 def with_local_model(config: RunConfig) -> RunConfig:
     """Return the configuration with the folder of its model in the place of a hub's name; see `fetched_model`."""
     folder = fetched_model(config.model.model)

@@ -17,7 +17,7 @@ from stage2_api.errors import ConfigError, Problem
 from stage2_trainer.data.model_files import flaw_of_model
 from stage2_trainer.matching import CoordVocab
 from stage2_trainer.process.attention import tell_vision_tower
-from stage2_trainer.process.transformers_compat import disable_cache
+from stage2_trainer.process.transformers_compat import disable_cache, layout_fault
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +50,8 @@ def load_model(path: Path | str, *, dtype: torch.dtype | None, attn_implementati
     if unknown:
         rule = f"must be a Qwen3-VL model; {type(model).__name__} has the unknown parameter {unknown[0]}"
         raise ConfigError((Problem("model.model", str(path), rule, "use a Qwen3-VL checkpoint"),))
+    if fault := layout_fault(model):
+        raise ConfigError((Problem("model.model", str(path), fault, "use another checkpoint"),))
     disable_cache(model)
     tell_vision_tower(model)
     return model
@@ -105,6 +107,8 @@ def adapt(
     `options` are fields of peft's `LoraConfig`; its `target_modules` are ends of module names, or `all-linear`. `regex`
     comes before them, and must match a module's whole name. The output layer never gets an adapter.
     """
+    if not regex:
+        _require_known(model, options["target_modules"])
     wanted = _by_regex(regex) if regex else _by_name(options["target_modules"])
     targets = _adapted_modules(model, set(frozen), wanted)
     if not targets:
@@ -176,6 +180,16 @@ def _adapted_modules(model: nn.Module, frozen: set[str], wanted: Callable[[str],
         and part_of(f"{name}.weight") not in frozen
         and wanted(name)
     ]
+
+
+def _require_known(model: nn.Module, ends: Sequence[str]) -> None:
+    """Raise ConfigError for a name that no linear layer has: what it stands for would stay as it is without a word."""
+    layers = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    unknown = [end for end in ends if not any(map(_by_name([end]), layers))]
+    if unknown:
+        rule = "no linear layer has such a name; the experts of a mixture are no linear layers"
+        way_out = "take it out; tuner.modules_to_save: [experts], or tuner.train_type: full, trains experts"
+        raise ConfigError((Problem("tuner.target_modules", unknown, rule, way_out),))
 
 
 def _by_name(ends: Sequence[str]) -> Callable[[str], bool]:

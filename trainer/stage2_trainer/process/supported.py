@@ -13,12 +13,13 @@ from typing import Any
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.runconfig import RunConfig
-from stage2_trainer.data.model_files import flaw_of_model
+from stage2_trainer.data.model_files import flaw_of_model, is_mixture
 from stage2_trainer.engine.cuda_driver import Installation, learner_problem
 
 logger = logging.getLogger(__name__)
 
 _MATCHING = "custom.extra.rollout_matching"
+MIXTURE_IN_VLLM = "is a mixture of experts, whose weights no vLLM has taken from a learner yet"
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,8 @@ _UNSUPPORTED = (
     _Unsupported(
         "model.model",
         lambda c: _mixture(c),
-        "is a mixture of experts, whose weights no vLLM has taken from a learner yet",
-        "train a dense model; custom.trainer_variant sft and rollout_backend hf take a mixture too",
+        MIXTURE_IN_VLLM,
+        'train a dense model, or set rollout_backend to hf; stage 1 with training.eval_strategy: "no" asks no vLLM',
     ),
 )
 
@@ -122,13 +123,12 @@ def _missing_kernel(config: RunConfig) -> str | None:
 
 def _mixture(config: RunConfig) -> str | None:
     """Return the model where vLLM would have to take the weights of a mixture of experts."""
-    if config.custom.trainer_variant == "sft" or config.rollout_matching.rollout_backend != "vllm":
+    if not config.makes_rollouts or config.rollout_matching.rollout_backend != "vllm":
         return None
-    description = Path(config.model.model) / "config.json"
-    if not description.is_file() or flaw_of_model(description.parent):
+    folder = Path(config.model.model)
+    if not (folder / "config.json").is_file() or flaw_of_model(folder):
         return None  # whoever loads it says so
-    kind = str(json.loads(description.read_text(encoding="utf-8")).get("model_type", ""))
-    return config.model.model if kind.endswith("_moe") else None
+    return config.model.model if is_mixture(folder) else None
 
 
 def _colocates(config: RunConfig) -> bool:

@@ -1,15 +1,22 @@
 """Exported mixtures of experts: transformers computes the same with them, in the stock layout, which vLLM needs."""
 
+import json
+
 import pytest
 import torch
+from peft import PeftModel
 from safetensors.torch import load_file
 
 from stage2_api.errors import ConfigError
 from stage2_trainer.export.comparison import compare
-from stage2_trainer.export.model_export import export_model
+from stage2_trainer.export.model_export import export_adapter, export_model
 from stage2_trainer.export.trained_checkpoint import open_checkpoint
+from stage2_trainer.main import learn
 from stage2_trainer.prepare.coordinate_tokens import prepare
+from stage2_trainer.process.qwen3_vl import load_model
 from tests.unit.trainer.export.trained import KINDS, load, saved, trained
+from tests.unit.trainer.learner.configs import run_config
+from tests.unit.trainer.learner.harness import box
 from tests.unit.trainer.prepare.stock_models import mixture_of, stock
 
 IDS = torch.tensor([[5, 100, 321, 7, 200, 44, 3, 90]])
@@ -54,6 +61,44 @@ def test_an_exported_mixture_computes_what_the_learner_computed_in_the_stock_lay
             assert torch.equal(after[name], before[name].float())
 
 
+@pytest.mark.parametrize("tuner", [{"train_type": "full"}, {"modules_to_save": ["experts"]}])
+def test_stage_1_trains_the_experts_of_a_mixture_and_its_checkpoint_is_exported(mixture, tmp_path, image_paths, tuner):
+    line = {
+        "images": [image_paths[0]],
+        "width": 96,
+        "height": 96,
+        "units": "bins",
+        "objects": [box("cat", 1, 2, 30, 40)],
+    }
+    (tmp_path / "train.jsonl").write_text(json.dumps(line))
+    times = {"max_steps": 1, "learning_rate": 1e-2, "save_strategy": "steps", "save_steps": 1, "eval_strategy": "no"}
+    config = run_config(
+        model={"model": str(mixture), "torch_dtype": "float32"},
+        tuner=tuner,
+        training={"output_dir": str(tmp_path / "run"), "gradient_checkpointing": False, **times},
+        custom={"train_jsonl": str(tmp_path / "train.jsonl"), "trainer_variant": "sft"},
+    )
+    assert learn(config) == 0
+    opened = open_checkpoint(tmp_path / "run" / "checkpoint-1", model=str(mixture))
+    verify = lambda one, folder: compare(one, folder, None)  # noqa: E731
+    assert export_model(opened, tmp_path / "out", dtype=torch.float32, verify=verify).compared.gap.mean < 1e-5
+    before, after = tensors(mixture), tensors(tmp_path / "out")
+    experts = [name for name in before if ".experts." in name]
+    assert all(before[name].shape == after[name].shape for name in before)
+    assert not any(torch.equal(before[name].float(), after[name]) for name in experts)
+
+
+def test_an_adapter_of_a_mixture_loads_on_its_base_and_says_what_the_learner_said(mixture, tmp_path):
+    model = trained(mixture, "lora")
+    opened = open_checkpoint(saved(model, mixture, tmp_path / "run"), model=str(mixture))
+    assert export_adapter(opened, tmp_path / "adapter").obstacle is None
+    again = PeftModel.from_pretrained(load(mixture), tmp_path / "adapter").eval()
+    assert torch.equal(logits(again), logits(model))
+    whole = open_checkpoint(saved(trained(mixture, "full"), mixture, tmp_path / "full"), model=str(mixture))
+    with pytest.raises(ConfigError, match=r"trained in full.*leave --adapter out"):
+        export_adapter(whole, tmp_path / "other")
+
+
 def test_experts_as_long_as_wide_are_refused_for_their_layout_cannot_be_told(tmp_path):
     """transformers and we tell the layouts by their shapes."""
     square = mixture_of(stock(tmp_path / "plain"), tmp_path / "stock", intermediate=64)
@@ -62,3 +107,5 @@ def test_experts_as_long_as_wide_are_refused_for_their_layout_cannot_be_told(tmp
     opened = open_checkpoint(saved(trained(square, "lora"), square, tmp_path / "run"), model=str(square))
     with pytest.raises(ConfigError, match=r"experts\.gate_up_proj.* is 128 x 128"):
         export_model(opened, tmp_path / "out")
+    with pytest.raises(ConfigError, match=r"model\.model.*experts\.gate_up_proj.* is 128 x 128"):
+        load_model(square, dtype=torch.float32, attn_implementation=None)

@@ -77,6 +77,12 @@ def test_named_target_modules_are_narrowed_to_the_parts_that_train(model):
     assert adapted_parts(adapted) == {"aligner"}
 
 
+def test_a_name_that_no_linear_layer_has_is_refused(model):
+    """Its layers would be left as they are without a word, as the experts of a mixture would by gate_proj."""
+    with pytest.raises(ConfigError, match=r"tuner\.target_modules: \['gate', 'w1'\]; no linear layer has such a name"):
+        adapt(model, ["vit", "aligner"], {**LORA, "target_modules": ["q_proj", "gate", "w1", "linear_fc1"]})
+
+
 def test_target_modules_may_be_suffixes(model):
     adapted = adapt(model, [], {**LORA, "target_modules": ["q_proj", "v_proj"]})
     owners = {name.split(".lora_")[0].rsplit(".", 1)[1] for name, p in adapted.named_parameters() if p.requires_grad}

@@ -8,7 +8,7 @@ import pytest
 
 from stage2_api.errors import ConfigError
 from stage2_trainer.process.supported import check_supported, deepspeed_config
-from tests.unit.trainer.learner.configs import run_config
+from tests.unit.trainer.learner.configs import SERVER, run_config
 
 MATCHING = "custom.extra.rollout_matching"
 
@@ -69,6 +69,13 @@ def test_a_mixture_of_experts_is_refused_where_vllm_would_have_to_take_its_weigh
     mixture = {"model": {"model": str(tmp_path)}}
     assert refused(run_config(**mixture)) == ["model.model"]
     check_supported(run_config(matching={"rollout_backend": "hf"}, **mixture), world_size=1)
+    servers = {"rollout_matching": {"vllm": {"mode": "server", "server": SERVER}}}
+    supervised = {"train_jsonl": "x", "trainer_variant": "sft", "val_jsonl": "x", "extra": servers}
+    told = {**mixture, "custom": supervised}
+    check_supported(run_config(training={"eval_strategy": "no"}, **told), world_size=1)
+    evaluated = run_config(training={"eval_strategy": "steps"}, **told)
+    with pytest.raises(ConfigError, match=r'model\.model: .* training\.eval_strategy: "no"'):
+        check_supported(evaluated, world_size=1)
     for other in (json.dumps({"model_type": "qwen3_vl"}), "[]", "{"):
         (tmp_path / "config.json").write_text(other)
         check_supported(run_config(**mixture), world_size=1)

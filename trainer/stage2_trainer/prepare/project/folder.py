@@ -15,6 +15,7 @@ from transformers import AutoProcessor
 from stage2_api.custom import Custom
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.parsing import parse_job
+from stage2_trainer.data.model_files import is_mixture
 from stage2_trainer.data.output_places import aside_of, check_folder
 from stage2_trainer.data.records import load_records
 from stage2_trainer.prepare.annotated_image import AnnotatedImage, Tally
@@ -27,6 +28,7 @@ from stage2_trainer.prepare.project.recipe import CPU_PROMPT, RUNS, JobRecipe, P
 from stage2_trainer.prepare.project.sizes import choose
 from stage2_trainer.prepare.record_writer import RecordChoice, write_records
 from stage2_trainer.process.qwen3_vl import coord_vocab
+from stage2_trainer.process.supported import MIXTURE_IN_VLLM
 
 Shown = Callable[[Iterable[Any], str, int], Iterable[Any]]
 """A function that passes items on and shows how many of so many have been; the text says of what."""
@@ -95,7 +97,7 @@ def make_project(request: ProjectRequest, shown: Shown) -> MadeProject:
     """Make a project's folder. Raises ConfigError for what is wrong, and leaves nothing behind then."""
     _check(request)
     parts = _parts(request)
-    source, stock = _model(request.model)
+    source, stock = _model(request)
     output = request.output.absolute()
     with _written_aside(output) as aside:
         _write_data(aside, parts, request, shown)
@@ -144,11 +146,15 @@ def _check(request: ProjectRequest) -> None:
         raise ConfigError(problems)
 
 
-def _model(model: str) -> tuple[Path, bool]:
+def _model(request: ProjectRequest) -> tuple[Path, bool]:
     """Return the folder of the model, and whether it lacks coordinate tokens. Raises ConfigError."""
+    model = request.model
     with _as_option():
         source = source_of(model)
         lacks = lacks_tokens(stock_processor(source, model).tokenizer, model)
+    if request.gpus and is_mixture(source):
+        way_out = "give a dense model; a mixture trains in stage 1 without evaluations (docs/models.md)"
+        raise ConfigError([Problem("--model", model, MIXTURE_IN_VLLM, way_out)])
     return source, lacks
 
 

@@ -20,6 +20,7 @@ from stage2_controller.job.containers import containers
 from stage2_trainer.data.records import load_records
 from stage2_trainer.prepare.coordinate_tokens import prepare
 from stage2_trainer.prepare.project.folder import Annotations, ProjectRequest, make_project
+from tests.unit.trainer.prepare.stock_models import mixture_of
 from tiny_model.checkpoint import save
 from tiny_model.model import build_model, build_processor
 from tiny_model.tokenizer import build_tokenizer
@@ -230,6 +231,13 @@ def test_another_kind_of_model_is_refused(coco, stock, tmp_path):
     with pytest.raises(ConfigError, match=r"--model: .*Qwen3-VL; its config.json has model_type qwen3;"):
         make_project(request(coco, tmp_path / "other", tmp_path / "run"), quietly)
     assert left(tmp_path) == ["other"]
+
+
+def test_a_mixture_of_experts_is_refused_where_its_jobs_would_be(coco, stock, tmp_path):
+    mixture = mixture_of(stock, tmp_path / "mixture")
+    with pytest.raises(ConfigError, match=r"--model: .*is a mixture of experts, whose weights no vLLM"):
+        make_project(request(coco, mixture, tmp_path / "cats", gpus=4), quietly)
+    assert not (tmp_path / "cats").exists()
 
 
 def test_a_model_without_some_weights_leaves_nothing_behind(coco, stock, tmp_path):
