@@ -5,7 +5,7 @@ Errors name the file and, where YAML gives one, the line.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,11 @@ def load_documents(path: Path) -> list[dict[str, Any]]:
 
 def load_yaml(path: Path) -> dict[str, Any]:
     """The one mapping of a YAML file; ConfigError when there are several documents."""
-    documents = load_documents(path)
+    return only_document(path, load_documents(path))
+
+
+def only_document(path: Path, documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The one of a file's documents; ConfigError when there are several."""
     if len(documents) > 1:
         raise _problem(path, f"{len(documents)} documents", "one document is wanted here", "split the file at `---`")
     return documents[0]
@@ -50,7 +54,12 @@ def load_config(path: Path) -> RunConfig:
     raw = load_yaml(path)
     if is_job(raw):
         return parse_job(raw).spec.config
-    return parse_run_config(resolve_extends(path, load_yaml))
+    return parse_run_config(with_bases(path, raw))
+
+
+def with_bases(path: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the mapping of a file over those that it extends. It is not read again: a pipe is empty then."""
+    return resolve_extends(path, lambda file: raw if file == path else load_yaml(file))
 
 
 def load_job(path: Path) -> RolloutMatchingJob:

@@ -43,6 +43,8 @@ def replay_step(records: Path, step: int, *, tokenizer: Path | None, output: Pat
 
 
 def _documents(records: Path) -> list[Mapping[str, Any]]:
+    if not records.is_file():
+        raise ConfigError([Problem(str(records), None, "must be an existing file", "give <output_dir>/rollouts.jsonl")])
     with records.open(encoding="utf-8") as lines:
         return [json.loads(line) for line in lines if line.startswith('{"event"') and line.endswith("\n")]
 

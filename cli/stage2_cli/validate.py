@@ -14,10 +14,9 @@ from rich.console import Console
 
 from stage2_api.advice import idle_settings
 from stage2_api.errors import EXIT_CONFIG, ConfigError
-from stage2_api.extends import resolve_extends
 from stage2_api.parsing import parse_job, parse_run_config
 from stage2_api.runconfig import RunConfig
-from stage2_cli.config_files import is_job, load_documents, load_yaml
+from stage2_cli.config_files import is_job, load_documents, only_document, with_bases
 from stage2_cli.data_files import Local, look_over
 from stage2_cli.errors import show_config_error, show_idle_settings
 from stage2_cli.paths import parse_mappings, place_here
@@ -65,7 +64,7 @@ def _valid(path: Path, places: Mapping[str, Path], *, all_records: bool) -> bool
 def _checked(path: Path, places: Mapping[str, Path]) -> tuple[str, list[_Checked]]:
     documents = load_documents(path)
     if not is_job(documents[0]):
-        config = parse_run_config(resolve_extends(path, load_yaml))
+        config = parse_run_config(with_bases(path, only_document(path, documents)))
         return "training configuration", [_Checked(config, lambda named: named)]
     jobs = [parse_job(document) for document in documents]
     for job in jobs:

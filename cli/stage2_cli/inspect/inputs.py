@@ -8,6 +8,7 @@ from pathlib import Path
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_trainer.data.records import AS_DECLARED, Record, RecordRules, load_record
+from stage2_trainer.data.regular_files import read_named
 from stage2_trainer.matching import CoordVocab, cut_before, vision_ids
 
 
@@ -69,7 +70,7 @@ def read_spelling(folder: Path, *, option: str) -> Spelling:
 def read_ids(path: Path) -> list[int]:
     """The JSON list of token ids in a file; stop tokens may be there."""
     try:
-        value = json.loads(_text(path, "--response-ids"))
+        value = json.loads(read_text(path, "--response-ids"))
     except json.JSONDecodeError as error:
         raise _no_ids(path, f"no JSON ({error})") from error
     if not isinstance(value, list):
@@ -82,7 +83,7 @@ def read_ids(path: Path) -> list[int]:
 
 def read_text_ids(path: Path, vocab: CoordVocab) -> list[int]:
     """The token ids of the text in a file, without the newline that editors put at its end."""
-    text = _text(path, "--response-file")
+    text = read_text(path, "--response-file")
     return vocab.encode(text.removesuffix("\n").removesuffix("\r"))
 
 
@@ -95,9 +96,10 @@ def check_images(record: Record) -> None:
         raise ConfigError([Problem(f"{record.sample_id} images", list(record.images), rule, "correct the record")])
 
 
-def _text(path: Path, option: str) -> str:
+def read_text(path: Path, option: str) -> str:
+    """Return the text of a file that a person has named. Raises ConfigError."""
     try:
-        return path.read_text(encoding="utf-8")
+        return read_named(path).decode()
     except OSError as error:
         rule = f"must be a readable file ({error.strerror})"
         raise ConfigError([Problem(option, str(path), rule, "correct the path")]) from error

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_cli.config_files import load_config
+from stage2_cli.inspect.inputs import read_text
 from stage2_trainer.data.records import load_record
 from stage2_trainer.grpo.rewards import Reward, Sample, Scores, load_rewards, score
 from stage2_trainer.grpo.task import Task, record_rules
@@ -33,7 +34,7 @@ def inspect_rewards(config: Path | None, *, sample: int | None, answer: Path | N
         named="--sample",
     )
     rewards = load_rewards(run.rlhf.reward_funcs, run.rlhf.resolved_weights)
-    text = _given(answer, "--response-file").read_text(encoding="utf-8")
+    text = read_text(_given(answer, "--response-file"), "--response-file")
     scores = score(rewards, Sample(text, record.metadata, task.contract))
     if as_json:
         print(json.dumps({"sample": number, "rewards": dict(scores.by_name), "total": scores.total}))

@@ -83,7 +83,7 @@ def read_documents(path: Path, *, texts: Collection[str] = ()) -> list[Any]:
     texts: keys of a document below which every scalar, a key too, is the text that the file has: `010`, not 8.
 
     Raises:
-        OSError: the file cannot be read, or is a device.
+        OSError: the file cannot be read, or is a device or a FIFO.
         UnreadableYaml: it is no file of text, no YAML, or beyond a bound.
     """
     text = _text(path)

@@ -37,13 +37,15 @@ def read_regular(path: Path, most: int = LARGEST_FOUND) -> bytes:
 
 
 def read_named(path: Path, most: int | None = None) -> bytes:
-    """Return the bytes of what a person has named: a regular file, or a pipe.
+    """Return the bytes of what a person has named: a regular file, or a pipe without a name of its own.
 
     most: None = a file as a whole, a pipe up to LARGEST_PIPED. Raises OSError, of more than `most` bytes too.
     """
     mode = _mode(path)
     if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
         raise OSError(errno.EINVAL, "It is a device", str(path))
+    if stat.S_ISFIFO(mode) and os.path.exists(os.path.realpath(path)):  # the pipe of <(...) lies in no folder
+        raise OSError(errno.EINVAL, "It is a FIFO, which may have no writer", str(path))
     with path.open("rb") as file:
         if most is None and stat.S_ISREG(mode):
             return file.read()

@@ -1,0 +1,104 @@
+"""What a command line names as input is a file or a `<(pipe)`: nothing else is waited for, or ends in a traceback."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from stage2_api.errors import EXIT_CONFIG, ConfigError
+from stage2_cli.config_files import load_config
+from stage2_cli.main import app
+
+pytestmark = pytest.mark.timeout(120)  # a FIFO without a writer is waited for for ever
+
+MINIMAL = {
+    "model": {"model": "model"},
+    "training": {"output_dir": "out", "eval_strategy": "no"},
+    "custom": {"train_jsonl": "train.jsonl", "trainer_variant": "sft"},
+}
+
+
+def fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def unix_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(path.name)
+
+
+def zeros(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("run.yaml").write_text(yaml.safe_dump({"extends": "odd.yaml", **MINIMAL}))
+    Path("over.yaml").write_text(yaml.safe_dump({**MINIMAL, "custom": {"train_jsonl": "odd.yaml"}}))
+    return tmp_path
+
+
+odd_file = pytest.mark.parametrize("odd", [fifo, unix_socket, zeros])
+
+
+@odd_file
+def test_a_file_that_a_configuration_builds_on_is_a_regular_one(folder, odd):
+    odd(Path("odd.yaml"))
+    with pytest.raises(ConfigError, match=r"odd\.yaml.*(must exist and be readable|must be a YAML file)"):
+        load_config(Path("run.yaml"))
+
+
+COMMANDS = [
+    ["validate", "odd.yaml"],
+    ["render", "odd.yaml"],
+    ["run", "odd.yaml"],
+    ["learn", "odd.yaml"],
+    ["data", "odd.yaml"],
+    ["report", "odd.yaml"],
+    ["report", "odd.yaml", "--html", "x.html"],
+    ["replay", "odd.yaml", "--step", "0"],
+    ["evaluate", "--rollouts", "odd.yaml", "--records", "odd.yaml"],
+    ["inspect", "--record", "odd.yaml", "--tokenizer", ".", "--response-ids", "x"],
+    ["import", "coco", "--annotations", "odd.yaml", "--images", ".", "--output", "x.jsonl"],
+    ["import", "yolo", "odd.yaml", "--output", "x.jsonl"],
+    ["init", "--coco", "odd.yaml", "--images", ".", "--model", "m", "--output", "x"],
+]
+
+
+@odd_file
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_what_is_no_file_is_answered_with_a_sentence(folder, odd, words):
+    odd(Path("odd.yaml"))
+    assert refused(words)
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_what_is_not_there_is_answered_with_a_sentence(folder, words):
+    assert refused(words)
+
+
+def refused(words):
+    """Whether the command says in a sentence what a person must change."""
+    done = CliRunner().invoke(app, words)
+    return isinstance(done.exception, ConfigError) or done.exit_code == EXIT_CONFIG
+
+
+@odd_file
+def test_a_data_file_that_is_none_is_told_by_its_configuration(folder, odd):
+    odd(Path("odd.yaml"))
+    done = CliRunner().invoke(app, ["validate", "over.yaml"])
+    assert done.exit_code == EXIT_CONFIG
+
+
+def test_a_configuration_may_come_through_a_pipe(folder):
+    stage2 = Path(sys.executable).parent / "stage2"
+    Path("plain.yaml").write_text(yaml.safe_dump(MINIMAL))
+    command = f"{stage2} validate <(cat plain.yaml)"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, cwd=folder)
+    assert (done.returncode, done.stderr) == (0, "")
