@@ -21,6 +21,7 @@ from pathlib import Path
 
 from stage2_trainer.process.checkpoints import publish, staging, told_when_unwritten
 from stage2_trainer.process.host_memory import SHARED_MEMORY, memory_left, shared_memory_left
+from stage2_trainer.process.writing import writing
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +87,7 @@ class SaveBehind:
 
     def _write(self, staged: Path, then: Callable[[], None]) -> None:
         try:
-            with told_when_unwritten(self._folder):
+            with told_when_unwritten(self._folder), writing():
                 copied = staging(self._folder) / staged.name
                 shutil.copytree(staged, copied, copy_function=_move)
                 publish(copied, self._folder)

@@ -30,6 +30,7 @@ from stage2_trainer.process.checkpoints import (
 from stage2_trainer.process.ranks import gathered
 from stage2_trainer.process.run_course import write_course
 from stage2_trainer.process.save_behind import SaveBehind
+from stage2_trainer.process.writing import writing
 
 logger = logging.getLogger(__name__)
 
@@ -147,10 +148,11 @@ class WholeCheckpoints(Trainer):
             self._write_aside(model, trial, staged)
             gathered(step)  # a barrier
             if self.args.should_save:
-                self.state.save_to_json(str(staged / STATE))  # again: it names the best checkpoint
-                write_course(self.course, staged)
-                if memory is None:
-                    publish(staged, folder)
+                with writing():  # from here on it asks no other process: it is whole, though they fail
+                    self.state.save_to_json(str(staged / STATE))  # again: it names the best checkpoint
+                    write_course(self.course, staged)
+                    if memory is None:
+                        publish(staged, folder)
         if self.args.should_save:
             best = self.state.best_model_checkpoint
             rotate = partial(rotate_checkpoints, str(folder), self._most_kept, best, use_mtime=True)

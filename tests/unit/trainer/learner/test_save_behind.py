@@ -11,9 +11,10 @@ import threading
 import pytest
 from transformers import TrainerCallback
 
-from stage2_trainer.process import host_memory, save_behind
+from stage2_trainer.process import checkpoints, host_memory, save_behind, whole_checkpoints
 from stage2_trainer.process.checkpoints import CheckpointError, newest_whole
 from stage2_trainer.process.save_behind import SaveBehind
+from stage2_trainer.process.writing import LOCK_VARIABLE, is_writing
 from tests.unit.trainer.learner.harness import box, build, record
 
 EACH = {"save_strategy": "steps", "save_steps": 1}
@@ -107,6 +108,24 @@ def test_a_run_that_ends_by_an_error_ends_when_the_checkpoint_is_on_disk(run, he
     with pytest.raises(ZeroDivisionError):
         trainer.train()
     assert newest_whole(folder).name == "checkpoint-1"
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_the_launcher_of_several_processes_sees_that_a_checkpoint_gets_its_name(run, tmp_path, monkeypatch, behind):
+    lock, seen = tmp_path / "lock", []
+    lock.touch()
+    monkeypatch.setenv(LOCK_VARIABLE, str(lock))
+
+    def publish(*arguments):
+        seen.append(is_writing(lock))
+        return checkpoints.publish(*arguments)
+
+    for module in (whole_checkpoints, save_behind):
+        monkeypatch.setattr(module, "publish", publish)
+    trainer, _ = run(behind=behind)
+    trainer.train()
+    assert seen == [True, True]
+    assert not is_writing(lock)
 
 
 def test_one_that_cannot_be_written_ends_the_run_at_the_next_step(run, monkeypatch):
