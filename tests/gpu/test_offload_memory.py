@@ -39,6 +39,8 @@ def test_what_is_away_takes_no_memory_and_comes_back_as_it_was(trained, model, o
     with offload.without_optimizer(), offload.without_model(trained[0]):
         freed = allocated - torch.cuda.memory_allocated()
         given_back = reserved - torch.cuda.memory_reserved()
+        away = [one for one in (*trained[0].parameters(), *optimizer_tensors(trained[1])) if not one.is_cuda]
+        page_locked = [one.is_pinned() for one in away]
     seconds = time.monotonic() - start
     logger.info(
         "model %s, optimizer %s: %.2f GB given back, there and back in %.2f s",
@@ -47,6 +49,8 @@ def test_what_is_away_takes_no_memory_and_comes_back_as_it_was(trained, model, o
         given_back / 1e9,
         seconds,
     )
+    assert page_locked
+    assert all(page_locked)
     assert freed >= 0.99 * PARAMETERS * (model + 2 * optimizer)
     assert given_back >= 0.9 * freed
     assert all(torch.equal(one, other) for one, other in zip(before, held(trained), strict=True))

@@ -92,7 +92,7 @@ def footprint(config: RunConfig, model: str, *, row_tokens: int) -> Footprint:
             buckets,
             Part("CUDA", CONTEXT_BYTES),
         ),
-        offloaded=offloaded(config, weighed, optimizer),
+        offloaded=offloaded(config, policy, dtype),
         server=(Part("weights", weights), buckets),
         cache_token=2 * text.num_hidden_layers * text.num_key_value_heads * text.head_dim * dtype.itemsize,
         checkpoint=(adapters * 4 if adapters else weights) + optimizer.nbytes,
@@ -105,12 +105,24 @@ def pushes(config: RunConfig) -> bool:
     return config.makes_rollouts and not in_process(config)
 
 
-def offloaded(config: RunConfig, weights: tuple[Part, ...], optimizer: Part) -> tuple[Part, ...]:
-    """Return what a colocated run moves to the host's memory while answers are made."""
+def offloaded(config: RunConfig, policy: nn.Module, dtype: torch.dtype) -> tuple[Part, ...]:
+    """Return what a colocated run moves to the host's memory while answers are made, page-locked."""
     chosen = config.rollout_matching.offload
     if not chosen.enabled or not in_process(config) or config.rollout_matching.rollout_backend == "hf":
         return ()
-    return (*(weights if chosen.offload_model else ()), *((optimizer,) if chosen.offload_optimizer else ()))
+    weights = {one: 4 if one.requires_grad else dtype.itemsize for one in policy.parameters()}
+    state = OPTIMIZER_BYTES.get(config.training.optim, 8)
+    moments = {one: state for one in policy.parameters() if one.requires_grad}
+    return (
+        *((Part("weights", _page_locked(weights)),) if chosen.offload_model else ()),
+        *((Part("optimizer", _page_locked(moments)),) if chosen.offload_optimizer else ()),
+    )
+
+
+def _page_locked(widths: Mapping[nn.Parameter, int]) -> int:
+    """Return what tensors of such parameters take, by their bytes an element: PyTorch rounds up to powers of two."""
+    sizes = (one.numel() * width for one, width in widths.items())
+    return sum(1 << (size - 1).bit_length() for size in sizes if size)
 
 
 def activations_per_token(text: Any, checkpointing: bool) -> int:

@@ -1,6 +1,7 @@
 """The doctor: what a run needs is compared with what a machine has, and every lack has a way out."""
 
 import json
+import math
 import shutil
 from dataclasses import replace
 
@@ -177,6 +178,16 @@ def test_the_footprint_is_that_of_the_loaded_model(config, model_path, tuner):
     assert weights == sum(one.numel() * one.element_size() for one in frozen)
     assert needs.cache_token == 2 * 4 * 2 * 32 * 2  # keys and values, layers, heads, width, bfloat16
     assert total(needs.learner) > weights
+
+
+def test_what_is_offloaded_is_each_tensor_in_page_locked_memory_rounded_up(config, model_path):
+    everything = {"enabled": True, "offload_model": True, "offload_optimizer": True}
+    run = config(tuner={"train_type": "lora"}, matching={**COLOCATE, "offload": everything})
+    policy = load_policy(run)
+    sizes = {part.name: part.nbytes for part in footprint(run, str(model_path), row_tokens=100).offloaded}
+    assert sizes["weights"] == sum(2 ** math.ceil(math.log2(one.nbytes)) for one in policy.parameters())
+    moments = [8 * one.numel() for one in policy.parameters() if one.requires_grad]
+    assert sizes["optimizer"] == sum(2 ** math.ceil(math.log2(one)) for one in moments)
 
 
 def test_activations_are_fewer_with_checkpointing(model_path):

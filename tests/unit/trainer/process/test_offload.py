@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from stage2_trainer.process.interrupt import Interrupt
-from stage2_trainer.process.offload import DeviceMover, StateOffloader, moved_away, optimizer_tensors
+from stage2_trainer.process.offload import DeviceMover, StateOffloader, host_copy, moved_away, optimizer_tensors
 from stage2_trainer.rollouts.in_process import ColocateRollouts, EngineError
 from stage2_trainer.rollouts.rollout_source import GenerationRequest
 from stage2_trainer.telemetry.progress import Reporter
@@ -108,6 +108,17 @@ def test_nothing_moves_on_a_cpu(trained):
     addresses = [parameter.data_ptr() for parameter in model.parameters()]
     with moved_away(model.parameters(), mover):
         assert [parameter.data_ptr() for parameter in model.parameters()] == addresses
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [torch.randn(3, 5), torch.randn(3, 5).t(), torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)],
+    ids=["rows", "columns", "channels last"],
+)
+def test_a_copy_in_main_memory_has_the_same_bytes_and_the_same_layout(tensor):
+    held = host_copy(tensor.bfloat16(), page_locked=False)  # tests/gpu/test_offload_memory.py has the other
+    assert held.stride() == tensor.stride()
+    assert torch.equal(held, tensor.bfloat16())
 
 
 @dataclass
