@@ -1,4 +1,7 @@
-"""Prints the benchmarks' tables: `bench/run [--write] [NAME ...]`; --write keeps them in bench/results/NAME.md."""
+"""Prints the benchmarks' tables: `bench/run [--write] [NAME ...]`; --write keeps them in bench/results/NAME.md.
+
+`gpu` needs a CUDA device, and runs only where it is named.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,11 @@ from datetime import date
 from importlib import metadata
 from pathlib import Path
 
+import torch
 from bench import (
     assignment,
     estep,
+    gpu,
     links,
     loss,
     many_servers,
@@ -32,7 +37,10 @@ from bench import (
 )
 from bench.tables import Lines
 
+from stage2_api.errors import EXIT_CONFIG
+
 RESULTS = Path(__file__).parent / "results"
+GPU = "gpu"
 BENCHMARKS: Mapping[str, tuple[Lines, ...]] = {
     "overlap": (overlap.TABLE,),
     "assignment": (assignment.TABLE,),
@@ -51,6 +59,7 @@ BENCHMARKS: Mapping[str, tuple[Lines, ...]] = {
     "schedule": (schedule.TABLE,),
     "start_rows": (start_rows.StartTable(),),
     "packing": (packing.ROW_TABLE, packing.WINDOW_TABLE),
+    GPU: gpu.tables(gpu.AN_8B),
 }
 PACKAGES = ("numpy", "scipy", "torch", "numba", "pycocotools", "shapely", "POT", "binpacking")
 
@@ -58,22 +67,28 @@ PACKAGES = ("numpy", "scipy", "torch", "numba", "pycocotools", "shapely", "POT",
 def main(arguments: list[str] | None = None) -> int:
     """Run what is asked for; the exit code."""
     parser = argparse.ArgumentParser(prog="bench/run", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which: {', '.join(BENCHMARKS)}; all without a name")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"which: {', '.join(BENCHMARKS)}; all but gpu without one"
+    )
     parser.add_argument("--write", action="store_true", help="keep the tables in bench/results/NAME.md")
     options = parser.parse_args(arguments)
     unknown = [name for name in options.names if name not in BENCHMARKS]
     if unknown:
         parser.error(f"no such benchmark: {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}")
+    if GPU in options.names and not torch.cuda.is_available():
+        sys.stderr.write(f"{gpu.NO_GPU}\n")
+        return EXIT_CONFIG
     missing = [name for name in PACKAGES if version(name) is None]
     if missing:
         sys.stderr.write(f"left out, not installed: {', '.join(missing)}; pip install 'stage2[trainer,bench]'\n")
     gc.disable()  # what the collector costs depends on all that is loaded, peers included
-    sys.stdout.write(header() + "\n")
-    for name in options.names or BENCHMARKS:
+    for name in options.names or [name for name in BENCHMARKS if name != GPU]:
+        head = gpu.header() if name == GPU else header()
+        sys.stdout.write(head)
         text = "".join(shown(name))
         if options.write:
             RESULTS.mkdir(exist_ok=True)
-            (RESULTS / f"{name}.md").write_text(f"{header()}{text}", encoding="utf-8")
+            (RESULTS / f"{name}.md").write_text(f"{head}{text}", encoding="utf-8")
     return 0
 
 

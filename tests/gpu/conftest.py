@@ -1,6 +1,5 @@
 """Checks that need a CUDA device: `make test-gpu`. Elsewhere each of them is skipped."""
 
-import socket
 from pathlib import Path
 
 import pytest
@@ -20,10 +19,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.gpu)
             if not torch.cuda.is_available():
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
-
-
-@pytest.fixture
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -1,0 +1,257 @@
+"""What a learner does on a GPU, beside what the device can do and what a user would pick instead.
+
+    bench/run [--write] gpu
+
+Wall times, the best of several, between two points at which the device has nothing left to do. `where` says on which
+device and at which sizes: unit tests run the same code on a CPU, at tiny sizes.
+"""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import date
+from importlib import metadata
+
+import torch
+from bench import gpu_push, loss
+from bench.loss import Case, portions
+from bench.merge import layer, served
+from bench.tables import Row, Table, installed
+from torch import Tensor
+
+from stage2_api.vllm import Transport
+from stage2_trainer.process.offload import DeviceMover, moved_away
+from stage2_trainer.weights.merge_math import Adapter
+from stage2_trainer.weights.packing import Packer
+from stage2_trainer.wire.buckets import plan_buckets
+
+RUNS = 5
+GIB = 2**30
+PACKAGES = ("torch", "triton", "vllm", "transformers", "liger-kernel", "cut-cross-entropy")
+NO_GPU = "bench/run gpu: PyTorch finds no CUDA device here. Run it on a machine with an NVIDIA GPU and its driver"
+
+
+@dataclass(frozen=True)
+class Where:
+    """A device, and sizes at which it is measured.
+
+    layers: shapes of merged weights, with rank 16. bytes: of the tensors that are packed, moved or pushed. bucket:
+    bytes of a bucket. tokens: of the loss, by tokens, vocabulary and hidden width.
+    """
+
+    device: torch.device
+    layers: Sequence[tuple[int, int]]
+    bytes: int
+    bucket: int
+    tokens: tuple[int, int, int]
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether it is a CUDA device."""
+        return self.device.type == "cuda"
+
+
+AN_8B = Where(
+    device=torch.device("cuda:0"),
+    layers=((1024, 4096), (4096, 4096), (12288, 4096), (151936, 4096)),
+    bytes=8 * GIB,
+    bucket=GIB // 2,
+    tokens=(16384, 151936, 4096),
+)
+
+
+def merge_rows(where: Where) -> Iterator[Row]:
+    """Merging an adapter of rank 16, beside a copy of as many bytes: the weight is read and written once."""
+    for shape in where.layers:
+        for dora in (False, True):
+            base, adapter = layer(shape, 16, dora=dora)
+            there = base.to(where.device)
+            moved = to_device(adapter, where.device)
+            ours = seconds(lambda: served(there, moved), where)  # noqa: B023 called at once
+            copied = seconds(lambda: torch.empty_like(there).copy_(there), where)  # noqa: B023
+            what = f"{'DoRA' if dora else 'LoRA'}, {shape[0]} x {shape[1]}, {2 * base.nbytes / ours / 1e9:.0f} GB/s"
+            differ = int((served(there, moved).cpu() != served(base, adapter)).sum())
+            yield Row(what, "copy of the weight", ours, copied, f"{differ} weights differ from a CPU's")
+
+
+def to_device(adapter: Adapter, device: torch.device) -> Adapter:
+    """Return the same adapter on a device."""
+    magnitude = None if adapter.magnitude is None else adapter.magnitude.to(device)
+    return replace(adapter, up=adapter.up.to(device), down=adapter.down.to(device), magnitude=magnitude)
+
+
+def pack_rows(where: Where) -> Iterator[Row]:
+    """Filling buckets, beside one copy of as many bytes to the same place."""
+    weights = tensors(where)
+    for transport, staging in (("nccl", where.device), ("tcp", torch.device("cpu"))):
+        packer, metas = Packer(where.device, staging), gpu_push.metas_of(weights)
+        plan = list(plan_buckets(metas, where.bucket))
+        (slot,) = packer.slots(plan, 1)
+
+        def pack() -> None:
+            stream = iter(weights.items())
+            for bucket in plan:  # noqa: B023 called at once
+                packed = packer.pack(bucket, stream, slot)  # noqa: B023
+                if packed.ready is not None:
+                    packed.ready.synchronize()
+
+        ours = seconds(pack, where)
+        whole = torch.empty(where.bucket, dtype=torch.uint8, device=where.device)
+        place = torch.empty(where.bucket, dtype=torch.uint8, device=staging, pin_memory=_leaves(where, staging))
+        copied = seconds(lambda: place.copy_(whole, non_blocking=True), where) * where.bytes / where.bucket  # noqa: B023
+        what = f"for {transport}, {where.bytes / 1e9:.2f} GB in {len(weights)} tensors, {_rate(where, ours)}"
+        yield Row(what, f"one copy, {_rate(where, copied)}", ours, copied)
+
+
+def offload_rows(where: Where) -> Iterator[Row]:
+    """State to main memory and back, beside the same through memory that is not page-locked."""
+    away, mover = list(tensors(where).values()), DeviceMover(where.device)
+
+    def ours() -> None:
+        with moved_away(away, mover):
+            pass
+
+    def pageable() -> None:
+        there = [one.to("cpu", copy=True) for one in away]
+        for one, other in zip(away, there, strict=True):
+            one.copy_(other)
+
+    before = [one.clone() for one in away]
+    took, peer = seconds(ours, where), seconds(pageable, where)
+    differ = sum(not torch.equal(one, other) for one, other in zip(before, away, strict=True))
+    what = f"there and back, {where.bytes / 1e9:.2f} GB, {2 * where.bytes / took / 1e9:.1f} GB/s"
+    yield Row(what, f"pageable, {2 * where.bytes / peer / 1e9:.1f} GB/s", took, peer, f"{differ} tensors differ")
+
+
+def push_rows(where: Where) -> Iterator[Row]:
+    """A push into another process on the same device, over NCCL's sockets and over TCP, on loopback."""
+    weights = tensors(where)
+    times = {name: gpu_push.seconds(name, weights, where.device, where.bucket) for name in transports(where)}
+    first = next(iter(times))
+    for name, took in times.items():
+        what = f"{where.bytes / 1e9:.2f} GB over {first}, {_rate(where, times[first])}"
+        yield Row(what, f"over {name}, {_rate(where, took)}", times[first], took)
+
+
+def transports(where: Where) -> tuple[Transport, ...]:
+    """Return what two processes can push over here."""
+    return ("nccl", "tcp") if where.is_gpu else ("tcp",)
+
+
+def loss_forms(*, coords: bool) -> dict[str, Callable[[Case], Tensor]]:
+    """Return other forms of the loss, by name; those of packages where they are installed and there are no coords."""
+    if coords:
+        return dict(loss.PEERS)
+    forms: dict[str, Callable[[Case], Tensor]] = {"supervised": loss.supervised}
+    if cce := installed("cut_cross_entropy"):
+        forms["cut-cross-entropy"] = lambda case: cce.linear_cross_entropy(
+            case.hidden[case.targets.logit_positions], case.weight, case.targets.labels, impl="cce"
+        )
+    if liger := installed("liger_kernel.transformers"):
+        forms["Liger"] = lambda case: liger.LigerFusedLinearCrossEntropyLoss()(
+            case.weight, case.hidden[case.targets.logit_positions], case.targets.labels
+        )
+    return forms
+
+
+def loss_rows(where: Where, measure: Callable[[Callable[[], object], Where], float]) -> Iterator[Row]:
+    """Forward and backward pass in bfloat16: what `measure` says, seconds or bytes."""
+    for coords in (True, False):
+        case = bfloat16(Case.random(*where.tokens, str(where.device), coords=coords))
+        ours, found = measure(lambda: portions(case).backward(), where), portions(case).detach()  # noqa: B023
+        what = loss.described(where.tokens) + ("" if coords else ", no coordinates")
+        for name, form in loss_forms(coords=coords).items():
+            try:
+                theirs = measure(lambda: form(case).backward(), where)  # noqa: B023
+                difference = f"{abs(form(case).detach() - found).item():.2g}"
+            except torch.OutOfMemoryError:
+                theirs, difference = float("inf"), "out of memory"
+            yield Row(what, name, ours, theirs, difference)
+
+
+def bfloat16(case: Case) -> Case:
+    """Return a case in the precision of training."""
+    hidden, weight = (one.detach().bfloat16().requires_grad_() for one in (case.hidden, case.weight))
+    return replace(case, hidden=hidden, weight=weight)
+
+
+def seconds(call: Callable[[], object], where: Where) -> float:
+    """Return the least wall time of several runs, after one that compiles and takes memory."""
+    times = []
+    for _ in range(RUNS + 1):
+        wait(where)
+        start = time.perf_counter()
+        call()
+        wait(where)
+        times.append(time.perf_counter() - start)
+    return min(times[1:])
+
+
+def peak(call: Callable[[], object], where: Where) -> float:
+    """Return the most bytes that a call takes beside what there is; on a CPU as `bench.loss` counts them."""
+    if not where.is_gpu:
+        with loss.LiveBytes() as tracked:
+            call()
+        return float(tracked.peak)
+    call()  # kernels are tried out at the first call, and gradients are there after it
+    wait(where)
+    torch.cuda.reset_peak_memory_stats(where.device)
+    before = torch.cuda.memory_allocated(where.device)
+    call()
+    return float(torch.cuda.max_memory_allocated(where.device) - before)
+
+
+def wait(where: Where) -> None:
+    """Wait until the device has nothing left to do."""
+    if where.is_gpu:
+        torch.cuda.synchronize(where.device)
+
+
+def tensors(where: Where) -> dict[str, Tensor]:
+    """Return as many bytes of weights, in 64 tensors."""
+    count = where.bytes // 64 // 2
+    return {f"layer.{i}": torch.randn(count, device=where.device, dtype=torch.bfloat16) for i in range(64)}
+
+
+def _leaves(where: Where, staging: torch.device) -> bool:
+    return where.is_gpu and staging.type == "cpu"
+
+
+def _rate(where: Where, took: float) -> str:
+    return f"{where.bytes / took / 1e9:.1f} GB/s"
+
+
+def header() -> str:
+    """Return when, with what and on which device the figures were taken."""
+    versions = ", ".join(f"{name} {_version(name)}" for name in PACKAGES)
+    nccl = ".".join(map(str, torch.cuda.nccl.version()))
+    asked = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+    device = subprocess.run(asked, check=True, capture_output=True, text=True).stdout.splitlines()[0]
+    python = f"Python {platform.python_version()}, {platform.machine()}"
+    return (
+        f"{date.today().isoformat()}; {device}; CUDA {torch.version.cuda}, NCCL {nccl}; {python}; {versions}.\n"
+        "Ratios are peer / ours; above 1 means that ours is faster or smaller.\n"
+    )
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def tables(where: Where) -> tuple[Table, ...]:
+    """Return the tables at these sizes."""
+    return (
+        Table("Merging an adapter", "ms", 1e3, lambda: merge_rows(where)),
+        Table("Packing buckets", "ms", 1e3, lambda: pack_rows(where)),
+        Table("Loss: time of a forward and backward pass", "ms", 1e3, lambda: loss_rows(where, seconds)),
+        Table("Loss: memory of a forward and backward pass", "GiB", 1 / GIB, lambda: loss_rows(where, peak)),
+        Table("Offload to main memory", "ms", 1e3, lambda: offload_rows(where)),
+        Table("A push to another process", "ms", 1e3, lambda: push_rows(where)),
+    )

@@ -1,0 +1,66 @@
+"""The benchmark of a GPU runs to its end on a CPU at tiny sizes, and says at once where there is no GPU."""
+
+import re
+
+import pytest
+import torch
+from bench import gpu, gpu_push
+from bench.__main__ import main
+
+from stage2_api.errors import EXIT_CONFIG
+
+TINY = gpu.Where(
+    device=torch.device("cpu"), layers=((32, 16), (48, 16)), bytes=64 * 2**10, bucket=2**14, tokens=(64, 1200, 8)
+)
+ROWS = {
+    "Merging an adapter": 4,  # LoRA and DoRA of each shape
+    "Packing buckets": 2,
+    "Loss: time of a forward and backward pass": 3,
+    "Loss: memory of a forward and backward pass": 3,
+    "Offload to main memory": 1,
+    "A push to another process": 1,
+}
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+def test_without_a_gpu_it_says_so(no_gpu, capsys):
+    assert main(["gpu"]) == EXIT_CONFIG
+    assert "no CUDA device" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("table", gpu.tables(TINY), ids=lambda table: table.title)
+def test_each_table_has_its_rows(table, monkeypatch):
+    monkeypatch.setattr(gpu, "installed", lambda module: None)  # their kernels are Triton's
+    rows = list(table.rows())
+    assert len(rows) == ROWS[table.title]
+    assert all(row.ours > 0 and row.theirs > 0 for row in rows)
+    counts = [re.match(r"(\d+) (?:weights|tensors) differ", row.difference) for row in rows]
+    assert all(int(found[1]) == 0 for found in counts if found)
+
+
+def test_a_form_that_memory_has_no_room_for_is_said(monkeypatch):
+    def too_large(case):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(gpu, "loss_forms", lambda *, coords: {"everything": too_large})
+    (row, _) = gpu.loss_rows(TINY, gpu.seconds)
+    assert (row.theirs, row.difference) == (float("inf"), "out of memory")
+
+
+def test_a_push_of_other_weights_than_arrived_is_no_figure(monkeypatch):
+    monkeypatch.setattr(gpu_push, "sum_of", lambda tensor: 7.0)  # in this process alone
+    with pytest.raises(RuntimeError, match="other weights arrived"):
+        gpu_push.seconds("tcp", gpu.tensors(TINY), TINY.device, TINY.bucket)
+
+
+def test_the_header_names_device_and_versions(monkeypatch, tmp_path):
+    asked = tmp_path / "nvidia-smi"
+    asked.write_text("#!/bin/sh\necho 'NVIDIA H200, 580.95.05, 143771 MiB'\n")
+    asked.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert "NVIDIA H200, 580.95.05" in gpu.header()
+    assert f"torch {torch.__version__.partition('+')[0]}" in gpu.header()
