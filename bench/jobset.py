@@ -22,7 +22,9 @@ _READER = "stage2-bench-reads-jobset"
 
 def jobset(index: int, namespace: str) -> Object:
     """A JobSet of the pods of `cluster.job(index)`: the learner follows when the servers are ready, as with us."""
-    children = {child["kind"]: child for child in static_children(parse_job(job(index, namespace)), token="t")}
+    children = {
+        child["kind"]: child for child in static_children(parse_job(job(index, namespace)), content={"token": "t"})
+    }
     rollout, learner = (children[kind]["spec"]["template"] for kind in ("Deployment", "Job"))
     after = [{"name": "rollout", "status": "Ready"}]
     success = {"operator": "All", "targetReplicatedJobs": ["learner"]}

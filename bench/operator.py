@@ -154,7 +154,10 @@ async def plain(count: int) -> str:
     tally = Tally()
     api = await connect(tally)
     with namespace() as name:
-        made = [static_children(parse_job(job(index, name)), namespace=name, token="t") for index in range(count)]
+        made = [
+            static_children(parse_job(job(index, name)), namespace=name, content={"token": "t"})
+            for index in range(count)
+        ]
         children = [[child for child in one if child["kind"] != "Job"] for one in made]
         started = time.monotonic()
         seconds = await _each(children, lambda one: _create_all(api, one))

@@ -12,6 +12,9 @@ WATCHED = ("spec.suspend", "spec.active_deadline_seconds", "spec.ttl_seconds_aft
 # What may change a container (its environment, its arguments) by way of its pod; processes have none.
 TEMPLATES = ("spec.rollout.template", "spec.learner.template")
 
+# What crosses no network: processes on one machine speak over loopback.
+ENCRYPTION = "spec.tls.enabled"
+
 
 def left_out(job: RolloutMatchingJob, fields: Sequence[str]) -> list[str]:
     """Those of the fields (in Python's spelling) that the job sets to something; as the file spells them."""

@@ -24,11 +24,12 @@ import yaml
 from stage2_api.errors import EXIT_CONFIG, EXIT_FAILURE, ConfigError, Problem
 from stage2_api.job import RolloutMatchingJob
 from stage2_api.kubernetes_types import Volume
+from stage2_api.pod.environment import TLS_CERT_FILE_VARIABLE
 from stage2_api.pod.ports import HEALTH_ROUTE, PROGRESS_ROUTE
 from stage2_api.pod.termination import GRACE_S
 from stage2_cli.config_files import load_config, load_job
 from stage2_cli.gpus import devices, require
-from stage2_cli.left_out import TEMPLATES, WATCHED, left_out
+from stage2_cli.left_out import ENCRYPTION, TEMPLATES, WATCHED, left_out
 from stage2_cli.local_ports import learner_ports
 from stage2_cli.paths import PathMap, host_paths, parse_mappings
 from stage2_cli.processes import LocalProcess
@@ -68,7 +69,8 @@ class LocalRun:
             command += ["--engine", self.engine]
         # The same interpreter and distribution that runs this command, whatever PATH says.
         command[0] = shutil.which(command[0], path=str(Path(sys.executable).parent)) or command[0]
-        env = {**os.environ, **moved.env, "HOME": os.environ.get("HOME", "/tmp"), "PYTHONUNBUFFERED": "1"}
+        inherited = {key: value for key, value in os.environ.items() if key != TLS_CERT_FILE_VARIABLE}
+        env = {**inherited, **moved.env, "HOME": os.environ.get("HOME", "/tmp"), "PYTHONUNBUFFERED": "1"}
         if gpus:
             env[VISIBLE_VARIABLE] = devices(gpus)
         return LocalProcess(container.name, command, env, self.work_dir / "logs" / f"{container.name}.log")
@@ -83,7 +85,7 @@ def run_job(file: Path, *, mapped: Sequence[str], work_dir: Path, engine: str = 
     """
     job, places = load_job(file), parse_mappings(mapped)
     check_place("--work-dir", work_dir / CONFIG)
-    if ignored := left_out(job, (*WATCHED, *TEMPLATES)):
+    if ignored := left_out(job, (*WATCHED, *TEMPLATES, ENCRYPTION)):
         console().print(f"not applied to processes on this machine: {', '.join(ignored)}", style="yellow")
     signal.signal(signal.SIGTERM, _interrupt)
     with learner_ports(job.spec.rollout.servers) as ports:
@@ -109,7 +111,7 @@ def prepare(
 ) -> LocalRun:
     """Write configuration and token, and find a local place for every volume; starts nothing."""
     paths = PathMap({**_volume_paths(job, work_dir, mapped), **mapped})
-    workload = containers(job, host_for=lambda _: _HOST, learner_ports=ports)
+    workload = containers(job, host_for=lambda _: _HOST, learner_ports=ports, tls=False)
     require(sum(container.gpus for container in (*workload.servers, workload.learner)))
     _write(work_dir / CONFIG, _localised(workload.config_text, paths), mode=0o644)
     _write(work_dir / "etc" / "token" / "token", secrets.token_urlsafe(32), mode=0o600)

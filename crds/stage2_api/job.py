@@ -85,6 +85,14 @@ class Placement(KubernetesObject):
     or volumes tie the job to some."""
 
 
+class Tls(KubernetesObject):
+    """TLS between servers, learner and controller, with certificates of the job's own that the controller makes."""
+
+    enabled: bool = True
+    """Whether servers answer and the learner tells its progress over TLS alone. Without it the job's token, images and
+    answers cross the cluster's network in clear text."""
+
+
 class JobSpec(KubernetesObject):
     """What the job is to do."""
 
@@ -108,6 +116,8 @@ class JobSpec(KubernetesObject):
     """Rollout servers: how many, with what, where they listen."""
     learner: LearnerSpec = LearnerSpec()
     """Learner: its GPUs, its retries."""
+    tls: Tls = Tls()
+    """Encryption of what servers, learner and controller ask each other over HTTP."""
     placement: Placement = Placement()
     """Node choice for all pods: selector, tolerations, priority."""
     volumes: list[Volume] = Field(

@@ -40,7 +40,7 @@ Reached = Callable[[str, str], set[int]]
 @pytest.fixture(scope="module")
 def ports() -> dict[str, list[int]]:
     """What the policy is about: servers, and the learner's groups, progress and metrics; and a port of no name."""
-    made = containers(parse_job(job(JOB)), host_for=lambda _: JOB)
+    made = containers(parse_job(job(JOB)), host_for=lambda _: JOB, tls=True)
     group = [port for name, port in made.learner.ports.items() if name.startswith("group-")]
     servers = [server.port for server in made.servers]
     assert len(servers) == len(group) == 3
@@ -93,7 +93,7 @@ def reached(guarded: Kubectl, ports: dict[str, list[int]], controller_image: str
 
 
 def _policy(namespace: str) -> dict[str, Any]:
-    made = containers(parse_job(job(JOB)), host_for=lambda _: JOB)
+    made = containers(parse_job(job(JOB)), host_for=lambda _: JOB, tls=True)
     owner = {"name": JOB, "namespace": namespace}
     return networkpolicy(owner, made, transport="tcp", controller_namespace=namespace)
 

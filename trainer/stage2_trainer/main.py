@@ -37,6 +37,7 @@ from stage2_trainer.telemetry.run_log import STEP_LOG, open_logs
 from stage2_trainer.telemetry.timeline import TIMELINE
 from stage2_trainer.telemetry.trace import open_trace
 from stage2_trainer.weights.errors import ProofError
+from stage2_trainer.wire import tls
 from stage2_trainer.wire.address import host_and_port, is_loopback
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.token import read_token
@@ -240,7 +241,9 @@ def _progress_server(
     port = environment.get(PROGRESS_PORT_VARIABLE)
     if not port or environment.get("RANK", "0") != "0":
         return nullcontext()
-    return ProgressServer(reporter, host=host, port=int(port), token=token)
+    certificate = tls.own_certificate(environment)
+    context = certificate.context() if certificate else None
+    return ProgressServer(reporter, host=host, port=int(port), token=token, tls=context)
 
 
 def _host(config: RunConfig, environment: Mapping[str, str]) -> str:
@@ -257,9 +260,15 @@ def _host(config: RunConfig, environment: Mapping[str, str]) -> str:
 
 
 def _token(config: RunConfig, environment: Mapping[str, str]) -> str:
-    """Return the bearer token; none is needed where there are neither servers nor anybody who asks for progress."""
+    """Return the bearer token; none is needed where there are neither servers nor anybody who asks for progress.
+
+    Raises:
+        ConfigError: there is none, or it could not be shown to the servers: their certificates cannot be checked.
+    """
     if in_process(config) and not environment.get(PROGRESS_PORT_VARIABLE):
         return ""
+    for server in config.rollout_matching.vllm.server.resolved_servers():
+        tls.trust(server.base_url, environment)
     return read_token(environment)
 
 

@@ -83,7 +83,7 @@ stage2.dev/role: controller
   verbs: [get, create, patch]
 - apiGroups: [""]
   resources: [secrets]
-  verbs: [get, create]
+  verbs: [get, create, delete]  # delete: of the job's own whose certificates end, once no pod holds them
 - apiGroups: [""]
   resources: [events]
   verbs: [create]

@@ -35,6 +35,8 @@ class ChildWriter:
         for kind in unwanted:
             if there := observed.child(kind):
                 metadata = there["metadata"]
+                logger.info("%s: delete %s %s", key, kind, metadata["name"])
+                self._observer.forget_read(kind, key)
                 left = await self._api.delete(kind, key.namespace, metadata["name"], uid=metadata["uid"])
                 self._observer.deleted(kind, there, left)
 

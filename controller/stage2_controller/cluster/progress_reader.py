@@ -1,8 +1,11 @@
 """Requests to running learners for their progress: a learner's pod holds no credentials to report by itself."""
 
 import base64
+import functools
 import logging
+import ssl
 from http import HTTPStatus
+from typing import Any
 
 import aiohttp
 from pydantic_core import from_json
@@ -10,7 +13,7 @@ from pydantic_core import from_json
 from stage2_api.pod import files
 from stage2_api.pod.ports import PROGRESS_PORT, PROGRESS_ROUTE
 from stage2_api.pod.progress import LearnerReport, read_report
-from stage2_controller.job import names
+from stage2_controller.job import credentials, names
 from stage2_controller.job.observed import Object, running
 
 logger = logging.getLogger(__name__)
@@ -34,15 +37,16 @@ class ProgressReader:
     async def read(self, pod: Object | None, secret: Object | None) -> LearnerReport | None:
         """Return the learner's report; None while it does not run, or does not answer in time."""
         address = pod.get("status", {}).get("podIP") if pod else None
-        if not address or secret is None or not running(pod, names.ROLE_LEARNER):
+        if pod is None or not address or secret is None or not running(pod, names.ROLE_LEARNER):
             return None
         token = base64.b64decode(secret["data"][files.TOKEN_KEY]).decode()
         host = f"[{address}]" if ":" in address else address
-        url = f"http://{host}:{self._port}{PROGRESS_ROUTE}"
+        tls = _tls(secret, pod) if credentials.has_certificates(secret) else {}
+        url = f"{'https' if tls else 'http'}://{host}:{self._port}{PROGRESS_ROUTE}"
         headers = {"Authorization": f"Bearer {token}", "Accept-Encoding": "identity"}
         try:
             # a redirect would lead the controller, and the token, to an address that the pod's owner chooses
-            async with self._session.get(url, headers=headers, allow_redirects=False) as response:
+            async with self._session.get(url, headers=headers, allow_redirects=False, **tls) as response:
                 if response.status != HTTPStatus.OK:
                     raise ValueError(f"it answered {response.status}")
                 document = from_json(await _content(response))  # it bounds depth, which json leaves to the stack
@@ -50,6 +54,19 @@ class ProgressReader:
             logger.info("no progress from %s: %s", url, error)
             return None
         return read_report(document)
+
+
+def _tls(secret: Object, pod: Object) -> dict[str, Any]:
+    """Return what checks that the job's own learner answers: no other name's certificate is shown the token."""
+    metadata = pod["metadata"]
+    job = metadata["annotations"][names.ANNOTATION_JOB]
+    context = _trusting(secret["data"][files.CA_KEY])
+    return {"ssl": context, "server_hostname": names.learner_host(job, metadata["namespace"])}
+
+
+@functools.lru_cache(maxsize=1024)
+def _trusting(authority: str) -> ssl.SSLContext:
+    return ssl.create_default_context(cadata=base64.b64decode(authority).decode())
 
 
 async def _content(response: aiohttp.ClientResponse) -> bytes:

@@ -15,6 +15,9 @@ from stage2_api.pod.environment import (
     METRICS_PORT_VARIABLE,
     PROGRESS_PORT_VARIABLE,
     TERMINATION_LOG_VARIABLE,
+    TLS_CA_FILE_VARIABLE,
+    TLS_CERT_FILE_VARIABLE,
+    TLS_KEY_FILE_VARIABLE,
     TOKEN_FILE_VARIABLE,
 )
 from stage2_api.pod.ports import GROUP_PORT, METRICS_PORT, PROGRESS_PORT
@@ -23,6 +26,11 @@ from stage2_controller.job import names, template_rules
 
 _GROUP = "group-"
 _COMMON_ENV = {TOKEN_FILE_VARIABLE: files.TOKEN_PATH, "HOME": files.TMP_FOLDER}
+_TLS_ENV = {
+    TLS_CA_FILE_VARIABLE: files.CA_PATH,
+    TLS_CERT_FILE_VARIABLE: files.CERT_PATH,
+    TLS_KEY_FILE_VARIABLE: files.KEY_PATH,
+}
 
 
 @dataclass(frozen=True)
@@ -81,16 +89,21 @@ class Processes:
 
 
 def containers(
-    job: RolloutMatchingJob, host_for: Callable[[int], str], learner_ports: LearnerPorts = POD_PORTS
+    job: RolloutMatchingJob,
+    host_for: Callable[[int], str],
+    learner_ports: LearnerPorts = POD_PORTS,
+    *,
+    tls: bool,
 ) -> Processes:
-    """Return the processes of `job`; `host_for(i)` is the host on which server i is reached.
+    """Return the processes of `job`; `host_for(i)` is the host on which server i is reached, `tls` whether over TLS.
 
     Raise ConfigError if a pod template would take away what the job relies on.
     """
     template_rules.check(job)
+    scheme, env = ("https", {**_COMMON_ENV, **_TLS_ENV}) if tls else ("http", _COMMON_ENV)
     addresses = [
         {
-            "base_url": f"http://{host_for(index)}:{job.spec.rollout.port + index}",
+            "base_url": f"{scheme}://{host_for(index)}:{job.spec.rollout.port + index}",
             "group_port": learner_ports.group + index,
         }
         for index in range(job.spec.rollout.servers)
@@ -100,8 +113,8 @@ def containers(
         vllm = raw["custom"].setdefault("extra", {}).setdefault("rollout_matching", {}).setdefault("vllm", {})
         vllm.setdefault("server", {})["servers"] = addresses
     return Processes(
-        servers=tuple(_server(job, index) for index in range(len(addresses))),
-        learner=_learner(job, learner_ports),
+        servers=tuple(_server(job, index, env) for index in range(len(addresses))),
+        learner=_learner(job, learner_ports, env),
         config=parse_run_config(raw, root="spec.config"),
         config_text=yaml.safe_dump(raw, sort_keys=False, allow_unicode=True),
     )
@@ -113,28 +126,28 @@ def waiting(learner: Container) -> Container:
         learner,
         name=names.WAIT_CONTAINER,
         command=("stage2", "wait", files.CONFIG_PATH),
-        env=_COMMON_ENV,
+        env={key: value for key, value in learner.env.items() if key in {**_COMMON_ENV, **_TLS_ENV}},
         ports={},
         gpus=0,
     )
 
 
-def _server(job: RolloutMatchingJob, index: int) -> Container:
+def _server(job: RolloutMatchingJob, index: int, env: Mapping[str, str]) -> Container:
     return Container(
         name=f"server-{index}",
         command=("stage2", "serve", files.CONFIG_PATH, "--server", str(index)),
-        env=_COMMON_ENV,
+        env=env,
         ports={f"http-{index}": job.spec.rollout.port + index},
         gpus=job.spec.rollout.gpus_per_server,
     )
 
 
-def _learner(job: RolloutMatchingJob, ports: LearnerPorts) -> Container:
+def _learner(job: RolloutMatchingJob, ports: LearnerPorts, env: Mapping[str, str]) -> Container:
     return Container(
         name=names.ROLE_LEARNER,
         command=("stage2", "learn", files.CONFIG_PATH, *_processes(job)),
         env={
-            **_COMMON_ENV,
+            **env,
             PROGRESS_PORT_VARIABLE: str(ports.progress),
             METRICS_PORT_VARIABLE: str(ports.metrics),
             TERMINATION_LOG_VARIABLE: files.TERMINATION_LOG,

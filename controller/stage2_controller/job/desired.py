@@ -19,7 +19,7 @@ from stage2_controller.job.node_fit import Need
 from stage2_controller.job.settings import Settings
 
 # What the spec's hash is made of. Defaults are left out: a newer definition that adds one does not make it another job.
-_PODS_ARE_MADE_FROM = {"rollout", "learner", "config", "volumes", "placement", "gpu_resource", "image"}
+_PODS_ARE_MADE_FROM = {"rollout", "learner", "config", "volumes", "placement", "gpu_resource", "image", "tls"}
 _REMEMBERED = 1024  # desired states; one takes about 70 kB
 
 
@@ -69,7 +69,7 @@ def desired(raw: Mapping[str, Any], settings: Settings) -> Desired:
     """
     accepted = parse_job(raw)
     host = names.service_host(accepted.metadata.name, namespace_of(accepted))
-    processes = containers(accepted, host_for=lambda _: host)
+    processes = containers(accepted, host_for=lambda _: host, tls=accepted.spec.tls.enabled)
     settings.policy.check(accepted)
     hashed = accepted.spec.model_dump(mode="json", include=_PODS_ARE_MADE_FROM, exclude_defaults=True)
     made = tuple(children(accepted, raw["metadata"], processes, settings))

@@ -63,6 +63,20 @@ def child_name(job: str, role: str) -> str:
     return short_name(job, f"-{role}")
 
 
+def learner_host(job: str, namespace: str) -> str:
+    """Return the name that the learner's certificate is for; it has no Service, and is reached by its address."""
+    return f"{child_name(job, ROLE_LEARNER)}.{namespace}.svc"
+
+
+def certificate_hosts(job: str, namespace: str) -> dict[str, tuple[str, ...]]:
+    """Return the names for which each role's certificate is."""
+    service = child_name(job, ROLE_ROLLOUT)
+    return {
+        ROLE_ROLLOUT: (service, f"{service}.{namespace}", service_host(job, namespace)),
+        ROLE_LEARNER: (learner_host(job, namespace),),
+    }
+
+
 def service_host(job: str, namespace: str) -> str:
     """Return the rollout Service's name in the cluster's DNS, without the cluster's own domain."""
     return f"{child_name(job, ROLE_ROLLOUT)}.{namespace}.svc"

@@ -13,6 +13,7 @@ from stage2_api.errors import ConfigError
 from stage2_controller.job import conditions, kueue, names, outcome, ownership, reasons
 from stage2_controller.job import status as statuses
 from stage2_controller.job.children import meta, secret
+from stage2_controller.job.credentials import Hosts
 from stage2_controller.job.desired import Desired, desired
 from stage2_controller.job.observed import Observed
 from stage2_controller.job.placement import NodeChoice, NodeView, follow, place
@@ -21,6 +22,7 @@ from stage2_controller.job.settings import Settings
 from stage2_controller.job.situation import Situation
 from stage2_controller.job.stage import Manifests, existing, shaped, stage
 
+NewCredentials = Callable[[Hosts, datetime], Mapping[str, str]]
 MESSAGE_CHARS = 8_192  # of 32,768 that a condition may have
 
 
@@ -45,14 +47,14 @@ def plan(
     *,
     settings: Settings,
     now: datetime,
-    new_token: Callable[[], str],
+    new_credentials: NewCredentials,
     nodes: NodeView | None = None,
     desired_of: Callable[[Mapping[str, Any]], Desired] | None = None,
 ) -> Plan:
     """Return the plan of one pass over the job `raw`, an object as the API server holds it.
 
-    `new_token` makes the bearer token of a job that has no Secret yet. Without `nodes` the scheduler chooses the node
-    of the servers, and the learner follows them. `desired_of` gives desired states that are known already.
+    `new_credentials` makes the content of the Secret of a job that has none yet. Without `nodes` the scheduler chooses
+    the node of the servers, and the learner follows them. `desired_of` gives desired states that are known already.
     """
     if raw["spec"].get("managedBy", names.MANAGER) != names.MANAGER:
         return Plan(status=dict(raw.get("status") or {}))
@@ -71,7 +73,7 @@ def plan(
     if situation.outcome:
         return _finished(situation, status)
     priority_class = nodes.priority_class if nodes else None
-    return _going_on(situation, status, priority_class=priority_class, new_token=new_token)
+    return _going_on(situation, status, priority_class=priority_class, new_credentials=new_credentials)
 
 
 def _forgiven(raw: Mapping[str, Any], spec_hash: str) -> Mapping[str, Any]:
@@ -145,7 +147,7 @@ def _going_on(
     status: dict[str, Any],
     *,
     priority_class: Mapping[str, Any] | None,
-    new_token: Callable[[], str],
+    new_credentials: NewCredentials,
 ) -> Plan:
     """Plan for a job that goes on: its children as far as they may exist now."""
     children, deletions = stage(situation)
@@ -154,7 +156,11 @@ def _going_on(
     else:
         children = _with_workload(children, situation, priority_class)
     if children and situation.observed.secret is None and situation.admitted:
-        children = (secret.secret(situation.raw["metadata"], new_token()), *children)
+        owner = situation.raw["metadata"]
+        hosts = names.certificate_hosts(owner["name"], owner["namespace"]) if situation.job.spec.tls.enabled else {}
+        children = (secret.secret(owner, new_credentials(hosts, situation.now)), *children)
+    if situation.renews_secret and _has_no_pods(situation.observed):
+        deletions = (*deletions, *existing(situation.observed, "Secret"))
     return Plan(
         status=status,
         children=() if situation.blocked else children,
@@ -162,8 +168,12 @@ def _going_on(
         placement=situation.placement,
         workload_patch=_told_to_kueue(situation),
         gate=gate(situation.observed, status),
-        again_after_s=_next_look(situation, status),
+        again_after_s=0.0 if "Secret" in deletions else _next_look(situation, status),
     )
+
+
+def _has_no_pods(observed: Observed) -> bool:
+    return not observed.pods and observed.deployment is None and observed.learner is None
 
 
 def _with_workload(children: Manifests, situation: Situation, priority_class: Mapping[str, Any] | None) -> Manifests:

@@ -6,11 +6,12 @@ from datetime import datetime
 from typing import Any
 
 from stage2_api.job import RolloutMatchingJob
-from stage2_controller.job import diff, kueue
+from stage2_controller.job import credentials, diff, kueue
+from stage2_controller.job.children import pod
 from stage2_controller.job.conditions import Condition
 from stage2_controller.job.containers import Processes
 from stage2_controller.job.desired import Desired
-from stage2_controller.job.observed import Observed
+from stage2_controller.job.observed import Observed, terminating
 from stage2_controller.job.outcome import Outcome
 from stage2_controller.job.placement import NodeChoice
 from stage2_controller.job.settings import Settings
@@ -72,5 +73,18 @@ class Situation:
 
     @property
     def must_stop(self) -> bool:
-        """Whether no pod of the job may exist: it is suspended, or its spec was edited under its learner."""
-        return self.job.spec.suspend or self.spec_changed
+        """Whether no pod of the job may exist: it is suspended, its spec was edited under its learner, or its Secret
+        has to be made anew."""
+        return self.job.spec.suspend or self.spec_changed or self.renews_secret
+
+    @property
+    def renews_secret(self) -> bool:
+        """Whether the job's Secret has to be made anew: its certificates end soon, or it has none and pods need them.
+
+        Pods that were made before jobs had certificates go on without.
+        """
+        secret, learner = self.observed.secret, self.observed.learner
+        if secret is None or credentials.fit(secret, tls=self.job.spec.tls.enabled, now=self.now):
+            return False
+        standing = learner is not None and not terminating(learner)
+        return credentials.has_certificates(secret) or not standing or pod.answers_over_tls(learner or {})

@@ -1,9 +1,10 @@
-"""The children of a job as static YAML, for a cluster where no controller runs. Pure, but for a fresh token."""
+"""The children of a job as static YAML, for a cluster where no controller runs. Pure, but for fresh credentials."""
 
-import secrets
+from collections.abc import Mapping
+from datetime import UTC, datetime
 
 from stage2_api.job import RolloutMatchingJob
-from stage2_controller.job import names
+from stage2_controller.job import credentials, names
 from stage2_controller.job.children import secret
 from stage2_controller.job.children.meta import Manifest
 from stage2_controller.job.containers import containers
@@ -12,16 +13,22 @@ from stage2_controller.job.settings import DEFAULT_IMAGE, Settings
 
 
 def static_children(
-    accepted: RolloutMatchingJob, *, namespace: str | None = None, image: str = DEFAULT_IMAGE, token: str | None = None
+    accepted: RolloutMatchingJob,
+    *,
+    namespace: str | None = None,
+    image: str = DEFAULT_IMAGE,
+    content: Mapping[str, str] | None = None,
 ) -> list[Manifest]:
     """Return all children of a job without an owner. Raise ConfigError if a pod template breaks what the job needs.
 
-    The learner then waits for its servers by itself. Without `token` the Secret gets a fresh one.
+    The learner then waits for its servers by itself. Without `content` the Secret's is fresh.
     """
     owner = {"name": accepted.metadata.name, "namespace": namespace or namespace_of(accepted)}
     host = names.service_host(owner["name"], owner["namespace"])
-    processes = containers(accepted, host_for=lambda _: host)
+    tls = accepted.spec.tls.enabled
+    processes = containers(accepted, host_for=lambda _: host, tls=tls)
+    hosts = names.certificate_hosts(owner["name"], owner["namespace"]) if tls else {}
     return [
-        secret.secret(owner, token or secrets.token_urlsafe(32)),
+        secret.secret(owner, content or credentials.new(hosts, datetime.now(UTC))),
         *children(accepted, owner, processes, Settings(image=image)),
     ]

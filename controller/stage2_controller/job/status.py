@@ -160,15 +160,20 @@ def _servers(situation: Situation, sync: Mapping[str, Any]) -> list[dict[str, An
     addresses = [
         server.base_url for server in situation.processes.config.rollout_matching.vllm.server.resolved_servers()
     ]
-    versions = {item["baseUrl"]: item["version"] for item in sync.get("servers") or []}
+    versions = {_place(item["baseUrl"]): item["version"] for item in sync.get("servers") or []}
     made = [
-        _server(name, url, statuses.get(name, {}), versions.get(url))
+        _server(name, url, statuses.get(name, {}), versions.get(_place(url)))
         for name, url in zip(situation.server_names, addresses, strict=True)
     ]
     pushed_before = (situation.previous.get("sync") or {}).get("version")
     if sync.get("version") == pushed_before:
         _forget_earlier_processes(made, situation.previous)
     return made
+
+
+def _place(base_url: str) -> str:
+    """Return host and port: pods that were made before jobs had certificates are reached there too, without TLS."""
+    return base_url.partition("://")[2]
 
 
 def _forget_earlier_processes(servers: list[dict[str, Any]], previous: Mapping[str, Any]) -> None:

@@ -1,7 +1,6 @@
 """One pass over one job: observe, plan, write what differs, tell the status once, then its events."""
 
 import logging
-import secrets
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -17,7 +16,7 @@ from stage2_controller.cluster.named_objects import PriorityClasses
 from stage2_controller.cluster.observe import Observer, child_name
 from stage2_controller.cluster.progress_polls import ProgressPolls
 from stage2_controller.cluster.store import Store
-from stage2_controller.job import conditions, names, outcome
+from stage2_controller.job import conditions, credentials, names, outcome
 from stage2_controller.job import status as statuses
 from stage2_controller.job.desired import DesiredCache
 from stage2_controller.job.events import events
@@ -144,7 +143,7 @@ class Reconciler:
                 observed,
                 settings=self._settings,
                 now=now,
-                new_token=lambda: secrets.token_urlsafe(32),
+                new_credentials=credentials.new,
                 nodes=nodes,
                 desired_of=self._desired.of,
             )

@@ -7,6 +7,15 @@ from typing import Final
 TOKEN_FILE_VARIABLE: Final = "STAGE2_TOKEN_FILE"
 """Path of the file with the job's bearer token; servers and learner refuse to start without it."""
 
+TLS_CA_FILE_VARIABLE: Final = "STAGE2_TLS_CA_FILE"
+"""Path of the certificates of the authorities by which servers of https:// are checked; unset, this machine's own."""
+
+TLS_CERT_FILE_VARIABLE: Final = "STAGE2_TLS_CERT_FILE"
+"""Path of the certificate with which a server of https:// answers, and a learner its progress; unset, it has none."""
+
+TLS_KEY_FILE_VARIABLE: Final = "STAGE2_TLS_KEY_FILE"
+"""Path of the certificate's private key."""
+
 PROGRESS_PORT_VARIABLE: Final = "STAGE2_PROGRESS_PORT"
 """TCP port at which the learner tells its progress; unset, it tells nobody."""
 

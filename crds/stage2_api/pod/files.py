@@ -19,6 +19,16 @@ TOKEN_FOLDER: Final = f"{ROOT}/token"
 TOKEN_PATH: Final = f"{TOKEN_FOLDER}/{TOKEN_KEY}"
 """The job's bearer token."""
 
+TLS_VOLUME: Final = "stage2-tls"
+TLS_FOLDER: Final = f"{ROOT}/tls"
+CA_KEY: Final = "ca.crt"
+CA_PATH: Final = f"{TLS_FOLDER}/{CA_KEY}"
+"""The certificate of the job's authority, by which its members check each other."""
+
+CERT_PATH: Final = f"{TLS_FOLDER}/tls.crt"
+KEY_PATH: Final = f"{TLS_FOLDER}/tls.key"
+"""The certificate with which the containers of a pod answer, and its private key."""
+
 TMP_VOLUME: Final = "tmp"
 TMP_FOLDER: Final = "/tmp"
 """Folder for what may go with the pod."""
@@ -30,8 +40,18 @@ SHARED_MEMORY_FOLDER: Final = "/dev/shm"
 TERMINATION_LOG: Final = "/dev/termination-log"
 """File of which Kubernetes takes a container's last words."""
 
-VOLUMES: Final = (CONFIG_VOLUME, TOKEN_VOLUME, TMP_VOLUME, SHARED_MEMORY_VOLUME)
+VOLUMES: Final = (CONFIG_VOLUME, TOKEN_VOLUME, TLS_VOLUME, TMP_VOLUME, SHARED_MEMORY_VOLUME)
 """Names of the volumes that belong to stage2."""
 
 FOLDERS: Final = (TMP_FOLDER, SHARED_MEMORY_FOLDER, ROOT)
 """Folders that belong to stage2."""
+
+
+def certificate_key(role: str) -> str:
+    """Return the key of the job's Secret that holds the certificate of a role's pod."""
+    return f"{role}.crt"
+
+
+def private_key_key(role: str) -> str:
+    """Return the key of the job's Secret that holds that certificate's private key."""
+    return f"{role}.key"

@@ -71,6 +71,8 @@ def test_the_controller_may_do_what_it_does_and_nothing_else(
         kubelet.learner_ends("first", 0)
         eventually(lambda: kubectl.get("rmj", "first") is None, why="the first has lived its time")
         eventually(lambda: not kubectl.list("deployments", "jobs"), why="the second is suspended")
+        kubectl("patch", "rmj", "second", "--type=merge", "-p", '{"spec": {"tls": {"enabled": false}}}')
+        eventually(lambda: ("delete", "secrets") in did | does(replica), why="a Secret of another content is wanted")
         # The lease is renewed by the clock, and a quick machine is done with both jobs before that.
         eventually(lambda: ("update", "leases") in did | does(replica), why="it renews its lease")
         assert may(kubectl) == did | does(replica) | IMPLIED

@@ -100,7 +100,7 @@ def test_the_controller_may_not_list_secrets_or_touch_pods(template: Template) -
         for rule in template()["ClusterRole", "stage2"]["rules"]
         for resource in rule["resources"]
     }
-    assert verbs["secrets"] == {"get", "create"}
+    assert verbs["secrets"] == {"get", "create", "delete"}
     assert verbs["pods"] == {"list", "watch"}
     assert "*" not in {verb for allowed in verbs.values() for verb in allowed}
     assert "*" not in verbs

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from stage2_api.pod import files
 from stage2_api.pod.progress import LearnerReport, ReportedServer, ReportedSync
-from stage2_controller.job import names
+from stage2_controller.job import credentials, names
 from stage2_controller.job.children import meta
 from stage2_controller.job.observed import Observed
 from stage2_controller.job.plan import Plan, plan
@@ -48,7 +49,19 @@ COLOCATE = {"custom": {"extra": {"rollout_matching": {"vllm": {"mode": "colocate
 
 def planned(raw: Object, observed: Observed = NOTHING, *, after_s: float = 0) -> Plan:
     """The plan of a pass `after_s` seconds after NOW."""
-    return plan(raw, observed, settings=SETTINGS, now=NOW + timedelta(seconds=after_s), new_token=lambda: "t0ken")
+    return plan(raw, observed, settings=SETTINGS, now=NOW + timedelta(seconds=after_s), new_credentials=new_credentials)
+
+
+def new_credentials(hosts: Mapping[str, Any], now: datetime) -> Object:
+    """A token that a test can name, and certificates, which take a while to make, always the same."""
+    return {files.TOKEN_KEY: "t0ken", **(_CERTIFICATES if hosts else {})}
+
+
+_CERTIFICATES = {
+    key: text
+    for key, text in credentials.new(names.certificate_hosts("job-3v1", "team-a"), NOW).items()
+    if key != files.TOKEN_KEY
+}
 
 
 def told(raw: Object, made: Plan) -> Object:
@@ -149,7 +162,7 @@ def report(
     step: int = 4, *, pushed: int = 4, held: tuple[int, ...] = (4, 4, 4), phase: str = "training", **more: Any
 ) -> LearnerReport:
     """What the learner's /progress answers; `more` replaces fields."""
-    urls = [f"http://job-3v1-rollout.team-a.svc:{8000 + index}" for index in range(len(held))]
+    urls = [f"https://job-3v1-rollout.team-a.svc:{8000 + index}" for index in range(len(held))]
     servers = [ReportedServer(base_url=url, version=version) for url, version in zip(urls, held, strict=True)]
     sync = ReportedSync(version=pushed, requested_mode="full", effective_mode="full", seconds=0.2, servers=servers)
     parts: Object = {

@@ -25,6 +25,7 @@ from stage2_trainer.engine.server_command import (
     transport_of,
     vllm_command,
 )
+from stage2_trainer.wire import tls
 from stage2_trainer.wire.address import host_and_port, is_loopback
 from stage2_trainer.wire.token import read_token
 
@@ -41,7 +42,8 @@ def serve(config: RunConfig, server: int, *, engine: str = "vllm", host: str | N
     host: the address to listen on; default: loopback if the server's base_url is loopback, else every address.
 
     Raises:
-        ConfigError: no such server or engine, no token, the port is taken, or no driver for a server of the GPU build.
+        ConfigError: no such server or engine, no token, no certificate for an https:// base_url, the port is taken, or
+            no driver for a server of the GPU build.
     """
     address = _address(config, server)
     endpoint = _endpoint(address, host)
@@ -136,7 +138,8 @@ def _address(config: RunConfig, server: int) -> ServerAddress:
 
 def _endpoint(address: ServerAddress, host: str | None) -> Endpoint:
     named, port = host_and_port(address.base_url)
-    return Endpoint(host or (LOOPBACK if is_loopback(named) else EVERYWHERE), port)
+    certificate = tls.required_certificate(address.base_url, os.environ)
+    return Endpoint(host or (LOOPBACK if is_loopback(named) else EVERYWHERE), port, certificate)
 
 
 def _require_free(endpoint: Endpoint, server: int, address: ServerAddress, *, rlhf: Rlhf | None) -> None:

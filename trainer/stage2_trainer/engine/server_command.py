@@ -12,6 +12,7 @@ from stage2_api.runconfig import RunConfig
 from stage2_api.vllm import Transport, resolve_transport
 from stage2_trainer.engine.vllm_compat import SERVER_MODULE, dummy_load_options, without_removed_options
 from stage2_trainer.wire.served_model import LORA_RANKS, MAX_LORA_RANK, POLICY_MODEL
+from stage2_trainer.wire.tls import Certificate
 
 Engine = Literal["vllm", "stub"]
 Platform = Literal["cpu", "cuda"]
@@ -33,10 +34,11 @@ sampler, and its all-reduce between the GPUs of one server. Both are on by defau
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The address that a server listens on."""
+    """The address that a server listens on; certificate: with which it answers over TLS."""
 
     host: str
     port: int
+    certificate: Certificate | None = None
 
 
 def vllm_command(config: RunConfig, endpoint: Endpoint, platform: Platform) -> list[str]:
@@ -47,6 +49,7 @@ def vllm_command(config: RunConfig, endpoint: Endpoint, platform: Platform) -> l
         "served-model-name": POLICY_MODEL,
         "host": endpoint.host,
         "port": endpoint.port,
+        **_certificate_options(endpoint),
         "dtype": config.model.torch_dtype,
         "load-format": vllm.resolved_load_format,
         "tensor-parallel-size": vllm.resolved_tensor_parallel_size(world_size=1),
@@ -79,6 +82,7 @@ def stub_command(config: RunConfig, endpoint: Endpoint) -> list[str]:
         "model": config.model.model,
         "host": endpoint.host,
         "port": endpoint.port,
+        **_certificate_options(endpoint),
         "dtype": config.model.torch_dtype,
         "load-format": "dummy" if config.rollout_matching.vllm.resolved_load_format == "dummy" else "auto",
         "max-model-len": config.rollout_matching.vllm.max_model_len,
@@ -115,6 +119,12 @@ def environment(
             # vLLM's offline engine heeds it; its server (0.32) has a process for the engine all the same.
             defaults["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     return {**defaults, **base}
+
+
+def _certificate_options(endpoint: Endpoint) -> dict[str, Any]:
+    if endpoint.certificate is None:
+        return {}
+    return {"ssl-certfile": endpoint.certificate.chain, "ssl-keyfile": endpoint.certificate.key}
 
 
 def _adapter_options(config: RunConfig) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from stage2_trainer.data.images import ImageError
 from stage2_trainer.data.messages import image_fault
 from stage2_trainer.rollouts.chunks import contiguous_chunks
 from stage2_trainer.telemetry.timeline import TIMELINE
+from stage2_trainer.wire import tls
 from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body, read_answer
 from stage2_trainer.wire.client import (
     CONNECT_TIMEOUT_S,
@@ -45,6 +47,8 @@ E = TypeVar("E", bound=BaseException)
 PHASE = "rollout"
 KEEPALIVE_S = 2.0  # servers close idle connections after 5 s; one closed earlier is never found closed in mid-request
 FAILED_CALL = (aiohttp.ClientError, TimeoutError, OSError)
+# What a server that wants TLS does to plain HTTP.
+ENDED = (aiohttp.ServerDisconnectedError, aiohttp.ClientResponseError, aiohttp.ClientOSError)
 UNSYNCED = -1  # the version of a server that was never given weights
 IN_FLIGHT = 256
 CLOSE_S = 10.0
@@ -147,7 +151,8 @@ class ServerBackend:
             self._idle.set()
 
     def _connect(self, url: str) -> aiohttp.ClientSession:
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S)
+        context = tls.trust(url, os.environ) or True
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S, ssl=context)
         return aiohttp.ClientSession(
             headers=token_header(self._token) | NOT_COMPRESSED,
             auto_decompress=False,
@@ -277,10 +282,11 @@ class ServerBackend:
             async with self._sessions[server].request(method, url, allow_redirects=False, **options) as response:
                 async with asyncio.timeout(self._timeout_s):  # an answer that has begun is written already
                     content = await _content(response)
+        except FAILED_CALL as error:  # first: a certificate that is refused is a ValueError too
+            said = await asyncio.to_thread(_said_of, error, self.base_urls[server])
+            raise self._error(server, f"{what.removesuffix(':')}: {said}") from error
         except ValueError as error:
             raise self._error(server, f"{what.removesuffix(':')}: {error}") from error
-        except FAILED_CALL as error:
-            raise self._error(server, f"{what.removesuffix(':')}: {_said_of(error)}") from error
         if response.status != HTTPStatus.OK:
             said = content[: 4 * MAX_ERROR_CHARS].decode(errors="replace")[:MAX_ERROR_CHARS]
             raise self._error(server, f"{what} answered {response.status}: {said}", response.status)
@@ -321,7 +327,12 @@ async def _content(response: aiohttp.ClientResponse) -> bytes:
     return bytes(content)
 
 
-def _said_of(error: BaseException) -> str:
+def _said_of(error: BaseException, base_url: str) -> str:
+    told = tls.explained(error, base_url, os.environ)
+    if told is None and isinstance(error, ENDED):
+        told = tls.wants_tls(base_url)
+    if told is not None:
+        return told
     if isinstance(error, TimeoutError):
         return f"no answer in time ({type(error).__name__})"
     return f"{type(error).__name__}: {error}"

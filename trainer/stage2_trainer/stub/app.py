@@ -47,7 +47,8 @@ def main() -> None:
         ),
         root=args.model,
     )
-    uvicorn.run(build_app(stub), host=args.host, port=args.port, log_level="warning")
+    tls = {"ssl_certfile": args.ssl_certfile, "ssl_keyfile": args.ssl_keyfile}
+    uvicorn.run(build_app(stub), host=args.host, port=args.port, log_level="warning", **tls)
 
 
 def receiver(transport: Transport) -> Receiver:
@@ -64,6 +65,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--model", required=True, help="checkpoint folder")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--ssl-certfile", help="answer over TLS with this certificate")
+    parser.add_argument("--ssl-keyfile", help="its private key")
     parser.add_argument("--dtype", default="auto", help="torch dtype name, or auto: the checkpoint's")
     parser.add_argument("--max-model-len", type=int, default=4096, help="prompt + answer, tokens")
     parser.add_argument("--load-format", choices=["auto", "dummy"], default="auto", help="dummy: random weights")

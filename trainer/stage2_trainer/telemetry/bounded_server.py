@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import socket
 import socketserver
+import ssl
+import sys
 import threading
 from http.server import HTTPServer
 from typing import Any
@@ -22,9 +24,22 @@ class BoundedHTTPServer(socketserver.ThreadingMixIn, HTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
+    def __init__(self, *arguments: Any, tls: ssl.SSLContext | None = None, **options: Any) -> None:
         self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self._tls = tls
         super().__init__(*arguments, **options)
+
+    def get_request(self) -> tuple[Any, Any]:
+        """Accept a connection; the first read shakes hands, in the thread that answers."""
+        request, address = super().get_request()
+        if self._tls is not None:
+            request = self._tls.wrap_socket(request, server_side=True, do_handshake_on_connect=False)
+        return request, address
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Leave whoever ends a connection, or speaks no TLS, to itself; a bug is told with its traceback."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer in a thread, or not at all."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import ssl
 import threading
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -59,10 +60,15 @@ class Reporter:
 
 
 class ProgressServer:
-    """A server of a reporter's state on a thread of its own, from `with` to the end of the block."""
+    """A server of a reporter's state on a thread of its own, from `with` to the end of the block.
 
-    def __init__(self, reporter: Reporter, *, host: str, port: int, token: str) -> None:
-        self._http = _Server((host, port), reporter, token)
+    tls: with what it answers over TLS; None: plain HTTP.
+    """
+
+    def __init__(
+        self, reporter: Reporter, *, host: str, port: int, token: str, tls: ssl.SSLContext | None = None
+    ) -> None:
+        self._http = _Server((host, port), reporter, token, tls)
         self._thread = threading.Thread(target=self._http.serve_forever, name="progress", daemon=True)
 
     @property
@@ -81,8 +87,8 @@ class ProgressServer:
 
 
 class _Server(BoundedHTTPServer):
-    def __init__(self, address: tuple[str, int], reporter: Reporter, token: str) -> None:
-        super().__init__(address, _Handler)
+    def __init__(self, address: tuple[str, int], reporter: Reporter, token: str, tls: ssl.SSLContext | None) -> None:
+        super().__init__(address, _Handler, tls=tls)
         self.reporter = reporter
         self.authorization = f"Bearer {token}".encode()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import httpx
 
 from stage2_api.errors import shortened
+from stage2_trainer.wire import tls
 from stage2_trainer.wire.address import host_and_port, is_loopback
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.served_model import POLICY_MODEL
@@ -22,6 +24,7 @@ MAX_LIST_BYTES = 8 * MAX_ANSWER_BYTES
 NOT_COMPRESSED = {"Accept-Encoding": "identity"}
 """Few bytes of what is compressed stand for any number, and bounds are on what travels."""
 CONNECT_TIMEOUT_S = 10.0
+ENDED = (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError)  # what one that wants TLS does to plain HTTP
 
 
 def token_header(token: str) -> dict[str, str]:
@@ -58,6 +61,9 @@ class ServerClient:
 
     Every call names its phase, and raises `ServerError` when the server answers anything but 200, cannot be reached, or
     does not answer within the call's deadline (seconds; default `timeout_s`).
+
+    Raises:
+        ConfigError: at construction, when the certificates to check a server of https:// by cannot be read.
     """
 
     def __init__(self, base_url: str, token: str, *, timeout_s: float) -> None:
@@ -70,6 +76,7 @@ class ServerClient:
             base_url=base_url,
             headers=token_header(token) | NOT_COMPRESSED,
             trust_env=trusts_proxies(base_url),
+            verify=tls.trust(base_url, os.environ) or True,
             limits=limits,
         )
 
@@ -154,13 +161,21 @@ class ServerClient:
             with self._http.stream(method, path, timeout=timeout, **options) as response:
                 content = _content(response, limit, timeout_s=self.timeout_s)
         except (httpx.HTTPError, ValueError) as error:
-            raise ServerError(self.base_url, phase, f"{method} {path}: {_described(error)}") from error
+            raise ServerError(self.base_url, phase, f"{method} {path}: {self._described(error)}") from error
         if response.status_code != httpx.codes.OK:
             said = content[: 4 * MAX_ERROR_CHARS].decode(errors="replace")[:MAX_ERROR_CHARS]
             detail = f"{method} {path} answered {response.status_code}: {said}"
             gone = response.status_code == httpx.codes.SERVICE_UNAVAILABLE
             raise ServerError(self.base_url, phase, detail, status=None if gone else response.status_code)
         return content
+
+    def _described(self, error: httpx.HTTPError | ValueError) -> str:
+        if not isinstance(error, httpx.HTTPError):
+            return str(error)
+        told = tls.explained(error, self.base_url, os.environ)
+        if told is None and isinstance(error, ENDED):
+            told = tls.wants_tls(self.base_url)
+        return told or describe_http_error(error)
 
 
 def _content(response: httpx.Response, limit: int, *, timeout_s: float) -> bytes:
@@ -190,7 +205,3 @@ def compressed(encoding: str) -> str:
 def too_long(limit: int) -> str:
     """Return what is wrong with an answer beyond a bound."""
     return f"answered more than {limit} bytes"
-
-
-def _described(error: httpx.HTTPError | ValueError) -> str:
-    return describe_http_error(error) if isinstance(error, httpx.HTTPError) else str(error)

@@ -24,7 +24,7 @@ def deployment(
 ) -> meta.Manifest:
     """Return Deployment `<job>-rollout`."""
     limit_s = max(_START_LIMIT_S, job.spec.learner.start_deadline_seconds)
-    containers = [pod.container(job, server, image=image, extra=_probes(server, limit_s)) for server in servers]
+    containers = [pod.container(job, server, image=image, extra=_probes(job, server, limit_s)) for server in servers]
     template = pod.template(
         job,
         role=names.ROLE_ROLLOUT,
@@ -52,14 +52,14 @@ def gated(manifest: meta.Manifest) -> meta.Manifest:
     return {**manifest, "spec": {**spec, "template": {**spec["template"], "spec": pod_spec}}}
 
 
-def _probes(server: Container, start_limit_s: int) -> dict[str, Any]:
+def _probes(job: RolloutMatchingJob, server: Container, start_limit_s: int) -> dict[str, Any]:
     """Return the probes: a server that says for minutes that it cannot take weights, or nothing, is started again.
 
     A dead engine ends its process, and one busy with long rollouts answers. The startup probe ends a server, so it
     waits for as long as the job may: the job's deadline began before.
     """
     health = {
-        "httpGet": {"path": HEALTH_ROUTE, "port": server.port},
+        "httpGet": {"path": HEALTH_ROUTE, "port": server.port, "scheme": "HTTPS" if job.spec.tls.enabled else "HTTP"},
         "periodSeconds": _PROBE_PERIOD_S,
         "timeoutSeconds": 5,
     }

@@ -26,6 +26,7 @@ _POD_SECURITY = {
     "fsGroupChangePolicy": "OnRootMismatch",
     "seccompProfile": {"type": "RuntimeDefault"},
 }
+_TLS_MOUNT = {"name": files.TLS_VOLUME, "mountPath": files.TLS_FOLDER, "readOnly": True}
 _MOUNTS = (
     {"name": files.CONFIG_VOLUME, "mountPath": files.CONFIG_FOLDER, "readOnly": True},
     {"name": files.TOKEN_VOLUME, "mountPath": files.TOKEN_FOLDER, "readOnly": True},
@@ -46,7 +47,7 @@ def container(job: RolloutMatchingJob, process: Container, *, image: str, extra:
         "env": [{"name": key, "value": value} for key, value in process.env.items()],
         "ports": [{"name": key, "containerPort": port} for key, port in process.ports.items()],
         "resources": _resources(job, process),
-        "volumeMounts": [*_MOUNTS, *_volume_mounts(job)],
+        "volumeMounts": [*_MOUNTS, *([_TLS_MOUNT] if job.spec.tls.enabled else []), *_volume_mounts(job)],
         "securityContext": _CONTAINER_SECURITY,
         # A container that dies without a message of its own is told by the end of its log.
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -76,7 +77,7 @@ def template(
             "enableServiceLinks": False,
             "securityContext": _POD_SECURITY,
             "containers": [dict(item) for item in containers],
-            "volumes": [*_own_volumes(name), *_volumes(job)],
+            "volumes": [*_own_volumes(job, role), *_volumes(job)],
             **placement,
             **_pull_secrets(job),
             **extra,
@@ -95,6 +96,12 @@ def pinned(manifest: meta.Manifest, node: str) -> meta.Manifest:
     made = _narrowed(manifest, {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]})
     annotations = {**made["metadata"]["annotations"], names.ANNOTATION_NODE: node}
     return {**made, "metadata": {**made["metadata"], "annotations": annotations}}
+
+
+def answers_over_tls(manifest: Mapping[str, Any]) -> bool:
+    """Return whether the pods of a Deployment or Job have certificates."""
+    volumes = manifest["spec"]["template"]["spec"].get("volumes") or ()
+    return any(volume["name"] == files.TLS_VOLUME for volume in volumes)
 
 
 def avoiding(manifest: meta.Manifest, hosts: Sequence[str]) -> meta.Manifest:
@@ -142,16 +149,25 @@ def _for_every_server(override: Mapping[str, Any], container_names: Sequence[str
     return {**override, "spec": spec}
 
 
-def _own_volumes(job: str) -> list[dict[str, Any]]:
-    return [
-        {"name": files.CONFIG_VOLUME, "configMap": {"name": names.child_name(job, names.ROLE_CONFIG)}},
-        {
-            "name": files.TOKEN_VOLUME,
-            "secret": {"secretName": names.child_name(job, names.ROLE_TOKEN), "defaultMode": 0o440},
-        },
+def _own_volumes(job: RolloutMatchingJob, role: str) -> list[dict[str, Any]]:
+    """Return the volumes of stage2's own; of the Secret, what the pods of this role need."""
+    name = job.metadata.name
+    made = [
+        {"name": files.CONFIG_VOLUME, "configMap": {"name": names.child_name(name, names.ROLE_CONFIG)}},
+        _from_secret(name, files.TOKEN_VOLUME, {files.TOKEN_KEY: files.TOKEN_PATH}),
         {"name": files.TMP_VOLUME, "emptyDir": {}},
         {"name": files.SHARED_MEMORY_VOLUME, "emptyDir": {"medium": "Memory"}},
     ]
+    if job.spec.tls.enabled:
+        own = {files.certificate_key(role): files.CERT_PATH, files.private_key_key(role): files.KEY_PATH}
+        made.append(_from_secret(name, files.TLS_VOLUME, {files.CA_KEY: files.CA_PATH, **own}))
+    return made
+
+
+def _from_secret(job: str, volume: str, paths: Mapping[str, str]) -> dict[str, Any]:
+    items = [{"key": key, "path": path.rpartition("/")[2]} for key, path in paths.items()]
+    secret = {"secretName": names.child_name(job, names.ROLE_TOKEN), "defaultMode": 0o440, "items": items}
+    return {"name": volume, "secret": secret}
 
 
 def _placement(job: RolloutMatchingJob) -> dict[str, Any]:

@@ -3,8 +3,11 @@
 import base64
 import gzip
 import json
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,23 +15,25 @@ from aiohttp import web
 
 from stage2_api.pod import files
 from stage2_controller.cluster.progress_reader import ProgressReader
+from stage2_controller.job import credentials, names
 from tests.unit.controller import builders as b
 
 SECRET = {"data": {files.TOKEN_KEY: base64.b64encode(b"t0ken").decode()}}
 POD = {**b.learner_pod(), "status": {**b.learner_pod()["status"], "podIP": "127.0.0.1"}}
+POD["metadata"] = {**POD["metadata"], "annotations": {names.ANNOTATION_JOB: "job-3v1"}}
 
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @asynccontextmanager
-async def asking(answer: Answer) -> AsyncIterator[ProgressReader]:
+async def asking(answer: Answer, tls: ssl.SSLContext | None = None) -> AsyncIterator[ProgressReader]:
     """A reader of a learner that answers so, whatever the path."""
     application = web.Application()
     application.router.add_get("/{path:.*}", answer)
     runner = web.AppRunner(application)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
     made = ProgressReader(port=runner.addresses[0][1])
     try:
         yield made
@@ -120,3 +125,51 @@ async def test_an_answer_without_end_is_left_at_its_bound() -> None:
     async with asking(answer) as reader:
         assert await reader.read(POD, SECRET) is None
     assert sent < 64 << 20  # what sockets buffer, and no more
+
+
+@pytest.fixture(scope="module")
+def held() -> dict[str, str]:
+    """The Secret of job-3v1."""
+    return credentials.new(names.certificate_hosts("job-3v1", "team-a"), datetime.now(UTC))
+
+
+def listening(folder: Path, content: dict[str, str], role: str) -> ssl.SSLContext:
+    (folder / "crt").write_text(content[f"{role}.crt"])
+    (folder / "key").write_text(content[f"{role}.key"])
+    made = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    made.load_cert_chain(folder / "crt", folder / "key")
+    return made
+
+
+def as_secret(content: dict[str, str]) -> dict[str, Any]:
+    return {"data": {key: base64.b64encode(text.encode()).decode() for key, text in content.items()}}
+
+
+async def test_a_learner_with_a_certificate_is_asked_over_tls(held: dict[str, str], tmp_path: Path) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        assert request.headers["Authorization"] == f"Bearer {held['token']}"
+        return web.Response(body=REPORT)
+
+    async with asking(answer, listening(tmp_path, held, "learner")) as reader:
+        report = await reader.read(POD, as_secret(held))
+    assert report is not None
+    assert report.step == 7
+
+
+@pytest.mark.parametrize("who", ["another job's learner", "a server of the job", "somebody without a certificate"])
+async def test_nobody_else_is_shown_the_token(held: dict[str, str], tmp_path: Path, who: str) -> None:
+    asked: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(request.headers["Authorization"])
+        return web.Response(body=REPORT)
+
+    shown = credentials.new(names.certificate_hosts("job-3v1", "team-a"), datetime.now(UTC))
+    context = {
+        "another job's learner": listening(tmp_path, shown, "learner"),
+        "a server of the job": listening(tmp_path, held, "rollout"),
+        "somebody without a certificate": None,
+    }[who]
+    async with asking(answer, context) as reader:
+        assert await reader.read(POD, as_secret(held)) is None
+    assert asked == []

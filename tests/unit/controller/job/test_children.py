@@ -1,5 +1,6 @@
 """The manifests of the children, one by one."""
 
+import base64
 from typing import Any
 
 import pytest
@@ -136,7 +137,7 @@ def test_pods_hold_no_api_credentials(kind: str) -> None:
 def test_pods_mount_configuration_token_scratch_and_the_jobs_volumes(kind: str) -> None:
     spec = pod_spec(kind)
     mounts = {mount["mountPath"]: mount for mount in spec["containers"][0]["volumeMounts"]}
-    assert set(mounts) == {"/etc/stage2/config", "/etc/stage2/token", "/tmp", "/dev/shm", "/data"}
+    assert set(mounts) == {"/etc/stage2/config", "/etc/stage2/token", "/etc/stage2/tls", "/tmp", "/dev/shm", "/data"}
     volumes = {volume["name"]: volume for volume in spec["volumes"]}
     assert {mount["name"] for mount in mounts.values()} == set(volumes)
     assert volumes["data"] == {"name": "data", "persistentVolumeClaim": {"claimName": "data"}}
@@ -156,10 +157,42 @@ def test_what_libraries_compile_outlives_a_container_of_its_pod(kind: str) -> No
         assert {"name": "HOME", "value": "/tmp"} in container["env"]
 
 
+@pytest.mark.parametrize(("kind", "role"), [("Deployment", "rollout"), ("Job", "learner")])
+def test_each_pod_has_its_own_certificate_and_no_other_key(kind: str, role: str) -> None:
+    volumes = {volume["name"]: volume.get("secret", {}) for volume in pod_spec(kind)["volumes"]}
+    keys = {name: {item["key"]: item["path"] for item in volumes[name]["items"]} for name in volumes if volumes[name]}
+    assert keys == {
+        "stage2-token": {"token": "token"},
+        "stage2-tls": {"ca.crt": "ca.crt", f"{role}.crt": "tls.crt", f"{role}.key": "tls.key"},
+    }
+    for container in pod_spec(kind)["containers"] + pod_spec(kind).get("initContainers", []):
+        mounts = {mount["name"]: mount for mount in container["volumeMounts"]}
+        assert mounts["stage2-tls"] == {"name": "stage2-tls", "mountPath": "/etc/stage2/tls", "readOnly": True}
+        assert {"name": "STAGE2_TLS_CA_FILE", "value": "/etc/stage2/tls/ca.crt"} in container["env"]
+
+
+def test_without_tls_pods_have_no_certificate_and_are_asked_in_clear_text() -> None:
+    for kind in ("Deployment", "Job"):
+        spec = pod_spec(kind, tls={"enabled": False})
+        assert "tls" not in repr([spec["volumes"], spec["containers"]])
+    (config,) = wanted("ConfigMap", tls={"enabled": False})["data"].values()
+    assert "http://job-3v1-rollout" in config
+    assert "https" not in config
+    server, *_ = pod_spec("Deployment", tls={"enabled": False})["containers"]
+    assert server["livenessProbe"]["httpGet"]["scheme"] == "HTTP"
+
+
+def test_probes_speak_tls() -> None:
+    for server in pod_spec("Deployment")["containers"]:
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            assert server[probe]["httpGet"]["scheme"] == "HTTPS"
+
+
 def test_the_token_is_in_the_secret_and_nowhere_else() -> None:
     raw = b.job()
     made = b.planned(raw, b.started(raw, secret=None))
-    holders = [item["kind"] for item in made.children if "t0ken" in repr(item)]
+    written = base64.b64encode(b"t0ken").decode()
+    holders = [item["kind"] for item in made.children if "t0ken" in repr(item) or written in repr(item)]
     assert holders == ["Secret"]
 
 

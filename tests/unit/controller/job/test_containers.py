@@ -12,7 +12,7 @@ from tests.unit.controller import builders as b
 
 @pytest.fixture
 def local() -> Processes:
-    return containers(parse_job(b.job()), host_for=lambda _: "127.0.0.1")
+    return containers(parse_job(b.job()), host_for=lambda _: "127.0.0.1", tls=True)
 
 
 def in_pods() -> dict[str, Any]:
@@ -34,9 +34,9 @@ def test_processes_and_pods_run_the_same_commands_in_the_same_environment(local:
 def test_the_servers_are_reached_where_the_executor_says(local: Processes) -> None:
     servers = local.config.rollout_matching.vllm.server.resolved_servers()
     assert [(server.base_url, server.group_port) for server in servers] == [
-        ("http://127.0.0.1:8000", 51216),
-        ("http://127.0.0.1:8001", 51217),
-        ("http://127.0.0.1:8002", 51218),
+        ("https://127.0.0.1:8000", 51216),
+        ("https://127.0.0.1:8001", 51217),
+        ("https://127.0.0.1:8002", 51218),
     ]
 
 

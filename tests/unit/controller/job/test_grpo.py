@@ -27,4 +27,4 @@ def test_the_run_reaches_its_server_where_the_job_puts_it() -> None:
     config = yaml.safe_load(children["ConfigMap"]["data"]["config.yaml"])
     (server,) = config["custom"]["extra"]["rollout_matching"]["vllm"]["server"]["servers"]
     assert server["base_url"].endswith(":8080")
-    assert server["base_url"].startswith(f"http://{children['Service']['metadata']['name']}")
+    assert server["base_url"].startswith(f"https://{children['Service']['metadata']['name']}")

@@ -257,7 +257,7 @@ def test_running_pods_do_not_notice_that_their_flavor_was_edited() -> None:
 def without_kueue(raw: Any, observed: Observed = b.NOTHING) -> Plan:
     nodes = NodeView(n.capacity(n.node()), n.KEY)
     settings = replace(b.SETTINGS, kueue=False)
-    return plan(raw, observed, settings=settings, now=b.NOW, new_token=lambda: "t0ken", nodes=nodes)
+    return plan(raw, observed, settings=settings, now=b.NOW, new_credentials=b.new_credentials, nodes=nodes)
 
 
 def test_a_queue_that_nobody_serves_is_told_with_the_way_out_and_nothing_is_written() -> None:

@@ -50,7 +50,9 @@ def policy(namespace: str | None = "stage2-system", transport: str = "auto") -> 
     job = b.job()
     matching = job["spec"]["config"]["custom"].setdefault("extra", {}).setdefault("rollout_matching", {})
     matching.setdefault("vllm", {})["sync"] = {"transport": transport}
-    return b.child(plan(job, b.NOTHING, settings=settings, now=b.NOW, new_token=lambda: "t"), "NetworkPolicy")
+    return b.child(
+        plan(job, b.NOTHING, settings=settings, now=b.NOW, new_credentials=b.new_credentials), "NetworkPolicy"
+    )
 
 
 @pytest.mark.parametrize("transport", ["tcp", "nccl"])

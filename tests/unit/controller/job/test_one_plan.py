@@ -1,7 +1,7 @@
 """One plan, three executors: local processes, static YAML and the controller start the same containers.
 
 The golden file shows the whole plan of an example. After an intended change, write it anew:
-`stage2 render examples/job-3v1.yaml --namespace team-a`, with the token t0ken and the image stage2/trainer:test.
+`python -m tests.unit.controller.job.test_one_plan` writes it.
 """
 
 import copy
@@ -35,7 +35,10 @@ def raw(path: Path) -> dict[str, Any]:
 
 
 def static(job: RolloutMatchingJob) -> dict[str, Any]:
-    return {item["kind"]: item for item in static_children(job, image=IMAGE, token="t0ken")}
+    return {
+        item["kind"]: item
+        for item in static_children(job, image=IMAGE, content=b.new_credentials({"rollout": ()}, b.NOW))
+    }
 
 
 def controlled(job: dict[str, Any]) -> dict[str, Any]:
@@ -77,7 +80,7 @@ def test_static_yaml_and_the_controller_make_the_same_children(path: Path) -> No
 def test_local_processes_are_the_containers_of_the_pods(path: Path) -> None:
     job = parse_job(raw(path))
     host = names.service_host(job.metadata.name, "team-a")
-    local = containers(job, host_for=lambda _: host)
+    local = containers(job, host_for=lambda _: host, tls=True)
     written = static(job)
     pods = [item for kind in ("Deployment", "Job") if kind in written for item in _containers(written[kind])]
     assert [item["name"] for item in pods] == [process.name for process in (*local.servers, local.learner)]
@@ -90,5 +93,14 @@ def test_local_processes_are_the_containers_of_the_pods(path: Path) -> None:
 
 
 def test_the_plan_of_the_example_is_the_golden_one() -> None:
-    written = static_children(parse_job(raw(ROOT / "examples" / "job-3v1.yaml")), image=IMAGE, token="t0ken")
-    assert list(yaml.safe_load_all(GOLDEN.read_text(encoding="utf-8"))) == written
+    assert list(yaml.safe_load_all(GOLDEN.read_text(encoding="utf-8"))) == golden()
+
+
+def golden() -> list[dict[str, Any]]:
+    """The children of the example, with a Secret whose content everybody knows."""
+    content = {"token": "t0ken", "ca.crt": "authority", "rollout.crt": "certificate", "rollout.key": "key"}
+    return static_children(parse_job(raw(ROOT / "examples" / "job-3v1.yaml")), image=IMAGE, content=content)
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text(yaml.safe_dump_all(golden(), sort_keys=False, allow_unicode=True), encoding="utf-8")

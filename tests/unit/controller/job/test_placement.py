@@ -23,7 +23,7 @@ def planned(raw: Any, account: Capacity, observed: Observed = b.NOTHING, *, afte
         observed,
         settings=b.SETTINGS,
         now=b.NOW + timedelta(seconds=after_s),
-        new_token=lambda: "t0ken",
+        new_credentials=b.new_credentials,
         nodes=NodeView(account, n.KEY, **more),
     )
 

@@ -177,7 +177,7 @@ def test_the_servers_addresses_are_in_the_effective_configuration() -> None:
     config = yaml.safe_load(b.child(b.planned(b.job()), "ConfigMap")["data"][files.CONFIG_KEY])
     server = config["custom"]["extra"]["rollout_matching"]["vllm"]["server"]
     assert server["servers"] == [
-        {"base_url": f"http://job-3v1-rollout.team-a.svc:{8000 + index}", "group_port": 51216 + index}
+        {"base_url": f"https://job-3v1-rollout.team-a.svc:{8000 + index}", "group_port": 51216 + index}
         for index in range(3)
     ]
 

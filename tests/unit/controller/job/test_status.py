@@ -228,7 +228,7 @@ def test_each_server_is_listed_with_the_version_that_it_holds() -> None:
     status = b.planned(raw, b.started(raw, pods=(*pods, b.learner_pod()), progress=b.report(held=(4, 0, 4)))).status
     assert status["servers"][1] == {
         "name": "server-1",
-        "baseUrl": "http://job-3v1-rollout.team-a.svc:8001",
+        "baseUrl": "https://job-3v1-rollout.team-a.svc:8001",
         "ready": False,
         "restarts": 2,
         "version": 0,

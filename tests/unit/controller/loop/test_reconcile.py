@@ -15,6 +15,7 @@ from stage2_controller.cluster.progress_polls import ProgressPolls
 from stage2_controller.cluster.progress_reader import ProgressReader
 from stage2_controller.cluster.store import Store
 from stage2_controller.job import conditions, kinds, names, reasons
+from stage2_controller.job.children import secret
 from stage2_controller.job.key import Key
 from stage2_controller.loop.controller_metrics import Metrics
 from stage2_controller.loop.reconcile import Reconciler
@@ -208,6 +209,33 @@ async def test_a_secret_of_its_own_that_the_pass_did_not_know_is_taken_as_it_is(
     await life.one_pass()
     assert life.told() == ("True", reasons.APPLIED)
     assert life.server.objects["Secret", "job-3v1-token"] == mine
+
+
+async def test_a_secret_without_certificates_is_made_anew_before_any_pod(life: Life) -> None:
+    life.server.add(secret.secret(b.job()["metadata"], {"token": "of-before"}))
+    for _ in range(4):
+        await life.one_pass()
+    kept = life.server.objects["Secret", "job-3v1-token"]["data"]
+    assert {"ca.crt", "rollout.key", "learner.key"} <= set(kept)
+    assert life.server.requests.count(("delete", "Secret")) == 1
+    assert ("Job", "job-3v1-learner") in life.server.objects
+    life.server.requests.clear()
+    await life.one_pass()
+    assert life.server.requests == []
+
+
+async def test_a_controller_that_takes_over_leaves_the_certificates_as_they_are(life: Life) -> None:
+    await life.one_pass()
+    kept = life.server.objects["Secret", "job-3v1-token"]
+    api: Any = life.server
+    store = Store()
+    for body in life.server.objects.values():
+        store.put(body["kind"], body) if body["kind"] in WATCHED else None
+    progress = ProgressPolls(ProgressReader(), lambda key: None, interval_s=b.SETTINGS.progress_s)
+    metrics = Metrics(lambda: store.known(names.KIND))
+    await Reconciler(api, store, progress, b.SETTINGS, metrics=metrics, clock=lambda: b.NOW)(KEY)
+    await progress.close()
+    assert life.server.objects["Secret", "job-3v1-token"] is kept
 
 
 async def test_a_job_that_was_applied_again_while_its_time_to_live_passed_is_not_deleted(life: Life) -> None:

@@ -9,6 +9,7 @@ from stage2_api.errors import ConfigError
 from stage2_api.parsing import parse_run_config
 from stage2_trainer.engine.launch import server_process
 from stage2_trainer.engine.server_command import Endpoint, environment, stub_command, vllm_command
+from stage2_trainer.wire.tls import Certificate
 
 ENDPOINT = Endpoint("127.0.0.1", 8000)
 
@@ -40,6 +41,15 @@ def test_a_vllm_server_is_guarded_and_takes_weights():
     assert found["middleware"] == "stage2_trainer.engine.guard.TokenGuard"  # the last one is the outermost
     assert json.loads(found["weight-transfer-config"]) == {"backend": "tcp"}
     assert (found["model"], found["host"], found["port"]) == ("/models/m", "127.0.0.1", "8000")
+
+
+@pytest.mark.parametrize(
+    "command", [lambda made, at: vllm_command(made, at, "cpu"), stub_command], ids=["vllm", "stub"]
+)
+def test_a_server_with_a_certificate_answers_over_tls(command):
+    found = options(command(config(), Endpoint("0.0.0.0", 8000, Certificate("/tls.crt", "/tls.key"))))
+    assert (found["ssl-certfile"], found["ssl-keyfile"]) == ("/tls.crt", "/tls.key")
+    assert not {"ssl-certfile", "ssl-keyfile"} & set(options(command(config(), ENDPOINT)))
 
 
 def test_gpus_take_weights_over_nccl_and_their_share_of_memory():

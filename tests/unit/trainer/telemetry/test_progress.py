@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import socket
+import ssl
+import time
 
 import httpx
 import pytest
 
 from stage2_api.pod.progress import ReportedSync
 from stage2_trainer.telemetry.progress import ProgressServer, Reporter
+from stage2_trainer.wire import tls
+from tests import certificates
 
 SYNC = ReportedSync(requested_mode="auto", effective_mode="full").pushed(3, 0.5, ("http://a:1", "http://b:2"))
 
@@ -85,3 +90,31 @@ def test_a_termination_log_stays_within_what_kubernetes_reads(reporter, tmp_path
     reporter.write_termination_log(tmp_path / "log")
     assert (tmp_path / "log").stat().st_size <= 4096
     assert json.loads((tmp_path / "log").read_text())["step"] == 3
+
+
+@pytest.fixture
+def guarded(reporter, tmp_path):
+    """A server with a certificate, and what is believed of it."""
+    files = certificates.make(tmp_path)
+    context = tls.Certificate(str(files.certificate), str(files.key)).context()
+    with ProgressServer(reporter, host="127.0.0.1", port=0, token="secret", tls=context) as server:
+        yield server, ssl.create_default_context(cafile=files.authority)
+
+
+def test_progress_is_told_over_tls(guarded):
+    server, trusted = guarded
+    url = f"https://localhost:{server.port}/progress"
+    found = httpx.get(url, headers={"Authorization": "Bearer secret"}, trust_env=False, verify=trusted)
+    assert found.json()["step"] == 3
+
+
+def test_who_speaks_no_tls_keeps_nobody_waiting_and_leaves_no_traceback(guarded, capfd):
+    server, trusted = guarded
+    with pytest.raises(httpx.TransportError):
+        ask(server)
+    silent = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+    started = time.monotonic()
+    test_progress_is_told_over_tls((server, trusted))
+    assert time.monotonic() - started < 5
+    silent.close()
+    assert "Traceback" not in capfd.readouterr().err

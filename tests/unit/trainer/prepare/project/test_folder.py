@@ -115,7 +115,10 @@ def test_gpus_are_shared_out(coco, stock, tmp_path, gpus, servers, learners):
     assert (stage1.spec.learner.gpus, stage2.spec.learner.gpus) == learners
     for job in (stage1, stage2):
         assert idle_settings(job.spec.config) == ()
-        assert sum(one.gpus for one in containers(job, host_for=lambda _: "h").servers) == job.spec.rollout.servers
+        assert (
+            sum(one.gpus for one in containers(job, host_for=lambda _: "h", tls=True).servers)
+            == job.spec.rollout.servers
+        )
 
 
 @pytest.mark.parametrize("gpus", [0, 4])

@@ -1,0 +1,117 @@
+"""What the members of a job prove themselves with: the bearer token, and a certificate for each role that answers.
+
+An authority of the job's own signs the certificates and its key is forgotten at once: nothing else is ever signed by
+it, and what a job's members believe is no other job's.
+"""
+
+import base64
+import secrets
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from stage2_api.pod import files
+
+LIFETIME = timedelta(days=365)
+RENEWED_BEFORE_END = timedelta(days=30)
+_CLOCKS_DIFFER = timedelta(hours=1)  # between the controller's machine and the nodes
+
+Hosts = Mapping[str, Sequence[str]]
+"""By role, the names that it answers by; of a job without TLS, none."""
+
+
+def new(hosts: Hosts, now: datetime) -> dict[str, str]:
+    """Return the content of a new Secret, by its keys."""
+    return {files.TOKEN_KEY: secrets.token_urlsafe(32), **(_certificates(hosts, now) if hosts else {})}
+
+
+def fit(secret: Mapping[str, Any], *, tls: bool, now: datetime) -> bool:
+    """Return whether pods that are made now can work with this Secret to their end."""
+    authority = (secret.get("data") or {}).get(files.CA_KEY)
+    if authority is None or not tls:
+        return (authority is not None) == tls
+    try:
+        until = x509.load_pem_x509_certificate(base64.b64decode(authority)).not_valid_after_utc
+    except ValueError:  # somebody else wrote it
+        return False
+    return now < until - RENEWED_BEFORE_END
+
+
+def has_certificates(secret: Mapping[str, Any]) -> bool:
+    """Return whether who was given this Secret answers over TLS."""
+    return files.CA_KEY in (secret.get("data") or {})
+
+
+def _certificates(hosts: Hosts, now: datetime) -> dict[str, str]:
+    authority = _Authority(now)
+    made = {files.CA_KEY: _pem(authority.certificate)}
+    for role, names in hosts.items():
+        key = ec.generate_private_key(ec.SECP256R1())
+        made[files.certificate_key(role)] = _pem(authority.sign(names, key.public_key()))
+        made[files.private_key_key(role)] = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        ).decode()
+    return made
+
+
+class _Authority:
+    def __init__(self, now: datetime) -> None:
+        self._now = now.astimezone(UTC)
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "stage2 job")])
+        self._identity = x509.SubjectKeyIdentifier.from_public_key(self._key.public_key())
+        constraint = x509.BasicConstraints(ca=True, path_length=0)
+        self.certificate = (
+            self._unsigned(self._name, self._key.public_key())
+            .add_extension(constraint, critical=True)
+            .add_extension(_key_usage(authority=True), critical=True)
+            .sign(self._key, hashes.SHA256())
+        )
+
+    def sign(self, names: Sequence[str], key: ec.EllipticCurvePublicKey) -> x509.Certificate:
+        """Return a certificate for who answers by these names."""
+        return (
+            self._unsigned(x509.Name([]), key)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_key_usage(authority=False), critical=True)
+            .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+            # critical: RFC 5280 asks it of a certificate without a subject
+            .add_extension(x509.SubjectAlternativeName([x509.DNSName(name) for name in names]), critical=True)
+            .add_extension(x509.AuthorityKeyIdentifier(self._identity.digest, None, None), critical=False)
+            .sign(self._key, hashes.SHA256())
+        )
+
+    def _unsigned(self, subject: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+        return (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self._name)
+            .public_key(key)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(self._now - _CLOCKS_DIFFER)
+            .not_valid_after(self._now + LIFETIME)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+        )
+
+
+def _key_usage(*, authority: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not authority,
+        key_cert_sign=authority,
+        crl_sign=authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _pem(certificate: x509.Certificate) -> str:
+    return certificate.public_bytes(serialization.Encoding.PEM).decode()

@@ -1,0 +1,154 @@
+"""What a job's members prove themselves with: certificates that hold in a handshake, and when they are made anew."""
+
+import base64
+import ssl
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stage2_api.pod import files
+from stage2_controller.job import credentials, names
+from stage2_controller.job.children import secret
+from stage2_controller.job.observed import Observed
+from stage2_controller.job.plan import Plan
+from tests.unit.controller import builders as b
+
+HOSTS = names.certificate_hosts("job-3v1", "team-a")
+SERVERS, LEARNER = "job-3v1-rollout.team-a.svc", "job-3v1-learner.team-a.svc"
+YEAR_S = credentials.LIFETIME.total_seconds()
+OWNER = {"name": "job-3v1", "namespace": "team-a", "uid": "uid-of-job-3v1"}
+NO_TLS = {"tls": {"enabled": False}}
+
+
+@pytest.fixture(scope="module")
+def made() -> dict[str, str]:
+    """A new job's, valid on the day of the test."""
+    return credentials.new(HOSTS, datetime.now(UTC))
+
+
+def shaken(folder: Path, served: Mapping[str, str], role: str, *, authority: str, host: str) -> str:
+    """What a handshake in memory ends with: the TLS version, or the client's complaint."""
+    (folder / "crt").write_text(served[files.certificate_key(role)])
+    (folder / "key").write_text(served[files.private_key_key(role)])
+    listening = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    listening.load_cert_chain(folder / "crt", folder / "key")
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    server = listening.wrap_bio(to_server, to_client, server_side=True)
+    trusting = ssl.create_default_context(cadata=authority)
+    client = trusting.wrap_bio(to_client, to_server, server_hostname=host)
+    for _ in range(4):
+        for side in (client, server):
+            try:
+                side.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+            except ssl.SSLCertVerificationError as error:
+                return str(error.verify_message)
+    return str(client.version())
+
+
+@pytest.mark.parametrize(
+    ("role", "host"), [(role, host) for role, known in HOSTS.items() for host in known], ids=lambda value: str(value)
+)
+def test_each_role_proves_each_of_its_names(made: dict[str, str], tmp_path: Path, role: str, host: str) -> None:
+    assert shaken(tmp_path, made, role, authority=made["ca.crt"], host=host) == "TLSv1.3"
+
+
+def test_neither_role_proves_the_names_of_the_other_nor_of_another_job(made: dict[str, str], tmp_path: Path) -> None:
+    for role, host in (("rollout", LEARNER), ("learner", SERVERS), ("rollout", "job-3v2-rollout.team-a.svc")):
+        assert "not valid for" in shaken(tmp_path, made, role, authority=made["ca.crt"], host=host)
+
+
+def test_the_certificates_of_one_job_prove_nothing_to_another(made: dict[str, str], tmp_path: Path) -> None:
+    other = credentials.new(HOSTS, b.NOW)["ca.crt"]
+    assert "issuer certificate" in shaken(tmp_path, made, "rollout", authority=other, host=SERVERS)
+
+
+def test_the_key_of_the_authority_is_kept_nowhere(made: dict[str, str]) -> None:
+    assert set(made) == {"token", "ca.crt", "rollout.crt", "rollout.key", "learner.crt", "learner.key"}
+
+
+def test_without_tls_there_is_the_token_alone() -> None:
+    assert set(credentials.new({}, b.NOW)) == {"token"}
+
+
+SECRET = secret.secret(OWNER, b.new_credentials(HOSTS, b.NOW))
+TOKEN_ONLY = secret.secret(OWNER, {"token": "t0ken"})
+
+
+@pytest.mark.parametrize(
+    ("held", "tls", "after", "fits"),
+    [
+        (SECRET, True, timedelta(0), True),
+        (SECRET, True, timedelta(days=334), True),
+        (SECRET, True, timedelta(days=336), False),
+        (SECRET, True, timedelta(days=400), False),
+        (SECRET, False, timedelta(0), False),
+        (TOKEN_ONLY, True, timedelta(0), False),
+        (TOKEN_ONLY, False, timedelta(days=400), True),
+        ({}, True, timedelta(0), False),
+        ({"data": {"ca.crt": base64.b64encode(b"no certificate").decode()}}, True, timedelta(0), False),
+    ],
+    ids=["new", "old", "about to end", "ended", "not wanted", "none", "none wanted", "empty", "something else"],
+)
+def test_a_secret_fits_while_its_certificates_last(held: Any, tls: bool, after: timedelta, fits: bool) -> None:
+    assert credentials.fit(held, tls=tls, now=b.NOW + after) is fits
+
+
+def standing(made: Plan) -> set[str]:
+    """The kinds with pods that the plan wants."""
+    return {"Deployment", "Job"} & set(b.kinds(made))
+
+
+def test_a_new_job_gets_its_secret_before_its_pods() -> None:
+    assert b.kinds(b.planned(b.job()))[0] == "Secret"
+    assert files.CA_KEY in b.child(b.planned(b.job()), "Secret")["data"]
+    assert set(b.child(b.planned(b.job(**NO_TLS)), "Secret")["data"]) == {"token"}
+
+
+def test_a_job_that_runs_keeps_its_certificates() -> None:
+    raw = b.job()
+    made = b.planned(raw, b.started(raw), after_s=YEAR_S / 2)
+    assert "Secret" not in b.kinds(made)
+    assert made.deletions == ()
+
+
+def test_certificates_that_end_soon_are_renewed_once_no_pod_holds_them() -> None:
+    raw, late_s = b.job(), YEAR_S - 86_400
+    running = b.started(raw)
+    stopping = b.planned(raw, running, after_s=late_s)
+    assert (standing(stopping), set(stopping.deletions)) == (set(), {"Deployment", "Job"})
+    ending = replace(running, deployment=None, learner=None)
+    assert b.planned(raw, ending, after_s=late_s).deletions == (), "its pods still end"
+    gone = b.planned(raw, replace(ending, pods=()), after_s=late_s)
+    assert (gone.deletions, gone.again_after_s, standing(gone)) == (("Secret",), 0.0, set())
+    anew = b.planned(raw, replace(ending, pods=(), secret=None), after_s=late_s)
+    assert b.kinds(anew)[0] == "Secret"
+    assert standing(anew) == {"Deployment", "Job"}
+
+
+def test_a_job_that_runs_without_certificates_goes_on_as_it_began() -> None:
+    """Its pods were made by a controller that knew of none."""
+    raw = b.job()
+    before = b.started({**raw, "spec": {**raw["spec"], **NO_TLS}})
+    learner = {**(before.learner or {}), "metadata": (b.started(raw).learner or {})["metadata"]}
+    made = b.planned(raw, replace(before, learner=learner))
+    assert made.deletions == ()
+    assert b.condition(made, "LearnerRunning") == ("True", "LearnerStarted")
+    assert b.condition(made, "WeightsInSync") == ("True", "SameVersion")
+
+
+def test_a_job_that_waits_without_certificates_gets_them_before_its_pods() -> None:
+    raw = b.job()
+    made = b.planned(raw, Observed(secret=TOKEN_ONLY))
+    assert (made.deletions, standing(made)) == (("Secret",), set())
+
+
+def test_pods_that_wait_for_certificates_that_are_not_there_are_made_anew() -> None:
+    raw = b.job()
+    made = b.planned(raw, b.started(raw, secret=TOKEN_ONLY))
+    assert set(made.deletions) == {"Deployment", "Job"}

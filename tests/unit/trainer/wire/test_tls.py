@@ -1,0 +1,197 @@
+"""TLS between learner and servers: what is refused, on which side, and the sentence that says so."""
+
+import contextlib
+import json
+import os
+import socketserver
+import ssl
+import threading
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from stage2_api.errors import ConfigError
+from stage2_trainer.rollouts.http import ServerBackend
+from stage2_trainer.wire import tls
+from stage2_trainer.wire.client import ServerClient
+from stage2_trainer.wire.errors import ServerError
+from stage2_trainer.wire.rollout import RolloutRequest, Sampling
+from stage2_trainer.wire.seeds import SeedPlan
+from tests import certificates
+
+LONG_AGO = datetime.now(UTC) - timedelta(days=500)
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Says that it holds no weights, and keeps what it is sent."""
+
+    def do_GET(self):
+        self.server.headers.append(self.headers.get("Authorization"))
+        body = json.dumps({"weight_version": "0"}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+class Server(ThreadingHTTPServer):
+    """Over TLS where it has a certificate; says nothing of handshakes that fail."""
+
+    context: ssl.SSLContext | None = None
+
+    def finish_request(self, request, client_address):
+        if self.context is not None:
+            request = self.context.wrap_socket(request, server_side=True)
+        super().finish_request(request, client_address)
+
+    def handle_error(self, request, client_address):
+        pass
+
+
+@contextlib.contextmanager
+def serving(files=None):
+    with Server(("127.0.0.1", 0), Handler) as server:
+        server.headers = []
+        server.context = tls.Certificate(str(files.certificate), str(files.key)).context() if files else None
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+@pytest.fixture
+def files(tmp_path):
+    return certificates.make(tmp_path / "own")
+
+
+@pytest.fixture
+def trusting(monkeypatch):
+    """A function that sets whom this process believes."""
+    return lambda files: monkeypatch.setenv("STAGE2_TLS_CA_FILE", str(files.authority))
+
+
+def ask(server, scheme="https", host="localhost"):
+    url = f"{scheme}://{host}:{server.server_port}"
+    with contextlib.closing(ServerClient(url, "secret", timeout_s=10)) as client:
+        return client.weight_version()
+
+
+def ask_for_rollouts(server, scheme="https", host="localhost"):
+    url = f"{scheme}://{host}:{server.server_port}"
+    with ServerBackend([url], token="secret", sampling=Sampling(max_new_tokens=4), timeout_s=10) as backend:
+        return backend.generate([RolloutRequest(messages=[])], seed_plan=SeedPlan(0, 0, 0))
+
+
+asking = pytest.mark.parametrize("asked", [ask, ask_for_rollouts], ids=["control", "rollouts"])
+
+
+def test_a_server_is_asked_over_tls_and_shown_the_token(files, trusting):
+    trusting(files)
+    with serving(files) as server:
+        assert ask(server) == "0"
+        assert server.headers == ["Bearer secret"]
+
+
+@asking
+@pytest.mark.parametrize(
+    ("shown", "told"),
+    [
+        ("another authority's", r"not of the authority in .*ca\.crt.*a stranger answers there"),
+        ("for another host", "its certificate is not for localhost: write a name in its base_url"),
+        ("expired", "not valid now .*expired.*suspended and resumed"),
+        ("none", "it answers without TLS: write http:// in its base_url"),
+    ],
+)
+def test_a_server_that_does_not_prove_itself_is_not_shown_the_token(files, tmp_path, trusting, asked, shown, told):
+    at, host = (LONG_AGO, "localhost") if shown == "expired" else (None, "localhost")
+    host = "elsewhere" if shown == "for another host" else host
+    theirs = certificates.make(tmp_path / "theirs", host, at=at)
+    trusting(files if shown == "another authority's" else theirs)
+    with serving(None if shown == "none" else theirs) as server:
+        with pytest.raises(ServerError, match=told) as error:
+            asked(server)
+        assert server.headers == []
+    assert error.value.status is None, "it is waited for: it may be started again"
+    assert "\n" not in str(error.value)
+
+
+def test_who_does_not_know_the_authority_believes_nobody(files, monkeypatch):
+    monkeypatch.delenv("STAGE2_TLS_CA_FILE", raising=False)
+    with serving(files) as server:
+        with pytest.raises(ServerError, match="set STAGE2_TLS_CA_FILE to the authority of its certificate"):
+            ask(server)
+        assert server.headers == []
+
+
+@asking
+def test_plain_http_on_a_port_for_tls_is_named(files, asked):
+    with (
+        serving(files) as server,
+        pytest.raises(ServerError, match="it answers over TLS alone: write https:// in its base_url"),
+    ):
+        asked(server, scheme="http")
+
+
+@asking
+def test_a_server_that_ends_connections_is_not_taken_for_one_of_tls(asked):
+    class Ends(socketserver.BaseRequestHandler):
+        def handle(self):
+            self.request.recv(1)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Ends) as server:
+        server.server_port = server.server_address[1]
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with pytest.raises(ServerError) as error:
+            asked(server, scheme="http")
+        server.shutdown()
+    assert "TLS" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"), [(None, "No such file"), ("", "no certificate or crl found"), ("text", "no certificate")]
+)
+def test_an_authority_that_cannot_be_read_is_a_mistake_of_configuration(tmp_path, content, told):
+    path = tmp_path / "ca.crt"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ConfigError, match=rf"STAGE2_TLS_CA_FILE.*{told}.*set STAGE2_TLS_CA_FILE to the certificate"):
+        tls.trust("https://a:1", {"STAGE2_TLS_CA_FILE": str(path)})
+    assert tls.trust("http://a:1", {"STAGE2_TLS_CA_FILE": str(path)}) is None
+
+
+def test_a_server_of_https_needs_a_certificate_and_one_of_http_none(files):
+    assert tls.required_certificate("http://a:1", {}) is None
+    with pytest.raises(ConfigError, match=r"STAGE2_TLS_CERT_FILE.*whose base_url is https://a:1.*or write http://"):
+        tls.required_certificate("https://a:1", {})
+    found = tls.required_certificate("https://a:1", files.environment())
+    assert found == tls.Certificate(str(files.certificate), str(files.key))
+
+
+@pytest.mark.parametrize("wrong", ["no key", "another's key", "no certificate", "expired", "unreadable"])
+def test_a_certificate_with_which_nobody_could_answer_is_a_mistake_of_configuration(files, tmp_path, wrong):
+    theirs = certificates.make(tmp_path / "theirs", at=LONG_AGO)
+    environment = dict(files.environment())
+    environment |= {
+        "no key": {"STAGE2_TLS_KEY_FILE": ""},
+        "another's key": {"STAGE2_TLS_KEY_FILE": str(theirs.key)},
+        "no certificate": {"STAGE2_TLS_CERT_FILE": str(files.key)},
+        "expired": dict(theirs.environment()),
+        "unreadable": {"STAGE2_TLS_CERT_FILE": str(tmp_path / "missing")},
+    }[wrong]
+    told = {
+        "no key": "STAGE2_TLS_KEY_FILE.*must name the key",
+        "another's key": "key values mismatch",
+        "no certificate": "must be a certificate",
+        "expired": "has expired at",
+        "unreadable": "No such file",
+    }[wrong]
+    with pytest.raises(ConfigError, match=told):
+        tls.own_certificate(environment)
+
+
+def test_no_file_is_named_where_nobody_asked_for_one():
+    assert "STAGE2_TLS_CERT_FILE" not in os.environ
+    assert tls.own_certificate({}) is None
