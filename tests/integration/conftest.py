@@ -11,6 +11,7 @@ import os
 import random
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -23,7 +24,7 @@ import yaml
 
 from stage2_api.vllm import ServerAddress
 from stage2_cli.processes import end_with_parent
-from tests import forked
+from tests import certificates, forked
 from tests.patience import crowding
 
 ROOT = Path(__file__).parents[2]
@@ -49,6 +50,7 @@ class Served:
     dtype: str
     log: Path
     process: forked.Forked | subprocess.Popen[bytes]
+    tls: certificates.Files | None = None
 
     def log_tail(self) -> str:
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -125,12 +127,13 @@ def starting(folder: Path, token_file: Path, model_path: Path):
             dtype: str = "float32",
             ports: tuple[int, int] | None = None,
             model: Path = model_path,
+            tls: certificates.Files | None = None,
             **overrides: object,
         ) -> Served:
             port, group_port = ports or (free_port(), free_port())
-            config = run_config(f"http://127.0.0.1:{port}", group_port, model=model, dtype=dtype)
+            config = run_config(url_of(port, tls), group_port, model=model, dtype=dtype)
             config["custom"]["extra"]["rollout_matching"]["vllm"].update(overrides)
-            served = launch(folder, engine, config, ports=(port, group_port), token=token_file)
+            served = launch(folder, engine, config, ports=(port, group_port), token=token_file, tls=tls)
             stack.callback(stop, served.process)
             wait_until_healthy(served)
             return served
@@ -230,8 +233,19 @@ def run_config(base_url: str, group_port: int, *, model: Path, dtype: str) -> di
     }
 
 
+def url_of(port: int, tls: certificates.Files | None) -> str:
+    return f"https://{certificates.HOST}:{port}" if tls else f"http://127.0.0.1:{port}"
+
+
 def launch(
-    folder: Path, engine: str, config: dict[str, Any], *, ports: tuple[int, int], token: Path, executed: bool = False
+    folder: Path,
+    engine: str,
+    config: dict[str, Any],
+    *,
+    ports: tuple[int, int],
+    token: Path,
+    executed: bool = False,
+    tls: certificates.Files | None = None,
 ) -> Served:
     """Start a server and return at once; executed: by its true command line, with all that it imports."""
     port, group_port = ports
@@ -239,7 +253,7 @@ def launch(
     file.write_text(yaml.safe_dump(config), encoding="utf-8")
     log = folder / f"{engine}-{port}.log"
     command = [forked.STAGE2, "serve", str(file), "--server", "0", "--engine", engine]
-    environment = {**os.environ, "STAGE2_TOKEN_FILE": str(token)}
+    environment = {**os.environ, "STAGE2_TOKEN_FILE": str(token), **(tls.environment() if tls else {})}
     process: forked.Forked | subprocess.Popen[bytes]
     with log.open("wb") as output:
         if executed:
@@ -247,8 +261,7 @@ def launch(
         else:
             imports = forked.VLLM if engine == "vllm" else forked.STUB
             process = forked.start(command, imports=imports, env=environment, stdout=output)
-    base_url, dtype = f"http://127.0.0.1:{port}", config["model"]["torch_dtype"]
-    return Served(engine, base_url, group_port, dtype, log, process)
+    return Served(engine, url_of(port, tls), group_port, config["model"]["torch_dtype"], log, process, tls)
 
 
 def execute(command: list[str], environment: dict[str, str], output: IO[bytes]) -> subprocess.Popen[bytes]:
@@ -265,12 +278,13 @@ def execute(command: list[str], environment: dict[str, str], output: IO[bytes]) 
 def wait_until_healthy(served: Served) -> None:
     import httpx
 
+    trusted = ssl.create_default_context(cafile=served.tls.authority) if served.tls else True
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         if served.process.poll() is not None:
             pytest.fail(f"{served.engine} ended with {served.process.returncode}:\n{served.log_tail()}")
         with contextlib.suppress(httpx.TransportError):
-            if httpx.get(f"{served.base_url}/health", trust_env=False).status_code == 200:
+            if httpx.get(f"{served.base_url}/health", trust_env=False, verify=trusted).status_code == 200:
                 return
         time.sleep(0.3)
     pytest.fail(f"{served.engine} was not healthy within {START_TIMEOUT_S:g} s:\n{served.log_tail()}")

@@ -18,7 +18,7 @@ _BEAT_S = 0.7
 
 # In a ConfigMap, before every other `stage2` on PATH: servers answer, a learner works for a while and ends as told.
 SCRIPT = """#!/usr/bin/env python3
-import http.server, os, signal, sys, time
+import http.server, os, signal, ssl, sys, time
 
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
 if sys.argv[1] == "serve":
@@ -27,7 +27,11 @@ if sys.argv[1] == "serve":
             self.send_response(200)
             self.end_headers()
 
-    http.server.ThreadingHTTPServer(("", 8000 + int(sys.argv[-1])), Healthy).serve_forever()
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(os.environ["STAGE2_TLS_CERT_FILE"], os.environ["STAGE2_TLS_KEY_FILE"])
+    server = http.server.ThreadingHTTPServer(("", 8000 + int(sys.argv[-1])), Healthy)
+    server.socket = tls.wrap_socket(server.socket, server_side=True)
+    server.serve_forever()
 if sys.argv[1] == "wait":
     sys.exit(0)
 time.sleep(float(os.environ["PRETENDED_S"]))

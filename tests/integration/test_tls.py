@@ -1,0 +1,168 @@
+"""A job's servers and its learner over TLS: weights arrive, answers come back, and who listens learns nothing."""
+
+import base64
+import contextlib
+import json
+import os
+import ssl
+import time
+from dataclasses import replace
+
+import httpx
+import pytest
+import yaml
+
+from stage2_trainer.rollouts.http import ServerBackend
+from stage2_trainer.weights.verify import FLOAT32_TOLERANCE, verify
+from stage2_trainer.wire import link_listener
+from stage2_trainer.wire.client import ServerClient
+from stage2_trainer.wire.connection import Connection
+from stage2_trainer.wire.errors import ServerError
+from stage2_trainer.wire.rollout import Rollout, RolloutRequest, Sampling
+from stage2_trainer.wire.seeds import SeedPlan
+from stage2_trainer.wire.server_health import wait_until_healthy
+from tests import certificates, forked
+from tests.integration import policies
+from tests.integration.conftest import free_port, patience
+from tests.integration.recorder import recording
+from tests.integration.test_fault_table import learner_config
+
+pytestmark = pytest.mark.timeout(600)
+
+HANDSHAKE = 0x16  # RFC 8446, section 5.1: the first byte of a record of this type
+STEPS = 2
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    return certificates.make(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture(scope="module", params=["stub", pytest.param("vllm", marks=pytest.mark.vllm)])
+def served(request, start_module_server, files):
+    return start_module_server(request.param, tls=files)
+
+
+@pytest.fixture
+def trusting(files, monkeypatch):
+    monkeypatch.setenv("STAGE2_TLS_CA_FILE", str(files.authority))
+
+
+@contextlib.contextmanager
+def overheard(served):
+    """The server as it is reached through somebody who listens, and what that one has heard."""
+    scheme = served.base_url.partition("://")[0]
+    with recording(int(served.base_url.rpartition(":")[2])) as recorder:
+        yield replace(served, base_url=f"{scheme}://{certificates.HOST}:{recorder.port}"), recorder.heard
+
+
+def words_in(heard, token):
+    """Which words of a request were heard."""
+    words = [token, base64.b64encode(token.encode()).decode(), "Bearer", "uthorization", "HTTP/1.1", "List the shapes"]
+    return [word for word in words if word.encode() in heard]
+
+
+def ask_everything(served, token, sync, policy, probe):
+    """What a learner asks of a server in a step: its health, to take weights and to prove them, and an answer."""
+    wait_until_healthy([served.base_url], token, timeout_s=patience(30))
+    sync.sync(policy, version=1)
+    with contextlib.closing(ServerClient(served.base_url, token, timeout_s=patience(60))) as client:
+        verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
+    sampling = Sampling(max_new_tokens=4)
+    with ServerBackend([served.base_url], token=token, sampling=sampling, timeout_s=patience(60)) as backend:
+        (answer,) = backend.generate([RolloutRequest(probe.messages)], seed_plan=SeedPlan(1, 0, 0), version=1)
+    return answer
+
+
+def test_weights_and_answers_cross_and_who_listens_hears_no_word(served, trusting, token, make_sync, base, probe):
+    policy = policies.trained(base, "full")
+    with overheard(served) as (reached, heard):
+        answer = ask_everything(reached, token, make_sync(reached, timeout_s=patience(60)), policy, probe)
+    assert isinstance(answer, Rollout)
+    assert heard[0] == HANDSHAKE
+    assert words_in(heard, token) == []
+
+
+def test_of_http_in_clear_text_all_of_it_is_heard(servers, token, make_sync, base, probe):
+    with overheard(servers("stub")) as (reached, heard):
+        ask_everything(reached, token, make_sync(reached, timeout_s=patience(60)), base, probe)
+    assert len(words_in(heard, token)) == 5, "all but the token in base64"
+
+
+def test_the_link_of_the_weights_never_carries_the_token(served, trusting, token, make_sync, base, monkeypatch):
+    heard = bytearray()
+
+    class Overheard(Connection):
+        def send(self, data, deadline):
+            heard.extend(data)
+            super().send(data, deadline)
+
+        def receive_into(self, view, deadline):
+            super().receive_into(view, deadline)
+            heard.extend(view)
+
+    monkeypatch.setattr(link_listener, "Connection", Overheard)
+    with overheard(served) as (reached, _):
+        make_sync(replace(reached, group_port=free_port()), timeout_s=patience(60)).sync(base, version=2)
+    assert len(heard) > 10_000
+    assert words_in(heard, token) == []
+
+
+@pytest.mark.parametrize("trusted", ["another authority", "none"])
+def test_who_does_not_know_the_job_s_authority_believes_no_server(served, token, tmp_path, monkeypatch, trusted):
+    """As a learner does whom a stranger's server answers: the stranger is not shown the token."""
+    others = certificates.make(tmp_path)
+    monkeypatch.delenv("STAGE2_TLS_CA_FILE", raising=False)
+    if trusted == "another authority":
+        monkeypatch.setenv("STAGE2_TLS_CA_FILE", str(others.authority))
+    with (
+        overheard(served) as (reached, heard),
+        contextlib.closing(ServerClient(reached.base_url, token, timeout_s=30)) as client,
+    ):
+        with pytest.raises(ServerError, match="a stranger answers there, or set STAGE2_TLS_CA_FILE"):
+            client.weight_version()
+        assert words_in(heard, token) == []
+
+
+def test_plain_http_is_not_answered_and_the_way_out_is_named(served, token):
+    plain = served.base_url.replace("https://", "http://")
+    with (
+        contextlib.closing(ServerClient(plain, token, timeout_s=30)) as client,
+        pytest.raises(ServerError, match="it answers over TLS alone: write https:// in its base_url"),
+    ):
+        client.weight_version()
+
+
+def test_a_learner_trains_over_tls_and_tells_its_progress_over_it(
+    tmp_path, start_server, token, token_file, files, model_path
+):
+    served, port = start_server("stub", tls=files), free_port()
+    environment = {
+        **os.environ,
+        **files.environment(),
+        "STAGE2_TOKEN_FILE": str(token_file),
+        "STAGE2_PROGRESS_PORT": str(port),
+    }
+    trusted, log = ssl.create_default_context(cafile=files.authority), tmp_path / "learner.log"
+    with overheard(served) as (reached, heard), log.open("wb") as output:
+        path = learner_config(tmp_path, reached, model_path)
+        config = yaml.safe_load(path.read_text())
+        config["training"]["max_steps"] = STEPS
+        path.write_text(yaml.safe_dump(config))
+        command = [forked.STAGE2, "learn", path]
+        process = forked.start(command, imports=forked.LEARNER, env=environment, stdout=output)
+        told = None
+        try:
+            while process.poll() is None:
+                with contextlib.suppress(httpx.TransportError):
+                    url, header = f"https://{certificates.HOST}:{port}/progress", {"Authorization": f"Bearer {token}"}
+                    told = httpx.get(url, headers=header, trust_env=False, verify=trusted).json()
+                time.sleep(0.1)
+        finally:
+            process.kill()
+    assert process.returncode == 0, log.read_text()
+    assert told is not None
+    assert told["phase"] in ("loading", "waiting-for-servers", "syncing", "rollout", "training", "done")
+    steps = [json.loads(line) for line in log.read_text().splitlines() if line.startswith('{"event": "step"')]
+    assert [one["sync/version"] for one in steps] == list(range(STEPS))
+    assert words_in(heard, token) == []
