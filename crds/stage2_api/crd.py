@@ -26,7 +26,7 @@ _COLUMNS = (
 _APPLY_AGAIN = "delete the job and apply it again"
 _FAILED: Phase = "Failed"
 
-FROZEN: Final = ("rollout", "learner", "config", "volumes", "placement", "gpuResource", "image")
+FROZEN: Final = ("rollout", "learner", "config", "volumes", "placement", "gpuResource", "image", "tls")
 """Keys of the spec that stay as they are while the job has pods, which were made from them."""
 
 

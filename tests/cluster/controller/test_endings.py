@@ -21,6 +21,7 @@ CHANGES: dict[str, Any] = {
     "learner": {"backoffLimit": 5},
     "placement": {"priorityClassName": "another"},
     "volumes": [{"name": "data", "mountPath": "/data", "hostPath": {"path": "/elsewhere"}}],
+    "tls": {"enabled": False},
     "config": {"training": {"max_steps": 11}},
 }
 
