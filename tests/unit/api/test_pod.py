@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
@@ -110,6 +112,16 @@ def test_a_loss_that_is_no_number_is_told_as_it_is() -> None:
 @pytest.mark.parametrize("text", ["", "Traceback (most recent call last):", "3", "[" * 100_000, '{"step": 1}'])
 def test_a_message_that_somebody_else_wrote_is_no_report(text: str) -> None:
     assert read_termination_message(text) is None
+
+
+def test_a_deep_message_does_not_end_a_process_that_allows_deep_objects() -> None:
+    """The controller does: it must read whatever the API server stores."""
+    code = (
+        "import sys; sys.setrecursionlimit(100_000)\n"
+        "from stage2_api.pod.termination import read_termination_message\n"
+        "print(read_termination_message('[' * 100_000))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "None\n"
 
 
 @given(st.text(max_size=3000), st.integers(0, 5000))
