@@ -1,16 +1,15 @@
-"""A link between the learner and one worker: messages that only the other side can have sent, in order and unchanged.
+"""A link between the learner and one worker: messages that only the other side can have sent, or read, in order.
 
-After the handshake each side seals its messages with AES-GMAC, under its own key of the link and a counter. They are
-not encrypted: weights can be read by whoever sees the network (SECURITY.md).
+After the handshake each side encrypts its messages with AES-GCM, under its own key of the link and a counter.
 """
 
 from __future__ import annotations
 
-import hmac
 import socket
 import time
 from collections.abc import Iterable, Iterator
 
+from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import GCM
@@ -19,7 +18,7 @@ from stage2_trainer.wire.connection import Bytes, Connection
 from stage2_trainer.wire.errors import LinkError
 from stage2_trainer.wire.handshake import Member, SessionKeys, introduce
 
-SLICE_BYTES = 2**20  # sealed and sent, or received and checked, while it is in a core's own cache
+SLICE_BYTES = 2**20  # encrypted and sent, or received and decrypted, while it is in a core's own cache
 TAG_BYTES = 16
 CONNECT_TIMEOUT_S = 10.0
 TRIES, PAUSE_S = 4, 0.1
@@ -30,7 +29,7 @@ class Link:
 
     def __init__(self, connection: Connection, *, own_key: bytes, other_key: bytes) -> None:
         self._connection = connection
-        self._own, self._other = _Sealer(own_key), _Sealer(other_key)
+        self._own, self._other = _Direction(own_key), _Direction(other_key)
 
     @classmethod
     def of_learner(cls, connection: Connection, keys: SessionKeys) -> Link:
@@ -45,11 +44,12 @@ class Link:
     def send(self, pieces: Iterable[Bytes], timeout_s: float) -> None:
         """Send a message, made of these pieces. Raises LinkError, also when that takes longer than `timeout_s`."""
         deadline = time.monotonic() + timeout_s
-        seal = self._own.next()
+        cipher = self._own.next().encryptor()
+        crossing = self._own.memory()
         for part in _slices(pieces):
-            seal.add(part)
-            self._connection.send(part, deadline)
-        self._connection.send(seal.tag(), deadline)
+            self._connection.send(crossing[: cipher.update_into(part, crossing)], deadline)
+        cipher.finalize()
+        self._connection.send(cipher.tag, deadline)
 
     def receive_into(self, view: memoryview, timeout_s: float) -> None:
         """Fill `view` with the next message, which must be as long.
@@ -58,12 +58,16 @@ class Link:
             LinkError: the link broke, the bytes are not those of the other side, or it takes longer than `timeout_s`.
         """
         deadline = time.monotonic() + timeout_s
-        seal = self._other.next()
+        cipher = self._other.next().decryptor()
+        crossing = self._other.memory()
         for part in _slices([view]):
-            self._connection.receive_into(part, deadline)
-            seal.add(part)
-        if not hmac.compare_digest(seal.tag(), self._connection.receive(TAG_BYTES, deadline)):
-            raise LinkError(f"message {seal.number} is not what the other side has sent")
+            arrived = crossing[: len(part)]
+            self._connection.receive_into(arrived, deadline)
+            cipher.update_into(arrived, part)
+        try:
+            cipher.finalize_with_tag(self._connection.receive(TAG_BYTES, deadline))
+        except InvalidTag as error:
+            raise LinkError(f"message {self._other.count} is not what the other side has sent") from error
 
     def receive(self, count: int, timeout_s: float) -> bytes:
         """Return the next message, of `count` bytes. Raises LinkError."""
@@ -90,29 +94,24 @@ def abort_all(links: Iterable[Link]) -> None:
         link.abort()
 
 
-class _Sealer:
-    """The seals of one direction: no two messages have the same number under one key."""
+class _Direction:
+    """The ciphers of one direction: no two messages have the same number under one key. One message at a time."""
 
     def __init__(self, key: bytes) -> None:
+        self.count = 0
         self._key = AES(key)
-        self._count = 0
+        self._memory: memoryview | None = None
 
-    def next(self) -> _Seal:
-        self._count += 1
-        return _Seal(self._key, self._count)
+    def next(self) -> Cipher[GCM]:
+        """Return the cipher of the next message."""
+        self.count += 1
+        return Cipher(self._key, GCM(self.count.to_bytes(12, "big")))
 
-
-class _Seal:
-    def __init__(self, key: AES, number: int) -> None:
-        self.number = number
-        self._context = Cipher(key, GCM(number.to_bytes(12, "big"))).encryptor()
-
-    def add(self, part: Bytes) -> None:
-        self._context.authenticate_additional_data(part)
-
-    def tag(self) -> bytes:
-        self._context.finalize()
-        return self._context.tag
+    def memory(self) -> memoryview:
+        """Return where a slice is as it crosses; made once, at the first message."""
+        if self._memory is None:
+            self._memory = memoryview(bytearray(SLICE_BYTES))
+        return self._memory
 
 
 def dial(address: tuple[str, int], token: str, member: Member, *, timeout_s: float) -> Link:

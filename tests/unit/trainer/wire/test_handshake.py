@@ -9,6 +9,7 @@ import uuid
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from stage2_trainer.wire import handshake
 from stage2_trainer.wire.connection import Connection
@@ -240,11 +241,55 @@ def test_a_message_arrives_as_it_was_sent_however_it_was_cut(links, seed):
         assert sending.error is None
 
 
+def test_who_listens_cannot_read_a_message(links, pair):
+    message = b"weights" * 1000
+    sending = Outcome(links[0].send, [message], PATIENCE_S)
+    crossed = pair[1].receive(len(message) + TAG_BYTES, soon())
+    sending.join(PATIENCE_S)
+    assert b"weights" not in crossed
+    assert len(set(crossed)) > 200, "it looks like nothing"
+
+
+def test_the_same_message_never_crosses_twice_in_the_same_form(links, pair):
+    links[0].send([b"weights"] * 2, PATIENCE_S)
+    links[0].send([b"weights"] * 2, PATIENCE_S)
+    crossed = [pair[1].receive(14 + TAG_BYTES, soon()) for _ in range(2)]
+    assert crossed[0] != crossed[1]
+    assert crossed[0][:7] != crossed[0][7:14]
+
+
+def test_who_knows_the_token_and_what_crossed_lacks_the_keys(pair):
+    """Nothing but the two private halves, which are gone, leads from one to the other."""
+    heard = bytearray()
+
+    class Overheard(Connection):
+        def send(self, data, deadline):
+            heard.extend(data)
+            super().send(data, deadline)
+
+    learner = Outcome(admit, Overheard(pair[0]._socket), TOKEN, anybody, soon())
+    keys = introduce(Overheard(pair[1]._socket), TOKEN, member_of(1), soon())
+    learner.join(PATIENCE_S)
+    assert learner.result[1] == keys
+    transcript = bytes(heard)[: CHALLENGE_BYTES + CLAIM_BYTES - PROOF_BYTES]
+    stranger = X25519PrivateKey.generate()
+    for share in (transcript[len(MAGIC) : CHALLENGE_BYTES], transcript[-32:]):
+        assert handshake._keys(TOKEN, transcript, stranger, share) != keys
+
+
+def test_a_share_that_makes_every_secret_the_same_is_refused(pair):
+    learner = Outcome(admit, pair[0], TOKEN, anybody, soon())
+    transcript = pair[1].receive(CHALLENGE_BYTES, soon()) + member_of(1).to_bytes() + bytes(32)
+    pair[1].send(transcript[CHALLENGE_BYTES:] + handshake._proof(TOKEN, handshake.WORKER, transcript), soon())
+    assert learner.refused()
+    assert "share" in str(learner.error)
+
+
 def sealed(link, data):
     """Return a message as it crosses."""
-    seal = link._own.next()
-    seal.add(data)
-    return data + seal.tag()
+    cipher = link._own.next().encryptor()
+    crossing = cipher.update(data) + cipher.finalize()
+    return crossing + cipher.tag
 
 
 @pytest.mark.parametrize("seed", SEEDS)
