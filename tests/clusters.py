@@ -186,10 +186,11 @@ def installed(kubeconfig: Path, stage2_images: Images, helm: str, session_folder
 
 @dataclass(frozen=True)
 class Ran:
-    """A job that has ended: its last state, and what `kubectl logs` had of its learner."""
+    """A job that has ended: its last state, what `kubectl logs` had of its learner, and what that told while it ran."""
 
     job: Mapping[str, Any]
     log: str
+    told: Sequence[str]
 
     def records(self, event: str) -> list[dict[str, Any]]:
         """The learner's JSON lines of one kind, in order."""
@@ -218,9 +219,13 @@ def run_job(kubeconfig: Path, manifest: Mapping[str, Any]) -> Ran:
     name = manifest["metadata"]["name"]
     kubectl(kubeconfig, "apply", "--filename=-", stdin=json.dumps(manifest))
     deadline = time.monotonic() + JOB_TIMEOUT_S
+    told: list[str] = []
     while True:
         job = json.loads(kubectl(kubeconfig, "get", "rmj", name, "--output=json"))
-        if job.get("status", {}).get("phase") in ("Succeeded", "Failed"):
-            return Ran(job, kubectl(kubeconfig, "logs", f"job/{name}-learner", "--tail=-1"))
+        status = job.get("status", {})
+        if status.get("phase") in ("Succeeded", "Failed"):
+            return Ran(job, kubectl(kubeconfig, "logs", f"job/{name}-learner", "--tail=-1"), told)
+        if status.get("phase") == "Running" and "progress" in status:
+            told.append(status["progress"])
         assert time.monotonic() < deadline, job
         time.sleep(1)

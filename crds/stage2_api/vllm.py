@@ -29,7 +29,7 @@ KvCacheDtype = Literal["auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2"]
 class ServerAddress:
     """Where one rollout server is reached.
 
-    base_url: `http://host:port` without a trailing slash.
+    base_url: `http://host:port` or `https://host:port` without a trailing slash.
     group_port: TCP port on the learner's side at which this server joins the weight-transfer group.
     """
 
@@ -41,7 +41,8 @@ class VllmServerEntry(Section):
     """One rollout server."""
 
     base_url: Annotated[Url, StringConstraints(pattern=r"^https?://[^/ ]+.*$")]
-    """Address of the server with scheme, host and port, such as `http://127.0.0.1:8000`; a trailing `/` is dropped."""
+    """Address of the server with scheme, host and port, such as `http://127.0.0.1:8000`; a trailing `/` is dropped. One
+    of `https://` is asked over TLS, and believed if `STAGE2_TLS_CA_FILE` names the authority of its certificate."""
     group_port: Port
     """TCP port of the weight-transfer group, not the HTTP port: the learner listens there, the server dials it."""
 
