@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from stage2_api.errors import ConfigError, Problem
+
 if TYPE_CHECKING:
     from stage2_trainer.prepare.record_writer import RecordChoice
 
@@ -33,12 +35,10 @@ def _choice(
 ) -> RecordChoice:
     from stage2_trainer.prepare.record_writer import RecordChoice
 
-    kept = frozenset(_names(classes)) or None
+    kept = None if classes is None else frozenset(name.strip() for name in classes.split(",") if name.strip())
+    if kept is not None and not kept:
+        raise ConfigError([Problem("--classes", classes, "must name a category", "leave it out to keep all")])
     return RecordChoice(geometry=geometry, order=order, classes=kept, limit=limit, max_objects=max_objects)
-
-
-def _names(text: str | None) -> list[str]:
-    return [name.strip() for name in (text or "").split(",") if name.strip()]
 
 
 def _numbered(text: str | None) -> list[str]:

@@ -32,6 +32,13 @@ def test_of_yolo(tmp_path: Path) -> None:
     assert [len(json.loads(line)["objects"]) for line in output.read_text().splitlines()] == [1, 0]
 
 
+@pytest.mark.parametrize("classes", ["", " , "])
+def test_classes_that_name_none_are_refused(tmp_path: Path, classes: str) -> None:
+    """They kept all."""
+    done = stage2("yolo", tmp_path, "--output", tmp_path / "x.jsonl", "--classes", classes)
+    assert (done.returncode, "must name a category" in done.stderr) == (64, True)
+
+
 def test_names_of_the_data_leave_the_terminal_alone(tmp_path: Path) -> None:
     source, output = odd_sets.yolo(tmp_path, {"a.png": "0 1 \x1b[31mred"}), tmp_path / "x.jsonl"
     done = stage2("yolo", source, "--output", output)

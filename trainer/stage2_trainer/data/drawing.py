@@ -11,6 +11,8 @@ from stage2_api.coordinates import BINS
 from stage2_trainer.matching.parsed_objects import Kind
 
 _MARGIN = 6
+LONGEST = 200
+"""Characters of a name that are drawn; more have no place in a picture, and are slow."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,9 @@ def draw_outlines(image: Image.Image, outlines: Sequence[Outline], *, width: int
         points = _points(outline, width, height)
         draw.polygon(points, outline=outline.color, width=2)
         x, y = min(point[0] for point in points), max(0.0, min(point[1] for point in points) - 13)
-        x = max(0.0, min(x + 1, width - draw.textlength(outline.label, font=font)))
-        draw.text((x, y), outline.label, fill=outline.color, font=font, stroke_width=2, stroke_fill="white")
+        label = _one_line(outline.label)
+        x = max(0.0, min(x + 1, width - draw.textlength(label, font=font)))
+        draw.text((x, y), label, fill=outline.color, font=font, stroke_width=2, stroke_fill="white")
     return canvas
 
 
@@ -70,10 +73,16 @@ def captioned_page(cells: Sequence[tuple[Image.Image, str]], *, columns: int, wi
     for row, height in zip(rows, heights, strict=True):
         for column, (picture, caption) in enumerate(row):
             left = _MARGIN + column * (width + _MARGIN)
-            draw.text((left, top + 2), _cut(caption, font, width), fill="black", font=font)
+            draw.text((left, top + 2), _cut(_one_line(caption), font, width), fill="black", font=font)
             sheet.paste(picture, (left, top + head))
         top += height + _MARGIN
     return sheet
+
+
+def _one_line(text: str) -> str:
+    """Return the beginning of a text, with escapes where it breaks the line, which Pillow refuses, or is not shown."""
+    shown = text[:LONGEST]
+    return shown if shown.isprintable() else repr(shown)[1:-1]
 
 
 def _cut(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> str:
