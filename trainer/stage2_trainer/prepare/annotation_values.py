@@ -24,6 +24,11 @@ KEYPOINTS = "keypoints are not written, only the box"
 NO_CATEGORY = "its category is not in the file"
 
 
+def is_crowd(flag: Any) -> bool:
+    """Whether COCO's `iscrowd` says so, as a number, a truth value or the text of one."""
+    return str(flag if flag is not None else "").strip().lower() not in ("", "0", "0.0", "false")
+
+
 def is_number(value: Any) -> bool:
     """Whether a value is a finite number, of which an area can be computed."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < INFINITE

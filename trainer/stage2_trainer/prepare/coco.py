@@ -26,6 +26,7 @@ from stage2_trainer.prepare.annotation_values import (
     KEYPOINTS,
     NO_CATEGORY,
     four_numbers,
+    is_crowd,
     is_text,
     outlines_of,
     refused,
@@ -154,7 +155,7 @@ def _objects(
 
 def _object(annotation: Mapping[str, Any], names: Mapping[Any, str], *, outlines: bool) -> AnnotatedObject:
     """Return the object of an annotation. Raises LeftOut."""
-    if annotation.get("iscrowd"):
+    if is_crowd(annotation.get("iscrowd")):
         raise LeftOut(CROWD)
     category = _id(annotation.get("category_id"))
     if category not in names:

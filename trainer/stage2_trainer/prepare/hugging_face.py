@@ -28,6 +28,7 @@ from stage2_trainer.prepare.annotation_values import (
     NO_CATEGORY,
     Box,
     four_numbers,
+    is_crowd,
     is_text,
     outlines_of,
     refused,
@@ -203,7 +204,7 @@ def _listed(objects: Any) -> list[dict[str, Any]]:
 
 def _object(one: Mapping[str, Any], columns: _Columns, boxes: BoxFormat, *, outlines: bool) -> AnnotatedObject:
     """Return an object. Raises LeftOut."""
-    if any(one.get(key) for key in CROWDS):
+    if any(is_crowd(one.get(key)) for key in CROWDS):
         raise LeftOut(CROWD)
     box = _corners(four_numbers(one.get(columns.box)), boxes)
     parts = outlines_of(one.get("segmentation")) if outlines else Outlines()

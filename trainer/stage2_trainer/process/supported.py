@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Callable
@@ -10,6 +9,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from pydantic_core import from_json
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.runconfig import RunConfig
@@ -99,8 +100,18 @@ def deepspeed_config(config: RunConfig) -> dict[str, Any] | None:
     if not Path(str(found)).is_file():
         rule = "must be a DeepSpeed configuration or the path of one; named presets are not built in"
         raise ConfigError([Problem("deepspeed", found, rule, "write the JSON file's path, or its content")])
-    document: dict[str, Any] = json.loads(Path(str(found)).read_text(encoding="utf-8"))
-    return document
+    return _deepspeed_file(Path(str(found)))
+
+
+def _deepspeed_file(path: Path) -> dict[str, Any]:
+    try:
+        document = from_json(path.read_bytes())
+    except (OSError, ValueError) as error:
+        document = error
+    if isinstance(document, dict):
+        return document
+    rule = "must be a file with a JSON object" + (f" ({document})" if isinstance(document, Exception) else "")
+    raise ConfigError([Problem("deepspeed", str(path), rule, "mend the file, or write its content here")])
 
 
 def _trackers(config: RunConfig) -> list[Problem]:

@@ -74,6 +74,12 @@ def test_objects_stand_in_reading_order_or_as_they_come(tmp_path):
     assert [bins(one)[0] for one in data.records(order="file")[0]["objects"]] == [500, 600, 50]
 
 
+@pytest.mark.parametrize("word", ["0", "false", "False", 0.0, None, ""])
+def test_what_says_that_it_is_no_crowd_is_none(tmp_path, word):
+    data = DataSet(tmp_path, [annotation(1, iscrowd=word)])
+    assert len(data.records()[0]["objects"]) == 1
+
+
 def test_boxes_are_clipped_to_the_image(tmp_path):
     data = DataSet(tmp_path, [annotation(1, bbox=(-10, 150, 50, 100))])
     assert bins(data.records()[0]["objects"][0]) == [0, 750, 400, 999]
@@ -81,6 +87,7 @@ def test_boxes_are_clipped_to_the_image(tmp_path):
 
 LEFT_OUT = {
     "crowd": (annotation(1, iscrowd=1), annotation_values.CROWD),
+    "crowd as text": (annotation(1, iscrowd="1"), annotation_values.CROWD),
     "no category": (annotation(1, category=99), annotation_values.NO_CATEGORY),
     "a list as category": (annotation(1, category=[3]), annotation_values.NO_CATEGORY),
     "no image": (annotation(1, image=9), coco.NO_IMAGE),

@@ -128,6 +128,14 @@ def test_deepspeed_that_is_switched_off_is_none():
     assert deepspeed_config(run_config(deepspeed={"enabled": False, "config": {}})) is None
 
 
+@pytest.mark.parametrize("content", [b"{", b"[2]", b"\xff", b"[" * 100_000, b""])
+def test_a_file_of_deepspeed_that_holds_no_object_is_refused(tmp_path, content):
+    path = tmp_path / "zero.json"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"deepspeed: .*zero\.json.* must be a file with a JSON object"):
+        deepspeed_config(run_config(deepspeed=str(path)))
+
+
 @pytest.mark.parametrize(
     ("deepspeed", "path"),
     [({"zero_optimization": {"stage": 3}}, "deepspeed.zero_optimization.stage"), ("zero2", "deepspeed")],
