@@ -1,10 +1,11 @@
 """Learners whose saves are cut off again and again, each going on from what the one before left.
 
-    python -m tests.cut_off_saves [--cases 200] [--seed 16] [--behind]
+    python -m tests.cut_off_saves [--cases 200] [--seed 16] [--behind] [--processes 2] [--zero 2]
 
 At a call to a file of a checkpoint, or to the log, that a seed draws the learner is killed, or the disk is full from
 there on, or that call fails alone. In the end the weights must be those of a learner that nothing ever happened to.
---behind: saves are written behind training.
+--behind: saves are written behind training. --processes: of the learner, which torchrun starts; then the one that makes
+the call is killed, or all of them are. --zero: a stage of DeepSpeed's ZeRO, so that each process writes its part.
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ import argparse
 import filecmp
 import gc
 import importlib
+import json
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,14 +32,21 @@ from typing import Any, NamedTuple
 from stage2_trainer.process.checkpoints import PREFIX, UNFINISHED, newest_whole
 from stage2_trainer.process.save_behind import SaveBehind
 from stage2_trainer.telemetry.run_log import STEP_LOG
-from tests.file_calls import BROKEN, FLUSHES, FULL, KILL, TAKES_ROOM, Fault, FileCall, run_with_faults
+from tests.file_calls import BROKEN, FLUSHES, FULL, KILL, KILL_ALL, TAKES_ROOM, Fault, FileCall, run_with_faults
+from tests.fork_server import Copies
 
 ROOT = Path(__file__).parents[1]
 SAVES = 3  # a fault comes within so many, the last of which remove older checkpoints too
 WEIGHTS = "adapter_model.safetensors"
-KILLED, FULL_FROM_THERE, FULL_ONCE, UNFLUSHED = "SIGKILL", "disk full from there on", "disk full once", "I/O error"
-ERRORS = {FULL_FROM_THERE: FULL, FULL_ONCE: FULL, UNFLUSHED: BROKEN}
+KILLED, ALL_KILLED = "SIGKILL", "SIGKILL to all processes"
+FULL_FROM_THERE, FULL_ONCE, UNFLUSHED = "disk full from there on", "disk full once", "I/O error"
+FAULTS: Mapping[str, Fault] = {
+    KILLED: KILL, ALL_KILLED: KILL_ALL, FULL_FROM_THERE: FULL, FULL_ONCE: FULL, UNFLUSHED: BROKEN
+}  # fmt: skip
 EXIT_RETRYABLE = 75
+DEEPSPEED_AUTO = (
+    "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size", "gradient_clipping",
+)  # fmt: skip
 IMPORTS = (
     "stage2_trainer.learner.build",
     "deepspeed",
@@ -45,6 +55,9 @@ IMPORTS = (
     "transformers.models.qwen3_vl.processing_qwen3_vl",
     "transformers.tokenization_mistral_common",
 )
+
+NUMBERED = {rf"^{PREFIX}\d+": "(its folder)", r"^global_step\d+": "(DeepSpeed's folder)", r"^\.tmp.*": ".tmp"}
+"""Names of files and folders that are others at each step, and what stands for them."""
 
 Learn = Callable[[Path], int]
 """Trains in an output folder, from the newest whole checkpoint there, and saves after each step."""
@@ -84,19 +97,19 @@ class Watch:
     unflushed: list[Path] = field(default_factory=list)
 
     def __call__(self, call: FileCall) -> Fault:
-        """Return what becomes of a call; after checkpoint `last` the learner is killed."""
+        """Return what becomes of a call; after checkpoint `last` all processes are killed."""
         if not call.path.is_relative_to(self.folder):
             return None
         place = self._place(call)
         if place is None:  # of the run, and not looked at
             return self._later(call)
         if self.published >= self.last:
-            return KILL
+            return KILL_ALL
         number = self.calls[place]
         self.calls[place] += 1
         if self.case is not None and (place, number) == (self.case.place, self.case.number):
             self.struck = True
-            return ERRORS.get(self.case.kind, KILL)
+            return FAULTS[self.case.kind]
         if (fault := self._later(call)) is None:
             self._note(call)
         return fault
@@ -115,16 +128,16 @@ class Watch:
         return FULL if full and call.name in TAKES_ROOM else None
 
     def _place(self, call: FileCall) -> Place | None:
-        parts = call.path.relative_to(self.folder).parts
-        if parts == (STEP_LOG,) and call.name == "write":
+        inside = call.path.relative_to(self.folder).parts
+        if inside == (STEP_LOG,) and call.name == "write":
             return Place(call.name, STEP_LOG)
-        if parts and not parts[0].startswith((UNFINISHED, PREFIX)):
+        if inside and not inside[0].startswith((UNFINISHED, PREFIX)):
             return None
-        if not parts and call.name not in FLUSHES:
+        if not inside and call.name not in FLUSHES:
             return None
-        name = re.sub(r"^\.tmp.*", ".tmp", re.sub(rf"^{PREFIX}\d+", "(its folder)", parts[-1] if parts else "(output)"))
-        aside = parts[:1] == (UNFINISHED,)
-        return Place(call.name, name if aside or not parts else f"{name} of an older one")
+        name = _name(inside[-1] if inside else "(output)")
+        aside = inside[:1] == (UNFINISHED,)
+        return Place(call.name, name if aside or not inside else f"{name} of an older one")
 
 
 @dataclass(frozen=True)
@@ -137,26 +150,34 @@ class Outcome:
     after: int
 
 
-def cases_of(folder: Path, learn: Learn, *, count: int, seed: int) -> list[Case]:
-    """Draw cases, each place as likely as any other, once a learner in `folder` has shown where there are any."""
+def cases_of(folder: Path, learn: Learn, *, count: int, seed: int, several: bool = False) -> list[Case]:
+    """Draw cases, each place as likely as any other, once a learner in `folder` has shown where there are any.
+
+    several: the learner has several processes, of which one is killed, or all.
+    """
     watch = Watch(folder, last=SAVES)
     run_with_faults(partial(learn, folder), watch)
     draws = random.Random(seed)
-    places = sorted(watch.calls)
-    return [_case(draws, draws.choice(places), watch.calls) for _ in range(count)]
+    places, killed = sorted(watch.calls), [KILLED, ALL_KILLED] if several else [KILLED]
+    return [_case(draws, draws.choice(places), watch.calls, killed) for _ in range(count)]
 
 
-def _case(draws: random.Random, place: Place, calls: Counter[Place]) -> Case:
-    kinds = [KILLED]
-    if place.call in TAKES_ROOM:
+def _case(draws: random.Random, place: Place, calls: Counter[Place], killed: Sequence[str]) -> Case:
+    kinds = [*killed]
+    # each process makes the folder, and asks no more where another one has
+    if place.call in TAKES_ROOM and not (place.call == "mkdir" and ALL_KILLED in killed):
         kinds += [FULL_FROM_THERE, FULL_ONCE]
     if place.call in FLUSHES:
         kinds += [UNFLUSHED]
     return Case(draws.choice(kinds), place, draws.randrange(calls[place]))
 
 
-def cut_off(folder: Path, learn: Learn, cases: Sequence[Case]) -> Iterator[Outcome]:
+def cut_off(
+    folder: Path, learn: Learn, cases: Sequence[Case], *, like: Path, several: bool = False
+) -> Iterator[Outcome]:
     """Yield what becomes of each case, in one output folder.
+
+    like: the folder that cases were drawn in; checkpoints have the same files. several: see `cases_of`.
 
     Raises AssertionError where a checkpoint that had its name is not there any more, or is not whole.
     """
@@ -165,10 +186,17 @@ def cut_off(folder: Path, learn: Learn, cases: Sequence[Case]) -> Iterator[Outco
         code = run_with_faults(partial(learn, folder), watch)
         after = newest(folder)
         assert watch.struck, f"{case}: the learner ended by itself, with {code}"
-        assert code == (-9 if case.kind == KILLED else EXIT_RETRYABLE), f"{case}: the learner ended with {code}"
+        assert _is_expected(code, case, several=several), f"{case}: the learner ended with {code}"
         assert not watch.unflushed, f"{case}: named before they were on disk: {watch.unflushed}"
         assert after >= max(before, watch.published), f"{case}: {max(before, watch.published)} was there, now {after}"
+        assert not after or parts(folder) == parts(like), f"{case}: other files than {sorted(parts(like))}"
         yield Outcome(case, code, before, after)
+
+
+def _is_expected(code: int, case: Case, *, several: bool) -> bool:
+    if case.kind == KILLED and several:  # by the others, which lose it
+        return code > 0
+    return code == (-9 if case.kind in (KILLED, ALL_KILLED) else EXIT_RETRYABLE)
 
 
 def unharmed(folder: Path, learn: Learn, *, step: int) -> Path:
@@ -183,37 +211,75 @@ def newest(folder: Path) -> int:
     return _step(found) if found else 0
 
 
+def parts(folder: Path) -> set[str]:
+    """Return the names of the files of the newest whole checkpoint: each process has written its own."""
+    found = newest_whole(folder)
+    assert found is not None
+    return {_name(file.name) for file in found.rglob("*")}
+
+
+def _name(name: str) -> str:
+    for one, put in NUMBERED.items():
+        name = re.sub(one, put, name)
+    return name
+
+
 def _step(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix(PREFIX))
 
 
-def learn_tiny(shapes: Path, steps: int, folder: Path, *, behind: bool) -> int:
-    """Run `stage2 learn` of the tiny model, which asks nobody, in this process."""
-    import torch
+class TinyRun(NamedTuple):
+    """A run of the tiny model, which asks nobody. behind: see above. zero: the stage of DeepSpeed's, 0: none."""
 
-    from stage2_api.parsing import parse_run_config
-    from stage2_trainer import main
+    shapes: Path
+    steps: int
+    behind: bool = False
+    processes: int = 1
+    zero: int = 0
 
-    torch.set_num_threads(1)  # a fork has none of its parent's threads, and would wait for them
-    said = os.open(folder.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(said, 1)
-    os.dup2(said, 2)
-    return main.learn(parse_run_config(configuration(shapes, steps, folder, behind=behind)))
+    def learn(self, folder: Path) -> int:
+        """Run `stage2 learn`, in this process or in processes that torchrun forks from it; return the exit code."""
+        import torch
 
+        from stage2_api.parsing import parse_run_config
+        from stage2_trainer import main
+        from stage2_trainer.process.torchrun import run_processes
 
-def configuration(shapes: Path, steps: int, folder: Path, *, behind: bool) -> dict[str, Any]:
-    """Return the configuration of such a learner."""
-    return {
-        "global_max_length": 512,
-        "model": {"model": str(ROOT / "examples/tiny-qwen3-vl"), "torch_dtype": "float32", "attn_impl": "sdpa"},
-        "tuner": {"train_type": "lora", "lora_rank": 2, "lora_dropout": 0.1},
-        "training": {
-            "output_dir": str(folder), "max_steps": steps, "per_device_train_batch_size": 1, "packing": True,
-            "effective_batch_size": 1, "learning_rate": 1e-3, "save_strategy": "steps", "save_steps": 1,
-            "save_total_limit": 2, "eval_strategy": "no", "async_save": behind,
-        },
-        "custom": {"trainer_variant": "sft", "train_jsonl": str(shapes / "train.jsonl"), "user_prompt": "List them."},
-    }  # fmt: skip
+        torch.set_num_threads(1)  # a fork has none of its parent's threads, and would wait for them
+        said = os.open(folder.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(said, 1)
+        os.dup2(said, 2)
+        if self.processes == 1:
+            return main.learn(parse_run_config(self.configuration(folder)))
+        written = folder.with_suffix(".yaml")
+        written.write_text(json.dumps(self.configuration(folder)))
+        return run_processes("stage2_cli", ["learn", str(written)], processes=self.processes)
+
+    def configuration(self, folder: Path) -> dict[str, Any]:
+        """Return its configuration in an output folder."""
+        config: dict[str, Any] = {
+            "global_max_length": 512,
+            "model": {"model": str(ROOT / "examples/tiny-qwen3-vl"), "torch_dtype": "float32", "attn_impl": "sdpa"},
+            "tuner": {"train_type": "lora", "lora_rank": 2, "lora_dropout": 0.1},
+            "training": {
+                "output_dir": str(folder), "max_steps": self.steps, "per_device_train_batch_size": 1, "packing": True,
+                "effective_batch_size": self.processes, "learning_rate": 1e-3, "save_strategy": "steps",
+                "save_steps": 1, "save_total_limit": 2, "eval_strategy": "no", "async_save": self.behind,
+            },
+            "custom": {
+                "trainer_variant": "sft", "train_jsonl": str(self.shapes / "train.jsonl"), "user_prompt": "List them.",
+            },
+        }  # fmt: skip
+        if self.zero:
+            config["deepspeed"] = {"zero_optimization": {"stage": self.zero}, "zero_allow_untested_optimizer": True}
+            config["deepspeed"] |= dict.fromkeys(DEEPSPEED_AUTO, "auto")
+        return config
+
+    def went_on(self, log: str) -> str:
+        """Return how many starts went on from a checkpoint, by what they said; all processes name the same."""
+        named = re.findall(r"going on from (\S+)", log)
+        starts = [set(named[at : at + self.processes]) for at in range(0, len(named), self.processes)]
+        return f"{len(starts)} starts, {sum(len(one) > 1 for one in starts)} of them from several"
 
 
 def table(found: Sequence[Outcome]) -> str:
@@ -226,35 +292,44 @@ def table(found: Sequence[Outcome]) -> str:
     return "\n".join(lines)
 
 
+def _run(folder: Path, options: argparse.Namespace) -> None:
+    command = [sys.executable, ROOT / "examples/make_shapes.py", folder / "shapes", "--train", "4"]
+    subprocess.run([*command, "--held-out", "1"], check=True, capture_output=True)
+    several = options.processes > 1
+    run = TinyRun(folder / "shapes", 10 * options.cases, options.behind, options.processes, options.zero)
+    cases = cases_of(folder / "first", run.learn, count=options.cases, seed=options.seed, several=several)
+    found = []
+    for one in cut_off(folder / "run", run.learn, cases, like=folder / "first", several=several):
+        found.append(one)
+        print(f"{len(found):4} {one.case}: exit code {one.code}, {one.before} -> {one.after}", flush=True)
+    weights = folder / "run" / f"{PREFIX}{found[-1].after}" / WEIGHTS
+    other = unharmed(folder / "whole", run.learn, step=found[-1].after) / WEIGHTS
+    print(table(found))
+    print(f"weights of step {found[-1].after} as without any fault: {filecmp.cmp(weights, other, shallow=False)}")
+    print(f"went on from a checkpoint: {run.went_on((folder / 'run.log').read_text())}")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the cases, and print a table of them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--cases", type=int, default=200)
     parser.add_argument("--seed", type=int, default=16)
     parser.add_argument("--behind", action="store_true", help="saves are written behind training")
+    parser.add_argument("--processes", type=int, default=1, help="of the learner")
+    parser.add_argument("--zero", type=int, choices=(0, 1, 2), default=0, help="stage of DeepSpeed's ZeRO")
     options = parser.parse_args(arguments)
+    subprocess.Popen = Copies  # type: ignore[misc]  # before torchrun is imported, whose processes are forked
     for name in IMPORTS:
         importlib.import_module(name)
     gc.freeze()  # each learner is a copy of this process
 
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        command = [sys.executable, ROOT / "examples/make_shapes.py", folder / "shapes", "--train", "4"]
-        subprocess.run([*command, "--held-out", "1"], check=True, capture_output=True)
-        learn = partial(learn_tiny, folder / "shapes", 10 * options.cases, behind=options.behind)
-        cases = cases_of(folder / "first", learn, count=options.cases, seed=options.seed)
-        found = []
-        for one in cut_off(folder / "run", learn, cases):
-            found.append(one)
-            print(f"{len(found):4} {one.case}: exit code {one.code}, {one.before} -> {one.after}", flush=True)
-        weights = folder / "run" / f"{PREFIX}{found[-1].after}" / WEIGHTS
-        other = unharmed(folder / "whole", learn, step=found[-1].after) / WEIGHTS
-        print(table(found))
-        print(f"weights of step {found[-1].after} as without any fault: {filecmp.cmp(weights, other, shallow=False)}")
+    folder = Path(tempfile.mkdtemp())  # no TemporaryDirectory: what is forked would remove it at its exit
+    try:
+        _run(folder, options)
+    finally:
         for one in ("first", "run", "whole"):
             SaveBehind(folder / one).forget()
-        went_on = (folder / "run.log").read_text().count("going on from")
-        print(f"went on from a checkpoint: {went_on} of {len(found)} starts")
+        shutil.rmtree(folder)
     return 0
 
 

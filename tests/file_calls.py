@@ -1,7 +1,8 @@
 """What a process does to the files of a folder, call by call, and faults in it that the kernel puts there.
 
 seccomp hands each call that changes a file to this process (seccomp_unotify(2)), which lets it be, fails it, or kills
-the caller before it: whatever made the call, Python, PyTorch's C++ or safetensors' Rust. Linux on x86-64, no root.
+the caller before it: whatever made the call, Python, PyTorch's C++ or safetensors' Rust. What the process starts is
+watched as well. Linux on x86-64, no root.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from pathlib import Path
 from typing import NoReturn
 
 KILL = "SIGKILL"
+KILL_ALL = "SIGKILL to all"
 FULL = errno.ENOSPC
 BROKEN = errno.EIO
 Fault = str | int | None
-"""KILL; an error's number, which the call fails with; None: the call is let be."""
+"""KILL: the caller; KILL_ALL: every process; an error's number, which the call fails with; None: the call is let be."""
 
 TAKES_ROOM = frozenset({"openat", "write", "pwrite64", "writev", "sendfile", "copy_file_range", "mkdir", "mkdirat"})
 FLUSHES = frozenset({"fsync", "fdatasync"})
@@ -56,7 +58,7 @@ class FileCall:
 def run_with_faults(main: Callable[[], int], decide: Callable[[FileCall], Fault]) -> int:
     """Run `main` in a copy of this process, each of whose calls `decide` sees before it is made.
 
-    Returns the exit status, negative for a signal.
+    Returns the exit status, negative for a signal, when all that it started has ended too.
     """
     ours, theirs = socket.socketpair()
     child = os.fork()
@@ -112,7 +114,7 @@ def _supervise(child: int, listener: int, decide: Callable[[FileCall], Fault]) -
     while True:
         ((_, events),) = waiting.poll()
         if not events & select.POLLIN:
-            return  # all its threads have ended
+            return  # all threads have ended
         asked = bytearray(80)
         try:
             fcntl.ioctl(listener, _RECEIVE, asked)
@@ -122,10 +124,20 @@ def _supervise(child: int, listener: int, decide: Callable[[FileCall], Fault]) -
         call = _call(task, number, struct.unpack_from("6Q", asked, 32))
         fault = decide(call) if call is not None else None
         if fault == KILL:
-            os.kill(child, signal.SIGKILL)
+            os.kill(task, signal.SIGKILL)
+        elif fault == KILL_ALL:
+            for one in (child, *_started_by(child)):
+                os.kill(one, signal.SIGKILL)
         else:
             answer = (0, 0, _CONTINUE) if fault is None else (0, -int(fault), 0)
             _answer(listener, struct.pack("QqiI", identity, *answer))
+
+
+def _started_by(process: int) -> list[int]:
+    """Return the processes that stand below a process."""
+    lists = Path(f"/proc/{process}/task").glob("*/children")
+    children = [int(one) for found in lists for one in found.read_text().split()]
+    return [*children, *(one for child in children for one in _started_by(child))]
 
 
 def _answer(listener: int, answer: bytes) -> None:

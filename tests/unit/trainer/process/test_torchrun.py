@@ -108,7 +108,8 @@ def test_when_another_one_fails_a_process_writes_to_its_end_and_does_not_hang(
 ) -> None:
     (tmp_path / "writes.py").write_text(WRITES)
     command = [sys.executable, "-c", LAUNCH_IMPATIENTLY, "writes", str(tmp_path), does]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(tmp_path)}, check=False)
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=False)
     assert done.returncode == EXIT_RETRYABLE
     assert (tmp_path / "written").exists() == written
 
