@@ -30,6 +30,7 @@ _PATIENCE = {
     reasons.CONTAINERS_STARTING: "kubectl describe pods -l {label}={short}",
     reasons.SERVERS_LOADING: "kubectl logs deployment/{rollout} --all-containers --prefix",
     reasons.WAITING_FOR_SERVERS: "",
+    reasons.SECRET_RENEWED: "kubectl get pods -l {label}={short}",
     reasons.OLD_LEARNER_ENDING: "kubectl get pods -l {label}={short}",
     reasons.OLD_CHILDREN_ENDING: "kubectl get all,configmaps,secrets,networkpolicies -l {label}={short}",
     reasons.NOT_SYNCED_YET: "kubectl logs job/{learner}",

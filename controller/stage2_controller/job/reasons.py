@@ -45,6 +45,7 @@ LEARNER_RUNNING: Final = "LearnerRunning"
 LEARNER_STARTED: Final = "LearnerStarted"
 WAITING_FOR_SERVERS: Final = "WaitingForServers"
 OLD_LEARNER_ENDING: Final = "OldLearnerEnding"  # of a suspended or moved job: it writes its checkpoint
+SECRET_RENEWED: Final = "SecretRenewed"  # its certificates end soon: pods end, and go on with new ones
 LEARNER_RETRYING: Final = "LearnerRetrying"  # a pod failed; the Job waits before the next one
 LEARNER_FINISHED: Final = "LearnerFinished"
 

@@ -269,6 +269,9 @@ def _learner_running(situation: Situation) -> Condition:
 
     if situation.outcome:
         return condition(False, reasons.LEARNER_FINISHED, situation.outcome.message)
+    if situation.renews_secret:
+        message = "certificates of the job end soon, or its Secret has none: its pods end, and go on with new ones"
+        return condition(False, reasons.SECRET_RENEWED, message)
     if situation.observed.old_learner():
         return condition(False, reasons.OLD_LEARNER_ENDING, "the old learner writes its checkpoint and ends first")
     pod = situation.observed.pod(names.ROLE_LEARNER)

@@ -122,6 +122,8 @@ def test_certificates_that_end_soon_are_renewed_once_no_pod_holds_them() -> None
     running = b.started(raw)
     stopping = b.planned(raw, running, after_s=late_s)
     assert (standing(stopping), set(stopping.deletions)) == (set(), {"Deployment", "Job"})
+    assert b.condition(stopping, "LearnerRunning") == ("False", "SecretRenewed")
+    assert "certificates of the job end soon" in b.message(stopping, "Training")
     ending = replace(running, deployment=None, learner=None)
     assert b.planned(raw, ending, after_s=late_s).deletions == (), "its pods still end"
     gone = b.planned(raw, replace(ending, pods=()), after_s=late_s)
