@@ -144,5 +144,6 @@ def test_defaults_of_the_job() -> None:
         "rollout": {"servers": 1, "gpusPerServer": 1, "port": 8000, "template": {}},
         "learner": {"gpus": 1, "template": {}, "backoffLimit": 3, "startDeadlineSeconds": 3600},
         "placement": {"nodeSelector": {}, "tolerations": [], "priorityClassName": "", "mode": "Reserve"},
+        "tls": {"enabled": True},
         "volumes": [],
     }
