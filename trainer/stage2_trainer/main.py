@@ -18,7 +18,7 @@ from stage2_api.errors import EXIT_CONFIG, EXIT_FAILURE, EXIT_RETRYABLE, ConfigE
 from stage2_api.pod.environment import PROGRESS_PORT_VARIABLE, RESTARTS_VARIABLE, TERMINATION_LOG_VARIABLE
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.model_files import fetched_model, with_local_model
-from stage2_trainer.data.output_places import check_place
+from stage2_trainer.data.output_places import FOR_GOOD, check_place
 from stage2_trainer.data.run_records import RunRecords
 from stage2_trainer.learner.errors import RunawayError
 from stage2_trainer.packing.errors import PackingError
@@ -80,18 +80,22 @@ def learn(config: RunConfig, *, overwrite: bool = False) -> int:
         return _failed(reporter, str(error), EXIT_FAILURE)
     except Exception as error:
         logger.exception("training failed")
-        if isinstance(error, OSError) and error.errno in FULL_DISK:
-            said = f"training.output_dir {config.training.output_dir}: {error}. {MAKE_ROOM}"
-            return _failed(reporter, said, EXIT_RETRYABLE)
-        return _failed(reporter, f"{type(error).__name__}: {error}", EXIT_FAILURE)
+        return _failed(reporter, *_said_of(config, error))
     finally:
         _leave_termination_log(reporter, os.environ)
+
+
+def _said_of(config: RunConfig, error: Exception) -> tuple[str, int]:
+    """Return the words and the exit code of an error that is neither a person's nor a server's."""
+    if isinstance(error, OSError) and error.errno in FULL_DISK:
+        return f"training.output_dir {config.training.output_dir}: {error}. {MAKE_ROOM}", EXIT_RETRYABLE
+    return f"{type(error).__name__}: {error}", EXIT_FAILURE
 
 
 def check(config: RunConfig, *, world_size: int, overwrite: bool = False) -> int:
     """Check configuration and records for so many processes, before any of them is started.
 
-    overwrite: see `learn`. Returns 0, or EXIT_CONFIG, with the last words that `learn` would leave.
+    overwrite: see `learn`. Returns 0, or the exit code of what is wrong, with the last words that `learn` would leave.
     """
     try:
         check_supported(config, world_size=world_size)
@@ -100,10 +104,11 @@ def check(config: RunConfig, *, world_size: int, overwrite: bool = False) -> int
         fetched_model(config.model.model)
         if overwrite:
             _start_anew(config)
-    except ConfigError as error:
+    except (ConfigError, OSError) as error:
         _log_to_stderr()
         reporter = Reporter()
-        code = _failed(reporter, str(error), EXIT_CONFIG)
+        found = (str(error), EXIT_CONFIG) if isinstance(error, ConfigError) else _said_of(config, error)
+        code = _failed(reporter, *found)
         _leave_termination_log(reporter, os.environ)
         return code
     return os.EX_OK
@@ -180,11 +185,14 @@ def _first_error_kept() -> Iterator[None]:
 
 
 def _check_output(config: RunConfig) -> None:
-    """Raise ConfigError where the output folder cannot be written to, and OSError where only its disk is full."""
+    """Raise ConfigError where nobody can write to the output folder, and OSError where that may pass.
+
+    A full disk may, and a mount that does not answer: a run of a week must outlive both.
+    """
     try:
         check_place("training.output_dir", Path(config.training.output_dir) / STEP_LOG)
     except ConfigError as error:
-        if isinstance(error.__cause__, OSError) and error.__cause__.errno in FULL_DISK:
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno not in FOR_GOOD:
             raise error.__cause__ from None
         raise
 

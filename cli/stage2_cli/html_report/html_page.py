@@ -98,6 +98,7 @@ def _check(request: PageRequest) -> None:
         return
     if request.output.is_file():
         check_file("--html", request.output)
+        check_place("--html", request.output)  # another file takes its place
         with request.output.open("rb") as file:
             if file.read(len(MARK)) == MARK.encode():
                 return

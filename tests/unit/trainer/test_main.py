@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+from functools import partial
 
 import pytest
 
 from stage2_api.errors import EXIT_CONFIG, EXIT_RETRYABLE, ConfigError
-from stage2_trainer.main import check, learn
+from stage2_trainer.main import EXIT_FAILURE, check, learn
 from stage2_trainer.preflight import checked_records
 from stage2_trainer.process.checkpoints import newest_whole
 from stage2_trainer.process.run_course import run_course, write_course
@@ -93,6 +96,26 @@ def test_a_disk_without_room_for_the_log_is_worth_another_try(environment, confi
     assert f"training.output_dir {tmp_path / 'out'}" in said
     assert "stage2_log.jsonl" in said
     assert "Make room" in said
+
+
+@pytest.mark.parametrize("start", [learn, partial(check, world_size=1)])
+def test_a_mount_that_does_not_answer_is_no_mistake_of_a_person(environment, config, tmp_path, start):
+    environment.setattr("tempfile.TemporaryFile", raising(OSError(errno.ESTALE, os.strerror(errno.ESTALE))))
+    assert start(config()) == EXIT_FAILURE
+    assert "Stale file handle" in last_words(tmp_path)["message"]
+
+
+def test_a_full_disk_is_told_before_several_processes_start_too(environment, config, tmp_path):
+    environment.setattr("tempfile.TemporaryFile", raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+    assert check(config(), world_size=1) == EXIT_RETRYABLE
+    assert "Make room" in last_words(tmp_path)["message"]
+
+
+def raising(error):
+    def raises(*args, **options):
+        raise error
+
+    return raises
 
 
 def test_servers_that_do_not_come_are_worth_another_try(environment, config, tmp_path):

@@ -14,6 +14,19 @@ from pathlib import Path
 from stage2_api.errors import ConfigError, Problem
 
 WAY_OUT = "name another place"
+FOR_GOOD = frozenset(
+    {
+        errno.EACCES,
+        errno.EISDIR,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+        errno.ENOENT,
+        errno.ENOTDIR,
+        errno.EPERM,
+        errno.EROFS,
+    }
+)
+"""Errors of a place that no time mends; of others the next try may be free."""
 
 
 def aside_of(path: Path) -> Path:
@@ -45,7 +58,7 @@ def check_file(option: str, path: Path) -> None:
     if os.path.exists(path) and not os.access(path, os.W_OK):
         rule = f"must be a file that can be written ({os.strerror(errno.EACCES)})"
         raise ConfigError([Problem(option, str(path), rule, WAY_OUT)])
-    if os.path.isfile(path) or not os.path.exists(path):
+    if not os.path.exists(path):
         check_place(option, path)
 
 

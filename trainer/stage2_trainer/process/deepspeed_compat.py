@@ -20,11 +20,12 @@ GatherWeights = Callable[[Any], AbstractContextManager[object]]
 def compile_nothing() -> None:
     """Keep DeepSpeed on CPUs from compiling an all-reduce over shared memory at its first start.
 
-    That takes minutes and a C++ compiler; without it gloo reduces. To be called before processes join.
+    That takes minutes and a C++ compiler; without it gloo reduces. To be called before processes join. The attribute
+    is one that DeepSpeed fills when it is first asked for, by compiling other things to see whether it could.
     """
     import deepspeed.ops
 
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.ops.__dict__.setdefault("__compatible_ops__", {})["deepspeed_shm_comm"] = False
 
 
 class GatheredWeights:

@@ -42,8 +42,8 @@ class DeviceMover:
         self._on_gpu = device.type == "cuda"
 
     def away(self, tensor: Tensor) -> None:
-        """Put the bytes into main memory; on a GPU they are there after `release`."""
-        if self._device.type != "cpu":
+        """Put the bytes into main memory; on a GPU they are there after `release`. What is there already stays."""
+        if self._device.type != "cpu" and tensor.device.type != "cpu":
             tensor.data = host_copy(tensor.data, page_locked=self._on_gpu)
 
     def back(self, tensor: Tensor) -> None:
@@ -98,9 +98,11 @@ def moved_away(tensors: Iterable[Tensor], mover: Mover) -> Iterator[None]:
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer | None) -> list[Tensor]:
-    """Return the tensors of an optimizer's state; none before its first step.
+    """Return the tensors of an optimizer's state, each once; none before its first step.
 
-    Scalars (step counts) stay: some optimizers keep them on the CPU on purpose.
+    Scalars (step counts) stay: some optimizers keep them on the CPU on purpose. Optimizers of 8 bits share tensors
+    between parameters, which must not be copied again while the first copy is on its way.
     """
     states: Iterable[dict[str, Any]] = optimizer.state.values() if optimizer is not None else ()
-    return [value for state in states for value in state.values() if isinstance(value, Tensor) and value.dim() > 0]
+    values = (value for state in states for value in state.values())
+    return list({id(value): value for value in values if isinstance(value, Tensor) and value.dim() > 0}.values())

@@ -55,10 +55,12 @@ def run_processes(module: str, arguments: Sequence[str], *, processes: int) -> i
 
 @contextmanager
 def _checkpoints_finished() -> Iterator[None]:
-    with tempfile.NamedTemporaryFile(prefix="stage2-writing-") as lock:
-        os.environ[LOCK_VARIABLE] = lock.name  # torchrun's processes inherit it
+    with tempfile.TemporaryDirectory(prefix="stage2-writing-", ignore_cleanup_errors=True) as folder:
+        lock = Path(folder, "lock")
+        lock.touch()
+        os.environ[LOCK_VARIABLE] = str(lock)  # torchrun's processes inherit it
         try:
-            with patient_ends(partial(is_writing, Path(lock.name)), LONGEST_HANG_S):
+            with patient_ends(partial(is_writing, lock), LONGEST_HANG_S):
                 yield
         finally:
             del os.environ[LOCK_VARIABLE]

@@ -62,10 +62,10 @@ def training_options(config: RunConfig, *, world_size: int) -> dict[str, Any]:
 
     Evaluation, where it is on, also runs before the first step: without it nobody knows what training changed.
     """
-    if config.uses_deepspeed:  # processes join as soon as arguments are made
-        compile_nothing()
     training = config.training
     use_cpu = not torch.cuda.is_available()
+    if config.uses_deepspeed and use_cpu:  # processes join as soon as arguments are made
+        compile_nothing()
     return {
         **{name: getattr(training, name) for name in _SAME_NAME},
         "gradient_accumulation_steps": config.gradient_accumulation_steps(world_size),

@@ -6,11 +6,14 @@ By a lock on a file that the launcher names: the kernel lets go of it whatever b
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
+
+logger = logging.getLogger(__name__)
 
 LOCK_VARIABLE: Final = "STAGE2_WRITING_LOCK"
 """Path of the file that the launcher of several processes looks at; unset, nobody looks."""
@@ -23,19 +26,24 @@ def writing() -> Iterator[None]:
     if path is None:
         yield
         return
-    with Path(path).open("rb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_SH)
+    with ExitStack() as stack:
         try:
-            yield
-        finally:
-            fcntl.flock(lock, fcntl.LOCK_UN)  # closing would not do: a process forked meanwhile has the file open too
+            lock = stack.enter_context(Path(path).open("r+b"))
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            # closing would not do: a process forked meanwhile has the file open too
+            stack.callback(fcntl.flock, lock, fcntl.LOCK_UN)
+        except OSError as error:  # no save fails for what only protects it
+            logger.warning("the launcher cannot be told that a checkpoint is written (%s: %s)", path, error)
+        yield
 
 
 def is_writing(lock: Path) -> bool:
-    """Whether any process says so."""
-    with lock.open("rb") as file:
-        try:
+    """Whether any process says so; nobody can where the file has gone or its file system has no locks."""
+    try:
+        with lock.open("r+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
     return False

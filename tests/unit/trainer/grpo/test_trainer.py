@@ -163,7 +163,8 @@ def test_a_step_tells_where_its_time_went(folder, stack, model, encoder):
     (step,) = [json.loads(line) for line in (folder / "stage2_log.jsonl").read_text().splitlines()]
     parts = {part: step[f"step/{part}_s"] for part in PARTS}
     assert sum(parts.values()) == pytest.approx(step["step/wall_s"], rel=1e-3)
-    assert all(parts[part] > 0 for part in ("generate", "forward", "backward", "optimizer", "log", "other"))
+    assert all(parts[part] > 0 for part in ("forward", "backward", "optimizer", "log", "other"))
+    assert parts["generate"] + parts["wait"] > 0, "scripted answers may be there before anybody waits for them"
     told = {event["name"] for event in json.loads((folder / "trace.json").read_text())}
     assert {"step 1", "score", "rollout_generate", "forward", "backward", "optimizer"} <= told
 

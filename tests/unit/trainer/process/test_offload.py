@@ -97,6 +97,17 @@ def test_an_optimizer_before_its_first_step_has_nothing_to_move():
     assert optimizer_tensors(torch.optim.AdamW([nn.Parameter(torch.zeros(2))])) == []
 
 
+def test_a_tensor_that_parameters_share_moves_once():
+    """Optimizers of 8 bits keep one map of numbers for all parameters."""
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    shared = torch.arange(4.0)
+    for parameter in model.parameters():
+        optimizer.state[parameter] = {"qmap1": shared, "state1": torch.zeros(2)}
+    assert sum(one is shared for one in optimizer_tensors(optimizer)) == 1
+    assert len(optimizer_tensors(optimizer)) == 3
+
+
 def test_step_counts_stay_where_the_optimizer_keeps_them(trained):
     _, optimizer = trained
     assert len(optimizer_tensors(optimizer)) == 2 * len(list(trained[0].parameters()))
