@@ -30,15 +30,23 @@ class ChildWriter:
         if others:
             raise NameTaken
 
-    async def delete(self, key: Key, unwanted: Sequence[str], observed: Observed) -> None:
-        """Delete the children of these kinds."""
+    async def delete(self, key: Key, unwanted: Sequence[str], observed: Observed) -> list[str]:
+        """Delete the children of these kinds, and return what the API server refused."""
+        refusals: list[str] = []
         for kind in unwanted:
             if there := observed.child(kind):
                 metadata = there["metadata"]
                 logger.info("%s: delete %s %s", key, kind, metadata["name"])
                 self._observer.forget_read(kind, key)
-                left = await self._api.delete(kind, key.namespace, metadata["name"], uid=metadata["uid"])
-                self._observer.deleted(kind, there, left)
+                try:
+                    left = await self._api.delete(kind, key.namespace, metadata["name"], uid=metadata["uid"])
+                except ApiRefused as error:
+                    refusals.append(f"{kind} {metadata['name']}: {error.message}")
+                    if error.status >= 500:
+                        raise
+                else:
+                    self._observer.deleted(kind, there, left)
+        return refusals
 
     async def write(self, key: Key, job: Object, children: Sequence[Manifest], observed: Observed) -> list[str]:
         """Write what differs, and return what the API server refused. Raise NameTaken.

@@ -32,6 +32,8 @@ class Observer:
         """Return what there is of a job."""
         watched = self.watched(key, job)
         seen = replace(watched, flavors=await self._flavors(watched))
+        if not (seen.deployment or seen.learner or job["spec"].get("suspend")):
+            self.forget_read(kinds.SECRET.kind, key)  # pods that are made now must find what is there now
         unwatched = () if _needs_no_files(job.get("status") or {}, seen) else _UNWATCHED
         to_read = sorted({*unwatched, *self._suspects.pop(key, ())})
         if not to_read:

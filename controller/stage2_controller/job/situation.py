@@ -87,4 +87,10 @@ class Situation:
         if secret is None or credentials.fit(secret, tls=self.job.spec.tls.enabled, now=self.now):
             return False
         standing = learner is not None and not terminating(learner)
-        return credentials.has_certificates(secret) or not standing or pod.answers_over_tls(learner or {})
+        return credentials.has_certificates(secret) or not standing or self._mounts_certificates
+
+    @property
+    def _mounts_certificates(self) -> bool:
+        """Whether pods are made with certificates; a Deployment of before that was deleted came back with them."""
+        made = (self.observed.learner, self.observed.deployment)
+        return any(pod.answers_over_tls(one) for one in made if one is not None)

@@ -96,8 +96,8 @@ class Reconciler:
         made, bug = self._plan(key, job, observed, nodes, now)
         self._settle(key, made)  # before anything else is awaited: the next job must find the room taken
         await self._writer.check_names(key, job, made.children, observed)
-        await self._writer.delete(key, made.deletions, observed)
-        refusals = await self._writer.write(key, job, made.children, observed)
+        refusals = await self._writer.delete(key, made.deletions, observed)
+        refusals += await self._writer.write(key, job, made.children, observed)
         stale = not await self._tell_kueue(key, made)
         if made.gate:
             await self._api.apply_condition(key.namespace, made.gate, at=conditions.timestamp(now))
@@ -176,7 +176,7 @@ class Reconciler:
     async def _tell(self, job: Object, made: Plan, refusals: list[str], now: datetime) -> None:
         previous: Mapping[str, Any] = job.get("status") or {}
         status = made.status
-        if made.children:
+        if made.children or refusals:
             status = statuses.with_refusals(status, job, refusals, now=now)
         if status == previous:
             return

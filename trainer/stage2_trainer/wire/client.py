@@ -33,9 +33,9 @@ def token_header(token: str) -> dict[str, str]:
 
 
 def trusts_proxies(base_url: str) -> bool:
-    """Whether the environment's proxies are used for a server: not for one on this machine."""
+    """Whether the environment's proxies are used for a server: not for one on this machine or in this cluster."""
     host, _ = host_and_port(base_url)
-    return not is_loopback(host)
+    return not is_loopback(host) and not host.endswith((".svc", ".svc.cluster.local"))
 
 
 def describe_http_error(error: httpx.HTTPError) -> str:

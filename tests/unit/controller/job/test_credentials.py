@@ -144,6 +144,16 @@ def test_a_job_that_runs_without_certificates_goes_on_as_it_began() -> None:
     assert b.condition(made, "WeightsInSync") == ("True", "SameVersion")
 
 
+def test_a_job_of_before_whose_servers_came_back_with_certificates_is_made_anew() -> None:
+    """Somebody deleted its Deployment: the one that the controller makes now mounts what its Secret lacks."""
+    raw = b.job()
+    before = b.started({**raw, "spec": {**raw["spec"], **NO_TLS}})
+    now = b.started(raw)
+    learner = {**(before.learner or {}), "metadata": (now.learner or {})["metadata"]}
+    made = b.planned(raw, replace(before, learner=learner, deployment=now.deployment))
+    assert set(made.deletions) == {"Deployment", "Job"}
+
+
 def test_a_job_that_waits_without_certificates_gets_them_before_its_pods() -> None:
     raw = b.job()
     made = b.planned(raw, Observed(secret=TOKEN_ONLY))

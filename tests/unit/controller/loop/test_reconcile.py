@@ -78,7 +78,7 @@ class Server:
         return None if exists else self.put(manifest)
 
     async def delete(self, kind: str, namespace: str, name: str, *, uid: str) -> None:
-        self.requests.append(("delete", kind))
+        self._ask("delete", kind)
         if self.objects[kind, name]["metadata"]["uid"] == uid:
             del self.objects[kind, name]
 
@@ -164,6 +164,25 @@ async def test_what_a_pass_deleted_is_gone_before_the_watches_tell_of_it(life: L
     life.server.requests.clear()
     await life.one_pass()
     assert life.server.requests == []
+
+
+async def test_a_secret_that_a_person_deletes_while_the_job_is_suspended_is_made_anew_at_once(life: Life) -> None:
+    await life.one_pass()
+    life.server.add(b.job(suspend=True), generation=2)
+    await life.one_pass()
+    life.server.remove("Secret", "job-3v1-token")
+    life.server.add(b.job(), generation=3)
+    await life.one_pass()
+    assert ("Secret", "job-3v1-token") in life.server.objects
+
+
+async def test_a_deletion_that_is_refused_is_told(life: Life) -> None:
+    await life.one_pass()
+    life.server.refused["Deployment"] = "the controller may not delete"
+    life.server.add(b.job(suspend=True), generation=2)
+    with pytest.raises(RetryLater, match="the controller may not delete"):
+        await life.one_pass()
+    assert life.told() == ("False", reasons.CHILD_REFUSED)
 
 
 @pytest.mark.parametrize("kind", ["ConfigMap", "Secret", "Service", "Deployment", "NetworkPolicy", "Job"])

@@ -14,7 +14,7 @@ import pytest
 from stage2_api.errors import ConfigError
 from stage2_trainer.rollouts.http import ServerBackend
 from stage2_trainer.wire import tls
-from stage2_trainer.wire.client import ServerClient
+from stage2_trainer.wire.client import ServerClient, trusts_proxies
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.rollout import RolloutRequest, Sampling
 from stage2_trainer.wire.seeds import SeedPlan
@@ -195,3 +195,17 @@ def test_a_certificate_with_which_nobody_could_answer_is_a_mistake_of_configurat
 def test_no_file_is_named_where_nobody_asked_for_one():
     assert "STAGE2_TLS_CERT_FILE" not in os.environ
     assert tls.own_certificate({}) is None
+
+
+@pytest.mark.parametrize(
+    ("base_url", "through"),
+    [
+        ("https://job-rollout.team-a.svc:8000", False),
+        ("http://job-rollout.team-a.svc.cluster.local:8000", False),
+        ("http://127.0.0.1:8000", False),
+        ("https://servers.example:8000", True),
+    ],
+)
+def test_a_proxy_for_the_world_outside_is_not_asked_for_servers_of_the_cluster(base_url, through):
+    """A template may set HTTPS_PROXY for downloads."""
+    assert trusts_proxies(base_url) is through
