@@ -28,14 +28,13 @@ class ChildKind(Resource):
     has_pods: bool = False  # its pods play its role
     watched: bool = True  # else it is read by name: nobody has to let the controller list all of them
     create_once: bool = False  # never written again; else it is applied
-    renewed: bool = False  # deleted while the job lives, and made anew
     switch: str | None = None  # the one field of its spec for which it is written again; the API server's default: true
     of_kueue: bool = False  # exists only where Kueue is installed
 
 
 CONFIG_MAP = ChildKind("ConfigMap", "v1", "configmaps", role=names.ROLE_CONFIG, field="configmap", watched=False)
 SECRET = ChildKind(  # running pods hold its token and certificates
-    "Secret", "v1", "secrets", role=names.ROLE_TOKEN, field="secret", watched=False, create_once=True, renewed=True
+    "Secret", "v1", "secrets", role=names.ROLE_TOKEN, field="secret", watched=False, create_once=True
 )
 NETWORK_POLICY = ChildKind(
     "NetworkPolicy", "networking.k8s.io/v1", "networkpolicies", role=names.ROLE_PODS, field="networkpolicy"

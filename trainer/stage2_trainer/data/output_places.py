@@ -52,7 +52,7 @@ def check_place(option: str, path: Path) -> None:
 
 
 def check_file(option: str, path: Path) -> None:
-    """Raise ConfigError where a file cannot be written; one that is there is replaced, and a device is written to."""
+    """Raise ConfigError where a file cannot be written. One that is there, or a device, is written to as it is."""
     if os.path.isdir(path):
         raise ConfigError([Problem(option, str(path), "must be a file, and is a folder", WAY_OUT)])
     if os.path.exists(path) and not os.access(path, os.W_OK):

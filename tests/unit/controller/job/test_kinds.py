@@ -28,7 +28,7 @@ def test_the_chart_grants_just_what_is_done_with_a_kind(child: ChildKind) -> Non
     needed = {"get", "create"}
     needed |= {"list", "watch"} if child.watched else set()
     needed |= set() if child.create_once else {"patch"}
-    needed |= {"delete"} if child.has_pods or child.of_kueue or child.renewed else set()
+    needed |= {"delete"} if child.has_pods or child.of_kueue or child is kinds.SECRET else set()
     group = child.api_version.rpartition("/")[0]
     assert granted()[group, child.plural] == needed
 
