@@ -21,12 +21,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from stage2_trainer.engine.server_command import UNCOMPILED
 from stage2_trainer.engine.vllm_compat import SERVER_MODULE
 
 ROOT = Path(__file__).parents[1]
 # A pool of threads does not outlive a fork, and a library that is imported may start one.
-# Names of models are not looked up on the network either.
+# Names of models are not looked up on the network either, and PyTorch reads when it is imported what it may compile.
 SERVER_ENVIRONMENT = {
+    **UNCOMPILED,
     "HF_HUB_OFFLINE": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "JE_ARROW_MALLOC_CONF": "background_thread:false",

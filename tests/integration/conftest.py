@@ -257,7 +257,9 @@ def launch(
     process: forked.Forked | subprocess.Popen[bytes]
     with log.open("wb") as output:
         if executed:
-            process = execute(command, environment, output)
+            # As on a machine without a C++ compiler, on which nothing was compiled before.
+            bare = {"CXX": "false", "TORCHINDUCTOR_CACHE_DIR": str(folder / "compiled")}
+            process = execute(command, environment | bare, output)
         else:
             imports = forked.VLLM if engine == "vllm" else forked.STUB
             process = forked.start(command, imports=imports, env=environment, stdout=output)

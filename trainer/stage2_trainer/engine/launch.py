@@ -77,6 +77,7 @@ def server_process(config: RunConfig, server: int, endpoint: Endpoint, engine: s
         cores=cores,
         servers_here=_servers_here(config, server),
         workers=config.rollout_matching.vllm.resolved_tensor_parallel_size(world_size=1) * config.data_parallel_size,
+        eager=config.rollout_matching.vllm.enforce_eager,
     )
     return command, {FOLDER_VARIABLE: default_folder(endpoint.port), **env}
 

@@ -30,6 +30,9 @@ CPU_KV_CACHE_GIB = 1
 PRECOMPILED = {"VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_ALLREDUCE_USE_FLASHINFER": "0"}
 """Switches off what vLLM 0.32 would compile with nvcc while it starts, which the image does not have: FlashInfer's
 sampler, and its all-reduce between the GPUs of one server. Both are on by default."""
+UNCOMPILED = {"TORCHDYNAMO_DISABLE": "1"}
+"""Switches off what an eager vLLM on CPUs compiles all the same, with g++, when tokens are first sampled or scored:
+small functions that torch.compile decorates. PyTorch reads it when vLLM is imported."""
 
 
 @dataclass(frozen=True)
@@ -94,12 +97,13 @@ def stub_command(config: RunConfig, endpoint: Endpoint) -> list[str]:
 
 
 def environment(
-    base: Mapping[str, str], platform: Platform, *, cores: int, servers_here: int, workers: int = 1
+    base: Mapping[str, str], platform: Platform, *, cores: int, servers_here: int, workers: int = 1, eager: bool = False
 ) -> dict[str, str]:
     """Return the environment of a server; what `base` sets itself is kept.
 
     cores: CPU cores of this machine. servers_here: servers that share it; workers: processes of each that compute, over
     all copies of the model. Each takes its part of the cores: threads that outnumber them spin while they wait.
+    eager: whether vLLM computes without compiling (`enforce_eager`).
     """
     defaults = {
         "VLLM_SERVER_DEV_MODE": "1",  # opens the weight-update routes, which the guard closes to strangers
@@ -115,6 +119,8 @@ def environment(
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "OMP_NUM_THREADS": str(max(1, cores // (servers_here * workers))),
         }
+        if eager:
+            defaults |= UNCOMPILED
         if workers == 1:
             # vLLM's offline engine heeds it; its server (0.32) has a process for the engine all the same.
             defaults["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"

@@ -14,7 +14,7 @@ from pydantic_core import from_json
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.runconfig import RunConfig
-from stage2_trainer.data.model_files import flaw_of_model, is_mixture
+from stage2_trainer.data.model_files import flaw_of_model, is_mixture, model_path
 from stage2_trainer.engine.cuda_driver import Installation, learner_problem
 
 logger = logging.getLogger(__name__)
@@ -136,7 +136,10 @@ def _mixture(config: RunConfig) -> str | None:
     """Return the model where vLLM would have to take the weights of a mixture of experts."""
     if not config.makes_rollouts or config.rollout_matching.rollout_backend != "vllm":
         return None
-    folder = Path(config.model.model)
+    try:
+        folder = model_path(config.model.model)
+    except OSError:  # a hub's name that is not fetched yet: each process of the learner asks again when it is
+        return None
     if not (folder / "config.json").is_file() or flaw_of_model(folder):
         return None  # whoever loads it says so
     return config.model.model if is_mixture(folder) else None

@@ -57,7 +57,7 @@ def local_rollouts(
     on_cpu = policy.device.type == "cpu"
     engine = ColocateEngine(
         engine_options(config, world_size=world_size(), on_cpu=on_cpu),
-        engine_environment(on_cpu=on_cpu),
+        engine_environment(on_cpu=on_cpu, eager=vllm.enforce_eager),
         sampling=Sampling.from_config(matching),
         prover=EngineProver(policy.probe, every=vllm.sync.verify_every, tolerance=vllm.sync.verify_tolerance),
         sleep_level=vllm.sleep_level,

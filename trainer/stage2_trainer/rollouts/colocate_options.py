@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from stage2_api.runconfig import RunConfig
-from stage2_trainer.engine.server_command import CPU_KV_CACHE_GIB, PRECOMPILED
+from stage2_trainer.engine.server_command import CPU_KV_CACHE_GIB, PRECOMPILED, UNCOMPILED
 from stage2_trainer.engine.vllm_compat import dummy_load_options, without_removed_options
 
 
@@ -40,11 +40,15 @@ def engine_options(config: RunConfig, *, world_size: int, on_cpu: bool) -> dict[
     return options
 
 
-def engine_environment(*, on_cpu: bool) -> dict[str, str]:
-    """Return the environment that vLLM reads when it is imported; what is set already is kept."""
+def engine_environment(*, on_cpu: bool, eager: bool) -> dict[str, str]:
+    """Return the environment that vLLM reads when it is imported; what is set already is kept.
+
+    eager: whether it computes without compiling (`enforce_eager`).
+    """
     variables = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
     if on_cpu:
-        return {**variables, "VLLM_CPU_KVCACHE_SPACE": str(CPU_KV_CACHE_GIB), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+        variables |= {"VLLM_CPU_KVCACHE_SPACE": str(CPU_KV_CACHE_GIB), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+        return {**variables, **UNCOMPILED} if eager else variables
     return {**variables, **PRECOMPILED}
 
 

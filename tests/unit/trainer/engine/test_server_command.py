@@ -126,6 +126,12 @@ def test_copies_of_the_model_in_one_server_share_its_cores():
     assert environment({}, "cpu", cores=2, servers_here=1, workers=6)["OMP_NUM_THREADS"] == "1"
 
 
+def test_an_eager_server_on_cpus_compiles_nothing_and_needs_no_compiler():
+    assert environment({}, "cpu", cores=2, servers_here=1, eager=True)["TORCHDYNAMO_DISABLE"] == "1"
+    for platform, eager in (("cpu", False), ("cuda", True)):
+        assert "TORCHDYNAMO_DISABLE" not in environment({}, platform, cores=2, servers_here=1, eager=eager)
+
+
 def test_a_cpu_server_with_one_worker_needs_no_process_for_it():
     one = environment({}, "cpu", cores=2, servers_here=1)
     two = environment({}, "cpu", cores=2, servers_here=1, workers=2)

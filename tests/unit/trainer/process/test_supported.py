@@ -81,6 +81,19 @@ def test_a_mixture_of_experts_is_refused_where_vllm_would_have_to_take_its_weigh
         check_supported(run_config(**mixture), world_size=1)
 
 
+def test_a_mixture_in_the_cache_is_refused_by_the_name_that_a_hub_knows_it_by(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    mixture = run_config(model={"model": "someone/mixture"})
+    check_supported(mixture, world_size=1)  # not fetched yet
+    folder = tmp_path / "models--someone--mixture"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text("0123abcd")
+    (folder / "snapshots" / "0123abcd").mkdir(parents=True)
+    (folder / "snapshots" / "0123abcd" / "config.json").write_text(json.dumps({"model_type": "qwen3_vl_moe"}))
+    with pytest.raises(ConfigError, match=r"model\.model: 'someone/mixture'; is a mixture of experts"):
+        check_supported(mixture, world_size=1)
+
+
 def test_several_learner_processes_are_refused_beside_servers_and_told_why():
     with pytest.raises(ConfigError, match="the learner is one process"):
         check_supported(run_config(), world_size=2)

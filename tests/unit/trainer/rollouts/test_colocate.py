@@ -60,12 +60,18 @@ def test_nothing_of_packing_reaches_the_engine():
 
 
 def test_an_engine_on_a_cpu_stays_in_this_process():
-    assert engine_environment(on_cpu=True)["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+    assert engine_environment(on_cpu=True, eager=True)["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+
+
+def test_an_eager_engine_on_a_cpu_compiles_nothing():
+    assert engine_environment(on_cpu=True, eager=True)["TORCHDYNAMO_DISABLE"] == "1"
+    assert "TORCHDYNAMO_DISABLE" not in engine_environment(on_cpu=True, eager=False)
+    assert "TORCHDYNAMO_DISABLE" not in engine_environment(on_cpu=False, eager=True)
 
 
 def test_an_engine_on_a_gpu_compiles_nothing_with_nvcc():
-    assert engine_environment(on_cpu=False)["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
-    assert "VLLM_USE_FLASHINFER_SAMPLER" not in engine_environment(on_cpu=True)
+    assert engine_environment(on_cpu=False, eager=True)["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
+    assert "VLLM_USE_FLASHINFER_SAMPLER" not in engine_environment(on_cpu=True, eager=True)
 
 
 def test_neighbours_form_groups():
