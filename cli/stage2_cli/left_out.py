@@ -13,7 +13,7 @@ WATCHED = ("spec.suspend", "spec.active_deadline_seconds", "spec.ttl_seconds_aft
 TEMPLATES = ("spec.rollout.template", "spec.learner.template")
 
 # What crosses no network: processes on one machine speak over loopback.
-ENCRYPTION = "spec.tls.enabled"
+NETWORK = ("spec.tls.enabled", "spec.network.egress")
 
 
 def left_out(job: RolloutMatchingJob, fields: Sequence[str]) -> list[str]:

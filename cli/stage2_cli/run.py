@@ -29,7 +29,7 @@ from stage2_api.pod.ports import HEALTH_ROUTE, PROGRESS_ROUTE
 from stage2_api.pod.termination import GRACE_S
 from stage2_cli.config_files import load_config, load_job
 from stage2_cli.gpus import devices, require
-from stage2_cli.left_out import ENCRYPTION, TEMPLATES, WATCHED, left_out
+from stage2_cli.left_out import NETWORK, TEMPLATES, WATCHED, left_out
 from stage2_cli.local_ports import learner_ports
 from stage2_cli.paths import PathMap, host_paths, parse_mappings
 from stage2_cli.processes import LocalProcess
@@ -85,7 +85,7 @@ def run_job(file: Path, *, mapped: Sequence[str], work_dir: Path, engine: str = 
     """
     job, places = load_job(file), parse_mappings(mapped)
     check_place("--work-dir", work_dir / CONFIG)
-    if ignored := left_out(job, (*WATCHED, *TEMPLATES, ENCRYPTION)):
+    if ignored := left_out(job, (*WATCHED, *TEMPLATES, *NETWORK)):
         console().print(f"not applied to processes on this machine: {', '.join(ignored)}", style="yellow")
     signal.signal(signal.SIGTERM, _interrupt)
     with learner_ports(job.spec.rollout.servers) as ports:

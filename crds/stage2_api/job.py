@@ -93,6 +93,15 @@ class Tls(KubernetesObject):
     answers cross the cluster's network in clear text."""
 
 
+class Network(KubernetesObject):
+    """What the pods may reach. What may reach them is each other, the controller and Prometheus alone."""
+
+    egress: Literal["Auto", "Closed", "Open"] = "Auto"
+    """Where servers and learner may connect to: `Closed`, to each other and to name servers; `Open`, anywhere; `Auto`,
+    closed unless the job names something that lies elsewhere: a model or a sentence-embedding model as on a hub, a
+    tracker but TensorBoard, a container of its own in a template. Another NetworkPolicy over the pods may open more."""
+
+
 class JobSpec(KubernetesObject):
     """What the job is to do."""
 
@@ -118,6 +127,8 @@ class JobSpec(KubernetesObject):
     """Learner: its GPUs, its retries."""
     tls: Tls = Tls()
     """Encryption of what servers, learner and controller ask each other over HTTP."""
+    network: Network = Network()
+    """Limits on what the pods may reach, where the cluster enforces NetworkPolicies."""
     placement: Placement = Placement()
     """Node choice for all pods: selector, tolerations, priority."""
     volumes: list[Volume] = Field(

@@ -11,7 +11,7 @@ from stage2_api.parsing import parse_job
 from stage2_api.pod.ports import METRICS_PORT, PROGRESS_PORT
 from stage2_controller.job import names
 from stage2_controller.job.children.meta import labels
-from stage2_controller.job.children.networkpolicy import CONTROLLER_LABELS, networkpolicy
+from stage2_controller.job.children.networkpolicy import CONTROLLER_LABELS, NAME_SERVER_PORTS, networkpolicy
 from stage2_controller.job.containers import containers
 from tests.cluster.controller.conftest import Kubectl, eventually, job
 from tests.clusters import ON_A_KUBELET
@@ -50,6 +50,7 @@ def ports() -> dict[str, list[int]]:
         "chosen": [CHOSEN],
         "progress": [PROGRESS_PORT],
         "metrics": [METRICS_PORT],
+        "names": [NAME_SERVER_PORTS[1]],  # the one that a pod without rights may listen on
     }
 
 
@@ -95,7 +96,7 @@ def reached(guarded: Kubectl, ports: dict[str, list[int]], controller_image: str
 def _policy(namespace: str) -> dict[str, Any]:
     made = containers(parse_job(job(JOB)), host_for=lambda _: JOB, tls=True)
     owner = {"name": JOB, "namespace": namespace}
-    return networkpolicy(owner, made, transport="tcp", controller_namespace=namespace)
+    return networkpolicy(owner, made, transport="tcp", controller_namespace=namespace, closed=True)
 
 
 def _pod(name: str, own: dict[str, str], image: str, ports: list[int]) -> dict[str, Any]:
@@ -128,5 +129,12 @@ def test_the_controller_reaches_the_learner_s_progress(reached: Reached, ports: 
     assert reached(CONTROLLER, LEARNER) == {*ports["progress"], *ports["metrics"]}
 
 
-def test_pods_of_the_job_reach_out_freely(reached: Reached) -> None:
-    assert reached(LEARNER, STRANGER) == reached(ROLLOUT, STRANGER) == reached(FOREIGN, STRANGER) != set()
+def test_pods_of_the_job_reach_nobody_else_but_name_servers(reached: Reached, ports: dict[str, list[int]]) -> None:
+    assert reached(LEARNER, STRANGER) == reached(ROLLOUT, STRANGER) == set(ports["names"])
+    assert reached(FOREIGN, STRANGER) > set(ports["names"]), "the policy is about this job alone"
+
+
+def test_pods_of_the_job_look_up_names(reached: Reached, guarded: Kubectl) -> None:
+    ask = "import socket; print(socket.gethostbyname('kubernetes.default.svc.cluster.local'))"
+    service = guarded.run("get", "service", "kubernetes", "--namespace=default", "-o=jsonpath={.spec.clusterIP}").stdout
+    assert guarded("exec", LEARNER, "--", "python3", "-c", ask).strip() == service

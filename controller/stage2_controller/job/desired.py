@@ -8,10 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from stage2_api.elsewhere import named_elsewhere
 from stage2_api.job import RolloutMatchingJob
 from stage2_api.parsing import parse_job
+from stage2_api.runconfig import RunConfig
 from stage2_api.vllm import resolve_transport
-from stage2_controller.job import kinds, names, node_fit
+from stage2_controller.job import kinds, names, node_fit, template_rules
 from stage2_controller.job.children import configmap, deployment, learner_job, meta, networkpolicy, pod, service
 from stage2_controller.job.containers import Processes, containers
 from stage2_controller.job.key import Key
@@ -120,6 +122,7 @@ def children(
                 processes.config.rollout_matching.vllm.sync.transport, on_cuda=bool(accepted.spec.gpu_resource)
             ),
             controller_namespace=settings.namespace,
+            closed=_stays_inside(accepted, processes.config),
         ),
     ]
     if servers:
@@ -129,6 +132,14 @@ def children(
         accepted, owner, processes.learner, config_text=config_text, image=image, follows=bool(servers)
     )
     return [*made, learner]
+
+
+def _stays_inside(accepted: RolloutMatchingJob, config: RunConfig) -> bool:
+    """Whether the job's pods may connect to one another alone."""
+    egress = accepted.spec.network.egress
+    if egress == "Auto":
+        return not named_elsewhere(config) and not template_rules.adds_containers(accepted)
+    return egress == "Closed"
 
 
 def namespace_of(accepted: RolloutMatchingJob) -> str:

@@ -41,18 +41,35 @@ _WAY_OUT = {
 
 def check(job: RolloutMatchingJob) -> None:
     """Raise ConfigError with every field of the two templates that belongs to stage2."""
-    ours = {
-        "rollout": {"server", *(f"server-{index}" for index in range(job.spec.rollout.servers))},
-        "learner": {names.ROLE_LEARNER},
-    }
-    templates = {"rollout": job.spec.rollout.template, "learner": job.spec.learner.template}
+    ours = _own_containers(job)
     problems = [
         problem
-        for role, template in templates.items()
+        for role, template in _templates(job).items()
         for problem in _problems(f"spec.{role}.template", template, ours[role], job.spec.gpu_resource)
     ]
     if problems:
         raise ConfigError(problems)
+
+
+def adds_containers(job: RolloutMatchingJob) -> bool:
+    """Whether a template that keeps the rules has containers of its own, such as one that fetches data."""
+    ours = _own_containers(job)
+    for role, template in _templates(job).items():
+        spec = template.get("spec") or {}
+        if spec.get("initContainers") or {one["name"] for one in spec.get("containers") or []} - ours[role]:
+            return True
+    return False
+
+
+def _templates(job: RolloutMatchingJob) -> dict[str, Mapping[str, Any]]:
+    return {"rollout": job.spec.rollout.template, "learner": job.spec.learner.template}
+
+
+def _own_containers(job: RolloutMatchingJob) -> dict[str, set[str]]:
+    return {
+        "rollout": {"server", *(f"server-{index}" for index in range(job.spec.rollout.servers))},
+        "learner": {names.ROLE_LEARNER},
+    }
 
 
 def _problems(path: str, template: Mapping[str, Any], ours: set[str], gpu: str) -> Iterator[Problem]:

@@ -1,13 +1,19 @@
 """CoreDNS as a process of the node, behind the Service that pods are told to ask."""
 
+import contextlib
+import socket
+
 import yaml
 
 from local_cluster.control_plane import free_port, kubectl
-from local_cluster.layout import CLUSTER_DOMAIN, DNS_SERVICE_IP, NODE_IP, Layout
+from local_cluster.layout import CLUSTER_DOMAIN, DNS_SERVICE_IP, NODE_IP, ClusterError, Layout
 from local_cluster.pki import kubeconfig_of
 from local_cluster.processes import spawn
 from local_cluster.toolchain import binary_path
 
+PORTS = (53, 5353)
+"""Where name servers listen, and where the policies of pods let them ask; the second one for a machine that has a name
+server of its own on every address."""
 COREFILE = """\
 .:{port} {{
     bind {address}
@@ -25,7 +31,7 @@ COREFILE = """\
 
 def start(layout: Layout) -> None:
     """Start CoreDNS and make it known inside the cluster as Service kube-system/kube-dns."""
-    port = free_port(NODE_IP)
+    port = _port()
     corefile = layout.home / "Corefile"
     corefile.write_text(
         COREFILE.format(
@@ -38,6 +44,16 @@ def start(layout: Layout) -> None:
     )
     kubectl(layout, "apply", "--filename=-", stdin=yaml.safe_dump_all(_manifests(port)))
     spawn(layout, "coredns", [binary_path(layout, "coredns"), f"-conf={corefile}"])
+
+
+def _port() -> int:
+    for port in PORTS:
+        with contextlib.suppress(OSError), socket.socket() as tcp, socket.socket(type=socket.SOCK_DGRAM) as udp:
+            tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            tcp.bind((NODE_IP, port))
+            udp.bind((NODE_IP, port))
+            return port
+    raise ClusterError(f"CoreDNS needs one of the ports {PORTS} of {NODE_IP}, and all are taken; free one of them")
 
 
 def _manifests(port: int) -> list[dict[str, object]]:

@@ -145,5 +145,6 @@ def test_defaults_of_the_job() -> None:
         "learner": {"gpus": 1, "template": {}, "backoffLimit": 3, "startDeadlineSeconds": 3600},
         "placement": {"nodeSelector": {}, "tolerations": [], "priorityClassName": "", "mode": "Reserve"},
         "tls": {"enabled": True},
+        "network": {"egress": "Auto"},
         "volumes": [],
     }

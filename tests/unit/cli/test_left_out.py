@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from stage2_api.parsing import parse_job
-from stage2_cli.left_out import TEMPLATES, WATCHED, left_out
+from stage2_cli.left_out import NETWORK, TEMPLATES, WATCHED, left_out
 from stage2_cli.render import render_job
 
 JOB = Path(__file__).parents[3] / "examples" / "job-3v1-tiny.yaml"
@@ -30,14 +30,15 @@ def job(**spec: Any) -> dict[str, Any]:
         ({"suspend": True}, "spec.suspend"),
         ({"learner": {"template": {"metadata": {"labels": {"a": "b"}}}}}, "spec.learner.template"),
         ({"rollout": {"template": {"metadata": {"labels": {"a": "b"}}}}}, "spec.rollout.template"),
+        ({"network": {"egress": "Closed"}}, "spec.network.egress"),
     ],
 )
 def test_a_field_that_only_the_controller_honours_is_named(spec: dict[str, Any], told: str) -> None:
-    assert left_out(parse_job(job(**spec)), (*WATCHED, *TEMPLATES)) == [told]
+    assert left_out(parse_job(job(**spec)), (*WATCHED, *TEMPLATES, *NETWORK)) == [told]
 
 
 def test_a_job_without_such_fields_is_told_nothing() -> None:
-    assert left_out(parse_job(job(suspend=False)), (*WATCHED, *TEMPLATES)) == []
+    assert left_out(parse_job(job(suspend=False)), (*WATCHED, *TEMPLATES, *NETWORK)) == []
 
 
 def test_static_yaml_says_what_nobody_watches(tmp_path: Path) -> None:

@@ -6,17 +6,16 @@ import hashlib
 import json
 import logging
 import os
-import re
 import struct
 from pathlib import Path
 
+from stage2_api.elsewhere import HUB_NAME
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.regular_files import irregular_file
 
 logger = logging.getLogger(__name__)
 
-REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 FETCHED = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
 """Files of a hub's repository that a run needs: weights, configuration, tokenizer, chat template."""
 WEIGHT_INDEX = "model.safetensors.index.json"
@@ -71,7 +70,7 @@ def fetched_model(model: str, *, path: str = "model.model") -> Path:
     Raises:
         ConfigError: it is no folder, and neither hub nor cache has it.
     """
-    if Path(model).exists() or not REPOSITORY.fullmatch(model):
+    if Path(model).exists() or not HUB_NAME.fullmatch(model):
         return Path(model)
     from huggingface_hub import snapshot_download
 

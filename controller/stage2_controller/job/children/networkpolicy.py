@@ -1,7 +1,7 @@
-"""The NetworkPolicy of a job: who may reach its pods, everybody else may not."""
+"""The NetworkPolicy of a job: who may reach its pods and what they may reach; all else is closed."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from stage2_api.pod.ports import METRICS_PORT, PROGRESS_PORT
 from stage2_api.vllm import Transport
@@ -12,8 +12,17 @@ from stage2_controller.job.containers import Processes
 CONTROLLER_LABELS = {names.LABEL_ROLE: "controller"}  # of the chart's, whatever the release is called
 
 
+NAME_SERVER_PORTS = (53, 5353)
+"""Where name servers listen: most on DNS's own port, OpenShift's on the other; policies see the port of the pod."""
+
+
 def networkpolicy(
-    owner: Mapping[str, Any], processes: Processes, *, transport: Transport, controller_namespace: str | None
+    owner: Mapping[str, Any],
+    processes: Processes,
+    *,
+    transport: Transport,
+    controller_namespace: str | None,
+    closed: bool,
 ) -> meta.Manifest:
     """Return NetworkPolicy `<job>-pods` over servers and learner alike.
 
@@ -22,21 +31,27 @@ def networkpolicy(
     learner's progress (which asks for the token) is open to the controller: to all where the controller runs outside
     the cluster. The metrics, which hold nothing secret, are open to the cluster's pods: Prometheus may run in any
     namespace.
+
+    closed: whether servers and learner may connect to nothing but each other on those ports and name servers, which any
+    pod or node may be.
     """
-    between = [*_role(owner["name"], names.ROLE_LEARNER), *_role(owner["name"], names.ROLE_ROLLOUT)]
-    rules = [
-        *([_allow(between, _shared_ports(processes, transport))] if processes.servers else []),
-        _allow(_controller(controller_namespace), [{"port": PROGRESS_PORT}]),
-        _allow([{"namespaceSelector": {}}], [{"port": METRICS_PORT}]),
-    ]
+    shared = [_shared_ports(processes, transport)] if processes.servers else []
     spec = {
         "podSelector": {"matchLabels": {names.LABEL_JOB: names.short_name(owner["name"])}},
         "policyTypes": ["Ingress"],
-        "ingress": rules,
+        "ingress": [
+            *(_allow("from", _both(owner["name"]), ports) for ports in shared),
+            _allow("from", _controller(controller_namespace), [{"port": PROGRESS_PORT}]),
+            _allow("from", [{"namespaceSelector": {}}], [{"port": METRICS_PORT}]),
+        ],
     }
+    if closed:
+        egress = [*(_allow("to", _both(owner["name"]), ports) for ports in shared), _NAMES]
+        spec |= {"policyTypes": ["Ingress", "Egress"], "egress": egress}
     return meta.child(kinds.NETWORK_POLICY, owner=owner, body={"spec": spec})
 
 
+_NAMES = {"ports": [{"port": port, "protocol": protocol} for port in NAME_SERVER_PORTS for protocol in ("UDP", "TCP")]}
 _EVERY_PORT: tuple[Mapping[str, int], ...] = ({},)
 
 
@@ -47,13 +62,16 @@ def _shared_ports(processes: Processes, transport: Transport) -> Sequence[Mappin
     return [{"port": port} for port in (*answering, *processes.learner.group_ports)]
 
 
-def _allow(peers: Sequence[Mapping[str, Any]], ports: Sequence[Mapping[str, int]]) -> dict[str, Any]:
+def _allow(
+    side: Literal["from", "to"], peers: Sequence[Mapping[str, Any]], ports: Sequence[Mapping[str, int]]
+) -> dict[str, Any]:
     rule: dict[str, Any] = {"ports": [{**port, "protocol": "TCP"} for port in ports]}
-    return {**rule, "from": list(peers)} if peers else rule
+    return {**rule, side: list(peers)} if peers else rule
 
 
-def _role(job: str, role: str) -> list[dict[str, Any]]:
-    return [{"podSelector": {"matchLabels": meta.selector(job, role)}}]
+def _both(job: str) -> list[dict[str, Any]]:
+    roles = names.ROLE_LEARNER, names.ROLE_ROLLOUT
+    return [{"podSelector": {"matchLabels": meta.selector(job, role)}} for role in roles]
 
 
 def _controller(namespace: str | None) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Who reaches whom: a small evaluator of NetworkPolicy against every pair that matters."""
+"""Who reaches whom, in and out: a small evaluator of NetworkPolicy against every pair that matters."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -33,6 +33,18 @@ def allowed(policy: Mapping[str, Any], source: Peer, target: Peer, port: int) ->
     )
 
 
+def lets_out(policy: Mapping[str, Any], source: Peer, target: Peer, port: int, protocol: str = "TCP") -> bool:
+    """Whether the policy of the namespace team-a lets `source`, a pod of the job, connect to this port of `target`."""
+    assert matches(policy["spec"]["podSelector"], source[1])
+    if "Egress" not in policy["spec"]["policyTypes"]:
+        return True
+    return any(
+        any(item.get("port", port) == port and item["protocol"] == protocol for item in rule["ports"])
+        and ("to" not in rule or any(peer_matches(peer, target) for peer in rule["to"]))
+        for rule in policy["spec"]["egress"]
+    )
+
+
 def peer_matches(peer: Mapping[str, Any], source: Peer) -> bool:
     if "namespaceSelector" in peer:
         here = matches(peer["namespaceSelector"], {"kubernetes.io/metadata.name": source[0]})
@@ -45,9 +57,9 @@ def matches(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
     return all(labels.get(key) == value for key, value in selector.get("matchLabels", {}).items())
 
 
-def policy(namespace: str | None = "stage2-system", transport: str = "auto") -> Any:
+def policy(namespace: str | None = "stage2-system", transport: str = "auto", *, config: Any = None, **spec: Any) -> Any:
     settings = Settings(image="x", namespace=namespace)
-    job = b.job()
+    job = b.job(config=config, **spec)
     matching = job["spec"]["config"]["custom"].setdefault("extra", {}).setdefault("rollout_matching", {})
     matching.setdefault("vllm", {})["sync"] = {"transport": transport}
     return b.child(
@@ -97,3 +109,56 @@ def test_prometheus_scrapes_the_learner_from_any_namespace_of_the_cluster() -> N
 def test_no_other_port_is_open_to_anybody_else() -> None:
     for stranger in (OTHER_LEARNER, OTHER_SERVER, CONTROLLER, NAMESAKE):
         assert not any(allowed(policy(), stranger, SERVER, port) for port in (22, 7999, 8003))
+
+
+@pytest.mark.parametrize("transport", ["tcp", "nccl"])
+def test_the_pods_of_a_job_connect_to_each_other_alone(transport: str) -> None:
+    found = policy(transport=transport)
+    for source, target, named in ((LEARNER, SERVER, 8001), (SERVER, LEARNER, 51217)):
+        assert lets_out(found, source, target, named)
+        assert lets_out(found, source, target, CHOSEN) is (transport == "nccl")
+        for stranger in (OTHER_LEARNER, OTHER_SERVER, CONTROLLER, NAMESAKE):
+            assert not any(lets_out(found, source, stranger, port) for port in (named, CHOSEN, 22, 443))
+
+
+def test_names_are_looked_up_wherever_the_cluster_s_name_servers_are() -> None:
+    name_server: Peer = ("kube-system", {"k8s-app": "kube-dns"})
+    for found in (policy(), policy(rollout={"servers": 0}, config=b.COLOCATE)):
+        assert all(lets_out(found, LEARNER, name_server, 53, protocol) for protocol in ("UDP", "TCP"))
+        assert not lets_out(found, LEARNER, name_server, 443)
+
+
+ELSEWHERE = ("a hub", {"host": "a hub"})
+FETCHES: dict[str, Any] = {"spec": {"initContainers": [{"name": "fetch", "image": "rclone"}]}}
+BESIDE: dict[str, Any] = {"spec": {"containers": [{"name": "uploads", "image": "rclone"}]}}
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"config": {"model": {"model": "Qwen/Qwen3-VL-8B-Instruct"}}},
+        {"config": {"training": {"report_to": ["tensorboard", "wandb"]}}},
+        {"config": {"custom": {"extra": {"rollout_matching": {"desc_monitor": {"enabled": True}}}}}},
+        {"learner": {"gpus": 1, "template": FETCHES}},
+        {"rollout": {"servers": 3, "template": BESIDE}},
+    ],
+    ids=["a hub's model", "a tracker", "a hub's sentence embeddings", "a container before", "a container beside"],
+)
+def test_what_a_job_names_elsewhere_opens_its_way_out_unless_it_is_closed(spec: dict[str, Any]) -> None:
+    assert lets_out(policy(**spec), LEARNER, ELSEWHERE, 443)
+    assert not lets_out(policy(network={"egress": "Closed"}, **spec), LEARNER, ELSEWHERE, 443)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"config": {"training": {"report_to": ["tensorboard", "none"]}}},
+        {"config": {"custom": {"extra": {"rollout_matching": {"desc_monitor": {"enabled": True, "mode": "exact"}}}}}},
+        {"learner": {"gpus": 1, "template": {"spec": {"containers": [{"name": "learner", "env": []}]}}}},
+        {"rollout": {"servers": 3, "template": {"spec": {"containers": [{"name": "server-1", "env": []}]}}}},
+    ],
+    ids=["files of TensorBoard", "equal texts", "the learner's container", "a server's container"],
+)
+def test_what_needs_nobody_else_leaves_the_way_out_closed_unless_it_is_opened(spec: dict[str, Any]) -> None:
+    assert not lets_out(policy(**spec), LEARNER, ELSEWHERE, 443)
+    assert lets_out(policy(network={"egress": "Open"}, **spec), LEARNER, ELSEWHERE, 443)
