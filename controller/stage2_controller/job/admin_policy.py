@@ -1,13 +1,14 @@
-"""The admin's policy: which folders of nodes, images, service accounts, Secrets and runtime classes jobs may use."""
+"""The admin's policy: which folders, images, accounts, Secrets and runtime classes jobs may use, and how many GPUs."""
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import PurePosixPath
 from typing import Any
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.job import JobSpec, RolloutMatchingJob
+from stage2_controller.job.quantity import Amounts
 
 _ANY = "*"
 
@@ -24,11 +25,25 @@ class AdminPolicy:
     service_accounts: tuple[str, ...] = ()
     secrets: tuple[str, ...] = (_ANY,)  # the job's own token is none of these
     runtime_classes: tuple[str, ...] = (_ANY,)
+    largest_job: Mapping[str, int] = field(default_factory=dict)  # its GPUs, by namespace; `*` for all others
 
     def check(self, job: RolloutMatchingJob) -> None:
         """Raise ConfigError with everything of the job that the policy does not allow."""
         if problems := list(self._problems(job.spec)):
             raise ConfigError(problems)
+
+    def check_size(self, namespace: str, asked: Amounts) -> None:
+        """Raise ConfigError where a job's pods ask for more devices of a kind, templates included, than it may have."""
+        most = self.largest_job.get(namespace, self.largest_job.get(_ANY))
+        if most is None:
+            return
+        rule = f"this cluster lets a job of namespace {namespace} have {most} GPUs, or other devices of one kind"
+        way_out = "ask for fewer, or ask the admin to raise policy.largestJob of the chart"
+        devices = {name: amount for name, amount in asked.items() if "/" in name and amount > most}
+        if devices:
+            raise ConfigError(
+                [Problem("spec", f"{amount:g} {name}", rule, way_out) for name, amount in devices.items()]
+            )
 
     def _problems(self, spec: JobSpec) -> Iterator[Problem]:
         yield from self._images("spec", {"image": spec.image} if spec.image else {})
@@ -84,10 +99,12 @@ _FOLDER = ("folder of a node", "policy.hostPaths")
 def read_policy(text: str) -> AdminPolicy:
     """Return the policy that the chart wrote as JSON, with the names of its values. Raise ValueError."""
     written = json.loads(text)
-    names = {_camel(field.name): field.name for field in fields(AdminPolicy)}
+    names = {_camel(one.name): one.name for one in fields(AdminPolicy)}
     if unknown := sorted(written.keys() - names.keys()):
         raise ValueError(f"{', '.join(unknown)}: a policy has {', '.join(names)}")
-    return AdminPolicy(**{names[key]: tuple(map(str, values)) for key, values in written.items()})
+    most = {str(namespace): int(gpus) for namespace, gpus in written.pop("largestJob", {}).items()}
+    lists = {names[key]: tuple(map(str, values)) for key, values in written.items()}
+    return AdminPolicy(**lists, largest_job=most)
 
 
 def _camel(name: str) -> str:

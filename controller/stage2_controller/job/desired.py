@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stage2_api.elsewhere import named_elsewhere
-from stage2_api.job import RolloutMatchingJob
+from stage2_api.job import Network, RolloutMatchingJob
 from stage2_api.parsing import parse_job
 from stage2_api.runconfig import RunConfig
 from stage2_api.vllm import resolve_transport
@@ -47,9 +47,16 @@ class Desired:
         if key not in self._pinned:
             self._pinned.clear()
             self._pinned[key] = tuple(
-                meta.stamped(_controlled(child, node, avoid), self.spec_hash) for child in self.children
+                meta.stamped(_controlled(child, node, avoid), self._hash_of(child)) for child in self.children
             )
         return self._pinned[key]
+
+    def _hash_of(self, child: meta.Manifest) -> str:
+        """Return the hash of the part of the spec that a child is made from: pods do not notice their policy."""
+        egress = self.job.spec.network.egress
+        if child["kind"] != kinds.NETWORK_POLICY.kind or egress == Network().egress:
+            return self.spec_hash
+        return meta.digest([self.spec_hash, egress])
 
     def adding(self, additions: Mapping[str, Any]) -> "Desired":
         """Return it with these additions to its pods' templates, by role; what the template says itself stays."""
@@ -75,11 +82,13 @@ def desired(raw: Mapping[str, Any], settings: Settings) -> Desired:
     settings.policy.check(accepted)
     hashed = accepted.spec.model_dump(mode="json", include=_PODS_ARE_MADE_FROM, exclude_defaults=True)
     made = tuple(children(accepted, raw["metadata"], processes, settings))
+    need = node_fit.need_of(made, gpu_resource=accepted.spec.gpu_resource)
+    settings.policy.check_size(namespace_of(accepted), need.total)
     return Desired(
         job=accepted,
         processes=processes,
         children=made,
-        need=node_fit.need_of(made, gpu_resource=accepted.spec.gpu_resource),
+        need=need,
         spec_hash=meta.digest(hashed),
     )
 

@@ -15,6 +15,7 @@ VALUES = (
     'policy.imageRegistries=["my/"]',
     'policy.serviceAccounts=["trainer"]',
     'policy.secrets=["hub-token"]',
+    'policy.largestJob={"*":4}',
 )
 
 
@@ -44,3 +45,6 @@ def test_a_tenant_gets_what_training_needs_and_nothing_else(tenant: Kubectl) -> 
         sent = job(image="my/trainer:1", volumes=[], learner={"gpus": 1, "template": override})
         done = tenant.run("create", "--dry-run=server", "-f", "-", stdin=sent)
         assert done.returncode == 0, (override, done.stderr)
+    too_large = job(image="my/trainer:1", volumes=[], rollout={"servers": 4})
+    done = tenant.run("create", "--dry-run=server", "-f", "-", stdin=too_large)
+    assert f"lets a job of namespace {tenant.namespace} have 4 GPUs, and servers and learner ask for 5" in done.stderr

@@ -1,6 +1,7 @@
 """Creating a job is not creating any pod: each risky override, before the API server and before the controller."""
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -227,3 +228,59 @@ def test_a_policy_that_means_something_else_is_refused(template: Template, value
 def test_a_misspelt_policy_keeps_the_controller_from_starting() -> None:
     with pytest.raises(ValueError, match="hostpaths: a policy has hostPaths, imageRegistries, serviceAccounts"):
         read_policy(json.dumps({"hostpaths": []}))
+
+
+PAIRS = {"custom": {"extra": {"rollout_matching": {"vllm": {"tensor_parallel_size": 2}}}}}
+
+
+@pytest.mark.parametrize(
+    ("namespace", "spec", "refused"),
+    [
+        ("team-a", {"rollout": {"servers": 7}}, ""),
+        ("team-a", {"rollout": {"servers": 8}}, "have 8 GPUs"),
+        ("team-a", {"rollout": {"servers": 4, "gpusPerServer": 2}, "config": PAIRS}, "have 8 GPUs"),
+        ("team-a", {"rollout": {"servers": 0}, "learner": {"gpus": 8}, "config": b.COLOCATE}, ""),
+        ("team-a", {"rollout": {"servers": 0}, "learner": {"gpus": 9}, "config": b.COLOCATE}, "have 8 GPUs"),
+        ("team-b", {"rollout": {"servers": 3}}, ""),
+        ("team-b", {"rollout": {"servers": 4}}, "have 4 GPUs"),
+        ("team-b", {"rollout": {"servers": 16}, "gpuResource": ""}, ""),
+        ("idle", {"rollout": {"servers": 3}}, "have 0 GPUs"),
+    ],
+)
+def test_the_largest_job_of_a_namespace_is_the_admins_word(
+    template: Template, namespace: str, spec: dict[str, Any], refused: str
+) -> None:
+    manifests = template('policy.largestJob={"team-a": 8, "*": 4, "idle": 0}')
+    raw = b.job(**spec)
+    raw["metadata"]["namespace"] = namespace
+    told = refusals(raw, policy_of(manifests)), admitted(manifests[POLICY], raw)
+    if not refused:
+        assert told == ("", "")
+    for said in told:
+        assert re.search(refused, said), said
+
+
+def test_without_a_word_of_the_admin_a_job_is_as_large_as_the_contract_lets_it_be(template: Template) -> None:
+    raw = b.job(rollout={"servers": 16})
+    for value in ("policy.largestJob={}", 'policy.largestJob={"team-b": 1}'):
+        manifests = template(value)
+        assert refusals(raw, policy_of(manifests)) == admitted(manifests[POLICY], raw) == ""
+
+
+FIVE = {"limits": {"nvidia.com/gpu": 5}}
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"gpuResource": "", "learner": {"gpus": 0, "resources": FIVE}},
+        {"learner": {"gpus": 1, "template": {"spec": {"containers": [{"name": "mine", "resources": FIVE}]}}}},
+        {"learner": {"gpus": 1, "template": {"spec": {"initContainers": [{"name": "mine", "resources": FIVE}]}}}},
+        {"learner": {"gpus": 1, "resources": {"limits": {"nvidia.com/mig-1g.10gb": 5}}}},
+        {"rollout": {"servers": 3, "resources": {"requests": {"amd.com/gpu": 2}}}},
+    ],
+    ids=["in its resources", "a container of its own", "one that runs first", "parts of GPUs", "of another maker"],
+)
+def test_devices_by_any_name_and_in_any_container_count(template: Template, spec: dict[str, Any]) -> None:
+    policy = policy_of(template('policy.largestJob={"*": 4}'))
+    assert re.search("have 4 GPUs, or other devices of one kind", refusals(b.job(**spec), policy))
