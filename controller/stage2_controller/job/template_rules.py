@@ -56,7 +56,8 @@ def adds_containers(job: RolloutMatchingJob) -> bool:
     ours = _own_containers(job)
     for role, template in _templates(job).items():
         spec = template.get("spec") or {}
-        if spec.get("initContainers") or {one["name"] for one in spec.get("containers") or []} - ours[role]:
+        found = {one["name"] for key in ("containers", "initContainers") for one in spec.get(key) or []}
+        if found - ours[role] - {names.WAIT_CONTAINER}:
             return True
     return False
 

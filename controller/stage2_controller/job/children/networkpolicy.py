@@ -33,7 +33,7 @@ def networkpolicy(
     namespace.
 
     closed: whether servers and learner may connect to nothing but each other on those ports and name servers, which any
-    pod or node may be.
+    pod of the cluster may be, or a host of private addresses.
     """
     shared = [_shared_ports(processes, transport)] if processes.servers else []
     spec = {
@@ -51,7 +51,13 @@ def networkpolicy(
     return meta.child(kinds.NETWORK_POLICY, owner=owner, body={"spec": spec})
 
 
-_NAMES = {"ports": [{"port": port, "protocol": protocol} for port in NAME_SERVER_PORTS for protocol in ("UDP", "TCP")]}
+NODES = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16", "fc00::/7", "fe80::/10")
+"""Where a node may have a name server of its own: private and shared addresses, and those of a link (RFC 1918, 6598,
+3927, 4193, 4291)."""
+_NAMES = {
+    "to": [{"namespaceSelector": {}}, *({"ipBlock": {"cidr": cidr}} for cidr in NODES)],
+    "ports": [{"port": port, "protocol": protocol} for port in NAME_SERVER_PORTS for protocol in ("UDP", "TCP")],
+}
 _EVERY_PORT: tuple[Mapping[str, int], ...] = ({},)
 
 

@@ -133,3 +133,18 @@ def test_running_pods_do_not_notice_an_upgrade_of_the_controller() -> None:
     observed = b.started(raw)
     observed = replace(observed, deployment=made_by_another_version(observed.deployment))
     assert diff.writes(b.planned(raw, observed).children, observed) == []
+
+
+def test_another_way_out_is_opened_and_closed_while_pods_run_and_they_do_not_notice() -> None:
+    observed = b.started(b.job())
+    for egress in ("Open", "Closed"):
+        made = b.planned(b.job(network={"egress": egress}), observed)
+        (write,) = diff.writes(made.children, observed)
+        assert (write.manifest["kind"], "Egress" in write.manifest["spec"]["policyTypes"]) == (
+            "NetworkPolicy",
+            egress == "Closed",
+        )
+        observed = replace(observed, networkpolicy=write.manifest)
+    assert not made.deletions
+    (back,) = diff.writes(b.planned(b.job(), observed).children, observed)
+    assert back.manifest["kind"] == "NetworkPolicy"

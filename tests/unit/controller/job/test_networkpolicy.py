@@ -46,6 +46,8 @@ def lets_out(policy: Mapping[str, Any], source: Peer, target: Peer, port: int, p
 
 
 def peer_matches(peer: Mapping[str, Any], source: Peer) -> bool:
+    if "ipBlock" in peer:
+        return False  # every peer here is a pod
     if "namespaceSelector" in peer:
         here = matches(peer["namespaceSelector"], {"kubernetes.io/metadata.name": source[0]})
     else:
@@ -123,12 +125,14 @@ def test_the_pods_of_a_job_connect_to_each_other_alone(transport: str) -> None:
 
 def test_names_are_looked_up_wherever_the_cluster_s_name_servers_are() -> None:
     name_server: Peer = ("kube-system", {"k8s-app": "kube-dns"})
+    assert {"ipBlock": {"cidr": "169.254.0.0/16"}} in policy()["spec"]["egress"][-1]["to"], "one on the node itself"
     for found in (policy(), policy(rollout={"servers": 0}, config=b.COLOCATE)):
         assert all(lets_out(found, LEARNER, name_server, 53, protocol) for protocol in ("UDP", "TCP"))
         assert not lets_out(found, LEARNER, name_server, 443)
 
 
-ELSEWHERE = ("a hub", {"host": "a hub"})
+ELSEWHERE = ("outside", {"of": "no cluster"})
+OF_ONE_WORD = {"semantic_model": "bert-base-uncased"}
 FETCHES: dict[str, Any] = {"spec": {"initContainers": [{"name": "fetch", "image": "rclone"}]}}
 BESIDE: dict[str, Any] = {"spec": {"containers": [{"name": "uploads", "image": "rclone"}]}}
 
@@ -139,10 +143,18 @@ BESIDE: dict[str, Any] = {"spec": {"containers": [{"name": "uploads", "image": "
         {"config": {"model": {"model": "Qwen/Qwen3-VL-8B-Instruct"}}},
         {"config": {"training": {"report_to": ["tensorboard", "wandb"]}}},
         {"config": {"custom": {"extra": {"rollout_matching": {"desc_monitor": {"enabled": True}}}}}},
+        {"config": {"custom": {"extra": {"rollout_matching": {"desc_monitor": {**OF_ONE_WORD, "enabled": True}}}}}},
         {"learner": {"gpus": 1, "template": FETCHES}},
         {"rollout": {"servers": 3, "template": BESIDE}},
     ],
-    ids=["a hub's model", "a tracker", "a hub's sentence embeddings", "a container before", "a container beside"],
+    ids=[
+        "a hub's model",
+        "a tracker",
+        "a hub's sentence embeddings",
+        "those of one word",
+        "a container before",
+        "a container beside",
+    ],
 )
 def test_what_a_job_names_elsewhere_opens_its_way_out_unless_it_is_closed(spec: dict[str, Any]) -> None:
     assert lets_out(policy(**spec), LEARNER, ELSEWHERE, 443)
@@ -156,8 +168,10 @@ def test_what_a_job_names_elsewhere_opens_its_way_out_unless_it_is_closed(spec: 
         {"config": {"custom": {"extra": {"rollout_matching": {"desc_monitor": {"enabled": True, "mode": "exact"}}}}}},
         {"learner": {"gpus": 1, "template": {"spec": {"containers": [{"name": "learner", "env": []}]}}}},
         {"rollout": {"servers": 3, "template": {"spec": {"containers": [{"name": "server-1", "env": []}]}}}},
+        {"learner": {"gpus": 1, "template": {"spec": {"initContainers": [{"name": "wait-for-servers"}]}}}},
+        {"config": {"model": {"model": "./model"}}},
     ],
-    ids=["files of TensorBoard", "equal texts", "the learner's container", "a server's container"],
+    ids=["TensorBoard", "equal texts", "the learner's container", "a server's", "the one that waits", "a folder"],
 )
 def test_what_needs_nobody_else_leaves_the_way_out_closed_unless_it_is_opened(spec: dict[str, Any]) -> None:
     assert not lets_out(policy(**spec), LEARNER, ELSEWHERE, 443)
