@@ -87,6 +87,11 @@ stage2.dev/role: controller
 - apiGroups: [""]
   resources: [events]
   verbs: [create]
+{{- if .Values.controller.placement }}
+- apiGroups: [""]
+  resources: [limitranges]  # what they add to the requests of a pod counts on its node
+  verbs: [list]
+{{- end }}
 {{- if .Values.controller.kueue }}
 - apiGroups: [kueue.x-k8s.io]
   resources: [workloads]
@@ -105,6 +110,9 @@ stage2.dev/role: controller
   verbs: [list, watch]
 - apiGroups: [scheduling.k8s.io]
   resources: [priorityclasses]
+  verbs: [get, list]
+- apiGroups: [node.k8s.io]
+  resources: [runtimeclasses]
   verbs: [get]
 {{- end }}
 {{- if .Values.controller.kueue }}

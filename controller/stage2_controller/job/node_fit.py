@@ -5,6 +5,7 @@ The node is chosen once for both pods; the scheduler still binds them, so that i
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from stage2_controller.job import kinds, node_terms, quantity
@@ -25,6 +26,7 @@ _POOLS = (
 )
 _OF_KARPENTER = _POOLS[0]
 _LISTED = 3  # nodes that a message names
+_NOTHING: Amounts = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class PodNeed:
     node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: Sequence[Mapping[str, Any]] = ()
     affinity: Mapping[str, Any] = field(default_factory=dict)  # to nodes
+    spec: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)  # what all that was read from
 
 
 @dataclass(frozen=True)
@@ -93,23 +96,28 @@ def _pod_need(role: str, template: Mapping[str, Any]) -> PodNeed:
         node_selector=spec.get("nodeSelector") or {},
         tolerations=spec.get("tolerations") or (),
         affinity=node_terms.of(spec),
+        spec=spec,
     )
 
 
-def requests(spec: Mapping[str, Any]) -> dict[str, float]:
+def requests(
+    spec: Mapping[str, Any], *, defaults: Amounts = _NOTHING, overhead: Amounts = _NOTHING
+) -> dict[str, float]:
     """Return what the scheduler reserves for a pod: its containers' sum, or one greedy init container, and itself.
 
-    What the pod asks for as a whole takes the place of its containers' sum.
+    What the pod asks for as a whole takes the place of its containers' sum. defaults: of a container that asks for
+    nothing of a kind; overhead: of a pod that names none. A pod that the API server has taken has both in its spec.
     """
-    together = added(map(_container, spec.get("containers") or ()))
+    together = added(_container(one, defaults) for one in spec.get("containers") or ())
     for init in spec.get("initContainers") or ():
+        alone = _container(init, defaults)
         if init.get("restartPolicy") == "Always":  # a sidecar runs beside the containers
-            together = added((together, _container(init)))
+            together = added((together, alone))
         else:
-            alone = _container(init)
             together = {key: max(together.get(key, 0), alone.get(key, 0)) for key in {*together, *alone}}
     whole = {key: amount for key, amount in _container(spec).items() if key.startswith(_OF_WHOLE_PODS)}
-    return {**added(({**together, **whole}, amounts(spec.get("overhead") or {}))), "pods": 1}
+    itself = amounts(spec.get("overhead") or {}) or overhead
+    return {**added(({**together, **whole}, itself)), "pods": 1}
 
 
 def added(parts: Iterable[Amounts]) -> dict[str, float]:
@@ -279,9 +287,9 @@ def _tolerates(toleration: Mapping[str, Any], taint: Object) -> bool:
     return toleration.get("operator") == "Exists" or (toleration.get("value") or "") == (taint.get("value") or "")
 
 
-def _container(container: Mapping[str, Any]) -> dict[str, float]:
+def _container(container: Mapping[str, Any], defaults: Amounts = _NOTHING) -> dict[str, float]:
     resources = container.get("resources") or {}
-    return amounts({**(resources.get("limits") or {}), **(resources.get("requests") or {})})
+    return {**defaults, **amounts({**(resources.get("limits") or {}), **(resources.get("requests") or {})})}
 
 
 def amounts(written: Mapping[str, Any]) -> dict[str, float]:

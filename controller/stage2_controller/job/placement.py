@@ -1,7 +1,7 @@
 """The place of a job in this pass: the node that it has, one that is chosen now, or none, and why. Pure."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal, Protocol
 
@@ -10,7 +10,8 @@ from stage2_controller.job.binding import Refusal
 from stage2_controller.job.conditions import Condition, Truth
 from stage2_controller.job.key import Key
 from stage2_controller.job.node_fit import Need, NodeInfo
-from stage2_controller.job.observed import Object, Observed, terminating
+from stage2_controller.job.observed import Observed, terminating
+from stage2_controller.job.pod_defaults import PodDefaults
 
 # The scheduler may need a moment, and a pod that is about to preempt others is refused at first.
 REFUSED_FOR_S = 15.0
@@ -42,14 +43,7 @@ class NodeView:
 
     account: NodeAccount
     key: Key
-    priority_class: Object | None = None  # the one that spec.placement.priorityClassName names
-
-    def with_priority(self, need: Need) -> Need:
-        """Return the need with what the PriorityClass says."""
-        found = self.priority_class
-        if found is None:
-            return need
-        return replace(need, priority=found["value"], preempts=found.get("preemptionPolicy") != "Never")
+    defaults: PodDefaults = field(default_factory=PodDefaults)  # what the API server adds to the job's pods
 
 
 @dataclass(frozen=True)
@@ -80,7 +74,7 @@ def place(
 
     status: the one that the last pass wrote; host: the label kubernetes.io/hostname of the job's only node.
     """
-    asked = replace(view.with_priority(asked), host=host)
+    asked = replace(view.defaults.added_to(asked), host=host)
     current = current_node(observed)
     if current is None and (pause := _pause(asked, status, now)):
         return pause

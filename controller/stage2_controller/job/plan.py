@@ -72,7 +72,9 @@ def plan(
     status = statuses.accepted(situation)
     if situation.outcome:
         return _finished(situation, status)
-    priority_class = nodes.priority_class if nodes else None
+    priority_class = (
+        nodes.defaults.priority_classes.get(situation.job.spec.placement.priority_class_name) if nodes else None
+    )
     return _going_on(situation, status, priority_class=priority_class, new_credentials=new_credentials)
 
 

@@ -129,7 +129,7 @@ class Controller:
         if self.pods_watch:  # only who chooses nodes has to know what takes their room
             await self.pods_watch.fill_for_sure()
             self._tasks.append(self._task(self.pods_watch.run()))
-        self.reconciler.restore()
+        await self.reconciler.restore()
         for job in self.store.known(names.KIND):
             self.queue.add(Key(job["metadata"]["namespace"], job["metadata"]["name"]))
         self.metrics.leads.set(1)

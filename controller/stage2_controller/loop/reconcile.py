@@ -12,7 +12,7 @@ import aiohttp
 from stage2_controller.cluster.api_server import Api, ApiRefused
 from stage2_controller.cluster.apply import ChildWriter, NameTaken
 from stage2_controller.cluster.capacity import Capacity
-from stage2_controller.cluster.named_objects import PriorityClasses
+from stage2_controller.cluster.named_objects import DefaultsOfPods
 from stage2_controller.cluster.observe import Observer, child_name
 from stage2_controller.cluster.progress_polls import ProgressPolls
 from stage2_controller.cluster.store import Store
@@ -24,6 +24,7 @@ from stage2_controller.job.key import Key
 from stage2_controller.job.observed import Object, Observed, terminating
 from stage2_controller.job.placement import NodeView, current_node
 from stage2_controller.job.plan import Plan, plan
+from stage2_controller.job.pod_defaults import PodDefaults
 from stage2_controller.job.settings import Settings
 from stage2_controller.loop.controller_metrics import Metrics
 from stage2_controller.loop.internal_error import InternalErrors
@@ -62,7 +63,7 @@ class Reconciler:
         self._clock = clock
         self._desired = DesiredCache(settings)
         self._internal_errors = InternalErrors()
-        self._priority_classes = PriorityClasses(api)
+        self._pod_defaults = DefaultsOfPods(api, clock)
         self._observer = Observer(api, store, progress, clock=clock)
         self._writer = ChildWriter(api, self._observer)
 
@@ -109,14 +110,17 @@ class Reconciler:
             raise Broken("a bug of the controller, told in the job's condition Accepted") from bug
         return _KUEUE_AGAIN_S if stale else made.again_after_s
 
-    def restore(self) -> None:
+    async def restore(self) -> None:
         """Enter the places of all jobs that have one, before the first pass gives away what is free."""
         for job in list(self._store.known(names.KIND)):
             key = Key(job["metadata"]["namespace"], job["metadata"]["name"])
             node = None if outcome.final(job.get("status") or {}) else current_node(self._observer.watched(key, job))
             if self._capacity and node:
                 with suppress(Exception):  # a spec that cannot be planned by now: its pass says so, and keeps what runs
-                    self._capacity.promise(key, self._desired.of(job).need, node)
+                    need, defaults = self._desired.of(job).need, PodDefaults()
+                    with suppress(Exception):  # what is added to it is asked for again by its pass
+                        defaults = await self._pod_defaults.of(key.namespace, job["spec"])
+                    self._capacity.promise(key, defaults.added_to(need), node)
 
     def forget(self, key: Key) -> None:
         """Drop what is known of a job that is gone, and its claim to a node."""
@@ -130,8 +134,7 @@ class Reconciler:
     async def _nodes(self, key: Key, job: Object) -> NodeView | None:
         if self._capacity is None:
             return None
-        name = job["spec"].get("placement", {}).get("priorityClassName")
-        return NodeView(self._capacity, key, await self._priority_classes.get(name))
+        return NodeView(self._capacity, key, await self._pod_defaults.of(key.namespace, job["spec"]))
 
     def _plan(
         self, key: Key, job: Object, observed: Observed, nodes: NodeView | None, now: datetime

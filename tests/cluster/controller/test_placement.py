@@ -1,5 +1,7 @@
 """Many nodes, the real scheduler: a job gets one node for all of it, or nothing is created and the reason is told."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from tests.cluster.controller.conftest import HERE, Controller, Kubectl, Kubelet, eventually, job, phase, reason
@@ -60,6 +62,40 @@ def refused(kubectl: Kubectl, name: str) -> bool:
     return [item["status"] for item in told] == ["False", "False"]
 
 
+def test_what_the_api_server_adds_to_pods_counts_on_the_node(
+    kubectl: Kubectl, controller: Controller, node: str, kubelet: Kubelet, boxed: str
+) -> None:
+    """On 512 GiB: containers of 100 GiB by the namespace's LimitRange, pods of 120 GiB more by a RuntimeClass."""
+    template = {"spec": {"runtimeClassName": boxed}}
+    kubectl.apply(job("boxed", learner={"gpus": 1, "template": template}))
+    eventually(lambda: "needs 520Gi memory" in message(kubectl, "boxed"), why="servers, learner and its box do not fit")
+    kubectl.apply(job("plain"))
+    kubelet.servers_answer("plain")
+    eventually(lambda: places(kubectl, "plain") == [node] * 2, why="without the box they do")
+    kubectl.apply(job("second", rollout={"servers": 1}))
+    eventually(lambda: "needs 200Gi memory" in message(kubectl, "second"), why="little is left")
+    assert places(kubectl, "second") == places(kubectl, "boxed") == []
+
+
+@pytest.fixture
+def boxed(kubectl: Kubectl) -> Iterator[str]:
+    """A RuntimeClass with an overhead, and a LimitRange in the test's namespace."""
+    name = f"{kubectl.namespace}-boxed"
+    overhead = {"podFixed": {"memory": "120Gi"}}
+    made = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": name}, "handler": "boxed"}
+    kubectl.apply({**made, "overhead": overhead})
+    item = {"type": "Container", "defaultRequest": {"memory": "100Gi"}}
+    limits = {"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "usual"}, "spec": {"limits": [item]}}
+    kubectl.apply(limits)
+    yield name
+    kubectl("delete", "runtimeclass", name)
+
+
+def places(kubectl: Kubectl, name: str) -> list[str]:
+    """The nodes of a job's pods."""
+    return [pod["spec"].get("nodeName", "") for pod in kubectl.list("pods", selector=f"stage2.dev/job={name}")]
+
+
 def test_affinity_to_nodes_is_the_controllers_choice_and_the_schedulers(
     kubectl: Kubectl, controller: Controller, nodes: FakeNodes, node: str, kubelet: Kubelet
 ) -> None:
@@ -74,11 +110,7 @@ def test_affinity_to_nodes_is_the_controllers_choice_and_the_schedulers(
     }
     kubectl.apply(job(placement={"nodeSelector": HERE, "affinity": {"nodeAffinity": affinity}}))
     kubelet.servers_answer("job-3v1")
-
-    def places() -> list[str]:
-        return [pod["spec"].get("nodeName", "") for pod in kubectl.list("pods", selector="stage2.dev/job=job-3v1")]
-
-    eventually(lambda: places() == [wanted] * 2, why="both pods are there")
+    eventually(lambda: places(kubectl, "job-3v1") == [wanted] * 2, why="both pods are there")
 
 
 def test_a_neighbour_cannot_take_the_learners_gpu_while_servers_load(

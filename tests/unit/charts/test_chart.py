@@ -91,7 +91,8 @@ def test_named_namespaces_still_see_nodes_and_what_takes_their_room_where_placem
     template: Template,
 ) -> None:
     rules = template('controller.namespaces=["team-a"]')["ClusterRole", "stage2-system-stage2"]["rules"]
-    assert {resource for rule in rules for resource in rule["resources"]} == {"nodes", "pods", "priorityclasses"}
+    found = {resource for rule in rules for resource in rule["resources"]}
+    assert found == {"nodes", "pods", "priorityclasses", "runtimeclasses"}
 
 
 def test_the_controller_may_not_list_secrets_or_touch_pods(template: Template) -> None:

@@ -9,6 +9,7 @@ from stage2_controller.job import diff, explanation, kueue, names, reasons
 from stage2_controller.job.observed import Observed
 from stage2_controller.job.placement import NodeView
 from stage2_controller.job.plan import Plan, plan
+from stage2_controller.job.pod_defaults import PodDefaults
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 from tests.unit.controller.job.test_placement import planned
@@ -283,8 +284,17 @@ def test_a_job_that_runs_goes_on_when_the_controller_stops_to_serve_kueue() -> N
 
 def test_the_priority_class_counts_in_the_queue_too() -> None:
     high = {"metadata": {"name": "high"}, "value": 10}
-    spec = b.child(planned(queued(), n.capacity(n.node()), priority_class=high), "Workload")["spec"]
+    defaults = PodDefaults(priority_classes={"high": high}, default_class={**high, "value": 3})
+    raw = queued(placement={"priorityClassName": "high"})
+    spec = b.child(planned(raw, n.capacity(n.node()), defaults=defaults), "Workload")["spec"]
     assert (spec["priority"], spec["priorityClassRef"]["name"]) == (10, "high")
+
+
+def test_a_default_priority_class_is_kueues_own_business() -> None:
+    """Kueue refuses a class where there was none while quota is reserved, and clusters get defaults at any time."""
+    usual = PodDefaults(default_class={"metadata": {"name": "usual"}, "value": 10})
+    spec = b.child(planned(queued(), n.capacity(n.node()), defaults=usual), "Workload")["spec"]
+    assert not {"priority", "priorityClassRef"} & set(spec)
 
 
 def test_a_job_without_a_queue_has_no_workload() -> None:

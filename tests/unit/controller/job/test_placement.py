@@ -13,6 +13,7 @@ from stage2_controller.job.conditions import timestamp
 from stage2_controller.job.observed import Observed
 from stage2_controller.job.placement import HALF_PLACED_S, LOOK_AGAIN_S, PROMISED_S, REFUSED_FOR_S, SETTLED_S, NodeView
 from stage2_controller.job.plan import Plan, plan
+from stage2_controller.job.pod_defaults import PodDefaults
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 
@@ -292,7 +293,7 @@ def test_the_priority_class_decides_what_may_be_preempted() -> None:
     assert waits
     assert waits.node is None
     high = {"value": 10, "preemptionPolicy": "PreemptLowerPriority"}
-    assert b.kinds(planned(b.job(), account, priority_class=high))[-1] == "Job"
+    assert b.kinds(planned(b.job(), account, defaults=PodDefaults(default_class=high)))[-1] == "Job"
 
 
 def test_a_suspended_or_finished_job_needs_no_place() -> None:

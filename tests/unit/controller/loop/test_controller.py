@@ -22,14 +22,14 @@ from tests.unit.controller.cluster.test_election import Leases
 class Fails:
     """A reconciler that cannot start."""
 
-    def restore(self) -> None:
+    async def restore(self) -> None:
         raise AttributeError("a bug")
 
 
 class Idle:
     """A reconciler that has nothing to do, a comparison of the watches that never ends, and nobody who is asked."""
 
-    def restore(self) -> None:
+    async def restore(self) -> None:
         """Nothing to enter."""
 
     async def fill(self) -> None:

@@ -136,7 +136,7 @@ async def test_a_pass_that_meets_a_bug_tells_the_status_before_it_is_tried_again
     assert told["reason"] == reasons.INTERNAL_ERROR
 
 
-def test_a_bug_in_one_job_does_not_keep_a_new_leader_from_starting(bug: None) -> None:
+async def test_a_bug_in_one_job_does_not_keep_a_new_leader_from_starting(bug: None) -> None:
     store, raw = Store(), b.job()
     store.put(names.KIND, raw)
     learner = {
@@ -150,4 +150,4 @@ def test_a_bug_in_one_job_does_not_keep_a_new_leader_from_starting(bug: None) ->
         "spec": {},
     }
     store.put("Job", learner)
-    reconciler(Told(), store, n.capacity(n.node())).restore()
+    await reconciler(Told(), store, n.capacity(n.node())).restore()
