@@ -1,0 +1,166 @@
+"""`python -m tests.red_team`: start a job on a cluster with stage2, attack it from three sides, print what each got.
+
+The cluster is KUBECONFIG's, with the chart installed and the images of `make demo-cluster`; it must enforce
+NetworkPolicies. Everything happens in a namespace of its own, which is deleted afterwards. Exit code 1 where anything
+was got that the threat model says is held.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from stage2_api.parsing import parse_job
+from stage2_api.pod.ports import METRICS_PORT, PROGRESS_PORT
+from stage2_controller.job.children.meta import labels
+from stage2_controller.job.containers import containers
+from tests.red_team import tenant
+from tests.red_team.attempt import Attempt, table
+from tests.red_team.cluster import Cluster, eventually
+from tests.tools import tool
+
+JOB = Path(__file__).parents[2] / "examples" / "job-3v1-tiny.yaml"
+NAME = "target"
+STRANGER, TWIN, POSER = "stranger", "twin", "poser"
+OTHER_PORTS = (22, 80, 443, 1234, 5000, 8080, 8443, 10250, 29500)
+OUTSIDE = ("1.1.1.1:53", "1.1.1.1:443", "kubernetes.default.svc:443", "169.254.169.254:80")
+STALL_S, POSE_S = 30, 60
+
+
+def main() -> int:
+    """Set the scene, attack, clear up; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--image", default="stage2/controller:dev", help="with Python and cryptography, for attackers")
+    options = parser.parse_args()
+    namespace = f"red-team-{uuid.uuid4().hex[:6]}"
+    admin = Cluster(tool("kubectl"), namespace)
+    admin("create", "namespace", namespace)
+    try:
+        job = target()
+        admin.apply(*attackers(options.image), *tenant_rights(namespace), job)
+        print(f"waiting for {namespace}/{NAME} to train", file=sys.stderr, flush=True)
+        step = eventually(lambda: steps(admin), why="the job trains")
+        admin("wait", "--for=condition=Ready", "pod", STRANGER, TWIN, POSER, "--timeout=300s")
+        found = list(Attack(admin, job).everything(step))
+    finally:
+        admin.run("delete", "namespace", namespace, "--wait=false")
+    print(table(found))
+    return int(any(one.outcome == "GOT" for one in found))
+
+
+def target() -> dict[str, Any]:
+    """Return the job that is attacked: the tiny example, for as long as the attack takes."""
+    job: dict[str, Any] = yaml.safe_load(JOB.read_text(encoding="utf-8"))
+    job["metadata"] = {"name": NAME}
+    job["spec"]["gpuResource"] = ""
+    job["spec"]["config"]["training"] |= {"max_steps": 100_000, "save_strategy": "no", "eval_strategy": "no"}
+    job["spec"]["config"]["training"].pop("load_best_model_at_end", None)
+    return job
+
+
+def attackers(image: str) -> list[dict[str, Any]]:
+    """Return three pods without rights: one with no label of the job, one with its learner's, one with its servers'."""
+    worn = {STRANGER: {"app": STRANGER}, TWIN: labels(NAME, "learner"), POSER: labels(NAME, "rollout")}
+    container = {"name": "sleeps", "image": image, "command": ["sleep", "100000"], "imagePullPolicy": "IfNotPresent"}
+    spec = {"containers": [container], "terminationGracePeriodSeconds": 0}
+    return [
+        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": own}, "spec": spec}
+        for name, own in worn.items()
+    ]
+
+
+def tenant_rights(namespace: str) -> list[dict[str, Any]]:
+    """Return a service account that may write jobs and nothing else."""
+    rights, api = {"name": "tenant"}, "rbac.authorization.k8s.io"
+    verbs = ["create", "get", "list", "watch", "update", "patch", "delete"]
+    rules = [{"apiGroups": ["stage2.dev"], "resources": ["rolloutmatchingjobs"], "verbs": verbs}]
+    subject = {"kind": "ServiceAccount", "name": "tenant", "namespace": namespace}
+    role = {"apiGroup": api, "kind": "Role", "name": "tenant"}
+    return [
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": rights},
+        {"apiVersion": f"{api}/v1", "kind": "Role", "metadata": rights, "rules": rules},
+        {"apiVersion": f"{api}/v1", "kind": "RoleBinding", "metadata": rights, "subjects": [subject], "roleRef": role},
+    ]
+
+
+def steps(admin: Cluster) -> int:
+    """Return the job's optimizer steps so far, as its status tells them."""
+    return int(((admin.get("rmj", NAME) or {}).get("status") or {}).get("step") or 0)
+
+
+@dataclass(frozen=True)
+class Attack:
+    """The attack on one job that trains."""
+
+    admin: Cluster
+    job: Mapping[str, Any]
+
+    def everything(self, step: int) -> Iterator[Attempt]:
+        """Yield every attempt of the pods and of the tenant; `step`: how far the job was before."""
+        made = containers(parse_job(self.job), host_for=lambda _: NAME, tls=True)
+        servers = [str(server.port) for server in made.servers]
+        groups = [str(port) for port in made.learner.group_ports]
+        rollout, learner = (address_of(self.admin, role) for role in ("rollout", "learner"))
+        yield from self._knocks(rollout, learner, servers, groups)
+        for port in servers:
+            yield from self._tried(TWIN, "ask", rollout, port)
+        yield from self._tried(TWIN, "progress", learner, str(PROGRESS_PORT))
+        yield from self._tried(POSER, "join", learner, *groups)
+        yield from self._tried(POSER, "pose", str(POSE_S), *servers)
+        yield from self._tried(TWIN, "leave", *OUTSIDE, f"{address_of_pod(self.admin, STRANGER)}:{OTHER_PORTS[0]}")
+        yield self._stalled(TWIN, rollout, servers)
+        yield self._stalled(TWIN, learner, groups)
+        yield from tenant.attempts(self.admin, Cluster(tool("kubectl"), self.admin.namespace, "tenant"), self.job)
+        after = steps(self.admin)
+        yield Attempt("all", "to end the training", "held" if after > step else "GOT", f"it is at step {after}")
+
+    def _knocks(self, rollout: str, learner: str, servers: list[str], groups: list[str]) -> Iterator[Attempt]:
+        others = [str(port) for port in OTHER_PORTS]
+        yield from self._tried(STRANGER, "knock", rollout, *servers, *others)
+        yield from self._tried(STRANGER, "knock", learner, *groups, str(PROGRESS_PORT), *others)
+        yield from self._tried(TWIN, "knock", learner, str(PROGRESS_PORT), *others)
+        metrics = list(self._tried(STRANGER, "knock", learner, str(METRICS_PORT)))
+        if any(one.outcome == "held" for one in metrics):
+            raise RuntimeError(f"nothing of {learner} can be reached: what is held here says nothing")
+        yield from (replace(one, outcome="open", said="metrics, by design") for one in metrics)
+
+    def _tried(self, pod: str, command: str, *words: str) -> Iterator[Attempt]:
+        for told in self.admin.from_pod(pod, command, *words):
+            if told.get("connections") == 0:
+                raise RuntimeError("nobody came to the pod that poses as a server: that it is held says nothing")
+            if "what" in told:
+                yield Attempt(pod, told["what"], told["outcome"], told["said"])
+
+    def _stalled(self, pod: str, host: str, ports: list[str]) -> Attempt:
+        """Hold connections for a while; the training must not stand still meanwhile."""
+        before, held = 0, 0
+        for told in self.admin.from_pod(pod, "stall", host, str(STALL_S), *ports):
+            before, held = steps(self.admin), told["held"]
+        gone = steps(self.admin) - before
+        what = f"the time of the training, by {held} connections to ports {', '.join(ports)}"
+        return Attempt(pod, what, "held" if gone > 0 else "GOT", f"{gone} steps in {STALL_S} s")
+
+
+def address_of(admin: Cluster, role: str) -> str:
+    """Return the address of the job's own pod of a role."""
+    owner = "ReplicaSet" if role == "rollout" else "Job"
+    for pod in yaml.safe_load(admin("get", "pods", f"--selector=stage2.dev/job={NAME}", "--output=yaml"))["items"]:
+        if any(one["kind"] == owner for one in pod["metadata"].get("ownerReferences", [])):
+            return str(pod["status"]["podIP"])
+    raise RuntimeError(f"the job has no {role} pod")
+
+
+def address_of_pod(admin: Cluster, name: str) -> str:
+    """Return the address of a pod."""
+    return str(admin.get("pod", name)["status"]["podIP"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

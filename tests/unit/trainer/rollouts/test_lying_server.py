@@ -1,0 +1,183 @@
+"""A server that lies: whatever it answers for a rollout is an error of that server, or a rollout to learn from.
+
+Never anything else: no traceback of a parser, no hang, no answer that is taken for another one's.
+"""
+
+import copy
+import json
+import socket
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from stage2_trainer.matching import CoordVocab, MatchOptions, build_target, ground_truth
+from stage2_trainer.rollouts.http import ServerBackend
+from stage2_trainer.wire.errors import ServerError
+from stage2_trainer.wire.rollout import RolloutRequest, Sampling
+from stage2_trainer.wire.seeds import SeedPlan
+
+TINY = Path(__file__).parents[4] / "examples" / "tiny-qwen3-vl"
+TRUTH = ground_truth({"object_1": {"desc": "cat", "bbox_2d": [1, 2, 3, 4]}})
+TRUE: dict[str, Any] = {
+    "id": "chatcmpl-1",
+    "object": "chat.completion",
+    "prompt_token_ids": [1, 2, 3],
+    "choices": [{"index": 0, "message": {"content": "{}"}, "token_ids": [90, 92], "finish_reason": "stop"}],
+}
+
+
+def choice(**fields: Any) -> bytes:
+    """The true answer, but for these fields of its choice; None leaves one out."""
+    made = copy.deepcopy(TRUE)
+    made["choices"][0] |= fields
+    made["choices"][0] = {key: value for key, value in made["choices"][0].items() if value is not None}
+    return json.dumps(made).encode()
+
+
+def answer(**fields: Any) -> bytes:
+    """The true answer, but for these fields."""
+    return json.dumps({**TRUE, **fields}).encode()
+
+
+REFUSED: dict[str, bytes] = {
+    "nothing": b"",
+    "no JSON": b"<html>ok</html>",
+    "half of it": answer()[:40],
+    "two answers": answer() + answer(),
+    "a list": b"[]",
+    "a number beyond any float": b"1e999999",
+    "not UTF-8": b'{"object": "\xff\xfe"}',
+    "nested 100,000 deep": b"[" * 100_000 + b"]" * 100_000,
+    "another object": answer(object="list"),
+    "an error with status 200": b'{"error": {"message": "no"}}',
+    "a prompt of no ids": answer(prompt_token_ids=[]),
+    "a prompt of words": answer(prompt_token_ids=["a", "b"]),
+    "a prompt of truths": answer(prompt_token_ids=[True, False]),
+    "no prompt": answer(prompt_token_ids=None),
+    "no choice": answer(choices=[]),
+    "two choices": answer(choices=TRUE["choices"] * 2),
+    "a choice that is text": answer(choices=["{}"]),
+    "no ids": choice(token_ids=None),
+    "ids as text": choice(token_ids="90 92"),
+    "ids as numbers with a point": choice(token_ids=[90.0, 92.5]),
+    "an id that is not a number": choice(token_ids=[float("nan")]),
+    "no end": choice(finish_reason=None),
+    "an end that nobody knows": choice(finish_reason="abort"),
+    "an end that is a tool's": choice(finish_reason="tool_calls"),
+    "no message": choice(message=None),
+    "no content": choice(message={"content": None}),
+    "content of another kind": choice(message={"content": [{"type": "text", "text": "{}"}]}),
+}
+TAKEN: dict[str, bytes] = {
+    "the truth": answer(),
+    "no token at all": choice(token_ids=[]),
+    "ids below the vocabulary": choice(token_ids=[90, -1, 92]),
+    "ids beyond the vocabulary": choice(token_ids=[90, 10**9, 92]),
+    "ids beyond any machine's integers": choice(token_ids=[90, 10**30]),
+    "text that is not that of the ids": choice(message={"content": "something else"}),
+    "text with half a character": choice(message={"content": "\ud83d"}).replace(b"\\ud83d", b"?"),
+    "fields that nobody asked for": answer(run="rm -rf /", choices=[{**TRUE["choices"][0], "logprobs": {"a": 1}}]),
+    "a field twice": answer().replace(b'"id"', b'"object": "chat.completion", "id"'),
+}
+RAW: dict[str, bytes] = {
+    "no HTTP": b"220 mail.example ESMTP\r\n",
+    "a status that is no number": b"HTTP/1.1 OK fine\r\n\r\n",
+    "a line without end": b"HTTP/1.1 200 " + b"x" * 200_000,
+    "headers without end": b"HTTP/1.1 200 OK\r\n" + b"".join(b"X-%d: y\r\n" % index for index in range(50_000)),
+    "a length that it does not keep": b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{}",
+    "a length below zero": b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n{}",
+    "two lengths": b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
+    "a chunk of no size": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n0\r\n\r\n",
+    "another protocol": b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n",
+    "a redirect to the token's thief": b"HTTP/1.1 307 T\r\nLocation: http://127.0.0.1:9/\r\nContent-Length: 0\r\n\r\n",
+    "nothing": b"",
+}
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Tells its version truly, and in the place of a rollout what the test wants."""
+
+    def do_GET(self) -> None:
+        self._send(b'{"weight_version": "0"}')
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        raw, said = self.server.said  # type: ignore[attr-defined]
+        if raw:
+            self.connection.sendall(said)
+            self.connection.shutdown(socket.SHUT_RDWR)
+            self.close_connection = True
+        else:
+            self._send(said)
+
+    def _send(self, content: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+class Quiet(ThreadingHTTPServer):
+    """A server whose clients may go at any time."""
+
+    def handle_error(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def server():
+    listening = Quiet(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=listening.serve_forever, daemon=True)
+    thread.start()
+    yield listening
+    listening.shutdown()
+    listening.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def told(server) -> Callable[..., Any]:
+    """A function that returns the outcome where the server says this."""
+
+    def ask(said: bytes, *, raw: bool = False) -> Any:
+        server.said = raw, said
+        url = f"http://127.0.0.1:{server.server_port}"
+        with ServerBackend([url], token="t", sampling=Sampling(max_new_tokens=4), timeout_s=10) as backend:
+            request = RolloutRequest(messages=[{"role": "user", "content": "."}])
+            plan = SeedPlan(training_seed=0, global_step=0, micro_step=0)
+            return backend.generate([request], seed_plan=plan)[0]
+
+    return ask
+
+
+@pytest.fixture(scope="module")
+def vocab():
+    return CoordVocab.from_tokenizer(AutoTokenizer.from_pretrained(TINY))
+
+
+@pytest.mark.parametrize("said", REFUSED.values(), ids=REFUSED)
+def test_what_is_no_rollout_is_an_error_of_the_server_in_one_line(told, said):
+    with pytest.raises(ServerError, match=r"request 0: unusable answer: .+") as error:
+        told(said)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("said", TAKEN.values(), ids=TAKEN)
+def test_any_rollout_can_be_learnt_from(told, vocab, said):
+    rollout = told(said)
+    target = build_target(rollout.token_ids, TRUTH, vocab, MatchOptions())
+    assert all(0 <= one < vocab.size for one in target.y_train_ids)
+
+
+@pytest.mark.parametrize("said", RAW.values(), ids=RAW)
+def test_what_is_no_answer_of_http_is_an_error_of_the_server(told, said):
+    with pytest.raises(ServerError, match="request 0"):
+        told(said, raw=True)
