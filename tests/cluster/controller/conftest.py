@@ -179,6 +179,12 @@ class Controller:
         """Whether it ended by itself."""
         return self._process is not None and self._process.poll() is not None
 
+    def memory_mb(self) -> float:
+        """What it takes of the machine's memory now, in MB."""
+        assert self._process is not None
+        pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
     def text(self) -> str:
         """Everything it has logged."""
         return self.log.read_text() if self.log.exists() else ""

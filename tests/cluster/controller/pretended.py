@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,9 +72,10 @@ class Kubelets:
 
     kubectl: Kubectl
     nodes: Mapping[str, int]  # with their GPUs; those that have a kubelet of their own included
-    pretended: frozenset[str]  # those that have none
+    pretended: Set[str]  # those that have none
     fates: Mapping[str, int]  # the exit code of each job's learner
-    work_s: float
+    work_s: float  # of each learner
+    durations: Mapping[str, float] = field(default_factory=dict)  # of some jobs' learners, in place of that
     over_booked: list[str] = field(default_factory=list)
     _done_s: Counter[str] = field(default_factory=Counter)
     _seen: dict[str, float] = field(default_factory=dict)
@@ -132,7 +133,7 @@ class Kubelets:
         now, name = time.monotonic(), labels["stage2.dev/job"]
         self._done_s[name] += now - self._seen.get(uid, now)
         self._seen[uid] = now
-        done = self._done_s[name] >= self.work_s
+        done = self._done_s[name] >= self.durations.get(name, self.work_s)
         self._tell(pod, running=not done, exit_code=self.fates[name] if done else 0)
 
     def _tell(self, pod: Pod, *, running: bool, exit_code: int = 0) -> None:

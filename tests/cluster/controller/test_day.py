@@ -1,0 +1,229 @@
+"""A day in the life of a shared cluster, in minutes: jobs of many sizes, pods of others, and nodes that come and go.
+
+With STAGE2_DAY_SEED: 200 jobs (STAGE2_DAY_JOBS) on the real scheduler, some of them in two queues of the real Kueue,
+while nodes appear, are drained and die, and foreign pods take GPUs and give them back. What happens follows from the
+seed. No GPU may be given twice, no job be half placed for longer than its bound; every job must end as it was made to,
+and the controller's memory stay flat.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from stage2_controller.job.placement import HALF_PLACED_S
+from tests.cluster import objects
+from tests.cluster.controller import pretended
+from tests.cluster.controller.conftest import HERE, Controller, Kubectl, Object, eventually, job
+from tests.cluster.controller.fake_nodes import FakeNodes
+from tests.cluster.controller.test_faults import OUTCOMES, fates, finished
+from tests.cluster.controller.test_kueue import EXAMPLE, QUEUE, controller, kueue
+
+__all__ = ["controller", "kueue"]  # fixtures of the tests of Kueue
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.timeout(3600),
+    pytest.mark.skipif("STAGE2_DAY_SEED" not in os.environ, reason="minutes of a day, for whoever names a seed"),
+]
+JOBS = int(os.environ.get("STAGE2_DAY_JOBS", "200"))
+GPUS = 8  # of a node; the largest job takes all of them
+LEAST, MOST = 4, 9  # nodes
+QUEUES = ("", "", "vision", "speech")
+QUOTA = 24
+FOREIGN = 8  # pods of others at once, at most
+BEAT_S = 1.0
+NIGHT_S = 1500.0  # for all jobs to end once the last one was sent: a job that starves does not
+SLACK_S = 30.0  # what a busy machine adds to the bound
+GROWTH_MB = 60.0  # of the controller's memory, from a quarter of the day on: it remembers the manifests of jobs
+
+
+@pytest.fixture
+def team(kueue: None, kubectl: Kubectl, nodes: FakeNodes) -> Iterator[list[str]]:
+    """The first nodes, and two queues that share a flavor of theirs."""
+    made = [nodes.add(f"{kubectl.namespace}-{index}", gpus=GPUS, labels=HERE) for index in range(LEAST)]
+    written = list(_queues(kubectl.namespace))
+    for one in written:
+        eventually(lambda one=one: kubectl.run("apply", "-f", "-", stdin=one).returncode == 0, why="Kueue answers")
+    yield made
+    kubectl("delete", "rmj", "--all", "--timeout=600s")
+    for one in reversed(written):
+        kubectl("delete", one["kind"], one["metadata"]["name"], "--timeout=600s")
+
+
+def _queues(namespace: str) -> Iterator[Object]:
+    for index, name in enumerate(one for one in QUEUES if one):
+        topology, flavor, cluster_queue, local_queue = yaml.safe_load_all(EXAMPLE.read_text())
+        own = f"{namespace}-{name}"
+        for made in (topology, flavor):
+            made["metadata"]["name"] = namespace
+        flavor["spec"] |= {"topologyName": namespace, "nodeLabels": HERE}
+        cluster_queue["metadata"]["name"] = local_queue["spec"]["clusterQueue"] = own
+        local_queue["metadata"] |= {"name": name, "namespace": namespace}
+        (offered,) = cluster_queue["spec"]["resourceGroups"][0]["flavors"]
+        offered["name"] = namespace
+        (gpus,) = [one for one in offered["resources"] if one["name"] == pretended.GPU]
+        gpus["nominalQuota"] = QUOTA
+        yield from (cluster_queue, local_queue) if index else (topology, flavor, cluster_queue, local_queue)
+
+
+@dataclass
+class Day:
+    """What happens on the cluster, drawn by the seed, and what is seen of it."""
+
+    kubectl: Kubectl
+    nodes: FakeNodes
+    names: list[str]  # of the nodes that take pods
+    alive: set[str]  # all nodes, for the hand that plays their kubelets
+    random: random.Random
+    foreign: dict[str, float] = field(default_factory=dict)  # when each pod of others goes
+    happened: Counter[str] = field(default_factory=Counter)
+    double_booked: list[str] = field(default_factory=list)
+    half_placed_s: dict[str, float] = field(default_factory=dict)  # the longest time of each job
+    looks: int = 0
+    _half_since: dict[str, float] = field(default_factory=dict)
+    _dead: list[str] = field(default_factory=list)
+    _number: int = LEAST
+
+    def __post_init__(self) -> None:
+        self.others = replace(self.kubectl, namespace=f"{self.kubectl.namespace}-others")
+
+    def beat(self) -> None:
+        """Let something happen, and look at the cluster."""
+        with suppress(*objects.FAILURES):
+            self._foreign_pods()
+            self._nodes_change()
+            self._look()
+
+    def _foreign_pods(self) -> None:
+        now = time.monotonic()
+        for name in [name for name, until in self.foreign.items() if until < now]:
+            del self.foreign[name]
+            self.others.run("delete", "pod", name, "--force", "--grace-period=0")
+        if len(self.foreign) < FOREIGN and self.random.random() < 0.3:
+            self.happened["foreign pod"] += 1
+            name = f"foreign-{self.happened['foreign pod']}"
+            self.foreign[name] = now + self.random.uniform(5, 40)
+            self.others.apply(_foreign_pod(name, self.random.randint(1, 4)))
+
+    def _nodes_change(self) -> None:
+        what = self.random.choices(("nothing", "appears", "drained", "dies"), (40, 2, 1, 1))[0]
+        if what == "appears" and len(self.names) < MOST:
+            name = f"{self.kubectl.namespace}-{self._number}"
+            self._number += 1
+            self.names.append(self.nodes.add(name, gpus=GPUS, labels=HERE))
+            self.alive.add(name)
+        elif what == "drained" and len(self.names) > LEAST:
+            node = self._taken_out()
+            self.kubectl("cordon", node)
+            self._evict(node)
+        elif what == "dies" and len(self.names) > LEAST:
+            node = self._taken_out()
+            self.alive.discard(node)  # its pods' work stops with it
+            self.nodes.silence(node)
+            self._dead.append(node)
+        else:
+            if self._dead and self.random.random() < 0.1:
+                self.nodes.remove(self._dead.pop())
+            return
+        self.happened[f"node {what}"] += 1
+
+    def _taken_out(self) -> str:
+        return self.names.pop(self.random.randrange(len(self.names)))
+
+    def _evict(self, node: str) -> None:
+        for pod in self.kubectl.list("pods"):
+            if pod["spec"].get("nodeName") == node:
+                self.kubectl.run("delete", "pod", pod["metadata"]["name"], "--wait=false")
+
+    def _look(self) -> None:
+        there = [pod for pod in self.kubectl.list("pods") if _holds(pod)]
+        held = Counter[str]()
+        for pod in [*there, *filter(_holds, self.others.list("pods"))]:
+            held[pod["spec"]["nodeName"]] += pretended.gpus_of(pod)
+        self.double_booked += [f"{node} holds {gpus} of {GPUS} GPUs" for node, gpus in held.items() if gpus > GPUS]
+        roles: dict[str, set[str]] = {}
+        for pod in there:
+            if "deletionTimestamp" in pod["metadata"]:
+                continue
+            labels = pod["metadata"]["labels"]
+            roles.setdefault(labels["stage2.dev/job"], set()).add(labels["stage2.dev/role"])
+        self._half_placed({name for name, found in roles.items() if len(found) == 1} - set(finished(self.kubectl)))
+        self.looks += 1
+
+    def _half_placed(self, now_half: set[str]) -> None:
+        now = time.monotonic()
+        self._half_since = {name: self._half_since.get(name, now) for name in now_half}
+        for name, since in self._half_since.items():
+            self.half_placed_s[name] = max(self.half_placed_s.get(name, 0.0), now - since)
+
+
+def _holds(pod: Any) -> bool:
+    """Whether a pod holds its GPUs: also one that is told to end."""
+    return bool(pod["spec"].get("nodeName")) and pod["status"].get("phase") not in ("Succeeded", "Failed")
+
+
+def _foreign_pod(name: str, gpus: int) -> Object:
+    amounts = {pretended.GPU: str(gpus)}
+    container = {"name": "c", "image": "foreign", "resources": {"limits": amounts}}
+    spec = {"containers": [container], "nodeSelector": HERE, "automountServiceAccountToken": False}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+
+
+def _jobs(names: Sequence[str], chance: random.Random) -> Iterator[Object]:
+    for name in names:
+        made = job(name, rollout={"servers": chance.randint(1, GPUS - 1)}, learner={"gpus": 1, "backoffLimit": 100})
+        if queue := chance.choice(QUEUES):
+            made["metadata"]["labels"] = {QUEUE: queue}
+        yield made
+
+
+def test_a_day_in_the_life_of_a_shared_cluster(
+    kubectl: Kubectl, nodes: FakeNodes, team: list[str], controller: Controller, tmp_path: Path
+) -> None:
+    chance = random.Random(int(os.environ["STAGE2_DAY_SEED"]))
+    ends, alive = fates(JOBS), set(team)
+    lengths = {name: chance.uniform(2, 20) for name in ends}
+    books = dict.fromkeys((f"{kubectl.namespace}-{index}" for index in range(10_000)), GPUS)
+    kubelets = pretended.Kubelets(kubectl, nodes=books, pretended=alive, fates=ends, work_s=0.0, durations=lengths)
+    day = Day(kubectl, nodes, list(team), alive, chance)
+    kubectl("create", "namespace", day.others.namespace)
+    sent: dict[str, float] = {}
+    memory: list[float] = []
+    try:
+        with kubelets:
+            for made in _jobs(list(ends), chance):
+                kubectl.apply(made)
+                sent[made["metadata"]["name"]] = time.monotonic()
+                day.beat()
+                memory.append(round(controller.memory_mb()))
+            took = _until_all_have_ended(kubectl, day, len(ends), controller, memory)
+    finally:
+        kubectl("delete", "namespace", day.others.namespace, "--wait=false")
+    print(f"{JOBS} jobs, {dict(day.happened)}; the last one ended {took:.0f} s after it was sent")
+    print(f"half placed at most {max(day.half_placed_s.values(), default=0):.0f} s; memory MB {memory}")
+    assert finished(kubectl) == {name: OUTCOMES[code] for name, code in ends.items()}
+    assert day.double_booked == []
+    assert day.looks > JOBS, "what was to be seen was looked at"
+    assert {name: s for name, s in day.half_placed_s.items() if s > HALF_PLACED_S + SLACK_S} == {}
+    assert memory[-1] - memory[len(memory) // 4] < GROWTH_MB
+
+
+def _until_all_have_ended(kubectl: Kubectl, day: Day, count: int, controller: Controller, memory: list[float]) -> float:
+    start = time.monotonic()
+    while (ended := len(finished(kubectl))) < count:
+        waited = time.monotonic() - start
+        assert waited < NIGHT_S, f"{count - ended} jobs have not ended {waited:.0f} s after the last was sent"
+        day.beat()
+        memory.append(round(controller.memory_mb()))
+        time.sleep(BEAT_S)
+    return time.monotonic() - start
