@@ -50,7 +50,7 @@ class Result:
     who: str
     seconds: Sequence[float]
     all_s: float
-    requests: float
+    requests: float | None
     cpu_s: float | None = None
     rss_mb: tuple[float, float] | None = None  # when the controller was ready, and at the end
     quiet_writes: float | None = None
@@ -64,11 +64,9 @@ class Result:
         ordered = sorted(self.seconds)
         p50, p99 = (ordered[min(int(len(ordered) * share), len(ordered) - 1)] for share in (0.5, 0.99))
         memory = "–" if self.rss_mb is None else f"{self.rss_mb[0]:.0f} → {self.rss_mb[1]:.0f}"
+        asked = None if self.requests is None else self.requests / len(ordered)
         used = f"{shown(self.cpu_s)} | {memory} | {shown(self.quiet_writes)}"
-        return (
-            f"| {len(ordered)} | {self.who} | {p50:.2f} | {p99:.2f} | {self.all_s:.1f} | "
-            f"{self.requests / len(ordered):.1f} | {used} |"
-        )
+        return f"| {len(ordered)} | {self.who} | {p50:.2f} | {p99:.2f} | {self.all_s:.1f} | {shown(asked)} | {used} |"
 
 
 HEAD = (
@@ -87,7 +85,9 @@ answer, a headless Service and the rollout's Job, where our controller makes fiv
 NetworkPolicy, Deployment), chooses the node and keeps its promise; requests for its lease are not counted. "started
 late": the jobs exist before the controller, and the clock starts when it is ready. Our CPU includes the start of Python
 (1.5 s); memory is resident, at first and at the end; the quiet window is 20 s, "–" where it was not looked for or did
-not come within two minutes. 1,000 jobs are 1,000 pods of three servers on one node without a kubelet."""
+not come within two minutes. "behind bad jobs": the jobs are sent when a tenant of another namespace has just sent so
+many that the controller must refuse (`--bad 10000`). 1,000 jobs are 1,000 pods of three servers on one node without a
+kubelet."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -103,6 +103,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument(
         "--foreign", type=int, nargs="*", default=[], metavar="N", help="peak memory beside N pods of others, no job"
+    )
+    parser.add_argument(
+        "--bad", type=int, default=0, metavar="N", help="the same jobs behind N of another namespace that are refused"
     )
     parser.add_argument("--write", action="store_true", help="keep the table in bench/results/operator.md")
     options = parser.parse_args(arguments)
@@ -123,6 +126,8 @@ def measured(options: argparse.Namespace) -> Iterator[str]:
                 yield asyncio.run(run(count))
     if options.catch_up:
         yield asyncio.run(controlled(options.catch_up, late=True))
+    if options.bad:
+        yield asyncio.run(behind_bad(max(options.jobs), options.bad))
     if options.rounds:
         yield asyncio.run(rounds(options.rounds))
     if options.foreign:
@@ -196,6 +201,33 @@ async def controlled(count: int, *, late: bool = False) -> str:
         row = _told(result)
     await api.close()
     return row
+
+
+async def behind_bad(count: int, bad: int) -> str:
+    """`count` jobs that are sent when a tenant of another namespace has just sent `bad` ones that must be refused."""
+    api = await connect(Tally())
+    with namespace() as theirs, namespace() as name, controller(theirs, name) as figures, Watch(name) as watch:
+        before = figures()
+        await _each([refused(index, theirs) for index in range(bad)], api.create)
+        sys.stdout.write(f"{figures()['stage2_queue_depth']:,.0f} of the bad jobs are not looked at yet\n")
+        started = time.monotonic()
+        born = await _births(api.create, [job(index, name) for index in range(count)])
+        seen = await asyncio.to_thread(watch.all, count, 900.0)
+        all_s = time.monotonic() - started
+        seconds = [seen[f"job-{index}-rollout"] - born[index] for index in range(count)]
+        end = figures()
+        who = f"controller, behind {bad:,} bad jobs of another namespace"
+        used = end["process_cpu_seconds_total"]
+        row = _told(Result(who, seconds, all_s, None, cpu_s=used, rss_mb=(memory(before), memory(end))))
+    await api.close()
+    return row
+
+
+def refused(index: int, name: str) -> Object:
+    """A job that the API server takes and the controller must refuse: its pods would have the network of their node."""
+    made = job(index, name)
+    made["spec"]["learner"] = {**made["spec"].get("learner", {}), "template": {"spec": {"hostNetwork": True}}}
+    return made
 
 
 async def jobsets(count: int) -> str:
