@@ -44,11 +44,10 @@ def main() -> int:
     admin("create", "namespace", namespace)
     try:
         job = target()
-        admin.apply(*attackers(options.image), *tenant_rights(namespace), job)
+        admin.apply(*attackers(options.image, STRANGER, TWIN), *tenant_rights(namespace), job)
         print(f"waiting for {namespace}/{NAME} to train", file=sys.stderr, flush=True)
         step = eventually(lambda: steps(admin), why="the job trains")
-        admin("wait", "--for=condition=Ready", "pod", STRANGER, TWIN, POSER, "--timeout=300s")
-        found = list(Attack(admin, job).everything(step))
+        found = list(Attack(admin, job, options.image).everything(step))
     finally:
         admin.run("delete", "namespace", namespace, "--wait=false")
     print(table(found))
@@ -65,14 +64,15 @@ def target() -> dict[str, Any]:
     return job
 
 
-def attackers(image: str) -> list[dict[str, Any]]:
-    """Return three pods without rights: one with no label of the job, one with its learner's, one with its servers'."""
+def attackers(image: str, *which: str) -> list[dict[str, Any]]:
+    """Return pods without rights: with no label of the job, with its learner's, with its servers'."""
     worn = {STRANGER: {"app": STRANGER}, TWIN: labels(NAME, "learner"), POSER: labels(NAME, "rollout")}
     container = {"name": "sleeps", "image": image, "command": ["sleep", "100000"], "imagePullPolicy": "IfNotPresent"}
     spec = {"containers": [container], "terminationGracePeriodSeconds": 0}
     return [
         {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": own}, "spec": spec}
         for name, own in worn.items()
+        if name in which
     ]
 
 
@@ -101,6 +101,7 @@ class Attack:
 
     admin: Cluster
     job: Mapping[str, Any]
+    image: str
 
     def everything(self, step: int) -> Iterator[Attempt]:
         """Yield every attempt of the pods and of the tenant; `step`: how far the job was before."""
@@ -112,14 +113,22 @@ class Attack:
         for port in servers:
             yield from self._tried(TWIN, "ask", rollout, port)
         yield from self._tried(TWIN, "progress", learner, str(PROGRESS_PORT))
-        yield from self._tried(POSER, "join", learner, *groups)
-        yield from self._tried(POSER, "pose", str(POSE_S), *servers)
+        yield from self._tried(TWIN, "join", learner, *groups)
         yield from self._tried(TWIN, "leave", *OUTSIDE, f"{address_of_pod(self.admin, STRANGER)}:{OTHER_PORTS[0]}")
         yield self._stalled(TWIN, rollout, servers)
         yield self._stalled(TWIN, learner, groups)
         yield from tenant.attempts(self.admin, Cluster(tool("kubectl"), self.admin.namespace, "tenant"), self.job)
         after = steps(self.admin)
         yield Attempt("all", "to end the training", "held" if after > step else "GOT", f"it is at step {after}")
+        yield from self._posed(servers)
+
+    def _posed(self, servers: list[str]) -> Iterator[Attempt]:
+        """Answer in the servers' place: their Service chooses by labels, so that some connections come here."""
+        self.admin.apply(*attackers(self.image, POSER))
+        self.admin("wait", "--for=condition=Ready", "pod", POSER, "--timeout=300s")
+        yield from self._tried(POSER, "pose", str(POSE_S), *servers)
+        phase = self.admin.get("rmj", NAME)["status"]["phase"]
+        yield Attempt(POSER, "the connections of the learner", "open", f"turned away by TLS; the job is {phase}")
 
     def _knocks(self, rollout: str, learner: str, servers: list[str], groups: list[str]) -> Iterator[Attempt]:
         others = [str(port) for port in OTHER_PORTS]
