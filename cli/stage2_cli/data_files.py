@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,7 +39,7 @@ def look_over(config: RunConfig, local: Local, *, all_records: bool) -> Findings
         if path is None:
             continue
         here = local(Path(path))
-        if here is None or not here.exists():
+        if here is None or not os.path.exists(here):
             found.lines.append(f"  {key}: {path}: not here, not checked")
             continue
         reads = limit if all_records else min(limit or FIRST_RECORDS, FIRST_RECORDS)

@@ -174,7 +174,7 @@ def _token_counts(model: Path) -> Count:
 
     Raises ConfigError where there is no tokenizer, or one that would spell coordinates in pieces.
     """
-    if not (model / "tokenizer_config.json").is_file():
+    if not os.path.isfile(model / "tokenizer_config.json"):
         rule = "must be a folder with a Hugging Face tokenizer (tokenizer_config.json)"
         raise ConfigError([Problem("--model", str(model), rule, "give the model's folder")])
     from stage2_cli.tokenizer_file import load_tokenizer, token_counts

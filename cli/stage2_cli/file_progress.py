@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ from stage2_trainer.data.records import Line
 def file_progress(path: Path, *, shown: bool = True) -> Iterator[Callable[[Line], None] | None]:
     """Yield a function that is told of each line; None where there is no terminal, or nothing to show."""
     console = Console(stderr=True)
-    if not shown or not console.is_terminal or not path.is_file():
+    if not shown or not console.is_terminal or not os.path.isfile(path):
         yield None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -44,7 +45,7 @@ def import_hub(source: str, what: HubChoice, output: Path, choice: RecordChoice)
 
 
 def _require_folder(option: str, folder: Path) -> None:
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise ConfigError([Problem(option, str(folder), "must be a folder", "check the path")])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -43,7 +44,7 @@ def replay_step(records: Path, step: int, *, tokenizer: Path | None, output: Pat
 
 
 def _documents(records: Path) -> list[Mapping[str, Any]]:
-    if not records.is_file():
+    if not os.path.isfile(records):
         raise ConfigError([Problem(str(records), None, "must be an existing file", "give <output_dir>/rollouts.jsonl")])
     with records.open(encoding="utf-8") as lines:
         return [json.loads(line) for line in lines if line.startswith('{"event"') and line.endswith("\n")]
@@ -53,7 +54,7 @@ def _model_of_run(records: Path) -> Path:
     log = records.with_name(STEP_LOG)
     events = _documents(log) if log.exists() else []
     model = next((event["model"] for event in events if event["event"] == EVENT), "")
-    if not Path(model).is_dir() or not model:
+    if not os.path.isdir(model) or not model:
         rule = "must be the folder of the run's model, for its tokenizer"
         raise ConfigError([Problem("--tokenizer", model, rule, "say where it lies now: --tokenizer DIR")])
     return Path(model)

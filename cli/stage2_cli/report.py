@@ -6,6 +6,7 @@ Pages are made in `html_report`.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -98,7 +99,7 @@ def reported_run(runs: Sequence[Path], *, watch: int | None) -> Path:
     if len(runs) > 1 or watch is not None:
         option, value = ("--watch", f"{watch}") if watch is not None else ("RUN", f"{len(runs)} runs")
         raise ConfigError([Problem(option, value, "only a page has that", "add --html OUT.html")])
-    return runs[0] / STEP_LOG if runs[0].is_dir() else runs[0]
+    return runs[0] / STEP_LOG if os.path.isdir(runs[0]) else runs[0]
 
 
 def _draw(records: Sequence[Record], steps: Sequence[Record], picture: Path, images: Path | None) -> None:
@@ -122,7 +123,7 @@ def _draw_curve(steps: Sequence[Record], evaluations: Sequence[Record], path: Pa
 def read_records(source: Path) -> list[Record]:
     """All records of a log, in order; ConfigError when there is none."""
     way_out = "give <output_dir>, its stage2_log.jsonl, or the saved output of `kubectl logs` of the learner"
-    if not source.is_file():
+    if not os.path.isfile(source):
         raise ConfigError([Problem(str(source), None, "must be an existing log", way_out)])
     with source.open(encoding="utf-8", errors="replace") as lines:
         records = [record for line in lines if (record := parse_record(line))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from array import array
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -78,8 +79,8 @@ class RunHistory:
 
 def read_history(run: Path) -> RunHistory:
     """Return the history of a run's folder, or of its log. Raises ConfigError where there is no log."""
-    log = run / STEP_LOG if run.is_dir() else run
-    if not log.is_file():
+    log = run / STEP_LOG if os.path.isdir(run) else run
+    if not os.path.isfile(log):
         rule, way_out = f"must be a run's output folder, with its {STEP_LOG}", "give training.output_dir of the run"
         raise ConfigError([Problem("RUN", str(run), rule, way_out)])
     history = RunHistory(_name(log), log)

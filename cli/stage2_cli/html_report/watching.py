@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -41,5 +42,5 @@ def _rounds(seconds: int, sleep: Callable[[float], None]) -> Iterator[None]:
 
 
 def _size(run: Path) -> int:
-    log = run / STEP_LOG if run.is_dir() else run
-    return log.stat().st_size if log.exists() else 0
+    log = run / STEP_LOG if os.path.isdir(run) else run
+    return log.stat().st_size if os.path.exists(log) else 0

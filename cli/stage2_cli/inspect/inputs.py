@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,7 +50,7 @@ def read_record(place: Place) -> Record:
 
 def read_spelling(folder: Path, *, option: str) -> Spelling:
     """The tokenizer of a model folder. ConfigError when there is none, or it lacks the coordinate tokens."""
-    if not (folder / "tokenizer_config.json").is_file():
+    if not os.path.isfile(folder / "tokenizer_config.json"):
         rule = "must be a folder with a Hugging Face tokenizer (tokenizer_config.json)"
         raise ConfigError([Problem(option, str(folder), rule, "give the model's folder with --tokenizer")])
     try:

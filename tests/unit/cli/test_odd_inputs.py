@@ -83,6 +83,24 @@ def test_what_is_not_there_is_answered_with_a_sentence(folder, words):
     assert refused(words)
 
 
+TOO_LONG = "x" * 300  # of a name, for Linux's file systems
+NAMED = [
+    *COMMANDS,
+    ["import", "voc", "odd.yaml", "--output", "x.jsonl"],
+    ["import", "hf", "odd.yaml", "--boxes", "coco", "--output", "x.jsonl"],
+    ["import", "coco", "--annotations", "x.json", "--images", "odd.yaml", "--output", "x.jsonl"],
+    ["prepare", "odd.yaml", "--output", "x"],
+    ["data", "run.yaml", "--model", "odd.yaml"],
+    ["init", "--coco", "run.yaml", "--images", "odd.yaml", "--model", "m", "--output", "x"],
+    ["init", "--coco", "run.yaml", "--images", ".", "--model", "odd.yaml", "--output", "x"],
+]
+
+
+@pytest.mark.parametrize("words", NAMED, ids=" ".join)
+def test_a_name_that_no_file_can_have_is_answered_with_a_sentence(folder, words):
+    assert refused([TOO_LONG if word == "odd.yaml" else word for word in words])
+
+
 def refused(words):
     """Whether the command says in a sentence what a person must change."""
     done = CliRunner().invoke(app, words)

@@ -36,7 +36,7 @@ SAMPLE_BYTES = 2**16
 
 def model_path(model: str) -> Path:
     """Return the folder of a model: a path, or the name on a hub of one that is in the cache. Raises OSError."""
-    if Path(model).is_dir():
+    if os.path.isdir(model):
         return Path(model)
     from huggingface_hub import snapshot_download
 
@@ -70,7 +70,7 @@ def fetched_model(model: str, *, path: str = "model.model") -> Path:
     Raises:
         ConfigError: it is no folder, and neither hub nor cache has it.
     """
-    if Path(model).exists() or not HUB_NAME.fullmatch(model):
+    if os.path.exists(model) or not HUB_NAME.fullmatch(model):
         return Path(model)
     from huggingface_hub import snapshot_download
 

@@ -154,7 +154,7 @@ def load_record(
 def lines(path: Path | str) -> Iterator[Line]:
     """Return the lines of a data file that are not blank. Raises ConfigError when it cannot be read."""
     path = Path(path)
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise _invalid(str(path), None, "must be an existing JSONL file", "correct the path")
     try:
         with path.open("rb") as file:

@@ -57,7 +57,7 @@ def irregular_file(folder: Path) -> Path | None:
     for parent, _, names in os.walk(folder):
         for name in names:
             path = Path(parent, name)
-            if path.exists() and not path.is_file():
+            if os.path.exists(path) and not os.path.isfile(path):
                 return path
     return None
 

@@ -6,6 +6,7 @@ The tokens are ordinary ones: text that is decoded without special tokens keeps 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -72,7 +73,7 @@ def prepare(model: str, output: Path, *, start: Start = "numerals") -> Prepared:
 def source_of(model: str) -> Path:
     """Return the folder of a Qwen3-VL, which a hub is asked for where it is the name of one. Raises ConfigError."""
     folder = fetched_model(model, path="MODEL")
-    if not (folder / "config.json").is_file():
+    if not os.path.isfile(folder / "config.json"):
         rule = "must be the folder of a model (with config.json), or the name of one on a hub"
         raise _refused("MODEL", model, rule, "download it where there is a network, and give its folder")
     if flaw := flaw_of_model(folder):

@@ -6,6 +6,7 @@ feature (ClassLabel) or a person names. What the four numbers of a box mean no d
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,7 +107,7 @@ def _loaded(source: str, split: str | None) -> Any:
         rule = f"needs the package {error.name} to be read"
         raise refused("NAME_OR_DIR", source, rule, "pip install 'stage2[trainer]', or pip install datasets") from error
     try:
-        saved = any(Path(source, name).is_file() for name in SAVED)
+        saved = any(os.path.isfile(Path(source, name)) for name in SAVED)
         found = datasets.load_from_disk(source) if saved else datasets.load_dataset(source)
     except Exception as error:  # whatever the library came to: no network, no such name, a broken file
         rule = f"must be a folder of save_to_disk, or the name of a data set ({' '.join(str(error).split())[:300]})"

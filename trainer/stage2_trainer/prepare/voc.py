@@ -60,8 +60,8 @@ class VocChoice:
 
 def read_voc(folder: Path, choice: VocChoice, tally: Tally) -> AnnotatedSet:
     """Return the images of a folder, by name. Raises ConfigError where it is none, or lacks the split."""
-    annotations = folder / ANNOTATIONS if (folder / ANNOTATIONS).is_dir() else folder
-    images = folder / IMAGES if (folder / IMAGES).is_dir() else annotations
+    annotations = folder / ANNOTATIONS if os.path.isdir(folder / ANNOTATIONS) else folder
+    images = folder / IMAGES if os.path.isdir(folder / IMAGES) else annotations
     names = _listed(folder, choice.split) if choice.split else sorted(path.stem for path in annotations.glob("*.xml"))
     if not names:
         raise refused("FOLDER", str(folder), "must have annotation files (*.xml)", "give the folder of VOC2012, say")

@@ -56,7 +56,7 @@ class _Layout:
 
 def read_yolo(data: Path, split: str, tally: Tally) -> AnnotatedSet:
     """Return the images of a split, by name. data: the data.yaml, or the folder that it lies in. Raises ConfigError."""
-    layout = _layout(data / "data.yaml", found=True) if data.is_dir() else _layout(data)
+    layout = _layout(data / "data.yaml", found=True) if os.path.isdir(data) else _layout(data)
     count_same_names(layout.names.values(), tally)
     places = _places(layout, split)
     images = [image for place in places for image in _images(place, layout)]
@@ -135,7 +135,7 @@ def _places(layout: _Layout, split: str) -> list[Path]:
 
 
 def _images(place: Path, layout: _Layout) -> list[Path]:
-    if place.is_dir():
+    if os.path.isdir(place):
         return sorted(path for path in place.rglob("*") if path.suffix.lower() in IMAGE_ENDINGS)
     try:
         lines = read_regular(place).decode("utf-8-sig").splitlines()
@@ -206,6 +206,6 @@ def _count_lost(places: Sequence[Path], images: Sequence[Path], tally: Tally) ->
     labelled = {_label_file(image) for image in images}
     for place in places:
         folder = _label_file(place / "x").parent
-        if place.is_dir() and folder != place:
+        if os.path.isdir(place) and folder != place:
             for file in sorted(set(folder.rglob("*.txt")) - labelled):
                 tally.leave_out_image(MISSING, file.name)

@@ -37,7 +37,7 @@ class Rollouts:
     def named(cls, name: str) -> Rollouts:
         """Return what FILE or FILE@STEP names."""
         path, mark, step = name.rpartition(STEP_MARK)
-        if mark and step.isdecimal() and not Path(name).exists():
+        if mark and step.isdecimal() and not os.path.exists(name):
             return cls(Path(path), int(step))
         return cls(Path(name))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -138,9 +139,9 @@ def _check(request: ProjectRequest) -> None:
     pairs = [("--coco", "--images", request.train)]
     pairs += [("--val-coco", "--val-images", request.held_out)] if request.held_out else []
     for file, folder, one in pairs:
-        if not one.file.is_file():
+        if not os.path.isfile(one.file):
             problems.append(Problem(file, str(one.file), "must be an annotation file", "check the path"))
-        if not one.images.is_dir():
+        if not os.path.isdir(one.images):
             problems.append(Problem(folder, str(one.images), "must be a folder", "check the path"))
     if problems:
         raise ConfigError(problems)
@@ -217,7 +218,7 @@ def _folders(request: ProjectRequest, folder: Path, ready: Path | None) -> Proje
     images = tuple(dict.fromkeys(pair.images.resolve() for pair in pairs if pair))
     if ready is None:
         return ProjectFolders(folder, images, str(folder / PREPARED))
-    if Path(request.model).is_dir():
+    if os.path.isdir(request.model):
         return ProjectFolders(folder, images, str(ready.resolve()), ready.resolve())
     return ProjectFolders(folder, images, request.model)
 
