@@ -85,6 +85,13 @@ def test_the_folder_of_a_project_is_looked_at_before_its_model(folder, place):
     assert refused(*words).path == "--output"
 
 
+@pytest.mark.parametrize("place", [".", "", "/", "new/..", "new/../"])
+@pytest.mark.parametrize("case", [name for name in COMMANDS if name.startswith(("import", "prepare", "data"))])
+def test_a_place_without_a_name_of_its_own(folder, case, place):
+    words, _ = COMMANDS[case]
+    assert refused(*words, place).path == words[-1]
+
+
 @pytest.mark.parametrize("option", ["--picture", "--curve"])
 def test_a_picture_is_a_png(folder, option):
     run = write_run(folder / "run")

@@ -39,6 +39,9 @@ def check_place(option: str, path: Path) -> None:
 
     Folders above it that are not there will be made, so the nearest one that is there counts.
     """
+    if path.name in ("", os.pardir):  # new/.., where `new` is not there yet
+        rule = "must end with the name that it is to have"
+        raise ConfigError([Problem(option, str(path), rule, WAY_OUT)])
     whole = path.absolute()
     try:
         with suppress(FileNotFoundError):

@@ -58,5 +58,5 @@ def images_folder(output: Path) -> Path:
 
 def check_new(output: Path) -> None:
     """Raise ConfigError where a data file, or its folder of images, is there already, or cannot be made."""
-    for path in (output, images_folder(output)):
-        check_new_file("--output", path)
+    check_new_file("--output", output)
+    check_new_file("--output", images_folder(output))
