@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -14,6 +13,7 @@ from typing import Any, TextIO
 from stage2_api.coordinates import BINS
 from stage2_trainer.data.output_places import aside_of, check_new_file
 from stage2_trainer.data.records import Line, Record, RecordRules, lines
+from stage2_trainer.data.relative_paths import relative_path
 from stage2_trainer.matching.ground_truth import GTObject
 from stage2_trainer.prepare.annotated_image import Tally
 from stage2_trainer.prepare.coco import FEDERATED
@@ -117,7 +117,7 @@ def _image(record: Record, plan: _Plan, folder: Path, tally: Tally) -> dict[str,
     return {
         "id": int(record.sample_id) if plan.numbered else record.index + 1,
         **({} if plan.numbered else {"sample_id": record.sample_id}),
-        "file_name": os.path.relpath(record.images[0], folder.absolute()),
+        "file_name": relative_path(Path(record.images[0]), folder),
         "width": record.width,
         "height": record.height,
         **{key: [plan.categories[name] for name in names] for key, names in federated.items()},

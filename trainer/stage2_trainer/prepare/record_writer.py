@@ -14,6 +14,7 @@ import numpy as np
 from stage2_api.coordinates import coord_token, to_bin
 from stage2_trainer.data.image_headers import header_of, read_header
 from stage2_trainer.data.images import ImageError
+from stage2_trainer.data.relative_paths import relative_path
 from stage2_trainer.matching.ground_truth import holds_token
 from stage2_trainer.prepare.annotated_image import AnnotatedImage, AnnotatedObject, LeftOut, Tally
 from stage2_trainer.prepare.annotation_values import OTHER_MASK
@@ -79,7 +80,7 @@ class _Writer:
     """Makes records for one data file. unseen: the names of --classes that no object had so far."""
 
     def __init__(self, output: Path, choice: RecordChoice, tally: Tally) -> None:
-        self._folder = output.parent.absolute()
+        self._folder = output.parent
         self._choice = choice
         self._tally = tally
         self.unseen = set(choice.classes or ())
@@ -100,7 +101,7 @@ class _Writer:
         key = "bbox_2d" if self._choice.geometry == "bbox" else "poly"
         return {
             "sample_id": image.sample_id,
-            "images": [os.path.relpath(path.absolute(), self._folder)],
+            "images": [relative_path(path, self._folder)],
             "width": width,
             "height": height,
             "objects": [{"desc": desc, key: [coord_token(number) for number in bins]} for bins, desc in objects],

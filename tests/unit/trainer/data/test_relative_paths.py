@@ -1,0 +1,46 @@
+"""Records name images by paths that lead to them, whichever of the folders between them are links."""
+
+import json
+import os
+
+import pytest
+
+from stage2_trainer.data.records import RecordRules, load_records
+from stage2_trainer.data.relative_paths import relative_path
+from stage2_trainer.prepare.annotated_image import Tally
+from stage2_trainer.prepare.coco_writer import write_coco
+from tests.unit.trainer.prepare.odd_sets import import_yolo, picture, yolo
+
+
+@pytest.fixture
+def linked(tmp_path):
+    """A folder that is a link to one that lies deeper."""
+    (tmp_path / "real" / "deep").mkdir(parents=True)
+    (tmp_path / "out").symlink_to(tmp_path / "real" / "deep")
+    return tmp_path / "out"
+
+
+def test_from_a_folder_that_is_a_link(tmp_path, linked):
+    found = import_yolo(tmp_path, yolo(tmp_path / "set", {"a.jpg": "0 .5 .5 .5 .5"}))
+    (record,) = load_records(found.output)
+    assert record.images == (str(tmp_path / "set" / "images" / "train" / "a.jpg"),)
+    write_coco(found.output, linked / "coco.json", RecordRules(), Tally())
+    (entry,) = json.loads((linked / "coco.json").read_text())["images"]
+    assert os.path.samefile(linked / entry["file_name"], record.images[0])
+
+
+def test_through_the_parent_of_a_link(tmp_path, linked):
+    yolo(tmp_path / "real" / "set", {"a.jpg": "0 .5 .5 .5 .5"})
+    found = import_yolo(tmp_path / "else", linked / ".." / "set" / "data.yaml")
+    assert load_records(found.output)[0].images == (str(tmp_path / "real" / "set" / "images" / "train" / "a.jpg"),)
+
+
+def test_links_that_lead_there_keep_their_names(tmp_path):
+    """A folder of links goes to another machine with the data file."""
+    kept = picture(tmp_path / "elsewhere" / "a.jpg")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "images").symlink_to(kept.parent)
+    (tmp_path / "data" / "b.jpg").symlink_to(kept)
+    for name in ("images/a.jpg", "b.jpg"):
+        assert relative_path(tmp_path / "data" / name, tmp_path / "data") == name
+    assert relative_path(tmp_path / "data" / "b.jpg", tmp_path / "out") == "../data/b.jpg"
