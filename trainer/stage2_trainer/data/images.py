@@ -21,6 +21,8 @@ from stage2_trainer.data.regular_files import open_regular
 BLANK_SIDE = 64  # pixels
 MOST_PIXELS = 90_000_000
 """Pixels of an image, 270 MB when it is decoded: a file of a few kB may stand for any number. Pillow only warns."""
+MOST_ASPECT = 200
+"""Times that an image's longer side is its shorter one: Qwen's image processor raises on one that is beyond it."""
 MOST_BYTES = 256 << 20
 """Bytes of an image's file."""
 UPRIGHT = 1
@@ -68,10 +70,13 @@ def load_image(source: str) -> Image.Image:
 
 
 def opened(file: BinaryIO) -> Image.Image:
-    """Return an image of which the header is read. Raises ValueError where it has too many pixels to decode."""
+    """Return an image of which the header is read. Raises ValueError where no model can take it, or no memory."""
     image = Image.open(file)
     if (pixels := image.width * image.height) > MOST_PIXELS:
         raise ValueError(f"{image.width} x {image.height} are {pixels} pixels, above the limit of {MOST_PIXELS}")
+    if max(image.size) > MOST_ASPECT * min(image.size):
+        rule = f"one side is more than {MOST_ASPECT} times the other, which the model's image processor refuses"
+        raise ValueError(f"{image.width} x {image.height}: {rule}")
     return image
 
 

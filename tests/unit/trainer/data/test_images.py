@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
 from stage2_trainer.data import images
 from stage2_trainer.data.image_headers import read_header
@@ -66,6 +67,20 @@ def test_few_bytes_do_not_become_many_pixels(tmp_path):
     for use in (load_image, image_url, read_header):
         with pytest.raises(ImageError, match=r"bomb\.png: cannot be read \(10000 x 10000 are 100000000 pixels, above"):
             use(str(path))
+
+
+@pytest.mark.parametrize("size", [(201, 1), (1, 201), (200, 1), (401, 2), (400, 2)])
+def test_an_image_is_refused_for_its_shape_where_the_models_processor_refuses_it(tmp_path, size):
+    path = tmp_path / "thin.png"
+    Image.new("L", size).save(path)
+    try:
+        smart_resize(size[1], size[0])
+    except ValueError:
+        for use in (load_image, image_url, read_header):
+            with pytest.raises(ImageError, match=r"thin\.png: cannot be read \(.*one side is more than 200 times"):
+                use(str(path))
+    else:
+        assert load_image(str(path)).size == size
 
 
 def test_a_file_that_never_ends_is_left_at_its_bound(tmp_path, monkeypatch):

@@ -57,6 +57,7 @@ IMAGES = {
     "an empty file": (b"", record_writer.UNREADABLE),
     "a web page that says 404": (b"<html>Not found</html>", record_writer.UNREADABLE),
     "an image of 3.6 gigapixels": (BOMB, record_writer.UNREADABLE),
+    "a line of one pixel": (encoded(size=(1, 201)), record_writer.UNREADABLE),
     "no file": (None, record_writer.MISSING),
     "turned, where annotations say the stored size": (
         encoded(form="JPEG", orientation=6),

@@ -10,6 +10,7 @@ from typing import Any
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
 from stage2_trainer.data.encode import Encoder
+from stage2_trainer.data.images import BLANK_SIDE, blank_image
 from stage2_trainer.data.messages import chat_messages
 from stage2_trainer.data.records import Record
 from stage2_trainer.matching.serialize import serialize_objects
@@ -70,7 +71,7 @@ def measure(train: Sequence[Record], held_out: Sequence[Record], processor: Any,
         objects=max(len(record.objects) for record in everything),
         longest_answer=max(lengths),
         mean_answer=sum(lengths[: len(train)]) / len(train),
-        prompt=_prompt_tokens(train[0], encoder, prompt),
+        prompt=_prompt_tokens(encoder, prompt),
         images=Counter((record.width, record.height) for record in everything),
         patches=Patches(
             side=images.patch_size * images.merge_size,
@@ -85,7 +86,9 @@ def _answer_tokens(record: Record, encoder: Encoder) -> int:
     return len(ids) + len(encoder.end_of_turn_ids)
 
 
-def _prompt_tokens(record: Record, encoder: Encoder, prompt: str) -> int:
+def _prompt_tokens(encoder: Encoder, prompt: str) -> int:
+    """Return the tokens of a prompt besides those of its image; no image of the data is decoded for it."""
+    record = Record(index=0, sample_id="", images=(blank_image(),), width=BLANK_SIDE, height=BLANK_SIDE)
     encoded = encoder.prompt(chat_messages(record, prompt))
     assert encoded.image_grid_thw is not None, "a record has an image"
     patches = int(encoded.image_grid_thw.prod(-1).sum())

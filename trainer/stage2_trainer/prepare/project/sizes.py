@@ -93,37 +93,48 @@ def _sigma(found: Measures, pixels: int) -> Chosen:
 
 
 def _stage1(found: Measures, prompt: int, gpus: int) -> Stage:
-    batch = min(_batch(found.records) if gpus else CPU_BATCH, found.records)
+    batch, micro = _dealt(_batch(found.records) if gpus else CPU_BATCH, found.records, max(gpus, 1))
     longest, mean = prompt + found.longest_answer, prompt + found.mean_answer
     row = _row(longest, mean, batch, max(gpus, 1), "the longest sample")
     if not gpus:
         return _stage(
-            batch, CPU_STAGE1_STEPS, "in which the boxes of a tiny model come to follow what is there", row, 1
+            batch, micro, CPU_STAGE1_STEPS, "in which the boxes of a tiny model come to follow what is there", row
         )
     why = f"about {STAGE1_PASSES} passes over {found.records:,} records"
-    return _stage(batch, math.ceil(found.records * STAGE1_PASSES / batch), why, row, gpus)
+    return _stage(batch, micro, math.ceil(found.records * STAGE1_PASSES / batch), why, row)
 
 
 def _stage2(found: Measures, prompt: int, new_tokens: int, gpus: int) -> Stage:
-    batch = min(STAGE2_BATCH if gpus else CPU_BATCH, found.records)
+    batch, micro = _dealt(STAGE2_BATCH if gpus else CPU_BATCH, found.records, 1)
     longest, mean = prompt + new_tokens + found.longest_answer, prompt + _LISTED_TWICE * found.mean_answer
     row = _row(longest, mean, batch, 1, "a whole answer with all objects appended")
     if not gpus:
-        return _stage(batch, CPU_STAGE2_STEPS, "a few minutes", row, 1)
+        return _stage(batch, micro, CPU_STAGE2_STEPS, "a few minutes", row)
     why = f"about a pass over {found.records:,} records, and not above {STAGE2_STEPS}"
-    return _stage(batch, min(STAGE2_STEPS, math.ceil(found.records / batch)), why, row, 1)
+    return _stage(batch, micro, min(STAGE2_STEPS, math.ceil(found.records / batch)), why, row)
 
 
-def _stage(batch: int, steps: int, why: str, row: Chosen, processes: int) -> Stage:
+def _stage(batch: int, micro: int, steps: int, why: str, row: Chosen) -> Stage:
     """Return a stage whose last step is evaluated and saved."""
     every = math.ceil(steps / EVALUATIONS)
     return Stage(
         records=Chosen(batch, "records of an optimizer step"),
-        micro=max(1, min(LARGEST_MICRO_BATCH, batch // processes)),
+        micro=micro,
         steps=Chosen(every * EVALUATIONS, why),
         evaluate_every=Chosen(every, f"{EVALUATIONS} times in the run"),
         row=row,
     )
+
+
+def _dealt(wanted: int, records: int, processes: int) -> tuple[int, int]:
+    """Return the records of an optimizer step and of a micro-step in each process, near what is wanted.
+
+    A step is whole micro-steps of all processes, as a run makes it: another number would be rounded up there.
+    """
+    wanted = min(wanted, records)
+    micro = max(1, min(LARGEST_MICRO_BATCH, wanted // processes))
+    at_once = micro * processes
+    return at_once * max(1, min(round(wanted / at_once), records // at_once)), micro
 
 
 def _batch(records: int) -> int:

@@ -1,5 +1,6 @@
 """The sizes of a run hold the data that they come from, and say so."""
 
+import math
 from collections import Counter
 
 import pytest
@@ -31,7 +32,7 @@ FEW = Measures(
 LARGE_IMAGES = Measures(**{**vars(COCO), "images": Counter({(4000, 3000): 10, (640, 480): 5})})
 
 
-@pytest.mark.parametrize("gpus", [0, 1, 4, 8])
+@pytest.mark.parametrize("gpus", range(7))
 @pytest.mark.parametrize("found", [COCO, FEW, LARGE_IMAGES])
 def test_everything_fits(found, gpus):
     sizes = choose(found, gpus=gpus)
@@ -45,6 +46,20 @@ def test_everything_fits(found, gpus):
         assert stage.records.value <= found.records
         assert stage.micro * processes <= max(stage.records.value, processes)
         assert stage.steps.value == EVALUATIONS * stage.evaluate_every.value
+
+
+@pytest.mark.parametrize("gpus", range(17))
+@pytest.mark.parametrize("records", [16, 100, 117_000])
+def test_a_step_has_the_records_that_stand_there(records, gpus):
+    """Semantics: accumulation = ceil(effective_batch_size / (micro-batch * processes))."""
+    sizes = choose(Measures(**{**vars(COCO), "records": records}), gpus=gpus)
+    for stage, processes in ((sizes.stage1, max(gpus, 1)), (sizes.stage2, 1)):
+        at_once = stage.micro * processes
+        assert stage.records.value == math.ceil(stage.records.value / at_once) * at_once <= records
+    if gpus:
+        passes = sizes.stage1.steps.value * sizes.stage1.records.value / records
+        assert passes >= 4
+        assert sizes.stage1.steps.value < 4 * records / sizes.stage1.records.value + EVALUATIONS
 
 
 def test_a_coco_on_four_gpus_is_what_an_expert_writes():
