@@ -20,6 +20,17 @@ class Chosen:
     why: str
 
 
+class _OneLine(yaml.SafeDumper):
+    """Writes text with what breaks a line in quotes and with escapes: elsewhere a reader makes spaces of some."""
+
+
+def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=None if value.isprintable() else '"')
+
+
+_OneLine.add_representer(str, _text)
+
+
 def to_yaml(tree: Mapping[str, Any]) -> str:
     """Return nested mappings as YAML; lists and mappings inside a Chosen stand in one line."""
     return "".join(f"{line}\n" for line in _lines(tree, 0))
@@ -50,5 +61,7 @@ def _with_reason(line: str, why: str, margin: str) -> Iterator[str]:
 
 def _inline(value: Any) -> str:
     """Return a value as YAML in one line."""
-    text = yaml.safe_dump(value, default_flow_style=True, width=2**20, allow_unicode=True, sort_keys=False)
+    text: str = yaml.dump(
+        value, Dumper=_OneLine, default_flow_style=True, width=2**20, allow_unicode=True, sort_keys=False
+    )
     return text.removesuffix("\n").removesuffix("\n...")

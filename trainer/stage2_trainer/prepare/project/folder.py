@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import TypeAdapter, ValidationError
 from transformers import AutoProcessor
 
 from stage2_api.custom import Custom
 from stage2_api.errors import ConfigError, Problem
+from stage2_api.kubernetes_types import MountPath
 from stage2_api.parsing import parse_job
 from stage2_trainer.data.model_files import is_mixture
 from stage2_trainer.data.output_places import aside_of, check_folder
@@ -35,6 +37,7 @@ Shown = Callable[[Iterable[Any], str, int], Iterable[Any]]
 """A function that passes items on and shows how many of so many have been; the text says of what."""
 
 MOST_GPUS = 16
+_MOUNTS: TypeAdapter[str] = TypeAdapter(MountPath)
 PREPARED = Path("models") / "prepared"
 STAGES = {
     "stage1": "supervised training on the ground truth",
@@ -109,8 +112,9 @@ def make_project(request: ProjectRequest, shown: Shown) -> MadeProject:
         folders = _folders(request, output.resolve(), None if stock else source)
         recipe = JobRecipe(folders, choose(found, gpus=request.gpus), request.gpus)
         steps = {stage: sizes.steps.value for stage, sizes in recipe.stages.items()}
-        _write_jobs(aside, {"stage1": recipe.stage1(), "stage2": recipe.stage2()}, output.name)
-        (aside / "README.md").write_text(README.format(name=output.name, **steps), encoding="utf-8")
+        name = output.name if output.name.isprintable() else repr(output.name)[1:-1]  # it stands in one line
+        _write_jobs(aside, {"stage1": recipe.stage1(), "stage2": recipe.stage2()}, name)
+        (aside / "README.md").write_text(README.format(name=name, **steps), encoding="utf-8")
         (aside / RUNS).mkdir()
     return MadeProject(folders, parts[0].tally, parts[1].tally, found)
 
@@ -143,8 +147,20 @@ def _check(request: ProjectRequest) -> None:
             problems.append(Problem(file, str(one.file), "must be an annotation file", "check the path"))
         if not os.path.isdir(one.images):
             problems.append(Problem(folder, str(one.images), "must be a folder", "check the path"))
+    problems += _unmountable("--output", request.output)
+    problems += [problem for _, option, one in pairs for problem in _unmountable(option, one.images)]
     if problems:
         raise ConfigError(problems)
+
+
+def _unmountable(option: str, path: Path) -> list[Problem]:
+    """Return what keeps containers from seeing a folder at the path that it has here."""
+    try:
+        _MOUNTS.validate_python(str(path.resolve()))
+    except ValidationError:
+        rule = f"containers see it at {str(path.resolve())!r}, which must be text of at most 4,096 characters, no colon"
+        return [Problem(option, str(path), rule, "name another one, or move it")]
+    return []
 
 
 def _model(request: ProjectRequest) -> tuple[Path, bool]:
@@ -156,6 +172,8 @@ def _model(request: ProjectRequest) -> tuple[Path, bool]:
     if request.gpus and is_mixture(source):
         way_out = "give a dense model; a mixture trains in stage 1 without evaluations (docs/models.md)"
         raise ConfigError([Problem("--model", model, MIXTURE_IN_VLLM, way_out)])
+    if not lacks and os.path.isdir(model) and (problems := _unmountable("--model", source)):
+        raise ConfigError(problems)
     return source, lacks
 
 
@@ -201,6 +219,9 @@ def _write_data(aside: Path, parts: Sequence[_Part], request: ProjectRequest, sh
         rule = f"must have objects; none of its {train.tally.records:,} images has one that is kept"
         way_out = "`stage2 import coco` says what is left out"
         raise ConfigError([Problem(train.option, str(train.source), rule, way_out)])
+    if request.gpus > train.tally.records:
+        rule = f"must not be above the {train.tally.records:,} records to train on: each GPU of stage 1 has its own"
+        raise ConfigError([Problem("--gpus", request.gpus, rule, "give more images, or fewer GPUs")])
 
 
 def _measured(aside: Path, model: Path, request: ProjectRequest, shown: Shown) -> Measures:

@@ -23,7 +23,8 @@ def test_it_is_read_as_what_was_written():
 
 
 @pytest.mark.parametrize(
-    "value", ["", "yes", "# no comment", "a: b", "'", "line\nline", "ü", True, [], {}, 1e-6, "1e-6"]
+    "value",
+    ["", "yes", "# no comment", "a: b", "'", "line\nline", "a\x85b", "\u2028", "\x1b", "ü", True, [], {}, 1e-6, "1e-6"],
 )
 def test_any_value_comes_back(value):
     assert yaml.safe_load(to_yaml({"a": {"b": Chosen(value, "why")}, "c": value, "d": [value]})) == {

@@ -1,0 +1,116 @@
+"""Projects of odd images and at odd places: made right, or refused by the option that is to be changed."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+from PIL import Image
+from typer.testing import CliRunner
+
+from stage2_api.errors import ConfigError
+from stage2_api.parsing import parse_job
+from stage2_cli.main import app
+from stage2_trainer.data.records import load_records
+from stage2_trainer.prepare import record_writer
+from stage2_trainer.prepare.coordinate_tokens import prepare
+from stage2_trainer.prepare.project.folder import Annotations, ProjectRequest, make_project
+from tests.unit.trainer.prepare.stock_models import stock
+
+SIZE = (96, 72)
+
+
+@pytest.fixture(scope="module")
+def ready(tmp_path_factory):
+    """A model that has its tokens already: a project of it is quickly made."""
+    folder = tmp_path_factory.mktemp("models")
+    prepare(str(stock(folder / "stock")), folder / "ready")
+    return folder / "ready"
+
+
+def annotated(folder, sizes=(SIZE,) * 4):
+    """Write images of these sizes, each with one box."""
+    (folder / "images").mkdir(parents=True)
+    images, boxes = [], []
+    for number, (width, height) in enumerate(sizes, start=1):
+        Image.new("RGB", (width, height), (number, 0, 0)).save(folder / "images" / f"{number}.png")
+        images.append({"id": number, "file_name": f"{number}.png", "width": width, "height": height})
+        box = [0, 0, width / 2, height / 2]
+        boxes.append({"id": number, "image_id": number, "category_id": 1, "bbox": box})
+    document = {"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "cat"}]}
+    (folder / "train.json").write_text(json.dumps(document))
+    return Annotations(folder / "train.json", folder / "images")
+
+
+def made(train, model, output, gpus=0):
+    return make_project(ProjectRequest(train, None, str(model), gpus, output), lambda items, what, total: items)
+
+
+def test_an_image_that_no_processor_takes_is_left_out(tmp_path, ready):
+    found = made(annotated(tmp_path, [*(SIZE,) * 5, (1000, 4)]), ready, tmp_path / "run")
+    assert found.train.images_left_out + found.held_out.images_left_out == {record_writer.UNREADABLE: 1}
+
+
+def test_no_pixel_of_the_data_is_looked_at(tmp_path, ready):
+    train = annotated(tmp_path)
+    for path in train.images.iterdir():
+        path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(OSError, match="truncated"), Image.open(train.images / "1.png") as image:
+        image.load()
+    assert made(train, ready, tmp_path / "run").train.records == 3
+
+
+def test_an_output_in_a_folder_that_is_a_link(tmp_path, ready):
+    (tmp_path / "real" / "deep").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "real" / "deep")
+    made(annotated(tmp_path), ready, tmp_path / "link" / "run")
+    assert all(os.path.isfile(one.images[0]) for one in load_records(tmp_path / "link" / "run" / "data" / "val.jsonl"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a b", 'it\'s "quoted"', "a\nb", "a\x85b", "a\u2028b", "a\x1b[31mb", "{x}", "%s", "# c", "[bold]", "\u0645"],
+)
+def test_a_folder_may_have_any_name_that_containers_can_see(tmp_path, ready, name):
+    folder = tmp_path / name
+    made(annotated(tmp_path / "set"), ready, folder)
+    for stage in ("stage1", "stage2"):
+        text = (folder / f"{stage}.yaml").read_text()
+        assert parse_job(yaml.safe_load(text)).spec.config.custom.train_jsonl == str(folder / "data" / "train.jsonl")
+        assert text.startswith("# ")
+        assert len((folder / "README.md").read_text().splitlines()) == 10
+    done = CliRunner().invoke(app, ["validate", str(folder / "stage1.yaml"), str(folder / "stage2.yaml")])
+    assert done.exit_code == 0, done.output
+
+
+NO_UTF8 = os.fsdecode(b"a\xff")
+
+
+@pytest.mark.parametrize(
+    ("option", "part"), [("--output", "a:b"), ("--images", "a:b"), ("--model", "a:b"), ("--output", NO_UTF8)]
+)
+def test_a_folder_that_containers_cannot_see_is_named_by_its_option(tmp_path, ready, option, part):
+    places = {"--output": tmp_path / "run", "--images": tmp_path / "set", "--model": tmp_path / "model"}
+    places[option] = tmp_path / part
+    places["--model"].symlink_to(ready) if option != "--model" else prepare_at(places["--model"], ready)
+    with pytest.raises(ConfigError) as refused:
+        made(annotated(places["--images"]), places["--model"], places["--output"])
+    (problem,) = refused.value.problems
+    assert problem.path == option
+    assert "no colon" in problem.rule
+    assert not Path(tmp_path, "run").exists()
+
+
+def prepare_at(folder, ready):
+    """Copy a model that is ready to a folder of any name, which libraries need not be able to write to."""
+    folder.mkdir()
+    for path in ready.iterdir():
+        (folder / path.name).symlink_to(path)
+
+
+def test_more_gpus_than_records_are_refused(tmp_path, ready):
+    with pytest.raises(ConfigError, match=r"^--gpus: 4; must not be above the 3 records to train on"):
+        made(annotated(tmp_path), ready, tmp_path / "run", gpus=4)
+    assert not (tmp_path / "run").exists()
+    made(annotated(tmp_path / "more", (SIZE,) * 5), ready, tmp_path / "run", gpus=4)
