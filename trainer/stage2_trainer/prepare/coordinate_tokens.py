@@ -78,9 +78,13 @@ def source_of(model: str) -> Path:
         raise _refused("MODEL", model, rule, "download it where there is a network, and give its folder")
     if flaw := flaw_of_model(folder):
         raise _refused("MODEL", model, flaw, AGAIN)
-    kind = json.loads((folder / "config.json").read_bytes()).get("model_type")
+    config = json.loads((folder / "config.json").read_bytes())
+    kind = config.get("model_type")
     if not str(kind).startswith(KIND):
         raise _refused("MODEL", model, f"must be a Qwen3-VL; its config.json has model_type {kind}", "give a Qwen3-VL")
+    if config.get("quantization_config"):
+        rule = "must not be quantised, for it is to be trained; its config.json has a quantization_config"
+        raise _refused("MODEL", model, rule, "give the model that it was made of")
     return folder
 
 
@@ -106,6 +110,13 @@ def _policy(source: Path, model: str) -> Any:
         raise _refused("MODEL", model, f"must hold all weights; it lacks {lost[0]}{more}", AGAIN)
     if fault := layout_fault(policy):
         raise _refused("MODEL", model, fault, "take another model")
+    table, head = _tables(policy)
+    if policy.config.tie_word_embeddings and head is not table:  # transformers believes the weights, vLLM the config
+        rule = "must have one table as config.json says (tie_word_embeddings), but its weights hold another output head"
+        raise _refused("MODEL", model, rule, "write false there, or take lm_head.weight out of the weights")
+    if not all(torch.isfinite(one).all() for one in (table, head)):
+        rule = "must have finite numbers in its embeddings and output head: new rows are made of them"
+        raise _refused("MODEL", model, rule, AGAIN)
     return policy
 
 
@@ -170,7 +181,7 @@ def _save(policy: Any, processor: Any, output: Path) -> None:
     try:
         save_as_stock(policy, aside)
         processor.save_pretrained(aside)
-        for file in aside.iterdir():
+        for file in filter(Path.is_file, aside.iterdir()):
             file.chmod(0o644)  # safetensors makes files that only their owner can read; a container runs as another
         if output.exists():
             output.rmdir()

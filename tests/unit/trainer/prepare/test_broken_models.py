@@ -57,6 +57,17 @@ def lacking(folder):
     save_file(tensors, folder / WEIGHTS, {"format": "pt"})
 
 
+def changed_table(change):
+    """Return a spoiler of the weights that is given them, and the name of the embeddings."""
+
+    def spoil(folder):
+        tensors = load_file(folder / WEIGHTS)
+        change(tensors, next(name for name in tensors if name.endswith("embed_tokens.weight")))
+        save_file(tensors, folder / WEIGHTS, {"format": "pt"})
+
+    return spoil
+
+
 def sharded(index):
     def spoil(folder):
         (folder / WEIGHTS).rename(folder / "model-00001-of-00001.safetensors")
@@ -103,6 +114,18 @@ BROKEN = {
     "weights: cut off": (cut(-100), "incomplete"),
     "weights: a header without end": (content(WEIGHTS, struct.pack("<Q", MOST_HEADER)), "header too large"),
     "weights: without a layer": (lacking, rf"must hold all weights; it lacks {LAYER}"),
+    "weights: another output head than the tied one": (
+        changed_table(lambda tensors, table: tensors.update({"lm_head.weight": tensors[table] + 1})),
+        r"must have one table as config.json says \(tie_word_embeddings\)",
+    ),
+    "weights: an embedding that is no number": (
+        changed_table(lambda tensors, table: tensors[table][5].fill_(float("nan"))),
+        "must have finite numbers in its embeddings",
+    ),
+    "config.json: quantised": (
+        config(lambda found: found | {"quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic"}}),
+        "must not be quantised",
+    ),
     "an index that is no JSON": (sharded("{"), "index.json must be a JSON object"),
     "an index without weights": (sharded("{}"), "transformers loads"),
     "an index of a file that is not there": (

@@ -118,3 +118,13 @@ def test_a_folder_that_holds_something_is_left_alone(plain, tmp_path):
 def test_a_model_that_is_nowhere_is_said(tmp_path):
     with pytest.raises(ConfigError, match=r"MODEL: .*give its folder"):
         prepare(str(tmp_path / "lost"), tmp_path / "made")
+
+
+def test_further_chat_templates_can_be_read_by_others(tmp_path):
+    """A container runs as another user than who has prepared its model."""
+    model = stock(tmp_path / "stock")
+    (model / "additional_chat_templates").mkdir()
+    (model / "additional_chat_templates" / "tools.jinja").write_text("{{ messages }}")
+    folder = prepare(str(model), tmp_path / "made").folder / "additional_chat_templates"
+    assert folder.stat().st_mode & 0o005 == 0o005
+    assert [path.name for path in folder.iterdir()] == ["tools.jinja"]
