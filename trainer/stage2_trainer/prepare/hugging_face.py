@@ -41,6 +41,7 @@ BOXES = ("bbox", "boxes", "box")
 CATEGORIES = ("category", "category_id", "label", "labels", "categories", "class")
 CROWDS = ("iscrowd", "is_crowd")
 SAMPLE_IDS = ("image_id", "id", "sample_id")
+TEXTS = ("string", "large_string", "string_view")
 SAVED = ("state.json", "dataset_dict.json")  # what save_to_disk leaves
 
 UNEVEN = "its objects are no lists, or lists of different lengths"
@@ -78,10 +79,10 @@ def read_hub(source: str, choice: HubChoice, tally: Tally, *, outlines: bool = F
     data = _loaded(source, choice.split)
     columns = _columns(data.features, choice)
     count_same_names(columns.names, tally)
-    data = _undecoded(data, columns.image)
+    data = _undecoded(data.with_format(None), columns.image)  # save_to_disk keeps one: arrays, or some columns
 
     def read() -> Iterator[AnnotatedImage]:
-        for index, row in enumerate(data):
+        for index, row in enumerate(_rows(data, source)):
             name = _sample_id(row, index)
             try:
                 objects = list(_objects(row, columns, choice, tally, outlines=outlines))
@@ -123,6 +124,22 @@ def _loaded(source: str, split: str | None) -> Any:
     return found[split]
 
 
+def _rows(data: Any, source: str) -> Iterator[Mapping[str, Any]]:
+    """Yield the rows of a data set. Raises ConfigError for whatever the library comes to over one of them."""
+    rows, index = iter(data), 0
+    while True:
+        try:
+            row = next(rows)
+        except StopIteration:
+            return
+        except Exception as error:  # bytes that are no text, say
+            why = " ".join(str(error).split())[:300]
+            rule = f"must be a data set that can be read; row {index}, or one that is read with it, cannot be ({why})"
+            raise refused("NAME_OR_DIR", source, rule, "make it again, or leave the row out with datasets") from error
+        yield row
+        index += 1
+
+
 def _undecoded(data: Any, column: str) -> Any:
     from datasets import Image
 
@@ -152,7 +169,10 @@ def _names(kind: Any, column: str, choice: HubChoice) -> list[str]:
     """Return the names of numbered categories, by number; none where the column holds texts. Raises ConfigError."""
     kind = getattr(kind, "feature", kind)
     where, names = ("--names", choice.names) if choice.names else (f"{column} names", getattr(kind, "names", ()))
-    if not names and getattr(kind, "dtype", "") != "string":
+    texts = type(kind).__name__ == "Value" and kind.dtype in TEXTS
+    if texts and choice.names:
+        raise refused("--names", choice.names, f"names numbers, and {column} holds texts", "leave it out")
+    if not names and not texts:
         rule = f"{column} holds numbers, and nothing names them"
         raise refused("--names", None, rule, "write --names cat,dog for 0 and 1")
     if not all(is_text(name) and name.strip() for name in names):
@@ -186,19 +206,21 @@ def _file_name(index: int, content: bytes) -> str:
 def _objects(
     row: Mapping[str, Any], columns: _Columns, choice: HubChoice, tally: Tally, *, outlines: bool
 ) -> Iterator[AnnotatedObject]:
-    for number, one in enumerate(_listed(row[columns.objects])):
+    for number, one in enumerate(_listed(row[columns.objects], columns.box)):
         try:
             yield _object(one, columns, choice.boxes, outlines=outlines)
         except LeftOut as left_out:
             tally.leave_out_object(str(left_out), f"{_sample_id(row, 0)} object {number}")
 
 
-def _listed(objects: Any) -> list[dict[str, Any]]:
+def _listed(objects: Any, box: str) -> list[dict[str, Any]]:
     """Return objects one by one, from a mapping of lists or a list of mappings. Raises LeftOut."""
-    if not isinstance(objects, Mapping):
-        return list(objects or ())
-    lists = {key: value for key, value in objects.items() if value is not None}
-    if not all(isinstance(value, list) for value in lists.values()) or len({*map(len, lists.values())}) > 1:
+    if isinstance(objects, list) and all(isinstance(one, Mapping) for one in objects):
+        return objects
+    lists = {key: value for key, value in objects.items() if value is not None} if isinstance(objects, Mapping) else {}
+    if box not in lists or not all(isinstance(value, list) for value in lists.values()):
+        raise LeftOut(UNEVEN)
+    if len({*map(len, lists.values())}) > 1:
         raise LeftOut(UNEVEN)
     return [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
 
@@ -215,8 +237,8 @@ def _object(one: Mapping[str, Any], columns: _Columns, boxes: BoxFormat, *, outl
 def _desc(category: Any, names: Sequence[str]) -> str:
     if isinstance(category, str) and category.strip():
         return category.strip()
-    if isinstance(category, int) and 0 <= category < len(names):
-        return names[category]
+    if isinstance(category, int | float) and 0 <= category < len(names) and category == int(category):
+        return names[int(category)]  # a column of numbers in which some are missing comes from pandas as one of floats
     raise LeftOut(NO_CATEGORY)
 
 

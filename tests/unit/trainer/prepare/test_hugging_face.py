@@ -87,6 +87,8 @@ def test_a_person_says_what_the_numbers_of_a_box_mean(tmp_path, boxes, box):
     ("kind", "category", "names", "desc"),
     [
         (datasets.Value("string"), "bird", (), "bird"),
+        (datasets.Value("large_string"), "bird", (), "bird"),
+        (datasets.Value("float64"), 1.0, ("a", "b"), "b"),
         (datasets.Value("int64"), 1, ("a", "b"), "b"),
         (LABELS, 1, (), "dog"),
         (LABELS, 1, ("a", "b"), "b"),
@@ -140,6 +142,9 @@ OBJECTS = {
     "no area": (row([(1, 2, 0, 5)]), {record_writer.NO_AREA: 1}),
     "voc for coco": (row([(40, 100, 90, 190)]), {record_writer.CLIPPED: 1}),
     "uneven lists": (row(categories=[0, 1]), {hugging_face.UNEVEN: 1}),
+    "a category between two": (row(categories=[0.5]), {annotation_values.NO_CATEGORY: 1}),
+    "no objects at all": ({**row(), "objects": None}, {hugging_face.UNEVEN: 1}),
+    "no list of boxes": ({**row(), "objects": {"bbox": None, "category": [0]}}, {hugging_face.UNEVEN: 1}),
     "no image": ({**row(), "image": None}, {record_writer.MISSING: 1}),
     "a broken image": (row(image={"bytes": b"none", "path": None}), {record_writer.UNREADABLE: 1}),
 }
@@ -148,7 +153,42 @@ OBJECTS = {
 @pytest.mark.parametrize("case", OBJECTS)
 def test_what_is_odd_is_left_out_or_repaired_and_counted(tmp_path, case):
     odd, counts = OBJECTS[case]
-    assert imported(tmp_path, saved(tmp_path, odd, row())).counts == counts
+    kind = datasets.Value("float64") if case == "a category between two" else LABELS
+    found = imported(
+        tmp_path, saved(tmp_path, odd, row(), form=features(kind)), HubChoice("coco", names=("cat", "dog"))
+    )
+    assert found.counts == counts
+
+
+def test_a_list_of_objects_of_which_one_is_nothing_is_left_out_and_counted(tmp_path):
+    one = {"box": datasets.List(datasets.Value("float64")), "label": LABELS}
+    form = datasets.Features({"picture": datasets.Image(), "faces": datasets.List(one)})
+    faces = {"picture": encoded(), "faces": [{"box": [10, 20, 50, 50], "label": 1}, None]}
+    found = imported(tmp_path, saved(tmp_path, faces, {**faces, "faces": []}, form=form))
+    assert (len(found.records), found.counts) == (1, {hugging_face.UNEVEN: 1})
+
+
+@pytest.mark.parametrize("form", [{"type": "numpy"}, {"type": "arrow"}, {"type": None, "columns": ["image"]}])
+def test_the_form_in_which_a_program_reads_a_saved_set_changes_nothing(tmp_path, form):
+    columns = {key: [one] for key, one in row().items()}
+    datasets.Dataset.from_dict(columns, features=features()).with_format(**form).save_to_disk(tmp_path / "set")
+    found = imported(tmp_path, tmp_path / "set")
+    assert (found.objects, found.counts) == ([("cat", BINS)], {})
+
+
+def test_names_for_texts_are_refused(tmp_path):
+    source = saved(tmp_path, row(categories=["0"]), form=features(datasets.Value("string")))
+    with pytest.raises(ConfigError, match=r"--names: .*names numbers, and objects\.category holds texts"):
+        imported(tmp_path, source, HubChoice("coco", names=("cat", "dog")))
+
+
+def test_a_row_that_cannot_be_read_is_told(tmp_path):
+    source = saved(tmp_path, row(categories=["a long name"]), form=features(datasets.Value("string")))
+    (file,) = source.glob("*.arrow")
+    file.write_bytes(file.read_bytes().replace(b"a long name", b"a l\xff\xfeg name"))
+    with pytest.raises(ConfigError, match=r"NAME_OR_DIR: .*row 0, .*codec can't decode byte"):
+        imported(tmp_path, source)
+    assert not list((tmp_path / "out").iterdir())
 
 
 def test_one_object_a_row_without_lists_is_left_out_and_counted(tmp_path):
