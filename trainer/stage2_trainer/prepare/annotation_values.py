@@ -34,6 +34,13 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < INFINITE
 
 
+def number_of(value: Any) -> float:
+    """Return the number that a value is or spells; Python takes 1_0 for 10, which no tool writes. Raises ValueError."""
+    if isinstance(value, str) and "_" in value:
+        raise ValueError(f"no number: {value}")
+    return float(value)
+
+
 def four_numbers(value: Any) -> Box:
     """Return a box's numbers. Raises LeftOut."""
     if not isinstance(value, list | tuple) or len(value) != 4 or not all(map(is_number, value)):
@@ -45,7 +52,7 @@ def four_numbers(value: Any) -> Box:
 def said_size(width: Any, height: Any) -> tuple[float, float] | None:
     """Return the size that annotations say, as numbers or as their text (640, 640.0, "640"); None where they do not."""
     try:
-        found = [float(side) for side in (width, height)]
+        found = [number_of(side) for side in (width, height)]
     except (TypeError, ValueError, OverflowError):
         return None
     return (found[0], found[1]) if all(map(is_number, found)) else None

@@ -6,9 +6,10 @@ Format: http://host.robots.ox.ac.uk/pascal/VOC/voc2012/devkit_doc.pdf, section 1
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from glob import escape
+from functools import cached_property
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -25,11 +26,12 @@ from stage2_trainer.prepare.annotated_image import (
     Outlines,
     Tally,
 )
-from stage2_trainer.prepare.annotation_values import IMAGE_ENDINGS, Box, four_numbers, refused, said_size
+from stage2_trainer.prepare.annotation_values import IMAGE_ENDINGS, Box, four_numbers, number_of, refused, said_size
 from stage2_trainer.prepare.instance_mask import outlines_by_number
 
 ANNOTATIONS, IMAGES, SPLITS = "Annotations", "JPEGImages", Path("ImageSets", "Main")
 MASKS = "SegmentationObject"
+MARKS = re.compile(r"(\s+[-+]?[0-9]+)+$")
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
 NO_ANNOTATION = "its annotation file is missing"
@@ -61,23 +63,57 @@ class VocChoice:
 def read_voc(folder: Path, choice: VocChoice, tally: Tally) -> AnnotatedSet:
     """Return the images of a folder, by name. Raises ConfigError where it is none, or lacks the split."""
     annotations = folder / ANNOTATIONS if os.path.isdir(folder / ANNOTATIONS) else folder
-    images = folder / IMAGES if os.path.isdir(folder / IMAGES) else annotations
-    names = _listed(folder, choice.split) if choice.split else sorted(path.stem for path in annotations.glob("*.xml"))
-    if not names:
+    images = _Images(folder / IMAGES if os.path.isdir(folder / IMAGES) else annotations)
+    files = _listed(folder, annotations, choice.split) if choice.split else _files(annotations, ".xml")
+    if not files:
         raise refused("FOLDER", str(folder), "must have annotation files (*.xml)", "give the folder of VOC2012, say")
 
     def read() -> Iterator[AnnotatedImage]:
-        for name in names:
+        for file in files:
             try:
-                yield _image(annotations / f"{name}.xml", images, choice, tally)
+                yield _image(file, images, choice, tally)
             except LeftOut as left_out:
-                tally.leave_out_image(str(left_out), name)
+                tally.leave_out_image(str(left_out), file.stem)
+        if not choice.split:
+            stems = {file.stem for file in files}
+            for path in images.not_taken():
+                if path.stem not in stems:
+                    tally.leave_out_image(NO_ANNOTATION, path.name)
 
-    return AnnotatedSet(len(names), read())
+    return AnnotatedSet(len(files), read())
 
 
-def _listed(folder: Path, split: str) -> list[str]:
-    """Return the names of a split: the first word of each line."""
+class _Images:
+    """The images of a folder, which is listed once, where annotations name files that it has not."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._taken: set[Path] = set()
+
+    def named(self, file_name: str, stem: str) -> Path:
+        """Return the file that an annotation names, or the first of its own name where that is not there."""
+        path = self.folder / (file_name or f"{stem}.jpg")
+        if not os.path.isfile(path):  # which answers of a name that is too long, too
+            path = self._by_stem.get(stem, self.folder / f"{stem}.jpg")
+        self._taken.add(path)
+        return path
+
+    def not_taken(self) -> Iterator[Path]:
+        """Yield the images that no annotation named, nor had the name of."""
+        return (path for path in _files(self.folder, *IMAGE_ENDINGS) if path not in self._taken)
+
+    @cached_property
+    def _by_stem(self) -> Mapping[str, Path]:
+        return {path.stem: path for path in reversed(_files(self.folder, *IMAGE_ENDINGS))}
+
+
+def _files(folder: Path, *endings: str) -> list[Path]:
+    """Return the files of a folder with one of these endings, in whichever case, by name."""
+    return [folder / name for name in sorted(os.listdir(folder)) if os.path.splitext(name)[1].lower() in endings]
+
+
+def _listed(folder: Path, annotations: Path, split: str) -> list[Path]:
+    """Return the annotation files of a split: one a line, behind whose name marks (1, -1) may stand."""
     path = folder / SPLITS / f"{split}.txt"
     try:
         lines = read_regular(path).decode("utf-8-sig").splitlines()
@@ -85,10 +121,14 @@ def _listed(folder: Path, split: str) -> list[str]:
         there = sorted(one.stem for one in path.parent.glob("*.txt"))[:10]
         rule = f"must be a list of {folder / SPLITS}, which has {', '.join(there) or 'none'}"
         raise refused("--split", split, rule, "name one of them") from error
-    return list(dict.fromkeys(line.split()[0] for line in lines if line.strip()))
+    names = [line.strip() for line in lines if line.strip()]
+    whole = (annotations / f"{name}.xml" for name in names)
+    marked = (annotations / f"{MARKS.sub('', name)}.xml" for name in names)
+    pairs = zip(whole, marked, strict=True)
+    return list(dict.fromkeys(file if os.path.exists(file) else other for file, other in pairs))
 
 
-def _image(file: Path, images: Path, choice: VocChoice, tally: Tally) -> AnnotatedImage:
+def _image(file: Path, images: _Images, choice: VocChoice, tally: Tally) -> AnnotatedImage:
     """Return the image of an annotation file. Raises LeftOut."""
     try:
         root = ElementTree.fromstring(read_regular(file))
@@ -98,8 +138,9 @@ def _image(file: Path, images: Path, choice: VocChoice, tally: Tally) -> Annotat
         raise LeftOut(BROKEN_ANNOTATION) from error
     if root.tag != "annotation":
         raise LeftOut(BROKEN_ANNOTATION)
-    size, image = _size(root), _image_file(root, images, file.stem)
-    mask = (images.parent if images.name == IMAGES else images) / MASKS / f"{file.stem}.png"
+    size, image = _size(root), images.named(root.findtext("filename", "").strip(), file.stem)
+    place = images.folder.parent if images.folder.name == IMAGES else images.folder
+    mask = place / MASKS / f"{file.stem}.png"
     elements = root.findall("object")
     outlines = (
         _outlines(mask, size or _shown_size(image), len(elements), tally)
@@ -135,18 +176,6 @@ def _outlines(mask: Path, size: tuple[float, float] | None, objects: int, tally:
         if number not in outlines:
             tally.change(NO_PIXELS, f"{mask.stem} {number}")
     return outlines
-
-
-def _image_file(root: ElementTree.Element, images: Path, stem: str) -> Path:
-    """Return the file that the annotation names, or the one of its own name where that is not there."""
-    named = images / (root.findtext("filename", "").strip() or f"{stem}.jpg")
-    if os.path.isfile(named):  # which answers of a name that is too long, too
-        return named
-    return next((path for path in sorted(images.glob(f"{escape(stem)}.*")) if _is_image(path)), images / f"{stem}.jpg")
-
-
-def _is_image(path: Path) -> bool:
-    return path.suffix.lower() in IMAGE_ENDINGS
 
 
 def _size(root: ElementTree.Element) -> tuple[float, float] | None:
@@ -186,6 +215,6 @@ def _object(element: ElementTree.Element, choice: VocChoice, tally: Tally, name:
 
 def _corners(element: ElementTree.Element) -> Box:
     try:
-        return four_numbers([float(element.findtext(f"bndbox/{corner}", "")) for corner in CORNERS])
+        return four_numbers([number_of(element.findtext(f"bndbox/{corner}", "")) for corner in CORNERS])
     except ValueError:
         return four_numbers(None)

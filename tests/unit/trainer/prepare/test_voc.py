@@ -1,5 +1,7 @@
 """Pascal VOC's annotations become records, each oddity by its rule."""
 
+import os
+
 import pytest
 from PIL import Image, ImageDraw
 
@@ -33,6 +35,7 @@ OBJECTS = {
     "no name": (voc_object(""), {voc.NO_NAME: 1}),
     "three numbers": (voc_object(box=(1, 2, 3)), {annotation_values.BROKEN_BOX: 1}),
     "words": (voc_object(box=("a", 2, 3, 4)), {annotation_values.BROKEN_BOX: 1}),
+    "digits with a line between": (voc_object(box=("1_0", 2, 30, 40)), {annotation_values.BROKEN_BOX: 1}),
     "infinite": (voc_object(box=(1, 2, "inf", 4)), {annotation_values.BROKEN_BOX: 1}),
     "no box": ("<object><name>cat</name></object>", {annotation_values.BROKEN_BOX: 1}),
     "reversed": (voc_object(box=(50, 50, 10, 90)), {record_writer.NO_AREA: 1}),
@@ -188,6 +191,40 @@ def test_a_split_names_its_images_and_those_without_annotations_are_counted(tmp_
 def test_an_image_is_found_by_its_annotations_name_where_another_is_written(tmp_path):
     source = written(tmp_path / "voc", {"a": GOOD}, file_name="renamed.png")
     assert import_voc(tmp_path, source).records[0]["images"] == ["../voc/JPEGImages/a.jpg"]
+
+
+def test_an_image_whose_name_goes_on_is_another(tmp_path):
+    source = written(tmp_path / "voc", {"a": GOOD, "a.1": GOOD}, file_name="a")
+    names = [record["images"] for record in import_voc(tmp_path, source).records]
+    assert names == [["../voc/JPEGImages/a.1.jpg"], ["../voc/JPEGImages/a.jpg"]]
+
+
+def test_a_folder_is_listed_once_for_all_names_that_are_not_there(tmp_path, monkeypatch):
+    source = written(tmp_path / "voc", {str(number): GOOD for number in range(9)}, file_name="a")
+    listed, listdir = [], os.listdir
+    monkeypatch.setattr(os, "listdir", lambda folder: listed.append(folder) or listdir(folder))
+    assert len(import_voc(tmp_path, source).records) == 9
+    assert len(listed) <= 3  # annotations, images by name, and those that are left
+
+
+def test_an_ending_may_be_in_capitals(tmp_path):
+    source = written(tmp_path / "voc", {"a": GOOD, "b": GOOD})
+    (source / "Annotations" / "a.xml").rename(source / "Annotations" / "a.XML")
+    assert [record["sample_id"] for record in import_voc(tmp_path, source).records] == ["a", "b"]
+
+
+def test_an_image_without_annotations_is_counted(tmp_path):
+    source = written(tmp_path / "voc", {"a": GOOD}, images=["a", "lost"])
+    assert import_voc(tmp_path, source).counts == {voc.NO_ANNOTATION: 1}
+
+
+def test_names_of_a_split_may_have_spaces(tmp_path):
+    source = written(tmp_path / "voc", {"a": GOOD, "a b": GOOD, "a b 1": GOOD})
+    (source / voc.SPLITS).mkdir(parents=True)
+    (source / voc.SPLITS / "train.txt").write_text("a b 1\na b  -1\na lost 1\n")
+    found = import_voc(tmp_path, source, VocChoice("train"))
+    assert [record["sample_id"] for record in found.records] == ["a b 1", "a b"]
+    assert found.counts == {voc.NO_ANNOTATION: 1}
 
 
 def test_images_and_annotations_may_share_a_folder(tmp_path):
