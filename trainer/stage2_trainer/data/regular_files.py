@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -50,6 +51,17 @@ def read_named(path: Path, most: int | None = None) -> bytes:
         if most is None and stat.S_ISREG(mode):
             return file.read()
         return _read(file, path, LARGEST_PIPED if most is None else most)
+
+
+def files_below(folder: Path) -> Iterator[Path]:
+    """Yield what is in a folder, or below, and is no folder; folders that are links count, those around them do not."""
+    above: dict[str, frozenset[str]] = {str(folder): frozenset({os.path.realpath(folder)})}
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        around = above.pop(parent)
+        below = {name: os.path.realpath(os.path.join(parent, name)) for name in folders}
+        folders[:] = [name for name in folders if below[name] not in around]
+        above |= {os.path.join(parent, name): around | {below[name]} for name in folders}
+        yield from (Path(parent, name) for name in names)
 
 
 def irregular_file(folder: Path) -> Path | None:

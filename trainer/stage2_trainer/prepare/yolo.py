@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stage2_trainer.data.bounded_yaml import UnreadableYaml, read_documents
-from stage2_trainer.data.regular_files import read_regular, require_regular
+from stage2_trainer.data.regular_files import files_below, read_regular, require_regular
 from stage2_trainer.prepare.annotated_image import (
     AnnotatedImage,
     AnnotatedObject,
@@ -56,6 +56,7 @@ class _Layout:
 
 def read_yolo(data: Path, split: str, tally: Tally) -> AnnotatedSet:
     """Return the images of a split, by name. data: the data.yaml, or the folder that it lies in. Raises ConfigError."""
+    data = data.absolute()  # labels lie where the last `images` of a path is, whichever folder this runs in
     layout = _layout(data / "data.yaml", found=True) if os.path.isdir(data) else _layout(data)
     count_same_names(layout.names.values(), tally)
     places = _places(layout, split)
@@ -136,7 +137,7 @@ def _places(layout: _Layout, split: str) -> list[Path]:
 
 def _images(place: Path, layout: _Layout) -> list[Path]:
     if os.path.isdir(place):
-        return sorted(path for path in place.rglob("*") if path.suffix.lower() in IMAGE_ENDINGS)
+        return sorted(path for path in files_below(place) if path.suffix.lower() in IMAGE_ENDINGS)
     try:
         lines = read_regular(place).decode("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -207,5 +208,5 @@ def _count_lost(places: Sequence[Path], images: Sequence[Path], tally: Tally) ->
     for place in places:
         folder = _label_file(place / "x").parent
         if os.path.isdir(place) and folder != place:
-            for file in sorted(set(folder.rglob("*.txt")) - labelled):
+            for file in sorted({path for path in files_below(folder) if path.suffix == ".txt"} - labelled):
                 tally.leave_out_image(MISSING, file.name)

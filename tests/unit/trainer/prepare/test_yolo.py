@@ -1,5 +1,7 @@
 """Data sets in YOLO's layout become records, each oddity by its rule."""
 
+from pathlib import Path
+
 import pytest
 
 from stage2_api.errors import ConfigError
@@ -184,3 +186,24 @@ def test_a_file_that_is_no_yaml_mapping_is_refused(tmp_path, content):
     (tmp_path / "data.yaml").write_bytes(content)
     with pytest.raises(ConfigError, match="DATA: "):
         import_yolo(tmp_path, tmp_path)
+
+
+def test_folders_that_are_links_are_read_and_circles_end(tmp_path):
+    data = written(tmp_path / "set", {"a.png": BOX})
+    there = written(tmp_path / "more", {"b.png": BOX, "c.png": None}, images=["b.png"]).parent
+    for kind in ("images", "labels"):
+        (tmp_path / "set" / kind / "train" / "linked").symlink_to(there / kind / "train")
+        (tmp_path / "set" / kind / "train" / "circle").symlink_to(tmp_path / "set" / kind)
+    (there / "labels" / "train" / "c.txt").write_text(BOX)
+    found = import_yolo(tmp_path, data)
+    assert [record["sample_id"] for record in found.records] == ["images/train/a", "images/train/linked/b"]
+    assert found.counts == {record_writer.MISSING: 1}
+    assert len(found.objects) == 2
+
+
+def test_it_is_the_same_from_whichever_folder(tmp_path, monkeypatch):
+    data = written(tmp_path / "set", {"a.png": BOX}, path=None, train="train")
+    data.rename(tmp_path / "set" / "images" / "data.yaml")
+    monkeypatch.chdir(tmp_path / "set" / "images")
+    found = import_yolo(tmp_path, Path("data.yaml"))
+    assert (len(found.objects), found.counts) == (1, {})
