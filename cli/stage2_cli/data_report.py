@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -18,6 +17,7 @@ from stage2_cli.errors import show_config_error
 from stage2_cli.file_progress import file_progress
 from stage2_cli.importing import say_tally, shown_name
 from stage2_cli.inspect.inspection_document import KEY_OF_KIND
+from stage2_cli.plain_console import plain_console
 from stage2_trainer.data.output_places import check_new_file
 from stage2_trainer.data.profile import Count, Lengths, Profile, Size, profile
 from stage2_trainer.data.records import RecordRules
@@ -56,6 +56,9 @@ def show_data(request: DataRequest) -> int:
     for option, path in (("--pictures", request.pictures), ("--coco", request.coco)):
         if path is not None:
             check_new_file(option, path)
+    if request.coco is not None and request.pictures == request.coco:
+        rule = "must be another file than that of --pictures"
+        raise ConfigError([Problem("--coco", str(request.coco), rule, "name another one")])
     rules = RecordRules(units=request.units)
     lengths_of = _token_counts(request.model) if request.model else _characters
     with file_progress(request.path) as on_line:
@@ -106,23 +109,21 @@ def _quantiles(lengths: Lengths) -> dict[str, int]:
 
 
 def _show(found: Profile, unit: str) -> None:
-    console = Console(highlight=False, soft_wrap=True)
+    console = plain_console()
     if not console.is_terminal:
-        console = Console(highlight=False, soft_wrap=True, width=PLAIN_WIDTH)
+        console = plain_console(width=PLAIN_WIDTH)
     broken = f", {found.broken:,} broken lines" if found.broken else ""
-    console.print(f"{found.path}: {found.records:,} records, {found.kinds.total():,} objects{broken}", markup=False)
+    console.print(f"{shown_name(str(found.path))}: {found.records:,} records, {found.kinds.total():,} objects{broken}")
     for line in _lines(found, unit):
-        console.print(f"  {line}", markup=False)
+        console.print(f"  {line}")
     if found.classes:
         console.print(_table(found))
     for reason, count in found.suspicions.counts.most_common():
         first = found.suspicions.places[reason]
-        console.print(
-            f"suspicious: {reason}: {count:,} ({'; '.join(map(shown_name, first))}{_more(first, count)})", markup=False
-        )
+        console.print(f"suspicious: {reason}: {count:,} ({'; '.join(map(shown_name, first))}{_more(first, count)})")
     for group in found.alike[:MOST_ROWS]:
         names = ", ".join(f"{name!r} ({found.classes[name]:,})" for name in group)
-        console.print(f"suspicious: descriptions that differ in case or spaces only: {names}", markup=False)
+        console.print(f"suspicious: descriptions that differ in case or spaces only: {names}")
 
 
 def _lines(found: Profile, unit: str) -> list[str]:

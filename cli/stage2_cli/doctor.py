@@ -33,7 +33,7 @@ def examine(file: Path, *, mapped: Sequence[str]) -> int:
         examination = Examination(config, Machine.this(), devices)
     else:
         examination = Examination(load_config(file), Machine.this())
-    console = Console(soft_wrap=True, highlight=False)
+    console = Console(soft_wrap=True, highlight=False, emoji=False)
     with console.status("looking"):
         findings = list(examination.findings())
     console.print(_table(findings))

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
+from rich.text import Text
 
 from stage2_api.errors import EXIT_FAILURE, ConfigError, Problem
+from stage2_cli.plain_console import plain_console
 from stage2_trainer.data.output_places import check_folder
 
 
@@ -65,9 +67,9 @@ def _export(request: ExportRequest) -> int:
     from stage2_trainer.export.model_export import export_adapter, export_model
     from stage2_trainer.export.trained_checkpoint import open_checkpoint
 
-    console = Console(highlight=False, soft_wrap=True)
+    console = plain_console()
     checkpoint = open_checkpoint(request.checkpoint, model=request.model)
-    with console.status(f"exporting {request.checkpoint}"):
+    with console.status(Text(f"exporting {request.checkpoint}")):
         if request.adapter:
             made = export_adapter(checkpoint, request.output)
         else:
@@ -78,9 +80,9 @@ def _export(request: ExportRequest) -> int:
     if made.untied:
         console.print("  its output head is a tensor of its own: head and embeddings were trained apart")
     if made.obstacle:
-        console.print(f"  vLLM cannot serve it as an adapter: {made.obstacle}. Leave --adapter out", markup=False)
+        console.print(f"  vLLM cannot serve it as an adapter: {made.obstacle}. Leave --adapter out")
     if made.compared:
-        console.print(f"  {made.compared}", markup=False)
+        console.print(f"  {made.compared}")
     if request.push:
-        console.print(f"  {push(made.folder, request.push)}", markup=False)
+        console.print(f"  {push(made.folder, request.push)}")
     return os.EX_OK

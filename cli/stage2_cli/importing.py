@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import track
 
 from stage2_api.errors import ConfigError, Problem
+from stage2_cli.plain_console import plain_console
 from stage2_trainer.prepare.annotated_image import AnnotatedImage, AnnotatedSet, Tally
 from stage2_trainer.prepare.coco import read_coco
 from stage2_trainer.prepare.hugging_face import HubChoice, read_hub
@@ -66,15 +67,15 @@ def _shown(images: Iterable[AnnotatedImage], total: int) -> Iterator[AnnotatedIm
 
 def say_tally(tally: Tally, output: Path, *, to_stderr: bool = False) -> None:
     """Say what was written, left out and changed."""
-    console = Console(highlight=False, soft_wrap=True, stderr=to_stderr)
-    console.print(f"{output}: {tally.records:,} records, {tally.objects:,} objects", markup=False)
+    console = plain_console(stderr=to_stderr)
+    console.print(f"{shown_name(str(output))}: {tally.records:,} records, {tally.objects:,} objects")
     lines = (
         *_lines("left out: {:,} images: ", tally.images_left_out, tally),
         *_lines("left out: {:,} objects: ", tally.objects_left_out, tally),
         *_lines("noted {:,} times: ", tally.changed, tally),
     )
     for line in lines:
-        console.print(line, markup=False)
+        console.print(line)
 
 
 def _lines(head: str, reasons: Counter[str], tally: Tally) -> Sequence[str]:

@@ -12,18 +12,19 @@ from rich.progress import track
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_cli.importing import say_tally
+from stage2_cli.plain_console import plain_console
 from stage2_trainer.prepare.project.folder import Annotations, MadeProject, ProjectRequest, make_project
 
 
 def init_project(request: ProjectRequest) -> int:
     """Make the folder, and say what it holds and what to type next; 0. Raises ConfigError."""
     made = make_project(request, _shown)
-    console = Console(highlight=False, soft_wrap=True)
+    console = plain_console()
     say_tally(made.train, made.folders.train)
     say_tally(made.held_out, made.folders.held_out)
     for line in _said(made):
-        console.print(line, markup=False)
-    console.print(f"then: cd {shlex.quote(str(request.output))} and the commands of its README.md", markup=False)
+        console.print(line)
+    console.print(f"then: cd {shlex.quote(str(request.output))} and the commands of its README.md")
     return 0
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rich.console import Console
+from rich.text import Text
 
 from stage2_api.errors import ConfigError, Problem
+from stage2_cli.plain_console import plain_console
 from stage2_trainer.data.output_places import check_folder
 from stage2_trainer.prepare.coordinate_tokens import prepare
 from stage2_trainer.prepare.start_rows import STARTS
@@ -18,8 +19,8 @@ def prepare_model(model: str, output: Path, *, start: str) -> int:
     if chosen is None:
         raise ConfigError([Problem("--start", start, f"must be one of {', '.join(STARTS)}", "leave it out")])
     check_folder("--output", output)
-    console = Console(highlight=False, soft_wrap=True)
-    with console.status(f"preparing {model}"):
+    console = plain_console()
+    with console.status(Text(f"preparing {model}")):
         made = prepare(model, output, start=chosen)
     head = "tied to the output head" if made.tied else "and an output head as long"
     console.print(

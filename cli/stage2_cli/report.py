@@ -15,6 +15,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_cli.reward_keys import REWARD, SPREAD, reward_means
@@ -80,10 +81,10 @@ def report_run(source: Path, *, picture: Path | None, images: Path | None, curve
         console.print(evaluation_table(evaluations))
     if picture is not None:
         _draw(records, steps, picture, images)
-        console.print(f"picture: {picture}")
+        console.print(Text(f"picture: {picture}"), soft_wrap=True)
     if curve is not None:
         _draw_curve(steps, evaluations, curve)
-        console.print(f"curve: {curve}")
+        console.print(Text(f"curve: {curve}"), soft_wrap=True)
 
 
 def _check_png(option: str, path: Path) -> None:

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from rich.console import Console
-
 from stage2_api.advice import idle_settings
 from stage2_api.errors import EXIT_CONFIG, ConfigError
 from stage2_api.parsing import parse_job, parse_run_config
@@ -20,6 +18,7 @@ from stage2_cli.config_files import is_job, load_documents, only_document, with_
 from stage2_cli.data_files import Local, look_over
 from stage2_cli.errors import show_config_error, show_idle_settings
 from stage2_cli.paths import parse_mappings, place_here
+from stage2_cli.plain_console import plain_console
 from stage2_controller.job import template_rules
 
 
@@ -50,10 +49,10 @@ def _valid(path: Path, places: Mapping[str, Path], *, all_records: bool) -> bool
         return False
     found = [look_over(one.config, one.local, all_records=all_records) for one in checked]
     problems = [problem for one in found for problem in one.problems]
-    out = Console(soft_wrap=True, highlight=False)
-    out.print(f"{path}: {'broken data of a' if problems else 'valid'} {kind}", markup=False)
+    out = plain_console()
+    out.print(f"{path}: {'broken data of a' if problems else 'valid'} {kind}")
     for line in (line for one in found for line in one.lines):
-        out.print(line, markup=False)
+        out.print(line)
     if problems:
         show_config_error(ConfigError(problems), source=str(path))
     for one in checked:

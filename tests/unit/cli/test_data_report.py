@@ -67,6 +67,12 @@ def test_a_page_shows_the_objects_where_they_are(scenes: Path, tmp_path: Path) -
         show_data(DataRequest(scenes, pictures=tmp_path / "page.png"))
 
 
+def test_two_outputs_at_one_place_are_refused(scenes: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^--coco: .*must be another file than that of --pictures"):
+        show_data(DataRequest(scenes, pictures=tmp_path / "x", coco=tmp_path / "x"))
+    assert not (tmp_path / "x").exists()
+
+
 @pytest.mark.parametrize("option", ["pictures", "coco"])
 def test_an_output_that_cannot_be_written_is_named(scenes: Path, option: str) -> None:
     with pytest.raises(ConfigError, match=rf"^--{option}: '/proc/no/file'; must be in a folder that can be written to"):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from stage2_cli.data_report import DataRequest, show_data
 from stage2_trainer.prepare import record_writer, voc, yolo
 from tests.unit.trainer.prepare import odd_sets
 from tests.unit.trainer.prepare.odd_sets import voc_object
@@ -44,6 +45,17 @@ def test_names_of_the_data_leave_the_terminal_alone(tmp_path: Path) -> None:
     done = stage2("yolo", source, "--output", output)
     assert (done.returncode, "\x1b" in done.stdout) == (0, False)
     assert "0 1 \\x1b[31mred" in done.stdout
+
+
+def test_names_stand_there_letter_by_letter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rich makes a picture of `:cat:`, and takes `[bold]` away."""
+    data = odd_sets.yolo(tmp_path / ":cat: [bold]", {"a.png": "9 0.5 0.5 0.2 0.2 :dog: [red]"})
+    output = tmp_path / ":bird: [i]" / "x.jsonl"
+    said = stage2("yolo", data, "--output", output).stdout
+    assert said.startswith(f"{output}: 1 records")
+    assert ":dog: [red]" in said
+    show_data(DataRequest(output))
+    assert f"{output}: 1 records" in capsys.readouterr().out
 
 
 def test_of_voc(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from stage2_api.errors import ConfigError, Problem
 from stage2_trainer.matching.ground_truth import GroundTruth, GTObject, InvalidObject, Measure, Unit, read_object
 
 MAX_REPORTED_PROBLEMS = 20
+LONGEST_SIDE = 2**31 - 1
+"""Pixels of an image's side, the most that a PNG can have; areas of far more are no floats."""
 
 
 @dataclass(frozen=True)
@@ -234,6 +236,8 @@ def _side(raw: Mapping[str, Any], key: str, rules: RecordRules) -> int:
     value = raw.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
         raise _invalid(key, value, "must be a positive integer", f"write the image's {key} in pixels")
+    if value > LONGEST_SIDE:
+        raise _invalid(key, value, f"must be at most {LONGEST_SIDE:,}", f"write the image's {key} in pixels")
     return value
 
 

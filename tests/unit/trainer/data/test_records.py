@@ -110,6 +110,7 @@ MISTAKES = {
     "points of three": (with_object(bbox_2d=None, poly=[[1, 2, 3], [4, 5, 6]]), "objects[0].poly[0]"),
     "one pair among numbers": (with_object(bbox_2d=[[1, 2], 3, 4]), "objects[0].bbox_2d[0]"),
     "a number beyond floats": (with_object(bbox_2d=[1, 2, 3, 10**400]), "objects[0].bbox_2d[3]"),
+    "a side that no image has": (record(width=10**400), "width must be at most 2,147,483,647"),
     "a number of 5000 digits": ('{"width": ' + "1" * 5000 + "}", "must be JSON"),
     "lists without end": ("[" * 100_000, "must be JSON"),
     "a name that no file has": (record(images=["a\0.png"]), "images[0]"),
