@@ -17,7 +17,7 @@ from stage2_trainer.data.images import ImageError
 from stage2_trainer.data.relative_paths import relative_path
 from stage2_trainer.matching.ground_truth import holds_token
 from stage2_trainer.prepare.annotated_image import AnnotatedImage, AnnotatedObject, LeftOut, Tally
-from stage2_trainer.prepare.annotation_values import OTHER_MASK
+from stage2_trainer.prepare.annotation_values import OTHER_MASK, is_text
 from stage2_trainer.prepare.new_files import NewFiles, new_files
 from stage2_trainer.prepare.outline import area, simplified, without_repeats
 
@@ -28,6 +28,7 @@ CLIPPED_PIXELS = 1.0  # rounding puts edges of boxes so far outside
 
 MISSING = "its file is missing"
 UNREADABLE = "its file cannot be read"
+NO_TEXT = "its file has a name that is no text (UTF-8), which records cannot hold"
 TURNED = "it is shown turned (EXIF), and its annotations may mean the image before that"
 OTHER_SIZE = "its file has another size than its annotations say"
 CROWDED = "it has more objects than --max-objects"
@@ -90,6 +91,9 @@ class _Writer:
         """Return the record of an image; None where it is left out."""
         try:
             width, height = _size(image)
+            place = relative_path(image.path, self._folder) if image.content is None else ""
+            if not is_text(place) or not is_text(image.sample_id):
+                raise LeftOut(NO_TEXT)
             objects = self._objects(image, width, height)
         except LeftOut as left_out:
             self._tally.leave_out_image(str(left_out), image.sample_id)
@@ -97,11 +101,12 @@ class _Writer:
         if image.sample_id in self._ids:
             self._tally.change(SAME_ID, image.sample_id)
         self._ids.add(image.sample_id)
-        path = image.path if image.content is None else files.image(image.path.name, image.content)
+        if image.content is not None:
+            place = relative_path(files.image(image.path.name, image.content), self._folder)
         key = "bbox_2d" if self._choice.geometry == "bbox" else "poly"
         return {
             "sample_id": image.sample_id,
-            "images": [relative_path(path, self._folder)],
+            "images": [place],
             "width": width,
             "height": height,
             "objects": [{"desc": desc, key: [coord_token(number) for number in bins]} for bins, desc in objects],

@@ -6,6 +6,7 @@ the image that it was annotated at; nothing is different without being counted.
 
 import io
 import json
+import os
 
 import pytest
 from PIL import Image
@@ -38,6 +39,13 @@ def animated():
     file = io.BytesIO()
     frames[0].save(file, format="GIF", save_all=True, append_images=frames[1:])
     return file.getvalue()
+
+
+def test_a_name_that_is_no_text_leaves_its_image_out(tmp_path):
+    """As an archive of another system unpacks it."""
+    data = odd_sets.yolo(tmp_path, {"a.jpg": "0 0.35 0.3 0.5 0.4", os.fsdecode(b"\xff.jpg"): None})
+    found = import_yolo(tmp_path, data)
+    assert (len(found.records), found.tally.images_left_out) == (1, {record_writer.NO_TEXT: 1})
 
 
 KEPT = None
