@@ -53,6 +53,7 @@ def write_coco(
     try:
         with aside.open("w", encoding="utf-8") as file:
             _write(_records(path, rules, on_line), plan, output.parent, file, tally)
+        check_new_file("--coco", output)  # which somebody may have made meanwhile
         aside.rename(output)
     finally:
         aside.unlink(missing_ok=True)

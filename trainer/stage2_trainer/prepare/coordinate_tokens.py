@@ -183,6 +183,7 @@ def _save(policy: Any, processor: Any, output: Path) -> None:
         processor.save_pretrained(aside)
         for file in filter(Path.is_file, aside.iterdir()):
             file.chmod(0o644)  # safetensors makes files that only their owner can read; a container runs as another
+        check_folder("--output", output)  # which somebody may have filled meanwhile
         if output.exists():
             output.rmdir()
         aside.rename(output)

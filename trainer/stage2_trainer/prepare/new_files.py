@@ -26,7 +26,8 @@ class NewFiles:
         return self._folder / name
 
     def finish(self) -> None:
-        """Give all of them their names, the data file last."""
+        """Give all of them their names, the data file last. Raises ConfigError where one was made meanwhile."""
+        check_new(self._output)
         if self._aside.exists():
             self._aside.rename(self._folder)
         self.lines.rename(self._output)

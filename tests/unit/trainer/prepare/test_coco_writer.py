@@ -146,6 +146,15 @@ def test_a_broken_record_is_told_and_nothing_is_written(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.png", "x.jsonl"]
 
 
+def test_a_file_that_is_made_meanwhile_is_not_touched(tmp_path):
+    path, output = tmp_path / "x.jsonl", tmp_path / "x.json"
+    path.write_text('{"images": ["a.png"], "width": 9, "height": 9, "objects": []}\n')
+    with pytest.raises(ConfigError, match=r"--coco: .*must be a new file"):
+        write_coco(path, output, RecordRules(), Tally(), lambda line: output.write_text("mine") and None)
+    assert output.read_text() == "mine"
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["x.json", "x.jsonl"]
+
+
 def test_a_file_that_is_there_is_not_touched(tmp_path):
     (tmp_path / "out.json").write_text("mine")
     with pytest.raises(ConfigError, match="--coco"):

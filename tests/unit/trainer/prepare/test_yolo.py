@@ -6,7 +6,8 @@ import pytest
 
 from stage2_api.errors import ConfigError
 from stage2_trainer.prepare import annotated_image, annotation_values, record_writer, yolo
-from tests.unit.trainer.prepare.odd_sets import import_yolo, picture
+from stage2_trainer.prepare.yolo import read_yolo
+from tests.unit.trainer.prepare.odd_sets import Imported, import_yolo, picture
 from tests.unit.trainer.prepare.odd_sets import yolo as written
 
 BOX = "0 0.5 0.25 0.2 0.1"  # centre and size
@@ -199,6 +200,19 @@ def test_folders_that_are_links_are_read_and_circles_end(tmp_path):
     assert [record["sample_id"] for record in found.records] == ["images/train/a", "images/train/linked/b"]
     assert found.counts == {record_writer.MISSING: 1}
     assert len(found.objects) == 2
+
+
+def test_a_file_that_is_made_meanwhile_is_not_touched(tmp_path):
+    data, output = written(tmp_path / "set", {"a.png": BOX}), tmp_path / "out" / "x.jsonl"
+
+    def slowly(tally):
+        yield from read_yolo(data, "train", tally)
+        output.write_text("mine")
+
+    with pytest.raises(ConfigError, match=r"--output: .*must be a new file"):
+        Imported(output, slowly)
+    assert output.read_text() == "mine"
+    assert [path.name for path in output.parent.iterdir()] == ["x.jsonl"]
 
 
 def test_it_is_the_same_from_whichever_folder(tmp_path, monkeypatch):

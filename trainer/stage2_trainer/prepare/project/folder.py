@@ -259,6 +259,7 @@ def _written_aside(output: Path) -> Iterator[Path]:
     (aside / "data").mkdir(parents=True)
     try:
         yield aside
+        check_folder("--output", output)  # which somebody may have filled meanwhile
         if output.exists():
             output.rmdir()
         aside.rename(output)

@@ -61,6 +61,18 @@ def test_no_pixel_of_the_data_is_looked_at(tmp_path, ready):
     assert made(train, ready, tmp_path / "run").train.records == 3
 
 
+def test_a_folder_that_is_filled_meanwhile_is_left_alone(tmp_path, ready):
+    def slowly(items, what, total):
+        (tmp_path / "run").mkdir(exist_ok=True)
+        (tmp_path / "run" / "mine").write_text("")
+        return items
+
+    with pytest.raises(ConfigError, match=r"--output: .*new or an empty folder"):
+        make_project(ProjectRequest(annotated(tmp_path / "set"), None, str(ready), 0, tmp_path / "run"), slowly)
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["mine"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "set"]
+
+
 def test_an_output_in_a_folder_that_is_a_link(tmp_path, ready):
     (tmp_path / "real" / "deep").mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "real" / "deep")
