@@ -297,10 +297,16 @@ def report(
     watch: Annotated[
         int | None, typer.Option(min=1, metavar="SECONDS", help="Write the page anew as the run goes on.")
     ] = None,
+    live: Annotated[bool, typer.Option("--live", help="Follow the run in the terminal until it has ended.")] = False,
 ) -> None:
     """Print a run as a table, draw it, or write a page of it (--html), or of two runs side by side."""
     from stage2_cli.report import report_run, reported_run
 
+    if live:
+        from stage2_cli.live_report.following import follow_run, followed_run
+
+        follow_run(followed_run(runs, html=html, picture=picture, curve=curve, watch=watch))
+        return
     if html is None:
         report_run(reported_run(runs, watch=watch), picture=picture, images=images, curve=curve)
         return

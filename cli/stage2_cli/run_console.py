@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.status import Status
 
 from stage2_api.pod.progress import LearnerPhase, LearnerReport, read_report
+from stage2_cli.log_tail import LogTail
 from stage2_cli.processes import LocalProcess
 
 # They alternate many times a step: for a status line that overwrites itself, not for a log.
@@ -29,8 +30,8 @@ class Watcher:
     """Shows where a run is: from the learner's /progress and from the JSON lines in its log."""
 
     def __init__(self, log: Path | None = None, progress_url: str | None = None, token: str = "") -> None:
-        self._log, self._progress_url = log, progress_url
-        self._offset = log.stat().st_size if log and log.exists() else 0
+        self._progress_url = progress_url
+        self._log = LogTail(log, offset=log.stat().st_size if log.exists() else 0) if log else None
         self._client = httpx.Client(trust_env=False, timeout=2.0, headers={"Authorization": f"Bearer {token}"})
         self._status = Status("starting", console=console())
         self._last = ""
@@ -80,14 +81,8 @@ class Watcher:
         return read_report(answer.json()) if answer.status_code == 200 else None
 
     def _new_records(self) -> list[dict[str, Any]]:
-        if self._log is None or not self._log.exists():
-            return []
-        with self._log.open("rb") as file:
-            file.seek(self._offset)
-            data = file.read()
-        complete = data[: data.rfind(b"\n") + 1]
-        self._offset += len(complete)
-        return [record for line in complete.splitlines() if (record := parse_record(line.decode(errors="replace")))]
+        lines = self._log.new_lines() if self._log else ()
+        return [record for line in lines if (record := parse_record(line.decode(errors="replace")))]
 
 
 def parse_record(line: str) -> dict[str, Any] | None:
@@ -96,7 +91,7 @@ def parse_record(line: str) -> dict[str, Any] | None:
         return None
     try:
         record: dict[str, Any] = json.loads(line)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return None
     return record
 

@@ -33,6 +33,7 @@ from stage2_trainer.telemetry.earlier_run import remove_run
 from stage2_trainer.telemetry.progress import ProgressServer, Reporter
 from stage2_trainer.telemetry.prometheus import metered
 from stage2_trainer.telemetry.run_context import RunContext
+from stage2_trainer.telemetry.run_end import end_told
 from stage2_trainer.telemetry.run_log import STEP_LOG, open_logs
 from stage2_trainer.telemetry.timeline import TIMELINE
 from stage2_trainer.telemetry.trace import open_trace
@@ -133,6 +134,7 @@ def _learn(config: RunConfig, reporter: Reporter, stack: ExitStack, *, overwrite
         return
     log, rollout_log = open_logs(config, int(os.environ.get("RANK", "0")), stack)
     log = metered(log, reporter, os.environ, host=host, stack=stack)
+    stack.enter_context(end_told(log, reporter))
     TIMELINE.trace = open_trace(config, int(os.environ.get("RANK", "0")), stack)
     context = RunContext(token, reporter, interrupt, log, rollout_log)
     with interrupt.stoppable(nothing_to_save=True):
@@ -145,13 +147,19 @@ def _learn(config: RunConfig, reporter: Reporter, stack: ExitStack, *, overwrite
 def _trainer(
     config: RunConfig, records: RunRecords, context: RunContext, stack: ExitStack
 ) -> RolloutMatchingTrainer | GrpoTrainer:
+    trainer: RolloutMatchingTrainer | GrpoTrainer
     if config.rlhf is None:
         from stage2_trainer.learner.build import build_trainer
 
-        return build_trainer(config, records, context, stack)
-    from stage2_trainer.grpo import build  # TRL takes seconds more, and no other run needs it
+        trainer = build_trainer(config, records, context, stack)
+    else:
+        from stage2_trainer.grpo import build  # TRL takes seconds more, and no other run needs it
 
-    return build.build_trainer(config, records, context, stack)
+        trainer = build.build_trainer(config, records, context, stack)
+    from stage2_trainer.telemetry.run_start import StartTold
+
+    trainer.add_callback(StartTold(context.log))
+    return trainer
 
 
 def _train(trainer: RolloutMatchingTrainer | GrpoTrainer, checkpoint: str | None) -> None:

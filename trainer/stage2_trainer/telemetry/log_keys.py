@@ -227,10 +227,13 @@ A run writes into `training.output_dir`:
 
 | file | what it has |
 | --- | --- |
-| `stage2_log.jsonl` | One JSON object a line, each with its `event`: `reproducibility` (once: what a run is made of), \
-`step`, `evaluation`, `evaluation_sample` (rollouts of a few held-out samples), `bad_sample` (one that was set aside: \
-`part`, `step`, `sample_id`, `image`, `reason`), `best_checkpoint` (an evaluation that is better than all before it, \
-whose checkpoint is saved: `step`, `metric`, `score`). Standard output has the same lines. |
+| `stage2_log.jsonl` | One JSON object a line, each with its `event`: `reproducibility` (what a run is made of), \
+`start` (training begins: the `step` that it goes on from, `max_steps`), `step`, `evaluation`, `evaluation_sample` \
+(rollouts of a few held-out samples), `bad_sample` (one that was set aside: `part`, `step`, `sample_id`, `image`, \
+`reason`), `best_checkpoint` (an evaluation that is better than all before it, whose checkpoint is saved: `step`, \
+`metric`, `score`), `warning` (`level`, `logger`, `message`), `end` (`step`; `outcome`: `done`, `stopped` by SIGTERM, \
+or `failed`; why, as `message`; a process that is killed writes none). A run that is started again goes on in the same \
+file. Standard output has the same lines but for warnings, which standard error has. |
 | `rollouts.jsonl` | One line a fresh rollout, of training and of evaluations, with all that `stage2 replay` needs. |
 | `rank-1-rollouts.jsonl`, … | The same of each other learner process, where there are several. |
 | `monitor_dumps` | With `monitor_dump.enabled`: samples of some steps, for people to read: `step_000001.json` and \

@@ -1,12 +1,13 @@
 """The logs of a run: JSON lines for people and programs.
 
-Each line begins with its `event`: `reproducibility`, `step`, `evaluation`, `evaluation_sample`, `bad_sample`,
-`rollout`.
+Each line begins with its `event`: `reproducibility`, `start`, `step`, `evaluation`, `evaluation_sample`, `bad_sample`,
+`best_checkpoint`, `warning`, `end`, `rollout`.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -14,6 +15,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from stage2_api.log_lines import one_line
+from stage2_api.pod.progress import MESSAGE_CHARACTERS
 from stage2_api.runconfig import RunConfig
 
 STEP_LOG = "stage2_log.jsonl"
@@ -91,9 +94,35 @@ class RunLog:
         sys.stdout.write(json.dumps(document, ensure_ascii=False) + "\n")
         sys.stdout.flush()
 
+    @contextmanager
+    def keeping_warnings(self) -> Iterator[None]:
+        """Put into the file, and not on stdout, what the process warns of within the block: stderr says it already."""
+        handler = _WarningLines(self._lines)
+        logging.getLogger().addHandler(handler)
+        try:
+            yield
+        finally:
+            logging.getLogger().removeHandler(handler)
+
     def close(self) -> None:
         """Close the file."""
         self._lines.close()
+
+
+class _WarningLines(logging.Handler):
+    """A handler that writes warnings and errors as events."""
+
+    def __init__(self, lines: JsonLines) -> None:
+        super().__init__(logging.WARNING)
+        self._lines = lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        message = one_line(record.getMessage())[:MESSAGE_CHARACTERS]
+        document = {"event": "warning", "level": record.levelname, "logger": record.name, "message": message}
+        try:
+            self._lines.write(document)
+        except OSError:  # a full disk: the run's next step ends it
+            self.handleError(record)
 
 
 def open_logs(config: RunConfig, rank: int, stack: ExitStack) -> tuple[EventLog, JsonLines]:
@@ -105,4 +134,5 @@ def open_logs(config: RunConfig, rank: int, stack: ExitStack) -> tuple[EventLog,
         return SilentLog(), rollouts
     log = RunLog(folder)
     stack.callback(log.close)
+    stack.enter_context(log.keeping_warnings())
     return log, rollouts

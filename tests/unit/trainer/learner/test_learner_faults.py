@@ -121,6 +121,11 @@ def test_an_image_that_cannot_be_read_costs_its_sample_and_is_named_by_its_file(
         assert said in told["reason"]
         assert "base64" not in told["reason"]
     assert len(run.of("bad_sample")) == 2  # once an epoch
+    assert [one["message"].partition(" (")[0] for one in run.of("warning") if "set aside" in one["message"]] == [
+        f"sample train.jsonl:{place + 1} is set aside"
+    ] * 2
+    assert run.of("start") == [{"event": "start", "step": 0, "max_steps": 4}]
+    assert run.events[-1] == {"event": "end", "step": 4, "outcome": "done", "message": ""}
     assert run.newest.name == "checkpoint-4"
 
 
