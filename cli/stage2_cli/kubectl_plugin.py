@@ -56,14 +56,15 @@ def report(
     curve: Annotated[Path | None, typer.Option(help="Write loss and held-out scores over the steps here.")] = None,
 ) -> None:
     """Print a job's steps and evaluations as tables, from what its learner has said so far."""
-    said = subprocess.run(_logs(job, namespace, context, servers=False), stdout=subprocess.PIPE, check=False)
-    if said.returncode:
-        raise typer.Exit(said.returncode)
-    if not said.stdout:
-        raise ConfigError([Problem("JOB", job, "its learner has said nothing", f"ask: kubectl stage2 explain {job}")])
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / f"{job}.log"
-        log.write_bytes(said.stdout)
+        with log.open("wb") as file:
+            code = subprocess.run(_logs(job, namespace, context, servers=False), stdout=file, check=False).returncode
+        if code:
+            raise typer.Exit(code)
+        if not log.stat().st_size:
+            way_out = f"ask: kubectl stage2 explain {job}"
+            raise ConfigError([Problem("JOB", job, "its learner has said nothing", way_out)])
         _report(log, html, curve)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,31 +15,40 @@ _MAX_ROWS = 6
 _TRUTH, _MATCHED, _UNMATCHED = "#1a7f37", "#0969da", "#cf222e"
 
 
-def write_picture(records: Sequence[Mapping[str, Any]], path: Path, *, images: Path | None) -> None:
-    """Draw the samples of the first and the last evaluation into one PNG.
+class EndSamples:
+    """The samples of a run's first and last evaluation, and no others, from its records one by one."""
 
-    Green: ground truth; blue: a prediction that found its object; red: one that did not.
-    Raises ConfigError when the log holds no evaluation samples.
-    """
-    samples = [record for record in records if record["event"] == "evaluation_sample"]
-    if not samples:
-        way_out = "set custom.val_jsonl and training.eval_strategy, then run again"
-        raise ConfigError([Problem("records", "no evaluation_sample", "a picture needs held-out rollouts", way_out)])
-    first, last = (min(_steps(samples)), max(_steps(samples)))
-    by_step = {(record["step"], record["sample_id"]): record for record in samples}
-    ids = [record["sample_id"] for record in samples if record["step"] == first][:_MAX_ROWS]
-    rows = [_row(by_step[first, sample_id], by_step[last, sample_id], images) for sample_id in ids]
-    titles = (
-        "ground truth",
-        f"rollouts at step {first} (blue: matched)",
-        f"rollouts at step {last} (red: not matched)",
-    )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    grid(rows, titles).save(path)
+    def __init__(self) -> None:
+        self._evaluations: dict[int, dict[str, Mapping[str, Any]]] = {}
 
+    def note(self, sample: Mapping[str, Any]) -> None:
+        """Take a sample."""
+        step = sample["step"]
+        self._evaluations.setdefault(step, {})[sample["sample_id"]] = sample  # of one made again, the last
+        ends = (min(self._evaluations), max(self._evaluations))
+        self._evaluations = {one: found for one, found in self._evaluations.items() if one in ends}
 
-def _steps(samples: Sequence[Mapping[str, Any]]) -> set[int]:
-    return {record["step"] for record in samples}
+    def write(self, path: Path, *, images: Path | None) -> None:
+        """Draw both evaluations into one PNG.
+
+        Green: ground truth; blue: a prediction that found its object; red: one that did not.
+        Raises ConfigError when the log holds no evaluation samples.
+        """
+        if not self._evaluations:
+            way_out = "set custom.val_jsonl and training.eval_strategy, then run again"
+            problem = Problem("records", "no evaluation_sample", "a picture needs held-out rollouts", way_out)
+            raise ConfigError([problem])
+        first, last = min(self._evaluations), max(self._evaluations)
+        before, after = self._evaluations[first], self._evaluations[last]
+        shown = [one for one in before if one in after][:_MAX_ROWS]
+        rows = [_row(before[one], after[one], images) for one in shown]
+        titles = (
+            "ground truth",
+            f"rollouts at step {first} (blue: matched)",
+            f"rollouts at step {last} (red: not matched)",
+        )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        grid(rows, titles).save(path)
 
 
 def _row(first: Mapping[str, Any], last: Mapping[str, Any], images: Path | None) -> list[Image.Image]:

@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from stage2_cli.report import evaluation_table
+from stage2_cli.report_tables import EvaluationRows
 from stage2_cli.run_console import describe
 
 OLD = {
@@ -17,7 +17,10 @@ NEW = {**OLD, "eval_rollout_f1_class_iou50": 0.125, "eval_rollout_ap": 0.0625}
 
 def shown(evaluations):
     console = Console(width=100, file=io.StringIO())
-    console.print(evaluation_table(evaluations))
+    rows = EvaluationRows()
+    for one in evaluations:
+        rows.note(one)
+    console.print(rows.table())
     return console.file.getvalue()
 
 
