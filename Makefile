@@ -41,7 +41,7 @@ test-cluster: setup ## A real API server and kubelet: the cluster of KUBECONFIG,
 test-jobs: setup ## The example jobs trained by real images in real pods, on the same kind of cluster
 	python -m tests.tiers jobs
 
-check-report: setup ## The page of stage2 report, opened and used in a real Chromium
+check-report: setup ## The pages of stage2 report, opened and used in a real Chromium
 	PYTHONPATH=. python hack/check_report.py
 
 test-gpu: setup ## Checks that need a CUDA device: packed attention, what offload frees, weights over NCCL

@@ -1,4 +1,4 @@
-"""The page of `stage2 report --html`, opened and used in a real Chromium: `make check-report`.
+"""The pages of `stage2 report --html`, opened and used in a real Chromium: `make check-report`.
 
 Chromium is started without a network to use, driven over its debugging socket, and asked what it shows.
 """
@@ -10,7 +10,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 
 from stage2_cli.html_report.html_page import PageRequest, write_html
-from tests.unit.cli.reported import write_run
+from tests.unit.cli.reported import HOSTILE, write_grpo_run, write_run
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0", "--window-size=1400,1000")
@@ -26,6 +26,7 @@ SETTLED = "document.readyState === 'complete' && document.getElementById('count'
 CHANGE = "document.getElementById('{}').{}; document.getElementById('{}').dispatchEvent(new Event('change'))"
 ORDER = "[...document.querySelectorAll('.card:not([hidden]) h3')].map((one) => one.textContent).join()"
 CLASS = "document.getElementById('class').value.slice(0, 9)"
+PICTURE = "[...document.querySelectorAll('.panes svg')].some((one) => one.clientHeight > 50)"
 EXPECTED = (
     ("no other script ran", "document.querySelectorAll('script, img').length", 1),
     ("all samples are shown", "document.getElementById('count').textContent", "3 of 3 shown"),
@@ -42,7 +43,18 @@ EXPECTED = (
         ("class", "selectedIndex = 1", "document.getElementById('class').value.slice(0, 9)"),
         "</script>",
     ),
-    ("pictures have a size", "[...document.querySelectorAll('.panes svg')].some((one) => one.clientHeight > 50)", True),
+    ("pictures have a size", PICTURE, True),
+    ("nothing is wider than the window", "document.documentElement.scrollWidth <= innerWidth", True),
+)
+
+EXPECTED_OF_GRPO = (
+    ("no other script ran", "document.querySelectorAll('script, img').length", 1),
+    ("the last step is shown", "document.getElementById('count').textContent", "2 of 5 shown"),
+    ("the worst is first", ORDER, "train.jsonl:1,train.jsonl:2"),
+    ("the best is first", ("order", "value = 'best'", ORDER), "train.jsonl:2,train.jsonl:1"),
+    ("an evaluation can be chosen", ("view", "value = '0'", ORDER), "train.jsonl:1"),
+    ("none is cut off", ("cut", "checked = true", ORDER), ""),
+    ("a picture has a size", ("cut", "checked = false", PICTURE), True),
     ("nothing is wider than the window", "document.documentElement.scrollWidth <= innerWidth", True),
 )
 
@@ -90,7 +102,7 @@ async def opened(page: Path, profile: Path) -> AsyncIterator[Tab]:
         await browser.wait()
 
 
-async def faults(page: Path, profile: Path) -> list[str]:
+async def faults(page: Path, profile: Path, expected: Sequence[Any]) -> list[str]:
     """Return what is not as it should be."""
     async with opened(page, profile) as tab:
         for domain in ("Page", "Runtime", "Log"):
@@ -98,23 +110,26 @@ async def faults(page: Path, profile: Path) -> list[str]:
         while not await tab.value(SETTLED):
             await asyncio.sleep(0.2)
         found = []
-        for name, asked, expected in EXPECTED:
+        for name, asked, answer in expected:
             if not isinstance(asked, str):
                 control, change, asked = asked
                 await tab.value(CHANGE.format(control, change, control))
-            if (value := await tab.value(asked)) != expected:
-                found.append(f"{name}: {value!r} instead of {expected!r}")
+            if (value := await tab.value(asked)) != answer:
+                found.append(f"{page.stem}: {name}: {value!r} instead of {answer!r}")
         return found + tab.complaints
 
 
 def main() -> None:
-    """Write a page of a small run with hostile names, and look at it."""
+    """Write pages of small runs with hostile texts, one of each kind, and look at them."""
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        run = write_run(folder / "run", hostile=True)
-        write_html(PageRequest([run], folder / "page.html"))
-        found = asyncio.run(asyncio.wait_for(faults(folder / "page.html", folder / "profile"), 120))
-    print("\n".join(found) or f"the page is as it should be: {len(EXPECTED)} questions")
+        folder, found = Path(name), []
+        runs = ((write_run(folder / "objects", hostile=True), EXPECTED),)
+        runs += ((write_grpo_run(folder / "grpo", text=HOSTILE), EXPECTED_OF_GRPO),)
+        for run, expected in runs:
+            page = folder / f"{run.name}.html"
+            write_html(PageRequest([run], page))
+            found += asyncio.run(asyncio.wait_for(faults(page, folder / f"{run.name}-profile", expected), 120))
+    print("\n".join(found) or f"the pages are as they should be: {len(EXPECTED) + len(EXPECTED_OF_GRPO)} questions")
     sys.exit(bool(found))
 
 

@@ -10,7 +10,7 @@ import base64
 import hashlib
 import os
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -24,9 +24,11 @@ from stage2_api.errors import ConfigError, Problem
 from stage2_cli.html_report.counted_nouns import counted
 from stage2_cli.html_report.figure_table import figure_table
 from stage2_cli.html_report.held_out_rollouts import EvaluatedStep, read_evaluations
+from stage2_cli.html_report.reward_cards import TEXT_CHARACTERS, RewardSamples, reward_card, reward_samples
 from stage2_cli.html_report.run_charts import run_charts
 from stage2_cli.html_report.run_history import RunHistory, read_history
-from stage2_cli.html_report.sample_cards import SampleCard, StepChoice, chosen_samples, sample_card, sample_f1
+from stage2_cli.html_report.sample_cards import StepChoice, chosen_samples, sample_card, sample_f1
+from stage2_cli.reward_keys import REWARD
 from stage2_trainer.data.output_places import aside_of, check_file, check_place
 
 MOST_RUNS, MOST_STEPS = 2, 6
@@ -70,8 +72,10 @@ def write_html(request: PageRequest) -> None:
 def render_page(request: PageRequest) -> str:
     """Return the page. Raises ConfigError where a run has no log."""
     runs = _named(request.runs)
-    samples = _samples(runs)
-    cards = _cards(samples, request.images) if samples else []
+    is_grpo = any(REWARD in run.steps.keys() for run in runs)  # noqa: SIM118 - no mapping
+    samples = None if is_grpo else _samples(runs)
+    rewards = reward_samples(runs[0].log) if is_grpo and len(runs) == 1 else None
+    cards = _cards(samples, request.images) if samples else _reward_cards(rewards, request.images) if rewards else []
     style, script = _own("page.css"), _own("page.js")
     return _environment().get_template("page.html.j2").render(
         mark=Markup(MARK),
@@ -82,9 +86,11 @@ def render_page(request: PageRequest) -> str:
         runs=runs,
         charts=run_charts(runs),
         table=figure_table(_ends(samples, runs)) if samples else None,
-        choices=[] if samples is None else [choice.label for choice in samples.choices],
+        choices=[choice.label for choice in samples.choices] if samples else rewards.labels if rewards else [],
         cards=cards,
         samples=samples,
+        rewards=rewards,
+        is_grpo=is_grpo,
     )  # fmt: skip
 
 
@@ -182,13 +188,22 @@ def _ends(samples: _Samples, runs: Sequence[RunHistory]) -> list[tuple[str, Eval
 
 
 def _cards(samples: _Samples, folder: Path | None) -> list[Markup]:
-    """Return the cards as markup, as many as stay within the page's bound."""
     template = _environment().get_template("card.html.j2")
+    cards = (sample_card(number, name, samples.choices, folder) for number, name in enumerate(samples.names))
+    return _within_bound(template.render(card=card) for card in cards)
+
+
+def _reward_cards(rewards: RewardSamples, folder: Path | None) -> list[Markup]:
+    template = _environment().get_template("reward_card.html.j2")
+    cards = (reward_card(number, view, group, folder) for number, (view, group) in enumerate(rewards.groups))
+    return _within_bound(template.render(card=card, most_characters=TEXT_CHARACTERS) for card in cards)
+
+
+def _within_bound(texts: Iterable[str]) -> list[Markup]:
+    """Return the cards as markup, as many as stay within the page's bound."""
     cards: list[Markup] = []
     room = MOST_CARD_BYTES
-    for number, name in enumerate(samples.names):
-        card: SampleCard = sample_card(number, name, samples.choices, folder)
-        text = template.render(card=card)
+    for text in texts:
         room -= len(text.encode("utf-8", errors="replace"))
         if room < 0:
             break

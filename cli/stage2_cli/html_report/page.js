@@ -2,8 +2,8 @@
 (() => {
   const byId = (id) => document.getElementById(id);
   const cards = [...document.querySelectorAll(".card")];
-  const filters = ["misses", "duplicates", "wrong", "cut"];
-  const controls = ["view", "order", "class", ...filters];
+  const filters = ["misses", "duplicates", "wrong", "cut"].filter(byId);
+  const controls = ["view", "order", "class", ...filters].filter(byId);
   const kept = "stage2-report:" + location.pathname;
 
   const viewOf = (card) => card.querySelector(`.view[data-view="${byId("view").value}"]`);
@@ -15,7 +15,7 @@
   };
 
   function passes(card, view) {
-    const name = byId("class").value;
+    const name = byId("class")?.value;
     if (name && !JSON.parse(card.dataset.classes).includes(name)) return false;
     return filters.every((one) => !byId(one).checked || Number(view.dataset[one]) > 0);
   }
@@ -110,7 +110,7 @@
 
   document.querySelectorAll(".chart").forEach(hover);
   if (cards.length) {
-    fillClasses();
+    if (byId("class")) fillClasses();
     recall();
     for (const id of controls) byId(id).addEventListener("change", show);
     byId("cards").addEventListener("click", (event) => {

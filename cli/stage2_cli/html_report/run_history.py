@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stage2_api.errors import ConfigError, Problem
+from stage2_cli.reward_keys import REWARD
 from stage2_trainer.telemetry.run_log import STEP_LOG
 
 Points = list[tuple[int, float]]
@@ -60,6 +61,11 @@ class RunHistory:
     def evaluated(self) -> list[int]:
         """The steps of all evaluations by rollouts, in order."""
         return [step for step, _ in self.evaluations.points("eval_rollout_f1")]
+
+    @property
+    def evaluations_made(self) -> int:
+        """How many evaluations there are, by rollouts or by GRPO's rewards."""
+        return max(len(self.evaluations.points(key)) for key in ("eval_rollout_f1", f"eval_{REWARD}"))
 
     def note(self, record: Mapping[str, Any]) -> None:
         """Take one record of the log."""

@@ -51,6 +51,42 @@ def write_run(folder, *, samples=3, steps=(1, 2), evaluated=(0, 2), hostile=Fals
     return folder
 
 
+def answer(number, prompt, reward, folder, *, text="<DOMAIN=S>", part="train", **changes):
+    document = {
+        "event": "rollout",
+        "part": part,
+        "step": number,
+        "record": prompt,
+        "sample_id": f"train.jsonl:{prompt + 1}",
+        "image": str(folder / f"{prompt}.png"),
+        "answer": text,
+        "rewards": {"summary.format": 1.0, "summary.content_f1": reward / 2},
+        "reward": reward,
+        "advantage": reward - 0.5,
+        "server": "http://a:1",
+        "version": number,
+        "finish_reason": "stop",
+    }
+    return {**document, **changes}
+
+
+def write_lines(path, lines):
+    path.write_text("".join(json.dumps(one) + "\n" for one in lines))
+
+
+def write_grpo_run(folder, *, text="<DOMAIN=S>"):
+    """Write two steps of two prompts with two answers each, and an evaluation; the first prompt's image is there."""
+    folder.mkdir(parents=True)
+    Image.new("RGB", (64, 48), "red").save(folder / "0.png")
+    figures = {"event": "step", "loss": -0.02, "reward": 0.4, "reward_std": 0.25, "rewards/summary.format/mean": 0.5}
+    evaluated = {"event": "evaluation", "step": 0, "eval_reward": 0.5}
+    write_lines(folder / "stage2_log.jsonl", [evaluated, *({**figures, "step": number} for number in (1, 2))])
+    places = [(number, prompt, k) for number in (0, 1) for prompt in (0, 1) for k in (0, 1)]
+    train = [answer(n, prompt, 0.25 * prompt + 0.5 * n + 0.1 * k, folder, text=text) for n, prompt, k in places]
+    write_lines(folder / "rollouts.jsonl", [answer(0, 0, 0.5, folder, part="held-out"), *train])
+    return folder
+
+
 class PageParser(HTMLParser):
     """The elements of a page, in order, each with its attributes and the text right after its start."""
 

@@ -325,18 +325,24 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
     def _write_rollouts(self, found: Tensor) -> None:
         """Write down what was answered, and what each reward said to it."""
         part = "train" if self._policy.training else "held-out"
-        scores = self._scores[self.accelerator.process_index * len(self._outcomes) :].tolist()
-        names = self.reward_func_names
-        for (index, _), answer, own, advantage in zip(self._asks, self._outcomes, scores, found.tolist(), strict=False):
+        first = self.accelerator.process_index * len(self._outcomes)
+        scores = self._scores[first : first + len(self._outcomes)]
+        rewards = (scores * self.reward_weights.to(scores.device)).nansum(dim=1)  # as TRL adds them up
+        told = zip(self._asks, self._outcomes, scores.tolist(), rewards.tolist(), found.tolist(), strict=False)
+        for (index, _), answer, own, reward, advantage in told:
             if isinstance(answer, Refused):
                 continue
+            record = self.components.records[index]
             document = {
                 "event": "rollout",
                 "part": part,
                 "step": self.state.global_step,
                 "record": index,
+                "sample_id": record.sample_id,
+                "image": next((source for source in record.images if not source.startswith("data:")), None),
                 "answer": self._tokenizer.decode(self._without_images(answer.token_ids), skip_special_tokens=True),
-                "rewards": dict(zip(names, own, strict=True)),
+                "rewards": dict(zip(self.reward_func_names, own, strict=True)),
+                "reward": reward,
                 "advantage": advantage,
                 "server": answer.server,
                 "version": answer.version,

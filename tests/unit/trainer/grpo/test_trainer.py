@@ -140,6 +140,12 @@ def test_a_step_trains_on_rollouts_and_leaves_rewards_with_mean_and_spread_in_th
     lines = [json.loads(line) for line in (folder / "rollouts.jsonl").read_text().splitlines()]
     assert [line["rewards"]["summary.format"] for line in lines] == [1.0, 1.0, 0.0, 1.0]
     assert sum(line["advantage"] for line in lines) == pytest.approx(0.0, abs=1e-4)
+    for line in lines:
+        assert line["reward"] == pytest.approx(
+            line["rewards"]["summary.format"] + 2 * line["rewards"]["summary.content_f1"]
+        )
+        record = json.loads((folder / "train.jsonl").read_text().splitlines()[line["record"]])
+        assert (line["sample_id"], [line["image"]]) == (f"train.jsonl:{line['record'] + 1}", record["images"])
     assert source.steps == [(0, 0)]
 
 
