@@ -123,19 +123,25 @@ def test_the_best_checkpoint_is_the_one_with_the_best_f1(alone):
     assert Path(state["best_model_checkpoint"]).name == f"checkpoint-{max(saved, key=saved.get)}"
 
 
-def test_a_checkpoint_is_scored_as_the_learner_scored_it(alone):
+def assert_scored_as_by_the_learner(alone, config, *, imports=(), **environment):
+    """Score two checkpoints by the command: it has the figures that the run logged at their steps."""
     output, _ = alone
     checkpoints = [f"--checkpoint={output / f'checkpoint-{step}'}" for step in (STEPS, 2)]
-    command = [forked.STAGE2, "evaluate", output / "config.yaml", *checkpoints, "--resamples=20", "--json"]
-    done = forked.run(command, imports=forked.LEARNER, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    command = [forked.STAGE2, "evaluate", config, *checkpoints, "--resamples=20", "--json"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    done = forked.run(command, imports=(*imports, *forked.LEARNER), env=environment)
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(done.stdout)
     logged = [json.loads(line) for line in (output / "stage2_log.jsonl").read_text().splitlines()]
     by_step = {one["step"]: one for one in logged if one["event"] == "evaluation"}
-    for one, step in zip(found["files"], (STEPS, 2), strict=True):
-        told = {name: by_step[step][f"eval_rollout_{key}"] for name, key in METRICS.items()}
-        assert {name: one[name] for name in METRICS} == told
+    told = [{name: by_step[step][f"eval_rollout_{key}"] for name, key in METRICS.items()} for step in (STEPS, 2, 0)]
+    assert [{name: one[name] for name in METRICS} for one in found["files"]] == told[:2]
+    assert told[0] != told[1] != told[2], "other weights would score otherwise"
     assert found["differences"][0]["of"] == str(output / "checkpoint-2")
+
+
+def test_a_checkpoint_is_scored_as_the_learner_scored_it(alone):
+    assert_scored_as_by_the_learner(alone, alone[0] / "config.yaml")
 
 
 def test_a_resumed_run_goes_on_with_the_same_losses(alone, shapes, tmp_path):
@@ -263,6 +269,21 @@ def test_a_colocated_engine_holds_the_weights_of_every_step(
     assert losses(steps) == pytest.approx(losses(alone[1])[:FEW], rel=ROUNDING), "it answers as the learner itself"
     if stage is None:
         assert steps[0]["sync/bytes"] > steps[1]["sync/bytes"] > 0, "later syncs carry what trains"
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("mode", ["server", "colocate"])
+def test_vllm_scores_a_checkpoint_as_the_learner_scored_it(alone, shapes, tmp_path, servers, token_file, mode):
+    vllm = COLOCATE
+    if mode == "server":
+        served = servers("vllm")
+        address = {"base_url": served.base_url, "group_port": served.group_port}
+        vllm = {**COLOCATE, "mode": "server", "server": {"servers": [address]}}
+    config = configuration(shapes, tmp_path / "out", matching={"rollout_backend": "vllm", "vllm": vllm})
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    imports = forked.VLLM if mode == "colocate" else ()
+    assert_scored_as_by_the_learner(alone, tmp_path / "config.yaml", imports=imports, STAGE2_TOKEN_FILE=str(token_file))
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.vllm
