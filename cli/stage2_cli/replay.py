@@ -17,7 +17,7 @@ from stage2_api.pod.reproducibility import EVENT
 from stage2_trainer.data.output_places import check_file
 from stage2_trainer.rollouts.replay import Replayed, lines_of_step, replay
 
-STEP_LOG = "stage2_log.jsonl"  # beside the rollouts: its first record names the model directory
+STEP_LOG = "stage2_log.jsonl"  # beside the rollouts: a record of it names the model directory
 _PLAIN_WIDTH = 100
 
 

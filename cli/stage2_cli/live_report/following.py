@@ -33,7 +33,7 @@ def follow_run(
     following = _Following(source, now)
     console = console or Console(highlight=False, soft_wrap=False)
     try:
-        if console.is_terminal:
+        if console.is_terminal and not console.is_dumb_terminal:
             _draw(following, console, sleep)
         else:
             _print(following, console, sleep)
@@ -56,7 +56,7 @@ class _Following:
     """A run's state, and the place in its log up to which it was taken."""
 
     def __init__(self, source: Path, now: Callable[[], float]) -> None:
-        if not source.exists():
+        if not (source.is_dir() or source.is_file()):
             rule, way_out = "must be a run's output folder, or its log", "give training.output_dir of the run"
             raise ConfigError([Problem("RUN", str(source), rule, way_out)])
         self._tail = LogTail(source / STEP_LOG if source.is_dir() else source)

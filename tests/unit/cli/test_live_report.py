@@ -110,6 +110,13 @@ def test_a_terminal_gets_a_view_that_is_drawn_anew(tmp_path):
     assert out.endswith("\x1b[?25h")  # the cursor is back
 
 
+def test_ctrl_c_leaves_the_terminal_as_it_was(tmp_path):
+    out = followed(tmp_path, line(START) + line(timed(1)), KeyboardInterrupt, terminal=True)
+    view, _, last = out.rpartition("\x1b[?25h")
+    assert "last heard: step 1" in view
+    assert last == "left: training, step 1 of 10, 4.00 s a step, 36 s left\n"
+
+
 def test_the_view_shows_progress_scores_time_servers_and_warnings():
     scores = [evaluation(0, 0.75), evaluation(2, 0.5)]
     best = {"event": "best_checkpoint", "step": 0, "metric": "eval_rollout_f1_class_iou50", "score": 0.75}
