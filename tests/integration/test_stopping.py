@@ -116,4 +116,5 @@ def test_while_it_evaluates(learn, start_server, tmp_path):
     (step,) = steps_of(tmp_path)
     events = [json.loads(line) for line in (tmp_path / "out" / "stage2_log.jsonl").read_text().splitlines()]
     assert [one["step"] for one in events if one["event"] == "evaluation"] == [step - 1]
+    assert events[-1] == {"event": "end", "step": step, "outcome": "stopped", "message": "asked to stop (SIGTERM)"}
     assert newest_whole(tmp_path / "out").name == f"checkpoint-{step}"
