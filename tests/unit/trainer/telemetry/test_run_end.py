@@ -57,8 +57,8 @@ def test_a_disk_without_room_does_not_hide_what_ended_the_run(tmp_path, caplog):
         log.close()
 
 
-def test_warnings_are_in_the_file_and_not_on_stdout(tmp_path, log, capsys):
-    with log.keeping_warnings():
+def test_warnings_are_in_the_file_and_not_on_stdout(tmp_path, log, capsys, caplog):
+    with caplog.at_level(logging.INFO), log.keeping_warnings():
         logger.info("nothing")
         logger.warning("server %s is\nslow", "a")
         logger.error("lost")
