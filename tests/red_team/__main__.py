@@ -47,7 +47,10 @@ def main() -> int:
         admin.apply(*attackers(options.image, STRANGER, TWIN), *tenant_rights(namespace), job)
         print(f"waiting for {namespace}/{NAME} to train", file=sys.stderr, flush=True)
         step = eventually(lambda: steps(admin), why="the job trains")
-        found = list(Attack(admin, job, options.image).everything(step))
+        found = []
+        for one in Attack(admin, job, options.image).everything(step):
+            found.append(one)
+            print(f"{len(found)}: {one.outcome} {one.who} {one.what}", file=sys.stderr, flush=True)
     finally:
         admin.run("delete", "namespace", namespace, "--wait=false")
     print(table(found))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -56,10 +57,10 @@ class _Following:
     """A run's state, and the place in its log up to which it was taken."""
 
     def __init__(self, source: Path, now: Callable[[], float]) -> None:
-        if not (source.is_dir() or source.is_file()):
+        if not (os.path.isdir(source) or os.path.isfile(source)):
             rule, way_out = "must be a run's output folder, or its log", "give training.output_dir of the run"
             raise ConfigError([Problem("RUN", str(source), rule, way_out)])
-        self._tail = LogTail(source / STEP_LOG if source.is_dir() else source)
+        self._tail = LogTail(source / STEP_LOG if os.path.isdir(source) else source)
         self._now = now
         self._begun = 0
         self.run = self._new()
