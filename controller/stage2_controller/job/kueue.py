@@ -5,15 +5,18 @@ and learner, that ask for one host together (kueue.x-k8s.io/v1beta2, topology-aw
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
-from stage2_controller.job import kinds, names, reasons
+from stage2_controller.job import conditions, kinds, names, reasons
 from stage2_controller.job.children import meta
 from stage2_controller.job.conditions import Condition
 from stage2_controller.job.node_fit import HOSTNAME
 from stage2_controller.job.observed import Object, Observed, running, succeeded, terminating
 from stage2_controller.job.outcome import Outcome
 
+HOST_IN_VAIN_S = 60.0
+"""How long a job waits for the host that Kueue assigned, before its quota goes back and Kueue looks for another one."""
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 _PLACED_BY_KUEUE = "kueue.x-k8s.io/podset-required-topology"
 # Reasons of PodsReady that Kueue's waitForPodsReady knows.
@@ -34,7 +37,10 @@ def workload(
     active: bool,
     priority_class: Object | None,
 ) -> meta.Manifest:
-    """Return Workload `<job>-quota`: the pods of the children, on one host; inactive while the job is suspended."""
+    """Return Workload `<job>-quota`: the pods of the children, on one host.
+
+    It is inactive while the job is suspended, and while its quota goes back.
+    """
     pod_sets = [
         _pod_set(kinds.ROLE_OF_PODS[child["kind"]], child["spec"]["template"])
         for child in children
@@ -69,6 +75,20 @@ def host(found: Object | None) -> str | None:
         parts = values["individual"]
         return f"{parts.get('prefix', '')}{parts['roots'][0]}{parts.get('suffix', '')}"
     return None
+
+
+def in_vain(found: Object | None, now: datetime) -> bool:
+    """Return whether the job was given a host so long ago that it should have its place there."""
+    told = _condition(found, "Admitted")
+    if told is None or host(found) is None:
+        return False
+    return (now - conditions.instant(told["lastTransitionTime"])).total_seconds() >= HOST_IN_VAIN_S
+
+
+def gives_back(found: Object | None) -> bool:
+    """Return whether quota that goes back has not gone yet: Kueue has evicted the Workload that was made inactive."""
+    inactive = found is not None and not found["spec"].get("active", True)
+    return inactive and _holds(found, "Evicted") and _holds(found, "QuotaReserved")
 
 
 def flavors_of(found: Object | None) -> tuple[str, ...]:

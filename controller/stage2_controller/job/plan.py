@@ -186,7 +186,7 @@ def _with_workload(children: Manifests, situation: Situation, priority_class: Ma
         situation.raw["metadata"],
         situation.desired.children,
         queue=situation.queue,
-        active=not situation.job.spec.suspend,
+        active=not (situation.job.spec.suspend or situation.returns_quota),
         priority_class=priority_class,
     )
     return (*(children if situation.admitted else ()), meta.stamped(asked_for, situation.desired.spec_hash))

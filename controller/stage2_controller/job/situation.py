@@ -67,6 +67,18 @@ class Situation:
         return self.blocked is not None and self.observed.deployment is None and self.observed.learner is None
 
     @property
+    def returns_quota(self) -> bool:
+        """Whether the job's quota goes back: the host that Kueue assigned has been of no use for a while.
+
+        It was cordoned, is gone, or others took its room; Kueue itself looks again only at jobs without quota.
+        """
+        workload, choice = self.observed.workload, self.placement
+        if kueue.gives_back(workload):
+            return True
+        nowhere = choice is not None and choice.node is None and choice.claim == "waits"
+        return self.admitted and nowhere and kueue.in_vain(workload, self.now)
+
+    @property
     def spec_changed(self) -> bool:
         """Whether the learner that exists was made from another spec."""
         return diff.spec_changed(self.observed, self.desired.spec_hash)

@@ -144,6 +144,25 @@ def test_a_preempted_job_gives_everything_up_and_comes_back(
     assert (kubectl.get("rmj", "patient") or {})["status"].get("restarts", 0) == 0, "preemption counts as no failure"
 
 
+def test_a_job_whose_host_is_drained_gives_its_quota_back_and_gets_another_host(
+    kubectl: Kubectl, controller: Controller, team: list[str], kubelet: Kubelet
+) -> None:
+    _apply(kubectl, "drained")
+    _runs(kubectl, kubelet, "drained")
+    host = _assigned(kubectl, "drained")
+    (other,) = set(team) - {host}
+    kubectl("cordon", host)
+    kubectl("delete", "pods", "--selector=stage2.dev/job=drained", "--wait=false")
+    there = partial(_has_both_pods_on, kubectl, "drained", other)
+    eventually(there, why="its quota went back and came again", timeout_s=150)
+    assert _assigned(kubectl, "drained") == other
+
+
+def _has_both_pods_on(kubectl: Kubectl, name: str, host: str) -> bool:
+    pods = kubectl.list("pods", selector=f"stage2.dev/job={name}")
+    return [pod["spec"].get("nodeName") for pod in pods if "deletionTimestamp" not in pod["metadata"]] == [host] * 2
+
+
 def test_a_suspended_job_lends_its_quota_and_waits_for_it_again(
     kubectl: Kubectl, controller: Controller, kubelet: Kubelet
 ) -> None:

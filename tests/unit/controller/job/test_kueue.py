@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from stage2_controller.job import diff, explanation, kueue, names, reasons
+from stage2_controller.job import conditions, diff, explanation, kueue, names, reasons
 from stage2_controller.job.observed import Observed
 from stage2_controller.job.placement import NodeView
 from stage2_controller.job.plan import Plan, plan
@@ -13,6 +13,8 @@ from stage2_controller.job.pod_defaults import PodDefaults
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 from tests.unit.controller.job.test_placement import planned
+
+AT = conditions.timestamp(b.NOW)
 
 
 def queued(**spec: Any) -> Any:
@@ -22,7 +24,7 @@ def queued(**spec: Any) -> Any:
 
 
 def condition(kind: str, status: str = "True", message: str = "", reason: str = "x") -> dict[str, str]:
-    return {"type": kind, "status": status, "reason": reason, "message": message, "lastTransitionTime": "t"}
+    return {"type": kind, "status": status, "reason": reason, "message": message, "lastTransitionTime": AT}
 
 
 def workload(*conditions: dict[str, str], host: str | None = None, raw: Any = None) -> Any:
@@ -87,6 +89,34 @@ def test_a_job_waits_for_its_host_though_another_is_free_and_takes_it_once_it_is
     goes = planned(queued(), account, observed)
     assert goes.placement
     assert goes.placement.node == "z"
+
+
+@pytest.mark.parametrize(("after_s", "kept"), [(59, True), (61, False)])
+@pytest.mark.parametrize("unusable", [n.node("assigned", unschedulable=True), n.node("assigned", 3)])
+def test_quota_for_a_host_that_is_of_no_use_goes_back_after_a_while(unusable: Any, after_s: float, kept: bool) -> None:
+    """Of two hosts the other one has room, which Kueue finds only for a job without quota."""
+    account = n.capacity(unusable, n.node("free", 8))
+    found = workload(*ADMITTED, host="assigned")
+    made = planned(queued(), account, Observed(workload=found), after_s=after_s)
+    assert made.placement
+    assert made.placement.node is None
+    assert b.child(made, "Workload")["spec"]["active"] is kept
+    runs = planned(queued(), n.capacity(n.node("assigned", 8)), Observed(workload=found), after_s=after_s)
+    assert b.child(runs, "Workload")["spec"]["active"] is True
+
+
+def test_quota_that_goes_back_is_asked_for_again_once_it_is_gone() -> None:
+    account, evicted = n.capacity(n.node("free", 8)), condition("Evicted", reason="Deactivated")
+    found = workload(*ADMITTED, evicted, host="assigned")
+    found["spec"]["active"] = False
+    made = planned(queued(), account, Observed(workload=found), after_s=90)
+    assert b.child(made, "Workload")["spec"]["active"] is False
+    assert told(made)["QuotaReserved"] == ("False", "Pending")
+    found = workload(condition("QuotaReserved", "False"), condition("Admitted", "False"), evicted)
+    found["spec"]["active"] = False
+    assert (
+        b.child(planned(queued(), account, Observed(workload=found), after_s=91), "Workload")["spec"]["active"] is True
+    )
 
 
 def test_a_job_whose_host_is_no_node_says_so() -> None:
