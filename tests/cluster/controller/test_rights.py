@@ -57,6 +57,8 @@ def test_the_controller_may_do_what_it_does_and_nothing_else(
         placement = {"nodeSelector": HERE, "priorityClassName": "system-node-critical"}
         kubectl.apply(job("first", ttlSecondsAfterFinished=1, placement=placement))
         kubectl.apply(job("second"))
+        boxed = {"gpus": 1, "template": {"spec": {"runtimeClassName": "none-such"}}}
+        kubectl.apply(job("third", suspend=True, learner=boxed))
         for name in ("first", "second"):
             kubelet.servers_answer(name)
             kubelet.learner_runs(name)
