@@ -8,6 +8,7 @@ from typing import Any
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.job import JobSpec, RolloutMatchingJob
+from stage2_controller.job.lookup import at
 from stage2_controller.job.quantity import Amounts
 
 _ANY = "*"
@@ -72,19 +73,19 @@ class AdminPolicy:
 
     def _environment(self, path: str, container: Mapping[str, Any]) -> Iterator[Problem]:
         for index, variable in enumerate(container.get("env") or []):
-            name = _at(variable, "valueFrom", "secretKeyRef", "name")
+            name = at(variable, "valueFrom", "secretKeyRef", "name")
             yield from _unlisted(f"{path}.env[{index}].valueFrom.secretKeyRef.name", name, self.secrets, _SECRET)
         for index, source in enumerate(container.get("envFrom") or []):
-            name = _at(source, "secretRef", "name")
+            name = at(source, "secretRef", "name")
             yield from _unlisted(f"{path}.envFrom[{index}].secretRef.name", name, self.secrets, _SECRET)
 
     def _volume(self, path: str, volume: Mapping[str, Any]) -> Iterator[Problem]:
-        yield from _unlisted(f"{path}.secret.secretName", _at(volume, "secret", "secretName"), self.secrets, _SECRET)
-        sources = _at(volume, "projected", "sources")
+        yield from _unlisted(f"{path}.secret.secretName", at(volume, "secret", "secretName"), self.secrets, _SECRET)
+        sources = at(volume, "projected", "sources")
         for index, source in enumerate(sources if isinstance(sources, list) else ()):
-            name = _at(source, "secret", "name")
+            name = at(source, "secret", "name")
             yield from _unlisted(f"{path}.projected.sources[{index}].secret.name", name, self.secrets, _SECRET)
-        folder = _at(volume, "hostPath", "path")
+        folder = at(volume, "hostPath", "path")
         if folder is not None and _ANY not in self.host_paths and not _lies_in(str(folder), self.host_paths):
             yield _refused(f"{path}.hostPath.path", folder, self.host_paths, _FOLDER)
 
@@ -126,10 +127,3 @@ def _refused(path: str, value: Any, allowed: tuple[str, ...], what: tuple[str, s
 def _lies_in(folder: str, allowed: tuple[str, ...]) -> bool:
     path = PurePosixPath(folder)
     return ".." not in path.parts and any(path.is_relative_to(prefix) for prefix in allowed)
-
-
-def _at(value: Any, *keys: str) -> Any:
-    """Return what stands below these keys; None where a key is missing or anything but a mapping stands."""
-    for key in keys:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stage2_controller.job import node_fit
+from stage2_controller.job.lookup import at
 from stage2_controller.job.node_fit import Need, PodNeed
 from stage2_controller.job.observed import Object
 from stage2_controller.job.quantity import Amounts
@@ -77,24 +78,18 @@ def default_of(priority_classes: Iterable[Object]) -> Object | None:
 
 def runtime_classes(spec: Mapping[str, Any]) -> set[str]:
     """Return the RuntimeClasses that a job's templates name, whatever else their shape is."""
-    return _named(_at(spec, role, "template", "spec", "runtimeClassName") for role in ROLES)
+    return _named(at(spec, role, "template", "spec", "runtimeClassName") for role in ROLES)
 
 
 def priority_classes(spec: Mapping[str, Any]) -> set[str]:
     """Return the PriorityClasses that a job's placement and templates name, whatever else their shape is."""
-    found = (_at(spec, role, "template", "spec", "priorityClassName") for role in ROLES)
-    return _named([*found, _at(spec, "placement", "priorityClassName")])
+    found = (at(spec, role, "template", "spec", "priorityClassName") for role in ROLES)
+    return _named([*found, at(spec, "placement", "priorityClassName")])
 
 
 def _named(found: Iterable[Any]) -> set[str]:
     return {name for name in found if isinstance(name, str) and name}
 
 
-def _at(value: Any, *keys: str) -> Any:
-    for key in keys:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value
-
-
 def _part(value: Any, *keys: str) -> Mapping[str, Any]:
-    return _at(value, *keys) or {}
+    return at(value, *keys) or {}
