@@ -3,7 +3,7 @@
 import json
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import aiohttp
@@ -22,6 +22,7 @@ Object = Mapping[str, Any]
 Requested = Callable[[str, str, int], None]
 _MESSAGE_LIMIT = 1024  # characters; the API server refuses longer event messages
 _REQUEST_S = 30
+_HOLD_ATTEMPTS = 5
 _PAGE = 500  # objects; of pods some 3 MB
 
 
@@ -151,6 +152,28 @@ class Api:
         """Apply the object server-side, and take over fields that others hold."""
         metadata = manifest["metadata"]
         return await self._apply(path(manifest["kind"], metadata["namespace"], metadata["name"]), manifest)
+
+    async def hold_by_apply(self, kind: str, namespace: str, name: str) -> None:
+        """Let applies own what the controller has created: a field that the next one leaves out goes, as it should.
+
+        A creation makes its manager the owner by updates, and what an update owns no apply removes. The fields move
+        from the one to the other, as `k8s.io/client-go/util/csaupgrade` does. Raise ApiRefused.
+        """
+        for attempt in range(_HOLD_ATTEMPTS):
+            there = await self.get(kind, namespace, name)
+            entries = _held_by_apply(there["metadata"].get("managedFields") or ()) if there else None
+            if there is None or entries is None:
+                return
+            held = {"metadata": {"resourceVersion": there["metadata"]["resourceVersion"], "managedFields": entries}}
+            try:
+                await self._request(
+                    "patch", path(kind, namespace, name), body=held, content_type="application/merge-patch+json"
+                )
+            except ApiRefused as error:  # somebody has written it since: look again
+                if error.status != 409 or attempt == _HOLD_ATTEMPTS - 1:
+                    raise
+            else:
+                return
 
     async def apply_status(self, job: Object, status: Object) -> Object | None:
         """Make `status` the status of the job; return None if the job is gone or another of its name took its place."""
@@ -311,6 +334,21 @@ def path(kind: str, namespace: str | None, name: str | None = None) -> str:
     group = "apis" if "/" in resource.api_version else "api"
     parts = [group, resource.api_version, f"namespaces/{namespace}" if namespace else "", resource.plural, name or ""]
     return "/" + "/".join(filter(None, parts))
+
+
+def _held_by_apply(entries: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]] | None:
+    """Return the managers of an object's fields with ours by apply instead of by update; None where that is so."""
+
+    def ours(entry: Mapping[str, Any], operation: str) -> bool:
+        return (entry["manager"], entry["operation"], "subresource" in entry) == (
+            names.FIELD_MANAGER,
+            operation,
+            False,
+        )
+
+    if any(ours(entry, "Apply") for entry in entries) or not any(ours(entry, "Update") for entry in entries):
+        return None
+    return [{**entry, "operation": "Apply"} if ours(entry, "Update") else entry for entry in entries]
 
 
 def _reason(error: DynamicApiError) -> str:

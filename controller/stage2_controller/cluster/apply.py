@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 class NameTaken(Exception):
-    """The name of what is about to be created is that of something that is not the job's: the next pass sees it."""
+    """The name of what was about to be created is that of something that is not the job's: the next pass sees it."""
 
 
 class ChildWriter:
@@ -23,12 +23,6 @@ class ChildWriter:
     def __init__(self, api: Api, observer: Observer) -> None:
         self._api = api
         self._observer = observer
-
-    async def check_names(self, key: Key, job: Object, children: Sequence[Manifest], observed: Observed) -> None:
-        """Raise NameTaken if a child that is to be applied has the name of another object: an apply takes it over."""
-        others = await self._observer.others_under(diff.names_to_check(children, observed), key, job)
-        if others:
-            raise NameTaken
 
     async def delete(self, key: Key, unwanted: Sequence[str], observed: Observed) -> list[str]:
         """Delete the children of these kinds, and return what the API server refused."""
@@ -71,11 +65,24 @@ class ChildWriter:
     async def _write(self, write: diff.Write, key: Key, job: Object) -> None:
         kind = write.manifest["kind"]
         self._observer.forget_read(kind, key)
-        written = await (self._api.create if write.verb == "create" else self._api.apply)(write.manifest)
-        if written is None:  # it exists
-            written = await self._observer.read_now(kind, key)
-            if others_in({kind: written}, job):
-                self._observer.suspect(key, {kind})
-                raise NameTaken
+        made = self._create(write.manifest, key, job) if write.verb == "create" else self._apply(write.manifest)
+        written = await made
         if written is not None:
             self._observer.written(kind, key, written)
+
+    async def _create(self, child: Manifest, key: Key, job: Object) -> Object | None:
+        """Create the child; make one that the job has already, unseen until now, what it should be."""
+        kind = child["kind"]
+        created = await self._api.create(child)
+        if created is not None:
+            return created
+        there = await self._observer.read_now(kind, key)
+        if others_in({kind: there}, job):
+            self._observer.suspect(key, {kind})
+            raise NameTaken
+        return there if there is None or kinds.CHILD[kind].create_once else await self._apply(diff.same(child, there))
+
+    async def _apply(self, child: Manifest) -> Object:
+        metadata = child["metadata"]
+        await self._api.hold_by_apply(child["kind"], metadata["namespace"], metadata["name"])
+        return await self._api.apply(child)

@@ -26,11 +26,12 @@ class Getter(Protocol):
 
 
 class NamedObjects:
-    """The objects that were asked for, and that there is none of a name, as they were at most two minutes ago."""
+    """The objects that were asked for, and that there is none of a name, as they were at most `kept_for` ago."""
 
-    def __init__(self, api: Getter, clock: Callable[[], datetime]) -> None:
+    def __init__(self, api: Getter, clock: Callable[[], datetime], *, kept_for: timedelta = _READ_AGAIN) -> None:
         self._api = api
         self._clock = clock
+        self._kept_for = kept_for
         self._kept: dict[tuple[str, str | None, str], tuple[datetime, Object | None]] = {}  # with the end of its use
 
     async def get(self, kind: str, namespace: str | None, name: str) -> Object | None:
@@ -43,7 +44,7 @@ class NamedObjects:
     def put(self, kind: str, namespace: str | None, name: str, body: Object | None) -> Object | None:
         """Remember the object as it is now, and return what is kept of it."""
         kept = slim(kind, body) if body is not None else None
-        self._kept[kind, namespace, name] = self._clock() + _READ_AGAIN, kept
+        self._kept[kind, namespace, name] = self._clock() + self._kept_for, kept
         return kept
 
     def forget(self, kind: str, namespace: str | None, name: str) -> None:

@@ -1,9 +1,8 @@
 """The observation of one job: watched children from the store, the others read by name; only its own count."""
 
-import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from stage2_controller.cluster.api_server import Api
@@ -15,6 +14,7 @@ from stage2_controller.job.key import Key
 from stage2_controller.job.observed import Object, Observed
 
 _WATCHED = tuple(child.kind for child in kinds.CHILDREN if child.watched)
+_READ_AGAIN = timedelta(minutes=10)  # what a person did to a Secret or ConfigMap counts by then; two reads a job
 _UNWATCHED = tuple(child.kind for child in kinds.CHILDREN if not child.watched)
 
 
@@ -25,7 +25,8 @@ class Observer:
         self._api = api
         self._store = store
         self._progress = progress
-        self._named = NamedObjects(api, clock)
+        self._named = NamedObjects(api, clock, kept_for=_READ_AGAIN)
+        self._shared = NamedObjects(api, clock)  # by many jobs
         self._suspects: dict[Key, set[str]] = {}  # kinds whose names are taken, maybe by objects that no watch shows
 
     async def observe(self, key: Key, job: Object) -> Observed:
@@ -48,14 +49,6 @@ class Observer:
         """Return what the watches have told of a job."""
         children = {kind: self._store.one(kind, key, child_name(kind, key)) for kind in _WATCHED}
         return ownership.owned(replace(_observed(children), pods=self._store.all("Pod", key)), job["metadata"])
-
-    async def others_under(self, kinds_: Iterable[str], key: Key, job: Object) -> set[str]:
-        """Return the kinds under whose names something stands that is not the job's; the next passes look there."""
-        asked_for = list(kinds_)
-        bodies = await asyncio.gather(*(self.read_now(kind, key) for kind in asked_for))
-        others = others_in(dict(zip(asked_for, bodies, strict=True)), job)
-        self.suspect(key, others)
-        return others
 
     async def read_now(self, kind: str, key: Key) -> Object | None:
         """Return the object with the name of a child, as the API server has it now."""
@@ -94,7 +87,7 @@ class Observer:
     async def _flavors(self, observed: Observed) -> dict[str, Object]:
         """Return the ResourceFlavors that the job was assigned; they are few, and many jobs share them."""
         assigned = kueue.flavors_of(observed.workload)
-        found = {name: await self._named.get("ResourceFlavor", None, name) for name in assigned}
+        found = {name: await self._shared.get("ResourceFlavor", None, name) for name in assigned}
         return {name: flavor for name, flavor in found.items() if flavor is not None}
 
     async def _read(self, kind: str, key: Key) -> Object | None:

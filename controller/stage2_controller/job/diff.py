@@ -10,7 +10,7 @@ from stage2_controller.job.strategic_merge import MERGE_KEYS
 
 
 class Write(NamedTuple):
-    """One request to the API server: `create` fails softly where the child exists, `apply` is a server-side apply."""
+    """One write to the API server: `create` fails softly where the child exists, `apply` is a server-side apply."""
 
     verb: Literal["create", "apply"]
     manifest: meta.Manifest
@@ -20,18 +20,6 @@ def writes(children: Sequence[meta.Manifest], observed: Observed) -> list[Write]
     """Return the requests that make the observed children `children`, in that order; none if nothing has to change."""
     started = observed.learner is not None or observed.active()
     return [write for child in children if (write := _write(child, observed, started))]
-
-
-def names_to_check(children: Sequence[meta.Manifest], observed: Observed) -> list[str]:
-    """Return the kinds of absent children whose names have to be free before the first child is applied.
-
-    Of what is created, and not applied, the API server says so itself. The learner's name is looked at with the
-    servers': they would load for nothing.
-    """
-    absent = [child["kind"] for child in children if observed.child(child["kind"]) is None]
-    applied = [kind for kind in absent if not kinds.CHILD[kind].create_once]
-    learner_too = kinds.DEPLOYMENT.kind in applied and observed.learner is None
-    return [*applied, kinds.LEARNER_JOB.kind] if learner_too else applied
 
 
 def spec_changed(observed: Observed, spec_hash: str) -> bool:
@@ -57,15 +45,15 @@ def _empty(value: Any) -> bool:
 
 
 def _write(child: meta.Manifest, observed: Observed, started: bool) -> Write | None:
-    kind, there = kinds.CHILD[child["kind"]], observed.child(child["kind"])
+    there = observed.child(child["kind"])
     if there is None:
-        return Write("create" if kind.create_once else "apply", child)
-    if terminating(there) or kind.create_once or not _differs(child, there, observed, started):
+        return Write("create", child)  # an apply would take over what somebody else has given this name meanwhile
+    if terminating(there) or kinds.CHILD[child["kind"]].create_once or not _differs(child, there, observed, started):
         return None
-    return Write("apply", _same(child, there))
+    return Write("apply", same(child, there))
 
 
-def _same(child: meta.Manifest, there: Mapping[str, Any]) -> meta.Manifest:
+def same(child: meta.Manifest, there: Mapping[str, Any]) -> meta.Manifest:
     """Return the child with the uid of what was seen: one that took its place meanwhile is not written over."""
     uid = there["metadata"].get("uid")
     return {**child, "metadata": {**child["metadata"], "uid": uid}} if uid else child

@@ -15,8 +15,10 @@ def stage(situation: Situation) -> tuple[Manifests, tuple[str, ...]]:
     A job that has no place has no children; one that has gets servers and learner in one pass, so that pods hold all of
     it. A learner waits only for the end of an old one. A running job whose spec changed was suspended, edited and
     resumed faster than this pass came: it starts anew. Where nobody serves the job's queue nothing starts, and what
-    runs goes on.
+    runs goes on. Servers whose learner cannot be made, its name being a stranger's, would load for nothing.
     """
+    if situation.blocked and situation.blocked.reason == reasons.NAME_TAKEN and situation.observed.learner is None:
+        return (), existing(situation.observed, "Deployment")
     if situation.must_stop:
         return _without(_wanted(situation), *kinds.ROLE_OF_PODS), existing(situation.observed, "Job", "Deployment")
     if situation.quota and situation.quota.reason == reasons.KUEUE_DISABLED:

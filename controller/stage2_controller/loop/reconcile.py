@@ -96,7 +96,6 @@ class Reconciler:
         now = self._clock()
         made, bug = self._plan(key, job, observed, nodes, now)
         self._settle(key, made)  # before anything else is awaited: the next job must find the room taken
-        await self._writer.check_names(key, job, made.children, observed)
         refusals = await self._writer.delete(key, made.deletions, observed)
         refusals += await self._writer.write(key, job, made.children, observed)
         stale = not await self._tell_kueue(key, made)

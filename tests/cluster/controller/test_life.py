@@ -103,7 +103,7 @@ def test_a_foreign_object_of_a_childs_name_is_left_alone_and_the_job_waits_until
     message = (kubectl.get("rmj", "job-3v1") or {})["status"]["message"]
     assert message == "ConfigMap job-3v1-config exists and is not this job's; rename the job or the object"
     assert kubectl.get("configmap", "job-3v1-config") == before
-    assert not kubectl.list("deployments", "jobs", "services", "secrets", "networkpolicies")
+    assert not kubectl.list("deployments", "jobs", "pods")
     kubectl("delete", "configmap", "job-3v1-config")
     eventually(lambda: kubectl.get("deployment", "job-3v1-rollout"), why="the job begins")
     eventually(lambda: reason(kubectl, "job-3v1", "ChildrenApplied") == "Applied", why="the status says so")
@@ -178,3 +178,26 @@ def test_what_the_api_server_refuses_is_told_and_tried_again(kubectl: Kubectl, c
     kubectl("delete", "quota", "none")
     eventually(lambda: kubectl.get("service", "job-3v1-rollout"), why="the Service is created after all")
     eventually(lambda: reason(kubectl, "job-3v1", "ChildrenApplied") == "Applied", why="the status says so")
+
+
+def test_what_an_edit_leaves_out_goes_from_a_child_that_was_created(
+    kubectl: Kubectl, controller: Controller, kubelet: Kubelet
+) -> None:
+    body = job()
+    body["spec"]["network"] = {"egress": "Closed"}
+    kubectl.apply(body)
+    policy = eventually(lambda: kubectl.get("networkpolicy", "job-3v1-pods"), why="the NetworkPolicy exists")
+    assert policy["spec"]["egress"]
+    kubectl("annotate", "networkpolicy", "job-3v1-pods", "of=somebody-else")
+    for egress in ("Open", "Closed", "Open"):  # the first apply takes the fields over, the others find them so
+        kubectl("patch", "rmj", "job-3v1", "--type=merge", "-p", json.dumps({"spec": {"network": {"egress": egress}}}))
+        wanted = egress == "Closed"
+        eventually(
+            lambda wanted=wanted: ("egress" in kubectl.get("networkpolicy", "job-3v1-pods")["spec"]) is wanted,
+            why=f"the policy follows {egress}",
+        )
+    left = kubectl.get("networkpolicy", "job-3v1-pods")
+    assert left["metadata"]["uid"] == policy["metadata"]["uid"]
+    assert left["metadata"]["annotations"]["of"] == "somebody-else"
+    managers = [(entry["manager"], entry["operation"]) for entry in left["metadata"]["managedFields"]]
+    assert [entry for entry in managers if entry[0] == "stage2-controller"] == [("stage2-controller", "Apply")]

@@ -65,6 +65,9 @@ class Server:
         self._ask("apply", manifest["kind"])
         return self.put(manifest)
 
+    async def hold_by_apply(self, kind: str, namespace: str, name: str) -> None:
+        self.requests.append(("hold", kind))
+
     def _ask(self, verb: str, kind: str) -> None:
         self.requests.append((verb, kind))
         if kind in self.refused:
@@ -139,11 +142,11 @@ def foreign(kind: str) -> Object:
     return child
 
 
-async def test_a_new_job_looks_once_whether_its_names_are_free_and_never_again(life: Life) -> None:
+async def test_a_new_job_is_one_creation_a_child_and_one_status(life: Life) -> None:
     await life.one_pass()
-    looked = sorted(kind for verb, kind in life.server.requests if verb == "get")
-    assert looked == ["ConfigMap", "Deployment", "Job", "NetworkPolicy", "Service"]
-    assert life.server.written() == ["Secret", "ConfigMap", "NetworkPolicy", "Service", "Deployment", "Job"]
+    assert [verb for verb, _ in life.server.requests] == [*["create"] * 6, "apply"]
+    assert life.server.requests[-1] == ("apply", "status")
+    assert life.server.written()[:6] == ["Secret", "ConfigMap", "NetworkPolicy", "Service", "Deployment", "Job"]
     life.server.requests.clear()
     await life.one_pass()
     assert life.server.requests == []
@@ -196,7 +199,7 @@ async def test_a_foreign_object_of_a_childs_name_stays_as_it_is_and_is_told_once
     assert await life.one_pass() == 15
     assert life.told() == ("False", reasons.NAME_TAKEN)
     assert life.server.objects[kind, child["metadata"]["name"]] == theirs
-    assert set(life.server.written()) <= {kind}  # a Secret is tried: its creation harms nothing
+    assert [key for key in life.server.objects if key[0] in kinds.ROLE_OF_PODS and key[0] != kind] == []
     assert life.server.events == [reasons.NAME_TAKEN]
     life.server.remove(kind, child["metadata"]["name"])
     await life.one_pass()
@@ -211,11 +214,12 @@ async def test_a_job_that_is_applied_again_waits_for_the_files_of_the_one_before
     for kind in ("Deployment", "Service", "NetworkPolicy", "Job"):  # the garbage collector was there
         (name,) = [name for there, name in life.server.objects if there == kind]
         life.server.remove(kind, name)
-    written = len(life.server.written())
+    files = life.server.objects[CONFIG], life.server.objects["Secret", "job-3v1-token"]
     assert await life.one_pass() == 0
     assert await life.one_pass() == 2
     assert life.told() == ("False", reasons.OLD_CHILDREN_ENDING)
-    assert len(life.server.written()) == written
+    assert (life.server.objects[CONFIG], life.server.objects["Secret", "job-3v1-token"]) == files
+    assert ("Deployment", "job-3v1-rollout") not in life.server.objects
     life.server.remove(*CONFIG)
     life.server.remove("Secret", "job-3v1-token")
     await life.one_pass()
@@ -228,6 +232,38 @@ async def test_a_secret_of_its_own_that_the_pass_did_not_know_is_taken_as_it_is(
     await life.one_pass()
     assert life.told() == ("True", reasons.APPLIED)
     assert life.server.objects["Secret", "job-3v1-token"] == mine
+
+
+@pytest.mark.parametrize("kind", ["ConfigMap", "NetworkPolicy", "Service", "Deployment"])
+async def test_a_child_of_its_own_that_the_pass_did_not_know_is_made_what_it_should_be(life: Life, kind: str) -> None:
+    (name,) = [child["metadata"]["name"] for child in b.planned(b.job()).children if child["kind"] == kind]
+    changed = copy.deepcopy(b.child(b.planned(b.job()), kind))
+    changed["metadata"]["annotations"] = {**changed["metadata"]["annotations"], "of": "an earlier version"}
+    mine = life.server.put(changed)  # no watch tells of it
+    await life.one_pass()
+    there = life.server.objects[kind, name]
+    assert there["metadata"]["uid"] == mine["metadata"]["uid"]
+    assert "of" not in there["metadata"]["annotations"]
+    assert life.told() == ("True", reasons.APPLIED)
+
+
+async def test_servers_go_when_the_learners_name_turns_out_to_be_taken(life: Life) -> None:
+    theirs = life.server.add(foreign("Job"))
+    await life.one_pass()
+    assert ("Deployment", "job-3v1-rollout") in life.server.objects
+    await life.one_pass()
+    assert ("Deployment", "job-3v1-rollout") not in life.server.objects
+    assert life.server.objects["Job", "job-3v1-learner"] == theirs
+
+
+async def test_servers_stay_when_a_stranger_takes_the_name_of_a_file_of_a_learner_that_runs(life: Life) -> None:
+    await life.one_pass()
+    life.server.remove("Service", "job-3v1-rollout")
+    life.server.add(foreign("Service"))
+    assert await life.one_pass() == 0
+    await life.one_pass()
+    assert life.told() == ("False", reasons.NAME_TAKEN)
+    assert ("Deployment", "job-3v1-rollout") in life.server.objects
 
 
 async def test_a_secret_without_certificates_is_made_anew_before_any_pod(life: Life) -> None:
