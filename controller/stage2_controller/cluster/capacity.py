@@ -6,7 +6,7 @@ One process holds it, and promises are made without waiting for anything in betw
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stage2_controller.cluster.reservations import Reservations
@@ -155,12 +155,15 @@ class Capacity:
                 too_large.append(need)
         return served
 
-    def exclude(self, key: Key, node: str, *, zone: bool = False) -> None:
+    def exclude(self, key: Key, need: Need, node: str, *, zone: bool = False) -> None:
         """Take the node out of the job's choice for a while: the scheduler refused it there for a reason not seen here.
 
-        Each time for twice as long, so that every node of a large cluster gets its turn. zone: the others of its zone
-        too, where a volume ties the job to another one.
+        One that is full or cordoned by now is seen, and so is the end of that: nothing is taken out for it. Each time
+        for twice as long, so that every node of a large cluster gets its turn. zone: the others of its zone too, where
+        a volume ties the job to another one.
         """
+        if not zone and not self._has_room(key, need, node):
+            return
         for name in self._of_zone(node) if zone else (node,):
             self._refusals[key, name] += 1
             pause_s = EXCLUDED_S * 2.0 ** min(self._refusals[key, name] - 1, MOST_DOUBLINGS)
@@ -169,6 +172,15 @@ class Capacity:
     def waiting(self) -> int:
         """Return how many jobs have no room."""
         return len(self._waiting)
+
+    def _has_room(self, key: Key, need: Need, name: str) -> bool:
+        """Return whether the node takes the whole job by what is known of it; its own pods there count as free."""
+        info = self.node_for(key, need, name)
+        if info is None:
+            return False
+        own = [pod.requests for pod in self._pods.get(name, {}).values() if pod.key == key]
+        free, by_preemption = _plus(info.free, own), _plus(info.free_by_preemption, own)
+        return node_fit.choose_node(need, [replace(info, free=free, free_by_preemption=by_preemption)]) is not None
 
     def _of_zone(self, node: str) -> list[str]:
         """Return the nodes of this one's zone; itself alone where it has none."""

@@ -165,7 +165,7 @@ class Reconciler:
             self._capacity.promise(key, need, placement.node)
         else:
             if placement.refused:
-                self._capacity.exclude(key, placement.refused, zone=placement.refused_zone)
+                self._capacity.exclude(key, placement.need, placement.refused, zone=placement.refused_zone)
             self._capacity.wait(key, placement.need)
 
     async def _tell_kueue(self, key: Key, made: Plan) -> bool:
