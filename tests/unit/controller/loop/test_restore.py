@@ -1,0 +1,101 @@
+"""A new leader enters the places of the jobs that have one, before its first pass gives away what is free."""
+
+import json
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from stage2_controller.cluster.api_server import ApiRefused
+from stage2_controller.cluster.capacity import Capacity
+from stage2_controller.cluster.progress_polls import ProgressPolls
+from stage2_controller.cluster.progress_reader import ProgressReader
+from stage2_controller.cluster.store import Store
+from stage2_controller.job import names
+from stage2_controller.loop.controller_metrics import Metrics
+from stage2_controller.loop.reconcile import Reconciler
+from tests.unit.controller import builders as b
+from tests.unit.controller import nodes as n
+from tests.unit.controller.cluster.test_capacity import FOUR, free
+from tests.unit.controller.loop.test_reconcile import KEY, WATCHED, Object, Server
+
+
+class Cluster(Server):
+    """The same server, which lists what it has, and may be asked for nothing of some kinds."""
+
+    closed: tuple[str, ...] = ()
+
+    async def list(self, kind: str, namespace: str | None, *, labelled: bool) -> Object:
+        if kind in self.closed:
+            error: Any = SimpleNamespace(status=500, reason="Broken", body=json.dumps({"message": "no"}))
+            raise ApiRefused(f"list {kind}", error)
+        return {"items": [body for (there, _), body in self.objects.items() if there == kind]}
+
+
+LIMITS = {
+    "kind": "LimitRange",
+    "metadata": {"name": "small", "namespace": "team-a"},
+    "spec": {"limits": [{"type": "Container", "defaultRequest": {"example.com/disk": "1"}}]},
+}
+
+
+def _leader(server: Cluster, store: Store) -> tuple[Reconciler, Capacity]:
+    account = n.capacity(n.node(gpus=8, has={"example.com/disk": "100"}))
+    progress = ProgressPolls(ProgressReader(), lambda key: None, interval_s=b.SETTINGS.progress_s)
+    metrics, api = Metrics(lambda: store.known(names.KIND)), cast("Any", server)
+    made = Reconciler(api, store, progress, b.SETTINGS, metrics=metrics, capacity=account, clock=lambda: b.NOW)
+    return made, account
+
+
+async def _placed() -> tuple[Cluster, Store]:
+    """A job that one leader has placed, as the watches tell it to the next: its pods are not bound yet."""
+    server, store = Cluster(), Store()
+    server.put(LIMITS)
+    store.put(names.KIND, server.put(b.job()))
+    first, account = _leader(server, store)
+    await first(KEY)
+    assert account.promised(KEY) == b.NODE
+    told = Store()
+    for (kind, _), body in server.objects.items():
+        if kind in WATCHED:
+            told.put(kind, body)
+    return server, told
+
+
+async def test_the_place_of_a_job_is_kept_for_it_with_what_is_added_to_its_pods() -> None:
+    server, told = await _placed()
+    again, account = _leader(server, told)
+    await again.restore()
+    assert account.promised(KEY) == b.NODE
+    assert free(account) == 4
+    (info,) = account.nodes_for(n.OTHER, FOUR)
+    assert info.free["example.com/disk"] < 100, "what the LimitRange adds counts"
+
+
+async def test_a_place_is_kept_also_while_nobody_says_what_is_added() -> None:
+    server, told = await _placed()
+    again, account = _leader(server, told)
+    server.closed = ("LimitRange",)
+    await again.restore()
+    assert (account.promised(KEY), free(account)) == (b.NODE, 4)
+
+
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+async def test_a_job_that_has_ended_keeps_no_place(phase: str) -> None:
+    server, told = await _placed()
+    at = "2026-01-01T00:00:00Z"
+    outcome = {"type": phase, "status": "True", "reason": "x", "message": "x", "lastTransitionTime": at}
+    ended = {**server.objects[names.KIND, KEY.name], "status": {"phase": phase, "conditions": [outcome]}}
+    told.put(names.KIND, {**ended, "metadata": {**ended["metadata"], "resourceVersion": "999"}})
+    again, account = _leader(server, told)
+    await again.restore()
+    assert account.promised(KEY) is None
+
+
+async def test_a_job_whose_spec_cannot_be_read_any_more_keeps_nobody_from_starting() -> None:
+    server, told = await _placed()
+    broken = {**server.objects[names.KIND, KEY.name], "spec": {"config": 3}}
+    told.put(names.KIND, {**broken, "metadata": {**broken["metadata"], "generation": 7, "resourceVersion": "999"}})
+    again, account = _leader(server, told)
+    await again.restore()
+    assert account.promised(KEY) is None
