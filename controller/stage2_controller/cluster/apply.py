@@ -1,7 +1,9 @@
 """Writing of the children of a job: what has to go is deleted, what differs applied or created, nothing taken over."""
 
+import asyncio
 import logging
 from collections.abc import Sequence
+from http import HTTPStatus
 
 from stage2_controller.cluster.api_server import Api, ApiRefused
 from stage2_controller.cluster.observe import Observer, others_in
@@ -48,22 +50,28 @@ class ChildWriter:
         Nothing with pods is written once anything was refused: servers without their NetworkPolicy would stand open,
         and without Secret or Service load for nothing.
         """
+        writes = diff.writes(children, observed)
+        of_pods = [write for write in writes if write.manifest["kind"] in kinds.ROLE_OF_PODS]
+        refusals = await self._write_all([write for write in writes if write not in of_pods], key, job)
+        for write in of_pods:  # one after the other: no learner is made where the servers' name is taken
+            refusals += [] if refusals else await self._write_all([write], key, job)
+        return refusals
+
+    async def _write_all(self, writes: Sequence[diff.Write], key: Key, job: Object) -> list[str]:
+        """Write these children at once, and return what the API server refused; raise what ends the pass at the end."""
+        answers = await asyncio.gather(*(self._write(write, key, job) for write in writes), return_exceptions=True)
         refusals: list[str] = []
-        for write in diff.writes(children, observed):
-            kind, name = write.manifest["kind"], write.manifest["metadata"]["name"]
-            if refusals and kind in kinds.ROLE_OF_PODS:
-                continue
-            logger.info("%s: %s %s %s", key, write.verb, kind, name)
-            try:
-                await self._write(write, key, job)
-            except ApiRefused as error:
-                refusals.append(f"{kind} {name}: {error.message}")
-                if error.status >= 500:
-                    raise
+        for write, answer in zip(writes, answers, strict=True):
+            if isinstance(answer, ApiRefused) and answer.status < HTTPStatus.INTERNAL_SERVER_ERROR:
+                metadata = write.manifest["metadata"]
+                refusals.append(f"{write.manifest['kind']} {metadata['name']}: {answer.message}")
+            elif answer is not None:
+                raise answer
         return refusals
 
     async def _write(self, write: diff.Write, key: Key, job: Object) -> None:
         kind = write.manifest["kind"]
+        logger.info("%s: %s %s %s", key, write.verb, kind, write.manifest["metadata"]["name"])
         self._observer.forget_read(kind, key)
         made = self._create(write.manifest, key, job) if write.verb == "create" else self._apply(write.manifest)
         written = await made
