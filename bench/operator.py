@@ -40,6 +40,7 @@ QUIET_S = 20.0
 SETTLED_S = 5.0
 OF_A_ROUND = 100
 FOREIGN_S = 60.0
+OF_OTHERS = "stage2.dev/bench-other"
 Create = Callable[[Object], Awaitable[object]]
 
 
@@ -104,6 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--foreign", type=int, nargs="*", default=[], metavar="N", help="peak memory beside N pods of others, no job"
     )
+    parser.add_argument("--nodes", type=int, default=1, metavar="N", help="over which the pods of others are spread")
     parser.add_argument(
         "--bad", type=int, default=0, metavar="N", help="the same jobs behind N of another namespace that are refused"
     )
@@ -131,7 +133,7 @@ def measured(options: argparse.Namespace) -> Iterator[str]:
     if options.rounds:
         yield asyncio.run(rounds(options.rounds))
     if options.foreign:
-        yield asyncio.run(foreign(options.foreign))
+        yield asyncio.run(foreign(options.foreign, options.nodes))
 
 
 _NOTES = ("Memory in MB", "Peak memory in MB")
@@ -272,32 +274,50 @@ async def rounds(count: int) -> str:
     return line
 
 
-async def foreign(counts: Sequence[int]) -> str:
-    """The controller's peak memory beside pods of others, for a minute from its start."""
+async def foreign(counts: Sequence[int], nodes: int) -> str:
+    """The controller's peak memory beside pods of others on so many nodes, for a minute from its start."""
     api = await connect(Tally())
     told, there = [], 0
-    with namespace() as name:
-        for count in sorted(counts):
-            await _each([_foreign_pod(number, name) for number in range(there, count)], api.create)
-            there = count
-            with controller() as figures:
-                await asyncio.sleep(FOREIGN_S)
-                told.append(f"{count:,} pods {figures()['peak_mb']:.0f}")
-    await api.close()
-    line = f"Peak memory in MB, no job: {', '.join(told)}."
+    names = [NODE, *(f"{NODE}-{number}" for number in range(1, nodes))]
+    try:
+        listed = {"apiVersion": "v1", "kind": "List", "items": [_foreign_node(one) for one in names[1:]]}
+        kubectl("create", "-f", "-", stdin=listed)
+        with namespace() as name:
+            for count in sorted(counts):
+                added = [_foreign_pod(number, name, names[number % nodes]) for number in range(there, count)]
+                await _each(added, api.create)
+                there = count
+                with controller() as figures:
+                    await asyncio.sleep(FOREIGN_S)
+                    told.append(f"{count:,} pods {figures()['peak_mb']:.0f}")
+    finally:
+        kubectl("delete", "node", "-l", f"{OF_OTHERS}=true", "--wait=false")
+        await api.close()
+    spread = f", {nodes} nodes" if nodes > 1 else ""
+    line = f"Peak memory in MB, no job{spread}: {', '.join(told)}."
     sys.stdout.write(f"{line}\n")
     return line
 
 
-def _foreign_pod(number: int, name: str) -> Object:
-    """A pod of some 5 kB that somebody else runs on the benchmark's node."""
+def _foreign_node(name: str) -> Object:
+    """A node of some 8 kB, as a cloud's are: with its labels and the images that it keeps."""
+    labels = {OF_OTHERS: "true", **{f"cloud.example/label-{index}": "x" * 30 for index in range(20)}}
+    images = [{"names": [f"registry.example/{'x' * 40}:{index}"], "sizeBytes": 10**9} for index in range(50)]
+    amounts = {"cpu": "64", "memory": "1Ti", "pods": "250", "nvidia.com/gpu": "8"}
+    ready = {"type": "Ready", "status": "True", "reason": "Bench", "message": "no kubelet"}
+    status = {"capacity": amounts, "allocatable": amounts, "conditions": [ready], "images": images}
+    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}, "status": status}
+
+
+def _foreign_pod(number: int, name: str, on: str) -> Object:
+    """A pod of some 5 kB that somebody else runs on a node of the benchmark."""
     env = [{"name": f"VARIABLE_{index}", "value": "x" * 60} for index in range(30)]
     container = {"name": "c", "image": "foreign", "env": env, "resources": {"requests": {"cpu": "1m"}}}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": f"foreign-{number}", "namespace": name, "annotations": {"note": "x" * 1000}},
-        "spec": {"nodeName": NODE, "containers": [container], "automountServiceAccountToken": False},
+        "spec": {"nodeName": on, "containers": [container], "automountServiceAccountToken": False},
     }
 
 

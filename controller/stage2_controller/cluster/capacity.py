@@ -9,6 +9,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from stage2_controller.cluster.longest_wait import LongestWait
 from stage2_controller.cluster.reservations import Reservations
 from stage2_controller.cluster.store import key_of, version_of
 from stage2_controller.job import names, node_fit
@@ -48,9 +49,14 @@ class Capacity:
     """The account of all nodes. `freed` is called when something got free while a job waits for room."""
 
     def __init__(
-        self, freed: Callable[[], None] = lambda: None, *, clock: Callable[[], float] = time.monotonic
+        self,
+        freed: Callable[[], None] = lambda: None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        patience_s: float = 0.0,
     ) -> None:
         self.freed = freed
+        self._longest = LongestWait(patience_s, clock)
         self._nodes: dict[str, Object] = {}
         self._pods: dict[str, dict[str, _Pod]] = defaultdict(dict)  # by node and uid
         self._where: dict[str, str] = {}  # the node of each uid
@@ -116,7 +122,7 @@ class Capacity:
 
     def promise(self, key: Key, need: Need, node: str) -> None:
         """Keep room for the job until `release`."""
-        self._waiting.pop(key, None)
+        self._waits_no_more(key)
         made, before = _Promise(node, need), self._promises.get(key)
         if made == before:
             return
@@ -128,7 +134,7 @@ class Capacity:
 
     def release(self, key: Key) -> None:
         """End the job's promise, and its wait."""
-        self._waiting.pop(key, None)
+        self._waits_no_more(key)
         for refused in [pair for pair in self._excluded if pair[0] == key]:
             del self._excluded[refused], self._refusals[refused]
         if self._end_promise(key):
@@ -139,12 +145,20 @@ class Capacity:
         if self._end_promise(key):
             self._notify()
         self._waiting[key] = need
+        self._longest.begin(key)
+        self._longest.choose_for(key, need, self.nodes_for)
 
     def serve(self) -> list[Key]:
-        """Promise room to waiting jobs, highest priority first, then the first that came; return who got some."""
+        """Promise room to waiting jobs, and return who got some.
+
+        First is the highest priority, of several the one for which a node is kept, then the first that came.
+        """
+        self._longest.choose(self._waiting, self.nodes_for)
         served: list[Key] = []
         too_large: list[Need] = []  # room only shrinks here: what did not fit once does not fit for the next job either
-        for key, need in sorted(self._waiting.items(), key=lambda item: -item[1].priority):
+        for key, need in sorted(
+            self._waiting.items(), key=lambda item: (-item[1].priority, not self._longest.first(item[0]))
+        ):
             if need in too_large:
                 continue
             node = node_fit.choose_node(need, self.nodes_for(key, need))
@@ -181,6 +195,11 @@ class Capacity:
         own = [pod.requests for pod in self._pods.get(name, {}).values() if pod.key == key]
         free, by_preemption = _plus(info.free, own), _plus(info.free_by_preemption, own)
         return node_fit.choose_node(need, [replace(info, free=free, free_by_preemption=by_preemption)]) is not None
+
+    def _waits_no_more(self, key: Key) -> None:
+        self._waiting.pop(key, None)
+        if self._longest.end(key):
+            self._notify()
 
     def _of_zone(self, node: str) -> list[str]:
         """Return the nodes of this one's zone; itself alone where it has none."""
@@ -280,6 +299,7 @@ class Capacity:
             free_by_preemption=by_preemption,
             allocatable=node["status"]["allocatable"],
             excluded=self._excluded.get((key, name), 0) > self._clock(),
+            kept=self._longest.keeps(name, key, need),
         )
 
     def _free_on(self, name: str, node: Object, key: Key, need: Need) -> tuple[Amounts, Amounts]:

@@ -70,6 +70,7 @@ class NodeInfo:
     free_by_preemption: Amounts  # what is free once everything of lower priority is gone
     allocatable: Amounts = field(default_factory=dict)  # what is free once everything is gone
     excluded: bool = False  # the scheduler refused the job there a moment ago
+    kept: bool = False  # for another job, which has waited for long
 
     @property
     def out_of_service(self) -> bool:
@@ -146,6 +147,13 @@ def choose_node(need: Need, nodes: Sequence[NodeInfo]) -> str | None:
                 found, key=lambda info: (-_preference(need, info), *_left(info, need, preempting), info.name)
             ).name
     return None
+
+
+def closest_node(need: Need, nodes: Sequence[NodeInfo]) -> str | None:
+    """Return the node, of those that could take the whole job were they empty, that has most free GPUs."""
+    could = [info for info in nodes if _refusal(need, info) is None and _has(info.allocatable, need.total)]
+    closest = max(could, key=lambda info: (info.free.get(need.gpu_resource, 0), info.name), default=None)
+    return closest.name if closest else None
 
 
 def _preference(need: Need, info: NodeInfo) -> int:
@@ -258,6 +266,8 @@ def _refusal(need: Need, info: NodeInfo) -> str | None:
         return "is not ready"
     if info.excluded:
         return "was refused by the scheduler a moment ago"
+    if info.kept:
+        return "is kept for a job that has waited for longer"
     if info.cordoned:
         return "is cordoned (kubectl uncordon)"
     return next(filter(None, (_pod_refusal(pod, info) for pod in need.pods)), None)

@@ -32,6 +32,8 @@ from stage2_controller.loop.work_queue import WorkQueue
 logger = logging.getLogger(__name__)
 
 _SERVE_AFTER_S = 0.2
+PATIENCE_S = 1800.0
+"""How long a job waits for room before a node is kept for it; 0: none ever is."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Options:
     placement: bool = True  # choose nodes; needs to see nodes and all pods
     lease: tuple[str, str] | None = None  # namespace and name; None: there is no other controller
     listen: tuple[str, int] | None = None  # host and port of health and metrics
+    patience_s: float = PATIENCE_S
 
 
 @dataclass
@@ -191,7 +194,7 @@ async def connect(settings: Settings, options: Options) -> Controller:
         for key in capacity.serve() if capacity else ():
             queue.add(key)
 
-    capacity = Capacity(SoonOnce(share_room, _SERVE_AFTER_S)) if options.placement else None
+    capacity = _capacity(SoonOnce(share_room, _SERVE_AFTER_S), options)
     progress = ProgressPolls(ProgressReader(), lambda key: queue.add(key), interval_s=settings.progress_s)
     reconciler = Reconciler(api, store, progress, settings, metrics=metrics, capacity=capacity)
     queue: WorkQueue[Key] = WorkQueue(reconciler, owner_of=lambda key: key.namespace, concurrency=options.concurrency)
@@ -208,6 +211,10 @@ async def connect(settings: Settings, options: Options) -> Controller:
         pods_watch=ClusterPodsWatch(api, capacity, pod_events(api.watch)) if capacity else None,
         election=_election(api, *options.lease) if options.lease else None,
     )
+
+
+def _capacity(freed: Callable[[], None], options: Options) -> Capacity | None:
+    return Capacity(freed, patience_s=options.patience_s) if options.placement else None
 
 
 def _election(api: Api, namespace: str, name: str) -> Election:

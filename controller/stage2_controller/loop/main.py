@@ -10,7 +10,7 @@ from stage2_api import log_lines
 from stage2_controller.job.admin_policy import read_policy
 from stage2_controller.job.settings import DEFAULT_IMAGE, Settings
 from stage2_controller.loop import operator
-from stage2_controller.loop.controller import Options
+from stage2_controller.loop.controller import PATIENCE_S, Options
 
 DEEPEST_OBJECT = 10_000
 """Levels of nesting up to which an API server takes an object (its decoder's limit)."""
@@ -39,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             placement=options.placement,
             lease=options.lease,
             listen=options.listen,
+            patience_s=options.patience_seconds,
         ),
     )
     if failure:
@@ -66,6 +67,12 @@ def _parser() -> argparse.ArgumentParser:
         dest="placement",
         action="store_false",
         help="leave the choice of the node to the scheduler: needs no permission to see nodes",
+    )
+    parser.add_argument(
+        "--patience-seconds",
+        type=float,
+        default=PATIENCE_S,
+        help="keep a node for a job that has waited for room for so long; 0: never (default: %(default)s)",
     )
     parser.add_argument("--kueue", action="store_true", help="write a Kueue Workload for jobs that name a queue")
     parser.add_argument(
