@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.controller.conftest import HERE, Kubectl, Kubelet, eventually, job, phase
+from tests.cluster.controller.conftest import HERE, Kubectl, Kubelet, eventually, job, phase, reason
 from tests.cluster.controller.test_availability import Replica
 
 pytestmark = pytest.mark.timeout(300)
@@ -17,6 +17,17 @@ APPLIED = ("configmaps", "deployments", "networkpolicies", "services")  # an app
 GATE = "stage2.dev/weights-in-sync"
 WATCHED = ("rolloutmatchingjobs", "deployments", "jobs", "services", "networkpolicies", "pods", "nodes")
 SYSTEM = {"authorization.k8s.io", "authentication.k8s.io", "certificates.k8s.io"}
+
+
+SOMEBODYS = {
+    "apiVersion": "batch/v1",
+    "kind": "Job",
+    "metadata": {"name": "second-learner"},
+    "spec": {
+        "suspend": True,
+        "template": {"spec": {"restartPolicy": "Never", "containers": [{"name": "c", "image": "foreign"}]}},
+    },
+}
 
 
 def may(kubectl: Kubectl) -> set[tuple[str, str]]:
@@ -40,6 +51,12 @@ def does(replica: Replica) -> set[tuple[str, str]]:
     asked = {(verb, resource) for _, resource, verb in re.findall(pattern, replica.figures())}
     asked |= {("create", resource) for resource in APPLIED if ("patch", resource) in asked}
     return asked | {(verb, resource) for verb in ("list", "watch") for resource in WATCHED}
+
+
+def replicas(kubectl: Kubectl) -> int | None:
+    """How many rollout pods the second job's Deployment wants."""
+    found = kubectl.get("deployment", "second-rollout")
+    return found["spec"]["replicas"] if found else None
 
 
 def gate(kubectl: Kubectl, pod: str) -> str | None:
@@ -69,12 +86,17 @@ def test_the_controller_may_do_what_it_does_and_nothing_else(
         servers = (kubelet.pod("second", "rollout") or {})["metadata"]["name"]
         kubectl.set_status("pod", servers, {"conditions": [{"type": GATE, "status": "True"}]})
         eventually(lambda: gate(kubectl, servers) == "False", why="the controller mends a gate that is wrong")
+        kubectl("scale", "deployment", "second-rollout", "--replicas=0")
+        eventually(lambda: replicas(kubectl) == 1, why="the controller mends what somebody changed")
         kubectl("patch", "rmj", "second", "--type=merge", "-p", '{"spec": {"suspend": true}}')
         kubelet.learner_ends("first", 0)
         eventually(lambda: kubectl.get("rmj", "first") is None, why="the first has lived its time")
         eventually(lambda: not kubectl.list("deployments", "jobs"), why="the second is suspended")
         kubectl("patch", "rmj", "second", "--type=merge", "-p", '{"spec": {"tls": {"enabled": false}}}')
         eventually(lambda: ("delete", "secrets") in did | does(replica), why="a Secret of another content is wanted")
+        kubectl.apply(SOMEBODYS)
+        kubectl("patch", "rmj", "second", "--type=merge", "-p", '{"spec": {"suspend": false}}')
+        eventually(lambda: reason(kubectl, "second", "ChildrenApplied") == "NameTaken", why="it looks whose the Job is")
         # The lease is renewed by the clock, and a quick machine is done with both jobs before that.
         eventually(lambda: ("update", "leases") in did | does(replica), why="it renews its lease")
         assert may(kubectl) == did | does(replica) | IMPLIED
