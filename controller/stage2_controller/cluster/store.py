@@ -1,8 +1,9 @@
 """The store of the watches: the newest state of all jobs and their children, so that a pass costs few reads."""
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from stage2_controller.job import kinds, names
 from stage2_controller.job.key import Key
@@ -26,21 +27,40 @@ def version_of(body: Object) -> int:
     return int(body["metadata"]["resourceVersion"])
 
 
+class _Entry(NamedTuple):
+    """One object: children as JSON, a fifth of what they take as dictionaries; jobs as they are, for their figures."""
+
+    name: str
+    uid: str
+    version: int
+    kept: bytes | Object
+
+    @classmethod
+    def of(cls, kind: str, body: Object) -> "_Entry":
+        metadata, made = body["metadata"], slim(kind, body)
+        kept = made if kind == names.KIND else json.dumps(made, separators=(",", ":")).encode()
+        return cls(metadata["name"], metadata["uid"], version_of(body), kept)
+
+    def body(self) -> Object:
+        made: Object = json.loads(self.kept) if isinstance(self.kept, bytes) else self.kept
+        return made
+
+
 class Store:
     """Objects by kind and job. An older state never replaces a newer one, whichever way it came."""
 
     def __init__(self) -> None:
-        self._objects: dict[str, dict[Key, dict[str, Object]]] = {kind: defaultdict(dict) for kind in _STORED}
+        self._objects: dict[str, dict[Key, dict[str, _Entry]]] = {kind: defaultdict(dict) for kind in _STORED}
 
     def put(self, kind: str, body: Object) -> None:
         """Keep the object unless a newer state of it is known."""
         key = key_of(kind, body)
         if key is None:
             return
-        siblings = self._objects[kind][key]
-        known = siblings.get(body["metadata"]["name"])
-        if known is None or version_of(known) <= version_of(body):
-            siblings[body["metadata"]["name"]] = slim(kind, body)
+        siblings, name = self._objects[kind][key], body["metadata"]["name"]
+        known = siblings.get(name)
+        if known is None or known.version <= version_of(body):
+            siblings[name] = _Entry.of(kind, body)
 
     def remove(self, kind: str, body: Object) -> None:
         """Forget the object, unless it was created anew under the same name."""
@@ -49,23 +69,23 @@ class Store:
             return
         siblings = self._objects[kind].get(key, {})
         known = siblings.get(body["metadata"]["name"])
-        if known is not None and known["metadata"]["uid"] == body["metadata"]["uid"]:
-            del siblings[body["metadata"]["name"]]
+        if known is not None and known.uid == body["metadata"]["uid"]:
+            del siblings[known.name]
             if not siblings:
                 del self._objects[kind][key]
 
     def all(self, kind: str, key: Key) -> tuple[Object, ...]:
         """Return the objects of a kind that belong to a job."""
-        return tuple(self._objects[kind].get(key, {}).values())
+        return tuple(entry.body() for entry in self._objects[kind].get(key, {}).values())
 
     def one(self, kind: str, key: Key, name: str) -> Object | None:
         """Return the object of that name that belongs to a job."""
-        return self._objects[kind].get(key, {}).get(name)
+        entry = self._objects[kind].get(key, {}).get(name)
+        return entry.body() if entry else None
 
     def known(self, kind: str) -> Iterator[Object]:
         """Return all objects of a kind."""
-        for siblings in self._objects[kind].values():
-            yield from siblings.values()
+        return (entry.body() for entry in self._entries(kind))
 
     def behind(self, kind: str, listed: Iterable[Object]) -> list[Object]:
         """Return those of the listed objects that are not known, or only in an older state."""
@@ -75,14 +95,16 @@ class Store:
         """Return the known objects that are missing in a list that was made after they were last seen."""
         present = {body["metadata"]["uid"] for body in listed}
         return [
-            body
-            for body in self.known(kind)
-            if body["metadata"]["uid"] not in present and version_of(body) <= list_version
+            entry.body() for entry in self._entries(kind) if entry.uid not in present and entry.version <= list_version
         ]
 
+    def _entries(self, kind: str) -> Iterator[_Entry]:
+        for siblings in self._objects[kind].values():
+            yield from siblings.values()
+
     def _older(self, kind: str, key: Key, body: Object) -> bool:
-        known = self.one(kind, key, body["metadata"]["name"])
-        return known is None or version_of(known) < version_of(body)
+        known = self._objects[kind].get(key, {}).get(body["metadata"]["name"])
+        return known is None or known.version < version_of(body)
 
 
 def slim(kind: str, body: Object) -> Object:
