@@ -19,6 +19,7 @@ import yaml
 
 from stage2_api.parsing import parse_job
 from stage2_api.pod.ports import METRICS_PORT, PROGRESS_PORT
+from stage2_controller.job import names
 from stage2_controller.job.children.meta import labels
 from stage2_controller.job.containers import containers
 from tests.red_team import tenant
@@ -123,15 +124,29 @@ class Attack:
         yield from tenant.attempts(self.admin, Cluster(tool("kubectl"), self.admin.namespace, "tenant"), self.job)
         after = steps(self.admin)
         yield Attempt("all", "to end the training", "held" if after > step else "GOT", f"it is at step {after}")
-        yield from self._posed(servers)
+        yield from self._posed(learner, servers)
 
-    def _posed(self, servers: list[str]) -> Iterator[Attempt]:
-        """Answer in the servers' place: their Service chooses by labels, so that some connections come here."""
-        self.admin.apply(*attackers(self.image, POSER))
+    def _posed(self, learner: str, servers: list[str]) -> Iterator[Attempt]:
+        """Stand where a server of the job would, in all that one of its pods wears."""
+        (pod,) = attackers(self.image, POSER)
+        uid = self.admin.get("rmj", NAME)["metadata"]["uid"]
+        pod["metadata"]["annotations"] = {names.ANNOTATION_JOB: NAME, names.ANNOTATION_JOB_UID: uid}
+        self.admin.apply(pod)
         self.admin("wait", "--for=condition=Ready", "pod", POSER, "--timeout=300s")
-        yield from self._tried(POSER, "pose", str(POSE_S), *servers)
-        phase = self.admin.get("rmj", NAME)["status"]["phase"]
-        yield Attempt(POSER, "the connections of the learner", "open", f"turned away by TLS; the job is {phase}")
+        before, reached = steps(self.admin), False
+        for told in self.admin.from_pod(POSER, "pose", str(POSE_S), learner, *servers):
+            if told.get("listening"):
+                knocks = self.admin.from_pod(TWIN, "knock", address_of_pod(self.admin, POSER), *servers)
+                reached = any(one["outcome"] == "GOT" for one in knocks)
+            if "what" in told:
+                yield Attempt(POSER, told["what"], told["outcome"], told["said"])
+            if told.get("connections") == 0:
+                reached = False
+        if not reached:
+            raise RuntimeError("a pod of the job cannot reach the one that poses: that it is held says nothing")
+        gone, phase = steps(self.admin) - before, self.admin.get("rmj", NAME)["status"]["phase"]
+        said = f"{gone} steps in {POSE_S} s; the job is {phase}"
+        yield Attempt(POSER, "to end the training", "held" if gone > 0 and phase == "Running" else "GOT", said)
 
     def _knocks(self, rollout: str, learner: str, servers: list[str], groups: list[str]) -> Iterator[Attempt]:
         others = [str(port) for port in OTHER_PORTS]
@@ -145,8 +160,6 @@ class Attack:
 
     def _tried(self, pod: str, command: str, *words: str) -> Iterator[Attempt]:
         for told in self.admin.from_pod(pod, command, *words):
-            if told.get("connections") == 0:
-                raise RuntimeError("nobody came to the pod that poses as a server: that it is held says nothing")
             if "what" in told:
                 yield Attempt(pod, told["what"], told["outcome"], told["said"])
 

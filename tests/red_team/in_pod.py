@@ -2,7 +2,7 @@
 
 `python3 - COMMAND WORD...`: `knock HOST PORT...` connects; `ask HOST PORT` asks a server's routes without the token;
 `progress HOST PORT` the learner's; `join HOST PORT...` its transfer groups; `stall HOST SECONDS PORT...` holds many
-connections; `pose SECONDS PORT...` answers as a server would; `leave HOST:PORT...` connects out of the job. Each prints
+connections; `pose SECONDS LEARNER PORT...` answers as a server would; `leave HOST:PORT...` connects out of the job. Each prints
 a JSON object a line: what, outcome, said.
 """
 
@@ -177,17 +177,20 @@ def stall(host: str, seconds: str, *ports: str) -> None:
     time.sleep(float(seconds))
 
 
-def pose(seconds: str, *ports: str) -> None:
-    """Listen as a server would, with a certificate of our own; tell who believed it, and what they then said."""
+def pose(seconds: str, learner: str, *ports: str) -> None:
+    """Listen as a server would, with a certificate of our own; tell who came, who believed it, what they then said."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificate())
-    heard: list[tuple[str, bytes]] = []
+    heard: list[tuple[str, str, bytes]] = []
     for port in ports:
-        threading.Thread(target=answer_at, args=(int(port), context, heard), daemon=True).start()
+        listening = socket.create_server(("", int(port)))
+        threading.Thread(target=answer_at, args=(listening, context, heard), daemon=True).start()
+    print(json.dumps({"listening": True}), flush=True)
     time.sleep(float(seconds))
-    believed = [said for outcome, said in heard if outcome == "believed"]
-    what = f"to be taken for a server, in whose Service this pod is ({len(heard)} connections came)"
-    tell(what, bool(believed), believed[0][:200].decode(errors="replace") if believed else "")
+    believed = [said for _, outcome, said in heard if outcome == "believed"]
+    came = sum(host == learner for host, _, _ in heard)
+    tell("to be taken for a server", bool(believed), believed[0][:200].decode(errors="replace") if believed else "")
+    tell("the connections of the learner, by its servers' labels", bool(came), f"{came} of {len(heard)} were its own")
     print(json.dumps({"connections": len(heard)}), flush=True)
 
 
@@ -202,16 +205,16 @@ def leave(*addresses: str) -> None:
             tell(f"to connect out, to {address}", False, type(error).__name__)
 
 
-def answer_at(port: int, context: ssl.SSLContext, heard: list[tuple[str, bytes]]) -> None:
-    with socket.create_server(("", port)) as listening:
+def answer_at(listening: socket.socket, context: ssl.SSLContext, heard: list[tuple[str, str, bytes]]) -> None:
+    with listening:
         while True:
-            plain, _ = listening.accept()
+            plain, (host, _) = listening.accept()
             plain.settimeout(TIMEOUT_S)
             try:
                 with context.wrap_socket(plain, server_side=True) as secure:
-                    heard.append(("believed", secure.recv(4096)))
+                    heard.append((host, "believed", secure.recv(4096)))
             except OSError as error:
-                heard.append(("turned away", type(error).__name__.encode()))
+                heard.append((host, "turned away", type(error).__name__.encode()))
 
 
 def certificate() -> str:

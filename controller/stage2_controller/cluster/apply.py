@@ -69,6 +69,22 @@ class ChildWriter:
                 raise answer
         return refusals
 
+    async def publish(self, key: Key, slices: Sequence[Manifest]) -> list[str]:
+        """Write EndpointSlices, and return what the API server refused.
+
+        An apply takes over an object of that name: a pod's own, made up for it by its ReplicaSet.
+        """
+        refusals: list[str] = []
+        for one in slices:
+            logger.info("%s: apply %s %s", key, one["kind"], one["metadata"]["name"])
+            try:
+                self._observer.published(await self._api.apply(one))
+            except ApiRefused as error:
+                refusals.append(f"{one['kind']} {one['metadata']['name']}: {error.message}")
+                if error.status >= 500:
+                    raise
+        return refusals
+
     async def _write(self, write: diff.Write, key: Key, job: Object) -> None:
         kind = write.manifest["kind"]
         logger.info("%s: %s %s %s", key, write.verb, kind, write.manifest["metadata"]["name"])

@@ -48,7 +48,13 @@ class Observer:
     def watched(self, key: Key, job: Object) -> Observed:
         """Return what the watches have told of a job."""
         children = {kind: self._store.one(kind, key, child_name(kind, key)) for kind in _WATCHED}
-        return ownership.owned(replace(_observed(children), pods=self._store.all("Pod", key)), job["metadata"])
+        seen = replace(
+            _observed(children),
+            pods=self._store.all(kinds.POD.kind, key),
+            replicasets=self._store.all(kinds.REPLICA_SET.kind, key),
+            endpointslices=self._store.all(kinds.ENDPOINT_SLICE.kind, key),
+        )
+        return ownership.owned(seen, job["metadata"])
 
     async def read_now(self, kind: str, key: Key) -> Object | None:
         """Return the object with the name of a child, as the API server has it now."""
@@ -60,6 +66,10 @@ class Observer:
             self._store.put(kind, body)
         else:
             self._named.put(kind, key.namespace, child_name(kind, key), body)
+
+    def published(self, body: Object) -> None:
+        """Take in an EndpointSlice that was written."""
+        self._store.put(kinds.ENDPOINT_SLICE.kind, body)
 
     def deleted(self, kind: str, body: Object, left: Object | None) -> None:
         """Take in what a deletion has left: a watch that begins just now may never tell of it."""

@@ -157,9 +157,11 @@ def namespace_of(accepted: RolloutMatchingJob) -> str:
 
 
 def _controlled(child: meta.Manifest, node: str | None, avoid: tuple[str, ...]) -> meta.Manifest:
-    """Return the child with what only a controller can add: its readiness, the job's uid, and its node."""
+    """Return the child with what only a controller can add: its readiness, its addresses, the job's uid, its node."""
     if child["kind"] == kinds.DEPLOYMENT.kind:
         child = deployment.gated(child)
+    if child["kind"] == kinds.SERVICE.kind:
+        return service.choosing_nobody(child)
     if child["kind"] not in kinds.ROLE_OF_PODS:
         return child
     child = _marked(child)

@@ -8,6 +8,8 @@ from stage2_controller.job.children import meta
 from stage2_controller.job.observed import Observed, terminating
 from stage2_controller.job.strategic_merge import MERGE_KEYS
 
+_CHOICE = "selector"  # a Service that is to choose no pods chooses some once anybody adds a label
+
 
 class Write(NamedTuple):
     """One write to the API server: `create` fails softly where the child exists, `apply` is a server-side apply."""
@@ -31,6 +33,8 @@ def covers(observed: Any, desired: Any, key: str = "") -> bool:
     """Return whether `observed` holds everything in `desired`; what others added beside it does not count."""
     if observed is None:
         return _empty(desired)  # the API server leaves out what is empty, zero or false
+    if key == _CHOICE and not desired:
+        return not observed
     if isinstance(desired, Mapping):
         return isinstance(observed, Mapping) and all(
             covers(observed.get(name), value, name) for name, value in desired.items()

@@ -62,10 +62,14 @@ ROLE_OF_PODS = {child.kind: child.role for child in CHILDREN if child.has_pods}
 
 ROLLOUT_MATCHING_JOB = Resource(names.KIND, names.API_VERSION, names.PLURAL)
 POD = Resource("Pod", "v1", "pods", spec_fields=("nodeName", "readinessGates"))
+REPLICA_SET = Resource("ReplicaSet", "apps/v1", "replicasets", spec_fields=())  # between a Deployment and its pods
+ENDPOINT_SLICE = Resource("EndpointSlice", "discovery.k8s.io/v1", "endpointslices")  # one of each rollout pod
 NODE = Resource("Node", "v1", "nodes")
 OTHERS = (
     ROLLOUT_MATCHING_JOB,
     POD,
+    REPLICA_SET,
+    ENDPOINT_SLICE,
     NODE,
     Resource("Event", "v1", "events"),
     Resource("Lease", "coordination.k8s.io/v1", "leases"),
@@ -78,6 +82,6 @@ RESOURCES = {resource.kind: resource for resource in (*CHILDREN, *OTHERS)}
 
 
 def watched(*, kueue: bool) -> tuple[Resource, ...]:
-    """Return what is watched of every job: itself, its children and their pods."""
+    """Return what is watched of every job: itself, its children, their pods and what belongs to these."""
     children = (child for child in CHILDREN if child.watched and (kueue or not child.of_kueue))
-    return (ROLLOUT_MATCHING_JOB, *children, POD)
+    return (ROLLOUT_MATCHING_JOB, *children, REPLICA_SET, POD, ENDPOINT_SLICE)

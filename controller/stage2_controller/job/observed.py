@@ -24,6 +24,8 @@ class Observed:
     secret: Object | None = None
     learner: Object | None = None  # the batch/v1 Job
     pods: tuple[Object, ...] = ()
+    replicasets: tuple[Object, ...] = ()  # whatever carries the job's name: only their owners say whose they are
+    endpointslices: tuple[Object, ...] = ()  # the same
     progress: LearnerReport | None = None  # what the learner's /progress answered, if it was asked
     leaving: tuple[str, ...] = ()  # kind and name of what a deleted job of the same name has left
     foreign: tuple[str, ...] = ()  # kind and name of what has a child's name and was made by somebody else

@@ -4,7 +4,7 @@ A name is no proof. A job that was deleted and applied again at once finds the o
 collector has been there, and somebody may have made an object that only happens to have such a name.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -18,17 +18,23 @@ Whose = Literal["own", "former", "foreign"]
 LOOK_AGAIN_S = {reasons.OLD_CHILDREN_ENDING: 2.0, reasons.NAME_TAKEN: 15.0}
 
 _KIND_OF_ROLE = {role: kind for kind, role in kinds.ROLE_OF_PODS.items()}
+_PARENT_OF_PODS = {names.ROLE_ROLLOUT: kinds.REPLICA_SET.kind, names.ROLE_LEARNER: kinds.LEARNER_JOB.kind}
 
 
 def whose(child: Object, job: Mapping[str, Any]) -> Whose:
     """Return whose child it is, by its controller's uid; `job` is the metadata of the job."""
-    references = child["metadata"].get("ownerReferences") or ()
-    owner: Mapping[str, Any] | None = next((item for item in references if item.get("controller")), None)
+    owner = controller_of(child)
     if owner is None or owner["kind"] != names.KIND or not owner["apiVersion"].startswith(f"{names.GROUP}/"):
         return "foreign"
     if owner["uid"] == job["uid"]:
         return "own"
     return "former" if owner["name"] == job["name"] else "foreign"
+
+
+def controller_of(body: Object) -> Mapping[str, Any] | None:
+    """Return the owner reference of what controls an object."""
+    references: Sequence[Mapping[str, Any]] = body["metadata"].get("ownerReferences") or ()
+    return next((item for item in references if item.get("controller")), None)
 
 
 def owned(seen: Observed, job: Mapping[str, Any]) -> Observed:
@@ -63,12 +69,18 @@ def _named(found: Mapping[str, tuple[Object, Whose]], wanted: Whose) -> tuple[st
 
 
 def _whose_pod(pod: Object, job: Mapping[str, Any], told: Mapping[str, Whose]) -> Whose:
-    """Go by the uid that its template carries; one from before templates did is its Deployment's or Job's."""
+    """Go by the uid that its template carries; one from before templates did is its Deployment's or Job's.
+
+    One that nothing of the kind controls was made by hand, whatever it carries.
+    """
     metadata = pod["metadata"]
+    role, controller = (metadata.get("labels") or {}).get(names.LABEL_ROLE, ""), controller_of(pod)
+    if controller is None or controller["kind"] != _PARENT_OF_PODS.get(role):
+        return "foreign"
     uid = (metadata.get("annotations") or {}).get(names.ANNOTATION_JOB_UID)
     if uid:
         return "own" if uid == job["uid"] else "former"
-    parent = told.get(_KIND_OF_ROLE.get((metadata.get("labels") or {}).get(names.LABEL_ROLE, ""), ""))
+    parent = told.get(_KIND_OF_ROLE[role])
     if parent:
         return parent
     older = metadata.get("creationTimestamp", "") < job.get("creationTimestamp", "")

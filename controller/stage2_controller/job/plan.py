@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from stage2_api.errors import ConfigError
-from stage2_controller.job import conditions, kueue, names, outcome, ownership, reasons
+from stage2_controller.job import conditions, kueue, names, outcome, ownership, reasons, service_members
 from stage2_controller.job import status as statuses
 from stage2_controller.job.children import meta, secret
 from stage2_controller.job.credentials import Hosts
@@ -36,6 +36,7 @@ class Plan:
     placement: NodeChoice | None = None  # the job's place; None: it needs none
     keeps_place: bool = False  # refused, but what already runs goes on
     workload_patch: Mapping[str, Any] | None = None  # what Kueue has to be told
+    slices: Manifests = ()  # what has to be written of the addresses behind the Service
     gate: GateCondition | None = None  # the readiness of the rollout pod that has to be told
     delete_job: bool = False  # spec.ttlSecondsAfterFinished has passed
     again_after_s: float | None = None
@@ -130,7 +131,7 @@ def _refused(raw: Mapping[str, Any], observed: Observed, message: str, now: date
     started = observed.learner is not None or observed.deployment is not None or outcome.final(previous) is not None
     generation = raw["metadata"].get("generation", 0)
     status = statuses.refused(previous, message=message, started=started, generation=generation, now=now)
-    return Plan(status=status, keeps_place=True)
+    return Plan(status=status, keeps_place=True, slices=service_members.slices_to_write(observed))
 
 
 def _finished(situation: Situation, status: dict[str, Any]) -> Plan:
@@ -163,14 +164,18 @@ def _going_on(
         children = (secret.secret(owner, new_credentials(hosts, situation.now)), *children)
     if situation.renews_secret and _has_no_pods(situation.observed):
         deletions = (*deletions, *existing(situation.observed, "Secret"))
+    if not situation.blocked and service_members.service_goes(children, situation.observed):
+        deletions = (*deletions, "Service")
+        children = tuple(child for child in children if child["kind"] != "Service")
     return Plan(
         status=status,
         children=() if situation.blocked else children,
         deletions=deletions,
         placement=situation.placement,
         workload_patch=_told_to_kueue(situation),
+        slices=() if situation.blocked else service_members.slices_to_write(situation.observed),
         gate=gate(situation.observed, status),
-        again_after_s=0.0 if "Secret" in deletions else _next_look(situation, status),
+        again_after_s=0.0 if {"Secret", "Service"} & set(deletions) else _next_look(situation, status),
     )
 
 

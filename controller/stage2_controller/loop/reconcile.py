@@ -98,6 +98,7 @@ class Reconciler:
         self._settle(key, made)  # before anything else is awaited: the next job must find the room taken
         refusals = await self._writer.delete(key, made.deletions, observed)
         refusals += await self._writer.write(key, job, made.children, observed)
+        refusals += await self._writer.publish(key, made.slices)
         stale = not await self._tell_kueue(key, made)
         if made.gate:
             await self._api.apply_condition(key.namespace, made.gate, at=conditions.timestamp(now))

@@ -44,6 +44,8 @@ MISSPELT = {
 }
 HERE = {PRETENDED: f"node-of-{os.environ.get('PYTEST_XDIST_WORKER', 'a-test')}"}
 """A label of the nodes of one test at a time: processes that test side by side have one each."""
+SERVERS_ADDRESS = "192.0.2.7"
+"""Of every rollout pod without a kubelet: of a block that nobody has (RFC 5737)."""
 WAIT_S = 30
 POLL_S = 0.1
 Object = dict[str, Any]
@@ -268,7 +270,8 @@ class Kubelet:
 
         def told(pod: Object) -> Object:
             statuses = [self._status(item["name"], state, ready=ready) for item in pod["spec"]["containers"]]
-            return {"phase": "Running", "conditions": conditions, "containerStatuses": statuses}
+            address = {"podIP": SERVERS_ADDRESS, "podIPs": [{"ip": SERVERS_ADDRESS}]}
+            return {"phase": "Running", "conditions": conditions, "containerStatuses": statuses, **address}
 
         self._tell(job_name, "rollout", told)
 

@@ -13,9 +13,18 @@ pytestmark = pytest.mark.timeout(300)
 
 # Used by the API server on the controller's behalf: whoever sets blockOwnerDeletion must be allowed to finalize.
 IMPLIED = {("update", "rolloutmatchingjobs/finalizers")}
-APPLIED = ("configmaps", "deployments", "networkpolicies", "services")  # an apply that creates needs both verbs
+APPLIED = (
+    "configmaps",
+    "deployments",
+    "endpointslices",
+    "networkpolicies",
+    "services",
+)  # an apply that creates needs both verbs
 GATE = "stage2.dev/weights-in-sync"
-WATCHED = ("rolloutmatchingjobs", "deployments", "jobs", "services", "networkpolicies", "pods", "nodes")
+WATCHED = (
+    *("rolloutmatchingjobs", "deployments", "replicasets", "jobs", "services", "endpointslices"),
+    *("networkpolicies", "pods", "nodes"),
+)
 SYSTEM = {"authorization.k8s.io", "authentication.k8s.io", "certificates.k8s.io"}
 
 
@@ -88,6 +97,9 @@ def test_the_controller_may_do_what_it_does_and_nothing_else(
         eventually(lambda: gate(kubectl, servers) == "False", why="the controller mends a gate that is wrong")
         kubectl("scale", "deployment", "second-rollout", "--replicas=0")
         eventually(lambda: replicas(kubectl) == 1, why="the controller mends what somebody changed")
+        chosen = '{"spec": {"selector": {"anybody": "wears-it"}}}'
+        kubectl("patch", "service", "second-rollout", "--type=merge", "-p", chosen)
+        eventually(lambda: ("delete", "services") in did | does(replica), why="a Service that chooses pods goes")
         kubectl("patch", "rmj", "second", "--type=merge", "-p", '{"spec": {"suspend": true}}')
         kubelet.learner_ends("first", 0)
         eventually(lambda: kubectl.get("rmj", "first") is None, why="the first has lived its time")

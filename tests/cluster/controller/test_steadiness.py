@@ -9,7 +9,7 @@ import pytest
 from tests.cluster.controller.conftest import Controller, Kubectl, Kubelet, eventually, job, phase
 
 pytestmark = pytest.mark.timeout(300)
-KINDS = ("rmj", "deployments", "jobs", "services", "configmaps", "secrets", "pods")
+KINDS = ("rmj", "deployments", "jobs", "services", "endpointslices", "configmaps", "secrets", "pods")
 
 
 def versions(kubectl: Kubectl) -> dict[tuple[str, str], str]:
@@ -34,7 +34,7 @@ def settled(kubectl: Kubectl) -> dict[tuple[str, str], str]:
 def applies(kubectl: Kubectl) -> int:
     """Server-side applies that the API server has served, of the kinds that the controller applies."""
     pattern = r'apiserver_request_total\{[^}]*resource="(?:%s)"[^}]*verb="APPLY"[^}]*\} (\S+)'
-    kinds = "rolloutmatchingjobs|deployments|services|configmaps"
+    kinds = "rolloutmatchingjobs|deployments|services|endpointslices|configmaps"
     return sum(int(float(count)) for count in re.findall(pattern % kinds, kubectl("get", "--raw", "/metrics")))
 
 

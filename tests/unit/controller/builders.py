@@ -96,9 +96,10 @@ def pod(role: str, *containers: Object, node: str | None = NODE, name: str = "",
     """A pod of job-3v1."""
     labels = meta.labels("job-3v1", role)
     metadata = {"name": name or f"job-3v1-{role}-x", "namespace": "team-a", "labels": labels, "uid": f"pod-{role}"}
+    owner = {"kind": "Job" if role == names.ROLE_LEARNER else "ReplicaSet", "controller": True, "uid": f"parent-{role}"}
     spec = {"nodeName": node} if node else {}
     return {
-        "metadata": {**metadata, "creationTimestamp": "2026-01-02T03:04:05Z"},
+        "metadata": {**metadata, "creationTimestamp": "2026-01-02T03:04:05Z", "ownerReferences": [owner]},
         "spec": spec,
         "status": {"podIP": "10.0.0.1", "containerStatuses": list(containers), **status},
     }

@@ -12,7 +12,8 @@ def service(owner: Mapping[str, Any], servers: Sequence[Container]) -> meta.Mani
     """Return ClusterIP Service `<job>-rollout`.
 
     Its addresses are published before they are ready: readiness is the pod's, so one crashed server would otherwise
-    make its neighbours unreachable, and a restarted server could not be sent the weights that make it ready.
+    make its neighbours unreachable, and a restarted server could not be sent the weights that make it ready. It chooses
+    pods by labels, which is all that a cluster without a controller can do.
     """
     ports = [
         {"name": server.name, "port": server.port, "targetPort": server.port, "protocol": "TCP"} for server in servers
@@ -26,3 +27,8 @@ def service(owner: Mapping[str, Any], servers: Sequence[Container]) -> meta.Mani
         }
     }
     return meta.child(kinds.SERVICE, owner=owner, body=body)
+
+
+def choosing_nobody(manifest: meta.Manifest) -> meta.Manifest:
+    """Return the Service without the choice by labels, which anybody's pod can wear; needs `endpointslice`."""
+    return {**manifest, "spec": {**manifest["spec"], "selector": {}}}

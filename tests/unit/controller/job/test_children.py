@@ -80,13 +80,13 @@ def test_gpus_of_another_vendor_are_asked_for_by_their_name() -> None:
 def test_the_service_has_a_stable_port_for_each_server() -> None:
     spec = wanted("Service")["spec"]
     assert [port["port"] for port in spec["ports"]] == [8000, 8001, 8002]
-    assert spec["selector"] == {names.LABEL_JOB: "job-3v1", names.LABEL_ROLE: names.ROLE_ROLLOUT}
+    assert spec["selector"] == {}, "anybody's pod can wear labels"
 
 
 def test_the_learner_runs_where_the_servers_run() -> None:
     (term,) = pod_spec("Job")["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     assert term["topologyKey"] == "kubernetes.io/hostname"
-    assert term["labelSelector"]["matchLabels"] == wanted("Service")["spec"]["selector"]
+    assert term["labelSelector"]["matchLabels"] == wanted("Deployment")["spec"]["selector"]["matchLabels"]
 
 
 def test_a_learner_holds_its_place_while_it_waits_and_is_started_again_in_its_own_pod() -> None:

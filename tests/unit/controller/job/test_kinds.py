@@ -28,9 +28,14 @@ def test_the_chart_grants_just_what_is_done_with_a_kind(child: ChildKind) -> Non
     needed = {"get", "create"}
     needed |= {"list", "watch"} if child.watched else set()
     needed |= set() if child.create_once else {"patch"}
-    needed |= {"delete"} if child.has_pods or child.of_kueue or child is kinds.SECRET else set()
+    needed |= {"delete"} if child.has_pods or child.of_kueue or child in (kinds.SECRET, kinds.SERVICE) else set()
     group = child.api_version.rpartition("/")[0]
     assert granted()[group, child.plural] == needed
+
+
+def test_the_chart_grants_just_what_is_done_with_the_addresses_behind_a_service() -> None:
+    assert granted()["discovery.k8s.io", "endpointslices"] == {"list", "watch", "create", "patch"}
+    assert granted()["apps", "replicasets"] == {"list", "watch"}
 
 
 @BY_KIND
