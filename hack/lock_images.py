@@ -1,22 +1,26 @@
 """What the images install, by name, version and hash: `make lock-images` writes images/requirements/*.txt anew.
 
-pyproject.toml says what may be installed, these files say what is. They hold no addresses: the packages come from
-whatever index a builder has, and are refused there if they are not these.
+pyproject.toml says what may be installed, these files say what is, on x86_64 and on aarch64 (arm64): what only one of
+them installs has a marker. They hold no addresses: the packages come from whatever index a builder has, and are refused
+there if they are not these.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "images" / "requirements"
-PLATFORM = ("--python-version=3.11", "--python-platform=x86_64-manylinux_2_36")  # Debian bookworm
+MACHINES = ("x86_64", "aarch64")
+SYSTEM = "manylinux_2_36"  # Debian bookworm
+PACKAGE = re.compile(r"^(?P<name>[a-z0-9._-]+)(?P<rest>==(?P<version>\S+) \\\n(?:    \S+(?: \\)?\n)+)", re.MULTILINE)
 FORM = ("--generate-hashes", "--no-header", "--no-annotate", "--no-emit-index-url", "--quiet")
 BUILD_BACKEND = "hatchling>=1.27"
 NEVER = "sys_platform == 'never'"
@@ -71,10 +75,27 @@ def write(uv: str, lock: Lock) -> None:
         overrides.write_text("".join(f"{one}; {NEVER}\n" for one in lock.left_out), encoding="utf-8")
         project = ["pyproject.toml", *(f"--extra={extra}" for extra in lock.extras)] if lock.extras else []
         left_out = [f"--override={overrides}"] if lock.left_out else []
-        command = [uv, "pip", "compile", *PLATFORM, *FORM, *left_out, *project, str(others)]
-        found = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True).stdout
+        found = {}
+        for machine in MACHINES:
+            platform = ("--python-version=3.11", f"--python-platform={machine}-{SYSTEM}")
+            command = [uv, "pip", "compile", *platform, *FORM, *left_out, *project, str(others)]
+            found[machine] = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True).stdout
     lock.path.parent.mkdir(parents=True, exist_ok=True)
-    lock.path.write_text(found, encoding="utf-8")
+    lock.path.write_text(merged(found), encoding="utf-8")
+
+
+def merged(by_machine: Mapping[str, str]) -> str:
+    """Return the files of several machines as one: a package that not all of them install so says of which it is."""
+    machines: dict[tuple[str, str, str], list[str]] = {}
+    for machine, text in by_machine.items():
+        for package in PACKAGE.finditer(text):
+            machines.setdefault((package["name"], package["version"], package["rest"]), []).append(machine)
+    entries = []
+    for (name, version, rest), which in sorted(machines.items()):
+        wanted = " or ".join(f"platform_machine == '{machine}'" for machine in which)
+        marker = "" if len(which) == len(by_machine) else f" ; {wanted}"
+        entries.append(f"{name}=={version}{marker}" + rest.removeprefix(f"=={version}"))
+    return "".join(entries)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 # The controller: kopf and the Kubernetes client; never torch.
-FROM python:3.11-slim-bookworm
+ARG BASE=docker.io/library/python:3.11-slim-bookworm
+FROM $BASE
 
 ENV PATH=/opt/stage2/bin:$PATH PYTHONUNBUFFERED=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /src

@@ -1,5 +1,6 @@
 # The rollout servers and the learner. VLLM=gpu is the build for NVIDIA GPUs; VLLM=cpu runs anywhere, slowly.
-FROM python:3.11-slim-bookworm
+ARG BASE=docker.io/library/python:3.11-slim-bookworm
+FROM $BASE
 ARG VLLM=cpu
 
 ENV PATH=/opt/stage2/bin:$PATH PYTHONUNBUFFERED=1 PIP_DISABLE_PIP_VERSION_CHECK=1 HOME=/tmp
@@ -12,7 +13,7 @@ RUN set -eu; \
     DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends libnuma1 g++ python3-dev; \
     rm -rf /var/lib/apt/lists/*
 
-# Dependencies in a layer of their own, each by its version and hash for x86_64 (hack/lock_images.py), and the list of them with
+# Dependencies in a layer of their own, each by its version and hash (hack/lock_images.py), and the list of them with
 # their licences (CycloneDX): a change of code leaves these gigabytes untouched. Byte code is made here because the root
 # file system is read-only where it runs.
 COPY images/requirements/$VLLM.txt images/requirements/tools.txt /tmp/requirements/

@@ -2,8 +2,8 @@
 
 `python3 - COMMAND WORD...`: `knock HOST PORT...` connects; `ask HOST PORT` asks a server's routes without the token;
 `progress HOST PORT` the learner's; `join HOST PORT...` its transfer groups; `stall HOST SECONDS PORT...` holds many
-connections; `pose SECONDS LEARNER PORT...` answers as a server would; `leave HOST:PORT...` connects out of the job. Each prints
-a JSON object a line: what, outcome, said.
+connections; `pose SECONDS LEARNER PORT...` answers as a server would; `leave HOST:PORT...` connects out of the job.
+Each prints a JSON object a line: what, outcome, said.
 """
 
 import contextlib

@@ -144,8 +144,8 @@ def _on_cluster(home: Path | None, change: Callable[[Layout, Console], None]) ->
 
 
 @app.command()
-def tool(name: Annotated[str, typer.Argument(help="helm, kubectl or promtool")], home: Home = None) -> None:
-    """Print the path of helm, kubectl or promtool: the one on PATH, else one that a package ships."""
+def tool(name: Annotated[str, typer.Argument(help=", ".join(packaged.NAMES))], home: Home = None) -> None:
+    """Print the path of a program that tests use: the one on PATH, else one that a package ships."""
     if name not in packaged.NAMES:
         raise typer.BadParameter(f"{name!r}; must be one of {', '.join(packaged.NAMES)}")
     try:

@@ -11,11 +11,12 @@ import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
 
-from local_cluster import buildah, context, locks
+from local_cluster import buildah, context, locks, provenance
 from local_cluster.containerd import ctr, ctr_command
 from local_cluster.layout import HUB, PAUSE_IMAGE, ClusterError, Layout
 from local_cluster.processes import run
@@ -48,6 +49,11 @@ class ProjectImage:
     def reference(self) -> str:
         """Full reference, as containerd keeps it."""
         return f"{HUB}stage2/{self.name}:{self.variant}"
+
+    @property
+    def all_arguments(self) -> tuple[str, ...]:
+        """Its own arguments, and the stand-in that it is built on here."""
+        return (f"BASE={BASE_IMAGE}", *self.arguments)
 
     @property
     def dockerfile(self) -> Path:
@@ -126,8 +132,12 @@ def build(layout: Layout, image: ProjectImage, console: Console) -> None:
     with locks.held(layout, "build"):
         buildah.prune(layout)
         buildah.share_wheels(layout)
-        _build(layout, image, ensure_base(layout, console))
+        environment, started = ensure_base(layout, console), datetime.now(UTC)
+        _build(layout, image, environment)
         buildah.prune(layout)
+        made = provenance.Build(image.reference, image.dockerfile, BASE_IMAGE, image.all_arguments, started)
+        for path in provenance.write(layout, made):
+            console.print(path, highlight=False)
 
 
 def _build(layout: Layout, image: ProjectImage, environment: Mapping[str, str]) -> None:
@@ -137,7 +147,7 @@ def _build(layout: Layout, image: ProjectImage, environment: Mapping[str, str]) 
             *("build", "--isolation=chroot", "--layers", "--pull-never", "--network=host", "--format=oci"),
             *(f"--unsetenv={name}" for name in environment),
             *(f"--volume={mount}" for mount in _mounts()),
-            *(f"--build-arg={argument}" for argument in image.arguments),
+            *(f"--build-arg={argument}" for argument in image.all_arguments),
             *(f"--file={image.dockerfile}", f"--tag={image.reference}", folder),
         )
         result = subprocess.run(command, env={**os.environ, **buildah.environment(layout)}, check=False)

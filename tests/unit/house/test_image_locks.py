@@ -6,7 +6,8 @@ import re
 import tomllib
 
 import pytest
-from hack.lock_images import LOCKS, ROOT, Lock
+from hack.lock_images import LOCKS, MACHINES, ROOT, Lock, merged
+from packaging.markers import Marker
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -15,32 +16,46 @@ IMAGE = {
     "python_version": "3.11",
     "python_full_version": "3.11.2",
     "sys_platform": "linux",
-    "platform_machine": "x86_64",
 }
 ENTRY = re.compile(
-    r"^(?P<name>[A-Za-z0-9._-]+)==(?P<version>\S+)(?: ; [^\\]+)?(?P<hashes>(?: \\\n    --hash=sha256:[0-9a-f]{64})+)\n",
+    r"^(?P<name>[A-Za-z0-9._-]+)==(?P<version>\S+)(?: ; (?P<marker>[^\\]+?))?"
+    r"(?P<hashes>(?: \\\n    --hash=sha256:[0-9a-f]{64})+)\n",
     re.M,
 )
 each_lock = pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.name)
 
 
-def asked(lock: Lock) -> list[Requirement]:
-    """What pyproject.toml and the lock itself ask for, without what is left out."""
+each_machine = pytest.mark.parametrize("machine", MACHINES)
+
+
+def asked(lock: Lock, machine: str) -> list[Requirement]:
+    """What pyproject.toml and the lock itself ask for on a machine, without what is left out."""
+    here = {**IMAGE, "platform_machine": machine}
     project = PROJECT["project"]
     lines = [*lock.others, *(project["dependencies"] if lock.extras else ())]
     lines += [line for extra in lock.extras for line in project["optional-dependencies"][extra]]
     overrides = [Requirement(line) for line in PROJECT["tool"]["uv"]["override-dependencies"]]
     replaced = {one.name: one for one in overrides}
     found = [replaced.get(one.name, one) for one in map(Requirement, lines)]
-    return [one for one in found if one.name not in lock.left_out and (not one.marker or one.marker.evaluate(IMAGE))]
+    return [one for one in found if one.name not in lock.left_out and (not one.marker or one.marker.evaluate(here))]
+
+
+def chosen_for(lock: Lock, machine: str) -> dict[str, str]:
+    """The versions that a machine installs, by name."""
+    here = {**IMAGE, "platform_machine": machine}
+    entries = ENTRY.finditer(lock.path.read_text(encoding="utf-8"))
+    found = [one for one in entries if not one["marker"] or Marker(one["marker"]).evaluate(here)]
+    chosen = {canonicalize_name(one["name"]): one["version"] for one in found}
+    assert len(chosen) == len(found), f"{lock.path.name} has two versions of a package for {machine}"
+    return chosen
 
 
 @each_lock
-def test_every_requirement_is_met_by_a_version_that_it_allows(lock: Lock) -> None:
-    text = lock.path.read_text(encoding="utf-8")
-    chosen = {canonicalize_name(match["name"]): match["version"] for match in ENTRY.finditer(text)}
-    wrong = [str(one) for one in asked(lock) if chosen.get(canonicalize_name(one.name), "") not in one.specifier]
-    assert asked(lock)
+@each_machine
+def test_every_requirement_is_met_by_a_version_that_it_allows(lock: Lock, machine: str) -> None:
+    chosen, wanted = chosen_for(lock, machine), asked(lock, machine)
+    wrong = [str(one) for one in wanted if chosen.get(canonicalize_name(one.name), "") not in one.specifier]
+    assert wanted
     assert not wrong, f"{lock.path.name} lacks {wrong}: make lock-images"
     assert not set(lock.left_out) & set(chosen)
 
@@ -49,3 +64,18 @@ def test_every_requirement_is_met_by_a_version_that_it_allows(lock: Lock) -> Non
 def test_every_package_has_a_version_and_hashes_and_nothing_else_stands_there(lock: Lock) -> None:
     rest = ENTRY.sub("", lock.path.read_text(encoding="utf-8"))
     assert rest.strip() == "", f"{lock.path.name}: {rest[:200]}"
+
+
+HASH = " \\\n    --hash=sha256:" + "0" * 64 + "\n"
+
+
+def test_what_one_machine_alone_installs_says_so() -> None:
+    both, old, new, own = f"a==1{HASH}", f"b==1{HASH}", f"b==2{HASH}", f"c==3{HASH}"
+    text = merged({"x86_64": both + old + own, "aarch64": both + new})
+    assert text == (
+        both
+        + f"b==1 ; platform_machine == 'x86_64'{HASH}"
+        + f"b==2 ; platform_machine == 'aarch64'{HASH}"
+        + f"c==3 ; platform_machine == 'x86_64'{HASH}"
+    )
+    assert ENTRY.sub("", text) == ""
