@@ -20,7 +20,7 @@ from stage2_controller.cluster.freshness import Freshness, Scope
 from stage2_controller.cluster.progress_polls import ProgressPolls
 from stage2_controller.cluster.progress_reader import ProgressReader
 from stage2_controller.cluster.store import Store, key_of
-from stage2_controller.job import names
+from stage2_controller.job import kinds, names
 from stage2_controller.job.key import Key
 from stage2_controller.job.settings import Settings
 from stage2_controller.loop import loop_lag
@@ -97,17 +97,24 @@ class Controller:
         """Take in one watch event and ask for a pass over the job that it concerns."""
         body: Any = event["object"]
         gone = event["type"] == "DELETED"
+        counted = kind == kinds.REPLICA_SET.kind and not gone and self._knows(kind, body)
         (self.store.remove if gone else self.store.put)(kind, body)
         if self.capacity and kind == "Node":
             (self.capacity.remove if gone else self.capacity.put)(kind, body)
         key = key_of(kind, body)
-        if key is None:
+        if key is None or counted:
             return
         if kind == names.KIND and gone:
             self.queue.forget(key)
             self.reconciler.forget(key)
         else:
             self.queue.add(key)
+
+    def _knows(self, kind: str, body: Any) -> bool:
+        """Whether an object is known with these owners: how many pods a ReplicaSet has is no reason for a pass."""
+        key = key_of(kind, body)
+        known = self.store.one(kind, key, body["metadata"]["name"]) if key else None
+        return known is not None and known["metadata"].get("ownerReferences") == body["metadata"].get("ownerReferences")
 
     def endpoints(self) -> Endpoints:
         """Return what the HTTP endpoints tell of this controller."""

@@ -56,6 +56,12 @@ class ProjectImage:
         return (f"BASE={BASE_IMAGE}", *self.arguments)
 
     @property
+    def packages(self) -> tuple[str, ...]:
+        """The locks of images/requirements that it installs."""
+        own = dict(argument.split("=", 1) for argument in self.arguments).get("VLLM", "cpu")
+        return (self.name if self.name == "controller" else own, "tools")
+
+    @property
     def dockerfile(self) -> Path:
         """What it is built from, with the repository as context."""
         return context.REPOSITORY / "images" / f"{self.name}.Dockerfile"
@@ -135,7 +141,9 @@ def build(layout: Layout, image: ProjectImage, console: Console) -> None:
         environment, started = ensure_base(layout, console), datetime.now(UTC)
         _build(layout, image, environment)
         buildah.prune(layout)
-        made = provenance.Build(image.reference, image.dockerfile, BASE_IMAGE, image.all_arguments, started)
+        made = provenance.Build(
+            image.reference, image.dockerfile, BASE_IMAGE, image.all_arguments, image.packages, started
+        )
         for path in provenance.write(layout, made):
             console.print(path, highlight=False)
 

@@ -29,18 +29,22 @@ _READ = 'container=$1 file=$2; shift 2; root=$("$@" mount "$container"); cat "$r
 
 @dataclass(frozen=True)
 class Build:
-    """One finished build of an image. arguments: NAME=value, as the Dockerfile got them."""
+    """One finished build of an image.
+
+    arguments: NAME=value, as the Dockerfile got them. packages: the locks of images/requirements that it installs.
+    """
 
     reference: str
     dockerfile: Path
     base: str
     arguments: Sequence[str]
+    packages: Sequence[str]
     started: datetime
 
     @property
     def files(self) -> list[Path]:
         """What says what it is made of: the Dockerfile, and the versions and hashes of its packages."""
-        return [self.dockerfile, *sorted((REPOSITORY / "images" / "requirements").glob("*.txt"))]
+        return [self.dockerfile, *(REPOSITORY / "images" / "requirements" / f"{one}.txt" for one in self.packages)]
 
 
 @dataclass(frozen=True)

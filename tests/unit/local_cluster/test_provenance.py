@@ -16,7 +16,7 @@ from local_cluster.context import REPOSITORY
 
 IMAGE = images.ProjectImage("trainer", variant="gpu", arguments=("VLLM=gpu",))
 AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone(timedelta(hours=1)))
-BUILD = provenance.Build(IMAGE.reference, IMAGE.dockerfile, images.BASE_IMAGE, IMAGE.all_arguments, AT)
+BUILD = provenance.Build(IMAGE.reference, IMAGE.dockerfile, images.BASE_IMAGE, IMAGE.all_arguments, IMAGE.packages, AT)
 DIGESTS = {IMAGE.reference: "sha256:" + "1" * 64, images.BASE_IMAGE: "sha256:" + "2" * 64}
 SOURCE = provenance.Source("3" * 40, changed=False)
 
@@ -45,13 +45,19 @@ def test_it_is_an_in_toto_statement_of_slsa_provenance_about_the_image() -> None
     assert found["predicate"]["runDetails"]["metadata"]["startedOn"] == "2026-01-02T02:04:05Z"
 
 
-def test_base_commit_dockerfile_and_every_locked_list_of_packages_are_named_by_digest() -> None:
+def test_base_commit_dockerfile_and_its_locked_packages_are_named_by_digest() -> None:
     found = dependencies(made())
+    assert "images/requirements/cpu.txt" not in found
     assert found[images.BASE_IMAGE] == {"sha256": "2" * 64}
     assert found["source"] == {"gitCommit": "3" * 40}
     files = ["images/trainer.Dockerfile", "images/requirements/gpu.txt", "images/requirements/tools.txt"]
     for name in files:
         assert found[name] == {"sha256": hashlib.sha256((REPOSITORY / name).read_bytes()).hexdigest()}
+
+
+def test_each_image_names_the_packages_that_it_installs() -> None:
+    found = {image.name: image.packages for image in images.PROJECT_IMAGES}
+    assert found == {"controller": ("controller", "tools"), "trainer": ("cpu", "tools")}
 
 
 def test_arguments_of_the_build_are_its_parameters() -> None:

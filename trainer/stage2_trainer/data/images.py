@@ -25,6 +25,8 @@ MOST_ASPECT = 200
 """Times that an image's longer side is its shorter one: Qwen's image processor raises on one that is beyond it."""
 MOST_BYTES = 256 << 20
 """Bytes of an image's file."""
+FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "AVIF")
+"""Pillow's names of what is read. It knows forty more, and hands PostScript to Ghostscript where a machine has that."""
 UPRIGHT = 1
 PLAIN_FORMATS = frozenset({"JPEG", "PNG", "WEBP"})
 PLAIN_MODES = frozenset({"RGB", "L"})
@@ -71,7 +73,7 @@ def load_image(source: str) -> Image.Image:
 
 def opened(file: BinaryIO) -> Image.Image:
     """Return an image of which the header is read. Raises ValueError where no model can take it, or no memory."""
-    image = Image.open(file)
+    image = Image.open(file, formats=_formats())
     if (pixels := image.width * image.height) > MOST_PIXELS:
         raise ValueError(f"{image.width} x {image.height} are {pixels} pixels, above the limit of {MOST_PIXELS}")
     if max(image.size) > MOST_ASPECT * min(image.size):
@@ -80,12 +82,20 @@ def opened(file: BinaryIO) -> Image.Image:
     return image
 
 
+@functools.cache
+def _formats() -> list[str]:
+    """Return those of the formats that this build of Pillow reads."""
+    Image.init()
+    return [one for one in FORMATS if one in Image.OPEN]
+
+
 def shown(image: Image.Image) -> Image.Image:
     """Return the RGB pixels (8 bits) of an image as it is shown.
 
     It is turned as its EXIF says; what is transparent stands on white; of 16 bits the upper eight count; of several
     frames the first; palettes and CMYK are converted as Pillow does.
     """
+    image.load()  # here what is broken is an error, and below it would be an image that is black from there on
     image = _upright(image)
     if image.mode in SIXTEEN_BITS:
         image = image.convert("I").point(lambda value: value / 256).convert("L")
@@ -222,7 +232,7 @@ def _named(source: str) -> str:
 
 def _why(error: Exception) -> str:
     if isinstance(error, UnidentifiedImageError):
-        return "no image format that is known"  # Pillow names a buffer in memory
+        return f"no image format that is known: {', '.join(_formats())}"  # Pillow names a buffer in memory
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error) or type(error).__name__

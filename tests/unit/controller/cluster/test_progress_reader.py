@@ -1,6 +1,7 @@
 """Asking a learner for its progress, over real HTTP on the loopback address."""
 
 import base64
+import contextlib
 import gzip
 import json
 import ssl
@@ -77,6 +78,47 @@ async def test_a_learner_that_cannot_be_asked_has_no_report(reader: ProgressRead
 
 
 REPORT = json.dumps(b.report(step=7).document()).encode()
+
+
+def told(**fields: Any) -> bytes:
+    """The report with other fields; a pair of dots leaves one out."""
+    made = {**b.report(step=7).document(), **fields}
+    return json.dumps({key: value for key, value in made.items() if value is not ...}).encode()
+
+
+def of_sync(**fields: Any) -> bytes:
+    return told(sync={**b.report(step=7).document()["sync"], **fields})
+
+
+MISSHAPEN = {
+    "nothing": b"",
+    "null": b"null",
+    "a number": b"7",
+    "a text": b'"done"',
+    "half a report": REPORT[:-20],
+    "two reports": REPORT + REPORT,
+    "a report in UTF-16": REPORT.decode().encode("utf-16"),
+    "no phase": told(phase=...),
+    "a phase that is a number": told(phase=7),
+    "a phase that is a list": told(phase=["done"]),
+    "a phase without end": told(phase="x" * 1000),
+    "a step that is a text": told(step="seven"),
+    "a step with a point": told(step=7.5),
+    "a step that is a list": told(step=[7]),
+    "a step of 5,000 digits": told(step="HERE").replace(b'"HERE"', b"9" * 5000),
+    "a loss that is a text": told(loss="low"),
+    "restarts below zero": told(restarts=-1),
+    "a message that is an object": told(message={"a": 1}),
+    "a message without end": told(message="x" * 40_000),
+    "a sync that is a list": told(sync=[]),
+    "a version that is a text": of_sync(version="new"),
+    "servers that are an object": of_sync(servers={}),
+    "a server that is a text": of_sync(servers=["http://x"]),
+    "more servers than a job has": of_sync(servers=[{"baseUrl": "x", "version": 1}] * 65),
+    "a server's address without end": of_sync(servers=[{"baseUrl": "x" * 3000, "version": 1}]),
+    "more of what the run is made of than a status holds": told(reproducibility={str(key): 1 for key in range(65)}),
+    "nested inside of a report": told(reproducibility={"a": "HERE"}).replace(b'"HERE"', b"[" * 9000 + b"]" * 9000),
+}
 HOSTILE = {
     "endless": (b" " * (300 << 10) + REPORT, {}),
     "compressed": (gzip.compress(REPORT), {"Content-Encoding": "gzip"}),
@@ -84,6 +126,7 @@ HOSTILE = {
     "no JSON": (b"<html>", {}),
     "a list": (b"[" + REPORT + b"]", {}),
     "no text": (b"\xff\xfe", {}),
+    **{what: (body, {}) for what, body in MISSHAPEN.items()},
 }
 
 
@@ -117,9 +160,10 @@ async def test_an_answer_without_end_is_left_at_its_bound() -> None:
         nonlocal sent
         response = web.StreamResponse()
         await response.prepare(request)
-        while sent < 1 << 30:
-            await response.write(b" " * 65536)
-            sent += 65536
+        with contextlib.suppress(ConnectionError):  # the reader has gone
+            while sent < 1 << 30:
+                await response.write(b" " * 65536)
+                sent += 65536
         return response
 
     async with asking(answer) as reader:

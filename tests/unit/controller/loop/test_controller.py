@@ -152,3 +152,22 @@ async def test_many_who_ask_at_once_are_served_once_and_those_who_ask_later_agai
     soon()
     await asyncio.sleep(0.05)
     assert len(calls) == 2
+
+
+async def test_how_many_pods_a_replica_set_has_is_no_reason_for_a_pass() -> None:
+    made = controller(Idle())
+
+    def told(kind: str, *, owner: str = "a", version: str, **status: int) -> int:
+        """The depth of the queue after an event."""
+        reference = {"kind": "Deployment", "uid": owner, "controller": True}
+        metadata = {"name": "x", "namespace": "n", "uid": "u", "resourceVersion": version}
+        noted = {"annotations": {names.ANNOTATION_JOB: "job"}, "ownerReferences": [reference]}
+        body = {"kind": kind, "metadata": {**metadata, **noted}, "status": status}
+        made.queue = WorkQueue(cast("Any", Idle()))
+        made.observe(kind, cast("Any", {"type": "MODIFIED", "object": body}))
+        return made.queue.depth()
+
+    assert told("ReplicaSet", version="1") == 1
+    assert told("ReplicaSet", version="2", replicas=1) == 0
+    assert told("ReplicaSet", version="3", owner="b") == 1
+    assert told("Deployment", version="4") == told("Deployment", version="5", replicas=1) == 1
