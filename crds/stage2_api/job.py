@@ -44,6 +44,9 @@ class RolloutSpec(KubernetesObject):
     """GPUs of each server; equals `vllm.tensor_parallel_size`."""
     port: Annotated[int, Field(ge=1024, le=65535)] = 8000
     """TCP port of the first server; the next ones take the ports after it."""
+    resource_claim_template: Name | None = None
+    """Name of the ResourceClaimTemplate (resource.k8s.io/v1) from which each server gets a claim of its own, for
+    `gpusPerServer` GPUs, in place of `gpuResource`. The learner then has one too."""
     resources: Resources | None = None
     """Compute resources of each server's container, besides GPUs."""
     template: PodTemplate = Field(default={})
@@ -56,6 +59,9 @@ class LearnerSpec(KubernetesObject):
 
     gpus: Annotated[int, Field(ge=0, le=16)] = 1
     """GPUs of the learner: 1 with servers; in colocate mode as many as there are, one learner process for each."""
+    resource_claim_template: Name | None = None
+    """Name of the ResourceClaimTemplate (resource.k8s.io/v1) from which the learner gets its claim, for `gpus` GPUs,
+    in place of `gpuResource`. Servers then have one too."""
     resources: Resources | None = None
     """Compute resources of the learner's container, besides GPUs."""
     template: PodTemplate = Field(default={})
@@ -120,7 +126,8 @@ class JobSpec(KubernetesObject):
             max_length=253, pattern=r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
         ),
     ] = "nvidia.com/gpu"
-    """Resource name under which nodes offer GPUs; empty for runs on the CPU."""
+    """Resource name under which nodes offer GPUs; empty for runs on the CPU. Containers with a ResourceClaimTemplate
+    do not ask for it."""
     rollout: RolloutSpec = RolloutSpec()
     """Rollout servers: how many, with what, where they listen."""
     learner: LearnerSpec = LearnerSpec()

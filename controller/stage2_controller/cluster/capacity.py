@@ -133,10 +133,14 @@ class Capacity:
             self._notify()
 
     def release(self, key: Key) -> None:
-        """End the job's promise, and its wait."""
-        self._waits_no_more(key)
+        """End the job's promise, and its wait, and forget which nodes it was refused."""
         for refused in [pair for pair in self._excluded if pair[0] == key]:
             del self._excluded[refused], self._refusals[refused]
+        self.unclaim(key)
+
+    def unclaim(self, key: Key) -> None:
+        """End the job's promise, and its wait: others look after its place."""
+        self._waits_no_more(key)
         if self._end_promise(key):
             self._notify()
 

@@ -1,4 +1,4 @@
-"""The admin's policy: which folders, images, accounts, Secrets and runtime classes jobs may use, and how many GPUs."""
+"""The admin's policy: which folders, images, accounts, Secrets and classes jobs may use, and how many GPUs."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -26,6 +26,7 @@ class AdminPolicy:
     service_accounts: tuple[str, ...] = ()
     secrets: tuple[str, ...] = (_ANY,)  # the job's own token is none of these
     runtime_classes: tuple[str, ...] = (_ANY,)
+    resource_claim_templates: tuple[str, ...] = (_ANY,)
     largest_job: Mapping[str, int] = field(default_factory=dict)  # its GPUs, by namespace; `*` for all others
 
     def check(self, job: RolloutMatchingJob) -> None:
@@ -50,8 +51,10 @@ class AdminPolicy:
         yield from self._images("spec", {"image": spec.image} if spec.image else {})
         for index, volume in enumerate(spec.volumes):
             yield from self._volume(f"spec.volumes[{index}]", volume.source)
-        for role, template in (("rollout", spec.rollout.template), ("learner", spec.learner.template)):
-            yield from self._pod(f"spec.{role}.template.spec", template.get("spec") or {})
+        for role, part in (("rollout", spec.rollout), ("learner", spec.learner)):
+            claim = part.resource_claim_template
+            yield from _unlisted(f"spec.{role}.resourceClaimTemplate", claim, self.resource_claim_templates, _CLAIM)
+            yield from self._pod(f"spec.{role}.template.spec", part.template.get("spec") or {})
 
     def _pod(self, path: str, pod: Mapping[str, Any]) -> Iterator[Problem]:
         yield from _unlisted(
@@ -92,6 +95,7 @@ class AdminPolicy:
 
 _ACCOUNT = ("service account", "policy.serviceAccounts")
 _CLASS = ("runtime class", "policy.runtimeClasses")
+_CLAIM = ("ResourceClaimTemplate", "policy.resourceClaimTemplates")
 _SECRET = ("Secret", "policy.secrets")
 _IMAGE = ("image registry", "policy.imageRegistries")
 _FOLDER = ("folder of a node", "policy.hostPaths")

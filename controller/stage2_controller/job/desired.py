@@ -34,20 +34,20 @@ class Desired:
     children: tuple[meta.Manifest, ...]
     need: Need  # what all its pods ask of one node
     spec_hash: str
-    # By the last node and the last hosts to avoid.
-    _pinned: dict[tuple[str | None, tuple[str, ...]], tuple[meta.Manifest, ...]] = field(default_factory=dict)
+    # By the last node and the last hosts to leave alone.
+    _pinned: dict[tuple[str | None, pod.Hosts, pod.Hosts], tuple[meta.Manifest, ...]] = field(default_factory=dict)
     _added: dict[str, "Desired"] = field(default_factory=dict)  # by the digest of the last additions
 
-    def on(self, node: str | None, avoid: tuple[str, ...] = ()) -> tuple[meta.Manifest, ...]:
+    def on(self, node: str | None, avoid: pod.Hosts = (), shun: pod.Hosts = ()) -> tuple[meta.Manifest, ...]:
         """Return the children as a controller writes them: with a readiness gate and hashes, the pods on this node.
 
-        avoid: hosts that pods without a node must leave alone.
+        avoid: hosts that pods without a node must leave alone; shun: those that they take last.
         """
-        key = node, avoid
+        key = node, avoid, shun
         if key not in self._pinned:
             self._pinned.clear()
             self._pinned[key] = tuple(
-                meta.stamped(_controlled(child, node, avoid), self._hash_of(child)) for child in self.children
+                meta.stamped(_controlled(child, node, avoid, shun), self._hash_of(child)) for child in self.children
             )
         return self._pinned[key]
 
@@ -83,7 +83,7 @@ def desired(raw: Mapping[str, Any], settings: Settings) -> Desired:
     hashed = accepted.spec.model_dump(mode="json", include=_PODS_ARE_MADE_FROM, exclude_defaults=True)
     made = tuple(children(accepted, raw["metadata"], processes, settings))
     need = node_fit.need_of(made, gpu_resource=accepted.spec.gpu_resource)
-    settings.policy.check_size(namespace_of(accepted), need.total)
+    settings.policy.check_size(namespace_of(accepted), node_fit.added((need.total, _claimed(accepted, processes))))
     return Desired(
         job=accepted,
         processes=processes,
@@ -143,6 +143,13 @@ def children(
     return [*made, learner]
 
 
+def _claimed(accepted: RolloutMatchingJob, processes: Processes) -> dict[str, float]:
+    """Return the GPUs that a job says that its claims are for: its pods' requests do not name them."""
+    if accepted.spec.learner.resource_claim_template is None:
+        return {}
+    return {accepted.spec.gpu_resource: sum(one.gpus for one in (*processes.servers, processes.learner))}
+
+
 def _stays_inside(accepted: RolloutMatchingJob, config: RunConfig) -> bool:
     """Whether the job's pods may connect to one another alone."""
     egress = accepted.spec.network.egress
@@ -156,7 +163,7 @@ def namespace_of(accepted: RolloutMatchingJob) -> str:
     return accepted.metadata.namespace or "default"
 
 
-def _controlled(child: meta.Manifest, node: str | None, avoid: tuple[str, ...]) -> meta.Manifest:
+def _controlled(child: meta.Manifest, node: str | None, avoid: pod.Hosts, shun: pod.Hosts) -> meta.Manifest:
     """Return the child with what only a controller can add: its readiness, its addresses, the job's uid, its node."""
     if child["kind"] == kinds.DEPLOYMENT.kind:
         child = deployment.gated(child)
@@ -167,7 +174,11 @@ def _controlled(child: meta.Manifest, node: str | None, avoid: tuple[str, ...]) 
     child = _marked(child)
     if node is not None:
         return pod.pinned(child, node)
-    return pod.avoiding(child, avoid) if avoid and child["kind"] == kinds.DEPLOYMENT.kind else child
+    if child["kind"] != kinds.DEPLOYMENT.kind:  # the learner follows its servers
+        return child
+    if shun:
+        child = pod.shunning(child, shun)
+    return pod.avoiding(child, avoid) if avoid else child
 
 
 def _marked(child: meta.Manifest) -> meta.Manifest:

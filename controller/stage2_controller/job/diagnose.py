@@ -29,6 +29,8 @@ def pod(observed: Object | None, what: str) -> Finding | None:
             return Finding(
                 reasons.UNSCHEDULABLE, f"no node takes {what}: {condition.get('message', 'no reason given')}"
             )
+    if unmade := _unmade_claims(observed):
+        return Finding(reasons.UNSCHEDULABLE, f"{what} waits for its claims: {unmade}")
     statuses = status.get("containerStatuses", [])
     first = [item for item in status.get("initContainerStatuses", []) if not _has_done_its_work(item)]
     findings = [finding for item in (*first, *statuses) if (finding := _container(item))]
@@ -38,6 +40,16 @@ def pod(observed: Object | None, what: str) -> Finding | None:
         return None
     doing = "is being prepared on its node" if observed.get("spec", {}).get("nodeName") else "waits for a node"
     return Finding(reasons.CONTAINERS_STARTING, f"{what} {doing}")
+
+
+def _unmade_claims(observed: Object) -> str | None:
+    """Return which claims of a pod nobody has made; the scheduler does not even look at it before, and says nothing."""
+    made = {item["name"] for item in observed.get("status", {}).get("resourceClaimStatuses") or ()}
+    wanted = observed.get("spec", {}).get("resourceClaims") or ()
+    missing = sorted({one["resourceClaimTemplateName"] for one in wanted if one["name"] not in made})
+    if not missing:
+        return None
+    return f"there are none yet from the ResourceClaimTemplate {', '.join(missing)}, which must be in its namespace"
 
 
 def refused(deployment: Object | None) -> Finding | None:

@@ -61,7 +61,7 @@ CHILD = {child.kind: child for child in CHILDREN}
 ROLE_OF_PODS = {child.kind: child.role for child in CHILDREN if child.has_pods}
 
 ROLLOUT_MATCHING_JOB = Resource(names.KIND, names.API_VERSION, names.PLURAL)
-POD = Resource("Pod", "v1", "pods", spec_fields=("nodeName", "readinessGates"))
+POD = Resource("Pod", "v1", "pods", spec_fields=("nodeName", "readinessGates", "resourceClaims"))
 REPLICA_SET = Resource("ReplicaSet", "apps/v1", "replicasets", spec_fields=())  # between a Deployment and its pods
 ENDPOINT_SLICE = Resource("EndpointSlice", "discovery.k8s.io/v1", "endpointslices")  # one of each rollout pod
 NODE = Resource("Node", "v1", "nodes")

@@ -35,6 +35,11 @@ def narrowed(affinity: Mapping[str, Any], further: Mapping[str, Any]) -> dict[st
     return {**affinity, REQUIRED: {"nodeSelectorTerms": [_both(term, further) for term in terms]}}
 
 
+def preferring(affinity: Mapping[str, Any], term: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the affinity with a preference for nodes that meet a term, as strong as one can be."""
+    return {**affinity, PREFERRED: [*(affinity.get(PREFERRED) or ()), {"weight": 100, "preference": term}]}
+
+
 def shown(affinity: Mapping[str, Any]) -> str:
     """Return the required terms as a person reads them: `gpu In (h100, a100), zone NotIn (b) or pool Exists`."""
     terms = affinity[REQUIRED]["nodeSelectorTerms"]

@@ -58,6 +58,7 @@ class NodeChoice:
     again_after_s: float | None = None
     tied: bool = True  # its pods are tied to the node, and there are none without one; else the scheduler finds it
     avoid: tuple[str, ...] = ()  # hosts that pods which are not tied must leave alone
+    shun: tuple[str, ...] = ()  # hosts that they take last: one of them had room for half of the job
     claim: Literal["promised", "lapsed", "waits", "none"] = "promised"  # of room, in the account of the nodes
 
 
@@ -98,11 +99,25 @@ def place(
     return nowhere
 
 
-def follow(need: Need, observed: Observed, *, status: Mapping[str, Any], now: datetime) -> NodeChoice | None:
+def follow(
+    need: Need, observed: Observed, view: NodeView | None, *, status: Mapping[str, Any], now: datetime
+) -> NodeChoice | None:
     """Return the place of a job whose node the scheduler finds; None while there is nothing to decide."""
     node = current_node(observed)
-    found = _half(need, node, observed, status=status, now=now) if node else _pause(need, status, now)
-    return replace(found, tied=found.node is None, claim="none") if found else None
+    if found := _half(need, node, observed, status=status, now=now) if node else _pause(need, status, now):
+        refused = node if found.node is None else None
+        return replace(found, tied=found.node is None, claim="none", refused=refused)
+    shun = _excluded(need, view) if view else ()
+    return NodeChoice(need, None, None, tied=False, shun=shun, claim="none") if shun else None
+
+
+def _excluded(need: Need, view: NodeView) -> tuple[str, ...]:
+    """Return the host names of nodes that had room for a half of the job a while ago.
+
+    The scheduler would choose the same one again: nothing has changed there.
+    """
+    found = (info for info in view.account.nodes_for(view.key, need) if info.excluded)
+    return tuple(sorted(info.labels[node_fit.HOSTNAME] for info in found if node_fit.HOSTNAME in info.labels))
 
 
 def current_node(observed: Observed) -> str | None:

@@ -121,7 +121,7 @@ def _placed(situation: Situation, nodes: NodeView | None) -> Situation:
     need, observed, told = shaped(situation).need, situation.observed, situation.previous
     host = kueue.host(observed.workload)
     if nodes is None or (situation.job.spec.placement.mode == "Scheduler" and host is None):
-        return replace(situation, placement=follow(need, observed, status=told, now=situation.now))
+        return replace(situation, placement=follow(need, observed, nodes, status=told, now=situation.now))
     return replace(situation, placement=place(need, observed, nodes, status=told, now=situation.now, host=host))
 
 

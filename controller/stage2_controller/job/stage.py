@@ -41,8 +41,10 @@ def existing(observed: Observed, *wanted: str) -> tuple[str, ...]:
 
 def _wanted(situation: Situation) -> Manifests:
     """Return all children, tied to the node that was chosen, or kept from those that must not take half of them."""
-    choice = situation.placement
-    return shaped(situation).on(choice.node if choice and choice.tied else None, choice.avoid if choice else ())
+    choice, made = situation.placement, shaped(situation)
+    if choice is None:
+        return made.on(None)
+    return made.on(choice.node if choice.tied else None, choice.avoid, choice.shun)
 
 
 def _has_no_place(situation: Situation) -> bool:

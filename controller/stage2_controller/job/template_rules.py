@@ -28,6 +28,7 @@ _OF_POD = {
     "nodeName": "servers and learner share a node that is chosen for both",
     "hostNetwork": "the NetworkPolicy of the job would not hold, and two jobs on a node would share ports",
     "subdomain": "servers are reached through their Service",
+    "resourceClaims": "each server and the learner has a claim of its own",
     "readinessGates": "the rollout pod is ready when its weights are",
 }
 _NOT_NEEDED = "is no field that training needs"
@@ -36,6 +37,7 @@ _WAY_OUT = {
     "affinity": "use spec.placement.affinity",
     "nodeName": "use spec.placement.nodeSelector",
     "ports": "use spec.rollout.port",
+    "resourceClaims": "use spec.rollout.resourceClaimTemplate and spec.learner.resourceClaimTemplate",
 }
 
 
@@ -85,6 +87,7 @@ def _problems(path: str, template: Mapping[str, Any], ours: set[str], gpu: str) 
     yield from _metadata(f"{path}.metadata", template.get("metadata") or {})
     yield from _foreign(f"{path}.spec", spec, template_fields.OF_POD, _OF_POD)
     yield from _security(f"{path}.spec", spec, template_fields.OF_POD_SECURITY)
+    yield from _claims(f"{path}.spec", spec)
     yield from _volumes(f"{path}.spec", spec)
     for key in ("containers", "initContainers"):
         for index, container in enumerate(spec.get(key) or []):
@@ -112,6 +115,7 @@ def _foreign(
 def _any_container(path: str, container: Mapping[str, Any]) -> Iterator[Problem]:
     """Refuse what no container of a job may have, the person's own too."""
     yield from _foreign(path, container, template_fields.OF_CONTAINER)
+    yield from _claims(path, container)
     yield from _security(path, container, template_fields.OF_CONTAINER_SECURITY)
     for key in ("livenessProbe", "readinessProbe", "startupProbe", "lifecycle"):
         if _names_a_host(container.get(key)):
@@ -121,6 +125,14 @@ def _any_container(path: str, container: Mapping[str, Any]) -> Iterator[Problem]
         if port.keys() & {"hostPort", "hostIP"}:
             rule = "a port of the node is not the job's"
             yield Problem(f"{path}.ports[{index}].hostPort", port.get("hostPort"), rule, "remove it")
+
+
+def _claims(path: str, holder: Mapping[str, Any]) -> Iterator[Problem]:
+    """Refuse claims: a container of the person's own would share the GPUs of a server or of the learner."""
+    resources = holder.get("resources")
+    if isinstance(resources, Mapping) and "claims" in resources:
+        rule = "the claims of a pod are its servers' and its learner's"
+        yield Problem(f"{path}.resources.claims", resources["claims"], rule, _WAY_OUT["resourceClaims"])
 
 
 def _names_a_host(hook: Any) -> bool:

@@ -159,8 +159,12 @@ class Reconciler:
         if self._capacity is None or made.keeps_place:
             return
         placement = made.placement
-        if placement is None or placement.claim == "none":
+        if placement is None:
             self._capacity.release(key)
+        elif placement.claim == "none":
+            self._capacity.unclaim(key)
+            if placement.refused:
+                self._capacity.exclude(key, placement.refused)
         elif placement.node:
             need = placement.need if placement.claim == "promised" else replace(placement.need, pods=())
             self._capacity.promise(key, need, placement.node)

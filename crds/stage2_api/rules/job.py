@@ -53,6 +53,16 @@ def _volume_without_one_source(spec: JobSpec) -> bool:
     return any(len(volume.source) != 1 for volume in spec.volumes)
 
 
+def _claims(spec: JobSpec) -> bool:
+    """Tell whether the learner has a ResourceClaimTemplate: where there are servers, they have one too, or none has."""
+    return spec.learner.resource_claim_template is not None
+
+
+def _claims_differ(spec: JobSpec) -> bool:
+    servers = spec.rollout.resource_claim_template is not None
+    return servers != (_claims(spec) and spec.rollout.servers > 0)
+
+
 def _paths_collide(spec: JobSpec) -> bool:
     paths = [volume.mount_path.rstrip("/") or "/" for volume in spec.volumes]
     return len(set(paths)) < len(paths)
@@ -162,6 +172,27 @@ JOB_RULES: tuple[Rule[JobSpec], ...] = (
         cel="$(gpuResource) != '' || $(rollout.servers) == 0 || $(rollout.gpusPerServer) <= 1",
         rule="an empty spec.gpuResource means that there are no GPUs to share out",
         way_out="set spec.gpuResource to the GPUs' name, such as nvidia.com/gpu, or spec.rollout.gpusPerServer to 1",
+    ),
+    Rule(
+        path="rollout.resourceClaimTemplate",
+        broken=_claims_differ,
+        cel="$?(rollout.resourceClaimTemplate) == ($?(learner.resourceClaimTemplate) && $(rollout.servers) > 0)",
+        rule="servers and learner ask for GPUs in one way: all by a ResourceClaimTemplate, or none",
+        way_out="give spec.rollout (where there are servers) and spec.learner one each, or remove both",
+    ),
+    Rule(
+        path="learner.resourceClaimTemplate",
+        broken=lambda s: _claims(s) and s.gpu_resource == "",
+        cel="!$?(learner.resourceClaimTemplate) || $(gpuResource) != ''",
+        rule="an empty spec.gpuResource means that there are no GPUs to claim",
+        way_out="remove spec.gpuResource, or the ResourceClaimTemplates",
+    ),
+    Rule(
+        path="placement.mode",
+        broken=lambda s: _claims(s) and s.placement.mode != "Scheduler",
+        cel="!$?(learner.resourceClaimTemplate) || $(placement.mode) == 'Scheduler'",
+        rule="which node has devices for a claim only the scheduler knows",
+        way_out="set spec.placement.mode to Scheduler where a job has ResourceClaimTemplates",
     ),
     Rule(
         path=f"{_VLLM}.tensor_parallel_size",

@@ -15,6 +15,7 @@ VALUES = (
     'policy.imageRegistries=["my/"]',
     'policy.serviceAccounts=["trainer"]',
     'policy.secrets=["hub-token"]',
+    'policy.resourceClaimTemplates=["one-gpu"]',
     'policy.largestJob={"*":4}',
 )
 
@@ -48,3 +49,14 @@ def test_a_tenant_gets_what_training_needs_and_nothing_else(tenant: Kubectl) -> 
     too_large = job(image="my/trainer:1", volumes=[], rollout={"servers": 4})
     done = tenant.run("create", "--dry-run=server", "-f", "-", stdin=too_large)
     assert f"lets a job of namespace {tenant.namespace} have 4 GPUs, and servers and learner ask for 5" in done.stderr
+
+
+@pytest.mark.parametrize(("claimed", "taken"), [("one-gpu", True), ("all-gpus", False)])
+def test_a_tenant_names_the_claim_templates_that_the_admin_named(tenant: Kubectl, claimed: str, taken: bool) -> None:
+    rollout = {"servers": 3, "resourceClaimTemplate": claimed}
+    learner = {"gpus": 1, "resourceClaimTemplate": claimed}
+    mode = {"mode": "Scheduler"}
+    sent = job(image="my/trainer:1", volumes=[], rollout=rollout, learner=learner, placement=mode)
+    done = tenant.run("create", "--dry-run=server", "-f", "-", stdin=sent)
+    assert (done.returncode == 0) is taken, done.stderr
+    assert ("ResourceClaimTemplates of jobs are one-gpu" in done.stderr) is not taken

@@ -59,6 +59,7 @@ RISKY: list[tuple[dict[str, Any], str, bool]] = [
     ({"spec": {"hostUsers": True}}, "hostUsers", True),
     ({"spec": {"nodeName": "control-plane"}}, "nodeName", True),
     ({"spec": {"shareProcessNamespace": True}}, "shareProcessNamespace", False),
+    ({"spec": {"resourceClaims": [{"name": "c", "resourceClaimName": "others"}]}}, "resourceClaims", True),
     ({"spec": {"ephemeralContainers": [{"name": "x"}]}}, "ephemeralContainers", False),
     ({"spec": {"priority": 2000000000}}, "priority", False),
     ({"spec": {"hostname": "x"}}, "hostname", False),
@@ -126,6 +127,7 @@ def manifests(template: Template) -> Mapping[tuple[str, str], Mapping[str, Any]]
         'policy.imageRegistries=["my/"]',
         'policy.serviceAccounts=["trainer"]',
         'policy.secrets=["hub-token"]',
+        'policy.resourceClaimTemplates=["one-gpu"]',
     )
 
 
@@ -196,12 +198,40 @@ def test_a_refusal_says_what_is_allowed_and_whom_to_ask(policy: AdminPolicy) -> 
 def test_by_default_the_chart_lets_jobs_use_no_folder_of_a_node_no_account_and_no_secret(template: Template) -> None:
     found = policy_of(template())
     assert found == AdminPolicy(
-        host_paths=(), image_registries=("*",), service_accounts=(), secrets=(), runtime_classes=("nvidia",)
+        host_paths=(),
+        image_registries=("*",),
+        service_accounts=(),
+        secrets=(),
+        runtime_classes=("nvidia",),
+        resource_claim_templates=(),
     )
 
 
+@pytest.mark.parametrize(("servers", "learner"), [("one-gpu", "all-gpus"), ("all-gpus", "one-gpu")])
+def test_a_claim_template_that_the_admin_did_not_name_is_refused(
+    manifests: Any, policy: AdminPolicy, servers: str, learner: str
+) -> None:
+    def claiming(servers: str, learner: str) -> Any:
+        rollout = {"servers": 3, "resourceClaimTemplate": servers}
+        wanted = {"gpus": 1, "resourceClaimTemplate": learner}
+        return b.job(rollout=rollout, learner=wanted, placement={"mode": "Scheduler"})
+
+    raw = claiming(servers, learner)
+    assert "resourceClaimTemplate: 'all-gpus'; this cluster lets jobs use as" in refusals(raw, policy)
+    assert "ResourceClaimTemplates of jobs are one-gpu" in admitted(manifests[POLICY], raw)
+    taken = claiming("one-gpu", "one-gpu")
+    assert refusals(taken, policy) == admitted(manifests[POLICY], taken) == ""
+
+
 def test_a_star_allows_everything_on_both_sides(template: Template) -> None:
-    keys = ("hostPaths", "imageRegistries", "serviceAccounts", "secrets", "runtimeClasses")
+    keys = (
+        "hostPaths",
+        "imageRegistries",
+        "serviceAccounts",
+        "secrets",
+        "runtimeClasses",
+        "resourceClaimTemplates",
+    )
     manifests = template(*(f'policy.{key}=["*"]' for key in keys))
     for override in ({"spec": {"serviceAccountName": "x", "runtimeClassName": "y"}}, volume(hostPath={"path": "/x"})):
         raw = b.job(learner={"gpus": 1, "template": override})

@@ -3,12 +3,15 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stage2_api.job import RolloutMatchingJob
+from stage2_api.job import LearnerSpec, RolloutMatchingJob, RolloutSpec
 from stage2_api.pod import files
 from stage2_controller.job import kinds, names, node_terms, strategic_merge
 from stage2_controller.job.children import meta
 from stage2_controller.job.containers import Container
 from stage2_controller.job.node_fit import HOSTNAME
+
+Hosts = tuple[str, ...]
+"""Nodes, by their label kubernetes.io/hostname."""
 
 # The group that owns the files of mounted volumes; the images run as user and group 10001.
 FS_GROUP = 10001
@@ -77,6 +80,7 @@ def template(
             "enableServiceLinks": False,
             "securityContext": _POD_SECURITY,
             "containers": [dict(item) for item in containers],
+            **_claims(job, containers),
             "volumes": [*_own_volumes(job, role), *_volumes(job)],
             **placement,
             **_pull_secrets(job),
@@ -104,17 +108,30 @@ def answers_over_tls(manifest: Mapping[str, Any]) -> bool:
     return any(volume["name"] == files.TLS_VOLUME for volume in volumes)
 
 
-def avoiding(manifest: meta.Manifest, hosts: Sequence[str]) -> meta.Manifest:
+def avoiding(manifest: meta.Manifest, hosts: Hosts) -> meta.Manifest:
     """Return the Deployment whose pod runs on none of these hosts, in words that an autoscaler of nodes understands."""
-    return _narrowed(manifest, {"matchExpressions": [{"key": HOSTNAME, "operator": "NotIn", "values": list(hosts)}]})
+    return _narrowed(manifest, _none_of(hosts))
+
+
+def shunning(manifest: meta.Manifest, hosts: Hosts) -> meta.Manifest:
+    """Return the Deployment whose pod runs on these hosts only where no other takes it."""
+    own = node_terms.of(manifest["spec"]["template"]["spec"])
+    return _with_node_affinity(manifest, node_terms.preferring(own, _none_of(hosts)))
+
+
+def _none_of(hosts: Hosts) -> dict[str, Any]:
+    return {"matchExpressions": [{"key": HOSTNAME, "operator": "NotIn", "values": list(hosts)}]}
 
 
 def _narrowed(manifest: meta.Manifest, term: Mapping[str, Any]) -> meta.Manifest:
     """Return the manifest whose pods run only where its own affinity and this term let them; on one node together."""
+    return _with_node_affinity(manifest, node_terms.narrowed(node_terms.of(manifest["spec"]["template"]["spec"]), term))
+
+
+def _with_node_affinity(manifest: meta.Manifest, affinity: Mapping[str, Any]) -> meta.Manifest:
     spec = manifest["spec"]
-    pod_spec = spec["template"]["spec"]
-    affinity = {"nodeAffinity": node_terms.narrowed(node_terms.of(pod_spec), term)}
-    return {**manifest, "spec": {**spec, "template": {**spec["template"], "spec": {**pod_spec, "affinity": affinity}}}}
+    pod_spec = {**spec["template"]["spec"], "affinity": {"nodeAffinity": affinity}}
+    return {**manifest, "spec": {**spec, "template": {**spec["template"], "spec": pod_spec}}}
 
 
 def adding(manifest: meta.Manifest, additions: Mapping[str, Any]) -> meta.Manifest:
@@ -182,12 +199,27 @@ def _pull_secrets(job: RolloutMatchingJob) -> dict[str, Any]:
 
 def _resources(job: RolloutMatchingJob, process: Container) -> dict[str, Any]:
     """Return what the person asks for plus the GPUs; the request of an extended resource follows its limit."""
-    role = job.spec.rollout if process.name.startswith("server-") else job.spec.learner
+    role = _role_of(job, process.name)
     written = role.resources.model_dump(mode="json", by_alias=True, exclude_none=True) if role.resources else {}
+    if role.resource_claim_template and process.gpus:
+        return {**written, "claims": [{"name": process.name}]}
     if job.spec.gpu_resource and process.gpus:
         gpus = {"limits": {job.spec.gpu_resource: str(process.gpus)}}
         return strategic_merge.strategic_merge(written, gpus)
     return written
+
+
+def _claims(job: RolloutMatchingJob, containers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the pod's resource claims: one for each container that asks for one, under the container's name."""
+    asking = [item["name"] for item in containers if item["resources"].get("claims")]
+    claims = [
+        {"name": name, "resourceClaimTemplateName": _role_of(job, name).resource_claim_template} for name in asking
+    ]
+    return {"resourceClaims": claims} if claims else {}
+
+
+def _role_of(job: RolloutMatchingJob, container_name: str) -> RolloutSpec | LearnerSpec:
+    return job.spec.rollout if container_name.startswith("server-") else job.spec.learner
 
 
 def _volumes(job: RolloutMatchingJob) -> list[dict[str, Any]]:

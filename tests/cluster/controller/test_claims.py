@@ -1,0 +1,132 @@
+"""GPUs by claims of resource.k8s.io/v1: the real scheduler gives devices of published slices to a job's pods.
+
+No driver runs: a test publishes what one would, ResourceSlices of nodes that are objects only.
+"""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.cluster.controller.conftest import HERE, Controller, Kubectl, Kubelet, Object, eventually, job, phase, reason
+from tests.cluster.controller.fake_nodes import FakeNodes
+
+pytestmark = pytest.mark.timeout(600)
+API = "resource.k8s.io/v1"
+TEMPLATE = "one-gpu"
+Offer = Callable[[str, int], str]
+
+
+@pytest.fixture
+def offer(kubectl: Kubectl, nodes: FakeNodes) -> Iterator[Offer]:
+    """Adds a node, without GPUs that are counted, and publishes so many devices of it."""
+    driver, made = f"{kubectl.namespace}.gpu.example", []
+    selector = {"cel": {"expression": f'device.driver == "{driver}"'}}
+    device_class = {"apiVersion": API, "kind": "DeviceClass", "metadata": {"name": driver}}
+    kubectl.apply({**device_class, "spec": {"selectors": [selector]}})
+
+    def offered(name: str, devices: int) -> str:
+        node = nodes.add(f"{kubectl.namespace}-{name}", gpus=0, labels={**HERE, "name": name})
+        pool = {"name": node, "generation": 1, "resourceSliceCount": 1}
+        listed = [{"name": f"gpu-{index}"} for index in range(devices)]
+        spec = {"driver": driver, "nodeName": node, "pool": pool, "devices": listed}
+        kubectl.apply({"apiVersion": API, "kind": "ResourceSlice", "metadata": {"name": node}, "spec": spec})
+        made.append(node)
+        return node
+
+    yield offered
+    kubectl("delete", "rmj", "--all", "--timeout=600s")
+    kubectl("delete", "deviceclass", driver)
+    kubectl("delete", "resourceslice", *made)
+
+
+@pytest.fixture
+def claimed(kubectl: Kubectl, offer: Offer) -> Object:
+    """The template of a claim for one GPU."""
+    exactly = {"deviceClassName": f"{kubectl.namespace}.gpu.example", "count": 1}
+    spec = {"spec": {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}}}
+    return {"apiVersion": API, "kind": "ResourceClaimTemplate", "metadata": {"name": TEMPLATE}, "spec": spec}
+
+
+def claiming(name: str = "job-3v1", **placement: object) -> Object:
+    """A job of three servers and a learner, each with a claim."""
+    return job(
+        name,
+        rollout={"servers": 3, "resourceClaimTemplate": TEMPLATE},
+        learner={"gpus": 1, "resourceClaimTemplate": TEMPLATE},
+        placement={"nodeSelector": HERE, "mode": "Scheduler", **placement},
+    )
+
+
+def devices_of(kubectl: Kubectl, pod: Object) -> list[tuple[str, str]]:
+    """Pool and name of the devices that a pod's claims were given."""
+    made = [one["resourceClaimName"] for one in pod["status"].get("resourceClaimStatuses", [])]
+    claims = [kubectl.get("resourceclaim", name) or {} for name in made]
+    given = [one.get("status", {}).get("allocation", {}).get("devices", {}).get("results", []) for one in claims]
+    return [(result["pool"], result["device"]) for results in given for result in results]
+
+
+def places(kubectl: Kubectl) -> list[str]:
+    """The nodes of the job's pods that are not about to end."""
+    live = [pod for pod in kubectl.list("pods") if "deletionTimestamp" not in pod["metadata"]]
+    return [pod["spec"].get("nodeName", "") for pod in live]
+
+
+def message(kubectl: Kubectl, condition: str) -> str:
+    conditions = (kubectl.get("rmj", "job-3v1") or {}).get("status", {}).get("conditions", [])
+    return next((str(item["message"]) for item in conditions if item["type"] == condition), "")
+
+
+def test_every_server_and_the_learner_hold_a_device_of_their_own_on_the_one_node_that_has_enough(
+    kubectl: Kubectl, controller: Controller, kubelet: Kubelet, offer: Offer, claimed: Object
+) -> None:
+    kubectl.apply(claimed)
+    offer("small", 2)
+    kubectl.apply(claiming())
+    wanted = "cannot allocate all claims"
+    eventually(lambda: wanted in message(kubectl, "Training"), why="the scheduler's sentence is the job's")
+    assert not any(places(kubectl))
+
+    large = offer("large", 4)
+    eventually(lambda: places(kubectl) == [large] * 2, why="both pods are there")
+    pods = kubectl.list("pods")
+    given = [device for pod in pods for device in devices_of(kubectl, pod)]
+    assert sorted(given) == [(large, f"gpu-{index}") for index in range(4)]
+    asked = [one["resources"] for pod in pods for one in pod["spec"]["containers"]]
+    assert all(resources.keys() == {"claims"} for resources in asked), asked
+
+    kubelet.servers_answer("job-3v1")
+    kubelet.learner_runs("job-3v1")
+    eventually(lambda: phase(kubectl, "job-3v1") == "Running", why="the job runs")
+    kubelet.learner_ends("job-3v1", 0)
+    eventually(lambda: phase(kubectl, "job-3v1") == "Succeeded", why="the job is done")
+    eventually(lambda: held(kubectl) == [], why="its devices are free again", timeout_s=60)
+
+
+def held(kubectl: Kubectl) -> list[str]:
+    """The claims that hold a device."""
+    claims = kubectl.list("resourceclaims")
+    return [one["metadata"]["name"] for one in claims if one.get("status", {}).get("allocation")]
+
+
+def test_a_node_with_devices_for_the_servers_alone_is_given_back_and_taken_last(
+    kubectl: Kubectl, controller: Controller, offer: Offer, claimed: Object
+) -> None:
+    """The job prefers the node that has no device for its learner: by itself it would go there for ever."""
+    kubectl.apply(claimed)
+    half, whole = offer("half", 3), offer("whole", 4)
+    here = {"matchExpressions": [{"key": "name", "operator": "In", "values": ["half"]}]}
+    preferred = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 50, "preference": here}]}
+    kubectl.apply(claiming(affinity={"nodeAffinity": preferred}))
+    eventually(lambda: reason(kubectl, "job-3v1", "Placed") == "HalfPlaced", why="the learner has no device")
+    assert half in places(kubectl)
+    eventually(lambda: places(kubectl) == [whole] * 2, why="the whole job is on the other node", timeout_s=240)
+
+
+def test_a_template_that_does_not_exist_is_named_and_the_job_goes_on_once_it_does(
+    kubectl: Kubectl, controller: Controller, offer: Offer, claimed: Object
+) -> None:
+    node = offer("large", 4)
+    kubectl.apply(claiming())
+    eventually(lambda: f"ResourceClaimTemplate {TEMPLATE}" in message(kubectl, "Training"), why="it is named")
+    kubectl.apply(claimed)
+    eventually(lambda: places(kubectl) == [node] * 2, why="claims are made, and devices given", timeout_s=120)

@@ -1,0 +1,149 @@
+"""GPUs by resource claims (resource.k8s.io): one claim a server and one for the learner, in place of `gpuResource`."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from stage2_api.errors import ConfigError
+from stage2_controller.job import names, reasons
+from stage2_controller.job.admin_policy import AdminPolicy
+from stage2_controller.job.desired import desired
+from stage2_controller.job.observed import Observed
+from stage2_controller.job.placement import HALF_PLACED_S, SETTLED_S
+from stage2_controller.job.plan import Plan
+from stage2_controller.job.static import static_children
+from tests.unit.controller import builders as b
+from tests.unit.controller import nodes as n
+from tests.unit.controller.job.test_placement import half, planned
+
+Object = dict[str, Any]
+
+
+def claiming(**spec: Any) -> Object:
+    """A job of three servers whose GPUs are claimed."""
+    written: Object = {
+        "rollout": {"servers": 3, "resourceClaimTemplate": "one-gpu"},
+        "learner": {"gpus": 1, "resourceClaimTemplate": "large-gpu"},
+        "placement": {"mode": "Scheduler"},
+    }
+    return b.job(**{**written, **spec})
+
+
+def pods(made: Plan) -> tuple[Object, Object]:
+    servers, learner = (b.child(made, kind)["spec"]["template"]["spec"] for kind in ("Deployment", "Job"))
+    return servers, learner
+
+
+def test_each_server_and_the_learner_get_a_claim_of_their_own_and_no_gpu_by_a_count() -> None:
+    servers, learner = pods(b.planned(claiming()))
+    assert servers["resourceClaims"] == [
+        {"name": f"server-{index}", "resourceClaimTemplateName": "one-gpu"} for index in range(3)
+    ]
+    assert learner["resourceClaims"] == [{"name": "learner", "resourceClaimTemplateName": "large-gpu"}]
+    for one in (*servers["containers"], *learner["containers"]):
+        assert one["resources"] == {"claims": [{"name": one["name"]}]}
+    (waiting,) = learner["initContainers"]
+    assert waiting["resources"] == {}
+    assert "podAffinity" in learner["affinity"]
+
+
+def test_other_resources_stay_beside_the_claim() -> None:
+    learner = {"gpus": 1, "resourceClaimTemplate": "large-gpu", "resources": {"requests": {"cpu": 8}}}
+    _, pod = pods(b.planned(claiming(learner=learner)))
+    assert pod["containers"][0]["resources"] == {"requests": {"cpu": 8}, "claims": [{"name": "learner"}]}
+
+
+def test_a_job_that_colocates_claims_its_gpus_for_the_learner() -> None:
+    learner = {"gpus": 4, "resourceClaimTemplate": "four-gpus"}
+    made = b.planned(claiming(rollout={"servers": 0}, learner=learner, config=b.COLOCATE))
+    assert b.child(made, "Job")["spec"]["template"]["spec"]["resourceClaims"] == [
+        {"name": "learner", "resourceClaimTemplateName": "four-gpus"}
+    ]
+
+
+def test_static_yaml_claims_the_same() -> None:
+    job = desired(claiming(), b.SETTINGS).job
+    found = [one for one in static_children(job) if one["kind"] in ("Deployment", "Job")]
+    claims = [one["spec"]["template"]["spec"]["resourceClaims"] for one in found]
+    assert [len(one) for one in claims] == [3, 1]
+
+
+def refusal(raw: Object, policy: AdminPolicy) -> str:
+    with pytest.raises(ConfigError) as refused:
+        desired(raw, replace(b.SETTINGS, policy=policy))
+    return str(refused.value)
+
+
+def test_which_templates_may_be_named_is_the_admins_word() -> None:
+    told = refusal(claiming(), AdminPolicy(resource_claim_templates=("one-gpu",)))
+    assert told == (
+        "spec.learner.resourceClaimTemplate: 'large-gpu'; this cluster lets jobs use as ResourceClaimTemplate only "
+        "one-gpu; change or remove it, or ask the admin to add it to policy.resourceClaimTemplates of the chart"
+    )
+
+
+def test_claimed_gpus_count_for_the_largest_job() -> None:
+    assert desired(claiming(), replace(b.SETTINGS, policy=AdminPolicy(largest_job={"*": 4})))
+    assert "have 3 GPUs" in refusal(claiming(), AdminPolicy(largest_job={"*": 3}))
+
+
+@pytest.mark.parametrize(
+    ("template", "path"),
+    [
+        ({"spec": {"resourceClaims": [{"name": "x", "resourceClaimName": "others"}]}}, "resourceClaims"),
+        ({"spec": {"resources": {"claims": [{"name": "learner"}]}}}, "resources.claims"),
+        ({"spec": {"containers": [{"name": "learner", "resources": {"claims": []}}]}}, "containers[0].resources"),
+        (
+            {"spec": {"containers": [{"name": "mine", "resources": {"claims": [{"name": "learner"}]}}]}},
+            "containers[0].resources.claims",
+        ),
+        (
+            {"spec": {"initContainers": [{"name": "mine", "resources": {"claims": [{"name": "learner"}]}}]}},
+            "initContainers[0].resources.claims",
+        ),
+    ],
+    ids=["a claim of others", "of the whole pod", "taking it away", "sharing it", "sharing it first"],
+)
+def test_a_template_neither_adds_nor_shares_nor_removes_a_claim(template: Object, path: str) -> None:
+    learner = {"gpus": 1, "resourceClaimTemplate": "large-gpu", "template": template}
+    told = refusal(claiming(learner=learner), AdminPolicy())
+    assert f"spec.learner.template.spec.{path}" in told
+    assert "use spec.rollout.resourceClaimTemplate and spec.learner.resourceClaimTemplate" in told
+
+
+def test_a_pod_whose_claims_nobody_makes_is_told_with_the_template() -> None:
+    raw = claiming()
+    servers, _ = pods(b.planned(raw))
+    waiting = b.pod(names.ROLE_ROLLOUT, node=None)
+    waiting["spec"] = {**waiting["spec"], "resourceClaims": servers["resourceClaims"]}
+    status = {"resourceClaimStatuses": [{"name": "server-0", "resourceClaimName": "x"}]}
+    waiting["status"] = {**waiting["status"], **status, "containerStatuses": []}
+    made = b.planned(raw, Observed(pods=(waiting,)))
+    assert b.condition(made, reasons.ROLLOUT_READY) == ("False", reasons.UNSCHEDULABLE)
+    assert b.message(made, reasons.ROLLOUT_READY) == (
+        "the rollout pod waits for its claims: there are none yet from the ResourceClaimTemplate one-gpu, which must be"
+        " in its namespace"
+    )
+
+
+def test_a_job_that_was_half_placed_takes_that_node_last() -> None:
+    raw, account = claiming(), n.capacity(n.node(), n.node("z"))
+    first = planned(raw, account)
+    observed = half(Observed(deployment=b.child(first, "Deployment"), learner=b.learner_job(first)), "no devices")
+    raw = b.told(raw, planned(raw, account, observed, after_s=SETTLED_S))
+    gone_at_s = SETTLED_S + HALF_PLACED_S
+    undone = planned(raw, account, observed, after_s=gone_at_s)
+    assert undone.placement
+    assert undone.placement.refused == b.NODE
+    account.exclude(n.KEY, b.NODE)
+    raw = b.told(raw, undone)
+    account.unclaim(n.KEY)
+    servers, learner = pods(planned(raw, account, after_s=gone_at_s + HALF_PLACED_S))
+    others = {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "NotIn", "values": [b.NODE]}]}
+    preferred = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "preference": others}]}
+    assert servers["affinity"] == {"nodeAffinity": preferred}
+    assert learner["affinity"].keys() == {"podAffinity"}
+    account.release(n.KEY)
+    servers, _ = pods(planned(raw, account, after_s=gone_at_s + HALF_PLACED_S))
+    assert "affinity" not in servers
