@@ -21,6 +21,8 @@ _QUIET = {
 }
 _WARNINGS = {
     reasons.INVALID_SPEC,
+    reasons.CHECK_FAILED,
+    reasons.QUOTA_REFUSED,
     reasons.INTERNAL_ERROR,
     reasons.CHILD_REFUSED,
     reasons.NAME_TAKEN,

@@ -38,6 +38,7 @@ _PATIENCE = {
     reasons.NODE_LOST: "",
     reasons.NODE_FULL: "",
     reasons.HALF_PLACED: "kubectl describe pods -l {label}={short}",
+    reasons.CHECK_FAILED: "kubectl describe workload {quota}",
     reasons.QUOTA_PENDING: "kubectl describe workload {quota}; the label kueue.x-k8s.io/queue-name of rmj/{job}",
 }  # fmt: skip
 
@@ -46,6 +47,7 @@ _FIXES = {
     reasons.INVALID_SPEC: "the field that the message names, in rmj/{job}",
     reasons.INTERNAL_ERROR: "the traceback in the controller's log; kubectl get rmj {job} -o yaml for the report",
     reasons.SUSPENDED_BY_SPEC: "spec.suspend of rmj/{job}",
+    reasons.QUOTA_REFUSED: "spec.suspend of rmj/{job}: true, and false again once what the message names is mended",
     reasons.KUEUE_DISABLED: "controller.kueue of the chart, or the label kueue.x-k8s.io/queue-name of rmj/{job}",
     reasons.NO_NODE_FITS: "spec.placement, spec.rollout and spec.learner of rmj/{job}; or add a node, or free one",
     reasons.NODE_NOT_READY: "node/{node}",

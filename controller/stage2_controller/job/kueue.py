@@ -19,6 +19,9 @@ HOST_IN_VAIN_S = 60.0
 """How long a job waits for the host that Kueue assigned, before its quota goes back and Kueue looks for another one."""
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 _PLACED_BY_KUEUE = "kueue.x-k8s.io/podset-required-topology"
+_BY_KUEUE = "DeactivatedDueTo"  # how the reason of an eviction begins that Kueue itself has decided for good
+_NO_TOPOLOGY = "does not support TopologyAwareScheduling"
+_RESET = "Reset to Pending after eviction"  # how the message of a check begins that forgets what it said
 # Reasons of PodsReady that Kueue's waitForPodsReady knows.
 _WAITS_FOR_START, _STARTED = "WaitForStart", "Started"
 _WAITS_FOR_RECOVERY, _RECOVERED = "WaitForRecovery", "Recovered"
@@ -35,20 +38,23 @@ def workload(
     *,
     queue: str,
     active: bool,
+    one_host: bool,
     priority_class: Object | None,
 ) -> meta.Manifest:
-    """Return Workload `<job>-quota`: the pods of the children, on one host.
+    """Return Workload `<job>-quota`: the pods of the children.
 
-    It is inactive while the job is suspended, and while its quota goes back.
+    active: not while the job is suspended, nor while its quota goes back. one_host: Kueue finds the host for all of
+    them, by the topology of a flavor; else the scheduler does, and any flavor will do.
     """
     pod_sets = [
         _pod_set(kinds.ROLE_OF_PODS[child["kind"]], child["spec"]["template"])
         for child in children
         if child["kind"] in kinds.ROLE_OF_PODS
     ]
-    if len(pod_sets) > 1:  # Kueue's group: exactly two pod sets, placed together
-        for pod_set in pod_sets:
-            pod_set["topologyRequest"]["podSetGroupName"] = "job"
+    for pod_set in pod_sets if one_host else ():
+        # Kueue's group: exactly two pod sets, placed together.
+        group = {"podSetGroupName": "job"} if len(pod_sets) > 1 else {}
+        pod_set["topologyRequest"] = {"required": HOSTNAME, **group}
     spec: dict[str, Any] = {"queueName": queue, "active": active, "podSets": pod_sets}
     if priority_class is not None:
         name = priority_class["metadata"]["name"]
@@ -63,18 +69,22 @@ def admitted(found: Object | None) -> bool:
 
 
 def host(found: Object | None) -> str | None:
-    """Return the value of kubernetes.io/hostname on the node that Kueue assigned; None if it left the choice open."""
-    for assignment in _assignments(found):
-        topology = assignment.get("topologyAssignment") or {}
-        if HOSTNAME not in topology.get("levels", []):
-            continue
-        level = topology["levels"].index(HOSTNAME)
-        values = topology["slices"][0]["valuesPerLevel"][level]
-        if "universal" in values:
-            return str(values["universal"])
-        parts = values["individual"]
-        return f"{parts.get('prefix', '')}{parts['roots'][0]}{parts.get('suffix', '')}"
-    return None
+    """Return the value of kubernetes.io/hostname on the node that Kueue assigned; None if it left the choice open.
+
+    A Workload that asks for no host may be assigned two by a flavor that has a topology: then the scheduler finds one.
+    """
+    assigned = (assignment.get("topologyAssignment") or {} for assignment in _assignments(found))
+    hosts = {_host(topology) for topology in assigned if HOSTNAME in topology.get("levels", [])}
+    return hosts.pop() if len(hosts) == 1 else None
+
+
+def _host(topology: Mapping[str, Any]) -> str:
+    level = topology["levels"].index(HOSTNAME)
+    values = topology["slices"][0]["valuesPerLevel"][level]
+    if "universal" in values:
+        return str(values["universal"])
+    parts = values["individual"]
+    return f"{parts.get('prefix', '')}{parts['roots'][0]}{parts.get('suffix', '')}"
 
 
 def in_vain(found: Object | None, now: datetime) -> bool:
@@ -89,6 +99,14 @@ def gives_back(found: Object | None) -> bool:
     """Return whether quota that goes back has not gone yet: Kueue has evicted the Workload that was made inactive."""
     inactive = found is not None and not found["spec"].get("active", True)
     return inactive and _holds(found, "Evicted") and _holds(found, "QuotaReserved")
+
+
+def turned_away(found: Object | None) -> bool:
+    """Return whether Kueue itself has deactivated the Workload: a check rejected it, or it was requeued too often."""
+    if found is None or found["spec"].get("active", True):
+        return False
+    reason = str((_condition(found, "Evicted") or {}).get("reason", ""))
+    return _holds(found, "DeactivationTarget") or (_holds(found, "Evicted") and reason.startswith(_BY_KUEUE))
 
 
 def flavors_of(found: Object | None) -> tuple[str, ...]:
@@ -168,13 +186,41 @@ def asked_anew(queue: str) -> Condition:
     return Condition(reasons.QUOTA_RESERVED, "False", reasons.QUOTA_PENDING, message)
 
 
-def reserved(found: Object | None, queue: str) -> Condition:
-    """Return the job's condition QuotaReserved."""
+def reserved(found: Object | None, queue: str, before: Mapping[str, Any] | None) -> Condition:
+    """Return the job's condition QuotaReserved.
+
+    before: the one of the last pass. Kueue forgets what a check said as soon as it has acted on it.
+    """
     if admitted(found):
         return Condition(reasons.QUOTA_RESERVED, "True", reasons.ADMITTED, f"Kueue admitted the job through {queue}")
-    told = _condition(found, "Evicted") if _holds(found, "Evicted") else _condition(found, "QuotaReserved")
-    message = (told or {}).get("message") or "Kueue has not answered yet"
-    return Condition(reasons.QUOTA_RESERVED, "False", reasons.QUOTA_PENDING, f"waits in queue {queue}: {message}")
+    known = before or {}
+    if failed := _checks(found, "Retry", "Rejected"):
+        return _waits(reasons.CHECK_FAILED, queue, failed)
+    said = str(known.get("message")) if known.get("reason") == reasons.CHECK_FAILED else ""
+    evicted = str((_condition(found, "Evicted") or {}).get("message")) if _holds(found, "Evicted") else ""
+    if turned_away(found):
+        if known.get("reason") == reasons.QUOTA_REFUSED:
+            return Condition(reasons.QUOTA_RESERVED, "False", reasons.QUOTA_REFUSED, str(known["message"]))
+        message = "; ".join(filter(None, (f"Kueue turned the job away in queue {queue}: {evicted}", said)))
+        return Condition(reasons.QUOTA_RESERVED, "False", reasons.QUOTA_REFUSED, message)
+    if evicted and said:
+        return Condition(reasons.QUOTA_RESERVED, "False", reasons.CHECK_FAILED, said)
+    pending = _checks(found, "Pending") if _holds(found, "QuotaReserved") and not evicted else ""
+    asked = str((_condition(found, "QuotaReserved") or {}).get("message") or "")
+    return _waits(reasons.QUOTA_PENDING, queue, evicted or pending or asked or "Kueue has not answered yet")
+
+
+def _waits(reason: str, queue: str, message: str) -> Condition:
+    if _NO_TOPOLOGY in message:
+        message = f"{message}; give the flavor a topologyName, or set spec.placement.mode to Scheduler"
+    return Condition(reasons.QUOTA_RESERVED, "False", reason, f"waits in queue {queue}: {message}")
+
+
+def _checks(found: Object | None, *states: str) -> str:
+    """Return what the admission checks in these states say; empty where there is none."""
+    listed = ((found or {}).get("status") or {}).get("admissionChecks") or ()
+    told = [one for one in listed if one.get("state") in states and not one.get("message", "").startswith(_RESET)]
+    return "; ".join(f"admission check {one['name']}: {one.get('message') or one['state']}" for one in told)
 
 
 def answer(found: Object | None, observed: Observed, outcome: Outcome | None, *, at: str) -> dict[str, Any] | None:
@@ -217,7 +263,6 @@ def _pod_set(role: str, template: Mapping[str, Any]) -> dict[str, Any]:
         "name": role,
         "count": 1,
         "template": {"metadata": {"labels": template["metadata"]["labels"]}, "spec": template["spec"]},
-        "topologyRequest": {"required": HOSTNAME},
     }
 
 

@@ -111,7 +111,8 @@ def _queued(situation: Situation) -> Situation:
         return replace(situation, quota=kueue.disabled(situation.queue))
     if kueue.finished(situation.observed.workload):
         return replace(situation, quota=kueue.asked_anew(situation.queue))
-    return replace(situation, quota=kueue.reserved(situation.observed.workload, situation.queue))
+    before = conditions.find(situation.previous, reasons.QUOTA_RESERVED)
+    return replace(situation, quota=kueue.reserved(situation.observed.workload, situation.queue, before))
 
 
 def _placed(situation: Situation, nodes: NodeView | None) -> Situation:
@@ -154,7 +155,7 @@ def _going_on(
 ) -> Plan:
     """Plan for a job that goes on: its children as far as they may exist now."""
     children, deletions = stage(situation)
-    if kueue.finished(situation.observed.workload):  # of a run that failed, before the spec was corrected
+    if situation.asks_anew:
         deletions = (*deletions, *existing(situation.observed, "Workload"))
     else:
         children = _with_workload(children, situation, priority_class)
@@ -192,6 +193,7 @@ def _with_workload(children: Manifests, situation: Situation, priority_class: Ma
         situation.desired.children,
         queue=situation.queue,
         active=not (situation.job.spec.suspend or situation.returns_quota),
+        one_host=situation.job.spec.placement.mode == "Reserve",
         priority_class=priority_class,
     )
     return (*(children if situation.admitted else ()), meta.stamped(asked_for, situation.desired.spec_hash))

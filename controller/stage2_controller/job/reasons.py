@@ -68,6 +68,8 @@ NOT_SYNCED_YET: Final = "NotSyncedYet"
 QUOTA_RESERVED: Final = "QuotaReserved"
 ADMITTED: Final = "Admitted"
 QUOTA_PENDING: Final = "QuotaPending"
+CHECK_FAILED: Final = "AdmissionCheckFailed"  # for now: Kueue asks it again, with growing pauses
+QUOTA_REFUSED: Final = "QuotaRefused"  # Kueue asks no more until the job was suspended and resumed
 KUEUE_DISABLED: Final = "KueueDisabled"  # the controller was installed without Kueue: nothing starts, what runs goes on
 
 # Condition Training: nothing is missing. Its message is what `stage2 explain` says first.

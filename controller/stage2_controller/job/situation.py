@@ -73,10 +73,19 @@ class Situation:
         It was cordoned, is gone, or others took its room; Kueue itself looks again only at jobs without quota.
         """
         workload, choice = self.observed.workload, self.placement
-        if kueue.gives_back(workload):
+        if kueue.gives_back(workload) or kueue.turned_away(workload):
             return True
         nowhere = choice is not None and choice.node is None and choice.claim == "waits"
         return self.admitted and nowhere and kueue.in_vain(workload, self.now)
+
+    @property
+    def asks_anew(self) -> bool:
+        """Whether the job's Workload has to go before Kueue looks at the job again.
+
+        It is one of a run that failed, before the spec was corrected, or was turned away, before the job was suspended.
+        """
+        workload = self.observed.workload
+        return kueue.finished(workload) or (self.job.spec.suspend and kueue.turned_away(workload))
 
     @property
     def spec_changed(self) -> bool:

@@ -78,6 +78,7 @@ def _example(namespace: str, own: str, name: str, *, gpus: int, **more: Any) -> 
         made["metadata"]["name"] = own
     local_queue["metadata"]["name"] = name
     flavor["spec"] |= {"topologyName": own, "nodeLabels": HERE, **more}
+    flavor["spec"] = {key: value for key, value in flavor["spec"].items() if value is not None}
     (offered,) = cluster_queue["spec"]["resourceGroups"][0]["flavors"]
     offered["name"] = local_queue["spec"]["clusterQueue"] = own
     local_queue["metadata"]["namespace"] = namespace
@@ -193,6 +194,26 @@ def test_two_jobs_share_a_tainted_host_by_the_toleration_of_their_flavor(
             assert _assigned(kubectl, name) == _host(kubelet, name) == own
 
 
+def test_a_flavor_without_a_topology_takes_a_job_whose_node_the_scheduler_finds(
+    kubectl: Kubectl, controller: Controller, team: list[str], nodes: FakeNodes, kubelet: Kubelet
+) -> None:
+    own = f"{kubectl.namespace}-plain"
+    pool = {**HERE, "pool": own}
+    nodes.add(own, gpus=4, labels=pool)
+    with _queue(kubectl, own, "plain", nodeLabels=pool, topologyName=None):
+        _apply(kubectl, "hosted", queue="plain")
+        way_out = "set spec.placement.mode to Scheduler"
+        eventually(lambda: way_out in _message(kubectl, "hosted"), why="it says what to change", timeout_s=60)
+        kubectl("delete", "rmj", "hosted", "--timeout=600s")
+        _apply(kubectl, "free", queue="plain", mode="Scheduler")
+        _runs(kubectl, kubelet, "free")
+        assert _host(kubelet, "free") == own
+        servers = kubelet.pod("free", "rollout") or {}
+        assert servers["spec"]["nodeSelector"]["pool"] == own
+        _apply(kubectl, "second", queue="plain", mode="Scheduler")
+        eventually(lambda: "insufficient" in _message(kubectl, "second"), why="quota is counted", timeout_s=60)
+
+
 def test_what_an_older_version_was_to_be_told_is_refused(
     kubectl: Kubectl, controller: Controller, team: list[str]
 ) -> None:
@@ -204,8 +225,10 @@ def test_what_an_older_version_was_to_be_told_is_refused(
     assert "Admitted" in _true(kubectl, "first")
 
 
-def _apply(kubectl: Kubectl, name: str, *, priority_class: str | None = None, queue: str = "team") -> None:
-    placement: Object = {"nodeSelector": HERE}
+def _apply(
+    kubectl: Kubectl, name: str, *, priority_class: str | None = None, queue: str = "team", mode: str = "Reserve"
+) -> None:
+    placement: Object = {"nodeSelector": HERE, "mode": mode}
     if priority_class:
         placement["priorityClassName"] = priority_class
     made = job(name, placement=placement)

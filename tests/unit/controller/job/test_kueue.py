@@ -63,6 +63,28 @@ def test_the_workload_asks_for_both_pods_on_one_host_together() -> None:
     assert [pod_set["topologyRequest"] for pod_set in spec["podSets"]] == [request, request]
 
 
+def test_a_job_whose_node_the_scheduler_finds_asks_for_no_host() -> None:
+    raw = queued(placement={"mode": "Scheduler"})
+    spec = b.child(planned(raw, n.capacity(n.node())), "Workload")["spec"]
+    assert [pod_set.keys() for pod_set in spec["podSets"]] == [{"name", "count", "template"}] * 2
+    made = planned(raw, n.capacity(n.node()), Observed(workload=workload(*ADMITTED, raw=raw)))
+    assert {"Deployment", "Job"} <= set(b.kinds(made))
+    assert "affinity" not in b.child(made, "Deployment")["spec"]["template"]["spec"]
+
+
+def test_two_hosts_that_nobody_asked_for_are_none() -> None:
+    found = workload(*ADMITTED, host="a")
+    other = workload(*ADMITTED, host="b")["status"]["admission"]["podSetAssignments"]
+    found["status"]["admission"]["podSetAssignments"] += other
+    assert kueue.host(found) is None
+
+
+def test_a_flavor_that_has_no_topology_is_told_with_the_way_out() -> None:
+    waits = condition("QuotaReserved", "False", 'Flavor "x" does not support TopologyAwareScheduling')
+    made = planned(queued(), n.capacity(n.node()), Observed(workload=workload(waits)))
+    assert made.status["message"].endswith("give the flavor a topologyName, or set spec.placement.mode to Scheduler")
+
+
 def test_what_kueue_says_is_what_the_job_says() -> None:
     waits = condition("QuotaReserved", "False", "insufficient quota for nvidia.com/gpu")
     made = planned(queued(), n.capacity(n.node()), Observed(workload=workload(waits)))

@@ -1,0 +1,236 @@
+"""A queue whose capacity is bought on demand: the real Kueue asks by ProvisioningRequest, a test plays the autoscaler.
+
+What is asked for is Kueue's; nodes come as objects, once the test has answered as cluster-autoscaler does.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.controller.conftest import (
+    HERE,
+    Controller,
+    Kubectl,
+    Kubelet,
+    Object,
+    chart_rights,
+    eventually,
+    job,
+    phase,
+    reason,
+)
+from tests.cluster.controller.fake_nodes import FakeNodes
+from tests.cluster.controller.test_kueue import QUEUE, _queue, _taken, kueue
+
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(1800)]  # the first run on a machine builds Kueue
+KUEUE = kueue  # a fixture is found by its name
+_NOW = "2026-01-01T00:00:00Z"
+API = "kueue.x-k8s.io/v1beta2"
+CRD = "provisioningrequests.autoscaling.x-k8s.io"
+CLASS = "best-effort-atomic-scale-up.autoscaling.x-k8s.io"
+POOL = "example.com/pool"
+CONSUMES = "autoscaling.x-k8s.io/consume-provisioning-request"
+
+
+@pytest.fixture(scope="module")
+def provisioning(admin: Kubectl, kueue: None) -> Iterator[None]:
+    """The definition of ProvisioningRequest, as far as it is read here, and a Kueue that found it when it began.
+
+    Source: k8s.io/autoscaler/cluster-autoscaler/apis, config/crd.
+    """
+    anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    schema = {"type": "object", "properties": {"spec": anything, "status": anything}}
+    version = {"name": "v1", "served": True, "storage": True, "subresources": {"status": {}}}
+    names = {"kind": "ProvisioningRequest", "listKind": "ProvisioningRequestList", "plural": CRD.partition(".")[0]}
+    spec = {
+        "group": CRD.partition(".")[2],
+        "names": {**names, "singular": "provisioningrequest"},
+        "scope": "Namespaced",
+        "versions": [{**version, "schema": {"openAPIV3Schema": schema}}],
+    }
+    kind = {"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition"}
+    admin.apply({**kind, "metadata": {"name": CRD}, "spec": spec})
+    admin("wait", "--for=condition=Established", "crd", CRD, "--timeout=60s")
+    _restart(admin)
+    yield
+    admin("delete", "crd", CRD)
+    _restart(admin)
+
+
+def _restart(admin: Kubectl) -> None:
+    where = ("deployment", "kueue-controller-manager", "--namespace=kueue-system")
+    admin("rollout", "restart", *where)
+    admin("rollout", "status", *where, "--timeout=300s")
+
+
+class Market:
+    """The autoscaler's side: what is asked for, and what is answered."""
+
+    def __init__(self, kubectl: Kubectl, pool: str) -> None:
+        self._kubectl = kubectl
+        self.pool = pool
+
+    def asked(self) -> list[str]:
+        """The names of the requests, the oldest first."""
+        return [one["metadata"]["name"] for one in self._kubectl.list("provisioningrequests")]
+
+    def request(self, attempt: int) -> Object:
+        """The request of one attempt, once there is one."""
+
+        def found() -> Object | None:
+            requests = self._kubectl.list("provisioningrequests")
+            return next((one for one in requests if one["metadata"]["name"].endswith(f"-{attempt}")), None)
+
+        request: Object = eventually(found, why=f"Kueue asks for machines, attempt {attempt}", timeout_s=90)
+        return request
+
+    def answer(self, request: Object, **conditions: tuple[str, str]) -> None:
+        """Writes conditions, each with status and message, as cluster-autoscaler would."""
+        told = [
+            {"type": kind, "status": status, "message": message, "reason": "Test", "lastTransitionTime": _NOW}
+            for kind, (status, message) in conditions.items()
+        ]
+        status = {"conditions": told, "provisioningClassDetails": {"pool": self.pool}}
+        self._kubectl.set_status("provisioningrequest", request["metadata"]["name"], status)
+
+
+@contextmanager
+def _checked(kubectl: Kubectl, own: str, retries: int) -> Iterator[None]:
+    """An admission check that asks for machines; a failed request is made anew so many times, a second later."""
+    again = {"backoffLimitCount": retries, "backoffBaseSeconds": 1, "backoffMaxSeconds": 1}
+    selected = [{"key": POOL, "valueFromProvisioningClassDetail": "pool"}]
+    wanted = {"provisioningClassName": CLASS, "retryStrategy": again, "podSetUpdates": {"nodeSelector": selected}}
+    config = {"kind": "ProvisioningRequestConfig", "spec": wanted}
+    parameters = {"apiGroup": "kueue.x-k8s.io", "kind": "ProvisioningRequestConfig", "name": own}
+    served = {"controllerName": "kueue.x-k8s.io/provisioning-request", "parameters": parameters}
+    for body in (config, {"kind": "AdmissionCheck", "spec": served}):
+        made = {"apiVersion": API, "metadata": {"name": own}, **body}
+        eventually(partial(_taken, kubectl, made), why="Kueue answers", timeout_s=90)
+    strategy = {"spec": {"admissionChecksStrategy": {"admissionChecks": [{"name": own}]}}}
+    kubectl("patch", "clusterqueue", own, "--type=merge", "-p", json.dumps(strategy))
+    yield
+    kubectl("delete", "rmj", "--all", "--timeout=600s")
+    kubectl("patch", "clusterqueue", own, "--type=merge", "-p", json.dumps({"spec": {"admissionChecksStrategy": None}}))
+    kubectl("delete", "admissioncheck", own, "--timeout=600s")
+    kubectl("delete", "provisioningrequestconfig", own)
+
+
+@pytest.fixture
+def market(request: pytest.FixtureRequest, provisioning: None, kubectl: Kubectl, nodes: FakeNodes) -> Iterator[Market]:
+    """A queue `team` of four GPUs, which no node has yet; its requests are repeated as often as the test says."""
+    own = kubectl.namespace
+    with _queue(kubectl, own, nodeLabels={**HERE}), _checked(kubectl, own, request.param):
+        yield Market(kubectl, own)
+
+
+@pytest.fixture
+def controller(market: Market, kubectl: Kubectl, helm: str, tmp_path: Path) -> Iterator[Controller]:
+    """A controller that knows Kueue, with the rights that the chart gives it then."""
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(json.dumps(chart_rights(kubectl, helm, "controller.kueue=true")))
+    running = Controller(kubeconfig, kubectl.namespace, tmp_path / "controller.log", "--kueue")
+    running.start()
+    yield running
+    running.stop()
+    assert "Traceback" not in running.text(), running.text()
+
+
+def queued(name: str = "job-3v1") -> Object:
+    made = job(name)
+    made["metadata"]["labels"] = {QUEUE: "team"}
+    return made
+
+
+def message(kubectl: Kubectl) -> str:
+    conditions = (kubectl.get("rmj", "job-3v1") or {}).get("status", {}).get("conditions", [])
+    return next((str(item["message"]) for item in conditions if item["type"] == "QuotaReserved"), "")
+
+
+def holds_quota(kubectl: Kubectl) -> bool:
+    conditions = (kubectl.get("workload", "job-3v1-quota") or {}).get("status", {}).get("conditions", [])
+    return any(item["type"] == "QuotaReserved" and item["status"] == "True" for item in conditions)
+
+
+def runs_on(kubectl: Kubectl, kubelet: Kubelet, node: str, request: str) -> None:
+    """Both pods name the request, go to its pool, and have the node; then the job runs."""
+
+    def placed() -> list[Any]:
+        pods = [pod for pod in kubectl.list("pods") if "deletionTimestamp" not in pod["metadata"]]
+        return [pod["spec"].get("nodeName") for pod in pods]
+
+    eventually(lambda: placed() == [node] * 2, why=f"both pods are there: {message(kubectl)}", timeout_s=120)
+    for pod in kubectl.list("pods"):
+        assert pod["metadata"]["annotations"][CONSUMES] == request
+        assert pod["metadata"]["annotations"]["autoscaling.x-k8s.io/provisioning-class-name"] == CLASS
+        assert pod["spec"]["nodeSelector"][POOL] == kubectl.namespace
+    kubelet.servers_answer("job-3v1")
+    kubelet.learner_runs("job-3v1")
+    eventually(lambda: phase(kubectl, "job-3v1") == "Running", why="the job runs")
+
+
+@pytest.mark.parametrize("market", [3], indirect=True)
+def test_a_job_waits_for_machines_that_kueue_asks_for_and_runs_on_them(
+    kubectl: Kubectl, controller: Controller, market: Market, nodes: FakeNodes, kubelet: Kubelet
+) -> None:
+    kubectl.apply(queued())
+    request = market.request(1)
+    assert len(request["spec"]["podSets"]) == 2
+    market.answer(request, Accepted=("True", "accepted"), Provisioned=("False", "ETA: five minutes"))
+    wanted = f"waits in queue team: admission check {market.pool}: ETA: five minutes"
+    eventually(lambda: message(kubectl) == wanted, why="the job says what it waits for", timeout_s=60)
+    assert not kubectl.list("pods", "deployments", "jobs")
+    node = nodes.add(market.pool, gpus=4, labels={**HERE, POOL: market.pool})
+    market.answer(request, Accepted=("True", "accepted"), Provisioned=("True", "four GPUs are here"))
+    runs_on(kubectl, kubelet, node, request["metadata"]["name"])
+
+
+@pytest.mark.parametrize("market", [1], indirect=True)
+def test_machines_that_cannot_be_had_are_told_and_asked_for_again(
+    kubectl: Kubectl, controller: Controller, market: Market, nodes: FakeNodes, kubelet: Kubelet
+) -> None:
+    kubectl.apply(queued())
+    market.answer(market.request(1), Failed=("True", "no machine of this kind in the zone"))
+    second = market.request(2)
+    events = [event["message"] for event in kubectl.list("events") if event["reason"] == "AdmissionCheckFailed"]
+    assert any("no machine of this kind in the zone" in told for told in events), events
+    node = nodes.add(market.pool, gpus=4, labels={**HERE, POOL: market.pool})
+    market.answer(second, Accepted=("True", "accepted"), Provisioned=("True", "four GPUs are here"))
+    runs_on(kubectl, kubelet, node, second["metadata"]["name"])
+
+
+@pytest.mark.parametrize("market", [0], indirect=True)
+def test_a_job_that_is_turned_away_holds_no_quota_asks_no_more_and_asks_anew_once_it_was_suspended(
+    kubectl: Kubectl, controller: Controller, market: Market, nodes: FakeNodes, kubelet: Kubelet
+) -> None:
+    kubectl.apply(queued())
+    first = market.request(1)
+    market.answer(first, Failed=("True", "no machine of this kind at all"))
+    eventually(lambda: reason(kubectl, "job-3v1", "QuotaReserved") == "QuotaRefused", why="it is told", timeout_s=60)
+    assert "were rejected" in message(kubectl)
+    eventually(lambda: not holds_quota(kubectl), why="its quota is free")
+    workload = kubectl.get("workload", "job-3v1-quota") or {}
+    assert workload["spec"]["active"] is False
+    assert market.asked() == [first["metadata"]["name"]]
+
+    kubectl("patch", "rmj", "job-3v1", "--type=merge", "-p", json.dumps({"spec": {"suspend": True}}))
+    uid = workload["metadata"]["uid"]
+
+    def replaced() -> bool:
+        return bool((kubectl.get("workload", "job-3v1-quota") or workload)["metadata"]["uid"] != uid)
+
+    eventually(replaced, why="another Workload takes its place")
+    kubectl("patch", "rmj", "job-3v1", "--type=merge", "-p", json.dumps({"spec": {"suspend": False}}))
+    eventually(lambda: first["metadata"]["uid"] not in uids(kubectl) and market.asked(), why="it asks anew")
+    again = market.request(1)
+    node = nodes.add(market.pool, gpus=4, labels={**HERE, POOL: market.pool})
+    market.answer(again, Accepted=("True", "accepted"), Provisioned=("True", "four GPUs are here"))
+    runs_on(kubectl, kubelet, node, again["metadata"]["name"])
+
+
+def uids(kubectl: Kubectl) -> set[str]:
+    return {one["metadata"]["uid"] for one in kubectl.list("provisioningrequests")}
