@@ -128,7 +128,7 @@ stage2.dev/role: controller
 {{- end }}
 {{- if .Values.controller.kueue }}
 - apiGroups: [kueue.x-k8s.io]
-  resources: [resourceflavors]
+  resources: [resourceflavors, workloadpriorityclasses]
   verbs: [get]
 {{- end }}
 {{- end -}}

@@ -21,8 +21,11 @@ _UNWATCHED = tuple(child.kind for child in kinds.CHILDREN if not child.watched)
 class Observer:
     """An observer of jobs, which remembers under which of their names something stands that is not theirs."""
 
-    def __init__(self, api: Api, store: Store, progress: ProgressPolls, *, clock: Callable[[], datetime]) -> None:
+    def __init__(
+        self, api: Api, store: Store, progress: ProgressPolls, *, kueue_served: bool, clock: Callable[[], datetime]
+    ) -> None:
         self._api = api
+        self._kueue_served = kueue_served
         self._store = store
         self._progress = progress
         self._named = NamedObjects(api, clock, kept_for=_READ_AGAIN)
@@ -32,7 +35,7 @@ class Observer:
     async def observe(self, key: Key, job: Object) -> Observed:
         """Return what there is of a job."""
         watched = self.watched(key, job)
-        seen = replace(watched, flavors=await self._flavors(watched))
+        seen = replace(watched, flavors=await self._flavors(watched), priority_class=await self._priority(job, watched))
         if not (seen.deployment or seen.learner or job["spec"].get("suspend")):
             self.forget_read(kinds.SECRET.kind, key)  # pods that are made now must find what is there now
         unwatched = () if _needs_no_files(job.get("status") or {}, seen) else _UNWATCHED
@@ -99,6 +102,16 @@ class Observer:
         assigned = kueue.flavors_of(observed.workload)
         found = {name: await self._shared.get("ResourceFlavor", None, name) for name in assigned}
         return {name: flavor for name, flavor in found.items() if flavor is not None}
+
+    async def _priority(self, job: Object, observed: Observed) -> Object | None:
+        """Return the WorkloadPriorityClass that a job names which has no Workload yet; others were given theirs."""
+        name = kueue.priority_name(job)
+        if not (self._kueue_served and name) or observed.workload is not None:
+            return None
+        found = await self._named.get("WorkloadPriorityClass", None, name)
+        if found is None:  # it counts as soon as it is there
+            self._named.forget("WorkloadPriorityClass", None, name)
+        return found
 
     async def _read(self, kind: str, key: Key) -> Object | None:
         if kind in _WATCHED:

@@ -73,7 +73,17 @@ def seconds_left(since: datetime, limit_s: float, now: datetime) -> float:
 
 
 def _not_made(observed: Observed) -> Refusal | None:
-    """Return why the API server takes no rollout pod: a quota, a policy."""
+    """Return why nobody makes a pod: Kueue holds the learner's, or the API server takes no rollout pod."""
+    learner: Object = observed.learner or {"metadata": {}, "spec": {}}
+    queue = (learner["metadata"].get("labels") or {}).get(names.LABEL_QUEUE)
+    if queue and learner["spec"].get("suspend"):
+        message = (
+            f"Kueue put the learner's Job into the queue {queue}, as it does with every Job of a namespace that has a"
+            " LocalQueue of the name default: quota would be charged twice; add"
+            f" {names.KIND}.v1alpha1.{names.GROUP} to integrations.externalFrameworks of Kueue's configuration"
+        )
+        since = conditions.instant(learner["metadata"]["creationTimestamp"])
+        return Refusal(since, reasons.QUEUED_TWICE, message)
     deployment: Object = observed.deployment or {}
     told = conditions.find(deployment.get("status", {}), "ReplicaFailure")
     if told is None or told["status"] != "True" or observed.pod(names.ROLE_ROLLOUT) is not None:

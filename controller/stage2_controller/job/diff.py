@@ -64,8 +64,8 @@ def same(child: meta.Manifest, there: Mapping[str, Any]) -> meta.Manifest:
 
 
 def _differs(child: meta.Manifest, there: Mapping[str, Any], observed: Observed, started: bool) -> bool:
-    if switch := kinds.CHILD[child["kind"]].switch:
-        return bool(there["spec"].get(switch, True) != child["spec"][switch])
+    if switches := kinds.CHILD[child["kind"]].switches:
+        return any(there["spec"].get(switch, True) != child["spec"][switch] for switch in switches)
 
     def same(annotation: str) -> bool:
         return _annotation(there, annotation) == _annotation(child, annotation)

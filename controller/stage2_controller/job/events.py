@@ -23,6 +23,8 @@ _WARNINGS = {
     reasons.INVALID_SPEC,
     reasons.CHECK_FAILED,
     reasons.QUOTA_REFUSED,
+    reasons.NO_PRIORITY_CLASS,
+    reasons.QUEUED_TWICE,
     reasons.INTERNAL_ERROR,
     reasons.CHILD_REFUSED,
     reasons.NAME_TAKEN,

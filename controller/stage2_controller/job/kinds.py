@@ -28,7 +28,7 @@ class ChildKind(Resource):
     has_pods: bool = False  # its pods play its role
     watched: bool = True  # else it is read by name: nobody has to let the controller list all of them
     create_once: bool = False  # never written again; else it is applied
-    switch: str | None = None  # the one field of its spec for which it is written again; the API server's default: true
+    switches: tuple[str, ...] = ()  # the fields of its spec for which it is written again; an absent one counts as true
     of_kueue: bool = False  # exists only where Kueue is installed
 
 
@@ -52,7 +52,7 @@ WORKLOAD = ChildKind(
     "workloads",
     role=names.ROLE_QUOTA,
     field="workload",
-    switch="active",
+    switches=("active", "queueName"),
     of_kueue=True,
 )
 
@@ -77,6 +77,7 @@ OTHERS = (
     Resource("RuntimeClass", "node.k8s.io/v1", "runtimeclasses"),
     Resource("LimitRange", "v1", "limitranges"),
     Resource("ResourceFlavor", "kueue.x-k8s.io/v1beta2", "resourceflavors"),
+    Resource("WorkloadPriorityClass", "kueue.x-k8s.io/v1beta2", "workloadpriorityclasses"),
 )
 RESOURCES = {resource.kind: resource for resource in (*CHILDREN, *OTHERS)}
 

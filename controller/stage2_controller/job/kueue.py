@@ -17,7 +17,11 @@ from stage2_controller.job.outcome import Outcome
 
 HOST_IN_VAIN_S = 60.0
 """How long a job waits for the host that Kueue assigned, before its quota goes back and Kueue looks for another one."""
-QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+QUEUE_LABEL = names.LABEL_QUEUE
+PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
+CLASS_AGAIN_S = 15.0
+"""How often a WorkloadPriorityClass that does not exist is looked for: no watch tells of it."""
+_GROUPS = {"PriorityClass": "scheduling.k8s.io", "WorkloadPriorityClass": "kueue.x-k8s.io"}
 _PLACED_BY_KUEUE = "kueue.x-k8s.io/podset-required-topology"
 _BY_KUEUE = "DeactivatedDueTo"  # how the reason of an eviction begins that Kueue itself has decided for good
 _NO_TOPOLOGY = "does not support TopologyAwareScheduling"
@@ -25,6 +29,12 @@ _RESET = "Reset to Pending after eviction"  # how the message of a check begins 
 # Reasons of PodsReady that Kueue's waitForPodsReady knows.
 _WAITS_FOR_START, _STARTED = "WaitForStart", "Started"
 _WAITS_FOR_RECOVERY, _RECOVERED = "WaitForRecovery", "Recovered"
+
+
+def priority_name(raw: Object) -> str | None:
+    """Return the WorkloadPriorityClass that a job in a queue names: its rank there, and none of its pods'."""
+    labels = raw["metadata"].get("labels") or {}
+    return (labels.get(PRIORITY_LABEL) or None) if queue_name(raw) else None
 
 
 def queue_name(raw: Object) -> str | None:
@@ -39,12 +49,12 @@ def workload(
     queue: str,
     active: bool,
     one_host: bool,
-    priority_class: Object | None,
+    rank: Mapping[str, Any],
 ) -> meta.Manifest:
     """Return Workload `<job>-quota`: the pods of the children.
 
     active: not while the job is suspended, nor while its quota goes back. one_host: Kueue finds the host for all of
-    them, by the topology of a flavor; else the scheduler does, and any flavor will do.
+    them, by the topology of a flavor; else the scheduler does, and any flavor will do. rank: as `rank` returns it.
     """
     pod_sets = [
         _pod_set(kinds.ROLE_OF_PODS[child["kind"]], child["spec"]["template"])
@@ -55,12 +65,28 @@ def workload(
         # Kueue's group: exactly two pod sets, placed together.
         group = {"podSetGroupName": "job"} if len(pod_sets) > 1 else {}
         pod_set["topologyRequest"] = {"required": HOSTNAME, **group}
-    spec: dict[str, Any] = {"queueName": queue, "active": active, "podSets": pod_sets}
-    if priority_class is not None:
-        name = priority_class["metadata"]["name"]
-        spec["priority"] = priority_class["value"]
-        spec["priorityClassRef"] = {"group": "scheduling.k8s.io", "kind": "PriorityClass", "name": name}
+    spec: dict[str, Any] = {"queueName": queue, "active": active, "podSets": pod_sets, **rank}
     return meta.child(kinds.WORKLOAD, owner=owner, body={"spec": spec})
+
+
+def rank(observed: Observed, priority_class: Object | None) -> dict[str, Any]:
+    """Return what a job's Workload says of its priority in the queue: once there is one, what it has said before.
+
+    priority_class: that of the job's pods, which counts where it names no WorkloadPriorityClass.
+    """
+    if observed.workload is not None:
+        said = observed.workload["spec"]
+        return {key: said[key] for key in ("priority", "priorityClassRef") if said.get("priorityClassRef")}
+    for kind, found in (("WorkloadPriorityClass", observed.priority_class), ("PriorityClass", priority_class)):
+        if found is not None:
+            ref = {"group": _GROUPS[kind], "kind": kind, "name": found["metadata"]["name"]}
+            return {"priority": found["value"], "priorityClassRef": ref}
+    return {}
+
+
+def queue_of(found: Object | None, named: str) -> str:
+    """Return the queue that the Workload is to name: the job's label may change until quota is reserved."""
+    return str(found["spec"]["queueName"]) if found is not None and _holds(found, "QuotaReserved") else named
 
 
 def admitted(found: Object | None) -> bool:
@@ -173,6 +199,23 @@ def disabled(queue: str) -> Condition:
         " the chart with --set controller.kueue=true, or remove the label"
     )
     return Condition(reasons.QUOTA_RESERVED, "False", reasons.KUEUE_DISABLED, message)
+
+
+def without_class(raw: Object, observed: Observed) -> Condition | None:
+    """Return the job's condition QuotaReserved where it names a WorkloadPriorityClass that there is none of."""
+    name = priority_name(raw)
+    if name is None or observed.workload is not None or observed.priority_class is not None:
+        return None
+    message = (
+        f"the label {PRIORITY_LABEL}={name} names a WorkloadPriorityClass that does not exist: make it, or change or"
+        " remove the label"
+    )
+    return Condition(reasons.QUOTA_RESERVED, "False", reasons.NO_PRIORITY_CLASS, message)
+
+
+def left_behind(raw: Object, found: Object | None) -> bool:
+    """Return whether a job that names no queue any more has a Workload that waits for quota."""
+    return found is not None and queue_name(raw) is None and not _holds(found, "QuotaReserved") and not finished(found)
 
 
 def finished(found: Object | None) -> bool:

@@ -15,6 +15,7 @@ MANAGER = "stage2.dev/controller"  # spec.managedBy of a job that is ours
 
 LABEL_JOB = "stage2.dev/job"
 LABEL_ROLE = "stage2.dev/role"
+LABEL_QUEUE = "kueue.x-k8s.io/queue-name"  # of a job; Kueue itself may give it to a learner's Job
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGED_BY = "stage2"
 

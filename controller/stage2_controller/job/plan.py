@@ -111,6 +111,8 @@ def _queued(situation: Situation) -> Situation:
         return replace(situation, quota=kueue.disabled(situation.queue))
     if kueue.finished(situation.observed.workload):
         return replace(situation, quota=kueue.asked_anew(situation.queue))
+    if unknown := kueue.without_class(situation.raw, situation.observed):
+        return replace(situation, quota=unknown)
     before = conditions.find(situation.previous, reasons.QUOTA_RESERVED)
     return replace(situation, quota=kueue.reserved(situation.observed.workload, situation.queue, before))
 
@@ -155,7 +157,7 @@ def _going_on(
 ) -> Plan:
     """Plan for a job that goes on: its children as far as they may exist now."""
     children, deletions = stage(situation)
-    if situation.asks_anew:
+    if situation.asks_anew or kueue.left_behind(situation.raw, situation.observed.workload):
         deletions = (*deletions, *existing(situation.observed, "Workload"))
     else:
         children = _with_workload(children, situation, priority_class)
@@ -186,15 +188,15 @@ def _has_no_pods(observed: Observed) -> bool:
 
 def _with_workload(children: Manifests, situation: Situation, priority_class: Mapping[str, Any] | None) -> Manifests:
     """Return the children with the Workload of a job that names a queue; before it is admitted, that alone."""
-    if situation.queue is None or not situation.settings.kueue:
+    if situation.queue is None or not situation.settings.kueue or situation.lacks_class:
         return children
     asked_for = kueue.workload(
         situation.raw["metadata"],
         situation.desired.children,
-        queue=situation.queue,
+        queue=kueue.queue_of(situation.observed.workload, situation.queue),
         active=not (situation.job.spec.suspend or situation.returns_quota),
         one_host=situation.job.spec.placement.mode == "Reserve",
-        priority_class=priority_class,
+        rank=kueue.rank(situation.observed, priority_class),
     )
     return (*(children if situation.admitted else ()), meta.stamped(asked_for, situation.desired.spec_hash))
 
@@ -213,5 +215,6 @@ def _next_look(situation: Situation, status: Mapping[str, Any]) -> float | None:
         outcome.seconds_to_start(situation.job, situation.observed, status, situation.now),
         situation.placement.again_after_s if situation.placement else None,
         ownership.LOOK_AGAIN_S[situation.blocked.reason] if situation.blocked else None,
+        kueue.CLASS_AGAIN_S if situation.lacks_class else None,
     ]
     return min((max(seconds, 0.0) for seconds in looks if seconds is not None), default=None)

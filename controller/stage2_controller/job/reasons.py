@@ -52,6 +52,7 @@ LEARNER_FINISHED: Final = "LearnerFinished"
 # Reasons of both RolloutReady and LearnerRunning: why a pod does not run.
 NOT_CREATED: Final = "NotCreated"
 POD_REFUSED: Final = "PodRefused"  # a quota or an admission policy; the message is the API server's
+QUEUED_TWICE: Final = "QueuedTwice"  # Kueue took the learner's Job for one of its own
 UNSCHEDULABLE: Final = "Unschedulable"  # the message is the scheduler's
 IMAGE_UNAVAILABLE: Final = "ImageUnavailable"
 CONTAINER_CONFIG: Final = "ContainerConfigError"  # a ConfigMap, Secret or volume is missing
@@ -70,6 +71,7 @@ ADMITTED: Final = "Admitted"
 QUOTA_PENDING: Final = "QuotaPending"
 CHECK_FAILED: Final = "AdmissionCheckFailed"  # for now: Kueue asks it again, with growing pauses
 QUOTA_REFUSED: Final = "QuotaRefused"  # Kueue asks no more until the job was suspended and resumed
+NO_PRIORITY_CLASS: Final = "NoWorkloadPriorityClass"  # the job names one that does not exist: it asks for no quota
 KUEUE_DISABLED: Final = "KueueDisabled"  # the controller was installed without Kueue: nothing starts, what runs goes on
 
 # Condition Training: nothing is missing. Its message is what `stage2 explain` says first.

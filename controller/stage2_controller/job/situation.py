@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from stage2_api.job import RolloutMatchingJob
-from stage2_controller.job import credentials, diff, kueue
+from stage2_controller.job import credentials, diff, kueue, reasons
 from stage2_controller.job.children import pod
 from stage2_controller.job.conditions import Condition
 from stage2_controller.job.containers import Processes
@@ -60,6 +60,11 @@ class Situation:
     def admitted(self) -> bool:
         """Whether no quota is missing."""
         return self.quota is None or self.quota.status == "True"
+
+    @property
+    def lacks_class(self) -> bool:
+        """Whether the job names a WorkloadPriorityClass that does not exist."""
+        return self.quota is not None and self.quota.reason == reasons.NO_PRIORITY_CLASS
 
     @property
     def idle(self) -> bool:

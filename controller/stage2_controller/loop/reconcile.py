@@ -64,7 +64,7 @@ class Reconciler:
         self._desired = DesiredCache(settings)
         self._internal_errors = InternalErrors()
         self._pod_defaults = DefaultsOfPods(api, clock)
-        self._observer = Observer(api, store, progress, clock=clock)
+        self._observer = Observer(api, store, progress, kueue_served=settings.kueue, clock=clock)
         self._writer = ChildWriter(api, self._observer)
 
     async def __call__(self, key: Key) -> float | None:

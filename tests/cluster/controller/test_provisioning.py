@@ -56,13 +56,14 @@ def provisioning(admin: Kubectl, kueue: None) -> Iterator[None]:
     kind = {"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition"}
     admin.apply({**kind, "metadata": {"name": CRD}, "spec": spec})
     admin("wait", "--for=condition=Established", "crd", CRD, "--timeout=60s")
-    _restart(admin)
+    restart(admin)
     yield
     admin("delete", "crd", CRD)
-    _restart(admin)
+    restart(admin)
 
 
-def _restart(admin: Kubectl) -> None:
+def restart(admin: Kubectl) -> None:
+    """Has Kueue begin anew, and waits until it answers."""
     where = ("deployment", "kueue-controller-manager", "--namespace=kueue-system")
     admin("rollout", "restart", *where)
     admin("rollout", "status", *where, "--timeout=300s")

@@ -138,7 +138,11 @@ def test_rights_on_kueues_workloads_come_only_with_kueue(template: Template) -> 
 
 def test_kueues_flavors_are_read_wherever_the_controller_works(template: Template) -> None:
     manifests = template('controller.namespaces=["team-a"]', "controller.placement=false", "controller.kueue=true")
-    read = {"apiGroups": ["kueue.x-k8s.io"], "resources": ["resourceflavors"], "verbs": ["get"]}
+    read = {
+        "apiGroups": ["kueue.x-k8s.io"],
+        "resources": ["resourceflavors", "workloadpriorityclasses"],
+        "verbs": ["get"],
+    }
     assert manifests["ClusterRole", "stage2-system-stage2"]["rules"] == [read]
     assert read in template("controller.kueue=true")["ClusterRole", "stage2"]["rules"]
     assert read not in template()["ClusterRole", "stage2"]["rules"]
