@@ -14,7 +14,7 @@ from stage2_controller.cluster.reservations import Reservations
 from stage2_controller.cluster.store import key_of, version_of
 from stage2_controller.job import names, node_fit
 from stage2_controller.job.key import Key
-from stage2_controller.job.node_fit import Need, NodeInfo
+from stage2_controller.job.node_fit import HOSTNAME, Need, NodeInfo
 from stage2_controller.job.observed import Object
 from stage2_controller.job.quantity import Amounts
 
@@ -186,6 +186,13 @@ class Capacity:
             self._refusals[key, name] += 1
             pause_s = EXCLUDED_S * 2.0 ** min(self._refusals[key, name] - 1, MOST_DOUBLINGS)
             self._excluded[key, name] = self._clock() + pause_s
+
+    def excluded(self, key: Key) -> list[str]:
+        """Return the hosts of the nodes that are out of the job's choice now."""
+        now = self._clock()
+        names = [name for (job, name), until in self._excluded.items() if job == key and until > now]
+        labels = [self._nodes[name]["metadata"]["labels"] for name in names if name in self._nodes]
+        return [its[HOSTNAME] for its in labels if HOSTNAME in its]
 
     def waiting(self) -> int:
         """Return how many jobs have no room."""

@@ -32,6 +32,10 @@ class NodeAccount(Protocol):
         """Return one of them; None if there is no such node."""
         ...
 
+    def excluded(self, key: Key) -> Sequence[str]:
+        """Return the hosts of the nodes that were refused to the job a while ago."""
+        ...
+
     def promised(self, key: Key) -> str | None:
         """Return the node on which the job has room kept."""
         ...
@@ -107,17 +111,9 @@ def follow(
     if found := _half(need, node, observed, status=status, now=now) if node else _pause(need, status, now):
         refused = node if found.node is None else None
         return replace(found, tied=found.node is None, claim="none", refused=refused)
-    shun = _excluded(need, view) if view else ()
+    # The scheduler would choose the same node again: nothing has changed there.
+    shun = tuple(sorted(view.account.excluded(view.key))) if view else ()
     return NodeChoice(need, None, None, tied=False, shun=shun, claim="none") if shun else None
-
-
-def _excluded(need: Need, view: NodeView) -> tuple[str, ...]:
-    """Return the host names of nodes that had room for a half of the job a while ago.
-
-    The scheduler would choose the same one again: nothing has changed there.
-    """
-    found = (info for info in view.account.nodes_for(view.key, need) if info.excluded)
-    return tuple(sorted(info.labels[node_fit.HOSTNAME] for info in found if node_fit.HOSTNAME in info.labels))
 
 
 def current_node(observed: Observed) -> str | None:

@@ -1,4 +1,4 @@
-"""What Kueue does otherwise by its configuration: jobs as a framework of others, quota for claimed devices; and labels."""
+"""What Kueue does otherwise by its configuration: jobs as a framework of others, and quota for claimed devices."""
 
 import json
 from collections.abc import Iterator
