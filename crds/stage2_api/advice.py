@@ -133,6 +133,12 @@ _IDLE: tuple[tuple[str, Idle, str, str], ...] = (
         "set unmatched_objects to penalised, or remove it",
     ),
     (
+        f"{_MATCHING}.recovery.rollouts",
+        lambda c: c.rollout_matching.recovery.rollouts == 1 and bool(c.rollout_matching.recovery.model_fields_set),
+        "one rollout of a sample leaves none that could find what it missed: temperature and weight do nothing",
+        "set recovery.rollouts above 1, or remove recovery",
+    ),
+    (
         f"{_MATCHING}.runaway.enabled",
         lambda c: not c.rollout_matching.runaway.enabled and bool(c.rollout_matching.runaway.model_fields_set),
         "the limits of runaway end nothing",

@@ -85,6 +85,22 @@ class Runaway(Section):
     """Optimizer steps with fresh rollouts over which both are counted; before there are as many, nothing is ended."""
 
 
+class Recovery(Section):
+    """Looks for missed objects in further rollouts of a sample: what one of them finds can be found, and weighs more.
+
+    Each further rollout costs a generation: with `rollouts: 4` a step generates four times as many answers. Nothing of
+    them is trained on. An evaluation makes none.
+    """
+
+    rollouts: Annotated[int, Field(ge=1, le=64)] = 1
+    """Rollouts of each sample, K: the one that is trained on, and K - 1 sampled ones; 1 makes no further one."""
+    temperature: Scale = 0.7
+    """Sampling temperature of the further ones."""
+    weight: Scale = 2.0
+    """Factor of the loss of a missed object that a further rollout found: of its coordinates, its structure, and its
+    description where that is trained."""
+
+
 class OffloadSettings(Section):
     """Moves the training state to main memory while a colocated engine makes rollouts. Ignored in other modes."""
 
@@ -188,6 +204,10 @@ class RolloutMatching(Section):
     """How masks are compared: `canvas` draws every object on one canvas over the whole image; `analytic` computes box
     against box exactly and draws the rest; `supersample` does so too, and stretches the canvas over each pair that it
     draws, so that no object is too small."""
+    maskiou_scales: list[Annotated[int, Field(ge=2, le=128)]] = Field(default=[], max_length=7)
+    """Coarser grids on which masks are compared too: sides of their cells, in pixels of the canvas. A cell belongs to
+    an object that has any of its pixels, and gate and cost take the mean of IoU over the canvas and these grids; empty
+    means the canvas alone."""
     fp_cost: Weight = 1.0
     """Cost of leaving a predicted object unmatched; a match costs 1 - IoU."""
     fn_cost: Weight = 1.0
@@ -224,6 +244,8 @@ class RolloutMatching(Section):
     them out, `penalised` leaves them in and teaches against the token that led on to each."""
     unmatched_weight: Scale = 0.1
     """Factor of that loss with `unmatched_objects: penalised`: of -log(1 - p), p being the token's probability."""
+    recovery: Recovery = Recovery()
+    """More weight for missed objects that further rollouts of the sample found."""
     target_sigma: Scale = 2.0
     """Standard deviation of the soft coordinate target, in bins."""
     target_truncate: Count | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 from stage2_api.rules.grpo import GRPO_RULES
 from stage2_api.rules.mixing import MIXING_RULES
 from stage2_api.rules.stage1 import SUPERVISED_RULES
+from stage2_api.rules.variants import VARIANT_RULES
 from stage2_api.runconfig import RunConfig
 from stage2_api.validation.rule import Rule
 
@@ -271,6 +272,7 @@ RUN_RULES: tuple[Rule[RunConfig], ...] = (
         rule="without reading processes nothing is read ahead",
         way_out="set dataloader_num_workers above 0, or remove dataloader_prefetch_factor",
     ),
+    *VARIANT_RULES,
     *SUPERVISED_RULES,
     *MIXING_RULES,
     *GRPO_RULES,

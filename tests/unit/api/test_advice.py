@@ -40,6 +40,7 @@ def matching(patch: dict[str, Any]) -> dict[str, Any]:
         (matching({"rollout_buffer": {"enabled": True}}), "custom.extra.rollout_matching.rollout_buffer.enabled"),
         (matching({"post_rollout_pack_scope": "micro"}), "custom.extra.rollout_matching.post_rollout_pack_scope"),
         (matching({"unmatched_weight": 0.2}), "custom.extra.rollout_matching.unmatched_weight"),
+        (matching({"recovery": {"weight": 3.0}}), "custom.extra.rollout_matching.recovery.rollouts"),
         (matching({"runaway": {"enabled": False, "steps": 5}}), "custom.extra.rollout_matching.runaway.enabled"),
         (matching({"num_beams": 3}), "custom.extra.rollout_matching.num_beams"),
         (

@@ -52,6 +52,7 @@ from stage2_trainer.rollouts.rollout_source import RolloutSource
 from stage2_trainer.telemetry.reproducibility import report_reproducibility
 from stage2_trainer.telemetry.run_context import RunContext
 from stage2_trainer.weights.probe import Probe, sample_probe
+from stage2_trainer.wire.rollout import FurtherAnswers
 
 logger = logging.getLogger(__name__)
 
@@ -176,6 +177,7 @@ def _estep(
         "rollouts": rollouts,
         "on_matched": log_training_rollouts(config, context.rollout_log, SampleDumps(config), descriptions),
         "overlong": _overlong_rule(config, config.rollout_matching.overlong),
+        "further": FurtherAnswers.from_config(config.rollout_matching),
     }
     steps = _supervised_steps(config)
     if steps is None:

@@ -24,7 +24,7 @@ from stage2_trainer.rollouts.pipeline import PipelinedRollouts
 from stage2_trainer.rollouts.rollout_source import RolloutSource
 from stage2_trainer.telemetry.stopwatch import Stopwatch
 from stage2_trainer.weights.sync_report import SyncReport
-from stage2_trainer.wire.rollout import Rollout
+from stage2_trainer.wire.rollout import FurtherAnswers, Rollout
 
 NOTHING = "{}"  # the answer of a sample that is skipped or set aside: it has a place in a row, and teaches nothing
 
@@ -33,6 +33,7 @@ class EStep:
     """The E-step: segments of an optimizer step's records, whose rollouts are asked for all at once.
 
     coord_loss: whether coordinates have their own loss, or the cross entropy of any other token.
+    further: answers that are asked for beside the one that each record is trained on.
     """
 
     def __init__(
@@ -43,8 +44,10 @@ class EStep:
         on_matched: Callable[[int, Sequence[Matched]], None],
         overlong: OverlongRule | None = None,
         coord_loss: bool = True,
+        further: FurtherAnswers | None = None,
     ) -> None:
         self._overlong = overlong
+        self._further = further
         self._coord_loss = coord_loss
         self._encoder = tools.encoder
         self._cache = tools.cache
@@ -124,7 +127,7 @@ class EStep:
             return BadSample.of(record.sample_id, record.images, error), self._stand_in(record.sample_id, rope)
 
         work = SegmentWork(self._prompts.chat, self._prompt, make, set_aside)
-        return StepSegments(batches, work, self._thread, global_step=global_step)
+        return StepSegments(batches, work, self._thread, global_step=global_step, further=self._further)
 
     def _match(self, record: Record, prompt: Prompt, rollout: Rollout) -> Matched:
         self._encoder.check_prompt(prompt, rollout.prompt_token_ids, rollout.server)

@@ -69,7 +69,7 @@ def stage2_loss(logits: torch.Tensor, targets: LossTargets, coord_ids: torch.Ten
     """
     split = len(targets.labels)
     ce = _ce_sum(logits[:split], targets.labels, targets.weights) / targets.ce_denominator
-    each = coord_losses(logits[split:], targets.bins, coord_ids, options)
+    each = _weighted(coord_losses(logits[split:], targets.bins, coord_ids, options), targets.coord_weights)
     coord = each.sum() / targets.coord_denominator
     return _parts(ce + coord, ce.detach(), coord.detach(), each.detach(), targets)
 
@@ -164,6 +164,11 @@ def coord_losses(
     return options.soft_ce_weight * soft_ce + options.w1_weight * w1 + options.gate_weight * gate
 
 
+def _weighted(each: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+    """Return each coordinate's loss times its factor, (C,)."""
+    return each if weights is None else each * weights
+
+
 @dataclass(frozen=True)
 class _LossInputs:
     """The constant inputs of the chunked loss."""
@@ -187,8 +192,10 @@ class _LossInputs:
             weights = self.targets.weights
             return _ce_sum(logits, self.targets.labels[rows], None if weights is None else weights[rows])
         split = len(self.targets.labels)
-        bins = self.targets.bins[rows.start - split : rows.stop - split]
-        return coord_losses(logits, bins, self.coord_ids, self.options)
+        mine = slice(rows.start - split, rows.stop - split)
+        factors = self.targets.coord_weights
+        each = coord_losses(logits, self.targets.bins[mine], self.coord_ids, self.options)
+        return _weighted(each, None if factors is None else factors[mine])
 
 
 class _ChunkedLoss(torch.autograd.Function):

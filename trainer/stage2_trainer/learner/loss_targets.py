@@ -11,6 +11,7 @@ import torch
 
 from stage2_api.rollout_matching import LossNormalizer, RolloutMatching
 from stage2_trainer.matching.masks import IGNORED, Supervision
+from stage2_trainer.matching.raster import FloatArray
 from stage2_trainer.process.ranks import gathered
 
 _CONFIG = RolloutMatching()
@@ -55,7 +56,8 @@ class LossTargets:
     positions (N,) int64: where they stand; the hidden state or logits at `logit_positions` = positions - 1 predict
     them. labels (K,) int64 token ids; bins (C,) int64; in_prefix (C,) bool: in the rollout's prefix, else in the tail;
     prefix_count: how many are there. weights (K,) float32: factors of the ordinary tokens' losses, below 0 where a
-    token is taught against; None: all are 1.
+    token is taught against; None: all are 1. coord_weights (C,) float32: factors of the coordinates' losses; None: all
+    are 1.
     ce_denominator, coord_denominator: what the sums are divided by. The numbers of positions make plain means; totals
     of an accumulation window make a loss that does not depend on how segments are spread over micro-steps.
     """
@@ -68,6 +70,7 @@ class LossTargets:
     ce_denominator: float
     coord_denominator: float
     weights: torch.Tensor | None = None
+    coord_weights: torch.Tensor | None = None
 
     @property
     def logit_positions(self) -> torch.Tensor:
@@ -78,7 +81,12 @@ class LossTargets:
         """Return the targets of ordinary tokens and those of coordinates; their losses are sums."""
         split = len(self.labels)
         ordinary = replace(
-            self, positions=self.positions[:split], bins=self.bins[:0], in_prefix=self.in_prefix[:0], prefix_count=0
+            self,
+            positions=self.positions[:split],
+            bins=self.bins[:0],
+            in_prefix=self.in_prefix[:0],
+            prefix_count=0,
+            coord_weights=None,
         )
         coords = replace(self, positions=self.positions[split:], labels=self.labels[:0], weights=None)
         return ordinary.divided_by(ce=1.0, coord=1.0), coords.divided_by(ce=1.0, coord=1.0)
@@ -102,6 +110,9 @@ def loss_targets(supervision: Supervision, device: torch.device | str = "cpu") -
     def tensor(values: Any) -> torch.Tensor:
         return moved(torch.as_tensor(values), torch.device(device))
 
+    def factors(values: FloatArray | None) -> torch.Tensor | None:
+        return None if values is None else tensor(values.astype(np.float32))
+
     return LossTargets(
         positions=tensor(np.concatenate([ce_positions, supervision.coord_positions])),
         labels=tensor(supervision.labels[ce_positions]),
@@ -110,7 +121,8 @@ def loss_targets(supervision: Supervision, device: torch.device | str = "cpu") -
         prefix_count=int(np.count_nonzero(supervision.coord_in_prefix)),
         ce_denominator=max(len(ce_positions), 1),
         coord_denominator=max(len(supervision.coord_positions), 1),
-        weights=None if supervision.weights is None else tensor(supervision.weights[ce_positions].astype(np.float32)),
+        weights=factors(None if supervision.weights is None else supervision.weights[ce_positions]),
+        coord_weights=factors(supervision.coord_weights),
     )
 
 

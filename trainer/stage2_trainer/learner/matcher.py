@@ -43,7 +43,9 @@ class Matcher:
     def match(self, record: Record, rollout: Rollout, *, kept: int | None = None) -> Matched:
         """Parse the rollout, or its first `kept` tokens, match its objects, and build what is to be learnt from it."""
         ids = cut_before(rollout.token_ids, self._vision_ids)[:kept]
-        return Matched(record, rollout, build_target(ids, record.ground_truth, self.vocab, self.options), kept)
+        further = [cut_before(one, self._vision_ids) for one in rollout.further]
+        target = build_target(ids, record.ground_truth, self.vocab, self.options, further=further)
+        return Matched(record, rollout, target, kept)
 
     def object_ends(self, rollout: Rollout) -> tuple[int, ...]:
         """Return after how many tokens each object of a rollout is closed, in order."""

@@ -20,6 +20,7 @@ def rollout_document(matched: Matched) -> dict[str, Any]:
         "seconds": rollout.seconds,
         "token_ids": rollout.token_ids,
         **_overlong(matched),
+        **_recovery(matched),
         "prompt_tokens": len(rollout.prompt_token_ids),
         "y_train_tokens": matched.target.train_len,
         "y_train_sha256": ids_sha256(matched.target.y_train_ids),
@@ -30,6 +31,12 @@ def _overlong(matched: Matched) -> dict[str, Any]:
     """Return what is said of an answer that was too long for a packed row, and of no other."""
     cut = {} if matched.kept is None else {"kept_tokens": matched.kept}
     return {**cut, "skipped": True} if matched.skipped else cut
+
+
+def _recovery(matched: Matched) -> dict[str, Any]:
+    """Return the further answers to the prompt, and what of the missed objects they found, where there are any."""
+    further = [list(ids) for ids in matched.rollout.further]
+    return {"further_token_ids": further, "recovered": list(matched.target.recovered)} if further else {}
 
 
 def _unjudged(record: Record) -> dict[str, Any]:

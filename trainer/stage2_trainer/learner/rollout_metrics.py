@@ -23,7 +23,8 @@ class SampleStats:
     `bad`: it was set aside, and nothing else here says anything. `from_truth`: nothing was generated for it.
     `repeated`, `at_limit`: whether it was ended because it repeated itself, or at the most tokens.
     `duplicates_removed`, `unmatched_dropped`, `unmatched_penalised`: objects that a variant of the targets took out of
-    the answer, or taught against.
+    the answer, or taught against. `misses_recovered`: missed objects that a further answer found. `further`: tokens of
+    these answers.
     The lengths of what is trained on are 0 in an evaluation, which encodes nothing.
     """
 
@@ -57,6 +58,8 @@ class SampleStats:
     duplicates_removed: int = 0
     unmatched_dropped: int = 0
     unmatched_penalised: int = 0
+    misses_recovered: int = 0
+    further: int = 0
 
 
 def bad_sample_stats() -> SampleStats:
@@ -96,6 +99,8 @@ def sample_stats(matched: Matched, *, encoded_len: int = 0) -> SampleStats:
         duplicates_removed=int(counters["duplicates_removed"]),
         unmatched_dropped=int(counters["unmatched_dropped"]),
         unmatched_penalised=int(counters["unmatched_penalised"]),
+        misses_recovered=int(counters["misses_recovered"]),
+        further=sum(map(len, matched.rollout.further)),
     )
 
 
@@ -222,6 +227,7 @@ def _supervision_metrics(stats: Sequence[SampleStats]) -> dict[str, float]:
         "duplicates_removed": _sum(stats, lambda s: s.duplicates_removed),
         "unmatched_dropped": _sum(stats, lambda s: s.unmatched_dropped),
         "unmatched_penalised": _sum(stats, lambda s: s.unmatched_penalised),
+        "misses_recovered": _sum(stats, lambda s: s.misses_recovered),
     }
 
 
@@ -244,12 +250,14 @@ def _length_metrics(stats: Sequence[SampleStats]) -> dict[str, float]:
 
 def _generation_metrics(stats: Sequence[SampleStats], generate_s: float) -> dict[str, float]:
     generated = [s.generated for s in stats]
+    further = _sum(stats, lambda s: s.further)
     return {
         "gen_new_tokens_total": float(sum(generated)),
         "gen_new_tokens_mean": _mean(generated),
         "gen_new_tokens_p90": _percentile(generated, 90),
         "gen_new_tokens_p99": _percentile(generated, 99),
-        "gen_tokens_per_s": _ratio(sum(generated), generate_s),
+        "gen_further_tokens_total": further,
+        "gen_tokens_per_s": _ratio(sum(generated) + further, generate_s),
         "staleness": _mean([s.staleness for s in stats]),
         "decode_greedy": _sum(stats, lambda s: not s.beam),
         "decode_beam": _sum(stats, lambda s: s.beam),

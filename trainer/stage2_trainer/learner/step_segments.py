@@ -26,7 +26,7 @@ from stage2_trainer.rollouts.bad_samples import BadSample
 from stage2_trainer.rollouts.rollout_source import GenerationRequest, PendingRollouts, RolloutBatch
 from stage2_trainer.telemetry.stopwatch import Stopwatch
 from stage2_trainer.weights.sync_report import SyncReport
-from stage2_trainer.wire.rollout import Outcome, Refused, Rollout
+from stage2_trainer.wire.rollout import FurtherAnswers, Outcome, Refused, Rollout
 
 Chat = list[dict[str, Any]]
 Made = tuple[Matched | BadSample, Segment]
@@ -49,10 +49,19 @@ class SegmentWork:
 
 
 class StepSegments:
-    """The segments of the raw batches of one optimizer step, which an EStep made."""
+    """The segments of the raw batches of one optimizer step, which an EStep made.
+
+    further: answers that are asked for beside the one that each record is trained on.
+    """
 
     def __init__(
-        self, batches: Sequence[Sequence[Record]], work: SegmentWork, thread: Executor, *, global_step: int
+        self,
+        batches: Sequence[Sequence[Record]],
+        work: SegmentWork,
+        thread: Executor,
+        *,
+        global_step: int,
+        further: FurtherAnswers | None = None,
     ) -> None:
         self.batches = batches
         self.global_step = global_step
@@ -61,6 +70,7 @@ class StepSegments:
         self.pending: PendingRollouts | None = None
         self.sync: SyncReport | None = None
         self._work = work
+        self._further = further
         self._thread = thread
         self._prompts: dict[int, Future[Prompt]] = {}
         self._made: list[Future[Made]] = [Future() for _ in self.records]
@@ -72,7 +82,17 @@ class StepSegments:
         sizes = tuple(len(batch) for batch in self.batches)
         chats = LazySequence(len(self), self.chat)
         images = [record.images for record in self.records]
-        return GenerationRequest(model, chats, self.global_step, 0, stopwatch, self._arrived, sizes, images)
+        return GenerationRequest(
+            model,
+            chats,
+            self.global_step,
+            0,
+            stopwatch,
+            on_rollout=self._arrived,
+            sizes=sizes,
+            images=images,
+            further=self._further,
+        )
 
     def indices(self, micro_step: int) -> range:
         """Return where a micro-step's records stand among those of the step."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stage2_trainer.matching.geometry import Shape, aabbs, box_iou, mask_iou
+from stage2_trainer.matching.geometry import Shape, aabbs, box_iou, iou_of_scales, mask_iou
 from stage2_trainer.matching.options import DEFAULTS, MatchOptions
 from stage2_trainer.matching.raster import FloatArray
 from stage2_trainer.matching.tokens import IntArray
@@ -20,7 +20,10 @@ INFEASIBLE = 1e6
 
 @dataclass(frozen=True)
 class Pair:
-    """A match: indices into the predictions and the ground truth, their mask IoU, and the cost 1 - IoU."""
+    """A match: indices into the predictions and the ground truth, their mask IoU, and what they cost together.
+
+    The cost is 1 - IoU; with `maskiou_scales` the IoU of that is the mean over grids, and `iou` is the canvas' alone.
+    """
 
     pred: int
     gt: int
@@ -43,12 +46,14 @@ def match(pred: Sequence[Shape], gt: Sequence[Shape], options: MatchOptions = DE
     """Match predictions to ground truth at the least total cost. Deterministic; ties go to scipy's order."""
     pairs = candidate_pairs(aabbs(pred), aabbs(gt), options.candidate_top_k)
     iou = mask_iou(pred, gt, pairs, resolution=options.maskiou_resolution, mode=options.maskiou_mode)
-    passed = iou >= options.maskiou_gate
-    scores = np.full((len(pred), len(gt)), np.nan)
-    scores[tuple(pairs[passed].T)] = iou[passed]
+    alike = iou_of_scales(pred, gt, pairs, iou, resolution=options.maskiou_resolution, sides=options.maskiou_scales)
+    passed = alike >= options.maskiou_gate
+    scores, overlaps = np.full((2, len(pred), len(gt)), np.nan)
+    scores[tuple(pairs[passed].T)] = alike[passed]
+    overlaps[tuple(pairs[passed].T)] = iou[passed]
     rows, columns = assign(1.0 - scores, fp_cost=options.fp_cost, fn_cost=options.fn_cost)
     matched = [
-        Pair(pred=int(i), gt=int(j), iou=float(scores[i, j]), cost=float(1.0 - scores[i, j]))
+        Pair(pred=int(i), gt=int(j), iou=float(overlaps[i, j]), cost=float(1.0 - scores[i, j]))
         for i, j in zip(rows, columns, strict=True)
     ]
     return Matching(

@@ -50,13 +50,15 @@ class LaidOut:
     """`Y_train` with what came from where.
 
     ids: its tokens. prefix_len: those before the first that is taught. taught: where written text that is taught
-    begins, and its ids. moved: a token's place in the rollout to its place here. begun: where each valid object that
-    stays begins, with what leads on to it, where that is asked for. texts: of prefix and tail.
+    begins, and its ids. missed: the true objects in there, in order. moved: a token's place in the rollout to its place
+    here. begun: where each valid object that stays begins, with what leads on to it, where that is asked for. texts: of
+    prefix and tail.
     """
 
     ids: tuple[int, ...]
     prefix_len: int
     taught: tuple[tuple[int, list[int]], ...]
+    missed: tuple[int, ...]
     moved: dict[int, int]
     begun: dict[int, int]
     texts: tuple[str, str]
@@ -73,10 +75,10 @@ def lay_out(
     if not removed and not among:
         tail = append_text(parsed.prefix_text, [gt.objects[i] for i in missed], (parsed.max_object_index or 0) + 1)
         looked_up = range(len(parsed.valid_objects)) if options.unmatched_objects == "penalised" else ()
-        return prefix.written([Kept(0, len(parsed.prefix_text), tuple(looked_up)), Written(tail, taught=True)])
+        return prefix.written([Kept(0, len(parsed.prefix_text), tuple(looked_up)), Written(tail, taught=True)], missed)
     kept = [i for i in range(len(parsed.valid_objects)) if i not in set(removed)]
     slots = _slots(kept, matching, options, seed=str(parsed.prefix_ids))
-    return prefix.written(list(prefix.parts(slots, gt)))
+    return prefix.written(list(prefix.parts(slots, gt)), [index for is_missed, index in slots if is_missed])
 
 
 def _slots(kept: Sequence[int], matching: Matching, options: MatchOptions, *, seed: str) -> list[Slot]:
@@ -151,8 +153,8 @@ class _Prefix:
         follows = bool(stretch.end) and stretch.end == before and one.index == number
         return follows and _BETWEEN.fullmatch(between) is not None
 
-    def written(self, parts: Sequence[Part]) -> LaidOut:
-        """Return the tokens of an answer of these parts."""
+    def written(self, parts: Sequence[Part], missed: Sequence[int]) -> LaidOut:
+        """Return the tokens of an answer of these parts. missed: the true objects that are written, in order."""
         ids: list[int] = []
         taught: list[tuple[int, list[int]]] = []
         moved: dict[int, int] = {}
@@ -171,7 +173,8 @@ class _Prefix:
             texts[bool(taught)] += part.text
             led_on = at
             ids += written
-        return LaidOut(tuple(ids), taught[0][0], tuple(taught), moved, begun, (texts[0], texts[1]))
+        found = tuple(ids), taught[0][0], tuple(taught), tuple(missed)
+        return LaidOut(*found, moved, begun, (texts[0], texts[1]))
 
     def _begins(self, index: int, part: Kept, led_on: int, moved: dict[int, int]) -> int:
         before = self._ends_before[index]

@@ -35,6 +35,8 @@ class MatchOptions:
     candidate_top_k: ground-truth objects compared with each prediction.
     maskiou_gate: smallest mask IoU of a match; equal passes.
     maskiou_resolution: side R of the canvas in pixels; at most 0 makes every IoU 0.
+    maskiou_scales: sides of the cells of coarser grids, in pixels of the canvas; gate and cost then take the mean of
+    IoU over the canvas and these (`geometry.iou_of_scales`).
     fp_cost, fn_cost: costs of leaving a prediction or a true object unmatched; a match costs 1 - IoU.
     ot_cost, ot_epsilon, ot_iters: ground distance, entropic regularisation and Sinkhorn rounds of polygon transport.
     maskiou_mode: `canvas` draws everything on the canvas; `analytic` computes box against box exactly and draws the
@@ -50,6 +52,7 @@ class MatchOptions:
     None: none is.
     unmatched_objects: unmatched ones stay without a loss (`neutral`), are taken out (`dropped`), or stay, and the token
     that led on to each is taught against with `unmatched_weight` (`penalised`).
+    recovery_weight: factor of the loss of missed objects that a further answer to the prompt found.
     """
 
     candidate_top_k: int = _CONFIG.candidate_top_k
@@ -68,12 +71,19 @@ class MatchOptions:
     duplicate_iou: float | None = _CONFIG.duplicate_iou
     unmatched_objects: UnmatchedObjects = _CONFIG.unmatched_objects
     unmatched_weight: float = _CONFIG.unmatched_weight
+    maskiou_scales: tuple[int, ...] = tuple(_CONFIG.maskiou_scales)
+    recovery_weight: float = _CONFIG.recovery.weight
+
+    def __post_init__(self) -> None:
+        """Take the list of a configuration, or of a run's record, as what it is here."""
+        object.__setattr__(self, "maskiou_scales", tuple(self.maskiou_scales))
 
     @classmethod
     def from_config(cls, rollout_matching: RolloutMatching) -> MatchOptions:
         """Return the options that `custom.extra.rollout_matching` asks for."""
-        return cls(**{name: getattr(rollout_matching, name) for name in _NAMES})
+        own = {name: getattr(rollout_matching, name) for name in _NAMES}
+        return cls(**own, recovery_weight=rollout_matching.recovery.weight)
 
 
-_NAMES = [field.name for field in fields(MatchOptions)]
+_NAMES = [field.name for field in fields(MatchOptions) if field.name != "recovery_weight"]
 DEFAULTS = MatchOptions()

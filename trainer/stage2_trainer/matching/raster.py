@@ -74,6 +74,25 @@ def shared_pixels(left: Masks, right: Masks, pairs: IntArray) -> IntArray:
     return np.bincount(pair, weights=_count(both), minlength=len(pairs)).astype(np.int64)
 
 
+def coarser(masks: Masks, side: int) -> Masks:
+    """Return masks of cells of `side` x `side` pixels, each set where any of its pixels is; `side` 1: as they are."""
+    if side == 1:
+        return masks
+    rows = np.unpackbits(masks.bits.view(np.uint8), axis=1, bitorder="little")
+    rows = np.pad(rows, ((0, 0), (0, -rows.shape[1] % side)))
+    rows = rows.reshape(len(rows), rows.shape[1] // side, side).max(axis=2)
+    widths = np.diff(masks.offset)
+    first = masks.first // side
+    kept = np.where(widths > 0, -(-_end(masks) // side) - first, 0)
+    offset = np.concatenate([[0], np.cumsum(kept)])
+    owner = np.repeat(np.arange(len(widths)), widths)
+    column = np.arange(len(owner)) - masks.offset[:-1][owner] + masks.first[owner]
+    cells = np.zeros((offset[-1], -(-rows.shape[1] // _WORD) * _WORD), dtype=np.uint8)
+    np.maximum.at(cells[:, : rows.shape[1]], offset[owner] + column // side - first[owner], rows)
+    bits: Bits = np.packbits(cells, axis=1, bitorder="little").view(np.uint64)
+    return Masks(bits, first, offset)
+
+
 def box_cells(boxes: FloatArray) -> IntArray:
     """Return the cells [x0, y0, x1, y1) that `rasterize` fills for axis-parallel rectangles (N, 4) of pixels."""
     cells: IntArray = (_upsample(boxes) + 2) // _SCALE

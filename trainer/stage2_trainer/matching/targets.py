@@ -17,6 +17,7 @@ from stage2_trainer.matching.ground_truth import GroundTruth
 from stage2_trainer.matching.layout import LaidOut, lay_out
 from stage2_trainer.matching.options import DEFAULTS, MatchOptions
 from stage2_trainer.matching.parse import ParsedRollout, parse_rollout
+from stage2_trainer.matching.recovery import entry_tokens, recovered_misses
 from stage2_trainer.matching.serialize import desc_value_spans
 from stage2_trainer.matching.tokens import CoordVocab, IntArray
 from stage2_trainer.matching.transport import target_bins
@@ -36,9 +37,11 @@ class MatchedTarget:
     of the answer's own objects where missed ones stand before them.
     tail_coord_pos / tail_coord_bins: positions in the tail with a coordinate that is taught its own bin, and that.
     weights: positions whose loss has a factor, and that; below 0 the token is taught against.
+    coord_weights: positions of coordinates whose loss has a factor, and that.
     parsed, ground_truth, matching: what it was made from; `matching.pairs[i].pred` counts `parsed.valid_objects`.
     repeated, dropped: which of these were taken out as duplicates, and for matching nothing.
-    false_negatives: indices of the true objects that the answer missed, in the record's order.
+    false_negatives: indices of the true objects that the answer missed, in the record's order. recovered: those of
+    them that a further answer found.
     """
 
     parsed: ParsedRollout
@@ -56,6 +59,8 @@ class MatchedTarget:
     weights: tuple[tuple[int, float], ...] = ()
     repeated: tuple[int, ...] = ()
     dropped: tuple[int, ...] = ()
+    coord_weights: tuple[tuple[int, float], ...] = ()
+    recovered: tuple[int, ...] = ()
 
     @property
     def train_len(self) -> int:
@@ -130,6 +135,7 @@ class MatchedTarget:
             "duplicates_removed": len(self.repeated),
             "unmatched_dropped": len(self.dropped),
             "unmatched_penalised": len(self.penalised_pos),
+            "misses_recovered": len(self.recovered),
         }
 
 
@@ -138,8 +144,13 @@ def build_target(
     gt: GroundTruth,
     vocab: CoordVocab,
     options: MatchOptions = DEFAULTS,
+    *,
+    further: Sequence[Sequence[int]] = (),
 ) -> MatchedTarget:
-    """Turn an answer's ids and its record's ground truth into a supervised target. No ids make it raise."""
+    """Turn an answer's ids and its record's ground truth into a supervised target. No ids make it raise.
+
+    further: ids of further answers to the prompt, which nothing is taken from but which missed objects they found.
+    """
     parsed = parse_rollout(response_ids, vocab)
     pred = parsed.valid_objects
     repeated = duplicates(pred, options.duplicate_iou)
@@ -149,7 +160,8 @@ def build_target(
     taught = target_bins([(pred[pair.pred], gt.objects[pair.gt]) for pair in matching.pairs], options)
     laid_out = lay_out(parsed, gt, matching, (*repeated, *dropped), vocab, options)
     positions = [laid_out.moved[token] for pair in matching.pairs for token in pred[pair.pred].token_positions]
-    tail = _read_tail(laid_out, vocab, options)
+    recovered = recovered_misses(further, gt, matching.false_negatives, vocab, options)
+    tail = _read_tail(laid_out, vocab, options, recovered)
     penalised = [laid_out.begun[i] for i in unmatched] if options.unmatched_objects == "penalised" else []
     return MatchedTarget(
         parsed=parsed,
@@ -167,6 +179,8 @@ def build_target(
         weights=(*tail.weights, *((position, -options.unmatched_weight) for position in sorted(set(penalised)))),
         repeated=repeated,
         dropped=dropped,
+        coord_weights=tail.coord_weights,
+        recovered=recovered,
     )
 
 
@@ -178,9 +192,10 @@ class _Tail:
     coord_pos: tuple[int, ...]
     coord_bins: tuple[int, ...]
     weights: tuple[tuple[int, float], ...]
+    coord_weights: tuple[tuple[int, float], ...]
 
 
-def _read_tail(laid_out: LaidOut, vocab: CoordVocab, options: MatchOptions) -> _Tail:
+def _read_tail(laid_out: LaidOut, vocab: CoordVocab, options: MatchOptions, recovered: Sequence[int]) -> _Tail:
     """Return how a tail is supervised: what was written into it is taught, what the answer said between is not."""
     start, weight = laid_out.prefix_len, options.missed_desc_weight
     silent = set(range(len(laid_out.ids) - start))
@@ -193,8 +208,20 @@ def _read_tail(laid_out: LaidOut, vocab: CoordVocab, options: MatchOptions) -> _
         named += [at + one for one in shown]
         silent -= {at - start + one for one in {*range(len(ids))} - {*described} | {*shown}}
         coords |= {at - start + position: found for position, found in zip(coord_pos, coord_bins, strict=True)}
-    weights = tuple((position, weight) for position in named) if weight != 1 else ()
-    return _Tail(tuple(sorted(silent)), tuple(coords), tuple(coords.values()), weights)
+    weights = dict.fromkeys(named, weight) if weight != 1 else {}
+    more = [at for at in _recovered_tokens(laid_out, vocab, recovered) if at - start not in silent]
+    words = [at for at in more if at - start not in coords]
+    weights |= {at: weights.get(at, 1.0) * options.recovery_weight for at in words}
+    placed = tuple((at, options.recovery_weight) for at in more if at - start in coords)
+    return _Tail(tuple(sorted(silent)), tuple(coords), tuple(coords.values()), tuple(weights.items()), placed)
+
+
+def _recovered_tokens(laid_out: LaidOut, vocab: CoordVocab, recovered: Sequence[int]) -> list[int]:
+    """Return the positions of the entries of missed objects that a further answer found."""
+    if not recovered:
+        return []
+    entries = [[at + token for token in one] for at, ids in laid_out.taught for one in entry_tokens(ids, vocab)]
+    return [at for missed, tokens in zip(laid_out.missed, entries, strict=True) if missed in recovered for at in tokens]
 
 
 def read_tail(tail: list[int], vocab: CoordVocab) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:

@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, get_args
 
 import torch
@@ -33,14 +33,36 @@ from stage2_trainer.weights.merge import WeightSource, merged_weights, touches_v
 from stage2_trainer.weights.probe import Probe
 from stage2_trainer.weights.rounding import KeptUpdate, rounding_of
 from stage2_trainer.weights.sync_report import SyncReport
-from stage2_trainer.wire.rollout import FinishReason, Outcome, Refused, Rollout, RolloutRequest, Sampling
-from stage2_trainer.wire.seeds import SeedPlan
+from stage2_trainer.wire.rollout import (
+    FinishReason,
+    FurtherAnswers,
+    Outcome,
+    Refused,
+    Rollout,
+    RolloutRequest,
+    Sampling,
+)
+from stage2_trainer.wire.seeds import SeedPlan, further_seed
 
 logger = logging.getLogger(__name__)
 
 SERVER = "colocate"  # where rollouts of this backend come from, in logs
 STEPS_BETWEEN_MEETINGS = 8  # of an engine of several processes, which stop after the same token
 DROPS_WEIGHTS = 2  # the sleep level after which an engine has no weights any more
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One prompt of a call, the seed of its answer, and the further answers that are wanted."""
+
+    messages: list[Any]
+    seed: int
+    further: FurtherAnswers | None
+
+    def further_fields(self) -> dict[str, Any]:
+        """Return the sampling of the further answers, which are one request: vLLM reads its prompt once."""
+        assert self.further is not None, "there are some"
+        return {"seed": further_seed(self.seed), "temperature": self.further.temperature, "n": self.further.count}
 
 
 class ColocateEngine:
@@ -125,12 +147,12 @@ class ColocateEngine:
         Raises:
             Interrupted: answers are not wanted any more; in all members of the group after the same step.
         """
-        mine = [(list(request.messages), seed_plan.seed(i)) for i, request in enumerate(requests)]
+        mine = [_Call(list(one.messages), seed_plan.seed(i), one.further) for i, one in enumerate(requests)]
         everyone, own = self._parallel.together(mine)
         self._wake()
         answers = [answer for part in self._calls(everyone) for answer in self._answered(part)]
         self._sleep()
-        return [one if isinstance(one, Refused) else _rollout(one, version or 0) for one in answers[own]]
+        return [one if isinstance(one, Refused) else _rollout(*one, version or 0) for one in answers[own]]
 
     def prompt_logprobs(self, probe: Probe) -> Tensor:
         """Return the log-probability of each prompt token but the first, float32 on the CPU."""
@@ -149,23 +171,30 @@ class ColocateEngine:
         size = self._batch_size if self._batch_size and self._batch_size > 0 else max(len(requests), 1)
         return [requests[start : start + size] for start in range(0, len(requests), size)]
 
-    def _answered(self, requests: Sequence[tuple[list[Any], int]]) -> list[Any]:
-        """Return vLLM's answers, or what it refused; all members of the group ask the same."""
+    def _answered(self, requests: Sequence[_Call]) -> list[tuple[Any, Any] | Refused]:
+        """Return vLLM's answers with the further ones, or what it refused; all members of the group ask the same."""
         from vllm.exceptions import VLLMClientError
 
         return asked_in_parts(self._chat, requests, refuses=lambda error: isinstance(error, VLLMClientError))
 
-    def _chat(self, requests: Sequence[tuple[list[Any], int]]) -> list[Any]:
+    def _chat(self, requests: Sequence[_Call]) -> list[tuple[Any, Any]]:
+        """Return vLLM's answer to each request, and the one that holds its further ones (None: it wants none)."""
         import vllm
 
         fields: dict[str, Any] = dict(self._sampling.parameters())
         if (repetition := self._sampling.repetition) is not None:
             fields["repetition_detection"] = vllm.sampling_params.RepetitionDetectionParams(**asdict(repetition))
-        sampling = [vllm.SamplingParams(**fields, seed=seed) for _, seed in requests]
-        answers: list[Any] = self._llm.chat([messages for messages, _ in requests], sampling, use_tqdm=False)
-        if len(answers) != len(requests):
-            raise RuntimeError(f"{len(answers)} answers to {len(requests)} requests")
-        return answers
+        asked = [(one, {"seed": one.seed}) for one in requests]
+        asked += [(one, one.further_fields()) for one in requests if one.further is not None]
+        sampling = [vllm.SamplingParams(**{**fields, **own}) for _, own in asked]
+        answers: list[Any] = self._llm.chat([one.messages for one, _ in asked], sampling, use_tqdm=False)
+        if len(answers) != len(asked):
+            raise RuntimeError(f"{len(answers)} answers to {len(asked)} requests")
+        further = iter(answers[len(requests) :])
+        return [
+            (answer, None if one.further is None else next(further))
+            for one, answer in zip(requests, answers[: len(requests)], strict=True)
+        ]
 
     def _stop_if_unwanted(self) -> None:
         """Look whether answers are still wanted; members of a group, which make the same steps, at every eighth."""
@@ -209,15 +238,13 @@ class ColocateEngine:
             self._asleep = False
 
 
-def _rollout(answer: Any, version: int) -> Rollout:
-    """Read one of vLLM's answers.
+def _rollout(answer: Any, further: Any, version: int) -> Rollout:
+    """Read one of vLLM's answers, and the one that holds further ones.
 
     Raises:
-        RuntimeError: the request failed or was aborted.
+        RuntimeError: a request failed or was aborted.
     """
-    (choice,) = answer.outputs
-    if choice.finish_reason not in get_args(FinishReason) or not answer.prompt_token_ids:
-        raise RuntimeError(f"request {answer.request_id} ended with {choice.finish_reason!r} and no rollout")
+    (choice,) = _choices(answer)
     return Rollout(
         prompt_token_ids=list(answer.prompt_token_ids),
         token_ids=list(choice.token_ids),
@@ -225,4 +252,13 @@ def _rollout(answer: Any, version: int) -> Rollout:
         server=SERVER,
         version=version,
         finish_reason=choice.finish_reason,
+        further=() if further is None else tuple(tuple(one.token_ids) for one in _choices(further)),
     )
+
+
+def _choices(answer: Any) -> list[Any]:
+    """Return what a request was answered with, by the order of the seeds. Raises RuntimeError as `_rollout`."""
+    for one in answer.outputs:
+        if one.finish_reason not in get_args(FinishReason) or not answer.prompt_token_ids:
+            raise RuntimeError(f"request {answer.request_id} ended with {one.finish_reason!r} and no rollout")
+    return sorted(answer.outputs, key=lambda one: int(one.index))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, takewhile
 from typing import Any
 
@@ -20,7 +20,7 @@ from stage2_trainer.data.prompt_cache import PromptCache
 from stage2_trainer.process.deepspeed_compat import GatherWeights
 from stage2_trainer.rollouts.hf_repeat import RepeatTermination
 from stage2_trainer.wire.rollout import Rollout, RolloutRequest
-from stage2_trainer.wire.seeds import SeedPlan
+from stage2_trainer.wire.seeds import SeedPlan, further_seed
 
 SERVER = "learner"  # where rollouts of this backend come from, in logs
 SMALLEST_TEMPERATURE = 1e-4
@@ -108,18 +108,20 @@ class HfBackend:
 
         Where answers are not wanted any more, those that are there, cut off where they are.
         """
+        samples = self._decoding.temperature > 0 or any(request.further is not None for request in requests)
         with _inference(self._model), self._whole(self._model):
+            batches = self._batches(len(requests), seed_plan, samples=samples)
             return [
                 rollout
-                for batch in takewhile(lambda _: not self._stops(), self._batches(len(requests), seed_plan))
+                for batch in takewhile(lambda _: not self._stops(), batches)
                 for rollout in self._batch(
                     requests[batch.start : batch.stop], seed_plan.seed(batch.start), version or 0
                 )
             ]
 
-    def _batches(self, count: int, seed_plan: SeedPlan) -> list[range]:
+    def _batches(self, count: int, seed_plan: SeedPlan, *, samples: bool) -> list[range]:
         """Return which requests are answered at once. Those that are sampled share a seed only in a micro-step."""
-        sizes = seed_plan.sizes if self._decoding.temperature > 0 and seed_plan.sizes else (count,)
+        sizes = seed_plan.sizes if samples and seed_plan.sizes else (count,)
         ends = list(accumulate(sizes))
         return [
             range(start, min(start + self._decoding.batch_size, end))
@@ -129,11 +131,28 @@ class HfBackend:
 
     def _batch(self, requests: Sequence[RolloutRequest], seed: int, version: int) -> list[Rollout]:
         prompts = [self._prompt(request) for request in requests]
+        answers, forced = self._answers(prompts, self._decoding, seed)
+        found = [
+            self._rollout(prompt, answer, version, repeated=row in forced)
+            for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
+        ]
+        further = requests[0].further  # those of a step ask alike
+        if further is None:
+            return found
+        sampled = replace(self._decoding, temperature=further.temperature, num_beams=1, num_return_sequences=1)
+        drawn = [self._answers(prompts, sampled, further_seed(seed) + i)[0] for i in range(further.count)]
+        return [
+            replace(one, further=tuple(tuple(self._ended(answer)) for answer in answers))
+            for one, *answers in zip(found, *drawn, strict=True)
+        ]
+
+    def _answers(self, prompts: Sequence[Prompt], decoding: Decoding, seed: int) -> tuple[list[list[int]], set[int]]:
+        """Return an answer to each prompt, padded, and which of them were ended because they repeated themselves."""
         device = next(self._model.parameters()).device
         inputs = {name: tensor.to(device) for name, tensor in left_padded(prompts, self._pad).items()}
         with torch.random.fork_rng():  # the draws of training (dropout) stay what they would have been
             torch.manual_seed(seed)
-            settings = GenerationConfig(**self._decoding.options(), eos_token_id=self._end, pad_token_id=self._pad)
+            settings = GenerationConfig(**decoding.options(), eos_token_id=self._end, pad_token_id=self._pad)
             ends = self._ends(inputs["input_ids"].shape[1])
             output = self._model.generate(
                 **inputs,
@@ -142,13 +161,9 @@ class HfBackend:
                 stopping_criteria=StoppingCriteriaList([_Unwanted(self._stops)]),
                 synced_gpus=False,  # weights are whole: no process waits for the others' tokens
             )
-        answers = output[:: self._decoding.num_return_sequences, inputs["input_ids"].shape[1] :].tolist()
+        answers = output[:: decoding.num_return_sequences, inputs["input_ids"].shape[1] :].tolist()
         # A beam's row says nothing of which beam turned out the best, and was ended.
-        forced = {row for one in ends for row in one.ended} if self._decoding.num_beams == 1 else set()
-        return [
-            self._rollout(prompt, answer, version, repeated=row in forced)
-            for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
-        ]
+        return answers, {row for one in ends for row in one.ended} if decoding.num_beams == 1 else set()
 
     def _prompt(self, request: RolloutRequest) -> Prompt:
         chat = [dict(message) for message in request.messages]
@@ -160,7 +175,7 @@ class HfBackend:
 
     def _rollout(self, prompt: Prompt, answer: list[int], version: int, *, repeated: bool) -> Rollout:
         ended = self._end in answer
-        ids = answer[: answer.index(self._end) + 1] if ended else answer
+        ids = self._ended(answer)
         return Rollout(
             prompt_token_ids=prompt.input_ids.tolist(),
             token_ids=ids,
@@ -170,6 +185,10 @@ class HfBackend:
             finish_reason="repetition" if repeated else "stop" if ended else "length",
             decode_mode="beam" if self._decoding.num_beams > 1 else "greedy",
         )
+
+    def _ended(self, answer: list[int]) -> list[int]:
+        """Return an answer up to its end of turn, without what pads it."""
+        return answer[: answer.index(self._end) + 1] if self._end in answer else answer
 
     def _piece(self, token: int) -> str:
         if token not in self._pieces:

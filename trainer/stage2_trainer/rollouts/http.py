@@ -24,7 +24,7 @@ from stage2_trainer.data.messages import image_fault
 from stage2_trainer.rollouts.chunks import contiguous_chunks
 from stage2_trainer.telemetry.timeline import TIMELINE
 from stage2_trainer.wire import tls
-from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body, read_answer
+from stage2_trainer.wire.chat import CHAT_ROUTE, Answer, chat_body, further_body, read_answer
 from stage2_trainer.wire.client import (
     CONNECT_TIMEOUT_S,
     MAX_ANSWER_BYTES,
@@ -244,14 +244,12 @@ class ServerBackend:
     async def _request(self, server: int, index: int, asked: RolloutRequest, seed: int, version: int) -> Rollout:
         start = time.monotonic()
         body = chat_body(asked, self._sampling, seed)
-        with TIMELINE.request(self.base_urls[server]):
-            content = await self._called(
-                server, "POST", CHAT_ROUTE, f"request {index}", json=body, timeout=self._infer_timeout
-            )
-        try:
-            answer = read_answer(content)
-        except ValueError as error:
-            raise self._error(server, f"request {index}: unusable answer: {error}") from error
+        found: tuple[tuple[int, ...], ...] = ()
+        if asked.further is None:
+            answer = await self._answered(server, index, body, choices=1)
+        else:
+            others = further_body(asked, asked.further, self._sampling, seed)
+            answer, found = await self._with_further(server, index, body, others, count=asked.further.count)
         (choice,) = answer.choices
         return Rollout(
             prompt_token_ids=answer.prompt_token_ids,
@@ -262,7 +260,30 @@ class ServerBackend:
             finish_reason=choice.finish_reason,
             seed=seed,
             seconds=time.monotonic() - start,
+            further=found,
         )
+
+    async def _with_further(
+        self, server: int, index: int, body: dict[str, Any], others: dict[str, Any], *, count: int
+    ) -> tuple[Answer, tuple[tuple[int, ...], ...]]:
+        """Return an answer and the ids of `count` further ones, which are asked for at the same time."""
+        further = asyncio.create_task(self._answered(server, index, others, choices=count))
+        try:
+            answer = await self._answered(server, index, body, choices=1)
+            return answer, tuple(tuple(one.token_ids) for one in (await further).choices)
+        finally:
+            further.cancel()
+            await asyncio.gather(further, return_exceptions=True)
+
+    async def _answered(self, server: int, index: int, body: dict[str, Any], *, choices: int) -> Answer:
+        with TIMELINE.request(self.base_urls[server]):
+            content = await self._called(
+                server, "POST", CHAT_ROUTE, f"request {index}", json=body, timeout=self._infer_timeout
+            )
+        try:
+            return read_answer(content, choices=choices)
+        except ValueError as error:
+            raise self._error(server, f"request {index}: unusable answer: {error}") from error
 
     async def _version(self, server: int) -> int:
         content = await self._called(server, "GET", "/weight_info", "weight version:", timeout=self._timeout)

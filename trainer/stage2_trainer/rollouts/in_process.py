@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from torch import nn
@@ -193,10 +193,13 @@ class _Asked:
         sizes = request.sizes or (len(request.chats),)
         before = [sum(column) for column in zip(*([0] * len(sizes), *gathered(sizes)[: rank()]), strict=True)]
         images: Sequence[tuple[str, ...] | None] = request.images or [None] * len(request.chats)
-        built = LazySequence(len(request.chats), lambda i: RolloutRequest(list(request.chats[i]), images=images[i]))
+        built = LazySequence(
+            len(request.chats),
+            lambda i: RolloutRequest(list(request.chats[i]), images=images[i], further=request.further),
+        )
         looked_at = [readable(built, index) for index in range(len(built))]
         return cls(
-            [STAND_IN if isinstance(one, Refused) else one for one in looked_at],
+            [replace(STAND_IN, further=request.further) if isinstance(one, Refused) else one for one in looked_at],
             request.seeds(seed, before),
             {index: one for index, one in enumerate(looked_at) if isinstance(one, Refused)},
         )

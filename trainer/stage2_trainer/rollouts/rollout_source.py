@@ -13,7 +13,7 @@ from stage2_api.pod.progress import ReportedSync
 from stage2_trainer.telemetry.stopwatch import Stopwatch
 from stage2_trainer.weights.sync_report import SyncReport
 from stage2_trainer.wire.errors import ServerError
-from stage2_trainer.wire.rollout import OnRollout, Outcome
+from stage2_trainer.wire.rollout import FurtherAnswers, OnRollout, Outcome
 from stage2_trainer.wire.seeds import SeedPlan
 
 Chats = Sequence[Sequence[Mapping[str, Any]]]
@@ -25,8 +25,9 @@ class GenerationRequest:
 
     micro_step: the first one that it is for; no other request of that step has it. sizes: how many of the chats each
     micro-step from there on has; empty where all are of the first. images: the names of each chat's images; empty where
-    there are none to know them by. stopwatch: gets the seconds that it takes. on_rollout: is told of each outcome at
-    once by sources that get them one by one, in whatever thread and perhaps again after a failure; the others need not.
+    there are none to know them by. further: answers to each chat beside the one that counts; None = none. stopwatch:
+    gets the seconds that it takes. on_rollout: is told of each outcome at once by sources that get them one by one, in
+    whatever thread and perhaps again after a failure; the others need not.
     """
 
     model: nn.Module
@@ -37,6 +38,7 @@ class GenerationRequest:
     on_rollout: OnRollout | None = None
     sizes: tuple[int, ...] = ()
     images: Sequence[tuple[str, ...]] = ()
+    further: FurtherAnswers | None = None
 
     def seeds(self, training_seed: int, before: Sequence[int] = ()) -> SeedPlan:
         """Return the seeds of its rollouts; `before` as SeedPlan has it."""

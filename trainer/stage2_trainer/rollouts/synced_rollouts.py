@@ -88,7 +88,9 @@ class SyncedRollouts:
         """Return what the servers answer, without a sync and without another try. Raises ServerError."""
         plan, adapter, chats = request.seeds(self._seed), self._synchronizer.adapter_name, request.chats
         # built one by one: images are in memory only while they travel
-        asked = LazySequence(len(chats), lambda index: RolloutRequest(messages=list(chats[index]), adapter=adapter))
+        asked = LazySequence(
+            len(chats), lambda index: RolloutRequest(list(chats[index]), adapter=adapter, further=request.further)
+        )
         start, state = time.monotonic(), self.sync_state
         rollouts = self._backend.generate(asked, seed_plan=plan, version=version, on_rollout=request.on_rollout)
         seconds = time.monotonic() - start

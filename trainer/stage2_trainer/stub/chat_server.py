@@ -39,17 +39,18 @@ class ChatServer:
                 400, f"prompt ({len(prompt_ids)}) + max_tokens ({request.max_tokens}) > {self.max_model_len}"
             )
         await self.running.wait()
-        answer = await run_in_threadpool(self.model.generate, inputs, request)
+        answers = [await run_in_threadpool(self.model.generate, inputs, one) for one in _each(request)]
+        completion = sum(len(answer.token_ids) for answer in answers)
         content: dict[str, Any] = {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
             "object": "chat.completion",
             "created": int(time.time()),
             "model": request.model or POLICY_MODEL,
-            "choices": [self._choice(answer, request)],
+            "choices": [self._choice(index, answer, request) for index, answer in enumerate(answers)],
             "usage": {
                 "prompt_tokens": len(prompt_ids),
-                "completion_tokens": len(answer.token_ids),
-                "total_tokens": len(prompt_ids) + len(answer.token_ids),
+                "completion_tokens": completion,
+                "total_tokens": len(prompt_ids) + completion,
             },
             "prompt_token_ids": prompt_ids if request.return_token_ids else None,
         }
@@ -58,9 +59,9 @@ class ChatServer:
             content["prompt_logprobs"] = [None, *self._prompt_scores(scores, prompt_ids[1:], request.prompt_logprobs)]
         return JSONResponse(content)
 
-    def _choice(self, answer: Generated, request: ChatRequest) -> dict[str, Any]:
+    def _choice(self, index: int, answer: Generated, request: ChatRequest) -> dict[str, Any]:
         choice: dict[str, Any] = {
-            "index": 0,
+            "index": index,
             "message": {"role": "assistant", "content": answer.text},
             "finish_reason": answer.finish_reason,
             "token_ids": answer.token_ids if request.return_token_ids else None,
@@ -92,6 +93,12 @@ class ChatServer:
                 }
             )
         return found
+
+
+def _each(request: ChatRequest) -> list[ChatRequest]:
+    """Return a request for each of `n` answers; as vLLM does, answer i is drawn with the seed + i."""
+    seeds = [None if request.seed is None else request.seed + i for i in range(request.n)]
+    return [request.model_copy(update={"seed": seed}) for seed in seeds]
 
 
 def error_response(status: int, message: str) -> JSONResponse:

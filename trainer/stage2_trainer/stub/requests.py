@@ -22,6 +22,7 @@ class ChatRequest(BaseModel):
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = -1
     seed: int | None = None
+    n: int = Field(default=1, ge=1)
     repetition_detection: RepetitionDetection | None = None
     logprobs: bool = False
     top_logprobs: int = Field(default=0, ge=0)

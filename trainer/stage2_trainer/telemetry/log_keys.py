@@ -130,6 +130,7 @@ MATCH = {
     "rollout/duplicates_removed": "Objects that repeat an earlier one and were taken out (`duplicate_iou`).",
     "rollout/unmatched_dropped": "Objects that match nothing and were taken out (`unmatched_objects: dropped`).",
     "rollout/unmatched_penalised": "Those that stayed and are taught against (`unmatched_objects: penalised`).",
+    "rollout/misses_recovered": "Missed objects that a further answer found, and that weigh more (`recovery`).",
 }
 LENGTH = {
     **{f"rollout/{name}_len_mean": f"Mean tokens of {what}." for name, what in _LENGTHS.items()},
@@ -147,7 +148,8 @@ GENERATION = {
     "rollout/gen_new_tokens_mean": "The same for each answer.",
     "rollout/gen_new_tokens_p90": "90th percentile over answers.",
     "rollout/gen_new_tokens_p99": "99th percentile over answers.",
-    "rollout/gen_tokens_per_s": "Tokens generated per second of waiting.",
+    "rollout/gen_further_tokens_total": "Tokens of further answers, which nothing is trained on (`recovery`).",
+    "rollout/gen_tokens_per_s": "Tokens generated, these included, per second of waiting.",
     "rollout/staleness": "Optimizer steps between the weights that made an answer and the training on it, mean.",
     "rollout/decode_greedy": "Answers decoded greedily, or sampled (`temperature` above 0).",
     "rollout/decode_beam": "Answers that are the best of several beams.",

@@ -15,17 +15,33 @@ FinishReason = Literal["stop", "length", "repetition"]
 
 
 @dataclass(frozen=True)
+class FurtherAnswers:
+    """Answers to a prompt beside the one that counts: how many, sampled at which temperature (above 0)."""
+
+    count: int
+    temperature: float
+
+    @classmethod
+    def from_config(cls, matching: RolloutMatching) -> FurtherAnswers | None:
+        """Take them from `recovery`; None where it makes none."""
+        recovery = matching.recovery
+        return cls(recovery.rollouts - 1, recovery.temperature) if recovery.rollouts > 1 else None
+
+
+@dataclass(frozen=True)
 class RolloutRequest:
     """One prompt in OpenAI's chat format.
 
     Image parts are `{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}`. Images travel as they
     are: the server expands them once, and says to which ids. `adapter` names the LoRA adapter that must answer; None
     means the served weights as they are. images: their names, by which this process may hold them; None = it does not.
+    further: answers that are wanted beside the one that counts; None = none.
     """
 
     messages: Sequence[Mapping[str, Any]]
     adapter: str | None = None
     images: tuple[str, ...] | None = None
+    further: FurtherAnswers | None = None
 
 
 @dataclass(frozen=True)
@@ -39,6 +55,7 @@ class Rollout:
     ended for it.
     decode_mode: "greedy" (sampled answers too), or "beam" for the best of several beams.
     seed, seconds: what its request was drawn with, and how long it took; None where a backend answers many at once.
+    further: the ids of the further answers to the prompt that were asked for, in the order of their seeds.
     """
 
     prompt_token_ids: list[int]
@@ -50,6 +67,7 @@ class Rollout:
     decode_mode: Literal["greedy", "beam"] = "greedy"
     seed: int | None = None
     seconds: float | None = None
+    further: tuple[tuple[int, ...], ...] = ()
 
 
 ONE_REQUEST = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY})

@@ -19,6 +19,20 @@ def request_seed(training_seed: int, global_step: int, micro_step: int, index: i
     return (training_seed + global_step * STEP_STRIDE + micro_step * MICRO_STEP_STRIDE + index) & SEED_MASK
 
 
+FURTHER_STRIDE = 64  # more than a prompt has further answers
+
+
+def further_seed(seed: int) -> int:
+    """Return the seed of the first further answer to the prompt of a request with this seed; the others count up.
+
+    Answers of different requests have different ones, and none is beyond `SEED_MASK`.
+
+    >>> further_seed(17), further_seed(18)
+    (1152, 1216)
+    """
+    return (seed + 1) * FURTHER_STRIDE & SEED_MASK
+
+
 @dataclass(frozen=True)
 class SeedPlan:
     """The seeds of requests that are made together: those of one micro-step, or of several in a row.

@@ -40,7 +40,7 @@ from stage2_trainer.telemetry.run_log import RunLog, SilentLog
 from stage2_trainer.telemetry.stopwatch import Stopwatch
 from stage2_trainer.weights.sync_report import SyncReport
 from stage2_trainer.weights.synchronizer import WeightSynchronizer
-from stage2_trainer.wire.rollout import OnRollout, Outcome, Refused, Rollout, RolloutRequest
+from stage2_trainer.wire.rollout import FurtherAnswers, OnRollout, Outcome, Refused, Rollout, RolloutRequest
 from stage2_trainer.wire.seeds import SeedPlan
 
 PROMPTS = Prompts("List the shapes.")
@@ -78,7 +78,7 @@ def shifted(one: Record) -> str:
 
 @dataclass
 class ScriptedBackend:
-    """Answers each request as the script answers its record."""
+    """Answers each request as the script answers its record; `further` are those of further answers."""
 
     encoder: Encoder
     records: Sequence[Record]
@@ -86,6 +86,8 @@ class ScriptedBackend:
     plans: list[SeedPlan] = field(default_factory=list)
     seeds: list[int] = field(default_factory=list)
     base_urls: tuple[str, ...] = ("scripted",)
+    further: Sequence[Answer] = ()
+    asked_further: list[int] = field(default_factory=list)
 
     def generate(
         self,
@@ -111,8 +113,14 @@ class ScriptedBackend:
         there = [one for one in self.records if record_fault(one) is None]
         asked = next(one for one in there if PROMPTS.chat(one) == messages)
         text = self.answer(asked)
-        ids = self.encoder.tokenizer.encode(text, add_special_tokens=False) + self.encoder.end_of_turn_ids[:1]
-        return Rollout(self.encoder.prompt(messages).input_ids.tolist(), ids, text, "scripted", version, "stop")
+        prompt = self.encoder.prompt(messages).input_ids.tolist()
+        count = 0 if request.further is None else request.further.count
+        self.asked_further.append(count)
+        further = tuple(tuple(self._ids(one(asked))) for one in self.further[:count])
+        return Rollout(prompt, self._ids(text), text, "scripted", version, "stop", further=further)
+
+    def _ids(self, text: str) -> list[int]:
+        return self.encoder.tokenizer.encode(text, add_special_tokens=False) + self.encoder.end_of_turn_ids[:1]
 
 
 @dataclass
@@ -149,7 +157,12 @@ def two_boxes(paths: Sequence[str]) -> list[Record]:
 
 
 def build_e_step(
-    encoder: Encoder, backend: Any, on_matched: Callable[[int, Sequence[Matched]], None], **options: Any
+    encoder: Encoder,
+    backend: Any,
+    on_matched: Callable[[int, Sequence[Matched]], None],
+    *,
+    asked_further: FurtherAnswers | None = None,
+    **options: Any,
 ) -> EStep:
     """Return an E-step whose rollouts are this backend's; `options` are those of matching."""
     matcher = Matcher(CoordVocab.from_tokenizer(encoder.tokenizer), MatchOptions(**options), encoder.vision_ids)
@@ -157,6 +170,7 @@ def build_e_step(
         tools=SampleTools(encoder, PromptCache(encoder, 2**30), PROMPTS, matcher, BadSamples(0, SilentLog())),
         rollouts=fresh_rollouts(backend, RecordingSync(), Reporter(), lambda: None),
         on_matched=on_matched,
+        further=asked_further,
     )
 
 
@@ -190,7 +204,8 @@ def build(
     folder: Path, model: Any, encoder: Encoder, records: Sequence[Record], *, answer: Answer = perfect,
     rows: RowPlanner | StepRowPlanner | None = None, loss: LossOptions | None = None, ahead: bool = False,
     m_steps: int = 1, pipelined: bool = False, overlong: OverlongRule | None = None, most_bad: int = 100,
-    backend: Any = None, supervised: Mapping[str, Any] | None = None, **arguments: Any,
+    backend: Any = None, supervised: Mapping[str, Any] | None = None, further: FurtherAnswers | None = None,
+    **arguments: Any,
 ) -> Harness:  # fmt: skip
     """Return a trainer of `model` on the records: one optimizer step of all of them unless `arguments` differ."""
     backend, sync, reporter, interrupt = (
@@ -208,8 +223,9 @@ def build(
     tools = SampleTools(encoder, cache, PROMPTS, matcher, bad)
     shared: dict[str, Any] = {"tools": tools, "on_matched": lambda step, matched: None}
     step = _e_step(rollouts, supervised)
+    asked = {} if further is None else {"further": further}
     components = TrainerComponents(
-        estep=step(overlong=overlong, **shared),
+        estep=step(overlong=overlong, **asked, **shared),
         evaluation=Evaluation(batch_size=2, rollouts=fresh, **shared),
         cache=cache,
         bad=bad,

@@ -140,7 +140,8 @@ def test_every_key_of_the_configuration_reaches_the_matching():
         "ot_epsilon_mode": "relative", "ot_bbox_target": "aabb", "missed_desc_weight": 1.5, "missed_place": "sorted",
         "duplicate_iou": 0.9, "unmatched_objects": "dropped", "unmatched_weight": 0.2,
     }  # fmt: skip
-    assert asdict(MatchOptions.from_config(RolloutMatching(**keys))) == keys
+    found = MatchOptions.from_config(RolloutMatching(**keys, maskiou_scales=[2, 8], recovery={"weight": 3.0}))
+    assert asdict(found) == {**keys, "maskiou_scales": (2, 8), "recovery_weight": 3.0}
     assert MatchOptions.from_config(RolloutMatching()) == MatchOptions()
 
 
