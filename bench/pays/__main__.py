@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
-from bench.pays.arms import ARMS, COMPARED, Sizes
-from bench.pays.study import Study, learn_here
+from bench.pays.arms import ARMS, COMPARED, DENSE, SPARSE, Sizes
+from bench.pays.study import MODEL, Study, learn_here
 
 from stage2_trainer.scores.answer_scores import without_nan
 
@@ -24,13 +24,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--arms", nargs="+", choices=tuple(ARMS), default=list(COMPARED))
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--steps-only", action="store_true", help="no runs of equal CPU seconds")
-    parser.add_argument("--write", action="store_true", help="keep the figures in bench/results/pays.json")
+    parser.add_argument("--write", type=Path, nargs="?", const=RESULTS, help="keep the figures; in which file")
+    parser.add_argument("--model", type=Path, default=MODEL, help="what stage 1 trains (default: the tiny model)")
+    parser.add_argument("--dense", action="store_true", help="scenes of up to eight digits, of four times the area")
     for one in fields(Sizes):
-        kind = type(one.default)
-        parser.add_argument(f"--{one.name.replace('_', '-')}", type=kind, default=one.default)
+        parser.add_argument(f"--{one.name.replace('_', '-')}", type=type(one.default))
     options = parser.parse_args(arguments)
-    sizes = Sizes(**{one.name: getattr(options, one.name) for one in fields(Sizes)})
-    study = Study(options.folder.resolve(), sizes, learn_here)
+    given = {one.name: getattr(options, one.name) for one in fields(Sizes)}
+    usual = DENSE if options.dense else SPARSE
+    sizes = replace(usual, **{name: value for name, value in given.items() if value is not None})
+    study = Study(options.folder.resolve(), sizes, learn_here, options.model.resolve())
     if options.verb == "run":
         study.prepare()
         for run in study.run(options.arms, options.seeds, seconds=not options.steps_only):
@@ -38,14 +41,14 @@ def main(arguments: list[str] | None = None) -> int:
     return shown(study, write=options.write)
 
 
-def shown(study: Study, *, write: bool) -> int:
-    """Print the tables of what has run; 0."""
+def shown(study: Study, *, write: Path | None) -> int:
+    """Print the tables of what has run, and keep its figures in a file where one is named; 0."""
     from bench.pays.findings import findings, tables  # scores take a second that --help need not
 
     found = findings(study)
     sys.stdout.writelines(tables(found))
     if write:
-        RESULTS.write_text(json.dumps(without_nan(found), indent=1) + "\n", encoding="utf-8")
+        write.write_text(json.dumps(without_nan(found), indent=1) + "\n", encoding="utf-8")
     return 0
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 Config = dict[str, Any]
 
 PROMPT = "List the digits."
-PIXELS = 32 * 32, 64 * 64  # least and most of an image
-ROW = 600
-ANSWER = 64
+LEAST_PIXELS = 32 * 32
+ANSWER = 64  # most tokens of an answer to two digits
+PROMPT_ROOM = 472  # tokens of a row that its answers leave for prompts
 COORDINATE_WEIGHT = 0.1  # of their losses, in all arms: at 1 names are a fifteenth of a small part, and fade
 GROUP = 4  # answers to an image in GRPO
 _COORDINATE_WEIGHTS = ("soft_ce_weight", "w1_weight", "gate_weight")
@@ -26,25 +26,36 @@ RECIPE: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class Arm:
-    """One way to train on. what: for the table. variant: trainer. matching: keys of `rollout_matching` it sets."""
+    """One way to train on. what: for the table. variant: trainer. matching: keys of `rollout_matching` it sets.
+
+    against: the arms that it is set against in the table.
+    """
 
     what: str
     variant: str
     matching: Mapping[str, Any]
+    against: tuple[str, ...] = ("a",)
+
+
+def _alone(what: str, **matching: Any) -> Arm:
+    """Return stage 2 with one variant, which is set against stage 2 without it too."""
+    return Arm(f"stage 2, {what}", "rollout_matching_sft", matching, ("a", "b"))
 
 
 ARMS: Mapping[str, Arm] = {
-    "a": Arm("stage 1 continued", "sft", {}),
+    "a": Arm("stage 1 continued", "sft", {}, ()),
     "b": Arm("stage 2", "rollout_matching_sft", {}),
     "c": Arm("stage 2, recipe", "rollout_matching_sft", RECIPE),
     "d": Arm("GRPO, F1 as reward", "grpo", {}),
-    "names": Arm("stage 2, names of missed objects", "rollout_matching_sft", {"missed_desc_weight": 1.0}),
+    "names": _alone("names of missed objects", missed_desc_weight=1.0),
+    "scales": _alone("IoU at several scales", maskiou_scales=[8, 16, 32, 64]),
+    "recovered": _alone("recovered misses twice, four rollouts", recovery={"rollouts": 4}),
     "dropped": Arm("recipe, unmatched dropped", "rollout_matching_sft", {**RECIPE, "unmatched_objects": "dropped"}),
     "quarter": Arm("recipe, a quarter supervised", "rollout_matching_sft", {**RECIPE, "supervised_share": 0.25}),
     "rest": Arm("recipe, three quarters supervised", "rollout_matching_sft", {**RECIPE, "supervised_share": 0.75}),
 }
 COMPARED = ("a", "b", "c", "d")
-BASELINE, TIMED = "a", "b"
+TIMED = "b"
 
 
 @dataclass(frozen=True)
@@ -53,7 +64,8 @@ class Sizes:
 
     steps: optimizer steps of an arm; places_steps, names_steps: before it, in this order; tower_steps: before each of
     these. batch: images of a step of an arm; stage1_batch, tower_batch: before it. train, held_out: images of the data.
-    rate, stage1_rate, tower_rate: peaks.
+    rate, stage1_rate, tower_rate: peaks. side: of an image, the longer one in pixels. most_digits: in an image.
+    smallest, largest: their heights, as shares of its shorter side.
     """
 
     steps: int = 60
@@ -68,6 +80,30 @@ class Sizes:
     rate: float = 3e-4
     stage1_rate: float = 1e-3
     tower_rate: float = 1e-3
+    side: int = 64
+    most_digits: int = 2
+    smallest: float = 0.4
+    largest: float = 0.6
+
+    @property
+    def pixels(self) -> tuple[int, int]:
+        """Least and most pixels of an image."""
+        return LEAST_PIXELS, self.side**2
+
+    @property
+    def answer(self) -> int:
+        """Most tokens of an answer."""
+        return ANSWER * self.most_digits // 2
+
+    @property
+    def row(self) -> int:
+        """Tokens of a packed row, which holds an answer and all that it missed."""
+        return PROMPT_ROOM + 2 * self.answer
+
+
+SPARSE = Sizes()
+DENSE = replace(SPARSE, side=128, most_digits=8, smallest=0.2, largest=0.3)
+"""Scenes of one to eight digits of the same size in pixels."""
 
 
 def places_config(sizes: Sizes, model: Path, data: Path, output: Path) -> Config:
@@ -84,7 +120,7 @@ def names_config(sizes: Sizes, model: Path, data: Path, output: Path) -> Config:
 
 
 def _stage1(sizes: Sizes, steps: int, model: Path, data: Path, output: Path) -> Config:
-    found = _config(sizes.stage1_batch, model, data, output, seed=17)
+    found = _config(sizes, sizes.stage1_batch, model, data, output, seed=17)
     found["training"] |= {"max_steps": steps, "learning_rate": sizes.stage1_rate, "save_steps": steps}
     found["custom"]["trainer_variant"] = "sft"
     return found
@@ -92,26 +128,27 @@ def _stage1(sizes: Sizes, steps: int, model: Path, data: Path, output: Path) -> 
 
 def arm_config(arm: Arm, seed: int, sizes: Sizes, model: Path, data: Path, output: Path) -> Config:
     """Return the run of an arm with a seed."""
-    found = _config(sizes.batch, model, data, output, seed=seed)
+    found = _config(sizes, sizes.batch, model, data, output, seed=seed)
     found["training"] |= {"max_steps": sizes.steps, "learning_rate": sizes.rate, "save_steps": sizes.steps}
     found["custom"]["trainer_variant"] = arm.variant
     if arm.variant == "grpo":
-        return _rewarded(found, sizes.batch * GROUP)
+        return _rewarded(found, sizes)
     found["custom"]["extra"]["rollout_matching"] |= arm.matching
     return found
 
 
 def answer_config(sizes: Sizes, model: Path, data: Path, output: Path) -> Config:
     """Return the configuration with which every checkpoint answers the held-out images."""
-    found = _config(sizes.batch, model, data, output, seed=17)
+    found = _config(sizes, sizes.batch, model, data, output, seed=17)
     found["training"] |= {"max_steps": 1, "eval_strategy": "steps", "per_device_eval_batch_size": 32}
     told = {"val_jsonl": str(data / "val.jsonl"), "val_sample_limit": sizes.held_out}
     found["custom"] |= {"trainer_variant": "rollout_matching_sft", **told}
     return found
 
 
-def _rewarded(found: Config, answers: int) -> Config:
-    """Make a run one of GRPO, with so many answers in a step; its server is none (see `bench.pays.rewarded`)."""
+def _rewarded(found: Config, sizes: Sizes) -> Config:
+    """Make a run one of GRPO, with several answers to each image; its server is none (see `bench.pays.rewarded`)."""
+    answers = sizes.batch * GROUP
     batches = {"per_device_train_batch_size": answers, "effective_batch_size": answers, "packing": False}
     found["training"] |= batches
     found["rlhf"] = {
@@ -120,20 +157,20 @@ def _rewarded(found: Config, answers: int) -> Config:
         "reward_funcs": ["digits.f1_class"],
         "num_generations": GROUP,
         "generation_batch_size": answers,
-        "max_completion_length": ANSWER,
+        "max_completion_length": sizes.answer,
         "temperature": 1.0,
         "beta": 0.0,
     }
-    server = {"vllm_tensor_parallel_size": 1, "vllm_data_parallel_size": 1, "vllm_max_model_len": ROW}
+    server = {"vllm_tensor_parallel_size": 1, "vllm_data_parallel_size": 1, "vllm_max_model_len": sizes.row}
     found["custom"]["extra"] = {"rollout_server": server}
     return found
 
 
-def _config(batch: int, model: Path, data: Path, output: Path, *, seed: int) -> Config:
+def _config(sizes: Sizes, batch: int, model: Path, data: Path, output: Path, *, seed: int) -> Config:
     return {
-        "global_max_length": ROW,
+        "global_max_length": sizes.row,
         "model": {"model": str(model), "torch_dtype": "float32"},
-        "template": {"min_pixels": PIXELS[0], "max_pixels": PIXELS[1]},
+        "template": dict(zip(("min_pixels", "max_pixels"), sizes.pixels, strict=True)),
         "tuner": {"train_type": "full", "freeze_vit": True, "freeze_aligner": True},
         "training": {
             "output_dir": str(output),
@@ -155,7 +192,7 @@ def _config(batch: int, model: Path, data: Path, output: Path, *, seed: int) -> 
                 "rollout_matching": {
                     "rollout_backend": "hf",
                     "rollout_generate_batch_size": 32,
-                    "max_new_tokens": ANSWER,
+                    "max_new_tokens": sizes.answer,
                     "target_sigma": 8.0,
                     **dict.fromkeys(_COORDINATE_WEIGHTS, COORDINATE_WEIGHT),
                     "post_rollout_pack_scope": "step",

@@ -1,7 +1,7 @@
 """What came of the runs: scores of the held-out answers, with intervals over images and seeds, as JSON and as tables.
 
 A figure is the mean over an arm's seeds. Its interval is that of a bootstrap that draws images and, of each arm, seeds;
-the difference to the first arm is drawn with the same images and the same seeds in both. There is one table of equal
+a difference of two arms is drawn with the same images and the same seeds in both. There is one table of equal
 optimizer steps, and one of equal CPU seconds.
 """
 
@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from bench.pays.arms import ARMS, BASELINE, TIMED
+from bench.pays.arms import ARMS, TIMED
 from bench.pays.study import ANSWERS, Run, Study, records_of
 
 from stage2_trainer.data.records import RecordRules, load_records
@@ -58,9 +58,10 @@ def _table(start: Mapping[str, Any], arms: Mapping[str, Any]) -> Iterator[str]:
         taken = f"{one['steps']:.0f} | {one['cpu_seconds']:.0f}"
         yield f"| ({arm}) {one['what']} | {len(one['seeds'])} | {taken} | {cells} |\n"
     for arm, one in arms.items():
-        if one.get("against_a"):
-            cells = " | ".join(_cell(one["against_a"], name, sign="+") for name in FIGURES)
-            yield f"| ({arm}) - (a) | {len(one['against_a']['seeds'])} | | | {cells} |\n"
+        for other in ARMS[arm].against:
+            if apart := one.get(f"against_{other}"):
+                cells = " | ".join(_cell(apart, name, sign="+") for name in FIGURES)
+                yield f"| ({arm}) - ({other}) | {len(apart['seeds'])} | | | {cells} |\n"
 
 
 def _of_terms(study: Study, term: str, images: FloatArray, seed: int) -> dict[str, Any]:
@@ -80,7 +81,7 @@ def _of_terms(study: Study, term: str, images: FloatArray, seed: int) -> dict[st
             "steps": fmean(len(records_of(study.run_folder(run), "step")) for run in runs[arm]),
             "cpu_seconds": fmean(study.cpu_seconds(run) for run in runs[arm]),
             **_figures(scores, drawn[arm]),
-            **({} if arm == BASELINE else {"against_a": _against(every, images, arm, seed)}),
+            **{f"against_{other}": _against(every, images, (arm, other), seed) for other in ARMS[arm].against},
         }
         for arm, scores in every.items()
     }
@@ -121,12 +122,15 @@ def _figures(scores: Scores, drawn: Drawn) -> dict[str, Any]:
     return {"figures": means, "intervals": intervals(drawn, means), "by_seed": each}
 
 
-def _against(every: Mapping[str, Scores], images: FloatArray, arm: str, seed: int) -> dict[str, Any] | None:
-    """Return how much higher an arm is than the first one, over the seeds that both have; None where that is none."""
-    seeds: Sequence[int] = [one for one in every[arm] if one in every.get(BASELINE, {})]
+def _against(
+    every: Mapping[str, Scores], images: FloatArray, arms: tuple[str, str], seed: int
+) -> dict[str, Any] | None:
+    """Return how much higher an arm is than another, over the seeds that both have; None where that is none."""
+    arm, other = arms
+    seeds: Sequence[int] = [one for one in every[arm] if one in every.get(other, {})]
     if not seeds:
         return None
-    mine, theirs = ({one: every[which][one] for one in seeds} for which in (arm, BASELINE))
+    mine, theirs = ({one: every[which][one] for one in seeds} for which in arms)
     high, low = _means(mine), _means(theirs)
     above, below = _drawn(mine, images, seed), _drawn(theirs, images, seed)
     apart = {name: high[name] - low[name] for name in FIGURES}

@@ -1,4 +1,4 @@
-"""The pictures of the comparison: few, large digits of few kinds, so that a model of toy size can learn to read them.
+"""The pictures of the comparison: digits of few kinds, so large that a model of toy size can learn to read them.
 
 Train and held-out part share no scan and no photograph.
 """
@@ -8,27 +8,27 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from bench.pays.arms import Sizes
+
 from stage2_trainer.prepare.annotated_image import Tally
 from stage2_trainer.prepare.coco import read_coco
 from stage2_trainer.prepare.record_writer import RecordChoice, write_records
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-SIDE, MOST_DIGITS, KINDS = 64, 2, 4
-SMALLEST, LARGEST = 0.4, 0.6  # heights of digits, as shares of an image's shorter side
+KINDS = 4
 SEED = 7
 
 
-def write_pictures(folder: Path, train: int, held_out: int) -> None:
+def write_pictures(folder: Path, sizes: Sizes) -> None:
     """Write `train.jsonl` and `val.jsonl` and the pictures that they name; the last of these files comes last."""
     sys.path.insert(0, str(EXAMPLES))
     from digits.coco import Part, write_part
     from digits.scene import Hand
 
-    hand = Hand(KINDS, SMALLEST, LARGEST)
+    hand = Hand(KINDS, sizes.smallest, sizes.largest)
     scenes = folder / "scenes"
-    for part, name in ((Part("train", train, SEED, SIDE, MOST_DIGITS, hand), "train"), (
-        Part("test", held_out, SEED, SIDE, MOST_DIGITS, hand), "val",
-    )):  # fmt: skip
+    look = SEED, sizes.side, sizes.most_digits, hand
+    for part, name in ((Part("train", sizes.train, *look), "train"), (Part("test", sizes.held_out, *look), "val")):
         for _ in write_part(scenes, part):
             pass
         tally = Tally()

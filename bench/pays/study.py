@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from bench.pays.arms import ARMS, PIXELS, TIMED, Config, Sizes, answer_config, arm_config, names_config, places_config
+from bench.pays.arms import ARMS, TIMED, Config, Sizes, answer_config, arm_config, names_config, places_config
 
 from stage2_api.parsing import parse_run_config
 from stage2_api.runconfig import RunConfig
@@ -42,11 +42,15 @@ class Run:
 
 @dataclass(frozen=True)
 class Study:
-    """A folder in which the comparison is made. learn: trains a configuration to its end."""
+    """A folder in which the comparison is made.
+
+    learn: trains a configuration to its end. model: what stage 1 trains.
+    """
 
     folder: Path
     sizes: Sizes
     learn: Learn
+    model: Path = MODEL
 
     @property
     def data(self) -> Path:
@@ -76,7 +80,7 @@ class Study:
         if not (self.data / "val.jsonl").exists():
             from bench.pays.pictures import write_pictures
 
-            write_pictures(self.data, self.sizes.train, self.sizes.held_out)
+            write_pictures(self.data, self.sizes)
         if not self.start.exists():
             self._make_start()
         if not self.start_answers.exists():
@@ -110,7 +114,7 @@ class Study:
     def _make_start(self) -> None:
         """Teach the tower and train stage 1, twice: what it has learnt of names fades while places are learnt."""
         sizes, data = self.sizes, self.data
-        self._teach(MODEL, "tower-1")
+        self._teach(self.model, "tower-1")
         self._stage1("places", places_config(sizes, self.folder / "tower-1", data, self.folder / "places-run"))
         self._teach(self.folder / "places", "tower-2")
         self._stage1("start", names_config(sizes, self.folder / "tower-2", data, self.folder / "start-run"))
@@ -120,7 +124,7 @@ class Study:
 
         sizes, output = self.sizes, self.folder / name
         if not (output / "tower.json").exists():
-            lesson = TowerLesson(sizes.tower_steps, sizes.tower_batch, sizes.tower_rate, PIXELS)
+            lesson = TowerLesson(sizes.tower_steps, sizes.tower_batch, sizes.tower_rate, sizes.pixels)
             teach_tower(model, self.data / "train.jsonl", output, lesson)
 
     def _stage1(self, name: str, config: Config) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bench.pays import __main__ as command
-from bench.pays import arms, findings, rewarded, study, tower
+from bench.pays import arms, findings, pictures, rewarded, study, tower
 from bench.pays.arms import ARMS, COMPARED, Sizes, arm_config
 from bench.pays.study import Run
 from PIL import Image
@@ -104,7 +104,7 @@ def test_the_reward_is_the_score_of_the_answer_by_place_and_name(small):
 
 def test_the_tower_is_taught_and_nothing_else(small, tmp_path):
     one, _ = small
-    lesson = tower.TowerLesson(40, 2, 1e-3, arms.PIXELS)
+    lesson = tower.TowerLesson(40, 2, 1e-3, SIZES.pixels)
     tower.teach_tower(study.MODEL, one.data / "train.jsonl", tmp_path / "tower", lesson)
     before, after = (tower.load_model(str(path), dtype=None, attn_implementation="sdpa").state_dict()
                      for path in (study.MODEL, tmp_path / "tower"))  # fmt: skip
@@ -127,6 +127,31 @@ def test_every_size_is_an_option(monkeypatch, tmp_path, capsys):
     options = [f"--{one.name.replace('_', '-')}={one.default}" for one in fields(Sizes)]
     command.main(["table", str(tmp_path), *options, "--steps=7"])
     assert str(Sizes(steps=7)) in capsys.readouterr().out
+
+
+def test_denser_scenes_are_larger_and_have_more_digits_and_the_tokens_for_them(monkeypatch, tmp_path):
+    seen = []
+    monkeypatch.setattr(command, "shown", lambda study, write: seen.append(study.sizes))
+    command.main(["table", str(tmp_path), "--dense", "--steps=7", "--train=6", "--held-out=2"])
+    (dense,) = seen
+    assert (dense.side, dense.most_digits, dense.steps, dense.answer) == (128, 8, 7, 256)
+    pictures.write_pictures(tmp_path, dense)
+    records = load_records(tmp_path / "train.jsonl")
+    assert max(record.width for record in records) == 128
+    assert max(len(record.objects) for record in records) > Sizes().most_digits
+    config = parse_run_config(arm_config(ARMS["recovered"], 1, dense, Path("start"), Path("data"), Path("out")))
+    assert (config.rollout_matching.max_new_tokens, config.template.max_pixels) == (256, 128 * 128)
+
+
+def test_a_single_variant_is_set_against_stage_2_without_it(small):
+    one, _ = small
+    one.prepare()
+    assert len(list(one.run(["b", "scales", "recovered"], [1], seconds=False))) == 3
+    found = findings.findings(one, draws=20)["steps"]
+    assert {arm: sorted(key for key, value in told.items() if key.startswith("against") and value) for arm, told in
+            found.items()} == {"b": [], "scales": ["against_b"], "recovered": ["against_b"]}  # fmt: skip
+    steps = study.records_of(one.run_folder(Run("recovered", 1)), "step")
+    assert all(step["rollout/gen_further_tokens_total"] > step["rollout/gen_new_tokens_total"] > 0 for step in steps)
 
 
 class Constant:
@@ -153,5 +178,5 @@ def test_an_interval_holds_what_seeds_differ_by():
 
 def test_a_difference_is_drawn_with_the_same_seeds_in_both():
     every = {"a": {1: Constant(0.2), 2: Constant(0.6)}, "b": {1: Constant(0.3), 2: Constant(0.7)}}
-    found = findings._against(every, np.ones((50, 3)), "b", seed=0)
+    found = findings._against(every, np.ones((50, 3)), ("b", "a"), seed=0)
     assert found["intervals"]["AP"] == pytest.approx([0.1, 0.1])
