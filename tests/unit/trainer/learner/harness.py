@@ -190,9 +190,11 @@ def trained_ids(segment: Segment) -> list[int]:
     return encoding.input_ids[encoding.prompt_len : encoding.prompt_len + encoding.answer_len].tolist()
 
 
-def _e_step(rollouts: Any, supervised: Mapping[str, Any] | None) -> Callable[..., EStep]:
+def _e_step(
+    rollouts: Any, supervised: Mapping[str, Any] | None, further: FurtherAnswers | None
+) -> Callable[..., EStep]:
     if supervised is None:
-        return partial(EStep, rollouts=rollouts)
+        return partial(EStep, rollouts=rollouts, further=further)
     if "steps" in supervised:
         return lambda **shared: MixedEStep(
             supervised=SupervisedEStep(rollouts=NoRollouts(17), **shared), rollouts=rollouts, **supervised, **shared
@@ -208,12 +210,8 @@ def build(
     **arguments: Any,
 ) -> Harness:  # fmt: skip
     """Return a trainer of `model` on the records: one optimizer step of all of them unless `arguments` differ."""
-    backend, sync, reporter, interrupt = (
-        backend or ScriptedBackend(encoder, records, answer),
-        RecordingSync(),
-        Reporter(),
-        Interrupt(),
-    )
+    backend = backend or ScriptedBackend(encoder, records, answer)
+    sync, reporter, interrupt = RecordingSync(), Reporter(), Interrupt()
     fresh = fresh_rollouts(backend, sync, reporter, lambda: None)
     rollouts = PipelinedRollouts(fresh) if pipelined else fresh
     matcher = Matcher(CoordVocab.from_tokenizer(encoder.tokenizer), MatchOptions(), encoder.vision_ids)
@@ -222,10 +220,9 @@ def build(
     bad = BadSamples(most_bad, log)
     tools = SampleTools(encoder, cache, PROMPTS, matcher, bad)
     shared: dict[str, Any] = {"tools": tools, "on_matched": lambda step, matched: None}
-    step = _e_step(rollouts, supervised)
-    asked = {} if further is None else {"further": further}
+    step = _e_step(rollouts, supervised, further)
     components = TrainerComponents(
-        estep=step(overlong=overlong, **asked, **shared),
+        estep=step(overlong=overlong, **shared),
         evaluation=Evaluation(batch_size=2, rollouts=fresh, **shared),
         cache=cache,
         bad=bad,
