@@ -164,7 +164,7 @@ class Reconciler:
         elif placement.claim == "none":
             self._capacity.unclaim(key)
             if placement.refused:
-                self._capacity.exclude(key, placement.refused)
+                self._capacity.exclude(key, placement.need, placement.refused)
         elif placement.node:
             need = placement.need if placement.claim == "promised" else replace(placement.need, pods=())
             self._capacity.promise(key, need, placement.node)
