@@ -31,7 +31,9 @@ class ApiRefused(Exception):
 
     def __init__(self, what: str, error: DynamicApiError) -> None:
         self.status: int = error.status
-        self.message = _reason(error)
+        told = _told(error)
+        self.reason: str | None = told.get("reason")  # the API server's word for it
+        self.message = str(told.get("message") or f"{error.status} {error.reason}")
         super().__init__(f"{what}: {self.message}")
 
 
@@ -222,7 +224,7 @@ class Api:
         try:
             return await self._request("post", where, body=manifest, field_manager=names.FIELD_MANAGER)
         except ApiRefused as error:
-            if error.status == 409:
+            if error.reason == "AlreadyExists":  # a quota that was written meanwhile is a conflict too
                 return None
             raise
 
@@ -340,19 +342,28 @@ def _held_by_apply(entries: Sequence[Mapping[str, Any]]) -> list[Mapping[str, An
     """Return the managers of an object's fields with ours by apply instead of by update; None where that is so."""
 
     def ours(entry: Mapping[str, Any], operation: str) -> bool:
-        return (entry["manager"], entry["operation"], "subresource" in entry) == (
-            names.FIELD_MANAGER,
-            operation,
-            False,
-        )
+        named = entry.get("manager") == names.FIELD_MANAGER and "subresource" not in entry
+        return named and entry.get("operation") == operation
 
-    if any(ours(entry, "Apply") for entry in entries) or not any(ours(entry, "Update") for entry in entries):
+    created = [entry for entry in entries if ours(entry, "Update")]
+    if not created:
         return None
-    return [{**entry, "operation": "Apply"} if ours(entry, "Update") else entry for entry in entries]
+    mine = [entry for entry in entries if ours(entry, "Apply")] + created
+    fields: dict[str, Any] = {}
+    for entry in mine:
+        fields = _union(fields, entry.get("fieldsV1") or {})
+    return [*(one for one in entries if one not in mine), {**mine[0], "operation": "Apply", "fieldsV1": fields}]
 
 
-def _reason(error: DynamicApiError) -> str:
+def _union(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of both sets: each is an object of those below it."""
+    return {key: _union(left.get(key, {}), right.get(key, {})) for key in {**left, **right}}
+
+
+def _told(error: DynamicApiError) -> dict[str, Any]:
+    """Return the API server's Status; nothing where the answer is none."""
     try:
-        return str(json.loads(error.body or "")["message"])
-    except (TypeError, ValueError, KeyError):
-        return f"{error.status} {error.reason}"
+        told = json.loads(error.body or "")
+    except (TypeError, ValueError):
+        return {}
+    return told if isinstance(told, dict) else {}

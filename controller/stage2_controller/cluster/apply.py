@@ -90,21 +90,21 @@ class ChildWriter:
         logger.info("%s: %s %s %s", key, write.verb, kind, write.manifest["metadata"]["name"])
         self._observer.forget_read(kind, key)
         made = self._create(write.manifest, key, job) if write.verb == "create" else self._apply(write.manifest)
-        written = await made
-        if written is not None:
-            self._observer.written(kind, key, written)
+        self._observer.written(kind, key, await made)
 
-    async def _create(self, child: Manifest, key: Key, job: Object) -> Object | None:
+    async def _create(self, child: Manifest, key: Key, job: Object) -> Object:
         """Create the child; make one that the job has already, unseen until now, what it should be."""
         kind = child["kind"]
         created = await self._api.create(child)
         if created is not None:
             return created
         there = await self._observer.read_now(kind, key)
+        if there is None:  # it went in between
+            raise NameTaken
         if others_in({kind: there}, job):
             self._observer.suspect(key, {kind})
             raise NameTaken
-        return there if there is None or kinds.CHILD[kind].create_once else await self._apply(diff.same(child, there))
+        return there if kinds.CHILD[kind].create_once else await self._apply(diff.same(child, there))
 
     async def _apply(self, child: Manifest) -> Object:
         metadata = child["metadata"]

@@ -150,14 +150,14 @@ class Capacity:
             self._notify()
         self._waiting[key] = need
         self._longest.begin(key)
-        self._longest.choose_for(key, need, self.nodes_for)
+        self._longest.choose_for(key, need, self._rooms)
 
     def serve(self) -> list[Key]:
         """Promise room to waiting jobs, and return who got some.
 
         First is the highest priority, of several the one for which a node is kept, then the first that came.
         """
-        self._longest.choose(self._waiting, self.nodes_for)
+        self._longest.choose(self._waiting, self._rooms)
         served: list[Key] = []
         too_large: list[Need] = []  # room only shrinks here: what did not fit once does not fit for the next job either
         for key, need in sorted(
@@ -203,9 +203,29 @@ class Capacity:
         info = self.node_for(key, need, name)
         if info is None:
             return False
-        own = [pod.requests for pod in self._pods.get(name, {}).values() if pod.key == key]
-        free, by_preemption = _plus(info.free, own), _plus(info.free_by_preemption, own)
-        return node_fit.choose_node(need, [replace(info, free=free, free_by_preemption=by_preemption)]) is not None
+        own = [pod for pod in self._pods.get(name, {}).values() if pod.key == key]
+        lasting = [pod.requests for pod in own if pod.priority >= need.priority]
+        as_if_alone = replace(
+            info,
+            kept=False,  # which ends, and says nothing of the node
+            free=_plus(info.free, (pod.requests for pod in own)),
+            free_by_preemption=_plus(info.free_by_preemption, lasting),
+        )
+        return node_fit.choose_node(need, [as_if_alone]) is not None
+
+    def _rooms(self, key: Key, need: Need) -> list[NodeInfo]:
+        """Return all nodes, as allocatable what is free there once the jobs of this controller have ended."""
+        ending: dict[str, list[Amounts]] = defaultdict(list)
+        for job, promise in self._promises.items():
+            unbound = [pod for pod in promise.need.pods if not self._bound.get((promise.node, job, pod.role))]
+            ending[promise.node] += [pod.requests for pod in unbound] if job != key else []
+        for node, pods in self._pods.items():
+            ending[node] += [pod.requests for pod in pods.values() if pod.key is not None]
+        return [replace(info, allocatable=_plus(info.free, ending[info.name])) for info in self.nodes_for(key, need)]
+
+    def ends_wait(self, key: Key) -> None:
+        """End the job's wait; what is promised to it stays."""
+        self._waits_no_more(key)
 
     def _waits_no_more(self, key: Key) -> None:
         self._waiting.pop(key, None)

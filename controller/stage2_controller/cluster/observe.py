@@ -37,7 +37,8 @@ class Observer:
         watched = self.watched(key, job)
         seen = replace(watched, flavors=await self._flavors(watched), priority_class=await self._priority(job, watched))
         if not (seen.deployment or seen.learner or job["spec"].get("suspend")):
-            self.forget_read(kinds.SECRET.kind, key)  # pods that are made now must find what is there now
+            for kind in _UNWATCHED:  # pods that are made now must find what is there now
+                self.forget_read(kind, key)
         unwatched = () if _needs_no_files(job.get("status") or {}, seen) else _UNWATCHED
         to_read = sorted({*unwatched, *self._suspects.pop(key, ())})
         if not to_read:

@@ -46,10 +46,13 @@ class Desired:
         key = node, avoid, shun
         if key not in self._pinned:
             self._pinned.clear()
-            self._pinned[key] = tuple(
-                meta.stamped(_controlled(child, node, avoid, shun), self._hash_of(child)) for child in self.children
-            )
+            self._pinned[key] = tuple(self._controlled(child, node, avoid, shun) for child in self.children)
         return self._pinned[key]
+
+    def _controlled(self, child: meta.Manifest, node: str | None, avoid: pod.Hosts, shun: pod.Hosts) -> meta.Manifest:
+        leads = kinds.DEPLOYMENT if self.processes.servers else kinds.LEARNER_JOB  # the learner follows its servers
+        hosts = (avoid, shun) if child["kind"] == leads.kind else ((), ())
+        return meta.stamped(_controlled(child, node, *hosts), self._hash_of(child))
 
     def _hash_of(self, child: meta.Manifest) -> str:
         """Return the hash of the part of the spec that a child is made from: pods do not notice their policy."""
@@ -174,8 +177,6 @@ def _controlled(child: meta.Manifest, node: str | None, avoid: pod.Hosts, shun: 
     child = _marked(child)
     if node is not None:
         return pod.pinned(child, node)
-    if child["kind"] != kinds.DEPLOYMENT.kind:  # the learner follows its servers
-        return child
     if shun:
         child = pod.shunning(child, shun)
     return pod.avoiding(child, avoid) if avoid else child

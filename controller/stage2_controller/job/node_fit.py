@@ -4,7 +4,7 @@ The node is chosen once for both pods; the scheduler still binds them, so that i
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -150,10 +150,21 @@ def choose_node(need: Need, nodes: Sequence[NodeInfo]) -> str | None:
 
 
 def closest_node(need: Need, nodes: Sequence[NodeInfo]) -> str | None:
-    """Return the node, of those that could take the whole job were they empty, that has most free GPUs."""
-    could = [info for info in nodes if _refusal(need, info) is None and _has(info.allocatable, need.total)]
-    closest = max(could, key=lambda info: (info.free.get(need.gpu_resource, 0), info.name), default=None)
+    """Return the node that lacks least of what the job asks for, of those that could take all of it.
+
+    allocatable of `nodes`: what is free once those pods have ended that will. None also for a job without GPUs.
+    """
+    total = need.total
+    if not total.get(need.gpu_resource):
+        return None
+    could = [info for info in nodes if _refusal(need, info) is None and _has(info.allocatable, total)]
+    closest = min(could, key=lambda info: (_lacking(total, info.free), info.name), default=None)
     return closest.name if closest else None
+
+
+def _lacking(total: Amounts, free: Amounts) -> float:
+    """Return the sum of the shares of each resource that are missing."""
+    return sum(max(0.0, 1.0 - free.get(key, 0) / amount) for key, amount in total.items() if amount)
 
 
 def _preference(need: Need, info: NodeInfo) -> int:
@@ -172,14 +183,21 @@ def half_rooms(need: Need, nodes: Sequence[NodeInfo]) -> tuple[str, ...]:
     """Return the host names of nodes that could take the first pod of the job, as of now, without the others.
 
     Karpenter leaves pods alone that name hosts. Where it works, only what has room at this moment is named; elsewhere
-    whatever is large enough, so that nothing that is promised to another job is taken.
+    whatever is large enough, so that nothing that is promised to another job is taken. What is kept for another job is
+    always named.
     """
+    kept = {info.labels[HOSTNAME] for info in nodes if HOSTNAME in info.labels and info.kept}
     if len(need.pods) < 2:
-        return ()
+        return tuple(sorted(kept))
     first, by_karpenter = need.pods[0].requests, any(_OF_KARPENTER in info.labels for info in nodes)
     usable = [info for info in nodes if HOSTNAME in info.labels and _usable(need, info)]
     tempting = [info for info in usable if _has(info.free if by_karpenter else info.allocatable, first)]
-    return tuple(sorted(info.labels[HOSTNAME] for info in tempting))
+    return tuple(sorted(kept | {info.labels[HOSTNAME] for info in tempting}))
+
+
+def only_kept(need: Need, nodes: Sequence[NodeInfo]) -> bool:
+    """Return whether a node would take the job at once were it not kept for another one."""
+    return choose_node(need, [replace(info, kept=False) for info in nodes if info.kept]) is not None
 
 
 def _usable(need: Need, info: NodeInfo) -> bool:

@@ -98,7 +98,7 @@ def place(
         return _on(asked, node)
     told = Condition(reasons.PLACED, "False", reasons.NO_NODE_FITS, node_fit.why_none_fits(asked, nodes))
     nowhere = NodeChoice(asked, None, told, again_after_s=LOOK_AGAIN_S, claim="waits")
-    if node_fit.may_be_made(asked, nodes):
+    if node_fit.may_be_made(asked, nodes) and not node_fit.only_kept(asked, nodes):
         return replace(nowhere, tied=False, avoid=node_fit.half_rooms(asked, nodes))
     return nowhere
 

@@ -156,7 +156,10 @@ class Reconciler:
 
     def _settle(self, key: Key, made: Plan) -> None:
         """Enter the job's place into the account of the nodes."""
-        if self._capacity is None or made.keeps_place:
+        if self._capacity is None:
+            return
+        if made.keeps_place:
+            self._capacity.ends_wait(key)
             return
         placement = made.placement
         if placement is None:

@@ -10,6 +10,7 @@ from aiohttp.test_utils import TestServer
 from kubernetes.aio import client
 
 from stage2_controller.cluster.api_server import Api, ApiRefused
+from stage2_controller.job import names
 
 
 async def _patched(status: int) -> bool:
@@ -80,3 +81,71 @@ def test_pages_are_asked_for_one_after_the_other_as_they_are_used() -> None:
     length, queries = asyncio.run(_listing(first))
     assert (length, len(queries)) == (500, 1)
     assert queries[0]["fieldSelector"] == "status.phase!=Failed"
+
+
+OURS = {"manager": names.FIELD_MANAGER, "apiVersion": "v1", "fieldsType": "FieldsV1"}
+NAMELESS = {"operation": "Update", "apiVersion": "v1", "fieldsV1": {"f:data": {"f:x": {}}}}
+
+
+async def _held(entries: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
+    """What `hold_by_apply` makes of the managers of an object's fields; None where it writes nothing."""
+    written: list[dict[str, Any]] = []
+
+    async def read(_: web.Request) -> web.Response:
+        return web.json_response({"metadata": {"resourceVersion": "7", "managedFields": entries}})
+
+    async def take(request: web.Request) -> web.Response:
+        written.append(await request.json())
+        return web.json_response({} if len(written) > 1 else {"reason": "Conflict"}, status=200 if written[1:] else 409)
+
+    application = web.Application()
+    where = "/api/v1/namespaces/team-a/configmaps/x"
+    application.add_routes([web.get(where, read), web.patch(where, take)])
+    async with TestServer(application) as server:
+        api = Api(client.ApiClient(client.Configuration(host=str(server.make_url("")))), lambda *_: None)
+        try:
+            await api.hold_by_apply("ConfigMap", "team-a", "x")
+        finally:
+            await api.close()
+    assert all(one["metadata"]["resourceVersion"] == "7" for one in written)
+    assert len(written) in (0, 2), "a conflict is tried again"
+    return written[-1]["metadata"]["managedFields"] if written else None
+
+
+def test_what_was_created_is_held_by_apply() -> None:
+    created = {**OURS, "operation": "Update", "fieldsV1": {"f:data": {"f:a": {}}}}
+    held = asyncio.run(_held([NAMELESS, created]))
+    assert held == [NAMELESS, {**created, "operation": "Apply"}]
+
+
+def test_fields_of_a_creation_and_of_an_apply_are_held_together() -> None:
+    created = {**OURS, "operation": "Update", "fieldsV1": {"f:data": {"f:a": {}, "f:b": {}}}}
+    applied = {**OURS, "operation": "Apply", "fieldsV1": {"f:data": {"f:b": {}, "f:c": {}}}}
+    held = asyncio.run(_held([created, applied]))
+    assert held == [{**applied, "fieldsV1": {"f:data": {"f:a": {}, "f:b": {}, "f:c": {}}}}]
+
+
+@pytest.mark.parametrize("entry", [{"operation": "Apply"}, {"operation": "Update", "subresource": "status"}])
+def test_what_is_held_by_apply_alone_is_not_written(entry: dict[str, str]) -> None:
+    assert asyncio.run(_held([NAMELESS, {**OURS, **entry}])) is None
+
+
+@pytest.mark.parametrize(("reason", "answer"), [("AlreadyExists", None), ("Conflict", "quota was written meanwhile")])
+def test_only_a_name_that_is_taken_is_no_refusal_of_a_creation(reason: str, answer: str | None) -> None:
+    async def refuse(_: web.Request) -> web.Response:
+        return web.json_response({"reason": reason, "message": "quota was written meanwhile"}, status=409)
+
+    async def create() -> str | None:
+        application = web.Application()
+        application.router.add_post("/api/v1/namespaces/team-a/configmaps", refuse)
+        async with TestServer(application) as server:
+            api = Api(client.ApiClient(client.Configuration(host=str(server.make_url("")))), lambda *_: None)
+            try:
+                assert await api.create({"kind": "ConfigMap", "metadata": {"name": "x", "namespace": "team-a"}}) is None
+            except ApiRefused as error:
+                return error.message
+            finally:
+                await api.close()
+        return None
+
+    assert asyncio.run(create()) == answer

@@ -38,6 +38,7 @@ class Server:
     untold: list[tuple[str, Object]] = field(default_factory=list)  # what others changed: the watch's next events
     versions: Iterator[int] = field(default_factory=lambda: count(2))
     refused: dict[str, str] = field(default_factory=dict)  # by kind, with the API server's sentence
+    goes_when_asked: tuple[str, str] | None = None  # what somebody deletes just then
 
     def add(self, manifest: Any, **metadata: Any) -> Object:
         """Make the object exist, as anybody but the controller would."""
@@ -59,6 +60,8 @@ class Server:
 
     async def get(self, kind: str, namespace: str, name: str) -> Object | None:
         self.requests.append(("get", kind))
+        if self.goes_when_asked == (kind, name):
+            self.objects.pop((kind, name), None)
         return self.objects.get((kind, name))
 
     async def apply(self, manifest: Any) -> Object:
@@ -245,6 +248,28 @@ async def test_a_child_of_its_own_that_the_pass_did_not_know_is_made_what_it_sho
     assert there["metadata"]["uid"] == mine["metadata"]["uid"]
     assert "of" not in there["metadata"]["annotations"]
     assert life.told() == ("True", reasons.APPLIED)
+
+
+async def test_a_creation_that_finds_a_name_taken_and_then_free_is_made_again_before_any_pod(life: Life) -> None:
+    policy = ("NetworkPolicy", "job-3v1-pods")
+    theirs = life.server.add(foreign("NetworkPolicy"))
+    life.server.goes_when_asked = policy
+    assert await life.one_pass() == 0
+    assert theirs not in life.server.objects.values()
+    assert not [key for key in life.server.objects if key[0] in kinds.ROLE_OF_PODS]
+    await life.one_pass()
+    assert policy in life.server.objects
+    assert ("Deployment", "job-3v1-rollout") in life.server.objects
+
+
+async def test_a_configmap_that_a_person_deletes_while_the_job_is_suspended_is_made_anew_at_once(life: Life) -> None:
+    await life.one_pass()
+    life.server.add(b.job(suspend=True), generation=2)
+    await life.one_pass()
+    life.server.remove(*CONFIG)
+    life.server.add(b.job(), generation=3)
+    await life.one_pass()
+    assert CONFIG in life.server.objects
 
 
 async def test_servers_go_when_the_learners_name_turns_out_to_be_taken(life: Life) -> None:

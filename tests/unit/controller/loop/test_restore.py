@@ -80,6 +80,19 @@ async def test_a_place_is_kept_also_while_nobody_says_what_is_added() -> None:
     assert (account.promised(KEY), free(account)) == (b.NODE, 4)
 
 
+async def test_a_waiting_job_that_is_edited_into_a_wrong_one_waits_for_nothing() -> None:
+    server, store = Cluster(), Store()
+    leader, account = _leader(server, store)
+    account.put("Pod", n.foreign(gpus=8))
+    store.put(names.KIND, server.put(b.job()))
+    await leader(KEY)
+    assert account.waiting() == 1
+    there = server.objects[names.KIND, KEY.name]
+    store.put(names.KIND, server.put({**there, "spec": {"config": 3}}, generation=7))
+    await leader(KEY)
+    assert account.waiting() == 0
+
+
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
 async def test_a_job_that_has_ended_keeps_no_place(phase: str) -> None:
     server, told = await _placed()
