@@ -27,8 +27,8 @@ TRACEBACK = "Traceback (most recent call last)"
 class Front:
     """One place where strangers hand something in.
 
-    tests: `file::function` of what tries it, below tests/unit. least: cases that the review of October 2026 had, or
-    more.
+    tests: `file::function` of what tries it, below tests/unit. least: no fewer cases than this, which an earlier
+    review had by hand, may be tried.
     """
 
     name: str

@@ -20,7 +20,7 @@ def test_the_table_has_every_front_with_its_files() -> None:
     ]
 
 
-@pytest.mark.parametrize(("front", "row"), zip(FRONTS, ROWS, strict=True), ids=[front.name for front in FRONTS])
+@pytest.mark.parametrize(("front", "row"), list(zip(FRONTS, ROWS, strict=True)), ids=[front.name for front in FRONTS])
 def test_a_front_held_everything_and_had_no_less_than_before(front: Front, row: list[str]) -> None:
     cases, held = (int(number.replace(",", "")) for number in row[1:3])
     assert cases == held >= front.least
