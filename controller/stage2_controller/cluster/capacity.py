@@ -4,7 +4,7 @@ One process holds it, and promises are made without waiting for anything in betw
 """
 
 import time
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +19,7 @@ from stage2_controller.job.observed import Object
 from stage2_controller.job.quantity import Amounts
 
 EXCLUDED_S = 300.0
+NODES_A_CALL = 5_000  # that are looked at for jobs that wait: some 50 ms
 MOST_DOUBLINGS = 6  # five hours and a bit
 ZONE = "topology.kubernetes.io/zone"
 _ENDED = ("Succeeded", "Failed")
@@ -66,6 +67,9 @@ class Capacity:
         self._reservations: dict[str, Reservations] = defaultdict(Reservations)
         self._free: dict[str, dict[int, tuple[Amounts, Amounts]]] = defaultdict(dict)  # by node and priority
         self._waiting: dict[Key, Need] = {}
+        self._turn: deque[Key] = deque()  # who is to be looked at before the turn of those that wait begins anew
+        self._too_large: list[Need] = []  # in this turn, in which room only shrinks: they suit the next job no better
+        self._freed_since = False  # since the turn began
         self._excluded: dict[tuple[Key, str], float] = {}  # until when
         self._refusals: Counter[tuple[Key, str]] = Counter()
         self._clock = clock
@@ -155,23 +159,33 @@ class Capacity:
     def serve(self) -> list[Key]:
         """Promise room to waiting jobs, and return who got some.
 
-        First is the highest priority, of several the one for which a node is kept, then the first that came.
+        First is the highest priority, of several the one for which a node is kept, then the first that came. Where very
+        many jobs wait for very different things, the call asks by `freed` to be made again for the rest of them.
         """
-        self._longest.choose(self._waiting, self._rooms)
+        if not self._turn:
+            self._longest.choose(self._waiting, self._rooms)
+            self._turn.extend(sorted(self._waiting, key=self._place_in_turn))
+            self._too_large.clear()
+            self._freed_since = False
         served: list[Key] = []
-        too_large: list[Need] = []  # room only shrinks here: what did not fit once does not fit for the next job either
-        for key, need in sorted(
-            self._waiting.items(), key=lambda item: (-item[1].priority, not self._longest.first(item[0]))
-        ):
-            if need in too_large:
+        looks = max(1, NODES_A_CALL // max(1, len(self._nodes)))
+        while self._turn and looks:
+            key = self._turn.popleft()
+            need = self._waiting.get(key)
+            if need is None or need in self._too_large:
                 continue
-            node = node_fit.choose_node(need, self.nodes_for(key, need))
-            if node:
+            looks -= 1
+            if node := node_fit.choose_node(need, self.nodes_for(key, need)):
                 self.promise(key, need, node)
                 served.append(key)
             elif not any(job == key for job, _ in self._excluded):
-                too_large.append(need)
+                self._too_large.append(need)
+        if self._turn or self._freed_since:
+            self.freed()
         return served
+
+    def _place_in_turn(self, key: Key) -> tuple[int, bool]:
+        return -self._waiting[key].priority, not self._longest.first(key)
 
     def exclude(self, key: Key, need: Need, node: str, *, zone: bool = False) -> None:
         """Take the node out of the job's choice for a while: the scheduler refused it there for a reason not seen here.
@@ -271,6 +285,7 @@ class Capacity:
 
     def _notify(self) -> None:
         if self._waiting:
+            self._freed_since = True
             self.freed()
 
     def _put_node(self, body: Object) -> None:

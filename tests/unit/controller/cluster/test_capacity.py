@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from stage2_controller.cluster.capacity import EXCLUDED_S, Capacity
+from stage2_controller.cluster.capacity import EXCLUDED_S, NODES_A_CALL, Capacity
 from stage2_controller.job import node_fit
 from stage2_controller.job.key import Key
 from stage2_controller.job.node_fit import Need, PodNeed
@@ -147,6 +147,41 @@ def test_where_only_one_of_many_nodes_can_take_the_job_its_turn_comes() -> None:
     assert set(tried) == {f"node-{index:02}" for index in range(60)}
     made.release(n.KEY)
     assert node_fit.choose_node(FOUR, made.nodes_for(n.KEY, FOUR)) == "node-00"
+
+
+def test_very_many_that_wait_for_different_things_are_looked_at_a_part_at_a_time() -> None:
+    """A tenant may send a thousand jobs of a thousand sizes: nothing else would be done meanwhile."""
+    asked: list[int] = []
+    made = Capacity(lambda: asked.append(1), clock=lambda: 0.0)
+    for index in range(NODES_A_CALL // 10):
+        made.put("Node", n.node(f"node-{index:03}"))
+    sizes = [Need((PodNeed("learner", {GPU: 5 + index, "pods": 1}),), gpu_resource=GPU) for index in range(25)]
+    for index, need in enumerate(sizes):
+        made.wait(Key("team-x", f"x-{index}"), need)
+    made.wait(n.KEY, FOUR)
+    calls = []
+    for _ in range(3):
+        asked.clear()
+        calls.append((made.serve(), bool(asked)))
+    assert calls == [([], True), ([], True), ([n.KEY], False)]
+
+
+def test_what_is_freed_while_a_part_of_those_that_wait_was_looked_at_is_for_all_of_them() -> None:
+    asked: list[int] = []
+    filler = n.foreign("node-000", gpus=4)
+    made = Capacity(lambda: asked.append(1), clock=lambda: 0.0)
+    for index in range(NODES_A_CALL):
+        made.put("Node", n.node(f"node-{index:03}", gpus=4 if index == 0 else 0))
+    made.put("Pod", filler)
+    made.wait(n.KEY, FOUR)
+    made.wait(n.OTHER, Need((PodNeed("learner", {GPU: 1, "pods": 1}),), gpu_resource=GPU))
+    assert made.serve() == []
+    made.remove("Pod", filler)
+    asked.clear()
+    assert made.serve() == [n.OTHER]
+    assert asked, "the turn begins anew"
+    made.release(n.OTHER)
+    assert made.serve() == [n.KEY]
 
 
 def test_an_older_state_of_a_pod_does_not_replace_a_newer_one() -> None:
