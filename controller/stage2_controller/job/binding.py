@@ -72,16 +72,22 @@ def seconds_left(since: datetime, limit_s: float, now: datetime) -> float:
     return (since + timedelta(seconds=limit_s) - now).total_seconds()
 
 
+def taken(observed: Observed) -> str:
+    """Say that Kueue took the learner's Job for one of its own, and what mends it; empty where it did not."""
+    labels = observed.learner["metadata"].get("labels") or {} if observed.learner else {}
+    if names.LABEL_QUEUE not in labels:
+        return ""
+    return (
+        f"Kueue charges the learner's Job to the queue {labels[names.LABEL_QUEUE]} as well, as every Job of a namespace"
+        f" that has a LocalQueue of the name default: add {names.KIND}.v1alpha1.{names.GROUP} to"
+        " integrations.externalFrameworks of Kueue's configuration"
+    )
+
+
 def _not_made(observed: Observed) -> Refusal | None:
     """Return why nobody makes a pod: Kueue holds the learner's, or the API server takes no rollout pod."""
-    learner: Object = observed.learner or {"metadata": {}, "spec": {}}
-    queue = (learner["metadata"].get("labels") or {}).get(names.LABEL_QUEUE)
-    if queue and learner["spec"].get("suspend"):
-        message = (
-            f"Kueue put the learner's Job into the queue {queue}, as it does with every Job of a namespace that has a"
-            " LocalQueue of the name default: quota would be charged twice; add"
-            f" {names.KIND}.v1alpha1.{names.GROUP} to integrations.externalFrameworks of Kueue's configuration"
-        )
+    learner = observed.learner
+    if learner is not None and learner["spec"].get("suspend") and (message := taken(observed)):
         since = conditions.instant(learner["metadata"]["creationTimestamp"])
         return Refusal(since, reasons.QUEUED_TWICE, message)
     deployment: Object = observed.deployment or {}

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from stage2_controller.job import conditions, kinds, names, reasons
+from stage2_controller.job import binding, conditions, kinds, names, reasons
 from stage2_controller.job.children import meta
 from stage2_controller.job.conditions import Condition
 from stage2_controller.job.node_fit import HOSTNAME
@@ -229,13 +229,15 @@ def asked_anew(queue: str) -> Condition:
     return Condition(reasons.QUOTA_RESERVED, "False", reasons.QUOTA_PENDING, message)
 
 
-def reserved(found: Object | None, queue: str, before: Mapping[str, Any] | None) -> Condition:
+def reserved(observed: Observed, queue: str, before: Mapping[str, Any] | None) -> Condition:
     """Return the job's condition QuotaReserved.
 
     before: the one of the last pass. Kueue forgets what a check said as soon as it has acted on it.
     """
+    found = observed.workload
     if admitted(found):
-        return Condition(reasons.QUOTA_RESERVED, "True", reasons.ADMITTED, f"Kueue admitted the job through {queue}")
+        message = "; ".join(filter(None, (f"Kueue admitted the job through {queue}", binding.taken(observed))))
+        return Condition(reasons.QUOTA_RESERVED, "True", reasons.ADMITTED, message)
     known = before or {}
     if failed := _checks(found, "Retry", "Rejected"):
         return _waits(reasons.CHECK_FAILED, queue, failed)

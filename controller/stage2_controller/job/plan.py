@@ -114,7 +114,7 @@ def _queued(situation: Situation) -> Situation:
     if unknown := kueue.without_class(situation.raw, situation.observed):
         return replace(situation, quota=unknown)
     before = conditions.find(situation.previous, reasons.QUOTA_RESERVED)
-    return replace(situation, quota=kueue.reserved(situation.observed.workload, situation.queue, before))
+    return replace(situation, quota=kueue.reserved(situation.observed, situation.queue, before))
 
 
 def _placed(situation: Situation, nodes: NodeView | None) -> Situation:

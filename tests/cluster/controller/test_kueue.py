@@ -31,7 +31,7 @@ EXAMPLE = ROOT / "examples" / "queue-kueue.yaml"
 QUEUE = "kueue.x-k8s.io/queue-name"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def kueue(admin: Kubectl, request: pytest.FixtureRequest, local_cluster: LocalCluster) -> Iterator[None]:
     """Kueue on the cluster; one that it did not have before goes at the end."""
     if admin.get("crd", NAME) is not None:

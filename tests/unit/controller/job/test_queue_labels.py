@@ -90,6 +90,9 @@ def test_a_learner_that_kueue_took_for_a_job_of_its_own_says_what_to_configure()
     made = planned(b.job(), account, observed)
     assert b.condition(made, reasons.PLACED) == ("False", reasons.QUEUED_TWICE)
     assert "RolloutMatchingJob.v1alpha1.stage2.dev to integrations.externalFrameworks" in made.status["message"]
+    charged = Observed(workload=workload(*ADMITTED), deployment=b.child(first, "Deployment"), learner=held)
+    told = b.message(planned(queued(), account, charged), reasons.QUOTA_RESERVED)
+    assert told.startswith("Kueue admitted the job through team; Kueue charges the learner's Job to the queue default")
     free = {**held, "spec": {**learner["spec"], "suspend": False}}
     on = planned(b.job(), account, Observed(deployment=b.child(first, "Deployment"), learner=free))
     assert b.condition(on, reasons.PLACED) == ("True", reasons.NODE_CHOSEN)
