@@ -2,6 +2,7 @@
 
 It has the same bits, since each sum is exact, in whatever order, and every other step is the same operation, rounded
 once. So nothing here may be reordered or fused where it is rounded; only the product is exact, and may be (`contract`).
+bfloat16 is read and written as it is in memory, so that a base weight passes once through the cache and back.
 numba is imported with this module, and compiling takes seconds: `merge_math` imports it when that pays.
 """
 
@@ -18,12 +19,15 @@ from stage2_trainer.weights.grid import EXPONENT_MASK, PLACE_OF_UNITS, SIGNIFICA
 
 Doubles = NDArray[np.float64]
 Floats = NDArray[np.float32]
+Weights = NDArray[np.float32] | NDArray[np.uint16]
+"""float32, or the bits of bfloat16."""
 Compiled = TypeVar("Compiled", bound=Callable[..., Any])
 
 RANKS_AT_ONCE, ROWS_AT_ONCE = 8, 2  # what registers hold: more is not faster
 COLUMNS = 256  # of which the first cache holds eight rows of A
 SCRATCH = 2**15  # numbers of the product; they stay in the second cache
 WITHOUT_SIGN = np.int64(2**63 - 1)
+HALF, ONE, DROPPED, NAN = np.uint32(0x7FFF), np.uint32(1), np.uint32(16), np.uint32(0x7FC0)  # of bfloat16
 EXPONENT = np.int64(EXPONENT_MASK)
 
 
@@ -41,12 +45,13 @@ class MergeKernel:
         self._magnitude = np.empty(0) if magnitude is None else magnitude
         self._width = down.shape[1]
 
-    def merge(self, start: int, base: Floats, merged: Floats) -> None:
+    def merge(self, start: int, base: Weights, merged: Weights) -> None:
         """Merge into the rows of `base` from `start` (an even number) on; `merged` has its shape."""
         rows = max(1, SCRATCH // self._width // ROWS_AT_ONCE) * ROWS_AT_ONCE
         scratch = np.empty((rows, self._width))
         up = self._up[start : start + len(base) + len(base) % ROWS_AT_ONCE]
-        _merge(base, up, self._down, self._magnitude[start : start + len(base)], scratch, merged)
+        merge = MERGES[base.dtype.char, merged.dtype.char]
+        merge(base, up, self._down, self._magnitude[start : start + len(base)], scratch, merged)
 
 
 def _in_columns(down: Doubles, ranks: int) -> Doubles:
@@ -71,12 +76,51 @@ def _compiled(*, exact: bool = False) -> Callable[[Compiled], Compiled]:
 
 
 @_compiled()
+def _power_of_two(bits: np.int64) -> float:
+    """Return the power of two at or below what has these bits, of numbers that are not negative."""
+    return float(max(np.int64(bits & EXPONENT).view(np.float64), SMALLEST_POWER))
+
+
+@_compiled()
+def _bits(value: float) -> np.int64:
+    """Return a number's bits without its sign; without signs they are in the order of the numbers."""
+    return np.float64(value).view(np.int64) & WITHOUT_SIGN
+
+
+@_compiled()
+def put_on_grid(up: Doubles, down: Doubles, bits: int) -> None:
+    """Move the size of each rank to A and round both factors to their grids, in place, as `merge_math` does."""
+    of_ranks, of_columns = np.zeros(len(down), np.int64), np.zeros(down.shape[1], np.int64)
+    for r in range(len(up)):
+        for k in range(len(down)):
+            of_ranks[k] = max(of_ranks[k], _bits(up[r, k]))
+    fine = 2.0 ** (1 - bits)
+    for r in range(len(up)):
+        largest = np.int64(0)
+        for k in range(len(down)):
+            up[r, k] /= _power_of_two(of_ranks[k])
+            largest = max(largest, _bits(up[r, k]))
+        place = _power_of_two(largest) * fine * PLACE_OF_UNITS
+        for k in range(len(down)):
+            up[r, k] = (up[r, k] + place) - place
+    for k in range(len(down)):
+        size = _power_of_two(of_ranks[k])
+        for i in range(down.shape[1]):
+            down[k, i] *= size
+            of_columns[i] = max(of_columns[i], _bits(down[k, i]))
+    for k in range(len(down)):
+        for i in range(down.shape[1]):
+            place = _power_of_two(of_columns[i]) * fine * PLACE_OF_UNITS
+            down[k, i] = (down[k, i] + place) - place
+
+
+@_compiled()
 def norm(row: Doubles) -> float:
     """Return the norm of a row, as `merge_math` sums it up on a grid."""
-    largest = np.int64(0)  # of the bits of numbers that are not negative, which are in the order of the numbers
+    largest = np.int64(0)
     for i in range(len(row)):
-        largest = max(largest, np.float64(row[i] * row[i]).view(np.int64) & WITHOUT_SIGN)
-    power = max(np.int64(largest & EXPONENT).view(np.float64), SMALLEST_POWER)
+        largest = max(largest, _bits(row[i] * row[i]))
+    power = _power_of_two(largest)
     bits, width = SIGNIFICAND_BITS, len(row)
     while width:
         bits, width = bits - 1, width >> 1
@@ -93,31 +137,52 @@ def norm(row: Doubles) -> float:
 
 
 @_compiled()
-def _merge(base: Floats, up: Doubles, down: Doubles, magnitude: Doubles, scratch: Doubles, merged: Floats) -> None:
-    for start in range(0, len(base), len(scratch)):
-        count = min(len(scratch), len(base) - start)
-        even = count + count % ROWS_AT_ONCE
-        _product(up[start : start + even], down, scratch[:even])
-        for r in range(count):
-            if len(magnitude):
-                _dora_row(scratch[r], base[start + r], magnitude[start + r], merged[start + r])
-            else:
-                _lora_row(scratch[r], base[start + r], merged[start + r])
+def _as_it_is(value: float) -> float:
+    return value
 
 
 @_compiled()
-def _lora_row(direction: Doubles, base: Floats, merged: Floats) -> None:
-    for i in range(len(base)):
-        merged[i] = direction[i] + base[i]
+def _from_bfloat16(bits: int) -> float:
+    return float(np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32))
 
 
 @_compiled()
-def _dora_row(direction: Doubles, base: Floats, magnitude: float, merged: Floats) -> None:
-    for i in range(len(base)):
-        direction[i] += base[i]
-    scale = magnitude / norm(direction)
-    for i in range(len(base)):
-        merged[i] = direction[i] * scale
+def _to_bfloat16(value: float) -> int:
+    """Round to float32, and that to the nearest bfloat16, the even one of two that are as near."""
+    bits = np.float32(value).view(np.uint32)
+    rounded = np.uint32(bits + HALF + ((bits >> DROPPED) & ONE)) >> DROPPED
+    return int(np.uint16(rounded if value == value else NAN))  # a NaN is not equal to itself
+
+
+def _merge_of(read: Any, write: Any) -> Any:
+    """Return the merge of rows whose numbers are read and written by these functions."""
+
+    @_compiled()
+    def lora_row(direction: Doubles, base: Weights, merged: Weights) -> None:
+        for i in range(len(base)):
+            merged[i] = write(direction[i] + read(base[i]))
+
+    @_compiled()
+    def dora_row(direction: Doubles, base: Weights, magnitude: float, merged: Weights) -> None:
+        for i in range(len(base)):
+            direction[i] += read(base[i])
+        scale = magnitude / norm(direction)
+        for i in range(len(base)):
+            merged[i] = write(direction[i] * scale)
+
+    @_compiled()
+    def merge(base: Weights, up: Doubles, down: Doubles, magnitude: Doubles, scratch: Doubles, merged: Weights) -> None:
+        for start in range(0, len(base), len(scratch)):
+            count = min(len(scratch), len(base) - start)
+            even = count + count % ROWS_AT_ONCE
+            _product(up[start : start + even], down, scratch[:even])
+            for r in range(count):
+                if len(magnitude):
+                    dora_row(scratch[r], base[start + r], magnitude[start + r], merged[start + r])
+                else:
+                    lora_row(scratch[r], base[start + r], merged[start + r])
+
+    return merge
 
 
 @_compiled(exact=True)
@@ -142,3 +207,11 @@ def _two_rows(b: Doubles, c: Doubles, a: Doubles, of_b: Doubles, of_c: Doubles) 
             x0, x1, x2, x3, x4, x5, x6, x7 = a0[i], a1[i], a2[i], a3[i], a4[i], a5[i], a6[i], a7[i]
             of_b[i] += b0 * x0 + b1 * x1 + b2 * x2 + b3 * x3 + b4 * x4 + b5 * x5 + b6 * x6 + b7 * x7
             of_c[i] += c0 * x0 + c1 * x1 + c2 * x2 + c3 * x3 + c4 * x4 + c5 * x5 + c6 * x6 + c7 * x7
+
+
+FLOAT32, BFLOAT16 = np.dtype(np.float32).char, np.dtype(np.uint16).char
+MERGES = {
+    (FLOAT32, FLOAT32): _merge_of(_as_it_is, _as_it_is),
+    (BFLOAT16, FLOAT32): _merge_of(_from_bfloat16, _as_it_is),
+    (BFLOAT16, BFLOAT16): _merge_of(_from_bfloat16, _to_bfloat16),
+}

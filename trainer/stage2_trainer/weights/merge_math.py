@@ -14,11 +14,12 @@ and all where numba is not installed, by torch.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import torch
@@ -99,26 +100,70 @@ def _by_torch(base: Tensor, adapter: Adapter) -> Iterator[tuple[slice, Tensor]]:
 
 
 def _by_kernel(base: Tensor, adapter: Adapter, kernel: ModuleType) -> Iterator[tuple[slice, Tensor]]:
-    up, down = (factor.numpy() for factor in _factors(adapter))
-    magnitude = None if adapter.magnitude is None else adapter.magnitude.detach().double().numpy()
-    merge = kernel.MergeKernel(up, down, magnitude).merge
-    threads, part = torch.get_num_threads(), _tile_rows(base, KERNEL_TILE)
-    merged = torch.empty(min(threads * part, len(base)), base.shape[1], dtype=torch.float32, device="cpu")
+    merge = kernel.MergeKernel(*_factors_for(kernel, adapter)).merge
+    rows = torch.get_num_threads() * _tile_rows(base, KERNEL_TILE)
+    merged = torch.empty(min(rows, len(base)), base.shape[1], dtype=torch.float32, device="cpu")
+    for start in range(0, len(base), rows):
+        tile = slice(start, min(start + rows, len(base)))
+        piece = merged[: tile.stop - start]
+        _merge_rows(merge, start, base[tile].detach().float().contiguous().numpy(), piece.numpy())
+        yield tile, piece
+
+
+@torch.no_grad()
+def merge_to_nearest(base: Tensor, change: Change, served: Tensor, every: int) -> Tensor | None:
+    """Merge and round to the nearest value of the base's dtype in one pass, where the compiled loop can.
+
+    served: takes the result, shape and dtype of `base`, contiguous. every: of so many rows the first is returned in
+    float32 too, shape (out / every, in); 0 = none is. Returns None, and does nothing, where the loop cannot: the values
+    of `merged_tiles` rounded are the same.
+    """
+    kernel = _kernel_for(base) if isinstance(change, Adapter) and base.is_contiguous() else None
+    if kernel is None or not isinstance(change, Adapter) or base.dtype == torch.float16:
+        return None
+    numbers, (up, down, magnitude) = _numbers(base), _factors_for(kernel, change)
+    _merge_rows(kernel.MergeKernel(up, down, magnitude).merge, 0, numbers, _numbers(served))
+    if not every:
+        return torch.empty(0, base.shape[1], device="cpu")
+    some = np.ascontiguousarray(numbers[::every])
+    sampled = np.empty(some.shape, np.float32)
+    kernel.MergeKernel(up[::every], down, None if magnitude is None else magnitude[::every]).merge(0, some, sampled)
+    return torch.from_numpy(sampled)
+
+
+def _factors_for(kernel: ModuleType, adapter: Adapter) -> tuple[Any, Any, Any]:
+    """Return s B, A and m as the compiled loop takes them: `_factors`, by a loop of its own."""
+    up = np.ascontiguousarray((adapter.up.detach().double() * adapter.scaling).numpy())
+    down = np.array(adapter.down.detach().double().numpy(), order="C")
+    kernel.put_on_grid(up, down, _bits_of_factors(adapter))
+    return up, down, None if adapter.magnitude is None else adapter.magnitude.detach().double().numpy()
+
+
+def _merge_rows(merge: Callable[..., None], start: int, base: Any, merged: Any) -> None:
+    """Merge rows by as many threads as torch has."""
+    threads = torch.get_num_threads()
+    part = _even(-(-len(base) // threads))
+    parts = [slice(at, at + part) for at in range(0, len(base), part)]
+    if len(parts) == 1:
+        merge(start, base, merged)
+        return
     with ThreadPoolExecutor(threads) as pool:
-        at_once = pool.map if threads > 1 else map
-        for start in range(0, len(base), len(merged)):
-            rows = slice(start, min(start + len(merged), len(base)))
-            tile = base[rows].detach().float().contiguous().numpy()
-            piece = merged[: len(tile)]
-            parts = [slice(at, at + part) for at in range(0, len(tile), part)]
-            places = [(start + part.start, tile[part], piece.numpy()[part]) for part in parts]
-            list(at_once(merge, *zip(*places, strict=True)))
-            yield rows, piece
+        list(pool.map(merge, *zip(*((start + p.start, base[p], merged[p]) for p in parts), strict=True)))
+
+
+def _numbers(weights: Tensor) -> Any:
+    """Return a weight as the compiled loop takes it, without a copy: float32, or the bits of bfloat16."""
+    weights = weights.detach()
+    return (weights.view(torch.uint16) if weights.dtype == torch.bfloat16 else weights).numpy()
 
 
 def _tile_rows(base: Tensor, elements: int) -> int:
     """Return the rows of a tile, an even number."""
-    return max(1, elements // base.shape[1] // 2) * 2
+    return _even(max(1, elements // base.shape[1] - 1))
+
+
+def _even(count: int) -> int:
+    return count + count % 2
 
 
 def _kernel_for(base: Tensor) -> ModuleType | None:
@@ -142,10 +187,15 @@ def _factors(adapter: Adapter) -> tuple[Tensor, Tensor]:
 
     What a rank has large in A and small in B is moved to A first, or the common step of a row of B would be too coarse.
     """
-    bits = (SIGNIFICAND_BITS - adapter.down.shape[0].bit_length()) // 2
+    bits = _bits_of_factors(adapter)
     up, down = adapter.up.double() * adapter.scaling, adapter.down.double()
     size = power_of_two(up, dim=0)
     return on_grid(up / size, bits, dim=1), on_grid(down * size.T, bits, dim=0)
+
+
+def _bits_of_factors(adapter: Adapter) -> int:
+    """Return the bits of each factor with which sums over the rank are exact."""
+    return (SIGNIFICAND_BITS - adapter.down.shape[0].bit_length()) // 2
 
 
 def _row_norms(matrix: Tensor) -> Tensor:

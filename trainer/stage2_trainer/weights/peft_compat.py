@@ -24,10 +24,14 @@ TOKEN_ADAPTER = ".token_adapter"  # between a table and the rows of it that trai
 
 def is_adapter(name: str, modules: dict[str, nn.Module]) -> bool:
     """Whether a parameter is one of an adapter's own (`...q_proj.lora_A.default.weight`)."""
-    parts = name.split(".")
-    owners = (".".join(parts[:i]) for i in range(1, len(parts)))
-    adapted = (LoraLayer, TrainableTokensLayer)
-    return BASE_LAYER not in name and any(isinstance(modules[owner], adapted) for owner in owners)
+    if BASE_LAYER in name:
+        return False
+    owner = name.rpartition(".")[0]
+    while owner:
+        if isinstance(modules[owner], (LoraLayer, TrainableTokensLayer)):
+            return True
+        owner = owner.rpartition(".")[0]
+    return False
 
 
 def change_of(name: str, layer: nn.Module) -> Change:

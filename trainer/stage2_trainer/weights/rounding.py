@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from stage2_api.vllm import SyncRounding
-from stage2_trainer.weights.merge_math import Change, merged_tiles
+from stage2_trainer.weights.merge_math import Change, merge_to_nearest, merged_tiles
 from stage2_trainer.weights.splitmix import GOLDEN, mixed
 
 DROPPED_BITS = 16  # of a float32, so that a bfloat16 is left
@@ -91,6 +91,12 @@ def served_weight(
 ) -> Tensor:
     """Return the merged weight as it is served, in the base's dtype. kept: learns what its rounding leaves of it."""
     served = _empty_like(base)
+    if rounding.version is None:
+        merged = merge_to_nearest(base, change, served, every=SAMPLED_ROWS if kept is not None else 0)
+        if merged is not None:
+            if kept is not None:
+                kept.add(base[::SAMPLED_ROWS], merged, served[::SAMPLED_ROWS])
+            return served
     sampled = []
     for rows, tile in merged_tiles(base, change):
         rounding.write(name, tile, served[rows], first=rows.start * base.shape[1])

@@ -143,18 +143,41 @@ def test_a_norm_of_what_is_too_large_is_none():
     assert np.isnan(merge_kernel.norm(rows[0].numpy()))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("seed", range(8))
+def test_factors_lie_on_the_same_grids(seed, dtype):
+    generator = torch.Generator().manual_seed(seed)
+    up = of_any_magnitude((33, 1 + seed), generator, -150, 10 * seed).to(dtype)
+    down = of_any_magnitude((70, 1 + seed), generator, -150, 10 * seed).to(dtype).T  # as of an embedding's adapter
+    found = merge_math._factors_for(merge_kernel, Adapter(up, down, 0.3))
+    expected = merge_math._factors(Adapter(up, down, 0.3))
+    assert all(np.array_equal(one, other.numpy(), equal_nan=True) for one, other in zip(found, expected, strict=False))
+
+
 @pytest.mark.parametrize("rounding", [Rounding(), Rounding(3)])
 @pytest.mark.parametrize("tile", [4000, 2**17])
-def test_what_is_served_and_what_is_known_of_it_are_the_same(rounding, tile, monkeypatch):
-    base, adapter = layer((200, 777), 16, torch.bfloat16, dora=True)
+@pytest.mark.parametrize("dora", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_served_and_what_is_known_of_it_are_the_same(dtype, dora, tile, rounding, threads, monkeypatch):
+    base, adapter = layer((203, 777), 16, dtype, dora=dora)
     torch_kept, kernel_kept = KeptUpdate(), KeptUpdate()
     expected = by_torch(monkeypatch, lambda: served_weight("w", base, adapter, rounding, torch_kept))
-    whole = rounding.apply("w", merged_weight(base, adapter), torch.bfloat16)
+    whole = rounding.apply("w", merged_weight(base, adapter), dtype)
     monkeypatch.setattr(merge_math, "KERNEL_TILE", tile)
     found = by_kernel(monkeypatch, lambda: served_weight("w", base, adapter, rounding, kernel_kept))
-    assert torch.equal(expected.view(torch.int16), found.view(torch.int16))
-    assert torch.equal(whole.view(torch.int16), found.view(torch.int16))
+    assert torch.equal(expected.view(torch.uint8), found.view(torch.uint8))
+    assert torch.equal(whole.view(torch.uint8), found.view(torch.uint8))
     assert torch_kept.share() == kernel_kept.share()
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_each_number_is_rounded_to_the_bfloat16_to_which_torch_rounds_it(sign):
+    """Ties go to the even neighbour, also into the next power of two; what is too large becomes infinite."""
+    below = torch.arange(2**15 - 2**7, dtype=torch.int32)[:, None] << 16
+    numbers = sign * (below + torch.tensor([0, 1, 2**15 - 1, 2**15, 2**15 + 1, 2**16 - 1])).view(torch.float32)
+    found = [merge_kernel._to_bfloat16(number) for number in numbers.flatten().tolist()]
+    assert found == numbers.flatten().to(torch.bfloat16).view(torch.uint16).tolist()
+    assert torch.tensor(merge_kernel._to_bfloat16(float("nan")), dtype=torch.uint16).view(torch.bfloat16).isnan()
 
 
 def test_parameters_and_slices_are_merged_alike(monkeypatch):
