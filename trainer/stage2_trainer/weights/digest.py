@@ -4,13 +4,18 @@ A tensor's bytes are read as 64-bit whole numbers. Each is multiplied by an odd 
 sums of pieces are mixed with the piece's number, and all is added up, modulo 2^64. Whole numbers add up the same in any
 order, so threads and devices do not matter, and it is done at the speed of memory. One changed bit always changes the
 digest. It guards against faults, not against somebody who makes up tensors: the transfer itself is guarded.
+
+On a CPU a compiled loop reads each word once (`digest_kernel`); models of small tensors, and all where numba is not
+installed, take torch's operations.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -21,6 +26,8 @@ from stage2_trainer.weights.splitmix import GOLDEN, mixed
 WORD = 8  # bytes
 PIECE = 2**15  # words that share a row of multipliers
 PIECES_AT_ONCE = {"cpu": 4, "cuda": 2**10}
+KERNEL_WORDS = 2**16  # models of smaller tensors are digested sooner than a loop is compiled (2 s)
+PIECES_A_THREAD = 16  # of the compiled loop: in less time than fewer take no thread is started
 
 
 class Digests:
@@ -72,16 +79,51 @@ def differing(expected: Mapping[str, str], found: Mapping[str, str]) -> list[str
 def _bytes_digest(tensor: Tensor) -> Tensor:
     """Return the digest of a tensor's bytes as an int64 scalar on its device."""
     words = _words(tensor)
+    kernel = _kernel_for(words)
+    return _by_torch(words) if kernel is None else _by_kernel(words, kernel)
+
+
+def _by_kernel(words: Tensor, kernel: ModuleType) -> Tensor:
+    numbers, multipliers = words.numpy(), _multipliers(words.device).numpy()
+    threads = min(torch.get_num_threads(), -(-len(words) // (PIECES_A_THREAD * PIECE)))
+    if threads <= 1:
+        return torch.tensor(kernel.sum_of_pieces(numbers, multipliers, 0))
+    pieces = -(-len(words) // (threads * PIECE))
+
+    def part(first: int) -> int:
+        found: int = kernel.sum_of_pieces(numbers[first * PIECE : (first + pieces) * PIECE], multipliers, first)
+        return found
+
+    with ThreadPoolExecutor(threads) as pool:
+        return torch.tensor(list(pool.map(part, range(0, threads * pieces, pieces)))).sum()
+
+
+def _kernel_for(words: Tensor) -> ModuleType | None:
+    """Return the compiled loop where it can be had and pays, or is there anyway."""
+    pays = len(words) >= KERNEL_WORDS or _kernel.cache_info().currsize
+    return _kernel() if words.device.type == "cpu" and pays else None
+
+
+@lru_cache(maxsize=1)
+def _kernel() -> ModuleType | None:
+    try:
+        from stage2_trainer.weights import digest_kernel
+    except ImportError:  # numba is not there, or not for this numpy; `merge_math` says so
+        return None
+    return digest_kernel
+
+
+def _by_torch(words: Tensor) -> Tensor:
     total = words.new_zeros(())
-    step = PIECE * PIECES_AT_ONCE[tensor.device.type]
-    multipliers = _multipliers(tensor.device)
+    step = PIECE * PIECES_AT_ONCE[words.device.type]
+    multipliers = _multipliers(words.device)
     for start in range(0, len(words), step):
         slab = words[start : start + step]
         whole = len(slab) // PIECE
         sums = (slab[: whole * PIECE].view(whole, PIECE) * multipliers).sum(1)
         if rest := len(slab) - whole * PIECE:
             sums = torch.cat([sums, (slab[-rest:] * multipliers[:rest]).sum().view(1)])
-        places = torch.arange(start // PIECE, start // PIECE + len(sums), device=tensor.device)
+        places = torch.arange(start // PIECE, start // PIECE + len(sums), device=words.device)
         total += mixed(sums + places * GOLDEN).sum()
     return total
 
