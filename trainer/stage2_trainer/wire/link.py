@@ -46,8 +46,13 @@ class Link:
         deadline = time.monotonic() + timeout_s
         cipher = self._own.next().encryptor()
         crossing = self._own.memory()
+        filled = 0
         for part in _slices(pieces):
-            self._connection.send(crossing[: cipher.update_into(part, crossing)], deadline)
+            if filled + len(part) > SLICE_BYTES:
+                self._connection.send(crossing[:filled], deadline)
+                filled = 0
+            filled += cipher.update_into(part, crossing[filled:])
+        self._connection.send(crossing[:filled], deadline)
         cipher.finalize()
         self._connection.send(cipher.tag, deadline)
 
