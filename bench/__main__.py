@@ -33,6 +33,7 @@ from bench import (
     schedule,
     start_rows,
     sync,
+    sync_model,
     transport,
 )
 from bench.tables import Lines
@@ -51,6 +52,7 @@ BENCHMARKS: Mapping[str, tuple[Lines, ...]] = {
     "merge": (merge.TABLE,),
     "sync": (sync.TABLE,),
     "links": (links.TABLE,),
+    "sync_model": (sync_model.ModelTable(),),
     "many_servers": (many_servers.ManyServersTable(),),
     "probe_gap": (probe_gap.TABLE,),
     "rollouts": (rollouts.TABLE,),

@@ -4,7 +4,8 @@
 
 MODEL: the folder that merges at the server read. HOST: the address that it listens on.
 
-Beside the stub's routes: POST /raw receives gloo broadcasts and drops or copies them, POST /reload reads a checkpoint.
+Beside the stub's routes: POST /raw receives gloo broadcasts and drops or copies them, POST
+/raw-sealed opens and copies them, POST /reload reads a checkpoint.
 """
 
 from __future__ import annotations
@@ -69,6 +70,11 @@ def main(port: int, model: str, host: str) -> None:
     @app.post("/raw")
     async def receive(sizes: Annotated[list[int], Body()], load: Annotated[bool, Body()]) -> dict[str, bool]:
         await run_in_threadpool(raw_gloo.broadcast, groups, sizes, sink.copy_in if load else None)
+        return {"done": True}
+
+    @app.post("/raw-sealed")
+    async def receive_sealed(sizes: Annotated[list[int], Body()], rank: Annotated[int, Body()]) -> dict[str, bool]:
+        await run_in_threadpool(raw_gloo.receive_sealed, groups[0], rank, sizes, sink.copy_in)
         return {"done": True}
 
     @app.post("/reload")

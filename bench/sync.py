@@ -96,15 +96,17 @@ def compared(what: str, policy: Policy, addresses: list[ServerAddress], token: s
         full = FullSync(addresses, bucket_bytes=BUCKET_BYTES, how=VllmSync(changed_only=False), **options)
         stack.callback(full.close)
         groups = raw_groups(full)
-        ours, raw, loaded, each, disk = alternately(
+        ours, raw, loaded, sealed, each, disk = alternately(
             lambda: full.sync(policy, version=1),
             lambda: broadcast(full, groups, policy),
             lambda: broadcast(full, groups, policy, load=True),
+            lambda: broadcast_sealed(full, groups, policy),
             lambda: tensor_by_tensor(full, policy),
             lambda: by_disk(full, policy),
         )
-        yield Row(what, "raw gloo broadcast, thrown away", ours, raw)
-        yield Row(what, "raw gloo broadcast, each buffer copied to its place", ours, loaded)
+        yield Row(what, "raw gloo broadcast in the clear, thrown away", ours, raw)
+        yield Row(what, "raw gloo broadcast in the clear, each buffer copied to its place", ours, loaded)
+        yield Row(what, "raw gloo broadcast, each buffer sealed by our cipher, opened, copied", ours, sealed)
         yield Row(what, "one RPC a tensor", ours, each)
         yield Row(what, "checkpoint on disk, reload", ours, disk)
         full.close()
@@ -161,12 +163,29 @@ def merged(what: str, policy: nn.Module, addresses: list[ServerAddress], token: 
 
 def broadcast(full: FullSync, groups: list[Any], policy: Policy, *, load: bool = False) -> None:
     """Send as many bytes in as many pieces, already packed, to servers that throw them away, or keep a copy."""
-    total = sum(meta.nbytes for meta in merged_weights(policy).metadata())
-    sizes = [BUCKET_BYTES] * (total // BUCKET_BYTES) + [total % BUCKET_BYTES]
+    sizes = raw_sizes(policy)
     calls = [in_background(_post, session, "/raw", {"sizes": sizes, "load": load}) for session in full.fleet.sessions]
     raw_gloo.broadcast(groups, sizes)
     for call in calls:
         call.result()
+
+
+def broadcast_sealed(full: FullSync, groups: list[Any], policy: Policy) -> None:
+    """The same, but each piece encrypted and proved as on a link, then copied to its place."""
+    sizes = raw_sizes(policy)
+    calls = [
+        in_background(_post, session, "/raw-sealed", {"sizes": sizes, "rank": rank})
+        for rank, session in enumerate(full.fleet.sessions)
+    ]
+    raw_gloo.broadcast_sealed(groups, sizes)
+    for call in calls:
+        call.result()
+
+
+def raw_sizes(policy: Policy) -> list[int]:
+    """Return the sizes of as many bytes in as many pieces as a sync sends."""
+    total = sum(meta.nbytes for meta in merged_weights(policy).metadata())
+    return [BUCKET_BYTES] * (total // BUCKET_BYTES) + [total % BUCKET_BYTES]
 
 
 def tensor_by_tensor(full: FullSync, policy: Policy) -> None:

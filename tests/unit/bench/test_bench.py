@@ -1,12 +1,17 @@
 """The benchmarks compare like with like, and their tables are Markdown."""
 
+import dataclasses
+
 import numpy as np
 import pytest
+import torch
+from bench import raw_gloo, sync_model
 from bench.__main__ import BENCHMARKS, header, main
 from bench.assignment import looped_assignment, looped_candidates
 from bench.loss import everything, peak_bytes, portions
 from bench.scenes import scene
 from bench.tables import Row, Table
+from cryptography.exceptions import InvalidTag
 
 from stage2_trainer.matching.assign import assign, candidate_pairs
 from stage2_trainer.matching.geometry import aabbs
@@ -38,3 +43,33 @@ def test_an_unknown_name_is_answered_with_the_known_ones(capsys):
 
 def test_the_header_tells_versions():
     assert f"numpy {np.__version__}" in header()
+
+
+def test_what_gloo_is_sent_sealed_is_opened_by_whom_it_is_for():
+    plain, opened = torch.arange(300, dtype=torch.int32).to(torch.uint8), torch.zeros(300, dtype=torch.uint8)
+    sealed = torch.zeros(300 + raw_gloo.TAG_BYTES, dtype=torch.uint8)
+    raw_gloo.seal(plain, sealed, 3, raw_gloo.KEYS[1])
+    raw_gloo.unseal(sealed, opened, 3, raw_gloo.KEYS[1])
+    assert torch.equal(opened, plain)
+    assert not torch.equal(sealed[:300], plain)
+    for number, key in ((4, raw_gloo.KEYS[1]), (3, raw_gloo.KEYS[2])):
+        with pytest.raises(InvalidTag):
+            raw_gloo.unseal(sealed, opened, number, key)
+
+
+def test_the_model_of_a_sync_counts_the_bytes_of_an_8b():
+    """PEFT on Qwen3-8B's shapes (its config.json) has as many: 43.6 million numbers of A and B, 1.4 of magnitudes."""
+    assert sync_model.adapter_bytes() == 4 * 36 * (16 * 75_776 + 38_912)
+    assert sync_model.touched_weights() == 36 * 192_937_984
+
+
+def test_the_model_of_a_sync_is_bound_by_the_network_or_by_the_merge():
+    free = dataclasses.replace(sync_model.MEASURED, control_s=0.0, link=float("inf"))
+    sizes = 2 * sync_model.touched_weights() / sync_model.adapter_bytes()
+    for servers in (1, 3):
+        assert sync_model.modelled(1e6, servers, float("inf"), free).ratio == pytest.approx(sizes)
+    bound = sync_model.modelled(float("inf"), 1, 1, free)
+    assert bound.learner == pytest.approx(sync_model.touched_weights() * 1e-9 * free.merge_ns)
+    assert bound.ratio < 1
+    slow = [sync_model.modelled(network, 1, 16).ratio for network in sync_model.NETWORKS.values()]
+    assert slow == sorted(slow, reverse=True)
