@@ -292,6 +292,22 @@ def sealed(link, data):
     return crossing + cipher.tag
 
 
+def test_tensors_cross_together_in_whole_slices(links, monkeypatch):
+    """Each call of the network costs both sides; a tensor is often shorter than a slice."""
+    calls, send = [], Connection.send
+
+    def counted(connection, data, deadline):
+        calls.append(len(data))
+        send(connection, data, deadline)
+
+    monkeypatch.setattr(Connection, "send", counted)
+    pieces = [bytes([number]) * (SLICE_BYTES // 2) for number in range(5)]
+    sending = Outcome(links[0].send, pieces, PATIENCE_S)
+    assert links[1].receive(sum(map(len, pieces)), PATIENCE_S) == b"".join(pieces)
+    sending.join()
+    assert calls == [SLICE_BYTES, SLICE_BYTES, SLICE_BYTES // 2, TAG_BYTES]
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_changed_bit_is_noticed(links, pair, seed):
     random_ = random.Random(seed)
