@@ -147,10 +147,10 @@ class Day:
 
     def _look(self) -> None:
         there = [pod for pod in self.kubectl.list("pods") if _holds(pod)]
-        held = Counter[str]()
-        for pod in [*there, *filter(_holds, self.others.list("pods"))]:
-            held[pod["spec"]["nodeName"]] += pretended.gpus_of(pod)
-        self.double_booked += [f"{node} holds {gpus} of {GPUS} GPUs" for node, gpus in held.items() if gpus > GPUS]
+        others = [pod for pod in self.others.list("pods") if _holds(pod)]
+        if _overbooked(there, others):  # some of `there` may have ended before one of `others` was bound
+            still = {pod["metadata"]["uid"] for pod in self.kubectl.list("pods") if _holds(pod)}
+            self.double_booked += _overbooked([pod for pod in there if pod["metadata"]["uid"] in still], others)
         roles: dict[str, set[str]] = {}
         for pod in there:
             if "deletionTimestamp" in pod["metadata"]:
@@ -165,6 +165,14 @@ class Day:
         self._half_since = {name: self._half_since.get(name, now) for name in now_half}
         for name, since in self._half_since.items():
             self.half_placed_s[name] = max(self.half_placed_s.get(name, 0.0), now - since)
+
+
+def _overbooked(there: Sequence[Any], others: Sequence[Any]) -> list[str]:
+    """The nodes of which pods hold more GPUs than there are."""
+    held = Counter[str]()
+    for pod in (*there, *others):
+        held[pod["spec"]["nodeName"]] += pretended.gpus_of(pod)
+    return [f"{node} holds {gpus} of {GPUS} GPUs" for node, gpus in held.items() if gpus > GPUS]
 
 
 def _holds(pod: Any) -> bool:
