@@ -34,7 +34,7 @@ class Constants:
     what one link moves, encrypted, over loopback. control: the calls of a sync.
     """
 
-    merge_ns: float = 1.3
+    merge_ns: float = 1.4
     prove_ns: float = 0.1
     read_ns: float = 0.4
     link: float = 1.7e9
