@@ -45,8 +45,9 @@ def served_plainly(model, log):
 
 
 @pytest.mark.vllm
-def test_a_plain_server_of_an_exported_dora_model_answers_as_the_learner(tmp_path, model_path):
-    _answers_as_the_learner(model_path, "dora", tmp_path)
+@pytest.mark.parametrize("kind", ["lora", "dora", "full"])
+def test_a_plain_server_of_an_exported_model_answers_as_the_learner(tmp_path, model_path, kind):
+    _answers_as_the_learner(model_path, kind, tmp_path)
 
 
 @pytest.mark.vllm
