@@ -20,6 +20,7 @@ from stage2_controller.job.quantity import Amounts
 
 EXCLUDED_S = 300.0
 NODES_A_CALL = 5_000  # that are looked at for jobs that wait: some 50 ms
+KEYS_A_CALL = 1_000  # jobs that wait, of which most need the same as one before
 MOST_DOUBLINGS = 6  # five hours and a bit
 ZONE = "topology.kubernetes.io/zone"
 _ENDED = ("Succeeded", "Failed")
@@ -68,8 +69,9 @@ class Capacity:
         self._free: dict[str, dict[int, tuple[Amounts, Amounts]]] = defaultdict(dict)  # by node and priority
         self._waiting: dict[Key, Need] = {}
         self._turn: deque[Key] = deque()  # who is to be looked at before the turn of those that wait begins anew
-        self._too_large: list[Need] = []  # in this turn, in which room only shrinks: they suit the next job no better
-        self._freed_since = False  # since the turn began
+        self._too_large: set[str] = set()  # needs, while room only shrinks: they suit the next job no better
+        self._freed_since = False  # something, since those were found
+        self._freed_within = False  # something, since the turn began
         self._excluded: dict[tuple[Key, str], float] = {}  # until when
         self._refusals: Counter[tuple[Key, str]] = Counter()
         self._clock = clock
@@ -162,40 +164,57 @@ class Capacity:
         First is the highest priority, of several the one for which a node is kept, then the first that came. Where very
         many jobs wait for very different things, the call asks by `freed` to be made again for the rest of them.
         """
-        if not self._turn:
-            self._longest.choose(self._waiting, self._rooms)
-            self._turn.extend(sorted(self._waiting, key=self._place_in_turn))
-            self._too_large.clear()
-            self._freed_since = False
+        self._begin_turn()
         served: list[Key] = []
         looks = max(1, NODES_A_CALL // max(1, len(self._nodes)))
-        while self._turn and looks:
+        for _ in range(min(len(self._turn), KEYS_A_CALL)):
             key = self._turn.popleft()
             need = self._waiting.get(key)
-            if need is None or need in self._too_large:
+            told = repr(need)
+            if need is None or told in self._too_large:
                 continue
-            looks -= 1
             if node := node_fit.choose_node(need, self.nodes_for(key, need)):
                 self.promise(key, need, node)
                 served.append(key)
             elif not any(job == key for job, _ in self._excluded):
-                self._too_large.append(need)
-        if self._turn or self._freed_since:
+                self._too_large.add(told)
+            looks -= 1
+            if not looks:
+                break
+        if self._turn or self._freed_since or self._freed_within:
             self.freed()
         return served
+
+    def _begin_turn(self) -> None:
+        """Let all that wait be looked at; within their turn those of a higher priority again, if room was freed."""
+        if not self._turn:
+            self._longest.choose(self._waiting, self._rooms)
+            self._turn.extend(sorted(self._waiting, key=self._place_in_turn))
+            self._freed_within = False
+        elif self._freed_since:
+            left = set(self._turn)
+            next_one = max((self._waiting[key].priority for key in left if key in self._waiting), default=0)
+            before = (key for key in self._waiting if key not in left and self._waiting[key].priority > next_one)
+            self._turn.extendleft(sorted(before, key=self._place_in_turn, reverse=True))
+            self._freed_within = True
+        else:
+            return
+        self._too_large.clear()
+        self._freed_since = False
 
     def _place_in_turn(self, key: Key) -> tuple[int, bool]:
         return -self._waiting[key].priority, not self._longest.first(key)
 
-    def exclude(self, key: Key, need: Need, node: str, *, zone: bool = False) -> None:
+    def sees_why(self, key: Key, need: Need, node: str) -> bool:
+        """Return whether it is known why the node does not take the job now: it is full, or cordoned."""
+        return not self._has_room(key, need, node)
+
+    def exclude(self, key: Key, node: str, *, zone: bool = False) -> None:
         """Take the node out of the job's choice for a while: the scheduler refused it there for a reason not seen here.
 
-        One that is full or cordoned by now is seen, and so is the end of that: nothing is taken out for it. Each time
-        for twice as long, so that every node of a large cluster gets its turn. zone: the others of its zone too, where
-        a volume ties the job to another one.
+        Each time for twice as long, so that every node of a large cluster gets its turn. zone: the others of its zone
+        too, where a volume ties the job to another one.
         """
-        if not zone and not self._has_room(key, need, node):
-            return
         for name in self._of_zone(node) if zone else (node,):
             self._refusals[key, name] += 1
             pause_s = EXCLUDED_S * 2.0 ** min(self._refusals[key, name] - 1, MOST_DOUBLINGS)

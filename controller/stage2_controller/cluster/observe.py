@@ -109,9 +109,9 @@ class Observer:
         name = kueue.priority_name(job)
         if not (self._kueue_served and name) or observed.workload is not None:
             return None
-        found = await self._named.get("WorkloadPriorityClass", None, name)
+        found = await self._shared.get("WorkloadPriorityClass", None, name)
         if found is None:  # it counts as soon as it is there
-            self._named.forget("WorkloadPriorityClass", None, name)
+            self._shared.forget("WorkloadPriorityClass", None, name)
         return found
 
     async def _read(self, kind: str, key: Key) -> Object | None:

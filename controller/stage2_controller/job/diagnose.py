@@ -45,8 +45,12 @@ def pod(observed: Object | None, what: str) -> Finding | None:
 def _unmade_claims(observed: Object) -> str | None:
     """Return which claims of a pod nobody has made; the scheduler does not even look at it before, and says nothing."""
     made = {item["name"] for item in observed.get("status", {}).get("resourceClaimStatuses") or ()}
-    wanted = observed.get("spec", {}).get("resourceClaims") or ()
-    missing = sorted({one["resourceClaimTemplateName"] for one in wanted if one["name"] not in made})
+    wanted = {
+        one["name"]: one["resourceClaimTemplateName"]
+        for one in observed.get("spec", {}).get("resourceClaims") or ()
+        if one.get("resourceClaimTemplateName")  # of one that is named itself the scheduler says whether it is there
+    }
+    missing = sorted({template for name, template in wanted.items() if name not in made})
     if not missing:
         return None
     return f"there are none yet from the ResourceClaimTemplate {', '.join(missing)}, which must be in its namespace"

@@ -6,7 +6,7 @@ and learner, that ask for one host together (kueue.x-k8s.io/v1beta2, topology-aw
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from stage2_controller.job import binding, conditions, kinds, names, reasons
 from stage2_controller.job.children import meta
@@ -84,7 +84,10 @@ def rank(observed: Observed, priority_class: Object | None) -> dict[str, Any]:
     return {}
 
 
-def queue_of(found: Object | None, named: str) -> str:
+Named = TypeVar("Named", str, None)
+
+
+def queue_of(found: Object | None, named: Named) -> str | Named:
     """Return the queue that the Workload is to name: the job's label may change until quota is reserved."""
     return str(found["spec"]["queueName"]) if found is not None and _holds(found, "QuotaReserved") else named
 

@@ -25,6 +25,7 @@ class Observed:
     secret: Object | None = None
     learner: Object | None = None  # the batch/v1 Job
     pods: tuple[Object, ...] = ()
+    orphans: tuple[Object, ...] = ()  # learners' pods of this job that no Job controls any more
     replicasets: tuple[Object, ...] = ()  # whatever carries the job's name: only their owners say whose they are
     endpointslices: tuple[Object, ...] = ()  # the same
     progress: LearnerReport | None = None  # what the learner's /progress answered, if it was asked
@@ -45,9 +46,10 @@ class Observed:
         """Return a learner's pod that still runs although its Job is gone: the job was suspended, edited or moved."""
         if self.learner is not None and not terminating(self.learner):
             return None
-        pods = [
+        of_jobs = [
             pod for pod in self.pods if pod["metadata"].get("labels", {}).get(names.LABEL_ROLE) == names.ROLE_LEARNER
         ]
+        pods = [*of_jobs, *self.orphans]
         return next((pod for pod in pods if pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")), None)
 
     def learner_ended(self) -> bool:

@@ -47,6 +47,7 @@ def owned(seen: Observed, job: Mapping[str, Any]) -> Observed:
         seen,
         **others,
         pods=tuple(pods["own"]),
+        orphans=tuple(pod for pod in seen.pods if _orphaned(pod, job)),
         leaving=(*_named(found, "former"), *(f"Pod {pod['metadata']['name']}" for pod in pods["former"])),
         foreign=_named(found, "foreign"),
     )
@@ -66,6 +67,18 @@ def obstacle(observed: Observed) -> Condition | None:
 
 def _named(found: Mapping[str, tuple[Object, Whose]], wanted: Whose) -> tuple[str, ...]:
     return tuple(f"{kind} {there['metadata']['name']}" for kind, (there, owner) in found.items() if owner == wanted)
+
+
+def _orphaned(pod: Object, job: Mapping[str, Any]) -> bool:
+    """Return whether a learner's pod was left behind by its Job (`kubectl delete job --cascade=orphan`).
+
+    It may be somebody's who only says so: then the learner waits for a pod whose maker may end the job anyway. Two
+    learners that write the same checkpoints would be worse.
+    """
+    metadata = pod["metadata"]
+    told = (metadata.get("annotations") or {}).get(names.ANNOTATION_JOB_UID) == job["uid"]
+    learner = (metadata.get("labels") or {}).get(names.LABEL_ROLE) == names.ROLE_LEARNER
+    return told and learner and controller_of(pod) is None
 
 
 def _whose_pod(pod: Object, job: Mapping[str, Any], told: Mapping[str, Whose]) -> Whose:

@@ -176,7 +176,7 @@ def _going_on(
         deletions=deletions,
         placement=situation.placement,
         workload_patch=_told_to_kueue(situation),
-        slices=() if situation.blocked else service_members.slices_to_write(situation.observed),
+        slices=service_members.slices_to_write(situation.observed),
         gate=gate(situation.observed, status),
         again_after_s=0.0 if {"Secret", "Service"} & set(deletions) else _next_look(situation, status),
     )

@@ -24,8 +24,8 @@ def slices_to_write(observed: Observed) -> tuple[Manifest, ...]:
     controller made it for pods that run: Kubernetes does it then.
     """
     service = observed.service
-    if service is None or service["spec"].get("selector"):
-        return ()
+    if service is None or service["spec"].get("selector") or not service["spec"].get("ipFamilies"):
+        return ()  # one without families was made to name another host: it is applied back first
     if observed.deployment is None or terminating(observed.deployment):
         return ()
     known = {one["metadata"]["name"]: one for one in observed.endpointslices}

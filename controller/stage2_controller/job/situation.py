@@ -53,8 +53,8 @@ class Situation:
 
     @property
     def queue(self) -> str | None:
-        """The queue of Kueue that the job names."""
-        return kueue.queue_name(self.raw)
+        """The queue of Kueue that the job names; one whose label went meanwhile has the queue that gave it quota."""
+        return kueue.queue_name(self.raw) or kueue.queue_of(self.observed.workload, None)
 
     @property
     def admitted(self) -> bool:

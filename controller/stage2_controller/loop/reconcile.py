@@ -167,13 +167,14 @@ class Reconciler:
         elif placement.claim == "none":
             self._capacity.unclaim(key)
             if placement.refused:
-                self._capacity.exclude(key, placement.need, placement.refused)
+                self._capacity.exclude(key, placement.refused)
         elif placement.node:
             need = placement.need if placement.claim == "promised" else replace(placement.need, pods=())
             self._capacity.promise(key, need, placement.node)
         else:
-            if placement.refused:
-                self._capacity.exclude(key, placement.need, placement.refused, zone=placement.refused_zone)
+            refused, zone = placement.refused, placement.refused_zone
+            if refused and (zone or not self._capacity.sees_why(key, placement.need, refused)):
+                self._capacity.exclude(key, refused, zone=zone)
             self._capacity.wait(key, placement.need)
 
     async def _tell_kueue(self, key: Key, made: Plan) -> bool:

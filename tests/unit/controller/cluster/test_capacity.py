@@ -2,6 +2,9 @@
 
 from dataclasses import replace
 
+import pytest
+
+from stage2_controller.cluster import capacity
 from stage2_controller.cluster.capacity import EXCLUDED_S, NODES_A_CALL, Capacity
 from stage2_controller.job import node_fit
 from stage2_controller.job.key import Key
@@ -94,7 +97,7 @@ def test_a_node_that_the_scheduler_refused_is_left_alone_for_a_while() -> None:
     now = [0.0]
     made = Capacity(clock=lambda: now[0])
     made.put("Node", n.node())
-    made.exclude(n.KEY, FOUR, "node-a")
+    made.exclude(n.KEY, "node-a")
     assert node_fit.choose_node(FOUR, made.nodes_for(n.KEY, FOUR)) is None
     assert node_fit.choose_node(FOUR, made.nodes_for(n.OTHER, FOUR)) == "node-a"
     now[0] = EXCLUDED_S + 1
@@ -104,7 +107,7 @@ def test_a_node_that_the_scheduler_refused_is_left_alone_for_a_while() -> None:
 def test_a_node_that_was_full_when_the_scheduler_refused_it_is_chosen_as_soon_as_it_has_room() -> None:
     filler = n.foreign(gpus=2)
     made = n.capacity(n.node(), filler)
-    made.exclude(n.KEY, FOUR, "node-a")
+    assert made.sees_why(n.KEY, FOUR, "node-a")
     assert node_fit.choose_node(FOUR, made.nodes_for(n.KEY, FOUR)) is None
     made.remove("Pod", filler)
     assert node_fit.choose_node(FOUR, made.nodes_for(n.KEY, FOUR)) == "node-a"
@@ -112,24 +115,24 @@ def test_a_node_that_was_full_when_the_scheduler_refused_it_is_chosen_as_soon_as
 
 def test_a_node_that_was_cordoned_when_the_scheduler_refused_it_is_chosen_as_soon_as_it_is_not() -> None:
     made = n.capacity(n.node(unschedulable=True))
-    made.exclude(n.KEY, FOUR, "node-a")
+    assert made.sees_why(n.KEY, FOUR, "node-a")
     made.put("Node", n.node())
+    assert not made.sees_why(n.KEY, FOUR, "node-a")
     assert node_fit.choose_node(FOUR, made.nodes_for(n.KEY, FOUR)) == "node-a"
 
 
 def test_a_node_on_which_one_pod_of_the_job_stands_is_not_full_because_of_it() -> None:
     made = n.capacity(n.node(), n.bound("learner", 1))
     made.promise(n.KEY, FOUR, "node-a")
-    made.exclude(n.KEY, FOUR, "node-a")
-    assert [info.excluded for info in made.nodes_for(n.KEY, FOUR)] == [True]
+    assert not made.sees_why(n.KEY, FOUR, "node-a")
 
 
 def test_a_volume_of_another_zone_rules_out_all_nodes_of_this_one() -> None:
     zoned = [n.node(name, labels={"topology.kubernetes.io/zone": name[0]}) for name in ("a1", "a2", "b1")]
     made = n.capacity(*zoned, n.node("c"))
-    made.exclude(n.KEY, FOUR, "a1", zone=True)
+    made.exclude(n.KEY, "a1", zone=True)
     assert [info.name for info in made.nodes_for(n.KEY, FOUR) if info.excluded] == ["a1", "a2"]
-    made.exclude(n.KEY, FOUR, "c", zone=True)
+    made.exclude(n.KEY, "c", zone=True)
     assert [info.name for info in made.nodes_for(n.KEY, FOUR) if info.excluded] == ["a1", "a2", "c"]
 
 
@@ -142,7 +145,7 @@ def test_where_only_one_of_many_nodes_can_take_the_job_its_turn_comes() -> None:
         node = node_fit.choose_node(FOUR, made.nodes_for(n.KEY, FOUR))
         if node:
             tried.append(node)
-            made.exclude(n.KEY, FOUR, node)
+            made.exclude(n.KEY, node)
         now[0] += 15  # the time that one refusal takes
     assert set(tried) == {f"node-{index:02}" for index in range(60)}
     made.release(n.KEY)
@@ -181,6 +184,17 @@ def test_what_is_freed_while_a_part_of_those_that_wait_was_looked_at_is_for_all_
     assert made.serve() == [n.OTHER]
     assert asked, "the turn begins anew"
     made.release(n.OTHER)
+    assert made.serve() == [n.KEY]
+
+
+def test_room_that_is_freed_within_a_turn_goes_to_the_higher_priority(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capacity, "NODES_A_CALL", 1)
+    filler = n.foreign(gpus=4, priority=100)
+    made = n.capacity(n.node(), filler)
+    made.wait(n.OTHER, Need((PodNeed("learner", {GPU: 3, "pods": 1}),), gpu_resource=GPU))
+    made.wait(n.KEY, replace(FOUR, priority=7))
+    assert made.serve() == []
+    made.remove("Pod", filler)
     assert made.serve() == [n.KEY]
 
 

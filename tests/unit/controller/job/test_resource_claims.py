@@ -136,7 +136,7 @@ def test_a_job_that_was_half_placed_takes_that_node_last() -> None:
     undone = planned(raw, account, observed, after_s=gone_at_s)
     assert undone.placement
     assert undone.placement.refused == b.NODE
-    account.exclude(n.KEY, undone.placement.need, b.NODE)
+    account.exclude(n.KEY, b.NODE)
     raw = b.told(raw, undone)
     account.unclaim(n.KEY)
     servers, learner = pods(planned(raw, account, after_s=gone_at_s + HALF_PLACED_S))
