@@ -13,7 +13,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench.sync import Policy, adapted, merged, saved, servers
+from bench.sync import (
+    RECIPE_RANK,
+    RECIPE_WIDTH,
+    TRAINED_LAYERS,
+    Policy,
+    adapted,
+    merged,
+    saved,
+    servers,
+)
 from bench.tables import Row, Table
 
 NAMESPACE, NEAR, FAR = "stage2-links", "stage2-near", "stage2-far"
@@ -31,7 +40,12 @@ def rows() -> Iterator[Row]:
                 for count in (1, 2, 3):
                     with link(rate, burst), servers(count, folder, FAR_ADDRESS, _inside()) as (addresses, token):
                         what = f"{name}, {count} server{'s' * (count > 1)}, {size}"
-                        yield from merged(what, adapted(policy), addresses, token, runs=3)
+                        yield from merged(what, adapted(policy), addresses, token, runs=3, disk=False)
+                        if width == RECIPE_WIDTH:
+                            recipe = adapted(policy, RECIPE_RANK, TRAINED_LAYERS)
+                            yield from merged(
+                                f"{what}, in the recipe's proportions", recipe, addresses, token, runs=3, disk=False
+                            )
 
 
 @contextmanager

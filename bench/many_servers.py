@@ -21,7 +21,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from bench.sync import BUCKET_BYTES, LAYERS, RANK, TRAINED_LAYERS, Policy, adapted, saved, wait_until_up
+from bench.sync import (
+    BUCKET_BYTES,
+    LAYERS,
+    RANK,
+    RECIPE_RANK,
+    RECIPE_WIDTH,
+    TRAINED_LAYERS,
+    Policy,
+    adapted,
+    saved,
+    wait_until_up,
+)
 from torch import nn
 
 from stage2_api.vllm import ServerAddress
@@ -53,6 +64,9 @@ class ManyServersTable:
         with saved(Policy()) as (policy, folder, size):
             yield from rows(f"DoRA of rank {RANK}, merged at the servers, of {size}", adapted(policy), folder)
             yield from rows(f"{TRAINED_LAYERS} of {LAYERS} layers train, and are sent", policy, folder)
+        with saved(Policy(RECIPE_WIDTH)) as (policy, folder, size):
+            what = f"DoRA of rank {RECIPE_RANK}, merged at the servers, of {size}: as small a part as the recipe's"
+            yield from rows(what, adapted(policy, RECIPE_RANK), folder)
 
 
 def rows(what: str, model: nn.Module, folder: str) -> Iterator[str]:

@@ -7,7 +7,7 @@ buffers on the learner, and on the server from two more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -59,6 +59,18 @@ def broadcast_sealed(groups: Sequence[Any], sizes: Sequence[int]) -> None:
             buffer = sealed[rank][number % 2][: size + TAG_BYTES]
             seal(plain[:size], buffer, number, KEYS[rank])
             started.append(group.broadcast(buffer, root=0))
+        for work in flying:
+            work.wait()
+        flying = started
+    for work in flying:
+        work.wait()
+
+
+def broadcast_made(groups: Sequence[Any], buffers: Iterable[torch.Tensor]) -> None:
+    """Send buffers in all groups, each made while the one before is on its way."""
+    flying: list[Any] = []
+    for buffer in buffers:
+        started = [group.broadcast(buffer, root=0) for group in groups]
         for work in flying:
             work.wait()
         flying = started

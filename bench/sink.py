@@ -47,7 +47,7 @@ class Sink:
 
     def copy_in(self, number: int, buffer: torch.Tensor) -> None:
         """Copy a buffer over the one of the same number."""
-        self.load_weights([(str(number), buffer)])
+        self.load_weights([(f"{number} of {len(buffer)} bytes", buffer)])
 
     def abort(self) -> None:
         """Do nothing: nothing is generated."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from stage2_trainer.weights.digest import Digests, differing
 from stage2_trainer.weights.model_folder import ModelFolder
+from stage2_trainer.weights.one_ahead import one_ahead
 from stage2_trainer.weights.rounding import Rounding, served_weight
 from stage2_trainer.weights.server_recipe import MARK, MadeTensor, Recipe, change_from
 
@@ -61,7 +62,7 @@ class ServerMerge:
                 load(_noted(whole, digests))
 
         receive(arrived)
-        load(_noted(self._made(recipe, parts), digests))
+        load(_noted(one_ahead(self._made(recipe, parts), self._device), digests))
         self._loaded = digests.of_layers()
 
     @torch.no_grad()
