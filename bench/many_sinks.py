@@ -89,7 +89,7 @@ class ManySinks:
     def _join(self, info: GroupInfo) -> None:
         self._link.close()
         self._link = socket.create_connection((info.master_address, info.master_port))
-        (member,) = info.members()
+        (member,) = info.members(workers=1)
         introduce(Connection(self._link), read_token(os.environ), member, time.monotonic() + PATIENCE_S)
         self._link.setblocking(False)
         self._bucket_bytes = info.packed_buffer_size_bytes

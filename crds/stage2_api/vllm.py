@@ -114,6 +114,10 @@ class VllmSync(Section):
     of it the servers have."""
     changed_only: bool = True
     """Whether a full sync sends a server that has everything only the layers that can have changed since."""
+    one_group_from: Positive = 4
+    """Servers from which on all share one NCCL group in full training, so that the learner sends each byte once and the
+    servers hand it on. A server that breaks ends that group for the rest of the run: each then has one of its own. With
+    adapters, and over `tcp`, each server always has its own."""
     verify_every: Count = 20
     """Syncs from one proof to the next: the log-probabilities that every server gives a sample prompt are compared with
     the learner's own, and other weights end the run. The first sync is always proved; 0 means only that one."""

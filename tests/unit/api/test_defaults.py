@@ -121,6 +121,7 @@ def test_defaults_of_vllm() -> None:
             "merge": "auto",
             "rounding": "nearest",
             "changed_only": True,
+            "one_group_from": 4,
             "verify_every": 20,
             "verify_tolerance": None,
             "transport": "auto",

@@ -102,7 +102,14 @@ def _full_sync(config: RunConfig, policy: Policy, token: str, stack: ExitStack) 
     if vllm.server.protocol == "swift":
         full = SwiftSync(servers, token=token, timeout_s=timeout_s, device=policy.device, rounding=vllm.sync.rounding)
     else:
-        full = FullSync(servers, token=token, timeout_s=timeout_s, device=policy.device, how=vllm.sync)
+        full = FullSync(
+            servers,
+            token=token,
+            timeout_s=timeout_s,
+            device=policy.device,
+            how=vllm.sync,
+            adapted=config.tuner.train_type == "lora",
+        )
     stack.callback(full.close)
     return full
 

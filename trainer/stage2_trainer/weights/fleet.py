@@ -15,7 +15,7 @@ from stage2_trainer.weights.merge import WeightSource
 from stage2_trainer.weights.packing import Packer
 from stage2_trainer.weights.sync_phases import SyncPhases
 from stage2_trainer.weights.sync_session import SyncSession
-from stage2_trainer.weights.transfer.choice import transfer_for
+from stage2_trainer.weights.transfer.choice import one_group_for, transfer_for
 from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.buckets import TensorMeta, bucket_bytes, plan_buckets, to_wire
 from stage2_trainer.wire.client import ServerClient
@@ -74,7 +74,8 @@ class Fleet:
 
     servers: where they are, and the learner-side port of each one's transfer group.
     timeout_s: seconds that a call, forming a group, or sending one bucket may take.
-    device: the one that weights are on. transport: see `VllmSync.transport`.
+    device: the one that weights are on. transport: see `VllmSync.transport`. one_group: whether servers share a group
+    over NCCL, for as long as all of them hold; then all are always pushed the same.
     """
 
     def __init__(
@@ -86,7 +87,10 @@ class Fleet:
         device: torch.device,
         bucket_bytes: int,
         transport: SyncTransport = "auto",
+        one_group: bool = False,
     ) -> None:
+        shared = one_group_for(device, len(servers), requested=transport, timeout_s=timeout_s) if one_group else None
+        self._shared = shared
         self._timeout_s = timeout_s
         self._bucket_bytes = bucket_bytes
         self.sessions = [
@@ -99,9 +103,10 @@ class Fleet:
                     token=token,
                     bucket_bytes=bucket_bytes,
                     timeout_s=timeout_s,
+                    shared=None if shared is None else (shared, seat),
                 ),
             )
-            for address in servers
+            for seat, address in enumerate(servers)
         ]
         self._packer = Packer(device, self.sessions[0].transfer.staging)
 
@@ -114,6 +119,15 @@ class Fleet:
     def base_urls(self) -> tuple[str, ...]:
         """The servers' base URLs, in order."""
         return tuple(session.client.base_url for session in self.sessions)
+
+    def parted(self) -> bool:
+        """Whether the group of all servers has ended since this was asked last; then each gets one of its own."""
+        if self._shared is None or not self._shared.over:
+            return False
+        self._shared = None
+        for session in self.sessions:
+            session.lose()
+        return True
 
     def close(self) -> None:
         """Leave all groups."""

@@ -10,6 +10,7 @@ folder, and are compared with the learner by digests of all that they have loade
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -28,6 +29,8 @@ from stage2_trainer.wire.background import all_at_once
 from stage2_trainer.wire.buckets import DEFAULT_BUCKET_BYTES
 from stage2_trainer.wire.errors import ServerError
 
+logger = logging.getLogger(__name__)
+
 BY_DEFAULT = VllmSync()
 
 
@@ -37,6 +40,7 @@ class FullSync:
     servers, token, timeout_s, device, bucket_bytes: see `Fleet`.
     how: what carries weights, where adapters are merged, how merged weights are rounded, and whether a server that
     holds everything is sent only what can have changed since.
+    adapted: whether adapters train; where nothing but the weights themselves do, many servers share a group.
     """
 
     def __init__(
@@ -48,6 +52,7 @@ class FullSync:
         device: torch.device,
         bucket_bytes: int = DEFAULT_BUCKET_BYTES,
         how: VllmSync = BY_DEFAULT,
+        adapted: bool = True,
     ) -> None:
         self.fleet = Fleet(
             servers,
@@ -56,6 +61,7 @@ class FullSync:
             device=device,
             bucket_bytes=bucket_bytes,
             transport=how.transport,
+            one_group=not adapted and len(servers) >= how.one_group_from,
         )
         self.place = MergePlace(how.merge)
         self._how = how
@@ -93,8 +99,10 @@ class FullSync:
         """
         try:
             return self._sync(model, version)
-        except ServerError:
-            if not self.place.recover():
+        except ServerError as error:
+            if self.fleet.parted():
+                logger.warning("%s; each server has an NCCL group of its own from here on", error)
+            elif not self.place.recover():
                 raise
         return self._sync(model, version)
 

@@ -1,4 +1,4 @@
-"""The transfer group of the learner and one server's workers: what a server is told of it, and where it is dialled."""
+"""The transfer group of the learner and a server's workers: what a server is told of it, and where it is dialled."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEARNER_RANK = 0
 class GroupInfo:
     """The group to join, and the place in it: the `init_info` of POST /init_weight_transfer_engine.
 
-    rank_offset: rank of the server's first worker.
+    rank_offset: rank of the server's first worker; workers of other servers may have the ranks around its own.
     packed_buffer_size_bytes: bucket limit (see `buckets`).
     name: unique for each group, so that a late joiner of an earlier group cannot enter this one.
     timeout_s: seconds that any wait in the group may take on the server's side.
@@ -36,9 +36,9 @@ class GroupInfo:
         """Return the JSON object that the server is sent."""
         return asdict(self)
 
-    def members(self) -> list[Member]:
+    def members(self, workers: int) -> list[Member]:
         """Return the places of the server's workers, by rank."""
-        return [Member(self.name, rank) for rank in range(self.rank_offset, self.world_size)]
+        return [Member(self.name, self.rank_offset + number) for number in range(workers)]
 
     def require(self, transport: Transport) -> None:
         """Raise ValueError where the learner sends over another transport than this server receives over."""

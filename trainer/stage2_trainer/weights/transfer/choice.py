@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.vllm import TRANSPORT_PATH, SyncTransport, resolve_transport
+from stage2_trainer.weights.transfer.one_group import OneGroup
 from stage2_trainer.weights.transfer.protocol import SwiftGroup, WeightTransfer
 from stage2_trainer.weights.transfer.tcp import TcpTransfer
 from stage2_trainer.wire.swift_gloo import GlooSwiftGroup
@@ -19,10 +22,11 @@ def transfer_for(
     token: str,
     bucket_bytes: int,
     timeout_s: float,
+    shared: tuple[OneGroup, int] | None = None,
 ) -> WeightTransfer:
     """Return the transfer to one server, whose workers dial `group_port` of the learner.
 
-    device: the one that weights are on.
+    device: the one that weights are on. shared: the server's seat in a group of all, for NCCL.
 
     Raises:
         ConfigError: NCCL is asked for, and weights are not on a GPU.
@@ -35,7 +39,18 @@ def transfer_for(
         raise ConfigError((Problem(TRANSPORT_PATH, requested, rule, way_out),))
     from stage2_trainer.weights.transfer.nccl import NcclTransfer
 
-    return NcclTransfer(group_port, device=device, token=token, bucket_bytes=bucket_bytes, timeout_s=timeout_s)
+    return NcclTransfer(
+        group_port, device=device, token=token, bucket_bytes=bucket_bytes, timeout_s=timeout_s, shared=shared
+    )
+
+
+def one_group_for(device: torch.device, servers: int, *, requested: SyncTransport, timeout_s: float) -> OneGroup | None:
+    """Return the group that so many servers share, where weights travel over NCCL; None elsewhere."""
+    if resolve_transport(requested, on_cuda=device.type == "cuda") == "tcp":
+        return None
+    from stage2_trainer.weights.transfer.nccl import nccl_communicator
+
+    return OneGroup(servers, communicator=partial(nccl_communicator, device), timeout_s=timeout_s)
 
 
 def swift_group_for(device: torch.device, host: str, port: int, *, workers: int, timeout_s: float) -> SwiftGroup:

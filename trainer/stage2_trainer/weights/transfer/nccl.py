@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 
 import torch
 
 from stage2_api.vllm import Transport
+from stage2_trainer.weights.transfer.one_group import OneGroup
 from stage2_trainer.weights.transfer.protocol import Packed
 from stage2_trainer.weights.transfer.rendezvous import Rendezvous
 from stage2_trainer.wire.client import ServerClient
-from stage2_trainer.wire.errors import LinkError
+from stage2_trainer.wire.errors import LinkError, ServerError
 from stage2_trainer.wire.link import Link, abort_all
 from stage2_trainer.wire.nccl_group import Communicator, NcclGroup
 from stage2_trainer.wire.transfer_group import LEARNER_RANK, GroupInfo
 
+logger = logging.getLogger(__name__)
+
 
 class NcclTransfer:
-    """A transfer over NCCL, from the GPU's memory. communicator: makes what a group speaks with (NCCL)."""
+    """A transfer over NCCL, from the GPU's memory.
+
+    communicator: makes what a group speaks with (NCCL). shared: the group of all servers, and the seat in it; None = a
+    group of its own.
+    """
 
     transport: Transport = "nccl"
 
@@ -31,8 +39,11 @@ class NcclTransfer:
         bucket_bytes: int,
         timeout_s: float,
         communicator: Callable[[torch.device], Communicator] | None = None,
+        shared: tuple[OneGroup, int] | None = None,
     ) -> None:
         self.staging = device
+        self._shared = shared
+        self._is_in_shared = False
         self._timeout_s = timeout_s
         self._communicator = communicator or nccl_communicator
         self._links: list[Link] = []
@@ -42,13 +53,17 @@ class NcclTransfer:
         )
 
     def connect(self, client: ServerClient) -> None:
-        self._rendezvous.form(client, self._join)
+        if self._shared is None or not self._join_shared(client, *self._shared):
+            self._rendezvous.form(client, self._join)
 
     @property
     def group(self) -> str:
         return self._rendezvous.group
 
     def send(self, packed: Packed) -> None:
+        if self._shared is not None and self._is_in_shared:
+            self._shared[0].send(packed)
+            return
         if self._group is None:
             raise LinkError("the group was left")
         for part in packed.parts:
@@ -59,6 +74,9 @@ class NcclTransfer:
 
     def disconnect(self) -> None:
         abort_all(self._links)
+        if self._shared is not None and self._is_in_shared:
+            self._shared[0].part()
+        self._is_in_shared = False
         group, self._group = self._group, None
         if group is not None:
             group.close()
@@ -69,6 +87,25 @@ class NcclTransfer:
     def close(self) -> None:
         self.disconnect()
         self._rendezvous.close()
+
+    def _join_shared(self, client: ServerClient, group: OneGroup, seat: int) -> bool:
+        """Enter the group of all servers; returns whether that is done. Where it is not, it is over for all of them."""
+
+        def enter(links: list[Link], info: GroupInfo) -> None:
+            self._links = links
+            group.enter(seat, links)
+
+        if group.over:
+            return False
+        try:
+            self._rendezvous.form(client, enter, partial(group.place, seat))
+        except ServerError as error:
+            logger.warning("%s; each server has an NCCL group of its own from here on", error)
+            self._is_in_shared = True  # to be left
+            self.disconnect()
+        else:
+            self._is_in_shared = True
+        return self._is_in_shared
 
     def _join(self, links: list[Link], info: GroupInfo) -> None:
         self._links = links

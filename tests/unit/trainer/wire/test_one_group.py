@@ -1,0 +1,156 @@
+"""One group for the workers of all servers: each byte leaves the learner once; after a break each has its own."""
+
+import socket
+
+import pytest
+import torch
+
+from stage2_trainer.weights.transfer.nccl import NcclTransfer
+from stage2_trainer.weights.transfer.one_group import WAS_LEFT, OneGroup
+from stage2_trainer.weights.transfer.protocol import Packed
+from stage2_trainer.wire.background import all_at_once
+from stage2_trainer.wire.errors import LinkError, ServerError
+from tests.unit.trainer.wire.test_nccl_group import CPU, LIMIT, Sockets, outcome_of, receiver_over
+from tests.unit.trainer.wire.test_transfer_group import Client, in_thread, metas_of
+
+WORKERS = (1, 2, 1)
+BUCKET = torch.arange(48, dtype=torch.uint8)
+METAS = metas_of({"weight": BUCKET})
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Counted(Sockets):
+    """A communicator that notes its rank, and what the learner sends by it."""
+
+    ranks: list[int]
+    broadcasts: list[int]
+
+    def open(self, unique_id, rank, world_size):
+        self.ranks.append(rank)
+        super().open(unique_id, rank, world_size)
+
+    def broadcast(self, buffer, ready):
+        if self._rank == 0:
+            self.broadcasts.append(len(buffer))
+        super().broadcast(buffer, ready)
+
+
+class Servers:
+    """Some servers, each with workers, and the learner's transfer to each, all with seats in one group."""
+
+    def __init__(self, token, workers, timeout_s=10.0):
+        self.kind = type("Noted", (Counted,), {"ranks": [], "broadcasts": []})
+        self.group = OneGroup(len(workers), communicator=lambda: self.kind(CPU), timeout_s=timeout_s)
+        self.clients = [Client([receiver_over(self.kind) for _ in range(count)]) for count in workers]
+        self.transfers = [
+            NcclTransfer(
+                free_port(),
+                device=CPU,
+                token=token,
+                bucket_bytes=LIMIT,
+                timeout_s=timeout_s,
+                communicator=self.kind,
+                shared=(self.group, seat),
+            )
+            for seat in range(len(workers))
+        ]
+
+    def connect(self):
+        all_at_once(lambda pair: pair[0].connect(pair[1]), list(zip(self.transfers, self.clients, strict=True)))
+
+    def push(self):
+        """Send a bucket to all; returns what each worker has then."""
+        received, threads = [], []
+        for transfer, client in zip(self.transfers, self.clients, strict=True):
+            for worker in client.receivers:
+                received.append({})
+                threads.append(in_thread(worker.receive, METAS, received[-1].update, transfer.group))
+        packed = Packed([BUCKET])
+        all_at_once(lambda transfer: transfer.send(packed), self.transfers)
+        for thread in threads:
+            thread.join()
+        return received
+
+
+@pytest.fixture
+def make_servers(token):
+    made = []
+
+    def make(workers=WORKERS, **options):
+        made.append(Servers(token, workers, **options))
+        return made[-1]
+
+    yield make
+    for servers in made:
+        for transfer in servers.transfers:
+            transfer.close()
+
+
+def test_every_worker_of_every_server_is_sent_a_bucket_that_leaves_once(make_servers):
+    servers = make_servers()
+    servers.connect()
+    for _ in range(2):
+        received = servers.push()
+        assert len(received) == sum(WORKERS)
+        assert all(torch.equal(got["weight"], BUCKET) for got in received)
+    assert servers.kind.broadcasts == [len(BUCKET)] * 2
+    assert sorted(servers.kind.ranks) == [0, 1, 2, 3, 4]
+
+
+class Silent(Client):
+    """A server that answers nothing."""
+
+    def world_size(self):
+        raise ServerError(self.base_url, "connect", "does not answer")
+
+
+def test_a_server_that_does_not_come_leaves_the_others_a_group_of_their_own(make_servers, caplog):
+    servers = make_servers(timeout_s=1.0)
+    servers.clients[1] = Silent([])
+    with pytest.raises(ServerError, match="does not answer"):
+        servers.connect()
+    assert "each server has an NCCL group of its own" in caplog.text
+    assert servers.group.over
+    del servers.transfers[1], servers.clients[1]
+    assert all(torch.equal(got["weight"], BUCKET) for got in servers.push())
+    assert servers.kind.broadcasts == [len(BUCKET)] * 2
+
+
+def test_a_worker_that_leaves_in_a_push_ends_it_for_all_and_each_begins_again_alone(make_servers):
+    servers = make_servers()
+    servers.connect()
+    great = Packed([torch.zeros(2**28, dtype=torch.uint8)])
+    sending = [outcome_of(transfer.send, great) for transfer in servers.transfers]
+    servers.clients[0].receivers[0].leave()
+    for thread, errors in sending:
+        thread.join(15)
+        assert not thread.is_alive()
+        assert len(errors) == 1
+    for transfer in servers.transfers:
+        transfer.disconnect()
+    assert servers.group.over
+    servers.connect()
+    assert all(torch.equal(got["weight"], BUCKET) for got in servers.push())
+    assert servers.kind.broadcasts[-3:] == [len(BUCKET)] * 3
+
+
+def test_a_server_that_stands_still_costs_a_deadline(make_servers):
+    servers = make_servers(timeout_s=0.5)
+    servers.connect()
+    great = Packed([torch.zeros(2**28, dtype=torch.uint8)])
+    with pytest.raises(LinkError, match=r"a bucket was not taken within 0\.5 s"):
+        all_at_once(lambda transfer: transfer.send(great), servers.transfers)
+
+
+def test_whoever_waits_for_the_others_is_told_that_the_group_was_left(make_servers):
+    group = make_servers().group
+    waiting, errors = outcome_of(group.place, 0, 1)
+    group.part()
+    waiting.join(15)
+    assert not waiting.is_alive()
+    assert str(errors[0]) == WAS_LEFT
