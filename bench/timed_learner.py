@@ -86,6 +86,8 @@ class TimedSync:
     """A push of weights that takes its time; the servers learn the version alone."""
 
     merge: SyncMerge = "server"
+    merge_reason: str | None = None
+    transport = ""
 
     def __init__(self, urls: Sequence[str]) -> None:
         self._urls = tuple(urls)

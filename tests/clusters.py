@@ -202,7 +202,10 @@ class Ran:
 def whole_record(found: Sequence[dict[str, Any]], *, merge: str | None) -> dict[str, Any]:
     """The one reproducibility record of a run that merges there, after a look at what it says of every example."""
     (record,) = found
-    assert record["sync"] == {"requested": "full", "effective": "full", "merge": merge}
+    how = {"merge": merge, "transport": merge and "tcp"}
+    reason = record["sync"].pop("merge_reason")
+    assert record["sync"] == {"requested": "full", "effective": "full", **how}
+    assert bool(reason) is bool(merge)
     assert record["rollout_seed"] == 17
     assert len(record["config_sha256"]) == len(record["dataset"]["sha256"]) == 64
     assert all(record["versions"][name] for name in ("stage2", "torch", "transformers", "peft", "vllm", "python"))

@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
+from stage2_api.pod.progress import REASON_CHARACTERS
 from stage2_api.section import KubernetesObject, free_mapping
 from stage2_api.value_types import Count
 
@@ -13,6 +14,7 @@ Phase = Literal["Pending", "Starting", "Running", "Succeeded", "Failed", "Suspen
 _Timestamp = Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-time"})]
 _Word = Annotated[str, Field(max_length=316)]
 _Line = Annotated[str, Field(max_length=32768)]
+_Reason = Annotated[str, Field(max_length=REASON_CHARACTERS)]
 
 
 class StatusPart(KubernetesObject):
@@ -64,6 +66,25 @@ class SyncedServer(StatusPart):
     """Version of the weights that it holds."""
 
 
+class PhaseShares(StatusPart):
+    """The share of a weight sync's time that each of its phases took."""
+
+    connect: float | None = None
+    """Share of forming transfer groups."""
+    begin: float | None = None
+    """Share of stopping generation, and opening the update."""
+    pack: float | None = None
+    """Share of merging and packing."""
+    send: float | None = None
+    """Share of waiting for bytes to go out."""
+    load: float | None = None
+    """Share of waiting for servers to load what had been sent."""
+    finish: float | None = None
+    """Share of closing the update."""
+    prove: float | None = None
+    """Share of comparing log-probabilities."""
+
+
 class SyncStatus(StatusPart):
     """The last weight sync."""
 
@@ -75,6 +96,14 @@ class SyncStatus(StatusPart):
     """Mode that was used."""
     merge: _Word | None = None
     """Where adapters were merged: `server` or `learner`; null where they were not merged."""
+    merge_reason: _Reason | None = None
+    """Why they were merged there: what was found, or that the configuration says so."""
+    transport: _Word | None = None
+    """What carried the weights: `tcp`, or `nccl` and the ways that it chose between members: `nccl (NET/IB)`."""
+    gigabytes_per_second: float | None = None
+    """Bytes that were sent to all servers in 1e9, for each second of packing to loading."""
+    phases: PhaseShares | None = None
+    """Share of the sync's time that each of its phases took; what is left is between them."""
     seconds: float | None = None
     """Seconds that the sync took."""
     servers: list[SyncedServer] = Field(default=[], max_length=64)

@@ -17,6 +17,8 @@ import pytest
 import yaml
 
 from stage2_trainer.engine.server_command import STUB_MODULE
+from stage2_trainer.weights.merge_place import NO_ADAPTER
+from stage2_trainer.weights.sync_phases import PHASES
 from tests import forked
 from tests.fork_server import REGISTRY_VARIABLE
 from tests.integration import runs
@@ -79,11 +81,15 @@ def test_rewards_are_told_one_by_one_and_weights_travel_each_step(records: list[
     steps = [record for record in records if record["event"] == "step"]
     assert all("rewards/summary.content_f1/mean" in step and "rewards/summary.content_f1/std" in step for step in steps)
     assert [step["sync/version"] for step in steps] == list(range(STEPS))
+    assert {step["sync/transport"] for step in steps} == {"tcp"}
+    assert all(step["sync/gigabytes_per_second"] > 0 and step["sync/wire_bytes"] > step["sync/bytes"] for step in steps)
+    assert all(sum(step[f"sync/{phase}_s"] for phase in PHASES) > 0 for step in steps)
 
 
 def test_the_run_says_what_it_was_made_of(records: list[dict]) -> None:
     (record,) = [record for record in records if record["event"] == "reproducibility"]
-    assert record["sync"] == {"requested": "full", "effective": "full", "merge": "learner"}
+    how = {"merge": "learner", "merge_reason": NO_ADAPTER, "transport": "tcp"}
+    assert record["sync"] == {"requested": "full", "effective": "full", **how}
     assert record["dataset"]["records"] == 64
 
 

@@ -15,6 +15,7 @@ from stage2_api.errors import ConfigError
 from stage2_api.vllm import VllmSync
 from stage2_trainer.weights import server_recipe, sync_content
 from stage2_trainer.weights.errors import ProofError
+from stage2_trainer.weights.merge_place import NO_ADAPTER
 from stage2_trainer.weights.verify import BF16_TOLERANCE, FLOAT32_TOLERANCE, verify
 from stage2_trainer.wire.errors import ServerError
 from tests.integration import policies
@@ -126,13 +127,15 @@ def test_another_base_is_named_before_the_run_starts(sync_by, base, caplog, dtyp
         sync.choose_place(policy)
     assert sync.merge == "learner"
     assert "layers.1.mlp.down_proj.weight" in caplog.text
-    assert sync.sync(policy, version=1).merge == "learner"
+    assert "layers.1.mlp.down_proj.weight" in sync.merge_reason
+    report = sync.sync(policy, version=1)
+    assert (report.merge, report.merge_reason) == ("learner", sync.merge_reason)
 
 
 def test_a_policy_without_adapters_is_merged_nowhere(sync_by, base):
     sync = sync_by()
     sync.choose_place(base)
-    assert sync.merge == "learner"
+    assert (sync.merge, sync.merge_reason) == ("learner", NO_ADAPTER)
     with pytest.raises(ConfigError, match="no adapter trains"):
         sync_by(merge="server").choose_place(base)
 

@@ -8,6 +8,7 @@ import pytest
 import yaml
 from PIL import Image
 
+from stage2_trainer.weights.merge_place import FOLDERS_AGREE
 from tests.integration import runs
 from tests.integration.runs import JOB, stage2
 
@@ -34,7 +35,8 @@ def test_the_learner_leaves_the_reproducibility_record(records: list[dict]) -> N
     (record,) = [record for record in records if record["event"] == "reproducibility"]
     ports = [int(url.rpartition(":")[2]) for url in record["servers"]]
     assert ports == list(range(ports[0], ports[0] + 3))
-    assert record["sync"] == {"requested": "full", "effective": "full", "merge": "server"}
+    how = {"merge": "server", "merge_reason": FOLDERS_AGREE, "transport": "tcp"}
+    assert record["sync"] == {"requested": "full", "effective": "full", **how}
     assert record["dataset"]["records"] == 8
     assert len(record["config_sha256"]) == 64
 
@@ -43,6 +45,8 @@ def test_every_step_synced_its_weights_before_its_rollouts(records: list[dict]) 
     steps = [record for record in records if record["event"] == "step"]
     assert [record["step"] for record in steps] == list(range(1, STEPS + 1))
     assert [record["sync/version"] for record in steps] == list(range(STEPS))
+    told = {(step["sync/transport"], step["sync/merge"], step["sync/merge_reason"]) for step in steps}
+    assert told == {("tcp", "server", FOLDERS_AGREE)}
 
 
 def test_the_termination_log_tells_the_end(finished: Path) -> None:

@@ -41,6 +41,7 @@ from stage2_trainer.weights.errors import ProofError
 from stage2_trainer.wire import tls
 from stage2_trainer.wire.address import host_and_port, is_loopback
 from stage2_trainer.wire.errors import ServerError
+from stage2_trainer.wire.nccl_ways import asked_of_nccl
 from stage2_trainer.wire.token import read_token
 
 if TYPE_CHECKING:
@@ -122,6 +123,8 @@ def _learn(config: RunConfig, reporter: Reporter, stack: ExitStack, *, overwrite
     token = _token(config, os.environ)
     host = _host(config, os.environ)
     stack.enter_context(_progress_server(reporter, host, token, os.environ))
+    if _may_push_over_nccl(config, os.environ):
+        stack.enter_context(asked_of_nccl(os.environ))
     interrupt = Interrupt(world_size)
     interrupt.listen()
     records = checked_records(config, world_size=world_size)
@@ -248,6 +251,13 @@ def _has_ended(config: RunConfig, checkpoint: str, reporter: Reporter) -> bool:
 def _log_to_stderr() -> None:
     log_lines.configure(logging.INFO)
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it would log every request
+
+
+def _may_push_over_nccl(config: RunConfig, environment: Mapping[str, str]) -> bool:
+    """Whether this is the process that pushes weights, and NCCL may carry them: it is known once there is a model."""
+    vllm = config.rollout_matching.vllm
+    first = environment.get("RANK", "0") == "0"
+    return first and not in_process(config) and vllm.server.protocol == "vllm" and vllm.sync.transport != "tcp"
 
 
 def _progress_server(

@@ -122,10 +122,20 @@ def _last_step(status: Mapping[str, Any]) -> Step:
     if not done:
         return Step("steps", "waits", reasons.NO_STEP_YET, "no optimizer step is done yet", "")
     loss = f", loss {status['loss']:.4g}" if status.get("loss") is not None else ""
-    sync = status.get("sync") or {}
-    pushed = f"; weights of step {sync['version']} pushed in {sync['seconds']:.2g} s" if sync.get("seconds") else ""
+    pushed = _pushed(status.get("sync") or {})
     speed = f", {status['tokensPerSecond']:,.0f} tokens/s" if status.get("tokensPerSecond") else ""
     return Step("steps", "ok", reasons.TRAINS, f"step {done} of {of}{loss}{speed}{pushed}", "")
+
+
+def _pushed(sync: Mapping[str, Any]) -> str:
+    """Return how the last weights were pushed, as far as the learner says it."""
+    if not sync.get("seconds"):
+        return ""
+    how = f" over {sync['transport']}" if sync.get("transport") else ""
+    fast = f" at {sync['gigabytesPerSecond']:.2g} GB/s" if sync.get("gigabytesPerSecond") else ""
+    reason = f" ({sync['mergeReason']})" if sync.get("mergeReason") else ""
+    merged = f", adapters merged at the {sync['merge']}{reason}" if sync.get("merge") else ""
+    return f"; weights of step {sync['version']} pushed in {sync['seconds']:.2g} s{how}{fast}{merged}"
 
 
 def _fix(reason: str, job: Mapping[str, Any]) -> str:

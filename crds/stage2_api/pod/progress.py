@@ -16,9 +16,15 @@ LearnerPhase = Literal["loading", "waiting-for-servers", "syncing", "rollout", "
 MESSAGE_CHARACTERS = 1000
 """Characters after which the learner cuts a message."""
 
+REASON_CHARACTERS = 512
+"""Characters after which the learner cuts the reason of a choice."""
+
 _Word = Annotated[str, StringConstraints(max_length=316)]
 _Url = Annotated[str, StringConstraints(max_length=2048)]
 _Line = Annotated[str, StringConstraints(max_length=32768)]
+_Reason = Annotated[str, StringConstraints(max_length=REASON_CHARACTERS)]
+_Figure = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class LearnerDocument(PodDocument):
@@ -36,6 +42,25 @@ class ReportedServer(LearnerDocument):
     """Version of its weights: the optimizer step after which they were sent."""
 
 
+class ReportedShares(LearnerDocument):
+    """The share of a weight sync's time that each of its phases took."""
+
+    connect: _Share = 0.0
+    """Forming transfer groups."""
+    begin: _Share = 0.0
+    """Stopping generation, and opening the update."""
+    pack: _Share = 0.0
+    """Merging and packing."""
+    send: _Share = 0.0
+    """Waiting for bytes to go out."""
+    load: _Share = 0.0
+    """Waiting for servers to load what had been sent."""
+    finish: _Share = 0.0
+    """Closing the update."""
+    prove: _Share = 0.0
+    """Comparing log-probabilities."""
+
+
 class ReportedSync(LearnerDocument):
     """The last weight sync."""
 
@@ -47,7 +72,15 @@ class ReportedSync(LearnerDocument):
     """Mode that was used."""
     merge: _Word | None = None
     """Where adapters were merged: `server` or `learner`; null where they were not merged."""
-    seconds: float = 0.0
+    merge_reason: _Reason | None = None
+    """Why they were merged there: what was found, or that the configuration says so."""
+    transport: _Word | None = None
+    """What carried the weights: `tcp`, or `nccl` and the ways that it chose between members: `nccl (NET/IB)`."""
+    gigabytes_per_second: _Figure | None = None
+    """Bytes that were sent to all servers in 1e9, for each second of packing to loading."""
+    phases: ReportedShares | None = None
+    """Share of the sync's time that each of its phases took; what is left is between them."""
+    seconds: _Figure = 0.0
     """Seconds that the sync took."""
     servers: list[ReportedServer] = Field(default=[], max_length=64)
     """List of the versions that the servers hold."""

@@ -27,6 +27,10 @@ class SyncModes(PodDocument):
     """Mode that is used."""
     merge: _Text | None = None
     """Where adapters are merged: `server` or `learner`; null where they are not merged."""
+    merge_reason: _Text | None = None
+    """Why they are merged there: what was found, or that the configuration says so."""
+    transport: _Text | None = None
+    """What carries the weights: `tcp` or `nccl`; null where it is neither."""
 
 
 class DatasetDigest(PodDocument):

@@ -11,20 +11,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stage2_api.job_status import SyncedServer, SyncStatus
-from stage2_api.pod.progress import LearnerReport, ReportedServer, ReportedSync, read_report
+from stage2_api.job_status import PhaseShares, SyncedServer, SyncStatus
+from stage2_api.pod.progress import LearnerReport, ReportedServer, ReportedShares, ReportedSync, read_report
 from stage2_api.pod.reproducibility import DatasetDigest, ReproducibilityRecord, SyncModes
 from stage2_api.pod.termination import LIMIT_BYTES, read_termination_message, termination_message
 
 RECORD = ReproducibilityRecord(
     model="/models/m",
     servers=["http://a:8000"],
-    sync=SyncModes(requested="auto", effective="full"),
+    sync=SyncModes(
+        requested="auto", effective="full", merge="server", merge_reason="it can be done there", transport="tcp"
+    ),
     rollout_seed=17,
     config_sha256="0f",
     dataset=DatasetDigest(path="/data/train.jsonl", records=3, sha256="ff"),
     versions={"stage2": "0.1.0", "vllm": None},
 )
+SYNC = ReportedSync(
+    requested_mode="auto",
+    effective_mode="full",
+    merge="server",
+    merge_reason="it can be done there",
+    transport="nccl (NET/Socket)",
+    gigabytes_per_second=0.25,
+    phases=ReportedShares(send=0.75, load=0.125),
+).pushed(3, 0.5, ["http://a:8000"])
 REPORT = LearnerReport(
     step=3,
     max_steps=9,
@@ -33,13 +44,14 @@ REPORT = LearnerReport(
     tokens_per_second=80.0,
     best_step=2,
     best_score=0.75,
-    sync=ReportedSync(requested_mode="auto", effective_mode="full").pushed(3, 0.5, ["http://a:8000"]),
+    sync=SYNC,
     reproducibility=RECORD.document(),
     message="",
 )
 GOLDEN_RECORD = (
     '{"model": "/models/m", "servers": ["http://a:8000"],'
-    ' "sync": {"requested": "auto", "effective": "full", "merge": null},'
+    ' "sync": {"requested": "auto", "effective": "full", "merge": "server", "merge_reason": "it can be done there",'
+    ' "transport": "tcp"},'
     ' "rollout_seed": 17, "config_sha256": "0f",'
     ' "dataset": {"path": "/data/train.jsonl", "records": 3, "sha256": "ff"},'
     ' "versions": {"stage2": "0.1.0", "vllm": null}}'
@@ -47,7 +59,10 @@ GOLDEN_RECORD = (
 GOLDEN_REPORT = (
     '{"step": 3, "maxSteps": 9, "phase": "training", "loss": 1.5, "tokensPerSecond": 80.0,'
     ' "bestStep": 2, "bestScore": 0.75,'
-    ' "sync": {"version": 3, "requestedMode": "auto", "effectiveMode": "full", "merge": null, "seconds": 0.5,'
+    ' "sync": {"version": 3, "requestedMode": "auto", "effectiveMode": "full", "merge": "server",'
+    ' "mergeReason": "it can be done there", "transport": "nccl (NET/Socket)", "gigabytesPerSecond": 0.25,'
+    ' "phases": {"connect": 0.0, "begin": 0.0, "pack": 0.0, "send": 0.75, "load": 0.125, "finish": 0.0,'
+    ' "prove": 0.0}, "seconds": 0.5,'
     ' "servers": [{"baseUrl": "http://a:8000", "version": 3}]},'
     f' "reproducibility": {GOLDEN_RECORD}, "restarts": 0, "message": ""}}'
 )
@@ -73,6 +88,49 @@ def test_the_reproducibility_record_is_these_bytes() -> None:
 def test_the_status_has_the_keys_that_the_learner_reports_of_a_sync() -> None:
     assert ReportedSync.model_fields.keys() == SyncStatus.model_fields.keys()
     assert ReportedServer.model_fields.keys() == SyncedServer.model_fields.keys()
+    assert ReportedShares.model_fields.keys() == PhaseShares.model_fields.keys()
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        {"mergeReason": "x" * 513},
+        {"transport": "x" * 317},
+        {"gigabytesPerSecond": math.nan},
+        {"gigabytesPerSecond": -1.0},
+        {"seconds": math.inf},
+        {"phases": {"send": math.nan}},
+        {"phases": {"send": 1.5}},
+        {"phases": {"send": {}}},
+        {"phases": ["send"]},
+    ],
+)
+def test_figures_of_a_sync_that_no_status_may_hold_are_no_report(hostile: dict[str, object]) -> None:
+    """The API server would refuse the status, again and again: it has no NaN, and each word of it a length."""
+    sync = {"requestedMode": "full", "effectiveMode": "full"}
+    assert read_report({"phase": "training", "sync": sync}) is not None
+    assert read_report({"phase": "training", "sync": {**sync, **hostile}}) is None
+
+
+def test_an_older_learner_s_sync_is_taken_without_what_it_does_not_say() -> None:
+    sync = {"version": 3, "requestedMode": "auto", "effectiveMode": "full", "merge": None, "seconds": 0.5}
+    report = read_report({"phase": "training", "sync": sync})
+    assert report is not None
+    assert report.said()["sync"] == sync
+
+
+@pytest.mark.parametrize("reason", ["x" * 512, "错" * 512])
+def test_the_last_words_of_a_learner_of_many_servers_fit_the_termination_log(reason: str) -> None:
+    servers = [f"https://a-job-with-a-long-name-rollout.a-namespace.svc:{8000 + n}" for n in range(64)]
+    sync = SYNC.model_copy(update={"merge_reason": reason}).pushed(40, 1.0, servers)
+    message = "why it failed, " * 60
+    text = termination_message(REPORT.model_copy(update={"sync": sync, "message": message}))
+    assert len(text.encode()) <= LIMIT_BYTES
+    read = read_termination_message(text)
+    assert read is not None
+    assert read.sync is not None
+    assert (read.phase, read.sync.version) == ("training", 40)
+    assert read.message == message[:1000]
 
 
 def test_a_newer_learner_s_keys_and_phases_are_taken() -> None:
@@ -131,7 +189,9 @@ def test_a_termination_message_is_read_whole_whatever_it_says(message: str, much
     assert len(text.encode()) <= LIMIT_BYTES
     read = read_termination_message(text)
     assert read is not None
-    assert (read.step, read.phase, read.sync) == (3, "training", REPORT.sync)
+    assert (read.step, read.phase) == (3, "training")
+    assert read.sync is not None
+    assert (read.sync.version, read.sync.servers) == (3, SYNC.servers)
     assert message.startswith(read.message)
     assert read.reproducibility in ({}, report.reproducibility)
 

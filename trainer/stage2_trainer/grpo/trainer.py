@@ -35,6 +35,7 @@ from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import EventLog, JsonLines
 from stage2_trainer.telemetry.step_time import StepTime
 from stage2_trainer.telemetry.timeline import TIMELINE
+from stage2_trainer.weights.sync_report import sync_figures, sync_words
 from stage2_trainer.wire.rollout import Outcome, Refused, Rollout
 
 _SPEED = "rollout/gen_tokens_per_s"
@@ -88,6 +89,7 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
         self._policy = model
         self._asks: list[tuple[int, str]] = []
         self._faults: list[ImageError | None] = []
+        self._sync_words: dict[str, str] = {}
         self._outcomes: list[Outcome] = []
         self._scores = torch.empty(0)
         self._evaluations = 0
@@ -239,10 +241,9 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
         if waited := found.seconds.get("rollout_generate"):
             self._metrics[mode][_SPEED].append(found.tokens / waited)
         if found.sync is not None:
-            self._metrics[mode]["sync/seconds"].append(found.sync.seconds)
-            self._metrics[mode]["sync/bytes"].append(float(found.sync.bytes))
-            self._metrics[mode]["sync/rounding_kept"].append(found.sync.rounding_kept)
-            self._metrics[mode]["sync/version"].append(float(found.sync.version))
+            self._sync_words = sync_words(found.sync)
+            for name, figure in {**sync_figures(found.sync), "sync/version": float(found.sync.version)}.items():
+                self._metrics[mode][name].append(figure)
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return every process's rewards, NaN for bad samples: TRL leaves those out of baselines and figures."""
@@ -357,7 +358,8 @@ class GrpoTrainer(FiniteSteps, GRPOTrainer):
         super().log(logs, start_time)
         figures = {name: value for name, value in logs.items() if isinstance(value, (int, float))}
         if "loss" in logs:
-            self.components.log.write("step", {"step": self.state.global_step, **figures})
+            words = self._sync_words if "sync/version" in figures else {}
+            self.components.log.write("step", {"step": self.state.global_step, **figures, **words})
             speed = logs.get(_SPEED)
             self.components.reporter.update(step=self.state.global_step, loss=logs["loss"], tokens_per_second=speed)
         elif any(name.startswith("eval_") for name in logs):

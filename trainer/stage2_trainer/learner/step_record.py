@@ -12,8 +12,7 @@ from stage2_trainer.learner.microsteps import MicroStep, Window
 from stage2_trainer.learner.rollout_metrics import SampleStats, rollout_metrics, supervised_metrics
 from stage2_trainer.telemetry.step_time import StepTime
 from stage2_trainer.telemetry.stopwatch import Stopwatch
-from stage2_trainer.weights.sync_phases import PHASES
-from stage2_trainer.weights.sync_report import SyncReport
+from stage2_trainer.weights.sync_report import SyncReport, sync_figures, sync_words
 
 REUSED = "rollout/buffer_reuse"
 # Record key for each stopwatch name.
@@ -67,10 +66,14 @@ class StepRecord:
     def _is_supervised(self) -> bool:
         return any(sample.from_truth for sample in self.samples)
 
+    def words(self) -> dict[str, str]:
+        """Return what the record says of the step's sync in words; nothing of a step without rollouts."""
+        return {} if self._is_supervised else sync_words(self.sync)
+
     def _rollout_figures(self, top_k: int) -> dict[str, float]:
         generate_s = self.stopwatch.seconds.get("rollout_generate", 0.0)
         figures = rollout_metrics(self.samples, top_k=top_k, generate_s=generate_s)
-        return {**figures, **self.reuse, **self._sync_figures()}
+        return {**figures, **self.reuse, "sync/version": self.version, **sync_figures(self.sync)}
 
     def note(self, micro_steps: Sequence[MicroStep], window: Window, *, reuses: bool) -> None:
         """Add micro-steps of a window. reuses: whether the run trains on rollouts more than once."""
@@ -106,16 +109,6 @@ class StepRecord:
             rows=[row for record in records for row in record.rows],
             time=StepTime.joined([record.time for record in records]),
         )
-
-    def _sync_figures(self) -> dict[str, float]:
-        return {
-            "sync/version": self.version,
-            "sync/seconds": 0.0 if self.sync is None else self.sync.seconds,
-            "sync/bytes": 0.0 if self.sync is None else float(self.sync.bytes),
-            "sync/gigabytes_per_second": 0.0 if self.sync is None else self.sync.gigabytes_per_second,
-            **{f"sync/{phase}_s": 0.0 if self.sync is None else self.sync.phases.get(phase, 0.0) for phase in PHASES},
-            "sync/rounding_kept": 1.0 if self.sync is None else self.sync.rounding_kept,
-        }
 
 
 def _means(entries: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -404,7 +404,7 @@ class RolloutMatchingTrainer(FiniteSteps):
         figures["bad_samples_total"] = float(self.components.bad.total)
         figures["memory/peak_bytes"] = float(max(gathered(peak_bytes(self.args.device))))
         servers = [asdict(server) for server in record.time.servers]
-        self.components.log.write("step", {"step": step, **figures, "servers": servers})
+        self.components.log.write("step", {"step": step, **figures, **record.words(), "servers": servers})
         tokens_per_second = figures.get("rollout/gen_tokens_per_s")
         self.components.reporter.update(step=step, loss=figures["loss"], tokens_per_second=tokens_per_second)
         self._figures, self._record = figures, StepRecord()

@@ -163,7 +163,7 @@ class ColocateRollouts:
         with self._whole(model):
             report = self._engine.sync(model, version=global_step)
         self._synced = global_step
-        self.sync_state = self.sync_state.pushed(report.version, report.seconds, report.servers)
+        self.sync_state = report.reported(self.sync_state, effective_mode="full")
         logger.info("weights of step %d: %d tensors, %.2f s", global_step, report.tensors, report.seconds)
         return report
 

@@ -48,7 +48,11 @@ class SyncedRollouts:
         self._wait = wait
         self._reporter = reporter
         self.sync_state = ReportedSync(
-            requested_mode=synchronizer.requested, effective_mode=synchronizer.effective, merge=synchronizer.merge
+            requested_mode=synchronizer.requested,
+            effective_mode=synchronizer.effective,
+            merge=synchronizer.merge,
+            merge_reason=synchronizer.merge_reason,
+            transport=synchronizer.transport or None,
         )
 
     def begin(self, request: GenerationRequest) -> PendingRollouts:
@@ -102,9 +106,7 @@ class SyncedRollouts:
         with stopwatch.measure("sync"):
             report = self._synchronizer.ensure_synced(model, global_step)
         if report is not None:
-            pushed = self.sync_state.pushed(report.version, report.seconds, report.servers)
-            found = {"effective_mode": self._synchronizer.effective, "merge": report.merge}
-            self.sync_state = pushed.model_copy(update=found)
+            self.sync_state = report.reported(self.sync_state, effective_mode=self._synchronizer.effective)
         self._reporter.update(phase="rollout", sync=self.sync_state, message="")
         return report
 
@@ -117,6 +119,10 @@ class SyncedRollouts:
                 "requested": sync.requested_mode,
                 "effective": sync.effective_mode,
                 "merge": sync.merge,
+                "merge_reason": sync.merge_reason,
+                "transport": sync.transport,
+                "gigabytes_per_second": sync.gigabytes_per_second,
+                "phases": None if sync.phases is None else sync.phases.model_dump(),
                 "version": sync.version,
                 "seconds": sync.seconds,
             },

@@ -70,8 +70,18 @@ PACKING = {
 SYNC = {
     "sync/version": "Optimizer step whose weights made the rollouts.",
     "sync/seconds": "Seconds of the weight push of this step; 0 where none was needed.",
-    "sync/bytes": "Bytes that it sent to each server or engine.",
-    "sync/gigabytes_per_second": "Bytes that it sent to all servers in 1e9, for each second of packing to loading.",
+    "sync/bytes": "Bytes of the tensors that it sent to each server or engine.",
+    "sync/wire_bytes": (
+        "Bytes that the learner handed to the sockets of all workers of all servers, or to NCCL, as they were counted "
+        "there; with what frames and seals them."
+    ),
+    "sync/gigabytes_per_second": "The last in 1e9, for each second of packing to loading.",
+    "sync/transport": (
+        "What carried the weights: `tcp`, or `nccl` with the ways that it chose between members where it says them, "
+        "such as `nccl (NET/IB)`. This and the next two: empty where nothing was pushed, or there is nothing to say."
+    ),
+    "sync/merge": "Where adapters were merged: `server` or `learner`.",
+    "sync/merge_reason": "Why there: what was found, or that the configuration says so.",
     "sync/connect_s": "Forming transfer groups.",
     "sync/begin_s": "Stopping generation, and opening the update.",
     "sync/pack_s": "Merging and packing.",

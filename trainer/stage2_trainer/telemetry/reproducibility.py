@@ -26,7 +26,13 @@ def report_reproducibility(config: RunConfig, dataset: Fingerprint, context: Run
     record = reproducibility_record(
         config=config.model_dump(mode="json"),
         servers=servers,
-        sync_modes=SyncModes(requested=sync.requested_mode, effective=sync.effective_mode, merge=sync.merge),
+        sync_modes=SyncModes(
+            requested=sync.requested_mode,
+            effective=sync.effective_mode,
+            merge=sync.merge,
+            merge_reason=sync.merge_reason,
+            transport=sync.transport,
+        ),
         rollout_seed=config.training.seed,
         dataset=dataset,
     )

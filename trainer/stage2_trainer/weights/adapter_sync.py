@@ -69,9 +69,15 @@ class AdapterSync:
     """
 
     merge: SyncMerge | None = None
+    merge_reason: str | None = None
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
+
+    @property
+    def transport(self) -> str:
+        """What carries the weights."""
+        return self._fleet.transport
 
     def sync(self, model: nn.Module, *, version: int) -> SyncReport:
         """Give every server the model's adapter, under `version`; its name is in the report.
@@ -81,7 +87,7 @@ class AdapterSync:
         Raises:
             ServerError: one or more servers do not serve the adapter.
         """
-        start = time.monotonic()
+        start, sent_before = time.monotonic(), self._fleet.sent
         assert isinstance(model, PeftModel)  # `obstacle` has been asked
         name = f"{POLICY_MODEL}-{version}-{secrets.token_hex(4)}"
         shipment = Shipment(adapter_weights(model), {"adapter": {"name": name, "config": adapter_config(model)}})
@@ -102,7 +108,9 @@ class AdapterSync:
             servers=self._fleet.base_urls,
             everything=bool(rebased),
             adapter=name,
+            wire_bytes=self._fleet.sent - sent_before,
             transport=self._fleet.transport,
+            ways=self._fleet.ways,
             phases=update.phases.seconds(),
         )
 

@@ -116,6 +116,16 @@ class Fleet:
         return self.sessions[0].transfer.transport
 
     @property
+    def ways(self) -> tuple[str, ...]:
+        """The ways that it chose by itself between the members of all groups; empty where it says none."""
+        return tuple(dict.fromkeys(way for session in self.sessions for way in session.transfer.ways))
+
+    @property
+    def sent(self) -> int:
+        """Bytes that went to all servers so far, as they were counted on their way out."""
+        return sum(session.transfer.sent for session in self.sessions)
+
+    @property
     def base_urls(self) -> tuple[str, ...]:
         """The servers' base URLs, in order."""
         return tuple(session.client.base_url for session in self.sessions)

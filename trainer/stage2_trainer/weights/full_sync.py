@@ -71,6 +71,16 @@ class FullSync:
         """Where adapters are merged."""
         return self.place.effective
 
+    @property
+    def merge_reason(self) -> str:
+        """Why they are merged there."""
+        return self.place.reason
+
+    @property
+    def transport(self) -> str:
+        """What carries the weights."""
+        return self.fleet.transport
+
     def choose_place(self, model: nn.Module) -> None:
         """Find out whether the servers can merge what trains, and say where it is done. They must be up.
 
@@ -80,7 +90,9 @@ class FullSync:
         """
         source = merged_weights(model)
         self.place.require_adapters(source)
-        if self.place.at_server:
+        if not self.place.at_server:
+            self.place.tell()
+        else:
             self.place.compare_folders(source)
 
             def compare(session: SyncSession) -> None:
@@ -107,7 +119,7 @@ class FullSync:
         return self._sync(model, version)
 
     def _sync(self, model: nn.Module, version: int) -> SyncReport:
-        start = time.monotonic()
+        start, sent_before = time.monotonic(), self.fleet.sent
         kept = KeptUpdate()
         source = merged_weights(model, rounding=rounding_of(self._how.rounding, version), kept=kept)
         self.place.require_adapters(source)
@@ -133,9 +145,12 @@ class FullSync:
             tensors=len(largest.source.entries),
             servers=self.fleet.base_urls,
             everything=everything,
+            wire_bytes=self.fleet.sent - sent_before,
             transport=self.fleet.transport,
+            ways=self.fleet.ways,
             phases=update.phases.seconds(),
             merge=self.merge,
+            merge_reason=self.merge_reason,
             rounding_kept=kept.share(),
         )
 

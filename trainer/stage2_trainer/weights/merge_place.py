@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 PATH = "custom.extra.rollout_matching.vllm.sync.merge"
 WAY_OUT = "set it to auto or learner, which send merged weights"
 NO_ADAPTER = "no adapter trains, so there is nothing to merge"
+FOLDERS_AGREE = "an adapter trains, and the model folder of every server has the learner's base weights"
 FOLDER_PHASE, DIGEST_PHASE = "compare model folders", "compare digests"
 
 
@@ -27,11 +28,12 @@ class Objection(ServerError):
 
 
 class MergePlace:
-    """The place where a run merges. Once it has moved to the learner, it stays there."""
+    """The place where a run merges. Once it has moved to the learner, it stays there. reason: why it is this one."""
 
     def __init__(self, requested: SyncMerge) -> None:
         self.requested = requested
         self.at_server = requested != "learner"
+        self.reason = FOLDERS_AGREE if requested == "auto" else f"{PATH} is {requested}"
         self.objections: list[str] = []
         self._own = BaseDigests()
 
@@ -44,15 +46,18 @@ class MergePlace:
         """Move to the learner where no adapter trains. Raises ConfigError where that was ruled out."""
         if self.at_server and all(entry.change is None for entry in source.entries):
             self._refuse_if_demanded(NO_ADAPTER)
-            logger.info("%s: auto resolves to learner: %s", PATH, NO_ADAPTER)
-            self.at_server = False
+            self.at_server, self.reason = False, NO_ADAPTER
 
     def settle(self) -> None:
         """Move to the learner if a server has objected. Raises ConfigError where that was ruled out."""
         if self.objections:
             self._refuse_if_demanded("; ".join(self.objections))
             self._move()
-        logger.info("%s: adapters are merged at the %s", PATH, self.effective)
+        self.tell()
+
+    def tell(self) -> None:
+        """Say where adapters are merged, and why."""
+        logger.info("%s: adapters are merged at the %s: %s", PATH, self.effective, self.reason)
 
     def recover(self) -> bool:
         """Whether a failed sync is worth another with merges at the learner, to which this moves.
@@ -102,6 +107,6 @@ class MergePlace:
             raise ConfigError((Problem(PATH, "server", f"the servers cannot merge: {reason}", WAY_OUT),))
 
     def _move(self) -> None:
-        logger.warning("the learner merges for the rest of the run: %s", "; ".join(self.objections))
-        self.at_server = False
+        self.at_server, self.reason = False, "; ".join(self.objections)
+        logger.warning("the learner merges for the rest of the run: %s", self.reason)
         self.objections = []

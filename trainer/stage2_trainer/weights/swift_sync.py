@@ -27,6 +27,7 @@ from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError, join_errors
 
 ANY_ADDRESS = "0.0.0.0"
+TAKES_MERGED = "servers of `swift rollout` take merged weights alone (vllm.server.protocol)"
 CACHES = ("/reset_prefix_cache/", "/reset_mm_cache/", "/reset_encoder_cache/")
 
 
@@ -34,6 +35,8 @@ class SwiftSync:
     """A sync that pushes all weights of a model to every server, bucket by bucket, to all servers at once."""
 
     merge: SyncMerge = "learner"
+    merge_reason = TAKES_MERGED
+    transport = ""
 
     def __init__(
         self,
@@ -77,6 +80,7 @@ class SwiftSync:
             tensors=len(metas),
             servers=tuple(server.client.base_url for server in self._servers),
             merge=self.merge,
+            merge_reason=self.merge_reason,
             rounding_kept=kept.share(),
         )
 

@@ -33,6 +33,16 @@ class SyncMethod(Protocol):
         """Where adapters are merged; None = nothing is merged."""
         ...
 
+    @property
+    def merge_reason(self) -> str | None:
+        """Why they are merged there."""
+        ...
+
+    @property
+    def transport(self) -> str:
+        """What carries the weights; "" = nothing that has a name."""
+        ...
+
     def sync(self, model: nn.Module, *, version: int) -> SyncReport:
         """Give every server the model's weights, under `version`. Raises ServerError."""
         ...
@@ -93,7 +103,21 @@ class WeightSynchronizer:
     @property
     def merge(self) -> SyncMerge | None:
         """Where adapters are merged; None = they are sent as they are."""
-        return self._full.merge if self._adapter is None else None
+        return self._method.merge
+
+    @property
+    def merge_reason(self) -> str | None:
+        """Why they are merged there."""
+        return self._method.merge_reason
+
+    @property
+    def transport(self) -> str:
+        """What carries the weights; "" = nothing that has a name."""
+        return self._method.transport
+
+    @property
+    def _method(self) -> SyncMethod:
+        return self._full if self._adapter is None else self._adapter
 
     def ensure_synced(self, model: nn.Module, global_step: int) -> SyncReport | None:
         """Push the weights if the servers do not hold those of `global_step` yet; None if they do.
@@ -175,4 +199,4 @@ def _how(report: SyncReport) -> str:
     if not report.transport:
         return ""
     shares = ", ".join(f"{phase} {seconds:.2f}" for phase, seconds in report.phases.items() if seconds >= 0.005)
-    return f" over {report.transport} at {report.gigabytes_per_second:.2f} GB/s ({shares or 'no phase of note'})"
+    return f" over {report.carrier} at {report.gigabytes_per_second:.2f} GB/s ({shares or 'no phase of note'})"

@@ -24,13 +24,14 @@ _TIMEVAL = struct.Struct("ll")
 
 
 class Connection:
-    """A connection; deadlines are points of `time.monotonic`."""
+    """A connection; deadlines are points of `time.monotonic`. sent: bytes that the kernel has taken so far."""
 
     def __init__(self, connected: socket.socket) -> None:
         connected.setblocking(True)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEP_ALIVE_S)
+        self.sent = 0
         self._socket = connected
         self._in_use = threading.Lock()
 
@@ -45,7 +46,9 @@ class Connection:
         rest = memoryview(data)
         while len(rest):
             with self._waiting(socket.SO_SNDTIMEO, deadline):
-                rest = rest[self._socket.send(rest) :]
+                count = self._socket.send(rest)
+            self.sent += count
+            rest = rest[count:]
 
     def receive_into(self, view: memoryview, deadline: float) -> None:
         """Fill `view`. Raises LinkError."""

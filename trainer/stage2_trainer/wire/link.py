@@ -41,6 +41,11 @@ class Link:
         """Return a worker's side."""
         return cls(connection, own_key=keys.of_worker, other_key=keys.of_learner)
 
+    @property
+    def sent(self) -> int:
+        """Bytes that went out by this side, the handshake's included, as they were counted at the socket."""
+        return self._connection.sent
+
     def send(self, pieces: Iterable[Bytes], timeout_s: float) -> None:
         """Send a message, made of these pieces. Raises LinkError, also when that takes longer than `timeout_s`."""
         deadline = time.monotonic() + timeout_s
@@ -91,6 +96,11 @@ class Link:
     def close(self) -> None:
         """End the link."""
         self._connection.close()
+
+
+def sent_by(links: Iterable[Link]) -> int:
+    """Return the bytes that went out over links by this side."""
+    return sum(link.sent for link in links)
 
 
 def abort_all(links: Iterable[Link]) -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from stage2_api.pod.progress import ReportedShares
 from stage2_controller.job import explanation, names, reasons
 from stage2_controller.job.observed import Observed
 from tests.unit.controller import builders as b
@@ -61,6 +62,25 @@ def test_a_job_that_trains_lacks_nothing_and_tells_its_last_step() -> None:
     steps = explanation.chain(b.told(raw, made))
     assert {step.state for step in steps} == {"ok"}
     assert steps[-1].message == "step 4 of 10, loss 0.5, 1,200 tokens/s; weights of step 4 pushed in 0.2 s"
+
+
+def test_the_last_push_is_told_with_what_carried_it_and_where_adapters_were_merged() -> None:
+    raw = b.job()
+    sync = b.report().sync
+    assert sync is not None
+    found = {
+        "transport": "nccl (NET/IB)",
+        "gigabytes_per_second": 1.25,
+        "merge": "learner",
+        "merge_reason": "its folder differs",
+        "phases": ReportedShares(send=0.5),
+    }
+    made = b.planned(raw, b.started(raw, progress=b.report(sync=sync.model_copy(update=found))))
+    assert explanation.chain(b.told(raw, made))[-1].message.endswith(
+        "pushed in 0.2 s over nccl (NET/IB) at 1.2 GB/s, adapters merged at the learner (its folder differs)"
+    )
+    assert made.status["sync"]["mergeReason"] == "its folder differs"
+    assert made.status["sync"]["phases"]["send"] == 0.5
 
 
 def test_servers_with_old_weights_are_named() -> None:

@@ -24,6 +24,7 @@ from stage2_trainer.rollouts.bad_samples import BadSamples
 from stage2_trainer.rollouts.rollout_source import GenerationRequest, RolloutBatch
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import JsonLines, RunLog
+from stage2_trainer.weights.sync_report import SyncReport
 from stage2_trainer.wire.rollout import Rollout
 from tests.unit.api.wrong_jobs import merge_patch
 from tests.unit.trainer.conftest import TINY_MODEL
@@ -107,6 +108,7 @@ class Scripted:
         self._encoder = encoder
         self._answers = list(answers)
         self.sync_state = ReportedSync(requested_mode="full", effective_mode="full")
+        self.sync: SyncReport | None = None
         self.steps: list[tuple[int, int]] = []
 
     def generate(self, request: GenerationRequest) -> RolloutBatch:
@@ -119,7 +121,7 @@ class Scripted:
                 Rollout(self._encoder.prompt(list(chat)).input_ids.tolist(), ids, "", "scripted", step, "stop")
                 for chat, ids in zip(chats, answers, strict=True)
             ],
-            None,
+            self.sync,
             request.seeds(0),
         )
 

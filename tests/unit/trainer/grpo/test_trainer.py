@@ -15,9 +15,12 @@ from stage2_trainer.grpo.rewards import load_rewards
 from stage2_trainer.grpo.task import Task, record_rules
 from stage2_trainer.grpo.trainer import _named
 from stage2_trainer.grpo.trl_arguments import grpo_arguments
+from stage2_trainer.telemetry.log_keys import SYNC
 from stage2_trainer.telemetry.step_time import PARTS
 from stage2_trainer.telemetry.timeline import TIMELINE
 from stage2_trainer.telemetry.trace import TraceFile
+from stage2_trainer.weights.sync_phases import PHASES
+from stage2_trainer.weights.sync_report import SyncReport
 from tests.unit.trainer.grpo import harness
 
 pytestmark = pytest.mark.timeout(300)
@@ -157,6 +160,29 @@ def test_a_step_tells_how_fast_the_answers_came(folder, stack, model, encoder):
     speed = sum(len(ids) for ids in made[:4]) / step["time/rollout_generate_s"]
     assert step["rollout/gen_tokens_per_s"] == pytest.approx(speed, rel=1e-3)
     assert trainer.components.reporter.current.tokens_per_second == step["rollout/gen_tokens_per_s"]
+
+
+def test_a_step_tells_of_its_push_what_a_step_on_matched_rollouts_does(folder, stack, model, encoder):
+    source = harness.Scripted(encoder, answers(encoder))
+    phases = dict.fromkeys(PHASES, 0.25)
+    source.sync = SyncReport(
+        0, 2.0, 100, 3, ("a",), wire_bytes=1_500_000_000, transport="nccl", ways=("NET/IB",), phases=phases,
+        merge="server", merge_reason="why", rounding_kept=0.5,
+    )  # fmt: skip
+    harness.build(folder, harness.config(folder), model, encoder, source, stack).train()
+    (step,) = [json.loads(line) for line in (folder / "stage2_log.jsonl").read_text().splitlines()]
+    assert {name: step[name] for name in SYNC if name.startswith("sync/")} == {
+        "sync/version": 0.0,
+        "sync/seconds": 2.0,
+        "sync/bytes": 100.0,
+        "sync/wire_bytes": 1.5e9,
+        "sync/gigabytes_per_second": 2.0,
+        "sync/transport": "nccl (NET/IB)",
+        "sync/merge": "server",
+        "sync/merge_reason": "why",
+        **{f"sync/{phase}_s": 0.25 for phase in PHASES},
+        "sync/rounding_kept": 0.5,
+    }
 
 
 def test_a_step_tells_where_its_time_went(folder, stack, model, encoder):

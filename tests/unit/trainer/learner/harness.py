@@ -129,10 +129,23 @@ class RecordingSync:
 
     versions: list[int] = field(default_factory=list)
     merge: SyncMerge | None = "learner"
+    merge_reason: str | None = "it was told to"
+    transport: str = "tcp"
 
     def sync(self, model: nn.Module, *, version: int) -> SyncReport:
         self.versions.append(version)
-        return SyncReport(version, 0.25, 10, 1, ("scripted",))
+        return SyncReport(
+            version,
+            0.25,
+            10,
+            1,
+            ("scripted",),
+            wire_bytes=25_000_000,
+            transport=self.transport,
+            phases={"pack": 0.05, "send": 0.1, "load": 0.05},
+            merge=self.merge,
+            merge_reason=self.merge_reason,
+        )
 
 
 @dataclass

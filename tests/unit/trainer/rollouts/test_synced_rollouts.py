@@ -82,7 +82,18 @@ def test_the_record_says_who_answered_what_with_which_seeds_and_weights():
         {"server": 1, "start": 1, "end": 2, "seed": 3000027},
     ]
     assert (batch.plan.base, batch.plan.place(1)) == (3000026, (0, 1))
-    assert origin["sync"] == {"requested": "full", "effective": "full", "merge": None, "version": 3, "seconds": 0.25}
+    phases = {"connect": 0.0, "begin": 0.0, "pack": 0.2, "send": 0.4, "load": 0.2, "finish": 0.0, "prove": 0.0}
+    assert origin["sync"] == {
+        "requested": "full",
+        "effective": "full",
+        "merge": "learner",
+        "merge_reason": "it was told to",
+        "transport": "tcp",
+        "gigabytes_per_second": 0.125,
+        "phases": phases,
+        "version": 3,
+        "seconds": 0.25,
+    }
     assert origin["generate_s"] >= 0
 
 
@@ -91,4 +102,13 @@ def test_progress_tells_phase_and_sync():
     run.generate()
     told = run.reporter.current.document()
     assert told["phase"] == "rollout"
-    assert (told["sync"]["version"], told["sync"]["servers"][0]["baseUrl"]) == (3, "scripted")
+    sync = told["sync"]
+    assert (sync["version"], sync["servers"][0]["baseUrl"]) == (3, "scripted")
+    assert (sync["merge"], sync["mergeReason"], sync["transport"]) == ("learner", "it was told to", "tcp")
+    assert (sync["gigabytesPerSecond"], sync["phases"]["send"]) == (0.125, 0.4)
+
+
+def test_before_the_first_push_it_is_known_what_will_carry_it_and_where_adapters_are_merged():
+    sync = fresh_rollouts(FailingBackend(0), RecordingSync(), Reporter(), lambda: None).sync_state
+    assert (sync.merge, sync.merge_reason, sync.transport) == ("learner", "it was told to", "tcp")
+    assert (sync.gigabytes_per_second, sync.phases) == (None, None)

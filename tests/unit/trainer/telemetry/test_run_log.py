@@ -14,12 +14,13 @@ def test_the_record_names_all_that_a_run_is_made_of():
     record = reproducibility_record(
         config={"model": {"model": "tiny"}},
         servers=["http://a:1"],
-        sync_modes=SyncModes(requested="auto", effective="full", merge="server"),
+        sync_modes=SyncModes(requested="auto", effective="full", merge="server", merge_reason="why", transport="tcp"),
         rollout_seed=17,
         dataset=Fingerprint("train.jsonl", 3, "ff"),
     ).document()
     assert (record["model"], record["servers"]) == ("tiny", ["http://a:1"])
-    assert record["sync"] == {"requested": "auto", "effective": "full", "merge": "server"}
+    how = {"merge": "server", "merge_reason": "why", "transport": "tcp"}
+    assert record["sync"] == {"requested": "auto", "effective": "full", **how}
     assert record["rollout_seed"] == 17
     assert record["dataset"] == {"path": "train.jsonl", "records": 3, "sha256": "ff"}
     assert set(record["versions"]) == {"stage2", "torch", "transformers", "peft", "vllm", "python"}

@@ -11,6 +11,7 @@ from torch import nn
 from stage2_api.vllm import ServerAddress
 from stage2_trainer.rollouts import identity_check
 from stage2_trainer.weights.full_sync import FullSync
+from stage2_trainer.weights.merge_place import FOLDERS_AGREE
 from stage2_trainer.wire import server_health
 from stage2_trainer.wire.background import all_at_once
 from stage2_trainer.wire.errors import ServerError
@@ -66,4 +67,4 @@ def test_model_folders(meet, monkeypatch):
     sync = FullSync(addresses, token="t", timeout_s=1, device=torch.device("cpu"))
     monkeypatch.setattr(sync.place, "compare_folder", meet)
     sync.choose_place(model)
-    assert sync.merge == "server"
+    assert (sync.merge, sync.merge_reason) == ("server", FOLDERS_AGREE)

@@ -114,6 +114,28 @@ def test_every_worker_receives_every_tensor_also_after_a_rejoin(make_transfer, w
         transfer.disconnect()
 
 
+def test_what_is_handed_to_nccl_is_counted_and_what_it_chose_is_told(make_transfer, tmp_path, monkeypatch):
+    log, line = tmp_path / "nccl.log", "h:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/{}/0\n"
+    monkeypatch.setenv("NCCL_DEBUG_FILE", str(log))
+    log.write_text(line.format("IB"))  # of a group in which the learner's processes train
+    tensors = {f"t{i}": torch.randn(i + 1, 3) for i in range(9)}
+    transfer, receiver = make_transfer(), receiver_over()
+    expected = 0
+    for _ in range(2):
+        transfer.connect(Client([receiver]))
+        assert transfer.ways == ()
+        thread = in_thread(receiver.receive, metas_of(tensors), list, transfer.group)
+        send_all(transfer, tensors)
+        thread.join()
+        with log.open("a") as file:
+            file.write(line.format("Socket"))
+        assert transfer.ways == ("NET/Socket",)
+        transfer.disconnect()
+        expected += sum(tensor.nbytes for tensor in tensors.values())
+        assert expected <= transfer.sent <= expected + 1024
+        expected = transfer.sent
+
+
 def outcome_of(step, *arguments):
     """Run a step in a thread; returns the thread and a list that its LinkError lands in."""
     errors = []

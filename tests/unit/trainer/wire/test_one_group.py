@@ -99,6 +99,7 @@ def test_every_worker_of_every_server_is_sent_a_bucket_that_leaves_once(make_ser
         assert len(received) == sum(WORKERS)
         assert all(torch.equal(got["weight"], BUCKET) for got in received)
     assert servers.kind.broadcasts == [len(BUCKET)] * 2
+    assert sum(transfer.sent for transfer in servers.transfers) < 3 * len(BUCKET) + 2 * HANDSHAKES
     assert sorted(servers.kind.ranks) == [0, 1, 2, 3, 4]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from functools import partial
 
@@ -14,8 +15,9 @@ from stage2_trainer.weights.transfer.protocol import Packed
 from stage2_trainer.weights.transfer.rendezvous import Rendezvous
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import LinkError, ServerError
-from stage2_trainer.wire.link import Link, abort_all
+from stage2_trainer.wire.link import Link, abort_all, sent_by
 from stage2_trainer.wire.nccl_group import Communicator, NcclGroup
+from stage2_trainer.wire.nccl_ways import NcclLog
 from stage2_trainer.wire.transfer_group import LEARNER_RANK, GroupInfo
 
 logger = logging.getLogger(__name__)
@@ -25,7 +27,7 @@ class NcclTransfer:
     """A transfer over NCCL, from the GPU's memory.
 
     communicator: makes what a group speaks with (NCCL). shared: the group of all servers, and the seat in it; None = a
-    group of its own.
+    group of its own. log: what NCCL writes of its choices.
     """
 
     transport: Transport = "nccl"
@@ -40,12 +42,15 @@ class NcclTransfer:
         timeout_s: float,
         communicator: Callable[[torch.device], Communicator] | None = None,
         shared: tuple[OneGroup, int] | None = None,
+        log: NcclLog | None = None,
     ) -> None:
         self.staging = device
         self._shared = shared
         self._is_in_shared = False
         self._timeout_s = timeout_s
         self._communicator = communicator or nccl_communicator
+        self._log = log or NcclLog.of_process(os.environ)
+        self._sent_before = 0  # over links that are closed, and to NCCL
         self._links: list[Link] = []
         self._group: NcclGroup | None = None
         self._rendezvous = Rendezvous(
@@ -60,14 +65,24 @@ class NcclTransfer:
     def group(self) -> str:
         return self._rendezvous.group
 
+    @property
+    def sent(self) -> int:
+        return self._sent_before + sent_by(self._links)
+
+    @property
+    def ways(self) -> tuple[str, ...]:
+        return self._log.ways()
+
     def send(self, packed: Packed) -> None:
         if self._shared is not None and self._is_in_shared:
-            self._shared[0].send(packed)
+            if self._shared[0].send(packed):
+                self._sent_before += sum(part.nbytes for part in packed.parts)
             return
         if self._group is None:
             raise LinkError("the group was left")
         for part in packed.parts:
             self._group.broadcast(part, packed.ready)
+            self._sent_before += part.nbytes
 
     def aborter(self) -> Callable[[], None]:
         return partial(abort_all, tuple(self._links))
@@ -82,6 +97,7 @@ class NcclTransfer:
             group.close()
         for link in self._links:
             link.close()
+        self._sent_before += sent_by(self._links)
         self._links = []
 
     def close(self) -> None:
@@ -93,6 +109,7 @@ class NcclTransfer:
 
         def enter(links: list[Link], info: GroupInfo) -> None:
             self._links = links
+            self._log.begin()
             group.enter(seat, links)
 
         if group.over:
@@ -109,6 +126,7 @@ class NcclTransfer:
 
     def _join(self, links: list[Link], info: GroupInfo) -> None:
         self._links = links
+        self._log.begin()
         communicator = self._communicator(self.staging)
         unique_id = communicator.new_unique_id()
         for link in links:

@@ -79,8 +79,8 @@ class OneGroup:
         with self._changed:
             self._wait_until(lambda: self._group is not None)
 
-    def send(self, packed: Packed) -> None:
-        """Send a bucket to all, once, whoever calls first; returns when it is sent. Each server's thread calls.
+    def send(self, packed: Packed) -> bool:
+        """Send a bucket to all, once; returns when it is sent, and whether this call did it. Each server's thread calls.
 
         Raises:
             LinkError: it was not taken by all, and the group is of no use any more.
@@ -99,6 +99,7 @@ class OneGroup:
         if first:
             _run(group, broadcast)
         broadcast.done.result()
+        return first
 
     def part(self) -> None:
         """End the group: all waits in it fail, here and at the servers."""

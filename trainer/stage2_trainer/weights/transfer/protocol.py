@@ -40,6 +40,16 @@ class WeightTransfer(Protocol):
         """The name of the group that was formed last; empty before."""
         ...
 
+    @property
+    def sent(self) -> int:
+        """Bytes that went to this server's workers so far, in all groups, as they were counted on their way out."""
+        ...
+
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """The ways between members that the transport chose by itself; empty where it chooses none, or says none."""
+        ...
+
     def connect(self, client: ServerClient) -> None:
         """Form the group with the server's workers. Raises ServerError."""
         ...

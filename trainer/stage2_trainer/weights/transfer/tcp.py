@@ -15,7 +15,7 @@ from stage2_trainer.weights.transfer.protocol import Packed
 from stage2_trainer.weights.transfer.rendezvous import Rendezvous
 from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.client import ServerClient
-from stage2_trainer.wire.link import Link, abort_all
+from stage2_trainer.wire.link import Link, abort_all, sent_by
 from stage2_trainer.wire.transfer_group import GroupInfo
 
 
@@ -28,6 +28,7 @@ class TcpTransfer:
     def __init__(self, group_port: int, *, token: str, bucket_bytes: int, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._links: list[Link] = []
+        self._sent_before = 0  # over links that are closed
         self._rendezvous = Rendezvous(
             group_port, transport=self.transport, token=token, bucket_bytes=bucket_bytes, timeout_s=timeout_s
         )
@@ -38,6 +39,14 @@ class TcpTransfer:
     @property
     def group(self) -> str:
         return self._rendezvous.group
+
+    @property
+    def sent(self) -> int:
+        return self._sent_before + sent_by(self._links)
+
+    @property
+    def ways(self) -> tuple[str, ...]:
+        return ()
 
     def send(self, packed: Packed) -> None:
         if packed.ready is not None:
@@ -54,6 +63,7 @@ class TcpTransfer:
     def disconnect(self) -> None:
         for link in self._links:
             link.close()
+        self._sent_before += sent_by(self._links)
         self._links = []
 
     def close(self) -> None:
