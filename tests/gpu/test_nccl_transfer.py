@@ -1,5 +1,6 @@
 """Weights over NCCL, from a learner to a server's worker, both on one GPU (`bench.gpu_push`)."""
 
+import os
 import threading
 
 import pytest
@@ -12,11 +13,19 @@ from stage2_trainer.weights.transfer.protocol import Packed
 from stage2_trainer.weights.transfer.tcp import TcpTransfer
 from stage2_trainer.wire.buckets import plan_buckets
 from stage2_trainer.wire.errors import LinkError
+from stage2_trainer.wire.nccl_ways import asked_of_nccl
 
 pytestmark = pytest.mark.timeout(300)
 
 DEVICE = torch.device("cuda:0")
 BUCKET_BYTES = 64 * 2**20
+
+
+@pytest.fixture(scope="module", autouse=True)
+def asked():
+    """NCCL reads its variables once, at its first use in a process."""
+    with asked_of_nccl(os.environ):
+        yield
 
 
 @pytest.fixture
@@ -53,6 +62,19 @@ def test_tensors_arrive_and_a_group_can_be_left_and_joined_again(server, transfe
             push(transfer, tensors)
             assert client.pipe.recv() == {name: sum_of(tensor) for name, tensor in tensors.items()}
         transfer.disconnect()
+
+
+def test_what_nccl_chose_between_both_is_told(server, transfer):
+    """Both are on one GPU, so that it is memory of the host, or of the GPU itself."""
+    _, client = server
+    transfer.connect(client)
+    tensors = weights()
+    expect(client, transfer, tensors)
+    push(transfer, tensors)
+    client.pipe.recv()
+    assert transfer.ways
+    assert all(way.startswith(("P2P/", "SHM", "NET/")) for way in transfer.ways)
+    assert transfer.sent >= sum(tensor.nbytes for tensor in tensors.values())
 
 
 def test_a_server_that_dies_in_a_push_is_noticed_at_once(server, transfer):

@@ -8,7 +8,9 @@ shm.cc (src/transport). What cannot be read is not known; nothing of a run depen
 from __future__ import annotations
 
 import logging
+import os
 import re
+import socket
 import stat
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager
@@ -42,7 +44,7 @@ def asked_of_nccl(environment: MutableMapping[str, str]) -> Iterator[None]:
             logger.info("what NCCL chooses will not be known: no temporary folder: %s", error)
             yield
             return
-        own = {LEVEL: "INFO", PARTS: environment.get(PARTS, "INIT"), FILE: str(Path(folder) / "log")}
+        own = {LEVEL: "INFO", PARTS: environment.get(PARTS, "INIT"), FILE: f"{folder}/log.%p"}
         before = {name: environment.get(name) for name in own}
         environment.update(own)
         try:
@@ -64,9 +66,12 @@ class NcclLog:
 
     @classmethod
     def of_process(cls, environment: Mapping[str, str]) -> NcclLog:
-        """Return the log that the environment names; %h and %p in it, which NCCL replaces, are not understood."""
+        """Return the log that the environment names for this process; NCCL puts host and process for %h and %p."""
         name = environment.get(FILE)
-        return cls(Path(name) if name and "%" not in name else None)
+        if not name:
+            return cls(None)
+        host = socket.gethostname().partition(".")[0]
+        return cls(Path(name.replace("%h", host).replace("%p", str(os.getpid()))))
 
     def begin(self) -> None:
         """Forget what was written before: a group is about to be formed."""

@@ -1,6 +1,7 @@
 """What NCCL chose is read from lines that it has really written, and nothing of a run depends on it."""
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -91,7 +92,7 @@ def test_nccl_writes_into_a_file_of_its_own_as_long_as_it_is_asked():
     environment = {"HOME": "/"}
     with asked_of_nccl(environment):
         assert (environment[LEVEL], environment[PARTS]) == ("INFO", "INIT")
-        path = Path(environment[FILE])
+        path = Path(environment[FILE].replace("%p", str(os.getpid())))
         assert path.parent.stat().st_mode & 0o077 == 0
         path.write_text(NET_SOCKET)
         assert NcclLog.of_process(environment).ways() == ("NET/Socket", "SHM")
@@ -113,5 +114,7 @@ def test_without_a_folder_for_it_nccl_is_asked_nothing(monkeypatch):
         assert environment == {}
 
 
-def test_a_name_that_nccl_would_replace_is_read_by_nobody():
-    assert NcclLog.of_process({FILE: "/tmp/nccl.%h.%p"}).ways() == ()
+def test_a_file_is_read_by_the_name_that_nccl_makes_of_host_and_process(tmp_path):
+    (tmp_path / f"nccl.{socket.gethostname().partition('.')[0]}.{os.getpid()}").write_text(NET_SOCKET)
+    assert NcclLog.of_process({FILE: f"{tmp_path}/nccl.%h.%p"}).ways() == ("NET/Socket", "SHM")
+    assert NcclLog.of_process({}).ways() == ()

@@ -6,7 +6,8 @@ import time
 
 import torch
 from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
-from vllm.distributed.utils import StatelessProcessGroup
+
+from stage2_trainer.wire.swift_store import SwiftStore
 
 POLL_INTERVAL_S = 0.0005
 
@@ -16,8 +17,9 @@ class NcclSwiftGroup:
 
     def __init__(self, host: str, port: int, rank: int, world_size: int, timeout_s: float) -> None:
         self._rank = rank
-        self._group = StatelessProcessGroup.create(host, port, rank, world_size, store_timeout=int(timeout_s))
-        self._communicator = PyNcclCommunicator(self._group, device=torch.device("cuda", torch.cuda.current_device()))
+        self._store = SwiftStore(host, port, rank=rank, world_size=world_size, timeout_s=timeout_s)
+        device = torch.device("cuda", torch.cuda.current_device())
+        self._communicator = PyNcclCommunicator.from_unique_id_bytes(self._store.unique_id(), rank, world_size, device)
 
     def send(self, buffer: torch.Tensor, timeout_s: float) -> None:
         """Broadcast `buffer` from the learner, then meet the others.
@@ -33,4 +35,4 @@ class NcclSwiftGroup:
             if time.monotonic() > deadline:
                 raise RuntimeError(f"broadcast not taken within {timeout_s:g} s")
             time.sleep(POLL_INTERVAL_S)
-        self._group.barrier(timeout=timeout_s)
+        self._store.meet(timeout_s)

@@ -1,0 +1,139 @@
+"""The store of a `swift rollout` server: the learner meets vLLM's own members there, and executes nothing of it."""
+
+import pickle
+import random
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from torch._C._distributed_c10d import TCPStore
+from vllm.distributed.device_communicators.pynccl_wrapper import NCCLLibrary, ncclUniqueId
+from vllm.distributed.utils import StatelessProcessGroup
+
+from stage2_trainer.wire.swift_store import BARRIER, UNIQUE_ID, SwiftStore
+
+HOST = "127.0.0.1"
+ID = bytes(random.Random(4).randbytes(128))
+PATIENCE_S = 20.0
+KEY = "broadcast_from/0/{}"
+
+
+class Thread(threading.Thread):
+    """A step of another member, whose result or error is kept."""
+
+    def __init__(self, step, *arguments):
+        super().__init__(daemon=True)
+        self._step, self._arguments = step, arguments
+        self.result = self.error = None
+        self.start()
+
+    def run(self):
+        try:
+            self.result = self._step(*self._arguments)
+        except BaseException as error:  # noqa: BLE001  # for the test's own thread
+            self.error = error
+
+    def wait(self):
+        self.join(PATIENCE_S)
+        assert not self.is_alive()
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+
+class Payload:
+    """What runs where it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def unique_id():
+    return NCCLLibrary.unique_id_from_bytes(None, ID)
+
+
+@pytest.fixture
+def group(port):
+    """A function that returns vLLM's group of so many workers, and the learner's place in its store."""
+
+    def form(workers=1, timeout_s=PATIENCE_S):
+        size = workers + 1
+        joining = [Thread(StatelessProcessGroup.create, HOST, port, rank, size) for rank in range(workers)]
+        store = SwiftStore(HOST, port, rank=workers, world_size=size, timeout_s=timeout_s)
+        return [one.wait() for one in joining], store
+
+    return form
+
+
+@pytest.fixture
+def stranger(port):
+    return lambda: TCPStore(HOST, port, is_master=False, wait_for_workers=False, use_libuv=False)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_the_learner_gets_the_id_and_meets_the_workers_at_every_barrier(group, workers):
+    members, store = group(workers)
+    got = [Thread(member.broadcast_obj, unique_id() if member.rank == 0 else None, 0) for member in members]
+    assert store.unique_id() == ID
+    assert all(bytes(bytearray(one.wait().internal)) == ID for one in got)
+    for _ in range(3):
+        meeting = [Thread(member.barrier, PATIENCE_S) for member in members]
+        store.meet(PATIENCE_S)
+        for one in meeting:
+            one.wait()
+
+
+@pytest.mark.parametrize("read", ["unique_id", "meet"])
+def test_a_pickle_of_a_stranger_that_came_first_is_not_executed(group, stranger, tmp_path, read):
+    _, store = group()
+    hostile = pickle.dumps(Payload(tmp_path / "ran"))
+    stranger().set(KEY.format(0), hostile)
+    with pytest.raises(RuntimeError, match=r"broadcast_from/0/0 of the server's store is not .*: a stranger"):
+        store.unique_id() if read == "unique_id" else store.meet(PATIENCE_S)
+    assert not (tmp_path / "ran").exists()
+    pickle.loads(hostile)
+    assert (tmp_path / "ran").exists(), "as it would have been"
+
+
+def test_who_unpickles_there_runs_what_a_stranger_wrote(group, stranger, tmp_path):
+    """What the learner did before: by this the test above is known to be about something."""
+    members, _ = group(2)
+    stranger().set(KEY.format(0), pickle.dumps(Payload(tmp_path / "ran")))
+    members[1].broadcast_obj(None, 0)
+    assert (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_only_the_id_itself_may_differ(seed):
+    random_ = random.Random(seed)
+    good = pickle.dumps(unique_id())
+    start = good.index(ID)
+    assert UNIQUE_ID.fullmatch(good)["told"] == ID
+    for _ in range(200):
+        place, changed = random_.randrange(len(good)), bytearray(good)
+        changed[place] ^= 1 << random_.randrange(8)
+        inside = start <= place < start + len(ID)
+        newer_protocol = place == 1 and changed[1] in (4, 5)
+        assert bool(UNIQUE_ID.fullmatch(bytes(changed))) is (inside or newer_protocol), place
+    for other in (b"", good[:-1], good + b".", good + good, b"\n" + good, pickle.dumps("barrier_" + "0" * 36)):
+        assert UNIQUE_ID.fullmatch(other) is None
+
+
+@pytest.mark.parametrize("protocol", [4, 5])
+def test_both_forms_are_those_that_python_writes(protocol):
+    name = "barrier_01234567-89ab-cdef-0123-456789abcdef"
+    assert BARRIER.fullmatch(pickle.dumps(name, protocol))["told"].decode() == name
+    assert UNIQUE_ID.fullmatch(pickle.dumps(unique_id(), protocol))["told"] == ID
+    assert pickle.DEFAULT_PROTOCOL in (4, 5), sys.version
+    for other in (name + "x", name.replace("b", "/"), "departure", 7, None, ncclUniqueId):
+        assert BARRIER.fullmatch(pickle.dumps(other, protocol)) is None
+
+
+def test_an_id_that_does_not_come_is_waited_for_only_so_long(group):
+    _, store = group(timeout_s=3.0)
+    with pytest.raises(RuntimeError, match=r"(?i)time"):
+        store.unique_id()
