@@ -48,12 +48,13 @@ def policy(base):
 
 
 def tampered(monkeypatch, change):
-    """Let the recipe that is sent be another one."""
+    """Let the recipe of a merge at the server be another one when it is sent."""
     honest = server_recipe.Recipe.to_wire
 
     def to_wire(self):
         header = json.loads(json.dumps(honest(self)))
-        change(header["merge"]["tensors"])
+        if header["merge"]["tensors"]:
+            change(header["merge"]["tensors"])
         return header
 
     monkeypatch.setattr(server_recipe.Recipe, "to_wire", to_wire)

@@ -1,5 +1,7 @@
 """What every rollout server keeps, real vLLM and the stub alike: the guard, the chat route, the push, and its proof."""
 
+import copy
+
 import httpx
 import numpy as np
 import pytest
@@ -24,7 +26,7 @@ from stage2_trainer.wire.repetition import RepetitionDetection
 from stage2_trainer.wire.rollout import FurtherAnswers, Refused, RolloutRequest, Sampling
 from stage2_trainer.wire.seeds import SeedPlan, further_seed
 from stage2_trainer.wire.server_health import wait_until_healthy
-from tests.integration import policies
+from tests.integration import policies, sent_faults
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -338,6 +340,21 @@ def test_a_push_that_breaks_off_is_made_good_by_the_next_one(sync, client, base,
     monkeypatch.undo()
     assert client.weight_version() == "1"
     sync.sync(policy, version=3)
+    verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
+
+
+def test_what_full_training_sends_is_what_the_server_says_it_has_loaded(sync, base, client, probe, monkeypatch):
+    policy = copy.deepcopy(base)
+    sync.sync(policy, version=1)
+    policies.train_on(policy, 0.02)
+    sync.sync(policy, version=2)
+    verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
+    with monkeypatch.context() as tampered:
+        sent_faults.wrong(tampered, base, policy)
+        with pytest.raises(ProofError, match=rf"{sent_faults.LAYER}\b.*digests"):
+            sync.sync(policy, version=3)
+    assert client.weight_version() == "2"
+    sync.sync(policy, version=4)
     verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
 
 

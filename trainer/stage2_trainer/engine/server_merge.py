@@ -1,7 +1,8 @@
-"""The merge at the server: base weights from its own model folder, adapters from the learner, one recipe for both.
+"""What a server loads, and answers for: tensors that the learner sends whole, and those that it merges itself.
 
-The weights that the engine holds are never read: each update begins again from the folder, so nothing accumulates, and
-a server that was started with random weights becomes whole by its first update.
+A merge takes base weights from the server's own model folder and adapters from the learner, by one recipe. The weights
+that the engine holds are never read: each update begins again from the folder, so nothing accumulates, and a server
+that was started with random weights becomes whole by its first update.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from stage2_trainer.weights.digest import Digests, differing
 from stage2_trainer.weights.model_folder import ModelFolder
 from stage2_trainer.weights.one_ahead import one_ahead
 from stage2_trainer.weights.rounding import Rounding, served_weight
-from stage2_trainer.weights.server_recipe import MARK, MadeTensor, Recipe, change_from
+from stage2_trainer.weights.server_recipe import DIFFERS, MARK, MadeTensor, Recipe, change_from, noted
 
 Named = list[tuple[str, Tensor]]
 NAMED_LAYERS = 8  # in an error
 
 
 class ServerMerge:
-    """What one worker makes of its folder and of what it is sent.
+    """What one worker loads of what it is sent, and makes of its folder.
 
     model: the folder. device: where merges are computed.
     """
@@ -55,14 +56,14 @@ class ServerMerge:
 
         def arrived(tensors: Named) -> None:
             self._loaded = {}  # not before: a call that is refused has loaded nothing
-            # copies: a bucket's memory may be used again, and a fused layer waits for what is made last
-            kept = [(name, tensor.to(self._device, copy=True)) for name, tensor in tensors]
-            parts.update({name: tensor for name, tensor in kept if MARK in name})
-            if whole := [(name, tensor) for name, tensor in kept if MARK not in name]:
-                load(_noted(whole, digests))
+            # none is copied, though a fused layer waits for what is made last: what is cut from a bucket may be kept
+            parts.update({name: tensor.to(self._device) for name, tensor in tensors if MARK in name})
+            if whole := [(name, tensor) for name, tensor in tensors if MARK not in name]:
+                load(noted(whole, digests))
 
         receive(arrived)
-        load(_noted(one_ahead(self._made(recipe, parts), self._device), digests))
+        if recipe.tensors:
+            load(noted(one_ahead(self._made(recipe, parts), self._device), digests))
         self._loaded = digests.of_layers()
 
     @torch.no_grad()
@@ -77,16 +78,9 @@ class ServerMerge:
         if wrong:
             more = f" and {len(wrong) - NAMED_LAYERS} more" if len(wrong) > NAMED_LAYERS else ""
             layers = ", ".join(wrong[:NAMED_LAYERS]) + more
-            raise RuntimeError(f"weights made here differ from the learner's in {layers}")
+            raise RuntimeError(f"{DIFFERS} in {layers}")
 
 
 def _served(made: MadeTensor, base: Tensor, parts: Mapping[str, Tensor], rounding: Rounding) -> Tensor:
     change = change_from(made, parts)
     return base if change is None else served_weight(made.name, base, change, rounding)
-
-
-def _noted(tensors: Iterable[tuple[str, Tensor]], digests: Digests) -> Iterator[tuple[str, Tensor]]:
-    """Pass tensors on, and note each one's digest before it is loaded."""
-    for name, tensor in tensors:
-        digests.add(name, tensor)
-        yield name, tensor

@@ -53,11 +53,15 @@ class Digests:
             for name, label, number in zip(self._found, labels, numbers, strict=True)
         }
 
-    def of_layers(self) -> dict[str, str]:
-        """Return one digest for all tensors of each layer as vLLM fuses them."""
+    def of_layers(self, names: Iterable[str] | None = None) -> dict[str, str]:
+        """Return one digest for all tensors of each layer as vLLM fuses them.
+
+        names: the tensors that there must be; a layer that lacks one has the digest of no layer. None = those taken.
+        """
+        found = self.of_tensors()
         layers: dict[str, list[str]] = {}
-        for name, found in sorted(self.of_tensors().items()):
-            layers.setdefault(fused_layer(name), []).append(found)
+        for name in sorted(found if names is None else names):
+            layers.setdefault(fused_layer(name), []).append(found.get(name, name))
         return {
             layer: hashlib.blake2b("".join(f).encode(), digest_size=WORD).hexdigest() for layer, f in layers.items()
         }

@@ -10,5 +10,9 @@ class ProofError(RuntimeError):
     """
 
 
+class DigestError(ProofError):
+    """Digests tell that a server has loaded other weights than the learner's: nothing was generated with them."""
+
+
 class DoubtfulProof(ProofError):
     """A server's answers are farther from the learner's than rounding usually explains, but do not contradict them."""

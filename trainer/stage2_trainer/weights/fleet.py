@@ -11,8 +11,10 @@ import torch
 
 from stage2_api.vllm import ServerAddress, SyncTransport, Transport
 from stage2_trainer.weights.delivery import Delivery, Parcel, SlotPool
+from stage2_trainer.weights.digest import Digests
 from stage2_trainer.weights.merge import WeightSource
 from stage2_trainer.weights.packing import Packer
+from stage2_trainer.weights.server_recipe import noted
 from stage2_trainer.weights.sync_phases import SyncPhases
 from stage2_trainer.weights.sync_session import SyncSession
 from stage2_trainer.weights.transfer.choice import one_group_for, transfer_for
@@ -28,16 +30,21 @@ SLOTS = 2  # one bucket is on its way while the next is merged
 class Shipment:
     """The tensors for servers that need the same.
 
-    header: what the announcement says beside names, dtypes and shapes.
+    header: what the announcement says beside names, dtypes and shapes. digests: take what is sent, as it is packed.
     """
 
     source: WeightSource
     header: Mapping[str, Any] = field(default_factory=dict)
+    digests: Digests | None = None
 
     @property
     def nbytes(self) -> int:
         """Bytes that each server is sent."""
         return bucket_bytes(self.source.metadata())
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Return the tensors, in order; each is computed when its turn comes."""
+        return iter(self.source) if self.digests is None else noted(self.source, self.digests)
 
 
 class FleetUpdate:
@@ -182,7 +189,7 @@ class Fleet:
         announcement, timeout_s = {**to_wire(metas), **shipment.header}, self._timeout_s * (len(plan) + 1)
         deliveries = [Delivery(session, announcement, timeout_s) for session in sessions]
         try:
-            self._pack(plan, iter(shipment.source), deliveries, update)
+            self._pack(plan, shipment.tensors(), deliveries, update)
         finally:
             for delivery in deliveries:
                 delivery.close()

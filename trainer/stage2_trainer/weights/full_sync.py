@@ -3,8 +3,9 @@
 The first push to a server carries everything. Later ones carry the layers that can have changed since (`held`), unless
 the server was restarted, reports another version, or failed in an update: then it gets everything again.
 
-Where servers merge (`merge_place`), they are sent adapters and what else trains, take the rest from their own model
-folder, and are compared with the learner by digests of all that they have loaded, before the sync counts.
+Where servers merge (`merge_place`), they are sent adapters and what else trains, and take the rest from their own model
+folder. Wherever it is merged, they are compared with the learner by digests of all that they have loaded, before the
+sync counts: the learner takes its own of what it sends as it is packed, and of what servers make while they make it.
 """
 
 from __future__ import annotations
@@ -107,16 +108,16 @@ class FullSync:
 
         Raises:
             ServerError: one or more servers do not hold the version. The others do. The next call tries again.
-            ProofError: a server merged wrongly, and the configuration demands that servers merge.
+            ProofError: a server has loaded other weights than the learner's, and the learner merges, or must not.
         """
-        try:
-            return self._sync(model, version)
-        except ServerError as error:
-            if self.fleet.parted():
-                logger.warning("%s; each server has an NCCL group of its own from here on", error)
-            elif not self.place.recover():
-                raise
-        return self._sync(model, version)
+        while True:
+            try:
+                return self._sync(model, version)
+            except ServerError as error:
+                if self.fleet.parted():
+                    logger.warning("%s; each server has an NCCL group of its own from here on", error)
+                elif not self.place.recover():
+                    raise
 
     def _sync(self, model: nn.Module, version: int) -> SyncReport:
         start, sent_before = time.monotonic(), self.fleet.sent
@@ -129,8 +130,8 @@ class FullSync:
             expected: dict[SyncSession, Mapping[str, str]] = {}
             for content, sessions in self._contents(source, update):
                 shipment = content.shipment()
-                digests = self._push(content, shipment, sessions, update)
-                expected |= dict.fromkeys(sessions, digests) if digests else {}
+                self.fleet.push(shipment, sessions, update, meanwhile=content.note_made)
+                expected |= dict.fromkeys(sessions, content.expected())
                 everything |= len(content.source.entries) == len(source.entries)
                 sent.append(shipment)
             with update.phases.measure("load"):
@@ -158,26 +159,15 @@ class FullSync:
         """Leave all groups."""
         self.fleet.close()
 
-    def _push(
-        self, content: SyncContent, shipment: Shipment, sessions: Sequence[SyncSession], update: FleetUpdate
-    ) -> dict[str, str]:
-        """Send, and compute while servers merge what they must have loaded then; nothing where the learner merges."""
-        digests: dict[str, str] = {}
-        if content.made is None:
-            self.fleet.push(shipment, sessions, update)
-        else:
-            self.fleet.push(shipment, sessions, update, meanwhile=lambda: digests.update(content.digests()))
-        return digests
-
     def _contents(self, source: WeightSource, update: FleetUpdate) -> Iterator[tuple[SyncContent, list[SyncSession]]]:
         """Group the servers by what each must be brought."""
         if self.place.at_server:
             self.place.compare_folders(source)
             update.each(self.place.compare_folder, source)
-        groups: dict[tuple[frozenset[str], frozenset[str] | None], list[SyncSession]] = {}
+        groups: dict[tuple[frozenset[str], frozenset[str]], list[SyncSession]] = {}
         for session in update.fit:
             names = session.held.stale_names(source) if self._how.changed_only else source.names()
-            made = None
+            made: frozenset[str] = frozenset()
             if self.place.at_server and session.folder is not None:
                 made = made_by_server(source.only(names), session.folder)
             groups.setdefault((names, made), []).append(session)

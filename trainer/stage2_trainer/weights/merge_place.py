@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.vllm import SyncMerge
-from stage2_trainer.weights.errors import ProofError
+from stage2_trainer.weights.errors import DigestError
 from stage2_trainer.weights.folder_proof import BaseDigests, prove_folder
 from stage2_trainer.weights.merge import WeightSource
-from stage2_trainer.weights.server_recipe import expectation
+from stage2_trainer.weights.server_recipe import DIFFERS, expectation
 from stage2_trainer.weights.sync_session import SyncSession
 from stage2_trainer.wire.errors import ServerError
 
@@ -20,11 +20,18 @@ PATH = "custom.extra.rollout_matching.vllm.sync.merge"
 WAY_OUT = "set it to auto or learner, which send merged weights"
 NO_ADAPTER = "no adapter trains, so there is nothing to merge"
 FOLDERS_AGREE = "an adapter trains, and the model folder of every server has the learner's base weights"
+LOADED_OTHERWISE = (
+    "the digests of what was sent and of what was loaded differ, so something on the way changes weights: start this"
+    " server anew, with the learner's version of stage2 and on another node if it comes again"
+)
 FOLDER_PHASE, DIGEST_PHASE = "compare model folders", "compare digests"
 
 
 class Objection(ServerError):
-    """A server cannot merge, or did it wrongly. It is told to `MergePlace` as well: errors of servers are joined."""
+    """A server cannot merge, or has loaded other weights than the learner's.
+
+    It is told to `MergePlace` as well: errors of servers are joined.
+    """
 
 
 class MergePlace:
@@ -63,12 +70,16 @@ class MergePlace:
         """Whether a failed sync is worth another with merges at the learner, to which this moves.
 
         Raises:
-            ProofError: a server cannot merge, or did it wrongly, and the learner was ruled out.
+            DigestError: a server cannot merge, or did it wrongly, and the learner was ruled out; or it has loaded other
+                weights than the learner had merged.
         """
         if not self.objections:
             return False
+        objections = "; ".join(self.objections)
         if self.requested == "server":
-            raise ProofError(f"{PATH} is server, and {'; '.join(self.objections)}; {WAY_OUT}")
+            raise DigestError(f"{PATH} is server, and {objections}; {WAY_OUT}")
+        if not self.at_server:
+            raise DigestError(f"{objections}: {LOADED_OTHERWISE}")
         self._move()
         return True
 
@@ -86,15 +97,13 @@ class MergePlace:
         session.folder = found
 
     def compare_digests(self, session: SyncSession, expected: Mapping[SyncSession, Mapping[str, str]]) -> None:
-        """See that a server has loaded what the learner would have sent. Raises ServerError; Objection if not."""
-        if session not in expected:
-            return
+        """See that a server has loaded the learner's weights. Raises ServerError; Objection if not."""
         nothing: dict[str, list[object]] = {"names": [], "dtype_names": [], "shapes": []}
         info = {**nothing, **expectation(expected[session])}
         try:
             session.tell(info, DIGEST_PHASE)
         except ServerError as error:
-            if error.status is None:
+            if DIFFERS not in error.detail:  # it was restarted, or lost its group: another try may go well
                 raise
             raise self._objection(Objection(error.server, error.phase, error.detail, status=error.status)) from error
 

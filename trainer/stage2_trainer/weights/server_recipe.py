@@ -1,22 +1,25 @@
 """The recipe by which a server makes weights of its own model folder and of what the learner has sent.
 
-It travels as the header `merge` of an announcement (POST /update_weights), in one of two forms: what to make, or the
-digests that everything just loaded must have.
+It travels as the header `merge` of an announcement (POST /update_weights), in one of two forms: what to make (nothing
+where the learner has merged, or nothing is merged), or the digests that everything just loaded must have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from stage2_trainer.weights.digest import Digests
 from stage2_trainer.weights.merge_math import Adapter, Change, TrainedRows
 
 HEADER = "merge"
 MARK = "#"  # no name of a parameter has it
+DIFFERS = "weights that were loaded here differ from the learner's"
+"""What a server says whose digests are not those that were expected."""
 UP, DOWN, MAGNITUDE, ROWS = "up", "down", "magnitude", "rows"
 
 
@@ -83,6 +86,14 @@ def change_from(made: MadeTensor, parts: Mapping[str, Tensor]) -> Change | None:
     if made.scaling is None:
         return None
     return Adapter(parts[sent + UP], parts[sent + DOWN], made.scaling, parts.get(sent + MAGNITUDE))
+
+
+def noted(tensors: Iterable[tuple[str, Tensor]], digests: Digests) -> Iterator[tuple[str, Tensor]]:
+    """Pass tensors on; digests take those that are loaded as they are, which parts of a change are not."""
+    for name, tensor in tensors:
+        if MARK not in name:
+            digests.add(name, tensor)
+        yield name, tensor
 
 
 def dtype_name(dtype: torch.dtype) -> str:

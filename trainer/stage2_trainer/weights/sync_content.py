@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -17,29 +17,31 @@ from stage2_trainer.weights.server_recipe import MadeTensor, Recipe, dtype_name,
 class SyncContent:
     """The tensors that a server shall hold, and those of them that it makes itself.
 
-    source: all of them. made: the names of the latter; None where the learner merges.
+    source: all of them. made: the names of the latter; none where the learner merges. digests: of what has been sent
+    whole, and noted of what is made.
     """
 
     source: WeightSource
-    made: frozenset[str] | None
+    made: frozenset[str] = frozenset()
+    digests: Digests = field(default_factory=Digests, repr=False)
 
     def shipment(self) -> Shipment:
-        """Return what is sent."""
-        if self.made is None:
-            return Shipment(self.source)
+        """Return what is sent; while it is packed, the digests take what is sent whole."""
         made = [entry for entry in self.source.entries if entry.name in self.made]
         sent = [part for entry in made for part in _parts(entry)]
         sent += [entry for entry in self.source.entries if entry.name not in self.made]
         recipe = Recipe([_made(entry) for entry in made], self.source.rounding.version)
-        return Shipment(replace(self.source, entries=tuple(sent)), recipe.to_wire())
+        return Shipment(replace(self.source, entries=tuple(sent)), recipe.to_wire(), self.digests)
 
     @torch.no_grad()
-    def digests(self) -> dict[str, str]:
-        """Return what the server must find of each layer that it has loaded."""
-        digests = Digests()
-        for name, tensor in self.source:
-            digests.add(name, tensor)
-        return digests.of_layers()
+    def note_made(self) -> None:
+        """Let the digests take what the server makes: each tensor is merged here too, and forgotten."""
+        for name, tensor in self.source.only(self.made):
+            self.digests.add(name, tensor)
+
+    def expected(self) -> dict[str, str]:
+        """Return the digest of each layer that the server must have loaded; a tensor that was not sent is missed."""
+        return self.digests.of_layers(self.source.names())
 
 
 def made_by_server(source: WeightSource, proof: FolderProof) -> frozenset[str]:

@@ -105,6 +105,16 @@ def test_name_dtype_and_shape_count():
     assert len(different) == 4
 
 
+def test_a_tensor_that_was_never_taken_makes_its_layer_another():
+    digests = Digests()
+    digests.add("l.0.q_proj.weight", some((8, 8)))
+    digests.add("l.1.down_proj.weight", some((8, 8)))
+    taken = ["l.0.q_proj.weight", "l.1.down_proj.weight"]
+    assert digests.of_layers(taken) == digests.of_layers()
+    assert differing(digests.of_layers([*taken, "l.0.k_proj.weight"]), digests.of_layers()) == ["l.0.qkv_proj"]
+    assert differing(digests.of_layers(taken[1:]), digests.of_layers()) == ["l.0.qkv_proj"]
+
+
 def layers(tensors):
     digests = Digests()
     for name, tensor in tensors.items():

@@ -94,11 +94,12 @@ def test_a_server_makes_the_same_of_its_own_folder(base, dtype, rounding, tmp_pa
     server, loaded = ServerMerge(str(tmp_path), torch.device("cpu")), {}
     server.update(
         shipment.header["merge"],
-        lambda arrived: arrived([(name, tensor.detach()) for name, tensor in shipment.source]),
+        lambda arrived: arrived([(name, tensor.detach()) for name, tensor in shipment.tensors()]),
         lambda tensors: loaded.update(dict(tensors)),
     )
     assert loaded.keys() == dict(source).keys()
     assert all(torch.equal(loaded[name], tensor) for name, tensor in source)
-    server.update({"expected": content.digests()}, lambda arrived: None, lambda tensors: None)
+    content.note_made()
+    server.update({"expected": content.expected()}, lambda arrived: None, lambda tensors: None)
     sent = sum(tensor.nbytes for name, tensor in shipment.source if "#rows" in name)
     assert sent == len(tables(base)) * len(ROWS) * base.config.text_config.hidden_size * 4

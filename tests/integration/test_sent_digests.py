@@ -1,0 +1,114 @@
+"""Digests of what a learner sends whole: of layers that it has merged, and of a model that trains in full.
+
+Servers are stubs: what receives, notes and answers in them is the code that a vLLM server runs (a real one:
+test_server_contract.py).
+"""
+
+import copy
+
+import pytest
+
+from stage2_api.vllm import VllmSync
+from stage2_trainer.weights import merge_place
+from stage2_trainer.weights.errors import ProofError
+from stage2_trainer.weights.fused import fused_layer
+from stage2_trainer.weights.merge import merged_weights
+from stage2_trainer.weights.verify import BF16_TOLERANCE, FLOAT32_TOLERANCE, verify
+from tests.integration import policies
+from tests.integration.sent_faults import FAULTS, LAYER
+
+pytestmark = pytest.mark.timeout(300)
+
+TOLERANCES = {"float32": FLOAT32_TOLERANCE, "bfloat16": BF16_TOLERANCE}
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def dtype(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def served(dtype, servers):
+    return servers("stub", dtype)
+
+
+@pytest.fixture(params=["dora merged by the learner", "full training"])
+def policy(request, base):
+    if request.param == "full training":
+        return copy.deepcopy(base)
+    return policies.adapter_of(base, "dora")
+
+
+@pytest.fixture
+def sync(served, make_sync):
+    return make_sync(served, how=VllmSync(merge="learner"))
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What servers were asked to have loaded, layer by layer, sync after sync."""
+    found = []
+    honest = merge_place.expectation
+
+    def expectation(layers):
+        found.append(dict(layers))
+        return honest(layers)
+
+    monkeypatch.setattr(merge_place, "expectation", expectation)
+    return found
+
+
+def test_every_sync_is_compared_by_all_layers_that_were_sent(sync, policy, asked):
+    sync.sync(policy, version=1)
+    policies.train_on(policy, 0.02)
+    sync.sync(policy, version=2)
+    layers = {fused_layer(name) for name in merged_weights(policy).names()}
+    assert set(asked[0]) == layers
+    trained = {name: digest for name, digest in asked[1].items() if digest != asked[0][name]}
+    assert any(LAYER in name for name in trained)
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize("part", ["vision", "one-projection"])
+def test_a_push_of_a_part_is_compared_by_that_part_alone(part, sync, base, asked):
+    policy = policies.partly_trained(base, part)
+    sync.sync(policy, version=1)
+    policies.train_on(policy, 0.02)
+    sync.sync(policy, version=2)
+    assert 0 < len(asked[1]) < len(asked[0])
+    assert all(("visual" in layer) is (part == "vision") for layer in asked[1])
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_layer_that_is_not_what_was_noted_ends_the_run(fault, sync, policy, client, probe, monkeypatch, dtype):
+    sync.sync(policy, version=1)
+    before = copy.deepcopy(policy)
+    policies.train_on(policy, 0.02)
+    with monkeypatch.context() as tampered:
+        FAULTS[fault](tampered, before, policy)
+        with pytest.raises(ProofError, match=rf"{LAYER}.*digests") as caught:
+            sync.sync(policy, version=2)
+    assert ("layers.0.mlp.down_proj" in str(caught.value)) is (fault == "permuted")
+    assert "visual" not in str(caught.value)
+    assert client.weight_version() == "1"
+    sync.sync(policy, version=3)
+    verify(policy, probe, [client], tolerance=TOLERANCES[dtype])
+
+
+def test_a_learner_that_took_over_from_merges_at_the_server_is_compared_too(served, make_sync, base, monkeypatch):
+    """`auto` moves to the learner; a fault there is not tried a third time."""
+    policy = policies.adapter_of(base, "dora")
+    sync = make_sync(served)
+    sync.sync(policy, version=1)
+    monkeypatch.setattr(merge_place.MergePlace, "compare_folder", refuse_folder)
+    sync.fleet.sessions[0].lose()
+    before = copy.deepcopy(policy)
+    policies.train_on(policy, 0.02)
+    FAULTS["wrong"](monkeypatch, before, policy)
+    with pytest.raises(ProofError, match=LAYER):
+        sync.sync(policy, version=2)
+    assert sync.merge == "learner"
+
+
+def refuse_folder(self, session, source):
+    raise self._objection(merge_place.Objection(session.client.base_url, merge_place.FOLDER_PHASE, "other weights"))
