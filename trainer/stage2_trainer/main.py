@@ -28,6 +28,7 @@ from stage2_trainer.process.interrupt import Interrupt, Interrupted
 from stage2_trainer.process.non_finite import NonFiniteError
 from stage2_trainer.process.run_course import check_course, run_course
 from stage2_trainer.process.supported import check_supported, in_process
+from stage2_trainer.process.tensor_files import refuse_code, tensors_alone
 from stage2_trainer.rollouts.errors import BadStepError, TooManyBadSamples
 from stage2_trainer.telemetry.earlier_run import remove_run
 from stage2_trainer.telemetry.progress import ProgressServer, Reporter
@@ -141,6 +142,10 @@ def _learn(config: RunConfig, reporter: Reporter, stack: ExitStack, *, overwrite
     TIMELINE.trace = open_trace(config, int(os.environ.get("RANK", "0")), stack)
     context = RunContext(token, reporter, interrupt, log, rollout_log)
     with interrupt.stoppable(nothing_to_save=True):
+        stack.enter_context(tensors_alone(deepspeed=config.uses_deepspeed))
+        if checkpoint is not None:
+            key = "resume_from_checkpoint" if config.training.resume_from_checkpoint else "output_dir"
+            refuse_code(Path(checkpoint), path=f"training.{key}")
         trainer = _trainer(config, records, context, stack)
     trainer.course = course
     trainer.async_save = config.training.async_save

@@ -53,6 +53,12 @@ _UNSUPPORTED = (
         "set vllm.sleep_level to 0",
     ),
     _Unsupported(
+        "deepspeed.datastates_ckpt",
+        lambda c: (deepspeed_config(c) or {}).get("datastates_ckpt") or None,
+        "its engine reads checkpoints by means of its own, of which nobody knows whether they run what a file names",
+        "leave it out: DeepSpeed then writes with torch.save, and training.async_save saves behind training",
+    ),
+    _Unsupported(
         "model.model",
         lambda c: _mixture(c),
         MIXTURE_IN_VLLM,

@@ -151,7 +151,11 @@ def test_a_file_of_deepspeed_that_holds_no_object_is_refused(tmp_path, content):
 
 @pytest.mark.parametrize(
     ("deepspeed", "path"),
-    [({"zero_optimization": {"stage": 3}}, "deepspeed.zero_optimization.stage"), ("zero2", "deepspeed")],
+    [
+        ({"zero_optimization": {"stage": 3}}, "deepspeed.zero_optimization.stage"),
+        ("zero2", "deepspeed"),
+        ({"datastates_ckpt": {"host_cache_size": 16}}, "deepspeed.datastates_ckpt"),
+    ],
 )
 def test_deepspeed_that_cannot_work_is_refused(deepspeed, path):
     assert refused(run_config(deepspeed=deepspeed)) == [path]

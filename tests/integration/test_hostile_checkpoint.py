@@ -1,0 +1,58 @@
+"""A run with DeepSpeed goes on from a checkpoint of its own; one that somebody tampered with runs nothing."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from stage2_api.errors import EXIT_CONFIG
+from tests import forked
+from tests.cut_off_saves import TinyRun
+from tests.hostile_checkpoints import plant
+from tests.integration.runs import ROOT
+
+pytest.importorskip("deepspeed")
+STEPS = 2
+
+
+def start(config, path):
+    """Learn alone, as torchrun would start one process; DeepSpeed asks MPI otherwise."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    path.write_text(yaml.safe_dump(config))
+    environment = {**os.environ, **alone, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    return forked.run(
+        [forked.STAGE2, "learn", path], imports=(*forked.LEARNER, "deepspeed"), env=environment | {
+            "STAGE2_TERMINATION_LOG": str(path.with_suffix(".said"))
+        }
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_checkpoint_of_zero_is_gone_on_from_and_one_with_a_command_in_it_is_refused(tmp_path, stage):
+    shapes = [sys.executable, ROOT / "examples/make_shapes.py", tmp_path / "shapes", "--train", "4", "--held-out", "1"]
+    subprocess.run(shapes, check=True, capture_output=True)
+    run, path = TinyRun(tmp_path / "shapes", STEPS, zero=stage), tmp_path / "config.yaml"
+    config = run.configuration(tmp_path / "run")
+    config["training"] |= {"save_total_limit": STEPS, "resume": "allow-changes"}
+    assert start(config, path).returncode == 0
+    config["training"]["max_steps"] = STEPS + 1
+    gone_on = start(config, path)
+    assert gone_on.returncode == 0, gone_on.stderr[-4000:]
+    assert f"going on from {tmp_path / 'run' / f'checkpoint-{STEPS}'}" in gone_on.stderr
+
+    config["training"]["max_steps"] = STEPS + 2
+    (file,) = (tmp_path / "run" / f"checkpoint-{STEPS + 1}").glob("global_step*/*optim_states.pt")
+    plant(file, tmp_path / "made")
+    refused = start(config, path)
+    assert not (tmp_path / "made").exists()
+    assert refused.returncode == EXIT_CONFIG, refused.stderr[-4000:]
+    said = json.loads(path.with_suffix(".said").read_text())["message"]
+    assert f"{file.name} must hold tensors and settings alone" in said
+    assert "it names posix.mkdir" in said

@@ -1,0 +1,121 @@
+"""A checkpoint that somebody has tampered with runs nothing when a run goes on from it, and is named."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+
+import pytest
+import torch
+
+from stage2_api.errors import EXIT_CONFIG, ConfigError
+from stage2_trainer import main
+from stage2_trainer.process.tensor_files import FORCED, UNFORCED, load_tensors, refuse_code, tensors_alone
+from tests.hostile_checkpoints import Command, plant
+from tests.unit.trainer.learner.configs import run_config
+from tests.unit.trainer.learner.harness import box
+
+STEPS = 2
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, model_path, image_paths):
+    """A function that learns, in a folder, up to a step, and the folder of a run of one step."""
+    data = tmp_path_factory.mktemp("data") / "train.jsonl"
+    line = {"width": 96, "height": 96, "units": "bins", "objects": [box("red box", 100, 100, 400, 400)]}
+    data.write_text(json.dumps({"images": [str(image_paths[0])], **line}))
+
+    def learn(folder, steps):
+        config = run_config(
+            training={
+                "output_dir": str(folder), "max_steps": steps, "per_device_train_batch_size": 1, "save_steps": 1,
+                "gradient_checkpointing": False, "resume": "allow-changes", "eval_strategy": "no",
+                "save_strategy": "steps",
+            },
+            train_jsonl=str(data),
+            model={"model": str(model_path), "torch_dtype": "float32", "attn_impl": "sdpa"},
+            tuner={"train_type": "lora", "lora_rank": 2},
+            global_max_length=512,
+        )  # fmt: skip
+        custom = config.custom.model_copy(update={"trainer_variant": "sft", "val_jsonl": None})
+        return main.learn(config.model_copy(update={"custom": custom}))
+
+    folder = tmp_path_factory.mktemp("run")
+    assert learn(folder, 1) == 0
+    return learn, folder
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
+def test_a_checkpoint_with_a_command_in_it_is_refused_and_named(trained, tmp_path, monkeypatch, name):
+    learn, whole = trained
+    monkeypatch.setenv("STAGE2_TERMINATION_LOG", str(tmp_path / "termination.json"))
+    shutil.copytree(whole, tmp_path / "run")
+    file, made = tmp_path / "run" / "checkpoint-1" / name, tmp_path / "made"
+    assert file.exists()
+    plant(file, made)
+    assert learn(tmp_path / "run", STEPS) == EXIT_CONFIG
+    said = json.loads((tmp_path / "termination.json").read_text())["message"]
+    assert f"{file.name} must hold tensors and settings alone" in said
+    assert "it names posix.mkdir" in said
+    assert "remove this one" in said
+    assert not made.exists()
+
+
+def test_a_checkpoint_of_ours_is_gone_on_from(trained, tmp_path):
+    learn, whole = trained
+    shutil.copytree(whole, tmp_path / "run")
+    assert learn(tmp_path / "run", STEPS) == 0
+    assert (tmp_path / "run" / f"checkpoint-{STEPS}").exists()
+    assert FORCED not in os.environ, "what was set for the run is taken back"
+
+
+def test_deepspeed_itself_loads_tensors_and_its_own_classes_alone(tmp_path):
+    engines = pytest.importorskip("deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine")
+    from deepspeed.runtime.fp16.loss_scaler import LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
+
+    engine = engines.TorchCheckpointEngine()
+    file = str(tmp_path / "optim_states.pt")
+    torch.save({"a": Command(tmp_path / "made by DeepSpeed")}, file)
+    engine.load(file)
+    assert (tmp_path / "made by DeepSpeed").exists(), "by itself it runs what a file names: what follows tests something"
+
+    torch.save({"a": Command(tmp_path / "made")}, file)
+    with tensors_alone(deepspeed=True), pytest.raises(Exception, match=r"posix\.mkdir"):
+        engine.load(file)
+    assert not (tmp_path / "made").exists()
+
+    kept = {"stage": ZeroStageEnum.gradients, "scaler": LossScaler(2.0), "part": fragment_address(3, 4)}
+    torch.save(kept, file)
+    with tensors_alone(deepspeed=True):
+        found = engine.load(file)
+    assert (found["stage"], found["part"]) == (kept["stage"], kept["part"])
+    assert found["scaler"].cur_scale == kept["scaler"].cur_scale
+    with tensors_alone(deepspeed=False), pytest.raises(Exception, match="ZeroStageEnum|LossScaler|fragment_address"):
+        engine.load(file)
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["of today", "in the older form"])
+def test_tensors_are_not_read_where_files_are_looked_into(tmp_path, zipped):
+    torch.save({"a": torch.ones(4), "b": [1, "two"]}, tmp_path / "optimizer.pt", _use_new_zipfile_serialization=zipped)
+    torch.save({"b": Command(tmp_path / "made")}, tmp_path / "z.bin", _use_new_zipfile_serialization=zipped)
+    with tensors_alone(deepspeed=False), pytest.raises(ConfigError) as refused:
+        refuse_code(tmp_path, path="training.output_dir")
+    (problem,) = refused.value.problems
+    assert (problem.path, problem.value) == ("training.output_dir", str(tmp_path))
+    assert problem.rule.startswith("z.bin must hold tensors and settings alone")
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_file_that_is_nothing_at_all_is_named_too(tmp_path):
+    (tmp_path / "optimizer.pt").write_bytes(b"\x80\x02cposix\nsystem\n")
+    with pytest.raises(ConfigError, match="optimizer.pt"):
+        load_tensors(tmp_path / "optimizer.pt", path="training.output_dir")
+
+
+def test_a_variable_that_opens_the_door_again_is_refused(monkeypatch):
+    monkeypatch.setenv(UNFORCED, "1")
+    with pytest.raises(ConfigError, match=UNFORCED), tensors_alone(deepspeed=False):
+        pass
