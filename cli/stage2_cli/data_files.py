@@ -1,4 +1,4 @@
-"""The data files that a configuration names, looked over where this machine has them."""
+"""The data files and the model folder that a configuration names, looked over where this machine has them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from stage2_api.errors import ConfigError, Problem
 from stage2_api.runconfig import RunConfig
 from stage2_cli.file_progress import file_progress
 from stage2_cli.inspect.inspection_document import KEY_OF_KIND
+from stage2_trainer.data.model_trust import model_problems
 from stage2_trainer.data.survey import Survey, survey
 from stage2_trainer.preflight import record_rules
 
@@ -29,12 +30,15 @@ class Findings:
 
 
 def look_over(config: RunConfig, local: Local, *, all_records: bool) -> Findings:
-    """Look over the first records of each data file, or all that the run would read."""
+    """Look over the model's folder, and the first records of each data file, or all that the run would read."""
     custom, found = config.custom, Findings()
     named = (
         ("custom.train_jsonl", custom.train_jsonl, custom.train_sample_limit),
         ("custom.val_jsonl", custom.val_jsonl, custom.val_sample_limit),
     )
+    model = local(Path(config.model.model))
+    if model is not None and os.path.isdir(model):
+        found.problems += model_problems(config.model, model)
     for key, path, limit in named:
         if path is None:
             continue

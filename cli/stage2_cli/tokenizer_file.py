@@ -75,7 +75,7 @@ def load_tokenizer(folder: Path) -> Any:
             return found
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
 def _named(config: dict[str, Any]) -> Iterator[str]:

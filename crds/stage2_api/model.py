@@ -23,6 +23,12 @@ class Model(Section):
     """Attention kernel of the learner. `auto` attends within each sequence of a row: on a GPU by PyTorch's own flash
     kernel, elsewhere one after the other. `sdpa` masks the whole row, in memory that grows with its square. Without the
     flash-attn package `flash_attention_2` is `auto`; `flash_attention_3` needs its package and a GPU."""
+    allow_pickled_weights: bool = False
+    """Whether a folder may be loaded whose weights are pickled (`pytorch_model.bin`, `.pt`) and in no safetensors. A
+    pickle may name any command; tensors alone are taken of it."""
+    allow_remote_code: bool = False
+    """Whether Python that the model folder brings (`auto_map` in its JSON files) runs in learner and servers, with all
+    that they may do. A folder with such code is refused otherwise."""
 
 
 class Template(Section):

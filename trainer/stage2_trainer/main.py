@@ -17,7 +17,7 @@ from stage2_api import log_lines
 from stage2_api.errors import EXIT_CONFIG, EXIT_FAILURE, EXIT_RETRYABLE, ConfigError, Problem
 from stage2_api.pod.environment import PROGRESS_PORT_VARIABLE, RESTARTS_VARIABLE, TERMINATION_LOG_VARIABLE
 from stage2_api.runconfig import RunConfig
-from stage2_trainer.data.model_files import fetched_model, with_local_model
+from stage2_trainer.data.model_files import with_local_model
 from stage2_trainer.data.output_places import FOR_GOOD, check_place
 from stage2_trainer.data.run_records import RunRecords
 from stage2_trainer.learner.errors import RunawayError
@@ -104,7 +104,7 @@ def check(config: RunConfig, *, world_size: int, overwrite: bool = False) -> int
         check_supported(config, world_size=world_size)
         _check_output(config)
         checked_records(config, world_size=world_size)
-        fetched_model(config.model.model)
+        with_local_model(config)
         if overwrite:
             _start_anew(config)
     except (ConfigError, OSError) as error:

@@ -63,6 +63,10 @@ def _pushes_random_base(config: RunConfig) -> bool:
     return vllm.sync.mode == "adapter" and vllm.load_format == "dummy"
 
 
+def _unpickles(config: RunConfig) -> bool:
+    return config.rollout_matching.vllm.load_format == "pt" and not config.model.allow_pickled_weights
+
+
 def _offloads(config: RunConfig) -> bool:
     return config.rollout_matching.colocates and config.rollout_matching.offload.enabled
 
@@ -168,6 +172,13 @@ RUN_RULES: tuple[Rule[RunConfig], ...] = (
         cel=f"$({_VLLM}.sync.mode) != 'adapter' || $({_VLLM}.load_format, '') != 'dummy'",
         rule="adapters go on top of the checkpoint's weights, and dummy leaves these out",
         way_out="set vllm.load_format to auto, or vllm.sync.mode to full",
+    ),
+    Rule(
+        path=f"{_VLLM}.load_format",
+        broken=_unpickles,
+        cel=f"$({_VLLM}.load_format, '') != 'pt' || $(model.allow_pickled_weights)",
+        rule="pt reads pickled weights, and a pickle may name any command",
+        way_out="set vllm.load_format to auto, or model.allow_pickled_weights to true",
     ),
     Rule(
         path="model.torch_dtype",

@@ -12,6 +12,7 @@ from pathlib import Path
 from stage2_api.elsewhere import HUB_NAME
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.runconfig import RunConfig
+from stage2_trainer.data.model_trust import require_trusted
 from stage2_trainer.data.regular_files import irregular_file
 
 logger = logging.getLogger(__name__)
@@ -53,8 +54,13 @@ def is_mixture(folder: Path) -> bool:
 
 
 def with_local_model(config: RunConfig) -> RunConfig:
-    """Return the configuration with the folder of its model in the place of a hub's name; see `fetched_model`."""
+    """Return the configuration with the folder of its model in the place of a hub's name; see `fetched_model`.
+
+    Raises:
+        ConfigError: neither hub nor cache has it, or it may not be loaded as it is (`data.model_trust`).
+    """
     folder = fetched_model(config.model.model)
+    require_trusted(config.model, folder)
     if str(folder) == config.model.model:
         return config
     logger.info("model.model %s lies in %s", config.model.model, folder)

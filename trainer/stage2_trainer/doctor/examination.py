@@ -13,6 +13,7 @@ from stage2_api.errors import ConfigError
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.image_headers import LOOKED_AT, spread
 from stage2_trainer.data.model_files import model_path
+from stage2_trainer.data.model_trust import require_trusted
 from stage2_trainer.doctor.footprint import GIB, Footprint, Part, footprint, total
 from stage2_trainer.doctor.image_files import images_of
 from stage2_trainer.doctor.machine import Machine, room_at
@@ -123,8 +124,11 @@ class Examination:
     def _model(self) -> Iterator[Requirement]:
         try:
             folder = model_path(self.config.model.model)
+            require_trusted(self.config.model, folder)
             if self.config.rlhf is None:
-                coord_vocab(AutoTokenizer.from_pretrained(folder, local_files_only=True), str(folder))
+                trusted = self.config.model.allow_remote_code
+                tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=trusted)
+                coord_vocab(tokenizer, str(folder))
             found = footprint(self.config, str(folder), row_tokens=self._row_tokens())
         except ConfigError as error:
             yield from of_errors("model", error)

@@ -70,9 +70,10 @@ def footprint(config: RunConfig, model: str, *, row_tokens: int) -> Footprint:
         ConfigError: nothing of the model would train.
         OSError: there is no such folder, or it has no configuration of a model.
     """
-    shape = AutoConfig.from_pretrained(model, local_files_only=True)
+    trusted = config.model.allow_remote_code
+    shape = AutoConfig.from_pretrained(model, local_files_only=True, trust_remote_code=trusted)
     with torch.device("meta"):
-        policy: Any = AutoModelForImageTextToText.from_config(shape)
+        policy: Any = AutoModelForImageTextToText.from_config(shape, trust_remote_code=trusted)
     dtype = arguments.dtype(config) or getattr(shape, "dtype", None) or torch.float32
     weights = sum(one.numel() for one in policy.parameters()) * dtype.itemsize
     policy = _with_what_trains(config, policy)

@@ -55,6 +55,7 @@ def vllm_command(config: RunConfig, endpoint: Endpoint, platform: Platform) -> l
         **_certificate_options(endpoint),
         "dtype": config.model.torch_dtype,
         "load-format": vllm.resolved_load_format,
+        "trust-remote-code": config.model.allow_remote_code,
         "tensor-parallel-size": vllm.resolved_tensor_parallel_size(world_size=1),
         "data-parallel-size": config.data_parallel_size if config.data_parallel_size > 1 else None,
         "max-model-len": vllm.max_model_len,

@@ -73,11 +73,13 @@ def learner_model(checkpoint: TrainedCheckpoint) -> Any:
 
 
 def _load(folder: Path) -> Any:
-    return AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
+    return AutoModelForImageTextToText.from_pretrained(
+        folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False, use_safetensors=True
+    ).eval()
 
 
 def _inputs(checkpoint: TrainedCheckpoint, exported: Path, records: Path | None) -> Mapping[str, Tensor]:
-    encoder = Encoder(AutoProcessor.from_pretrained(exported, local_files_only=True))
+    encoder = Encoder(AutoProcessor.from_pretrained(exported, local_files_only=True, trust_remote_code=False))
     course = checkpoint.course
     prompts = Prompts(course.get("custom.user_prompt", DEFAULT_PROMPT), course.get("template.system"))
     if records is None:

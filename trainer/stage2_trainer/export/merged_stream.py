@@ -90,10 +90,10 @@ def skeleton(checkpoint: TrainedCheckpoint) -> Any:
     Raises:
         ConfigError: the base model is no Qwen3-VL, or the adapter is none of it.
     """
-    config = AutoConfig.from_pretrained(checkpoint.base, local_files_only=True)
+    config = AutoConfig.from_pretrained(checkpoint.base, local_files_only=True, trust_remote_code=False)
     try:
         with torch.device("meta"):
-            model = AutoModelForImageTextToText.from_config(config)
+            model = AutoModelForImageTextToText.from_config(config, trust_remote_code=False)
     except ValueError as error:
         raise _misfit(checkpoint, f"the base model is no Qwen3-VL: {error}") from error
     if stranger := next((name for name, _ in model.named_parameters() if part_of(name) is None), None):

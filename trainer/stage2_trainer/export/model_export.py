@@ -149,7 +149,9 @@ def _write_config(checkpoint: TrainedCheckpoint, folder: Path, *, dtype: torch.d
 
 def _write_beside(checkpoint: TrainedCheckpoint, folder: Path) -> None:
     """Write what else a model folder has: tokenizer, image processor, chat template, defaults of generation, card."""
-    AutoProcessor.from_pretrained(checkpoint.processor, local_files_only=True).save_pretrained(folder)
+    AutoProcessor.from_pretrained(checkpoint.processor, local_files_only=True, trust_remote_code=False).save_pretrained(
+        folder
+    )
     if (checkpoint.base / GENERATION_CONFIG).is_file():
         shutil.copyfile(checkpoint.base / GENERATION_CONFIG, folder / GENERATION_CONFIG)
     (folder / "README.md").write_text(model_card(checkpoint, merged=(folder / CONFIG).is_file()), encoding="utf-8")

@@ -12,6 +12,7 @@ from typing import Any
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.pod.reproducibility import EVENT
 from stage2_trainer.data.model_files import fetched_model, model_fingerprint, model_path, weight_files
+from stage2_trainer.data.model_trust import require_plain
 from stage2_trainer.process.checkpoints import STATE, checkpoints_of, flaw_of, newest_whole
 from stage2_trainer.process.run_course import FILE as COURSE
 from stage2_trainer.telemetry.run_log import STEP_LOG
@@ -61,7 +62,9 @@ def open_checkpoint(folder: Path, *, model: str | None = None) -> TrainedCheckpo
         rule = f"must hold {ADAPTER_WEIGHTS if has_adapter else 'safetensors files'}: it has no weights to export"
         raise _refused("CHECKPOINT", folder, rule, "give a checkpoint that was saved with its weights")
     course = _json(folder / COURSE) if (folder / COURSE).is_file() else {}
+    require_plain(folder, path="CHECKPOINT", value=str(folder))
     name, base = _base(folder, adapter, model)
+    require_plain(base, path="--model", value=name)
     _compare(course, name, base, folder)
     return TrainedCheckpoint(folder, base, name, adapter, course, _json(folder / STATE))
 

@@ -16,6 +16,7 @@ from stage2_trainer.learner.build import build_trainer
 from stage2_trainer.learner.trainer import RolloutMatchingTrainer
 from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.process.supported import in_process
+from stage2_trainer.process.tensor_files import refuse_code, tensors_alone
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_context import RunContext
 from stage2_trainer.telemetry.run_log import JsonLines, SilentLog
@@ -39,6 +40,7 @@ def write_checkpoint_rollouts(
     interrupt, lines = Interrupt(), JsonLines(output)
     with ExitStack() as stack:
         stack.callback(lines.close)
+        stack.enter_context(tensors_alone(deepspeed=config.uses_deepspeed))
         token = "" if in_process(config) else read_token(os.environ)
         context = RunContext(token, Reporter(), interrupt, SilentLog(), lines)
         trainer = build_trainer(config, records, context, stack)
@@ -54,6 +56,7 @@ def _answer(trainer: RolloutMatchingTrainer, checkpoint: Path, records: RunRecor
 
 
 def _load(trainer: RolloutMatchingTrainer, checkpoint: Path) -> None:
+    refuse_code(checkpoint, path="--checkpoint")
     try:
         trainer._load_from_checkpoint(str(checkpoint))
     except (RuntimeError, ValueError, KeyError, OSError) as error:

@@ -22,6 +22,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 from stage2_api.coordinates import BINS, coord_token
 from stage2_api.errors import ConfigError, Problem
 from stage2_trainer.data.model_files import fetched_model, flaw_of_model
+from stage2_trainer.data.model_trust import require_plain
 from stage2_trainer.data.output_places import aside_of, check_folder
 from stage2_trainer.matching import CoordVocab
 from stage2_trainer.prepare.start_rows import Start, start_rows
@@ -65,7 +66,9 @@ def prepare(model: str, output: Path, *, start: Start = "numerals") -> Prepared:
         raise _refused("MODEL", model, rule, "give a Qwen3-VL")
     ids = _add(processor.tokenizer, policy, start)
     _save(policy, processor, output)
-    CoordVocab.from_tokenizer(AutoProcessor.from_pretrained(output, local_files_only=True).tokenizer)
+    CoordVocab.from_tokenizer(
+        AutoProcessor.from_pretrained(output, local_files_only=True, trust_remote_code=False).tokenizer
+    )
     table, head = _tables(policy)
     return Prepared(output, ids[0], ids[-1], table.shape[0], tied=head is table)
 
@@ -78,6 +81,7 @@ def source_of(model: str) -> Path:
         raise _refused("MODEL", model, rule, "download it where there is a network, and give its folder")
     if flaw := flaw_of_model(folder):
         raise _refused("MODEL", model, flaw, AGAIN)
+    require_plain(folder, path="MODEL", value=model)
     config = json.loads((folder / "config.json").read_bytes())
     kind = config.get("model_type")
     if not str(kind).startswith(KIND):
@@ -91,7 +95,7 @@ def source_of(model: str) -> Path:
 def stock_processor(source: Path, model: str) -> Any:
     """Return tokenizer, image processor and chat template of a model's folder. Raises ConfigError."""
     with _told(model):
-        processor = AutoProcessor.from_pretrained(source, local_files_only=True)
+        processor = AutoProcessor.from_pretrained(source, local_files_only=True, trust_remote_code=False)
     if not processor.chat_template:
         raise _refused("MODEL", model, "must have a chat template (chat_template.jinja)", AGAIN)
     return processor
@@ -101,7 +105,12 @@ def _policy(source: Path, model: str) -> Any:
     """Return the model of a folder, all of its weights from there. Raises ConfigError."""
     with _told(model):
         loaded: Any = AutoModelForImageTextToText.from_pretrained(
-            source, dtype="auto", local_files_only=True, output_loading_info=True
+            source,
+            dtype="auto",
+            local_files_only=True,
+            output_loading_info=True,
+            trust_remote_code=False,
+            use_safetensors=True,
         )
         policy, report = loaded  # a pair, as asked for
         policy.generation_config.validate(strict=True)  # as it is when it is saved

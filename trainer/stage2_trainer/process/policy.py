@@ -38,7 +38,13 @@ def load_policy(config: RunConfig) -> Any:
     _require_gpu()
     set_seed(config.training.seed)
     attention = attention_here(config.model.attn_impl)
-    model = load_model(config.model.model, dtype=arguments.dtype(config), attn_implementation=attention)
+    model = load_model(
+        config.model.model,
+        dtype=arguments.dtype(config),
+        attn_implementation=attention,
+        pickled=config.model.allow_pickled_weights,
+        remote_code=config.model.allow_remote_code,
+    )
     frozen = arguments.frozen_parts(config)
     if config.tuner.train_type == "full":
         freeze(model, frozen)
@@ -55,8 +61,9 @@ def coord_rows(config: RunConfig) -> list[int]:
     """Return the tokens whose rows train beside adapters (`tuner.train_coord_rows`)."""
     if not config.tuner.train_coord_rows:
         return []
-    folder = config.model.model
-    return [int(one) for one in coord_vocab(AutoTokenizer.from_pretrained(folder, local_files_only=True), folder).ids]
+    folder, trusted = config.model.model, config.model.allow_remote_code
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=trusted)
+    return [int(one) for one in coord_vocab(tokenizer, folder).ids]
 
 
 def _require_gpu() -> None:

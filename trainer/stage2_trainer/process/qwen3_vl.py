@@ -34,16 +34,26 @@ _INPUT_LAYER, _OUTPUT_LAYER = "embed_tokens", "lm_head"
 _ADAPTED = "base_model.model."  # what peft puts before names
 
 
-def load_model(path: Path | str, *, dtype: torch.dtype | None, attn_implementation: str | None) -> Any:
+def load_model(
+    path: Path | str,
+    *,
+    dtype: torch.dtype | None,
+    attn_implementation: str | None,
+    pickled: bool = False,
+    remote_code: bool = False,
+) -> Any:
     """Load the model of a local directory, its key-value cache off everywhere.
 
-    `dtype` None keeps the checkpoint's own. Raises ConfigError when `path` is no model directory of a known kind.
+    `dtype` None keeps the checkpoint's own. pickled, remote_code: whether weights that are in no safetensors are
+    loaded, and code of the directory is run. Raises ConfigError when `path` is no model directory of a known kind.
     """
     _check_directory(path)
     model = AutoModelForImageTextToText.from_pretrained(
         path,
         dtype="auto" if dtype is None else dtype,
         local_files_only=True,
+        trust_remote_code=remote_code,
+        use_safetensors=None if pickled else True,
         **({} if attn_implementation is None else {"attn_implementation": attn_implementation}),
     )
     unknown = sorted({name for name, _ in model.named_parameters() if part_of(name) is None})
@@ -57,13 +67,14 @@ def load_model(path: Path | str, *, dtype: torch.dtype | None, attn_implementati
     return model
 
 
-def load_processor(path: Path | str, **pixel_limits: int) -> Any:
+def load_processor(path: Path | str, *, remote_code: bool = False, **pixel_limits: int) -> Any:
     """Load tokenizer, image processor and chat template of a local directory.
 
-    `pixel_limits` (min_pixels, max_pixels of an image) override those of the directory.
+    remote_code: whether code of the directory is run. `pixel_limits` (min_pixels, max_pixels of an image) override
+    those of the directory.
     """
     _check_directory(path)
-    return AutoProcessor.from_pretrained(path, local_files_only=True, **pixel_limits)
+    return AutoProcessor.from_pretrained(path, local_files_only=True, trust_remote_code=remote_code, **pixel_limits)
 
 
 def coord_vocab(tokenizer: Any, model: str) -> CoordVocab:

@@ -21,10 +21,14 @@ class SentenceEmbedder:
 
     @classmethod
     def load(cls, name: str, *, device: str, batch_size: int, max_length: int) -> SentenceEmbedder:
-        """Load a folder or a hub's model. device: `auto` takes the GPU where there is one."""
+        """Load a folder or a hub's model, of safetensors and without code of its own.
+
+        device: `auto` takes the GPU where there is one.
+        """
         place = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-        tokenizer = AutoTokenizer.from_pretrained(name)
-        return cls(AutoModel.from_pretrained(name).to(place).eval(), tokenizer, batch_size, max_length)
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        model = AutoModel.from_pretrained(name, trust_remote_code=False, use_safetensors=True)
+        return cls(model.to(place).eval(), tokenizer, batch_size, max_length)
 
     def similarity(self, texts: Sequence[str], others: Sequence[str]) -> list[float]:
         """Return the cosine similarity of each text and its other."""

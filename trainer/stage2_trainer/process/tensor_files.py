@@ -89,9 +89,10 @@ def load_tensors(file: Path, classes: Sequence[Any] = (), *, path: str, **option
     try:
         with torch.serialization.safe_globals(list(classes)):
             return torch.load(file, weights_only=True, **options)
-    except Exception as error:  # noqa: BLE001 - a file that somebody made up raises what it likes
+    except Exception as error:  # a file that somebody made up raises what it likes
         named = _NAMED.search(str(error))
-        said = f"it names {named[1]}" if named else f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+        first = (str(error).strip().splitlines() or [""])[0]
+        said = f"it names {named[1]}" if named else f"{type(error).__name__}: {first}"
         rule = f"{file.name} must hold tensors and settings alone, for anything else may run a command ({said})"
         raise ConfigError([Problem(path, str(file.parent), rule, WAY_OUT)]) from error
 

@@ -19,6 +19,7 @@ def engine_options(config: RunConfig, *, world_size: int, on_cpu: bool) -> dict[
         "model": config.model.model,
         "dtype": config.model.torch_dtype,
         "load_format": vllm.load_format or "dummy",
+        "trust_remote_code": config.model.allow_remote_code,
         "tensor_parallel_size": vllm.resolved_tensor_parallel_size(world_size),
         "max_model_len": vllm.max_model_len,
         "max_num_seqs": vllm.max_num_seqs,

@@ -44,13 +44,16 @@ class StubModel:
     def __init__(self, model: str, *, dtype: str, dummy: bool, processor_options: dict[str, int]) -> None:
         torch_dtype = dtype if dtype == "auto" else getattr(torch, dtype)
         networks: Any = AutoModelForImageTextToText
+        untrusted = {"trust_remote_code": False}
         if dummy:
-            network = networks.from_config(AutoConfig.from_pretrained(model), dtype=torch_dtype)
+            network = networks.from_config(
+                AutoConfig.from_pretrained(model, **untrusted), dtype=torch_dtype, **untrusted
+            )
         else:
-            network = networks.from_pretrained(model, dtype=torch_dtype)
+            network = networks.from_pretrained(model, dtype=torch_dtype, **untrusted)
         self._network = network.eval()
         processors: Any = AutoProcessor
-        self._processor = processors.from_pretrained(model, **processor_options)
+        self._processor = processors.from_pretrained(model, **untrusted, **processor_options)
         self._parameters = dict(self._network.named_parameters())
         self._adapters = StubAdapters(self._parameters)
         self._lock = threading.Lock()  # one forward, or one weight update, at a time

@@ -80,7 +80,7 @@ def test_deepspeed_itself_loads_tensors_and_its_own_classes_alone(tmp_path):
     file = str(tmp_path / "optim_states.pt")
     torch.save({"a": Command(tmp_path / "made by DeepSpeed")}, file)
     engine.load(file)
-    assert (tmp_path / "made by DeepSpeed").exists(), "by itself it runs what a file names: what follows tests something"
+    assert (tmp_path / "made by DeepSpeed").exists(), "by itself it runs what a file names"
 
     torch.save({"a": Command(tmp_path / "made")}, file)
     with tensors_alone(deepspeed=True), pytest.raises(Exception, match=r"posix\.mkdir"):
@@ -93,7 +93,7 @@ def test_deepspeed_itself_loads_tensors_and_its_own_classes_alone(tmp_path):
         found = engine.load(file)
     assert (found["stage"], found["part"]) == (kept["stage"], kept["part"])
     assert found["scaler"].cur_scale == kept["scaler"].cur_scale
-    with tensors_alone(deepspeed=False), pytest.raises(Exception, match="ZeroStageEnum|LossScaler|fragment_address"):
+    with tensors_alone(deepspeed=False), pytest.raises(Exception, match=r"ZeroStageEnum|LossScaler|fragment_address"):
         engine.load(file)
 
 
@@ -111,7 +111,7 @@ def test_tensors_are_not_read_where_files_are_looked_into(tmp_path, zipped):
 
 def test_a_file_that_is_nothing_at_all_is_named_too(tmp_path):
     (tmp_path / "optimizer.pt").write_bytes(b"\x80\x02cposix\nsystem\n")
-    with pytest.raises(ConfigError, match="optimizer.pt"):
+    with pytest.raises(ConfigError, match=r"optimizer\.pt"):
         load_tensors(tmp_path / "optimizer.pt", path="training.output_dir")
 
 

@@ -227,7 +227,7 @@ def _write_data(aside: Path, parts: Sequence[_Part], request: ProjectRequest, sh
 def _measured(aside: Path, model: Path, request: ProjectRequest, shown: Shown) -> Measures:
     """Return what the written records and the model's processor say."""
     train, rest = (load_records(aside / "data" / name) for name in ("train.jsonl", "val.jsonl"))
-    processor = AutoProcessor.from_pretrained(model, local_files_only=True)
+    processor = AutoProcessor.from_pretrained(model, local_files_only=True, trust_remote_code=False)
     coord_vocab(processor.tokenizer, str(model))
     prompt = Custom.model_fields["user_prompt"].default if request.gpus else CPU_PROMPT
     return measure(train, rest, processor, prompt, lambda them: shown(them, "answers", len(train) + len(rest)))

@@ -1,0 +1,41 @@
+"""Whoever loads a model says whether code of its folder may run: where nothing is said, transformers asks a terminal."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+PACKAGES = ("trainer/stage2_trainer", "cli/stage2_cli")
+LOADERS = {"from_pretrained", "from_config"}
+NOT_OF_TRANSFORMERS = {"PeftModel", "CoordVocab", "Task", "Mixing", "cls"}
+
+
+def calls() -> Iterator[tuple[str, set[str | None]]]:
+    """Yield where a model, or a part of one, is loaded, and the arguments that are named there."""
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in LOADERS:
+                    if isinstance(node.func.value, ast.Name) and node.func.value.id not in NOT_OF_TRANSFORMERS:
+                        yield f"{path.relative_to(ROOT)}:{node.lineno}", {one.arg for one in node.keywords}
+
+
+def test_every_loader_is_told_whether_code_may_run() -> None:
+    found = dict(calls())
+    assert len(found) > 15
+    # None: a mapping of arguments is handed on, as the stub does, whose own mapping says it
+    silent = [where for where, named in found.items() if "trust_remote_code" not in named and None not in named]
+    assert silent == []
+    stub = (ROOT / "trainer/stage2_trainer/stub/stub_model.py").read_text(encoding="utf-8")
+    assert 'untrusted = {"trust_remote_code": False}' in stub
+
+
+def test_code_of_a_folder_runs_only_where_a_key_says_so() -> None:
+    said = [
+        line.strip()
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if "trust_remote_code=True" in line
+    ]
+    assert said == []

@@ -1,0 +1,195 @@
+"""Folders of models with pickled weights alone, or with code, are refused by each command, unless a key asks for them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from stage2_api.errors import EXIT_CONFIG, ConfigError
+from stage2_api.parsing import parse_run_config
+from stage2_cli.validate import validate_files
+from stage2_trainer import main
+from stage2_trainer.data.model_files import with_local_model
+from stage2_trainer.doctor.examination import Examination
+from stage2_trainer.doctor.footprint import GIB
+from stage2_trainer.doctor.machine import Machine
+from stage2_trainer.engine.launch import serve
+from stage2_trainer.prepare.coordinate_tokens import prepare
+from stage2_trainer.process.qwen3_vl import load_model, load_processor
+from tests.hostile_checkpoints import Command
+from tests.unit.trainer.learner.configs import SERVER
+from tests.unit.trainer.learner.harness import box
+
+WITH_CODE = "from pathlib import Path\nPath({made!r}).mkdir()\nclass Config: pass\n"
+KINDS = {"pickled": "model.allow_pickled_weights: true", "code": "model.allow_remote_code: true"}
+
+
+@pytest.fixture
+def made(tmp_path):
+    """A folder that the model makes where it gets to run something."""
+    return tmp_path / "made"
+
+
+@pytest.fixture
+def pickled(tmp_path, model_path):
+    """The tiny model with its weights in a pickle."""
+    folder = tmp_path / "pickled"
+    shutil.copytree(model_path, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    torch.save(load_file(model_path / "model.safetensors"), folder / "pytorch_model.bin")
+    return folder
+
+
+def with_code(folder, made, name="config.json", within=()):
+    """Have a JSON file of a model name code that makes a folder when it is imported."""
+    (folder / "stranger.py").write_text(WITH_CODE.format(made=str(made)))
+    document = json.loads((folder / name).read_text()) if (folder / name).exists() else {}
+    place = document
+    for key in within:
+        place = place.setdefault(key, {})
+    place["auto_map"] = {"AutoConfig": "stranger.Config", "AutoProcessor": "stranger.Config"}
+    (folder / name).write_text(json.dumps(document))
+    return folder
+
+
+@pytest.fixture
+def code(tmp_path, model_path, made):
+    folder = tmp_path / "code"
+    shutil.copytree(model_path, folder)
+    with_code(folder, made)
+    document = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**document, "model_type": "stranger"}))
+    return folder
+
+
+@pytest.fixture(params=KINDS)
+def bad(request):
+    """A folder that is refused, and the way to have it all the same."""
+    return request.getfixturevalue(request.param), KINDS[request.param]
+
+
+def document(folder, tmp_path, image, **model):
+    """A configuration of stage 2 with servers, whose records are right."""
+    line = {"width": 96, "height": 96, "units": "bins", "objects": [box("red box", 100, 100, 400, 400)]}
+    (tmp_path / "train.jsonl").write_text(json.dumps({"images": [str(image)], **line}))
+    return {
+        "model": {"model": str(folder), **model},
+        "training": {"output_dir": str(tmp_path / "out")},
+        "custom": {
+            "train_jsonl": str(tmp_path / "train.jsonl"),
+            "extra": {"rollout_matching": {"vllm": {"mode": "server", "server": SERVER}}},
+        },
+    }
+
+
+@pytest.fixture
+def config(bad, tmp_path, image_paths):
+    return parse_run_config(document(bad[0], tmp_path, image_paths[0]))
+
+
+@pytest.fixture
+def token(tmp_path, monkeypatch):
+    (tmp_path / "token").write_text("secret")
+    monkeypatch.setenv("STAGE2_TOKEN_FILE", str(tmp_path / "token"))
+    monkeypatch.setenv("STAGE2_TERMINATION_LOG", str(tmp_path / "termination.json"))
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+
+
+@pytest.mark.parametrize("start", [main.learn, lambda config: main.check(config, world_size=1)], ids=["learn", "check"])
+def test_the_learner_refuses_it_with_the_key_that_asks_for_it(bad, config, token, tmp_path, made, start):
+    folder, way_out = bad
+    assert start(config) == EXIT_CONFIG
+    said = json.loads((tmp_path / "termination.json").read_text())["message"]
+    assert said.startswith(f"model.model: '{str(folder)[:20]}")
+    assert way_out in said
+    assert not made.exists()
+
+
+def test_a_server_refuses_it(bad, config, token, made):
+    with pytest.raises(ConfigError, match=bad[1]):
+        serve(config, 0, engine="stub")
+    assert not made.exists()
+
+
+def test_validate_refuses_it(bad, tmp_path, image_paths, capsys, made):
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(document(bad[0], tmp_path, image_paths[0])))
+    assert validate_files([tmp_path / "config.yaml"]) == EXIT_CONFIG
+    assert bad[1] in " ".join(capsys.readouterr().err.split())
+    assert not made.exists()
+
+
+def test_doctor_finds_it(bad, config, made):
+    machine = Machine((), shared_memory=8 * GIB, memory=64 * GIB, driver="")
+    (found,) = [one for one in Examination(config, machine).findings() if one.what == "model"]
+    assert found.verdict == "missing"
+    assert bad[1] in found.way_out
+    assert not made.exists()
+
+
+def test_prepare_refuses_it(bad, tmp_path, made):
+    with pytest.raises(ConfigError, match=r"^MODEL: .*(safetensors|without it)"):
+        prepare(str(bad[0]), tmp_path / "prepared")
+    assert not made.exists()
+
+
+def test_a_key_asks_for_pickled_weights_and_tensors_alone_are_taken_of_them(pickled, tmp_path, image_paths, made):
+    allowed = document(pickled, tmp_path, image_paths[0], allow_pickled_weights=True)
+    folder = with_local_model(parse_run_config(allowed)).model.model
+    loaded = load_model(folder, dtype=None, attn_implementation="sdpa", pickled=True)
+    assert loaded.lm_head.weight.abs().sum() > 0
+    with pytest.raises(OSError, match=r"safetensors"):
+        load_model(folder, dtype=None, attn_implementation="sdpa")
+    torch.save({"lm_head.weight": Command(made)}, pickled / "pytorch_model.bin")
+    with pytest.raises(Exception, match=r"posix\.mkdir"):
+        load_model(folder, dtype=None, attn_implementation="sdpa", pickled=True)
+    assert not made.exists()
+
+
+def test_a_key_asks_for_code(code, tmp_path, image_paths):
+    allowed = document(code, tmp_path, image_paths[0], allow_remote_code=True)
+    assert with_local_model(parse_run_config(allowed)).model.model == str(code)
+
+
+@pytest.mark.parametrize(
+    ("name", "within"),
+    [
+        ("tokenizer_config.json", ()),
+        ("preprocessor_config.json", ()),
+        ("processor_config.json", ("image_processor",)),
+        ("config.json", ("text_config",)),
+    ],
+)
+def test_code_is_found_in_every_file_that_a_loader_asks(model_path, tmp_path, image_paths, made, name, within):
+    folder = tmp_path / "code"
+    shutil.copytree(model_path, folder)
+    with_code(folder, made, name, within)
+    with pytest.raises(ConfigError, match=rf"auto_map in {name}"):
+        with_local_model(parse_run_config(document(folder, tmp_path, image_paths[0])))
+
+
+def test_nobody_is_asked_at_a_terminal_whether_code_may_run(code, made):
+    """transformers asks, and waits 15 s, where nothing is said of it."""
+    script = "import sys; from stage2_trainer.process.qwen3_vl import load_model; "
+    script += "load_model(sys.argv[1], dtype=None, attn_implementation=None)"
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(code)], input="y\n" * 9, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "trust_remote_code" in done.stderr.splitlines()[-1]
+    assert "[y/N]" not in done.stdout
+    assert not made.exists()
+
+
+def test_safetensors_beside_a_pickle_are_taken(pickled, model_path, tmp_path, image_paths):
+    shutil.copy(model_path / "model.safetensors", pickled)
+    torch.save({"lm_head.weight": Command(tmp_path / "made")}, pickled / "pytorch_model.bin")
+    folder = with_local_model(parse_run_config(document(pickled, tmp_path, image_paths[0]))).model.model
+    load_model(folder, dtype=None, attn_implementation="sdpa")
+    load_processor(folder)
+    assert not (tmp_path / "made").exists()
