@@ -84,7 +84,8 @@ class Watch:
     """A view of the calls to checkpoints in an output folder, one of which fails as `case` says.
 
     published: the step of the newest checkpoint that got its name. struck: whether the fault has come. unflushed: what
-    was not on disk when a checkpoint that holds it got its name.
+    was not on disk when a checkpoint that holds it got its name, and the log where that did not tell of its step.
+    recorded: bytes of the log that are on disk.
     """
 
     folder: Path
@@ -94,6 +95,7 @@ class Watch:
     struck: bool = False
     calls: Counter[Place] = field(default_factory=Counter)
     flushed: set[Path] = field(default_factory=set)
+    recorded: int = 0
     unflushed: list[Path] = field(default_factory=list)
 
     def __call__(self, call: FileCall) -> Fault:
@@ -117,11 +119,22 @@ class Watch:
     def _note(self, call: FileCall) -> None:
         if call.name in FLUSHES:
             self.flushed.add(call.path)
+            if call.path == self.folder / STEP_LOG:
+                self.recorded = call.path.stat().st_size
         elif call.name in TAKES_ROOM | {"ftruncate"}:
             self.flushed.discard(call.path)
         elif call.name == "rename" and call.path.parent.name == UNFINISHED:
             self.published = max(self.published, _step(call.path))
             self.unflushed += {call.path, *call.path.rglob("*")} - self.flushed
+            if _step(call.path) in self._unrecorded():
+                self.unflushed.append(self.folder / STEP_LOG)
+
+    def _unrecorded(self) -> set[int]:
+        """Return the steps whose records are not on disk; of saves behind training there may be later ones."""
+        with (self.folder / STEP_LOG).open("rb") as log:
+            log.seek(self.recorded)
+            ended = [line for line in log if line.endswith(b"\n")]
+        return {found["step"] for line in ended if (found := json.loads(line))["event"] == "step"}
 
     def _later(self, call: FileCall) -> Fault:
         full = self.struck and self.case is not None and self.case.kind == FULL_FROM_THERE
@@ -129,11 +142,13 @@ class Watch:
 
     def _place(self, call: FileCall) -> Place | None:
         inside = call.path.relative_to(self.folder).parts
-        if inside == (STEP_LOG,) and call.name == "write":
+        if inside == (STEP_LOG,) and call.name in {"write", "fsync"}:
             return Place(call.name, STEP_LOG)
         if inside and not inside[0].startswith((UNFINISHED, PREFIX)):
             return None
         if not inside and call.name not in FLUSHES:
+            return None
+        if call.name == "mkdir" and call.path.is_dir():  # it changes nothing, and nobody minds that it fails
             return None
         name = _name(inside[-1] if inside else "(output)")
         aside = inside[:1] == (UNFINISHED,)

@@ -148,6 +148,7 @@ def _learn(config: RunConfig, reporter: Reporter, stack: ExitStack, *, overwrite
             refuse_code(Path(checkpoint), path=f"training.{key}")
         trainer = _trainer(config, records, context, stack)
     trainer.course = course
+    trainer.records = (log, rollout_log)
     trainer.async_save = config.training.async_save
     _train(trainer, checkpoint)
 

@@ -13,7 +13,7 @@ from tests.unit.api.wrong_jobs import merge_patch
 PATH = "spec.config.custom.extra.rollout_server.vllm_engine_kwargs"
 HARMFUL = {
     "the guard": {"middleware": [], "api_key": ["mine"], "root_path": "/other", "disable_fastapi_docs": False},
-    "where it listens": {"host": "0.0.0.0", "port": 80, "uds": "/tmp/socket", "ssl_certfile": "", "allowed_origins": []},
+    "where it listens": {"host": "0.0.0.0", "port": 80, "uds": "/tmp/s", "ssl_certfile": "", "allowed_origins": []},
     "code of the model": {"trust_remote_code": True, "hf_overrides": {"auto_map": {}}, "code_revision": "main"},
     "code of somebody": {
         "worker_cls": "a.B",

@@ -1,5 +1,6 @@
 """Reading YAML files: mistakes of form are refused with the file's name."""
 
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -69,6 +70,31 @@ def test_hostile_yaml_is_refused_in_a_sentence(tmp_path: Path, content: str | by
 def test_a_device_is_refused() -> None:
     with pytest.raises(ConfigError, match="a device"):
         load_yaml(Path("/dev/zero"))
+
+
+def calls_for(path: Path, keys: int) -> int:
+    """Return how many calls it takes to validate a file with so many unknown keys."""
+    path.write_text("".join(f"k{number}: {number}\n" for number in range(keys)))
+    calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in {"call", "c_call"}
+
+    sys.setprofile(count)
+    try:
+        assert validate_files([path]) == EXIT_CONFIG
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def test_mistakes_cost_work_in_proportion_to_their_number(tmp_path: Path) -> None:
+    """Ten times as many keys are ten times as many calls: each that is compared with all others is a hundred times."""
+    calls_for(tmp_path / "keys.yaml", 10)  # what is made once
+    few, many = (calls_for(tmp_path / "keys.yaml", keys) for keys in (1_000, 10_000))
+    assert few > 1_000
+    assert many <= 11 * few
 
 
 def test_of_twenty_thousand_mistakes_the_first_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 
 from stage2_api.errors import EXIT_CONFIG, EXIT_RETRYABLE, ConfigError
+from stage2_api.parsing import parse_run_config
 from stage2_trainer.main import EXIT_FAILURE, check, learn
 from stage2_trainer.preflight import checked_records
 from stage2_trainer.process.checkpoints import newest_whole
@@ -73,6 +74,17 @@ def test_several_processes_are_for_a_person_to_put_right(environment, config, tm
 def test_samples_that_processes_cannot_share_are_for_a_person_to_put_right(config):
     with pytest.raises(ConfigError, match="do not give each of 2 learner processes equally many batches"):
         checked_records(config(), world_size=2)  # one line, in batches of any size
+
+
+def test_a_name_that_nobody_knows_is_tried_again_later(environment, config, tmp_path):
+    nowhere = "http://server-0.nowhere.invalid:8000"
+    server = {"servers": [{"base_url": nowhere, "group_port": 2}], "timeout_s": 0.5}
+    changed = config().model_dump()
+    changed["custom"]["extra"]["rollout_matching"]["vllm"]["server"] = server
+    assert learn(parse_run_config(changed)) == EXIT_RETRYABLE
+    said = last_words(tmp_path)["message"]
+    assert nowhere in said
+    assert "Traceback" not in said
 
 
 def test_a_model_that_is_not_there_is_for_a_person_to_put_right(environment, config, tmp_path):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 from accelerate.utils import DistributedType
 from torch import nn
@@ -57,6 +57,14 @@ class _StepBoundary(TrainerCallback):
         self.within = False
 
 
+class Records(Protocol):
+    """What a run writes down beside its checkpoints: its log, its rollouts."""
+
+    def flush(self) -> None:
+        """Return once all that was written is on disk. Raises OSError."""
+        ...
+
+
 class WholeCheckpoints(Trainer):
     """A trainer that writes a checkpoint aside and names it when all processes have written their part."""
 
@@ -64,6 +72,8 @@ class WholeCheckpoints(Trainer):
     """What the run is made of (`process.run_course`); each checkpoint says it."""
     async_save = False
     """Whether training goes on while a checkpoint is written to disk (`process.save_behind`)."""
+    records: Sequence[Records] = ()
+    """What this process has written down; it is on disk before a checkpoint gets its name, and never lags behind it."""
     _aside: Path | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -213,5 +223,7 @@ class WholeCheckpoints(Trainer):
         finally:
             self._aside = None
         self.save_beside(staged)
+        for one in self.records:
+            one.flush()
         if self.state.best_model_checkpoint == str(staged):
             self.state.best_model_checkpoint = str(self._folder / staged.name)

@@ -102,6 +102,10 @@ class MeteredLog:
             for key, gauge in self._servers.items():
                 gauge.labels(server["server"]).set(server[key])
 
+    def flush(self) -> None:
+        """Return once all that was said is on disk."""
+        self._log.flush()
+
 
 class ProgressCollector(Collector):
     """A collector that reads step, phase and sync from the reporter when it is asked."""

@@ -24,7 +24,7 @@ ROLLOUT_LOG = "rollouts.jsonl"
 
 
 class JsonLines:
-    """A file that gets one JSON object a line, each handed to the system when `write` returns.
+    """A file that gets one JSON object a line, each handed to the system when `write` returns, on disk after `flush`.
 
     A half line that a crash has left is ended, so that nothing is glued to it: its readers pass over it.
     """
@@ -43,6 +43,11 @@ class JsonLines:
         with self._named():
             self._file.write(json.dumps(document, ensure_ascii=False) + "\n")
             self._file.flush()
+
+    def flush(self) -> None:
+        """Return once all that was written is on disk. Raises as `write`."""
+        with self._named():
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Close the file. Raises as `write`, of what is still to be written."""
@@ -73,12 +78,19 @@ class EventLog(Protocol):
         """Say one thing."""
         ...
 
+    def flush(self) -> None:
+        """Return once all that was said is on disk."""
+        ...
+
 
 class SilentLog:
     """The log of the learner processes but the first: that one speaks for all."""
 
     def write(self, event: str, figures: Mapping[str, Any]) -> None:
         """Say nothing."""
+
+    def flush(self) -> None:
+        """Nothing was said."""
 
 
 class RunLog:
@@ -93,6 +105,10 @@ class RunLog:
         self._lines.write(document)
         sys.stdout.write(json.dumps(document, ensure_ascii=False) + "\n")
         sys.stdout.flush()
+
+    def flush(self) -> None:
+        """Return once all that was said is on disk."""
+        self._lines.flush()
 
     @contextmanager
     def keeping_warnings(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Folders of models with pickled weights alone, or with code, are refused by each command, unless a key asks for them."""
+"""Folders of models with pickled weights alone, or with code, are refused by each command, unless a key asks."""
 
 from __future__ import annotations
 

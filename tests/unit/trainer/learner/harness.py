@@ -271,4 +271,5 @@ def build(
         train_dataset=list(records),
         eval_dataset=list(records),
     )
+    trainer.records = (log,)
     return Harness(trainer, backend, sync, reporter, interrupt)

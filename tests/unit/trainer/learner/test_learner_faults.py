@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -287,6 +288,36 @@ def test_an_answer_that_fits_no_row_costs_its_sample(trained, answer, rows):
     (step,) = [one for one in lines if one["event"] == "step"]
     assert (step["bad_samples"], step["bad_samples_total"], step["rollout/gt_objects"]) == (1, 1, 2)
     assert math.isfinite(step["loss"])
+
+
+def test_a_run_outlives_an_answer_with_an_index_of_900_digits(learn, images, encoder, monkeypatch):
+    """By a whole `learn`: the second image is answered so each time, and its segment is longer than a row."""
+    make = main._trainer
+
+    def answered_so(*args):
+        trainer = make(*args)
+        estep = trainer.components.estep
+        match = estep._match
+
+        def matched(record, prompt, rollout):
+            if record.index == 1:
+                text = huge_index(record)
+                ids = encoder.tokenizer.encode(text, add_special_tokens=False) + encoder.end_of_turn_ids[:1]
+                rollout = replace(rollout, token_ids=ids, text=text, finish_reason="stop")
+            return match(record, prompt, rollout)
+
+        monkeypatch.setattr(estep, "_match", matched)
+        return trainer
+
+    monkeypatch.setattr(main, "_trainer", answered_so)
+    run = learn(images, packing=True, packing_length=1024)
+    assert (run.code, run.last_words) == (OK, "")
+    assert run.newest.name == "checkpoint-4"
+    assert {one["sample_id"] for one in run.of("bad_sample")} == {"train.jsonl:2"}
+    for told in run.of("bad_sample"):
+        assert int(re.search(r"(\d{4}) tokens", told["reason"])[1]) > 1800
+        assert "fit a row; raise global_max_length" in told["reason"]
+    assert [step["bad_samples_total"] for step in run.of("step")][-1] == 1
 
 
 def test_an_answer_that_fits_no_row_ends_a_run_that_asks_for_that(trained):

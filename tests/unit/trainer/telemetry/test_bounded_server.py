@@ -10,9 +10,12 @@ import urllib.request
 from http.server import BaseHTTPRequestHandler
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from stage2_trainer.telemetry import bounded_server
 from stage2_trainer.telemetry.bounded_server import BoundedHTTPServer
+from stage2_trainer.telemetry.progress import ProgressServer, Reporter
+from stage2_trainer.telemetry.prometheus import MetricsServer
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -45,6 +48,43 @@ def answered(address):
             return answer.status == 204
     except (urllib.error.URLError, ConnectionError, http.client.HTTPException):
         return False
+
+
+def progress_server(stack):
+    return stack.enter_context(ProgressServer(Reporter(), host="127.0.0.1", port=0, token="secret")).port
+
+
+def metrics_server(stack):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    stack.enter_context(MetricsServer(CollectorRegistry(), host="127.0.0.1", port=port))
+    return port
+
+
+@pytest.mark.parametrize(
+    ("server", "status"), [(progress_server, 401), (metrics_server, 200)], ids=["/progress", "/metrics"]
+)
+def test_the_learners_own_routes_stand_under_the_bound(monkeypatch, server, status):
+    monkeypatch.setattr(bounded_server, "MOST_CONNECTIONS", 3)
+    monkeypatch.setattr(bounded_server, "LONGEST_S", 2.0)
+    with contextlib.ExitStack() as stack:
+        address = ("127.0.0.1", server(stack))
+        before = threading.active_count()
+        idle = [stack.enter_context(socket.create_connection(address, timeout=20)) for _ in range(3)]
+        idle[0].sendall(b"GET / HT")
+        refused = stack.enter_context(socket.create_connection(address, timeout=20))
+        assert refused.recv(1) == b""
+        assert threading.active_count() <= before + 2 * 3
+        for connection in idle:
+            with contextlib.suppress(ConnectionResetError):
+                assert connection.recv(1) == b""
+        while True:  # the threads give their places back a moment after they have closed
+            connection = http.client.HTTPConnection(*address, timeout=20)
+            with contextlib.suppress(ConnectionError, http.client.HTTPException):
+                connection.request("GET", "/")
+                assert connection.getresponse().status == status
+                break
 
 
 def test_idle_connections_are_bounded_and_give_way(address):

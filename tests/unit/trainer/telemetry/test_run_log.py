@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+
+from prometheus_client import CollectorRegistry
 
 from stage2_api.pod.reproducibility import SyncModes
 from stage2_trainer.data.records import Fingerprint
+from stage2_trainer.telemetry.prometheus import MeteredLog
 from stage2_trainer.telemetry.reproducibility import config_sha256, reproducibility_record
-from stage2_trainer.telemetry.run_log import JsonLines, RunLog
+from stage2_trainer.telemetry.run_log import JsonLines, RunLog, SilentLog
 
 
 def test_the_record_names_all_that_a_run_is_made_of():
@@ -41,6 +45,16 @@ def test_lines_are_on_disk_at_once_and_survive_a_second_run(tmp_path):
     second.write({"step": 2})
     second.close()
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2]
+
+
+def test_what_a_run_says_is_on_disk_once_it_was_flushed(tmp_path, monkeypatch):
+    flushed = []
+    monkeypatch.setattr("os.fsync", lambda number: flushed.append(os.readlink(f"/proc/self/fd/{number}")))
+    log = MeteredLog(RunLog(tmp_path), CollectorRegistry())
+    rollouts = JsonLines(tmp_path / "rollouts.jsonl")
+    for one in (log, rollouts, SilentLog()):
+        one.flush()
+    assert flushed == [str(tmp_path / "stage2_log.jsonl"), str(tmp_path / "rollouts.jsonl")]
 
 
 def test_what_a_run_says_is_in_its_log_and_on_stdout(tmp_path, capsys):
