@@ -45,11 +45,19 @@ class Problem:
 
 
 class ConfigError(ValueError):
-    """All broken rules of one file, found in one pass. Programs that meet it end with EXIT_CONFIG."""
+    """All broken rules of one file, found in one pass. Programs that meet it end with EXIT_CONFIG.
 
-    def __init__(self, problems: Iterable[Problem]) -> None:
+    unlisted: how many more there are, which nobody described.
+    """
+
+    def __init__(self, problems: Iterable[Problem], *, unlisted: int = 0) -> None:
         self.problems: tuple[Problem, ...] = tuple(problems)
-        super().__init__("\n".join(map(str, self.problems)))
+        self.unlisted = unlisted
+        super().__init__("\n".join([*map(str, self.problems), *([f"and {unlisted} more"] if unlisted else [])]))
+
+    def first(self, most: int) -> ConfigError:
+        """Return it with so many problems, and the others counted."""
+        return ConfigError(self.problems[:most], unlisted=self.unlisted + len(self.problems[most:]))
 
     def told_within(self, characters: int) -> str:
         """Return as many problems as so many characters hold, and how many more there are."""
@@ -58,10 +66,11 @@ class ConfigError(ValueError):
         for problem in self.problems:  # there may be tens of thousands: none is looked at twice
             line = str(problem)
             if kept and len(line) > left:
-                return "\n".join([*kept, f"and {len(self.problems) - len(kept)} more"])
+                break
             kept.append(line[:characters])
             left -= len(line) + 1
-        return "\n".join(kept)
+        more = len(self.problems) - len(kept) + self.unlisted
+        return "\n".join([*kept, *([f"and {more} more"] if more else [])])
 
 
 def shortened(value: object, limit: int = 120) -> str:

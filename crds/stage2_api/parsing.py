@@ -14,6 +14,7 @@ from stage2_api.rules.standalone import STANDALONE_RULES
 from stage2_api.runconfig import RunConfig
 from stage2_api.validation.nesting import require_shallow
 from stage2_api.validation.rule import Rule, lifted
+from stage2_api.validation.size import require_small
 from stage2_api.validation.validate import validate
 
 _RULES: tuple[Rule[RolloutMatchingJob], ...] = (
@@ -43,5 +44,6 @@ def parse_job(raw: Mapping[str, Any]) -> RolloutMatchingJob:
     Raises:
         ConfigError: with every problem, not only the first.
     """
+    require_small(raw.get("spec"), root="spec")
     require_shallow(raw)
     return validate(RolloutMatchingJob, raw, _RULES)

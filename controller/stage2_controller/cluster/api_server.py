@@ -11,7 +11,7 @@ from kubernetes.aio import client, config
 from kubernetes.aio.dynamic import DynamicClient
 from kubernetes.aio.dynamic.exceptions import DynamicApiError
 
-from stage2_controller.job import kinds, names
+from stage2_controller.job import conditions, kinds, names
 from stage2_controller.job.events import Event
 from stage2_controller.job.readiness_gate import GateCondition
 
@@ -33,7 +33,7 @@ class ApiRefused(Exception):
         self.status: int = error.status
         told = _told(error)
         self.reason: str | None = told.get("reason")  # the API server's word for it
-        self.message = str(told.get("message") or f"{error.status} {error.reason}")
+        self.message = conditions.cut(str(told.get("message") or f"{error.status} {error.reason}"))
         super().__init__(f"{what}: {self.message}")
 
 

@@ -7,6 +7,10 @@ from typing import Any, Literal
 
 Truth = Literal["True", "False", "Unknown"]
 
+MESSAGE_CHARS = 8_192
+"""Characters of one text of a status; the definition takes 32,768, and ten of these beside the largest spec fit etcd."""
+_END_CHARS = 1_024  # of a text that is cut: there stands what to do about it
+
 
 @dataclass(frozen=True)
 class Condition:
@@ -31,6 +35,24 @@ def timestamp(now: datetime) -> str:
 def instant(text: str) -> datetime:
     """Return the time that `timestamp` wrote."""
     return datetime.fromisoformat(text)
+
+
+def cut(text: str) -> str:
+    """Return the text, without its middle where it is longer than a status holds: others write as much as they like."""
+    if len(text) <= MESSAGE_CHARS:
+        return text
+    gap = f" … ({len(text):,} characters, cut) … "
+    return text[: MESSAGE_CHARS - _END_CHARS - len(gap)] + gap + text[-_END_CHARS:]
+
+
+def bounded(status: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the status with every message cut: a single long one, and the API server would refuse it for ever."""
+    entries = [{**item, "message": cut(item["message"])} for item in status.get("conditions") or ()]
+    return {
+        **status,
+        **({"conditions": entries} if entries else {}),
+        **({"message": cut(status["message"])} if status.get("message") else {}),
+    }
 
 
 def merged(

@@ -9,9 +9,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stage2_api.elsewhere import named_elsewhere
+from stage2_api.errors import ConfigError
 from stage2_api.job import Network, RolloutMatchingJob
 from stage2_api.parsing import parse_job
 from stage2_api.runconfig import RunConfig
+from stage2_api.validation import size
 from stage2_api.vllm import resolve_transport
 from stage2_controller.job import kinds, names, node_fit, template_rules
 from stage2_controller.job.children import configmap, deployment, learner_job, meta, networkpolicy, pod, service
@@ -23,6 +25,8 @@ from stage2_controller.job.settings import Settings
 # What the spec's hash is made of. Defaults are left out: a newer definition that adds one does not make it another job.
 _PODS_ARE_MADE_FROM = {"rollout", "learner", "config", "volumes", "placement", "gpu_resource", "image", "tls"}
 _REMEMBERED = 1024  # desired states; one takes about 70 kB
+_KEPT_PROBLEMS = 100  # of one spec; a condition has room for some fifty
+_QUICK = 16_384  # characters of a spec that is read in some 20 ms
 
 
 @dataclass(frozen=True)
@@ -97,18 +101,27 @@ def desired(raw: Mapping[str, Any], settings: Settings) -> Desired:
 
 
 class DesiredCache:
-    """The desired states of the jobs that were asked for last, each as long as uid and generation stay the same."""
+    """The desired states of the jobs that were asked for last, each as long as uid and generation stay the same.
+
+    Of a spec that breaks a rule the error is remembered: whoever writes one pays for one reading of it.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._made: OrderedDict[Key, tuple[tuple[str, int], Desired]] = OrderedDict()
+        self._made: OrderedDict[Key, tuple[tuple[str, int], Desired | ConfigError]] = OrderedDict()
 
     def of(self, raw: Mapping[str, Any]) -> Desired:
         """Return the job's desired state. Raise ConfigError if its spec breaks a rule."""
-        metadata = raw["metadata"]
-        key, spec = Key(metadata["namespace"], metadata["name"]), (metadata["uid"], metadata["generation"])
-        known = self._made.get(key)
-        made = known[1] if known and known[0] == spec else desired(raw, self._settings)
+        made = self._known(raw)
+        return _without_error(self.keep(raw, read(raw, self._settings) if made is None else made))
+
+    def to_be_read(self, raw: Mapping[str, Any]) -> bool:
+        """Whether to know the job's desired state takes a while: its spec is large, and was not read yet."""
+        return self._known(raw) is None and size.characters(raw["spec"], most=_QUICK) > _QUICK
+
+    def keep(self, raw: Mapping[str, Any], made: "Desired | ConfigError") -> "Desired | ConfigError":
+        """Remember what was read of a job, and return it."""
+        key, spec = _identity(raw)
         self._made[key] = spec, made
         self._made.move_to_end(key)
         if len(self._made) > _REMEMBERED:
@@ -118,6 +131,30 @@ class DesiredCache:
     def forget(self, key: Key) -> None:
         """Drop the desired state of a job that is gone."""
         self._made.pop(key, None)
+
+    def _known(self, raw: Mapping[str, Any]) -> "Desired | ConfigError | None":
+        key, spec = _identity(raw)
+        known = self._made.get(key)
+        return known[1] if known and known[0] == spec else None
+
+
+def read(raw: Mapping[str, Any], settings: Settings) -> Desired | ConfigError:
+    """Return the job's desired state, or why it has none. Touches nothing: any thread may call it."""
+    try:
+        return desired(raw, settings)
+    except ConfigError as error:
+        return error.first(_KEPT_PROBLEMS)
+
+
+def _without_error(made: Desired | ConfigError) -> Desired:
+    if isinstance(made, ConfigError):
+        raise made.with_traceback(None)
+    return made
+
+
+def _identity(raw: Mapping[str, Any]) -> tuple[Key, tuple[str, int]]:
+    metadata = raw["metadata"]
+    return Key(metadata["namespace"], metadata["name"]), (metadata["uid"], metadata["generation"])
 
 
 def children(

@@ -327,7 +327,7 @@ def _patch(found: Object, *wanted: dict[str, str], at: str, **more: Any) -> dict
 
 
 def _true(kind: str, reason: str, message: str) -> dict[str, str]:
-    return {"type": kind, "status": "True", "reason": reason, "message": message}
+    return {"type": kind, "status": "True", "reason": reason, "message": conditions.cut(message)}
 
 
 def _false(kind: str, reason: str, message: str) -> dict[str, str]:

@@ -23,7 +23,6 @@ from stage2_controller.job.situation import Situation
 from stage2_controller.job.stage import Manifests, existing, shaped, stage
 
 NewCredentials = Callable[[Hosts, datetime], Mapping[str, str]]
-MESSAGE_CHARS = 8_192  # of 32,768 that a condition may have
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ def plan(
     try:
         wanted = desired_of(raw) if desired_of else desired(raw, settings)
     except ConfigError as error:
-        return _refused(raw, observed, error.told_within(MESSAGE_CHARS), now)
+        return _refused(raw, observed, error.told_within(conditions.MESSAGE_CHARS), now)
     situation = Situation(
         raw=_forgiven(raw, wanted.spec_hash), desired=wanted, observed=observed, settings=settings, now=now
     )

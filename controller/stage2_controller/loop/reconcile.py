@@ -1,7 +1,9 @@
 """One pass over one job: observe, plan, write what differs, tell the status once, then its events."""
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -18,7 +20,7 @@ from stage2_controller.cluster.progress_polls import ProgressPolls
 from stage2_controller.cluster.store import Store
 from stage2_controller.job import conditions, credentials, names, outcome
 from stage2_controller.job import status as statuses
-from stage2_controller.job.desired import DesiredCache
+from stage2_controller.job.desired import DesiredCache, read
 from stage2_controller.job.events import events
 from stage2_controller.job.key import Key
 from stage2_controller.job.observed import Object, Observed, terminating
@@ -62,6 +64,7 @@ class Reconciler:
         self._capacity = capacity
         self._clock = clock
         self._desired = DesiredCache(settings)
+        self._reader = ThreadPoolExecutor(1, "read-specs")  # one: the loop shares its processor with these alone
         self._internal_errors = InternalErrors()
         self._pod_defaults = DefaultsOfPods(api, clock)
         self._observer = Observer(api, store, progress, kueue_served=settings.kueue, clock=clock)
@@ -91,6 +94,7 @@ class Reconciler:
         if job is None or terminating(job):
             self.forget(key)
             return None
+        await self._read(job)
         nodes = await self._nodes(key, job)
         observed = await self._observer.observe(key, job)
         now = self._clock()
@@ -117,6 +121,7 @@ class Reconciler:
             node = None if outcome.final(job.get("status") or {}) else current_node(self._observer.watched(key, job))
             if self._capacity and node:
                 with suppress(Exception):  # a spec that cannot be planned by now: its pass says so, and keeps what runs
+                    await self._read(job)
                     need, defaults = self._desired.of(job).need, PodDefaults()
                     with suppress(Exception):  # what is added to it is asked for again by its pass
                         defaults = await self._pod_defaults.of(key.namespace, job["spec"])
@@ -135,6 +140,13 @@ class Reconciler:
         if self._capacity is None:
             return None
         return NodeView(self._capacity, key, await self._pod_defaults.of(key.namespace, job["spec"]))
+
+    async def _read(self, job: Object) -> None:
+        """Read a spec that is large, and was not read yet, in a thread: meanwhile the loop serves the other jobs."""
+        if self._desired.to_be_read(job):
+            loop = asyncio.get_running_loop()
+            with suppress(Exception):  # a bug: the plan meets it again, and tells it
+                self._desired.keep(job, await loop.run_in_executor(self._reader, read, job, self._settings))
 
     def _plan(
         self, key: Key, job: Object, observed: Observed, nodes: NodeView | None, now: datetime
@@ -189,6 +201,7 @@ class Reconciler:
         status = made.status
         if made.children or refusals:
             status = statuses.with_refusals(status, job, refusals, now=now)
+        status = conditions.bounded(status)
         if status == previous:
             return
         written = await self._api.apply_status(job, status)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -49,12 +50,18 @@ def location(place: Sequence[int | str], raw: Any) -> tuple[int | str, ...]:
     return tuple(kept)
 
 
-def from_pydantic(model: type[BaseModel], located: Located, *, root: str = "") -> list[Problem]:
-    """Return one problem for each place that is wrong, in the order of the file; branches of a union count as one."""
+def from_pydantic(
+    model: type[BaseModel], located: Located, *, root: str = "", most: int = 100
+) -> tuple[list[Problem], int]:
+    """Return a problem for each of the first places that are wrong, in the order of the file, and how many more are.
+
+    Branches of a union count as one. To describe one, all keys are looked through for what was meant.
+    """
     by_path: dict[str, list[tuple[tuple[int | str, ...], ErrorDetails]]] = {}
     for place, error in located:
         by_path.setdefault(key_paths.joined(root, key_paths.dotted(place)), []).append((place, error))
-    return [_problem(model, path, errors, root) for path, errors in by_path.items()]
+    described = itertools.islice(by_path.items(), most)
+    return [_problem(model, path, errors, root) for path, errors in described], max(len(by_path) - most, 0)
 
 
 def _problem(model: type[BaseModel], path: str, errors: Located, root: str) -> Problem:

@@ -39,7 +39,11 @@ def validate(model: type[M], raw: Mapping[str, Any], rules: Sequence[Rule[M]], *
 
 
 def form_of(model: type[M], raw: Mapping[str, Any], *, root: str = "") -> tuple[M | None, list[Problem]]:
-    """Return the object, repaired where its form is wrong, with the problems of form; None if it is beyond repair."""
+    """Return the object, repaired where its form is wrong, with the problems of form; None if it is beyond repair.
+
+    Raises:
+        ConfigError: where there are more problems than anybody reads.
+    """
     repaired = copy.deepcopy(raw)
     found: list[Problem] = []
     for attempt in range(_ROUNDS):
@@ -48,7 +52,9 @@ def form_of(model: type[M], raw: Mapping[str, Any], *, root: str = "") -> tuple[
         except ValidationError as error:
             errors = error.errors(include_url=False, include_context=True)
         located = [(form_errors.location(item["loc"], repaired), item) for item in errors]
-        new = form_errors.from_pydantic(model, located, root=root)
+        new, unlisted = form_errors.from_pydantic(model, located, root=root)
+        if unlisted:  # hardly a file of ours: what is wrong besides its form is not looked for
+            raise ConfigError(new, unlisted=unlisted)
         told = {problem.path for problem in found}
         found += [problem for problem in new if attempt == 0 or not _about_told(problem.path, told)]
         for place, item in located:

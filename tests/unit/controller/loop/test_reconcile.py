@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from stage2_api.job_status import JobStatus
 from stage2_controller.cluster.api_server import ApiRefused
 from stage2_controller.cluster.progress_polls import ProgressPolls
 from stage2_controller.cluster.progress_reader import ProgressReader
@@ -92,6 +93,7 @@ class Server:
         self.requests.append(("apply", "status"))
         if self.objects[job["kind"], job["metadata"]["name"]]["metadata"]["uid"] != job["metadata"]["uid"]:
             return None
+        JobStatus.model_validate(status)  # the definition's bounds: the API server would refuse more
         return self.put({**job, "status": status})
 
     async def emit(self, job: Any, event: Any, *, at: str) -> None:

@@ -1,0 +1,137 @@
+"""Jobs that are made to harm the controller: what they cost, where they are read, and that their status is written."""
+
+import copy
+import threading
+from typing import Any
+
+import pytest
+
+from stage2_api.validation.size import LARGEST
+from stage2_controller.job import conditions, desired, names, reasons
+from stage2_controller.loop.work_queue import RetryLater
+from tests.unit.controller import builders as b
+from tests.unit.controller.loop.test_reconcile import KEY, Life, Object
+from tests.unit.controller.loop.test_reconcile import life as life  # a fixture
+
+LOOP = threading.current_thread().name
+
+
+@pytest.fixture
+def readers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The thread of each time that a spec is read whole."""
+    told: list[str] = []
+    real = desired.desired
+
+    def seen(*arguments: Any) -> Any:
+        told.append(threading.current_thread().name)
+        return real(*arguments)
+
+    monkeypatch.setattr(desired, "desired", seen)
+    return told
+
+
+def keys(count: int) -> Object:
+    """A job with as many keys that nobody knows."""
+    made = b.job()
+    made["spec"]["config"] |= {f"key_{index}": index for index in range(count)}
+    return made
+
+
+def listed(count: int) -> Object:
+    """A job that is valid, with a long list where any may stand."""
+    made = copy.deepcopy(b.job())
+    made["spec"]["config"]["deepspeed"] = {"train_batch_size": 1, "long": [1] * count}
+    return made
+
+
+def status_of(life: Life) -> Object:
+    """The status that the API server holds."""
+    found: Object = life.server.objects[names.KIND, KEY.name]["status"]
+    return found
+
+
+def accepted(life: Life) -> Object:
+    """The job's condition Accepted."""
+    return dict(conditions.find(status_of(life), reasons.ACCEPTED) or {})
+
+
+@pytest.mark.parametrize("errors", [1, 300, 3_000])
+async def test_a_refusal_of_any_length_is_told_in_a_status_that_the_definition_takes(life: Life, errors: int) -> None:
+    one = "spec.template.spec.tolerations[0].effect: Unsupported value: 'Bad': supported values: 'NoExecute', 'NoSchedule'"
+    life.server.refused["Deployment"] = f"Deployment is invalid: [{', '.join([one] * errors)}]: mend them all"
+    life.server.refused["Service"] = "exceeded quota: small"
+    for kind in ("Service", "Deployment"):
+        with pytest.raises(RetryLater) as told:
+            await life.one_pass()
+        assert kind in str(told.value)
+        assert life.told() == ("False", reasons.CHILD_REFUSED)
+        life.server.refused.pop("Service", None)
+    status = status_of(life)
+    assert "Deployment is invalid" in status["message"]
+    assert status["message"].endswith("mend them all")
+    life.server.requests.clear()
+    with pytest.raises(RetryLater):
+        await life.one_pass()
+    assert ("apply", "status") not in life.server.requests
+
+
+@pytest.mark.parametrize("length", [100, 40_000, 400_000])
+async def test_so_is_what_a_scheduler_or_a_quota_says(life: Life, length: int) -> None:
+    await life.one_pass()
+    said = "exceeded quota: " + "x" * length
+    failure = {"type": "ReplicaFailure", "status": "True", "message": said, "lastTransitionTime": "2026-01-02T03:04:05Z"}
+    there = life.server.objects["Deployment", "job-3v1-rollout"]
+    life.server.add({**there, "status": {"conditions": [failure]}})
+    await life.one_pass()
+    told = conditions.find(status_of(life), reasons.ROLLOUT_READY)
+    assert told is not None
+    assert told["reason"] == reasons.POD_REFUSED
+    assert "exceeded quota" in told["message"]
+    assert len(told["message"]) <= conditions.MESSAGE_CHARS
+
+
+async def test_a_spec_that_breaks_a_rule_is_read_once_however_many_passes_there_are(
+    life: Life, readers: list[str]
+) -> None:
+    life.server.add(b.job(learner={"gpus": 1, "template": {"spec": {"hostNetwork": True}}}))
+    for _ in range(5):
+        await life.one_pass()
+    assert len(readers) == 1
+    assert accepted(life)["reason"] == reasons.INVALID_SPEC
+    life.server.add(b.job(), generation=2)
+    await life.one_pass()
+    assert len(readers) == 2
+    assert accepted(life)["reason"] == reasons.VALID
+
+
+@pytest.mark.parametrize("make", [keys, listed])
+async def test_a_spec_above_the_bound_is_refused_before_it_is_read(life: Life, make: Any) -> None:
+    life.server.add(make(3 * LARGEST))
+    await life.one_pass()
+    told = accepted(life)
+    assert told["reason"] == reasons.INVALID_SPEC
+    assert told["message"].startswith("spec.config: more than 131,072 characters; must, with the rest of the spec, ")
+    assert life.server.events == [reasons.INVALID_SPEC]
+    assert not life.server.written()
+
+
+@pytest.mark.parametrize("make", [keys, listed])
+async def test_a_large_spec_is_read_beside_the_loop_and_a_small_one_in_it(
+    life: Life, readers: list[str], make: Any
+) -> None:
+    await life.one_pass()
+    assert readers == [LOOP]
+    life.server.add(make(5_000), generation=2)
+    for _ in range(3):
+        await life.one_pass()
+    assert len(readers) == 2
+    assert readers[1] != LOOP
+
+
+async def test_of_very_many_mistakes_a_hundred_are_described_and_the_rest_counted(life: Life) -> None:
+    life.server.add(keys(5_000))
+    await life.one_pass()
+    message = accepted(life)["message"]
+    assert message.startswith("spec.config.key_0: 0; ")
+    assert message.splitlines()[-1] == f"and {5_000 - len(message.splitlines()) + 1} more"
+    assert len(message) <= conditions.MESSAGE_CHARS + 100
