@@ -1,6 +1,8 @@
-"""The ValidatingAdmissionPolicy that refuses keys which no section of a job has; `crds/known-keys.yaml` holds it.
+"""The ValidatingAdmissionPolicy that refuses what a definition cannot; `crds/known-keys.yaml` holds it.
 
-The definition keeps such keys, so that none is lost silently, and with that `kubectl apply` finds none by itself.
+Keys that no section of a job has: the definition keeps them, so that none is lost silently, and with that `kubectl
+apply` finds none by itself. And a spec that holds too much: what the definition leaves free may be of any size and
+depth, and of an object that is nested as deep as its decoder goes an API server stores what it cannot list again.
 """
 
 from __future__ import annotations
@@ -11,8 +13,10 @@ from typing import Any
 from stage2_api import job
 from stage2_api.structural_schema import Schema, structural
 from stage2_api.validation import key_paths
+from stage2_api.validation.size import LARGEST, MOST_PARTS
 
 _SUMMANDS = 16  # parsers bound how deep an expression is nested, and a sum nests
+_PARTS = "variables.written.split('{').size() + variables.written.split('[').size()"  # and brackets in texts
 _WAY_OUT = "not keys of stage2: correct or remove them; `kubectl explain rmj.spec --recursive` lists all keys"
 
 
@@ -44,15 +48,27 @@ def known_keys_policy() -> dict[str, Any]:
             "variables": [
                 *({"name": variable, "expression": expression} for variable, expression in sections),
                 {"name": "unknown", "expression": every},
+                # Written out, since only that is quick: to visit each value took an API server 23 s for 150 kB of them.
+                {"name": "written", "expression": "'%s'.format([object.?spec.orValue({})])"},
+                {"name": "parts", "expression": f"{_PARTS} - 2"},
             ],
             "validations": [
+                _at_most(
+                    LARGEST, "variables.written.size()", "characters", "put long texts into files of spec.volumes"
+                ),
+                _at_most(MOST_PARTS, "variables.parts", "mappings and lists", "take out what the job does not need"),
                 {
                     "expression": "variables.unknown.size() == 0",
                     "messageExpression": f"variables.unknown.join(', ') + ': {_WAY_OUT}'",
-                }
+                },
             ],
         },
     }
+
+
+def _at_most(most: int, count: str, of: str, way_out: str) -> dict[str, str]:
+    rule = f" {of}; the whole spec must have at most {most:,}; {way_out}"
+    return {"expression": f"{count} <= {most}", "messageExpression": f"'spec: ' + string({count}) + '{rule}'"}
 
 
 def _sections(spec: Schema) -> Iterator[tuple[str, str]]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from stage2_api.errors import ConfigError, Problem
 
 LARGEST = 131_072
 """Characters of a job's spec; one with every key of the contract and a full pod template for both roles has 20,000."""
+MOST_PARTS = 4_000
+"""Mappings and lists in a job's spec, and with that its depth: of one that is nested as deep as its decoder goes
+(10,000), an API server may store what it cannot list again, for anybody."""
 _OF_A_NUMBER = 4
 
 
@@ -34,16 +37,39 @@ def characters(raw: Any, *, most: int) -> int:
     return count
 
 
+def parts(raw: Any, *, most: int) -> int:
+    """Return how many mappings and lists `raw` holds, itself among them; some number above `most` if there are more."""
+    count = 0
+    waiting = [raw]
+    while waiting and count <= most:
+        value = waiting.pop()
+        if isinstance(value, Mapping | list):
+            count += 1
+            waiting.extend(value.values() if isinstance(value, Mapping) else value)
+    return count
+
+
 def require_small(spec: Any, *, root: str) -> None:
     """Raise ConfigError where a job's spec holds too much; it names the key that holds most."""
-    if not isinstance(spec, Mapping) or characters(spec, most=LARGEST) <= LARGEST:
+    if isinstance(spec, Mapping):
+        _require(spec, characters, "characters as JSON", _TEXTS, most=LARGEST, root=root)
+        _require(spec, parts, "mappings and lists", "take out what the job does not need", most=MOST_PARTS, root=root)
+
+
+class _Count(Protocol):
+    def __call__(self, raw: Any, *, most: int) -> int: ...
+
+
+def _require(spec: Mapping[Any, Any], count: _Count, of: str, way_out: str, *, most: int, root: str) -> None:
+    if count(spec, most=most) <= most:
         return
-    held = {str(key): characters(value, most=LARGEST) for key, value in spec.items()}
-    key, count = max(held.items(), key=lambda item: item[1])
-    value = f"more than {LARGEST:,} characters" if count > LARGEST else f"about {count:,} characters"
-    rule = f"must, with the rest of the spec, have at most {LARGEST:,} characters as JSON"
-    way_out = "put long texts into files of spec.volumes, and take out what the job does not need"
-    raise ConfigError([Problem(f"{root}.{key}", _Told(value), rule, way_out)])
+    held = {str(key): count(value, most=most) for key, value in spec.items()}
+    key, found = max(held.items(), key=lambda item: item[1])
+    value = f"more than {most:,} {of}" if found > most else f"{found:,} {of}"
+    raise ConfigError([Problem(f"{root}.{key}", _Told(value), f"the whole spec must have at most {most:,}", way_out)])
+
+
+_TEXTS = "put long texts into files of spec.volumes, and take out what the job does not need"
 
 
 class _Told(str):

@@ -1,21 +1,23 @@
-"""Jobs that are made to harm the controller, on a real API server: each harms itself alone, and is told what is wrong."""
+"""Jobs that are made to harm the controller, on a real API server: each harms itself alone, and says what is wrong."""
 
 import json
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from urllib.request import urlopen
 
 import pytest
 
-from stage2_api.validation.size import LARGEST
+from stage2_api.validation.size import LARGEST, MOST_PARTS
 from tests.cluster.controller.conftest import Controller, Kubectl, Object, eventually
-from tests.tools import free_port
+from tests.integration.conftest import free_port
 from tests.unit.api.wrong_jobs import good_job
 
 pytestmark = pytest.mark.timeout(300)
-DEEPEST = 9_980
-"""Levels of a value in a job's spec that an API server takes: its decoder ends at 10,000 for the whole object."""
+DEEPEST = 9_997
+"""Levels of a value in a job's spec that an API server's decoder takes; what it stores then, it cannot list again."""
 
 
 @pytest.fixture
@@ -37,21 +39,22 @@ def named(name: str, **spec: object) -> Object:
     return {**made, "metadata": {"name": name}, "spec": {**made["spec"], **spec}}
 
 
-def created(kubectl: Kubectl, body: Object, **values: str) -> None:
+def sent(kubectl: Kubectl, body: Object, **values: str) -> subprocess.CompletedProcess[str]:
     """Create a job without a client's own checks; JSON text may stand for a word of it."""
     text = json.dumps(body)
     for word, value in values.items():
         text = text.replace(f'"{word}"', value)
     path = f"/apis/stage2.dev/v1alpha1/namespaces/{kubectl.namespace}/rolloutmatchingjobs"
-    file = kubectl.kubeconfig.parent / f"{body['metadata']['name']}.json"
-    file.write_text(text, encoding="utf-8")
-    kubectl("create", "--raw", path, "-f", str(file))
-    file.unlink()
+    with NamedTemporaryFile("w", suffix=".json") as file:
+        file.write(text)
+        file.flush()
+        return kubectl.run("create", "--raw", path, "-f", file.name)
 
 
-def accepted(kubectl: Kubectl, name: str) -> Object:
-    """The job's condition Accepted, once there is one."""
-    return told(kubectl, name, "Accepted")
+def created(kubectl: Kubectl, body: Object, **values: str) -> None:
+    """The same, where the API server must take it."""
+    done = sent(kubectl, body, **values)
+    assert done.returncode == 0, done.stderr
 
 
 def told(kubectl: Kubectl, name: str, condition: str, reason: str = "") -> Object:
@@ -84,24 +87,42 @@ def test_a_refusal_of_three_hundred_sentences_is_told_by_the_job(kubectl: Kubect
 
 def test_objects_of_any_size_and_depth_harm_themselves_alone(kubectl: Kubectl, figures: str) -> None:
     config = {**good_job()["spec"]["config"], "deepspeed": "HERE"}
+    deep = MOST_PARTS - 100
     shapes = {
-        "keys": json.dumps({f"key_{index}": index for index in range(30_000)}),
-        "numbers": json.dumps({"long": [1] * 400_000}),
-        "text": json.dumps({"text": "x" * 1_400_000}),
-        "deep": '{"a":' * DEEPEST + "1" + "}" * DEEPEST,
-        "deep-list": '{"a":' + "[" * DEEPEST + "]" * DEEPEST + "}",
-        "below": json.dumps({"long": [1] * (LARGEST // 4 // 5)}),
+        "keys": (json.dumps({f"key_{index}": index for index in range(6_000)}), "Valid"),
+        "numbers": (json.dumps({"long": [1] * (LARGEST // 4)}), "Valid"),
+        "mappings": (json.dumps({"long": [{}] * deep}), "Valid"),
+        "deep": ('{"a":' * deep + "1" + "}" * deep, "must not be nested deeper than 64 levels"),
+        "deep-list": ('{"a":' + "[" * deep + "]" * deep + "}", "must not be nested deeper than 64 levels"),
     }
-    for name, text in shapes.items():
+    for name, (text, _) in shapes.items():
         created(kubectl, named(name, config=config), HERE=text)
-    found = {name: accepted(kubectl, name) for name in shapes}
-    for name in ("keys", "numbers", "text"):
-        assert found[name]["message"].startswith("spec.config: more than 131,072 characters; ")
-    for name in ("deep", "deep-list"):
-        assert "must not be nested deeper than 64 levels" in found[name]["message"]
-    assert found["below"]["reason"] == "Valid"
+    template = {"spec": {f"field_{index}": index for index in range(5_000)}}
+    created(kubectl, named("mistakes", learner={**good_job()["spec"]["learner"], "template": template}))
+    for name, (_, expected) in shapes.items():
+        found = told(kubectl, name, "Accepted")
+        assert expected in (found["reason"], *found["message"].split("; "))
+    assert told(kubectl, "mistakes", "Accepted", "InvalidSpec")
     works(kubectl, "good")
     lag = re.findall(r"^stage2_event_loop_lag_seconds_(\S+) (\S+)$", urlopen(figures).read().decode(), re.MULTILINE)
     print(f"\nthe loop's lag beside {len(shapes)} hostile jobs: {dict(lag)}")
     assert float(dict(lag)["count"]) > 0
-    assert kubectl("get", "events", "-o", "name", "--field-selector=reason=InvalidSpec").count("event") == 5
+    assert kubectl("get", "events", "-o", "name", "--field-selector=reason=InvalidSpec").count("event") == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "of"),
+    [
+        ('{"a":' * DEEPEST + "1" + "}" * DEEPEST, "mappings and lists"),
+        ('{"a":' + "[" * (DEEPEST - 10) + "]" * (DEEPEST - 10) + "}", "mappings and lists"),
+        (json.dumps({"text": "x" * 1_571_000}), "characters"),
+        (json.dumps({"long": [1] * 400_000}), "characters"),
+    ],
+    ids=["mappings", "lists", "text", "numbers"],
+)
+def test_what_an_api_server_could_not_list_again_is_not_stored(kubectl: Kubectl, text: str, of: str) -> None:
+    config = {**good_job()["spec"]["config"], "deepspeed": "HERE"}
+    refused = sent(kubectl, named("huge", config=config), HERE=text)
+    assert refused.returncode != 0
+    assert f" {of}; the whole spec must have at most " in refused.stderr
+    assert "No resources found" in kubectl.run("get", "rmj").stderr

@@ -79,7 +79,12 @@ async def test_a_refusal_of_any_length_is_told_in_a_status_that_the_definition_t
 async def test_so_is_what_a_scheduler_or_a_quota_says(life: Life, length: int) -> None:
     await life.one_pass()
     said = "exceeded quota: " + "x" * length
-    failure = {"type": "ReplicaFailure", "status": "True", "message": said, "lastTransitionTime": "2026-01-02T03:04:05Z"}
+    failure = {
+        "type": "ReplicaFailure",
+        "status": "True",
+        "message": said,
+        "lastTransitionTime": "2026-01-02T03:04:05Z",
+    }
     there = life.server.objects["Deployment", "job-3v1-rollout"]
     life.server.add({**there, "status": {"conditions": [failure]}})
     await life.one_pass()
@@ -110,7 +115,9 @@ async def test_a_spec_above_the_bound_is_refused_before_it_is_read(life: Life, m
     await life.one_pass()
     told = accepted(life)
     assert told["reason"] == reasons.INVALID_SPEC
-    assert told["message"].startswith("spec.config: more than 131,072 characters; must, with the rest of the spec, ")
+    assert told["message"].startswith(
+        "spec.config: more than 131,072 characters as JSON; the whole spec must have at most"
+    )
     assert life.server.events == [reasons.INVALID_SPEC]
     assert not life.server.written()
 

@@ -1,0 +1,76 @@
+"""A spec that holds too much is refused, by the API server and again by whoever reads it, however it is made."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from stage2_api.admission import known_keys_policy
+from stage2_api.errors import ConfigError
+from stage2_api.parsing import parse_job
+from stage2_api.validation.size import LARGEST, MOST_PARTS, characters, parts, require_small
+from tests.unit.api.api_server import admitted
+from tests.unit.api.wrong_jobs import good_job
+
+POLICY = known_keys_policy()
+
+
+def job_with(value: Any) -> dict[str, Any]:
+    made = good_job()
+    made["spec"]["config"]["deepspeed"] = {"train_batch_size": 1, "more": value}
+    return made
+
+
+def nested(levels: int) -> Any:
+    found: Any = 1
+    for _ in range(levels):
+        found = {"a": found}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("value", "of"),
+    [
+        ("x" * LARGEST, "characters"),
+        ({f"key_{index}": index for index in range(LARGEST // 8)}, "characters"),
+        ([1] * LARGEST, "characters"),
+        ([{}] * MOST_PARTS, "mappings and lists"),
+        ([[]] * MOST_PARTS, "mappings and lists"),
+    ],
+    ids=["text", "keys", "numbers", "mappings", "lists"],
+)
+def test_it_is_refused_with_what_holds_most_and_by_the_api_server(value: Any, of: str) -> None:
+    job = job_with(value)
+    with pytest.raises(
+        ConfigError, match=rf"^spec\.config: [a-z0-9, ]* {of}.*; the whole spec must have at most [\d,]*; "
+    ):
+        parse_job(job)
+    assert f" {of}; the whole spec must have at most" in admitted(POLICY, job)
+
+
+def test_a_large_job_that_keeps_the_bounds_is_taken() -> None:
+    job = job_with({"texts": ["x" * 30_000] * 3, "parts": [{}] * 3_000})
+    assert admitted(POLICY, job) == ""
+    assert parse_job(job).spec.config.deepspeed == job["spec"]["config"]["deepspeed"]
+
+
+def test_no_spec_within_the_bound_is_nested_as_deep_as_a_decoder_goes() -> None:
+    deep = good_job()["spec"] | {"rollout": {"template": nested(MOST_PARTS)}}
+    assert parts(deep, most=MOST_PARTS) > MOST_PARTS
+    with pytest.raises(ConfigError, match=r"^spec\.rollout: 4,0\d\d|more than 4,000 mappings and lists"):
+        require_small(deep, root="spec")
+
+
+def test_characters_are_counted_about_as_json_has_them() -> None:
+    spec = good_job()["spec"]
+    assert characters(spec, most=LARGEST) == pytest.approx(len(json.dumps(spec, separators=(",", ":"))), rel=0.1)
+
+
+def test_what_aliases_stand_for_is_looked_at_up_to_the_bound() -> None:
+    laughs: Any = "ha"
+    for _ in range(60):
+        laughs = [laughs] * 9
+    assert LARGEST < characters(laughs, most=LARGEST) < 2 * LARGEST
+    assert MOST_PARTS < parts(laughs, most=MOST_PARTS) < 2 * MOST_PARTS
