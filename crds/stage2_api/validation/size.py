@@ -12,11 +12,11 @@ LARGEST = 131_072
 MOST_PARTS = 4_000
 """Mappings and lists in a job's spec, and with that its depth: of one that is nested as deep as its decoder goes
 (10,000), an API server may store what it cannot list again, for anybody."""
-_OF_A_NUMBER = 4
+_OF_A_NUMBER = 2
 
 
 def characters(raw: Any, *, most: int) -> int:
-    """Return about how many characters `raw` has as JSON, numbers taken for 4; some number above `most` if it has more.
+    """Return about how many characters `raw` has as JSON, numbers taken for 2; some number above `most` if it has more.
 
     What lies beyond `most` is not looked at: the time is bounded, also for YAML's aliases, whatever they stand for.
     """
