@@ -28,6 +28,7 @@ class AdminPolicy:
     runtime_classes: tuple[str, ...] = (_ANY,)
     resource_claim_templates: tuple[str, ...] = (_ANY,)
     largest_job: Mapping[str, int] = field(default_factory=dict)  # its GPUs, by namespace; `*` for all others
+    longest_start_seconds: int = 0  # of spec.learner.startDeadlineSeconds; 0: no bound
 
     def check(self, job: RolloutMatchingJob) -> None:
         """Raise ConfigError with everything of the job that the policy does not allow."""
@@ -49,6 +50,7 @@ class AdminPolicy:
 
     def _problems(self, spec: JobSpec) -> Iterator[Problem]:
         yield from self._images("spec", {"image": spec.image} if spec.image else {})
+        yield from self._start(spec.learner.start_deadline_seconds)
         for index, volume in enumerate(spec.volumes):
             yield from self._volume(f"spec.volumes[{index}]", volume.source)
         for role, part in (("rollout", spec.rollout), ("learner", spec.learner)):
@@ -68,6 +70,12 @@ class AdminPolicy:
                 where = f"{path}.{key}[{index}]"
                 yield from self._images(where, container)
                 yield from self._environment(where, container)
+
+    def _start(self, seconds: int) -> Iterator[Problem]:
+        if self.longest_start_seconds and seconds > self.longest_start_seconds:
+            rule = f"this cluster lets servers hold GPUs for at most {self.longest_start_seconds} s before the learner runs"
+            way_out = "ask for less, or ask the admin to raise policy.longestStartSeconds of the chart"
+            yield Problem("spec.learner.startDeadlineSeconds", seconds, rule, way_out)
 
     def _images(self, path: str, holder: Mapping[str, Any]) -> Iterator[Problem]:
         image = holder.get("image")
@@ -108,8 +116,9 @@ def read_policy(text: str) -> AdminPolicy:
     if unknown := sorted(written.keys() - names.keys()):
         raise ValueError(f"{', '.join(unknown)}: a policy has {', '.join(names)}")
     most = {str(namespace): int(gpus) for namespace, gpus in written.pop("largestJob", {}).items()}
+    longest = int(written.pop("longestStartSeconds", 0))
     lists = {names[key]: tuple(map(str, values)) for key, values in written.items()}
-    return AdminPolicy(**lists, largest_job=most)
+    return AdminPolicy(**lists, largest_job=most, longest_start_seconds=longest)
 
 
 def _camel(name: str) -> str:

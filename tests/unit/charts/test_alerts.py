@@ -1,4 +1,4 @@
-"""The five alerts by Prometheus' own rules: each fires when it has to, stays silent beside it, and says what to do."""
+"""The six alerts by Prometheus' own rules: each fires when it has to, stays silent beside it, and says what to do."""
 
 import subprocess
 from collections.abc import Callable, Mapping
@@ -38,6 +38,12 @@ def step(name: str) -> str:
 PASSES = f'stage2_reconcile_total{{namespace="s", result="error", {OF_A}}}'
 AGE = f'stage2_watch_compared_age_seconds{{namespace="s", {OF_A}}}'
 JOB = {"namespace": "t", "name": "j"}
+
+
+def late(by: str) -> str:
+    return f'stage2_event_loop_lag_seconds_bucket{{namespace="s", le="{by}", {OF_A}}}'
+
+
 RELEASE = {"namespace": "stage2-system"}
 
 CASES = [
@@ -46,6 +52,8 @@ CASES = [
     Case("Stage2NoLeader", {leader("stage2-system"): "1x3 0x3 1x14"}, 20, None),
     Case("Stage2WatchesStale", {AGE: "0+60x20"}, 9, {"namespace": "s", "pod": "a"}),
     Case("Stage2WatchesStale", {AGE: "120x20"}, 20, None),
+    Case("Stage2LoopStands", {late("+Inf"): "0+1200x40", late("0.1"): "0+1190x40"}, 30, {"namespace": "s", "pod": "a"}),
+    Case("Stage2LoopStands", {late("+Inf"): "0+1200x40", late("0.1"): "0+1199x40"}, 30, None),
     Case("Stage2ControllerBug", {PASSES: "0x10 1x10"}, 12, {"namespace": "s", "pod": "a"}),
     Case("Stage2ControllerBug", {PASSES: "7x40"}, 40, None),
     Case("Stage2JobFailed", {phase("j", "Failed"): "1x20"}, 1, JOB),
@@ -78,7 +86,7 @@ def test_each_alert_fires_when_it_has_to_and_stays_silent_otherwise(
 
 def test_every_alert_has_a_case_in_which_it_fires_and_one_in_which_it_does_not(rules: Mapping[str, Any]) -> None:
     alerts = {rule["alert"] for rule in rules["groups"][0]["rules"]}
-    assert len(alerts) == 5
+    assert len(alerts) == 6
     for fires in (True, False):
         assert {case.alert for case in CASES if (case.fires is not None) is fires} == alerts
 

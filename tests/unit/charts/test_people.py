@@ -25,6 +25,9 @@ def test_who_may_view_or_edit_a_namespace_may_do_so_with_its_jobs(
     (rule,) = made["rules"]
     assert (rule["apiGroups"], rule["resources"]) == (["stage2.dev"], ["rolloutmatchingjobs"])
     assert set(rule["verbs"]) == verbs
+    grants = made["metadata"]["annotations"]["stage2.dev/grants"]
+    assert ("runs programs" in grants) is ("create" in verbs)
+    assert ("Deletes all" in grants) is ("deletecollection" in verbs)
 
 
 def test_an_admin_may_keep_these_rights_to_themselves(template: Template) -> None:

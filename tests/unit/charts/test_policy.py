@@ -297,6 +297,22 @@ def test_without_a_word_of_the_admin_a_job_is_as_large_as_the_contract_lets_it_b
         assert refusals(raw, policy_of(manifests)) == admitted(manifests[POLICY], raw) == ""
 
 
+@pytest.mark.parametrize(
+    ("value", "seconds", "refused"),
+    [("86400", 86_400, False), ("86400", 86_401, True), ("60", 3_600, True), ("0", 2**31 - 1, False)],
+)
+def test_servers_hold_gpus_without_answering_for_as_long_as_the_admin_says(
+    template: Template, value: str, seconds: int, refused: bool
+) -> None:
+    manifests = template(f"policy.longestStartSeconds={value}")
+    raw = b.job(learner={"gpus": 1, "startDeadlineSeconds": seconds})
+    for said in (refusals(raw, policy_of(manifests)), admitted(manifests[POLICY], raw)):
+        assert (
+            said.startswith(f"spec.learner.startDeadlineSeconds: {seconds}; this cluster lets servers hold") is refused
+        )
+        assert bool(said) is refused
+
+
 FIVE = {"limits": {"nvidia.com/gpu": 5}}
 
 

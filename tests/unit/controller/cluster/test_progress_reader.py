@@ -1,5 +1,6 @@
 """Asking a learner for its progress, over real HTTP on the loopback address."""
 
+import asyncio
 import base64
 import contextlib
 import gzip
@@ -11,10 +12,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
 
 from stage2_api.pod import files
+from stage2_controller.cluster import progress_reader
 from stage2_controller.cluster.progress_reader import ProgressReader
 from stage2_controller.job import credentials, names
 from tests.unit.controller import builders as b
@@ -169,6 +172,39 @@ async def test_an_answer_without_end_is_left_at_its_bound() -> None:
     async with asking(answer) as reader:
         assert await reader.read(POD, SECRET) is None
     assert sent < 64 << 20  # what sockets buffer, and no more
+
+
+@pytest.mark.parametrize("drips", [False, True], ids=["silent", "dripping"])
+@pytest.mark.parametrize("after", ["nothing", "the head"])
+async def test_a_learner_that_takes_its_time_is_left_at_the_limit(
+    monkeypatch: pytest.MonkeyPatch, after: str, drips: bool
+) -> None:
+    """On a socket of its own: it sends a byte again and again, or none, and never ends by itself."""
+    said = b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n" if after == "the head" else b""
+    left = asyncio.Event()
+
+    async def serve(reading: asyncio.StreamReader, writing: asyncio.StreamWriter) -> None:
+        writing.write(said)
+        with contextlib.suppress(ConnectionError):
+            while not reading.at_eof():
+                writing.write((b" " if said else b"H") if drips else b"")
+                await writing.drain()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(reading.read(4096), 0.02)
+        left.set()
+        writing.close()
+
+    monkeypatch.setattr(progress_reader, "_TIMEOUT", aiohttp.ClientTimeout(total=0.5))
+    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
+    reader = ProgressReader(port=listening.sockets[0].getsockname()[1])
+    assert await reader.read(POD, SECRET) is None
+    await left.wait()  # the connection is closed, not kept
+    await reader.close()
+    listening.close()
+
+
+def test_the_limit_is_shorter_than_the_time_between_two_questions() -> None:
+    assert 0 < (progress_reader._TIMEOUT.total or 0) <= 3
 
 
 @pytest.fixture(scope="module")
