@@ -125,6 +125,12 @@ stage2.dev/role: controller
 - apiGroups: [node.k8s.io]
   resources: [runtimeclasses]
   verbs: [get]
+{{- if eq .Values.controller.nodesMayCome "auto" }}
+- apiGroups: [""]
+  resources: [configmaps]
+  resourceNames: [cluster-autoscaler-status]  # kube-system, openshift-machine-api: whether an autoscaler writes it
+  verbs: [get]
+{{- end }}
 {{- end }}
 {{- if .Values.controller.kueue }}
 - apiGroups: [kueue.x-k8s.io]

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from http import HTTPStatus
 from typing import Any, Protocol
 
 import aiohttp
@@ -23,7 +24,8 @@ Requested = Callable[[str, str, int], None]
 _MESSAGE_LIMIT = 1024  # characters; the API server refuses longer event messages
 _REQUEST_S = 30
 _HOLD_ATTEMPTS = 5
-_PAGE = 500  # objects; of pods some 3 MB
+PAGE = 500
+"""Objects of a list that are asked for at a time; of pods some 3 MB."""
 
 
 class ApiRefused(Exception):
@@ -99,6 +101,16 @@ class Api:
                 return None
             raise
 
+    async def serves(self, group: str) -> bool:
+        """Return whether a group of definitions is served: everybody may ask that."""
+        try:
+            await self._request("get", f"/apis/{group}")
+        except ApiRefused as error:
+            if error.status == HTTPStatus.NOT_FOUND:
+                return False
+            raise
+        return True
+
     async def list(self, kind: str, namespace: str | None, *, labelled: bool) -> Object:
         """Return the list of a kind in one namespace or in all; `labelled`: only our children."""
         selector = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}" if labelled else None
@@ -122,7 +134,7 @@ class Api:
                 path(kind, namespace),
                 label_selector=labels,
                 field_selector=fields,
-                limit=_PAGE,
+                limit=PAGE,
                 _continue=more,
             )
             yield page
@@ -313,9 +325,9 @@ class Api:
 
 
 def resource_of(where: str) -> str:
-    """Return the resource that an API path is about: `deployments`, `rolloutmatchingjobs/status`."""
+    """Return the resource that an API path is about: `deployments`, `rolloutmatchingjobs/status`; `apis`: a group."""
     parts = where.strip("/").split("/")
-    rest = parts[2:] if parts[0] == "api" else parts[3:]
+    rest = parts[2:] if parts[0] == "api" else parts[3:] or parts[:1]
     if rest[0] == "namespaces" and len(rest) > 2:
         rest = rest[2:]
     return "/".join([rest[0], *rest[2:]])
@@ -326,6 +338,8 @@ def verb_of(method: str, where: str) -> str:
     if method == "get":
         parts = where.strip("/").split("/")
         rest = parts[2:] if parts[0] == "api" else parts[3:]
+        if not rest:
+            return "get"
         return "list" if len(rest) == (3 if rest[0] == "namespaces" else 1) else "get"
     return {"post": "create", "put": "update"}.get(method, method)
 

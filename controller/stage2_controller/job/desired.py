@@ -19,7 +19,7 @@ from stage2_controller.job import kinds, names, node_fit, template_rules
 from stage2_controller.job.children import configmap, deployment, learner_job, meta, networkpolicy, pod, service
 from stage2_controller.job.containers import Processes, containers
 from stage2_controller.job.key import Key
-from stage2_controller.job.node_fit import Need
+from stage2_controller.job.node_fit import Avoided, Need
 from stage2_controller.job.settings import Settings
 
 # What the spec's hash is made of. Defaults are left out: a newer definition that adds one does not make it another job.
@@ -38,14 +38,14 @@ class Desired:
     children: tuple[meta.Manifest, ...]
     need: Need  # what all its pods ask of one node
     spec_hash: str
-    # By the last node and the last hosts to leave alone.
-    _pinned: dict[tuple[str | None, pod.Hosts, pod.Hosts], tuple[meta.Manifest, ...]] = field(default_factory=dict)
+    # By the last node and the last nodes to leave alone.
+    _pinned: dict[tuple[str | None, Avoided, pod.Hosts], tuple[meta.Manifest, ...]] = field(default_factory=dict)
     _added: dict[str, "Desired"] = field(default_factory=dict)  # by the digest of the last additions
 
-    def on(self, node: str | None, avoid: pod.Hosts = (), shun: pod.Hosts = ()) -> tuple[meta.Manifest, ...]:
+    def on(self, node: str | None, avoid: Avoided = (), shun: pod.Hosts = ()) -> tuple[meta.Manifest, ...]:
         """Return the children as a controller writes them: with a readiness gate and hashes, the pods on this node.
 
-        avoid: hosts that pods without a node must leave alone; shun: those that they take last.
+        avoid: nodes that pods without one must leave alone; shun: hosts that they take last.
         """
         key = node, avoid, shun
         if key not in self._pinned:
@@ -53,10 +53,10 @@ class Desired:
             self._pinned[key] = tuple(self._controlled(child, node, avoid, shun) for child in self.children)
         return self._pinned[key]
 
-    def _controlled(self, child: meta.Manifest, node: str | None, avoid: pod.Hosts, shun: pod.Hosts) -> meta.Manifest:
+    def _controlled(self, child: meta.Manifest, node: str | None, avoid: Avoided, shun: pod.Hosts) -> meta.Manifest:
         leads = kinds.DEPLOYMENT if self.processes.servers else kinds.LEARNER_JOB  # the learner follows its servers
-        hosts = (avoid, shun) if child["kind"] == leads.kind else ((), ())
-        return meta.stamped(_controlled(child, node, *hosts), self._hash_of(child))
+        others = (avoid, shun) if child["kind"] == leads.kind else ((), ())
+        return meta.stamped(_controlled(child, node, *others), self._hash_of(child))
 
     def _hash_of(self, child: meta.Manifest) -> str:
         """Return the hash of the part of the spec that a child is made from: pods do not notice their policy."""
@@ -203,7 +203,7 @@ def namespace_of(accepted: RolloutMatchingJob) -> str:
     return accepted.metadata.namespace or "default"
 
 
-def _controlled(child: meta.Manifest, node: str | None, avoid: pod.Hosts, shun: pod.Hosts) -> meta.Manifest:
+def _controlled(child: meta.Manifest, node: str | None, avoid: Avoided, shun: pod.Hosts) -> meta.Manifest:
     """Return the child with what only a controller can add: its readiness, its addresses, the job's uid, its node."""
     if child["kind"] == kinds.DEPLOYMENT.kind:
         child = deployment.gated(child)

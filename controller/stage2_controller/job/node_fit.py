@@ -3,7 +3,7 @@
 The node is chosen once for both pods; the scheduler still binds them, so that its preemption and its last word count.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -11,10 +11,12 @@ from typing import Any
 from stage2_controller.job import kinds, node_terms, quantity
 from stage2_controller.job.observed import Object
 from stage2_controller.job.quantity import Amounts
+from stage2_controller.job.settings import NodesMayCome
 
 _BLOCKING = ("NoSchedule", "NoExecute")
 _OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 HOSTNAME = "kubernetes.io/hostname"
+INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 _OF_WHOLE_PODS = ("cpu", "memory", "hugepages-")
 # Labels of nodes that belong to a pool, which an autoscaler may make larger.
 _POOLS = (
@@ -27,6 +29,18 @@ _POOLS = (
 _OF_KARPENTER = _POOLS[0]
 _LISTED = 3  # nodes that a message names
 _NOTHING: Amounts = MappingProxyType({})
+
+Avoided = tuple[tuple[str, str], ...]
+"""Nodes, by labels of which they have one: pairs of its key and its value."""
+
+
+@dataclass(frozen=True)
+class Autoscaling:
+    """The admin's word on nodes that may come, and the signs of what makes them, besides labels of nodes."""
+
+    nodes_may_come: NodesMayCome = "auto"
+    cluster_autoscaler: bool = False  # it writes its status
+    karpenter: bool = False  # its API is served
 
 
 @dataclass(frozen=True)
@@ -171,28 +185,43 @@ def _preference(need: Need, info: NodeInfo) -> int:
     return sum(node_terms.weight(pod.affinity, info.labels) for pod in need.pods)
 
 
-def may_be_made(need: Need, nodes: Sequence[NodeInfo]) -> bool:
-    """Return whether a node with room for the whole job may come: one is only busy, or pools of nodes can grow."""
-    if need.host is not None:
+def may_be_made(need: Need, nodes: Sequence[NodeInfo], autoscaling: Autoscaling) -> bool:
+    """Return whether a node with room for the whole job may come: the admin says so, or signs do.
+
+    Signs: one is only busy, there is none, nodes are of pools that can grow, or an autoscaler is there.
+    """
+    if need.host is not None or autoscaling.nodes_may_come == "never":
         return False
+    if autoscaling.nodes_may_come == "always" or autoscaling.cluster_autoscaler or autoscaling.karpenter:
+        return True
     busy = any(_usable(need, info) and _has(info.allocatable, need.total) for info in nodes)
     return busy or not nodes or any(label in info.labels for info in nodes for label in _POOLS)
 
 
-def half_rooms(need: Need, nodes: Sequence[NodeInfo]) -> tuple[str, ...]:
-    """Return the host names of nodes that could take the first pod of the job, as of now, without the others.
+def half_rooms(need: Need, nodes: Sequence[NodeInfo], autoscaling: Autoscaling) -> Avoided:
+    """Return what nodes are called that could take the first pod of the job, as of now, without the others.
 
-    Karpenter leaves pods alone that name hosts. Where it works, only what has room at this moment is named; elsewhere
-    whatever is large enough, so that nothing that is promised to another job is taken. What is kept for another job is
-    always named.
+    Karpenter leaves pods alone that name hosts. Where it works, only what has room at this moment is named, and by its
+    instance type if no node of that type would ever take the whole job; elsewhere whatever is large enough, by its
+    host, so that nothing that is promised to another job is taken. What is kept for another job is always named.
     """
-    kept = {info.labels[HOSTNAME] for info in nodes if HOSTNAME in info.labels and info.kept}
+    kept = {(HOSTNAME, info.labels[HOSTNAME]) for info in nodes if HOSTNAME in info.labels and info.kept}
     if len(need.pods) < 2:
         return tuple(sorted(kept))
-    first, by_karpenter = need.pods[0].requests, any(_OF_KARPENTER in info.labels for info in nodes)
+    first = need.pods[0].requests
     usable = [info for info in nodes if HOSTNAME in info.labels and _usable(need, info)]
-    tempting = [info for info in usable if _has(info.free if by_karpenter else info.allocatable, first)]
-    return tuple(sorted(kept | {info.labels[HOSTNAME] for info in tempting}))
+    if not autoscaling.karpenter and not any(_OF_KARPENTER in info.labels for info in nodes):
+        tempting = {(HOSTNAME, info.labels[HOSTNAME]) for info in usable if _has(info.allocatable, first)}
+        return tuple(sorted(kept | tempting))
+    large = {info.labels.get(INSTANCE_TYPE) for info in nodes if _has(info.allocatable, need.total)}
+    tempting = {_type_or_host(info, large) for info in usable if _has(info.free, first)}
+    return tuple(sorted(kept | tempting))
+
+
+def _type_or_host(info: NodeInfo, large: Container[str | None]) -> tuple[str, str]:
+    """Return the label by which pods may avoid the node: its type's, if all of that type are too small."""
+    key = HOSTNAME if info.labels.get(INSTANCE_TYPE) in large or INSTANCE_TYPE not in info.labels else INSTANCE_TYPE
+    return key, info.labels[key]
 
 
 def only_kept(need: Need, nodes: Sequence[NodeInfo]) -> bool:

@@ -9,7 +9,7 @@ from stage2_controller.job import binding, conditions, names, node_fit, reasons
 from stage2_controller.job.binding import Refusal
 from stage2_controller.job.conditions import Condition, Truth
 from stage2_controller.job.key import Key
-from stage2_controller.job.node_fit import Need, NodeInfo
+from stage2_controller.job.node_fit import Autoscaling, Avoided, Need, NodeInfo
 from stage2_controller.job.observed import Observed, terminating
 from stage2_controller.job.pod_defaults import PodDefaults
 
@@ -48,6 +48,7 @@ class NodeView:
     account: NodeAccount
     key: Key
     defaults: PodDefaults = field(default_factory=PodDefaults)  # what the API server adds to the job's pods
+    autoscaling: Autoscaling = field(default_factory=Autoscaling)
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class NodeChoice:
     refused_zone: bool = False  # and nor would the others of its zone
     again_after_s: float | None = None
     tied: bool = True  # its pods are tied to the node, and there are none without one; else the scheduler finds it
-    avoid: tuple[str, ...] = ()  # hosts that pods which are not tied must leave alone
+    avoid: Avoided = ()  # nodes that pods which are not tied must leave alone
     shun: tuple[str, ...] = ()  # hosts that they take last: one of them had room for half of the job
     claim: Literal["promised", "lapsed", "waits", "none"] = "promised"  # of room, in the account of the nodes
 
@@ -98,8 +99,8 @@ def place(
         return _on(asked, node)
     told = Condition(reasons.PLACED, "False", reasons.NO_NODE_FITS, node_fit.why_none_fits(asked, nodes))
     nowhere = NodeChoice(asked, None, told, again_after_s=LOOK_AGAIN_S, claim="waits")
-    if node_fit.may_be_made(asked, nodes) and not node_fit.only_kept(asked, nodes):
-        return replace(nowhere, tied=False, avoid=node_fit.half_rooms(asked, nodes))
+    if node_fit.may_be_made(asked, nodes, view.autoscaling) and not node_fit.only_kept(asked, nodes):
+        return replace(nowhere, tied=False, avoid=node_fit.half_rooms(asked, nodes, view.autoscaling))
     return nowhere
 
 

@@ -5,10 +5,11 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from typing import get_args
 
 from stage2_api import log_lines
 from stage2_controller.job.admin_policy import read_policy
-from stage2_controller.job.settings import DEFAULT_IMAGE, Settings
+from stage2_controller.job.settings import DEFAULT_IMAGE, NodesMayCome, Settings
 from stage2_controller.loop import operator
 from stage2_controller.loop.controller import PATIENCE_S, Options
 
@@ -32,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             progress_s=options.progress_seconds,
             policy=options.policy,
             kueue=options.kueue,
+            nodes_may_come=options.nodes_may_come,
         ),
         Options(
             namespaces=tuple(options.namespace or ()),
@@ -73,6 +75,13 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=PATIENCE_S,
         help="keep a node for a job that has waited for room for so long; 0: never (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--nodes-may-come",
+        choices=get_args(NodesMayCome),
+        default="auto",
+        help="whether jobs that fit nowhere have pending pods, for an autoscaler to see; auto: where there are signs of"
+        " one, or a node is only busy (default: %(default)s)",
     )
     parser.add_argument("--kueue", action="store_true", help="write a Kueue Workload for jobs that name a queue")
     parser.add_argument(

@@ -13,6 +13,7 @@ import aiohttp
 
 from stage2_controller.cluster.api_server import Api, ApiRefused
 from stage2_controller.cluster.apply import ChildWriter, NameTaken
+from stage2_controller.cluster.autoscalers import Autoscalers
 from stage2_controller.cluster.capacity import Capacity
 from stage2_controller.cluster.named_objects import DefaultsOfPods
 from stage2_controller.cluster.observe import Observer, child_name
@@ -67,6 +68,7 @@ class Reconciler:
         self._reader = ThreadPoolExecutor(1, "read-specs")  # one: the loop shares its processor with these alone
         self._internal_errors = InternalErrors()
         self._pod_defaults = DefaultsOfPods(api, clock)
+        self._autoscalers = Autoscalers(api, settings.nodes_may_come, clock)
         self._observer = Observer(api, store, progress, kueue_served=settings.kueue, clock=clock)
         self._writer = ChildWriter(api, self._observer)
 
@@ -139,7 +141,8 @@ class Reconciler:
     async def _nodes(self, key: Key, job: Object) -> NodeView | None:
         if self._capacity is None:
             return None
-        return NodeView(self._capacity, key, await self._pod_defaults.of(key.namespace, job["spec"]))
+        defaults = await self._pod_defaults.of(key.namespace, job["spec"])
+        return NodeView(self._capacity, key, defaults, await self._autoscalers.seen())
 
     async def _read(self, job: Object) -> None:
         """Read a spec that is large, and was not read yet, in a thread: meanwhile the loop serves the other jobs."""

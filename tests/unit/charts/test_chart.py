@@ -92,7 +92,19 @@ def test_named_namespaces_still_see_nodes_and_what_takes_their_room_where_placem
 ) -> None:
     rules = template('controller.namespaces=["team-a"]')["ClusterRole", "stage2-system-stage2"]["rules"]
     found = {resource for rule in rules for resource in rule["resources"]}
-    assert found == {"nodes", "pods", "priorityclasses", "runtimeclasses"}
+    assert found == {"nodes", "pods", "priorityclasses", "runtimeclasses", "configmaps"}
+    (status,) = (rule for rule in rules if "configmaps" in rule["resources"])
+    assert (status["resourceNames"], status["verbs"]) == (["cluster-autoscaler-status"], ["get"])
+
+
+@pytest.mark.parametrize("word", ["always", "never"])
+def test_an_admins_word_on_nodes_that_may_come_is_the_controllers_and_needs_no_right(
+    template: Template, word: str
+) -> None:
+    made = template(f'controller.nodesMayCome="{word}"', 'controller.namespaces=["team-a"]')
+    assert f"--nodes-may-come={word}" in controller_pod(made)["containers"][0]["args"]
+    rules = made["ClusterRole", "stage2-system-stage2"]["rules"]
+    assert "configmaps" not in {resource for rule in rules for resource in rule["resources"]}
 
 
 def test_the_controller_may_not_list_secrets_or_touch_pods(template: Template) -> None:

@@ -1,6 +1,6 @@
 """The common parts of both pods: security, files, scratch space, placement, and the person's template over them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from stage2_api.job import LearnerSpec, RolloutMatchingJob, RolloutSpec
@@ -8,7 +8,7 @@ from stage2_api.pod import files
 from stage2_controller.job import kinds, names, node_terms, strategic_merge
 from stage2_controller.job.children import meta
 from stage2_controller.job.containers import Container
-from stage2_controller.job.node_fit import HOSTNAME
+from stage2_controller.job.node_fit import HOSTNAME, Avoided
 
 Hosts = tuple[str, ...]
 """Nodes, by their label kubernetes.io/hostname."""
@@ -108,19 +108,22 @@ def answers_over_tls(manifest: Mapping[str, Any]) -> bool:
     return any(volume["name"] == files.TLS_VOLUME for volume in volumes)
 
 
-def avoiding(manifest: meta.Manifest, hosts: Hosts) -> meta.Manifest:
-    """Return the Deployment whose pod runs on none of these hosts, in words that an autoscaler of nodes understands."""
-    return _narrowed(manifest, _none_of(hosts))
+def avoiding(manifest: meta.Manifest, avoided: Avoided) -> meta.Manifest:
+    """Return the Deployment whose pod runs on none of these nodes, in words that an autoscaler of nodes understands."""
+    return _narrowed(manifest, _none_of(avoided))
 
 
 def shunning(manifest: meta.Manifest, hosts: Hosts) -> meta.Manifest:
     """Return the Deployment whose pod runs on these hosts only where no other takes it."""
     own = node_terms.of(manifest["spec"]["template"]["spec"])
-    return _with_node_affinity(manifest, node_terms.preferring(own, _none_of(hosts)))
+    return _with_node_affinity(manifest, node_terms.preferring(own, _none_of([(HOSTNAME, host) for host in hosts])))
 
 
-def _none_of(hosts: Hosts) -> dict[str, Any]:
-    return {"matchExpressions": [{"key": HOSTNAME, "operator": "NotIn", "values": list(hosts)}]}
+def _none_of(avoided: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    values: dict[str, list[str]] = {}
+    for key, value in avoided:
+        values.setdefault(key, []).append(value)
+    return {"matchExpressions": [{"key": key, "operator": "NotIn", "values": those} for key, those in values.items()]}
 
 
 def _narrowed(manifest: meta.Manifest, term: Mapping[str, Any]) -> meta.Manifest:

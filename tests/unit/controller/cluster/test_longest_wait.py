@@ -9,7 +9,7 @@ from stage2_controller.cluster.capacity import Capacity
 from stage2_controller.cluster.longest_wait import LOOKED_AT
 from stage2_controller.job import node_fit
 from stage2_controller.job.key import Key
-from stage2_controller.job.node_fit import Need, PodNeed
+from stage2_controller.job.node_fit import Autoscaling, Need, PodNeed
 from stage2_controller.job.placement import NodeView
 from stage2_controller.job.plan import plan
 from tests.unit.controller import builders as b
@@ -197,7 +197,7 @@ def test_pods_that_the_scheduler_places_leave_the_kept_node_alone() -> None:
     made.wait(n.KEY, ALL)
     two = Need((PodNeed("rollout", {GPU: 2, "pods": 1}), PodNeed("learner", {GPU: 2, "pods": 1})), gpu_resource=GPU)
     for need in (two, needs(1)):
-        assert node_fit.half_rooms(need, made.nodes_for(n.OTHER, need)) == ("a",)
+        assert node_fit.half_rooms(need, made.nodes_for(n.OTHER, need), Autoscaling()) == ((node_fit.HOSTNAME, "a"),)
 
 
 def test_a_job_that_only_the_kept_node_would_take_makes_no_pods() -> None:

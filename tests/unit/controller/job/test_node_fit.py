@@ -1,11 +1,12 @@
 """Which node a job gets, and what is said when none has room."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from stage2_controller.job import node_fit
-from stage2_controller.job.node_fit import Need, PodNeed
+from stage2_controller.job.node_fit import Autoscaling, Need, PodNeed
 from tests.unit.controller import nodes as n
 
 GPU = "nvidia.com/gpu"
@@ -141,16 +142,38 @@ COMING: list[tuple[str, bool, list[Any]]] = [
 
 @pytest.mark.parametrize(("may", "objects"), [row[1:] for row in COMING], ids=[row[0] for row in COMING])
 def test_a_node_may_come_where_one_is_busy_or_pools_can_grow(may: bool, objects: list[Any]) -> None:
-    assert node_fit.may_be_made(FOUR, n.capacity(*objects).nodes_for(n.KEY, FOUR)) is may
+    nodes = n.capacity(*objects).nodes_for(n.KEY, FOUR)
+    assert node_fit.may_be_made(FOUR, nodes, Autoscaling()) is may
+    assert not node_fit.may_be_made(FOUR, nodes, Autoscaling("never", cluster_autoscaler=True, karpenter=True))
+    signs = (Autoscaling("always"), Autoscaling(cluster_autoscaler=True), Autoscaling(karpenter=True))
+    assert all(node_fit.may_be_made(FOUR, nodes, sign) for sign in signs)
+    assert not any(node_fit.may_be_made(replace(FOUR, host="of-kueue"), nodes, sign) for sign in signs)
+
+
+def hosts(*names: str) -> node_fit.Avoided:
+    return tuple((node_fit.HOSTNAME, name) for name in names)
 
 
 def test_hosts_that_could_take_the_servers_alone_are_named_and_with_karpenter_only_those_that_have_room_now() -> None:
     taken = (n.foreign("full", gpus=4), n.foreign("part", gpus=1))
     objects = (n.node("full", 4), n.node("part", 4), n.node("small", 2), *taken)
-    assert node_fit.half_rooms(FOUR, n.capacity(*objects).nodes_for(n.KEY, FOUR)) == ("full", "part")
+    nodes = n.capacity(*objects).nodes_for(n.KEY, FOUR)
+    assert node_fit.half_rooms(FOUR, nodes, Autoscaling()) == hosts("full", "part")
+    assert node_fit.half_rooms(FOUR, nodes, Autoscaling(karpenter=True)) == hosts("part")
     karpenter = n.node("other", 0, labels={"karpenter.sh/nodepool": "default"})
-    assert node_fit.half_rooms(FOUR, n.capacity(*objects, karpenter).nodes_for(n.KEY, FOUR)) == ("part",)
-    assert node_fit.half_rooms(need(), n.capacity(*objects).nodes_for(n.KEY, need())) == ()
+    pooled = n.capacity(*objects, karpenter).nodes_for(n.KEY, FOUR)
+    assert node_fit.half_rooms(FOUR, pooled, Autoscaling()) == hosts("part")
+    assert node_fit.half_rooms(need(), nodes, Autoscaling()) == ()
+
+
+def test_with_karpenter_nodes_of_a_type_that_is_too_small_are_named_by_their_type() -> None:
+    def typed(name: str, gpus: int, kind: str) -> Any:
+        return n.node(name, gpus, labels={node_fit.INSTANCE_TYPE: kind})
+
+    objects = (typed("a", 3, "small"), typed("b", 3, "small"), typed("c", 4, "large"), typed("d", 3, "large"))
+    nodes = n.capacity(*objects, n.foreign("c", gpus=1)).nodes_for(n.KEY, FOUR)
+    avoided = node_fit.half_rooms(FOUR, nodes, Autoscaling(karpenter=True))
+    assert avoided == (*hosts("c", "d"), (node_fit.INSTANCE_TYPE, "small"))
 
 
 def test_a_limit_stands_for_a_request_that_is_not_written() -> None:

@@ -112,7 +112,8 @@ def test_on_a_chosen_node_every_term_is_narrowed_to_it(kind: str) -> None:
     assert terms == [{**term, "matchFields": here} for term in own]
 
 
-def test_hosts_that_are_left_alone_are_so_in_every_term() -> None:
-    terms = affinity_of(pod.avoiding(made("Deployment"), ["a", "b"]))["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
-    avoided = expression(node_fit.HOSTNAME, "NotIn", "a", "b")
-    assert [term["matchExpressions"] for term in terms] == [[H100, avoided], [expression("pool", "Exists"), avoided]]
+def test_nodes_that_are_left_alone_are_so_in_every_term() -> None:
+    avoided = ((node_fit.HOSTNAME, "a"), (node_fit.HOSTNAME, "b"), (node_fit.INSTANCE_TYPE, "small"))
+    terms = affinity_of(pod.avoiding(made("Deployment"), avoided))["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
+    none = [expression(node_fit.HOSTNAME, "NotIn", "a", "b"), expression(node_fit.INSTANCE_TYPE, "NotIn", "small")]
+    assert [term["matchExpressions"] for term in terms] == [[H100, *none], [expression("pool", "Exists"), *none]]

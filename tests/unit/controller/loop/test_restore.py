@@ -31,6 +31,9 @@ class Cluster(Server):
             raise ApiRefused(f"list {kind}", error)
         return {"items": [body for (there, _), body in self.objects.items() if there == kind]}
 
+    async def serves(self, group: str) -> bool:
+        return False
+
 
 LIMITS = {
     "kind": "LimitRange",

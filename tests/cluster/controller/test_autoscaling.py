@@ -1,0 +1,110 @@
+"""Every node is too small, and none has the label of a pool: pods are pending where something may make another node.
+
+What an autoscaler would do the test does: it adds a node once the real scheduler has refused the pods.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.controller.conftest import HERE, Controller, Kubectl, Object, eventually, job, reason
+from tests.cluster.controller.fake_nodes import FakeNodes
+from tests.cluster.controller.test_placement import node_of, places, refused
+
+pytestmark = pytest.mark.timeout(300)
+TYPE = "node.kubernetes.io/instance-type"
+
+
+def run(rights: Path, kubectl: Kubectl, folder: Path, *options: str) -> Controller:
+    """A controller that has begun to work."""
+    made = Controller(rights, kubectl.namespace, folder / "controller.log", *options)
+    made.start()
+    return made
+
+
+def hosts_and_types(kubectl: Kubectl) -> list[Object]:
+    """What the servers' pod says of nodes."""
+    (pod,) = kubectl.list("pods", selector="stage2.dev/role=rollout")
+    (term,) = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
+        "nodeSelectorTerms"
+    ]
+    assert term.keys() == {"matchExpressions"}, "no matchFields, which autoscalers refuse"
+    expressions: list[Object] = term["matchExpressions"]
+    return expressions
+
+
+def gets_all(kubectl: Kubectl, nodes: FakeNodes, *, small: str) -> None:
+    """The pods of a job wait for a node, the one that comes gets both, and the small one never had half."""
+    eventually(lambda: refused(kubectl, "job-3v1"), why="the scheduler has refused both pods: an autoscaler acts")
+    assert reason(kubectl, "job-3v1", "Placed") == "NoSingleNodeFits"
+    made = nodes.add(f"{kubectl.namespace}-made", gpus=4, labels={**HERE, TYPE: "large"})
+    live = "the node that was made has both pods"
+    eventually(lambda: places(kubectl, "job-3v1") == [made] * 2 and node_of(kubectl, "job-3v1") == made, why=live)
+    told = [event["message"] for event in kubectl.list("events") if event["reason"] == "Scheduled"]
+    assert not any(small in message for message in told)
+
+
+@pytest.mark.parametrize("word", ["always", "never"])
+def test_the_admins_word_decides_whether_pods_wait_for_a_node(
+    kubectl: Kubectl, rights: Path, nodes: FakeNodes, tmp_path: Path, word: str
+) -> None:
+    small = nodes.add(f"{kubectl.namespace}-small", gpus=3, labels=HERE)
+    busy = nodes.add(f"{kubectl.namespace}-busy", gpus=4, labels={**HERE, "eks.amazonaws.com/nodegroup": "gpus"})
+    controller = run(rights, kubectl, tmp_path, f"--nodes-may-come={word}")
+    try:
+        kubectl.apply(job("first"))
+        eventually(lambda: places(kubectl, "first") == [busy] * 2, why="the first job has the node")
+        kubectl.apply(job())
+        eventually(lambda: reason(kubectl, "job-3v1", "Placed") == "NoSingleNodeFits", why="the second has no place")
+        if word == "never":
+            assert places(kubectl, "job-3v1") == [], "though a node is only busy, and of a pool"
+            return
+        gets_all(kubectl, nodes, small=small)
+    finally:
+        controller.stop()
+
+
+@pytest.fixture(params=["cluster-autoscaler", "karpenter"])
+def sign(kubectl: Kubectl, request: pytest.FixtureRequest) -> Iterator[str]:
+    """What an autoscaler leaves in a cluster: the one its status, the other its API."""
+    names = {"kind": "NodePool", "plural": "nodepools", "singular": "nodepool"}
+    version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": {"type": "object"}}}
+    signs = {
+        "cluster-autoscaler": {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": "cluster-autoscaler-status", "namespace": "kube-system"},
+        },
+        "karpenter": {
+            "apiVersion": "apiextensions.k8s.io/v1",
+            "kind": "CustomResourceDefinition",
+            "metadata": {"name": "nodepools.karpenter.sh"},
+            "spec": {"group": "karpenter.sh", "names": names, "scope": "Cluster", "versions": [version]},
+        },
+    }
+    body = signs[request.param]
+    space = body["metadata"].get("namespace", "default")
+    Kubectl(kubectl.kubeconfig, space).apply(body)
+    if request.param == "karpenter":
+        eventually(lambda: kubectl.run("get", "nodepools.karpenter.sh").returncode == 0, why="it is served")
+    yield request.param
+    kubectl("delete", f"--namespace={space}", body["kind"], body["metadata"]["name"])
+
+
+@pytest.mark.alone  # every controller of the cluster sees the sign
+def test_signs_of_an_autoscaler_are_seen_with_the_charts_rights(
+    kubectl: Kubectl, rights: Path, nodes: FakeNodes, tmp_path: Path, sign: str
+) -> None:
+    """With Karpenter the small node is avoided by its type: it leaves pods alone that name hosts."""
+    small = nodes.add(f"{kubectl.namespace}-small", gpus=3, labels={**HERE, TYPE: "small"})
+    controller = run(rights, kubectl, tmp_path)
+    try:
+        kubectl.apply(job())
+        eventually(lambda: refused(kubectl, "job-3v1"), why="the scheduler has refused both pods")
+        named = {"cluster-autoscaler": ("kubernetes.io/hostname", small), "karpenter": (TYPE, "small")}[sign]
+        assert hosts_and_types(kubectl) == [{"key": named[0], "operator": "NotIn", "values": [named[1]]}]
+        gets_all(kubectl, nodes, small=small)
+        assert "counts as no sign" not in controller.text()
+    finally:
+        controller.stop()

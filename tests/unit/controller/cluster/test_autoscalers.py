@@ -1,0 +1,78 @@
+"""Signs of an autoscaler: read once in two minutes, and not at all where the admin's word decides."""
+
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from stage2_controller.cluster.api_server import ApiRefused
+from stage2_controller.cluster.autoscalers import STATUS_NAME, Autoscalers
+from stage2_controller.job.node_fit import Autoscaling
+from tests.unit.controller.cluster.test_named_objects import Clock
+
+STATUS = {"metadata": {"name": STATUS_NAME}}
+
+
+class Cluster:
+    """An API server with ConfigMaps by namespace and name, and groups; it may refuse all that."""
+
+    def __init__(self, *maps: tuple[str, str], groups: tuple[str, ...] = (), refusal: int = 0) -> None:
+        self.maps, self.groups, self.refusal = maps, groups, refusal
+        self.asked: list[str] = []
+
+    async def get(self, kind: str, namespace: str | None, name: str) -> Any:
+        self._ask(f"{kind} {namespace}/{name}")
+        return STATUS if (namespace, name) in self.maps else None
+
+    async def serves(self, group: str) -> bool:
+        self._ask(group)
+        return group in self.groups
+
+    def _ask(self, what: str) -> None:
+        self.asked.append(what)
+        if self.refusal:
+            answer: Any = SimpleNamespace(status=self.refusal, reason="No", body="{}")
+            raise ApiRefused(what, answer)
+
+
+@pytest.mark.parametrize("namespace", ["kube-system", "openshift-machine-api"])
+async def test_the_status_of_the_cluster_autoscaler_is_a_sign(namespace: str) -> None:
+    there = Cluster((namespace, STATUS_NAME))
+    assert await Autoscalers(there, "auto", Clock()).seen() == Autoscaling(cluster_autoscaler=True)
+    assert await Autoscalers(Cluster(("elsewhere", STATUS_NAME)), "auto", Clock()).seen() == Autoscaling()
+
+
+async def test_karpenters_api_is_a_sign_whatever_nodes_there_are() -> None:
+    there = Cluster(groups=("karpenter.sh",))
+    assert await Autoscalers(there, "auto", Clock()).seen() == Autoscaling(karpenter=True)
+    assert await Autoscalers(there, "always", Clock()).seen() == Autoscaling("always", karpenter=True)
+
+
+async def test_signs_are_read_again_after_two_minutes_only() -> None:
+    there, clock = Cluster(), Clock()
+    seen = Autoscalers(there, "auto", clock)
+    for _ in range(3):
+        assert await seen.seen() == Autoscaling()
+    assert len(there.asked) == 3, "two ConfigMaps, one group"
+    there.groups = ("karpenter.sh",)
+    clock.now += timedelta(minutes=2)
+    assert await seen.seen() == Autoscaling(karpenter=True)
+
+
+async def test_where_no_node_may_come_nothing_is_asked() -> None:
+    there = Cluster()
+    assert await Autoscalers(there, "never", Clock()).seen() == Autoscaling("never")
+    assert there.asked == []
+
+
+async def test_what_may_not_be_read_is_no_sign_and_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    there, clock = Cluster((("kube-system", STATUS_NAME)), refusal=403), Clock()
+    seen = Autoscalers(there, "auto", clock)
+    for _ in range(2):
+        assert await seen.seen() == Autoscaling()
+        clock.now += timedelta(minutes=2)
+    assert len(caplog.messages) == 3
+    there.refusal = 500
+    with pytest.raises(ApiRefused):
+        await seen.seen()
