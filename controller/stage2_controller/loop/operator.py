@@ -9,7 +9,7 @@ from typing import Any
 
 import kopf
 
-from stage2_controller.cluster.api_server import NoCluster
+from stage2_controller.cluster.api_server import PAGE, NoCluster
 from stage2_controller.job import kinds, names
 from stage2_controller.job.kinds import Resource
 from stage2_controller.job.settings import Settings
@@ -19,10 +19,11 @@ from stage2_controller.loop.controller import Controller, Options, connect
 
 def run(settings: Settings, options: Options) -> str | None:
     """Run until the process is told to end; return what else has ended it, or kept it from starting."""
-    return asyncio.run(_run(settings, options))
+    return asyncio.run(serve(settings, options))
 
 
-async def _run(settings: Settings, options: Options) -> str | None:
+async def serve(settings: Settings, options: Options) -> str | None:
+    """Do so as a part of a loop that runs."""
     try:
         controller = await connect(settings, options)
     except NoCluster as error:
@@ -62,10 +63,14 @@ def _watched(settings: Settings, options: Options) -> list[Resource]:
 
 
 def kopf_settings() -> kopf.OperatorSettings:
-    """Return settings without events of kopf's own and without a watch on CRDs; the API server selects the children."""
+    """Return settings without events of kopf's own and without a watch on CRDs.
+
+    Lists come in pages, and the API server selects the children.
+    """
     made = kopf.OperatorSettings()
     made.posting.enabled = False
     made.scanning.disabled = True
+    made.watching.chunk_size = PAGE
     made.persistence.diffbase_storage = _NoDiffs()
     for resource in kinds.watched(kueue=True):
         if resource.kind != names.KIND:

@@ -1,0 +1,105 @@
+"""Whatever the controller lists, it lists in pages: its own lists, and those with which kopf's watches begin."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import yaml
+from aiohttp import web
+
+from stage2_controller.job import kinds
+from stage2_controller.job.settings import Settings
+from stage2_controller.loop import operator
+from stage2_controller.loop.controller import Options
+
+KINDS = (*kinds.watched(kueue=True), kinds.NODE)
+SERVED = (*KINDS, kinds.Resource("Namespace", "v1", "namespaces"))  # kopf waits for it, and asks for none
+PAGES = 3
+
+
+class Cluster:
+    """An API server that has nothing, in three pages each, and notes every list that it is asked for."""
+
+    def __init__(self) -> None:
+        self.lists: list[tuple[str, str | None]] = []  # the resource, and its page's limit
+        self.watches: set[str] = set()
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        resource = request.path.rpartition("/")[2]
+        if resource not in {kind.plural for kind in KINDS}:
+            return web.json_response(self._about(request.path))
+        if request.query.get("watch"):
+            self.watches.add(resource)
+            answer = web.StreamResponse()
+            await answer.prepare(request)
+            await asyncio.sleep(60)
+            return answer
+        self.lists.append((resource, request.query.get("limit")))
+        page = int(request.query.get("continue", "1"))
+        more = {"continue": str(page + 1)} if page < PAGES else {}
+        return web.json_response({"kind": "List", "metadata": {"resourceVersion": "1", **more}, "items": []})
+
+    @staticmethod
+    def _about(path: str) -> object:
+        """The groups that are served, or the resources of one."""
+        _, _, version = path.partition("/apis/") if "/apis/" in path else path.partition("/api/")
+        versions = {kind.api_version for kind in SERVED}
+        if version in versions:
+            served = [kind for kind in SERVED if kind.api_version == version]
+            verbs = ["list", "watch", "get", "patch"]
+            described = [
+                {"name": kind.plural, "singularName": "", "kind": kind.kind, "namespaced": kind != kinds.NODE}
+                for kind in served
+            ]
+            return {"kind": "APIResourceList", "resources": [{**one, "verbs": verbs} for one in described]}
+        if path == "/apis":
+            groups: dict[str, list[dict[str, str]]] = {}
+            for one in sorted(versions - {"v1"}):
+                name, _, number = one.partition("/")
+                groups.setdefault(name, []).append({"groupVersion": one, "version": number})
+            return {
+                "groups": [
+                    {"name": name, "versions": them, "preferredVersion": them[0]} for name, them in groups.items()
+                ]
+            }
+        return {"versions": ["v1"]}
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
+    """Such an API server, to which KUBECONFIG leads."""
+    made = Cluster()
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", made.answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = runner.addresses[0][1]
+    path, named = tmp_path / "kubeconfig", {"name": "x"}
+    document = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "x",
+        "contexts": [{**named, "context": {"cluster": "x", "user": "x"}}],
+        "clusters": [{**named, "cluster": {"server": f"http://127.0.0.1:{port}"}}],
+        "users": [{**named, "user": {"token": "t"}}],
+    }
+    path.write_text(yaml.safe_dump(document))
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    yield made
+    await runner.cleanup()
+
+
+async def test_no_list_is_asked_for_without_a_limit(cluster: Cluster) -> None:
+    running = asyncio.create_task(operator.serve(Settings(kueue=True), Options()))
+    async with asyncio.timeout(30):
+        while len(cluster.watches) < len(KINDS):
+            await asyncio.sleep(0.05)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    by_kind = {kind.plural: [limit for name, limit in cluster.lists if name == kind.plural] for kind in KINDS}
+    assert {limit for limits in by_kind.values() for limit in limits} == {"500"}
+    for plural, limits in by_kind.items():
+        assert len(limits) >= 2 * PAGES, f"{plural}: by the controller at its start, and by kopf before its watch"
