@@ -12,10 +12,16 @@ _OF_NO_NODE = (
     "persistentvolumeclaim",
     "unbound immediate PersistentVolumeClaims",
     "didn't find available persistent volumes to bind",
+    "bound to non-existent pv",
     "ReadWriteOncePod access mode already in-use",
     "resourceclaim",
 )
-_OF_ZONE = "volume node affinity conflict"
+# What no other node of the zone would: VolumeBinding of 1.34 and of before, VolumeZone.
+_OF_ZONE = (
+    "didn't match PersistentVolume's node affinity",
+    "volume node affinity conflict",
+    "had no available volume zone",
+)
 
 
 class Refusal(NamedTuple):
@@ -34,7 +40,7 @@ class Refusal(NamedTuple):
     @property
     def of_zone(self) -> bool:
         """Whether no node of the same zone would take it either: its volumes lie in another."""
-        return _OF_ZONE in self.message
+        return any(words in self.message for words in _OF_ZONE)
 
 
 def refusal(observed: Observed) -> Refusal | None:

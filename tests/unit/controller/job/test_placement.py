@@ -10,6 +10,7 @@ import pytest
 from stage2_controller.cluster.capacity import Capacity
 from stage2_controller.job import names, reasons
 from stage2_controller.job.conditions import timestamp
+from stage2_controller.job.node_fit import Autoscaling
 from stage2_controller.job.observed import Observed
 from stage2_controller.job.placement import HALF_PLACED_S, LOOK_AGAIN_S, PROMISED_S, REFUSED_FOR_S, SETTLED_S, NodeView
 from stage2_controller.job.plan import Plan, plan
@@ -167,9 +168,18 @@ def test_a_refusal_that_no_other_node_would_mend_moves_nothing_and_is_told() -> 
     assert (late.placement.node, late.placement.claim) == (b.NODE, "lapsed")
 
 
-def test_a_volume_of_another_zone_moves_the_job_out_of_this_one() -> None:
+@pytest.mark.parametrize(
+    "told",
+    [
+        "didn't match PersistentVolume's node affinity",
+        "had volume node affinity conflict",
+        "had no available volume zone",
+    ],
+    ids=["1.34", "before", "VolumeZone"],
+)
+def test_a_volume_of_another_zone_moves_the_job_out_of_this_one(told: str) -> None:
     account = n.capacity(n.node())
-    words = "0/1 nodes are available: 1 node(s) had volume node affinity conflict."
+    words = f"0/1 nodes are available: 1 node(s) {told}."
     observed = replace(placed(b.job(), account), pods=(refused_pod(names.ROLE_ROLLOUT, words),), progress=None)
     left = planned(b.job(), account, observed, after_s=REFUSED_FOR_S).placement
     assert left
@@ -246,6 +256,13 @@ def test_where_a_node_may_come_pods_are_pending_in_words_that_an_autoscaler_unde
     assert (tied.placement.node, tied.deletions) == ("new", ("Job", "Deployment"))
     account.promise(n.KEY, tied.placement.need, "new")
     assert b.child(planned(b.job(), account), "Job")["metadata"]["annotations"][names.ANNOTATION_NODE] == "new"
+
+
+@pytest.mark.parametrize(("sign", "pending"), [(Autoscaling(), False), (Autoscaling("always"), True)])
+def test_where_every_node_is_too_small_pods_are_pending_if_others_may_come(sign: Autoscaling, pending: bool) -> None:
+    made = planned(b.job(), n.capacity(n.node("small", 3)), autoscaling=sign)
+    assert b.condition(made, reasons.PLACED) == ("False", reasons.NO_NODE_FITS)
+    assert ("Deployment" in {child["kind"] for child in made.children}) is pending
 
 
 def test_pending_pods_that_the_scheduler_has_bound_to_a_new_node_stay_there() -> None:
