@@ -73,7 +73,7 @@ def _trainer(config: RunConfig, output: Path, stack: ExitStack) -> GrpoTrainer:
     stack.callback(rollout_log.close)
     read = load_records(config.custom.train_jsonl)
     records = [replace(record, metadata={PLACE: record.index}) for record in read]
-    processor = load_processor(config.model.model, **arguments.pixel_limits(config))
+    processor = load_processor(config.model.model, remote_code=False, **arguments.pixel_limits(config))
     encoder, model, task = Encoder(processor), load_policy(config), Task.from_config(config)
     answers = config.training.per_device_train_batch_size
     decoding = Decoding(rlhf.max_completion_length, temperature=rlhf.temperature, batch_size=answers)

@@ -35,7 +35,7 @@ def rollout(config: RunConfig, record: Record, *, model: Path) -> Rollout:
     token = read_token(os.environ)
     check_images(record)
     messages = chat_messages(record, config.custom.user_prompt, system=config.template.system)
-    encoder = Encoder(load_processor(model, **pixel_limits(config)))
+    encoder = Encoder(load_processor(model, remote_code=config.model.allow_remote_code, **pixel_limits(config)))
     limit = server.infer_timeout_s
     with ServerBackend(
         urls,

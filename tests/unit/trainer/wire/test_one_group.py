@@ -8,7 +8,7 @@ import torch
 from stage2_trainer.weights.transfer.nccl import NcclTransfer
 from stage2_trainer.weights.transfer.one_group import WAS_LEFT, OneGroup
 from stage2_trainer.weights.transfer.protocol import Packed
-from stage2_trainer.wire.background import all_at_once
+from stage2_trainer.wire.background import all_at_once, in_background
 from stage2_trainer.wire.errors import LinkError, ServerError
 from tests.unit.trainer.wire.test_nccl_group import CPU, LIMIT, Sockets, outcome_of, receiver_over
 from tests.unit.trainer.wire.test_transfer_group import Client, in_thread, metas_of
@@ -55,13 +55,16 @@ class Servers:
                 bucket_bytes=LIMIT,
                 timeout_s=timeout_s,
                 communicator=self.kind,
-                shared=(self.group, seat),
             )
-            for seat in range(len(workers))
+            for _ in workers
         ]
+        for seat, transfer in enumerate(self.transfers):
+            transfer.take_seat(self.group, seat)
 
     def connect(self):
-        all_at_once(lambda pair: pair[0].connect(pair[1]), list(zip(self.transfers, self.clients, strict=True)))
+        calls = [in_background(t.connect, client) for t, client in zip(self.transfers, self.clients, strict=True)]
+        if failed := [error for error in [call.exception() for call in calls] if error]:
+            raise failed[0]
 
     def sent(self):
         return sum(transfer.sent for transfer in self.transfers)

@@ -39,9 +39,10 @@ def transfer_for(
         raise ConfigError((Problem(TRANSPORT_PATH, requested, rule, way_out),))
     from stage2_trainer.weights.transfer.nccl import NcclTransfer
 
-    return NcclTransfer(
-        group_port, device=device, token=token, bucket_bytes=bucket_bytes, timeout_s=timeout_s, shared=shared
-    )
+    transfer = NcclTransfer(group_port, device=device, token=token, bucket_bytes=bucket_bytes, timeout_s=timeout_s)
+    if shared is not None:
+        transfer.take_seat(*shared)
+    return transfer
 
 
 def one_group_for(device: torch.device, servers: int, *, requested: SyncTransport, timeout_s: float) -> OneGroup | None:

@@ -26,8 +26,7 @@ logger = logging.getLogger(__name__)
 class NcclTransfer:
     """A transfer over NCCL, from the GPU's memory.
 
-    communicator: makes what a group speaks with (NCCL). shared: the group of all servers, and the seat in it; None = a
-    group of its own. log: what NCCL writes of its choices.
+    communicator: makes what a group speaks with (NCCL). log: what NCCL writes of its choices.
     """
 
     transport: Transport = "nccl"
@@ -41,11 +40,10 @@ class NcclTransfer:
         bucket_bytes: int,
         timeout_s: float,
         communicator: Callable[[torch.device], Communicator] | None = None,
-        shared: tuple[OneGroup, int] | None = None,
         log: NcclLog | None = None,
     ) -> None:
         self.staging = device
-        self._shared = shared
+        self._shared: tuple[OneGroup, int] | None = None
         self._is_in_shared = False
         self._timeout_s = timeout_s
         self._communicator = communicator or nccl_communicator
@@ -56,6 +54,10 @@ class NcclTransfer:
         self._rendezvous = Rendezvous(
             group_port, transport=self.transport, token=token, bucket_bytes=bucket_bytes, timeout_s=timeout_s
         )
+
+    def take_seat(self, group: OneGroup, seat: int) -> None:
+        """Share a group with other servers for as long as it holds, from the next `connect` on."""
+        self._shared = group, seat
 
     def connect(self, client: ServerClient) -> None:
         if self._shared is None or not self._join_shared(client, *self._shared):

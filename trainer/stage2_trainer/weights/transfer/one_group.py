@@ -80,7 +80,7 @@ class OneGroup:
             self._wait_until(lambda: self._group is not None)
 
     def send(self, packed: Packed) -> bool:
-        """Send a bucket to all, once; returns when it is sent, and whether this call did it. Each server's thread calls.
+        """Send a bucket to all, once, and return whether this call did it. Each server's thread calls, and waits.
 
         Raises:
             LinkError: it was not taken by all, and the group is of no use any more.
