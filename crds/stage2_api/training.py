@@ -105,7 +105,8 @@ class Training(Section):
     save_steps: Positive = 500
     """Optimizer steps between two checkpoints."""
     save_total_limit: Positive | None = None
-    """Checkpoints that are kept; older ones are removed. Null keeps all."""
+    """Checkpoints that are kept; older ones are removed, but not the best, nor the newest that the last proof of a sync
+    vouches for. Null keeps all."""
     save_only_model: bool = False
     """Whether checkpoints hold only weights: smaller, but a restarted job starts anew."""
     async_save: bool = False

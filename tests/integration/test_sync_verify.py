@@ -66,9 +66,9 @@ def test_a_server_with_other_weights_ends_the_run_and_is_named(full, make_prover
 
 def test_a_configured_tolerance_counts(full, make_prover, base):
     full.sync(policies.trained(base, "full"), version=1)
-    assert len(make_prover(every=1, tolerance=1e4).after_sync(base)) == 1
+    assert len(make_prover(every=1, tolerance=1e4).after_sync(base, step=1)) == 1
     with pytest.raises(ProofError, match="limits 1e-09"):
-        make_prover(every=1, tolerance=1e-9).after_sync(base)
+        make_prover(every=1, tolerance=1e-9).after_sync(base, step=1)
 
 
 def test_scoring_in_parts_is_scoring_at_once(base, probe, monkeypatch):

@@ -38,7 +38,7 @@ from stage2_trainer.telemetry.run_end import end_told
 from stage2_trainer.telemetry.run_log import STEP_LOG, open_logs
 from stage2_trainer.telemetry.timeline import TIMELINE
 from stage2_trainer.telemetry.trace import open_trace
-from stage2_trainer.weights.errors import ProofError
+from stage2_trainer.weights.errors import DigestError, ProofError
 from stage2_trainer.wire import tls
 from stage2_trainer.wire.address import host_and_port, is_loopback
 from stage2_trainer.wire.errors import ServerError
@@ -149,6 +149,7 @@ def _learn(config: RunConfig, reporter: Reporter, stack: ExitStack, *, overwrite
         trainer = _trainer(config, records, context, stack)
     trainer.course = course
     trainer.records = (log, rollout_log)
+    trainer.proved = context.proved
     trainer.async_save = config.training.async_save
     _train(trainer, checkpoint)
 
@@ -174,15 +175,20 @@ def _trainer(
 def _train(trainer: RolloutMatchingTrainer | GrpoTrainer, checkpoint: str | None) -> None:
     """Train from the beginning or from a checkpoint; when it has to stop early, leave a checkpoint of the last step.
 
-    Not after a proof has failed: what was trained since the last one may have come from other weights' rollouts. Nor
-    where a number was not finite: what led there is not worth keeping.
+    Not after a proof has failed: what was trained since the last one may have come from other weights' rollouts, and
+    what was saved since then is set aside. Where digests differ it was not: nothing was generated with what they tell
+    of. Nor is a checkpoint left where a number was not finite: what led there is not worth keeping.
     """
     if checkpoint is not None:
         logger.info("going on from %s", checkpoint)
         trainer.args.eval_on_start = False
     try:
         trainer.train(resume_from_checkpoint=checkpoint)
-    except (ProofError, CheckpointError, NonFiniteError):
+    except (DigestError, CheckpointError, NonFiniteError):
+        raise
+    except ProofError:
+        with _first_error_kept():
+            trainer.set_unproved_aside()
         raise
     except BaseException as error:
         # Another error has one process of several alone, which would wait for the others for ever.
@@ -198,7 +204,7 @@ def _first_error_kept() -> Iterator[None]:
     try:
         yield
     except Exception:
-        logger.exception("no checkpoint was left")
+        logger.exception("checkpoints are as they were")
 
 
 def _check_output(config: RunConfig) -> None:

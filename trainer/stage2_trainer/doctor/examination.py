@@ -206,7 +206,8 @@ class Examination:
         folder = Path(training.output_dir)
         kept = training.save_total_limit
         best = self.config.best_metric is not None
-        at_once = max(kept or 1, 1 + best)  # the best one stays beside the newest
+        proved = self.config.rollout_matching.rollout_backend != "hf"
+        at_once = max(kept or 1, 1 + best + proved)  # the best one, and the newest proved, stay beside the newest
         needed = found.checkpoint * (at_once + CHECKPOINTS_BESIDE)
         free = room_at(folder.absolute())
         said = f"{_gib(free)} free at training.output_dir, a checkpoint takes about {_gib(found.checkpoint)}"

@@ -40,7 +40,7 @@ def build_trainer(config: RunConfig, data: RunRecords, context: RunContext, stac
     def connect() -> RolloutSource:
         probe = sample_probe(encoder, task.chat(data.train[0], task.user_text(data.train[0], epoch=0)))
         policy = Policy(model.to(args.device), encoder, args.device, probe)
-        return server_rollouts(config, policy, token=context.token, reporter=context.reporter, stack=stack)
+        return server_rollouts(config, policy, context, stack)
 
     source = _first_alone(exchange, connect)
     if source is not None:

@@ -20,7 +20,7 @@ from stage2_trainer.process.interrupt import Interrupt, Interrupted
 from stage2_trainer.process.ranks import gathered, host_group, rank
 from stage2_trainer.rollouts.rollout_source import GenerationRequest, RolloutSource
 from stage2_trainer.telemetry.stopwatch import Stopwatch
-from stage2_trainer.weights.errors import ProofError
+from stage2_trainer.weights.errors import DigestError, ProofError
 from stage2_trainer.weights.sync_report import SyncReport
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.rollout import Outcome, Refused, Rollout
@@ -58,6 +58,8 @@ class _Failure:
             return ServerError("of learner process 0", "rollout", self.message)
         if self.kind == ProofError.__name__:
             return ProofError(self.message)
+        if self.kind == DigestError.__name__:
+            return DigestError(self.message)
         problem = Problem("learner process 0", None, self.message, "see what that process says")
         return ConfigError([problem])
 

@@ -116,8 +116,8 @@ def _rollouts(
     if not config.makes_rollouts:
         return NoRollouts(config.training.seed)
     if in_process(config):
-        return local_rollouts(config, policy, cache, context.reporter, state, interrupt=context.interrupt)
-    synced = server_rollouts(config, policy, token=context.token, reporter=context.reporter, stack=stack)
+        return local_rollouts(config, policy, cache, context, state)
+    synced = server_rollouts(config, policy, context, stack)
     return training_rollouts(config, synced, stack)
 
 

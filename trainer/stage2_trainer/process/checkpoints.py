@@ -24,6 +24,8 @@ UNFINISHED = ".unfinished"
 """The folder below the output folder in which a checkpoint is written."""
 MANIFEST = "stage2_checkpoint.json"
 PREFIX = "checkpoint-"
+UNPROVED = "unproved-"
+"""Before the name of a checkpoint that no start goes on from: servers may have answered with other weights."""
 STATE = "trainer_state.json"
 TORCH_FILES = frozenset({".pt", ".pth", ".bin"})
 ROOM_TO_SPARE = 1.05

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -12,13 +13,14 @@ from typing import Any, Protocol
 from accelerate.utils import DistributedType
 from torch import nn
 from transformers import Trainer, TrainerCallback
-from transformers.trainer_utils import rotate_checkpoints
+from transformers.trainer_utils import sort_checkpoints
 
 from stage2_trainer.process.checkpoints import (
     PREFIX,
     ROOM_TO_SPARE,
     STATE,
     UNFINISHED,
+    UNPROVED,
     CheckpointError,
     flaw_of,
     publish,
@@ -31,6 +33,7 @@ from stage2_trainer.process.ranks import gathered
 from stage2_trainer.process.run_course import write_course
 from stage2_trainer.process.save_behind import SaveBehind
 from stage2_trainer.process.writing import writing
+from stage2_trainer.weights.proved_step import ProvedStep
 
 logger = logging.getLogger(__name__)
 
@@ -74,12 +77,15 @@ class WholeCheckpoints(Trainer):
     """Whether training goes on while a checkpoint is written to disk (`process.save_behind`)."""
     records: Sequence[Records] = ()
     """What this process has written down; it is on disk before a checkpoint gets its name, and never lags behind it."""
+    proved = ProvedStep()
+    """What proofs of this run's syncs have shown; the newest checkpoint that they vouch for is never removed."""
     _aside: Path | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         # transformers would remove the last checkpoint at the end, where one is kept and another was the best
         self._most_kept, self.args.save_total_limit = self.args.save_total_limit, None
+        self._saved: list[int] = []  # steps of the checkpoints that this start has written
         self._boundary = _StepBoundary()
         self.add_callback(self._boundary)
 
@@ -127,6 +133,21 @@ class WholeCheckpoints(Trainer):
             self.async_save = False  # it is waited for
             self._save_checkpoint(self.model, trial=None)
 
+    def set_unproved_aside(self) -> None:
+        """Rename what was saved since the last proof: a server that is now known to be wrong may have been so then.
+
+        The next start goes on from the newest checkpoint that keeps its name.
+        """
+        if not self.args.should_save:
+            return
+        for step in self._saved:
+            checkpoint = self._folder / f"{PREFIX}{step}"
+            if checkpoint.is_dir() and not self._is_proved(step):
+                aside = self._folder / f"{UNPROVED}{checkpoint.name}"
+                shutil.rmtree(aside, ignore_errors=True)
+                checkpoint.rename(aside)
+                logger.error("%s was saved since the last proof: it is %s now", checkpoint.name, aside)
+
     @property
     def steps_in_backward(self) -> bool:
         """Whether the backward pass changes weights: DeepSpeed's engine steps at the end of a window's last one."""
@@ -164,13 +185,30 @@ class WholeCheckpoints(Trainer):
                     if memory is None:
                         publish(staged, folder)
         if self.args.should_save:
-            best = self.state.best_model_checkpoint
-            rotate = partial(rotate_checkpoints, str(folder), self._most_kept, best, use_mtime=True)
+            self._saved.append(step)
+            rotate = partial(self._remove_oldest, self.state.best_model_checkpoint)
             if memory is None:
                 rotate()
             else:
                 self._behind.hand_over(staged, then=rotate)
         gathered(step)  # a barrier
+
+    def _is_proved(self, step: int) -> bool:
+        return self.proved.step is not None and step <= self.proved.step
+
+    def _remove_oldest(self, best: str | None) -> None:
+        """Remove the oldest checkpoints beyond `save_total_limit`.
+
+        The newest stays, the best, and the newest that proofs vouch for: later ones may turn out to be worth nothing.
+        """
+        if not self._most_kept or self._most_kept < 0:
+            return
+        found = sort_checkpoints(str(self._folder), use_mtime=True)
+        vouched = max(filter(self._is_proved, (self._boundary.began, *self._saved)), default=None)
+        stay = {found[-1], best, str(self._folder / f"{PREFIX}{vouched}")} & set(found)
+        surplus = len(found) - max(self._most_kept, len(stay))
+        for removed in [one for one in found if one not in stay][: max(0, surplus)]:
+            shutil.rmtree(removed, ignore_errors=True)
 
     def _memory(self) -> Path | None:
         """Return the folder in memory into which all processes write; None where they write to disk."""

@@ -10,7 +10,6 @@ import torch
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.prompt_cache import PromptCache
 from stage2_trainer.process.deepspeed_compat import GatheredWeights
-from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.process.offload import DeviceMover, StateOffloader
 from stage2_trainer.process.policy import Policy
 from stage2_trainer.process.ranks import world_size
@@ -20,7 +19,7 @@ from stage2_trainer.rollouts.colocate_options import engine_environment, engine_
 from stage2_trainer.rollouts.colocate_proofs import EngineProver
 from stage2_trainer.rollouts.hf import Decoding, HfBackend
 from stage2_trainer.rollouts.in_process import ColocateRollouts, HfRollouts
-from stage2_trainer.telemetry.progress import Reporter
+from stage2_trainer.telemetry.run_context import RunContext
 from stage2_trainer.wire.rollout import Sampling
 
 
@@ -41,13 +40,12 @@ def local_rollouts(
     config: RunConfig,
     policy: Policy,
     cache: PromptCache,
-    reporter: Reporter,
+    context: RunContext,
     state: TrainingState,
-    *,
-    interrupt: Interrupt,
 ) -> HfRollouts | ColocateRollouts:
     """Return the rollouts of `rollout_backend: hf`, or of `vllm.mode: colocate`."""
     matching, seed = config.rollout_matching, config.training.seed
+    reporter, interrupt = context.reporter, context.interrupt
     whole = state.whole if shards_weights(config) else None
     if matching.rollout_backend == "hf":
         decoding, stops = Decoding.from_config(matching), lambda: interrupt.asked
@@ -59,7 +57,12 @@ def local_rollouts(
         engine_options(config, world_size=world_size(), on_cpu=on_cpu),
         engine_environment(on_cpu=on_cpu, eager=vllm.enforce_eager),
         sampling=Sampling.from_config(matching),
-        prover=EngineProver(policy.probe, every=vllm.sync.verify_every, tolerance=vllm.sync.verify_tolerance),
+        prover=EngineProver(
+            policy.probe,
+            every=vllm.sync.verify_every,
+            tolerance=vllm.sync.verify_tolerance,
+            proved=context.proved,
+        ),
         sleep_level=vllm.sleep_level,
         infer_batch_size=vllm.infer_batch_size,
         rounding=vllm.sync.rounding,

@@ -14,9 +14,10 @@ from stage2_trainer.rollouts.pipeline import PipelinedRollouts
 from stage2_trainer.rollouts.rollout_source import RolloutSource
 from stage2_trainer.rollouts.swift import SwiftBackend
 from stage2_trainer.rollouts.synced_rollouts import SyncedRollouts
-from stage2_trainer.telemetry.progress import Reporter
+from stage2_trainer.telemetry.run_context import RunContext
 from stage2_trainer.weights.adapter_sync import AdapterSync, obstacle
 from stage2_trainer.weights.full_sync import FullSync
+from stage2_trainer.weights.proved_step import ProvedStep
 from stage2_trainer.weights.swift_sync import SwiftSync
 from stage2_trainer.weights.synchronizer import WeightSynchronizer, resolve_mode
 from stage2_trainer.weights.verify import Prover, server_logprobs, swift_logprobs
@@ -27,9 +28,7 @@ from stage2_trainer.wire.server_health import wait_until_healthy
 SWIFT_OBSTACLE = "servers of `swift rollout` are sent full weights only (vllm.server.protocol)"
 
 
-def server_rollouts(
-    config: RunConfig, policy: Policy, *, token: str, reporter: Reporter, stack: ExitStack
-) -> SyncedRollouts:
+def server_rollouts(config: RunConfig, policy: Policy, context: RunContext, stack: ExitStack) -> SyncedRollouts:
     """Wait for the servers, check that they read prompts as the learner does, and return what generates with them.
 
     `stack` closes the connections.
@@ -38,10 +37,10 @@ def server_rollouts(
         ConfigError: a sync mode that cannot work, servers that cannot merge and must, or that read prompts differently.
         ServerError: a server did not come.
     """
-    server = config.rollout_matching.vllm.server
+    server, token, reporter = config.rollout_matching.vllm.server, context.token, context.reporter
     clients = _clients(config, token, stack)
     full = _full_sync(config, policy, token, stack)
-    synchronizer = _synchronizer(config, policy, clients, full)
+    synchronizer = _synchronizer(config, policy, clients, full, context.proved)
     backend = _backend(config, clients, token, stack)
     urls = [client.base_url for client in clients]
     wait = functools.partial(wait_until_healthy, urls, token, timeout_s=server.timeout_s, protocol=server.protocol)
@@ -115,7 +114,11 @@ def _full_sync(config: RunConfig, policy: Policy, token: str, stack: ExitStack) 
 
 
 def _synchronizer(
-    config: RunConfig, policy: Policy, clients: Sequence[ServerClient], full: FullSync | SwiftSync
+    config: RunConfig,
+    policy: Policy,
+    clients: Sequence[ServerClient],
+    full: FullSync | SwiftSync,
+    proved: ProvedStep,
 ) -> WeightSynchronizer:
     """Return how weights reach the servers; ConfigError when what trains cannot be sent as it is asked for."""
     vllm = config.rollout_matching.vllm
@@ -128,6 +131,7 @@ def _synchronizer(
         every=vllm.sync.verify_every,
         tolerance=vllm.sync.verify_tolerance,
         ask=swift_logprobs if swift else server_logprobs,
+        proved=proved,
     )
     return WeightSynchronizer(
         vllm.sync.mode,

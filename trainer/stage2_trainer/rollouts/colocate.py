@@ -128,7 +128,7 @@ class ColocateEngine:
         self._load(stale)
         self._held.record(source)
         self._forget(vision=touches_vision(stale.names()))
-        self._prover.after_sync(model, self.prompt_logprobs)
+        self._prover.after_sync(model, self.prompt_logprobs, step=version)
         return SyncReport(
             version=version,
             seconds=time.monotonic() - start,

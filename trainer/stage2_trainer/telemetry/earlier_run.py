@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from stage2_trainer.process.checkpoints import UNFINISHED, checkpoints_of
+from stage2_trainer.process.checkpoints import PREFIX, UNFINISHED, UNPROVED, checkpoints_of
 from stage2_trainer.telemetry.run_log import ROLLOUT_LOG, STEP_LOG
 from stage2_trainer.telemetry.trace import TRACE_FILE
 
@@ -18,7 +18,8 @@ def remove_run(folder: Path) -> list[Path]:
         folder / STEP_LOG,
         *(file for name in (ROLLOUT_LOG, TRACE_FILE) for file in sorted(folder.glob(f"*{name}"))),
     ]
-    removed = [one for one in (*checkpoints_of(folder), folder / UNFINISHED, folder / DUMPS, *logs) if one.exists()]
+    checkpoints = (*checkpoints_of(folder), *sorted(folder.glob(f"{UNPROVED}{PREFIX}*")), folder / UNFINISHED)
+    removed = [one for one in (*checkpoints, folder / DUMPS, *logs) if one.exists()]
     for one in removed:
         if one.is_dir():
             shutil.rmtree(one)

@@ -135,7 +135,7 @@ class WeightSynchronizer:
         self.adapter_name = report.adapter
         if self._prover is not None:
             start = time.monotonic()
-            self._prover.after_sync(model, adapter=report.adapter)
+            self._prover.after_sync(model, step=global_step, adapter=report.adapter)
             report = replace(report, phases={**report.phases, "prove": time.monotonic() - start})
         self._synced_step = global_step
         logger.info(

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from stage2_trainer.weights.errors import DoubtfulProof
 from stage2_trainer.weights.judgement import ProbeReport, judge, text_tokens
 from stage2_trainer.weights.probe import Probe
+from stage2_trainer.weights.proved_step import ProvedStep
 from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body
 from stage2_trainer.wire.client import ServerClient
@@ -41,11 +42,21 @@ class ProofSchedule:
     """The turns of proofs, and their consequences: a contradiction ends the run, a doubt is tried again.
 
     The first sync is proved, and every `every`-th after it (0: the first alone). tolerance: see `judge`; None = by the
-    model's number format. attempts: how often one sync is put to the proof before a doubt is left standing.
+    model's number format. attempts: how often one sync is put to the proof before a doubt is left standing. proved:
+    learns of each step that is proved.
     """
 
-    def __init__(self, probe: Probe, *, every: int, tolerance: float | None = None, attempts: int = 2) -> None:
+    def __init__(
+        self,
+        probe: Probe,
+        *,
+        every: int,
+        tolerance: float | None = None,
+        attempts: int = 2,
+        proved: ProvedStep | None = None,
+    ) -> None:
         self.probe = probe
+        self._proved = proved or ProvedStep()
         self._every = every
         self._tolerance = tolerance
         self._attempts = attempts
@@ -58,10 +69,13 @@ class ProofSchedule:
         """Make a proof of the next sync, whenever the last one was."""
         self._due = True
 
-    def prove(self, model: nn.Module, ask: Callable[[], Mapping[str, Callable[[], Tensor]]]) -> list[ProbeReport]:
+    def prove(
+        self, model: nn.Module, ask: Callable[[], Mapping[str, Callable[[], Tensor]]], *, step: int
+    ) -> list[ProbeReport]:
         """Prove the sync that just ended if its turn has come; the reports are empty if not, and where doubt is left.
 
-        ask: starts to ask every server; what it returns waits for the answer of each, by the server's name.
+        step: the optimizer step of its weights. ask: starts to ask every server; what it returns waits for the answer
+        of each, by the server's name.
 
         Raises:
             ProofError: a server does not hold these weights.
@@ -75,6 +89,7 @@ class ProofSchedule:
         self._due = not reports
         if reports:
             self._unproved = 0
+            self._proved.step = step
         return reports
 
     def _tried(self, model: nn.Module, ask: Callable[[], Mapping[str, Callable[[], Tensor]]]) -> list[ProbeReport]:
@@ -96,7 +111,7 @@ class ProofSchedule:
 
 
 class Prover:
-    """A prover of syncs to servers. every, tolerance: see `ProofSchedule`.
+    """A prover of syncs to servers. every, tolerance, proved: see `ProofSchedule`.
 
     ask: how a server is asked; default: by vLLM's chat route.
     """
@@ -109,23 +124,24 @@ class Prover:
         every: int,
         tolerance: float | None = None,
         ask: Ask | None = None,
+        proved: ProvedStep | None = None,
     ) -> None:
         self._ask = ask or server_logprobs
         self._clients = clients
-        self._schedule = ProofSchedule(probe, every=every, tolerance=tolerance)
+        self._schedule = ProofSchedule(probe, every=every, tolerance=tolerance, proved=proved)
 
     def require_next(self) -> None:
         """Make a proof of the next sync, whenever the last one was."""
         self._schedule.require_next()
 
-    def after_sync(self, model: nn.Module, *, adapter: str | None = None) -> list[ProbeReport]:
-        """Prove the sync that just ended if its turn has come; all servers are asked at once.
+    def after_sync(self, model: nn.Module, *, step: int, adapter: str | None = None) -> list[ProbeReport]:
+        """Prove the sync of a step that just ended if its turn has come; all servers are asked at once.
 
         Raises:
             ProofError: a server does not hold these weights.
             ServerError: a server does not answer.
         """
-        return self._schedule.prove(model, lambda: self._asked(adapter))
+        return self._schedule.prove(model, lambda: self._asked(adapter), step=step)
 
     def _asked(self, adapter: str | None) -> dict[str, Callable[[], Tensor]]:
         return {

@@ -1,0 +1,146 @@
+"""A server that lies ends the run with exit code 1, and costs no checkpoint that was good: stage 2, and GRPO."""
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from stage2_trainer.process.checkpoints import checkpoints_of, newest_whole
+from tests import forked
+from tests.integration import runs
+from tests.integration.conftest import Served, free_port, stop, wait_until_healthy
+from tests.integration.test_fault_table import learner_config
+
+pytestmark = pytest.mark.timeout(900)
+
+GOOD = 3  # steps that are trained beside an honest server
+EVERY = 3  # syncs from one proof to the next
+FIRST_LIE = GOOD + 2  # as an update of the server: the sync of the step at which the run goes on is the last honest one
+PATIENCE_S = 60.0  # for an answer of a server: it compiles a loop at its first digests
+
+
+@pytest.fixture
+def lying(tmp_path, token_file):
+    """A function that starts a stub that lies, and returns it when it is healthy."""
+    started = []
+
+    def start(lie, first, model):
+        port, log = free_port(), tmp_path / "server.log"
+        arguments = ["--model", str(model), "--port", str(port), "--dtype", "float32", "--max-model-len", "512"]
+        code = f"from tests.integration import lying_stub; lying_stub.main({lie!r}, {first}, {arguments!r})"
+        environment = {**os.environ, "STAGE2_TOKEN_FILE": str(token_file)}
+        with log.open("wb") as output:
+            command = [sys.executable, "-c", code]
+            process = forked.start(command, imports=forked.STUB, env=environment, stdout=output)
+        started.append(process)
+        served = Served("stub", f"http://127.0.0.1:{port}", free_port(), "float32", log, process)
+        wait_until_healthy(served)
+        return served
+
+    yield start
+    for process in started:
+        stop(process)
+
+
+@pytest.fixture
+def learn(tmp_path, token_file):
+    """A function that trains a configuration up to a step, saving each one and keeping one; its exit code and words."""
+
+    def run(config, *, imports, max_steps):
+        config["training"] |= {
+            "output_dir": str(tmp_path / "out"), "max_steps": max_steps, "save_strategy": "steps", "save_steps": 1,
+            "save_total_limit": 1, "lr_scheduler_type": "constant", "learning_rate": 5e-3, "logging_steps": 1,
+        }  # fmt: skip
+        path = tmp_path / "config.yaml"
+        path.write_text(yaml.safe_dump(config))
+        environment = {**os.environ, "STAGE2_TOKEN_FILE": str(token_file), "OMP_NUM_THREADS": "1"}
+        done = forked.run([forked.STAGE2, "learn", path], imports=imports, env=environment)
+        return done.returncode, done.stderr
+
+    return run
+
+
+@pytest.fixture
+def stage2(tmp_path, model_path):
+    """A function that returns a configuration of stage 2 for a server."""
+
+    def config(served):
+        found = yaml.safe_load(learner_config(tmp_path, served, model_path).read_text())
+        vllm = found["custom"]["extra"]["rollout_matching"]["vllm"]
+        vllm["sync"], vllm["server"]["timeout_s"] = {"verify_every": EVERY}, PATIENCE_S
+        return found
+
+    return config
+
+
+@pytest.fixture
+def grpo(tmp_path):
+    """The same of a GRPO run, which trains in full."""
+    script = runs.ROOT / "examples" / "make_summaries.py"
+    counts = ["--train", "8", "--held-out", "0"]
+    subprocess.run([sys.executable, script, tmp_path / "summaries", *counts], check=True, capture_output=True)
+
+    def config(served):
+        job = yaml.safe_load((runs.ROOT / "examples" / "job-grpo-6v2-tiny.yaml").read_text())
+        found = job["spec"]["config"]
+        found["model"]["model"] = str(GRPO_MODEL)
+        found["training"] |= {"per_device_train_batch_size": 4, "effective_batch_size": 4}
+        ports = {"vllm_server_port": [int(served.base_url.rpartition(":")[2])]}
+        ports["vllm_server_group_port"] = [served.group_port]
+        found["rlhf"] |= {
+            **ports,
+            "vllm_server_timeout": PATIENCE_S,
+            "generation_batch_size": 4,
+            "max_completion_length": 16,
+        }
+        found["custom"]["train_jsonl"] = str(tmp_path / "summaries" / "train.jsonl")
+        found["custom"]["extra"]["rollout_matching"] = {"vllm": {"sync": {"verify_every": EVERY}}}
+        return found
+
+    return config
+
+
+GRPO_MODEL = runs.ROOT / "examples" / "tiny-summaries"
+
+
+def contents(folder: Path) -> dict[str, str]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@pytest.mark.parametrize("variant", ["stage2", "grpo"])
+def test_a_probe_that_contradicts_leaves_the_newest_proved_checkpoint_as_it_was(
+    variant, request, lying, learn, model_path, tmp_path
+):
+    """Between two proofs more checkpoints are saved than are kept, all from rollouts of weights that are too old."""
+    imports, model = (forked.LEARNER, model_path) if variant == "stage2" else (forked.GRPO, GRPO_MODEL)
+    config = request.getfixturevalue(variant)(lying("keeps", FIRST_LIE, model))
+    code, said = learn(config, imports=imports, max_steps=GOOD)
+    assert code == 0, said[-4000:]
+    good = tmp_path / "out" / f"checkpoint-{GOOD}"
+    before = contents(good)
+    code, said = learn(config, imports=imports, max_steps=GOOD + 3 * EVERY)
+    assert code == 1, said[-4000:]
+    assert "answers with other weights than those that train" in said
+    assert newest_whole(tmp_path / "out") == good
+    assert contents(good) == before
+    aside = tmp_path / "out" / f"unproved-checkpoint-{GOOD + EVERY}"
+    assert aside.is_dir()
+    assert str(aside) in said
+    assert checkpoints_of(tmp_path / "out") == [good]
+
+
+def test_digests_that_contradict_end_the_run_before_anything_is_trained_on_it(
+    lying, learn, stage2, model_path, tmp_path
+):
+    config = stage2(lying("changes", GOOD, model_path))
+    config["custom"]["extra"]["rollout_matching"]["vllm"]["sync"] = {"verify_every": 0}
+    code, said = learn(config, imports=forked.LEARNER, max_steps=GOOD + EVERY)
+    assert code == 1, said[-4000:]
+    assert "the digests of what was sent and of what was loaded differ" in said
+    assert checkpoints_of(tmp_path / "out") == [tmp_path / "out" / f"checkpoint-{GOOD - 1}"]
+    assert not list((tmp_path / "out").glob("unproved-*"))
