@@ -53,7 +53,7 @@ def learn(tmp_path, token_file):
     def run(config, *, imports, max_steps):
         config["training"] |= {
             "output_dir": str(tmp_path / "out"), "max_steps": max_steps, "save_strategy": "steps", "save_steps": 1,
-            "save_total_limit": 1, "lr_scheduler_type": "constant", "learning_rate": 5e-3, "logging_steps": 1,
+            "save_total_limit": 1, "lr_scheduler_type": "constant", "logging_steps": 1,
         }  # fmt: skip
         path = tmp_path / "config.yaml"
         path.write_text(yaml.safe_dump(config))
@@ -70,6 +70,7 @@ def stage2(tmp_path, model_path):
 
     def config(served):
         found = yaml.safe_load(learner_config(tmp_path, served, model_path).read_text())
+        found["training"]["learning_rate"] = 5e-3
         vllm = found["custom"]["extra"]["rollout_matching"]["vllm"]
         vllm["sync"], vllm["server"]["timeout_s"] = {"verify_every": EVERY}, PATIENCE_S
         return found
@@ -88,14 +89,13 @@ def grpo(tmp_path):
         job = yaml.safe_load((runs.ROOT / "examples" / "job-grpo-6v2-tiny.yaml").read_text())
         found = job["spec"]["config"]
         found["model"]["model"] = str(GRPO_MODEL)
-        found["training"] |= {"per_device_train_batch_size": 4, "effective_batch_size": 4}
+        found["training"] |= {"per_device_train_batch_size": 8, "effective_batch_size": 8}
         ports = {"vllm_server_port": [int(served.base_url.rpartition(":")[2])]}
         ports["vllm_server_group_port"] = [served.group_port]
         found["rlhf"] |= {
             **ports,
             "vllm_server_timeout": PATIENCE_S,
-            "generation_batch_size": 4,
-            "max_completion_length": 16,
+            "generation_batch_size": 8,
         }
         found["custom"]["train_jsonl"] = str(tmp_path / "summaries" / "train.jsonl")
         found["custom"]["extra"]["rollout_matching"] = {"vllm": {"sync": {"verify_every": EVERY}}}
