@@ -14,9 +14,9 @@ import torch
 from bench.tables import Row, Table, seconds
 from torch import Tensor
 
-from stage2_trainer.weights import merge_math
+from stage2_trainer.weights import merge_math, rounding
 from stage2_trainer.weights.merge_math import Adapter
-from stage2_trainer.weights.rounding import NEAREST, served_weight
+from stage2_trainer.weights.rounding import NEAREST, Rounding, served_weight
 
 SHAPES = ((512, 512), (1024, 3072), (4096, 4096), (12288, 4096))
 RANKS = (8, 16, 64)
@@ -64,4 +64,30 @@ def plain(base: Tensor, adapter: Adapter) -> Tensor:
     return direction.to(base.dtype)
 
 
+@torch.no_grad()
+def rounding_rows() -> Iterator[Row]:
+    """Merging and rounding up or down in one pass, against the nearest, and against a pass of torch for the noise."""
+    for shape in SHAPES[1:]:
+        for dora in (False, True):
+            base, adapter = layer(shape, 16, dora=dora)
+            found, ours = stochastic(base, adapter), seconds(lambda: stochastic(base, adapter))  # noqa: B023
+            what = f"{'DoRA' if dora else 'LoRA'} of rank 16, {shape[0]} x {shape[1]}"
+            for peer, call in (("rounded to the nearest", served), ("noise by torch, a tile at a time", in_tiles)):
+                theirs = seconds(lambda: call(base, adapter))  # noqa: B023
+                share = (call(base, adapter) != found).double().mean()
+                yield Row(what, peer, ours / base.numel(), theirs / base.numel(), f"{share:.3%} of weights differ")
+
+
+def stochastic(base: Tensor, adapter: Adapter) -> Tensor:
+    """Merge as a sync does with `vllm.sync.rounding: stochastic`."""
+    return served_weight("weight", base, adapter, Rounding(7))
+
+
+def in_tiles(base: Tensor, adapter: Adapter) -> Tensor:
+    """The same where each tile is merged by the compiled loop, and torch adds the noise."""
+    with patch.object(rounding, "merge_and_round", lambda *_, **__: None):
+        return stochastic(base, adapter)
+
+
 TABLE = Table("Merging an adapter", "ns/weight", 1e9, rows)
+ROUNDING = Table("Merging, and rounding up or down (`vllm.sync.rounding: stochastic`)", "ns/weight", 1e9, rounding_rows)

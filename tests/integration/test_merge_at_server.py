@@ -5,10 +5,14 @@ import torch
 
 from stage2_api.vllm import VllmSync
 from stage2_trainer.weights.verify import BF16_TOLERANCE, FLOAT32_TOLERANCE, server_logprobs, verify
+from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body
+from stage2_trainer.wire.rollout import RolloutRequest, Sampling
 from tests.integration import policies
 
 pytestmark = pytest.mark.timeout(600)
 
+NEW_TOKENS = 24
+FRAMING_BYTES = 4096  # at most: a handshake of the first push, and a seal for each bucket
 TOLERANCES = {"float32": FLOAT32_TOLERANCE, "bfloat16": BF16_TOLERANCE}
 
 
@@ -32,6 +36,25 @@ def sync_by(served, make_sync):
     return lambda **how: make_sync(served, how=VllmSync(**how))
 
 
+def greedy_answer(client, probe):
+    """The ids that a server generates for the probe's prompt."""
+    asked = RolloutRequest(list(probe.messages))
+    body = chat_body(asked, Sampling(max_new_tokens=NEW_TOKENS), seed=0)
+    (choice,) = client.post(CHAT_ROUTE, "rollout", body=body)["choices"]
+    return choice["token_ids"]
+
+
+def test_other_weights_answer_otherwise(sync_by, client, base, probe):
+    """By this it is known that equal answers are no accident of a model that always says the same."""
+    sync, policy = sync_by(merge="server"), policies.adapter_of(base, "lora")
+    policies.train_on(policy, 0.02)
+    sync.sync(policy, version=1)
+    answer = greedy_answer(client, probe)
+    policies.train_on(policy, 0.5)
+    sync.sync(policy, version=2)
+    assert greedy_answer(client, probe) != answer
+
+
 @pytest.mark.parametrize("kind", policies.ADAPTERS)
 def test_it_is_what_the_learner_would_have_sent(kind, sync_by, client, base, probe, dtype):
     """The first update makes a server whole that was started with random weights, later ones what trains."""
@@ -40,18 +63,23 @@ def test_it_is_what_the_learner_would_have_sent(kind, sync_by, client, base, pro
     first = merging.sync(policy, version=1)
     policies.train_on(policy, 0.02)
     later = merging.sync(policy, version=2)
-    merged = server_logprobs(client, probe)
+    merged, answer = server_logprobs(client, probe), greedy_answer(client, probe)
     if kind != "embedding":  # PEFT leaves a tied output layer as it was, a server has one matrix for both
         verify(policy, probe, [client], tolerance=TOLERANCES[dtype])
+        if dtype == "float32":
+            assert answer == policies.greedy(policy, probe.inputs, NEW_TOKENS)
     merging.close()
     sending = sync_by(merge="learner")
     everything = sending.sync(policy, version=3)
     assert torch.equal(server_logprobs(client, probe), merged)
+    assert greedy_answer(client, probe) == answer
     assert (first.merge, later.merge, everything.merge) == ("server", "server", "learner")
     assert (first.everything, later.everything) == (True, False)
     trains = sum(p.numel() * p.element_size() for p in policy.parameters() if p.requires_grad)
     assert first.bytes == later.bytes == trains
     assert later.bytes < everything.bytes / 4
+    for report in (first, later, everything):
+        assert report.bytes < report.wire_bytes < report.bytes + FRAMING_BYTES
 
 
 def test_stochastic_rounding_is_the_same_on_both_sides(sync_by, client, base, probe, dtype):

@@ -14,7 +14,7 @@ import yaml
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 from stage2_api.vllm import VllmSync
-from stage2_trainer.weights.verify import FLOAT32_TOLERANCE, verify
+from stage2_trainer.weights.verify import BF16_TOLERANCE, FLOAT32_TOLERANCE, verify
 from stage2_trainer.wire.client import ServerClient
 from tests.integration import policies
 from tests.integration.conftest import ROOT, free_port, launch, stop, wait_until_healthy
@@ -23,6 +23,8 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.vllm]
 
 JOB = ROOT / "examples" / "job-grpo-6v2-tiny.yaml"
 WORKERS = 2
+TOLERANCES = {"float32": FLOAT32_TOLERANCE, "bfloat16": BF16_TOLERANCE}
+FRAMING_BYTES = 4096  # at most: a handshake for each worker, and a seal for each bucket
 HEADS = 4  # of the image encoder: the tiny model has three, which two workers cannot share
 
 
@@ -38,13 +40,19 @@ def halved(model_path, tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def dtype(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def served(halved, server_settings):
+def served(halved, server_settings, dtype):
     """The server, started by its true command line: its workers are not copies of a process that has threads."""
     folder, token_file, _ = server_settings
     config = yaml.safe_load(JOB.read_text())["spec"]["config"]
     ports = free_port(), free_port()
-    config["model"] |= {"model": str(halved), "torch_dtype": "float32"}
+    config["model"] |= {"model": str(halved), "torch_dtype": dtype}
+    config["tuner"] = {"train_type": "lora", "use_dora": True}
     config["rlhf"] |= {"vllm_server_port": [ports[0]], "vllm_server_group_port": [ports[1]]}
     config["custom"]["extra"]["rollout_server"] |= {"vllm_tensor_parallel_size": WORKERS}
     served = launch(folder, "vllm", config, ports=ports, token=token_file, executed=True)
@@ -55,14 +63,17 @@ def served(halved, server_settings):
         stop(served.process)
 
 
-def test_every_worker_merges_what_the_learner_would_have_sent(served, halved, make_sync, probe, token):
-    policy = policies.adapter_of(policies.load(halved), "dora with vision")
+def test_every_worker_merges_what_the_learner_would_have_sent(served, halved, make_sync, probe, token, dtype):
+    policy = policies.adapter_of(policies.load(halved, getattr(torch, dtype)), "dora with vision")
     sync = make_sync(served, how=VllmSync(merge="server"))
     reports = [sync.sync(policy, version=1)]
     policies.train_on(policy, 0.02)
     reports.append(sync.sync(policy, version=2))
     assert [report.merge for report in reports] == ["server", "server"]
+    for report in reports:
+        sent = WORKERS * report.bytes
+        assert sent < report.wire_bytes < sent + FRAMING_BYTES
     client = ServerClient(served.base_url, token, timeout_s=60)
     with contextlib.closing(client):
         assert client.world_size() == WORKERS
-        verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
+        verify(policy, probe, [client], tolerance=TOLERANCES[dtype])

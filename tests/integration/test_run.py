@@ -46,7 +46,9 @@ def test_every_step_synced_its_weights_before_its_rollouts(records: list[dict]) 
     assert [record["step"] for record in steps] == list(range(1, STEPS + 1))
     assert [record["sync/version"] for record in steps] == list(range(STEPS))
     told = {(step["sync/transport"], step["sync/merge"], step["sync/merge_reason"]) for step in steps}
-    assert told == {("tcp", "server", FOLDERS_AGREE)}
+    assert told == {("", "", ""), ("tcp", "server", FOLDERS_AGREE)}, (
+        "the evaluation at the start has pushed for the first step"
+    )
 
 
 def test_the_termination_log_tells_the_end(finished: Path) -> None:

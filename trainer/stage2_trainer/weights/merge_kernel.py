@@ -16,6 +16,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from stage2_trainer.weights.grid import EXPONENT_MASK, PLACE_OF_UNITS, SIGNIFICAND_BITS, SMALLEST_POWER
+from stage2_trainer.weights.splitmix import GOLDEN, MULTIPLIER
 
 Doubles = NDArray[np.float64]
 Floats = NDArray[np.float32]
@@ -28,7 +29,11 @@ COLUMNS = 256  # of which the first cache holds eight rows of A
 SCRATCH = 2**15  # numbers of the product; they stay in the second cache
 WITHOUT_SIGN = np.int64(2**63 - 1)
 HALF, ONE, DROPPED, NAN = np.uint32(0x7FFF), np.uint32(1), np.uint32(16), np.uint32(0x7FC0)  # of bfloat16
+FINITE = np.uint32(0x7F800000)  # a float32 with all of these bits is none
 EXPONENT = np.int64(EXPONENT_MASK)
+WORD = 2**64
+STRIDE, TWICE_MIXED = np.uint64(GOLDEN % WORD), np.uint64(MULTIPLIER**2 % WORD)
+HALF_WORD, ALL_BUT_NOISE = np.uint64(32), np.uint64(48)
 
 
 class MergeKernel:
@@ -36,22 +41,25 @@ class MergeKernel:
 
     up: s B, shape (out, rank), and down: A, shape (rank, in), as `merge_math` has them on their grids; in > 1, or no
     bit is left between the grid and the place of units. magnitude: m of DoRA, shape (out,); None = LoRA.
+    key: of the noise with which bfloat16 is rounded (`rounding`); None = to the nearest.
     """
 
-    def __init__(self, up: Doubles, down: Doubles, magnitude: Doubles | None) -> None:
+    def __init__(self, up: Doubles, down: Doubles, magnitude: Doubles | None, key: int | None = None) -> None:
         ranks = up.shape[1] + -up.shape[1] % RANKS_AT_ONCE  # zeros add nothing
         self._up = _filled_up(up, (len(up) + len(up) % ROWS_AT_ONCE, ranks))
         self._down = _in_columns(down, ranks)
         self._magnitude = np.empty(0) if magnitude is None else magnitude
         self._width = down.shape[1]
+        self._key = key
 
     def merge(self, start: int, base: Weights, merged: Weights) -> None:
         """Merge into the rows of `base` from `start` (an even number) on; `merged` has its shape."""
         rows = max(1, SCRATCH // self._width // ROWS_AT_ONCE) * ROWS_AT_ONCE
         scratch = np.empty((rows, self._width))
         up = self._up[start : start + len(base) + len(base) % ROWS_AT_ONCE]
-        merge = MERGES[base.dtype.char, merged.dtype.char]
-        merge(base, up, self._down, self._magnitude[start : start + len(base)], scratch, merged)
+        merge = MERGES[base.dtype.char, merged.dtype.char, self._key is not None]
+        noise = np.array([start * self._width, (self._key or 0) % WORD], np.uint64)
+        merge(base, up, self._down, self._magnitude[start : start + len(base)], scratch, noise, merged)
 
 
 def _in_columns(down: Doubles, ranks: int) -> Doubles:
@@ -142,45 +150,79 @@ def _as_it_is(value: float) -> float:
 
 
 @_compiled()
+def _written_as_it_is(value: float, place: int, key: int) -> float:
+    return value
+
+
+@_compiled()
 def _from_bfloat16(bits: int) -> float:
     return float(np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32))
 
 
 @_compiled()
-def _to_bfloat16(value: float) -> int:
+def _to_bfloat16(value: float, place: int, key: int) -> int:
     """Round to float32, and that to the nearest bfloat16, the even one of two that are as near."""
     bits = np.float32(value).view(np.uint32)
     rounded = np.uint32(bits + HALF + ((bits >> DROPPED) & ONE)) >> DROPPED
     return int(np.uint16(rounded if value == value else NAN))  # a NaN is not equal to itself
 
 
+@_compiled()
+def _up_or_down(value: float, place: int, key: int) -> int:
+    """Round to float32, and that to one of the two bfloat16 beside it, as `rounding` does at this place.
+
+    There words are mixed twice. The first mixing ends with the folding with which the second begins, and to fold twice
+    is to do nothing; the last one leaves the highest bits as they are. One product by the multiplier's square remains.
+    """
+    word = np.uint64(np.uint64(place) * STRIDE + np.uint64(key))
+    noise = np.uint64((word ^ (word >> HALF_WORD)) * TWICE_MIXED) >> ALL_BUT_NOISE
+    bits = np.float32(value).view(np.uint32)
+    moved = np.uint32(np.uint32(bits + np.uint32(noise)) >> DROPPED)
+    finite = (bits & FINITE) != FINITE
+    return int(np.uint16(moved if finite else (bits >> DROPPED if value == value else NAN)))
+
+
 def _merge_of(read: Any, write: Any) -> Any:
-    """Return the merge of rows whose numbers are read and written by these functions."""
+    """Return the merge of rows whose numbers are read and written by these functions.
+
+    noise: the place of the first number of `base` in the whole weight, and the key.
+    """
 
     @_compiled()
-    def lora_row(direction: Doubles, base: Weights, merged: Weights) -> None:
+    def lora_row(direction: Doubles, base: Weights, place: int, key: int, merged: Weights) -> None:
         for i in range(len(base)):
-            merged[i] = write(direction[i] + read(base[i]))
+            merged[i] = write(direction[i] + read(base[i]), place + np.uint64(i), key)
 
     @_compiled()
-    def dora_row(direction: Doubles, base: Weights, magnitude: float, merged: Weights) -> None:
+    def dora_row(direction: Doubles, base: Weights, magnitude: float, place: int, key: int, merged: Weights) -> None:
         for i in range(len(base)):
             direction[i] += read(base[i])
         scale = magnitude / norm(direction)
         for i in range(len(base)):
-            merged[i] = write(direction[i] * scale)
+            merged[i] = write(direction[i] * scale, place + np.uint64(i), key)
 
     @_compiled()
-    def merge(base: Weights, up: Doubles, down: Doubles, magnitude: Doubles, scratch: Doubles, merged: Weights) -> None:
+    def merge(
+        base: Weights,
+        up: Doubles,
+        down: Doubles,
+        magnitude: Doubles,
+        scratch: Doubles,
+        noise: NDArray[np.uint64],
+        merged: Weights,
+    ) -> None:
+        first, key = noise
         for start in range(0, len(base), len(scratch)):
             count = min(len(scratch), len(base) - start)
             even = count + count % ROWS_AT_ONCE
             _product(up[start : start + even], down, scratch[:even])
             for r in range(count):
+                row = start + r
+                place = first + np.uint64(row) * np.uint64(base.shape[1])
                 if len(magnitude):
-                    dora_row(scratch[r], base[start + r], magnitude[start + r], merged[start + r])
+                    dora_row(scratch[r], base[row], magnitude[row], place, key, merged[row])
                 else:
-                    lora_row(scratch[r], base[start + r], merged[start + r])
+                    lora_row(scratch[r], base[row], place, key, merged[row])
 
     return merge
 
@@ -211,7 +253,9 @@ def _two_rows(b: Doubles, c: Doubles, a: Doubles, of_b: Doubles, of_c: Doubles) 
 
 FLOAT32, BFLOAT16 = np.dtype(np.float32).char, np.dtype(np.uint16).char
 MERGES = {
-    (FLOAT32, FLOAT32): _merge_of(_as_it_is, _as_it_is),
-    (BFLOAT16, FLOAT32): _merge_of(_from_bfloat16, _as_it_is),
-    (BFLOAT16, BFLOAT16): _merge_of(_from_bfloat16, _to_bfloat16),
+    (FLOAT32, FLOAT32, False): _merge_of(_as_it_is, _written_as_it_is),
+    (BFLOAT16, FLOAT32, False): _merge_of(_from_bfloat16, _written_as_it_is),
+    (BFLOAT16, BFLOAT16, False): _merge_of(_from_bfloat16, _to_bfloat16),
+    (BFLOAT16, BFLOAT16, True): _merge_of(_from_bfloat16, _up_or_down),
 }
+"""The merge of each dtype of base and result, rounded to the nearest or up or down."""

@@ -111,18 +111,21 @@ def _by_kernel(base: Tensor, adapter: Adapter, kernel: ModuleType) -> Iterator[t
 
 
 @torch.no_grad()
-def merge_to_nearest(base: Tensor, change: Change, served: Tensor, every: int) -> Tensor | None:
-    """Merge and round to the nearest value of the base's dtype in one pass, where the compiled loop can.
+def merge_and_round(
+    base: Tensor, change: Change, served: Tensor, *, every: int, key: int | None = None
+) -> Tensor | None:
+    """Merge and round to the base's dtype in one pass, where the compiled loop can.
 
     served: takes the result, shape and dtype of `base`, contiguous. every: of so many rows the first is returned in
-    float32 too, shape (out / every, in); 0 = none is. Returns None, and does nothing, where the loop cannot: the values
-    of `merged_tiles` rounded are the same.
+    float32 too, shape (out / every, in); 0 = none is. key: of the noise of stochastic rounding to bfloat16; None = to
+    the nearest. Returns None, and does nothing, where the loop cannot: the values of `merged_tiles` rounded are the
+    same.
     """
     kernel = _kernel_for(base) if isinstance(change, Adapter) and base.is_contiguous() else None
     if kernel is None or not isinstance(change, Adapter) or base.dtype == torch.float16:
         return None
     numbers, (up, down, magnitude) = _numbers(base), _factors_for(kernel, change)
-    _merge_rows(kernel.MergeKernel(up, down, magnitude).merge, 0, numbers, _numbers(served))
+    _merge_rows(kernel.MergeKernel(up, down, magnitude, key).merge, 0, numbers, _numbers(served))
     if not every:
         return torch.empty(0, base.shape[1], device="cpu")
     some = np.ascontiguousarray(numbers[::every])

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from stage2_api.vllm import SyncRounding
-from stage2_trainer.weights.merge_math import Change, merge_to_nearest, merged_tiles
+from stage2_trainer.weights.merge_math import Change, merge_and_round, merged_tiles
 from stage2_trainer.weights.splitmix import GOLDEN, mixed
 
 DROPPED_BITS = 16  # of a float32, so that a bfloat16 is left
@@ -36,18 +36,25 @@ class Rounding:
         self.write(name, value, rounded)
         return rounded
 
+    def key(self, name: str, dtype: torch.dtype) -> int | None:
+        """Return the key of a tensor's noise, of 64 bits with a sign; None where it is rounded to the nearest."""
+        if self.version is None or dtype != torch.bfloat16:
+            return None
+        digest = hashlib.blake2b(f"{self.version}|{name}".encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "big", signed=True)
+
     @torch.no_grad()
     def write(self, name: str, value: Tensor, rounded: Tensor, *, first: int = 0) -> None:
         """Round a tensor, or the piece of one that begins with its element number `first`, into a contiguous one."""
-        if self.version is None or value.dtype != torch.float32 or rounded.dtype != torch.bfloat16:
+        key = self.key(name, rounded.dtype)
+        if key is None or value.dtype != torch.float32:
             rounded.copy_(value)
             return
-        key = hashlib.blake2b(f"{self.version}|{name}".encode(), digest_size=8).digest()
         source, target = value.contiguous().view(-1), rounded.view(-1)
         step = TILE_ELEMENTS[value.device.type]
         for start in range(0, len(source), step):
             piece = source[start : start + step]
-            noise = _noise(first + start, len(piece), int.from_bytes(key, "big", signed=True), value.device)
+            noise = _noise(first + start, len(piece), key, value.device)
             target[start : start + step] = _up_or_down(piece, noise)
 
 
@@ -91,12 +98,12 @@ def served_weight(
 ) -> Tensor:
     """Return the merged weight as it is served, in the base's dtype. kept: learns what its rounding leaves of it."""
     served = _empty_like(base)
-    if rounding.version is None:
-        merged = merge_to_nearest(base, change, served, every=SAMPLED_ROWS if kept is not None else 0)
-        if merged is not None:
-            if kept is not None:
-                kept.add(base[::SAMPLED_ROWS], merged, served[::SAMPLED_ROWS])
-            return served
+    every, key = SAMPLED_ROWS if kept is not None else 0, rounding.key(name, base.dtype)
+    merged = merge_and_round(base, change, served, every=every, key=key)
+    if merged is not None:
+        if kept is not None:
+            kept.add(base[::SAMPLED_ROWS], merged, served[::SAMPLED_ROWS])
+        return served
     sampled = []
     for rows, tile in merged_tiles(base, change):
         rounding.write(name, tile, served[rows], first=rows.start * base.shape[1])

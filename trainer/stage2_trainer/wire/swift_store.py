@@ -1,9 +1,9 @@
 """The store in which the workers of a `swift rollout` server and its learner meet, read without unpickling.
 
 It is vLLM's StatelessProcessGroup, a TCPStore that authenticates nobody: whoever reaches its port may write a key
-before the server does. Members unpickle what lies there, and a pickle can run anything. Just two things are ever sent in it,
-NCCL's id and the name of a barrier; the pickle of each is the same bytes every time but for what it tells, so it is
-compared with these bytes, and nothing else is read. Source: vllm/distributed/utils.py, vLLM 0.32.
+before the server does. Members unpickle what lies there, and a pickle can run anything. Just two things are ever sent
+in it, NCCL's id and the name of a barrier; the pickle of each is the same bytes every time but for what it tells, so it
+is compared with these bytes, and nothing else is read. Source: vllm/distributed/utils.py, vLLM 0.32.
 """
 
 from __future__ import annotations

@@ -175,9 +175,34 @@ def test_each_number_is_rounded_to_the_bfloat16_to_which_torch_rounds_it(sign):
     """Ties go to the even neighbour, also into the next power of two; what is too large becomes infinite."""
     below = torch.arange(2**15 - 2**7, dtype=torch.int32)[:, None] << 16
     numbers = sign * (below + torch.tensor([0, 1, 2**15 - 1, 2**15, 2**15 + 1, 2**16 - 1])).view(torch.float32)
-    found = [merge_kernel._to_bfloat16(number) for number in numbers.flatten().tolist()]
+    found = [merge_kernel._to_bfloat16(number, 0, 0) for number in numbers.flatten().tolist()]
     assert found == numbers.flatten().to(torch.bfloat16).view(torch.uint16).tolist()
-    assert torch.tensor(merge_kernel._to_bfloat16(float("nan")), dtype=torch.uint16).view(torch.bfloat16).isnan()
+    assert torch.tensor(merge_kernel._to_bfloat16(float("nan"), 0, 0), dtype=torch.uint16).view(torch.bfloat16).isnan()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_each_number_is_rounded_up_or_down_as_torch_rounds_it_at_its_place(seed):
+    """Of any magnitude, also into the next power of two, to infinity, and what is not finite."""
+    generator = torch.Generator().manual_seed(seed)
+    numbers = of_any_magnitude((500,), generator, -149, 127)
+    numbers[:6] = torch.tensor([float("inf"), -float("inf"), float("nan"), 3.4028e38, -3.4028e38, SMALLEST])
+    first, rounding = 10**seed, Rounding(seed)
+    expected = torch.empty(500, dtype=torch.bfloat16)
+    rounding.write("w", numbers, expected, first=first)
+    key = np.uint64(rounding.key("w", torch.bfloat16) % 2**64)
+    found = [merge_kernel._up_or_down(one, np.uint64(first + i), key) for i, one in enumerate(numbers.tolist())]
+    assert torch.equal(
+        torch.tensor(found, dtype=torch.uint16).view(torch.bfloat16).nan_to_num(7), expected.nan_to_num(7)
+    )
+    assert len({one & 1 for one in found}) == 2
+
+
+def test_one_pass_is_made_whatever_the_rounding(monkeypatch):
+    """The loop over tiles, which takes a pass more for noise, is for what the kernel cannot."""
+    monkeypatch.setattr("stage2_trainer.weights.rounding.merged_tiles", lambda *_: 1 / 0)
+    base, adapter = layer((512, merge_math.KERNEL_WEIGHTS // 512), 4, torch.bfloat16, dora=True)
+    for rounding in (Rounding(), Rounding(3)):
+        assert served_weight("w", base, adapter, rounding, KeptUpdate()).isfinite().all()
 
 
 def test_parameters_and_slices_are_merged_alike(monkeypatch):
