@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -60,17 +60,17 @@ def written(folder: Path) -> Path:
     for rank in RANKS:
         base = AutoModelForImageTextToText.from_pretrained(model)
         options = LoraConfig(r=rank, target_modules=ADAPTED, init_lora_weights=False)
-        get_peft_model(base, options).save_pretrained(folder / f"rank-{rank}")
+        get_peft_model(base, options).save_pretrained(str(folder / f"rank-{rank}"))
     return model
 
 
-def engine(model: Path, **options: object) -> Any:
+def engine(model: Path, **options: Any) -> Any:
     """Return an engine of this process that computes in bfloat16."""
     import vllm
 
-    limits: Mapping[str, Any] = {"max_model_len": 512, "max_num_seqs": max(PROMPTS)}
-    images = {"limit_mm_per_prompt": {"image": 0, "video": 0}}
-    return vllm.LLM(str(model), dtype="bfloat16", enforce_eager=True, seed=0, **limits, **images, **options)
+    limits: dict[str, Any] = {"max_model_len": 512, "max_num_seqs": max(PROMPTS), "seed": 0}
+    limits["limit_mm_per_prompt"] = {"image": 0, "video": 0}
+    return vllm.LLM(str(model), dtype="bfloat16", enforce_eager=True, **limits, **options)
 
 
 def request(model: Path, rank: int) -> Any:
@@ -80,7 +80,7 @@ def request(model: Path, rank: int) -> Any:
     return LoRARequest(f"rank-{rank}", rank, str(model.parent / f"rank-{rank}"))
 
 
-def answer(asked: Any, count: int, **options: object) -> None:
+def answer(asked: Any, count: int, **options: Any) -> None:
     """Let an engine generate for so many prompts."""
     import vllm
 
