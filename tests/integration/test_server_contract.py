@@ -1,6 +1,7 @@
 """What every rollout server keeps, real vLLM and the stub alike: the guard, the chat route, the push, and its proof."""
 
 import copy
+import re
 
 import httpx
 import numpy as np
@@ -26,7 +27,8 @@ from stage2_trainer.wire.repetition import RepetitionDetection
 from stage2_trainer.wire.rollout import FurtherAnswers, Refused, RolloutRequest, Sampling
 from stage2_trainer.wire.seeds import SeedPlan, further_seed
 from stage2_trainer.wire.server_health import wait_until_healthy
-from tests.integration import policies, sent_faults
+from tests.integration import app_routes, policies, sent_faults
+from tests.integration.app_routes import WEBSOCKET, Route
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -104,15 +106,34 @@ def requests(chats):
     return [RolloutRequest(messages=chat) for chat in chats]
 
 
-def test_every_route_but_health_demands_the_token(served, token):
+LEAST_ROUTES = {"vllm": 60, "stub": 15}
+HANDSHAKE = {
+    "Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13",
+    "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+}  # fmt: skip
+
+
+def test_every_route_but_health_demands_the_token(engine, served, token, model_path):
+    routes = app_routes.of(engine, model_path)
+    assert len(routes) >= LEAST_ROUTES[engine]
     with httpx.Client(base_url=served.base_url, trust_env=False, timeout=30) as http:
         schema = http.get("/openapi.json", headers={"Authorization": f"Bearer {token}"}).json()
-        routes = [(method, path) for path, methods in schema["paths"].items() for method in methods]
-        assert ("post", "/update_weights") in routes
-        routes.append(("get", "/stage2/identity"))  # a middleware's, which the schema does not know
-        answers = {route: http.request(*route).status_code for route in routes if route[1] != "/health"}
-        assert {route: status for route, status in answers.items() if status != 401} == {}
-        assert http.get("/openapi.json").status_code == 401
+        of_schema = {
+            Route(method.upper(), re.sub(r"{[^}]*}", "1", path))
+            for path, methods in schema["paths"].items()
+            for method in methods
+        }
+        assert Route("POST", "/update_weights") in of_schema
+        assert of_schema <= routes, "the app that was walked is the server's"
+        routes.add(Route("GET", "/stage2/identity"))  # a middleware's, which the app does not know
+        answers = {}
+        for route in sorted(routes):
+            if route.method == WEBSOCKET:
+                answers[route] = http.get(route.path, headers=HANDSHAKE).status_code
+            elif route.path != "/health":
+                answers[route] = http.request(*route).status_code
+        closed = {route: 403 if route.method == WEBSOCKET else 401 for route in answers}
+        assert {route: status for route, status in answers.items() if status != closed[route]} == {}
         assert http.get("/health").status_code == 200
 
 

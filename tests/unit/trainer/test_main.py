@@ -10,7 +10,6 @@ from functools import partial
 import pytest
 
 from stage2_api.errors import EXIT_CONFIG, EXIT_RETRYABLE, ConfigError
-from stage2_api.parsing import parse_run_config
 from stage2_trainer.main import EXIT_FAILURE, check, learn
 from stage2_trainer.preflight import checked_records
 from stage2_trainer.process.checkpoints import newest_whole
@@ -36,9 +35,12 @@ def config(tmp_path, model_path, image_paths):
     objects = [box("red box", 100, 100, 400, 400)]
     line = {"images": [image_paths[0]], "width": 96, "height": 96, "units": "bins", "objects": objects}
     (tmp_path / "train.jsonl").write_text(json.dumps(line))
-    server = {**SERVER, "timeout_s": 0.5}
+
+    def server(changed):
+        return {**SERVER, "timeout_s": 0.5, **changed}
+
     return lambda **changes: run_config(
-        matching={"vllm": {"mode": "server", "server": server, **changes.pop("vllm", {})}},
+        matching={"vllm": {"mode": "server", "server": server(changes.pop("server", {})), **changes.pop("vllm", {})}},
         training={"output_dir": str(tmp_path / "out"), "gradient_checkpointing": False, **changes.pop("training", {})},
         **{"model": {"model": str(model_path)}, "train_jsonl": str(tmp_path / "train.jsonl"), **changes},
     )
@@ -78,10 +80,7 @@ def test_samples_that_processes_cannot_share_are_for_a_person_to_put_right(confi
 
 def test_a_name_that_nobody_knows_is_tried_again_later(environment, config, tmp_path):
     nowhere = "http://server-0.nowhere.invalid:8000"
-    server = {"servers": [{"base_url": nowhere, "group_port": 2}], "timeout_s": 0.5}
-    changed = config().model_dump()
-    changed["custom"]["extra"]["rollout_matching"]["vllm"]["server"] = server
-    assert learn(parse_run_config(changed)) == EXIT_RETRYABLE
+    assert learn(config(server={"servers": [{"base_url": nowhere, "group_port": 2}]})) == EXIT_RETRYABLE
     said = last_words(tmp_path)["message"]
     assert nowhere in said
     assert "Traceback" not in said
