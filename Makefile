@@ -10,7 +10,7 @@ export PYTHONDONTWRITEBYTECODE :=
 CODE := crds controller trainer cli hack examples bench
 OUT ?= out/demo
 
-.PHONY: help setup demo demo-cluster test test-unit test-integration test-cluster test-jobs test-gpu fuzz check-report lint format verify generate bench smoke-colocate images lock-images lock-bases audit check-gpu-image clean
+.PHONY: help setup demo demo-cluster test test-unit test-integration test-cluster test-jobs test-gpu fuzz red-team check-report lint format verify generate bench smoke-colocate images lock-images lock-bases audit check-gpu-image clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}'
@@ -49,6 +49,9 @@ test-gpu: setup ## Checks that need a CUDA device: packed attention, what offloa
 
 fuzz: setup ## Hand hostile input to every reader until one breaks: jobs, YAML, records, images, answers
 	STAGE2_FUZZ_EXAMPLES=$${STAGE2_FUZZ_EXAMPLES:-20000} pytest -q -n 2 --dist load tests/unit/fuzz
+
+red-team: setup ## Attack a job on the cluster of KUBECONFIG, which make demo-cluster left, from three sides; print what each got
+	python -m tests.red_team
 
 lint: setup ## ruff, mypy --strict, the import law, dead code, the manifests of chart and jobs
 	ruff check . && ruff format --check . && mypy && lint-imports && vulture && python hack/check_manifests.py

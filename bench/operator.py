@@ -27,6 +27,7 @@ from typing import Any
 from urllib.request import urlopen
 
 from bench import jobset
+from bench.bad_jobs import quota, refused
 from bench.cluster import NODE, Object, Watch, clear, job, kubectl, namespace, node, until
 
 from stage2_api.parsing import parse_job
@@ -87,8 +88,10 @@ NetworkPolicy, Deployment), chooses the node and keeps its promise; requests for
 late": the jobs exist before the controller, and the clock starts when it is ready. Our CPU includes the start of Python
 (1.5 s); memory is resident, at first and at the end; the quiet window is 20 s, "–" where it was not looked for or did
 not come within two minutes. "behind bad jobs": the jobs are sent when a tenant of another namespace has just sent so
-many that the controller must refuse (`--bad 10000`). 1,000 jobs are 1,000 pods of three servers on one node without a
-kubelet."""
+many that the controller must refuse (`--bad 10000`), of six kinds: the host's network, nested deep, unknown fields,
+wrong types, and such whose children a quota refuses, every fiftieth of 100 kB (the row below is of the first kind
+alone). "Seconds until": a Service of one tenant's job is deleted while another tenant sends such jobs (`python -m
+bench.repairs --write`). 1,000 jobs are 1,000 pods of three servers on one node without a kubelet."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -136,7 +139,7 @@ def measured(options: argparse.Namespace) -> Iterator[str]:
         yield asyncio.run(foreign(options.foreign, options.nodes))
 
 
-_NOTES = ("Memory in MB", "Peak memory in MB")
+_NOTES = ("Memory in MB", "Peak memory in MB", "Seconds until")
 
 
 def merged(before: str, measured: Sequence[str]) -> str:
@@ -167,7 +170,7 @@ async def plain(count: int) -> str:
         ]
         children = [[child for child in one if child["kind"] != "Job"] for one in made]
         started = time.monotonic()
-        seconds = await _each(children, lambda one: _create_all(api, one))
+        seconds = await each(children, lambda one: _create_all(api, one))
         row = _told(Result("plain client", seconds, time.monotonic() - started, tally.total))
     await api.close()
     return row
@@ -179,7 +182,7 @@ async def controlled(count: int, *, late: bool = False) -> str:
     with namespace() as name:
         jobs = [job(index, name) for index in range(count)]
         if late:
-            await _each(jobs, api.create)
+            await each(jobs, api.create)
         with controller(name) as figures, Watch(name) as watch:
             born = [time.monotonic()] * count
             started, before = time.monotonic(), figures()
@@ -210,7 +213,8 @@ async def behind_bad(count: int, bad: int) -> str:
     api = await connect(Tally())
     with namespace() as theirs, namespace() as name, controller(theirs, name) as figures, Watch(name) as watch:
         before = figures()
-        await _each([refused(index, theirs) for index in range(bad)], api.create)
+        kubectl("apply", "-f", "-", stdin=quota(theirs))
+        await each([refused(index, theirs) for index in range(bad)], api.create)
         sys.stdout.write(f"{figures()['stage2_queue_depth']:,.0f} of the bad jobs are not looked at yet\n")
         started = time.monotonic()
         born = await _births(api.create, [job(index, name) for index in range(count)])
@@ -223,13 +227,6 @@ async def behind_bad(count: int, bad: int) -> str:
         row = _told(Result(who, seconds, all_s, None, cpu_s=used, rss_mb=(memory(before), memory(end))))
     await api.close()
     return row
-
-
-def refused(index: int, name: str) -> Object:
-    """A job that the API server takes and the controller must refuse: its pods would have the network of their node."""
-    made = job(index, name)
-    made["spec"]["learner"] = {**made["spec"].get("learner", {}), "template": {"spec": {"hostNetwork": True}}}
-    return made
 
 
 async def jobsets(count: int) -> str:
@@ -285,7 +282,7 @@ async def foreign(counts: Sequence[int], nodes: int) -> str:
         with namespace() as name:
             for count in sorted(counts):
                 added = [_foreign_pod(number, name, names[number % nodes]) for number in range(there, count)]
-                await _each(added, api.create)
+                await each(added, api.create)
                 there = count
                 with controller() as figures:
                     await asyncio.sleep(FOREIGN_S)
@@ -365,7 +362,7 @@ async def _births(create: Create, jobs: Sequence[Object]) -> list[float]:
         born[index] = time.monotonic()
         await create(jobs[index])
 
-    await _each(range(len(jobs)), one)
+    await each(range(len(jobs)), one)
     return born
 
 
@@ -374,7 +371,7 @@ async def _create_all(api: Api, children: Sequence[Object]) -> None:
         await api.create(child)
 
 
-async def _each(items: Sequence[Any], work: Any) -> list[float]:
+async def each(items: Sequence[Any], work: Any) -> list[float]:
     """Calls `work` for each item, some at a time; the seconds that each took."""
     gate = asyncio.Semaphore(PARALLEL)
 

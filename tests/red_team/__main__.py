@@ -1,4 +1,4 @@
-"""`python -m tests.red_team`: start a job on a cluster with stage2, attack it from three sides, print what each got.
+"""`make red-team`: start a job on a cluster with stage2, attack it from three sides, print what each got.
 
 The cluster is KUBECONFIG's, with the chart installed and the images of `make demo-cluster`; it must enforce
 NetworkPolicies. Everything happens in a namespace of its own, which is deleted afterwards. Exit code 1 where anything
@@ -23,13 +23,14 @@ from stage2_controller.job import names
 from stage2_controller.job.children.meta import labels
 from stage2_controller.job.containers import containers
 from tests.red_team import tenant
-from tests.red_team.attempt import Attempt, table
+from tests.red_team.attempt import Attempt, beside_control, table
 from tests.red_team.cluster import Cluster, eventually
 from tests.tools import tool
 
 JOB = Path(__file__).parents[2] / "examples" / "job-3v1-tiny.yaml"
 NAME = "target"
-STRANGER, TWIN, POSER = "stranger", "twin", "poser"
+STRANGER, TWIN, POSER, BYSTANDER = "stranger", "twin", "poser", "bystander"
+LISTENS = 8000
 OTHER_PORTS = (22, 80, 443, 1234, 5000, 8080, 8443, 10250, 29500)
 OUTSIDE = ("1.1.1.1:53", "1.1.1.1:443", "kubernetes.default.svc:443", "169.254.169.254:80")
 STALL_S, POSE_S = 30, 60
@@ -45,7 +46,7 @@ def main() -> int:
     admin("create", "namespace", namespace)
     try:
         job = target()
-        admin.apply(*attackers(options.image, STRANGER, TWIN), *tenant_rights(namespace), job)
+        admin.apply(*attackers(options.image, STRANGER, TWIN, BYSTANDER), *tenant_rights(namespace), job)
         print(f"waiting for {namespace}/{NAME} to train", file=sys.stderr, flush=True)
         step = eventually(lambda: steps(admin), why="the job trains")
         found = []
@@ -68,10 +69,18 @@ def target() -> dict[str, Any]:
     return job
 
 
+_LISTENS = ["python3", "-m", "http.server", str(LISTENS)]
+
+
 def attackers(image: str, *which: str) -> list[dict[str, Any]]:
     """Return pods without rights: with no label of the job, with its learner's, with its servers'."""
-    worn = {STRANGER: {"app": STRANGER}, TWIN: labels(NAME, "learner"), POSER: labels(NAME, "rollout")}
-    container = {"name": "sleeps", "image": image, "command": ["sleep", "100000"], "imagePullPolicy": "IfNotPresent"}
+    worn = {
+        STRANGER: {"app": STRANGER},
+        BYSTANDER: {"app": BYSTANDER},
+        TWIN: labels(NAME, "learner"),
+        POSER: labels(NAME, "rollout"),
+    }
+    container = {"name": "sleeps", "image": image, "command": _LISTENS, "imagePullPolicy": "IfNotPresent"}
     spec = {"containers": [container], "terminationGracePeriodSeconds": 0}
     return [
         {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": own}, "spec": spec}
@@ -118,13 +127,21 @@ class Attack:
             yield from self._tried(TWIN, "ask", rollout, port)
         yield from self._tried(TWIN, "progress", learner, str(PROGRESS_PORT))
         yield from self._tried(TWIN, "join", learner, *groups)
-        yield from self._tried(TWIN, "leave", *OUTSIDE, f"{address_of_pod(self.admin, STRANGER)}:{OTHER_PORTS[0]}")
+        yield from self._left()
         yield self._stalled(TWIN, rollout, servers)
         yield self._stalled(TWIN, learner, groups)
         yield from tenant.attempts(self.admin, Cluster(tool("kubectl"), self.admin.namespace, "tenant"), self.job)
         after = steps(self.admin)
         yield Attempt("all", "to end the training", "held" if after > step else "GOT", f"it is at step {after}")
         yield from self._posed(learner, servers)
+
+    def _left(self) -> Iterator[Attempt]:
+        """Connect out of the job, beside a pod that no policy holds: what that cannot reach, nobody is kept from."""
+        addresses = (*OUTSIDE, f"{address_of_pod(self.admin, BYSTANDER)}:{LISTENS}")
+        control = list(self._tried(STRANGER, "leave", *addresses))
+        if not any(one.outcome == "GOT" for one in control):
+            raise RuntimeError("a pod that no policy holds reaches no address: what is held there says nothing")
+        yield from beside_control(list(self._tried(TWIN, "leave", *addresses)), control)
 
     def _posed(self, learner: str, servers: list[str]) -> Iterator[Attempt]:
         """Stand where a server of the job would, in all that one of its pods wears."""

@@ -7,7 +7,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tests.red_team.attempt import Attempt
+from stage2_controller.job.children.networkpolicy import CONTROLLER_LABELS
+from tests.red_team.attempt import Attempt, lives, survived
 from tests.red_team.cluster import Cluster, eventually
 from tests.unit.charts.test_policy import RISKY
 
@@ -34,7 +35,7 @@ DEPTH = 5_000
 
 def attempts(admin: Cluster, tenant: Cluster, job: Mapping[str, Any]) -> Iterator[Attempt]:
     """Yield what the tenant tries beside `job`, which trains: other verbs, its children, its status, risky jobs."""
-    name = job["metadata"]["name"]
+    name, before = job["metadata"]["name"], lives(controllers(admin))
     for words in (*FORBIDDEN, f"get secret {name}-token", f"logs job/{name}-learner", f"exec job/{name}-learner -- id"):
         done = tenant.run(*words.split())
         yield Attempt(WHO, f"kubectl {words}", "held" if done.returncode else "GOT", _last(done.stderr))
@@ -43,6 +44,14 @@ def attempts(admin: Cluster, tenant: Cluster, job: Mapping[str, Any]) -> Iterato
     yield Attempt(WHO, "to write a job's status", "held" if done.returncode else "GOT", _last(done.stderr))
     yield from _risky(admin, tenant, job)
     yield from _shapes(admin, tenant, job)
+    yield survived(WHO, "to end the controller by any of these", before, lives(controllers(admin)))
+
+
+def controllers(admin: Cluster) -> list[Any]:
+    """Return the controller's own pods, wherever its chart was installed."""
+    selector = ",".join(f"{key}={value}" for key, value in CONTROLLER_LABELS.items())
+    found: list[Any] = json.loads(admin("get", "pods", "-A", f"--selector={selector}", "--output=json"))["items"]
+    return found
 
 
 def _risky(admin: Cluster, tenant: Cluster, job: Mapping[str, Any]) -> Iterator[Attempt]:
@@ -82,7 +91,7 @@ def _shapes(admin: Cluster, tenant: Cluster, job: Mapping[str, Any]) -> Iterator
     good["spec"]["suspend"] = True
     tenant("create", "-f", "-", stdin=json.dumps(good))
     phase = eventually(lambda: _status(admin, "good-after-all").get("phase"), why="the controller answers a good job")
-    yield Attempt(WHO, "to end the controller by any of these", "held", f"the next good job is {phase}")
+    yield Attempt(WHO, "to keep the controller from the next good job", "held" if phase else "GOT", f"it is {phase}")
 
 
 def _named(job: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -73,7 +73,8 @@ class AdminPolicy:
 
     def _start(self, seconds: int) -> Iterator[Problem]:
         if self.longest_start_seconds and seconds > self.longest_start_seconds:
-            rule = f"this cluster lets servers hold GPUs for at most {self.longest_start_seconds} s before the learner runs"
+            longest = self.longest_start_seconds
+            rule = f"this cluster lets servers hold GPUs for at most {longest} s before the learner runs"
             way_out = "ask for less, or ask the admin to raise policy.longestStartSeconds of the chart"
             yield Problem("spec.learner.startDeadlineSeconds", seconds, rule, way_out)
 

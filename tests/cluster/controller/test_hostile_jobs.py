@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -18,6 +19,7 @@ from tests.unit.api.wrong_jobs import good_job
 pytestmark = pytest.mark.timeout(300)
 DEEPEST = 9_997
 """Levels of a value in a job's spec that an API server's decoder takes; what it stores then, it cannot list again."""
+OF_OTHERS = 200
 
 
 @pytest.fixture
@@ -126,3 +128,32 @@ def test_what_an_api_server_could_not_list_again_is_not_stored(kubectl: Kubectl,
     assert refused.returncode != 0
     assert f" {of}; the whole spec must have at most " in refused.stderr
     assert "No resources found" in kubectl.run("get", "rmj").stderr
+
+
+@pytest.fixture
+def neighbours(admin: Kubectl) -> Iterator[Kubectl]:
+    """kubectl in a namespace of another tenant."""
+    name = f"stage2-test-{uuid.uuid4().hex[:8]}"
+    admin("create", "namespace", name)
+    yield Kubectl(admin.kubeconfig, name)
+    admin("delete", "namespace", name, "--wait=false")
+
+
+def test_a_repair_waits_for_no_other_tenants_jobs(
+    kubectl: Kubectl, neighbours: Kubectl, node: str, tmp_path: Path
+) -> None:
+    both = f"--namespace={neighbours.namespace}"
+    running = Controller(kubectl.kubeconfig, kubectl.namespace, tmp_path / "controller.log", both)
+    running.start()
+    works(kubectl, "mine")
+    running.stop()
+    wrong = {**good_job()["spec"]["learner"], "template": {"spec": {"hostNetwork": True}}}
+    theirs = [named(f"theirs-{index}", learner=wrong) for index in range(OF_OTHERS)]
+    neighbours("create", "--validate=false", "-f", "-", stdin={"apiVersion": "v1", "kind": "List", "items": theirs})
+    kubectl("delete", "service", "mine-rollout")
+    running.start()  # with all of them to be looked at
+    eventually(lambda: kubectl.get("service", "mine-rollout"), why="the Service is there again")
+    judged = sum("status" in one for one in neighbours.list("rmj"))
+    running.stop()
+    print(f"\n{judged} of {OF_OTHERS} jobs of another tenant were looked at before the repair was seen")
+    assert judged < OF_OTHERS / 2

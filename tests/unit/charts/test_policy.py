@@ -204,6 +204,7 @@ def test_by_default_the_chart_lets_jobs_use_no_folder_of_a_node_no_account_and_n
         secrets=(),
         runtime_classes=("nvidia",),
         resource_claim_templates=(),
+        longest_start_seconds=86_400,
     )
 
 

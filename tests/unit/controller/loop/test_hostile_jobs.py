@@ -57,7 +57,7 @@ def accepted(life: Life) -> Object:
 
 @pytest.mark.parametrize("errors", [1, 300, 3_000])
 async def test_a_refusal_of_any_length_is_told_in_a_status_that_the_definition_takes(life: Life, errors: int) -> None:
-    one = "spec.template.spec.tolerations[0].effect: Unsupported value: 'Bad': supported values: 'NoExecute', 'NoSchedule'"
+    one = "spec.template.spec.tolerations[0].effect: Unsupported value: 'Bad': supported values: 'NoExecute', 'NoX'"
     life.server.refused["Deployment"] = f"Deployment is invalid: [{', '.join([one] * errors)}]: mend them all"
     life.server.refused["Service"] = "exceeded quota: small"
     for kind in ("Service", "Deployment"):

@@ -1,0 +1,49 @@
+"""Pods of every example, sent to an API server that enforces Pod Security restricted in the test's namespace."""
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from stage2_api.parsing import parse_job
+from stage2_controller.job.static import static_children
+from tests.cluster.controller.conftest import Kubectl, Object
+from tests.unit.examples.test_pod_security import JOBS
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def pods_of(path: Path) -> Iterator[Object]:
+    """The pods of all jobs in a file, as their Deployments and Jobs would make them."""
+    for document in yaml.safe_load_all(path.read_text(encoding="utf-8")):
+        if document["kind"] == "RolloutMatchingJob":
+            for child in static_children(parse_job(document)):
+                if child["kind"] in ("Deployment", "Job"):
+                    metadata = {
+                        "name": child["metadata"]["name"],
+                        "labels": child["spec"]["template"]["metadata"]["labels"],
+                    }
+                    yield {
+                        "apiVersion": "v1",
+                        "kind": "Pod",
+                        "metadata": metadata,
+                        "spec": child["spec"]["template"]["spec"],
+                    }
+
+
+def refusal(kubectl: Kubectl, *pods: Object) -> str:
+    """Why the API server takes not all of these pods; nothing where it does."""
+    listed = {"apiVersion": "v1", "kind": "List", "items": list(pods)}
+    return kubectl.run("create", "--dry-run=server", "-f", "-", stdin=listed).stderr
+
+
+def test_the_pods_of_every_example_are_taken_and_one_that_is_changed_is_not(kubectl: Kubectl) -> None:
+    for path in JOBS:
+        pods = list(pods_of(path))
+        assert pods
+        assert refusal(kubectl, *pods) == "", path.name
+        loose = copy.deepcopy(pods[0])
+        loose["spec"]["containers"][0]["securityContext"].pop("capabilities")
+        assert 'violates PodSecurity "restricted:latest": unrestricted capabilities' in refusal(kubectl, loose)
