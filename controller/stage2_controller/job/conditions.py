@@ -8,7 +8,7 @@ from typing import Any, Literal
 Truth = Literal["True", "False", "Unknown"]
 
 MESSAGE_CHARS = 8_192
-"""Characters of one text of a status; the definition takes 32,768, and ten of these fit etcd beside the largest spec."""
+"""Characters of one text of a status: the definition takes 32,768, and ten of these fit etcd beside a large spec."""
 _END_CHARS = 1_024  # of a text that is cut: there stands what to do about it
 
 
