@@ -26,6 +26,7 @@ _REQUEST_S = 30
 _HOLD_ATTEMPTS = 5
 PAGE = 500
 """Objects of a list that are asked for at a time; of pods some 3 MB."""
+_PAGE_OF_JOBS = 50  # each is its author's work, and may have 150 kB: what a page takes to decode, the loop stands
 
 
 class ApiRefused(Exception):
@@ -134,7 +135,7 @@ class Api:
                 path(kind, namespace),
                 label_selector=labels,
                 field_selector=fields,
-                limit=PAGE,
+                limit=_PAGE_OF_JOBS if kind == names.KIND else PAGE,
                 _continue=more,
             )
             yield page

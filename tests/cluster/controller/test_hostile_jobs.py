@@ -19,7 +19,7 @@ from tests.unit.api.wrong_jobs import good_job
 pytestmark = pytest.mark.timeout(300)
 DEEPEST = 9_997
 """Levels of a value in a job's spec that an API server's decoder takes; what it stores then, it cannot list again."""
-OF_OTHERS = 200
+OF_OTHERS = 100
 
 
 @pytest.fixture

@@ -56,6 +56,7 @@ async def _listing(use: Callable[[Api], Awaitable[Any]]) -> tuple[Any, list[dict
 
     application = web.Application()
     application.router.add_get("/api/v1/pods", answer)
+    application.router.add_get("/apis/stage2.dev/v1alpha1/rolloutmatchingjobs", answer)
     async with TestServer(application) as server:
         api = Api(client.ApiClient(client.Configuration(host=str(server.make_url("")))), lambda *_: None)
         try:
@@ -70,6 +71,12 @@ def test_a_list_comes_in_pages_and_without_the_bookkeeping_of_field_managers() -
     assert listed["metadata"]["resourceVersion"] == "7"
     assert [query.get("continue") for query in queries] == [None, "500", "1000"]
     assert {query["labelSelector"] for query in queries} == {"app.kubernetes.io/managed-by=stage2"}
+
+
+def test_pages_of_jobs_which_may_be_large_are_small() -> None:
+    found, queries = asyncio.run(_listing(lambda api: api.list(names.KIND, None, labelled=False)))
+    assert len(found["items"]) == len(PODS)
+    assert {query["limit"] for query in queries} == {"50"}
 
 
 def test_pages_are_asked_for_one_after_the_other_as_they_are_used() -> None:
