@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -62,7 +63,8 @@ async def repairs(count: int) -> str:
     await api.close()
     told[f"beside {sent / (time.monotonic() - begun + SETTLED_S):.0f} new ones a second"] = told.pop("beside a stream")
     figures = "; ".join(f"{what} {max(found):.2f} at most (median {median(found):.2f})" for what, found in told.items())
-    line = f"Seconds until a Service that was deleted is there again: {figures}."
+    load = f"{os.cpu_count()} cores on which {os.getloadavg()[0]:.0f} processes were ready to run"
+    line = f"Seconds until a Service that was deleted is there again, {load}: {figures}."
     sys.stdout.write(f"{line}\n")
     return line
 
