@@ -34,8 +34,15 @@ BINDING = {
     "apiVersion": "admissionregistration.k8s.io/v1",
     "kind": "ValidatingAdmissionPolicyBinding",
     "metadata": {"name": CRD_NAME},
-    "spec": {"policyName": CRD_NAME, "validationActions": ["Deny"]},
+    "spec": {
+        "policyName": CRD_NAME,
+        "validationActions": ["Deny"],
+        "matchResources": {
+            "namespaceSelector": {"matchExpressions": [{"key": "stage2.dev/unguarded", "operator": "DoesNotExist"}]}
+        },
+    },
 }
+"""As the chart has it, but for namespaces in which a test has it not."""
 MISSPELT = {
     "apiVersion": "stage2.dev/v1alpha1",
     "kind": "RolloutMatchingJob",
@@ -131,7 +138,8 @@ def kubectl(admin: Kubectl) -> Iterator[Kubectl]:
     admin.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
     yield Kubectl(admin.kubeconfig, name)
     admin("delete", "namespace", name, "--wait=false")
-    admin("delete", "clusterrole,clusterrolebinding", f"{name}-stage2", "--ignore-not-found")
+    granted = [f"{name}-stage2{role}" for role in ("", "-view", "-edit", "-admin")]
+    admin("delete", "clusterrole,clusterrolebinding", *granted, "--ignore-not-found")
 
 
 @pytest.fixture

@@ -42,9 +42,14 @@ def offer(kubectl: Kubectl, nodes: FakeNodes) -> Iterator[Offer]:
 @pytest.fixture
 def claimed(kubectl: Kubectl, offer: Offer) -> Object:
     """The template of a claim for one GPU."""
-    exactly = {"deviceClassName": f"{kubectl.namespace}.gpu.example", "count": 1}
+    return claim_template(kubectl, TEMPLATE, 1)
+
+
+def claim_template(kubectl: Kubectl, name: str, gpus: int) -> Object:
+    """The template of a claim for so many GPUs."""
+    exactly = {"deviceClassName": f"{kubectl.namespace}.gpu.example", "count": gpus}
     spec = {"spec": {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}}}
-    return {"apiVersion": API, "kind": "ResourceClaimTemplate", "metadata": {"name": TEMPLATE}, "spec": spec}
+    return {"apiVersion": API, "kind": "ResourceClaimTemplate", "metadata": {"name": name}, "spec": spec}
 
 
 def claiming(name: str = "job-3v1", **placement: object) -> Object:
@@ -100,6 +105,29 @@ def test_every_server_and_the_learner_hold_a_device_of_their_own_on_the_one_node
     kubelet.learner_ends("job-3v1", 0)
     eventually(lambda: phase(kubectl, "job-3v1") == "Succeeded", why="the job is done")
     eventually(lambda: held(kubectl) == [], why="its devices are free again", timeout_s=60)
+
+
+def test_servers_of_several_gpus_hold_as_many_devices_each(
+    kubectl: Kubectl, controller: Controller, offer: Offer, claimed: Object
+) -> None:
+    """Two servers of two GPUs and a learner of one, on a node of five devices; one of three is too small."""
+    for body in (claimed, claim_template(kubectl, "two-gpus", 2)):
+        kubectl.apply(body)
+    offer("small", 3)
+    node = offer("large", 5)
+    made = claiming()
+    matching = made["spec"]["config"]["custom"]["extra"]["rollout_matching"]
+    matching["vllm"]["tensor_parallel_size"] = 2
+    made["spec"]["rollout"] = {"servers": 2, "gpusPerServer": 2, "resourceClaimTemplate": "two-gpus"}
+    kubectl.apply(made)
+    given = lambda: sorted(one for pod in kubectl.list("pods") for one in devices_of(kubectl, pod))  # noqa: E731
+    eventually(lambda: given() == [(node, f"gpu-{index}") for index in range(5)], why="each device is one's alone")
+    (servers,) = kubectl.list("pods", selector="stage2.dev/role=rollout")
+    names = {one["name"]: one["resourceClaimName"] for one in servers["status"]["resourceClaimStatuses"]}
+    assert names.keys() == {"server-0", "server-1"}
+    for name in names.values():
+        claim = kubectl.get("resourceclaim", name) or {}
+        assert len(claim["status"]["allocation"]["devices"]["results"]) == 2
 
 
 def held(kubectl: Kubectl) -> list[str]:

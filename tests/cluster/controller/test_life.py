@@ -1,5 +1,6 @@
 """A job's life on a real API server: children appear, the learner follows its servers, the end releases them."""
 
+import functools
 import json
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from tests.cluster.controller.conftest import Controller, Kubectl, Kubelet, eventually, job, phase, reason
 
 pytestmark = pytest.mark.timeout(300)
+NETWORK_POLICIES = "count/networkpolicies.networking.k8s.io"
 
 
 def test_a_job_lives_from_pending_to_succeeded(kubectl: Kubectl, controller: Controller, kubelet: Kubelet) -> None:
@@ -164,20 +166,22 @@ def test_a_child_that_someone_deletes_or_changes_comes_back(kubectl: Kubectl, co
     eventually(lambda: replicas() == 1, why="the Deployment is mended")
 
 
-def test_what_the_api_server_refuses_is_told_and_tried_again(kubectl: Kubectl, controller: Controller) -> None:
-    quota = {
-        "apiVersion": "v1",
-        "kind": "ResourceQuota",
-        "metadata": {"name": "none"},
-        "spec": {"hard": {"services": "0"}},
-    }
-    kubectl.apply(quota)
-    eventually(lambda: (kubectl.get("quota", "none") or {}).get("status", {}).get("hard"), why="the quota counts")
-    kubectl.apply(job())
-    eventually(lambda: reason(kubectl, "job-3v1", "ChildrenApplied") == "ChildRefused", why="the refusal is told")
-    kubectl("delete", "quota", "none")
-    eventually(lambda: kubectl.get("service", "job-3v1-rollout"), why="the Service is created after all")
-    eventually(lambda: reason(kubectl, "job-3v1", "ChildrenApplied") == "Applied", why="the status says so")
+def test_beside_what_the_api_server_refuses_nothing_has_pods_and_it_is_tried_again(
+    kubectl: Kubectl, controller: Controller
+) -> None:
+    for kind, counted in (("service", "services"), ("secret", "secrets"), ("networkpolicy", NETWORK_POLICIES)):
+        body = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}}
+        kubectl.apply({**body, "spec": {"hard": {counted: "0"}}})
+        eventually(lambda: (kubectl.get("quota", "none") or {}).get("status", {}).get("hard"), why="the quota counts")
+        name, mine = f"no-{kind}", f"stage2.dev/job=no-{kind}"
+        kubectl.apply(job(name))
+        told = functools.partial(reason, kubectl, name, "ChildrenApplied")
+        eventually(lambda told=told: told() == "ChildRefused", why=f"the refusal of the {kind} is told")
+        assert "exceeded quota: none" in (kubectl.get("rmj", name) or {})["status"]["message"]
+        assert not kubectl.list("deployments", "jobs", "pods", selector=mine), f"without its {kind}"
+        kubectl("delete", "quota", "none")
+        eventually(lambda told=told: told() == "Applied", why="the status says so once nothing is refused")
+        eventually(lambda mine=mine: len(kubectl.list("deployments", "jobs", selector=mine)) == 2, why="it has pods")
 
 
 def test_what_an_edit_leaves_out_goes_from_a_child_that_was_created(

@@ -114,7 +114,7 @@ def test_affinity_to_nodes_is_the_controllers_choice_and_the_schedulers(
     eventually(lambda: places(kubectl, "job-3v1") == [wanted] * 2, why="both pods are there")
 
 
-def test_a_neighbour_cannot_take_the_learners_gpu_while_servers_load(
+def test_a_neighbour_cannot_take_the_learners_gpu_while_servers_load_or_the_learner_is_started_again(
     kubectl: Kubectl, controller: Controller, nodes: FakeNodes, node: str, kubelet: Kubelet
 ) -> None:
     tight = nodes.add(f"{kubectl.namespace}-tight", gpus=4, labels=HERE)
@@ -134,6 +134,15 @@ def test_a_neighbour_cannot_take_the_learners_gpu_while_servers_load(
     kubelet.learner_runs("job-3v1")
     eventually(lambda: phase(kubectl, "job-3v1") == "Running", why="the job runs")
     assert node_of(kubectl, "job-3v1") == tight
+
+    # The gap at a backoff: a learner that failed is started again by its own container, with its GPU in hand.
+    (mine,) = kubectl.list("pods", selector="stage2.dev/role=learner")
+    kubelet.learner_runs("job-3v1", report='{"step": 4, "maxSteps": 10, "phase": "training", "restarts": 1}')
+    eventually(lambda: (kubectl.get("rmj", "job-3v1") or {})["status"].get("restarts") == 1, why="the failure is told")
+    (now,) = kubectl.list("pods", selector="stage2.dev/role=learner")
+    assert now["metadata"]["uid"] == mine["metadata"]["uid"]
+    assert "nodeName" not in (kubectl.get("pod", "neighbour") or {})["spec"], "it waits all the time"
+    assert "Insufficient nvidia.com/gpu" in told()
 
 
 SECURE = {

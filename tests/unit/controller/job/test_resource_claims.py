@@ -48,6 +48,17 @@ def test_each_server_and_the_learner_get_a_claim_of_their_own_and_no_gpu_by_a_co
     assert "podAffinity" in learner["affinity"]
 
 
+def test_a_server_of_several_gpus_has_one_claim_for_all_of_them() -> None:
+    parallel = {"custom": {"extra": {"rollout_matching": {"vllm": {"tensor_parallel_size": 2}}}}}
+    raw = claiming(rollout={"servers": 2, "gpusPerServer": 2, "resourceClaimTemplate": "two-gpus"}, config=parallel)
+    servers, _ = pods(b.planned(raw))
+    assert [one["resources"] for one in servers["containers"]] == [
+        {"claims": [{"name": f"server-{index}"}]} for index in range(2)
+    ]
+    assert {one["resourceClaimTemplateName"] for one in servers["resourceClaims"]} == {"two-gpus"}
+    assert "have 4 GPUs" in refusal(raw, AdminPolicy(largest_job={"*": 4})), "and servers and learner ask for 5"
+
+
 def test_other_resources_stay_beside_the_claim() -> None:
     learner = {"gpus": 1, "resourceClaimTemplate": "large-gpu", "resources": {"requests": {"cpu": 8}}}
     _, pod = pods(b.planned(claiming(learner=learner)))
