@@ -1,5 +1,6 @@
 """Signs of what makes nodes in this cluster, read once in a while: the cluster autoscaler's status, Karpenter's API."""
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
@@ -40,20 +41,22 @@ class Autoscalers:
         self._clock = clock
         self._read: tuple[datetime, Autoscaling] | None = None  # with the end of its use
         self._refused: set[str] = set()
+        self._reading = asyncio.Lock()  # passes at one time ask once
 
     async def seen(self) -> Autoscaling:
         """Return what there is. Raise ApiRefused, where that is for another reason than a missing right."""
         if self._nodes_may_come == "never":
             return Autoscaling("never")
-        now = self._clock()
-        if self._read is None or self._read[0] <= now:
-            found = Autoscaling(
-                self._nodes_may_come,
-                cluster_autoscaler=self._nodes_may_come == "auto" and await self._has_status(),
-                karpenter=await self._allowed(self._api.serves(KARPENTER_GROUP)),
-            )
-            self._read = now + _READ_AGAIN, found
-        return self._read[1]
+        async with self._reading:
+            now = self._clock()
+            if self._read is None or self._read[0] <= now:
+                found = Autoscaling(
+                    self._nodes_may_come,
+                    cluster_autoscaler=self._nodes_may_come == "auto" and await self._has_status(),
+                    karpenter=await self._allowed(self._api.serves(KARPENTER_GROUP)),
+                )
+                self._read = now + _READ_AGAIN, found
+            return self._read[1]
 
     async def _has_status(self) -> bool:
         for namespace in STATUS_NAMESPACES:

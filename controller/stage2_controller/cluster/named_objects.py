@@ -1,5 +1,6 @@
 """Objects that no watch shows: read by name and remembered for a while, so that a steady job costs few requests."""
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from datetime import datetime, timedelta
@@ -72,6 +73,9 @@ class DefaultsOfPods:
         self._clock = clock
         self._read: dict[tuple[str, str | None], tuple[datetime, Any]] = {}  # with the end of its use
         self._refused: set[str] = set()
+        self._reading = {
+            kind: asyncio.Lock() for kind in ("LimitRange", "PriorityClass")
+        }  # passes at one time ask once
 
     async def of(self, namespace: str, spec: Mapping[str, Any]) -> PodDefaults:
         """Return what is added to the pods of a job of this spec."""
@@ -96,13 +100,14 @@ class DefaultsOfPods:
         return found
 
     async def _made_of(self, kind: str, namespace: str | None, make: Callable[[Sequence[Object]], Any]) -> Any:
-        now = self._clock()
-        kept = self._read.get((kind, namespace))
-        if kept is None or kept[0] <= now:
-            found = await self._allowed(kind, self._api.list(kind, namespace, labelled=False))
-            self._read = {key: one for key, one in self._read.items() if one[0] > now}
-            kept = self._read[kind, namespace] = now + _READ_AGAIN, make(found["items"] if found else ())
-        return kept[1]
+        async with self._reading[kind]:
+            now = self._clock()
+            kept = self._read.get((kind, namespace))
+            if kept is None or kept[0] <= now:
+                found = await self._allowed(kind, self._api.list(kind, namespace, labelled=False))
+                self._read = {key: one for key, one in self._read.items() if one[0] > now}
+                kept = self._read[kind, namespace] = now + _READ_AGAIN, make(found["items"] if found else ())
+            return kept[1]
 
     async def _allowed(self, kind: str, asked: Awaitable[Object | None]) -> Object | None:
         try:

@@ -46,7 +46,8 @@ class FakeNodes:
         self._kubectl("create", "-f", "-", stdin=node)
         self._names.append(name)
         self._renew()
-        amounts = {"cpu": "64", "memory": "512Gi", "pods": "500", "nvidia.com/gpu": str(gpus)}
+        amounts = {"cpu": "64", "memory": "512Gi", "ephemeral-storage": "512Gi", "pods": "500"}
+        amounts["nvidia.com/gpu"] = str(gpus)
         self._kubectl.set_status("node", name, {"capacity": amounts, "allocatable": amounts, "conditions": [ready()]})
         self._kubectl("taint", "node", name, "node.kubernetes.io/not-ready-", "--overwrite", check=False)
         return name

@@ -11,8 +11,12 @@ import pytest
 
 from tests.cluster.controller.conftest import Controller, Kubectl, Kubelet, eventually, job, phase
 
-# Six children, their status and events in five stages, and two reads: counted, with room for a pass more.
-REQUESTS_OF_A_JOB = 30
+# Six children, the address of its servers, and its status in five stages at most: as many as passes see by themselves.
+REQUESTS_OF_A_JOB = 12
+EVENTS_OF_A_JOB = 5
+# What many jobs need to know is asked once for all of them, also by passes at one time.
+READ_AGAIN_S = 120
+READ_FOR_ALL = ("limitranges", "priorityclasses", "configmaps", "apis")
 WRITES = "create|patch|update|delete"
 pytestmark = pytest.mark.timeout(300)
 
@@ -41,9 +45,9 @@ class Replica(Controller):
         """One of its figures."""
         return float(next(line.split()[-1] for line in self.figures().splitlines() if line.startswith(name)))
 
-    def requests(self, verb: str) -> float:
+    def requests(self, verb: str, about: str = '(?!leases)[^"]+') -> float:
         """Requests to the API server so far, watches and the Lease left out."""
-        pattern = rf'^stage2_api_requests_total\{{code="\d+",resource="(?!leases)[^"]+",verb="(?:{verb})"\}} (\S+)$'
+        pattern = rf'^stage2_api_requests_total\{{code="\d+",resource="{about}",verb="(?:{verb})"\}} (\S+)$'
         return sum(map(float, re.findall(pattern, self.figures(), re.MULTILINE)))
 
     def leads(self) -> bool:
@@ -100,13 +104,18 @@ def test_a_job_costs_a_bounded_number_of_requests_and_none_that_writes_once_it_r
     replica.start()
     names = [f"job-{index}" for index in range(4)]
     try:
-        before = replica.requests(".*")
+        began = time.monotonic()
         kubectl.apply({"apiVersion": "v1", "kind": "List", "items": [job(name) for name in names]})
         for name in names:
             kubelet.servers_answer(name)
             kubelet.learner_runs(name)
         eventually(lambda: all(phase(kubectl, name) == "Running" for name in names), why="all jobs run", timeout_s=60)
-        assert replica.requests(".*") - before <= REQUESTS_OF_A_JOB * len(names)
+        told = replica.requests("create", "events")
+        assert replica.requests(WRITES) - told <= REQUESTS_OF_A_JOB * len(names)
+        assert told <= EVENTS_OF_A_JOB * len(names)
+        rounds = 1 + (time.monotonic() - began) // READ_AGAIN_S
+        for about in READ_FOR_ALL:
+            assert replica.requests("get|list", about) <= 2 * rounds, f"{about}: for all jobs together, not for each"
         time.sleep(3)
         written = replica.requests(WRITES)
         time.sleep(6)  # every learner is asked for its progress twice, and does not answer

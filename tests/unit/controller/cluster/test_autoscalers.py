@@ -1,5 +1,6 @@
 """Signs of an autoscaler: read once in two minutes, and not at all where the admin's word decides."""
 
+import asyncio
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -76,3 +77,15 @@ async def test_what_may_not_be_read_is_no_sign_and_is_said_once(caplog: pytest.L
     there.refusal = 500
     with pytest.raises(ApiRefused):
         await seen.seen()
+
+
+async def test_passes_at_one_time_ask_once() -> None:
+    class Slow(Cluster):
+        async def serves(self, group: str) -> bool:
+            await asyncio.sleep(0)
+            return await super().serves(group)
+
+    there = Slow(groups=("karpenter.sh",))
+    seen = Autoscalers(there, "auto", Clock())
+    assert await asyncio.gather(*(seen.seen() for _ in range(8))) == [Autoscaling(karpenter=True)] * 8
+    assert len(there.asked) == 3

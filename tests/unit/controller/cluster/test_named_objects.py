@@ -1,5 +1,6 @@
 """Objects that no watch shows are read once in a while, and anew after they were written."""
 
+import asyncio
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -100,6 +101,18 @@ async def test_what_the_api_server_adds_to_pods_is_read_once_in_two_minutes() ->
     api.objects.clear()
     clock.now += timedelta(minutes=2)
     assert (await defaults.of("team-a", {})).requests == {}
+
+
+async def test_passes_at_one_time_ask_once_for_what_is_added_to_all_pods() -> None:
+    class Slow(Cluster):
+        async def list(self, kind: str, namespace: str | None, *, labelled: bool) -> Any:
+            await asyncio.sleep(0)
+            return await super().list(kind, namespace, labelled=labelled)
+
+    api = Slow()
+    defaults = DefaultsOfPods(api, Clock())
+    await asyncio.gather(*(defaults.of("team-a", {}) for _ in range(8)))
+    assert api.asked == 2, "limit ranges of the namespace, and the priority classes"
 
 
 async def test_a_priority_class_that_a_job_names_is_asked_for_until_it_is_there() -> None:
