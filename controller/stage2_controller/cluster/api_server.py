@@ -24,9 +24,10 @@ Requested = Callable[[str, str, int], None]
 _MESSAGE_LIMIT = 1024  # characters; the API server refuses longer event messages
 _REQUEST_S = 30
 _HOLD_ATTEMPTS = 5
-PAGE = 500
-"""Objects of a list that are asked for at a time; of pods some 3 MB."""
-_PAGE_OF_JOBS = 50  # each is its author's work, and may have 150 kB: what a page takes to decode, the loop stands
+_PAGE = 500  # objects; of pods some 3 MB
+PAGE_OF_JOBS = 50
+"""Jobs of a list that are asked for at a time. Each is its author's work, and may have 150 kB: what a page takes to
+decode, the loop stands."""
 
 
 class ApiRefused(Exception):
@@ -135,7 +136,7 @@ class Api:
                 path(kind, namespace),
                 label_selector=labels,
                 field_selector=fields,
-                limit=_PAGE_OF_JOBS if kind == names.KIND else PAGE,
+                limit=PAGE_OF_JOBS if kind == names.KIND else _PAGE,
                 _continue=more,
             )
             yield page

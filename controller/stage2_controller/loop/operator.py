@@ -9,7 +9,7 @@ from typing import Any
 
 import kopf
 
-from stage2_controller.cluster.api_server import PAGE, NoCluster
+from stage2_controller.cluster.api_server import PAGE_OF_JOBS, NoCluster
 from stage2_controller.job import kinds, names
 from stage2_controller.job.kinds import Resource
 from stage2_controller.job.settings import Settings
@@ -70,7 +70,7 @@ def kopf_settings() -> kopf.OperatorSettings:
     made = kopf.OperatorSettings()
     made.posting.enabled = False
     made.scanning.disabled = True
-    made.watching.chunk_size = PAGE
+    made.watching.chunk_size = PAGE_OF_JOBS  # for all kinds: kopf knows one size
     made.persistence.diffbase_storage = _NoDiffs()
     for resource in kinds.watched(kueue=True):
         if resource.kind != names.KIND:
