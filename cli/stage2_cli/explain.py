@@ -10,8 +10,10 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from stage2_api.job import GROUP, PLURAL
+from stage2_api.log_lines import one_line
 from stage2_controller.job.explanation import Step, chain
 
 _SIGNS = {"ok": "[green]ok[/]", "waits": "[yellow]waits[/]", "wrong": "[red]wrong[/]"}
@@ -49,12 +51,13 @@ def show(job: Mapping[str, Any], *, as_json: bool) -> int:
 def _print(steps: list[Step], first: Step | None) -> None:
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for step in steps:
-        table.add_row(step.name, _SIGNS[step.state], step.message)
+        table.add_row(step.name, _SIGNS[step.state], Text(one_line(step.message)))
     console = Console(highlight=False)
     console.print(table)
     if first is None:
         console.print("\nNothing is missing.")
         return
-    console.print(f"\nNot training because of {first.name} ({first.reason}): {first.message}", soft_wrap=True)
+    missing = one_line(f"Not training because of {first.name} ({first.reason}): {first.message}")
+    console.print(f"\n{missing}", soft_wrap=True, markup=False)
     if first.fix:
         console.print(f"Look at: {first.fix}", soft_wrap=True, markup=False)

@@ -32,6 +32,17 @@ def test_a_training_job_lacks_nothing(capsys: pytest.CaptureFixture[str]) -> Non
     assert "step 3 of 10" in capsys.readouterr().out
 
 
+def test_what_a_learner_says_is_no_markup_and_moves_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its words stand in the status, and who has its pod chooses them; an admin reads them."""
+    sync = {"version": 3, "seconds": 1.0, "merge": "learner", "mergeReason": "[/x] [red]a\x1b[2Jb\nc"}
+    assert show(job(ACCEPTED, step=3, maxSteps=10, sync=sync), as_json=False) == 0
+    worse = {**NO_ROOM, "message": sync["mergeReason"]}
+    assert show(job(ACCEPTED, worse), as_json=False) == 1
+    printed = "".join(line.strip() for line in capsys.readouterr().out.splitlines())
+    assert "\x1b" not in printed
+    assert printed.replace(" ", "").count(r"[/x][red]a\x1b[2Jb\nc") == 3, "in both chains, and in what is missing"
+
+
 def test_machines_get_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert show(job(ACCEPTED, NO_ROOM), as_json=True) == 1
     assert [step["state"] for step in json.loads(capsys.readouterr().out)] == ["ok", "wrong", "waits"]
