@@ -61,7 +61,7 @@ def _stub(model: str) -> Any:
     from stage2_trainer.stub.stub_model import StubModel
     from stage2_trainer.stub.weight_updates import WeightUpdates
 
-    policy = StubModel(model, dtype="auto", dummy=True, processor_options={})
+    policy = StubModel(model, dtype="float32", dummy=True, processor_options={})
     updates = WeightUpdates(policy, model, receiver("tcp"), max_lora_rank=None)
     return build_app(Stub(policy, ChatServer(policy, max_model_len=512), updates, root=model))
 

@@ -32,7 +32,7 @@ def build_trainer(config: RunConfig, data: RunRecords, context: RunContext, stac
     rlhf = config.rlhf
     assert rlhf is not None, "a GRPO run"
     trusted = config.model.allow_remote_code
-    processor = load_processor(config.model.model, remote_code=trusted, **arguments.pixel_limits(config))
+    processor = load_processor(config.model.model, trusted, **arguments.pixel_limits(config))
     encoder, model, task = Encoder(processor), load_policy(config), Task.from_config(config)
     args = grpo_arguments(config, world_size=_world_size(), adapted=config.tuner.train_type == "lora")
     exchange = ProcessExchange(context.interrupt)

@@ -62,7 +62,7 @@ PROBE_ANSWER_TOKENS = 256  # enough for a percentile, and fewer than any answer 
 def build_trainer(config: RunConfig, data: RunRecords, context: RunContext, stack: ExitStack) -> RolloutMatchingTrainer:
     """Load the policy, wait for the servers, and put the trainer together; `stack` closes the connections."""
     trusted = config.model.allow_remote_code
-    processor = load_processor(config.model.model, remote_code=trusted, **arguments.pixel_limits(config))
+    processor = load_processor(config.model.model, trusted, **arguments.pixel_limits(config))
     vocab = coord_vocab(processor.tokenizer, config.model.model)
     prompts = Prompts(config.custom.user_prompt, config.template.system)
     # Before the arguments: once transformers knows of ZeRO-3, it partitions a model while it loads it, and the

@@ -67,7 +67,7 @@ def load_model(
     return model
 
 
-def load_processor(path: Path | str, *, remote_code: bool = False, **pixel_limits: int) -> Any:
+def load_processor(path: Path | str, remote_code: bool = False, /, **pixel_limits: int) -> Any:
     """Load tokenizer, image processor and chat template of a local directory.
 
     remote_code: whether code of the directory is run. `pixel_limits` (min_pixels, max_pixels of an image) override
