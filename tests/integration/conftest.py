@@ -51,6 +51,7 @@ class Served:
     log: Path
     process: forked.Forked | subprocess.Popen[bytes]
     tls: certificates.Files | None = None
+    transport: str = "tcp"
 
     def log_tail(self) -> str:
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -97,15 +98,19 @@ def start_module_server(server_settings):
 
 @pytest.fixture(scope="module")
 def renewed(start_module_server):
-    """A function that returns the module's server of an engine, started again on its ports where it has ended."""
-    running: dict[str, Served] = {}
+    """A function that returns the module's server of a kind, started again on its ports where it has ended.
 
-    def get(engine: str) -> Served:
-        last = running.get(engine)
+    Such servers can be struck in the middle of a merge (`prepared_server`).
+    """
+    running: dict[tuple[str, str, str], Served] = {}
+
+    def get(engine: str, dtype: str = "float32", *, transport: str = "tcp") -> Served:
+        kind = (engine, dtype, transport)
+        last = running.get(kind)
         if last is None or last.process.poll() is not None:
             ports = (int(last.base_url.rpartition(":")[2]), last.group_port) if last else None
-            running[engine] = start_module_server(engine, ports=ports)
-        return running[engine]
+            running[kind] = start_module_server(engine, dtype=dtype, ports=ports, transport=transport, prepared=True)
+        return running[kind]
 
     return get
 
@@ -128,12 +133,17 @@ def starting(folder: Path, token_file: Path, model_path: Path):
             ports: tuple[int, int] | None = None,
             model: Path = model_path,
             tls: certificates.Files | None = None,
+            transport: str = "tcp",
+            prepared: bool = False,
             **overrides: object,
         ) -> Served:
             port, group_port = ports or (free_port(), free_port())
             config = run_config(url_of(port, tls), group_port, model=model, dtype=dtype)
-            config["custom"]["extra"]["rollout_matching"]["vllm"].update(overrides)
-            served = launch(folder, engine, config, ports=(port, group_port), token=token_file, tls=tls)
+            config["custom"]["extra"]["rollout_matching"]["vllm"].update({"sync": {"transport": transport}} | overrides)
+            prepared = prepared or transport == "nccl"
+            served = launch(
+                folder, engine, config, ports=(port, group_port), token=token_file, tls=tls, prepared=prepared
+            )
             stack.callback(stop, served.process)
             wait_until_healthy(served)
             return served
@@ -143,14 +153,14 @@ def starting(folder: Path, token_file: Path, model_path: Path):
 
 @pytest.fixture(scope="session")
 def servers(server_settings):
-    """A function that returns the session's one server of an engine, a dtype and an `enable_lora`."""
-    running: dict[tuple[str, str, bool], Served] = {}
+    """A function that returns the session's one server of an engine, a dtype, an `enable_lora` and a transport."""
+    running: dict[tuple[str, str, bool, str], Served] = {}
     with starting(*server_settings) as start:
 
-        def get(engine: str, dtype: str = "float32", *, enable_lora: bool = False) -> Served:
-            key = (engine, dtype, enable_lora)
+        def get(engine: str, dtype: str = "float32", *, enable_lora: bool = False, transport: str = "tcp") -> Served:
+            key = (engine, dtype, enable_lora, transport)
             if key not in running:
-                running[key] = start(engine, dtype=dtype, enable_lora=enable_lora)
+                running[key] = start(engine, dtype=dtype, enable_lora=enable_lora, transport=transport)
             return running[key]
 
         yield get
@@ -196,12 +206,14 @@ def make_sync(token):
     import torch
 
     from stage2_trainer.weights.full_sync import FullSync
+    from tests.socket_communicator import sending_over
 
     with contextlib.ExitStack() as stack:
 
         def make(*served: Served, timeout_s: float = 30.0, **options: Any) -> FullSync:
             addresses = [ServerAddress(one.base_url, one.group_port) for one in served]
-            sync = FullSync(addresses, token=token, timeout_s=timeout_s, device=torch.device("cpu"), **options)
+            with sending_over(served[0].transport):
+                sync = FullSync(addresses, token=token, timeout_s=timeout_s, device=torch.device("cpu"), **options)
             stack.callback(sync.close)
             return sync
 
@@ -245,14 +257,19 @@ def launch(
     ports: tuple[int, int],
     token: Path,
     executed: bool = False,
+    prepared: bool = False,
     tls: certificates.Files | None = None,
 ) -> Served:
-    """Start a server and return at once; executed: by its true command line, with all that it imports."""
+    """Start a server and return at once.
+
+    executed: by its true command line, with all that it imports. prepared: as `prepared_server`.
+    """
     port, group_port = ports
     file = folder / f"{engine}-{port}.yaml"
     file.write_text(yaml.safe_dump(config), encoding="utf-8")
     log = folder / f"{engine}-{port}.log"
-    command = [forked.STAGE2, "serve", str(file), "--server", "0", "--engine", engine]
+    stage2 = [sys.executable, "-m", "tests.integration.prepared_server"] if prepared else [forked.STAGE2]
+    command = [*stage2, "serve", str(file), "--server", "0", "--engine", engine]
     environment = {**os.environ, "STAGE2_TOKEN_FILE": str(token), **(tls.environment() if tls else {})}
     process: forked.Forked | subprocess.Popen[bytes]
     with log.open("wb") as output:
@@ -263,7 +280,8 @@ def launch(
         else:
             imports = forked.VLLM if engine == "vllm" else forked.STUB
             process = forked.start(command, imports=imports, env=environment, stdout=output)
-    return Served(engine, url_of(port, tls), group_port, config["model"]["torch_dtype"], log, process, tls)
+    transport = config["custom"]["extra"]["rollout_matching"]["vllm"].get("sync", {}).get("transport", "tcp")
+    return Served(engine, url_of(port, tls), group_port, config["model"]["torch_dtype"], log, process, tls, transport)
 
 
 def execute(command: list[str], environment: dict[str, str], output: IO[bytes]) -> subprocess.Popen[bytes]:

@@ -3,54 +3,82 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from stage2_api.vllm import VllmSync
 from stage2_trainer.weights.delivery import Delivery
+from stage2_trainer.weights.full_sync import FullSync
+from stage2_trainer.weights.merge_place import MergePlace
 from stage2_trainer.weights.packing import Packer
+from stage2_trainer.weights.probe import Probe
+from stage2_trainer.weights.sync_content import SyncContent
 from stage2_trainer.weights.sync_session import SyncSession
+from stage2_trainer.weights.synchronizer import WeightSynchronizer
 from stage2_trainer.weights.transfer.rendezvous import Rendezvous
+from stage2_trainer.weights.verify import Prover
 from stage2_trainer.wire.client import ServerClient
 from tests import forked
-from tests.integration.conftest import Served, free_port
+from tests.integration.conftest import Served, free_port, patience
 
-PHASES = ("connect", "begin", "pack", "confirm", "finish")
 BLOWS = (signal.SIGKILL, signal.SIGSTOP)
+TRANSPORTS = ("tcp", "nccl")
+STEPS: dict[str, tuple[Any, str]] = {
+    "connect": (Rendezvous, "_links"),
+    "begin": (SyncSession, "begin"),
+    "compare folders": (MergePlace, "compare_folder"),
+    "pack": (Packer, "pack"),
+    "merge": (SyncContent, "digests"),  # by the learner, while servers merge
+    "confirm": (Delivery, "confirm"),
+    "compare digests": (MergePlace, "compare_digests"),
+    "finish": (SyncSession, "finish"),
+    "proof": (Prover, "_asked"),
+}
+STRUCK_BUCKET = 3
+STRUCK_TIMEOUT_S = min(patience(3.0), 10.0)  # of a learner that is struck: its server may wait for it twice as long
 
-STRUCK_LEARNER = """
-import os, sys, torch
-from stage2_api.vllm import ServerAddress
-from stage2_trainer.weights.full_sync import FullSync
-from tests.integration import policies
-from tests.integration.strikes import when_it_comes_to
-url, port, model, token, phase, blow = sys.argv[1:]
-when_it_comes_to(phase, lambda: os.kill(os.getpid(), int(blow)))
-options = {"token": token, "timeout_s": 3, "device": torch.device("cpu"), "bucket_bytes": 400_000}
-sync = FullSync([ServerAddress(url, int(port))], **options)
-sync.sync(policies.load(model), version=1)
-"""
+
+@dataclass(frozen=True)
+class Push:
+    """What is pushed. policy: of `policies.trained`. bucket_bytes: such that there are more than three buckets."""
+
+    name: str
+    policy: str
+    phases: tuple[str, ...]
+    bucket_bytes: int
+    how: VllmSync = field(default_factory=VllmSync)
+
+    def options(self) -> dict[str, Any]:
+        """Return these options of a full sync."""
+        return {"bucket_bytes": self.bucket_bytes, "how": self.how}
+
+
+WHOLE = Push("whole", "full", ("connect", "begin", "pack", "confirm", "finish", "proof"), 400_000)
+MERGED = Push("merged at the server", "dora", tuple(STEPS), 8_000, VllmSync(merge="server"))
+PUSHES = {push.name: push for push in (WHOLE, MERGED)}
+
+
+def proved(sync: FullSync, probe: Probe) -> WeightSynchronizer:
+    """Return a synchronizer that proves each sync to every server."""
+    clients = [session.client for session in sync.fleet.sessions]
+    return WeightSynchronizer("full", full=sync, prover=Prover(probe, clients, every=1))
 
 
 def when_it_comes_to(phase: str, do: Callable[[], object]) -> Callable[[], None]:
     """Do something once, when the first sync that follows comes to a phase; in `pack`, to its third bucket."""
-    steps: dict[str, tuple[Any, str]] = {
-        "connect": (Rendezvous, "_links"),
-        "begin": (SyncSession, "begin"),
-        "pack": (Packer, "pack"),
-        "confirm": (Delivery, "confirm"),
-        "finish": (SyncSession, "finish"),
-    }
-    owner, name = steps[phase]
+    owner, name = STEPS[phase]
     real, calls = getattr(owner, name), []
 
     def step(*arguments: Any, **options: Any) -> Any:
         calls.append(1)
-        if len(calls) == (3 if phase == "pack" else 1):
+        if len(calls) == (STRUCK_BUCKET if phase == "pack" else 1):
             do()
         return real(*arguments, **options)
 
@@ -59,25 +87,99 @@ def when_it_comes_to(phase: str, do: Callable[[], object]) -> Callable[[], None]
 
 
 @contextlib.contextmanager
-def struck_learner(served: Served, model: Path, token: str, phase: str, blow: signal.Signals):
-    """Let a learner of one server die, or stand still, in a phase of its push; end it with the block."""
-    command = [sys.executable, "-c", STRUCK_LEARNER, served.base_url, free_port(), model, token, phase, int(blow)]
-    process = forked.start(list(map(str, command)), imports=["tests.integration.strikes", "tests.integration.policies"])
+def struck_server(served: Served, phase: str, blow: signal.Signals, who: int | None = None) -> Iterator[None]:
+    """Strike a server when it comes to a phase of the sync in the block, and let what was stopped go on after it.
+
+    who: the one of its processes that is struck; None = all. A merge is struck in the middle, by the server itself.
+    """
+
+    def fall() -> None:
+        if who is None:
+            strike(served, blow)
+        else:
+            os.kill(who, blow)
+
+    order = served.log.with_suffix(".blow")  # see `prepared_server`
+    if phase == "merge":
+        order.write_text(f"{int(blow)} {'server' if who is None else 'engine'}")
+        undo = _seen_to(order)
+    else:
+        undo = when_it_comes_to(phase, fall)
     try:
+        yield
+    finally:
+        undo()
+        with contextlib.suppress(ProcessLookupError):
+            strike(served, signal.SIGCONT)
+
+
+def _seen_to(order: Path) -> Callable[[], None]:
+    """Return a call that sees that an order was carried out."""
+
+    def undo() -> None:
+        carried_out = not order.exists()
+        order.unlink(missing_ok=True)
+        assert carried_out, "the server came to no merge"
+
+    return undo
+
+
+@contextlib.contextmanager
+def struck_learner(
+    served: Served, model: Path, token: str, push: Push, phase: str, blow: signal.Signals
+) -> Iterator[None]:
+    """Let a learner of one server die, or stand still, in a phase of its push; end it with the block."""
+    with _learner(served, model, token, push, phase, STRUCK_TIMEOUT_S, blow=int(blow)) as process:
         if blow == signal.SIGKILL:
             assert process.wait(timeout=120) == -signal.SIGKILL
         else:
-            wait_until_stopped(process)
+            wait_until_stopped(process.pid)
         yield
+
+
+@contextlib.contextmanager
+def waiting_learner(
+    served: Served, model: Path, token: str, push: Push, phase: str, timeout_s: float, who: int | None = None
+) -> Iterator[forked.Forked]:
+    """Let a learner's server stand still from a phase of its push on, and the learner wait; end it with the block.
+
+    who: the one of the server's processes that stands still; None = all.
+    """
+    stopped = -served.process.pid if who is None else who  # negative: a group
+    with _learner(served, model, token, push, phase, timeout_s, stopped=stopped) as process:
+        wait_until_stopped(abs(stopped))
+        yield process
+
+
+@contextlib.contextmanager
+def _learner(
+    served: Served, model: Path, token: str, push: Push, phase: str, timeout_s: float, **blow: int
+) -> Iterator[forked.Forked]:
+    said = {
+        "base_url": served.base_url,
+        "group_port": free_port(),
+        "transport": served.transport,
+        "dtype": served.dtype,
+        "model": str(model),
+        "token": token,
+        "push": push.name,
+        "phase": phase,
+        "timeout_s": timeout_s,
+        **blow,
+    }
+    command = [sys.executable, "-m", "tests.integration.struck_learner", json.dumps(said)]
+    process = forked.start(command, imports=["tests.integration.strikes", "tests.integration.policies"])
+    try:
+        yield process
     finally:
         process.kill()
         process.wait(60)
 
 
-def wait_until_stopped(process: forked.Forked) -> None:
+def wait_until_stopped(pid: int) -> None:
     """Return once a process stands still."""
-    while Path(f"/proc/{process.pid}/stat").read_text().rpartition(") ")[2].split()[0] != "T":
-        assert process.poll() is None
+    while (state := Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[0]) != "T":
+        assert state != "Z"
         time.sleep(0.05)
 
 

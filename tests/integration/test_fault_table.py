@@ -1,7 +1,7 @@
 """The fault table: what becomes of fresh rollouts, and of the whole learner, when a server is struck in each phase.
 
-Pushes that are struck are in test_sync_faults too, and on vLLM in test_vllm_faults; bad answers in test_rollout_faults,
-ports and tokens in test_serve and test_server_contract.
+Pushes that are struck are in test_struck_pushes and test_sync_faults, and on vLLM in test_vllm_faults; bad answers in
+test_rollout_faults, ports and tokens in test_serve and test_server_contract.
 """
 
 import contextlib
@@ -34,15 +34,7 @@ from stage2_trainer.wire.seeds import SeedPlan
 from stage2_trainer.wire.server_health import wait_until_healthy
 from tests import forked
 from tests.integration.conftest import ROOT, patience, stop
-from tests.integration.strikes import (
-    BLOWS,
-    PHASES,
-    ports_of,
-    strike,
-    struck_learner,
-    version_of,
-    when_it_comes_to,
-)
+from tests.integration.strikes import ports_of, strike, version_of
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -205,41 +197,6 @@ def test_a_wrong_token_is_said_at_once(servers):
     with pytest.raises(ServerError, match=r"answered 401.*bearer token") as caught:
         wait_until_healthy([served.base_url], "another-token", timeout_s=5)
     assert caught.value.status == 401
-
-
-@pytest.mark.parametrize("blow", BLOWS)
-@pytest.mark.parametrize("phase", PHASES)
-def test_a_server_struck_in_a_phase_of_a_push_is_named_and_takes_the_next_one(
-    servers, renewed, make_sync, base, token, phase, blow
-):
-    healthy, struck = servers("stub"), renewed("stub")
-    sync = make_sync(healthy, struck, timeout_s=TIMEOUT_S, bucket_bytes=400_000)
-    undo = when_it_comes_to(phase, lambda: strike(struck, blow))
-    try:
-        with pytest.raises(ServerError) as caught:
-            sync.sync(base, version=2)
-    finally:
-        undo()
-    assert caught.value.server == struck.base_url
-    assert version_of(healthy, token) == "2"
-    if blow == signal.SIGKILL:
-        struck.process.wait()
-        struck = renewed("stub")
-    else:
-        strike(struck, signal.SIGCONT)
-    sync.sync(base, version=3)
-    assert {version_of(one, token) for one in (healthy, struck)} == {"3"}
-
-
-@pytest.mark.parametrize("blow", BLOWS)
-@pytest.mark.parametrize("phase", PHASES)
-def test_servers_of_a_learner_struck_in_a_phase_of_a_push_serve_the_next_one(
-    learner, base, token, model_path, renewed, phase, blow
-):
-    served = renewed("stub")
-    with struck_learner(served, model_path, token, phase, blow):
-        after = generate(learner(served, timeout_s=20), base, 5)
-        assert {one.version for one in after.rollouts} == {5}
 
 
 def learner_config(folder: Path, served, model_path, *, held_out: int = 2) -> Path:

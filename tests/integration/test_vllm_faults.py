@@ -1,50 +1,87 @@
 """The fault table of pushes on real vLLM: each process killed and stopped in each phase, and all usable afterwards.
 
 Usable: the next push goes through, and the server's log-probabilities are those of the learner that made it. The same
-table on the stub, and what becomes of rollouts, is in test_fault_table. Every second case is tried, so that each
-process is struck in each phase and by each blow; STAGE2_EVERY_STRIKE=1 tries them all.
+table on the stub is in test_struck_pushes, and what becomes of rollouts in test_fault_table. STAGE2_EVERY_STRIKE=1
+tries every process in every phase, by each blow, over each transport.
 """
 
 import contextlib
 import os
 import signal
+import time
 from pathlib import Path
 
+import httpx
 import pytest
 
-from stage2_trainer.weights.verify import FLOAT32_TOLERANCE, verify
-from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError
 from tests.integration import policies
 from tests.integration.conftest import patience
 from tests.integration.strikes import (
     BLOWS,
-    PHASES,
-    strike,
+    MERGED,
+    PUSHES,
+    TRANSPORTS,
+    WHOLE,
+    proved,
     struck_learner,
+    struck_server,
     version_of,
-    when_it_comes_to,
+    waiting_learner,
 )
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.vllm]
 
-TIMEOUT_S = patience(4.0)
-SMALL_BUCKETS = 400_000
-EVERY = [(phase, who, blow) for phase in PHASES for who in ("server", "engine", "learner") for blow in BLOWS]
-STRIKES = (
-    EVERY
-    if os.environ.get("STAGE2_EVERY_STRIKE")
-    else [
-        (phase, who, blow)
-        for phase, who, blow in EVERY
-        if (PHASES.index(phase) + ("server", "engine", "learner").index(who) + BLOWS.index(blow)) % 2
-    ]
-)
+TIMEOUT_S = patience(3.0)
+WHO = ("learner", "server", "engine")
+EVERY = [
+    (push, phase, who, blow, transport)
+    for push in PUSHES.values()
+    for phase in push.phases
+    for who in WHO
+    for blow in BLOWS
+    for transport in TRANSPORTS
+]
+
+
+# Of each common phase the server and its engine, of the others one; a restart of vLLM takes seconds.
+STRUCK_EACH_TIME = {
+    (WHOLE, "connect"): ("engine", signal.SIGKILL),
+    (WHOLE, "begin"): ("server", signal.SIGKILL),
+    (WHOLE, "pack"): ("engine", signal.SIGKILL),
+    (WHOLE, "confirm"): ("engine", signal.SIGSTOP),
+    (WHOLE, "finish"): ("server", signal.SIGSTOP),
+    (MERGED, "connect"): ("server", signal.SIGSTOP),
+    (MERGED, "begin"): ("engine", signal.SIGSTOP),
+    (MERGED, "compare folders"): ("server", signal.SIGKILL),
+    (MERGED, "pack"): ("server", signal.SIGSTOP),
+    (MERGED, "merge"): ("engine", signal.SIGSTOP),
+    (MERGED, "confirm"): ("server", signal.SIGKILL),
+    (MERGED, "compare digests"): ("engine", signal.SIGKILL),
+    (MERGED, "finish"): ("engine", signal.SIGSTOP),
+    (MERGED, "proof"): ("server", signal.SIGSTOP),
+}
+
+
+def is_tried(push, phase, who, blow, transport):
+    """Whether a case is tried each time; a learner in each phase, over each transport in some."""
+    turn = push.phases.index(phase)
+    if who == "learner":
+        return push is MERGED and (BLOWS.index(blow), TRANSPORTS.index(transport)) == (turn % 2, turn // 2 % 2)
+    return STRUCK_EACH_TIME.get((push, phase)) == (who, blow) and transport == "tcp"
+
+
+def cases(*who):
+    tried = EVERY if os.environ.get("STAGE2_EVERY_STRIKE") else [case for case in EVERY if is_tried(*case)]
+    mine = [case for case in tried if case[2] in who]
+    return [pytest.param(*case, id=" ".join([case[0].name, *case[1:3], case[3].name, case[4]])) for case in mine]
 
 
 @pytest.fixture(scope="module")
-def policy(base):
-    return policies.trained(base, "full")
+def policy_of(base):
+    """A function that returns what is pushed, which is made once."""
+    made = {}
+    return lambda push: made.setdefault(push, policies.trained(base, push.policy))
 
 
 def engine_of(served):
@@ -58,47 +95,53 @@ def engine_of(served):
     return max(sizes, key=sizes.__getitem__)
 
 
-@pytest.fixture
-def prove(token, probe):
-    """A function that fails where a server does not answer as a policy does."""
-
-    def prove(served, model):
-        client = ServerClient(served.base_url, token, timeout_s=60)
-        with contextlib.closing(client):
-            verify(model, probe, [client], tolerance=FLOAT32_TOLERANCE)
-
-    return prove
-
-
-@pytest.mark.parametrize(("phase", "who", "blow"), [one for one in STRIKES if one[1] != "learner"])
+@pytest.mark.parametrize(("push", "phase", "who", "blow", "transport"), cases("server", "engine"))
 def test_a_server_struck_in_a_phase_of_a_push_costs_only_itself_and_takes_the_next_one(
-    servers, renewed, make_sync, base, policy, token, prove, phase, who, blow
+    servers, renewed, make_sync, policy_of, token, probe, push, phase, who, blow, transport
 ):
-    healthy, struck = servers("stub"), renewed("vllm")
-    sync = make_sync(healthy, struck, timeout_s=TIMEOUT_S, bucket_bytes=SMALL_BUCKETS)
-    engine = engine_of(struck)
-    undo = when_it_comes_to(phase, lambda: os.kill(engine, blow) if who == "engine" else strike(struck, blow))
-    try:
-        with pytest.raises(ServerError) as caught:
-            sync.sync(base, version=2)
-    finally:
-        undo()
-        strike(struck, signal.SIGCONT)
+    healthy, struck = servers("stub", transport=transport), renewed("vllm", transport=transport)
+    synchronizer = proved(make_sync(healthy, struck, timeout_s=TIMEOUT_S, **push.options()), probe)
+    engine = engine_of(struck) if who == "engine" else None
+    with struck_server(struck, phase, blow, engine), pytest.raises(ServerError) as caught:
+        synchronizer.ensure_synced(policy_of(push), 2)
     assert caught.value.server == struck.base_url
     assert version_of(healthy, token) == "2"
     if blow == signal.SIGKILL:
         struck.process.wait(60)
-        struck = renewed("vllm")
-    sync.sync(policy, version=3)
+        struck = renewed("vllm", transport=transport)
+    report = synchronizer.ensure_synced(policy_of(push), 3)
+    assert report.merge == ("server" if push is MERGED else "learner")
     assert {version_of(one, token) for one in (healthy, struck)} == {"3"}
-    prove(struck, policy)
 
 
-@pytest.mark.parametrize(("phase", "blow"), [(phase, blow) for phase, who, blow in STRIKES if who == "learner"])
+@pytest.mark.parametrize(("push", "phase", "who", "blow", "transport"), cases("learner"))
 def test_the_server_of_a_learner_struck_in_a_phase_of_a_push_takes_the_next_ones(
-    renewed, make_sync, policy, token, prove, model_path, phase, blow
+    renewed, make_sync, policy_of, token, probe, model_path, push, phase, who, blow, transport
+):
+    served = renewed("vllm", transport=transport)
+    with struck_learner(served, model_path, token, push, phase, blow):
+        proved(make_sync(served, timeout_s=60.0, **push.options()), probe).ensure_synced(policy_of(push), 5)
+
+
+def test_health_says_so_while_an_engine_does_not_come_back_from_a_push_and_no_longer_than_that(
+    renewed, make_sync, policy_of, token, probe, model_path
 ):
     served = renewed("vllm")
-    with struck_learner(served, model_path, token, phase, blow):
-        make_sync(served, timeout_s=60.0).sync(policy, version=5)
-        prove(served, policy)
+    engine = engine_of(served)
+    with waiting_learner(served, model_path, token, WHOLE, "pack", timeout_s=TIMEOUT_S / 2, who=engine) as learner:
+        assert health_of(served) == 200
+        learner.kill()
+    until_health_is(served, 503)
+    os.kill(engine, signal.SIGCONT)
+    until_health_is(served, 200)
+    proved(make_sync(served, timeout_s=60.0), probe).ensure_synced(policy_of(WHOLE), 7)
+
+
+def health_of(served):
+    return httpx.get(f"{served.base_url}/health", trust_env=False, timeout=30).status_code
+
+
+def until_health_is(served, status):
+    while health_of(served) != status:
+        assert served.process.poll() is None
+        time.sleep(0.2)

@@ -11,22 +11,41 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from collections.abc import Callable
 from functools import partial
 
 import torch
 import uvicorn
 
 from stage2_api.vllm import Transport
+from stage2_trainer.engine.nccl import open_nccl
 from stage2_trainer.engine.receiver import Receiver
 from stage2_trainer.engine.tcp import open_tcp
 from stage2_trainer.stub.chat_server import ChatServer
 from stage2_trainer.stub.routes import Stub, build_app
 from stage2_trainer.stub.stub_model import StubModel
 from stage2_trainer.stub.weight_updates import WeightUpdates
+from stage2_trainer.weights.transfer.nccl import nccl_communicator
+from stage2_trainer.wire.nccl_group import Communicator
 from stage2_trainer.wire.token import read_token
 
 
-def main() -> None:
+def receiver(
+    transport: Transport,
+    device: torch.device | None = None,
+    communicator: Callable[[torch.device], Communicator] = nccl_communicator,
+) -> Receiver:
+    """Return what takes part in pushes over a transport.
+
+    device, communicator: where buckets arrive over NCCL (None = this process's GPU), and what a group speaks with.
+    """
+    if transport == "tcp":
+        return Receiver("tcp", open_tcp)
+    place = device or torch.device("cuda", torch.cuda.current_device())
+    return Receiver("nccl", partial(open_nccl, device=place, communicator=communicator))
+
+
+def main(receiver_over: Callable[[Transport], Receiver] = receiver) -> None:
     """Serve until terminated."""
     args = _arguments()
     read_token(os.environ)  # a missing token shall be said before anything is loaded
@@ -42,22 +61,13 @@ def main() -> None:
         WeightUpdates(
             model,
             args.model,
-            receiver(args.transport),
+            receiver_over(args.transport),
             max_lora_rank=args.max_lora_rank if args.enable_lora else None,
         ),
         root=args.model,
     )
     tls = {"ssl_certfile": args.ssl_certfile, "ssl_keyfile": args.ssl_keyfile}
     uvicorn.run(build_app(stub), host=args.host, port=args.port, log_level="warning", **tls)
-
-
-def receiver(transport: Transport) -> Receiver:
-    """Return what takes part in pushes over a transport."""
-    if transport == "tcp":
-        return Receiver("tcp", open_tcp)
-    from stage2_trainer.engine.nccl import open_nccl
-
-    return Receiver("nccl", partial(open_nccl, device=torch.device("cuda", torch.cuda.current_device())))
 
 
 def _arguments() -> argparse.Namespace:

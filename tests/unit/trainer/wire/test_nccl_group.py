@@ -1,8 +1,6 @@
 """All of the NCCL transport but NCCL: its links, deadlines and ends, over a communicator that blocks as NCCL does."""
 
 import inspect
-import socket
-import struct
 import threading
 
 import pytest
@@ -18,58 +16,21 @@ from stage2_trainer.wire.buckets import TensorMeta, plan_buckets, take
 from stage2_trainer.wire.errors import LinkError, ServerError
 from stage2_trainer.wire.nccl_group import UNIQUE_ID_BYTES, NcclGroup
 from stage2_trainer.wire.transfer_group import GroupInfo
+from tests.socket_communicator import SocketCommunicator
 from tests.unit.trainer.wire.test_transfer_group import Client, in_thread, metas_of
 
 CPU = torch.device("cpu")
 LIMIT = 64
-PORT = struct.Struct("!H")
 
 
-class Sockets:
-    """A communicator over plain sockets: its calls move bytes, and wait for ever where the other side does not come."""
-
-    def __init__(self, device):
-        self._listening = socket.socket()
-        self._members = []
-
-    def new_unique_id(self):
-        self._listening.bind(("127.0.0.1", 0))
-        self._listening.listen()
-        return PORT.pack(self._listening.getsockname()[1]).ljust(UNIQUE_ID_BYTES, b"\0")
-
-    def open(self, unique_id, rank, world_size):
-        if rank == 0:
-            self._members = [self._listening.accept()[0] for _ in range(world_size - 1)]
-        else:
-            self._members = [socket.create_connection(("127.0.0.1", PORT.unpack_from(unique_id)[0]))]
-        self._rank = rank
-
-    def broadcast(self, buffer, ready):
-        try:
-            self._broadcast(buffer)
-        except OSError as error:
-            raise RuntimeError(f"NCCL error: {error}") from error
-
-    def _broadcast(self, buffer):
-        if self._rank == 0:
-            for member in self._members:
-                member.sendall(buffer.numpy().data)
-        elif self._members[0].recv_into(buffer.numpy().data, len(buffer), socket.MSG_WAITALL) < len(buffer):
-            raise RuntimeError("remote process exited or there was a network error")
-
-    def abort(self):
-        for end in (*self._members, self._listening):
-            end.close()
-
-
-class NeverEnters(Sockets):
+class NeverEnters(SocketCommunicator):
     """A member that is never there when the group is formed."""
 
     def open(self, unique_id, rank, world_size):
         threading.Event().wait()
 
 
-def receiver_over(communicator=Sockets):
+def receiver_over(communicator=SocketCommunicator):
     return Receiver("nccl", lambda link, info, rank: worker_end.open_nccl(link, info, rank, CPU, communicator))
 
 
@@ -77,7 +38,7 @@ def receiver_over(communicator=Sockets):
 def make_transfer(port, token):
     made = []
 
-    def make(communicator=Sockets, timeout_s=10.0):
+    def make(communicator=SocketCommunicator, timeout_s=10.0):
         made.append(
             NcclTransfer(
                 port, device=CPU, token=token, bucket_bytes=LIMIT, timeout_s=timeout_s, communicator=communicator
@@ -193,7 +154,7 @@ def test_a_group_that_is_not_formed_is_given_up_in_time_on_both_sides(make_trans
         transfer.connect(Late([joining]))
 
 
-class CannotBeLeft(Sockets):
+class CannotBeLeft(SocketCommunicator):
     def abort(self):
         threading.Event().wait()
 

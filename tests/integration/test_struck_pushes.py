@@ -1,0 +1,116 @@
+"""The fault table of pushes to the stub: each process struck in each phase, over both transports, and usable then.
+
+Usable: the next push goes through, and the server's log-probabilities are those of the learner that made it. The same
+table on real vLLM is in test_vllm_faults. Every second case is tried; STAGE2_EVERY_STRIKE=1 tries them all.
+"""
+
+import os
+import signal
+
+import pytest
+import torch
+
+from stage2_api.errors import EXIT_RETRYABLE
+from stage2_trainer.wire.errors import ServerError
+from tests.integration import policies
+from tests.integration.conftest import patience
+from tests.integration.strikes import (
+    BLOWS,
+    MERGED,
+    PUSHES,
+    TRANSPORTS,
+    proved,
+    strike,
+    struck_learner,
+    struck_server,
+    version_of,
+    waiting_learner,
+)
+
+pytestmark = pytest.mark.timeout(300)
+
+TIMEOUT_S = patience(2.0)
+LONG_S = 250.0  # for which nothing here waits
+GRACE_S = patience(30.0)  # of a pod between SIGTERM and SIGKILL, by default
+WHO = ("server", "learner")
+EVERY = [
+    (push, phase, who, blow, transport)
+    for push in PUSHES.values()
+    for phase in push.phases
+    for who in WHO
+    for blow in BLOWS
+    for transport in TRANSPORTS
+]
+
+
+def is_tried(push, phase, who, blow, transport):
+    """Whether a case is tried each time: each process in each phase, by each blow and over each transport in some."""
+    turn = push.phases.index(phase)
+    if (turn + WHO.index(who) + BLOWS.index(blow)) % 2:
+        return False
+    return (turn // 2 + WHO.index(who) + TRANSPORTS.index(transport)) % 2 == 0
+
+
+def cases(who):
+    tried = EVERY if os.environ.get("STAGE2_EVERY_STRIKE") else [case for case in EVERY if is_tried(*case)]
+    mine = [(push, phase, blow, transport) for push, phase, struck, blow, transport in tried if struck == who]
+    return [pytest.param(*case, id=" ".join([case[0].name, case[1], case[2].name, case[3]])) for case in mine]
+
+
+@pytest.fixture(scope="module")
+def policy_of(base):
+    """A function that returns what is pushed, which is made once."""
+    made = {}
+    return lambda push: made.setdefault(push, policies.trained(base, push.policy))
+
+
+@pytest.mark.parametrize(("push", "phase", "blow", "transport"), cases("server"))
+def test_a_server_that_is_struck_is_named_costs_only_itself_and_takes_the_next_push(
+    servers, renewed, make_sync, policy_of, probe, token, push, phase, blow, transport
+):
+    healthy, struck = servers("stub", transport=transport), renewed("stub", transport=transport)
+    strike_and_push_again(healthy, struck, renewed, make_sync, policy_of(push), probe, token, push, phase, blow)
+
+
+@pytest.mark.parametrize("blow", BLOWS)
+def test_so_is_one_that_merges_in_bfloat16(servers, renewed, make_sync, model_path, probe, token, blow):
+    healthy, struck = servers("stub", "bfloat16"), renewed("stub", "bfloat16")
+    policy = policies.trained(policies.load(model_path, torch.bfloat16), MERGED.policy)
+    strike_and_push_again(healthy, struck, renewed, make_sync, policy, probe, token, MERGED, "merge", blow)
+
+
+def strike_and_push_again(healthy, struck, renewed, make_sync, policy, probe, token, push, phase, blow):
+    sync = make_sync(healthy, struck, timeout_s=TIMEOUT_S, **push.options())
+    synchronizer = proved(sync, probe)
+    with struck_server(struck, phase, blow), pytest.raises(ServerError) as caught:
+        synchronizer.ensure_synced(policy, 2)
+    assert caught.value.server == struck.base_url
+    assert version_of(healthy, token) == "2"
+    if blow == signal.SIGKILL:
+        struck.process.wait()
+        struck = renewed("stub", struck.dtype, transport=struck.transport)
+    report = synchronizer.ensure_synced(policy, 3)
+    assert report.merge == ("server" if push is MERGED else "learner")
+    assert {version_of(one, token) for one in (healthy, struck)} == {"3"}
+
+
+@pytest.mark.parametrize(("push", "phase", "blow", "transport"), cases("learner"))
+def test_the_server_of_a_learner_that_is_struck_takes_the_next_ones_push(
+    renewed, make_sync, policy_of, probe, token, model_path, push, phase, blow, transport
+):
+    served = renewed("stub", transport=transport)
+    with struck_learner(served, model_path, token, push, phase, blow):
+        proved(make_sync(served, **push.options()), probe).ensure_synced(policy_of(push), 5)
+
+
+@pytest.mark.parametrize("phase", MERGED.phases)
+def test_sigterm_ends_a_learner_whose_server_stands_still_in_a_push(
+    renewed, make_sync, policy_of, probe, token, model_path, phase
+):
+    """No call of NCCL, which no signal ends, keeps it."""
+    served = renewed("stub", transport="nccl")
+    with waiting_learner(served, model_path, token, MERGED, phase, timeout_s=LONG_S) as learner:
+        learner.send_signal(signal.SIGTERM)
+        assert learner.wait(timeout=GRACE_S) == EXIT_RETRYABLE
+    strike(served, signal.SIGCONT)
+    proved(make_sync(served, **MERGED.options()), probe).ensure_synced(policy_of(MERGED), 5)
