@@ -1,27 +1,31 @@
 """What a stranger gets from the port on which a learner's servers take their weights: nothing, and it delays nobody.
 
 The stranger is a process of its own, without the token. It reaches the port, as one on the same network without a
-NetworkPolicy would.
+NetworkPolicy would. With NCCL the port is the same, and its id crosses there; NCCL's own ports are in test_nccl_ports.
 """
 
 import contextlib
+import json
 import resource
-import socket
 import sys
-import threading
+import time
 from dataclasses import replace
 
 import pytest
 
 from stage2_trainer.wire.client import ServerClient
+from stage2_trainer.wire.handshake import CHALLENGE_BYTES, MAGIC
+from stage2_trainer.wire.link_listener import LinkListener
+from stage2_trainer.wire.transfer_group import new_group_name
 from tests import forked
 from tests.integration.conftest import free_port, patience
+from tests.integration.strikes import TRANSPORTS
 
 pytestmark = pytest.mark.timeout(300)
 
-LOOPBACK = "127.0.0.1"
 TIMEOUT_S = patience(20.0)
-SILENT = 300  # connections of a stranger that says nothing
+SILENT = 300  # connections of a stranger that says nothing: more than the learner lets wait at once
+DRIPPING = 8
 
 LISTS_A_STORE = """
 import sys
@@ -61,12 +65,54 @@ with socket.create_connection(("127.0.0.1", int(sys.argv[1])), timeout=5) as con
         pass
 print(sent)
 """
-IMPORTS = ["torch"]
+READS = """
+import socket, sys
+read = b""
+with socket.create_connection(("127.0.0.1", int(sys.argv[1])), timeout=1) as connection:
+    try:
+        while arrived := connection.recv(65536):
+            read += arrived
+    except TimeoutError:
+        pass
+print(read.hex())
+"""
+CLAIMS_A_PLACE = """
+import json, sys
+from stage2_trainer.wire.errors import LinkError
+from stage2_trainer.wire.handshake import Member
+from stage2_trainer.wire.link import dial
+for token, group, rank in json.loads(sys.argv[2]):
+    try:
+        dial(("127.0.0.1", int(sys.argv[1])), token, Member(group, rank), timeout_s=5)
+        print("let in")
+    except LinkError as error:
+        print("turned away", error)
+"""
+IS_SILENT = """
+import socket, sys, time
+connections = [socket.create_connection(("127.0.0.1", int(sys.argv[1])), timeout=5) for _ in range(int(sys.argv[2]))]
+print("there", flush=True)
+time.sleep(1000)
+"""
+DRIPS = """
+import contextlib, socket, sys, threading, time
+def drip():
+    while True:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as connection:
+            while True:
+                connection.sendall(bytes(1))
+                time.sleep(0.05)
+for _ in range(int(sys.argv[2])):
+    threading.Thread(target=drip, daemon=True).start()
+print("there", flush=True)
+time.sleep(1000)
+"""
+IMPORTS = ["torch", "stage2_trainer.wire.link"]
 
 
-@pytest.fixture
-def served(servers):
-    return servers("stub")
+@pytest.fixture(params=TRANSPORTS)
+def served(servers, request):
+    return servers("stub", transport=request.param)
 
 
 @pytest.fixture
@@ -81,6 +127,22 @@ def sync(served, make_sync, port):
 
 def stranger(script, *arguments):
     return forked.run([sys.executable, "-c", script, *map(str, arguments)], imports=IMPORTS)
+
+
+@contextlib.contextmanager
+def staying(tmp_path, script, *arguments):
+    """Let a stranger be there while the block runs."""
+    said = tmp_path / "said"
+    with said.open("wb") as output:
+        process = forked.start([sys.executable, "-c", script, *map(str, arguments)], imports=IMPORTS, stdout=output)
+    try:
+        while "there" not in said.read_text():
+            assert process.poll() is None, said.read_text()
+            time.sleep(0.05)
+        yield
+    finally:
+        process.kill()
+        process.wait()
 
 
 def version_of(served, token):
@@ -116,33 +178,48 @@ def test_what_a_stranger_sends_is_not_executed(sync, base, port, tmp_path):
     assert not (tmp_path / "executed").exists()
 
 
-def test_silent_strangers_delay_nobody(sync, base, port, served, token):
-    """More of them than the learner lets wait at once, before and while the server dials."""
+def test_a_stranger_reads_a_challenge_and_no_more(sync, base, port, monkeypatch):
+    """Also in the moment in which NCCL's id goes to the workers."""
+    read = []
+    expect = LinkListener.expect
+
+    def expect_and_be_read(listener, members):
+        expect(listener, members)
+        if members:
+            monkeypatch.undo()
+            read.append(stranger(READS, port).stdout.strip())
+
+    monkeypatch.setattr(LinkListener, "expect", expect_and_be_read)
     sync.sync(base, version=1)
-    with contextlib.ExitStack() as stack:
-        for _ in range(SILENT):
-            stack.enter_context(socket.create_connection((LOOPBACK, port), timeout=5))
+    (data,) = map(bytes.fromhex, read)
+    assert data.startswith(MAGIC)
+    assert len(data) == CHALLENGE_BYTES
+
+
+def test_a_stranger_cannot_take_a_workers_place(sync, base, port, served, token, monkeypatch):
+    """It knows the group, or the token of the job and another group, and comes before the worker does."""
+    said = []
+    expect = LinkListener.expect
+
+    def expect_and_be_dialled(listener, members):
+        expect(listener, members)
+        if members:
+            monkeypatch.undo()
+            (member,) = members
+            claims = [("another", member.group, 1), (token, new_group_name(), 1), (token, member.group, 2)]
+            said.extend(stranger(CLAIMS_A_PLACE, port, json.dumps(claims)).stdout.splitlines())
+
+    monkeypatch.setattr(LinkListener, "expect", expect_and_be_dialled)
+    sync.sync(base, version=1)
+    assert [line.split(" learner")[0] for line in said] == ["turned away"] * 3
+    assert version_of(served, token) == "1"
+
+
+@pytest.mark.parametrize(("script", "count"), [(IS_SILENT, SILENT), (DRIPS, DRIPPING)], ids=["silent", "dripping"])
+def test_strangers_that_stay_delay_nobody(sync, base, port, served, token, tmp_path, script, count):
+    """They are there before and while the server dials."""
+    sync.sync(base, version=1)
+    with staying(tmp_path, script, port, count):
         sync.fleet.sessions[0].lose()
         sync.sync(base, version=2)
-    assert version_of(served, token) == "2"
-
-
-def test_strangers_that_drip_delay_nobody(sync, base, port, served, token):
-    sync.sync(base, version=1)
-    done = threading.Event()
-
-    def drip():
-        while not done.is_set():
-            with contextlib.suppress(OSError), socket.create_connection((LOOPBACK, port), timeout=5) as connection:
-                while not done.wait(0.05):
-                    connection.sendall(b"\0")
-
-    dripping = [threading.Thread(target=drip) for _ in range(8)]
-    for thread in dripping:
-        thread.start()
-    sync.fleet.sessions[0].lose()
-    sync.sync(base, version=2)
-    done.set()
-    for thread in dripping:
-        thread.join()
     assert version_of(served, token) == "2"
