@@ -1,6 +1,7 @@
 """What every rollout server keeps, real vLLM and the stub alike: the guard, the chat route, the push, and its proof."""
 
 import copy
+import json
 import re
 
 import httpx
@@ -19,6 +20,7 @@ from stage2_trainer.weights.errors import ProofError
 from stage2_trainer.weights.judgement import text_tokens
 from stage2_trainer.weights.merge import merged_weights
 from stage2_trainer.weights.probe import Probe
+from stage2_trainer.weights.server_recipe import Recipe
 from stage2_trainer.weights.verify import BF16_TOLERANCE, FLOAT32_TOLERANCE, server_logprobs, verify
 from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body
 from stage2_trainer.wire.client import ServerClient
@@ -37,6 +39,7 @@ NEW_TOKENS = 48
 SMALL_BUCKETS = 400_000  # bytes: several buckets even for the tiny model
 BLOCKS_OF_TEXT = 80  # repetitions: several blocks of a prefix cache, which keeps whole ones
 AT_LEARNER = VllmSync(merge="learner")  # the other place: test_merge_at_server.py
+AT_SERVER = VllmSync(merge="server")
 MOVED = 0.05  # how much a log-probability moves at least between policies that differ
 
 
@@ -376,6 +379,27 @@ def test_what_full_training_sends_is_what_the_server_says_it_has_loaded(sync, ba
             sync.sync(policy, version=3)
     assert client.weight_version() == "2"
     sync.sync(policy, version=4)
+    verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
+
+
+def test_a_merge_that_breaks_off_in_a_layer_is_made_good_by_the_next_push(
+    served, make_sync, client, base, probe, monkeypatch
+):
+    """Of the layer that holds three projections in one tensor two have come by then."""
+    sync, policy = make_sync(served, how=AT_SERVER), policies.trained(base, "dora")
+    honest = Recipe.to_wire
+
+    def to_wire(recipe):
+        header = json.loads(json.dumps(honest(recipe)))
+        (last,) = [made for made in header["merge"]["tensors"] if "layers.1.self_attn.v_proj." in made["name"]]
+        last["name"] = "of no layer"
+        return header
+
+    monkeypatch.setattr(Recipe, "to_wire", to_wire)
+    with pytest.raises(ServerError, match="of no layer"):
+        sync.sync(policy, version=2)
+    monkeypatch.undo()
+    assert sync.sync(policy, version=3).merge == "server"
     verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
 
 
