@@ -17,10 +17,10 @@ LONGEST_VALUE = 400
 def show_config_error(error: ConfigError, *, source: str | None = None) -> None:
     """Print each problem as path, value found, rule and way out."""
     console = Console(stderr=True, soft_wrap=True, highlight=False)
-    count = len(error.problems)
+    count = len(error.problems) + error.unlisted
     where = f"{source}: " if source else ""
     console.print(Text(f"{where}{count} configuration error{'s' if count > 1 else ''}", style="bold red"))
-    _print_problems(console, error.problems)
+    _print_problems(console, error.problems, unlisted=error.unlisted)
 
 
 def show_idle_settings(settings: Sequence[Problem]) -> None:
@@ -31,11 +31,11 @@ def show_idle_settings(settings: Sequence[Problem]) -> None:
     _print_problems(console, settings)
 
 
-def _print_problems(console: Console, problems: Sequence[Problem]) -> None:
+def _print_problems(console: Console, problems: Sequence[Problem], *, unlisted: int = 0) -> None:
     for problem in problems[:SHOWN]:
         value = "None" if problem.value is None else shortened(problem.value, LONGEST_VALUE)
         console.print(Text.assemble("  ", (problem.path, "bold"), f": {value}"))
         console.print(Text(f"    rule:    {problem.rule}"))
         console.print(Text(f"    way out: {problem.way_out}", style="green"))
-    if len(problems) > SHOWN:
-        console.print(Text(f"  and {len(problems) - SHOWN} more"))
+    if more := len(problems[SHOWN:]) + unlisted:
+        console.print(Text(f"  and {more} more"))

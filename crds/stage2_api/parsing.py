@@ -44,6 +44,6 @@ def parse_job(raw: Mapping[str, Any]) -> RolloutMatchingJob:
     Raises:
         ConfigError: with every problem, not only the first.
     """
-    require_small(raw.get("spec"), root="spec")
     require_shallow(raw)
+    require_small(raw.get("spec"), root="spec")
     return validate(RolloutMatchingJob, raw, _RULES)

@@ -128,7 +128,7 @@ async def test_a_large_spec_is_read_beside_the_loop_and_a_small_one_in_it(
 ) -> None:
     await life.one_pass()
     assert readers == [LOOP]
-    life.server.add(make(5_000), generation=2)
+    life.server.add(make(7_000), generation=2)
     for _ in range(3):
         await life.one_pass()
     assert len(readers) == 2
