@@ -11,14 +11,17 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
 
 from stage2_trainer.weights import fleet
 from stage2_trainer.weights.transfer.nccl import NcclTransfer
+from stage2_trainer.weights.transfer.one_group import OneGroup
 from stage2_trainer.wire.nccl_group import UNIQUE_ID_BYTES
 
+CPU = torch.device("cpu")
 PORT = struct.Struct("!H")
 
 
@@ -74,17 +77,26 @@ def _off_the_main_thread() -> None:
         raise AssertionError("a call of NCCL in the main thread, which no signal would end")
 
 
-def _transfer(_device: torch.device, group_port: int, *, requested: str, **options: Any) -> NcclTransfer:
-    return NcclTransfer(group_port, device=torch.device("cpu"), communicator=SocketCommunicator, **options)
+def _transfer(
+    _device: torch.device, group_port: int, *, requested: str, shared: tuple[OneGroup, int] | None, **options: Any
+) -> NcclTransfer:
+    made = NcclTransfer(group_port, device=CPU, communicator=SocketCommunicator, **options)
+    if shared is not None:
+        made.take_seat(*shared)
+    return made
+
+
+def _one_group(_device: torch.device, servers: int, *, requested: str, timeout_s: float) -> OneGroup:
+    return OneGroup(servers, communicator=partial(SocketCommunicator, CPU), timeout_s=timeout_s)
 
 
 @contextlib.contextmanager
 def sending_over(transport: str) -> Iterator[None]:
     """Let the fleets that are made in the block send over this transport; `nccl` without a GPU, which it would need."""
-    chosen = fleet.transfer_for
+    chosen = fleet.transfer_for, fleet.one_group_for
     if transport == "nccl":
-        fleet.transfer_for = _transfer
+        fleet.transfer_for, fleet.one_group_for = _transfer, _one_group
     try:
         yield
     finally:
-        fleet.transfer_for = chosen
+        fleet.transfer_for, fleet.one_group_for = chosen

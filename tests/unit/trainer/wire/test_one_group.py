@@ -10,7 +10,8 @@ from stage2_trainer.weights.transfer.one_group import WAS_LEFT, OneGroup
 from stage2_trainer.weights.transfer.protocol import Packed
 from stage2_trainer.wire.background import all_at_once, in_background
 from stage2_trainer.wire.errors import LinkError, ServerError
-from tests.unit.trainer.wire.test_nccl_group import CPU, LIMIT, Sockets, outcome_of, receiver_over
+from tests.socket_communicator import SocketCommunicator
+from tests.unit.trainer.wire.test_nccl_group import CPU, LIMIT, outcome_of, receiver_over
 from tests.unit.trainer.wire.test_transfer_group import Client, in_thread, metas_of
 
 WORKERS = (1, 2, 1)
@@ -24,7 +25,7 @@ def free_port():
         return probe.getsockname()[1]
 
 
-class Counted(Sockets):
+class Counted(SocketCommunicator):
     """A communicator that notes its rank, and what the learner sends by it."""
 
     ranks: list[int]

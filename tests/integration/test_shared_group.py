@@ -1,0 +1,58 @@
+"""One group for all servers of full training, over sockets in NCCL's place: sent once, and a break costs one push."""
+
+import signal
+
+import pytest
+
+from stage2_api.vllm import VllmSync
+from stage2_trainer.wire.errors import ServerError
+from tests.integration import policies
+from tests.integration.conftest import patience
+from tests.integration.strikes import WHOLE, proved, struck_server, version_of
+
+pytestmark = pytest.mark.timeout(300)
+
+TIMEOUT_S = patience(2.0)
+OPTIONS = {"bucket_bytes": WHOLE.bucket_bytes, "how": VllmSync(one_group_from=2), "adapted": False}
+TWICE = 1.9  # nearly
+
+
+@pytest.fixture(scope="module")
+def policy(base):
+    return policies.trained(base, WHOLE.policy)
+
+
+def test_each_byte_leaves_the_learner_once_and_every_server_has_it(servers, renewed, make_sync, policy, probe, token):
+    both = servers("stub", transport="nccl"), renewed("stub", transport="nccl")
+    synchronizer = proved(make_sync(*both, **OPTIONS), probe)
+    for version in (1, 2):
+        report = synchronizer.ensure_synced(policy, version)
+        assert report.bytes <= report.wire_bytes < TWICE * report.bytes
+    assert {version_of(one, token) for one in both} == {"2"}
+
+
+@pytest.mark.parametrize(
+    ("phase", "blow"),
+    [
+        ("connect", signal.SIGKILL),
+        ("pack", signal.SIGSTOP),
+        ("confirm", signal.SIGSTOP),
+        ("finish", signal.SIGKILL),
+    ],
+)
+def test_a_server_that_is_struck_costs_the_others_one_push(
+    servers, renewed, make_sync, policy, probe, token, phase, blow
+):
+    healthy, struck = servers("stub", transport="nccl"), renewed("stub", transport="nccl")
+    sync = make_sync(healthy, struck, timeout_s=TIMEOUT_S, **OPTIONS)
+    synchronizer = proved(sync, probe)
+    with struck_server(struck, phase, blow), pytest.raises(ServerError) as caught:
+        synchronizer.ensure_synced(policy, 2)
+    assert caught.value.server == struck.base_url
+    assert version_of(healthy, token) == "2"
+    if blow == signal.SIGKILL:
+        struck.process.wait()
+        renewed("stub", transport="nccl")
+    report = synchronizer.ensure_synced(policy, 3)
+    assert report.wire_bytes > TWICE * report.bytes  # over a group for each
+    assert {version_of(one, token) for one in (healthy, struck)} == {"3"}
