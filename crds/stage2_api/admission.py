@@ -15,8 +15,10 @@ from stage2_api.structural_schema import Schema, structural
 from stage2_api.validation import key_paths
 from stage2_api.validation.size import LARGEST, MOST_PARTS
 
+_ROOM = 64  # of a key that ends or suspends a job
 _SUMMANDS = 16  # parsers bound how deep an expression is nested, and a sum nests
-_PARTS = "variables.written.split('{').size() + variables.written.split('[').size()"  # and brackets in texts
+_WRITTEN = "'%s'.format([{}.?spec.orValue({{}})])"
+_PARTS = "variables.{0}.split('{{').size() + variables.{0}.split('[').size() - 2"  # and brackets in texts
 _WAY_OUT = "not keys of stage2: correct or remove them; `kubectl explain rmj.spec --recursive` lists all keys"
 
 
@@ -49,14 +51,19 @@ def known_keys_policy() -> dict[str, Any]:
                 *({"name": variable, "expression": expression} for variable, expression in sections),
                 {"name": "unknown", "expression": every},
                 # Written out, since only that is quick: to visit each value took an API server 23 s for 150 kB of them.
-                {"name": "written", "expression": "'%s'.format([object.?spec.orValue({})])"},
-                {"name": "parts", "expression": f"{_PARTS} - 2"},
+                {"name": "written", "expression": _WRITTEN.format("object")},
+                {"name": "characters", "expression": "variables.written.size()"},
+                {"name": "parts", "expression": _PARTS.format("written")},
+                # What a job has it keeps, or one that is older than a bound could not even be suspended.
+                {"name": "before", "expression": f"oldObject == null ? '' : {_WRITTEN.format('oldObject')}"},
+                {"name": "characters_before", "expression": "variables.before.size()"},
+                {"name": "parts_before", "expression": _PARTS.format("before")},
             ],
             "validations": [
+                _at_most(LARGEST, "characters", "characters", "put long texts into files of spec.volumes"),
                 _at_most(
-                    LARGEST, "variables.written.size()", "characters", "put long texts into files of spec.volumes"
+                    MOST_PARTS, "parts", "mappings, lists and brackets in texts", "take out what the job does not need"
                 ),
-                _at_most(MOST_PARTS, "variables.parts", "mappings and lists", "take out what the job does not need"),
                 {
                     "expression": "variables.unknown.size() == 0",
                     "messageExpression": f"variables.unknown.join(', ') + ': {_WAY_OUT}'",
@@ -68,7 +75,10 @@ def known_keys_policy() -> dict[str, Any]:
 
 def _at_most(most: int, count: str, of: str, way_out: str) -> dict[str, str]:
     rule = f" {of}; the whole spec must have at most {most:,}; {way_out}"
-    return {"expression": f"{count} <= {most}", "messageExpression": f"'spec: ' + string({count}) + '{rule}'"}
+    return {
+        "expression": f"variables.{count} <= {most} || variables.{count} <= variables.{count}_before + {_ROOM}",
+        "messageExpression": f"'spec: ' + string(variables.{count}) + '{rule}'",
+    }
 
 
 def _sections(spec: Schema) -> Iterator[tuple[str, str]]:

@@ -38,12 +38,15 @@ def parse_run_config(raw: Mapping[str, Any], *, root: str = "") -> RunConfig:
     return config
 
 
-def parse_job(raw: Mapping[str, Any]) -> RolloutMatchingJob:
+def parse_job(raw: Mapping[str, Any], *, bounded: bool = True) -> RolloutMatchingJob:
     """Return the job that an object of the API server or a file describes.
+
+    bounded: whether it is held to the bounds of a spec's size.
 
     Raises:
         ConfigError: with every problem, not only the first.
     """
     require_shallow(raw)
-    require_small(raw.get("spec"), root="spec")
+    if bounded:
+        require_small(raw.get("spec"), root="spec")
     return validate(RolloutMatchingJob, raw, _RULES)

@@ -280,7 +280,8 @@ def launch(
         else:
             imports = forked.VLLM if engine == "vllm" else forked.STUB
             process = forked.start(command, imports=imports, env=environment, stdout=output)
-    transport = config["custom"]["extra"]["rollout_matching"]["vllm"].get("sync", {}).get("transport", "tcp")
+    vllm = config["custom"]["extra"].get("rollout_matching", {}).get("vllm", {})
+    transport = vllm.get("sync", {}).get("transport", "tcp")
     return Served(engine, url_of(port, tls), group_port, config["model"]["torch_dtype"], log, process, tls, transport)
 
 

@@ -35,7 +35,7 @@ STEPS: dict[str, tuple[Any, str]] = {
     "begin": (SyncSession, "begin"),
     "compare folders": (MergePlace, "compare_folder"),
     "pack": (Packer, "pack"),
-    "merge": (SyncContent, "digests"),  # by the learner, while servers merge
+    "merge": (SyncContent, "note_made"),  # by the learner, while servers merge
     "confirm": (Delivery, "confirm"),
     "compare digests": (MergePlace, "compare_digests"),
     "finish": (SyncSession, "finish"),

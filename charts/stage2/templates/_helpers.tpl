@@ -125,7 +125,7 @@ stage2.dev/role: controller
 - apiGroups: [node.k8s.io]
   resources: [runtimeclasses]
   verbs: [get]
-{{- if eq .Values.controller.nodesMayCome "auto" }}
+{{- if eq (.Values.controller.nodesMayCome | default "auto") "auto" }}
 - apiGroups: [""]
   resources: [configmaps]
   resourceNames: [cluster-autoscaler-status]  # kube-system, openshift-machine-api: whether an autoscaler writes it

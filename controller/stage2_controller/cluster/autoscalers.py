@@ -44,18 +44,29 @@ class Autoscalers:
         self._reading = asyncio.Lock()  # passes at one time ask once
 
     async def seen(self) -> Autoscaling:
-        """Return what there is. Raise ApiRefused, where that is for another reason than a missing right."""
+        """Return what there is, or was when it could be asked last.
+
+        Raises ApiRefused where it never could, for another reason than a missing right.
+        """
         if self._nodes_may_come == "never":
             return Autoscaling("never")
         async with self._reading:
             now = self._clock()
             if self._read is None or self._read[0] <= now:
-                found = Autoscaling(
-                    self._nodes_may_come,
-                    cluster_autoscaler=self._nodes_may_come == "auto" and await self._has_status(),
-                    karpenter=await self._allowed(self._api.serves(KARPENTER_GROUP)),
-                )
-                self._read = now + _READ_AGAIN, found
+                self._read = now + _READ_AGAIN, await self._found()
+            return self._read[1]
+
+    async def _found(self) -> Autoscaling:
+        try:
+            return Autoscaling(
+                self._nodes_may_come,
+                cluster_autoscaler=self._nodes_may_come == "auto" and await self._has_status(),
+                karpenter=await self._allowed(self._api.serves(KARPENTER_GROUP)),
+            )
+        except ApiRefused as error:
+            if self._read is None:
+                raise
+            logger.warning("%s: what makes nodes is taken to be as it was", error)
             return self._read[1]
 
     async def _has_status(self) -> bool:

@@ -30,9 +30,17 @@ class AdminPolicy:
     largest_job: Mapping[str, int] = field(default_factory=dict)  # its GPUs, by namespace; `*` for all others
     longest_start_seconds: int = 0  # of spec.learner.startDeadlineSeconds; 0: no bound
 
-    def check(self, job: RolloutMatchingJob) -> None:
-        """Raise ConfigError with everything of the job that the policy does not allow."""
-        if problems := list(self._problems(job.spec)):
+    def check(self, job: RolloutMatchingJob, *, is_new: bool = True) -> None:
+        """Raise ConfigError with everything of the job that the policy does not allow.
+
+        is_new: whether it was never accepted. How long servers may wait is asked of a new job alone: a deadline that is
+        not looked at any more would be none.
+        """
+        problems = [
+            *self._problems(job.spec),
+            *(self._start(job.spec.learner.start_deadline_seconds) if is_new else ()),
+        ]
+        if problems:
             raise ConfigError(problems)
 
     def check_size(self, namespace: str, asked: Amounts) -> None:
@@ -50,7 +58,6 @@ class AdminPolicy:
 
     def _problems(self, spec: JobSpec) -> Iterator[Problem]:
         yield from self._images("spec", {"image": spec.image} if spec.image else {})
-        yield from self._start(spec.learner.start_deadline_seconds)
         for index, volume in enumerate(spec.volumes):
             yield from self._volume(f"spec.volumes[{index}]", volume.source)
         for role, part in (("rollout", spec.rollout), ("learner", spec.learner)):

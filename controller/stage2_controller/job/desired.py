@@ -81,12 +81,14 @@ class Desired:
 def desired(raw: Mapping[str, Any], settings: Settings) -> Desired:
     """Return the desired state of a job, as the API server holds that.
 
-    Raise ConfigError if its spec breaks a rule, or asks for more than the admin's policy allows.
+    Raise ConfigError if its spec breaks a rule, or asks for more than the admin's policy allows. What a job was
+    accepted with it keeps: a bound that came later would leave it running without anybody to end it.
     """
-    accepted = parse_job(raw)
+    is_new = "specHash" not in (raw.get("status") or {})
+    accepted = parse_job(raw, bounded=is_new)
     host = names.service_host(accepted.metadata.name, namespace_of(accepted))
     processes = containers(accepted, host_for=lambda _: host, tls=accepted.spec.tls.enabled)
-    settings.policy.check(accepted)
+    settings.policy.check(accepted, is_new=is_new)
     hashed = accepted.spec.model_dump(mode="json", include=_PODS_ARE_MADE_FROM, exclude_defaults=True)
     made = tuple(children(accepted, raw["metadata"], processes, settings))
     need = node_fit.need_of(made, gpu_resource=accepted.spec.gpu_resource)

@@ -12,11 +12,10 @@ LARGEST = 131_072
 MOST_PARTS = 4_000
 """Mappings and lists in a job's spec, and with that its depth: of one that is nested as deep as its decoder goes
 (10,000), an API server may store what it cannot list again, for anybody."""
-_OF_A_NUMBER = 2
 
 
 def characters(raw: Any, *, most: int) -> int:
-    """Return about how many characters `raw` has as JSON, numbers taken for 2; some number above `most` if it has more.
+    """Return about how many characters `raw` has as JSON; some number above `most` if it has more.
 
     What lies beyond `most` is not looked at: the time is bounded, also for YAML's aliases, whatever they stand for.
     """
@@ -33,27 +32,49 @@ def characters(raw: Any, *, most: int) -> int:
             count += 2 + len(value)
             waiting.extend(value)
         else:
-            count += _OF_A_NUMBER
+            count += _width(value)
     return count
 
 
 def parts(raw: Any, *, most: int) -> int:
-    """Return how many mappings and lists `raw` holds, itself among them; some number above `most` if there are more."""
+    """Return how many mappings and lists `raw` holds, itself among them; some number above `most` if there are more.
+
+    A bracket that opens in a text counts too: an API server counts them in the spec as it is written.
+    """
     count = 0
     waiting = [raw]
     while waiting and count <= most:
         value = waiting.pop()
-        if isinstance(value, Mapping | list):
+        if isinstance(value, str):
+            count += value.count("{") + value.count("[")
+        elif isinstance(value, Mapping):
             count += 1
-            waiting.extend(value.values() if isinstance(value, Mapping) else value)
+            waiting.extend((*value, *value.values()))
+        elif isinstance(value, list):
+            count += 1
+            waiting.extend(value)
     return count
+
+
+def _width(value: Any) -> int:
+    """Return about how many characters a number, a truth value or nothing is written with, in a bounded time."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return 1 + value.bit_length() * 3 // 10
+    return len(repr(value))
 
 
 def require_small(spec: Any, *, root: str) -> None:
     """Raise ConfigError where a job's spec holds too much; it names the key that holds most."""
     if isinstance(spec, Mapping):
         _require(spec, characters, "characters as JSON", _TEXTS, most=LARGEST, root=root)
-        _require(spec, parts, "mappings and lists", "take out what the job does not need", most=MOST_PARTS, root=root)
+        _require(
+            spec,
+            parts,
+            "mappings, lists and brackets in texts",
+            "take out what the job does not need",
+            most=MOST_PARTS,
+            root=root,
+        )
 
 
 class _Count(Protocol):

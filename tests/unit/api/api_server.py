@@ -41,33 +41,33 @@ def holds(expression: str, this: Any, old: Any = None) -> bool:
     return verdict
 
 
-def admitted(policy: Mapping[str, Any], this: Any) -> str:
-    """Return why a ValidatingAdmissionPolicy refuses to create an object; empty where it takes it."""
-    variables: dict[str, Any] = {}
+def admitted(policy: Mapping[str, Any], this: Any, old: Any = None) -> str:
+    """Return why a ValidatingAdmissionPolicy refuses an object, or a change of an old one; empty where it takes it."""
+    seen: dict[str, Any] = {"object": this, "oldObject": old, "variables": {}}
     for variable in policy["spec"].get("variables", []):
-        variables[variable["name"]] = _evaluated(variable["expression"], this, variables)
+        seen["variables"][variable["name"]] = _evaluated(variable["expression"], seen)
     return "\n".join(
-        str(_evaluated(entry["messageExpression"], this, variables)) if "message" not in entry else entry["message"]
+        str(_evaluated(entry["messageExpression"], seen)) if "message" not in entry else entry["message"]
         for entry in policy["spec"]["validations"]
-        if not _verdict(entry["expression"], this, variables)
+        if not _verdict(entry["expression"], seen)
     )
 
 
-def _verdict(expression: str, this: Any, variables: Mapping[str, Any]) -> bool:
-    found = _evaluated(expression, this, variables)
+def _verdict(expression: str, seen: Mapping[str, Any]) -> bool:
+    found = _evaluated(expression, seen)
     assert isinstance(found, bool), f"{expression}: {found}"
     return found
 
 
 @functools.cache
 def _of_policy(expression: str) -> Any:
-    variables = {"object": cel.Type.DYN, "variables": cel.Type.DYN}
+    variables = {"object": cel.Type.DYN, "oldObject": cel.Type.DYN, "variables": cel.Type.DYN}
     extensions = [ext_optional.ExtOptional(), ext_strings.ExtStrings()]
     return cel.NewEnv(variables=variables, extensions=extensions).compile(expression)
 
 
-def _evaluated(expression: str, this: Any, variables: Mapping[str, Any]) -> Any:
-    return _plain(_of_policy(expression).eval(data={"object": this, "variables": variables}).value())
+def _evaluated(expression: str, seen: Mapping[str, Any]) -> Any:
+    return _plain(_of_policy(expression).eval(data=dict(seen)).value())
 
 
 def _plain(value: Any) -> Any:

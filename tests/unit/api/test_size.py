@@ -36,10 +36,12 @@ def nested(levels: int) -> Any:
         ("x" * LARGEST, "characters"),
         ({f"key_{index}": index for index in range(LARGEST // 8)}, "characters"),
         ([1] * LARGEST, "characters"),
-        ([{}] * MOST_PARTS, "mappings and lists"),
-        ([[]] * MOST_PARTS, "mappings and lists"),
+        ([0.1234567] * (LARGEST // 9), "characters"),
+        ([{}] * MOST_PARTS, "mappings, lists and brackets in texts"),
+        ([[]] * MOST_PARTS, "mappings, lists and brackets in texts"),
+        ("[{" * (MOST_PARTS // 2), "mappings, lists and brackets in texts"),
     ],
-    ids=["text", "keys", "numbers", "mappings", "lists"],
+    ids=["text", "keys", "numbers", "long numbers", "mappings", "lists", "brackets"],
 )
 def test_it_is_refused_with_what_holds_most_and_by_the_api_server(value: Any, of: str) -> None:
     job = job_with(value)
@@ -48,6 +50,15 @@ def test_it_is_refused_with_what_holds_most_and_by_the_api_server(value: Any, of
     ):
         parse_job(job)
     assert f" {of}; the whole spec must have at most" in admitted(POLICY, job)
+
+
+def test_a_job_that_is_older_than_the_bounds_can_be_suspended_but_does_not_grow() -> None:
+    old, ended = job_with("x" * 2 * LARGEST), job_with("x" * 2 * LARGEST)
+    ended["spec"]["suspend"] = True
+    assert admitted(POLICY, ended, old) == ""
+    assert parse_job(ended, bounded=False).spec.suspend
+    grown = job_with("x" * 3 * LARGEST)
+    assert " characters; the whole spec must have at most" in admitted(POLICY, grown, old)
 
 
 def test_a_large_job_that_keeps_the_bounds_is_taken() -> None:
@@ -59,7 +70,7 @@ def test_a_large_job_that_keeps_the_bounds_is_taken() -> None:
 def test_no_spec_within_the_bound_is_nested_as_deep_as_a_decoder_goes() -> None:
     deep = good_job()["spec"] | {"rollout": {"template": nested(MOST_PARTS)}}
     assert parts(deep, most=MOST_PARTS) > MOST_PARTS
-    with pytest.raises(ConfigError, match=r"^spec\.rollout: 4,0\d\d|more than 4,000 mappings and lists"):
+    with pytest.raises(ConfigError, match=r"^spec\.rollout: 4,0\d\d|more than 4,000 mappings, lists"):
         require_small(deep, root="spec")
 
 

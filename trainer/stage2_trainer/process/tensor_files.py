@@ -83,13 +83,18 @@ def load_tensors(file: Path, classes: Sequence[Any] = (), *, path: str, **option
 
     Raises:
         ConfigError: it holds something else, or nothing that can be read.
+        OSError: the disk did not give it.
     """
     import torch
 
     try:
         with torch.serialization.safe_globals(list(classes)):
             return torch.load(file, weights_only=True, **options)
+    except MemoryError:
+        raise
     except Exception as error:  # a file that somebody made up raises what it likes
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # of the disk, not of the file: another try may go well
         named = _NAMED.search(str(error))
         first = (str(error).strip().splitlines() or [""])[0]
         said = f"it names {named[1]}" if named else f"{type(error).__name__}: {first}"

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from stage2_api.pod.progress import ReportedSync
+from stage2_api.pod.progress import REASON_CHARACTERS, ReportedSync
 from stage2_trainer.data.lazy import LazySequence
 from stage2_trainer.rollouts.chunks import contiguous_chunks
 from stage2_trainer.rollouts.rollout_source import GenerationRequest, PendingRollouts, RolloutBatch
@@ -51,7 +51,7 @@ class SyncedRollouts:
             requested_mode=synchronizer.requested,
             effective_mode=synchronizer.effective,
             merge=synchronizer.merge,
-            merge_reason=synchronizer.merge_reason,
+            merge_reason=(synchronizer.merge_reason or "")[:REASON_CHARACTERS] or None,
             transport=synchronizer.transport or None,
         )
 

@@ -111,13 +111,19 @@ class FullSync:
             ProofError: a server has loaded other weights than the learner's, and the learner merges, or must not.
         """
         while True:
+            self.place.objections.clear()
             try:
-                return self._sync(model, version)
+                report = self._sync(model, version)
             except ServerError as error:
-                if self.fleet.parted():
-                    logger.warning("%s; each server has an NCCL group of its own from here on", error)
-                elif not self.place.recover():
+                parted = self.fleet.parted()
+                if self.place.recover():
+                    continue
+                if not parted:
                     raise
+                logger.warning("%s; each server has an NCCL group of its own from here on", error)
+            else:
+                self.fleet.parted()  # while it was formed, and nobody was held up
+                return report
 
     def _sync(self, model: nn.Module, version: int) -> SyncReport:
         start, sent_before = time.monotonic(), self.fleet.sent

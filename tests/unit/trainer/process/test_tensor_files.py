@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -112,6 +113,18 @@ def test_tensors_are_not_read_where_files_are_looked_into(tmp_path, zipped):
 def test_a_file_that_is_nothing_at_all_is_named_too(tmp_path):
     (tmp_path / "optimizer.pt").write_bytes(b"\x80\x02cposix\nsystem\n")
     with pytest.raises(ConfigError, match=r"optimizer\.pt"):
+        load_tensors(tmp_path / "optimizer.pt", path="training.output_dir")
+
+
+@pytest.mark.parametrize("failure", [OSError(errno.EIO, "Input/output error"), MemoryError()])
+def test_a_disk_that_fails_is_not_the_files_fault(tmp_path, monkeypatch, failure):
+    """Nobody may be told to remove a good checkpoint, nor a job be ended for good."""
+
+    def fails(*_, **__):
+        raise failure
+
+    monkeypatch.setattr(torch, "load", fails)
+    with pytest.raises(type(failure)):
         load_tensors(tmp_path / "optimizer.pt", path="training.output_dir")
 
 

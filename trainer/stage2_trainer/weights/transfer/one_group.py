@@ -129,8 +129,12 @@ class OneGroup:
             group.close()
             raise
         with self._changed:
-            self._group = group
-            self._changed.notify_all()
+            if not self._over:
+                self._group = group
+                self._changed.notify_all()
+                return
+        group.close()  # somebody has waited too long meanwhile
+        raise LinkError(WAS_LEFT)
 
     def _wait_until(self, is_so: Callable[[], bool]) -> None:
         self._changed.wait_for(lambda: self._over or is_so(), self._timeout_s)
