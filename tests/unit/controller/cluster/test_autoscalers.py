@@ -75,8 +75,10 @@ async def test_what_may_not_be_read_is_no_sign_and_is_said_once(caplog: pytest.L
         clock.now += timedelta(minutes=2)
     assert len(caplog.messages) == 3
     there.refusal = 500
+    assert await seen.seen() == Autoscaling()
+    assert "is taken to be as it was" in caplog.messages[-1]
     with pytest.raises(ApiRefused):
-        await seen.seen()
+        await Autoscalers(there, "auto", clock).seen()
 
 
 async def test_passes_at_one_time_ask_once() -> None:

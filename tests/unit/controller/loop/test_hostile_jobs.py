@@ -122,9 +122,9 @@ async def test_a_spec_above_the_bound_is_refused_before_it_is_read(life: Life, m
     assert not life.server.written()
 
 
-@pytest.mark.parametrize("make", [keys, listed])
+@pytest.mark.parametrize(("make", "count"), [(keys, 5_000), (listed, 10_000)])
 async def test_a_large_spec_is_read_beside_the_loop_and_a_small_one_in_it(
-    life: Life, readers: list[str], make: Any
+    life: Life, readers: list[str], make: Any, count: int
 ) -> None:
     await life.one_pass()
     assert readers == [LOOP]
