@@ -122,13 +122,13 @@ async def test_a_spec_above_the_bound_is_refused_before_it_is_read(life: Life, m
     assert not life.server.written()
 
 
-@pytest.mark.parametrize(("make", "count"), [(keys, 5_000), (listed, 10_000)])
+@pytest.mark.parametrize(("make", "count"), [(keys, 7_000), (listed, 12_000)])
 async def test_a_large_spec_is_read_beside_the_loop_and_a_small_one_in_it(
     life: Life, readers: list[str], make: Any, count: int
 ) -> None:
     await life.one_pass()
     assert readers == [LOOP]
-    life.server.add(make(7_000), generation=2)
+    life.server.add(make(count), generation=2)
     for _ in range(3):
         await life.one_pass()
     assert len(readers) == 2
