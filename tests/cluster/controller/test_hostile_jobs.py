@@ -115,8 +115,8 @@ def test_objects_of_any_size_and_depth_harm_themselves_alone(kubectl: Kubectl, f
 @pytest.mark.parametrize(
     ("text", "of"),
     [
-        ('{"a":' * DEEPEST + "1" + "}" * DEEPEST, "mappings and lists"),
-        ('{"a":' + "[" * (DEEPEST - 10) + "]" * (DEEPEST - 10) + "}", "mappings and lists"),
+        ('{"a":' * DEEPEST + "1" + "}" * DEEPEST, "mappings, lists and brackets in texts"),
+        ('{"a":' + "[" * (DEEPEST - 10) + "]" * (DEEPEST - 10) + "}", "mappings, lists and brackets in texts"),
         (json.dumps({"text": "x" * 1_571_000}), "characters"),
         (json.dumps({"long": [1] * 400_000}), "characters"),
     ],
