@@ -69,6 +69,7 @@ def target() -> dict[str, Any]:
     return job
 
 
+_SLEEPS = ["sleep", "3600"]
 _LISTENS = ["python3", "-m", "http.server", str(LISTENS)]
 
 
@@ -80,12 +81,25 @@ def attackers(image: str, *which: str) -> list[dict[str, Any]]:
         TWIN: labels(NAME, "learner"),
         POSER: labels(NAME, "rollout"),
     }
-    container = {"name": "sleeps", "image": image, "command": _LISTENS, "imagePullPolicy": "IfNotPresent"}
-    spec = {"containers": [container], "terminationGracePeriodSeconds": 0}
+    does = {BYSTANDER: _LISTENS}  # the ports of the others are theirs to take
     return [
-        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": own}, "spec": spec}
-        for name, own in worn.items()
-        if name in which
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "labels": worn[name]},
+            "spec": {
+                "containers": [
+                    {
+                        "name": "attacks",
+                        "image": image,
+                        "command": does.get(name, _SLEEPS),
+                        "imagePullPolicy": "IfNotPresent",
+                    }
+                ],
+                "terminationGracePeriodSeconds": 0,
+            },
+        }
+        for name in which
     ]
 
 
