@@ -25,8 +25,6 @@ UNFINISHED = ".unfinished"
 MANIFEST = "stage2_checkpoint.json"
 PREFIX = "checkpoint-"
 UNPROVED = "unproved-"
-PROVED = "proved"
-"""A mark within a checkpoint: a proof of its step, or of a later one, has passed in the start that saved it."""
 """Before the name of a checkpoint that no start goes on from: servers may have answered with other weights."""
 STATE = "trainer_state.json"
 TORCH_FILES = frozenset({".pt", ".pth", ".bin"})
@@ -65,14 +63,6 @@ def flaw_of(checkpoint: Path) -> str | None:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         return f"{type(error).__name__}: {error}"
-
-
-def mark_proved(checkpoint: Path) -> None:
-    """Mark a checkpoint. When it was last changed stays: rotation goes by that."""
-    if not (checkpoint / PROVED).exists():
-        was = checkpoint.stat()
-        (checkpoint / PROVED).touch()
-        os.utime(checkpoint, ns=(was.st_atime_ns, was.st_mtime_ns))
 
 
 def ends_training(checkpoint: Path, *, max_steps: int, epochs: float) -> int | None:

@@ -17,14 +17,12 @@ from transformers.trainer_utils import sort_checkpoints
 
 from stage2_trainer.process.checkpoints import (
     PREFIX,
-    PROVED,
     ROOM_TO_SPARE,
     STATE,
     UNFINISHED,
     UNPROVED,
     CheckpointError,
     flaw_of,
-    mark_proved,
     publish,
     size_of_newest,
     staging,
@@ -142,11 +140,9 @@ class WholeCheckpoints(Trainer):
         """
         if not self.args.should_save:
             return
-        there = self._steps_there()
-        last = self._newest_proved(there)
-        for step in there if last is not None else self._saved:
+        for step in self._saved:
             checkpoint = self._folder / f"{PREFIX}{step}"
-            if checkpoint.is_dir() and (last is None or step > last):
+            if checkpoint.is_dir() and not self._is_proved(step):
                 aside = self._folder / f"{UNPROVED}{checkpoint.name}"
                 shutil.rmtree(aside, ignore_errors=True)
                 checkpoint.rename(aside)
@@ -197,19 +193,8 @@ class WholeCheckpoints(Trainer):
                 self._behind.hand_over(staged, then=rotate)
         gathered(step)  # a barrier
 
-    def _newest_proved(self, there: Sequence[int]) -> int | None:
-        """Mark what proofs vouch for by now, and return the newest step that is marked; None where none is.
-
-        The mark stays with the checkpoint: a later start cannot know what was proved, and proves none but its own.
-        """
-        for step in self._saved:
-            checkpoint = self._folder / f"{PREFIX}{step}"
-            if self.proved.step is not None and step <= self.proved.step and checkpoint.is_dir():
-                mark_proved(checkpoint)
-        return max((step for step in there if (self._folder / f"{PREFIX}{step}" / PROVED).exists()), default=None)
-
-    def _steps_there(self) -> list[int]:
-        return [int(Path(found).name.removeprefix(PREFIX)) for found in sort_checkpoints(str(self._folder))]
+    def _is_proved(self, step: int) -> bool:
+        return self.proved.step is not None and step <= self.proved.step
 
     def _remove_oldest(self, best: str | None) -> None:
         """Remove the oldest checkpoints beyond `save_total_limit`.
@@ -219,7 +204,7 @@ class WholeCheckpoints(Trainer):
         if not self._most_kept or self._most_kept < 0:
             return
         found = sort_checkpoints(str(self._folder), use_mtime=True)
-        vouched = self._newest_proved(self._steps_there())
+        vouched = max(filter(self._is_proved, (self._boundary.began, *self._saved)), default=None)
         stay = {found[-1], best, str(self._folder / f"{PREFIX}{vouched}")} & set(found)
         surplus = len(found) - max(self._most_kept, len(stay))
         for removed in [one for one in found if one not in stay][: max(0, surplus)]:

@@ -153,21 +153,6 @@ def test_the_newest_proved_checkpoint_stays_and_a_contradiction_sets_aside_what_
     assert not list(folder.glob("*checkpoint-*"))
 
 
-def test_what_an_earlier_start_saved_unproved_stays_so_whatever_a_later_one_proves(tmp_path, model, encoder, records):
-    folder = tmp_path / "run"
-    options = {"save_steps": 1, "save_total_limit": 1, "save_strategy": "steps"}
-    first = build(folder, model, encoder, records, max_steps=2, **options)
-    first.trainer.proved = ProvedStep()
-    first.trainer.add_callback(ProvedAt(first.trainer.proved, 1))
-    first.trainer.train()
-    second = build(folder, model, encoder, records, max_steps=3, **options)
-    second.trainer.proved = ProvedStep(2)
-    second.trainer.train(resume_from_checkpoint=str(folder / "checkpoint-2"))
-    assert {one.name for one in folder.glob("checkpoint-*")} == {"checkpoint-1", "checkpoint-3"}
-    second.trainer.set_unproved_aside()
-    assert newest_whole(folder) == folder / "checkpoint-1"
-
-
 @pytest.mark.parametrize("name", ["optimizer.pt", "model.safetensors", "trainer_state.json", "rng_state.pth"])
 @pytest.mark.parametrize("listed", [True, False])
 def test_each_file_that_is_cut_off_is_found_with_a_list_of_files_and_without(folder, name, listed):
