@@ -48,11 +48,12 @@ def lying(tmp_path, token_file):
 
 @pytest.fixture
 def learn(tmp_path, token_file):
-    """A function that trains a configuration up to a step, saving each one and keeping one; its exit code and words."""
+    """A function that trains a configuration up to a step, keeping one checkpoint; its exit code and words."""
 
-    def run(config, *, imports, max_steps):
+    def run(config, *, imports, max_steps, save_steps=1):
         config["training"] |= {
-            "output_dir": str(tmp_path / "out"), "max_steps": max_steps, "save_strategy": "steps", "save_steps": 1,
+            "output_dir": str(tmp_path / "out"), "max_steps": max_steps, "save_strategy": "steps",
+            "save_steps": save_steps,
             "save_total_limit": 1, "lr_scheduler_type": "constant", "logging_steps": 1,
         }  # fmt: skip
         path = tmp_path / "config.yaml"
@@ -134,12 +135,30 @@ def test_a_probe_that_contradicts_leaves_the_newest_proved_checkpoint_as_it_was(
     assert checkpoints_of(tmp_path / "out") == [good]
 
 
-def test_digests_that_contradict_end_the_run_before_anything_is_trained_on_it(
+def test_a_start_whose_first_proof_contradicts_sets_aside_what_the_one_before_it_did_not_prove(
+    lying, learn, stage2, model_path, tmp_path
+):
+    """The start that was lied to was stopped before its next proof was due."""
+    config = stage2(lying("keeps", FIRST_LIE, model_path))
+    for last in (GOOD, GOOD + EVERY - 1):
+        code, said = learn(config, imports=forked.LEARNER, max_steps=last)
+        assert code == 0, said[-4000:]
+    good = tmp_path / "out" / f"checkpoint-{GOOD}"
+    assert good in checkpoints_of(tmp_path / "out")
+    before = contents(good)
+    code, said = learn(config, imports=forked.LEARNER, max_steps=GOOD + 3 * EVERY)
+    assert code == 1, said[-4000:]
+    assert "answers with other weights than those that train" in said
+    assert checkpoints_of(tmp_path / "out") == [good]
+    assert contents(good) == before
+
+
+def test_digests_that_contradict_end_the_run_before_anything_is_trained_on_it_and_the_last_step_is_saved(
     lying, learn, stage2, model_path, tmp_path
 ):
     config = stage2(lying("changes", GOOD, model_path))
     config["custom"]["extra"]["rollout_matching"]["vllm"]["sync"] = {"verify_every": 0}
-    code, said = learn(config, imports=forked.LEARNER, max_steps=GOOD + EVERY)
+    code, said = learn(config, imports=forked.LEARNER, max_steps=GOOD + EVERY, save_steps=GOOD + EVERY)
     assert code == 1, said[-4000:]
     assert "the digests of what was sent and of what was loaded differ" in said
     assert checkpoints_of(tmp_path / "out") == [tmp_path / "out" / f"checkpoint-{GOOD - 1}"]

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # Errors that all learner processes meet.
-MET_BY_ALL = (ServerError, Interrupted, PackingError, BadStepError, TooManyBadSamples, RunawayError)
+MET_BY_ALL = (DigestError, ServerError, Interrupted, PackingError, BadStepError, TooManyBadSamples, RunawayError)
 FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT})
 MAKE_ROOM = "Checkpoints that were saved are whole, and the next start goes on from the newest. Make room"
 POD_VARIABLE = "KUBERNETES_SERVICE_HOST"  # set in every pod
@@ -149,7 +149,8 @@ def _learn(config: RunConfig, reporter: Reporter, stack: ExitStack, *, overwrite
         trainer = _trainer(config, records, context, stack)
     trainer.course = course
     trainer.records = (log, rollout_log)
-    trainer.proved = context.proved
+    trainer.vouched.proved = context.proved
+    trainer.vouched.lasting = config.rollout_matching.vllm.sync.verify_every > 0
     trainer.async_save = config.training.async_save
     _train(trainer, checkpoint)
 
@@ -175,27 +176,32 @@ def _trainer(
 def _train(trainer: RolloutMatchingTrainer | GrpoTrainer, checkpoint: str | None) -> None:
     """Train from the beginning or from a checkpoint; when it has to stop early, leave a checkpoint of the last step.
 
-    Not after a proof has failed: what was trained since the last one may have come from other weights' rollouts, and
-    what was saved since then is set aside. Where digests differ it was not: nothing was generated with what they tell
-    of. Nor is a checkpoint left where a number was not finite: what led there is not worth keeping.
+    Nor is one left where a number was not finite: what led there is not worth keeping.
     """
     if checkpoint is not None:
         logger.info("going on from %s", checkpoint)
         trainer.args.eval_on_start = False
     try:
         trainer.train(resume_from_checkpoint=checkpoint)
-    except (DigestError, CheckpointError, NonFiniteError):
-        raise
-    except ProofError:
-        with _first_error_kept():
-            trainer.set_unproved_aside()
+    except (CheckpointError, NonFiniteError):
         raise
     except BaseException as error:
-        # Another error has one process of several alone, which would wait for the others for ever.
-        if int(os.environ.get("WORLD_SIZE", "1")) == 1 or isinstance(error, MET_BY_ALL):
-            with _first_error_kept():
-                trainer.save_progress()
+        with _first_error_kept():
+            _leave_checkpoints(trainer, error)
         raise
+
+
+def _leave_checkpoints(trainer: RolloutMatchingTrainer | GrpoTrainer, error: BaseException) -> None:
+    """Save the last step, but not after a proof has failed: it may have come from other weights' rollouts.
+
+    What was saved since the last proof is set aside then. Where digests differ it is not, and the last step is saved:
+    nothing was generated with what they tell of.
+    """
+    if isinstance(error, ProofError) and not isinstance(error, DigestError):
+        trainer.set_unproved_aside()
+    elif int(os.environ.get("WORLD_SIZE", "1")) == 1 or isinstance(error, MET_BY_ALL):
+        # Another error has one process of several alone, which would wait for the others for ever.
+        trainer.save_progress()
 
 
 @contextmanager

@@ -26,6 +26,8 @@ MANIFEST = "stage2_checkpoint.json"
 PREFIX = "checkpoint-"
 UNPROVED = "unproved-"
 """Before the name of a checkpoint that no start goes on from: servers may have answered with other weights."""
+MARK = "stage2_proved.json"
+"""The file beside checkpoints that names the newest step whose sync was proved: {"step": 12}."""
 STATE = "trainer_state.json"
 TORCH_FILES = frozenset({".pt", ".pth", ".bin"})
 ROOM_TO_SPARE = 1.05
@@ -96,13 +98,13 @@ def publish(staged: Path, folder: Path) -> Path:
     files = {str(file.relative_to(staged)): file.stat().st_size for file in _files(staged)}
     (staged / MANIFEST).write_text(json.dumps({"files": files}, indent=1), encoding="utf-8")
     for path in (*_files(staged), *_folders(staged)):
-        _flush(path)
+        flush(path)
     final = folder / staged.name
     replaced = folder / UNFINISHED / f"{staged.name}.replaced"
     if final.exists():  # of a run that went on from an older one: only now is there something better
         final.rename(replaced)
     staged.rename(final)
-    _flush(folder)
+    flush(folder)
     shutil.rmtree(replaced, ignore_errors=True)
     return final
 
@@ -154,7 +156,7 @@ def warn_if_short(folder: Path) -> None:
 def checkpoints_of(folder: Path) -> list[Path]:
     """Return the checkpoints of an output folder, whole or not, oldest first."""
     found = folder.glob(f"{PREFIX}*") if folder.is_dir() else ()
-    return sorted((one for one in found if one.is_dir() and one.name.removeprefix(PREFIX).isdecimal()), key=_step)
+    return sorted((one for one in found if one.is_dir() and one.name.removeprefix(PREFIX).isdecimal()), key=step_of)
 
 
 def size_of_newest(folder: Path) -> int:
@@ -185,7 +187,8 @@ def _safetensors_is_whole(file: Path) -> bool:
     return bool(file.stat().st_size == 8 + length + max(ends, default=0))
 
 
-def _step(checkpoint: Path) -> int:
+def step_of(checkpoint: Path) -> int:
+    """Return the optimizer step of a checkpoint, by its name."""
     return int(checkpoint.name.removeprefix(PREFIX))
 
 
@@ -197,7 +200,7 @@ def _folders(folder: Path) -> list[Path]:
     return [*sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True), folder]
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
     """Wait until a file, or the entries of a folder, are on disk."""
     opened = os.open(path, os.O_RDONLY)
     try:

@@ -20,7 +20,6 @@ from stage2_trainer.process.checkpoints import (
     ROOM_TO_SPARE,
     STATE,
     UNFINISHED,
-    UNPROVED,
     CheckpointError,
     flaw_of,
     publish,
@@ -32,8 +31,8 @@ from stage2_trainer.process.checkpoints import (
 from stage2_trainer.process.ranks import gathered
 from stage2_trainer.process.run_course import write_course
 from stage2_trainer.process.save_behind import SaveBehind
+from stage2_trainer.process.vouched_checkpoints import VouchedCheckpoints
 from stage2_trainer.process.writing import writing
-from stage2_trainer.weights.proved_step import ProvedStep
 
 logger = logging.getLogger(__name__)
 
@@ -77,17 +76,16 @@ class WholeCheckpoints(Trainer):
     """Whether training goes on while a checkpoint is written to disk (`process.save_behind`)."""
     records: Sequence[Records] = ()
     """What this process has written down; it is on disk before a checkpoint gets its name, and never lags behind it."""
-    proved = ProvedStep()
-    """What proofs of this run's syncs have shown; the newest checkpoint that they vouch for is never removed."""
     _aside: Path | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         # transformers would remove the last checkpoint at the end, where one is kept and another was the best
         self._most_kept, self.args.save_total_limit = self.args.save_total_limit, None
-        self._saved: list[int] = []  # steps of the checkpoints that this start has written
+        self.vouched = VouchedCheckpoints(self._folder)
         self._boundary = _StepBoundary()
         self.add_callback(self._boundary)
+        self.add_callback(self.vouched)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train, and return once the last checkpoint is on disk, however training ended.
@@ -134,19 +132,9 @@ class WholeCheckpoints(Trainer):
             self._save_checkpoint(self.model, trial=None)
 
     def set_unproved_aside(self) -> None:
-        """Rename what was saved since the last proof: a server that is now known to be wrong may have been so then.
-
-        The next start goes on from the newest checkpoint that keeps its name.
-        """
-        if not self.args.should_save:
-            return
-        for step in self._saved:
-            checkpoint = self._folder / f"{PREFIX}{step}"
-            if checkpoint.is_dir() and not self._is_proved(step):
-                aside = self._folder / f"{UNPROVED}{checkpoint.name}"
-                shutil.rmtree(aside, ignore_errors=True)
-                checkpoint.rename(aside)
-                logger.error("%s was saved since the last proof: it is %s now", checkpoint.name, aside)
+        """Rename what was saved since the last proof (`VouchedCheckpoints`)."""
+        if self.args.should_save:
+            self.vouched.set_others_aside()
 
     @property
     def steps_in_backward(self) -> bool:
@@ -185,16 +173,13 @@ class WholeCheckpoints(Trainer):
                     if memory is None:
                         publish(staged, folder)
         if self.args.should_save:
-            self._saved.append(step)
+            self.vouched.saved(step)
             rotate = partial(self._remove_oldest, self.state.best_model_checkpoint)
             if memory is None:
                 rotate()
             else:
                 self._behind.hand_over(staged, then=rotate)
         gathered(step)  # a barrier
-
-    def _is_proved(self, step: int) -> bool:
-        return self.proved.step is not None and step <= self.proved.step
 
     def _remove_oldest(self, best: str | None) -> None:
         """Remove the oldest checkpoints beyond `save_total_limit`.
@@ -204,8 +189,7 @@ class WholeCheckpoints(Trainer):
         if not self._most_kept or self._most_kept < 0:
             return
         found = sort_checkpoints(str(self._folder), use_mtime=True)
-        vouched = max(filter(self._is_proved, (self._boundary.began, *self._saved)), default=None)
-        stay = {found[-1], best, str(self._folder / f"{PREFIX}{vouched}")} & set(found)
+        stay = {found[-1], best, str(self.vouched.newest)} & set(found)
         surplus = len(found) - max(self._most_kept, len(stay))
         for removed in [one for one in found if one not in stay][: max(0, surplus)]:
             shutil.rmtree(removed, ignore_errors=True)

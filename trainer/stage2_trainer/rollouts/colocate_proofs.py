@@ -1,4 +1,4 @@
-"""Proofs of a colocated engine's weights: its log-probabilities of a prompt against the learner's."""
+"""Proofs of colocated engines' weights: log-probabilities of a prompt against the learner's, in every process."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
+from stage2_trainer.process.ranks import gathered
+from stage2_trainer.weights.errors import ProofError
 from stage2_trainer.weights.probe import Probe
 from stage2_trainer.weights.proved_step import ProvedStep
 from stage2_trainer.weights.verify import ProofSchedule
@@ -19,13 +21,25 @@ class EngineProver:
     def __init__(
         self, probe: Probe, *, every: int, tolerance: float | None = None, proved: ProvedStep | None = None
     ) -> None:
+        self._proved = proved or ProvedStep()
+        self._own = ProvedStep()  # of this process's engine; there may be others
         # Once: the processes of a tensor-parallel engine ask it together, and must do so equally often.
-        self._schedule = ProofSchedule(probe, every=every, tolerance=tolerance, attempts=1, proved=proved)
+        self._schedule = ProofSchedule(probe, every=every, tolerance=tolerance, attempts=1, proved=self._own)
 
     def after_sync(self, model: nn.Module, logprobs: Callable[[Probe], Tensor], *, step: int) -> None:
-        """Compare, if the turn of this step's sync has come.
+        """Compare, if the turn of this step's sync has come. All processes must call it; a step is proved by all.
 
-        Raises:
-            ProofError: the engine holds other weights than the learner.
+        Raises, in all processes:
+            ProofError: an engine holds other weights than the learner.
         """
-        self._schedule.prove(model, lambda: {ENGINE: lambda: logprobs(self._schedule.probe)}, step=step)
+        contradiction = ""
+        try:
+            self._schedule.prove(model, lambda: {ENGINE: lambda: logprobs(self._schedule.probe)}, step=step)
+        except ProofError as error:
+            contradiction = str(error)
+        everyone = gathered((contradiction, self._own.step))
+        for rank, (found, _) in enumerate(everyone):
+            if found:
+                raise ProofError(found if len(everyone) == 1 else f"learner process {rank}: {found}")
+        if all(proved == step for _, proved in everyone):
+            self._proved.step = step

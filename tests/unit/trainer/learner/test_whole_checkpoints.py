@@ -17,8 +17,6 @@ from transformers import TrainerCallback
 
 from stage2_trainer.process import checkpoints
 from stage2_trainer.process.checkpoints import UNFINISHED, CheckpointError, ends_training, flaw_of, newest_whole
-from stage2_trainer.telemetry.earlier_run import remove_run
-from stage2_trainer.weights.proved_step import ProvedStep
 from tests.unit.trainer.learner.harness import box, build, record
 
 LIMITS = 12
@@ -116,41 +114,6 @@ def test_a_run_that_goes_on_from_an_older_checkpoint_keeps_what_it_writes(folder
     again.trainer.train(resume_from_checkpoint=str(folder / "checkpoint-1"))
     again.trainer.save_progress()
     assert [one.name for one in folder.glob("checkpoint-*")] == ["checkpoint-2"]
-
-
-class ProvedAt(TrainerCallback):
-    """A callback that proves the sync of a step, at which training goes on."""
-
-    def __init__(self, proved, step):
-        self._proved, self._step = proved, step
-
-    def on_step_begin(self, args, state, control, **kwargs):
-        if state.global_step == self._step:
-            self._proved.step = self._step
-
-
-@pytest.mark.parametrize("behind", [False, True])
-@pytest.mark.parametrize(
-    ("proved_at", "kept"), [(1, {1, 5}), (2, {2, 5}), (4, {4, 5}), (9, {5})], ids=["1", "2", "4", "never"]
-)
-def test_the_newest_proved_checkpoint_stays_and_a_contradiction_sets_aside_what_is_newer(
-    tmp_path, model, encoder, records, behind, proved_at, kept, caplog
-):
-    folder = tmp_path / "run"
-    harness = build(
-        folder, model, encoder, records, max_steps=5, save_steps=1, save_total_limit=1, save_strategy="steps"
-    )
-    harness.trainer.async_save, harness.trainer.proved = behind, ProvedStep()
-    harness.trainer.add_callback(ProvedAt(harness.trainer.proved, proved_at))
-    harness.trainer.train()
-    assert {int(one.name.removeprefix("checkpoint-")) for one in folder.glob("checkpoint-*")} == kept
-    harness.trainer.set_unproved_aside()
-    left = newest_whole(folder)
-    assert left == (None if proved_at == 9 else folder / f"checkpoint-{proved_at}")
-    assert [one.name for one in folder.glob("unproved-*")] == ["unproved-checkpoint-5"]
-    assert str(folder / "unproved-checkpoint-5") in caplog.text
-    remove_run(folder)
-    assert not list(folder.glob("*checkpoint-*"))
 
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "model.safetensors", "trainer_state.json", "rng_state.pth"])

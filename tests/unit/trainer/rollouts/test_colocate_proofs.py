@@ -1,0 +1,51 @@
+"""Proofs of colocated engines in two processes: a contradiction of one ends both, and only both prove a step."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import distributed
+from transformers import Qwen3VLForConditionalGeneration
+
+from stage2_trainer.process.transformers_compat import disable_cache
+from stage2_trainer.rollouts.colocate_proofs import EngineProver
+from stage2_trainer.weights.errors import ProofError
+from stage2_trainer.weights.probe import Probe
+from stage2_trainer.weights.proved_step import ProvedStep
+from stage2_trainer.weights.verify import FLOAT32_TOLERANCE, learner_logprobs
+from tests.unit.trainer.conftest import TINY_MODEL
+from tests.unit.trainer.learner.processes import run_members
+
+IN_DOUBT = 2 * FLOAT32_TOLERANCE
+OFF = [(0.0, 0.0), (0.0, IN_DOUBT), (0.0, 0.0), (0.0, 1.0)]
+"""How far the engines of both processes are off, sync by sync."""
+
+
+def member(rank, folder):
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    ids = torch.arange(2, 60).unsqueeze(0)
+    probe = Probe(messages=[], inputs={"input_ids": ids, "mm_token_type_ids": torch.zeros_like(ids)})
+    model = Qwen3VLForConditionalGeneration.from_pretrained(TINY_MODEL, dtype=torch.float32)
+    disable_cache(model)
+    proved, found, said = ProvedStep(), [], ""
+    prover = EngineProver(probe, every=1, proved=proved)
+    try:
+        for step, off in enumerate(OFF):
+            prover.after_sync(
+                model, lambda asked, off=off: learner_logprobs(model, asked.inputs) + off[rank], step=step
+            )
+            found.append(proved.step)
+    except ProofError as error:
+        said = str(error)
+    Path(folder, f"{rank}.json").write_text(json.dumps([found, said]))
+    distributed.destroy_process_group()
+
+
+@pytest.mark.timeout(300)
+def test_a_contradiction_in_one_process_is_met_by_both_and_a_doubt_in_one_is_no_proof(tmp_path):
+    run_members(member, tmp_path, str(tmp_path))
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    assert first == second
+    assert first[0] == [0, 0, 2]
+    assert first[1].startswith("learner process 1: after the weight sync, log-probabilities")
