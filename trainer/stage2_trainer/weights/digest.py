@@ -17,7 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from types import ModuleType
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from stage2_trainer.weights.fused import fused_layer
@@ -34,24 +36,22 @@ class Digests:
     """The digests of a stream of tensors. They stay on the device until they are asked for."""
 
     def __init__(self) -> None:
-        self._found: dict[str, tuple[str, Tensor]] = {}
+        self._found: dict[str, tuple[torch.dtype, torch.Size, Tensor | int]] = {}
 
-    @torch.no_grad()
     def add(self, name: str, tensor: Tensor) -> None:
         """Take one tensor; of one name the last counts."""
-        label = f"{name}|{str(tensor.dtype).removeprefix('torch.')}|{list(tensor.shape)}"
-        self._found[name] = (label, _bytes_digest(tensor))
+        self._found[name] = (tensor.dtype, tensor.shape, _bytes_digest(tensor.detach()))
 
     def of_tensors(self) -> dict[str, str]:
         """Return the digest of each tensor, its name, dtype and shape included."""
-        if not self._found:
-            return {}
-        numbers = torch.stack([number.cpu() for _, number in self._found.values()]).tolist()
-        labels = [label for label, _ in self._found.values()]
-        return {
-            name: hashlib.blake2b(f"{label}|{number}".encode(), digest_size=WORD).hexdigest()
-            for name, label, number in zip(self._found, labels, numbers, strict=True)
-        }
+        on_device = [number for *_, number in self._found.values() if isinstance(number, Tensor)]
+        arrived = iter(torch.stack(on_device).tolist() if on_device else ())  # in one go
+        found = {}
+        for name, (dtype, shape, number) in self._found.items():
+            whole = next(arrived) if isinstance(number, Tensor) else number
+            label = f"{name}|{str(dtype).removeprefix('torch.')}|{list(shape)}|{whole}"
+            found[name] = hashlib.blake2b(label.encode(), digest_size=WORD).hexdigest()
+        return found
 
     def of_layers(self, names: Iterable[str] | None = None) -> dict[str, str]:
         """Return one digest for all tensors of each layer as vLLM fuses them.
@@ -80,32 +80,35 @@ def differing(expected: Mapping[str, str], found: Mapping[str, str]) -> list[str
     return sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
 
 
-def _bytes_digest(tensor: Tensor) -> Tensor:
-    """Return the digest of a tensor's bytes as an int64 scalar on its device."""
+def _bytes_digest(tensor: Tensor) -> Tensor | int:
+    """Return the digest of a tensor's bytes: as an int64 scalar on its device, or the number itself where it is known.
+
+    There are hundreds of tensors, and none may cost more than its bytes do: each operation of torch counts here.
+    """
     words = _words(tensor)
     kernel = _kernel_for(words)
     return _by_torch(words) if kernel is None else _by_kernel(words, kernel)
 
 
-def _by_kernel(words: Tensor, kernel: ModuleType) -> Tensor:
-    numbers, multipliers = words.numpy(), _multipliers(words.device).numpy()
-    threads = min(torch.get_num_threads(), -(-len(words) // (PIECES_A_THREAD * PIECE)))
+def _by_kernel(words: Tensor, kernel: ModuleType) -> int:
+    numbers, multipliers = words.numpy(), _multipliers_of_cpu()
+    threads = min(torch.get_num_threads(), -(-numbers.size // (PIECES_A_THREAD * PIECE)))
     if threads <= 1:
-        return torch.tensor(kernel.sum_of_pieces(numbers, multipliers, 0))
-    pieces = -(-len(words) // (threads * PIECE))
+        return int(kernel.sum_of_pieces(numbers, multipliers, 0))
+    pieces = -(-numbers.size // (threads * PIECE))
 
     def part(first: int) -> int:
         found: int = kernel.sum_of_pieces(numbers[first * PIECE : (first + pieces) * PIECE], multipliers, first)
         return found
 
     with ThreadPoolExecutor(threads) as pool:
-        return torch.tensor(list(pool.map(part, range(0, threads * pieces, pieces)))).sum()
+        return int(np.array(list(pool.map(part, range(0, threads * pieces, pieces))), dtype=np.int64).sum())
 
 
 def _kernel_for(words: Tensor) -> ModuleType | None:
     """Return the compiled loop where it can be had and pays, or is there anyway."""
-    pays = len(words) >= KERNEL_WORDS or _kernel.cache_info().currsize
-    return _kernel() if words.device.type == "cpu" and pays else None
+    pays = words.numel() >= KERNEL_WORDS or _kernel.cache_info().currsize
+    return _kernel() if pays and words.device.type == "cpu" else None
 
 
 @lru_cache(maxsize=1)
@@ -134,20 +137,22 @@ def _by_torch(words: Tensor) -> Tensor:
 
 def _words(tensor: Tensor) -> Tensor:
     """Return a tensor's bytes as int64, the last one filled up with zeros; a view where that is possible."""
-    flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
-    whole = len(flat) // WORD * WORD
-    body = flat[:whole]
-    if body.storage_offset() % WORD or body.data_ptr() % WORD:
-        body = body.clone()
-    words = body.view(torch.int64)
-    if whole == len(flat):
-        return words
-    tail = flat.new_zeros(WORD)
-    tail[: len(flat) - whole] = flat[whole:]
-    return torch.cat([words, tail.view(torch.int64)])
+    whole = tensor.contiguous().view(-1)
+    if tensor.nbytes % WORD == 0 and whole.data_ptr() % WORD == 0 and tensor.nbytes:
+        starts = whole.storage_offset() * whole.itemsize
+        return whole.view(torch.int64) if starts % WORD == 0 else whole.clone().view(torch.int64)
+    filled = whole.new_zeros(-(-tensor.nbytes // WORD) * WORD, dtype=torch.uint8)
+    filled[: tensor.nbytes] = whole.view(torch.uint8)
+    return filled.view(torch.int64)
 
 
 @lru_cache(maxsize=8)
 def _multipliers(device: torch.device) -> Tensor:
     """Return one odd number for each place of a piece; the same on every device."""
     return mixed(torch.arange(1, PIECE + 1) * GOLDEN).bitwise_or_(1).to(device)
+
+
+@lru_cache(maxsize=1)
+def _multipliers_of_cpu() -> NDArray[np.int64]:
+    multipliers: NDArray[np.int64] = _multipliers(torch.device("cpu")).numpy()
+    return multipliers

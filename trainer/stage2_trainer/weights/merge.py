@@ -23,6 +23,7 @@ from stage2_trainer.weights.peft_compat import (
     ORIGINAL_COPY,
     SAVED_COPY,
     TOKEN_ADAPTER,
+    adapted_layers,
     change_of,
     is_adapter,
 )
@@ -62,7 +63,6 @@ class WeightSource:
         """Return names, wire dtypes and shapes, in the order of iteration."""
         return [TensorMeta(e.name, e.parameter.dtype, tuple(e.parameter.shape)) for e in self.entries]
 
-    @torch.no_grad()
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         for entry in self.entries:
             yield entry.name, self._served(entry)
@@ -78,7 +78,8 @@ class WeightSource:
     def _served(self, entry: WeightEntry) -> Tensor:
         if entry.change is None:
             return entry.parameter.detach()
-        return served_weight(entry.name, entry.parameter, entry.change, self.rounding, self.kept)
+        with torch.no_grad():
+            return served_weight(entry.name, entry.parameter, entry.change, self.rounding, self.kept)
 
 
 def touches_vision(names: Iterable[str]) -> bool:
@@ -105,10 +106,11 @@ def merged_weights(model: nn.Module, *, rounding: Rounding = NEAREST, kept: Kept
     """
     base = model.get_base_model() if isinstance(model, PeftModel) else model
     modules = dict(base.named_modules())
+    adapted = adapted_layers(modules)
     entries = [
         _entry(name, parameter, modules)
         for name, parameter in base.named_parameters()
-        if ORIGINAL_COPY not in name and not is_adapter(name, modules)
+        if ORIGINAL_COPY not in name and not is_adapter(name, adapted)
     ]
     return WeightSource(entries=tuple(entries), rounding=rounding, kept=kept)
 

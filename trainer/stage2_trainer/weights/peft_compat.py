@@ -22,13 +22,18 @@ BASE_LAYER = ".base_layer."
 TOKEN_ADAPTER = ".token_adapter"  # between a table and the rows of it that train
 
 
-def is_adapter(name: str, modules: dict[str, nn.Module]) -> bool:
-    """Whether a parameter is one of an adapter's own (`...q_proj.lora_A.default.weight`)."""
-    if BASE_LAYER in name:
+def adapted_layers(modules: dict[str, nn.Module]) -> frozenset[str]:
+    """Return the names of the layers that have adapters."""
+    return frozenset(name for name, one in modules.items() if isinstance(one, (LoraLayer, TrainableTokensLayer)))
+
+
+def is_adapter(name: str, adapted: frozenset[str]) -> bool:
+    """Whether a parameter is one of an adapter's own (`...q_proj.lora_A.default.weight`), below one of these layers."""
+    if not adapted or BASE_LAYER in name:
         return False
     owner = name.rpartition(".")[0]
     while owner:
-        if isinstance(modules[owner], (LoraLayer, TrainableTokensLayer)):
+        if owner in adapted:
             return True
         owner = owner.rpartition(".")[0]
     return False

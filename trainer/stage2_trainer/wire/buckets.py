@@ -61,8 +61,8 @@ def take(
     """
     for meta in bucket:
         name, tensor = next(tensors, ("nothing", _NOTHING))
-        found = TensorMeta(name, tensor.dtype, tuple(tensor.shape))
-        if found != meta:
+        if (name, tensor.dtype, tensor.shape) != (meta.name, meta.dtype, meta.shape):
+            found = TensorMeta(name, tensor.dtype, tuple(tensor.shape))
             raise ValueError(f"the weight stream yields {found}, but {meta} was announced")
         yield meta, tensor.detach().contiguous().view(-1).view(torch.uint8)
 
