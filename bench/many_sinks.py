@@ -21,6 +21,7 @@ from typing import Any
 from stage2_trainer.weights.model_folder import ROUTE as FOLDER_ROUTE
 from stage2_trainer.weights.model_folder import folder_digests
 from stage2_trainer.wire.buckets import bucket_bytes, from_wire, plan_buckets
+from stage2_trainer.wire.calls import ROUTE as CALLS_ROUTE
 from stage2_trainer.wire.connection import Connection
 from stage2_trainer.wire.handshake import introduce
 from stage2_trainer.wire.link import TAG_BYTES
@@ -70,6 +71,8 @@ class ManySinks:
 
     async def _answer(self, method: str, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
         match path:
+            case _ if path == CALLS_ROUTE:
+                return {"answers": [await self._called(call) for call in body["calls"]]}
             case "/get_world_size":
                 return {"world_size": 1}
             case "/weight_info":
@@ -79,12 +82,17 @@ class ManySinks:
             case "/init_weight_transfer_engine":
                 await asyncio.to_thread(self._join, GroupInfo(**body["init_info"]))
             case "/update_weights":
-                await self._drain(body["update_info"])
+                if body["update_info"]["names"]:
+                    await self._drain(body["update_info"])
             case "/finish_weight_update":
                 self._version = body["weight_version"]
             case _ if path == FOLDER_ROUTE:
                 return {"digests": await asyncio.to_thread(self._folder.digests, body["tensors"])}
         return {"success": True}
+
+    async def _called(self, call: Mapping[str, Any]) -> Mapping[str, Any]:
+        said = await self._answer(call["method"], call["path"].partition("?")[0], json.loads(call.get("body", "{}")))
+        return {"status": 200, "content": json.dumps(said)}
 
     def _join(self, info: GroupInfo) -> None:
         self._link.close()

@@ -37,7 +37,6 @@ STEPS: dict[str, tuple[Any, str]] = {
     "pack": (Packer, "pack"),
     "merge": (SyncContent, "note_made"),  # by the learner, while servers merge
     "confirm": (Delivery, "confirm"),
-    "compare digests": (MergePlace, "compare_digests"),
     "finish": (SyncSession, "finish"),
     "proof": (Prover, "_asked"),
 }

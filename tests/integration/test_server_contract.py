@@ -22,6 +22,7 @@ from stage2_trainer.weights.merge import merged_weights
 from stage2_trainer.weights.probe import Probe
 from stage2_trainer.weights.server_recipe import Recipe
 from stage2_trainer.weights.verify import BF16_TOLERANCE, FLOAT32_TOLERANCE, server_logprobs, verify
+from stage2_trainer.wire.calls import ROUTE as CALLS_ROUTE
 from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError
@@ -249,6 +250,19 @@ def test_what_can_have_changed_is_enough(kind, sync, client, base, probe):
     assert later.bytes < first.bytes * 0.6
 
 
+def test_a_sync_that_finds_its_group_formed_is_three_requests(sync, base, monkeypatch):
+    policy, asked, request = policies.partly_trained(base, "vision"), [], ServerClient._request
+    sync.sync(policy, version=1)
+
+    def counted(client, method, path, phase, **options):
+        asked.append(path)
+        return request(client, method, path, phase, **options)
+
+    monkeypatch.setattr(ServerClient, "_request", counted)
+    sync.sync(policy, version=2)
+    assert asked == [CALLS_ROUTE, "/update_weights", CALLS_ROUTE]
+
+
 def test_a_restarted_learner_sends_everything(served, make_sync, sync, client, base, probe):
     policy = policies.partly_trained(base, "lora")
     sync.sync(policy, version=1)
@@ -317,7 +331,7 @@ def test_no_answer_begins_with_attention_of_older_weights(engine, sync, base, en
 
     sync.sync(base, version=1)
     assert gap(base) < FLOAT32_TOLERANCE
-    monkeypatch.setattr("stage2_trainer.weights.sync_session.SyncSession._reset_prefix_cache", lambda _: None)
+    monkeypatch.setattr("stage2_trainer.weights.sync_session._resets", lambda **_: [])
     sync.sync(policy, version=2)
     assert gap(policy) > MOVED, "without the reset it does"
     monkeypatch.undo()

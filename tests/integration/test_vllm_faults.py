@@ -57,8 +57,7 @@ STRUCK_EACH_TIME = {
     (MERGED, "pack"): ("server", signal.SIGSTOP),
     (MERGED, "merge"): ("engine", signal.SIGSTOP),
     (MERGED, "confirm"): ("server", signal.SIGKILL),
-    (MERGED, "compare digests"): ("engine", signal.SIGKILL),
-    (MERGED, "finish"): ("engine", signal.SIGSTOP),
+    (MERGED, "finish"): ("engine", signal.SIGKILL),
     (MERGED, "proof"): ("server", signal.SIGSTOP),
 }
 

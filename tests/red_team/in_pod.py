@@ -27,6 +27,7 @@ ROUTES = [
     ("POST", "/v1/load_lora_adapter"),
     ("POST", "/v1/unload_lora_adapter"),
     ("POST", "/init_weight_transfer_engine"),
+    ("POST", "/stage2/calls"),
     ("POST", "/start_weight_update"),
     ("POST", "/update_weights"),
     ("POST", "/finish_weight_update"),

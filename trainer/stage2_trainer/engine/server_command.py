@@ -23,6 +23,7 @@ MIDDLEWARE = [
     "stage2_trainer.engine.folder_route.FolderRoute",
     "stage2_trainer.engine.identity_route.IdentityRoute",
     "stage2_trainer.engine.stuck_update.StuckUpdate",
+    "stage2_trainer.engine.calls_route.CallsRoute",
     "stage2_trainer.engine.guard.TokenGuard",
 ]
 TRANSFER_BACKENDS: dict[Transport, str] = {"tcp": "tcp", "nccl": "stage2-nccl"}  # vLLM has an engine named nccl

@@ -126,7 +126,7 @@ class ColocateEngine:
         source = merged_weights(model, rounding=rounding_of(self._rounding, version), kept=kept)
         stale = source.only(self._held.stale_names(source))
         self._load(stale)
-        self._held.record(source)
+        self._held = HeldVersions.of(source)
         self._forget(vision=touches_vision(stale.names()))
         self._prover.after_sync(model, self.prompt_logprobs, step=version)
         return SyncReport(
@@ -230,7 +230,7 @@ class ColocateEngine:
             self._llm.sleep(level=self._sleep_level)
             self._asleep = True
             if self._sleep_level == DROPS_WEIGHTS:
-                self._held.forget()
+                self._held = HeldVersions()
 
     def _wake(self) -> None:
         if self._asleep:

@@ -11,6 +11,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, Response
 
 from stage2_api.pod.ports import HEALTH_ROUTE
+from stage2_trainer.engine.calls_route import CallsRoute
 from stage2_trainer.engine.guard import TokenGuard
 from stage2_trainer.engine.stuck_update import StuckUpdate
 from stage2_trainer.stub.chat_server import ChatServer, error_response
@@ -47,6 +48,7 @@ def build_app(stub: Stub) -> FastAPI:
 
     app = FastAPI(lifespan=lifespan)
     app.add_middleware(StuckUpdate)
+    app.add_middleware(CallsRoute)
     app.add_middleware(TokenGuard)
     app.add_exception_handler(Exception, _internal_error)
     _add_serving_routes(app, stub)

@@ -11,7 +11,6 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from stage2_trainer.weights.packing import Slot
 from stage2_trainer.weights.sync_session import SyncSession
@@ -67,10 +66,10 @@ class Parcel:
 class Delivery:
     """One server's part in a push: it is announced at once, then sent parcel by parcel.
 
-    timeout_s: seconds that the server may take for all of it.
+    announcement: JSON text. timeout_s: seconds that the server may take for all of it.
     """
 
-    def __init__(self, session: SyncSession, announcement: dict[str, Any], timeout_s: float) -> None:
+    def __init__(self, session: SyncSession, announcement: str, timeout_s: float) -> None:
         self.session = session
         self.failure: LinkError | None = None
         self.sent_at = 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -64,9 +65,10 @@ class FleetUpdate:
             self.fit = [other for other in self.fit if other is not session]
             session.lose()
 
-    def each(self, step: Callable[..., Any], *arguments: Any) -> None:
-        """Run a step on every fit server, all at once."""
-        running = {session: in_background(step, session, *arguments) for session in self.fit}
+    def each(self, step: Callable[..., Any], *arguments: Any, of: Callable[[SyncSession], bool] | None = None) -> None:
+        """Run a step on every fit server, or on those of which `of` is so, all at once."""
+        chosen = [session for session in self.fit if of is None or of(session)]
+        running = {session: in_background(step, session, *arguments) for session in chosen}
         for session, future in running.items():
             self.guard(session, future.result)
 
@@ -162,7 +164,7 @@ class Fleet:
         """
         update = FleetUpdate(self.sessions)
         with update.phases.measure("connect"):
-            update.each(SyncSession.connect)
+            update.each(SyncSession.connect, of=lambda session: not session.connected)
         with update.phases.measure("begin"):
             update.each(SyncSession.begin)
         try:
@@ -186,7 +188,7 @@ class Fleet:
         """
         metas = shipment.source.metadata()
         plan = list(plan_buckets(metas, self._bucket_bytes))
-        announcement, timeout_s = {**to_wire(metas), **shipment.header}, self._timeout_s * (len(plan) + 1)
+        announcement, timeout_s = json.dumps({**to_wire(metas), **shipment.header}), self._timeout_s * (len(plan) + 1)
         deliveries = [Delivery(session, announcement, timeout_s) for session in sessions]
         try:
             self._pack(plan, shipment.tensors(), deliveries, update)

@@ -33,12 +33,18 @@ class FolderProof:
         stamp = self._stamps.get(entry.name)
         return stamp is not None and stamp.still_describes(entry.parameter)
 
+    def is_of(self, stamps: Mapping[str, Stamp]) -> bool:
+        """Whether it was made of these very stamps."""
+        same = self._stamps.keys() == stamps.keys()
+        return same and all(self._stamps[name] is stamp for name, stamp in stamps.items())
+
 
 class BaseDigests:
     """The digests of the learner's base weights, computed when they are first asked for."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[Stamp, str]] = {}
+        self._proof = FolderProof({})
 
     def of(self, source: WeightSource) -> dict[str, tuple[Stamp, str]]:
         """Return the digest of every parameter that no optimizer step changes, with the state that it describes."""
@@ -50,6 +56,13 @@ class BaseDigests:
         stamps = {name: Stamp.of(parameter) for name, parameter in fresh.items()}
         self._known |= {name: (stamps[name], found) for name, found in digests.of_tensors().items()}
         return {name: self._known[name] for name in frozen}
+
+    def proof(self, known: Mapping[str, tuple[Stamp, str]]) -> FolderProof:
+        """Return the proof of a folder that has all of what `of` returned; one and the same while that is the same."""
+        stamps = {name: stamp for name, (stamp, _) in known.items()}
+        if not self._proof.is_of(stamps):
+            self._proof = FolderProof(stamps)
+        return self._proof
 
     def _knows(self, name: str, parameter: Tensor) -> bool:
         return name in self._known and self._known[name][0].still_describes(parameter)
@@ -79,4 +92,4 @@ def prove_folder(client: ServerClient, source: WeightSource, own: BaseDigests) -
         more = f" and {len(wrong) - NAMED_TENSORS} more" if len(wrong) > NAMED_TENSORS else ""
         named = ", ".join(wrong[:NAMED_TENSORS]) + more
         return f"its model folder has other base weights than the learner: {named}"
-    return FolderProof({name: stamp for name, (stamp, _) in known.items()})
+    return own.proof(known)

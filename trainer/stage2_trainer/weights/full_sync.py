@@ -13,15 +13,17 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import nn
 
 from stage2_api.vllm import ServerAddress, SyncMerge, VllmSync
 from stage2_trainer.weights.fleet import Fleet, FleetUpdate, Shipment
+from stage2_trainer.weights.folder_proof import FolderProof
+from stage2_trainer.weights.held_versions import HeldVersions
 from stage2_trainer.weights.merge import WeightSource, merged_weights, touches_vision
-from stage2_trainer.weights.merge_place import MergePlace, Objection
+from stage2_trainer.weights.merge_place import MergePlace, Objection, question
 from stage2_trainer.weights.rounding import KeptUpdate, rounding_of
 from stage2_trainer.weights.sync_content import SyncContent, made_by_server
 from stage2_trainer.weights.sync_report import SyncReport
@@ -133,17 +135,19 @@ class FullSync:
         sent: list[Shipment] = []
         everything = False
         with self.fleet.update() as update:
-            expected: dict[SyncSession, Mapping[str, str]] = {}
+            expected: dict[SyncSession, str] = {}
             for content, sessions in self._contents(source, update):
                 shipment = content.shipment()
                 self.fleet.push(shipment, sessions, update, meanwhile=content.note_made)
-                expected |= dict.fromkeys(sessions, content.expected())
+                expected |= dict.fromkeys(sessions, question(content.expected()))
                 everything |= len(content.source.entries) == len(source.entries)
                 sent.append(shipment)
-            with update.phases.measure("load"):
-                update.each(self.place.compare_digests, expected)
             with update.phases.measure("finish"):
-                update.each(_finish, version, source)
+                moves_vision = {held: touches_vision(held.stale_names(source)) for held in held_by(update.fit)}
+                update.each(self._finish, version, expected, moves_vision)
+                now_held = HeldVersions.of(source)
+                for session in update.fit:
+                    session.held = now_held
         largest = max(sent, key=lambda shipment: shipment.nbytes)
         return SyncReport(
             version=version,
@@ -169,20 +173,31 @@ class FullSync:
         """Group the servers by what each must be brought."""
         if self.place.at_server:
             self.place.compare_folders(source)
-            update.each(self.place.compare_folder, source)
-        groups: dict[tuple[frozenset[str], frozenset[str]], list[SyncSession]] = {}
+            update.each(self.place.compare_folder, source, of=lambda session: session.folder is None)
+        alike: dict[tuple[HeldVersions, FolderProof | None], list[SyncSession]] = {}
         for session in update.fit:
-            names = session.held.stale_names(source) if self._how.changed_only else source.names()
-            made: frozenset[str] = frozenset()
-            if self.place.at_server and session.folder is not None:
-                made = made_by_server(source.only(names), session.folder)
-            groups.setdefault((names, made), []).append(session)
+            alike.setdefault((session.held, session.folder if self.place.at_server else None), []).append(session)
+        groups: dict[tuple[frozenset[str], frozenset[str]], list[SyncSession]] = {}
+        for (held, folder), sessions in alike.items():
+            names = held.stale_names(source) if self._how.changed_only else source.names()
+            made = frozenset() if folder is None else made_by_server(source.only(names), folder)
+            groups.setdefault((names, made), []).extend(sessions)
         for (names, made), sessions in groups.items():
             yield SyncContent(source.only(names), made), [session for session in sessions if session in update.fit]
 
+    def _finish(
+        self,
+        session: SyncSession,
+        version: int,
+        expected: Mapping[SyncSession, str],
+        moves_vision: Mapping[HeldVersions, bool],
+    ) -> None:
+        with self.place.judging():
+            session.finish(version, vision_moved=moves_vision[session.held], expected=expected[session])
+        session.holds_base = False
+        session.drop_adapters()
 
-def _finish(session: SyncSession, version: int, source: WeightSource) -> None:
-    session.finish(version, vision_moved=touches_vision(session.held.stale_names(source)))
-    session.held.record(source)
-    session.holds_base = False
-    session.drop_adapters()
+
+def held_by(sessions: Iterable[SyncSession]) -> set[HeldVersions]:
+    """Return what servers hold; those that were sent the same hold one and the same."""
+    return {session.held for session in sessions}

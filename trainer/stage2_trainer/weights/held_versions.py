@@ -1,8 +1,9 @@
-"""The versions of tensors that a server holds, and so need not be sent again."""
+"""The versions of tensors that servers hold, and so need not be sent again."""
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -34,23 +35,20 @@ class Stamp:
 
 
 class HeldVersions:
-    """The tensors that one server was sent, as they were then."""
+    """The tensors that servers were sent, as they were then; none of them where nothing they hold can be trusted."""
 
-    def __init__(self) -> None:
-        self._stamps: dict[str, Stamp] = {}
+    def __init__(self, stamps: Mapping[str, Stamp] | None = None) -> None:
+        self._stamps = stamps or {}
+
+    @classmethod
+    def of(cls, source: WeightSource) -> HeldVersions:
+        """Return what servers hold that were brought all of `source`."""
+        return cls({entry.name: Stamp.of(entry.parameter) for entry in source.entries})
 
     def stale_names(self, source: WeightSource) -> frozenset[str]:
-        """Return what must be sent so that the server holds `source`: whole fused layers, at least what trains."""
+        """Return what must be sent so that a server holds `source`: whole fused layers, at least what trains."""
         moved = {fused_layer(entry.name) for entry in source.entries if self._may_differ(entry)}
         return frozenset(entry.name for entry in source.entries if fused_layer(entry.name) in moved)
-
-    def record(self, source: WeightSource) -> None:
-        """Note that the server now holds all of `source`."""
-        self._stamps = {entry.name: Stamp.of(entry.parameter) for entry in source.entries}
-
-    def forget(self) -> None:
-        """Trust nothing of what the server holds."""
-        self._stamps = {}
 
     def _may_differ(self, entry: WeightEntry) -> bool:
         stamp = self._stamps.get(entry.name)

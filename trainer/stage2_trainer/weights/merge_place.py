@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.vllm import SyncMerge
@@ -24,7 +26,13 @@ LOADED_OTHERWISE = (
     "the digests of what was sent and of what was loaded differ, so something on the way changes weights: start this"
     " server anew, with the learner's version of stage2 and on another node if it comes again"
 )
-FOLDER_PHASE, DIGEST_PHASE = "compare model folders", "compare digests"
+FOLDER_PHASE = "compare model folders"
+NOTHING_SENT: dict[str, list[object]] = {"names": [], "dtype_names": [], "shapes": []}
+
+
+def question(layers: Mapping[str, str]) -> str:
+    """Return the announcement, as JSON text, that asks a server whether it has loaded layers of these digests."""
+    return json.dumps({**NOTHING_SENT, **expectation(layers)})
 
 
 class Objection(ServerError):
@@ -96,12 +104,15 @@ class MergePlace:
             raise self._objection(Objection(session.client.base_url, FOLDER_PHASE, found))
         session.folder = found
 
-    def compare_digests(self, session: SyncSession, expected: Mapping[SyncSession, Mapping[str, str]]) -> None:
-        """See that a server has loaded the learner's weights. Raises ServerError; Objection if not."""
-        nothing: dict[str, list[object]] = {"names": [], "dtype_names": [], "shapes": []}
-        info = {**nothing, **expectation(expected[session])}
+    @contextmanager
+    def judging(self) -> Iterator[None]:
+        """Take note where a server says in the block that it has loaded other weights than the learner's.
+
+        Raises:
+            Objection: one has.
+        """
         try:
-            session.tell(info, DIGEST_PHASE)
+            yield
         except ServerError as error:
             if DIFFERS not in error.detail:  # it was restarted, or lost its group: another try may go well
                 raise

@@ -6,13 +6,13 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import httpx
 
 from stage2_api.errors import shortened
-from stage2_trainer.wire import tls
+from stage2_trainer.wire import calls, tls
 from stage2_trainer.wire.address import host_and_port, is_loopback
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.served_model import POLICY_MODEL
@@ -23,6 +23,7 @@ MAX_ANSWER_BYTES = 64 << 20
 MAX_LIST_BYTES = 8 * MAX_ANSWER_BYTES
 NOT_COMPRESSED = {"Accept-Encoding": "identity"}
 """Few bytes of what is compressed stand for any number, and bounds are on what travels."""
+OF_JSON = {"Content-Type": "application/json"}
 CONNECT_TIMEOUT_S = 10.0
 ENDED = (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError)  # what one that wants TLS does to plain HTTP
 
@@ -93,12 +94,32 @@ class ServerClient:
         path: str,
         phase: str,
         *,
-        body: Mapping[str, Any] | None = None,
+        body: Mapping[str, Any] | str | None = None,
         query: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> dict[str, Any]:
-        """POST a JSON object, and return the JSON object that comes back ({} for an empty answer)."""
-        return self._call("POST", path, phase, timeout_s=timeout_s, json=body, params=query)
+        """POST a JSON object, or its text, and return the JSON object that comes back ({} for an empty answer)."""
+        sent = {"content": body, "headers": OF_JSON} if isinstance(body, str) else {"json": body}
+        return self._call("POST", path, phase, timeout_s=timeout_s, params=query, **sent)
+
+    def in_order(self, phase: str, made: Sequence[calls.Call]) -> list[dict[str, Any]]:
+        """Let the server make calls of its own routes, in order, in one request; returns the answers of those made.
+
+        The calls after one whose answer lacks what it demands are not made.
+
+        Raises:
+            ServerError: one of them failed, in its own phase; or the request did, in `phase`.
+        """
+        found = self.post(calls.ROUTE, phase, body=calls.to_text(made)).get("answers")
+        if not isinstance(found, list) or not 0 < len(found) <= len(made):
+            said = f"POST {calls.ROUTE} answered {shortened(found)} to {len(made)} calls"
+            raise ServerError(self.base_url, phase, said)
+        answers = []
+        for call, answer in zip(made, found, strict=False):
+            content = str(answer["content"]).encode()
+            self._require_ok(int(answer["status"]), content, call.method, call.path, call.phase)
+            answers.append(self._object(content, call.method, call.path, call.phase))
+        return answers
 
     def post_for_list(
         self, path: str, phase: str, *, body: Mapping[str, Any], timeout_s: float | None
@@ -133,7 +154,9 @@ class ServerClient:
     def _call(
         self, method: str, path: str, phase: str, *, timeout_s: float | None = None, **options: Any
     ) -> dict[str, Any]:
-        content = self._request(method, path, phase, timeout_s=timeout_s, **options)
+        return self._object(self._request(method, path, phase, timeout_s=timeout_s, **options), method, path, phase)
+
+    def _object(self, content: bytes, method: str, path: str, phase: str) -> dict[str, Any]:
         try:
             return read_object(content)
         except ValueError as error:
@@ -162,12 +185,15 @@ class ServerClient:
                 content = _content(response, limit, timeout_s=self.timeout_s)
         except (httpx.HTTPError, ValueError) as error:
             raise ServerError(self.base_url, phase, f"{method} {path}: {self._described(error)}") from error
-        if response.status_code != httpx.codes.OK:
-            said = content[: 4 * MAX_ERROR_CHARS].decode(errors="replace")[:MAX_ERROR_CHARS]
-            detail = f"{method} {path} answered {response.status_code}: {said}"
-            gone = response.status_code == httpx.codes.SERVICE_UNAVAILABLE
-            raise ServerError(self.base_url, phase, detail, status=None if gone else response.status_code)
+        self._require_ok(response.status_code, content, method, path, phase)
         return content
+
+    def _require_ok(self, status: int, content: bytes, method: str, path: str, phase: str) -> None:
+        if status != httpx.codes.OK:
+            said = content[: 4 * MAX_ERROR_CHARS].decode(errors="replace")[:MAX_ERROR_CHARS]
+            gone = status == httpx.codes.SERVICE_UNAVAILABLE
+            detail = f"{method} {path} answered {status}: {said}"
+            raise ServerError(self.base_url, phase, detail, status=None if gone else status)
 
     def _described(self, error: httpx.HTTPError | ValueError) -> str:
         if not isinstance(error, httpx.HTTPError):

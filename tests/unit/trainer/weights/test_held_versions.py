@@ -6,6 +6,7 @@ from peft import LoraConfig, get_peft_model
 
 from stage2_trainer.weights.held_versions import HeldVersions, fused_layer
 from stage2_trainer.weights.merge import merged_weights
+from stage2_trainer.weights.sync_session import SyncSession
 
 LAYER = "model.language_model.layers.0."
 
@@ -15,9 +16,7 @@ def adapted(model, *targets):
 
 
 def held(model):
-    one = HeldVersions()
-    one.record(merged_weights(model))
-    return one
+    return HeldVersions.of(merged_weights(model))
 
 
 def short(names):
@@ -93,7 +92,15 @@ def test_another_model_is_sent_whole(tiny):
 
 def test_nothing_is_trusted_after_a_loss(tiny):
     model = adapted(tiny, "q_proj")
-    server = held(model)
-    server.forget()
+    session = SyncSession(client=None, transfer=Leaves())
+    session.held = held(model)
+    session.lose()
     source = merged_weights(model)
-    assert server.stale_names(source) == source.names()
+    assert session.held.stale_names(source) == source.names()
+
+
+class Leaves:
+    """A transfer that only leaves."""
+
+    def disconnect(self):
+        pass

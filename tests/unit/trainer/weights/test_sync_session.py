@@ -3,6 +3,7 @@
 import pytest
 
 from stage2_trainer.weights.sync_session import SyncSession
+from stage2_trainer.wire.calls import is_met
 from stage2_trainer.wire.errors import ServerError
 
 
@@ -10,6 +11,7 @@ class Client:
     """A server that takes every call, and remembers which."""
 
     base_url = "http://s"
+    version = "3"
     timeout_s = 0.05
 
     def __init__(self, *, resets=(True,)):
@@ -24,8 +26,15 @@ class Client:
             return {}
         return {"success": self.resets.pop(0) if len(self.resets) > 1 else self.resets[0]}
 
-    def weight_version(self):
-        return "3"
+    def in_order(self, phase, calls):
+        answers = []
+        for call in calls:
+            answers.append(
+                {"weight_version": self.version} if call.method == "GET" else self.post(call.path, call.phase)
+            )
+            if not is_met(call.demand, answers[-1]):
+                break
+        return answers
 
     def adapters(self):
         self.listed += 1
@@ -80,19 +89,69 @@ def test_adapters_are_asked_for_only_where_some_may_be():
     session = SyncSession(client, transfer=Leaves())
     for _ in range(2):
         session.drop_adapters()
-    assert client.listed == 1
+    client.unloaded = []
     session.use_adapter("policy-3-bb")
+    session.use_adapter("policy-4-cc")
     session.drop_adapters()
+    assert client.unloaded == ["policy-3-bb", "policy-4-cc"]
+    assert client.listed == 1
     session.lose()
     session.drop_adapters()
-    assert client.listed == 4
+    assert client.listed == 2
 
 
 class Leaves:
-    """A transfer that only leaves."""
+    """A transfer that counts how often it is left and formed."""
+
+    def __init__(self):
+        self.left = self.formed = 0
 
     def disconnect(self):
-        pass
+        self.left += 1
+
+    def connect(self, client):
+        self.formed += 1
+
+
+def test_a_server_of_another_version_is_not_paused_before_a_new_group_is_formed():
+    client, transfer = Client(), Leaves()
+    session = SyncSession(client, transfer)
+    session.begin()
+    session.finish(3, vision_moved=False)
+    client.posts, held = [], session.held
+    client.version = "77"
+    session.begin()
+    assert (transfer.left, transfer.formed) == (1, 1)
+    assert client.posts == ["/pause?mode=abort&clear_cache=false", "/start_weight_update"]
+    assert session.held is not held
+
+
+@pytest.mark.parametrize(("version", "holds_base"), [("default", True), ("3", False)])
+def test_a_new_session_learns_from_the_version_whether_the_server_has_its_own_base(version, holds_base):
+    client = Client()
+    client.version = version
+    session = SyncSession(client, transfer=None)
+    session.begin()
+    assert session.holds_base is holds_base
+
+
+def test_a_server_that_says_another_version_at_the_end_does_not_hold_the_weights():
+    client = Client()
+    with pytest.raises(ServerError, match="phase confirm: reports weight version '3' instead of 4"):
+        SyncSession(client, transfer=None).finish(4, vision_moved=False)
+
+
+def test_digests_are_asked_for_before_the_update_is_closed():
+    client = Client()
+    session = SyncSession(client, transfer=Grouped())
+    session.finish(3, vision_moved=False, expected='{"names": []}')
+    assert client.posts[:2] == ["/update_weights", "/finish_weight_update"]
+
+
+class Grouped:
+    """A transfer whose group has a name."""
+
+    group = "first"
 
 
 class Refusing(Client):
@@ -103,7 +162,7 @@ class Refusing(Client):
         self.refusals = refusals
 
     def post(self, path, phase, **options):
-        name = path.strip("/").partition("_")[0]
+        name = path.strip("/").partition("_")[0].partition("?")[0]
         if self.refusals.get(name, 0):
             self.refusals[name] -= 1
             raise ServerError(self.base_url, phase, "refused", status=500)

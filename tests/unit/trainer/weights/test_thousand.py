@@ -39,7 +39,7 @@ def test_base_and_server_are_exact_after_a_thousand_changed_only_syncs(tiny, use
         changed = source.only(held.stale_names(source))
         for name, tensor in changed:
             server[name] = tensor.clone()
-        held.record(source)
+        held = HeldVersions.of(source)
         sent += len(changed.entries)
     assert sent == len(first) + (SYNCS - 1) * 6  # everything once, then q, k and v of two layers
     assert all(torch.equal(server[name], tensor) for name, tensor in merged_weights(policy))
