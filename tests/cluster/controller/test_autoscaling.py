@@ -4,6 +4,7 @@ What an autoscaler would do the test does: it adds a node once the real schedule
 """
 
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -65,17 +66,21 @@ def test_the_admins_word_decides_whether_pods_wait_for_a_node(
         controller.stop()
 
 
+def status_of(*, age: timedelta) -> Object:
+    """The status of a cluster autoscaler that wrote it so long ago."""
+    at = (datetime.now(UTC) - age).strftime("%Y-%m-%d %H:%M:%S.%f346 +0000 UTC")
+    annotations = {"cluster-autoscaler.kubernetes.io/last-updated": at}
+    metadata = {"name": "cluster-autoscaler-status", "namespace": "kube-system", "annotations": annotations}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"status": f"time: {at}"}}
+
+
 @pytest.fixture(params=["cluster-autoscaler", "karpenter"])
 def sign(kubectl: Kubectl, request: pytest.FixtureRequest) -> Iterator[str]:
     """What an autoscaler leaves in a cluster: the one its status, the other its API."""
     names = {"kind": "NodePool", "plural": "nodepools", "singular": "nodepool"}
     version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": {"type": "object"}}}
     signs = {
-        "cluster-autoscaler": {
-            "apiVersion": "v1",
-            "kind": "ConfigMap",
-            "metadata": {"name": "cluster-autoscaler-status", "namespace": "kube-system"},
-        },
+        "cluster-autoscaler": status_of(age=timedelta(0)),
         "karpenter": {
             "apiVersion": "apiextensions.k8s.io/v1",
             "kind": "CustomResourceDefinition",
@@ -108,3 +113,23 @@ def test_signs_of_an_autoscaler_are_seen_with_the_charts_rights(
         assert "counts as no sign" not in controller.text()
     finally:
         controller.stop()
+
+
+@pytest.mark.alone  # every controller of the cluster sees the status
+def test_an_autoscaler_that_was_removed_long_ago_leaves_no_job_waiting_for_its_nodes(
+    kubectl: Kubectl, rights: Path, nodes: FakeNodes, tmp_path: Path
+) -> None:
+    nodes.add(f"{kubectl.namespace}-small", gpus=3, labels=HERE)
+    everywhere = Kubectl(kubectl.kubeconfig, "kube-system")
+    everywhere.apply(status_of(age=timedelta(days=3)))
+    controller = run(rights, kubectl, tmp_path)
+    try:
+        kubectl.apply(job())
+        eventually(lambda: reason(kubectl, "job-3v1", "Placed") == "NoSingleNodeFits", why="it fits nowhere")
+        kubectl.apply(job("second"))
+        eventually(lambda: reason(kubectl, "second", "Placed") == "NoSingleNodeFits", why="nor does the second")
+        assert places(kubectl, "job-3v1") == places(kubectl, "second") == [], "no pod waits for a node"
+        assert controller.text().count("counts as no sign of an autoscaler") == 1
+    finally:
+        controller.stop()
+        everywhere("delete", "configmap", "cluster-autoscaler-status")
