@@ -15,6 +15,7 @@ from stage2_controller.job.kinds import Resource
 from stage2_controller.job.settings import Settings
 from stage2_controller.loop import endpoints
 from stage2_controller.loop.controller import Controller, Options, connect
+from stage2_controller.loop.kopf_session import session_of
 
 
 def run(settings: Settings, options: Options) -> str | None:
@@ -98,8 +99,9 @@ def registry(controller: Controller, watched: list[Resource]) -> kopf.OperatorRe
     made = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=made)
-    def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
-        return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
+    async def login(**kwargs: Any) -> kopf.AiohttpSession | None:
+        info = kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
+        return session_of(info) if info else None
 
     @kopf.on.startup(registry=made)
     async def start(**_: Any) -> None:

@@ -16,6 +16,16 @@ from stage2_controller.loop.controller import Options
 KINDS = (*kinds.watched(kueue=True), kinds.NODE)
 SERVED = (*KINDS, kinds.Resource("Namespace", "v1", "namespaces"))  # kopf waits for it, and asks for none
 PAGES = 3
+EXPIRED = {
+    "kind": "Status",
+    "apiVersion": "v1",
+    "metadata": {"continue": "inconsistent"},
+    "status": "Failure",
+    "message": "The provided continue parameter is too old to display a consistent list result.",
+    "reason": "Expired",
+    "code": 410,
+}
+"""What an API server answers when its store was compacted while a list was asked for page by page."""
 
 
 class Cluster:
@@ -24,6 +34,8 @@ class Cluster:
     def __init__(self) -> None:
         self.lists: list[tuple[str, str | None]] = []  # the resource, and its page's limit
         self.watches: set[str] = set()
+        self.expires_for = ("", 0)  # what the client is called whose first lists expire, and of how many kinds
+        self.expired: set[str] = set()
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         resource = request.path.rpartition("/")[2]
@@ -36,9 +48,20 @@ class Cluster:
             await asyncio.sleep(60)
             return answer
         self.lists.append((resource, request.query.get("limit")))
+        if self._expires(resource, request):
+            return web.json_response(EXPIRED, status=410)
         page = int(request.query.get("continue", "1"))
         more = {"continue": str(page + 1)} if page < PAGES else {}
         return web.json_response({"kind": "List", "metadata": {"resourceVersion": "1", **more}, "items": []})
+
+    def _expires(self, resource: str, request: web.Request) -> bool:
+        """Whether the page is of a list that began before the last compaction: once for each resource."""
+        client, kinds_of_it = self.expires_for
+        asks = request.headers["User-Agent"].startswith(client) and len(self.expired) < kinds_of_it
+        if not asks or "continue" not in request.query or resource in self.expired:
+            return False
+        self.expired.add(resource)
+        return True
 
     @staticmethod
     def _about(path: str) -> object:
@@ -103,3 +126,19 @@ async def test_no_list_is_asked_for_without_a_limit(cluster: Cluster) -> None:
     assert {limit for limits in by_kind.values() for limit in limits} == {"50", "500"}
     for plural, limits in by_kind.items():
         assert len(limits) >= 2 * PAGES, f"{plural}: by the controller at its start, and by kopf before its watch"
+
+
+@pytest.mark.parametrize(("client", "of_kinds"), [("kopf/", len(KINDS)), ("OpenAPI-Generator/", 1)])
+async def test_a_list_that_expires_while_it_is_read_begins_again(cluster: Cluster, client: str, of_kinds: int) -> None:
+    cluster.expires_for = client, of_kinds
+    running = asyncio.create_task(operator.serve(Settings(kueue=True), Options()))
+    async with asyncio.timeout(30):
+        while len(cluster.watches) < len(KINDS):
+            await asyncio.sleep(0.05)
+            assert not running.done(), "it goes on"
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert len(cluster.expired) == of_kinds
+    for plural in cluster.expired:
+        asked = [name for name, _ in cluster.lists if name == plural]
+        assert len(asked) >= 2 * PAGES + 2, f"{plural}: two pages in vain"
