@@ -1,4 +1,4 @@
-"""Leader election by a Lease: of several controllers one works, the others watch and are ready to take over.
+"""Leader election by a Lease: of several controllers one works, the others wait until they take over.
 
 The rules are those of Kubernetes' own components: who holds the Lease renews it; who sees it unchanged for its duration
 takes it. Times of other machines are never compared, only how long the Lease has stayed as it is on our own clock.
@@ -60,10 +60,13 @@ class Election:
         self._clock = clock
         self._seen: Object | None = None
         self._seen_at = clock()
+        self._heard_at = clock()
+        self.heard = False  # whether the API server has ever answered
         self._asked_at = clock()  # when the request was sent that made or kept the Lease ours
 
     async def acquire(self) -> None:
         """Try until the Lease is ours."""
+        logger.info("stands by for the Lease %s/%s", self._namespace, self._name)
         while not await self._attempt(ATTEMPT_S):
             await asyncio.sleep(RETRY_S)
         logger.info("leads: %s holds the Lease %s/%s", self._identity, self._namespace, self._name)
@@ -91,6 +94,11 @@ class Election:
         except _REFUSED as error:
             logger.warning("the Lease stays until it ends: %s", error)
 
+    def problem(self, limit_s: float) -> str | None:
+        """Return that the API server has not answered about the Lease for longer than this, if so."""
+        silent_s = self._clock() - self._heard_at
+        return f"no answer about the Lease for {silent_s:.0f} s" if silent_s > limit_s else None
+
     def _left_s(self) -> float:
         """Seconds for which the Lease is surely ours."""
         return self._asked_at + RENEW_S - self._clock()
@@ -104,6 +112,7 @@ class Election:
         except _REFUSED as error:
             logger.warning("no answer about the Lease: %s", str(error) or type(error).__name__)
             return False
+        self.heard, self._heard_at = True, self._clock()
         if ours:
             self._asked_at = asked_at
         return ours

@@ -15,7 +15,7 @@ from stage2_controller.cluster import api_server
 from stage2_controller.cluster.api_server import Api, ApiRefused
 from stage2_controller.cluster.capacity import Capacity
 from stage2_controller.cluster.cluster_pods_watch import ClusterPodsWatch, pod_events
-from stage2_controller.cluster.election import Election
+from stage2_controller.cluster.election import DURATION_S, Election
 from stage2_controller.cluster.freshness import Freshness, Scope
 from stage2_controller.cluster.progress_polls import ProgressPolls
 from stage2_controller.cluster.progress_reader import ProgressReader
@@ -32,6 +32,7 @@ from stage2_controller.loop.work_queue import WorkQueue
 logger = logging.getLogger(__name__)
 
 _SERVE_AFTER_S = 0.2
+_DEAF_S = 600.0  # without an answer about the Lease, after which one that stands by is started anew
 PATIENCE_S = 1800.0
 """How long a job waits for room before a node is kept for it; 0: none ever is."""
 
@@ -67,16 +68,28 @@ class Controller:
     broken: bool = False  # a bug ended what all jobs need
     ready: bool = False  # everything that exists is known
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    _leading: asyncio.Task[None] | None = None
+    _stopped: bool = False
 
     async def start(self) -> None:
-        """Learn what exists, and start to work. Raise kopf.TemporaryError while that cannot be."""
+        """Wait for the Lease, where there is one; learn what exists, and start to work.
+
+        One that stands by has asked for nothing but the Lease. Raise kopf.TemporaryError while what exists cannot be
+        listed.
+        """
+        if self.election and not self._tasks:
+            await self.election.acquire()
+            self._tasks.append(self._task(self._hold(self.election)))
         try:
             await self.freshness.fill()
         except (ApiRefused, aiohttp.ClientError, TimeoutError) as error:
             # Such as a definition that helm installed a moment ago and the API server does not serve yet.
             raise kopf.TemporaryError(str(error), delay=2) from error
-        self._tasks = [
-            self._task(self._work()),
+        if self.lost:  # meanwhile
+            return
+        self._leading = self._task(self._lead())
+        self._tasks += [
+            self._leading,
             self._task(self.freshness.run()),
             self._task(loop_lag.watch(self.metrics.loop_lag.observe)),
         ]
@@ -84,7 +97,10 @@ class Controller:
         logger.info("ready: %d jobs", len(list(self.store.known(names.KIND))))
 
     async def stop(self) -> None:
-        """End in mid-pass without harm: the next start plans again from what it finds."""
+        """End in mid-pass without harm: the next start plans again from what it finds. Later calls do nothing."""
+        if self._stopped:
+            return
+        self._stopped = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -120,19 +136,15 @@ class Controller:
         """Return what the HTTP endpoints tell of this controller."""
         return Endpoints(self._problem, self._not_ready, self._measured)
 
-    async def _work(self) -> None:
-        """Work on jobs: at once, or as long as the Lease is held. A leader that lost it ends the process."""
-        if self.election is None:
-            await self._lead()
-            return
-        await self.election.acquire()
-        work = self._task(self._lead())
+    async def _hold(self, election: Election) -> None:
+        """Keep the Lease. A leader that lost it ends the process."""
         try:
-            await self.election.hold()
+            await election.hold()
             self.lost = True
             self.stop_flag.set()
         finally:
-            work.cancel()
+            if self._leading:
+                self._leading.cancel()
             self.metrics.leads.set(0)
 
     async def _lead(self) -> None:
@@ -160,16 +172,23 @@ class Controller:
             self.broken = True
             self.stop_flag.set()
 
+    def _stands_by(self) -> Election | None:
+        return self.election if not self._tasks else None
+
     def _problem(self) -> str | None:
+        if standing_by := self._stands_by():
+            return standing_by.problem(_DEAF_S)
         return self.freshness.problem() if self.ready else None
 
     def _not_ready(self) -> str | None:
+        if standing_by := self._stands_by():
+            return standing_by.problem(DURATION_S) if standing_by.heard else "has not heard of the Lease yet"
         return self.freshness.problem() if self.ready else "does not know yet what exists"
 
     def _measured(self) -> tuple[bytes, str]:
         self.metrics.queue_depth.set(self.queue.depth())
         self.metrics.unplaced.set(self.capacity.waiting() if self.capacity else 0)
-        self.metrics.compared.set(self.freshness.age_s())
+        self.metrics.compared.set(0 if self._stands_by() else self.freshness.age_s())
         return self.metrics.text(), CONTENT_TYPE
 
 

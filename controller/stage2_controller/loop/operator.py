@@ -30,12 +30,12 @@ async def serve(settings: Settings, options: Options) -> str | None:
     except NoCluster as error:
         return str(error)
     async with AsyncExitStack() as stack:
+        stack.push_async_callback(controller.stop)  # for kopf's cleanup, which it omits before its start is done
         if options.listen:
             host, port = options.listen
             try:
                 served = await endpoints.serve(controller.endpoints(), host=host, port=port)
             except OSError as error:
-                await controller.stop()
                 return f"--listen: {host}:{port}: must be a free address of this machine ({error.strerror})"
             stack.push_async_callback(served.cleanup)
         with suppress(asyncio.CancelledError):

@@ -164,25 +164,30 @@ class Controller:
         self._kubeconfig = kubeconfig
         self._namespace = namespace
         self.log = log
+        self.exit_code: int | None = None  # of the last one that was stopped
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Starts it and waits until it works."""
+        """Starts it and waits until it works, or stands by."""
         command = [sys.executable, "-m", "stage2_controller", "--namespace", self._namespace, *self._options]
         environment = {**os.environ, "KUBECONFIG": str(self._kubeconfig)}
-        before = self.text().count("ready: ")
+        before = self._begun()
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [*command, "--image", "stage2/trainer:test"], env=environment, stdout=log, stderr=log
             )
-        eventually(lambda: self.text().count("ready: ") > before, why=f"controller ready; {self.text()[-2000:]}")
+        eventually(lambda: self._begun() > before, why=f"controller ready; {self.text()[-2000:]}")
+
+    def _begun(self) -> int:
+        text = self.text()
+        return text.count("ready: ") + text.count("stands by for the Lease")
 
     def stop(self, *, kill: bool = False) -> None:
         """Ends it: politely, or as a lost node would."""
         if self._process is None:
             return
         self._process.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
-        self._process.wait(timeout=30)
+        self.exit_code = self._process.wait(timeout=30)
         self._process = None
 
     def ended(self) -> bool:

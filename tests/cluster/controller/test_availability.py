@@ -5,6 +5,7 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
@@ -50,6 +51,14 @@ class Replica(Controller):
         pattern = rf'^stage2_api_requests_total\{{code="\d+",resource="{about}",verb="(?:{verb})"\}} (\S+)$'
         return sum(map(float, re.findall(pattern, self.figures(), re.MULTILINE)))
 
+    def is_ready(self) -> bool:
+        """Whether its readiness probe passes."""
+        try:
+            with urlopen(f"http://127.0.0.1:{self.port}/readyz") as answer:
+                return bool(answer.status == 200)
+        except HTTPError:
+            return False
+
     def leads(self) -> bool:
         """Whether it says so itself."""
         return self.figure("stage2_leader") == 1
@@ -75,7 +84,9 @@ def test_one_leads_and_the_other_takes_over_when_it_is_killed(
     kubelet.servers_answer("job-3v1")
     kubelet.learner_runs("job-3v1")
     eventually(lambda: phase(kubectl, "job-3v1") == "Running", why="the job runs")
-    assert follower.figure("stage2_reconcile_seconds_count") == 0
+    assert follower.requests(".+") == follower.figure("stage2_reconcile_seconds_count") == 0, "but for the Lease"
+    assert follower.requests(".+", "leases") > 0
+    assert follower.is_ready()
     leader.stop(kill=True)
     kubelet.learner_ends("job-3v1", 0)
     eventually(lambda: phase(kubectl, "job-3v1") == "Succeeded", why="the other goes on", timeout_s=60)
@@ -87,6 +98,14 @@ def test_a_leader_that_is_asked_to_end_hands_over_at_once(kubectl: Kubectl, repl
     leader, follower = sorted(replicas, key=lambda replica: not replica.leads())
     leader.stop()
     eventually(follower.leads, why="the other leads without waiting for the Lease to end", timeout_s=8)
+
+
+def test_one_that_stands_by_ends_at_once_when_it_is_asked_to(replicas: list[Replica]) -> None:
+    eventually(lambda: any(replica.leads() for replica in replicas), why="one leads")
+    follower = next(replica for replica in replicas if not replica.leads())
+    follower.stop()
+    assert follower.exit_code == 0
+    assert "Unclosed" not in follower.text()
 
 
 def test_a_leader_that_lost_its_lease_ends(kubectl: Kubectl, replicas: list[Replica]) -> None:

@@ -42,7 +42,7 @@ class Idle:
         """Nothing is open."""
 
 
-def controller(reconciler: Any, *, leases: Leases | None = None) -> Controller:
+def controller(reconciler: Any, *, leases: Leases | None = None, identity: str = "a") -> Controller:
     store, idle = Store(), Idle()
     anything: Any = Controller
     made: Controller = anything(
@@ -53,33 +53,75 @@ def controller(reconciler: Any, *, leases: Leases | None = None) -> Controller:
         freshness=idle,
         metrics=Metrics(lambda: store.known(names.KIND)),
         progress=idle,
-        election=Election(leases, name="stage2", namespace="stage2-system", identity="a") if leases else None,
+        election=Election(leases, name="stage2", namespace="stage2-system", identity=identity) if leases else None,
     )
     return made
 
 
 class Listing(Idle):
-    """A watch on the pods of all namespaces that notes whether it was asked to list them."""
+    """Something that notes whether it was asked to list what exists."""
 
     def __init__(self) -> None:
         self.listed = asyncio.Event()
 
+    async def fill(self) -> None:
+        self.listed.set()
+
     async def fill_for_sure(self) -> None:
         self.listed.set()
 
+    def problem(self) -> None:
+        """All is well."""
 
-async def test_of_two_controllers_the_one_that_leads_lists_what_others_run_and_the_other_does_not() -> None:
-    leases, leads, stands_by = Leases(), Listing(), Listing()
-    first, second = controller(Idle(), leases=leases), controller(Idle(), leases=leases)
-    first.pods_watch = cast("Any", leads)
-    second.pods_watch = cast("Any", stands_by)
+
+async def test_of_two_controllers_the_one_that_leads_lists_and_the_other_does_not_until_it_leads() -> None:
+    leases = Leases()
+    first, second = (controller(Idle(), leases=leases, identity=name) for name in ("a", "b"))
+    lists: list[Listing] = []
+    for one in (first, second):
+        of_jobs, of_pods = Listing(), Listing()
+        one.freshness, one.pods_watch = cast("Any", of_jobs), cast("Any", of_pods)
+        lists += [of_jobs, of_pods]
     await first.start()
-    await asyncio.wait_for(leads.listed.wait(), timeout=10)
-    await second.start()
-    await asyncio.sleep(0)
-    assert (first.ready, second.ready) == (True, True)
-    assert not stands_by.listed.is_set()
+    await asyncio.wait_for(lists[1].listed.wait(), timeout=10)
+    assert not is_ready(second), "it does not know yet that it may ask for the Lease"
+    standing_by = asyncio.create_task(second.start())
+    while not is_ready(second):
+        await asyncio.sleep(0.01)
+    assert not standing_by.done()
+    assert [one.listed.is_set() for one in lists] == [True, True, False, False]
+    assert "stage2_watch_compared_age_seconds 0.0" in second.endpoints().metrics()[0].decode()
+    await first.stop()
+    await asyncio.wait_for(lists[3].listed.wait(), timeout=10)
+    assert second.ready
     await second.stop()
+
+
+def is_ready(made: Controller) -> bool:
+    """Whether the readiness probe of a controller passes."""
+    return made.endpoints().not_ready() is None
+
+
+async def test_one_that_stands_by_and_hears_nothing_of_the_lease_is_not_ready_and_at_last_started_anew() -> None:
+    leases = Leases()
+    first, made = controller(Idle(), leases=leases), controller(Idle())
+    await first.start()
+    assert leases.lease
+    now = [0.0]
+    made.election = Election(leases, name="stage2", namespace="s", identity="b", clock=lambda: now[0])
+    standing_by = asyncio.create_task(made.start())
+    while not is_ready(made):
+        await asyncio.sleep(0.01)
+    leases.away = True
+    now[0] = 14.0
+    assert is_ready(made)
+    now[0] = 100.0
+    assert made.endpoints().not_ready() == "no answer about the Lease for 100 s"
+    assert made.endpoints().problem() is None
+    now[0] = 601.0
+    assert made.endpoints().problem() == "no answer about the Lease for 601 s"
+    standing_by.cancel()
+    await asyncio.gather(standing_by, return_exceptions=True)
     await first.stop()
 
 

@@ -16,6 +16,7 @@ from stage2_controller.loop.controller import Options
 KINDS = (*kinds.watched(kueue=True), kinds.NODE)
 SERVED = (*KINDS, kinds.Resource("Namespace", "v1", "namespaces"))  # kopf waits for it, and asks for none
 PAGES = 3
+LEASE = "/apis/coordination.k8s.io/v1/namespaces/stage2-system/leases/stage2"
 EXPIRED = {
     "kind": "Status",
     "apiVersion": "v1",
@@ -34,10 +35,14 @@ class Cluster:
     def __init__(self) -> None:
         self.lists: list[tuple[str, str | None]] = []  # the resource, and its page's limit
         self.watches: set[str] = set()
+        self.asked: list[str] = []  # every path
         self.expires_for = ("", 0)  # what the client is called whose first lists expire, and of how many kinds
         self.expired: set[str] = set()
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
+        self.asked.append(request.path)
+        if request.path == LEASE:
+            return web.json_response({"metadata": {"resourceVersion": "1"}, "spec": {"holderIdentity": "another"}})
         resource = request.path.rpartition("/")[2]
         if resource not in {kind.plural for kind in KINDS}:
             return web.json_response(self._about(request.path))
@@ -142,3 +147,14 @@ async def test_a_list_that_expires_while_it_is_read_begins_again(cluster: Cluste
     for plural in cluster.expired:
         asked = [name for name, _ in cluster.lists if name == plural]
         assert len(asked) >= 2 * PAGES + 2, f"{plural}: two pages in vain"
+
+
+async def test_one_that_stands_by_asks_for_nothing_but_the_lease(cluster: Cluster) -> None:
+    options = Options(lease=("stage2-system", "stage2"))
+    running = asyncio.create_task(operator.serve(Settings(kueue=True), options))
+    async with asyncio.timeout(30):
+        while cluster.asked.count(LEASE) < 2:
+            await asyncio.sleep(0.05)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert set(cluster.asked) == {LEASE}
