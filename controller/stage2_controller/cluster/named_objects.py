@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from datetime import datetime, timedelta
 from http import HTTPStatus
 from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 from stage2_controller.cluster.api_server import ApiRefused
 from stage2_controller.cluster.store import slim
@@ -73,9 +74,8 @@ class DefaultsOfPods:
         self._clock = clock
         self._read: dict[tuple[str, str | None], tuple[datetime, Any]] = {}  # with the end of its use
         self._refused: set[str] = set()
-        self._reading = {
-            kind: asyncio.Lock() for kind in ("LimitRange", "PriorityClass")
-        }  # passes at one time ask once
+        # Passes at one time ask once, and none waits for what another namespace has.
+        self._reading: WeakValueDictionary[tuple[str, str | None], asyncio.Lock] = WeakValueDictionary()
 
     async def of(self, namespace: str, spec: Mapping[str, Any]) -> PodDefaults:
         """Return what is added to the pods of a job of this spec."""
@@ -100,7 +100,7 @@ class DefaultsOfPods:
         return found
 
     async def _made_of(self, kind: str, namespace: str | None, make: Callable[[Sequence[Object]], Any]) -> Any:
-        async with self._reading[kind]:
+        async with self._reading.setdefault((kind, namespace), asyncio.Lock()):
             now = self._clock()
             kept = self._read.get((kind, namespace))
             if kept is None or kept[0] <= now:

@@ -114,12 +114,14 @@ class DesiredCache:
 
     def of(self, raw: Mapping[str, Any]) -> Desired:
         """Return the job's desired state. Raise ConfigError if its spec breaks a rule."""
-        made = self._known(raw)
-        return _without_error(self.keep(raw, read(raw, self._settings) if made is None else made))
+        made = self.known(raw)
+        return _without_error(self.keep(raw, read(raw, self._settings)) if made is None else made)
 
-    def to_be_read(self, raw: Mapping[str, Any]) -> bool:
-        """Whether to know the job's desired state takes a while: its spec is large, and was not read yet."""
-        return self._known(raw) is None and size.characters(raw["spec"], most=_QUICK) > _QUICK
+    def known(self, raw: Mapping[str, Any]) -> "Desired | ConfigError | None":
+        """Return what is remembered of the job's spec as it is now, if anything is."""
+        key, spec = _identity(raw)
+        known = self._made.get(key)
+        return known[1] if known and known[0] == spec else None
 
     def keep(self, raw: Mapping[str, Any], made: "Desired | ConfigError") -> "Desired | ConfigError":
         """Remember what was read of a job, and return it."""
@@ -134,10 +136,10 @@ class DesiredCache:
         """Drop the desired state of a job that is gone."""
         self._made.pop(key, None)
 
-    def _known(self, raw: Mapping[str, Any]) -> "Desired | ConfigError | None":
-        key, spec = _identity(raw)
-        known = self._made.get(key)
-        return known[1] if known and known[0] == spec else None
+
+def is_large(raw: Mapping[str, Any]) -> bool:
+    """Whether to read the job's spec takes a while."""
+    return size.characters(raw["spec"], most=_QUICK) > _QUICK
 
 
 def read(raw: Mapping[str, Any], settings: Settings) -> Desired | ConfigError:

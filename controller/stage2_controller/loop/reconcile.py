@@ -11,6 +11,7 @@ from typing import Any
 
 import aiohttp
 
+from stage2_api.errors import ConfigError
 from stage2_controller.cluster.api_server import Api, ApiRefused
 from stage2_controller.cluster.apply import ChildWriter, NameTaken
 from stage2_controller.cluster.autoscalers import Autoscalers
@@ -21,7 +22,7 @@ from stage2_controller.cluster.progress_polls import ProgressPolls
 from stage2_controller.cluster.store import Store
 from stage2_controller.job import conditions, credentials, names, outcome
 from stage2_controller.job import status as statuses
-from stage2_controller.job.desired import DesiredCache, read
+from stage2_controller.job.desired import Desired, DesiredCache, is_large, read
 from stage2_controller.job.events import events
 from stage2_controller.job.key import Key
 from stage2_controller.job.observed import Object, Observed, terminating
@@ -41,6 +42,20 @@ _KUEUE_AGAIN_S = 1.0  # Kueue wrote at the same time, and the watch has not told
 def utc_now() -> datetime:
     """Return the time of a pass."""
     return datetime.now(UTC)
+
+
+DesiredOf = Callable[[Mapping[str, Any]], Desired]
+
+
+def _given(made: Desired | BaseException) -> DesiredOf:
+    """Return what gives a desired state that is there, or raises why it is not."""
+
+    def desired_of(_: Mapping[str, Any]) -> Desired:
+        if isinstance(made, Desired):
+            return made
+        raise made.with_traceback(None) if isinstance(made, ConfigError) else made  # a bug's traceback is logged
+
+    return desired_of
 
 
 class Reconciler:
@@ -96,11 +111,11 @@ class Reconciler:
         if job is None or terminating(job):
             self.forget(key)
             return None
-        await self._read(job)
+        desired_of = await self._read(job)
         nodes = await self._nodes(key, job)
         observed = await self._observer.observe(key, job)
         now = self._clock()
-        made, bug = self._plan(key, job, observed, nodes, now)
+        made, bug = self._plan(key, job, observed, nodes, now, desired_of)
         self._settle(key, made)  # before anything else is awaited: the next job must find the room taken
         refusals = await self._writer.delete(key, made.deletions, observed)
         refusals += await self._writer.write(key, job, made.children, observed)
@@ -123,8 +138,7 @@ class Reconciler:
             node = None if outcome.final(job.get("status") or {}) else current_node(self._observer.watched(key, job))
             if self._capacity and node:
                 with suppress(Exception):  # a spec that cannot be planned by now: its pass says so, and keeps what runs
-                    await self._read(job)
-                    need, defaults = self._desired.of(job).need, PodDefaults()
+                    need, defaults = (await self._read(job))(job).need, PodDefaults()
                     with suppress(Exception):  # what is added to it is asked for again by its pass
                         defaults = await self._pod_defaults.of(key.namespace, job["spec"])
                     self._capacity.promise(key, defaults.added_to(need), node)
@@ -144,15 +158,33 @@ class Reconciler:
         defaults = await self._pod_defaults.of(key.namespace, job["spec"])
         return NodeView(self._capacity, key, defaults, await self._autoscalers.seen())
 
-    async def _read(self, job: Object) -> None:
-        """Read a spec that is large, and was not read yet, in a thread: meanwhile the loop serves the other jobs."""
-        if self._desired.to_be_read(job):
-            loop = asyncio.get_running_loop()
-            with suppress(Exception):  # a bug: the plan meets it again, and tells it
-                self._desired.keep(job, await loop.run_in_executor(self._reader, read, job, self._settings))
+    async def _read(self, job: Object) -> DesiredOf:
+        """Return what gives a pass the job's desired state, or raises what its spec raises.
+
+        A large spec is read in a thread: meanwhile the loop serves the other jobs. So the pass holds what was read,
+        also a bug, and what passes of other jobs may displace until it plans.
+        """
+        known = self._desired.known(job)
+        if known is None and not is_large(job):
+            return self._desired.of
+        made: Desired | BaseException = known or await self._read_aside(job)
+        if isinstance(made, Desired | ConfigError):
+            self._desired.keep(job, made)
+        return _given(made)
+
+    async def _read_aside(self, job: Object) -> Desired | BaseException:
+        reading = asyncio.get_running_loop().run_in_executor(self._reader, read, job, self._settings)
+        (made,) = await asyncio.gather(reading, return_exceptions=True)
+        return made
 
     def _plan(
-        self, key: Key, job: Object, observed: Observed, nodes: NodeView | None, now: datetime
+        self,
+        key: Key,
+        job: Object,
+        observed: Observed,
+        nodes: NodeView | None,
+        now: datetime,
+        desired_of: DesiredOf,
     ) -> tuple[Plan, Exception | None]:
         """Return the plan; where making it meets a bug, one that says so, and the bug."""
         try:
@@ -163,7 +195,7 @@ class Reconciler:
                 now=now,
                 new_credentials=credentials.new,
                 nodes=nodes,
-                desired_of=self._desired.of,
+                desired_of=desired_of,
             )
         except Exception as error:  # noqa: BLE001  # whatever it is, the job says so
             return self._internal_errors.plan(key, job, error, now=now), error

@@ -115,6 +115,31 @@ async def test_passes_at_one_time_ask_once_for_what_is_added_to_all_pods() -> No
     assert api.asked == 2, "limit ranges of the namespace, and the priority classes"
 
 
+async def test_a_namespace_whose_list_takes_long_keeps_no_other_waiting() -> None:
+    class Held(Cluster):
+        def __init__(self) -> None:
+            super().__init__()
+            self.held, self.free = asyncio.Event(), asyncio.Event()
+
+        async def list(self, kind: str, namespace: str | None, *, labelled: bool) -> Any:
+            if namespace == "team-a":
+                self.held.set()
+                await self.free.wait()
+            return await super().list(kind, namespace, labelled=labelled)
+
+    api = Held()
+    defaults = DefaultsOfPods(api, Clock())
+    waiting = asyncio.gather(*(defaults.of("team-a", {}) for _ in range(2)))
+    await api.held.wait()
+    for _ in range(2):
+        async with asyncio.timeout(10):
+            assert await defaults.of("team-b", {}) == PodDefaults()
+    assert not waiting.done()
+    api.free.set()
+    assert await waiting == [PodDefaults()] * 2
+    assert api.asked == 3, "limit ranges of each namespace, and the priority classes"
+
+
 async def test_a_priority_class_that_a_job_names_is_asked_for_until_it_is_there() -> None:
     api = Cluster(**{"PriorityClass/None/usual": of_name("usual", value=3, globalDefault=True)})
     defaults, named = DefaultsOfPods(api, Clock()), {"placement": {"priorityClassName": "high"}}

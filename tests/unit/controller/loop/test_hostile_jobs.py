@@ -8,7 +8,7 @@ import pytest
 
 from stage2_api.validation.size import LARGEST
 from stage2_controller.job import conditions, desired, names, reasons
-from stage2_controller.loop.work_queue import RetryLater
+from stage2_controller.loop.work_queue import Broken, RetryLater
 from tests.unit.controller import builders as b
 from tests.unit.controller.loop.test_reconcile import KEY, Life, Object
 from tests.unit.controller.loop.test_reconcile import life as life  # a fixture
@@ -133,6 +133,33 @@ async def test_a_large_spec_is_read_beside_the_loop_and_a_small_one_in_it(
         await life.one_pass()
     assert len(readers) == 2
     assert readers[1] != LOOP
+
+
+async def test_a_large_spec_that_meets_a_bug_is_read_beside_the_loop_alone(
+    life: Life, readers: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(desired, "containers", broken)
+    life.server.add(listed(12_000))
+    with pytest.raises(Broken):
+        await life.one_pass()
+    assert accepted(life)["reason"] == reasons.INTERNAL_ERROR
+    assert "a bug" in accepted(life)["message"]
+    assert LOOP not in readers
+    assert len(readers) == 1
+
+
+async def test_nor_does_the_loop_read_one_that_others_have_displaced_meanwhile(
+    life: Life, readers: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of more jobs than are remembered, passes of the others push it out between its reading and its plan."""
+    monkeypatch.setattr(desired, "_REMEMBERED", 0)
+    life.server.add(listed(12_000))
+    await life.one_pass()
+    assert accepted(life)["reason"] == reasons.VALID
+    assert LOOP not in readers
 
 
 async def test_of_very_many_mistakes_a_hundred_are_described_and_the_rest_counted(life: Life) -> None:
