@@ -7,11 +7,12 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from stage2_api.errors import ConfigError, Problem
-from stage2_api.job import JobSpec, RolloutMatchingJob
+from stage2_api.job import JobSpec, LearnerSpec, RolloutMatchingJob
 from stage2_controller.job.lookup import at
 from stage2_controller.job.quantity import Amounts
 
 _ANY = "*"
+_DEFAULT_START_S = LearnerSpec().start_deadline_seconds
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class AdminPolicy:
     runtime_classes: tuple[str, ...] = (_ANY,)
     resource_claim_templates: tuple[str, ...] = (_ANY,)
     largest_job: Mapping[str, int] = field(default_factory=dict)  # its GPUs, by namespace; `*` for all others
-    longest_start_seconds: int = 0  # of spec.learner.startDeadlineSeconds; 0: no bound
+    longest_start_seconds: int = 0  # of spec.learner.startDeadlineSeconds, whose default it cuts; 0: no bound
 
     def check(self, job: RolloutMatchingJob, *, is_new: bool = True) -> None:
         """Raise ConfigError with everything of the job that the policy does not allow.
@@ -78,8 +79,21 @@ class AdminPolicy:
                 yield from self._images(where, container)
                 yield from self._environment(where, container)
 
+    def shortened(self, job: RolloutMatchingJob) -> RolloutMatchingJob:
+        """Return the job with what it has by default of a deadline cut to what the policy allows; else the job itself.
+
+        The API server writes defaults into jobs: who left the key out and who wrote its default look the same.
+        """
+        if not self._cuts(job.spec.learner.start_deadline_seconds):
+            return job
+        learner = job.spec.learner.model_copy(update={"start_deadline_seconds": self.longest_start_seconds})
+        return job.model_copy(update={"spec": job.spec.model_copy(update={"learner": learner})})
+
+    def _cuts(self, seconds: int) -> bool:
+        return seconds == _DEFAULT_START_S and 0 < self.longest_start_seconds < seconds
+
     def _start(self, seconds: int) -> Iterator[Problem]:
-        if self.longest_start_seconds and seconds > self.longest_start_seconds:
+        if 0 < self.longest_start_seconds < seconds and not self._cuts(seconds):
             longest = self.longest_start_seconds
             rule = f"this cluster lets servers hold GPUs for at most {longest} s before the learner runs"
             way_out = "ask for less, or ask the admin to raise policy.longestStartSeconds of the chart"

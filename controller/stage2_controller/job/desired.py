@@ -94,7 +94,7 @@ def desired(raw: Mapping[str, Any], settings: Settings) -> Desired:
     need = node_fit.need_of(made, gpu_resource=accepted.spec.gpu_resource)
     settings.policy.check_size(namespace_of(accepted), node_fit.added((need.total, _claimed(accepted, processes))))
     return Desired(
-        job=accepted,
+        job=settings.policy.shortened(accepted),
         processes=processes,
         children=made,
         need=need,

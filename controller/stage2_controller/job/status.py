@@ -5,8 +5,10 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from stage2_api.job import LearnerSpec
 from stage2_controller.job import diagnose, explanation, names, reasons
 from stage2_controller.job.conditions import Condition, merged, timestamp, truth
+from stage2_controller.job.lookup import at
 from stage2_controller.job.observed import Object, Observed, running, succeeded, terminating, waits_in_its_pod
 from stage2_controller.job.situation import Situation
 
@@ -225,10 +227,22 @@ def _restarts(situation: Situation) -> int:
     return max(failed + (told.restarts if told else 0), before)
 
 
+def _valid(situation: Situation) -> str:
+    told = "the spec keeps every rule"
+    written = at(situation.raw, "spec", "learner", "startDeadlineSeconds")
+    counts = situation.job.spec.learner.start_deadline_seconds
+    if counts == (LearnerSpec().start_deadline_seconds if written is None else written):
+        return told
+    return (
+        f"{told}; spec.learner.startDeadlineSeconds counts as {counts}, in place of its default: the admin's"
+        " policy.longestStartSeconds allows no more"
+    )
+
+
 def _conditions(
     situation: Situation, sync: Mapping[str, Any] | None, servers: Sequence[Mapping[str, Any]]
 ) -> list[Condition]:
-    found = [Condition(reasons.ACCEPTED, "True", reasons.VALID, "the spec keeps every rule")]
+    found = [Condition(reasons.ACCEPTED, "True", reasons.VALID, _valid(situation))]
     if situation.blocked:
         found.append(situation.blocked)
     if situation.job.spec.suspend and not situation.outcome:

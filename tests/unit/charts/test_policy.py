@@ -300,7 +300,7 @@ def test_without_a_word_of_the_admin_a_job_is_as_large_as_the_contract_lets_it_b
 
 @pytest.mark.parametrize(
     ("value", "seconds", "refused"),
-    [("86400", 86_400, False), ("86400", 86_401, True), ("60", 3_600, True), ("0", 2**31 - 1, False)],
+    [("86400", 86_400, False), ("86400", 86_401, True), ("60", 3_601, True), ("60", 61, True), ("0", 2**31 - 1, False)],
 )
 def test_servers_hold_gpus_without_answering_for_as_long_as_the_admin_says(
     template: Template, value: str, seconds: int, refused: bool
@@ -312,6 +312,20 @@ def test_servers_hold_gpus_without_answering_for_as_long_as_the_admin_says(
             said.startswith(f"spec.learner.startDeadlineSeconds: {seconds}; this cluster lets servers hold") is refused
         )
         assert bool(said) is refused
+
+
+@pytest.mark.parametrize(("value", "has_s"), [(0, 3600), (60, 60), (3599, 3599), (3600, 3600), (86400, 3600)])
+def test_a_job_that_says_nothing_of_it_has_the_default_or_what_the_admin_allows_at_most(
+    template: Template, value: int, has_s: int
+) -> None:
+    """The API server writes the default into every job that leaves it out."""
+    manifests = template(f"policy.longestStartSeconds={value}")
+    policy, raw = policy_of(manifests), b.job(learner={"gpus": 1, "startDeadlineSeconds": 3600})
+    assert (refusals(raw, policy), admitted(manifests[POLICY], raw)) == ("", "")
+    for accepted in (raw, b.job(learner={"gpus": 1}), {**raw, "status": {"specHash": "x"}}):
+        made = desired(accepted, replace(b.SETTINGS, policy=policy))
+        assert made.job.spec.learner.start_deadline_seconds == has_s
+        assert made.spec_hash == desired(accepted, b.SETTINGS).spec_hash, "a policy makes it no other job"
 
 
 FIVE = {"limits": {"nvidia.com/gpu": 5}}

@@ -1,6 +1,7 @@
 """The stages of a job: which children may exist when, and which must not."""
 
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from stage2_api.parsing import parse_job
 from stage2_api.pod import files
 from stage2_controller.job import outcome, reasons
 from stage2_controller.job.observed import Observed
+from stage2_controller.job.plan import Plan, plan
 from tests.unit.controller import builders as b
 
 
@@ -131,6 +133,24 @@ def test_servers_that_never_all_answer_fail_the_job_when_the_time_to_start_is_ov
     assert b.condition(made, reasons.FAILED) == ("True", reasons.START_DEADLINE)
     assert "2 of 3 servers answer; server-1 still loading" in b.message(made, reasons.FAILED)
     assert made.deletions == ("Deployment", "Job")
+
+
+def test_a_time_to_start_that_the_admin_cuts_short_is_said_before_it_is_over() -> None:
+    settings = replace(b.SETTINGS, policy=replace(b.SETTINGS.policy, longest_start_seconds=60))
+
+    def planned(raw: b.Object, *, after_s: float = 0) -> Plan:
+        now = b.NOW + timedelta(seconds=after_s)
+        return plan(raw, loading, settings=settings, now=now, new_credentials=b.new_credentials)
+
+    raw = b.job()
+    loading = b.started(raw, pods=(b.rollout_pod(True, False, True), b.waiting_learner_pod()), progress=None)
+    raw = b.told(raw, planned(raw))
+    assert planned(raw, after_s=59).again_after_s == 1
+    told = "the spec keeps every rule; spec.learner.startDeadlineSeconds counts as 60, in place of its default"
+    assert b.message(planned(raw), reasons.ACCEPTED).startswith(told)
+    assert b.condition(planned(raw, after_s=60), reasons.FAILED) == ("True", reasons.START_DEADLINE)
+    own = b.job(learner={"startDeadlineSeconds": 60})
+    assert b.message(planned(own), reasons.ACCEPTED) == "the spec keeps every rule"
 
 
 def test_the_time_to_start_is_over_once_the_learner_runs() -> None:
