@@ -188,14 +188,23 @@ def _preference(need: Need, info: NodeInfo) -> int:
 def may_be_made(need: Need, nodes: Sequence[NodeInfo], autoscaling: Autoscaling) -> bool:
     """Return whether a node with room for the whole job may come: the admin says so, or signs do.
 
-    Signs: one is only busy, there is none, nodes are of pools that can grow, or an autoscaler is there.
+    Signs: one is only busy, there is none, nodes are of pools that can grow, or an autoscaler is there. They say
+    nothing to a job that takes hosts by their names: no node that is made has one of these.
     """
     if need.host is not None or autoscaling.nodes_may_come == "never":
         return False
-    if autoscaling.nodes_may_come == "always" or autoscaling.cluster_autoscaler or autoscaling.karpenter:
+    if autoscaling.nodes_may_come == "always":
+        return True
+    if any(_names_hosts(pod) for pod in need.pods):
+        return False
+    if autoscaling.cluster_autoscaler or autoscaling.karpenter:
         return True
     busy = any(_usable(need, info) and _has(info.allocatable, need.total) for info in nodes)
     return busy or not nodes or any(label in info.labels for info in nodes for label in _POOLS)
+
+
+def _names_hosts(pod: PodNeed) -> bool:
+    return HOSTNAME in pod.node_selector or node_terms.names_values(pod.affinity, HOSTNAME)
 
 
 def half_rooms(need: Need, nodes: Sequence[NodeInfo], autoscaling: Autoscaling) -> Avoided:

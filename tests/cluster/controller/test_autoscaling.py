@@ -11,7 +11,7 @@ import pytest
 
 from tests.cluster.controller.conftest import HERE, Controller, Kubectl, Object, eventually, job, reason
 from tests.cluster.controller.fake_nodes import FakeNodes
-from tests.cluster.controller.test_placement import node_of, places, refused
+from tests.cluster.controller.test_placement import message, node_of, places, refused
 
 pytestmark = pytest.mark.timeout(300)
 TYPE = "node.kubernetes.io/instance-type"
@@ -72,6 +72,34 @@ def status_of(*, age: timedelta) -> Object:
     annotations = {"cluster-autoscaler.kubernetes.io/last-updated": at}
     metadata = {"name": "cluster-autoscaler-status", "namespace": "kube-system", "annotations": annotations}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"status": f"time: {at}"}}
+
+
+@pytest.mark.parametrize("by", ["nodeSelector", "affinity"])
+def test_a_job_that_names_a_busy_node_by_its_host_waits_for_that_one_without_pods(
+    kubectl: Kubectl, rights: Path, nodes: FakeNodes, tmp_path: Path, by: str
+) -> None:
+    """No node that an autoscaler makes has that name, though the pool of this one may grow for others."""
+    busy = nodes.add(f"{kubectl.namespace}-busy", labels={**HERE, "eks.amazonaws.com/nodegroup": "gpus"})
+    term = {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": [busy, "another"]}]}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
+    placement = {
+        "nodeSelector": {"nodeSelector": {**HERE, "kubernetes.io/hostname": busy}},
+        "affinity": {"nodeSelector": HERE, "affinity": {"nodeAffinity": required}},
+    }[by]
+    controller = run(rights, kubectl, tmp_path)
+    try:
+        kubectl.apply(job("first"))
+        eventually(lambda: places(kubectl, "first") == [busy] * 2, why="the first job has the node")
+        kubectl.apply(job("named", placement=placement))
+        eventually(lambda: reason(kubectl, "named", "Placed") == "NoSingleNodeFits", why="it has no place")
+        kubectl.apply(job("any"))
+        eventually(lambda: refused(kubectl, "any"), why="one that takes any node has pods for an autoscaler to see")
+        assert places(kubectl, "named") == []
+        assert f"the largest free is 0 on {busy}" in message(kubectl, "named")
+        kubectl("delete", "rmj", "first", "any")
+        eventually(lambda: places(kubectl, "named") == [busy] * 2, why="what is freed is taken")
+    finally:
+        controller.stop()
 
 
 @pytest.fixture(params=["cluster-autoscaler", "karpenter"])

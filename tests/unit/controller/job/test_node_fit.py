@@ -150,6 +150,35 @@ def test_a_node_may_come_where_one_is_busy_or_pools_can_grow(may: bool, objects:
     assert not any(node_fit.may_be_made(replace(FOUR, host="of-kueue"), nodes, sign) for sign in signs)
 
 
+def term(*expressions: tuple[str, str, list[str]]) -> dict[str, Any]:
+    return {"matchExpressions": [dict(zip(("key", "operator", "values"), one, strict=True)) for one in expressions]}
+
+
+def required(*terms: dict[str, Any]) -> dict[str, Any]:
+    return {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": list(terms)}}
+
+
+ON_A, IN_B = (node_fit.HOSTNAME, "In", ["a", "c"]), ("zone", "In", ["b"])
+NAMED: list[tuple[str, bool, dict[str, Any]]] = [
+    ("by a selector", True, {"node_selector": {node_fit.HOSTNAME: "a"}}),
+    ("by affinity", True, {"affinity": required(term(IN_B, ON_A))}),
+    ("in each of its terms", True, {"affinity": required(term(ON_A), term(IN_B, ON_A))}),
+    ("in one of two terms", False, {"affinity": required(term(ON_A), term(IN_B))}),
+    ("as one to leave alone", False, {"affinity": required(term((node_fit.HOSTNAME, "NotIn", ["b"])))}),
+    ("by another label", False, {"affinity": required(term(IN_B)), "node_selector": {"zone": "b"}}),
+]
+
+
+@pytest.mark.parametrize(("named", "pod"), [row[1:] for row in NAMED], ids=[row[0] for row in NAMED])
+def test_no_node_is_made_for_a_job_that_names_the_hosts_that_it_takes(named: bool, pod: dict[str, Any]) -> None:
+    asked = need(**pod)
+    nodes = n.capacity(n.node("a", 4, labels={"zone": "b"}), n.foreign("a", gpus=4)).nodes_for(n.KEY, asked)
+    signs = (Autoscaling(), Autoscaling(cluster_autoscaler=True), Autoscaling(karpenter=True))
+    for there in (nodes, []):
+        assert {node_fit.may_be_made(asked, there, sign) for sign in signs} == {not named}
+        assert node_fit.may_be_made(asked, there, Autoscaling("always")), "the admin's word"
+
+
 def hosts(*names: str) -> node_fit.Avoided:
     return tuple((node_fit.HOSTNAME, name) for name in names)
 
