@@ -5,13 +5,13 @@ counts.
 """
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
 import aiohttp
 
+from stage2_controller.cluster import wire_json
 from stage2_controller.cluster.api_server import ApiRefused, Pager
 from stage2_controller.cluster.capacity import Capacity
 from stage2_controller.job.observed import Object
@@ -84,7 +84,7 @@ def pod_events(watch: Watch) -> Events:
         answer = await watch("Pod", version, ends_after_s=_RELIST_S, fields=FIELDS)
         try:
             async for line in _lines(answer.content):
-                event = json.loads(line)
+                event = wire_json.read(line)
                 if event["type"] == "ERROR":  # such as a version that is too old: a new list begins anew
                     return
                 yield event

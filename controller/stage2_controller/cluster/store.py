@@ -1,10 +1,10 @@
 """The store of the watches: the newest state of all jobs and their children, so that a pass costs few reads."""
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+from stage2_controller.cluster import wire_json
 from stage2_controller.job import kinds, names
 from stage2_controller.job.key import Key
 from stage2_controller.job.observed import Object
@@ -38,11 +38,11 @@ class _Entry(NamedTuple):
     @classmethod
     def of(cls, kind: str, body: Object) -> "_Entry":
         metadata, made = body["metadata"], slim(kind, body)
-        kept = made if kind == names.KIND else json.dumps(made, separators=(",", ":")).encode()
+        kept = made if kind == names.KIND else wire_json.written(made)
         return cls(metadata["name"], metadata["uid"], version_of(body), kept)
 
     def body(self) -> Object:
-        made: Object = json.loads(self.kept) if isinstance(self.kept, bytes) else self.kept
+        made: Object = wire_json.read(self.kept) if isinstance(self.kept, bytes) else self.kept
         return made
 
 

@@ -1,6 +1,7 @@
 """`python -m stage2_controller`: runs the controller against the cluster of its service account, else of KUBECONFIG."""
 
 import argparse
+import gc
 import logging
 import os
 import sys
@@ -13,12 +14,18 @@ from stage2_controller.job.settings import DEFAULT_IMAGE, NodesMayCome, Settings
 from stage2_controller.loop import operator
 from stage2_controller.loop.controller import PATIENCE_S, Options
 
+OBJECTS_OF_A_COLLECTION = 50_000
+"""Objects that are made, and not freed, between two looks for circles of them: some 10 MB."""
 DEEPEST_OBJECT = 10_000
 """Levels of nesting up to which an API server takes an object (its decoder's limit)."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parse the command line and run until SIGTERM or SIGINT."""
+    # Objects of Kubernetes are many small dictionaries without circles: the collector would look through them all the
+    # time, and find nothing. What was imported stays.
+    gc.set_threshold(OBJECTS_OF_A_COLLECTION, *gc.get_threshold()[1:])
+    gc.freeze()
     # Whatever anybody may store must be read here: one object that cannot be would end every list and watch. Those that
     # are too deep are refused when they have been read.
     sys.setrecursionlimit(10 * DEEPEST_OBJECT)

@@ -13,7 +13,7 @@ from stage2_controller.cluster.api_server import PAGE_OF_JOBS, NoCluster
 from stage2_controller.job import kinds, names
 from stage2_controller.job.kinds import Resource
 from stage2_controller.job.settings import Settings
-from stage2_controller.loop import endpoints
+from stage2_controller.loop import endpoints, kopf_compat
 from stage2_controller.loop.controller import Controller, Options, connect
 from stage2_controller.loop.kopf_session import session_of
 
@@ -38,6 +38,7 @@ async def serve(settings: Settings, options: Options) -> str | None:
             except OSError as error:
                 return f"--listen: {host}:{port}: must be a free address of this machine ({error.strerror})"
             stack.push_async_callback(served.cleanup)
+        kopf_compat.read_events_quickly()
         with suppress(asyncio.CancelledError):
             await kopf.operator(
                 registry=registry(controller, _watched(settings, options)),

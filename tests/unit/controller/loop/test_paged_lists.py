@@ -1,6 +1,7 @@
-"""Whatever the controller lists, it lists in pages: its own lists, and those with which kopf's watches begin."""
+"""What the controller asks by kopf: its lists come in pages, as its own do, and its watches' news are read quickly."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 import yaml
 from aiohttp import web
 
+from stage2_controller.cluster import wire_json
 from stage2_controller.job import kinds
 from stage2_controller.job.settings import Settings
 from stage2_controller.loop import operator
@@ -38,6 +40,7 @@ class Cluster:
         self.asked: list[str] = []  # every path
         self.expires_for = ("", 0)  # what the client is called whose first lists expire, and of how many kinds
         self.expired: set[str] = set()
+        self.news: dict[str, bytes] = {}  # what a watch tells first, by resource
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         self.asked.append(request.path)
@@ -50,6 +53,7 @@ class Cluster:
             self.watches.add(resource)
             answer = web.StreamResponse()
             await answer.prepare(request)
+            await answer.write(self.news.get(resource, b""))
             await asyncio.sleep(60)
             return answer
         self.lists.append((resource, request.query.get("limit")))
@@ -158,3 +162,24 @@ async def test_one_that_stands_by_asks_for_nothing_but_the_lease(cluster: Cluste
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert set(cluster.asked) == {LEASE}
+
+
+async def test_what_kopfs_watches_tell_is_read_by_the_quick_decoder(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, read = wire_json.read, []
+
+    def noted(text: bytes | str) -> object:
+        read.append(real(text))
+        return read[-1]
+
+    metadata = {"name": "node-7", "uid": "7", "resourceVersion": "7"}
+    event = {"type": "ADDED", "object": {"kind": "Node", "apiVersion": "v1", "metadata": metadata}}
+    cluster.news["nodes"] = json.dumps(event).encode() + b"\n"
+    monkeypatch.setattr(wire_json, "read", noted)
+    running = asyncio.create_task(operator.serve(Settings(), Options()))
+    async with asyncio.timeout(30):
+        while event not in read:
+            await asyncio.sleep(0.05)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
