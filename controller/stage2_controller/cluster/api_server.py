@@ -1,6 +1,5 @@
 """Requests to the API server: server-side apply with our field manager, create-once, delete, status, events, lists."""
 
-import json
 import logging
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -12,6 +11,7 @@ from kubernetes.aio import client, config
 from kubernetes.aio.dynamic import DynamicClient
 from kubernetes.aio.dynamic.exceptions import DynamicApiError
 
+from stage2_controller.cluster import wire_json
 from stage2_controller.job import conditions, kinds, names
 from stage2_controller.job.events import Event
 from stage2_controller.job.readiness_gate import GateCondition
@@ -51,7 +51,9 @@ async def connect(requested: Requested) -> "Api":
     `requested(verb, resource, code)` is told of every request; code 0 means that there was no answer. Raise NoCluster
     where neither names a cluster.
     """
-    configuration = client.Configuration()
+    # aiohttp would read ~/.netrc and the environment's proxies in a thread, for every request. The watches never did: a
+    # proxy stands in the kubeconfig.
+    configuration = client.Configuration(client_session_kwargs={"trust_env": False})
     try:
         config.load_incluster_config(configuration)  # type: ignore[no-untyped-call]
     except config.ConfigException:
@@ -61,7 +63,15 @@ async def connect(requested: Requested) -> "Api":
         except config.ConfigException as error:
             way_out = "outside a pod the controller needs a kubeconfig with a current context"
             raise NoCluster(f"KUBECONFIG: {named!r}: {error}; {way_out}") from error
-    return Api(client.ApiClient(configuration), requested)
+    return Api(PlainClient(configuration), requested)
+
+
+class PlainClient(client.ApiClient):
+    """A client whose bodies are plain JSON already: it need not copy them to find out."""
+
+    def sanitize_for_serialization(self, obj: object) -> object:
+        """Return what is sent as it is."""
+        return obj
 
 
 class Lister(Protocol):
@@ -316,7 +326,7 @@ class Api:
                 header_params={},
                 **parameters,
             )
-            answer: dict[str, Any] = await response.json()
+            answer: dict[str, Any] = await response.json(loads=wire_json.read)
             code = response.status
         except DynamicApiError as error:
             code = error.status
@@ -379,7 +389,7 @@ def _union(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, Any]:
 def _told(error: DynamicApiError) -> dict[str, Any]:
     """Return the API server's Status; nothing where the answer is none."""
     try:
-        told = json.loads(error.body or "")
+        told = wire_json.read(error.body or "")
     except (TypeError, ValueError):
         return {}
     return told if isinstance(told, dict) else {}

@@ -2,14 +2,16 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from kubernetes.aio import client
 
-from stage2_controller.cluster.api_server import Api, ApiRefused
+from stage2_controller.cluster.api_server import Api, ApiRefused, connect
 from stage2_controller.job import names
 
 
@@ -38,6 +40,37 @@ def test_a_patch_of_a_version_that_has_changed_asks_to_look_again(status: int, t
 def test_a_patch_that_is_refused_is_no_success() -> None:
     with pytest.raises(ApiRefused):
         asyncio.run(_patched(403))
+
+
+async def test_what_netrc_says_of_the_host_is_not_sent_to_the_api_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[str | None] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        sent.append(request.headers.get("Authorization"))
+        return web.json_response({})
+
+    application = web.Application()
+    application.router.add_get("/apis/karpenter.sh", answer)
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login somebody password secret\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+    async with TestServer(application) as server:
+        named = {"name": "x"}
+        document = {
+            "current-context": "x",
+            "contexts": [{**named, "context": {"cluster": "x", "user": "x"}}],
+            "clusters": [{**named, "cluster": {"server": str(server.make_url("")).rstrip("/")}}],
+            "users": [{**named, "user": {}}],
+        }
+        (tmp_path / "kubeconfig").write_text(yaml.safe_dump(document))
+        api = await connect(lambda *_: None)
+        try:
+            assert await api.serves("karpenter.sh")
+        finally:
+            await api.close()
+    assert sent == [None]
 
 
 PODS = [{"metadata": {"name": str(number), "managedFields": ["much"]}} for number in range(1_200)]
