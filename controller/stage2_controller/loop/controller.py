@@ -33,6 +33,9 @@ logger = logging.getLogger(__name__)
 
 _SERVE_AFTER_S = 0.2
 _DEAF_S = 600.0  # without an answer about the Lease, after which one that stands by is started anew
+REST_S = 0.5
+"""How long after a pass news of its job wait for one another: what it has created is seen, made pods of and bound in
+that time where the cluster is quick, and is one status instead of three."""
 PATIENCE_S = 1800.0
 """How long a job waits for room before a node is kept for it; 0: none ever is."""
 
@@ -223,7 +226,9 @@ async def connect(settings: Settings, options: Options) -> Controller:
     capacity = _capacity(SoonOnce(share_room, _SERVE_AFTER_S), options)
     progress = ProgressPolls(ProgressReader(), lambda key: queue.add(key), interval_s=settings.progress_s)
     reconciler = Reconciler(api, store, progress, settings, metrics=metrics, capacity=capacity)
-    queue: WorkQueue[Key] = WorkQueue(reconciler, owner_of=lambda key: key.namespace, concurrency=options.concurrency)
+    queue: WorkQueue[Key] = WorkQueue(
+        reconciler, owner_of=lambda key: key.namespace, concurrency=options.concurrency, rest_s=REST_S
+    )
     scope = Scope(options.namespaces, kueue=settings.kueue)
     return Controller(
         api=api,

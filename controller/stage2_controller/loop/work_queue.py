@@ -29,6 +29,9 @@ class WorkQueue(Generic[Item]):
     `work` returns the seconds after which it wants to be called again, or None. When it raises, it is called again
     after `backoff_s`, doubled for each failure in a row up to `backoff_max_s`. At most `concurrency` calls run at once.
     Owners of keys take turns (`owner_of`; without it all keys are one owner's), as `FairTurns` says.
+
+    What is added within `rest_s` of a key's last call is one call at the end of that time: what a call has begun comes
+    back as a burst of news. A key that has rested, and what a call has asked for itself, waits for nothing.
     """
 
     def __init__(
@@ -37,16 +40,18 @@ class WorkQueue(Generic[Item]):
         *,
         owner_of: Callable[[Item], Hashable] = lambda key: None,
         concurrency: int = 8,
+        rest_s: float = 0.0,
         backoff_s: float = 1.0,
         backoff_max_s: float = 300.0,
     ) -> None:
         self._work = work
         self._concurrency = concurrency
+        self._rest_s = rest_s
         self._backoff_s = backoff_s
         self._backoff_max_s = backoff_max_s
         self._turns = FairTurns(owner_of)
         self._ready = asyncio.Semaphore(0)  # as many as wait in _turns
-        self._worked_on: set[Item] = set()
+        self._worked_on: dict[Item, float] = {}  # until when each rests
         self._waiting: set[Item] = set()  # in _turns
         self._active: set[Item] = set()  # in a call
         self._again: set[Item] = set()  # added during its call
@@ -54,7 +59,20 @@ class WorkQueue(Generic[Item]):
         self._failures: dict[Item, int] = {}
 
     def add(self, key: Item) -> None:
-        """Ask for a call as soon as a worker is free; many additions before it starts are one call."""
+        """Ask for a call as soon as the key has rested and a worker is free; many additions before it are one call."""
+        if key in self._active:
+            self._cancel_timer(key)
+            self._again.add(key)
+        elif (left_s := self._rest_left_s(key)) > 0 and key not in self._waiting:
+            self.add_after(key, left_s)
+        else:
+            self._add_now(key)
+
+    def _rest_left_s(self, key: Item) -> float:
+        rests_until = self._worked_on.get(key)
+        return rests_until - asyncio.get_running_loop().time() if rests_until else 0.0
+
+    def _add_now(self, key: Item) -> None:
         self._cancel_timer(key)
         if key in self._active:
             self._again.add(key)
@@ -69,13 +87,13 @@ class WorkQueue(Generic[Item]):
         timer = self._timers.get(key)
         if timer is None or timer.when() > loop.time() + delay_s:
             self._cancel_timer(key)
-            self._timers[key] = loop.call_later(delay_s, self.add, key)
+            self._timers[key] = loop.call_later(delay_s, self._add_now, key)
 
     def forget(self, key: Item) -> None:
         """Drop what is planned for a key whose object is gone."""
         self._cancel_timer(key)
         self._failures.pop(key, None)
-        self._worked_on.discard(key)
+        self._worked_on.pop(key, None)
 
     def depth(self) -> int:
         """Return how many keys wait for a worker."""
@@ -92,12 +110,14 @@ class WorkQueue(Generic[Item]):
             await self._ready.acquire()
             key = self._turns.pop()
             self._waiting.discard(key)
-            self._worked_on.add(key)
+            self._worked_on[key] = 0.0
             self._active.add(key)
             try:
                 await self._call(key)
             finally:
                 self._active.discard(key)
+            if key in self._worked_on:  # not forgotten meanwhile
+                self._worked_on[key] = asyncio.get_running_loop().time() + self._rest_s
             if key in self._again:
                 self._again.discard(key)
                 self.add(key)

@@ -12,8 +12,8 @@ import pytest
 
 from tests.cluster.controller.conftest import Controller, Kubectl, Kubelet, eventually, job, phase
 
-# Six children, the address of its servers, and its status in five stages at most: as many as passes see by themselves.
-REQUESTS_OF_A_JOB = 12
+# Six children, the address of its servers, and its status in four stages at most: news that come together are one.
+REQUESTS_OF_A_JOB = 11
 EVENTS_OF_A_JOB = 5
 # What many jobs need to know is asked once for all of them, also by passes at one time.
 READ_AGAIN_S = 120

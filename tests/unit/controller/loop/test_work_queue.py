@@ -81,6 +81,71 @@ async def test_additions_during_a_call_are_one_more_call_after_it() -> None:
     assert work.calls == ["a", "a"]
 
 
+async def test_what_is_added_soon_after_a_call_waits_until_the_key_has_rested() -> None:
+    work = Work()
+    queue = WorkQueue(work, rest_s=3600)
+    async with running(queue):
+        queue.add("a")
+        await until(lambda: bool(work.calls))
+        for _ in range(5):
+            await settled()
+            queue.add("a")
+        await settled()
+        assert queue.depth() == 0
+    assert work.calls == ["a"]
+
+
+async def test_what_waits_for_the_rest_of_its_key_is_one_call_then() -> None:
+    work = Work()
+    work.gate.clear()
+    queue = WorkQueue(work, rest_s=0.001)
+    async with running(queue):
+        queue.add("a")
+        await until(lambda: work.active == 1)
+        for _ in range(5):
+            queue.add("a")
+        work.gate.set()
+        await until(lambda: len(work.calls) == 2)
+        await until(lambda: work.active == 0)
+    assert work.calls == ["a", "a"]
+
+
+async def test_additions_during_a_call_wait_for_the_rest_after_it() -> None:
+    work = Work()
+    work.gate.clear()
+    queue = WorkQueue(work, rest_s=3600)
+    async with running(queue):
+        queue.add("a")
+        await until(lambda: work.active == 1)
+        queue.add("a")
+        work.gate.set()
+        await until(lambda: work.active == 0)
+        await settled()
+    assert work.calls == ["a"]
+
+
+async def test_a_key_that_rests_keeps_no_other_waiting_and_nothing_that_its_call_has_asked_for() -> None:
+    work = Work(lambda key, count: 0.001 if key == "a" and count < 3 else None)
+    queue = WorkQueue(work, rest_s=3600)
+    async with running(queue):
+        queue.add("a")
+        await until(lambda: work.calls == ["a"] * 3)
+        queue.add("b")
+        await until(lambda: work.calls == [*["a"] * 3, "b"])
+
+
+async def test_a_key_that_was_forgotten_and_comes_again_does_not_rest() -> None:
+    work = Work()
+    queue = WorkQueue(work, rest_s=3600)
+    async with running(queue):
+        queue.add("a")
+        await until(lambda: bool(work.calls))
+        await settled()
+        queue.forget("a")
+        queue.add("a")
+        await until(lambda: len(work.calls) == 2)
+
+
 async def test_no_more_calls_at_once_than_the_concurrency() -> None:
     work = Work()
     work.gate.clear()
