@@ -1,0 +1,18 @@
+"""Each defect of tests/mutants.yaml can still be made: the code has what it replaces, once, and its tests exist."""
+
+from pathlib import Path
+
+import pytest
+
+from tests import mutants
+from tests.mutants import ROOT, Mutant
+
+
+@pytest.mark.parametrize("mutant", mutants.mutants(), ids=lambda one: one.name)
+def test_the_code_has_what_a_defect_replaces(mutant: Mutant, tmp_path: Path) -> None:
+    copy = tmp_path / mutant.file
+    copy.parent.mkdir(parents=True)
+    mutant.restore(tmp_path)
+    mutant.change(tmp_path)
+    assert copy.read_text() != (ROOT / mutant.file).read_text()
+    assert (ROOT / mutant.tests).exists()
