@@ -28,6 +28,8 @@ _PAGE = 500  # objects; of pods some 3 MB
 PAGE_OF_JOBS = 50
 """Jobs of a list that are asked for at a time. Each is its author's work, and may have 150 kB: what a page takes to
 decode, the loop stands."""
+_NODE = kinds.NODE.kind
+_PAGES = {names.KIND: PAGE_OF_JOBS, _NODE: 50}  # a node tells of all images that it keeps
 
 
 class ApiRefused(Exception):
@@ -132,6 +134,8 @@ class Api:
             metadata = metadata or page["metadata"]
             for item in page["items"]:
                 item["metadata"].pop("managedFields", None)
+                if kind == _NODE:
+                    item.get("status", {}).pop("images", None)  # most of it
                 items.append(item)
         return {"items": items, "metadata": metadata}
 
@@ -146,7 +150,7 @@ class Api:
                 path(kind, namespace),
                 label_selector=labels,
                 field_selector=fields,
-                limit=PAGE_OF_JOBS if kind == names.KIND else _PAGE,
+                limit=_PAGES.get(kind, _PAGE),
                 _continue=more,
             )
             yield page

@@ -72,6 +72,7 @@ def kopf_settings() -> kopf.OperatorSettings:
     made = kopf.OperatorSettings()
     made.posting.enabled = False
     made.scanning.disabled = True
+    made.queueing.idle_timeout = 0.1  # so long kopf holds the last body of an object, whole: of 500 nodes 20 MB
     made.watching.chunk_size = PAGE_OF_JOBS  # for all kinds: kopf knows one size
     made.persistence.diffbase_storage = _NoDiffs()
     for resource in kinds.watched(kueue=True):

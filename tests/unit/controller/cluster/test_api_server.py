@@ -73,7 +73,8 @@ async def test_what_netrc_says_of_the_host_is_not_sent_to_the_api_server(
     assert sent == [None]
 
 
-PODS = [{"metadata": {"name": str(number), "managedFields": ["much"]}} for number in range(1_200)]
+IMAGES = {"images": [{"names": ["a"]}], "phase": "x"}
+PODS = [{"metadata": {"name": str(number), "managedFields": ["much"]}, "status": IMAGES} for number in range(1_200)]
 
 
 async def _listing(use: Callable[[Api], Awaitable[Any]]) -> tuple[Any, list[dict[str, str]]]:
@@ -89,6 +90,7 @@ async def _listing(use: Callable[[Api], Awaitable[Any]]) -> tuple[Any, list[dict
 
     application = web.Application()
     application.router.add_get("/api/v1/pods", answer)
+    application.router.add_get("/api/v1/nodes", answer)
     application.router.add_get("/apis/stage2.dev/v1alpha1/rolloutmatchingjobs", answer)
     async with TestServer(application) as server:
         api = Api(client.ApiClient(client.Configuration(host=str(server.make_url("")))), lambda *_: None)
@@ -109,6 +111,14 @@ def test_a_list_comes_in_pages_and_without_the_bookkeeping_of_field_managers() -
 def test_pages_of_jobs_which_may_be_large_are_small() -> None:
     found, queries = asyncio.run(_listing(lambda api: api.list(names.KIND, None, labelled=False)))
     assert len(found["items"]) == len(PODS)
+    assert {query["limit"] for query in queries} == {"50"}
+
+
+@pytest.mark.parametrize(("kind", "kept"), [("Node", {"phase": "x"}), (names.KIND, IMAGES)])
+def test_nodes_come_in_small_pages_and_without_the_images_that_they_keep(kind: str, kept: object) -> None:
+    """A job's images are its own."""
+    found, queries = asyncio.run(_listing(lambda api: api.list(kind, None, labelled=False)))
+    assert [item["status"] for item in found["items"]] == [kept] * len(PODS)
     assert {query["limit"] for query in queries} == {"50"}
 
 
