@@ -74,7 +74,7 @@ def test_an_account_two_types_of_gpus_and_what_kubectl_shows(
 ) -> None:
     """The pods run as the account that the admin allows, without its token, on the one node of two types that are asked
     for; a job that waits for a queue says so in a column."""
-    for kind in ("v100", "h100"):
+    for kind in ("a10", "h100"):  # of nodes that are alike, the first by name is taken
         nodes.add(f"{kubectl.namespace}-{kind}", gpus=4, labels={**HERE, "gpu": kind})
     policy = json.dumps({"serviceAccounts": ["trainer"]})
     controller = Controller(rights, kubectl.namespace, tmp_path / "controller.log", "--policy", policy)
@@ -96,6 +96,7 @@ def test_an_account_two_types_of_gpus_and_what_kubectl_shows(
         kubectl.apply(queued)
         bound = lambda: [pod["spec"].get("nodeName") for pod in kubectl.list("pods")]  # noqa: E731
         eventually(lambda: bound() == [f"{kubectl.namespace}-h100"] * 2, why="both pods are on the one that suits")
+        assert "NodeFull" not in {event["reason"] for event in kubectl.list("events")}, "nor were they elsewhere before"
         for pod in kubectl.list("pods"):
             spec = pod["spec"]
             assert (spec["serviceAccountName"], spec["automountServiceAccountToken"]) == ("trainer", False)
