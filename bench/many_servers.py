@@ -6,11 +6,8 @@ those of the fastest of several syncs.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import random
 import secrets
-import socket
 import subprocess
 import sys
 import tempfile
@@ -30,6 +27,7 @@ from bench.sync import (
     TRAINED_LAYERS,
     Policy,
     adapted,
+    free_ports,
     saved,
     wait_until_up,
 )
@@ -41,7 +39,6 @@ from stage2_trainer.weights.sync_report import SyncReport
 
 COUNTS = (1, 8, 64)
 RUNS = 5
-PORTS = 10_000, 20_000
 PHASES = ("connect", "begin", "pack", "send", "load", "finish")
 
 
@@ -115,15 +112,3 @@ def many_sinks(count: int, model: str) -> Iterator[tuple[list[ServerAddress], st
         stack.callback(process.terminate)
         wait_until_up(addresses[-1].base_url)
         yield addresses, token
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nothing listens on, below those that the system gives to outgoing connections."""
-    found: list[int] = []
-    for port in range(random.SystemRandom().randrange(*PORTS), 2**16):
-        with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.bind(("127.0.0.1", port))
-            found.append(port)
-        if len(found) == count:
-            return found
-    raise OSError("no free ports")

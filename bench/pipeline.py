@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 import yaml
-from bench.sync import free_port
+from bench.sync import free_ports
 from bench.tables import Row, Table
 
 ROOT = Path(__file__).parents[1]
@@ -52,7 +52,7 @@ def steps(folder: Path, pipelined: bool) -> list[dict[str, Any]]:
     work.mkdir()
     job = yaml.safe_load((ROOT / "examples/job-3v1-tiny.yaml").read_text())
     spec, config = job["spec"], job["spec"]["config"]
-    spec["rollout"] |= {"servers": SERVERS, "port": free_port()}
+    spec["rollout"] |= {"servers": SERVERS, "port": free_ports(1)[0]}
     config["training"] |= {"max_steps": STEPS, "eval_strategy": "no", "save_strategy": "no"}
     config["custom"]["extra"]["rollout_matching"]["pipeline"] = {"enabled": pipelined}
     (work / "job.yaml").write_text(yaml.safe_dump(job))

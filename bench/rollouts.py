@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from bench.sync import free_port, wait_until_up
+from bench.sync import free_ports, wait_until_up
 from bench.tables import Row, Table
 
 from stage2_trainer.rollouts.http import ServerBackend
@@ -153,10 +153,10 @@ def vllm_bench(program: str, base_url: str, token: str, images: list[Path], fold
 @contextmanager
 def serving(folder: Path) -> Iterator[tuple[str, str]]:
     """Start a real vLLM by `stage2 serve`; yields where it is, and its token."""
-    token, port = secrets.token_hex(8), free_port()
+    token, (port, group_port) = secrets.token_hex(8), free_ports(2)
     base_url = f"http://127.0.0.1:{port}"
     (folder / "token").write_text(token)
-    server = {"base_url": base_url, "group_port": free_port()}
+    server = {"base_url": base_url, "group_port": group_port}
     vllm = {"mode": "server", "max_model_len": 1024, "max_num_seqs": 64, "server": {"servers": [server]}}
     vllm |= {"enforce_eager": True, "limit_mm_per_prompt": {"image": 1, "video": 0}}
     config = {

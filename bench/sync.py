@@ -5,9 +5,11 @@ The servers are processes that keep what they are sent (`bench.sink`). Times are
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import os
+import random
 import secrets
 import socket
 import subprocess
@@ -46,6 +48,7 @@ RECIPE_WIDTH, RECIPE_RANK = 2, 4
 """Of the recipe of three servers (rank 16, 8 billion weights) the adapter is a 76th of the layers that it touches, and
 these are a fifth of the model: as with this rank at this width, over the layers that train."""
 START_TIMEOUT_S = 120.0
+PORTS = 10_000, 20_000
 
 
 class Policy(nn.Module):
@@ -131,7 +134,7 @@ def compared(what: str, policy: Policy, addresses: list[ServerAddress], token: s
 
 def raw_groups(full: FullSync) -> list[Any]:
     """Form a gloo group with every server."""
-    ports = [free_port() for _ in full.fleet.sessions]
+    ports = free_ports(len(full.fleet.sessions))
     calls = [
         in_background(_post, session, "/raw/join", port)
         for session, port in zip(full.fleet.sessions, ports, strict=True)
@@ -269,7 +272,8 @@ def servers(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         (folder / "token").write_text(token)
         environment = {**os.environ, "STAGE2_TOKEN_FILE": str(folder / "token")}
-        addresses = [ServerAddress(f"http://{host}:{free_port()}", free_port()) for _ in range(count)]
+        ports = free_ports(2 * count)
+        addresses = [ServerAddress(f"http://{host}:{ports.pop()}", ports.pop()) for _ in range(count)]
         for address in addresses:
             command = [sys.executable, "-m", "bench.sink", address.base_url.rpartition(":")[2], model, host]
             process = subprocess.Popen([*inside, *command], env=environment)
@@ -293,11 +297,16 @@ def wait_until_up(url: str) -> None:
     raise TimeoutError(f"{url} did not start within {START_TIMEOUT_S:g} s")
 
 
-def free_port() -> int:
-    """A port that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def free_ports(count: int) -> list[int]:
+    """Ports that nothing listens on, below those that the system gives to outgoing connections."""
+    found: list[int] = []
+    for port in range(random.SystemRandom().randrange(*PORTS), 2**16):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise OSError("no free ports")
 
 
 TABLE = Table("Full weight sync", "ms", 1e3, rows)
