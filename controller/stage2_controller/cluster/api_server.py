@@ -83,6 +83,10 @@ class Lister(Protocol):
         """Return the list of a kind in one namespace or in all; `labelled`: only our children."""
         ...
 
+    async def try_list(self, kind: str, namespace: str | None) -> None:
+        """Ask for one object of a kind. Raise ApiRefused where lists of it are refused."""
+        ...
+
 
 class Pager(Protocol):
     """An API that lists objects a page at a time; `Api` is one."""
@@ -138,6 +142,10 @@ class Api:
                     item.get("status", {}).pop("images", None)  # most of it
                 items.append(item)
         return {"items": items, "metadata": metadata}
+
+    async def try_list(self, kind: str, namespace: str | None) -> None:
+        """Ask for one object of a kind. Raise ApiRefused where lists of it are refused."""
+        await self._request("get", path(kind, namespace), limit=1)
 
     async def pages(
         self, kind: str, namespace: str | None, *, labels: str | None, fields: str | None

@@ -22,7 +22,7 @@ DURATION_S = 15.0  # a follower takes a Lease that has not changed for this long
 RENEW_S = 10.0  # a leader whose last renewal was sent this long ago stops, well before another starts
 RETRY_S = 2.0
 ATTEMPT_S = RENEW_S / 2  # for one answer, so that a request that was lost is made again in time
-_REFUSED = (ApiRefused, aiohttp.ClientError, TimeoutError)
+_REFUSED = (ApiRefused, aiohttp.ClientError, TimeoutError, ValueError, KeyError)  # the last two: no Lease at all
 
 
 class LeaseApi(Protocol):

@@ -57,6 +57,14 @@ class Freshness:
         self._rounds_behind = 0
         self._last_round = time.monotonic()
 
+    async def try_lists(self) -> None:
+        """Ask for one object of each kind that `fill` lists. Raise what the API server refuses."""
+        for kind in self._kinds:
+            for scope in self._namespaces:
+                await self._api.try_list(kind, scope)
+        if self._capacity:
+            await self._api.try_list("Node", None)
+
     async def fill(self) -> None:
         """Put everything that exists into the store: a plan made from half a picture would create what is there."""
         for kind in self._kinds:

@@ -3,8 +3,10 @@
 import asyncio
 import logging
 import platform
+import time
 import uuid
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,9 +35,12 @@ logger = logging.getLogger(__name__)
 
 _SERVE_AFTER_S = 0.2
 _DEAF_S = 600.0  # without an answer about the Lease, after which one that stands by is started anew
-REST_S = 0.5
+REST_S = 1.0
 """How long after a pass news of its job wait for one another: what it has created is seen, made pods of and bound in
-that time where the cluster is quick, and is one status instead of three."""
+that time where the cluster is quick, and is one status instead of three. Kubernetes' own controller of Jobs waits as
+long (syncJobBatchPeriod)."""
+_UNJUDGED_S = 5.0  # in which the scheduler says of a new pod where it runs, or why nowhere; until then it is no news
+_BLIND_S = 60.0  # without a picture of what exists, after which one that leads gives the Lease to another
 PATIENCE_S = 1800.0
 """How long a job waits for room before a node is kept for it; 0: none ever is."""
 
@@ -69,25 +74,28 @@ class Controller:
     stop_flag: asyncio.Event = field(default_factory=asyncio.Event)
     lost: bool = False  # another one leads now
     broken: bool = False  # a bug ended what all jobs need
+    blind: str = ""  # why it leads no more: what exists could not be listed
     ready: bool = False  # everything that exists is known
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _leading: asyncio.Task[None] | None = None
     _stopped: bool = False
+    _unlisted: str | None = "does not know yet what exists"  # why it does not ask for the Lease
+    _leads_since: float = 0.0
 
     async def start(self) -> None:
         """Wait for the Lease, where there is one; learn what exists, and start to work.
 
-        One that stands by has asked for nothing but the Lease. Raise kopf.TemporaryError while what exists cannot be
-        listed.
+        Only one that may list what exists asks for the Lease; while it stands by it asks for nothing else. Raise
+        kopf.TemporaryError while what exists cannot be listed; one that leads and cannot for long ends.
         """
         if self.election and not self._tasks:
+            with self._listing():
+                await self.freshness.try_lists()
             await self.election.acquire()
+            self._leads_since = time.monotonic()
             self._tasks.append(self._task(self._hold(self.election)))
-        try:
+        with self._listing():
             await self.freshness.fill()
-        except (ApiRefused, aiohttp.ClientError, TimeoutError) as error:
-            # Such as a definition that helm installed a moment ago and the API server does not serve yet.
-            raise kopf.TemporaryError(str(error), delay=2) from error
         if self.lost:  # meanwhile
             return
         self._leading = self._task(self._lead())
@@ -98,6 +106,20 @@ class Controller:
         ]
         self.ready = True
         logger.info("ready: %d jobs", len(list(self.store.known(names.KIND))))
+
+    @contextmanager
+    def _listing(self) -> Iterator[None]:
+        """Turn a refusal into kopf's error that has `start` called again."""
+        try:
+            yield
+        except (ApiRefused, aiohttp.ClientError, TimeoutError) as error:
+            # Such as a definition that helm installed a moment ago and the API server does not serve yet.
+            self._unlisted = f"cannot list what exists: {str(error) or type(error).__name__}"
+            if self._leads_since and time.monotonic() - self._leads_since > _BLIND_S:
+                self.blind = self._unlisted
+                self.stop_flag.set()
+            raise kopf.TemporaryError(self._unlisted, delay=2) from error
+        self._unlisted = None
 
     async def stop(self) -> None:
         """End in mid-pass without harm: the next start plans again from what it finds. Later calls do nothing."""
@@ -123,9 +145,13 @@ class Controller:
         key = key_of(kind, body)
         if key is None or counted:
             return
+        if kind != names.KIND and self.store.one(names.KIND, key, key.name) is None:
+            return  # the job is gone, or its own event is on its way
         if kind == names.KIND and gone:
             self.queue.forget(key)
             self.reconciler.forget(key)
+        elif kind == "Pod" and not gone and _is_unjudged(body):
+            self.queue.add_after(key, _UNJUDGED_S)
         else:
             self.queue.add(key)
 
@@ -184,6 +210,8 @@ class Controller:
         return self.freshness.problem() if self.ready else None
 
     def _not_ready(self) -> str | None:
+        if self._unlisted:
+            return self._unlisted
         if standing_by := self._stands_by():
             return standing_by.problem(DURATION_S) if standing_by.heard else "has not heard of the Lease yet"
         return self.freshness.problem() if self.ready else "does not know yet what exists"
@@ -193,6 +221,12 @@ class Controller:
         self.metrics.unplaced.set(self.capacity.waiting() if self.capacity else 0)
         self.metrics.compared.set(0 if self._stands_by() else self.freshness.age_s())
         return self.metrics.text(), CONTENT_TYPE
+
+
+def _is_unjudged(pod: Any) -> bool:
+    """Whether the scheduler has said nothing of a pod yet."""
+    judged = pod.get("spec", {}).get("nodeName") or pod.get("status", {}).get("conditions")
+    return not judged and "deletionTimestamp" not in pod["metadata"]
 
 
 class SoonOnce:

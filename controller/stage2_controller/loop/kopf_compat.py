@@ -4,6 +4,7 @@ kopf reads every event with the standard library's json: a fifth of the controll
 setting of kopf's names a decoder; once one does, this module goes.
 """
 
+import json
 from types import SimpleNamespace
 
 from kopf._cogs.clients import api
@@ -13,4 +14,4 @@ from stage2_controller.cluster import wire_json
 
 def read_events_quickly() -> None:
     """Let kopf's watches read by `stage2_controller.cluster.wire_json`."""
-    api.json = SimpleNamespace(loads=wire_json.read)  # type: ignore[assignment, attr-defined]
+    api.json = SimpleNamespace(**{**vars(json), "loads": wire_json.read})  # type: ignore[assignment, attr-defined]

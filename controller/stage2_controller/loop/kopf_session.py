@@ -5,12 +5,21 @@ that is what the session tells it.
 """
 
 import asyncio
+from dataclasses import dataclass, field
 from http import HTTPStatus
 
 import aiohttp
 import kopf
 
 _PAUSE_S = 1.0  # before a list begins again: one that always expires must not become a storm
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Session(kopf.AiohttpSession):
+    """A session that equals others with the same credentials: kopf ends where a login brings refused ones again."""
+
+    aiohttp_session: aiohttp.ClientSession = field(compare=False)
+    credentials: kopf.ConnectionInfo
 
 
 def session_of(info: kopf.ConnectionInfo) -> kopf.AiohttpSession:
@@ -22,7 +31,8 @@ def session_of(info: kopf.ConnectionInfo) -> kopf.AiohttpSession:
         trust_env=info.trust_env,
         middlewares=(_lists_again,),
     )
-    return kopf.AiohttpSession(
+    return _Session(
+        credentials=info,
         server=info.server,
         aiohttp_session=made,
         priority=info.priority,

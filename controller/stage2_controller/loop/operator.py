@@ -55,6 +55,8 @@ def why_ended(controller: Controller) -> str | None:
     """Return what has ended a controller that nobody told to end."""
     if controller.lost:
         return "another controller leads now"
+    if controller.blind:
+        return controller.blind
     if controller.broken:
         return "a bug ended the controller; its traceback stands above"
     return None

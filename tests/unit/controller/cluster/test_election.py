@@ -72,6 +72,22 @@ async def test_the_first_candidate_leads_and_the_second_waits(clock: Clock) -> N
     assert leases.lease["spec"]["holderIdentity"] == "a"
 
 
+@pytest.mark.parametrize("answer", [{}, {"metadata": {}}, ValueError("no JSON")])
+async def test_an_answer_that_is_no_lease_is_asked_for_again_soon(answer: Any, clock: Clock) -> None:
+    leases, answers = Leases(), [answer]
+    get = leases.get
+
+    async def strange(kind: str, namespace: str | None, name: str) -> Any:
+        found = answers.pop() if answers else await get(kind, namespace, name)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    leases.get = strange  # type: ignore[method-assign]
+    await candidate(leases, clock, "a").acquire()
+    assert clock.now < DURATION_S
+
+
 async def test_a_lease_that_stays_as_it_is_for_its_duration_is_taken(clock: Clock) -> None:
     leases = Leases()
     await candidate(leases, clock, "a").acquire()

@@ -22,6 +22,9 @@ class Lists:
     async def list(self, kind: str, namespace: str | None, *, labelled: bool) -> dict[str, Any]:
         return {"items": self.objects[kind], "metadata": {"resourceVersion": "100"}}
 
+    async def try_list(self, kind: str, namespace: str | None) -> None:
+        """Nothing is refused."""
+
 
 class Stage:
     """A store, the lists beside it, and the keys that were put on the queue."""

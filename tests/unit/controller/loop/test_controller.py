@@ -4,16 +4,19 @@ import asyncio
 import sys
 from typing import Any, cast
 
+import kopf
 import pytest
 
 from stage2_controller.cluster.election import Election
 from stage2_controller.cluster.store import Store
 from stage2_controller.job import names
+from stage2_controller.loop import controller as loop_controller
 from stage2_controller.loop import main
 from stage2_controller.loop.controller import Controller, SoonOnce
 from stage2_controller.loop.controller_metrics import Metrics
 from stage2_controller.loop.operator import why_ended
 from stage2_controller.loop.work_queue import WorkQueue
+from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 from tests.unit.controller.cluster.test_capacity import free
 from tests.unit.controller.cluster.test_election import Leases
@@ -31,6 +34,9 @@ class Idle:
 
     async def restore(self) -> None:
         """Nothing to enter."""
+
+    async def try_lists(self) -> None:
+        """Nothing is refused."""
 
     async def fill(self) -> None:
         """Nothing exists."""
@@ -125,6 +131,65 @@ async def test_one_that_stands_by_and_hears_nothing_of_the_lease_is_not_ready_an
     await first.stop()
 
 
+class Blind(Idle):
+    """What is refused every list, or each but the first small one."""
+
+    def __init__(self, *, tries_well: bool) -> None:
+        self.tries_well = tries_well
+
+    async def try_lists(self) -> None:
+        if not self.tries_well:
+            await self.fill()
+
+    async def fill(self) -> None:
+        raise TimeoutError("lists are away")
+
+
+async def test_one_that_may_not_list_is_not_ready_and_leaves_the_lease_to_others() -> None:
+    leases = Leases()
+    made = controller(Idle(), leases=leases)
+    made.freshness = cast("Any", Blind(tries_well=False))
+    assert made.endpoints().not_ready() == "does not know yet what exists"
+    for _ in range(2):
+        with pytest.raises(kopf.TemporaryError, match="lists are away"):
+            await made.start()
+    assert leases.lease is None
+    assert made.endpoints().not_ready() == "cannot list what exists: lists are away"
+    await made.stop()
+
+
+async def test_one_that_leads_and_cannot_learn_what_exists_gives_the_lease_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    leases = Leases()
+    made = controller(Idle(), leases=leases)
+    made.freshness = cast("Any", Blind(tries_well=True))
+    with pytest.raises(kopf.TemporaryError):
+        await made.start()
+    assert not made.stop_flag.is_set(), "it may pass"
+    monkeypatch.setattr(loop_controller, "_BLIND_S", 0.0)
+    with pytest.raises(kopf.TemporaryError):
+        await made.start()
+    assert made.stop_flag.is_set()
+    assert why_ended(made) == "cannot list what exists: lists are away"
+    await made.stop()
+    assert leases.lease is not None
+    assert leases.lease["spec"]["holderIdentity"] == ""
+
+
+async def test_news_of_a_job_that_is_gone_are_no_work() -> None:
+    made = controller(Idle())
+    gone = b.job("gone")
+    child = {"metadata": {**gone["metadata"], "annotations": {names.ANNOTATION_JOB: "gone"}, "resourceVersion": "2"}}
+    made.observe("Service", {"type": "MODIFIED", "object": child})
+    assert made.queue.depth() == 0
+    made.observe(
+        names.KIND, {"type": "ADDED", "object": {**gone, "metadata": {**gone["metadata"], "resourceVersion": "1"}}}
+    )
+    made.observe("Service", {"type": "DELETED", "object": child})
+    assert made.queue.depth() == 1
+
+
 def test_pods_are_counted_by_their_own_watch_alone() -> None:
     made = controller(Idle())
     made.capacity = n.capacity(n.node(gpus=8))
@@ -196,8 +261,30 @@ async def test_many_who_ask_at_once_are_served_once_and_those_who_ask_later_agai
     assert len(calls) == 2
 
 
+async def test_a_new_pod_is_news_once_the_scheduler_has_judged_it_or_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_controller, "_UNJUDGED_S", 0.05)
+    judged = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+    new: dict[str, Any] = {"spec": {}, "status": {"phase": "Pending"}}
+    changes: list[tuple[dict[str, Any], dict[str, Any], int]] = [
+        (new, {}, 0),
+        ({**new, "spec": {"nodeName": "a"}}, {}, 1),
+        ({**new, "status": {"conditions": [judged]}}, {}, 1),
+        (new, {"deletionTimestamp": "2026-11-23T00:00:00Z"}, 1),
+    ]
+    for pod, more, depth in changes:
+        made = controller(Idle())
+        made.store.put(names.KIND, {"metadata": {"name": "job", "namespace": "n", "uid": "j", "resourceVersion": "1"}})
+        noted = {"annotations": {names.ANNOTATION_JOB: "job"}, **more}
+        metadata = {"name": "x", "namespace": "n", "uid": "u", "resourceVersion": "1", **noted}
+        made.observe("Pod", cast("Any", {"type": "ADDED", "object": {"metadata": metadata, **pod}}))
+        assert made.queue.depth() == depth
+        await asyncio.sleep(0.1)
+        assert made.queue.depth() == 1, "the scheduler is silent"
+
+
 async def test_how_many_pods_a_replica_set_has_is_no_reason_for_a_pass() -> None:
     made = controller(Idle())
+    made.store.put(names.KIND, {"metadata": {"name": "job", "namespace": "n", "uid": "j", "resourceVersion": "1"}})
 
     def told(kind: str, *, owner: str = "a", version: str, **status: int) -> int:
         """The depth of the queue after an event."""

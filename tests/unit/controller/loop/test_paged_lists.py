@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import kopf
 import pytest
 import yaml
 from aiohttp import web
@@ -40,10 +41,13 @@ class Cluster:
         self.asked: list[str] = []  # every path
         self.expires_for = ("", 0)  # what the client is called whose first lists expire, and of how many kinds
         self.expired: set[str] = set()
+        self.refuses_login_of = "nobody"  # what the client is called
         self.news: dict[str, bytes] = {}  # what a watch tells first, by resource
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         self.asked.append(request.path)
+        if request.headers["User-Agent"].startswith(self.refuses_login_of):
+            return web.json_response({"kind": "Status", "code": 401, "message": "Unauthorized"}, status=401)
         if request.path == LEASE:
             return web.json_response({"metadata": {"resourceVersion": "1"}, "spec": {"holderIdentity": "another"}})
         resource = request.path.rpartition("/")[2]
@@ -154,15 +158,24 @@ async def test_a_list_that_expires_while_it_is_read_begins_again(cluster: Cluste
         assert len(asked) >= 2 * PAGES + 2, f"{plural}: two pages in vain"
 
 
-async def test_one_that_stands_by_asks_for_nothing_but_the_lease(cluster: Cluster) -> None:
+async def test_one_that_stands_by_has_tried_each_list_once_and_asks_for_nothing_but_the_lease(cluster: Cluster) -> None:
     options = Options(lease=("stage2-system", "stage2"))
     running = asyncio.create_task(operator.serve(Settings(kueue=True), options))
     async with asyncio.timeout(30):
-        while cluster.asked.count(LEASE) < 2:
+        while cluster.asked.count(LEASE) < 3:
             await asyncio.sleep(0.05)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    assert set(cluster.asked) == {LEASE}
+    assert sorted(cluster.lists) == sorted((kind.plural, "1") for kind in KINDS)
+    assert set(cluster.asked[cluster.asked.index(LEASE) :]) == {LEASE}
+
+
+async def test_a_login_that_brings_refused_credentials_again_ends_kopf(cluster: Cluster) -> None:
+    cluster.refuses_login_of = "kopf/"
+    async with asyncio.timeout(30):
+        with pytest.raises(kopf.LoginError):
+            await operator.serve(Settings(), Options())
+    assert len(cluster.asked) < 100
 
 
 async def test_what_kopfs_watches_tell_is_read_by_the_quick_decoder(
