@@ -151,6 +151,8 @@ def _learn(config: RunConfig, reporter: Reporter, stack: ExitStack, *, overwrite
     trainer.records = (log, rollout_log)
     trainer.vouched.proved = context.proved
     trainer.vouched.lasting = config.rollout_matching.vllm.sync.verify_every > 0
+    if config.training.resume_from_checkpoint and checkpoint is not None:
+        trainer.vouched.named = Path(checkpoint)
     trainer.async_save = config.training.async_save
     _train(trainer, checkpoint)
 

@@ -25,12 +25,14 @@ class VouchedCheckpoints(TrainerCallback):
     """The checkpoints of an output folder, by what proofs say of them.
 
     proved: what proofs of this start have shown. lasting: whether syncs are proved again and again; else the mark would
-    lie far back, and one contradiction would cost all that was trained since.
+    lie far back, and one contradiction would cost all that was trained since. named: the checkpoint that a person wants
+    to go on from; it stays.
     """
 
     def __init__(self, folder: Path) -> None:
         self.proved = ProvedStep()
         self.lasting = False
+        self.named: Path | None = None
         self._folder = folder
         self._began = 0
         self._saved: list[int] = []  # steps of the checkpoints that this start has written
@@ -42,7 +44,7 @@ class VouchedCheckpoints(TrainerCallback):
         self._began = state.global_step
         if not args.should_save:
             return
-        found = _read(self._folder / MARK) if self.lasting else None
+        found = _read(self._folder / MARK) if self.lasting and not self._is_from_elsewhere() else None
         self._earlier = None if found is None else min(found, self._began)
         if self._earlier is None:
             (self._folder / MARK).unlink(missing_ok=True)
@@ -78,13 +80,22 @@ class VouchedCheckpoints(TrainerCallback):
         flush(self._folder)
 
     def _doubted(self) -> list[Path]:
-        """Return what was saved since the last proof: by this start, and, where it proved nothing, by those before."""
-        before = self._began if self.proved.step is None and self._earlier is not None else -1
-        found = [(step_of(one), one) for one in checkpoints_of(self._folder)]
-        return [one for step, one in found if (step <= before or step in self._saved) and not self._is_proved(step)]
+        """Return what is newer than the last proof; where none is known of, what this start has saved."""
+        of_all = self.lasting and self._newest_proved() is not None
+        found = [(step_of(one), one) for one in checkpoints_of(self._folder) if not self._is_named(one)]
+        return [one for step, one in found if (of_all or step in self._saved) and not self._is_proved(step)]
+
+    def _is_named(self, checkpoint: Path) -> bool:
+        return self.named is not None and checkpoint.resolve() == self.named.resolve()
+
+    def _is_from_elsewhere(self) -> bool:
+        return self.named is not None and self.named.resolve().parent != self._folder.resolve()
+
+    def _newest_proved(self) -> int | None:
+        return self._earlier if self.proved.step is None else self.proved.step
 
     def _is_proved(self, step: int) -> bool:
-        newest = self._earlier if self.proved.step is None else self.proved.step
+        newest = self._newest_proved()
         return newest is not None and step <= newest
 
     def _mark(self, step: int) -> None:
@@ -102,9 +113,13 @@ class VouchedCheckpoints(TrainerCallback):
 def _read(mark: Path) -> int | None:
     """Return the step that a mark names; None where there is none, or it cannot be read, which is said."""
     try:
-        return int(json.loads(mark.read_text(encoding="utf-8"))["step"])
+        step = json.loads(mark.read_text(encoding="utf-8"))["step"]
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         logger.warning("%s is passed over: %s: %s", mark, type(error).__name__, error)
         return None
+    if type(step) is int and step >= 0:
+        return step
+    logger.warning("%s is passed over: %r is no step", mark, step)
+    return None

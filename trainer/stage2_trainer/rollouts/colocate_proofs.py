@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from stage2_trainer.process.ranks import gathered
+from stage2_trainer.process.interrupt import Interrupted
+from stage2_trainer.process.ranks import gathered, host_group
 from stage2_trainer.weights.errors import ProofError
 from stage2_trainer.weights.probe import Probe
 from stage2_trainer.weights.proved_step import ProvedStep
@@ -16,7 +17,10 @@ ENGINE = "the colocated engine"
 
 
 class EngineProver:
-    """A prover of the syncs of one engine in this process. every, tolerance, proved: see `ProofSchedule`."""
+    """A prover of the syncs of one engine in this process, made in all. every, tolerance, proved: see `ProofSchedule`.
+
+    The processes take their turns together, whatever each found in the last one.
+    """
 
     def __init__(
         self, probe: Probe, *, every: int, tolerance: float | None = None, proved: ProvedStep | None = None
@@ -25,21 +29,29 @@ class EngineProver:
         self._own = ProvedStep()  # of this process's engine; there may be others
         # Once: the processes of a tensor-parallel engine ask it together, and must do so equally often.
         self._schedule = ProofSchedule(probe, every=every, tolerance=tolerance, attempts=1, proved=self._own)
+        self._group = host_group()
 
     def after_sync(self, model: nn.Module, logprobs: Callable[[Probe], Tensor], *, step: int) -> None:
         """Compare, if the turn of this step's sync has come. All processes must call it; a step is proved by all.
 
-        Raises, in all processes:
-            ProofError: an engine holds other weights than the learner.
+        Raises:
+            ProofError: an engine holds other weights than the learner; in all processes.
+            Interrupted: answers are not wanted any more; in those that noticed it here.
         """
-        contradiction = ""
+        contradiction, interrupted = "", None
         try:
             self._schedule.prove(model, lambda: {ENGINE: lambda: logprobs(self._schedule.probe)}, step=step)
         except ProofError as error:
             contradiction = str(error)
-        everyone = gathered((contradiction, self._own.step))
+        except Interrupted as error:
+            interrupted = error
+        everyone = gathered((contradiction, self._own.step == step), self._group)
         for rank, (found, _) in enumerate(everyone):
             if found:
                 raise ProofError(found if len(everyone) == 1 else f"learner process {rank}: {found}")
-        if all(proved == step for _, proved in everyone):
+        if interrupted is not None:
+            raise interrupted
+        if all(proved for _, proved in everyone):
             self._proved.step = step
+        elif any(proved for _, proved in everyone):
+            self._schedule.require_next()  # as those do whose engine is in doubt

@@ -44,8 +44,9 @@ class Digests:
 
     def of_tensors(self) -> dict[str, str]:
         """Return the digest of each tensor, its name, dtype and shape included."""
-        on_device = [number for *_, number in self._found.values() if isinstance(number, Tensor)]
-        arrived = iter(torch.stack(on_device).tolist() if on_device else ())  # in one go
+        numbers = (number for *_, number in self._found.values())
+        on_devices = [number.cpu() for number in numbers if isinstance(number, Tensor)]
+        arrived = iter(torch.stack(on_devices).tolist() if on_devices else ())
         found = {}
         for name, (dtype, shape, number) in self._found.items():
             whole = next(arrived) if isinstance(number, Tensor) else number

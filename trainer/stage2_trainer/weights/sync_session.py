@@ -112,9 +112,10 @@ class SyncSession:
 
         vLLM keeps the attention cache of older weights while a request that was aborted still holds it.
         """
-        deadline = time.monotonic() + self.client.timeout_s
+        deadline: float | None = None
         while len(answers := self.client.in_order("finish", calls)) < len(calls):
             calls = calls[len(answers) - 1 :]
+            deadline = deadline or time.monotonic() + self.client.timeout_s  # from the first one that did not succeed
             if time.monotonic() > deadline:
                 detail = (
                     f"POST {calls[0].path} did not succeed within {self.client.timeout_s:g} s: requests of another"

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import httpx
@@ -50,7 +50,7 @@ def read_object(content: bytes) -> dict[str, Any]:
     """Return the JSON object of an answer, {} of an empty one. Raise ValueError for anything else: a proxy's page."""
     try:
         found = json.loads(content) if content else {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"answered {shortened(content.decode(errors='replace'))} instead of JSON") from error
     if not isinstance(found, dict):
         raise ValueError(f"answered {shortened(found)} instead of a JSON object")
@@ -105,20 +105,52 @@ class ServerClient:
     def in_order(self, phase: str, made: Sequence[calls.Call]) -> list[dict[str, Any]]:
         """Let the server make calls of its own routes, in order, in one request; returns the answers of those made.
 
-        The calls after one whose answer lacks what it demands are not made.
+        The calls after one whose answer lacks what it demands are not made. Each may take `timeout_s`.
 
         Raises:
-            ServerError: one of them failed, in its own phase; or the request did, in `phase`.
+            ServerError: one of them failed, or was not answered, in its own phase; or the request was, in `phase`.
         """
-        found = self.post(calls.ROUTE, phase, body=calls.to_text(made)).get("answers")
-        if not isinstance(found, list) or not 0 < len(found) <= len(made):
-            said = f"POST {calls.ROUTE} answered {shortened(found)} to {len(made)} calls"
-            raise ServerError(self.base_url, phase, said)
-        answers = []
-        for call, answer in zip(made, found, strict=False):
-            content = str(answer["content"]).encode()
-            self._require_ok(int(answer["status"]), content, call.method, call.path, call.phase)
-            answers.append(self._object(content, call.method, call.path, call.phase))
+        answers: list[dict[str, Any]] = []
+        timeout = httpx.Timeout(self.timeout_s, connect=min(self.timeout_s, CONNECT_TIMEOUT_S))
+        text, began = calls.to_text(made), False
+        try:
+            with self._http.stream("POST", calls.ROUTE, timeout=timeout, content=text, headers=OF_JSON) as response:
+                if response.status_code != httpx.codes.OK:
+                    self._refuse_calls(response, phase)
+                began = True
+                for line in _lines(response, timeout_s=self.timeout_s, most=len(made)):
+                    answers.append(self._answered(made[: len(answers) + 1], line))
+        except (httpx.HTTPError, ValueError) as error:
+            said = self._described(error)
+            if began and len(answers) < len(made):
+                call = made[len(answers)]
+                raise ServerError(self.base_url, call.phase, f"{call.method} {call.path}: {said}") from error
+            raise ServerError(self.base_url, phase, f"POST {calls.ROUTE}: {said}") from error
+        return self._all_of(made, answers)
+
+    def _refuse_calls(self, response: httpx.Response, phase: str) -> None:
+        content = _content(response, MAX_ANSWER_BYTES, timeout_s=self.timeout_s)
+        if response.status_code == httpx.codes.NOT_FOUND:
+            other = f"POST {calls.ROUTE} answered 404: learner and server must have the same version of stage2"
+            raise ServerError(self.base_url, phase, other)
+        self._require_ok(response.status_code, content, "POST", calls.ROUTE, phase)
+
+    def _answered(self, made: Sequence[calls.Call], line: bytes) -> dict[str, Any]:
+        """Return what the last of these calls was answered."""
+        call = made[-1]
+        found = calls.answer_of(read_object(line))
+        content = found.content.encode(errors="replace")
+        self._require_ok(found.status, content, call.method, call.path, call.phase)
+        return self._object(content, call.method, call.path, call.phase)
+
+    def _all_of(self, made: Sequence[calls.Call], answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the answers, if they end where they should: with the last call, or the first of an unmet demand."""
+        unmet = (i for i, one in enumerate(answers) if not calls.is_met(made[i].demand, one))
+        should = next(unmet, len(made) - 1) + 1
+        if len(answers) != should:
+            call = made[max(min(len(answers), should) - 1, 0)]
+            detail = f"POST {calls.ROUTE} made {len(answers)} of {len(made)} calls, and should have made {should}"
+            raise ServerError(self.base_url, call.phase, detail)
         return answers
 
     def post_for_list(
@@ -128,7 +160,7 @@ class ServerClient:
         content = self._request("POST", path, phase, timeout_s=timeout_s or math.inf, limit=MAX_LIST_BYTES, json=body)
         try:
             found = json.loads(content)
-        except ValueError:
+        except (ValueError, RecursionError):
             found = content[:MAX_ERROR_CHARS].decode(errors="replace")
         if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
             raise ServerError(self.base_url, phase, f"POST {path} answered {shortened(found)} instead of a list")
@@ -221,6 +253,30 @@ def _content(response: httpx.Response, limit: int, *, timeout_s: float) -> bytes
         if time.monotonic() > deadline:
             raise ValueError(f"no answer in time: it has begun, and {timeout_s:g} s later it still comes")
     return bytes(content)
+
+
+def _lines(response: httpx.Response, *, timeout_s: float, most: int) -> Iterator[bytes]:
+    """Yield the lines of an answer as they come; httpx bounds the time until there is more.
+
+    Raises ValueError for more than `most` lines, for more bytes than an answer has, for what is compressed, and for a
+    line that takes longer than `timeout_s` seconds.
+    """
+    if encoding := response.headers.get("Content-Encoding"):
+        raise ValueError(compressed(encoding))
+    kept, size, lines, deadline = bytearray(), 0, 0, time.monotonic() + timeout_s
+    for part in response.iter_raw():
+        kept, size = kept + part, size + len(part)
+        *whole, rest = kept.split(b"\n")
+        lines += len(whole)
+        if size > MAX_ANSWER_BYTES or lines > most:
+            raise ValueError(too_long(MAX_ANSWER_BYTES) if lines <= most else f"answered more than {most} lines")
+        if whole:
+            yield from map(bytes, whole)
+            kept, deadline = bytearray(rest), time.monotonic() + timeout_s
+        elif time.monotonic() > deadline:
+            raise ValueError(f"no answer in time: it has begun, and {timeout_s:g} s later it still comes")
+    if kept:
+        raise ValueError("the answer breaks off")
 
 
 def compressed(encoding: str) -> str:

@@ -56,9 +56,12 @@ class Server:
         return {"weight_version": self.version}
 
     async def ask(self, *calls, headers=BEARER):
+        return await self.send(to_text(calls), headers=headers)
+
+    async def send(self, body, *, method="POST", headers=BEARER):
         transport = httpx.ASGITransport(self.app)
         async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
-            return await client.post(ROUTE, content=to_text(calls), headers=headers)
+            return await client.request(method, ROUTE, content=body, headers=headers)
 
 
 @pytest.fixture
@@ -68,8 +71,12 @@ def server(tmp_path, monkeypatch):
     return Server()
 
 
+def lines(found):
+    return [json.loads(line) for line in found.text.splitlines()]
+
+
 def answers(found):
-    return [(answer["status"], json.loads(answer["content"])) for answer in found.json()["answers"]]
+    return [(answer["status"], json.loads(answer["content"])) for answer in lines(found)]
 
 
 def test_calls_are_made_in_order_with_their_queries_and_bodies(server):
@@ -88,15 +95,56 @@ def test_nothing_follows_an_answer_that_lacks_what_was_demanded(server):
 
 def test_nothing_follows_a_call_that_fails_and_the_servers_own_words_come_back(server):
     found = asyncio.run(server.ask(PAUSE, Call("finish", FINISH, '{"weight_version": "bad"}'), START))
-    statuses = [answer["status"] for answer in found.json()["answers"]]
+    statuses = [answer["status"] for answer in lines(found)]
     assert statuses == [200, 500]
-    assert "Internal Server Error" in found.json()["answers"][1]["content"]
+    assert "Internal Server Error" in lines(found)[1]["content"]
     assert server.called == ["pause abort", "finish bad"]
 
 
 def test_what_is_no_route_of_an_update_is_not_called(server):
     found = asyncio.run(server.ask(PAUSE, Call("chat", "/v1/chat/completions")))
     assert found.status_code == 400
+    assert server.called == []
+
+
+PAUSED = PAUSE.to_wire()
+BROKEN = [
+    b"", b"no JSON", b"null", b"[]", b"{}", b"\xff", b"[" * 100_000,
+    *(json.dumps({"calls": calls}).encode() for calls in (None, {}, "x", [], [PAUSED] * 17, [PAUSED, 1], [PAUSED, {}])),
+    *(
+        json.dumps({"calls": [PAUSED, {**PAUSED, **changed}]}).encode()
+        for changed in (
+            {"method": None}, {"method": ["POST"]}, {"method": "PUT"}, {"body": {}}, {"body": None}, {"body": "\ud800"},
+            {"demand": None}, {"demand": []}, {"demand": "x"}, {"path": 1}, {"path": "/pause?mode=\ud800"}, {"more": 1},
+            {"path": "//pause"}, {"path": "/%70ause"}, {"path": "/pause/"}, {"path": "/pause#x"}, {"path": ROUTE},
+        )
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("body", BROKEN)
+def test_of_a_broken_body_nothing_is_called(server, body):
+    assert asyncio.run(server.send(body)).status_code == 400
+    assert server.called == []
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
+def test_other_methods_call_nothing(server, method):
+    assert asyncio.run(server.send(to_text([PAUSE]), method=method)).status_code == 405
+    assert server.called == []
+
+
+def test_an_answer_that_breaks_off_has_failed(server):
+    async def half(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b'{"half":', "more_body": True})
+
+    async def app(scope, receive, send):
+        await (half if scope["path"] == FINISH else CallsRoute(app))({**scope, "app": app}, receive, send)
+
+    server.app = app
+    found = asyncio.run(server.ask(Call("finish", FINISH), PAUSE))
+    assert [answer["status"] for answer in lines(found)] == [500]
     assert server.called == []
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import shutil
 
 import pytest
 from transformers import TrainerCallback
@@ -57,12 +58,12 @@ def test_the_newest_proved_checkpoint_stays_and_a_contradiction_sets_aside_what_
 def start(loaded_model, encoder, records):
     """A function that trains in a folder as one start does, and returns its trainer."""
 
-    def train(folder, *, last, proved_at=None, lasting=True, kept=None):
+    def train(folder, *, last, proved_at=None, lasting=True, kept=None, named=None):
         saves = {"save_steps": 1, "save_strategy": "steps", "save_total_limit": kept}
         trainer = build(folder, copy.deepcopy(loaded_model), encoder, records, max_steps=last, **saves).trainer
-        trainer.vouched.lasting = lasting
+        trainer.vouched.lasting, trainer.vouched.named = lasting, named
         trainer.add_callback(ProvedAt(trainer.vouched.proved, proved_at))
-        trainer.train(resume_from_checkpoint=str(found) if (found := newest_whole(folder)) else None)
+        trainer.train(resume_from_checkpoint=str(found) if (found := named or newest_whole(folder)) else None)
         return trainer
 
     return train
@@ -117,7 +118,25 @@ def test_where_only_the_first_sync_is_proved_a_start_answers_for_itself_alone(ea
     assert steps(earlier) == [1, PROVED, LAST - 1, LAST], "and leaves no old proof to a start that asks for more"
 
 
-@pytest.mark.parametrize("written", ["", "{}", "[1]", '{"step": "x"}'])
+def test_a_checkpoint_that_a_person_names_stays_and_newer_ones_of_before_do_not(earlier, start):
+    named = earlier / f"checkpoint-{LAST - 1}"
+    start(earlier, last=LAST, named=named).set_unproved_aside()
+    assert steps(earlier) == [1, PROVED, LAST - 1]
+
+
+def test_a_checkpoint_from_elsewhere_has_nothing_of_this_folders_proofs(earlier, start, tmp_path):
+    elsewhere = tmp_path / "elsewhere" / "checkpoint-1"
+    shutil.copytree(earlier / "checkpoint-1", elsewhere)
+    trainer = start(earlier, last=PROVED, named=elsewhere)
+    assert trainer.vouched.newest is None
+    trainer.set_unproved_aside()
+    assert steps(earlier) == [1, LAST - 1, LAST], "its own alone"
+    assert not (earlier / MARK).exists()
+
+
+@pytest.mark.parametrize(
+    "written", ["", "{}", "[1]", '{"step": "x"}', '{"step": -3}', '{"step": true}', '{"step": 1e999}', "[" * 100_000]
+)
 def test_a_mark_that_cannot_be_read_vouches_for_nothing(earlier, start, written, caplog):
     (earlier / MARK).write_text(written)
     start(earlier, last=LAST + 1).set_unproved_aside()

@@ -8,6 +8,7 @@ import torch
 from torch import distributed
 from transformers import Qwen3VLForConditionalGeneration
 
+from stage2_trainer.process.interrupt import Interrupted
 from stage2_trainer.process.transformers_compat import disable_cache
 from stage2_trainer.rollouts.colocate_proofs import EngineProver
 from stage2_trainer.weights.errors import ProofError
@@ -18,34 +19,59 @@ from tests.unit.trainer.conftest import TINY_MODEL
 from tests.unit.trainer.learner.processes import run_members
 
 IN_DOUBT = 2 * FLOAT32_TOLERANCE
-OFF = [(0.0, 0.0), (0.0, IN_DOUBT), (0.0, 0.0), (0.0, 1.0)]
-"""How far the engines of both processes are off, sync by sync."""
+STOP = None
+"""In the place of a distance: answers are not wanted any more."""
 
 
-def member(rank, folder):
+def member(rank, folder, every, syncs):
+    """syncs: how far the engines of both processes are off, sync by sync."""
     distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
     ids = torch.arange(2, 60).unsqueeze(0)
     probe = Probe(messages=[], inputs={"input_ids": ids, "mm_token_type_ids": torch.zeros_like(ids)})
     model = Qwen3VLForConditionalGeneration.from_pretrained(TINY_MODEL, dtype=torch.float32)
     disable_cache(model)
     proved, found, said = ProvedStep(), [], ""
-    prover = EngineProver(probe, every=1, proved=proved)
+    prover = EngineProver(probe, every=every, proved=proved)
+
+    def answered(asked, off):
+        if off is STOP:
+            raise Interrupted("asked to stop")
+        return learner_logprobs(model, asked.inputs) + off
+
     try:
-        for step, off in enumerate(OFF):
-            prover.after_sync(
-                model, lambda asked, off=off: learner_logprobs(model, asked.inputs) + off[rank], step=step
-            )
+        for step, off in enumerate(syncs):
+            prover.after_sync(model, lambda asked, off=off: answered(asked, off[rank]), step=step)
             found.append(proved.step)
-    except ProofError as error:
+    except (ProofError, Interrupted) as error:
         said = str(error)
     Path(folder, f"{rank}.json").write_text(json.dumps([found, said]))
     distributed.destroy_process_group()
 
 
+def run(folder, every, *syncs):
+    """The proved steps after each sync, and the last words, of both processes."""
+    run_members(member, folder, str(folder), every, syncs)
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+
 @pytest.mark.timeout(300)
 def test_a_contradiction_in_one_process_is_met_by_both_and_a_doubt_in_one_is_no_proof(tmp_path):
-    run_members(member, tmp_path, str(tmp_path))
-    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    first, second = run(tmp_path, 1, (0.0, 0.0), (0.0, IN_DOUBT), (0.0, 0.0), (0.0, 1.0))
     assert first == second
     assert first[0] == [0, 0, 2]
     assert first[1].startswith("learner process 1: after the weight sync, log-probabilities")
+
+
+@pytest.mark.timeout(300)
+def test_after_a_doubt_in_one_process_both_take_their_next_turns_together(tmp_path):
+    calm = (0.0, 0.0)
+    first, second = run(tmp_path, 3, (0.0, IN_DOUBT), *[calm] * 6)
+    assert first == second
+    assert first[0] == [None, 1, 1, 1, 4, 4, 4]
+
+
+@pytest.mark.timeout(300)
+def test_a_process_that_is_asked_to_stop_during_a_proof_holds_nobody_up(tmp_path):
+    (steps, said), (other_steps, other_said) = run(tmp_path, 1, (0.0, 0.0), (STOP, 0.0))
+    assert (steps, said) == ([0], "asked to stop")
+    assert (other_steps, other_said) == ([0, 0], "")

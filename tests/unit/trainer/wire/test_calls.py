@@ -1,0 +1,126 @@
+"""Calls made in order, as the learner asks for them: whatever a server answers is read, or an error of that server."""
+
+import http.server
+import json
+import threading
+import time
+
+import pytest
+
+from stage2_trainer.wire.calls import Call
+from stage2_trainer.wire.client import ServerClient
+from stage2_trainer.wire.errors import ServerError
+
+PATIENCE_S = 0.4
+RESET = Call("reset caches", "/reset_prefix_cache", demand={"success": True})
+CALLS = [Call("pause", "/pause"), RESET, Call("resume", "/resume")]
+WELL = {"status": 200, "content": "{}"}
+DONE = {"status": 200, "content": '{"success": true}'}
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """A server that answers `parts`: bytes, or seconds to wait."""
+
+    protocol_version = "HTTP/1.1"
+    parts: tuple[object, ...] = ()
+    status = 200
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(self.status)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        try:
+            for part in (*self.parts, b""):
+                if isinstance(part, float):
+                    time.sleep(part)
+                else:
+                    self.wfile.write(b"%x\r\n%s\r\n" % (len(part), part))
+        except OSError:
+            pass  # the learner has no patience left
+        self.close_connection = True
+
+    def log_message(self, *_):
+        """Say nothing."""
+
+
+@pytest.fixture
+def ask():
+    """A function that asks a server which answers these parts; what comes of it."""
+    servers = []
+
+    def made(*parts, status=200):
+        handler = type("Answers", (Handler,), {"parts": parts, "status": status})
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        servers.append(server)
+        client = ServerClient(f"http://127.0.0.1:{server.server_port}", "token", timeout_s=PATIENCE_S)
+        try:
+            return client.in_order("finish", CALLS)
+        finally:
+            client.close()
+
+    yield made
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def line(answer):
+    return json.dumps(answer).encode() + b"\n"
+
+
+def test_answers_come_line_by_line_however_they_are_cut(ask):
+    whole = line(WELL) + line(DONE) + line(WELL)
+    assert ask(whole) == [{}, {"success": True}, {}]
+    assert ask(*(whole[at : at + 1] for at in range(len(whole)))) == [{}, {"success": True}, {}]
+
+
+def test_each_call_may_take_its_time(ask):
+    wait = PATIENCE_S / 2
+    assert len(ask(wait, line(WELL), wait, line(DONE), wait, line(WELL))) == len(CALLS)
+
+
+def test_the_call_that_is_not_answered_in_time_is_named(ask):
+    with pytest.raises(ServerError, match=r"POST /resume: no answer in time") as caught:
+        ask(line(WELL), line(DONE), 3 * PATIENCE_S)
+    assert caught.value.phase == "resume"
+
+
+def test_a_demand_that_is_not_met_ends_the_answers(ask):
+    assert ask(line(WELL), line({"status": 200, "content": '{"success": false}'})) == [{}, {"success": False}]
+
+
+@pytest.mark.parametrize(
+    ("answers", "phase"),
+    [
+        ([WELL, {"status": 200, "content": '{"success": false}'}, WELL], "reset caches"),
+        ([WELL], "pause"),
+        ([], "pause"),
+        ([WELL, DONE, WELL, WELL], "pause"),
+        ([WELL, {"status": 500, "content": "a bug"}], "reset caches"),
+        *(([WELL, strange], "reset caches") for strange in (1, None, [1, 2], {}, {"status": 200}, {"content": "{}"})),
+        *(
+            ([WELL, {**DONE, **strange}], "reset caches")
+            for strange in ({"status": None}, {"status": "x"}, {"status": 1e999}, {"status": True}, {"content": 7})
+        ),
+        ([WELL, {"status": 200, "content": "\ud800"}], "reset caches"),
+        ([WELL, {"status": 200, "content": "[]"}], "reset caches"),
+    ],
+)
+def test_whatever_else_is_answered_is_an_error_of_that_server(ask, answers, phase):
+    with pytest.raises(ServerError) as caught:
+        ask(b"".join(map(line, answers)))
+    assert caught.value.phase == phase
+
+
+@pytest.mark.parametrize("parts", [(line(WELL)[:-1],), (b"\xff\n",), (b"[" * 100_000 + b"\n",), (b" " * 2**20,) * 9])
+def test_what_is_no_line_of_an_answer_is_one_too(ask, parts):
+    with pytest.raises(ServerError):
+        ask(*parts)
+
+
+def test_a_server_that_knows_no_such_route_has_another_version(ask):
+    with pytest.raises(ServerError, match="the same version of stage2") as caught:
+        ask(b"{}", status=404)
+    assert caught.value.status is None, "another try meets the same server, perhaps after an upgrade"
