@@ -251,14 +251,14 @@ def test_what_can_have_changed_is_enough(kind, sync, client, base, probe):
 
 
 def test_a_sync_that_finds_its_group_formed_is_three_requests(sync, base, monkeypatch):
-    policy, asked, request = policies.partly_trained(base, "vision"), [], ServerClient._request
+    policy, asked, stream = policies.partly_trained(base, "vision"), [], httpx.Client.stream
     sync.sync(policy, version=1)
 
-    def counted(client, method, path, phase, **options):
+    def counted(client, method, path, **options):
         asked.append(path)
-        return request(client, method, path, phase, **options)
+        return stream(client, method, path, **options)
 
-    monkeypatch.setattr(ServerClient, "_request", counted)
+    monkeypatch.setattr(httpx.Client, "stream", counted)
     sync.sync(policy, version=2)
     assert asked == [CALLS_ROUTE, "/update_weights", CALLS_ROUTE]
 

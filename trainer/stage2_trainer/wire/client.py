@@ -180,8 +180,12 @@ class ServerClient:
         return [str(model["id"]) for model in served if model["id"] != POLICY_MODEL]
 
     def unload_adapter(self, name: str) -> None:
-        """Let the server forget an adapter."""
-        self._request("POST", "/v1/unload_lora_adapter", "unload adapter", json={"lora_name": name})
+        """Let the server forget an adapter, unless it has forgotten that already."""
+        try:
+            self._request("POST", "/v1/unload_lora_adapter", "unload adapter", json={"lora_name": name})
+        except ServerError as error:
+            if error.status != httpx.codes.NOT_FOUND:
+                raise
 
     def _call(
         self, method: str, path: str, phase: str, *, timeout_s: float | None = None, **options: Any
