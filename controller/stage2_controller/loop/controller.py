@@ -152,6 +152,8 @@ class Controller:
             self.reconciler.forget(key)
         elif kind == "Pod" and not gone and _is_unjudged(body):
             self.queue.add_after(key, _UNJUDGED_S)
+        elif kind == kinds.WORKLOAD.kind:
+            self.queue.add_now(key)  # Kueue takes a check's word back within the second
         else:
             self.queue.add(key)
 

@@ -66,13 +66,14 @@ class WorkQueue(Generic[Item]):
         elif (left_s := self._rest_left_s(key)) > 0 and key not in self._waiting:
             self.add_after(key, left_s)
         else:
-            self._add_now(key)
+            self.add_now(key)
 
     def _rest_left_s(self, key: Item) -> float:
         rests_until = self._worked_on.get(key)
         return rests_until - asyncio.get_running_loop().time() if rests_until else 0.0
 
-    def _add_now(self, key: Item) -> None:
+    def add_now(self, key: Item) -> None:
+        """Ask for a call as soon as a worker is free, whether the key has rested or not."""
         self._cancel_timer(key)
         if key in self._active:
             self._again.add(key)
@@ -87,7 +88,7 @@ class WorkQueue(Generic[Item]):
         timer = self._timers.get(key)
         if timer is None or timer.when() > loop.time() + delay_s:
             self._cancel_timer(key)
-            self._timers[key] = loop.call_later(delay_s, self._add_now, key)
+            self._timers[key] = loop.call_later(delay_s, self.add_now, key)
 
     def forget(self, key: Item) -> None:
         """Drop what is planned for a key whose object is gone."""
