@@ -54,29 +54,29 @@ class WorkQueue(Generic[Item]):
         self._worked_on: dict[Item, float] = {}  # until when each rests
         self._waiting: set[Item] = set()  # in _turns
         self._active: set[Item] = set()  # in a call
-        self._again: set[Item] = set()  # added during its call
+        self._again: dict[Item, bool] = {}  # added during its call, and whether that does not wait for its rest
         self._timers: dict[Item, asyncio.TimerHandle] = {}
         self._failures: dict[Item, int] = {}
 
     def add(self, key: Item) -> None:
         """Ask for a call as soon as the key has rested and a worker is free; many additions before it are one call."""
-        if key in self._active:
-            self._cancel_timer(key)
-            self._again.add(key)
-        elif (left_s := self._rest_left_s(key)) > 0 and key not in self._waiting:
+        if key not in self._waiting and (left_s := self._rest_left_s(key)) > 0:
             self.add_after(key, left_s)
         else:
-            self.add_now(key)
+            self._ask(key, at_once=False)
+
+    def add_now(self, key: Item) -> None:
+        """Ask for a call as soon as a worker is free, whether the key has rested or not."""
+        self._ask(key, at_once=True)
 
     def _rest_left_s(self, key: Item) -> float:
         rests_until = self._worked_on.get(key)
         return rests_until - asyncio.get_running_loop().time() if rests_until else 0.0
 
-    def add_now(self, key: Item) -> None:
-        """Ask for a call as soon as a worker is free, whether the key has rested or not."""
+    def _ask(self, key: Item, *, at_once: bool) -> None:
         self._cancel_timer(key)
         if key in self._active:
-            self._again.add(key)
+            self._again[key] = at_once or self._again.get(key, False)
         elif key not in self._waiting:
             self._waiting.add(key)
             self._turns.put(key, new=key not in self._worked_on)
@@ -120,8 +120,7 @@ class WorkQueue(Generic[Item]):
             if key in self._worked_on:  # not forgotten meanwhile
                 self._worked_on[key] = asyncio.get_running_loop().time() + self._rest_s
             if key in self._again:
-                self._again.discard(key)
-                self.add(key)
+                (self.add_now if self._again.pop(key) else self.add)(key)
 
     async def _call(self, key: Item) -> None:
         try:

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+import pytest
+
 from stage2_controller.loop.work_queue import RetryLater, WorkQueue
 
 
@@ -122,6 +124,25 @@ async def test_additions_during_a_call_wait_for_the_rest_after_it() -> None:
         await until(lambda: work.active == 0)
         await settled()
     assert work.calls == ["a"]
+
+
+@pytest.mark.parametrize("during_the_call", [True, False])
+async def test_what_is_added_at_once_does_not_wait_for_the_rest(during_the_call: bool) -> None:
+    work = Work()
+    work.gate.clear()
+    queue = WorkQueue(work, rest_s=3600)
+    async with running(queue):
+        queue.add("a")
+        await until(lambda: work.active == 1)
+        if during_the_call:
+            queue.add_now("a")
+            queue.add("a")
+        work.gate.set()
+        await until(lambda: work.active == 0)
+        if not during_the_call:
+            queue.add_now("a")
+        await until(lambda: len(work.calls) == 2)
+    assert work.calls == ["a", "a"]
 
 
 async def test_a_key_that_rests_keeps_no_other_waiting_and_nothing_that_its_call_has_asked_for() -> None:
