@@ -15,8 +15,8 @@ _OF_CONTAINER = {
     "ports": "servers and learner reach each other on stage2's ports",
 }
 _ROOTS = (files.ROOT, files.TMP_FOLDER, files.SHARED_MEMORY_FOLDER)
-_NO_CREDENTIALS = "pods hold no API credentials"
-_CREDENTIALS = ("serviceAccountToken", "podCertificate")
+_NO_CREDENTIALS = "pods hold no credentials but the tokens that their template asks for"
+_ASK_FOR_A_TOKEN = "mount a projected serviceAccountToken with an audience, and name its serviceAccountName"
 _OF_POD = {
     "restartPolicy": "Deployment and Job each need their own",
     "affinity": "the learner follows the servers",
@@ -38,6 +38,7 @@ _WAY_OUT = {
     "nodeName": "use spec.placement.nodeSelector",
     "ports": "use spec.rollout.port",
     "resourceClaims": "use spec.rollout.resourceClaimTemplate and spec.learner.resourceClaimTemplate",
+    "automountServiceAccountToken": _ASK_FOR_A_TOKEN,
 }
 
 
@@ -198,16 +199,20 @@ def _volumes(path: str, spec: Mapping[str, Any]) -> Iterator[Problem]:
             rule = f"the names {', '.join(files.VOLUMES)} belong to stage2"
             yield Problem(f"{path}.volumes[{index}].name", volume["name"], rule, "choose another name")
         yield from _foreign(f"{path}.volumes[{index}]", volume, template_fields.VOLUMES)
-        if _projects_a_credential(volume):
-            way_out = f"take {' and '.join(_CREDENTIALS)} out"
-            yield Problem(f"{path}.volumes[{index}].projected", volume["projected"], _NO_CREDENTIALS, way_out)
+        yield from _credentials(f"{path}.volumes[{index}].projected", volume.get("projected"), spec)
 
 
-def _projects_a_credential(volume: Mapping[str, Any]) -> bool:
-    projected = volume.get("projected")
+def _credentials(path: str, projected: Any, spec: Mapping[str, Any]) -> Iterator[Problem]:
+    """Refuse certificates, and tokens that nobody asked for by name: of which account, and for whom."""
     sources = projected.get("sources") if isinstance(projected, Mapping) else None
-    listed = sources if isinstance(sources, list) else ()
-    return any(source.keys() & set(_CREDENTIALS) for source in listed if isinstance(source, Mapping))
+    for index, source in enumerate(sources if isinstance(sources, list) else ()):
+        where = f"{path}.sources[{index}]"
+        if "podCertificate" in source:
+            yield Problem(f"{where}.podCertificate", source["podCertificate"], _NO_CREDENTIALS, "remove it")
+        token = source.get("serviceAccountToken")
+        if token is not None and not (spec.get("serviceAccountName") and token.get("audience")):
+            rule = "a token is of an account that the template names, for an audience that it names"
+            yield Problem(f"{where}.serviceAccountToken", token, rule, _ASK_FOR_A_TOKEN)
 
 
 def _container(path: str, container: Mapping[str, Any], gpu: str) -> Iterator[Problem]:

@@ -72,8 +72,8 @@ def test_a_misspelt_key_of_a_client_that_checks_nothing_is_kept_and_refused_by_w
 def test_an_account_two_types_of_gpus_and_what_kubectl_shows(
     kubectl: Kubectl, rights: Path, nodes: FakeNodes, kubelet: Kubelet, tmp_path: Path
 ) -> None:
-    """The pods run as the account that the admin allows, without its token, on the one node of two types that are asked
-    for; a job that waits for a queue says so in a column."""
+    """The pods run as the account that the admin allows, the learner with the token that it asks for and the servers with
+    none, on the one node of two types that are asked for; a job that waits for a queue says so in a column."""
     for kind in ("a10", "h100"):  # of nodes that are alike, the first by name is taken
         nodes.add(f"{kubectl.namespace}-{kind}", gpus=4, labels={**HERE, "gpu": kind})
     policy = json.dumps({"serviceAccounts": ["trainer"]})
@@ -85,9 +85,11 @@ def test_an_account_two_types_of_gpus_and_what_kubectl_shows(
         required = {"nodeSelectorTerms": [{"matchExpressions": [wanted]}]}
         affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
         template = {"spec": {"serviceAccountName": "trainer"}}
+        token = {"serviceAccountToken": {"path": "token", "audience": "vault", "expirationSeconds": 3600}}
+        asks = {"spec": {**template["spec"], "volumes": [{"name": "vault", "projected": {"sources": [token]}}]}}
         asked = job(
             rollout={"servers": 3, "template": template},
-            learner={"gpus": 1, "template": template},
+            learner={"gpus": 1, "template": asks},
             placement={"nodeSelector": HERE, "affinity": affinity},
         )
         kubectl.apply(asked)
@@ -100,7 +102,8 @@ def test_an_account_two_types_of_gpus_and_what_kubectl_shows(
         for pod in kubectl.list("pods"):
             spec = pod["spec"]
             assert (spec["serviceAccountName"], spec["automountServiceAccountToken"]) == ("trainer", False)
-            assert not [one for one in spec["volumes"] if "projected" in one], "no token"
+            projected = [one["projected"]["sources"] for one in spec["volumes"] if "projected" in one]
+            assert projected == ([[token]] if pod["metadata"]["labels"]["stage2.dev/role"] == "learner" else [])
             (term,) = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
                 "nodeSelectorTerms"
             ]

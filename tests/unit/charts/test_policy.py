@@ -30,14 +30,26 @@ def volume(**source: Any) -> dict[str, Any]:
     return {"spec": {"volumes": [{"name": "v", **source}]}}
 
 
+def account(name: str, **source: Any) -> dict[str, Any]:
+    """A template that runs as an account, with a volume."""
+    return {"spec": {"serviceAccountName": name, **volume(**source)["spec"]}}
+
+
+def token_for(audience: str) -> dict[str, Any]:
+    return {"sources": [{"serviceAccountToken": {"path": "t", **({"audience": audience} if audience else {})}}]}
+
+
 LEARNER = "containers[0]"
+TOKEN = "volumes[0].projected.sources[0].serviceAccountToken"
 RISKY: list[tuple[dict[str, Any], str, bool]] = [
     # a template of the learner, the path that is named, and whether the API server can know it too
     ({"spec": {"serviceAccount": "admin"}}, "serviceAccount", True),
     ({"spec": {"serviceAccountName": "admin"}}, "serviceAccountName", True),
     ({"spec": {"automountServiceAccountToken": True}}, "automountServiceAccountToken", True),
-    (volume(projected={"sources": [{"serviceAccountToken": {"path": "t"}}]}), "volumes[0].projected", True),
-    (volume(projected={"sources": [{"podCertificate": {"signerName": "s"}}]}), "volumes[0].projected", True),
+    (volume(projected=token_for("vault")), TOKEN, True),
+    (account("trainer", projected=token_for("")), TOKEN, True),
+    (account("admin", projected=token_for("vault")), "serviceAccountName", True),
+    (account("trainer", projected={"sources": [{"podCertificate": {"signerName": "s"}}]}), "volumes[0].projected", True),
     (volume(projected={"sources": [{"secret": {"name": "s"}}]}), "volumes[0].projected.sources[0].secret.name", True),
     (volume(secret={"secretName": "other-token"}), "volumes[0].secret.secretName", True),
     (env_of("other", "secretKeyRef"), f"{LEARNER}.env[0].valueFrom.secretKeyRef.name", True),
@@ -115,6 +127,7 @@ NEEDED: list[dict[str, Any]] = [
     volume(persistentVolumeClaim={"claimName": "c"}),
     volume(secret={"secretName": "hub-token"}),
     volume(projected={"sources": [{"configMap": {"name": "c"}}]}),
+    account("trainer", projected=token_for("vault")),
     security(capabilities={"add": ["NET_BIND_SERVICE"]}, runAsUser=1234),
     {"spec": {"initContainers": [{"name": "fetch", "image": "my/x", "command": ["sh"], "restartPolicy": "Always"}]}},
 ]

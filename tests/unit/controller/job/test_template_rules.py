@@ -25,7 +25,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     (
         "a projected token",
         {"spec": {"volumes": [{"name": "t", "projected": {"sources": [{"serviceAccountToken": {"path": "t"}}]}}]}},
-        "template.spec.volumes[0].projected",
+        "template.spec.volumes[0].projected.sources[0].serviceAccountToken",
     ),
     ("the node's processes", {"spec": {"hostPID": True}}, "template.spec.hostPID"),
     ("the node's shared memory", {"spec": {"hostIPC": True}}, "template.spec.hostIPC"),
