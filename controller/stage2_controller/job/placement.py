@@ -15,7 +15,9 @@ from stage2_controller.job.pod_defaults import PodDefaults
 
 # The scheduler may need a moment, and a pod that is about to preempt others is refused at first.
 REFUSED_FOR_S = 15.0
-SETTLED_S = 10.0  # pods of one job are bound one after the other
+SETTLED_S = 10.0  # pods of one job are bound one after the other: then a refused one counts as refused
+NOT_MADE_S = 60.0  # a learner pod that nobody makes: a batch/v1 Job does not say what refuses it
+NOT_JUDGED_S = 300.0  # a busy cluster makes pods, and looks for their nodes, one after the other
 HALF_PLACED_S = 60.0  # one pod holds a node and the other has none: then both go, and stay away for as long
 PROMISED_S = 60.0  # room is kept for pods that cannot be bound for a reason that no node would mend
 LOOK_AGAIN_S = 60.0  # what is missing may have changed without anything being free for this job
@@ -179,10 +181,10 @@ def _half(asked: Need, node: str, observed: Observed, *, status: Mapping[str, An
     if found is None:
         return None
     missing, since = found
-    left = binding.seconds_left(since, SETTLED_S, now)
+    refusal = binding.refusal(observed)
+    left = binding.seconds_left(since, _patience_s(missing, observed, refusal), now)
     if left > 0:
         return replace(_on(asked, node), again_after_s=left)
-    refusal = binding.refusal(observed)
     why = f" ({refusal.message})" if refusal else f" (kubectl describe the {missing} pod, or what makes it)"
     noted = _told_half(status, "Unknown")
     left = binding.seconds_left(noted, HALF_PLACED_S, now) if noted else HALF_PLACED_S
@@ -191,6 +193,14 @@ def _half(asked: Need, node: str, observed: Observed, *, status: Mapping[str, An
         told = Condition(reasons.PLACED, "Unknown", reasons.HALF_PLACED, message)
         return NodeChoice(asked, node, told, again_after_s=left)
     return _leave(asked, reasons.HALF_PLACED, f"the {missing} pod found no node{why}: the other gave {node} back")
+
+
+def _patience_s(missing: str, observed: Observed, refusal: Refusal | None) -> float:
+    """Return for how long a pod without a node is nothing to speak of, in seconds."""
+    if refusal:
+        return SETTLED_S
+    silent = missing == names.ROLE_LEARNER and observed.pod(missing) is None
+    return NOT_MADE_S if silent else NOT_JUDGED_S
 
 
 def _pause(asked: Need, status: Mapping[str, Any], now: datetime) -> NodeChoice | None:

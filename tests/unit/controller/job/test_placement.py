@@ -12,7 +12,16 @@ from stage2_controller.job import names, reasons
 from stage2_controller.job.conditions import timestamp
 from stage2_controller.job.node_fit import Autoscaling
 from stage2_controller.job.observed import Observed
-from stage2_controller.job.placement import HALF_PLACED_S, LOOK_AGAIN_S, PROMISED_S, REFUSED_FOR_S, SETTLED_S, NodeView
+from stage2_controller.job.placement import (
+    HALF_PLACED_S,
+    LOOK_AGAIN_S,
+    NOT_JUDGED_S,
+    NOT_MADE_S,
+    PROMISED_S,
+    REFUSED_FOR_S,
+    SETTLED_S,
+    NodeView,
+)
 from stage2_controller.job.plan import Plan, plan
 from stage2_controller.job.pod_defaults import PodDefaults
 from tests.unit.controller import builders as b
@@ -228,6 +237,31 @@ def test_a_half_placed_job_gives_its_half_back_lets_others_go_first_and_tries_ag
     assert (pause.children, pause.again_after_s) == ((), 1)
     again = planned(raw, account, Observed(), after_s=gone_at_s + HALF_PLACED_S)
     assert {"Deployment", "Job"} <= set(b.kinds(again))
+
+
+@pytest.mark.parametrize(
+    ("missing", "made", "patience_s"),
+    [
+        (names.ROLE_ROLLOUT, False, NOT_JUDGED_S),
+        (names.ROLE_ROLLOUT, True, NOT_JUDGED_S),
+        (names.ROLE_LEARNER, True, NOT_JUDGED_S),
+        (names.ROLE_LEARNER, False, NOT_MADE_S),
+    ],
+)
+def test_a_cluster_that_is_behind_with_the_other_pod_is_waited_for(missing: str, made: bool, patience_s: float) -> None:
+    """A thousand jobs at once: the Deployment controller and the scheduler take minutes, and refuse nobody."""
+    raw, account = b.job(), n.capacity(n.node())
+    there = names.ROLE_LEARNER if missing == names.ROLE_ROLLOUT else names.ROLE_ROLLOUT
+    bound = {"type": "PodScheduled", "status": "True", "lastTransitionTime": timestamp(b.NOW)}
+    pods = [b.pod(there, conditions=[bound]), *([b.pod(missing, node=None)] if made else [])]
+    observed = replace(placed(raw, account), pods=tuple(pods), progress=None)
+    waits = planned(raw, account, observed, after_s=patience_s - 1)
+    assert b.condition(waits, reasons.PLACED) == ("True", reasons.NODE_CHOSEN)
+    assert waits.again_after_s == 1
+    noted = planned(raw, account, observed, after_s=patience_s)
+    assert b.condition(noted, reasons.PLACED) == ("Unknown", reasons.HALF_PLACED)
+    undone = planned(b.told(raw, noted), account, observed, after_s=patience_s + HALF_PLACED_S)
+    assert undone.deletions == ("Job", "Deployment"), "not for ever"
 
 
 def test_a_job_that_is_left_to_the_scheduler_has_pods_that_are_tied_to_no_node() -> None:
