@@ -29,7 +29,7 @@ def pod(observed: Object | None, what: str) -> Finding | None:
             return Finding(
                 reasons.UNSCHEDULABLE, f"no node takes {what}: {condition.get('message', 'no reason given')}"
             )
-    if unmade := _unmade_claims(observed):
+    if unmade := unmade_claims(observed):
         return Finding(reasons.UNSCHEDULABLE, f"{what} waits for its claims: {unmade}")
     statuses = status.get("containerStatuses", [])
     first = [item for item in status.get("initContainerStatuses", []) if not _has_done_its_work(item)]
@@ -42,7 +42,7 @@ def pod(observed: Object | None, what: str) -> Finding | None:
     return Finding(reasons.CONTAINERS_STARTING, f"{what} {doing}")
 
 
-def _unmade_claims(observed: Object) -> str | None:
+def unmade_claims(observed: Object) -> str | None:
     """Return which claims of a pod nobody has made; the scheduler does not even look at it before, and says nothing."""
     made = {item["name"] for item in observed.get("status", {}).get("resourceClaimStatuses") or ()}
     wanted = {

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal, Protocol
 
-from stage2_controller.job import binding, conditions, names, node_fit, reasons
+from stage2_controller.job import binding, conditions, diagnose, names, node_fit, reasons
 from stage2_controller.job.binding import Refusal
 from stage2_controller.job.conditions import Condition, Truth
 from stage2_controller.job.key import Key
@@ -16,7 +16,7 @@ from stage2_controller.job.pod_defaults import PodDefaults
 # The scheduler may need a moment, and a pod that is about to preempt others is refused at first.
 REFUSED_FOR_S = 15.0
 SETTLED_S = 10.0  # pods of one job are bound one after the other: then a refused one counts as refused
-NOT_MADE_S = 60.0  # a learner pod that nobody makes: a batch/v1 Job does not say what refuses it
+NOT_MADE_S = 60.0  # a learner pod, or claims, that nobody makes: what refuses them is said nowhere
 NOT_JUDGED_S = 300.0  # a busy cluster makes pods, and looks for their nodes, one after the other
 HALF_PLACED_S = 60.0  # one pod holds a node and the other has none: then both go, and stay away for as long
 PROMISED_S = 60.0  # room is kept for pods that cannot be bound for a reason that no node would mend
@@ -197,9 +197,10 @@ def _half(asked: Need, node: str, observed: Observed, *, status: Mapping[str, An
 
 def _patience_s(missing: str, observed: Observed, refusal: Refusal | None) -> float:
     """Return for how long a pod without a node is nothing to speak of, in seconds."""
-    if refusal:
+    pod = observed.pod(missing)
+    if refusal or (pod and conditions.find(pod.get("status", {}), "PodScheduled")):  # refused, or held by a gate
         return SETTLED_S
-    silent = missing == names.ROLE_LEARNER and observed.pod(missing) is None
+    silent = missing == names.ROLE_LEARNER if pod is None else diagnose.unmade_claims(pod)
     return NOT_MADE_S if silent else NOT_JUDGED_S
 
 

@@ -202,17 +202,20 @@ def _volumes(path: str, spec: Mapping[str, Any]) -> Iterator[Problem]:
         yield from _credentials(f"{path}.volumes[{index}].projected", volume.get("projected"), spec)
 
 
-def _credentials(path: str, projected: Any, spec: Mapping[str, Any]) -> Iterator[Problem]:
+def _credentials(path: str, projected: Mapping[str, Any] | None, spec: Mapping[str, Any]) -> Iterator[Problem]:
     """Refuse certificates, and tokens that nobody asked for by name: of which account, and for whom."""
-    sources = projected.get("sources") if isinstance(projected, Mapping) else None
-    for index, source in enumerate(sources if isinstance(sources, list) else ()):
+    for index, source in enumerate((projected or {}).get("sources") or ()):
         where = f"{path}.sources[{index}]"
         if "podCertificate" in source:
             yield Problem(f"{where}.podCertificate", source["podCertificate"], _NO_CREDENTIALS, "remove it")
         token = source.get("serviceAccountToken")
-        if token is not None and not (spec.get("serviceAccountName") and token.get("audience")):
+        if token is not None and not (spec.get("serviceAccountName") and _is_name(token.get("audience"))):
             rule = "a token is of an account that the template names, for an audience that it names"
             yield Problem(f"{where}.serviceAccountToken", token, rule, _ASK_FOR_A_TOKEN)
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and value != ""
 
 
 def _container(path: str, container: Mapping[str, Any], gpu: str) -> Iterator[Problem]:

@@ -30,10 +30,24 @@ def problems(path: str, template: Mapping[str, Any]) -> Iterator[Problem]:
     yield from _mappings(f"{path}.metadata", metadata, ("labels", "annotations"))
     yield from _mappings(f"{path}.spec", spec, _MAPPINGS_OF_POD)
     yield from _lists(f"{path}.spec", spec, _LISTS_OF_POD)
+    for index, volume in enumerate(_listed(spec, "volumes")):
+        yield from _volume(f"{path}.spec.volumes[{index}]", volume)
     for key in ("containers", "initContainers"):
-        written = spec.get(key) if isinstance(spec, Mapping) else None
-        for index, container in enumerate(written if isinstance(written, list) else ()):
+        for index, container in enumerate(_listed(spec, key)):
             yield from _container(f"{path}.spec.{key}[{index}]", container)
+
+
+def _listed(parent: Any, key: str) -> list[Any]:
+    written = parent.get(key) if isinstance(parent, Mapping) else None
+    return written if isinstance(written, list) else []
+
+
+def _volume(path: str, volume: Any) -> Iterator[Problem]:
+    yield from _mappings(path, volume, ("projected",))
+    projected = volume.get("projected") if isinstance(volume, Mapping) else None
+    yield from _lists(f"{path}.projected", projected, ("sources",))
+    for index, source in enumerate(_listed(projected, "sources")):
+        yield from _mappings(f"{path}.projected.sources[{index}]", source, ("serviceAccountToken",))
 
 
 def _container(path: str, container: Any) -> Iterator[Problem]:

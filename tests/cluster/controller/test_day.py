@@ -222,6 +222,7 @@ def test_a_day_in_the_life_of_a_shared_cluster(
     assert finished(kubectl) == {name: OUTCOMES[code] for name, code in ends.items()}
     assert day.double_booked == []
     assert day.looks > JOBS, "what was to be seen was looked at"
+    # The bound of pods that are refused: nothing of this cluster is behind, so that nobody is waited for.
     assert {name: s for name, s in day.half_placed_s.items() if s > HALF_PLACED_S + SLACK_S} == {}
     assert memory[-1] - memory[len(memory) // 4] < GROWTH_MB
 

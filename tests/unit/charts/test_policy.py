@@ -35,7 +35,7 @@ def account(name: str, **source: Any) -> dict[str, Any]:
     return {"spec": {"serviceAccountName": name, **volume(**source)["spec"]}}
 
 
-def token_for(audience: str) -> dict[str, Any]:
+def token_for(audience: Any) -> dict[str, Any]:
     return {"sources": [{"serviceAccountToken": {"path": "t", **({"audience": audience} if audience else {})}}]}
 
 
@@ -48,6 +48,12 @@ RISKY: list[tuple[dict[str, Any], str, bool]] = [
     ({"spec": {"automountServiceAccountToken": True}}, "automountServiceAccountToken", True),
     (volume(projected=token_for("vault")), TOKEN, True),
     (account("trainer", projected=token_for("")), TOKEN, True),
+    (account("trainer", projected=token_for(["vault"])), TOKEN, True),
+    (
+        account("trainer", projected={"sources": [{"configMap": {"name": "c"}}, *token_for("")["sources"]]}),
+        TOKEN.replace("sources[0]", "sources[1]"),
+        True,
+    ),
     (account("admin", projected=token_for("vault")), "serviceAccountName", True),
     (account("trainer", projected={"sources": [{"podCertificate": {"signerName": "s"}}]}), "volumes[0].projected", True),
     (volume(projected={"sources": [{"secret": {"name": "s"}}]}), "volumes[0].projected.sources[0].secret.name", True),
@@ -198,6 +204,14 @@ def test_the_jobs_own_fields_keep_the_policy_too(
 ) -> None:
     assert path in refusals(b.job(**spec), policy)
     assert admitted(manifests[POLICY], b.job(**spec))
+
+
+def test_a_token_is_of_the_account_of_the_same_template(manifests: Any, policy: AdminPolicy) -> None:
+    names_it: dict[str, Any] = {"spec": {"serviceAccountName": "trainer"}}
+    mounts_it = volume(projected=token_for("vault"))
+    raw = b.job(rollout={"servers": 3, "template": names_it}, learner={"gpus": 1, "template": mounts_it})
+    assert f"spec.learner.template.spec.{TOKEN}" in refusals(raw, policy)
+    assert "name the serviceAccountName of that template" in admitted(manifests[POLICY], raw)
 
 
 def test_a_refusal_says_what_is_allowed_and_whom_to_ask(policy: AdminPolicy) -> None:

@@ -239,21 +239,33 @@ def test_a_half_placed_job_gives_its_half_back_lets_others_go_first_and_tries_ag
     assert {"Deployment", "Job"} <= set(b.kinds(again))
 
 
+CLAIM = {"spec": {"resourceClaims": [{"name": "c", "resourceClaimTemplateName": "one-gpu"}]}}
+GATED = {"status": {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}]}}
+
+
 @pytest.mark.parametrize(
     ("missing", "made", "patience_s"),
     [
-        (names.ROLE_ROLLOUT, False, NOT_JUDGED_S),
-        (names.ROLE_ROLLOUT, True, NOT_JUDGED_S),
-        (names.ROLE_LEARNER, True, NOT_JUDGED_S),
-        (names.ROLE_LEARNER, False, NOT_MADE_S),
+        (names.ROLE_ROLLOUT, None, NOT_JUDGED_S),
+        (names.ROLE_ROLLOUT, {}, NOT_JUDGED_S),
+        (names.ROLE_LEARNER, {}, NOT_JUDGED_S),
+        (names.ROLE_LEARNER, None, NOT_MADE_S),
+        (names.ROLE_LEARNER, CLAIM, NOT_MADE_S),
+        (names.ROLE_ROLLOUT, CLAIM, NOT_MADE_S),
+        (names.ROLE_LEARNER, GATED, SETTLED_S),
     ],
 )
-def test_a_cluster_that_is_behind_with_the_other_pod_is_waited_for(missing: str, made: bool, patience_s: float) -> None:
+def test_a_cluster_that_is_behind_with_the_other_pod_is_waited_for(
+    missing: str, made: dict[str, Any] | None, patience_s: float
+) -> None:
     """A thousand jobs at once: the Deployment controller and the scheduler take minutes, and refuse nobody."""
     raw, account = b.job(), n.capacity(n.node())
     there = names.ROLE_LEARNER if missing == names.ROLE_ROLLOUT else names.ROLE_ROLLOUT
     bound = {"type": "PodScheduled", "status": "True", "lastTransitionTime": timestamp(b.NOW)}
-    pods = [b.pod(there, conditions=[bound]), *([b.pod(missing, node=None)] if made else [])]
+    pods = [b.pod(there, conditions=[bound])]
+    if made is not None:
+        other = b.pod(missing, node=None)
+        pods.append({**other, **{part: {**other[part], **fields} for part, fields in made.items()}})
     observed = replace(placed(raw, account), pods=tuple(pods), progress=None)
     waits = planned(raw, account, observed, after_s=patience_s - 1)
     assert b.condition(waits, reasons.PLACED) == ("True", reasons.NODE_CHOSEN)

@@ -73,7 +73,13 @@ def of_learner(**fields: Any) -> dict[str, Any]:
     return {"spec": {"containers": [{"name": "learner", **fields}]}}
 
 
+def projecting(sources: Any) -> dict[str, Any]:
+    volume = {"name": "v", "projected": {"sources": sources}}
+    return {"spec": {"serviceAccountName": "trainer", "volumes": [volume]}}
+
+
 CONTAINER = "template.spec.containers[0]"
+PROJECTED = "template.spec.volumes[0].projected"
 MISSHAPEN: list[tuple[dict[str, Any], str]] = [
     ({"metadata": ["a"]}, "template.metadata"),
     ({"metadata": []}, "template.metadata"),
@@ -88,6 +94,13 @@ MISSHAPEN: list[tuple[dict[str, Any], str]] = [
     ({"spec": {"volumes": {"x": {}}}}, "template.spec.volumes"),
     ({"spec": {"volumes": [{"emptyDir": {}}]}}, "template.spec.volumes[0].name"),
     ({"spec": {"volumes": [{"name": ["x"]}]}}, "template.spec.volumes[0].name"),
+    (projecting(["x"]), f"{PROJECTED}.sources[0]"),
+    (projecting([[1]]), f"{PROJECTED}.sources[0]"),
+    (projecting("x"), f"{PROJECTED}.sources"),
+    (projecting([{"serviceAccountToken": "t"}]), f"{PROJECTED}.sources[0].serviceAccountToken"),
+    (projecting([{"serviceAccountToken": []}]), f"{PROJECTED}.sources[0].serviceAccountToken"),
+    (projecting([None]), f"{PROJECTED}.sources[0]"),
+    ({"spec": {"volumes": [{"name": "v", "projected": ["x"]}]}}, PROJECTED),
     ({"spec": {"nodeSelector": ["a=b"]}}, "template.spec.nodeSelector"),
     ({"spec": {"tolerations": ["a"]}}, "template.spec.tolerations[0]"),
     ({"spec": {"overhead": "1"}}, "template.spec.overhead"),
