@@ -72,8 +72,8 @@ def test_a_misspelt_key_of_a_client_that_checks_nothing_is_kept_and_refused_by_w
 def test_an_account_two_types_of_gpus_and_what_kubectl_shows(
     kubectl: Kubectl, rights: Path, nodes: FakeNodes, kubelet: Kubelet, tmp_path: Path
 ) -> None:
-    """The pods run as the account that the admin allows, the learner with the token that it asks for and the servers with
-    none, on the one node of two types that are asked for; a job that waits for a queue says so in a column."""
+    """The pods run as the account that the admin allows, on the one node of two types that are asked for: the learner
+    with the token that it asks for, the servers with none. A job that waits for a queue says so in a column."""
     for kind in ("a10", "h100"):  # of nodes that are alike, the first by name is taken
         nodes.add(f"{kubectl.namespace}-{kind}", gpus=4, labels={**HERE, "gpu": kind})
     policy = json.dumps({"serviceAccounts": ["trainer"]})

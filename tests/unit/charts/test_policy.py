@@ -40,7 +40,8 @@ def token_for(audience: Any) -> dict[str, Any]:
 
 
 LEARNER = "containers[0]"
-TOKEN = "volumes[0].projected.sources[0].serviceAccountToken"
+SOURCE = "volumes[0].projected.sources[0]"
+TOKEN = f"{SOURCE}.serviceAccountToken"
 RISKY: list[tuple[dict[str, Any], str, bool]] = [
     # a template of the learner, the path that is named, and whether the API server can know it too
     ({"spec": {"serviceAccount": "admin"}}, "serviceAccount", True),
@@ -55,7 +56,11 @@ RISKY: list[tuple[dict[str, Any], str, bool]] = [
         True,
     ),
     (account("admin", projected=token_for("vault")), "serviceAccountName", True),
-    (account("trainer", projected={"sources": [{"podCertificate": {"signerName": "s"}}]}), "volumes[0].projected", True),
+    (
+        account("trainer", projected={"sources": [{"podCertificate": {"signerName": "s"}}]}),
+        f"{SOURCE}.podCertificate",
+        True,
+    ),
     (volume(projected={"sources": [{"secret": {"name": "s"}}]}), "volumes[0].projected.sources[0].secret.name", True),
     (volume(secret={"secretName": "other-token"}), "volumes[0].secret.secretName", True),
     (env_of("other", "secretKeyRef"), f"{LEARNER}.env[0].valueFrom.secretKeyRef.name", True),
