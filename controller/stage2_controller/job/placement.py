@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Literal, Protocol
 
 from stage2_controller.job import binding, conditions, diagnose, names, node_fit, reasons
@@ -182,11 +182,14 @@ def _half(asked: Need, node: str, observed: Observed, *, status: Mapping[str, An
         return None
     missing, since = found
     refusal = binding.refusal(observed)
-    left = binding.seconds_left(since, _patience_s(missing, observed, refusal), now)
+    waited_for_s = _patience_s(missing, observed, refusal)
+    left = binding.seconds_left(since, waited_for_s, now)
     if left > 0:
         return replace(_on(asked, node), again_after_s=left)
     why = f" ({refusal.message})" if refusal else f" (kubectl describe the {missing} pod, or what makes it)"
     noted = _told_half(status, "Unknown")
+    if noted:  # that Placed became Unknown for another reason may be longer ago
+        noted = max(noted, since + timedelta(seconds=waited_for_s))
     left = binding.seconds_left(noted, HALF_PLACED_S, now) if noted else HALF_PLACED_S
     if left > 0:
         message = f"the {missing} pod has no node{why}; the other holds {node} for {HALF_PLACED_S:g} s at most"

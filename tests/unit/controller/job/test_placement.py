@@ -2,7 +2,7 @@
 
 import copy
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -209,9 +209,9 @@ def test_room_is_not_kept_for_ever_for_pods_that_a_quota_refuses() -> None:
     assert made.placement.claim == "lapsed"
 
 
-def half(observed: Observed, words: str = NO_CLAIM) -> Observed:
+def half(observed: Observed, words: str = NO_CLAIM, at: datetime = b.NOW) -> Observed:
     """What is observed when the servers have their node and the learner has none."""
-    bound = {"type": "PodScheduled", "status": "True", "lastTransitionTime": timestamp(b.NOW)}
+    bound = {"type": "PodScheduled", "status": "True", "lastTransitionTime": timestamp(at)}
     servers = b.pod(names.ROLE_ROLLOUT, b.up("server-0", ready=False), conditions=[bound])
     return replace(observed, pods=(servers, refused_pod(words=words)), progress=None)
 
@@ -237,6 +237,24 @@ def test_a_half_placed_job_gives_its_half_back_lets_others_go_first_and_tries_ag
     assert (pause.children, pause.again_after_s) == ((), 1)
     again = planned(raw, account, Observed(), after_s=gone_at_s + HALF_PLACED_S)
     assert {"Deployment", "Job"} <= set(b.kinds(again))
+
+
+def test_a_job_whose_node_was_silent_has_its_minute_too() -> None:
+    """Both conditions are Unknown, so that the second has the time at which the first began."""
+    raw, account, back_s = b.job(), n.capacity(n.node()), 600.0
+    there = placed(raw, account)
+    account.put("Node", n.node(not_ready=True))
+    silent = planned(raw, account, there)
+    assert b.condition(silent, reasons.PLACED) == ("Unknown", reasons.NODE_NOT_READY)
+    raw = b.told(raw, silent)
+    account.put("Node", n.node())
+    observed = half(there, at=b.NOW + timedelta(seconds=back_s))
+    noted = planned(raw, account, observed, after_s=back_s + SETTLED_S)
+    assert b.condition(noted, reasons.PLACED) == ("Unknown", reasons.HALF_PLACED)
+    raw = b.told(raw, noted)
+    assert planned(raw, account, observed, after_s=back_s + SETTLED_S + HALF_PLACED_S - 1).deletions == ()
+    undone = planned(raw, account, observed, after_s=back_s + SETTLED_S + HALF_PLACED_S)
+    assert undone.deletions == ("Job", "Deployment")
 
 
 CLAIM = {"spec": {"resourceClaims": [{"name": "c", "resourceClaimTemplateName": "one-gpu"}]}}
