@@ -164,10 +164,11 @@ class Day:
     def _half_placed(self, now_half: Mapping[str, Mapping[str, str]]) -> None:
         """Note for how long each half is there. On a node that died nobody could have its GPUs: there a job waits."""
         now = time.monotonic()
-        found = {f"{name}: {roles}" for name, roles in now_half.items() if self.alive.issuperset(roles.values())}
-        self._half_since = {half: self._half_since.get(half, now) for half in found}
-        for half, since in self._half_since.items():
-            self.half_placed_s[half] = max(self.half_placed_s.get(half, 0.0), now - since)
+        found = {name: roles for name, roles in now_half.items() if self.alive.issuperset(roles.values())}
+        self._half_since = {name: self._half_since.get(name, now) for name in found}
+        for name, roles in found.items():
+            half = f"{name}: {roles}"
+            self.half_placed_s[half] = max(self.half_placed_s.get(half, 0.0), now - self._half_since[name])
 
 
 def _overbooked(there: Sequence[Any], others: Sequence[Any]) -> list[str]:
