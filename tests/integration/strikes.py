@@ -41,7 +41,8 @@ STEPS: dict[str, tuple[Any, str]] = {
     "proof": (Prover, "_asked"),
 }
 STRUCK_BUCKET = 3
-STRUCK_TIMEOUT_S = min(patience(3.0), 10.0)  # of a learner that is struck: its server may wait for it twice as long
+STANDSTILL_S, KILL_S = 5.0, 30.0
+LEARNER_S, LONGEST_LEARNER_S = 4.0, 12.0  # of one that is struck: its server may wait for it twice as long
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,11 @@ class Push:
 WHOLE = Push("whole", "full", ("connect", "begin", "pack", "confirm", "finish", "proof"), 400_000)
 MERGED = Push("merged at the server", "dora", tuple(STEPS), 8_000, VllmSync(merge="server"))
 PUSHES = {push.name: push for push in (WHOLE, MERGED)}
+
+
+def deadline_s(blow: signal.Signals) -> float:
+    """Return the seconds that a call to a server may take: no deadline is needed to notice that one was killed."""
+    return patience(STANDSTILL_S if blow == signal.SIGSTOP else KILL_S)
 
 
 def proved(sync: FullSync, probe: Probe) -> WeightSynchronizer:
@@ -128,7 +134,8 @@ def struck_learner(
     served: Served, model: Path, token: str, push: Push, phase: str, blow: signal.Signals
 ) -> Iterator[None]:
     """Let a learner of one server die, or stand still, in a phase of its push; end it with the block."""
-    with _learner(served, model, token, push, phase, STRUCK_TIMEOUT_S, blow=int(blow)) as process:
+    timeout_s = min(patience(LEARNER_S), LONGEST_LEARNER_S)
+    with _learner(served, model, token, push, phase, timeout_s, blow=int(blow)) as process:
         if blow == signal.SIGKILL:
             assert process.wait(timeout=120) == -signal.SIGKILL
         else:

@@ -34,11 +34,10 @@ from stage2_trainer.wire.seeds import SeedPlan
 from stage2_trainer.wire.server_health import wait_until_healthy
 from tests import forked
 from tests.integration.conftest import ROOT, patience, stop
-from tests.integration.strikes import ports_of, strike, version_of
+from tests.integration.strikes import STANDSTILL_S, ports_of, strike, version_of
 
 pytestmark = pytest.mark.timeout(300)
 
-TIMEOUT_S = patience(2.0)
 BUSY_TICKS = 5  # of some fifty that the answers take
 CHATS = [[{"role": "user", "content": f"Say {i}."}] for i in range(4)]
 
@@ -48,7 +47,8 @@ def learner(token):
     """A function that returns the rollouts of a learner with these servers, as `server_assembly` puts them together."""
     with contextlib.ExitStack() as stack:
 
-        def make(*served, timeout_s=TIMEOUT_S, patience_s=90.0):
+        def make(*served, patience_s=90.0):
+            timeout_s = patience(STANDSTILL_S)
             urls = [server.base_url for server in served]
             addresses = [ServerAddress(server.base_url, server.group_port) for server in served]
             full = FullSync(addresses, token=token, timeout_s=timeout_s, device=torch.device("cpu"))

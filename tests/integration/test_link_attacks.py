@@ -23,7 +23,7 @@ from tests.integration.strikes import TRANSPORTS
 
 pytestmark = pytest.mark.timeout(300)
 
-TIMEOUT_S = patience(20.0)
+TIMEOUT_S = 20.0
 SILENT = 300  # connections of a stranger that says nothing: more than the learner lets wait at once
 DRIPPING = 8
 
@@ -122,7 +122,7 @@ def port():
 
 @pytest.fixture
 def sync(served, make_sync, port):
-    return make_sync(replace(served, group_port=port), timeout_s=TIMEOUT_S)
+    return make_sync(replace(served, group_port=port), timeout_s=patience(TIMEOUT_S))
 
 
 def stranger(script, *arguments):

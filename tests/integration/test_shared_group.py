@@ -7,12 +7,10 @@ import pytest
 from stage2_api.vllm import VllmSync
 from stage2_trainer.wire.errors import ServerError
 from tests.integration import policies
-from tests.integration.conftest import patience
-from tests.integration.strikes import WHOLE, proved, struck_server, version_of
+from tests.integration.strikes import WHOLE, deadline_s, proved, struck_server, version_of
 
 pytestmark = pytest.mark.timeout(300)
 
-TIMEOUT_S = patience(2.0)
 OPTIONS = {"bucket_bytes": WHOLE.bucket_bytes, "how": VllmSync(one_group_from=2), "adapted": False}
 TWICE = 1.9  # nearly
 
@@ -44,7 +42,7 @@ def test_a_server_that_is_struck_costs_the_others_one_push(
     servers, renewed, make_sync, policy, probe, token, phase, blow
 ):
     healthy, struck = servers("stub", transport="nccl"), renewed("stub", transport="nccl")
-    sync = make_sync(healthy, struck, timeout_s=TIMEOUT_S, **OPTIONS)
+    sync = make_sync(healthy, struck, timeout_s=deadline_s(blow), **OPTIONS)
     synchronizer = proved(sync, probe)
     with struck_server(struck, phase, blow), pytest.raises(ServerError) as caught:
         synchronizer.ensure_synced(policy, 2)

@@ -21,7 +21,7 @@ from tests.integration.test_fault_table import learner_config, strike
 pytestmark = pytest.mark.timeout(300)
 
 SERVER_TIMEOUT_S = 250.0
-GRACE_S = patience(30.0)  # of a pod between SIGTERM and SIGKILL, by default
+GRACE_S = 30.0  # of a pod between SIGTERM and SIGKILL, by default
 STUCK_S = 2.0
 HELD_OUT = 60  # so many that an evaluation is still under way when a step is seen to be done
 
@@ -69,7 +69,7 @@ def said(process, log, words):
 
 def stops(process, log):
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=GRACE_S) == 75, log.read_text()
+    assert process.wait(timeout=patience(GRACE_S)) == 75, log.read_text()
     assert "asked to stop (SIGTERM)" in log.read_text()
     assert "Traceback" not in log.read_text()
 

@@ -28,7 +28,7 @@ from tests.integration.test_local_rollouts import (
 
 pytestmark = pytest.mark.timeout(400)
 
-GRACE_S = patience(60.0)
+GRACE_S, RUN_S = 60.0, 60.0  # RUN_S: a start and two steps
 LAUNCH = """
 import sys
 from stage2_trainer.process.torchrun import run_processes
@@ -54,7 +54,7 @@ def struck(folder, config, phase, *, imports=DEEPSPEED):
     with log.open("wb") as output:
         process = forked.start(command, imports=(*imports, STRUCK), stdout=output)
         try:
-            code = process.wait(timeout=GRACE_S + patience(60.0))  # a start and two steps
+            code = process.wait(timeout=patience(GRACE_S + RUN_S))
         finally:
             process.send_signal(signal.SIGKILL)
     assert code == 75, log.read_text()[-5000:]

@@ -19,6 +19,7 @@ from tests.integration.strikes import (
     MERGED,
     PUSHES,
     TRANSPORTS,
+    deadline_s,
     proved,
     strike,
     struck_learner,
@@ -29,9 +30,8 @@ from tests.integration.strikes import (
 
 pytestmark = pytest.mark.timeout(300)
 
-TIMEOUT_S = patience(2.0)
 LONG_S = 250.0  # for which nothing here waits
-GRACE_S = patience(30.0)  # of a pod between SIGTERM and SIGKILL, by default
+GRACE_S = 30.0  # of a pod between SIGTERM and SIGKILL, by default
 WHO = ("server", "learner")
 EVERY = [
     (push, phase, who, blow, transport)
@@ -80,7 +80,7 @@ def test_so_is_one_that_merges_in_bfloat16(servers, renewed, make_sync, model_pa
 
 
 def strike_and_push_again(healthy, struck, renewed, make_sync, policy, probe, token, push, phase, blow):
-    sync = make_sync(healthy, struck, timeout_s=TIMEOUT_S, **push.options())
+    sync = make_sync(healthy, struck, timeout_s=deadline_s(blow), **push.options())
     synchronizer = proved(sync, probe)
     with struck_server(struck, phase, blow), pytest.raises(ServerError) as caught:
         synchronizer.ensure_synced(policy, 2)
@@ -111,6 +111,6 @@ def test_sigterm_ends_a_learner_whose_server_stands_still_in_a_push(
     served = renewed("stub", transport="nccl")
     with waiting_learner(served, model_path, token, MERGED, phase, timeout_s=LONG_S) as learner:
         learner.send_signal(signal.SIGTERM)
-        assert learner.wait(timeout=GRACE_S) == EXIT_RETRYABLE
+        assert learner.wait(timeout=patience(GRACE_S)) == EXIT_RETRYABLE
     strike(served, signal.SIGCONT)
     proved(make_sync(served, **MERGED.options()), probe).ensure_synced(policy_of(MERGED), 5)

@@ -10,16 +10,14 @@ import torch
 from stage2_trainer.weights.packing import Packer
 from stage2_trainer.wire.errors import ServerError
 from tests.integration.conftest import free_port, patience, stop
-from tests.integration.strikes import ports_of, strike, version_of
+from tests.integration.strikes import STANDSTILL_S, ports_of, strike, version_of
 
 pytestmark = pytest.mark.timeout(300)
-
-TIMEOUT_S = patience(3.0)
 
 
 @pytest.fixture
 def hasty(make_sync):
-    return partial(make_sync, timeout_s=TIMEOUT_S)
+    return partial(make_sync, timeout_s=patience(STANDSTILL_S))
 
 
 def test_a_server_that_is_gone_is_named_and_the_others_are_served(servers, start_server, hasty, base, token):

@@ -117,7 +117,7 @@ def test_prompts_that_are_read_differently_are_found_before_the_first_step(clien
 
 def test_a_server_that_stands_still_ends_the_push_within_the_deadline(start_server, served, token, base):
     frozen = start_server("stub")
-    sync = make_sync([served[0], frozen], token, timeout_s=patience(3.0))
+    sync = make_sync([served[0], frozen], token, timeout_s=patience(5.0))
     sync.sync(base, version=1)
     os.killpg(frozen.process.pid, signal.SIGSTOP)
     with pytest.raises(ServerError) as caught:

@@ -23,6 +23,7 @@ from tests.integration.strikes import (
     PUSHES,
     TRANSPORTS,
     WHOLE,
+    deadline_s,
     proved,
     struck_learner,
     struck_server,
@@ -32,7 +33,7 @@ from tests.integration.strikes import (
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.vllm]
 
-TIMEOUT_S = patience(3.0)
+BRIEF_S = 3.0
 WHO = ("learner", "server", "engine")
 EVERY = [
     (push, phase, who, blow, transport)
@@ -99,7 +100,7 @@ def test_a_server_struck_in_a_phase_of_a_push_costs_only_itself_and_takes_the_ne
     servers, renewed, make_sync, policy_of, token, probe, push, phase, who, blow, transport
 ):
     healthy, struck = servers("stub", transport=transport), renewed("vllm", transport=transport)
-    synchronizer = proved(make_sync(healthy, struck, timeout_s=TIMEOUT_S, **push.options()), probe)
+    synchronizer = proved(make_sync(healthy, struck, timeout_s=deadline_s(blow), **push.options()), probe)
     engine = engine_of(struck) if who == "engine" else None
     with struck_server(struck, phase, blow, engine), pytest.raises(ServerError) as caught:
         synchronizer.ensure_synced(policy_of(push), 2)
@@ -127,7 +128,7 @@ def test_health_says_so_while_an_engine_does_not_come_back_from_a_push_and_no_lo
 ):
     served = renewed("vllm")
     engine = engine_of(served)
-    with waiting_learner(served, model_path, token, WHOLE, "pack", timeout_s=TIMEOUT_S / 2, who=engine) as learner:
+    with waiting_learner(served, model_path, token, WHOLE, "pack", timeout_s=patience(BRIEF_S), who=engine) as learner:
         assert health_of(served) == 200
         learner.kill()
     until_health_is(served, 503)
