@@ -12,7 +12,7 @@ from typing import Any
 from stage2_controller.cluster.longest_wait import LongestWait
 from stage2_controller.cluster.reservations import Reservations
 from stage2_controller.cluster.store import key_of, version_of
-from stage2_controller.job import names, node_fit
+from stage2_controller.job import names, node_fit, pod_requests
 from stage2_controller.job.key import Key
 from stage2_controller.job.node_fit import HOSTNAME, Need, NodeInfo
 from stage2_controller.job.observed import Object
@@ -24,6 +24,7 @@ KEYS_A_CALL = 1_000  # jobs that wait, of which most need the same as one before
 MOST_DOUBLINGS = 6  # five hours and a bit
 ZONE = "topology.kubernetes.io/zone"
 _ENDED = ("Succeeded", "Failed")
+_OF_EVERY_NODE = ("DaemonSet", "Node")  # the owners of pods that a new node has too; Node: of static pods
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,16 @@ class _Pod:
     key: Key | None  # the job that it belongs to
     role: str | None
     version: int
+    of_every_node: bool = False
+
+
+@dataclass(frozen=True)
+class _Room:
+    """The room of a node in the eyes of a priority."""
+
+    free: Amounts
+    by_preemption: Amounts
+    emptied: Amounts  # of all pods but those that every node has
 
 
 @dataclass(frozen=True)
@@ -66,7 +77,7 @@ class Capacity:
         self._bound: dict[tuple[str, Key, str | None], int] = defaultdict(int)  # pods by node, job and role
         # By node: pods by uid, promises by job and role.
         self._reservations: dict[str, Reservations] = defaultdict(Reservations)
-        self._free: dict[str, dict[int, tuple[Amounts, Amounts]]] = defaultdict(dict)  # by node and priority
+        self._free: dict[str, dict[int, _Room]] = defaultdict(dict)  # by node and priority
         self._waiting: dict[Key, Need] = {}
         self._turn: deque[Key] = deque()  # who is to be looked at before the turn of those that wait begins anew
         self._too_large: set[str] = set()  # needs, while room only shrinks: they suit the next job no better
@@ -327,11 +338,12 @@ class Capacity:
         pod = _Pod(
             uid=uid,
             node=node,
-            requests=node_fit.requests(spec),
+            requests=pod_requests.requests(spec, body.get("status") or {}),
             priority=spec.get("priority") or 0,
             key=key_of("Pod", body),
             role=metadata.get("labels", {}).get(names.LABEL_ROLE),
             version=version_of(body),
+            of_every_node=any(owner["kind"] in _OF_EVERY_NODE for owner in metadata.get("ownerReferences") or ()),
         )
         self._where[uid] = node
         self._free.pop(node, None)
@@ -353,34 +365,39 @@ class Capacity:
         self._notify()
 
     def _info(self, name: str, node: Object, key: Key, need: Need) -> NodeInfo:
-        free, by_preemption = self._free_on(name, node, key, need)
+        room = self._room_on(name, node, key, need)
         return NodeInfo(
             name=name,
             labels=node["metadata"]["labels"],
             taints=node["spec"]["taints"],
             ready=node["status"]["ready"],
             cordoned=node["spec"]["unschedulable"],
-            free=free,
-            free_by_preemption=by_preemption,
-            allocatable=node["status"]["allocatable"],
+            free=room.free,
+            free_by_preemption=room.by_preemption,
+            allocatable=room.emptied,
             excluded=self._excluded.get((key, name), 0) > self._clock(),
             kept=self._longest.keeps(name, key, need),
         )
 
-    def _free_on(self, name: str, node: Object, key: Key, need: Need) -> tuple[Amounts, Amounts]:
-        """Free amounts, as they are and by preemption; kept until something on the node changes."""
+    def _room_on(self, name: str, node: Object, key: Key, need: Need) -> _Room:
+        """What is free, as it is and by preemption; kept until something on the node changes."""
         priority, reserved = need.priority, self._reservations[name]
         own = [entry for pod in need.pods if (entry := reserved.get((key, pod.role)))]
         kept = self._free[name].get(priority)
         if kept is None:
             allocatable = node["status"]["allocatable"]
-            kept = _minus(allocatable, reserved.total()), _minus(allocatable, reserved.total(at_least=priority))
+            lasting = (pod.requests for pod in self._pods.get(name, {}).values() if pod.of_every_node)
+            kept = _Room(
+                free=_minus(allocatable, reserved.total()),
+                by_preemption=_minus(allocatable, reserved.total(at_least=priority)),
+                emptied=_minus(allocatable, pod_requests.added(lasting)),
+            )
             self._free[name][priority] = kept
         if not own:
             return kept
-        everything, lasting = kept
         stronger = (amounts for amounts, mine in own if mine >= priority)
-        return _plus(everything, (amounts for amounts, _ in own)), _plus(lasting, stronger)
+        free = _plus(kept.free, (amounts for amounts, _ in own))
+        return replace(kept, free=free, by_preemption=_plus(kept.by_preemption, stronger))
 
 
 def _minus(amounts: Amounts, used: Amounts) -> dict[str, float]:
@@ -388,7 +405,7 @@ def _minus(amounts: Amounts, used: Amounts) -> dict[str, float]:
 
 
 def _plus(amounts: Amounts, returned: Iterable[Amounts]) -> dict[str, float]:
-    back = node_fit.added(returned)
+    back = pod_requests.added(returned)
     return {key: amount + back.get(key, 0) for key, amount in amounts.items()}
 
 
@@ -405,6 +422,6 @@ def _slim(body: Object) -> dict[str, Any]:
         "spec": {"unschedulable": bool(spec.get("unschedulable")), "taints": spec.get("taints") or ()},
         "status": {
             "ready": told.get("Ready") == "True",
-            "allocatable": node_fit.amounts(status.get("allocatable", {})),
+            "allocatable": pod_requests.amounts(status.get("allocatable", {})),
         },
     }

@@ -15,7 +15,7 @@ from stage2_api.parsing import parse_job
 from stage2_api.runconfig import RunConfig
 from stage2_api.validation import size
 from stage2_api.vllm import resolve_transport
-from stage2_controller.job import kinds, names, node_fit, template_rules
+from stage2_controller.job import kinds, names, node_fit, pod_requests, template_rules
 from stage2_controller.job.children import configmap, deployment, learner_job, meta, networkpolicy, pod, service
 from stage2_controller.job.containers import Processes, containers
 from stage2_controller.job.key import Key
@@ -92,7 +92,7 @@ def desired(raw: Mapping[str, Any], settings: Settings) -> Desired:
     hashed = accepted.spec.model_dump(mode="json", include=_PODS_ARE_MADE_FROM, exclude_defaults=True)
     made = tuple(children(accepted, raw["metadata"], processes, settings))
     need = node_fit.need_of(made, gpu_resource=accepted.spec.gpu_resource)
-    settings.policy.check_size(namespace_of(accepted), node_fit.added((need.total, _claimed(accepted, processes))))
+    settings.policy.check_size(namespace_of(accepted), pod_requests.added((need.total, _claimed(accepted, processes))))
     return Desired(
         job=settings.policy.shortened(accepted),
         processes=processes,

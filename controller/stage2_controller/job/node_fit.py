@@ -3,21 +3,20 @@
 The node is chosen once for both pods; the scheduler still binds them, so that its preemption and its last word count.
 """
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any
 
-from stage2_controller.job import kinds, node_terms, quantity
+from stage2_controller.job import kinds, node_terms, pod_requests, quantity
 from stage2_controller.job.observed import Object
 from stage2_controller.job.quantity import Amounts
 from stage2_controller.job.settings import NodesMayCome
 
 _BLOCKING = ("NoSchedule", "NoExecute")
 _OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
+_CORDON: Object = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}  # written a moment later
 HOSTNAME = "kubernetes.io/hostname"
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
-_OF_WHOLE_PODS = ("cpu", "memory", "hugepages-")
 # Labels of nodes that belong to a pool, which an autoscaler may make larger.
 _POOLS = (
     "karpenter.sh/nodepool",
@@ -28,7 +27,6 @@ _POOLS = (
 )
 _OF_KARPENTER = _POOLS[0]
 _LISTED = 3  # nodes that a message names
-_NOTHING: Amounts = MappingProxyType({})
 
 Avoided = tuple[tuple[str, str], ...]
 """Nodes, by labels of which they have one: pairs of its key and its value."""
@@ -68,7 +66,7 @@ class Need:
     @property
     def total(self) -> Amounts:
         """The sum over all pods."""
-        return added(pod.requests for pod in self.pods)
+        return pod_requests.added(pod.requests for pod in self.pods)
 
 
 @dataclass(frozen=True)
@@ -82,7 +80,7 @@ class NodeInfo:
     cordoned: bool
     free: Amounts
     free_by_preemption: Amounts  # what is free once everything of lower priority is gone
-    allocatable: Amounts = field(default_factory=dict)  # what is free once everything is gone
+    allocatable: Amounts = field(default_factory=dict)  # what is free once all is gone that is not on every such node
     excluded: bool = False  # the scheduler refused the job there a moment ago
     kept: bool = False  # for another job, which has waited for long
 
@@ -107,41 +105,12 @@ def _pod_need(role: str, template: Mapping[str, Any]) -> PodNeed:
     spec = template["spec"]
     return PodNeed(
         role=role,
-        requests=requests(spec),
+        requests=pod_requests.requests(spec),
         node_selector=spec.get("nodeSelector") or {},
         tolerations=spec.get("tolerations") or (),
         affinity=node_terms.of(spec),
         spec=spec,
     )
-
-
-def requests(
-    spec: Mapping[str, Any], *, defaults: Amounts = _NOTHING, overhead: Amounts = _NOTHING
-) -> dict[str, float]:
-    """Return what the scheduler reserves for a pod: its containers' sum, or one greedy init container, and itself.
-
-    What the pod asks for as a whole takes the place of its containers' sum. defaults: of a container that asks for
-    nothing of a kind; overhead: of a pod that names none. A pod that the API server has taken has both in its spec.
-    """
-    together = added(_container(one, defaults) for one in spec.get("containers") or ())
-    for init in spec.get("initContainers") or ():
-        alone = _container(init, defaults)
-        if init.get("restartPolicy") == "Always":  # a sidecar runs beside the containers
-            together = added((together, alone))
-        else:
-            together = {key: max(together.get(key, 0), alone.get(key, 0)) for key in {*together, *alone}}
-    whole = {key: amount for key, amount in _container(spec).items() if key.startswith(_OF_WHOLE_PODS)}
-    itself = amounts(spec.get("overhead") or {}) or overhead
-    return {**added(({**together, **whole}, itself)), "pods": 1}
-
-
-def added(parts: Iterable[Amounts]) -> dict[str, float]:
-    """Return the sum of amounts."""
-    total: dict[str, float] = {}
-    for part in parts:
-        for key, amount in part.items():
-            total[key] = total.get(key, 0) + amount
-    return total
 
 
 def choose_node(need: Need, nodes: Sequence[NodeInfo]) -> str | None:
@@ -210,21 +179,29 @@ def _names_hosts(pod: PodNeed) -> bool:
 def half_rooms(need: Need, nodes: Sequence[NodeInfo], autoscaling: Autoscaling) -> Avoided:
     """Return what nodes are called that could take the first pod of the job, as of now, without the others.
 
-    Karpenter leaves pods alone that name hosts. Where it works, only what has room at this moment is named, and by its
-    instance type if no node of that type would ever take the whole job; elsewhere whatever is large enough, by its
-    host, so that nothing that is promised to another job is taken. What is kept for another job is always named.
+    Karpenter leaves pods alone that name hosts. Where it works, only what has room at this moment, or would by
+    preemption, is named, and by its instance type if no node of that type would ever take the whole job; elsewhere
+    whatever is large enough, by its host, so that nothing that is promised to another job is taken. There cordons and
+    taints do not count: they go, and what then has room would take half of the job before this is asked again. What is
+    kept for another job is always named.
     """
     kept = {(HOSTNAME, info.labels[HOSTNAME]) for info in nodes if HOSTNAME in info.labels and info.kept}
     if len(need.pods) < 2:
         return tuple(sorted(kept))
     first = need.pods[0].requests
-    usable = [info for info in nodes if HOSTNAME in info.labels and _usable(need, info)]
+    named = [info for info in nodes if HOSTNAME in info.labels and not any(_elsewhere(pod, info) for pod in need.pods)]
     if not autoscaling.karpenter and not any(_OF_KARPENTER in info.labels for info in nodes):
-        tempting = {(HOSTNAME, info.labels[HOSTNAME]) for info in usable if _has(info.allocatable, first)}
-        return tuple(sorted(kept | tempting))
+        large_enough = [info for info in named if _has(info.allocatable, first) or _has(_most_free(need, info), first)]
+        return tuple(sorted(kept | {(HOSTNAME, info.labels[HOSTNAME]) for info in large_enough}))
     large = {info.labels.get(INSTANCE_TYPE) for info in nodes if _has(info.allocatable, need.total)}
-    tempting = {_type_or_host(info, large) for info in usable if _has(info.free, first)}
+    open_now = [info for info in named if not any(_kept_off(pod, info) for pod in need.pods)]
+    tempting = {_type_or_host(info, large) for info in open_now if _has(_most_free(need, info), first)}
     return tuple(sorted(kept | tempting))
+
+
+def _most_free(need: Need, info: NodeInfo) -> Amounts:
+    """Return what the scheduler may give to the job there: it preempts for one pod, whatever becomes of the other."""
+    return _free(info, need.preempts)
 
 
 def _type_or_host(info: NodeInfo, large: Container[str | None]) -> tuple[str, str]:
@@ -272,7 +249,7 @@ def _lacks_alone(need: Need, fitting: Sequence[NodeInfo]) -> str | None:
     total = need.total
     for resource in _in_order(total, need.gpu_resource):
         best = max(fitting, key=lambda info: (info.free.get(resource, 0), info.name))
-        if best.free.get(resource, 0) < total[resource]:
+        if _lacks(best.free, resource, total[resource]):
             return _missing(resource, total[resource], best)
     return None
 
@@ -281,8 +258,8 @@ def _lacks_together(need: Need, fitting: Sequence[NodeInfo]) -> str:
     """Name what the node that has most of it lacks."""
     total = need.total
     resources = _in_order(total, need.gpu_resource)
-    best = max(fitting, key=lambda info: (sum(info.free.get(k, 0) >= v for k, v in total.items()), info.name))
-    lacking = next(key for key in resources if best.free.get(key, 0) < total[key])
+    best = max(fitting, key=lambda info: (sum(not _lacks(info.free, k, total[k]) for k in resources), info.name))
+    lacking = next(key for key in resources if _lacks(best.free, key, total[key]))
     wanted = ", ".join(f"{quantity.shown(key, total[key])} {key}" for key in resources)
     return f"needs {wanted} together on one node; {best.name} has only {_shown(lacking, best)} {lacking} free"
 
@@ -306,7 +283,12 @@ def _free(info: NodeInfo, preempting: bool) -> Amounts:
 
 
 def _has(free: Amounts, total: Amounts) -> bool:
-    return all(free.get(key, 0) >= amount - 1e-9 for key, amount in total.items())  # sums of 0.1 are not exact
+    return not any(_lacks(free, key, amount) for key, amount in total.items())
+
+
+def _lacks(free: Amounts, key: str, amount: float) -> bool:
+    """Return the scheduler's answer: who asks for nothing takes what is overbooked too."""
+    return amount > 0 and free.get(key, 0) < amount - 1e-9  # sums of 0.1 are not exact
 
 
 def _left(info: NodeInfo, need: Need, preempting: bool) -> tuple[float, float]:
@@ -330,12 +312,22 @@ def _refusal(need: Need, info: NodeInfo) -> str | None:
 
 
 def _pod_refusal(pod: PodNeed, info: NodeInfo) -> str | None:
+    return _elsewhere(pod, info) or _kept_off(pod, info)
+
+
+def _elsewhere(pod: PodNeed, info: NodeInfo) -> str | None:
+    """Return why the pod asks for other nodes than this one; None if it does not."""
     for key, value in pod.node_selector.items():
         if info.labels.get(key) != value:
             return f"lacks the label {key}={value} (spec.placement.nodeSelector)"
     if not node_terms.takes(pod.affinity, info.labels):
         return f"is none of {node_terms.shown(pod.affinity)} (spec.placement.affinity)"
-    for taint in info.taints:
+    return None
+
+
+def _kept_off(pod: PodNeed, info: NodeInfo) -> str | None:
+    """Return the taint that keeps the pod off the node; None if there is none. A cordon is one of them."""
+    for taint in (*info.taints, _CORDON) if info.cordoned else info.taints:
         if taint["effect"] in _BLOCKING and not any(_tolerates(item, taint) for item in pod.tolerations):
             text = f"{taint['key']}={taint.get('value', '')}:{taint['effect']}"
             return f"has the taint {text} (spec.placement.tolerations)"
@@ -351,12 +343,3 @@ def _tolerates(toleration: Mapping[str, Any], taint: Object) -> bool:
     if toleration["key"] != taint["key"]:
         return False
     return toleration.get("operator") == "Exists" or (toleration.get("value") or "") == (taint.get("value") or "")
-
-
-def _container(container: Mapping[str, Any], defaults: Amounts = _NOTHING) -> dict[str, float]:
-    resources = container.get("resources") or {}
-    return {**defaults, **amounts({**(resources.get("limits") or {}), **(resources.get("requests") or {})})}
-
-
-def amounts(written: Mapping[str, Any]) -> dict[str, float]:
-    return {key: amount for key, value in written.items() if (amount := quantity.parse(value)) is not None}

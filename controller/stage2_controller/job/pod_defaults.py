@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from stage2_controller.job import node_fit
+from stage2_controller.job import pod_requests
 from stage2_controller.job.lookup import at
 from stage2_controller.job.node_fit import Need, PodNeed
 from stage2_controller.job.observed import Object
@@ -49,7 +49,7 @@ class PodDefaults:
         overhead, where = _part(found, "overhead", "podFixed"), _part(found, "scheduling")
         return replace(
             pod,
-            requests=node_fit.requests(pod.spec, defaults=self.requests, overhead=node_fit.amounts(overhead)),
+            requests=pod_requests.requests(pod.spec, defaults=self.requests, overhead=pod_requests.amounts(overhead)),
             node_selector={**pod.node_selector, **(where.get("nodeSelector") or {})},
             tolerations=(*pod.tolerations, *(where.get("tolerations") or ())),
         )
@@ -65,7 +65,7 @@ def default_requests(limit_ranges: Sequence[Object]) -> dict[str, float]:
     for one in limit_ranges:
         for item in one["spec"].get("limits") or ():
             if item.get("type") == "Container":
-                for name, amount in node_fit.amounts(item.get("defaultRequest") or {}).items():
+                for name, amount in pod_requests.amounts(item.get("defaultRequest") or {}).items():
                     found[name] = max(amount, found.get(name, 0.0))
     return found
 

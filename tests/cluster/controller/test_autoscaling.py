@@ -12,6 +12,7 @@ import pytest
 from tests.cluster.controller.conftest import HERE, Controller, Kubectl, Object, eventually, job, reason
 from tests.cluster.controller.fake_nodes import FakeNodes
 from tests.cluster.controller.test_placement import message, node_of, places, refused
+from tests.cluster.controller.test_refusals import bound, gpus, neighbour
 
 pytestmark = pytest.mark.timeout(300)
 TYPE = "node.kubernetes.io/instance-type"
@@ -64,6 +65,28 @@ def test_the_admins_word_decides_whether_pods_wait_for_a_node(
         gets_all(kubectl, nodes, small=small)
     finally:
         controller.stop()
+
+
+def test_no_neighbour_is_evicted_for_half_of_a_job_where_karpenter_made_the_node(
+    kubectl: Kubectl, rights: Path, nodes: FakeNodes, tmp_path: Path
+) -> None:
+    """The servers of an urgent job would fit once a neighbour is gone, and the whole job never."""
+    pool = {"karpenter.sh/nodepool": "gpus", TYPE: "small"}
+    small = nodes.add(f"{kubectl.namespace}-small", gpus=3, labels={**HERE, **pool})
+    kubectl.apply(neighbour("there", small, container=gpus(3)))
+    eventually(lambda: bound(kubectl, "there"), why="the neighbour has the node")
+    urgent = f"{kubectl.namespace}-urgent"
+    kubectl("create", "priorityclass", urgent, "--value=1000")
+    controller = run(rights, kubectl, tmp_path)
+    try:
+        kubectl.apply(job(placement={"nodeSelector": HERE, "priorityClassName": urgent}))
+        eventually(lambda: refused(kubectl, "job-3v1"), why="the scheduler has refused both pods")
+        assert hosts_and_types(kubectl) == [{"key": TYPE, "operator": "NotIn", "values": ["small"]}]
+        assert "deletionTimestamp" not in (kubectl.get("pod", "there") or {})["metadata"]
+        assert not [event for event in kubectl.list("events") if event["reason"] == "Preempted"]
+    finally:
+        controller.stop()
+        kubectl("delete", "priorityclass", urgent)
 
 
 def status_of(*, age: timedelta) -> Object:

@@ -112,24 +112,6 @@ def test_a_job_without_a_priority_takes_the_room_of_pods_that_have_less_than_non
     assert chosen(need(), n.node("a", 4), n.foreign("a", gpus=4, priority=-10)) == "a"
 
 
-def test_requests_count_as_the_scheduler_counts_them() -> None:
-    def container(**amounts: str) -> dict[str, Any]:
-        return {"resources": {"requests": amounts}}
-
-    containers = [container(cpu="1"), container(cpu="500m")]
-    assert node_fit.requests({"containers": containers}) == {"cpu": 1.5, "pods": 1}
-    greedy = {"containers": containers, "initContainers": [container(cpu="4")], "overhead": {"cpu": "250m"}}
-    assert node_fit.requests(greedy) == {"cpu": 4.25, "pods": 1}
-    sidecar = {"containers": containers, "initContainers": [{**container(cpu="1"), "restartPolicy": "Always"}]}
-    assert node_fit.requests(sidecar) == {"cpu": 2.5, "pods": 1}
-
-
-def test_what_a_pod_asks_for_as_a_whole_counts_in_place_of_its_containers() -> None:
-    containers = [{"resources": {"limits": {GPU: "1"}, "requests": {"cpu": "1"}}}, {"resources": {}}]
-    spec = {"containers": containers, "resources": {"requests": {"cpu": "8"}, "limits": {"memory": "1Gi"}}}
-    assert node_fit.requests({**spec, "overhead": {"cpu": "500m"}}) == {"cpu": 8.5, "memory": 2**30, GPU: 1, "pods": 1}
-
-
 POOL = {"labels": {"eks.amazonaws.com/nodegroup": "gpus"}}
 COMING: list[tuple[str, bool, list[Any]]] = [
     ("no node at all", True, []),
@@ -195,6 +177,61 @@ def test_hosts_that_could_take_the_servers_alone_are_named_and_with_karpenter_on
     assert node_fit.half_rooms(need(), nodes, Autoscaling()) == ()
 
 
+def test_with_karpenter_a_node_that_has_room_for_the_servers_by_preemption_is_named_too() -> None:
+    """Else the scheduler evicts others for half of a job, again and again."""
+    strong = replace(FOUR, priority=10)
+    node = n.node("a", 3, labels={node_fit.INSTANCE_TYPE: "small"})
+    nodes = n.capacity(node, n.foreign("a", gpus=3)).nodes_for(n.KEY, strong)
+    karpenter = Autoscaling(karpenter=True)
+    assert node_fit.half_rooms(strong, nodes, karpenter) == ((node_fit.INSTANCE_TYPE, "small"),)
+    assert node_fit.half_rooms(replace(strong, preempts=False), nodes, karpenter) == ()
+
+
+CORDON = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
+CLOSED: list[tuple[str, Any]] = [
+    ("cordoned", {"unschedulable": True}),
+    ("cordoned, with the taint", {"unschedulable": True, "taints": [CORDON]}),
+    ("tainted", {"taints": [TAINT]}),
+]
+
+
+@pytest.mark.parametrize("closed", [row[1] for row in CLOSED], ids=[row[0] for row in CLOSED])
+def test_a_node_that_is_closed_is_named_for_it_opens_and_with_karpenter_where_pods_pass_all_the_same(
+    closed: dict[str, Any],
+) -> None:
+    nodes = n.capacity(n.node("a", 3, **closed)).nodes_for(n.KEY, FOUR)
+    passing = replace(FOUR, pods=tuple(replace(pod, tolerations=[{"operator": "Exists"}]) for pod in FOUR.pods))
+    for asked in (FOUR, passing):
+        assert node_fit.half_rooms(asked, nodes, Autoscaling()) == hosts("a")
+    assert node_fit.half_rooms(FOUR, nodes, Autoscaling(karpenter=True)) == ()
+    assert node_fit.half_rooms(passing, nodes, Autoscaling(karpenter=True)) == hosts("a")
+    elsewhere = replace(FOUR, pods=tuple(replace(pod, node_selector={"zone": "b"}) for pod in FOUR.pods))
+    assert node_fit.half_rooms(elsewhere, nodes, Autoscaling()) == ()
+
+
+def of_every_node(kind: str) -> Any:
+    pod = n.foreign("a", cpu="1")
+    pod["metadata"]["ownerReferences"] = [{"kind": kind}]
+    return pod
+
+
+@pytest.mark.parametrize(("kind", "busy"), [("DaemonSet", False), ("Node", False), ("ReplicaSet", True)])
+def test_a_node_that_daemons_make_too_small_is_not_only_busy(kind: str, busy: bool) -> None:
+    asked = Need((PodNeed("rollout", {GPU: 3}), PodNeed("learner", {GPU: 1, "cpu": 31.5})), gpu_resource=GPU)
+    node = n.node("a", labels={node_fit.INSTANCE_TYPE: "small"})
+    nodes = n.capacity(node, of_every_node(kind)).nodes_for(n.KEY, asked)
+    assert node_fit.may_be_made(asked, nodes, Autoscaling()) is busy
+    named = hosts("a") if busy else ((node_fit.INSTANCE_TYPE, "small"),)
+    assert node_fit.half_rooms(asked, nodes, Autoscaling(karpenter=True)) == named
+
+
+def test_who_asks_for_nothing_of_what_is_overbooked_gets_the_node() -> None:
+    overbooked = (n.node("a"), n.foreign("a", cpu="40"))
+    assert chosen(need(4, requests={"cpu": 0.0}), *overbooked) == "a"
+    assert told(need(5, requests={"cpu": 0.0}), *overbooked).startswith("needs 5 nvidia.com/gpu")
+    assert told(need(4, requests={"cpu": 1}), *overbooked) == "needs 1 cpu on one node; the largest free is 0 on a"
+
+
 def test_with_karpenter_nodes_of_a_type_that_is_too_small_are_named_by_their_type() -> None:
     def typed(name: str, gpus: int, kind: str) -> Any:
         return n.node(name, gpus, labels={node_fit.INSTANCE_TYPE: kind})
@@ -203,8 +240,3 @@ def test_with_karpenter_nodes_of_a_type_that_is_too_small_are_named_by_their_typ
     nodes = n.capacity(*objects, n.foreign("c", gpus=1)).nodes_for(n.KEY, FOUR)
     avoided = node_fit.half_rooms(FOUR, nodes, Autoscaling(karpenter=True))
     assert avoided == (*hosts("c", "d"), (node_fit.INSTANCE_TYPE, "small"))
-
-
-def test_a_limit_stands_for_a_request_that_is_not_written() -> None:
-    spec = {"containers": [{"resources": {"limits": {"cpu": "2", GPU: "1"}, "requests": {"cpu": "1"}}}]}
-    assert node_fit.requests(spec) == {"cpu": 1, GPU: 1, "pods": 1}

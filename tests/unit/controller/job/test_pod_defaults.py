@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from stage2_controller.job import node_fit, reasons
+from stage2_controller.job import pod_requests, reasons
 from stage2_controller.job.pod_defaults import (
     PodDefaults,
     default_of,
@@ -33,13 +33,13 @@ def test_of_several_limit_ranges_the_most_of_each_resource_counts() -> None:
 def test_a_container_gets_of_the_defaults_what_it_does_not_ask_for() -> None:
     asks = {"name": "asks", "resources": {"limits": {"cpu": "4"}}}
     spec = {"containers": [asks, {"name": "asks nothing"}], "initContainers": [{"name": "first"}]}
-    found = node_fit.requests(spec, defaults={"cpu": 1.0, "memory": 8.0}, overhead={"memory": 5.0})
+    found = pod_requests.requests(spec, defaults={"cpu": 1.0, "memory": 8.0}, overhead={"memory": 5.0})
     assert found == {"cpu": 5.0, "memory": 21.0, "pods": 1}
 
 
 def test_a_pod_that_was_taken_has_its_own_overhead() -> None:
     spec = {"containers": [], "overhead": {"memory": "7"}}
-    assert node_fit.requests(spec, overhead={"memory": 5.0})["memory"] == 7
+    assert pod_requests.requests(spec, overhead={"memory": 5.0})["memory"] == 7
 
 
 @pytest.mark.parametrize(

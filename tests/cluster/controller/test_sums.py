@@ -1,0 +1,93 @@
+"""What pods hold of a node, by the account and by the real scheduler: what the one leaves, the other gives away."""
+
+import json
+from typing import Any
+
+import pytest
+
+from stage2_controller.job.pod_requests import requests
+from tests.cluster.controller.conftest import Kubectl, Object, eventually
+from tests.cluster.controller.fake_nodes import FakeNodes
+from tests.cluster.controller.test_refusals import SECURE
+
+pytestmark = pytest.mark.timeout(120)
+
+CPUS = 64  # of a node
+SIDECAR = {"restartPolicy": "Always"}
+
+
+def container(name: str, cpu: str) -> Object:
+    """A container that asks for processors alone."""
+    return {"name": name, "image": "x", "securityContext": SECURE, "resources": {"requests": {"cpu": cpu}}}
+
+
+SIDE, GREEDY = {**container("side", "4"), **SIDECAR}, container("greedy", "8")
+HELD: list[tuple[str, float, Object]] = [
+    ("a sidecar before a greedy init container", 12, {"initContainers": [SIDE, GREEDY]}),
+    ("a greedy init container before a sidecar", 8, {"initContainers": [GREEDY, SIDE]}),
+    ("a limit of the whole pod", 1, {"resources": {"limits": {"cpu": "40"}}}),
+    ("a request of the whole pod", 9, {"resources": {"requests": {"cpu": "9"}}}),
+]
+RESIZED: list[tuple[str, float, str, str, str]] = [
+    ("not smaller yet", 10, "10", "2", ""),
+    ("not larger yet", 12, "1", "12", "Deferred"),
+    ("never larger", 1, "1", "100", "Infeasible"),
+]
+
+
+def create(kubectl: Kubectl, node: str, name: str, **spec: Any) -> None:
+    """A pod for this node alone, which the scheduler binds or refuses."""
+    body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}}
+    where = {"nodeSelector": {"kubernetes.io/hostname": node}, "automountServiceAccountToken": False}
+    eventually(lambda: kubectl.get("serviceaccount", "default"), why="pods of the namespace may be made")
+    kubectl("create", "-f", "-", stdin={**body, "spec": {**where, "enableServiceLinks": False, **spec}})
+
+
+def bound(kubectl: Kubectl, name: str) -> bool:
+    """Whether the scheduler gave the pod its node, once it has judged."""
+
+    def judged() -> str:
+        told = (kubectl.get("pod", name) or {}).get("status", {}).get("conditions", [])
+        return next((str(item["status"]) for item in told if item["type"] == "PodScheduled"), "")
+
+    return bool(eventually(judged, why="the scheduler judges the pod") == "True")
+
+
+def leaves_what_is_counted(kubectl: Kubectl, node: str, cpus: float) -> None:
+    """The account counts so much, and the scheduler gives away the rest, and no more."""
+    there = kubectl.get("pod", "there") or {}
+    assert requests(there["spec"], there["status"])["cpu"] == cpus
+    create(kubectl, node, "more", containers=[container("x", str(CPUS - cpus + 0.5))])
+    assert not bound(kubectl, "more")
+    create(kubectl, node, "rest", containers=[container("x", str(CPUS - cpus))])
+    assert bound(kubectl, "rest")
+
+
+@pytest.mark.parametrize(("cpus", "spec"), [row[1:] for row in HELD], ids=[row[0] for row in HELD])
+def test_a_pod_holds_what_the_account_counts(kubectl: Kubectl, nodes: FakeNodes, cpus: float, spec: Object) -> None:
+    node = nodes.add(f"{kubectl.namespace}-a")
+    create(kubectl, node, "there", containers=[container("x", "1")], **spec)
+    assert bound(kubectl, "there")
+    leaves_what_is_counted(kubectl, node, cpus)
+
+
+@pytest.mark.parametrize(
+    ("cpus", "before", "after", "pending"), [row[1:] for row in RESIZED], ids=[row[0] for row in RESIZED]
+)
+def test_so_does_one_that_is_resized_in_place(
+    kubectl: Kubectl, nodes: FakeNodes, cpus: float, before: str, after: str, pending: str
+) -> None:
+    node = nodes.add(f"{kubectl.namespace}-a")
+    create(kubectl, node, "there", containers=[container("x", before)])
+    assert bound(kubectl, "there")
+    held = {"cpu": before}
+    told = {"name": "x", "image": "x", "imageID": "x", "ready": True, "restartCount": 0}
+    running = {**told, "resources": {"requests": held}, "allocatedResources": held, "state": {"running": {}}}
+    kubectl.set_status("pod", "there", {"phase": "Running", "containerStatuses": [running]})
+    wanted = {"spec": {"containers": [{"name": "x", "resources": {"requests": {"cpu": after}}}]}}
+    kubectl("patch", "pod", "there", "--subresource=resize", "--type=strategic", "-p", json.dumps(wanted))
+    if pending:
+        scheduled = (kubectl.get("pod", "there") or {})["status"]["conditions"]
+        why = {"type": "PodResizePending", "status": "True", "reason": pending}
+        kubectl.set_status("pod", "there", {"conditions": [*scheduled, why]})
+    leaves_what_is_counted(kubectl, node, cpus)
