@@ -155,6 +155,12 @@ class Capacity:
             del self._excluded[refused], self._refusals[refused]
         self.unclaim(key)
 
+    def retain_jobs(self, known: Container[Key]) -> None:
+        """Release what is kept for other jobs than these, or known of them."""
+        for key in {*self._promises, *self._waiting, *(job for job, _ in self._excluded)}:
+            if key not in known:
+                self.release(key)
+
     def unclaim(self, key: Key) -> None:
         """End the job's promise, and its wait: others look after its place."""
         self._waits_no_more(key)

@@ -91,6 +91,7 @@ class Freshness:
         for kind in self._kinds:
             missed += await self._compare(kind)
         await self._count_nodes()
+        self._release_unknown()
         self._rounds_behind = self._rounds_behind + 1 if missed else 0
         self._last_round = time.monotonic()
 
@@ -111,6 +112,12 @@ class Freshness:
         if self._capacity:
             listed = await self._api.list("Node", None, labelled=False)
             self._capacity.retain_nodes(listed["items"])
+
+    def _release_unknown(self) -> None:
+        """End the claims of jobs that do not exist: room that is kept for nobody would be missing for good."""
+        if self._capacity:
+            jobs = (job["metadata"] for job in self._store.known(names.KIND))
+            self._capacity.retain_jobs({Key(job["namespace"], job["name"]) for job in jobs})
 
     async def _compare(self, kind: str) -> int:
         listed, version = await self._list(kind)

@@ -147,7 +147,7 @@ class Controller:
             return
         if kind != names.KIND and self.store.one(names.KIND, key, key.name) is None:
             return  # the job is gone, or its own event is on its way
-        if kind == names.KIND and gone:
+        if kind == names.KIND and self.store.one(kind, key, key.name) is None:  # not one of its name that came since
             self.queue.forget(key)
             self.reconciler.forget(key)
         elif kind == "Pod" and not gone and _is_unjudged(body):

@@ -114,6 +114,9 @@ class Reconciler:
         desired_of = await self._read(job)
         nodes = await self._nodes(key, job)
         observed = await self._observer.observe(key, job)
+        if not self._is_there(key, job):  # a promise that is made from here on nobody would end
+            self.forget(key)
+            return None
         now = self._clock()
         made, bug = self._plan(key, job, observed, nodes, now, desired_of)
         self._settle(key, made)  # before anything else is awaited: the next job must find the room taken
@@ -123,7 +126,7 @@ class Reconciler:
         stale = not await self._tell_kueue(key, made)
         if made.gate:
             await self._api.apply_condition(key.namespace, made.gate, at=conditions.timestamp(now))
-        await self._tell(job, made, refusals, now)
+        await self._tell(key, job, made, refusals, now)
         await self._end(key, job, made)
         if refusals:
             raise RetryLater("; ".join(refusals))
@@ -141,7 +144,13 @@ class Reconciler:
                     need, defaults = (await self._read(job))(job).need, PodDefaults()
                     with suppress(Exception):  # what is added to it is asked for again by its pass
                         defaults = await self._pod_defaults.of(key.namespace, job["spec"])
-                    self._capacity.promise(key, defaults.added_to(need), node)
+                    if self._is_there(key, job):
+                        self._capacity.promise(key, defaults.added_to(need), node)
+
+    def _is_there(self, key: Key, job: Object) -> bool:
+        """Return whether this very job still exists: while something is awaited, the watch may tell of its end."""
+        known = self._store.one(names.KIND, key, key.name)
+        return known is not None and not terminating(known) and known["metadata"]["uid"] == job["metadata"]["uid"]
 
     def forget(self, key: Key) -> None:
         """Drop what is known of a job that is gone, and its claim to a node."""
@@ -231,7 +240,7 @@ class Reconciler:
         name = child_name("Workload", key)
         return await self._api.patch_status("Workload", key.namespace, name, made.workload_patch)
 
-    async def _tell(self, job: Object, made: Plan, refusals: list[str], now: datetime) -> None:
+    async def _tell(self, key: Key, job: Object, made: Plan, refusals: list[str], now: datetime) -> None:
         previous: Mapping[str, Any] = job.get("status") or {}
         status = made.status
         if made.children or refusals:
@@ -242,7 +251,8 @@ class Reconciler:
         written = await self._api.apply_status(job, status)
         if written is None:
             return
-        self._store.put(names.KIND, written)
+        if self._is_there(key, job):  # what has gone since the answer must not come back by it
+            self._store.put(names.KIND, written)
         for event in events(previous, status):
             try:
                 await self._api.emit(job, event, at=conditions.timestamp(now))

@@ -93,6 +93,18 @@ def test_a_list_corrects_what_the_watch_missed() -> None:
     assert [info.name for info in made.nodes_for(n.KEY, FOUR)] == ["node-a"]
 
 
+def test_nothing_is_kept_for_jobs_that_do_not_exist() -> None:
+    made = n.capacity(n.node(), n.node("b"))
+    made.promise(n.KEY, FOUR, "node-a")
+    made.promise(n.OTHER, FOUR, "b")
+    full = Key("team-a", "full")
+    made.wait(full, FOUR)
+    made.exclude(Key("team-a", "refused"), "b")
+    made.retain_jobs({n.KEY})
+    assert (made.promised(n.KEY), made.promised(n.OTHER), made.waiting()) == ("node-a", None, 0)
+    assert made.excluded(Key("team-a", "refused")) == []
+
+
 def test_a_node_that_the_scheduler_refused_is_left_alone_for_a_while() -> None:
     now = [0.0]
     made = Capacity(clock=lambda: now[0])

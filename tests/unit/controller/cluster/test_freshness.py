@@ -8,6 +8,8 @@ from stage2_controller.cluster.freshness import Freshness, Scope
 from stage2_controller.cluster.store import Store
 from stage2_controller.job import kinds, names
 from stage2_controller.job.key import Key
+from tests.unit.controller import nodes as n
+from tests.unit.controller.cluster.test_capacity import FOUR
 from tests.unit.controller.cluster.test_store import KEY, seen, version
 
 KINDS = [resource.kind for resource in kinds.watched(kueue=False)]
@@ -17,7 +19,7 @@ class Lists:
     """The lists of an API server that holds `objects`."""
 
     def __init__(self) -> None:
-        self.objects: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
+        self.objects: dict[str, list[dict[str, Any]]] = {kind: [] for kind in (*KINDS, "Node")}
 
     async def list(self, kind: str, namespace: str | None, *, labelled: bool) -> dict[str, Any]:
         return {"items": self.objects[kind], "metadata": {"resourceVersion": "100"}}
@@ -33,7 +35,10 @@ class Stage:
         self.lists = Lists()
         self.store = Store()
         self.asked: list[Key] = []
-        self.freshness = Freshness(self.lists, self.store, self.asked.append, scope=Scope(()), grace_s=0)
+        self.account = n.capacity()
+        self.freshness = Freshness(
+            self.lists, self.store, self.asked.append, scope=Scope(()), grace_s=0, capacity=self.account
+        )
 
 
 @pytest.fixture
@@ -73,3 +78,13 @@ async def test_watches_that_miss_changes_again_and_again_are_deaf(stage: Stage) 
         stage.lists.objects[names.KIND] = [seen(names.KIND, "job-3v1", count)]
         await stage.freshness.round()
     assert "missed changes in 3 rounds" in str(stage.freshness.problem())
+
+
+async def test_room_that_is_promised_to_jobs_that_do_not_exist_is_free_after_a_round(stage: Stage) -> None:
+    there = seen(names.KIND, "job-3v1", 1)
+    stage.store.put(names.KIND, there)
+    stage.lists.objects |= {names.KIND: [there], "Node": [n.node(), n.node("b")]}
+    stage.account.promise(KEY, FOUR, "node-a")
+    stage.account.promise(n.OTHER, FOUR, "b")
+    await stage.freshness.round()
+    assert (stage.account.promised(KEY), stage.account.promised(n.OTHER)) == ("node-a", None)

@@ -10,6 +10,7 @@ import pytest
 from stage2_controller.cluster.election import Election
 from stage2_controller.cluster.store import Store
 from stage2_controller.job import names
+from stage2_controller.job.key import Key
 from stage2_controller.loop import controller as loop_controller
 from stage2_controller.loop import main
 from stage2_controller.loop.controller import Controller, SoonOnce
@@ -188,6 +189,27 @@ async def test_news_of_a_job_that_is_gone_are_no_work() -> None:
     )
     made.observe("Service", {"type": "DELETED", "object": child})
     assert made.queue.depth() == 1
+
+
+class Forgetful(Idle):
+    """A reconciler that notes what it is told to forget."""
+
+    def __init__(self) -> None:
+        self.forgotten: list[Key] = []
+
+    def forget(self, key: Key) -> None:
+        self.forgotten.append(key)
+
+
+async def test_the_end_of_a_job_that_is_told_late_takes_nothing_from_the_next_one_of_its_name() -> None:
+    reconciler = Forgetful()
+    made = controller(reconciler)
+    for uid, change in (("new", "ADDED"), ("old", "DELETED"), ("new", "DELETED")):
+        assert reconciler.forgotten == []
+        body = b.job()
+        body["metadata"]["uid"] = uid
+        made.observe(names.KIND, cast("Any", {"type": change, "object": body}))
+    assert reconciler.forgotten == [n.KEY]
 
 
 def test_pods_are_counted_by_their_own_watch_alone() -> None:

@@ -1,0 +1,103 @@
+"""A job that is deleted while a pass awaits an answer keeps no room on a node, and gets no children."""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from stage2_controller.cluster.capacity import Capacity
+from stage2_controller.cluster.progress_polls import ProgressPolls
+from stage2_controller.cluster.progress_reader import ProgressReader
+from stage2_controller.cluster.store import Store
+from stage2_controller.job import names
+from stage2_controller.loop.controller_metrics import Metrics
+from stage2_controller.loop.reconcile import Reconciler
+from tests.unit.controller import builders as b
+from tests.unit.controller import nodes as n
+from tests.unit.controller.loop.test_reconcile import KEY, WATCHED, Object
+from tests.unit.controller.loop.test_restore import Cluster
+
+
+class Interrupted(Cluster):
+    """The same server, where something happens once while a request is under way."""
+
+    while_reading: Callable[[], None] = staticmethod(lambda: None)
+    while_telling: Callable[[], None] = staticmethod(lambda: None)
+
+    async def list(self, kind: str, namespace: str | None, *, labelled: bool) -> Object:
+        self.while_reading()
+        return await super().list(kind, namespace, labelled=labelled)
+
+    async def apply_status(self, job: Any, status: Any) -> Object | None:
+        written = await super().apply_status(job, status)
+        self.while_telling()
+        return written
+
+
+class Stage:
+    """A job on a node that has room for it, and the leader that is to place it."""
+
+    def __init__(self) -> None:
+        self.server, self.store = Interrupted(), Store()
+        self.account: Capacity = n.capacity(n.node())
+        self.store.put(names.KIND, self.server.put(b.job()))
+        self.leader = self.new_leader()
+
+    def new_leader(self) -> Reconciler:
+        """A leader of the same account."""
+        progress = ProgressPolls(ProgressReader(), lambda key: None, interval_s=b.SETTINGS.progress_s)
+        metrics, api = Metrics(lambda: self.store.known(names.KIND)), cast("Any", self.server)
+        return Reconciler(
+            api, self.store, progress, b.SETTINGS, metrics=metrics, capacity=self.account, clock=lambda: b.NOW
+        )
+
+    def told(self) -> None:
+        """The watches tell of all that there is."""
+        for (kind, _), body in self.server.objects.items():
+            if kind in WATCHED:
+                self.store.put(kind, body)
+
+    def deleted(self) -> None:
+        """The job goes, and the watch tells so."""
+        self.store.remove(names.KIND, self.server.objects[names.KIND, KEY.name])
+        self.leader.forget(KEY)
+
+    def applied_anew(self) -> None:
+        """Another job takes the name."""
+        self.deleted()
+        self.store.put(names.KIND, self.server.put(b.job(), uid="uid-of-the-next"))
+
+    def deleted_in_the_foreground(self) -> None:
+        """The job waits for its children to go."""
+        there = self.server.objects[names.KIND, KEY.name]
+        self.store.put(names.KIND, self.server.put(there, deletionTimestamp="2026-01-02T03:04:05Z"))
+
+
+@pytest.mark.parametrize("happens", ["deleted", "applied_anew", "deleted_in_the_foreground"])
+async def test_a_job_that_goes_while_its_pass_reads_is_promised_nothing_and_gets_no_child(happens: str) -> None:
+    stage = Stage()
+    stage.server.while_reading = getattr(stage, happens)
+    assert await stage.leader(KEY) is None
+    assert stage.account.promised(KEY) is None
+    assert stage.server.written() == []
+    assert ("apply", "status") not in stage.server.requests
+
+
+async def test_a_job_that_goes_while_its_status_is_written_does_not_come_back_into_the_store() -> None:
+    stage = Stage()
+    stage.server.while_telling = stage.deleted
+    await stage.leader(KEY)
+    assert stage.store.one(names.KIND, KEY, KEY.name) is None
+    assert stage.account.promised(KEY) is None
+
+
+async def test_a_job_that_goes_while_a_new_leader_enters_the_places_is_promised_nothing() -> None:
+    stage = Stage()
+    await stage.leader(KEY)
+    assert stage.account.promised(KEY) == b.NODE
+    stage.told()
+    stage.account.release(KEY)
+    stage.leader = stage.new_leader()
+    stage.server.while_reading = stage.deleted
+    await stage.leader.restore()
+    assert stage.account.promised(KEY) is None
