@@ -48,12 +48,13 @@ class ChildWriter:
         """Write what differs, and return what the API server refused. Raise NameTaken.
 
         Nothing with pods is written once anything was refused: servers without their NetworkPolicy would stand open,
-        and without Secret or Service load for nothing.
+        and without Secret or Service load for nothing. The learner's Job is first: its pod waits for its servers, and
+        servers whose learner is refused would hold all their GPUs.
         """
         writes = diff.writes(children, observed)
         of_pods = [write for write in writes if write.manifest["kind"] in kinds.ROLE_OF_PODS]
         refusals = await self._write_all([write for write in writes if write not in of_pods], key, job)
-        for write in of_pods:  # one after the other: no learner is made where the servers' name is taken
+        for write in sorted(of_pods, key=lambda write: write.manifest["kind"] != kinds.LEARNER_JOB.kind):
             refusals += [] if refusals else await self._write_all([write], key, job)
         return refusals
 

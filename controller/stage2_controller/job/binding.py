@@ -1,11 +1,13 @@
 """The binding of a job's pods to nodes: which pod has one, which is refused one, since when and why. Pure."""
 
+from collections.abc import Collection
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from stage2_controller.job import conditions, names, reasons
+from stage2_controller.job import conditions, kinds, names, reasons
 from stage2_controller.job.observed import Object, Observed, terminating
 
+_CHILD_OF = {role: kind for kind, role in kinds.ROLE_OF_PODS.items()}
 # In a sentence of the scheduler: what no other node would mend. kube-scheduler 1.29 to 1.35, plugins VolumeBinding,
 # VolumeRestrictions and DynamicResources.
 _OF_NO_NODE = (
@@ -57,11 +59,15 @@ def refusal(observed: Observed) -> Refusal | None:
     return _not_made(observed)
 
 
-def half_placed(observed: Observed) -> tuple[str, datetime] | None:
-    """Return the role whose pod has no node while the other's has one, and since when that has it."""
-    if observed.deployment is None or observed.learner is None or any(map(terminating, observed.pods)):
+def half_placed(observed: Observed, roles: Collection[str]) -> tuple[str, datetime] | None:
+    """Return the role whose pod has no node while the other's has one, and since when that is so.
+
+    roles: those of the job's pods. A child that the API server refuses has no pod either; a new learner is not missing
+    while an old one ends.
+    """
+    if len(roles) < len(_CHILD_OF) or observed.old_learner() or any(map(terminating, observed.pods)):
         return None
-    pods = {role: observed.pod(role) for role in (names.ROLE_ROLLOUT, names.ROLE_LEARNER)}
+    pods = {role: observed.pod(role) for role in _CHILD_OF}
     bound = [pod for pod in pods.values() if pod is not None and pod["spec"].get("nodeName")]
     if len(bound) != 1:
         return None
@@ -69,8 +75,14 @@ def half_placed(observed: Observed) -> tuple[str, datetime] | None:
     if other is not None and other.get("status", {}).get("nominatedNodeName"):  # those that it preempts take their time
         return None
     told = conditions.find(bound[0].get("status", {}), "PodScheduled") or {}
-    since = told.get("lastTransitionTime") or bound[0]["metadata"]["creationTimestamp"]
-    return missing, conditions.instant(since)
+    since = conditions.instant(told.get("lastTransitionTime") or bound[0]["metadata"]["creationTimestamp"])
+    made = (child_of(observed, missing) or {}).get("metadata", {}).get("creationTimestamp")
+    return missing, max(since, conditions.instant(made)) if made else since
+
+
+def child_of(observed: Observed, role: str) -> Object | None:
+    """Return the child whose pods play this role."""
+    return observed.child(_CHILD_OF[role])
 
 
 def seconds_left(since: datetime, limit_s: float, now: datetime) -> float:

@@ -56,13 +56,13 @@ def seconds_to_start(
 ) -> float | None:
     """Return the seconds until spec.learner.startDeadlineSeconds has passed; None if no server is waited for."""
     since = _has_its_place_since(status)
-    waits = job.spec.rollout.servers and not job.spec.suspend and not _learner_begun(observed) and observed.deployment
+    waits = job.spec.rollout.servers and not job.spec.suspend and not learner_begun(observed) and observed.deployment
     if since is None or not waits or observed.old_learner():
         return None
     return (since + timedelta(seconds=job.spec.learner.start_deadline_seconds) - now).total_seconds()
 
 
-def _learner_begun(observed: Observed) -> bool:
+def learner_begun(observed: Observed) -> bool:
     """Return whether the learner's own container runs or has run: it waits for the servers no more."""
     pod = observed.pod(names.ROLE_LEARNER)
     return pod is not None and (running(pod, names.ROLE_LEARNER) or terminated(pod, names.ROLE_LEARNER) is not None)

@@ -16,7 +16,7 @@ from stage2_controller.job.pod_defaults import PodDefaults
 # The scheduler may need a moment, and a pod that is about to preempt others is refused at first.
 REFUSED_FOR_S = 15.0
 SETTLED_S = 10.0  # pods of one job are bound one after the other: then a refused one counts as refused
-NOT_MADE_S = 60.0  # a learner pod, or claims, that nobody makes: what refuses them is said nowhere
+NOT_MADE_S = 60.0  # a child, a learner pod, or claims, that nobody makes: what refuses them is said by no pod
 NOT_JUDGED_S = 300.0  # a busy cluster makes pods, and looks for their nodes, one after the other
 HALF_PLACED_S = 60.0  # one pod holds a node and the other has none: then both go, and stay away for as long
 PROMISED_S = 60.0  # room is kept for pods that cannot be bound for a reason that no node would mend
@@ -177,8 +177,8 @@ def _kept_waiting(asked: Need, node: str, refusal: Refusal, now: datetime) -> No
 
 def _half(asked: Need, node: str, observed: Observed, *, status: Mapping[str, Any], now: datetime) -> NodeChoice | None:
     """A job of which one pod holds the node and the other has none: both go after a while, whatever the reason is."""
-    found = binding.half_placed(observed)
-    if found is None:
+    found = binding.half_placed(observed, {pod.role for pod in asked.pods})
+    if found is None or _waited_for_old_learner(status):
         return None
     missing, since = found
     refusal = binding.refusal(observed)
@@ -198,12 +198,21 @@ def _half(asked: Need, node: str, observed: Observed, *, status: Mapping[str, An
     return _leave(asked, reasons.HALF_PLACED, f"the {missing} pod found no node{why}: the other gave {node} back")
 
 
+def _waited_for_old_learner(status: Mapping[str, Any]) -> bool:
+    """Return whether an old learner was still there a moment ago: the new one's Job is written in this pass."""
+    told = conditions.find(status, reasons.LEARNER_RUNNING)
+    return told is not None and told["reason"] == reasons.OLD_LEARNER_ENDING
+
+
 def _patience_s(missing: str, observed: Observed, refusal: Refusal | None) -> float:
     """Return for how long a pod without a node is nothing to speak of, in seconds."""
     pod = observed.pod(missing)
     if refusal or (pod and conditions.find(pod.get("status", {}), "PodScheduled")):  # refused, or held by a gate
         return SETTLED_S
-    silent = missing == names.ROLE_LEARNER if pod is None else diagnose.unmade_claims(pod)
+    if pod is None:
+        silent = missing == names.ROLE_LEARNER or binding.child_of(observed, missing) is None
+    else:
+        silent = diagnose.unmade_claims(pod) is not None
     return NOT_MADE_S if silent else NOT_JUDGED_S
 
 

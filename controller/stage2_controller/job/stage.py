@@ -1,6 +1,6 @@
 """The stage of a job that goes on: which children may exist now, and which must not. Pure."""
 
-from stage2_controller.job import kinds, kueue, names, reasons
+from stage2_controller.job import kinds, kueue, names, outcome, reasons
 from stage2_controller.job.children.meta import Manifest
 from stage2_controller.job.desired import Desired
 from stage2_controller.job.observed import Observed, terminating
@@ -15,10 +15,11 @@ def stage(situation: Situation) -> tuple[Manifests, tuple[str, ...]]:
     A job that has no place has no children; one that has gets servers and learner in one pass, so that pods hold all of
     it. A learner waits only for the end of an old one. A running job whose spec changed was suspended, edited and
     resumed faster than this pass came: it starts anew. Where nobody serves the job's queue nothing starts, and what
-    runs goes on. Servers whose learner cannot be made, its name being a stranger's, would load for nothing.
+    runs goes on. Servers whose learner cannot be made, its name being a stranger's, would load for nothing, and a
+    learner would wait for servers that cannot.
     """
-    if situation.blocked and situation.blocked.reason == reasons.NAME_TAKEN and situation.observed.learner is None:
-        return (), existing(situation.observed, "Deployment")
+    if situation.blocked and situation.blocked.reason == reasons.NAME_TAKEN and _has_half(situation):
+        return (), existing(situation.observed, "Job", "Deployment")
     if situation.must_stop:
         return _without(_wanted(situation), *kinds.ROLE_OF_PODS), existing(situation.observed, "Job", "Deployment")
     if situation.quota and situation.quota.reason == reasons.KUEUE_DISABLED:
@@ -45,6 +46,14 @@ def _wanted(situation: Situation) -> Manifests:
     if choice is None:
         return made.on(None)
     return made.on(choice.node if choice.tied else None, choice.avoid, choice.shun)
+
+
+def _has_half(situation: Situation) -> bool:
+    """Return whether the servers or the learner are missing, and no learner trains."""
+    observed = situation.observed
+    if observed.learner is None:
+        return True
+    return bool(situation.processes.servers) and observed.deployment is None and not outcome.learner_begun(observed)
 
 
 def _has_no_place(situation: Situation) -> bool:

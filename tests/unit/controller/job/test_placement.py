@@ -294,6 +294,42 @@ def test_a_cluster_that_is_behind_with_the_other_pod_is_waited_for(
     assert undone.deletions == ("Job", "Deployment"), "not for ever"
 
 
+@pytest.mark.parametrize("mode", ["Reserve", "Scheduler"])
+@pytest.mark.parametrize(("refused", "there"), [("Job", names.ROLE_ROLLOUT), ("Deployment", names.ROLE_LEARNER)])
+def test_a_pod_whose_other_half_the_api_server_refuses_as_a_child_gives_its_node_back(
+    mode: str, refused: str, there: str
+) -> None:
+    """A ResourceQuota of objects or a webhook takes one of the two, and no controller ever makes the other's pod."""
+    raw, account = b.job(placement={"mode": mode}), n.capacity(n.node())
+    made = planned(raw, account)
+    children = {"Deployment": b.child(made, "Deployment"), "Job": b.learner_job(made), refused: None}
+    bound = {"type": "PodScheduled", "status": "True", "lastTransitionTime": timestamp(b.NOW)}
+    pods = (b.pod(there, conditions=[bound]),)
+    observed = Observed(deployment=children["Deployment"], learner=children["Job"], pods=pods)
+    waits = planned(raw, account, observed, after_s=NOT_MADE_S - 1)
+    assert (waits.deletions, waits.again_after_s) == ((), 1)
+    noted = planned(raw, account, observed, after_s=NOT_MADE_S)
+    assert b.condition(noted, reasons.PLACED) == ("Unknown", reasons.HALF_PLACED)
+    undone = planned(b.told(raw, noted), account, observed, after_s=NOT_MADE_S + HALF_PLACED_S)
+    assert undone.deletions == ("Deployment" if refused == "Job" else "Job",)
+
+
+def test_a_learner_job_that_is_written_late_has_its_minute_from_then() -> None:
+    raw, account, late_s = b.job(), n.capacity(n.node()), 3600.0
+    there = placed(raw, account)
+    observed = replace(half(there), pods=half(there).pods[:1])
+    written = timestamp(b.NOW + timedelta(seconds=late_s))
+    made = {**(there.learner or {})}
+    made["metadata"] = {**made["metadata"], "creationTimestamp": written}
+    waits = planned(raw, account, replace(observed, learner=made), after_s=late_s + 1)
+    assert b.condition(waits, reasons.PLACED) == ("True", reasons.NODE_CHOSEN)
+    ends = [{"type": reasons.LEARNER_RUNNING, "status": "False", "reason": reasons.OLD_LEARNER_ENDING}]
+    told = {**raw, "status": {"conditions": [{**ends[0], "message": "", "lastTransitionTime": written}]}}
+    last = planned(told, account, replace(observed, learner=None), after_s=late_s)
+    assert b.condition(last, reasons.PLACED) == ("True", reasons.NODE_CHOSEN)
+    assert "Job" in b.kinds(last)
+
+
 def test_a_job_that_is_left_to_the_scheduler_has_pods_that_are_tied_to_no_node() -> None:
     made = planned(b.job(placement={"mode": "Scheduler"}), n.capacity(n.node(gpus=1)))
     servers, learner = (b.child(made, kind)["spec"]["template"]["spec"] for kind in ("Deployment", "Job"))

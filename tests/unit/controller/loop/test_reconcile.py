@@ -151,7 +151,7 @@ async def test_a_new_job_is_one_creation_a_child_and_one_status(life: Life) -> N
     await life.one_pass()
     assert [verb for verb, _ in life.server.requests] == [*["create"] * 6, "apply"]
     assert life.server.requests[-1] == ("apply", "status")
-    assert life.server.written()[:6] == ["Secret", "ConfigMap", "NetworkPolicy", "Service", "Deployment", "Job"]
+    assert life.server.written()[:6] == ["Secret", "ConfigMap", "NetworkPolicy", "Service", "Job", "Deployment"]
     life.server.requests.clear()
     await life.one_pass()
     assert life.server.requests == []
@@ -274,13 +274,29 @@ async def test_a_configmap_that_a_person_deletes_while_the_job_is_suspended_is_m
     assert CONFIG in life.server.objects
 
 
-async def test_servers_go_when_the_learners_name_turns_out_to_be_taken(life: Life) -> None:
+async def test_no_servers_are_made_when_the_learners_name_turns_out_to_be_taken(life: Life) -> None:
     theirs = life.server.add(foreign("Job"))
-    await life.one_pass()
-    assert ("Deployment", "job-3v1-rollout") in life.server.objects
-    await life.one_pass()
-    assert ("Deployment", "job-3v1-rollout") not in life.server.objects
+    for _ in range(2):
+        await life.one_pass()
+        assert ("Deployment", "job-3v1-rollout") not in life.server.objects
     assert life.server.objects["Job", "job-3v1-learner"] == theirs
+
+
+async def test_a_learner_that_waits_goes_when_the_servers_name_turns_out_to_be_taken(life: Life) -> None:
+    theirs = life.server.add(foreign("Deployment"))
+    await life.one_pass()
+    assert ("Job", "job-3v1-learner") in life.server.objects
+    await life.one_pass()
+    assert ("Job", "job-3v1-learner") not in life.server.objects
+    assert life.server.objects["Deployment", "job-3v1-rollout"] == theirs
+
+
+async def test_no_server_is_created_beside_a_learner_that_was_refused(life: Life) -> None:
+    life.server.refused["Job"] = "exceeded quota: one, requested: count/jobs.batch=1"
+    with pytest.raises(RetryLater, match=r"count/jobs\.batch"):
+        await life.one_pass()
+    assert ("Deployment", "job-3v1-rollout") not in life.server.objects
+    assert life.told() == ("False", reasons.CHILD_REFUSED)
 
 
 async def test_servers_stay_when_a_stranger_takes_the_name_of_a_file_of_a_learner_that_runs(life: Life) -> None:
