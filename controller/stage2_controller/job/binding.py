@@ -8,6 +8,8 @@ from stage2_controller.job import conditions, kinds, names, reasons
 from stage2_controller.job.observed import Object, Observed, terminating
 
 _CHILD_OF = {role: kind for kind, role in kinds.ROLE_OF_PODS.items()}
+OVERDUE_S = 300.0
+"""How long a pod may outlive the grace that its deletion left it, before it counts as one that does not end."""
 # In a sentence of the scheduler: what no other node would mend. kube-scheduler 1.29 to 1.35, plugins VolumeBinding,
 # VolumeRestrictions and DynamicResources.
 _OF_NO_NODE = (
@@ -88,6 +90,16 @@ def child_of(observed: Observed, role: str) -> Object | None:
 def seconds_left(since: datetime, limit_s: float, now: datetime) -> float:
     """Return the seconds until `limit_s` have passed since then; none are left at 0 and below."""
     return (since + timedelta(seconds=limit_s) - now).total_seconds()
+
+
+def overdue(pod: Object, now: datetime) -> bool:
+    """Return whether the pod should have ended long ago: its node does not answer, or something holds it."""
+    return terminating(pod) and seconds_to_overdue(pod, now) <= 0
+
+
+def seconds_to_overdue(pod: Object, now: datetime) -> float:
+    """Return the seconds until a pod that is being deleted counts as one that does not end."""
+    return seconds_left(conditions.instant(pod["metadata"]["deletionTimestamp"]), OVERDUE_S, now)
 
 
 def taken(observed: Observed) -> str:

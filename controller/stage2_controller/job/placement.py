@@ -83,6 +83,12 @@ def place(
     status: the one that the last pass wrote; host: the label kubernetes.io/hostname of the job's only node.
     """
     asked = replace(view.defaults.added_to(asked), host=host)
+    found = _place(asked, observed, view, status=status, now=now)
+    nothing = found.node is None and found.tied
+    return found if nothing else _beside_old_learner(found, observed, now) or found
+
+
+def _place(asked: Need, observed: Observed, view: NodeView, *, status: Mapping[str, Any], now: datetime) -> NodeChoice:
     current = current_node(observed)
     if current is None and (pause := _pause(asked, status, now)):
         return pause
@@ -111,12 +117,42 @@ def follow(
 ) -> NodeChoice | None:
     """Return the place of a job whose node the scheduler finds; None while there is nothing to decide."""
     node = current_node(observed)
+    held = _beside_old_learner(NodeChoice(need, node, None), observed, now)
+    if held and held.node is None:
+        return held
     if found := _half(need, node, observed, status=status, now=now) if node else _pause(need, status, now):
         refused = node if found.node is None else None
         return replace(found, tied=found.node is None, claim="none", refused=refused)
     # The scheduler would choose the same node again: nothing has changed there.
     shun = tuple(sorted(view.account.excluded(view.key))) if view else ()
     return NodeChoice(need, None, None, tied=False, shun=shun, claim="none") if shun else None
+
+
+def _beside_old_learner(found: NodeChoice, observed: Observed, now: datetime) -> NodeChoice | None:
+    """Return what an old learner makes of a place; None where there is none of any node.
+
+    It may still write, and the new one waits for its end. Servers may load meanwhile on its own node alone, and not for
+    ever: elsewhere nobody would come to them if that node does not answer.
+    """
+    old = observed.old_learner()
+    node = old["spec"].get("nodeName") if old else None
+    if old is None or node is None:
+        return None
+    if found.node == node and not binding.overdue(old, now):
+        left = binding.seconds_to_overdue(old, now) if terminating(old) else None
+        return replace(found, again_after_s=_first(found.again_after_s, left))
+    message = (
+        f"pod {old['metadata']['name']} of an old learner has not ended on node {node} and may still write, so no pod"
+        f" of the job starts; where the node is off for good, kubectl delete node {node} ends the pod, or the taint"
+        " node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
+    )
+    told = Condition(reasons.PLACED, "False", reasons.OLD_LEARNER_ENDING, message)
+    return NodeChoice(found.need, None, told, again_after_s=LOOK_AGAIN_S, claim="none")
+
+
+def _first(*seconds: float | None) -> float | None:
+    """Return the shortest of these times, if there is any."""
+    return min((some for some in seconds if some is not None), default=None)
 
 
 def current_node(observed: Observed) -> str | None:
