@@ -107,6 +107,13 @@ def test_an_admins_word_on_nodes_that_may_come_is_the_controllers_and_needs_no_r
     assert "configmaps" not in {resource for rule in rules for resource in rule["resources"]}
 
 
+def test_a_patience_of_zero_is_handed_on_as_never(template: Template) -> None:
+    for value, seconds in (("1800", 1800.0), ("0", 0.0), ("90.5", 90.5)):
+        arguments = controller_pod(template(f"controller.patienceSeconds={value}"))["containers"][0]["args"]
+        (given,) = (one.partition("=")[2] for one in arguments if one.startswith("--patience-seconds="))
+        assert float(given) == seconds
+
+
 def test_the_controller_may_not_list_secrets_or_touch_pods(template: Template) -> None:
     verbs = {
         resource: set(rule["verbs"])
