@@ -1,20 +1,32 @@
+{{/* A name of at most 63 characters, which ends with a letter or a digit wherever it is cut. */}}
+{{- define "stage2.cut" -}}
+{{- regexReplaceAll "[-.]+$" (trunc 63 .) "" -}}
+{{- end -}}
+
 {{- define "stage2.name" -}}
-{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" -}}
+{{- default .Chart.Name .Values.nameOverride | include "stage2.cut" -}}
 {{- end -}}
 
 {{- define "stage2.fullname" -}}
 {{- if .Values.fullnameOverride -}}
-{{- .Values.fullnameOverride | trunc 63 | trimSuffix "-" -}}
+{{- include "stage2.cut" .Values.fullnameOverride -}}
 {{- else if contains (include "stage2.name" .) .Release.Name -}}
-{{- .Release.Name | trunc 63 | trimSuffix "-" -}}
+{{- include "stage2.cut" .Release.Name -}}
 {{- else -}}
-{{- printf "%s-%s" .Release.Name (include "stage2.name" .) | trunc 63 | trimSuffix "-" -}}
+{{- printf "%s-%s" .Release.Name (include "stage2.name" .) | include "stage2.cut" -}}
 {{- end -}}
 {{- end -}}
 
+{{/* Of the Service for metrics. Its name is a DNS label that begins with a letter; other names may have dots and be longer. */}}
+{{- define "stage2.metricsName" -}}
+{{- $name := include "stage2.fullname" . | replace "." "-" -}}
+{{- $name = ternary $name (printf "s-%s" $name) (regexMatch "^[a-z]" $name) -}}
+{{- printf "%s-metrics" ($name | trunc 55 | include "stage2.cut") -}}
+{{- end -}}
+
 {{- define "stage2.selectorLabels" -}}
-app.kubernetes.io/name: {{ include "stage2.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "stage2.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/component: controller
 {{- end -}}
 
@@ -42,7 +54,7 @@ stage2.dev/role: controller
 {{/* Releases that serve namespaces of their own may live side by side. */}}
 {{- define "stage2.clusterRoleName" -}}
 {{- if .Values.controller.namespaces -}}
-{{- printf "%s-%s" .Release.Namespace (include "stage2.fullname" .) | trunc 63 | trimSuffix "-" -}}
+{{- printf "%s-%s" .Release.Namespace (include "stage2.fullname" .) -}}
 {{- else -}}
 {{- include "stage2.fullname" . -}}
 {{- end -}}
