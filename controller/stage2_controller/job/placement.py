@@ -66,7 +66,8 @@ class NodeChoice:
     tied: bool = True  # its pods are tied to the node, and there are none without one; else the scheduler finds it
     avoid: Avoided = ()  # nodes that pods which are not tied must leave alone
     shun: tuple[str, ...] = ()  # hosts that they take last: one of them had room for half of the job
-    claim: Literal["promised", "lapsed", "waits", "none"] = "promised"  # of room, in the account of the nodes
+    # Of room, in the account of the nodes. tries: promised, unless the API server refuses a child in this pass.
+    claim: Literal["promised", "tries", "lapsed", "waits", "none"] = "promised"
 
 
 def place(
@@ -84,8 +85,10 @@ def place(
     """
     asked = replace(view.defaults.added_to(asked), host=host)
     found = _place(asked, observed, view, status=status, now=now)
-    nothing = found.node is None and found.tied
-    return found if nothing else _beside_old_learner(found, observed, now) or found
+    if found.node is None and found.tied:
+        return found
+    found = _beside_old_learner(found, observed, now) or found
+    return _lapsing(found, observed, status, now)
 
 
 def _place(asked: Need, observed: Observed, view: NodeView, *, status: Mapping[str, Any], now: datetime) -> NodeChoice:
@@ -209,6 +212,48 @@ def _kept_waiting(asked: Need, node: str, refusal: Refusal, now: datetime) -> No
     if left > 0:
         return NodeChoice(asked, node, told, again_after_s=left)
     return NodeChoice(asked, node, told, claim="lapsed")
+
+
+def _lapsing(found: NodeChoice, observed: Observed, status: Mapping[str, Any], now: datetime) -> NodeChoice:
+    """Return the place, whose room is not kept for ever for pods that nobody makes; one that is half placed is undone.
+
+    Where no child stands, each pass that writes them takes the room anew, if it is still there.
+    """
+    roles = [pod.role for pod in found.need.pods]
+    missing = [role for role in roles if observed.pod(role) is None]
+    since = _waits_for_pods_since(observed, roles, status)
+    if found.node is None or found.claim != "promised" or since is None or not missing or _bound(observed, roles):
+        return found
+    if current_node(observed) is None:
+        return found if binding.seconds_left(since, PROMISED_S, now) > 0 else replace(found, claim="tries")
+    refused = (conditions.find(status, reasons.CHILDREN_APPLIED) or {}).get("reason") == reasons.CHILD_REFUSED
+    behind = names.ROLE_ROLLOUT in missing and not refused
+    left = binding.seconds_left(since, NOT_JUDGED_S if behind else PROMISED_S, now)
+    if left > 0:
+        return replace(found, again_after_s=_first(found.again_after_s, left))
+    message = f"the place is on {found.node}; its room is no longer kept: no pod exists yet of {' and '.join(missing)}"
+    told = Condition(reasons.PLACED, "True", reasons.NODE_CHOSEN, message)
+    return replace(found, condition=told, claim="lapsed")
+
+
+def _waits_for_pods_since(observed: Observed, roles: Sequence[str], status: Mapping[str, Any]) -> datetime | None:
+    """Return since when a job may have waited for its pods; None while its place is not told.
+
+    A pod that was ready and is gone was there until its condition changed.
+    """
+    placed = conditions.find(status, reasons.PLACED)
+    if placed is None or placed["status"] != "True":
+        return None
+    told = [conditions.find(status, kind) for kind in (reasons.ROLLOUT_READY, reasons.LEARNER_RUNNING)]
+    times = [item["lastTransitionTime"] for item in (placed, *told) if item]
+    children = (binding.child_of(observed, role) for role in roles)
+    times += [child["metadata"].get("creationTimestamp") for child in children if child]
+    return max(conditions.instant(time) for time in times if time)
+
+
+def _bound(observed: Observed, roles: Sequence[str]) -> list[str]:
+    """Return those of the roles whose pod has a node."""
+    return [role for role in roles if (observed.pod(role) or {"spec": {}})["spec"].get("nodeName")]
 
 
 def _half(asked: Need, node: str, observed: Observed, *, status: Mapping[str, Any], now: datetime) -> NodeChoice | None:

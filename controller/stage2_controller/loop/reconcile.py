@@ -122,6 +122,8 @@ class Reconciler:
         self._settle(key, made)  # before anything else is awaited: the next job must find the room taken
         refusals = await self._writer.delete(key, made.deletions, observed)
         refusals += await self._writer.write(key, job, made.children, observed)
+        if refusals and self._capacity and made.placement and made.placement.claim == "tries":
+            self._capacity.unclaim(key)
         refusals += await self._writer.publish(key, made.slices)
         stale = not await self._tell_kueue(key, made)
         if made.gate:
@@ -225,7 +227,7 @@ class Reconciler:
             if placement.refused:
                 self._capacity.exclude(key, placement.refused)
         elif placement.node:
-            need = placement.need if placement.claim == "promised" else replace(placement.need, pods=())
+            need = replace(placement.need, pods=()) if placement.claim == "lapsed" else placement.need
             self._capacity.promise(key, need, placement.node)
         else:
             refused, zone = placement.refused, placement.refused_zone

@@ -1,6 +1,7 @@
 """A new leader enters the places of the jobs that have one, before its first pass gives away what is free."""
 
 import json
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,8 +13,10 @@ from stage2_controller.cluster.progress_polls import ProgressPolls
 from stage2_controller.cluster.progress_reader import ProgressReader
 from stage2_controller.cluster.store import Store
 from stage2_controller.job import names
+from stage2_controller.job.key import Key
 from stage2_controller.loop.controller_metrics import Metrics
 from stage2_controller.loop.reconcile import Reconciler
+from stage2_controller.loop.work_queue import RetryLater
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 from tests.unit.controller.cluster.test_capacity import FOUR, free
@@ -115,3 +118,28 @@ async def test_a_job_whose_spec_cannot_be_read_any_more_keeps_nobody_from_starti
     again, account = _leader(server, told)
     await again.restore()
     assert account.promised(KEY) is None
+
+
+@pytest.mark.parametrize("kind", ["ConfigMap", "Job"])
+async def test_a_job_whose_children_are_refused_keeps_no_room_from_others_after_a_minute(kind: str) -> None:
+    server, store, now = Cluster(), Store(), [b.NOW]
+    account = n.capacity(n.node())
+    progress = ProgressPolls(ProgressReader(), lambda key: None, interval_s=b.SETTINGS.progress_s)
+    metrics, api = Metrics(lambda: store.known(names.KIND)), cast("Any", server)
+    leader = Reconciler(api, store, progress, b.SETTINGS, metrics=metrics, capacity=account, clock=lambda: now[0])
+    server.refused = {kind: "exceeded quota: objects"}
+    store.put(names.KIND, server.put(b.job()))
+    for after_s, kept in ((0, b.NODE), (59, b.NODE), (60, None)):
+        now[0] = b.NOW + timedelta(seconds=after_s)
+        with pytest.raises(RetryLater):
+            await leader(KEY)
+        assert account.promised(KEY) == kept
+    server.refused.clear()
+    other = Key("team-a", "other")
+    store.put(names.KIND, server.put(b.job("other")))
+    await leader(other)
+    assert account.promised(other) == b.NODE
+    await leader(KEY)
+    assert account.promised(KEY) is None
+    learner = server.objects["Job", "job-3v1-learner"]
+    assert names.ANNOTATION_NODE not in learner["metadata"]["annotations"], "its pods wait for another node"
