@@ -160,6 +160,18 @@ def test_the_time_to_start_is_over_once_the_learner_runs() -> None:
     assert b.condition(b.planned(raw, restarted, after_s=3600), reasons.FAILED) is None
 
 
+def test_a_job_whose_pods_all_vanish_in_one_pass_has_all_its_time_to_start_again() -> None:
+    """As where its node is removed: the pods of a job that ran for long are gone at once."""
+    raw = b.job(learner={"startDeadlineSeconds": 60})
+    raw = b.told(raw, b.planned(raw, b.started(raw)))
+    gone = b.started(raw, pods=(), progress=None)
+    made = b.planned(raw, gone, after_s=3600)
+    assert b.condition(made, reasons.FAILED) is None
+    assert b.condition(b.planned(b.told(raw, made), gone, after_s=3659), reasons.FAILED) is None
+    late = b.planned(b.told(raw, made), gone, after_s=3660)
+    assert b.condition(late, reasons.FAILED) == ("True", reasons.START_DEADLINE)
+
+
 @pytest.mark.parametrize("waits_for", [reasons.PLACED, reasons.QUOTA_RESERVED])
 def test_a_job_that_waits_for_a_node_or_for_quota_has_all_its_time_to_start_left(waits_for: str) -> None:
     raw = b.job(learner={"startDeadlineSeconds": 60})
