@@ -93,6 +93,15 @@ def test_a_list_corrects_what_the_watch_missed() -> None:
     assert [info.name for info in made.nodes_for(n.KEY, FOUR)] == ["node-a"]
 
 
+def test_a_pod_that_asks_for_an_absurd_number_and_is_refused_leaves_the_account_as_it_was() -> None:
+    made = n.capacity(n.node(), n.foreign(gpus=3))
+    absurd = n.foreign(gpus=9223372036854775807)
+    made.put("Pod", absurd)
+    assert free(made) < 0
+    made.put("Pod", {**absurd, "status": {"phase": "Failed"}})
+    assert free(made) == 1
+
+
 def test_nothing_is_kept_for_jobs_that_do_not_exist() -> None:
     made = n.capacity(n.node(), n.node("b"))
     made.promise(n.KEY, FOUR, "node-a")

@@ -38,3 +38,16 @@ def test_nothing_is_left_when_all_entries_are_gone() -> None:
     for index in range(3):
         reserved.remove(index)
     assert reserved.total() == {}
+
+
+@given(st.permutations((2.0**63, 4.0, 0.1, 1e300, 200.0)), st.integers(0, 4))
+def test_an_absurd_amount_leaves_no_trace_when_it_is_gone(amounts: list[float], stay: int) -> None:
+    reserved = Reservations()
+    for index, amount in enumerate(amounts):
+        reserved.add(index, {"nvidia.com/gpu": amount}, 0)
+        reserved.total()
+    for index in range(len(amounts)):
+        if index != stay:
+            reserved.remove(index)
+            reserved.total()
+    assert reserved.total() == {"nvidia.com/gpu": amounts[stay]}
