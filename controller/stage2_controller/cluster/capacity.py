@@ -355,7 +355,9 @@ class Capacity:
         self._free.pop(node, None)
         self._pods[node][uid] = pod
         self._reservations[node].add(uid, pod.requests, pod.priority)
-        if known is None:
+        if known is None or (known.key, known.role) != (pod.key, pod.role):  # whoever may edit a pod may relabel it
+            if known:
+                self._count(known, -1)
             self._count(pod, 1)
 
     def _drop(self, uid: str) -> None:

@@ -225,3 +225,24 @@ def test_an_older_state_of_a_pod_does_not_replace_a_newer_one() -> None:
     made.put("Pod", {**pod, "metadata": {**pod["metadata"], "resourceVersion": "9"}})
     made.put("Pod", {**n.foreign(gpus=1), "metadata": pod["metadata"]})
     assert free(made) == 2
+
+
+@pytest.mark.parametrize("before", ["nobody's", "another's", "another role"])
+def test_a_pod_that_is_relabelled_counts_as_what_it_is_now(before: str) -> None:
+    pod = n.bound("learner", 0)
+    first: dict[str, dict[str, object]] = {
+        "nobody's": {"labels": {}, "annotations": {}},
+        "another's": n.bound("learner", 0, job="other")["metadata"],
+        "another role": n.bound("rollout", 0)["metadata"],
+    }
+    labels, annotations = first[before]["labels"], first[before]["annotations"]
+    made = n.capacity(n.node())
+    made.promise(n.KEY, FOUR, "node-a")
+    made.put("Pod", {**pod, "metadata": {**pod["metadata"], "labels": labels, "annotations": annotations}})
+    relabelled = {**pod, "metadata": {**pod["metadata"], "resourceVersion": "2"}}
+    made.put("Pod", relabelled)
+    assert free(made) == 1, "its learner is there, and takes nothing"
+    made.remove("Pod", relabelled)
+    assert free(made) == 0
+    made.promise(n.OTHER, FOUR, "node-a")
+    assert free(made, Key("team-a", "third")) == -4
