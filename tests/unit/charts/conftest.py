@@ -14,10 +14,13 @@ Manifests = dict[tuple[str, str], dict[str, Any]]
 
 @pytest.fixture(scope="session")
 def template(helm: str) -> Callable[..., Manifests]:
-    """`template("controller.logLevel=debug")`: the release's manifests by (kind, name)."""
+    """`template("controller.logLevel=debug")`: the manifests by (kind, name). server: `lookup` asks it."""
 
-    def run(*values: str, release: str = "stage2", namespace: str = "stage2-system") -> Manifests:
+    def run(*values: str, release: str = "stage2", namespace: str = "stage2-system", server: str = "") -> Manifests:
         arguments = [part for value in values for part in ("--set-json", value)]
+        arguments += (
+            ["--dry-run=server", "--disable-openapi-validation", f"--kube-apiserver={server}"] if server else []
+        )
         done = subprocess.run(
             [helm, "template", release, str(CHART), "--namespace", namespace, *arguments],
             capture_output=True,

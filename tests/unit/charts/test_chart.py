@@ -224,3 +224,25 @@ def test_the_controller_options_exist(template: Template) -> None:
 def test_values_that_mean_nothing_are_refused(template: Template, value: str) -> None:
     with pytest.raises(ValueError, match="values don't meet the specifications"):
         template(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(
+            'nameOverride="My_Name"',
+            'fullnameOverride="-a"',
+            'fullnameOverride="a..b"',
+            'serviceAccount.name="My_Name"',
+        ),
+        *(
+            'controller.namespaces=["Team_A"]',
+            'controller.namespaces=["team.a"]',
+            'controller.priorityClassName="High"',
+        ),
+        f'controller.namespaces=["{"n" * 64}"]',
+    ],
+)
+def test_names_that_the_api_server_refuses_are_refused_before_anything_is_made(template: Template, value: str) -> None:
+    with pytest.raises(ValueError, match="values don't meet the specifications"):
+        template(value)
