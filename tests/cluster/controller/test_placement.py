@@ -215,7 +215,7 @@ def test_the_whole_job_moves_when_its_node_is_deleted(
     eventually(lambda: node_of(kubectl, "job-3v1") == node, why="the job has another node", timeout_s=90)
     events = {event["reason"] for event in kubectl.list("events") if event["involvedObject"]["name"] == "job-3v1"}
     assert "NodeLost" in events
-    assert kubectl.get("job", "job-3v1-learner") is None
+    eventually(lambda: places(kubectl, "job-3v1") == [node] * 2, why="both pods are there, and the old ones gone")
 
 
 def test_a_higher_priority_takes_the_node_of_a_lower_one_and_the_lower_one_waits_as_a_whole(
