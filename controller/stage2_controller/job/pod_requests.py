@@ -86,7 +86,9 @@ def _asked(container: Mapping[str, Any], defaults: Amounts = _NOTHING) -> dict[s
 
 def _as_a_whole(spec: Mapping[str, Any]) -> dict[str, float]:
     """Return what counts in place of the containers' sum: a limit only where no container asks for any of it."""
-    resources = spec.get("resources") or {}
+    resources = spec.get("resources")
+    if not resources:
+        return {}
     whole = amounts(resources.get("requests") or {})
     asked = {key for one in _containers(spec) for key in _asked(one)}
     for key, amount in amounts(resources.get("limits") or {}).items():

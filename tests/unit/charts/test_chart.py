@@ -114,6 +114,11 @@ def test_a_patience_of_zero_is_handed_on_as_never(template: Template) -> None:
         assert float(given) == seconds
 
 
+def test_values_of_a_chart_that_knew_no_patience_leave_it_to_the_controller(template: Template) -> None:
+    arguments = controller_pod(template("controller.patienceSeconds=null"))["containers"][0]["args"]
+    assert not [one for one in arguments if "patience" in one]
+
+
 def test_the_controller_may_not_list_secrets_or_touch_pods(template: Template) -> None:
     verbs = {
         resource: set(rule["verbs"])
