@@ -109,7 +109,7 @@ stage2.dev/role: controller
   verbs: [get, create, delete]  # delete: of the job's own whose certificates end, once no pod holds them
 - apiGroups: [""]
   resources: [events]
-  verbs: [create]
+  verbs: [list, create]  # list: those of a learner's Job whose pod nobody makes, which is said nowhere else
 {{- if .Values.controller.placement }}
 - apiGroups: [""]
   resources: [limitranges]  # what they add to the requests of a pod counts on its node

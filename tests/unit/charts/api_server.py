@@ -1,4 +1,4 @@
-"""An API server for the chart's `lookup`: its objects can be read one by one, and nothing can be written."""
+"""An API server for the chart's `lookup`: its objects can be read and listed, and nothing can be written."""
 
 import json
 from collections.abc import Iterator
@@ -32,6 +32,17 @@ OF_THE_CLUSTER = ("Namespace", "CustomResourceDefinition", "Cluster", "Validatin
 def namespace(name: str) -> Object:
     """Return a namespace."""
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+
+
+def definition(release: str, namespace: str) -> Object:
+    """Return the CustomResourceDefinition as the release has left it."""
+    annotations = {"meta.helm.sh/release-name": release, "meta.helm.sh/release-namespace": namespace}
+    metadata = {
+        "name": "rolloutmatchingjobs.stage2.dev",
+        "labels": {"app.kubernetes.io/managed-by": "Helm"},
+        "annotations": annotations,
+    }
+    return {"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "metadata": metadata}
 
 
 @contextmanager
@@ -82,6 +93,9 @@ def _answer(path: str, objects: tuple[Object, ...]) -> Object | None:
             for one in here:
                 if path == f"{_folder(root, plural, one)}/{one['metadata']['name']}":
                     return one
+            if path.startswith(root) and path.endswith(f"/{plural}"):
+                listed = [one for one in here if path in (f"{root}/{plural}", _folder(root, plural, one))]
+                return {"kind": f"{kind}List", "apiVersion": root.partition("/")[2], "items": listed}
     return None
 
 

@@ -160,6 +160,15 @@ def test_rights_on_kueues_workloads_come_only_with_kueue(template: Template) -> 
     assert "--kueue" in controller_pod(with_kueue)["containers"][0]["args"]
 
 
+@pytest.mark.parametrize("namespaces", ["[]", '["team-a"]'])
+def test_of_events_the_controller_lists_those_of_the_core_alone(template: Template, namespaces: str) -> None:
+    manifests = template(f"controller.namespaces={namespaces}")
+    rules = [rule for body in manifests.values() for rule in body.get("rules") or () if "events" in rule["resources"]]
+    assert {(*rule["apiGroups"], *rule["resources"], *rule["verbs"]) for rule in rules} == {
+        ("", "events", "list", "create")
+    }
+
+
 def test_kueues_flavors_are_read_wherever_the_controller_works(template: Template) -> None:
     manifests = template('controller.namespaces=["team-a"]', "controller.placement=false", "controller.kueue=true")
     read = {

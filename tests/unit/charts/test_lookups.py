@@ -1,13 +1,37 @@
 """What the chart finds on the cluster before anything is made, and what it then refuses."""
 
+import subprocess
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.unit.charts.api_server import namespace, serving
+from tests.unit.charts.api_server import Object, definition, namespace, serving
+from tests.unit.charts.conftest import CHART
 
 Template = Callable[..., dict[tuple[str, str], dict[str, Any]]]
+Install = Callable[..., str]
+
+
+@pytest.fixture
+def install(helm: str) -> Install:
+    """`install(server, "--take-ownership")`: what helm complains about, empty where it would make the release."""
+
+    def run(server: str, *arguments: str, release: str = "other", namespace: str = "other-system") -> str:
+        asked = ["--dry-run=server", "--disable-openapi-validation", f"--kube-apiserver={server}"]
+        command = [helm, "install", release, str(CHART), "--namespace", namespace, *asked, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return done.stderr if done.returncode else ""
+
+    return run
+
+
+def controller(template: Template, release: str, namespace: str, *values: str) -> Object:
+    """Return the Deployment that the release has made."""
+    made = template(*values, release=release, namespace=namespace)
+    (deployment,) = (one for (kind, _), one in made.items() if kind == "Deployment")
+    owner = {"meta.helm.sh/release-name": release, "meta.helm.sh/release-namespace": namespace}
+    return {**deployment, "metadata": {**deployment["metadata"], "annotations": owner}}
 
 
 def test_a_namespace_that_does_not_exist_is_named_before_anything_is_made(template: Template) -> None:
@@ -19,3 +43,83 @@ def test_a_namespace_that_does_not_exist_is_named_before_anything_is_made(templa
 
 def test_without_a_server_no_namespace_is_missed(template: Template) -> None:
     assert template('controller.namespaces=["team-b"]')
+
+
+def test_the_definition_that_an_uninstalled_release_has_left_is_taken_over_by_helms_own_flag(install: Install) -> None:
+    with serving(definition("stage2", "stage2-system")) as server:
+        assert install(server, "--take-ownership") == ""
+        assert install(server, release="stage2", namespace="stage2-system") == ""
+        assert 'must equal "other": current value is "stage2"' in install(server)
+
+
+def test_the_definition_of_a_release_whose_controller_is_there_is_not_taken_over(
+    template: Template, install: Install
+) -> None:
+    values = ('controller.namespaces=["team-a"]',)
+    there = controller(template, "stage2", "stage2-system", *values)
+    elsewhere = controller(template, "third", "stage2-system", *values)
+    mine = ('--set-json=controller.namespaces=["team-b"]', "--take-ownership")
+    with serving(definition("stage2", "stage2-system"), namespace("team-b"), there) as server:
+        refused = install(server, *mine)
+        assert install(server, *mine, "--set=crd.install=false") == ""
+    assert "belongs to the release stage2 in the namespace stage2-system; set crd.install=false" in refused
+    with serving(definition("stage2", "stage2-system"), namespace("team-b"), elsewhere) as server:
+        assert install(server, *mine) == ""
+
+
+ALL = "controller.namespaces=[]"
+A, B, AB = (
+    'controller.namespaces=["team-a"]',
+    'controller.namespaces=["team-b"]',
+    'controller.namespaces=["team-a","team-b"]',
+)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "mine", "shared"),
+    [
+        (ALL, ALL, "all namespaces"),
+        (ALL, A, "the namespaces team-a"),
+        (A, ALL, "the namespaces team-a"),
+        (AB, B, "the namespaces team-b"),
+        (A, B, ""),
+    ],
+)
+def test_a_release_that_serves_what_another_one_serves_is_refused_by_its_name(
+    template: Template, theirs: str, mine: str, shared: str
+) -> None:
+    other = controller(template, "first", "first-system", theirs)
+    with serving(namespace("team-a"), namespace("team-b"), other) as server:
+        if not shared:
+            assert template(mine, "crd.install=false", server=server)
+            return
+        with pytest.raises(ValueError, match=f"the release first in the namespace first-system serves {shared} too"):
+            template(mine, "crd.install=false", server=server)
+
+
+def test_a_release_is_no_other_one_to_itself_nor_is_a_controller_of_something_else(template: Template) -> None:
+    own = controller(template, "stage2", "stage2-system")
+    ingress = controller(template, "ingress", "ingress-system")
+    del ingress["spec"]["template"]["metadata"]["labels"]["stage2.dev/role"]
+    with serving(own, ingress) as server:
+        assert template(server=server)
+
+
+def test_of_two_releases_that_share_namespaces_each_can_be_given_its_own(template: Template) -> None:
+    mine = controller(template, "stage2", "stage2-system", ALL)
+    other = controller(template, "first", "first-system", ALL)
+    with serving(namespace("team-a"), mine, other) as server:
+        assert template(A, "crd.install=false", server=server)
+        mine["spec"]["template"]["spec"]["containers"][0]["args"].append("--namespace=team-a")
+        other["spec"]["template"]["spec"]["containers"][0]["args"].append("--namespace=team-b")
+        with pytest.raises(
+            ValueError, match="the release first in the namespace first-system serves the namespaces team-b"
+        ):
+            template(ALL, "crd.install=false", server=server)
+
+
+def test_who_installs_nothing_of_the_cluster_need_not_list_deployments_of_all_namespaces(template: Template) -> None:
+    narrow = ("crd.install", "controller.placement", "rbac.aggregate", "policy.admission")
+    other = controller(template, "first", "first-system", A)
+    with serving(namespace("team-a"), other) as server:
+        assert template(A, *(f"{value}=false" for value in narrow), server=server)

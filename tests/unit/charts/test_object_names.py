@@ -46,3 +46,30 @@ def test_long_releases_of_two_names_in_one_long_namespace_have_cluster_roles_of_
         return {name for kind, name in made if kind == "ClusterRole"}
 
     assert roles("stage2-a").isdisjoint(roles("stage2-b"))
+
+
+@pytest.mark.parametrize("word", ["123", "1e3", "0x1f", "null", "true", "1.5"])
+def test_a_name_that_yaml_takes_for_something_else_stays_text(template: Template, word: str) -> None:
+    values = (f'fullnameOverride="{word}"', f'serviceAccount.name="{word}"', f'controller.priorityClassName="{word}"')
+    for more in ((), (f'controller.namespaces=["{word}"]',) if word.isalnum() else ()):
+        made = template(*EVERYTHING, *values, *more, namespace="123")
+        for (kind, _), one in made.items():
+            _only_text(one["metadata"], kind)
+            _only_text(one.get("subjects", []), kind)
+            _only_text(one.get("roleRef", {}), kind)
+        assert ("Deployment", word) in made
+        (pod,) = (one["spec"]["template"]["spec"] for (kind, _), one in made.items() if kind == "Deployment")
+        assert (pod["serviceAccountName"], pod["priorityClassName"]) == (word, word)
+        (lease,) = (one["rules"][1] for (kind, name), one in made.items() if name.endswith("-lease") and kind == "Role")
+        assert lease["resourceNames"] == [word]
+
+
+def _only_text(value: object, kind: str) -> None:
+    if isinstance(value, dict):
+        for inner in value.values():
+            _only_text(inner, kind)
+    elif isinstance(value, list):
+        for inner in value:
+            _only_text(inner, kind)
+    else:
+        assert isinstance(value, str), (kind, value)
