@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -20,11 +20,12 @@ _SIGNS = {"ok": "[green]ok[/]", "waits": "[yellow]waits[/]", "wrong": "[red]wron
 TRAINS, TRAINS_NOT, UNKNOWN = 0, 1, 2
 
 
-def explain_job(name: str, *, namespace: str | None, context: str | None, as_json: bool) -> int:
-    """Print the chain of a job that kubectl can read; 0 if nothing is missing, 1 if something is, 2 if unknown."""
-    where = [f"--namespace={namespace}"] if namespace else []
-    where += [f"--context={context}"] if context else []
-    command = ["kubectl", "get", f"{PLURAL}.{GROUP}", name, *where, "-o", "json"]
+def explain_job(name: str, place: Sequence[str], *, as_json: bool) -> int:
+    """Print the chain of a job that kubectl can read; 0 if nothing is missing, 1 if something is, 2 if unknown.
+
+    place: kubectl's own options that say where the job is, and with whose rights it is read.
+    """
+    command = ["kubectl", "get", f"{PLURAL}.{GROUP}", name, *place, "-o", "json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.stderr.write(done.stderr)

@@ -13,14 +13,13 @@ from typing import Annotated
 import typer
 
 from stage2_api.errors import ConfigError, Problem
+from stage2_cli.kubectl_options import Context, Namespace, User, where
 from stage2_cli.main import call, explain
 from stage2_controller.job import names
 
 app = typer.Typer(name="kubectl-stage2", no_args_is_help=True, pretty_exceptions_enable=False)
 
 Job = Annotated[str, typer.Argument(metavar="JOB", help="Name of a RolloutMatchingJob.")]
-Namespace = Annotated[str | None, typer.Option("--namespace", "-n", help="The current one if not given.")]
-Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig.")]
 
 MOST_PODS = 64
 """Whose logs are followed at once; kubectl's own bound is 5."""
@@ -39,12 +38,14 @@ def logs(
     job: Job,
     namespace: Namespace = None,
     context: Context = None,
+    user: User = None,
     servers: Annotated[bool, typer.Option("--servers", help="Those of the servers, not the learner's.")] = False,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as more is said.")] = False,
 ) -> None:
     """Print what a job's learner, or its servers, have said."""
     more = ["--follow"] if follow else []
-    raise typer.Exit(subprocess.run([*_logs(job, namespace, context, servers=servers), *more], check=False).returncode)
+    command = [*_logs(job, where(namespace, context, user), servers=servers), *more]
+    raise typer.Exit(subprocess.run(command, check=False).returncode)
 
 
 @app.command()
@@ -52,14 +53,16 @@ def report(
     job: Job,
     namespace: Namespace = None,
     context: Context = None,
+    user: User = None,
     html: Annotated[Path | None, typer.Option(metavar="OUT.html", help="Write one page with curves.")] = None,
     curve: Annotated[Path | None, typer.Option(help="Write loss and held-out scores over the steps here.")] = None,
 ) -> None:
     """Print a job's steps and evaluations as tables, from what its learner has said so far."""
+    command = _logs(job, where(namespace, context, user), servers=False)
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / f"{job}.log"
         with log.open("wb") as file:
-            code = subprocess.run(_logs(job, namespace, context, servers=False), stdout=file, check=False).returncode
+            code = subprocess.run(command, stdout=file, check=False).returncode
         if code:
             raise typer.Exit(code)
         if not log.stat().st_size:
@@ -80,14 +83,12 @@ def _report(log: Path, html: Path | None, curve: Path | None) -> None:
     report_run(log, picture=None, images=None, curve=curve)
 
 
-def _logs(job: str, namespace: str | None, context: str | None, *, servers: bool) -> list[str]:
+def _logs(job: str, place: list[str], *, servers: bool) -> list[str]:
     """Return the command that prints all that the pods of a role have said."""
     role = names.ROLE_ROLLOUT if servers else names.ROLE_LEARNER
     selector = f"--selector={names.LABEL_JOB}={names.short_name(job)},{names.LABEL_ROLE}={role}"
     whose = ["--all-containers", "--prefix"] if servers else [f"--container={role}"]
-    where = [f"--namespace={namespace}"] if namespace else []
-    where += [f"--context={context}"] if context else []
-    return ["kubectl", "logs", selector, *whose, "--tail=-1", f"--max-log-requests={MOST_PODS}", *where]
+    return ["kubectl", "logs", selector, *whose, "--tail=-1", f"--max-log-requests={MOST_PODS}", *place]
 
 
 def main() -> None:

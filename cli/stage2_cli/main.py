@@ -12,6 +12,7 @@ import typer
 
 from stage2_api.errors import EXIT_CONFIG, ConfigError
 from stage2_cli.import_commands import imports
+from stage2_cli.kubectl_options import Context, Namespace, User, where
 
 if TYPE_CHECKING:
     from stage2_api.runconfig import RunConfig
@@ -136,14 +137,15 @@ def render(
 @app.command()
 def explain(
     job: Annotated[str, typer.Argument(metavar="JOB", help="Name of a RolloutMatchingJob in the cluster.")],
-    namespace: Annotated[str | None, typer.Option("--namespace", "-n", help="The current one if not given.")] = None,
-    context: Annotated[str | None, typer.Option(help="Context of the kubeconfig.")] = None,
+    namespace: Namespace = None,
+    context: Context = None,
+    user: User = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")] = False,
 ) -> None:
     """Say why a job of the cluster does not train, and which field to change; exit code 1 if something is missing."""
     from stage2_cli.explain import explain_job
 
-    raise typer.Exit(explain_job(job, namespace=namespace, context=context, as_json=as_json))
+    raise typer.Exit(explain_job(job, where(namespace, context, user), as_json=as_json))
 
 
 @app.command()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, StringConstraints
+from pydantic import ConfigDict, Field, StringConstraints, field_validator
 
 from stage2_api.job_status import JobStatus
 from stage2_api.kubernetes_types import (
@@ -22,7 +22,7 @@ from stage2_api.kubernetes_types import (
 from stage2_api.node_affinity import Affinity
 from stage2_api.runconfig import RunConfig
 from stage2_api.section import KubernetesObject
-from stage2_api.value_types import Name
+from stage2_api.value_types import DnsLabel, Name, Subdomain, SubdomainPrefix
 
 GROUP = "stage2.dev"
 VERSION = "v1alpha1"
@@ -168,10 +168,12 @@ class ObjectMeta(KubernetesObject):
 
     model_config = ConfigDict(extra="ignore")
 
-    name: Name
-    """Name of the job."""
-    namespace: str | None = None
-    """Namespace of the job."""
+    name: Subdomain
+    """Name of the job: at most 253 lower-case letters, digits, dashes and dots, no dash or dot beside a dot."""
+    generate_name: SubdomainPrefix | None = None
+    """What the API server makes a name from where there is none: as a name, but a dash may end it."""
+    namespace: DnsLabel | None = None
+    """Namespace of the job: at most 63 lower-case letters, digits and dashes, no dash first or last."""
     uid: str | None = None
     """Identity that the API server gave."""
     generation: int | None = None
@@ -180,6 +182,11 @@ class ObjectMeta(KubernetesObject):
     """Mapping of labels."""
     annotations: dict[str, str] | None = None
     """Mapping of annotations."""
+
+    @field_validator("namespace", "generate_name", mode="before")
+    @classmethod
+    def _absent(cls, value: object) -> object:
+        return None if value == "" else value  # as the API server has it
 
 
 class RolloutMatchingJob(KubernetesObject):

@@ -15,6 +15,18 @@ Name = Annotated[str, StringConstraints(min_length=1, max_length=253)]
 DnsLabel = Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
 """A DNS label (RFC 1123): lower-case letters, digits and dashes."""
 
+_LABELS = r"([a-z0-9]([-a-z0-9]*[a-z0-9])?\.)*"
+
+Subdomain = Annotated[
+    str, StringConstraints(min_length=1, max_length=253, pattern=rf"^{_LABELS}[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
+]
+"""DNS labels with dots between them (RFC 1123)."""
+
+SubdomainPrefix = Annotated[
+    str, StringConstraints(min_length=1, max_length=253, pattern=rf"^{_LABELS}[a-z0-9][-a-z0-9]*$")
+]
+"""What a subdomain begins with, before the API server adds letters and digits."""
+
 Path = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
 """A path of a file or folder where the process runs, or the name of something on a hub."""
 

@@ -89,3 +89,33 @@ def test_what_is_no_job_at_all_is_refused_in_the_same_way(raw: dict[str, object]
     with pytest.raises(ConfigError) as refused:
         parse_job(raw)
     assert "spec" in {problem.path for problem in refused.value.problems}
+
+
+NAMES = [("name", name) for name in ("", "a..b", "-a", "a.", "a\n", "A", "a/b", "n" * 254)]
+NAMESPACES = [("namespace", name) for name in ("team.a", "Team_A", "-a", "n" * 64)]
+PREFIXES = [("generateName", name) for name in ("A-", "-", "a.", "a_", "n" * 254)]
+
+
+@pytest.mark.parametrize(("key", "value"), [*NAMES, *NAMESPACES, *PREFIXES])
+def test_names_that_no_api_server_takes_are_refused_with_the_way_out(key: str, value: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse_job(merge_patch(good_job(), {"metadata": {key: value}}))
+    (problem,) = refused.value.problems
+    assert (problem.path, problem.value) == (f"metadata.{key}", value)
+    assert problem.rule.startswith("must be text of ")
+    assert problem.way_out
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"name": "1.a-b"},
+        {"name": "n" * 253},
+        {"namespace": "1"},
+        {"namespace": ""},
+        {"generateName": "a-"},
+        {"generateName": "a.b--"},
+    ],
+)
+def test_names_that_an_api_server_takes_are_taken(metadata: dict[str, str]) -> None:
+    assert parse_job(merge_patch(good_job(), {"metadata": metadata}))

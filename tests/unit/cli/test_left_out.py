@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
+from stage2_api.errors import ConfigError
 from stage2_api.parsing import parse_job
 from stage2_cli.left_out import NETWORK, TEMPLATES, WATCHED, left_out
 from stage2_cli.render import render_job
@@ -47,3 +48,10 @@ def test_static_yaml_says_what_nobody_watches(tmp_path: Path) -> None:
     first, rest = render_job(file, namespace="team-a").split("\n", 1)
     assert first == "# Left to you, since no controller watches these objects: spec.suspend, spec.activeDeadlineSeconds"
     assert len(list(yaml.safe_load_all(rest))) == 6
+
+
+def test_a_namespace_of_the_command_line_that_no_api_server_takes_is_refused() -> None:
+    assert "namespace: team-a" in render_job(JOB, namespace="team-a")
+    with pytest.raises(ConfigError, match=r"metadata\.namespace") as refused:
+        render_job(JOB, namespace="Team_A")
+    assert refused.value.problems[0].value == "Team_A"
