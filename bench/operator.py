@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import date
+from datetime import UTC, date, datetime
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,9 @@ from bench.cluster import NODE, Object, Watch, clear, job, kubectl, namespace, n
 
 from stage2_api.parsing import parse_job
 from stage2_controller.cluster.api_server import Api, connect
+from stage2_controller.job import conditions
+from stage2_controller.job.conditions import Condition
+from stage2_controller.job.events import Event
 from stage2_controller.job.static import static_children
 
 ROOT = Path(__file__).parents[1]
@@ -71,6 +74,7 @@ class Result:
         return f"| {len(ordered)} | {self.who} | {p50:.2f} | {p99:.2f} | {self.all_s:.1f} | {shown(asked)} | {used} |"
 
 
+_WHO = ("plain", "alike", "controlled", "jobsets")
 HEAD = (
     "| jobs | who | p50 s | p99 s | all s | requests/job | CPU s | memory MB | writes in a quiet window |\n"
     "| ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
@@ -79,26 +83,28 @@ HEAD = (
 
 ABOUT = """\
 `python -m bench.operator --jobs 1 100 1000 --catch-up 1000 --rounds 3 --write`, and with `--who jobsets` after
-`local-cluster enable jobset`. Seconds from a job's creation to that of its last child; all jobs are created as quickly
-as the API server takes them, and wait for one another. The plain client is the limit: it creates the same children, 16
-jobs at a time, so its p50 and p99 hold no waiting (compare `all s`), with no status, no events and nobody to watch
-them. JobSet (v0.10.1, its own program and manifests, in a pod) makes two objects of the same pods before servers
-answer, a headless Service and the rollout's Job, where our controller makes five (Secret, ConfigMap, Service,
-NetworkPolicy, Deployment), chooses the node and keeps its promise; requests for its lease are not counted. "started
-late": the jobs exist before the controller, and the clock starts when it is ready. Our CPU includes the start of Python
-(1.5 s); memory is resident, at first and at the end; the quiet window is 20 s, "–" where it was not looked for or did
-not come within two minutes. "behind bad jobs": the jobs are sent when a tenant of another namespace has just sent so
-many that the controller must refuse (`--bad 10000`), of six kinds: the host's network, nested deep, unknown fields,
-wrong types, and such whose children a quota refuses, every fiftieth of 100 kB (the row below is of the first kind
-alone). "Seconds until": a Service of one tenant's job is deleted while another tenant sends such jobs (`python -m
-bench.repairs --write`). 1,000 jobs are 1,000 pods of three servers on one node without a kubelet."""
+`local-cluster enable jobset`. Seconds from a job's creation to that of its last child; all jobs are created as
+quickly as the API server takes them, and wait for one another. The plain client creates the same children, 16 jobs at
+a time, so its p50 and p99 hold no waiting (compare `all s`), with no status, no events and nobody to watch them. "All
+that a controller sends": it creates the jobs too, all six children with the learner's Job, and writes a status and an
+event for each: what the API server and the makers of pods need for our jobs on these cores. JobSet (v0.10.1, its own
+program and manifests, in a pod) makes two objects of the same pods before servers answer, a headless Service and the
+rollout's Job, where our controller makes five (Secret, ConfigMap, Service, NetworkPolicy, Deployment), chooses the
+node and keeps its promise; requests for its lease are not counted. "started late": the jobs exist before the
+controller, and the clock starts when it is ready. Our CPU includes the start of Python (1.5 s); memory is resident,
+at first and at the end; the quiet window is 20 s, "–" where it was not looked for or did not come within two minutes.
+"behind bad jobs": the jobs are sent when a tenant of another namespace has just sent so many that the controller must
+refuse (`--bad 10000`), of six kinds: the host's network, nested deep, unknown fields, wrong types, and such whose
+children a quota refuses, every fiftieth of 100 kB (the row below is of the first kind alone). "Seconds until": a
+Service of one tenant's job is deleted while another tenant sends such jobs (`python -m bench.repairs --write`). 1,000
+jobs are 1,000 pods of three servers on one node without a kubelet."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures and prints; the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench.operator", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--jobs", type=int, nargs="*", default=[1, 100, 1000])
-    parser.add_argument("--who", choices=("plain", "controlled", "jobsets"), nargs="+", default=("plain", "controlled"))
+    parser.add_argument("--who", choices=_WHO, nargs="+", default=("plain", "alike", "controlled"))
     parser.add_argument(
         "--catch-up", type=int, default=0, metavar="N", help="N jobs exist before the controller starts"
     )
@@ -126,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def measured(options: argparse.Namespace) -> Iterator[str]:
     """The lines of the results, each as soon as it is known."""
     for count in options.jobs:
-        for run in (plain, controlled, jobsets):
+        for run in (plain, alike, controlled, jobsets):
             if run.__name__ in options.who:
                 yield asyncio.run(run(count))
     if options.catch_up:
@@ -160,7 +166,7 @@ def _told(result: Result) -> str:
 
 
 async def plain(count: int) -> str:
-    """The limit: a client that makes the children of `count` jobs without a controller."""
+    """A client that makes the children of `count` jobs without a controller."""
     tally = Tally()
     api = await connect(tally)
     with namespace() as name:
@@ -172,6 +178,26 @@ async def plain(count: int) -> str:
         started = time.monotonic()
         seconds = await each(children, lambda one: _create_all(api, one))
         row = _told(Result("plain client", seconds, time.monotonic() - started, tally.total))
+    await api.close()
+    return row
+
+
+async def alike(count: int) -> str:
+    """The limit of a controller: a client that sends for each job all that a controller must, from the job itself on.
+
+    Those are the job, six children with the learner's Job, one status of its size, and the events of it; all of it
+    without a look at what is there. What the cluster does of it, such as pods, it does meanwhile.
+    """
+    tally = Tally()
+    api = await connect(tally)
+    with namespace() as name:
+        jobs = [job(index, name) for index in range(count)]
+        made = [static_children(parse_job(one), namespace=name, content={"token": "t"}) for one in jobs]
+        started = time.monotonic()
+        seconds = await each(list(zip(jobs, made, strict=True)), lambda one: _create_told(api, *one))
+        row = _told(
+            Result("plain client, all that a controller sends", seconds, time.monotonic() - started, tally.total)
+        )
     await api.close()
     return row
 
@@ -369,6 +395,19 @@ async def _births(create: Create, jobs: Sequence[Object]) -> list[float]:
 async def _create_all(api: Api, children: Sequence[Object]) -> None:
     for child in children:
         await api.create(child)
+
+
+async def _create_told(api: Api, of_job: Object, children: Sequence[Object]) -> None:
+    created = await api.create(of_job) or {}
+    await asyncio.gather(*(api.create(child) for child in children))
+    now = datetime.now(UTC)
+    told = [Condition(kind, "False", "Told", "a sentence as long as those of a controller are") for kind in _CONDITIONS]
+    of_job_told = conditions.merged([], told, generation=1, now=now)
+    await api.apply_status(created, {"phase": "Pending", "observedGeneration": 1, "conditions": of_job_told})
+    await api.emit(created, Event("Normal", "Told", told[0].message), at=conditions.timestamp(now))
+
+
+_CONDITIONS = ("Accepted", "Placed", "ChildrenApplied", "RolloutReady", "LearnerRunning", "WeightsInSync", "Training")
 
 
 async def each(items: Sequence[Any], work: Any) -> list[float]:
