@@ -24,6 +24,7 @@ Requested = Callable[[str, str, int], None]
 _MESSAGE_LIMIT = 1024  # characters; the API server refuses longer event messages
 _REQUEST_S = 30
 _HOLD_ATTEMPTS = 5
+_EVENTS = 100  # of one object and reason: whoever tells more than ten alike counts them up in one
 _PAGE = 500  # objects; of pods some 3 MB
 PAGE_OF_JOBS = 50
 """Jobs of a list that are asked for at a time. Each is its author's work, and may have 150 kB: what a page takes to
@@ -41,6 +42,11 @@ class ApiRefused(Exception):
         self.reason: str | None = told.get("reason")  # the API server's word for it
         self.message = conditions.cut(str(told.get("message") or f"{error.status} {error.reason}"))
         super().__init__(f"{what}: {self.message}")
+
+    @property
+    def of_object(self) -> bool:
+        """Whether this object was refused, also by a webhook that fails; else the API server refuses all for now."""
+        return self.status < HTTPStatus.INTERNAL_SERVER_ERROR or "webhook" in self.message
 
 
 class NoCluster(Exception):
@@ -166,6 +172,13 @@ class Api:
             if not more:
                 return
 
+    async def events_of(self, namespace: str, uid: str, reason: str) -> Sequence[Object]:
+        """Return events of this reason about the object with this uid; of very many only the first."""
+        fields = f"involvedObject.uid={uid},reason={reason}"
+        page = await self._request("get", path("Event", namespace), field_selector=fields, limit=_EVENTS)
+        found: Sequence[Object] = page["items"]
+        return found
+
     async def watch(self, kind: str, version: str, *, ends_after_s: int, fields: str) -> aiohttp.ClientResponse:
         """Return a watch on a kind in all namespaces, from a resource version on: an answer whose lines are events.
 
@@ -280,19 +293,28 @@ class Api:
 
         One that has taken its name since then, with another uid, stays.
         """
-        body = {
-            "kind": "DeleteOptions",
-            "apiVersion": "v1",
-            "propagationPolicy": "Background",
-            "preconditions": {"uid": uid},
-        }
         try:
-            answer = await self._request("delete", path(kind, namespace, name), body=body)
+            answer = await self._delete(path(kind, namespace, name), {"uid": uid})
         except ApiRefused as error:
             if error.status in (404, 409):
                 return None
             raise
         return None if answer.get("kind") == "Status" else answer
+
+    async def delete_as_read(self, kind: str, body: Object) -> bool:
+        """Delete the object and, in the background, what it owns; one that is gone needs none.
+
+        False if it is not the version any more that was read.
+        """
+        metadata = body["metadata"]
+        same = {key: metadata[key] for key in ("uid", "resourceVersion")}
+        try:
+            await self._delete(path(kind, metadata["namespace"], metadata["name"]), same)
+        except ApiRefused as error:
+            if error.status not in (404, 409):
+                raise
+            return error.status == 404
+        return True
 
     async def emit(self, job: Object, event: Event, *, at: str) -> None:
         """Post an event about the job; `at` is an RFC 3339 time."""
@@ -315,6 +337,10 @@ class Api:
             "count": 1,
         }
         await self._request("post", path("Event", metadata["namespace"]), body=body)
+
+    async def _delete(self, where: str, preconditions: Object) -> Object:
+        options = {"propagationPolicy": "Background", "preconditions": preconditions}
+        return await self._request("delete", where, body={"kind": "DeleteOptions", "apiVersion": "v1", **options})
 
     async def _apply(self, where: str, body: Object) -> Object:
         return await self._request(

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Sequence
-from http import HTTPStatus
 
 from stage2_controller.cluster.api_server import Api, ApiRefused
 from stage2_controller.cluster.observe import Observer, others_in
@@ -38,7 +37,7 @@ class ChildWriter:
                     left = await self._api.delete(kind, key.namespace, metadata["name"], uid=metadata["uid"])
                 except ApiRefused as error:
                     refusals.append(f"{kind} {metadata['name']}: {error.message}")
-                    if error.status >= 500:
+                    if not error.of_object:
                         raise
                 else:
                     self._observer.deleted(kind, there, left)
@@ -63,7 +62,7 @@ class ChildWriter:
         answers = await asyncio.gather(*(self._write(write, key, job) for write in writes), return_exceptions=True)
         refusals: list[str] = []
         for write, answer in zip(writes, answers, strict=True):
-            if isinstance(answer, ApiRefused) and answer.status < HTTPStatus.INTERNAL_SERVER_ERROR:
+            if isinstance(answer, ApiRefused) and answer.of_object:
                 metadata = write.manifest["metadata"]
                 refusals.append(f"{write.manifest['kind']} {metadata['name']}: {answer.message}")
             elif answer is not None:
@@ -82,7 +81,7 @@ class ChildWriter:
                 self._observer.published(await self._api.apply(one))
             except ApiRefused as error:
                 refusals.append(f"{one['kind']} {one['metadata']['name']}: {error.message}")
-                if error.status >= 500:
+                if not error.of_object:
                     raise
         return refusals
 

@@ -27,7 +27,7 @@ _ENDED = ("Succeeded", "Failed")
 _OF_EVERY_NODE = ("DaemonSet", "Node")  # the owners of pods that a new node has too; Node: of static pods
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Pod:
     """A pod that takes room on a node."""
 
@@ -71,6 +71,7 @@ class Capacity:
         self.freed = freed
         self._longest = LongestWait(patience_s, clock)
         self._nodes: dict[str, Object] = {}
+        self._node_versions: dict[str, int] = {}  # of the newest news of each node, also of its end
         self._pods: dict[str, dict[str, _Pod]] = defaultdict(dict)  # by node and uid
         self._where: dict[str, str] = {}  # the node of each uid
         self._promises: dict[Key, _Promise] = {}
@@ -97,20 +98,26 @@ class Capacity:
     def remove(self, kind: str, body: Object) -> None:
         """Forget a Node or Pod."""
         if kind == "Node":
-            self._nodes.pop(body["metadata"]["name"], None)
-            self._free.pop(body["metadata"]["name"], None)
+            name, version = body["metadata"]["name"], version_of(body)
+            if version >= self._node_versions.get(name, 0):  # else it was made anew since
+                self._forget_node(name)
+                self._node_versions[name] = version
         elif kind == "Pod":
             self._drop(body["metadata"]["uid"])
 
-    def retain_nodes(self, listed: Sequence[Object]) -> None:
-        """Make the nodes those of a list: what it does not name was deleted unnoticed."""
+    def retain_nodes(self, listed: Sequence[Object], list_version: int) -> None:
+        """Make the nodes those of a list, as far as nothing newer is known of them.
+
+        What it does not name, and was not seen after it was made, was deleted unnoticed.
+        """
         for body in listed:
             self.put("Node", body)
         present = {body["metadata"]["uid"] for body in listed}
-        gone = [name for name, node in self._nodes.items() if node["metadata"]["uid"] not in present]
-        for name in gone:
-            del self._nodes[name]
-            self._free.pop(name, None)
+        for name, version in list(self._node_versions.items()):
+            node = self._nodes.get(name)
+            if version <= list_version and (node is None or node["metadata"]["uid"] not in present):
+                self._forget_node(name)
+                del self._node_versions[name]
 
     def retain_pods(self, present: Container[str], list_version: int) -> None:
         """Forget the pods that a list did not name by their uids, and that were not seen after it was made."""
@@ -258,6 +265,7 @@ class Capacity:
         as_if_alone = replace(
             info,
             kept=False,  # which ends, and says nothing of the node
+            excluded=False,  # for a reason that is not known
             free=_plus(info.free, (pod.requests for pod in own)),
             free_by_preemption=_plus(info.free_by_preemption, lasting),
         )
@@ -325,12 +333,20 @@ class Capacity:
             self.freed()
 
     def _put_node(self, body: Object) -> None:
+        name, version = body["metadata"]["name"], version_of(body)
+        if version < self._node_versions.get(name, 0):
+            return
+        self._node_versions[name] = version
         slim = _slim(body)
-        known = self._nodes.get(body["metadata"]["name"])
-        self._nodes[body["metadata"]["name"]] = slim
+        known = self._nodes.get(name)
+        self._nodes[name] = slim
         if known != slim:  # heartbeats change nothing here
-            self._free.pop(body["metadata"]["name"], None)
+            self._free.pop(name, None)
             self._notify()
+
+    def _forget_node(self, name: str) -> None:
+        self._nodes.pop(name, None)
+        self._free.pop(name, None)
 
     def _put_pod(self, body: Object) -> None:
         metadata, spec = body["metadata"], body["spec"]

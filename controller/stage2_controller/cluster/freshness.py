@@ -111,7 +111,7 @@ class Freshness:
     async def _count_nodes(self) -> None:
         if self._capacity:
             listed = await self._api.list("Node", None, labelled=False)
-            self._capacity.retain_nodes(listed["items"])
+            self._capacity.retain_nodes(listed["items"], int(listed["metadata"]["resourceVersion"]))
 
     def _release_unknown(self) -> None:
         """End the claims of jobs that do not exist: room that is kept for nobody would be missing for good."""

@@ -8,6 +8,7 @@ from typing import Any
 from stage2_controller.cluster.api_server import Api
 from stage2_controller.cluster.named_objects import NamedObjects
 from stage2_controller.cluster.progress_polls import ProgressPolls
+from stage2_controller.cluster.refused_pods import RefusedPods
 from stage2_controller.cluster.store import Store
 from stage2_controller.job import conditions, kinds, kueue, names, outcome, ownership, reasons
 from stage2_controller.job.key import Key
@@ -30,12 +31,18 @@ class Observer:
         self._progress = progress
         self._named = NamedObjects(api, clock, kept_for=_READ_AGAIN)
         self._shared = NamedObjects(api, clock)  # by many jobs
+        self._refused_pods = RefusedPods(api, clock)
         self._suspects: dict[Key, set[str]] = {}  # kinds whose names are taken, maybe by objects that no watch shows
 
     async def observe(self, key: Key, job: Object) -> Observed:
         """Return what there is of a job."""
         watched = self.watched(key, job)
-        seen = replace(watched, flavors=await self._flavors(watched), priority_class=await self._priority(job, watched))
+        seen = replace(
+            watched,
+            flavors=await self._flavors(watched),
+            priority_class=await self._priority(job, watched),
+            learner_refused=await self._refused_pods.of_learner(key, watched, job.get("status") or {}),
+        )
         if not (seen.deployment or seen.learner or job["spec"].get("suspend")):
             for kind in _UNWATCHED:  # pods that are made now must find what is there now
                 self.forget_read(kind, key)
@@ -91,6 +98,7 @@ class Observer:
         for kind in _UNWATCHED:
             self.forget_read(kind, key)
         self._suspects.pop(key, None)
+        self._refused_pods.forget(key)
 
     def suspect(self, key: Key, others: set[str]) -> None:
         """Make every pass look at these names until they are free."""

@@ -1,15 +1,18 @@
 """The binding of a job's pods to nodes: which pod has one, which is refused one, since when and why. Pure."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from stage2_controller.job import conditions, kinds, names, reasons
-from stage2_controller.job.observed import Object, Observed, terminating
+from stage2_controller.job.observed import Object, Observed, ended, terminating
 
 _CHILD_OF = {role: kind for kind, role in kinds.ROLE_OF_PODS.items()}
 OVERDUE_S = 300.0
 """How long a pod may outlive the grace that its deletion left it, before it counts as one that does not end."""
+NOMINATED_S = 300.0
+"""How long the scheduler may keep a node for a pod: those that it preempts there take their time, and some for ever."""
 # In a sentence of the scheduler: what no other node would mend. kube-scheduler 1.29 to 1.35, plugins VolumeBinding,
 # VolumeRestrictions and DynamicResources.
 _OF_NO_NODE = (
@@ -47,12 +50,13 @@ class Refusal(NamedTuple):
         return any(words in self.message for words in _OF_ZONE)
 
 
-def refusal(observed: Observed) -> Refusal | None:
+def refusal(observed: Observed, now: datetime) -> Refusal | None:
     """Return what refuses a pod of the job; None while its own old pods make way, or it is about to preempt others."""
-    if any(terminating(pod) for pod in observed.pods):
+    observed = _lasting(observed, now)
+    if any(map(terminating, observed.pods)):
         return None
     for pod in observed.pods:
-        if pod["spec"].get("nodeName") or pod.get("status", {}).get("nominatedNodeName"):
+        if pod["spec"].get("nodeName") or (nominated(pod) and _seconds_nominated(pod, now) > 0):
             continue
         told = conditions.find(pod.get("status", {}), "PodScheduled")
         if told and told.get("reason") == "Unschedulable":
@@ -61,35 +65,49 @@ def refusal(observed: Observed) -> Refusal | None:
     return _not_made(observed)
 
 
-def half_placed(observed: Observed, roles: Collection[str]) -> tuple[str, datetime] | None:
+def half_placed(observed: Observed, roles: Collection[str], now: datetime) -> tuple[str, datetime] | None:
     """Return the role whose pod has no node while the other's has one, and since when that is so.
 
     roles: those of the job's pods. A child that the API server refuses has no pod either; a new learner is not missing
     while an old one ends.
     """
-    if len(roles) < len(_CHILD_OF) or observed.old_learner() or any(map(terminating, observed.pods)):
+    pods = newest(observed, now)
+    if len(roles) < len(_CHILD_OF) or observed.old_learner() or any(map(terminating, _lasting(observed, now).pods)):
         return None
-    pods = {role: observed.pod(role) for role in _CHILD_OF}
     bound = [pod for pod in pods.values() if pod is not None and pod["spec"].get("nodeName")]
     if len(bound) != 1:
         return None
     missing, other = next((role, pod) for role, pod in pods.items() if pod is not bound[0])
-    if other is not None and other.get("status", {}).get("nominatedNodeName"):  # those that it preempts take their time
-        return None
-    told = conditions.find(bound[0].get("status", {}), "PodScheduled") or {}
-    since = conditions.instant(told.get("lastTransitionTime") or bound[0]["metadata"]["creationTimestamp"])
     made = (child_of(observed, missing) or {}).get("metadata", {}).get("creationTimestamp")
-    return missing, max(since, conditions.instant(made)) if made else since
+    times = [_judged_at(bound[0]), *([conditions.instant(made)] if made else [])]
+    return missing, max(*times, _judged_at(other)) if nominated(other) else max(times)
+
+
+def newest(observed: Observed, now: datetime) -> dict[str, Object | None]:
+    """Return the newest pod of each role, without those that are being deleted and for whose end nothing waits."""
+    lasting = _lasting(observed, now)
+    return {role: lasting.pod(role) for role in _CHILD_OF}
+
+
+def nominated(pod: Object | None) -> TypeGuard[Object]:
+    """Return whether the pod has no node yet, and is to get one where it preempts others."""
+    return pod is not None and not pod["spec"].get("nodeName") and bool(pod.get("status", {}).get("nominatedNodeName"))
+
+
+def seconds_of_grace(observed: Observed, now: datetime) -> float | None:
+    """Return the seconds until a pod that makes way, or preempts others, has had its time; None if there is none."""
+    lasting = _lasting(observed, now).pods
+    left = [
+        seconds_to_overdue(pod, now) if terminating(pod) else _seconds_nominated(pod, now)
+        for pod in lasting
+        if terminating(pod) or nominated(pod)
+    ]
+    return min((some for some in left if some > 0), default=None)
 
 
 def child_of(observed: Observed, role: str) -> Object | None:
     """Return the child whose pods play this role."""
     return observed.child(_CHILD_OF[role])
-
-
-def seconds_left(since: datetime, limit_s: float, now: datetime) -> float:
-    """Return the seconds until `limit_s` have passed since then; none are left at 0 and below."""
-    return (since + timedelta(seconds=limit_s) - now).total_seconds()
 
 
 def overdue(pod: Object, now: datetime) -> bool:
@@ -99,7 +117,25 @@ def overdue(pod: Object, now: datetime) -> bool:
 
 def seconds_to_overdue(pod: Object, now: datetime) -> float:
     """Return the seconds until a pod that is being deleted counts as one that does not end."""
-    return seconds_left(conditions.instant(pod["metadata"]["deletionTimestamp"]), OVERDUE_S, now)
+    metadata = pod["metadata"]
+    grace_s = metadata.get("deletionGracePeriodSeconds") or 0
+    asked_at = conditions.instant(metadata["deletionTimestamp"]) - timedelta(seconds=grace_s)
+    return conditions.seconds_left(asked_at, grace_s + OVERDUE_S, now)
+
+
+def learner_unmade_since(observed: Observed, status: Mapping[str, Any]) -> datetime | None:
+    """Return since when the learner's Job may have had no pod; None where it has one, or is to have none.
+
+    A pod that ran and is gone was there until its condition changed. status: the one that the last pass wrote.
+    """
+    learner = observed.learner
+    if learner is None or terminating(learner) or learner["spec"].get("suspend") or observed.learner_ended():
+        return None
+    if observed.pod(names.ROLE_LEARNER) is not None:
+        return None
+    told = conditions.find(status, reasons.LEARNER_RUNNING) or {}
+    times = (learner["metadata"].get("creationTimestamp"), told.get("lastTransitionTime"))
+    return max((conditions.instant(time) for time in times if time), default=None)
 
 
 def taken(observed: Observed) -> str:
@@ -114,14 +150,39 @@ def taken(observed: Observed) -> str:
     )
 
 
+def _lasting(observed: Observed, now: datetime) -> Observed:
+    """Return what is observed without pods that are being deleted and have ended, or should have long ago.
+
+    Only others keep them, such as by a finalizer, and for as long as they like.
+    """
+    kept = tuple(pod for pod in observed.pods if not (terminating(pod) and (ended(pod) or overdue(pod, now))))
+    return replace(observed, pods=kept)
+
+
+def _judged_at(pod: Object) -> datetime:
+    """Return when the scheduler first said something of the pod, or when it was made."""
+    told = conditions.find(pod.get("status", {}), "PodScheduled") or {}
+    return conditions.instant(told.get("lastTransitionTime") or pod["metadata"]["creationTimestamp"])
+
+
+def _seconds_nominated(pod: Object, now: datetime) -> float:
+    return conditions.seconds_left(_judged_at(pod), NOMINATED_S, now)
+
+
 def _not_made(observed: Observed) -> Refusal | None:
-    """Return why nobody makes a pod: Kueue holds the learner's, or the API server takes no rollout pod."""
+    """Return why nobody makes a pod: Kueue holds the learner's, or the API server takes one of the two not.
+
+    An event tells of the learner's, a minute after its Job was made at the earliest.
+    """
     learner = observed.learner
     if learner is not None and learner["spec"].get("suspend") and (message := taken(observed)):
         since = conditions.instant(learner["metadata"]["creationTimestamp"])
         return Refusal(since, reasons.QUEUED_TWICE, message)
     deployment: Object = observed.deployment or {}
     told = conditions.find(deployment.get("status", {}), "ReplicaFailure")
-    if told is None or told["status"] != "True" or observed.pod(names.ROLE_ROLLOUT) is not None:
-        return None
-    return Refusal(conditions.instant(told["lastTransitionTime"]), reasons.POD_REFUSED, told.get("message", ""))
+    if told and told["status"] == "True" and observed.pod(names.ROLE_ROLLOUT) is None:
+        return Refusal(conditions.instant(told["lastTransitionTime"]), reasons.POD_REFUSED, told.get("message", ""))
+    if learner is not None and observed.learner_refused:
+        since = conditions.instant(learner["metadata"]["creationTimestamp"])
+        return Refusal(since, reasons.POD_REFUSED, observed.learner_refused)
+    return None

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 Truth = Literal["True", "False", "Unknown"]
@@ -37,6 +37,19 @@ def instant(text: str) -> datetime:
     return datetime.fromisoformat(text)
 
 
+def passed(text: str, now: datetime) -> str:
+    """Return a time that this controller told before, or `now` where that is to come: its clock was set back."""
+    return min(text, timestamp(now), key=instant)
+
+
+def seconds_left(since: datetime, limit_s: float, now: datetime) -> float:
+    """Return the seconds until `limit_s` have passed since then; none are left at 0 and below.
+
+    Never more than the limit: a time that is to come was told by a clock that is or was ahead of this one.
+    """
+    return min(limit_s, (since + timedelta(seconds=limit_s) - now).total_seconds())
+
+
 def cut(text: str) -> str:
     """Return the text, without its middle where it is longer than a status holds: others write as much as they like."""
     if len(text) <= MESSAGE_CHARS:
@@ -58,7 +71,10 @@ def bounded(status: Mapping[str, Any]) -> dict[str, Any]:
 def merged(
     previous: Sequence[Mapping[str, Any]], current: Sequence[Condition], *, generation: int, now: datetime
 ) -> list[dict[str, Any]]:
-    """Return the status' list: `current`, each with its old transition time if its status is the old one."""
+    """Return the status' list: `current`, each with its old transition time if its status is the old one.
+
+    A time that is to come becomes `now`: what is counted from it would take for as long as the clock was wrong.
+    """
     old = {item["type"]: item for item in previous}
     return [_entry(condition, old.get(condition.type), generation, now) for condition in current]
 
@@ -76,5 +92,5 @@ def _entry(condition: Condition, old: Mapping[str, Any] | None, generation: int,
         "reason": condition.reason,
         "message": condition.message,
         "observedGeneration": generation,
-        "lastTransitionTime": old["lastTransitionTime"] if old and kept else timestamp(now),
+        "lastTransitionTime": passed(old["lastTransitionTime"], now) if old and kept else timestamp(now),
     }

@@ -56,7 +56,7 @@ class Desired:
     def _controlled(self, child: meta.Manifest, node: str | None, avoid: Avoided, shun: pod.Hosts) -> meta.Manifest:
         leads = kinds.DEPLOYMENT if self.processes.servers else kinds.LEARNER_JOB  # the learner follows its servers
         others = (avoid, shun) if child["kind"] == leads.kind else ((), ())
-        return meta.stamped(_controlled(child, node, *others), self._hash_of(child))
+        return meta.stamped(_controlled(child, node, *others, spec_hash=self.spec_hash), self._hash_of(child))
 
     def _hash_of(self, child: meta.Manifest) -> str:
         """Return the hash of the part of the spec that a child is made from: pods do not notice their policy."""
@@ -207,7 +207,9 @@ def namespace_of(accepted: RolloutMatchingJob) -> str:
     return accepted.metadata.namespace or "default"
 
 
-def _controlled(child: meta.Manifest, node: str | None, avoid: Avoided, shun: pod.Hosts) -> meta.Manifest:
+def _controlled(
+    child: meta.Manifest, node: str | None, avoid: Avoided, shun: pod.Hosts, *, spec_hash: str
+) -> meta.Manifest:
     """Return the child with what only a controller can add: its readiness, its addresses, the job's uid, its node."""
     if child["kind"] == kinds.DEPLOYMENT.kind:
         child = deployment.gated(child)
@@ -215,7 +217,7 @@ def _controlled(child: meta.Manifest, node: str | None, avoid: Avoided, shun: po
         return service.choosing_nobody(child)
     if child["kind"] not in kinds.ROLE_OF_PODS:
         return child
-    child = _marked(child)
+    child = _marked(child, spec_hash)
     if node is not None:
         return pod.pinned(child, node)
     if shun:
@@ -223,11 +225,15 @@ def _controlled(child: meta.Manifest, node: str | None, avoid: Avoided, shun: po
     return pod.avoiding(child, avoid) if avoid else child
 
 
-def _marked(child: meta.Manifest) -> meta.Manifest:
-    """Mark the pods with the uid of their job: one that is applied again has the name of the one before."""
+def _marked(child: meta.Manifest, spec_hash: str) -> meta.Manifest:
+    """Mark the pods with the uid of their job, and the hash of its spec.
+
+    A job that is applied again, or corrected, has the name of the one before, whose pods may still be there.
+    """
     (owner,) = child["metadata"]["ownerReferences"]
     spec = child["spec"]
     metadata = spec["template"]["metadata"]
-    annotations = {**metadata["annotations"], names.ANNOTATION_JOB_UID: owner["uid"]}
+    marks = {names.ANNOTATION_JOB_UID: owner["uid"], names.ANNOTATION_SPEC_HASH: spec_hash}
+    annotations = {**metadata["annotations"], **marks}
     template = {**spec["template"], "metadata": {**metadata, "annotations": annotations}}
     return {**child, "spec": {**spec, "template": template}}

@@ -80,6 +80,13 @@ def servers(observed: Object | None, names: Sequence[str], deployment: Object | 
     return Finding(reasons.SERVERS_LOADING, message)
 
 
+def learner(observed: Object | None, refused_with: str | None) -> Finding | None:
+    """Return the finding for the learner's pod; None if its container runs. refused_with: why there can be none."""
+    if observed is None and refused_with:
+        return Finding(reasons.POD_REFUSED, f"the API server refuses the learner's pod: {refused_with}")
+    return pod(observed, "the learner's pod")
+
+
 def last_words(ended: Mapping[str, Any]) -> str:
     """Return how a container ended: its exit code and the end of its message."""
     report = read_termination_message(str(ended.get("message")))

@@ -64,12 +64,12 @@ def same(child: meta.Manifest, there: Mapping[str, Any]) -> meta.Manifest:
 
 
 def _differs(child: meta.Manifest, there: Mapping[str, Any], observed: Observed, started: bool) -> bool:
-    if switches := kinds.CHILD[child["kind"]].switches:
-        return any(there["spec"].get(switch, True) != child["spec"][switch] for switch in switches)
-
     def same(annotation: str) -> bool:
         return _annotation(there, annotation) == _annotation(child, annotation)
 
+    if switches := kinds.CHILD[child["kind"]].switches:
+        switched = any(there["spec"].get(switch, True) != child["spec"][switch] for switch in switches)
+        return switched or not same(names.ANNOTATION_DEACTIVATED)
     if not same(names.ANNOTATION_SPEC_HASH):
         return True
     if not same(names.ANNOTATION_MANIFEST_HASH):
@@ -78,7 +78,7 @@ def _differs(child: meta.Manifest, there: Mapping[str, Any], observed: Observed,
 
 
 def _annotation(manifest: Mapping[str, Any], name: str) -> str | None:
-    value: str | None = manifest["metadata"].get("annotations", {}).get(name)
+    value: str | None = (manifest["metadata"].get("annotations") or {}).get(name)
     return value
 
 

@@ -23,6 +23,7 @@ _WARNINGS = {
     reasons.INVALID_SPEC,
     reasons.CHECK_FAILED,
     reasons.QUOTA_REFUSED,
+    reasons.WORKLOAD_INACTIVE,
     reasons.NO_PRIORITY_CLASS,
     reasons.QUEUED_TWICE,
     reasons.INTERNAL_ERROR,

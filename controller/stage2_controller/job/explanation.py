@@ -26,7 +26,7 @@ _CHAIN = (
 
 # What passes by itself, and the command that shows it pass.
 _PATIENCE = {
-    reasons.NOT_CREATED: "kubectl get events --field-selector involvedObject.name={job}",
+    reasons.NOT_CREATED: "kubectl describe job/{learner} deployment/{rollout}",
     reasons.CONTAINERS_STARTING: "kubectl describe pods -l {label}={short}",
     reasons.SERVERS_LOADING: "kubectl logs deployment/{rollout} --all-containers --prefix",
     reasons.WAITING_FOR_SERVERS: "",
@@ -37,7 +37,7 @@ _PATIENCE = {
     reasons.SERVER_RESTARTED: "kubectl logs deployment/{rollout} --all-containers --previous",
     reasons.NODE_LOST: "",
     reasons.NODE_FULL: "",
-    reasons.HALF_PLACED: "kubectl describe pods -l {label}={short}",
+    reasons.HALF_PLACED: "kubectl describe pods -l {label}={short}; kubectl describe job/{learner}",
     reasons.CHECK_FAILED: "kubectl describe workload {quota}",
     reasons.QUOTA_PENDING: "kubectl describe workload {quota}; the label kueue.x-k8s.io/queue-name of rmj/{job}",
 }  # fmt: skip
@@ -48,6 +48,7 @@ _FIXES = {
     reasons.INTERNAL_ERROR: "the traceback in the controller's log; kubectl get rmj {job} -o yaml for the report",
     reasons.SUSPENDED_BY_SPEC: "spec.suspend of rmj/{job}",
     reasons.QUOTA_REFUSED: "spec.suspend of rmj/{job}: true, and false again once what the message names is mended",
+    reasons.WORKLOAD_INACTIVE: "spec.active of workload/{quota}",
     reasons.NO_PRIORITY_CLASS: "the label kueue.x-k8s.io/priority-class of rmj/{job}",
     reasons.KUEUE_DISABLED: "controller.kueue of the chart, or the label kueue.x-k8s.io/queue-name of rmj/{job}",
     reasons.NO_NODE_FITS: "spec.placement, spec.rollout and spec.learner of rmj/{job}; or add a node, or free one",

@@ -138,6 +138,19 @@ def turned_away(found: Object | None) -> bool:
     return _holds(found, "DeactivationTarget") or (_holds(found, "Evicted") and reason.startswith(_BY_KUEUE))
 
 
+def deactivated_by_others(found: Object | None) -> bool:
+    """Return whether the Workload is inactive, and not by the controller: a person or Kueue has deactivated it."""
+    if found is None or found["spec"].get("active", True):
+        return False
+    return names.ANNOTATION_DEACTIVATED not in (found["metadata"].get("annotations") or {})
+
+
+def marked(manifest: meta.Manifest) -> meta.Manifest:
+    """Return an inactive Workload that says that the controller made it so, and may make it active again."""
+    annotations = {**manifest["metadata"]["annotations"], names.ANNOTATION_DEACTIVATED: "true"}
+    return {**manifest, "metadata": {**manifest["metadata"], "annotations": annotations}}
+
+
 def flavors_of(found: Object | None) -> tuple[str, ...]:
     """Return the names of the ResourceFlavors that Kueue assigned to the job."""
     assigned = (one.get("flavors") or {} for one in _assignments(found))
@@ -230,6 +243,17 @@ def asked_anew(queue: str) -> Condition:
     """Return the job's condition QuotaReserved while the Workload of its failed run goes."""
     message = f"waits in queue {queue}: the Workload of the run that failed goes first"
     return Condition(reasons.QUOTA_RESERVED, "False", reasons.QUOTA_PENDING, message)
+
+
+def inactive(found: Object, queue: str) -> Condition:
+    """Return the job's condition QuotaReserved while a Workload waits that somebody has deactivated."""
+    name, namespace = found["metadata"]["name"], found["metadata"]["namespace"]
+    patch = f'kubectl patch workload {name} -n {namespace} --type merge -p \'{{"spec":{{"active":true}}}}\''
+    message = (
+        f"waits in queue {queue}: somebody has deactivated its Workload {name}; make that active again ({patch}), or"
+        " suspend the job and resume it"
+    )
+    return Condition(reasons.QUOTA_RESERVED, "False", reasons.WORKLOAD_INACTIVE, message)
 
 
 def reserved(observed: Observed, queue: str, before: Mapping[str, Any] | None) -> Condition:

@@ -28,6 +28,7 @@ class Observed:
     orphans: tuple[Object, ...] = ()  # learners' pods of this job that no Job controls any more
     replicasets: tuple[Object, ...] = ()  # whatever carries the job's name: only their owners say whose they are
     endpointslices: tuple[Object, ...] = ()  # the same
+    learner_refused: str | None = None  # why nobody could make a pod of the learner's Job, as an event says
     progress: LearnerReport | None = None  # what the learner's /progress answered, if it was asked
     leaving: tuple[str, ...] = ()  # kind and name of what a deleted job of the same name has left
     foreign: tuple[str, ...] = ()  # kind and name of what has a child's name and was made by somebody else
@@ -49,8 +50,9 @@ class Observed:
         of_jobs = [
             pod for pod in self.pods if pod["metadata"].get("labels", {}).get(names.LABEL_ROLE) == names.ROLE_LEARNER
         ]
-        pods = [*of_jobs, *self.orphans]
-        return next((pod for pod in pods if pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")), None)
+        pods = [pod for pod in (*of_jobs, *self.orphans) if not ended(pod)]
+        # One that is deleted before it has a node gets none.
+        return next((pod for pod in pods if pod["spec"].get("nodeName") or not terminating(pod)), None)
 
     def learner_ended(self) -> bool:
         """Return whether the learner Job has ended by itself, well or not."""
@@ -102,6 +104,11 @@ def succeeded(pod: Object | None, container: str) -> bool:
 def terminating(child: Object | None) -> bool:
     """Return whether the API server was told to delete it and it still exists."""
     return child is not None and "deletionTimestamp" in child["metadata"]
+
+
+def ended(pod: Object) -> bool:
+    """Return whether all containers of the pod have ended for good."""
+    return pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
 
 
 def _age_rank(pod: Object) -> tuple[bool, str, str]:

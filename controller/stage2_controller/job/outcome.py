@@ -1,7 +1,7 @@
 """Whether a job has ended, and how: the policy of success, failure and deadline."""
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from stage2_api.errors import EXIT_CONFIG, EXIT_EXHAUSTED
@@ -31,13 +31,22 @@ def final(status: Mapping[str, Any]) -> Outcome | None:
 
 
 def outcome(
-    job: RolloutMatchingJob, servers: Sequence[str], observed: Observed, *, status: Mapping[str, Any], now: datetime
+    job: RolloutMatchingJob,
+    servers: Sequence[str],
+    observed: Observed,
+    *,
+    spec_hash: str,
+    status: Mapping[str, Any],
+    now: datetime,
 ) -> Outcome | None:
-    """Return the job's outcome, told before or found in this pass; None while it can still go on."""
+    """Return the job's outcome, told before or found in this pass; None while it can still go on.
+
+    spec_hash: of the spec as it is now, by which its servers are told from those of a spec before.
+    """
     return (
         final(status)
         or _of_learner(observed)
-        or _of_servers(observed, servers)
+        or _of_servers(observed, servers, spec_hash)
         or _of_deadline(job, status, now)
         or _of_start(job, servers, observed, status=status, now=now)
     )
@@ -48,7 +57,7 @@ def seconds_left(job: RolloutMatchingJob, status: Mapping[str, Any], now: dateti
     limit = job.spec.active_deadline_seconds
     if limit is None or not status.get("startTime"):
         return None
-    return (conditions.instant(status["startTime"]) + timedelta(seconds=limit) - now).total_seconds()
+    return conditions.seconds_left(conditions.instant(status["startTime"]), limit, now)
 
 
 def seconds_to_start(
@@ -59,7 +68,7 @@ def seconds_to_start(
     waits = job.spec.rollout.servers and not job.spec.suspend and not learner_begun(observed) and observed.deployment
     if since is None or not waits or observed.old_learner():
         return None
-    return (since + timedelta(seconds=job.spec.learner.start_deadline_seconds) - now).total_seconds()
+    return conditions.seconds_left(since, job.spec.learner.start_deadline_seconds, now)
 
 
 def learner_begun(observed: Observed) -> bool:
@@ -119,9 +128,12 @@ def _words(observed: Observed, ended: Mapping[str, Any] | None) -> str:
     return diagnose.last_words(ended) if ended else "its pod is gone, and its last words with it"
 
 
-def _of_servers(observed: Observed, servers: Sequence[str]) -> Outcome | None:
+def _of_servers(observed: Observed, servers: Sequence[str], spec_hash: str) -> Outcome | None:
     pod = observed.pod(names.ROLE_ROLLOUT)
     if pod is None or terminating(pod):  # one that goes is of a job that was suspended, or of a spec before this one
+        return None
+    # The garbage collector comes to the pods of a deleted Deployment later; older controllers wrote no hash.
+    if (pod["metadata"].get("annotations") or {}).get(names.ANNOTATION_SPEC_HASH, spec_hash) != spec_hash:
         return None
     for server in servers:
         ended = terminated(pod, server)

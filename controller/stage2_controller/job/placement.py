@@ -10,7 +10,7 @@ from stage2_controller.job.binding import Refusal
 from stage2_controller.job.conditions import Condition, Truth
 from stage2_controller.job.key import Key
 from stage2_controller.job.node_fit import Autoscaling, Avoided, Need, NodeInfo
-from stage2_controller.job.observed import Observed, terminating
+from stage2_controller.job.observed import Object, Observed, terminating
 from stage2_controller.job.pod_defaults import PodDefaults
 
 # The scheduler may need a moment, and a pod that is about to preempt others is refused at first.
@@ -40,6 +40,10 @@ class NodeAccount(Protocol):
 
     def promised(self, key: Key) -> str | None:
         """Return the node on which the job has room kept."""
+        ...
+
+    def sees_why(self, key: Key, need: Need, node: str) -> bool:
+        """Return whether it is known why the node does not take the whole job; its own pods there count as free."""
         ...
 
 
@@ -88,7 +92,7 @@ def place(
     if found.node is None and found.tied:
         return found
     found = _beside_old_learner(found, observed, now) or found
-    return _lapsing(found, observed, status, now)
+    return _lapsing(_looking_again(found, observed, now), observed, status, now)
 
 
 def _place(asked: Need, observed: Observed, view: NodeView, *, status: Mapping[str, Any], now: datetime) -> NodeChoice:
@@ -100,6 +104,8 @@ def _place(asked: Need, observed: Observed, view: NodeView, *, status: Mapping[s
         info = view.account.node_for(view.key, asked, kept)
         # Pods that are tied to nothing were refused other nodes.
         of_node = observed if current else replace(observed, pods=())
+        if current and info and info.ready and _came_too_small(asked, current, observed, view):
+            return _leave(asked, reasons.NODE_FULL, f"node {current} has no room for the whole job, which leaves it")
         found = _stay(asked, kept, info, of_node, status=status, now=now)
         if found.node or current or found.refused:
             return found
@@ -115,6 +121,14 @@ def _place(asked: Need, observed: Observed, view: NodeView, *, status: Mapping[s
     return nowhere
 
 
+def _came_too_small(asked: Need, node: str, observed: Observed, view: NodeView) -> bool:
+    """Return whether the scheduler gave half of a job that is tied to no node one that has no room for the other."""
+    if _tied_to(observed):
+        return False
+    roles = [pod.role for pod in asked.pods]
+    return 0 < len(_bound(observed, roles)) < len(roles) and view.account.sees_why(view.key, asked, node)
+
+
 def follow(
     need: Need, observed: Observed, view: NodeView | None, *, status: Mapping[str, Any], now: datetime
 ) -> NodeChoice | None:
@@ -128,7 +142,13 @@ def follow(
         return replace(found, tied=found.node is None, claim="none", refused=refused)
     # The scheduler would choose the same node again: nothing has changed there.
     shun = tuple(sorted(view.account.excluded(view.key))) if view else ()
-    return NodeChoice(need, None, None, tied=False, shun=shun, claim="none") if shun else None
+    found = _looking_again(NodeChoice(need, None, None, tied=False, shun=shun, claim="none"), observed, now)
+    return found if shun or found.again_after_s is not None else None
+
+
+def _looking_again(found: NodeChoice, observed: Observed, now: datetime) -> NodeChoice:
+    """Return the place, with another pass when a pod that is waited for has had its time: nothing else may happen."""
+    return replace(found, again_after_s=_first(found.again_after_s, binding.seconds_of_grace(observed, now)))
 
 
 def _beside_old_learner(found: NodeChoice, observed: Observed, now: datetime) -> NodeChoice | None:
@@ -160,14 +180,20 @@ def _first(*seconds: float | None) -> float | None:
 
 def current_node(observed: Observed) -> str | None:
     """Return the node on which the job's children stand; None if there are none, or none that is told one."""
-    for child in (observed.learner, observed.deployment):
-        if child is not None and not terminating(child):
-            node = child["metadata"].get("annotations", {}).get(names.ANNOTATION_NODE)
-            if node:
-                return str(node)
-    children = any(child is not None and not terminating(child) for child in (observed.learner, observed.deployment))
+    if node := _tied_to(observed):
+        return node
     live = (pod["spec"].get("nodeName") for pod in observed.pods if not terminating(pod))
-    return next(filter(None, live), None) if children else None  # made before nodes were chosen
+    return next(filter(None, live), None) if _standing(observed) else None  # the scheduler found it
+
+
+def _standing(observed: Observed) -> list[Object]:
+    return [child for child in (observed.learner, observed.deployment) if child is not None and not terminating(child)]
+
+
+def _tied_to(observed: Observed) -> str | None:
+    """Return the node to which the job's children were tied when they were made."""
+    nodes = ((child["metadata"].get("annotations") or {}).get(names.ANNOTATION_NODE) for child in _standing(observed))
+    return next((str(node) for node in nodes if node), None)
 
 
 def _on(asked: Need, node: str) -> NodeChoice:
@@ -188,7 +214,7 @@ def _stay(
         return _leave(asked, reasons.NODE_LOST, f"node {node} is out of service: the whole job moves")
     if not info.ready:
         return _wait_for(asked, node, observed)
-    refusal = binding.refusal(observed)
+    refusal = binding.refusal(observed, now)
     if refusal and refusal.of_node:
         return _refused(asked, node, refusal, now)
     if half := _half(asked, node, observed, status=status, now=now):
@@ -198,7 +224,7 @@ def _stay(
 
 def _refused(asked: Need, node: str, refusal: Refusal, now: datetime) -> NodeChoice:
     """A node that the scheduler refuses, which may think better of it; then another one may do."""
-    left = binding.seconds_left(refusal.since, REFUSED_FOR_S, now)
+    left = conditions.seconds_left(refusal.since, REFUSED_FOR_S, now)
     if left > 0:
         return replace(_on(asked, node), again_after_s=left)
     told = f"node {node} has no room any more: the whole job moves ({refusal.message})"
@@ -208,7 +234,7 @@ def _refused(asked: Need, node: str, refusal: Refusal, now: datetime) -> NodeCho
 def _kept_waiting(asked: Need, node: str, refusal: Refusal, now: datetime) -> NodeChoice:
     """A refusal that no other node would mend: nothing moves, and its sentence is told. Room is not kept for ever."""
     told = Condition(reasons.PLACED, "False", refusal.reason, refusal.message)
-    left = binding.seconds_left(refusal.since, PROMISED_S, now)
+    left = conditions.seconds_left(refusal.since, PROMISED_S, now)
     if left > 0:
         return NodeChoice(asked, node, told, again_after_s=left)
     return NodeChoice(asked, node, told, claim="lapsed")
@@ -225,10 +251,10 @@ def _lapsing(found: NodeChoice, observed: Observed, status: Mapping[str, Any], n
     if found.node is None or found.claim != "promised" or since is None or not missing or _bound(observed, roles):
         return found
     if current_node(observed) is None:
-        return found if binding.seconds_left(since, PROMISED_S, now) > 0 else replace(found, claim="tries")
+        return found if conditions.seconds_left(since, PROMISED_S, now) > 0 else replace(found, claim="tries")
     refused = (conditions.find(status, reasons.CHILDREN_APPLIED) or {}).get("reason") == reasons.CHILD_REFUSED
     behind = names.ROLE_ROLLOUT in missing and not refused
-    left = binding.seconds_left(since, NOT_JUDGED_S if behind else PROMISED_S, now)
+    left = conditions.seconds_left(since, NOT_JUDGED_S if behind else PROMISED_S, now)
     if left > 0:
         return replace(found, again_after_s=_first(found.again_after_s, left))
     message = f"the place is on {found.node}; its room is no longer kept: no pod exists yet of {' and '.join(missing)}"
@@ -258,20 +284,20 @@ def _bound(observed: Observed, roles: Sequence[str]) -> list[str]:
 
 def _half(asked: Need, node: str, observed: Observed, *, status: Mapping[str, Any], now: datetime) -> NodeChoice | None:
     """A job of which one pod holds the node and the other has none: both go after a while, whatever the reason is."""
-    found = binding.half_placed(observed, {pod.role for pod in asked.pods})
+    found = binding.half_placed(observed, {pod.role for pod in asked.pods}, now)
     if found is None or _waited_for_old_learner(status):
         return None
     missing, since = found
-    refusal = binding.refusal(observed)
-    waited_for_s = _patience_s(missing, observed, refusal)
-    left = binding.seconds_left(since, waited_for_s, now)
+    refusal = binding.refusal(observed, now)
+    waited_for_s = _patience_s(missing, observed, refusal, now)
+    left = conditions.seconds_left(since, waited_for_s, now)
     if left > 0:
         return replace(_on(asked, node), again_after_s=left)
     why = f" ({refusal.message})" if refusal else f" (kubectl describe the {missing} pod, or what makes it)"
     noted = _told_half(status, "Unknown")
     if noted:  # that Placed became Unknown for another reason may be longer ago
         noted = max(noted, since + timedelta(seconds=waited_for_s))
-    left = binding.seconds_left(noted, HALF_PLACED_S, now) if noted else HALF_PLACED_S
+    left = conditions.seconds_left(noted, HALF_PLACED_S, now) if noted else HALF_PLACED_S
     if left > 0:
         message = f"the {missing} pod has no node{why}; the other holds {node} for {HALF_PLACED_S:g} s at most"
         told = Condition(reasons.PLACED, "Unknown", reasons.HALF_PLACED, message)
@@ -285,9 +311,11 @@ def _waited_for_old_learner(status: Mapping[str, Any]) -> bool:
     return told is not None and told["reason"] == reasons.OLD_LEARNER_ENDING
 
 
-def _patience_s(missing: str, observed: Observed, refusal: Refusal | None) -> float:
+def _patience_s(missing: str, observed: Observed, refusal: Refusal | None, now: datetime) -> float:
     """Return for how long a pod without a node is nothing to speak of, in seconds."""
-    pod = observed.pod(missing)
+    pod = binding.newest(observed, now)[missing]
+    if binding.nominated(pod):
+        return binding.NOMINATED_S
     if refusal or (pod and conditions.find(pod.get("status", {}), "PodScheduled")):  # refused, or held by a gate
         return SETTLED_S
     if pod is None:
@@ -300,7 +328,7 @@ def _patience_s(missing: str, observed: Observed, refusal: Refusal | None) -> fl
 def _pause(asked: Need, status: Mapping[str, Any], now: datetime) -> NodeChoice | None:
     """A job that was half placed a moment ago: it lets others have their turn."""
     since = _told_half(status, "False")
-    left = binding.seconds_left(since, HALF_PLACED_S, now) if since else 0.0
+    left = conditions.seconds_left(since, HALF_PLACED_S, now) if since else 0.0
     if left <= 0:
         return None
     told = conditions.find(status, reasons.PLACED) or {}

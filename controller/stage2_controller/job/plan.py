@@ -6,17 +6,17 @@ and local processes (`stage2_controller.job.containers`).
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from stage2_api.errors import ConfigError
-from stage2_controller.job import conditions, kueue, names, outcome, ownership, reasons, service_members
+from stage2_controller.job import binding, conditions, kueue, names, outcome, ownership, reasons, service_members
 from stage2_controller.job import status as statuses
 from stage2_controller.job.children import meta, secret
 from stage2_controller.job.credentials import Hosts
 from stage2_controller.job.desired import Desired, desired
 from stage2_controller.job.observed import Observed
-from stage2_controller.job.placement import NodeChoice, NodeView, follow, place
+from stage2_controller.job.placement import NOT_MADE_S, NodeChoice, NodeView, follow, place
 from stage2_controller.job.readiness_gate import GateCondition, gate
 from stage2_controller.job.settings import Settings
 from stage2_controller.job.situation import Situation
@@ -89,7 +89,12 @@ def _forgiven(raw: Mapping[str, Any], spec_hash: str) -> Mapping[str, Any]:
 def _ended(situation: Situation) -> Situation:
     """Find out whether the job has ended; a failure of pods that were made from another spec is none of this one's."""
     ended = outcome.outcome(
-        situation.job, situation.server_names, situation.observed, status=situation.previous, now=situation.now
+        situation.job,
+        situation.server_names,
+        situation.observed,
+        spec_hash=situation.desired.spec_hash,
+        status=situation.previous,
+        now=situation.now,
     )
     told_before = outcome.final(situation.previous)
     if ended and ended.phase == reasons.FAILED and situation.spec_changed and not told_before:
@@ -112,6 +117,9 @@ def _queued(situation: Situation) -> Situation:
         return replace(situation, quota=kueue.asked_anew(situation.queue))
     if unknown := kueue.without_class(situation.raw, situation.observed):
         return replace(situation, quota=unknown)
+    found = situation.observed.workload
+    if found and situation.is_held and not kueue.admitted(found) and not kueue.turned_away(found):
+        return replace(situation, quota=kueue.inactive(found, situation.queue))
     before = conditions.find(situation.previous, reasons.QUOTA_RESERVED)
     return replace(situation, quota=kueue.reserved(situation.observed, situation.queue, before))
 
@@ -143,7 +151,7 @@ def _finished(situation: Situation, status: dict[str, Any]) -> Plan:
     ttl = situation.job.spec.ttl_seconds_after_finished
     if ttl is None:
         return made
-    left = (conditions.instant(status["completionTime"]) + timedelta(seconds=ttl) - situation.now).total_seconds()
+    left = conditions.seconds_left(conditions.instant(status["completionTime"]), ttl, situation.now)
     return replace(made, delete_job=left <= 0, again_after_s=left if left > 0 else None)
 
 
@@ -189,14 +197,17 @@ def _with_workload(children: Manifests, situation: Situation, priority_class: Ma
     """Return the children with the Workload of a job that names a queue; before it is admitted, that alone."""
     if situation.queue is None or not situation.settings.kueue or situation.lacks_class:
         return children
+    active = not (situation.job.spec.suspend or situation.returns_quota or situation.is_held)
     asked_for = kueue.workload(
         situation.raw["metadata"],
         situation.desired.children,
         queue=kueue.queue_of(situation.observed.workload, situation.queue),
-        active=not (situation.job.spec.suspend or situation.returns_quota),
+        active=active,
         one_host=situation.job.spec.placement.mode == "Reserve",
         rank=kueue.rank(situation.observed, priority_class),
     )
+    if not (active or situation.is_held):
+        asked_for = kueue.marked(asked_for)
     return (*(children if situation.admitted else ()), meta.stamped(asked_for, situation.desired.spec_hash))
 
 
@@ -207,6 +218,13 @@ def _told_to_kueue(situation: Situation) -> dict[str, Any] | None:
     return kueue.answer(situation.observed.workload, situation.observed, situation.outcome, at=at)
 
 
+def _learner_look(situation: Situation) -> float | None:
+    """Return the seconds until events may say why the learner's Job has no pod; they are no object that is watched."""
+    since = binding.learner_unmade_since(situation.observed, situation.previous)
+    left = conditions.seconds_left(since, NOT_MADE_S, situation.now) if since else None
+    return left if left is None or left > 0 else NOT_MADE_S
+
+
 def _next_look(situation: Situation, status: Mapping[str, Any]) -> float | None:
     looks = [
         situation.settings.progress_s if status["phase"] == reasons.RUNNING else None,
@@ -215,5 +233,6 @@ def _next_look(situation: Situation, status: Mapping[str, Any]) -> float | None:
         situation.placement.again_after_s if situation.placement else None,
         ownership.LOOK_AGAIN_S[situation.blocked.reason] if situation.blocked else None,
         kueue.CLASS_AGAIN_S if situation.lacks_class else None,
+        _learner_look(situation),
     ]
     return min((max(seconds, 0.0) for seconds in looks if seconds is not None), default=None)

@@ -71,6 +71,7 @@ ADMITTED: Final = "Admitted"
 QUOTA_PENDING: Final = "QuotaPending"
 CHECK_FAILED: Final = "AdmissionCheckFailed"  # for now: Kueue asks it again, with growing pauses
 QUOTA_REFUSED: Final = "QuotaRefused"  # Kueue asks no more until the job was suspended and resumed
+WORKLOAD_INACTIVE: Final = "WorkloadInactive"  # somebody has deactivated the Workload: the job waits for them
 NO_PRIORITY_CLASS: Final = "NoWorkloadPriorityClass"  # the job names one that does not exist: it asks for no quota
 KUEUE_DISABLED: Final = "KueueDisabled"  # the controller was installed without Kueue: nothing starts, what runs goes on
 

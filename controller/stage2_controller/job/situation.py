@@ -84,6 +84,15 @@ class Situation:
         return self.admitted and nowhere and kueue.in_vain(workload, self.now)
 
     @property
+    def is_held(self) -> bool:
+        """Whether others have deactivated the job's Workload, and so decide when it is active again.
+
+        What an older controller deactivated because the job was suspended has no mark.
+        """
+        was_suspended = self.job.spec.suspend or self.previous.get("phase") == reasons.SUSPENDED
+        return not was_suspended and kueue.deactivated_by_others(self.observed.workload)
+
+    @property
     def asks_anew(self) -> bool:
         """Whether the job's Workload has to go before Kueue looks at the job again.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from stage2_api.job import LearnerSpec
 from stage2_controller.job import diagnose, explanation, names, reasons
-from stage2_controller.job.conditions import Condition, merged, timestamp, truth
+from stage2_controller.job.conditions import Condition, merged, passed, timestamp, truth
 from stage2_controller.job.lookup import at
 from stage2_controller.job.observed import Object, Observed, running, succeeded, terminating, waits_in_its_pod
 from stage2_controller.job.situation import Situation
@@ -126,13 +126,19 @@ def _start_time(situation: Situation) -> str | None:
     """Return the start; a resumed job starts anew, as a resumed batch/v1 Job does: its deadline counts from there."""
     if situation.job.spec.suspend and not situation.outcome:
         return None
-    return situation.previous.get("startTime") or timestamp(situation.now)
+    return _told_or_now(situation, "startTime")
 
 
 def _completion_time(situation: Situation) -> str | None:
     if situation.outcome is None:
         return None
-    return situation.previous.get("completionTime") or timestamp(situation.now)
+    return _told_or_now(situation, "completionTime")
+
+
+def _told_or_now(situation: Situation, key: str) -> str:
+    """Return a time that was told before, else that of this pass."""
+    before = situation.previous.get(key)
+    return passed(before, situation.now) if before else timestamp(situation.now)
 
 
 def _node(situation: Situation) -> str | None:
@@ -293,7 +299,7 @@ def _learner_running(situation: Situation) -> Condition:
         return condition(False, reasons.WAITING_FOR_SERVERS, "the learner starts when all servers answer")
     if succeeded(pod, names.ROLE_LEARNER):
         return condition(False, reasons.LEARNER_FINISHED, "the learner ended with exit code 0")
-    finding = diagnose.pod(pod, "the learner's pod")
+    finding = diagnose.learner(pod, situation.observed.learner_refused)
     if finding is None:
         return condition(True, reasons.LEARNER_STARTED, "the learner runs")
     if finding.reason == reasons.SERVER_CRASHED:

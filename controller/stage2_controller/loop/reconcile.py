@@ -26,7 +26,7 @@ from stage2_controller.job.desired import Desired, DesiredCache, is_large, read
 from stage2_controller.job.events import events
 from stage2_controller.job.key import Key
 from stage2_controller.job.observed import Object, Observed, terminating
-from stage2_controller.job.placement import NodeView, current_node
+from stage2_controller.job.placement import PROMISED_S, NodeView, current_node
 from stage2_controller.job.plan import Plan, plan
 from stage2_controller.job.pod_defaults import PodDefaults
 from stage2_controller.job.settings import Settings
@@ -36,7 +36,7 @@ from stage2_controller.loop.work_queue import Broken, RetryLater
 
 logger = logging.getLogger(__name__)
 
-_KUEUE_AGAIN_S = 1.0  # Kueue wrote at the same time, and the watch has not told yet
+_AGAIN_S = 1.0  # somebody wrote at the same time, and the watch has not told yet
 
 
 def utc_now() -> datetime:
@@ -82,6 +82,7 @@ class Reconciler:
         self._desired = DesiredCache(settings)
         self._reader = ThreadPoolExecutor(1, "read-specs")  # one: the loop shares its processor with these alone
         self._internal_errors = InternalErrors()
+        self._failing: dict[Key, datetime] = {}  # since when each pass has ended before it told anything
         self._pod_defaults = DefaultsOfPods(api, clock)
         self._autoscalers = Autoscalers(api, settings.nodes_may_come, clock)
         self._observer = Observer(api, store, progress, kueue_served=settings.kueue, clock=clock)
@@ -94,13 +95,16 @@ class Reconciler:
             with self._metrics.pass_seconds.time():
                 again_after_s = await self._pass(key)
             result = "done"
+            self._failing.pop(key, None)
         except NameTaken:
             result, again_after_s = "done", 0.0
-        except RetryLater as reason:
+        except RetryLater as reason:  # what was refused is told, and counted from there
+            self._failing.pop(key, None)
             result = "error" if isinstance(reason, Broken) else "retry"
             raise
         except (ApiRefused, aiohttp.ClientError, TimeoutError) as error:
             result = "retry"
+            self._lapse(key)
             raise RetryLater(str(error) or type(error).__name__) from error
         finally:
             self._metrics.passes.labels(result).inc()
@@ -128,13 +132,13 @@ class Reconciler:
         stale = not await self._tell_kueue(key, made)
         if made.gate:
             await self._api.apply_condition(key.namespace, made.gate, at=conditions.timestamp(now))
-        await self._tell(key, job, made, refusals, now)
-        await self._end(key, job, made)
+        told = await self._tell(key, job, made, refusals, now)
+        stale |= not await self._end(key, job, told, made)
         if refusals:
             raise RetryLater("; ".join(refusals))
         if bug:
             raise Broken("a bug of the controller, told in the job's condition Accepted") from bug
-        return _KUEUE_AGAIN_S if stale else made.again_after_s
+        return _AGAIN_S if stale else made.again_after_s
 
     async def restore(self) -> None:
         """Enter the places of all jobs that have one, before the first pass gives away what is free."""
@@ -160,8 +164,21 @@ class Reconciler:
         self._desired.forget(key)
         self._internal_errors.forget(key)
         self._progress.forget(key)
+        self._failing.pop(key, None)
         if self._capacity:
             self._capacity.release(key)
+
+    def _lapse(self, key: Key) -> None:
+        """Let the room go of a job without children whose passes have failed for a minute, before anything was told.
+
+        The next one that comes so far takes it anew, if it is still there.
+        """
+        now, job = self._clock(), self._store.one(names.KIND, key, key.name)
+        since = self._failing.setdefault(key, now)
+        if job is None or self._capacity is None or conditions.seconds_left(since, PROMISED_S, now) > 0:
+            return
+        if self._capacity.promised(key) and current_node(self._observer.watched(key, job)) is None:
+            self._capacity.unclaim(key)
 
     async def _nodes(self, key: Key, job: Object) -> NodeView | None:
         if self._capacity is None:
@@ -242,17 +259,18 @@ class Reconciler:
         name = child_name("Workload", key)
         return await self._api.patch_status("Workload", key.namespace, name, made.workload_patch)
 
-    async def _tell(self, key: Key, job: Object, made: Plan, refusals: list[str], now: datetime) -> None:
+    async def _tell(self, key: Key, job: Object, made: Plan, refusals: list[str], now: datetime) -> Object:
+        """Write the job's status where it is another one, and its events; return the job as it is known then."""
         previous: Mapping[str, Any] = job.get("status") or {}
         status = made.status
         if made.children or refusals:
             status = statuses.with_refusals(status, job, refusals, now=now)
         status = conditions.bounded(status)
         if status == previous:
-            return
+            return job
         written = await self._api.apply_status(job, status)
         if written is None:
-            return
+            return job
         if self._is_there(key, job):  # what has gone since the answer must not come back by it
             self._store.put(names.KIND, written)
         for event in events(previous, status):
@@ -260,10 +278,16 @@ class Reconciler:
                 await self._api.emit(job, event, at=conditions.timestamp(now))
             except ApiRefused as error:  # an event is a courtesy; the status has already told
                 logger.warning("no event: %s", error)
+        return written
 
-    async def _end(self, key: Key, job: Object, made: Plan) -> None:
-        """Drop what a job that has ended needs no more; delete it once its time to live has passed."""
+    async def _end(self, key: Key, job: Object, told: Object, made: Plan) -> bool:
+        """Drop what a job that has ended needs no more; delete it once its time to live has passed.
+
+        False if it is not the job any more that was planned: whoever corrects a failed one wants it to run.
+        """
         if outcome.final(made.status):
             self._observer.forget(key)
-        if made.delete_job:
-            await self._api.delete(names.KIND, key.namespace, key.name, uid=job["metadata"]["uid"])
+        if not made.delete_job:
+            return True
+        same = told["metadata"]["generation"] == job["metadata"]["generation"]
+        return same and await self._api.delete_as_read(names.KIND, told)

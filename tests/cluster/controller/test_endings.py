@@ -102,7 +102,7 @@ def test_explain_says_what_a_job_waits_for_and_that_a_running_one_has_no_step_ye
     kubectl.apply(job())
     kubelet.servers_answer("job-3v1", ready=False)
     eventually(lambda: "Not training because of servers" in _explained(kubectl), why="servers do not answer")
-    assert "server-0" in _explained(kubectl)
+    eventually(lambda: "server-0" in _explained(kubectl), why="it names the server once its pod is seen")
     _runs(kubectl, kubelet)
     eventually(lambda: "Not training because of servers" not in _explained(kubectl), why="servers answer")
 

@@ -106,6 +106,9 @@ def test_the_controller_may_do_what_it_does_and_nothing_else(
         kubectl.apply(SOMEBODYS)
         kubectl("patch", "rmj", "second", "--type=merge", "-p", '{"spec": {"suspend": false}}')
         eventually(lambda: reason(kubectl, "second", "ChildrenApplied") == "NameTaken", why="it looks whose the Job is")
+        kubectl("patch", "rmj", "third", "--type=merge", "-p", '{"spec": {"suspend": false}}')
+        unmade = "no pod has a RuntimeClass that does not exist, as an event says"
+        eventually(lambda: reason(kubectl, "third", "LearnerRunning") == "PodRefused", timeout_s=120, why=unmade)
         # The lease is renewed by the clock, and a quick machine is done with both jobs before that.
         eventually(lambda: ("update", "leases") in did | does(replica), why="it renews its lease")
         assert may(kubectl) == did | does(replica) | IMPLIED

@@ -42,6 +42,38 @@ def test_a_patch_that_is_refused_is_no_success() -> None:
         asyncio.run(_patched(403))
 
 
+async def _deleted(status: int) -> tuple[bool, Any]:
+    """What is told of a deletion that the API server answers with this code, and what it was asked."""
+    asked: list[Any] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(await request.json())
+        return web.json_response({"kind": "Status", "message": "told"}, status=status)
+
+    application = web.Application()
+    application.router.add_delete("/apis/stage2.dev/v1alpha1/namespaces/team-a/rolloutmatchingjobs/one", answer)
+    async with TestServer(application) as server:
+        api = Api(client.ApiClient(client.Configuration(host=str(server.make_url("")))), lambda *_: None)
+        try:
+            metadata = {"namespace": "team-a", "name": "one", "uid": "u", "resourceVersion": "7", "generation": 1}
+            return await api.delete_as_read(names.KIND, {"metadata": metadata}), asked[0]
+        finally:
+            await api.close()
+
+
+@pytest.mark.parametrize(("status", "told"), [(200, True), (404, True), (409, False)])
+def test_only_the_version_that_was_read_is_deleted_and_another_one_asks_to_look_again(status: int, told: bool) -> None:
+    answer, asked = asyncio.run(_deleted(status))
+    assert answer is told
+    assert asked["preconditions"] == {"uid": "u", "resourceVersion": "7"}
+    assert asked["propagationPolicy"] == "Background"
+
+
+def test_a_deletion_that_is_refused_is_no_success() -> None:
+    with pytest.raises(ApiRefused):
+        asyncio.run(_deleted(403))
+
+
 async def test_what_netrc_says_of_the_host_is_not_sent_to_the_api_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,6 +123,7 @@ async def _listing(use: Callable[[Api], Awaitable[Any]]) -> tuple[Any, list[dict
     application = web.Application()
     application.router.add_get("/api/v1/pods", answer)
     application.router.add_get("/api/v1/nodes", answer)
+    application.router.add_get("/api/v1/namespaces/team-a/events", answer)
     application.router.add_get("/apis/stage2.dev/v1alpha1/rolloutmatchingjobs", answer)
     async with TestServer(application) as server:
         api = Api(client.ApiClient(client.Configuration(host=str(server.make_url("")))), lambda *_: None)
@@ -131,6 +164,13 @@ def test_pages_are_asked_for_one_after_the_other_as_they_are_used() -> None:
     length, queries = asyncio.run(_listing(first))
     assert (length, len(queries)) == (500, 1)
     assert queries[0]["fieldSelector"] == "status.phase!=Failed"
+
+
+def test_of_an_objects_events_only_those_of_one_reason_are_asked_for_and_never_all() -> None:
+    _, queries = asyncio.run(_listing(lambda api: api.events_of("team-a", "u", "FailedCreate")))
+    (query,) = queries
+    assert query["fieldSelector"] == "involvedObject.uid=u,reason=FailedCreate"
+    assert query["limit"] == "100"
 
 
 OURS = {"manager": names.FIELD_MANAGER, "apiVersion": "v1", "fieldsType": "FieldsV1"}

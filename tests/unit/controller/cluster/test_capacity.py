@@ -1,6 +1,7 @@
 """The account of the nodes: no room is given twice, and what is freed goes to those who wait."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -88,9 +89,29 @@ def test_who_waits_is_told_when_something_is_freed_and_only_then() -> None:
 def test_a_list_corrects_what_the_watch_missed() -> None:
     made = n.capacity(n.node(), n.node("gone"), n.foreign(gpus=2))
     made.retain_pods(set(), 10)
-    made.retain_nodes([n.node()])
+    made.retain_nodes([n.node()], 10)
     assert free(made) == 4
     assert [info.name for info in made.nodes_for(n.KEY, FOUR)] == ["node-a"]
+
+
+def at(version: int, node: Any) -> Any:
+    """The same object as it was at another resource version."""
+    return {**node, "metadata": {**node["metadata"], "resourceVersion": str(version)}}
+
+
+def test_a_list_of_nodes_does_not_take_back_what_the_watch_has_told_since() -> None:
+    made = n.capacity(at(1, n.node()), at(1, n.node("deleted")))
+    made.put("Node", at(12, n.node(unschedulable=True)))
+    made.put("Node", at(13, n.node("new")))
+    made.remove("Node", at(14, n.node("deleted")))
+    made.retain_nodes([at(1, n.node()), at(1, n.node("deleted"))], 11)
+    known = {info.name: info.cordoned for info in made.nodes_for(n.KEY, FOUR)}
+    assert known == {"node-a": True, "new": False}
+    made.retain_nodes([at(12, n.node(unschedulable=True))], 20)
+    assert [info.name for info in made.nodes_for(n.KEY, FOUR)] == ["node-a"]
+    made.put("Node", at(21, n.node("deleted")))  # one that has come again
+    made.remove("Node", at(14, n.node("deleted")))  # told late
+    assert [info.name for info in made.nodes_for(n.KEY, FOUR)] == ["node-a", "deleted"]
 
 
 def test_a_pod_that_asks_for_an_absurd_number_and_is_refused_leaves_the_account_as_it_was() -> None:

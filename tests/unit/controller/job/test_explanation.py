@@ -26,6 +26,7 @@ CASES: list[tuple[str, int, Observed, str, str, str]] = [
         reasons.POD_REFUSED,
         "ResourceQuota",
     ),
+    ("no pod yet", 4, b.NOTHING, "servers", reasons.NOT_CREATED, "kubectl describe job/job-3v1-learner "),
     ("image", 4, Observed(pods=(NO_IMAGE,)), "servers", reasons.IMAGE_UNAVAILABLE, "spec.image"),
     ("crash", 4, Observed(pods=(CRASH,)), "servers", reasons.SERVER_CRASHED, "rollout_matching.vllm"),
     ("loading", 4, Observed(pods=(b.rollout_pod(True, True, False),)), "servers", reasons.SERVERS_LOADING, "logs"),

@@ -123,6 +123,7 @@ def test_quota_for_a_host_that_is_of_no_use_goes_back_after_a_while(unusable: An
     assert made.placement
     assert made.placement.node is None
     assert b.child(made, "Workload")["spec"]["active"] is kept
+    assert (names.ANNOTATION_DEACTIVATED in b.child(made, "Workload")["metadata"]["annotations"]) is not kept
     runs = planned(queued(), n.capacity(n.node("assigned", 8)), Observed(workload=found), after_s=after_s)
     assert b.child(runs, "Workload")["spec"]["active"] is True
 
@@ -131,11 +132,13 @@ def test_quota_that_goes_back_is_asked_for_again_once_it_is_gone() -> None:
     account, evicted = n.capacity(n.node("free", 8)), condition("Evicted", reason="Deactivated")
     found = workload(*ADMITTED, evicted, host="assigned")
     found["spec"]["active"] = False
+    found["metadata"]["annotations"] = {names.ANNOTATION_DEACTIVATED: "true"}
     made = planned(queued(), account, Observed(workload=found), after_s=90)
     assert b.child(made, "Workload")["spec"]["active"] is False
     assert told(made)["QuotaReserved"] == ("False", "Pending")
     found = workload(condition("QuotaReserved", "False"), condition("Admitted", "False"), evicted)
     found["spec"]["active"] = False
+    found["metadata"]["annotations"] = {names.ANNOTATION_DEACTIVATED: "true"}
     assert (
         b.child(planned(queued(), account, Observed(workload=found), after_s=91), "Workload")["spec"]["active"] is True
     )

@@ -63,7 +63,8 @@ def without_what_only_a_controller_adds(manifest: Any) -> Any:
     pod = spec.get("template", {}).get("spec", {})
     pod.pop("affinity", None)
     pod.pop("readinessGates", None)
-    spec.get("template", {}).get("metadata", {}).get("annotations", {}).pop(names.ANNOTATION_JOB_UID, None)
+    for mark in (names.ANNOTATION_JOB_UID, names.ANNOTATION_SPEC_HASH):
+        spec.get("template", {}).get("metadata", {}).get("annotations", {}).pop(mark, None)
     return spec
 
 

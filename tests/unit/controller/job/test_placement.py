@@ -377,6 +377,20 @@ def test_pending_pods_that_the_scheduler_has_bound_to_a_new_node_stay_there() ->
     assert found.placement.node == b.NODE
 
 
+def test_pending_servers_leave_a_new_node_that_is_too_small_for_the_learner_at_once() -> None:
+    account = n.capacity(n.node("busy"), n.foreign("busy", gpus=1))
+    made = planned(b.job(), account)
+    account.put("Node", n.node(gpus=3))
+    account.put("Pod", n.bound(names.ROLE_ROLLOUT, 3))
+    pods = (b.rollout_pod(False, False, False), refused_pod())
+    observed = Observed(deployment=b.child(made, "Deployment"), learner=b.learner_job(made), pods=pods)
+    found = planned(b.job(), account, observed)
+    assert (found.deletions, b.condition(found, reasons.PLACED)) == (
+        ("Job", "Deployment"),
+        ("False", reasons.NODE_FULL),
+    )
+
+
 def test_a_job_whose_node_became_full_gives_everything_back_after_a_moment() -> None:
     account = n.capacity(n.node())
     observed = replace(placed(b.job(), account), pods=(b.rollout_pod(True, True, True), refused_pod()))
@@ -393,14 +407,14 @@ def test_a_pod_that_preempts_others_is_given_time() -> None:
     pod = refused_pod()
     pod["status"]["nominatedNodeName"] = b.NODE
     observed = replace(placed(b.job(), account), pods=(b.rollout_pod(True, True, True), pod))
-    assert planned(b.job(), account, observed, after_s=600).deletions == ()
+    assert planned(b.job(), account, observed, after_s=299).deletions == ()
 
 
 def test_a_learner_that_preempts_others_beside_its_servers_is_given_time() -> None:
     account = n.capacity(n.node())
     observed = half(placed(b.job(), account))
     observed.pods[1]["status"]["nominatedNodeName"] = b.NODE
-    made = planned(b.job(), account, observed, after_s=600)
+    made = planned(b.job(), account, observed, after_s=299)
     assert b.condition(made, reasons.PLACED) == ("True", reasons.NODE_CHOSEN)
 
 

@@ -9,7 +9,7 @@ import yaml
 
 from stage2_api.parsing import parse_job
 from stage2_api.pod import files
-from stage2_controller.job import outcome, reasons
+from stage2_controller.job import names, outcome, reasons
 from stage2_controller.job.observed import Observed
 from stage2_controller.job.plan import Plan, plan
 from tests.unit.controller import builders as b
@@ -262,6 +262,32 @@ def test_a_failed_job_stays_failed_where_nothing_that_its_pods_are_made_from_has
     raw, ended = failed()
     made = b.planned(edited(raw, **change), ended, after_s=60)
     assert (made.status["phase"], made.children) == (reasons.FAILED, ())
+
+
+def made_from(made: Plan, pod: b.Object) -> b.Object:
+    """The pod as the plan's Deployment makes it."""
+    annotations = b.child(made, "Deployment")["spec"]["template"]["metadata"]["annotations"]
+    return {**pod, "metadata": {**pod["metadata"], "annotations": annotations}}
+
+
+def test_a_corrected_job_does_not_fail_by_servers_of_before_that_nobody_has_deleted_yet() -> None:
+    """Deployment and Job are gone at once; the garbage collector comes to their pods a moment later."""
+    raw, refused = b.job(), b.pod(names.ROLE_ROLLOUT, b.down("server-0", 64, "no such model"))
+    old = made_from(b.planned(raw), refused)
+    raw = b.told(raw, b.planned(raw, b.started(raw, pods=(old,), progress=None)))
+    assert b.condition(b.planned(raw), reasons.FAILED) == ("True", reasons.CONFIGURATION_ERROR)
+    corrected = edited(raw, image="corrected:1")
+    made = b.planned(corrected, Observed(pods=(old,)), after_s=60)
+    assert (made.status["phase"], "Deployment" in b.kinds(made)) == (reasons.STARTING, True)
+    new = made_from(made, {**refused, "metadata": {**refused["metadata"], "name": "new"}})
+    again = b.planned(b.told(corrected, made), b.started(corrected, pods=(new,), progress=None), after_s=61)
+    assert b.condition(again, reasons.FAILED) == ("True", reasons.CONFIGURATION_ERROR)
+
+
+def test_servers_that_an_older_controller_made_fail_their_job_as_before() -> None:
+    raw, refused = b.job(), b.pod(names.ROLE_ROLLOUT, b.down("server-0", 64, "no such model"))
+    made = b.planned(raw, b.started(raw, pods=(refused,), progress=None))
+    assert b.condition(made, reasons.FAILED) == ("True", reasons.CONFIGURATION_ERROR)
 
 
 def test_a_newer_controller_that_reads_a_spec_otherwise_starts_no_failed_job_anew() -> None:

@@ -39,6 +39,7 @@ class Server:
     untold: list[tuple[str, Object]] = field(default_factory=list)  # what others changed: the watch's next events
     versions: Iterator[int] = field(default_factory=lambda: count(2))
     refused: dict[str, str] = field(default_factory=dict)  # by kind, with the API server's sentence
+    refused_with: int = 403
     goes_when_asked: tuple[str, str] | None = None  # what somebody deletes just then
 
     def add(self, manifest: Any, **metadata: Any) -> Object:
@@ -75,7 +76,11 @@ class Server:
     def _ask(self, verb: str, kind: str) -> None:
         self.requests.append((verb, kind))
         if kind in self.refused:
-            answer = {"status": 403, "reason": "Forbidden", "body": json.dumps({"message": self.refused[kind]})}
+            answer = {
+                "status": self.refused_with,
+                "reason": "Forbidden",
+                "body": json.dumps({"message": self.refused[kind]}),
+            }
             error: Any = SimpleNamespace(**answer)
             raise ApiRefused(f"{verb} {kind}", error)
 
@@ -89,12 +94,21 @@ class Server:
         if self.objects[kind, name]["metadata"]["uid"] == uid:
             del self.objects[kind, name]
 
+    async def delete_as_read(self, kind: str, body: Any) -> bool:
+        self._ask("delete", kind)
+        there = self.objects.get((kind, body["metadata"]["name"]))
+        same = there and all(there["metadata"][key] == body["metadata"][key] for key in ("uid", "resourceVersion"))
+        if same:
+            del self.objects[kind, body["metadata"]["name"]]
+        return bool(same or there is None)
+
     async def apply_status(self, job: Any, status: Any) -> Object | None:
         self.requests.append(("apply", "status"))
-        if self.objects[job["kind"], job["metadata"]["name"]]["metadata"]["uid"] != job["metadata"]["uid"]:
+        there = self.objects[job["kind"], job["metadata"]["name"]]
+        if there["metadata"]["uid"] != job["metadata"]["uid"]:
             return None
         JobStatus.model_validate(status)  # the definition's bounds: the API server would refuse more
-        return self.put({**job, "status": status})
+        return self.put({**there, "status": status})
 
     async def emit(self, job: Any, event: Any, *, at: str) -> None:
         self.events.append(event.reason)
@@ -336,16 +350,51 @@ async def test_a_controller_that_takes_over_leaves_the_certificates_as_they_are(
     assert life.server.objects["Secret", "job-3v1-token"] is kept
 
 
-async def test_a_job_that_was_applied_again_while_its_time_to_live_passed_is_not_deleted(life: Life) -> None:
-    done = {"type": reasons.SUCCEEDED, "status": "True", "reason": reasons.LEARNER_SUCCEEDED, "message": "done"}
+def ended(phase: str, reason: str) -> Object:
+    """A job whose time to live has passed."""
+    done = {"type": phase, "status": "True", "reason": reason, "message": "done"}
     at = {"lastTransitionTime": "2026-01-01T00:00:00Z"}
-    status = {"phase": "Succeeded", "completionTime": "2026-01-01T00:00:00Z", "conditions": [{**done, **at}]}
-    old = life.server.add({**b.job(ttlSecondsAfterFinished=1), "status": status})
+    raw = b.job(ttlSecondsAfterFinished=1)
+    hashed = b.planned(raw).status["specHash"]
+    status = {"phase": phase, "completionTime": at["lastTransitionTime"], "conditions": [{**done, **at}]}
+    return {**raw, "status": {**status, "specHash": hashed, "observedGeneration": 1}}
+
+
+async def test_a_job_whose_time_to_live_has_passed_is_deleted_in_the_pass_that_tells_of_its_end(life: Life) -> None:
+    life.server.add(ended(reasons.SUCCEEDED, reasons.LEARNER_SUCCEEDED))
+    assert await life.one_pass() is None
+    assert ("apply", "status") in life.server.requests
+    assert (names.KIND, KEY.name) not in life.server.objects
+
+
+async def test_a_job_that_was_applied_again_while_its_time_to_live_passed_is_not_deleted(life: Life) -> None:
+    old = life.server.add(ended(reasons.SUCCEEDED, reasons.LEARNER_SUCCEEDED))
     life.store.put(names.KIND, old)
     life.server.add(b.job(), uid="uid-of-the-next", resourceVersion="1")  # the watch has not told of it yet
     await life.reconciler(KEY)
     assert ("delete", names.KIND) in life.server.requests
     assert (names.KIND, KEY.name) in life.server.objects
+
+
+@pytest.mark.parametrize("told_before", [False, True])
+async def test_a_job_that_was_corrected_while_its_time_to_live_passed_is_not_deleted(
+    life: Life, told_before: bool
+) -> None:
+    failed = life.server.add(ended(reasons.FAILED, reasons.CONFIGURATION_ERROR))
+    if told_before:  # a pass has written the status, and its deletion was refused
+        life.server.refused[names.KIND] = "not now"
+        with pytest.raises(RetryLater):
+            await life.one_pass()
+        life.server.refused.clear()
+        failed = life.server.objects[names.KIND, KEY.name]
+    life.server.untold.clear()
+    life.store.put(names.KIND, failed)
+    life.server.put({**failed, "spec": {**failed["spec"], "image": "corrected:1"}}, generation=2)  # no watch has told
+    assert await life.reconciler(KEY) == 1
+    assert (names.KIND, KEY.name) in life.server.objects
+    life.server.add(life.server.objects[names.KIND, KEY.name])
+    await life.one_pass()
+    assert ("Deployment", "job-3v1-rollout") in life.server.objects
 
 
 @pytest.mark.parametrize("kind", ["Secret", "ConfigMap", "NetworkPolicy", "Service"])
@@ -365,6 +414,18 @@ async def test_no_server_is_created_beside_a_prerequisite_that_was_refused(life:
     await life.one_pass()
     assert ("Deployment", "job-3v1-rollout") in life.server.objects
     assert life.told() == ("True", reasons.APPLIED)
+
+
+async def test_a_webhook_that_fails_is_a_refusal_and_an_api_server_that_fails_is_none(life: Life) -> None:
+    life.server.refused_with = 500
+    life.server.refused["ConfigMap"] = "etcdserver: leader changed"
+    with pytest.raises(RetryLater, match="leader changed"):
+        await life.one_pass()
+    assert "status" not in life.server.objects[names.KIND, KEY.name]
+    life.server.refused["ConfigMap"] = 'Internal error occurred: failed calling webhook "policy.example": no answer'
+    with pytest.raises(RetryLater, match="failed calling webhook"):
+        await life.one_pass()
+    assert life.told() == ("False", reasons.CHILD_REFUSED)
 
 
 async def test_the_same_refusal_writes_no_status_twice(life: Life) -> None:

@@ -1,0 +1,135 @@
+"""Why the API server takes no pod of a learner's Job: only events say it, which are read seldom."""
+
+from dataclasses import replace
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+import pytest
+
+from stage2_controller.cluster.api_server import ApiRefused
+from stage2_controller.cluster.refused_pods import RefusedPods
+from stage2_controller.job import reasons
+from stage2_controller.job.conditions import timestamp
+from stage2_controller.job.observed import Observed
+from stage2_controller.job.placement import NOT_MADE_S
+from tests.unit.controller import builders as b
+from tests.unit.controller import nodes as n
+
+QUOTA = 'Error creating: pods "job-3v1-learner-x" is forbidden: exceeded quota: gpus'
+
+
+def event(text: str, *, after_s: float = 1, **times: Any) -> Any:
+    at = timestamp(b.NOW + timedelta(seconds=after_s))
+    return {"metadata": {"name": "e", "creationTimestamp": at}, "message": text, "lastTimestamp": at, **times}
+
+
+class Events:
+    """An API server with events of a learner's Job."""
+
+    def __init__(self, *events: Any) -> None:
+        self.events = list(events)
+        self.asked: list[tuple[str, str, str]] = []
+        self.fails: Exception | None = None
+
+    async def events_of(self, namespace: str, uid: str, reason: str) -> Any:
+        self.asked.append((namespace, uid, reason))
+        if self.fails:
+            raise self.fails
+        return self.events
+
+
+class Stage:
+    """A learner's Job without a pod, and a time that a test moves."""
+
+    def __init__(self, *events: Any) -> None:
+        self.api, self.after_s = Events(*events), NOT_MADE_S
+        self.refused = RefusedPods(self.api, lambda: b.NOW + timedelta(seconds=self.after_s))
+        made = b.learner_job(b.planned(b.job()))
+        metadata = {**made["metadata"], "uid": "u", "creationTimestamp": timestamp(b.NOW)}
+        self.seen = Observed(learner={**made, "metadata": metadata})
+        self.status: Any = {}
+
+    async def told(self) -> str | None:
+        """The answer of one pass."""
+        return await self.refused.of_learner(n.KEY, self.seen, self.status)
+
+    def learner(self, **fields: Any) -> None:
+        """Change the learner's Job."""
+        self.seen = replace(self.seen, learner={**(self.seen.learner or {}), **fields})
+
+
+async def test_the_newest_event_tells_why_a_job_has_had_no_pod_for_a_minute() -> None:
+    stage = Stage(event("an older sentence"), event(QUOTA, after_s=30), event("before", after_s=2))
+    assert await stage.told() == QUOTA
+    assert stage.api.asked == [("team-a", "u", "FailedCreate")]
+
+
+async def test_an_event_that_was_counted_up_is_as_new_as_its_last_time() -> None:
+    series = {"lastObservedTime": timestamp(b.NOW + timedelta(seconds=50)).replace("Z", ".000001Z")}
+    again = event(QUOTA, series=series, lastTimestamp=None, eventTime=None)
+    assert await Stage(again, event("older", after_s=40)).told() == QUOTA
+
+
+async def test_events_are_asked_for_once_a_minute_and_not_before_a_minute() -> None:
+    stage = Stage(event(QUOTA))
+    stage.after_s = NOT_MADE_S - 1
+    assert await stage.told() is None
+    assert stage.api.asked == []
+    for stage.after_s in (NOT_MADE_S, NOT_MADE_S + 30, NOT_MADE_S + 59):
+        assert await stage.told() == QUOTA
+    assert len(stage.api.asked) == 1
+    stage.after_s = NOT_MADE_S + 60
+    stage.api.events.clear()
+    assert await stage.told() is None, "events do not live long"
+    assert len(stage.api.asked) == 2
+
+
+@pytest.mark.parametrize("state", ["a pod", "suspended", "goes", "ended", "none"])
+async def test_nothing_is_asked_where_no_pod_is_missing(state: str) -> None:
+    stage = Stage(event(QUOTA))
+    metadata: Any = (stage.seen.learner or {})["metadata"]
+    if state == "a pod":
+        stage.seen = replace(stage.seen, pods=(b.learner_pod(),))
+    elif state == "suspended":
+        stage.learner(spec={"suspend": True})
+    elif state == "goes":
+        stage.learner(metadata={**metadata, "deletionTimestamp": timestamp(b.NOW)})
+    elif state == "ended":
+        stage.learner(status={"conditions": [b.job_condition("Failed")]})
+    else:
+        stage.seen = Observed()
+    assert await stage.told() is None
+    assert stage.api.asked == []
+
+
+async def test_what_refused_a_pod_that_was_made_since_is_no_reason() -> None:
+    """A node that went took the learner's pod: what kept it waiting for an hour at first has long been mended."""
+    stage = Stage(event(QUOTA))
+    gone = timestamp(b.NOW + timedelta(seconds=3600))
+    stage.status = {"conditions": [{"type": reasons.LEARNER_RUNNING, "status": "False", "lastTransitionTime": gone}]}
+    stage.after_s = 3600 + NOT_MADE_S
+    assert await stage.told() is None
+
+
+def refused_with(status: int) -> ApiRefused:
+    answer: Any = SimpleNamespace(status=status, reason="no", body="{}")
+    return ApiRefused("list events", answer)
+
+
+@pytest.mark.parametrize("fails", [refused_with(403), refused_with(500), aiohttp.ClientError("cut"), TimeoutError()])
+async def test_where_events_cannot_be_read_nothing_is_told_and_nothing_fails(fails: Exception) -> None:
+    stage = Stage(event(QUOTA))
+    stage.api.fails = fails
+    for _ in range(2):
+        assert await stage.told() is None
+    assert len(stage.api.asked) == 1, "a failure is no reason to ask more often"
+
+
+async def test_a_job_that_is_gone_is_not_remembered() -> None:
+    stage = Stage(event(QUOTA))
+    await stage.told()
+    stage.refused.forget(n.KEY)
+    await stage.told()
+    assert len(stage.api.asked) == 2

@@ -1,0 +1,111 @@
+"""Half of a job holds its node for a pod that comes, and not for ever for one that preempts, or hangs as it goes."""
+
+import copy
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from stage2_controller.job import names, reasons
+from stage2_controller.job.binding import NOMINATED_S, OVERDUE_S
+from stage2_controller.job.conditions import timestamp
+from stage2_controller.job.observed import Observed
+from stage2_controller.job.placement import HALF_PLACED_S
+from tests.unit.controller import builders as b
+from tests.unit.controller import nodes as n
+from tests.unit.controller.job.test_old_learner import ending
+from tests.unit.controller.job.test_placement import half, placed, planned, refused_pod
+
+MODES = pytest.mark.parametrize("mode", ["Reserve", "Scheduler"])
+
+
+def nominated(pod: Any) -> Any:
+    made = copy.deepcopy(pod)
+    made["status"]["nominatedNodeName"] = b.NODE
+    return made
+
+
+def waits(mode: str) -> tuple[Any, Any, Observed]:
+    """A job, the account of its node, and what is observed while its servers have that and its learner does not."""
+    raw, account = b.job(placement={"mode": mode}), n.capacity(n.node())
+    made = planned(raw, account)
+    return raw, account, half(Observed(deployment=b.child(made, "Deployment"), learner=b.learner_job(made)))
+
+
+@MODES
+def test_a_pod_that_preempts_others_has_five_minutes_for_it(mode: str) -> None:
+    raw, account, observed = waits(mode)
+    servers, learner = observed.pods
+    observed = replace(observed, pods=(servers, nominated(learner)))
+    early = planned(raw, account, observed, after_s=NOMINATED_S - 1)
+    assert (early.deletions, early.again_after_s) == ((), 1)
+    assert b.condition(early, reasons.PLACED) == ("True", reasons.NODE_CHOSEN)
+    noted = planned(raw, account, observed, after_s=NOMINATED_S)
+    assert (noted.deletions, b.condition(noted, reasons.PLACED)) == ((), ("Unknown", reasons.HALF_PLACED))
+    undone = planned(b.told(raw, noted), account, observed, after_s=NOMINATED_S + HALF_PLACED_S)
+    assert undone.deletions == ("Job", "Deployment")
+
+
+def test_a_pod_that_came_late_preempts_from_then_on() -> None:
+    raw, account, observed = waits("Scheduler")
+    servers, learner = observed.pods
+    late = nominated(learner)
+    late["status"]["conditions"][0]["lastTransitionTime"] = timestamp(b.NOW + timedelta(seconds=900))
+    made = planned(raw, account, replace(observed, pods=(servers, late)), after_s=901)
+    assert b.condition(made, reasons.PLACED) == ("True", reasons.NODE_CHOSEN)
+    assert made.again_after_s == NOMINATED_S - 1
+
+
+def test_a_job_none_of_whose_pods_gets_the_room_that_it_preempts_moves() -> None:
+    raw, account = b.job(), n.capacity(n.node())
+    pods = tuple(nominated(refused_pod(role)) for role in (names.ROLE_ROLLOUT, names.ROLE_LEARNER))
+    observed = replace(placed(raw, account), pods=pods, progress=None)
+    early = planned(raw, account, observed, after_s=NOMINATED_S - 1)
+    assert (early.deletions, early.again_after_s) == ((), 1)
+    late = planned(raw, account, observed, after_s=NOMINATED_S)
+    assert late.deletions == ("Job", "Deployment")
+    assert b.condition(late, reasons.PLACED) == ("False", reasons.NODE_FULL)
+
+
+@MODES
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+def test_a_pod_that_has_ended_and_that_somebody_keeps_does_not_hold_the_other_half(mode: str, phase: str) -> None:
+    """A finalizer of others keeps it."""
+    raw, account, observed = waits(mode)
+    kept = ending(b.pod(names.ROLE_LEARNER, name="kept", phase=phase))
+    observed = replace(observed, pods=(*observed.pods, kept))
+    noted = planned(raw, account, observed, after_s=60)
+    assert b.condition(noted, reasons.PLACED) == ("Unknown", reasons.HALF_PLACED)
+    undone = planned(b.told(raw, noted), account, observed, after_s=60 + HALF_PLACED_S)
+    assert undone.deletions == ("Job", "Deployment")
+
+
+@MODES
+def test_a_pod_that_does_not_end_holds_the_other_half_until_it_is_overdue(mode: str) -> None:
+    raw, account, observed = waits(mode)
+    servers, _ = observed.pods
+    observed = replace(observed, pods=(servers, ending(b.learner_pod())))
+    early = planned(raw, account, observed, after_s=OVERDUE_S - 1)
+    assert (early.deletions, early.again_after_s) == ((), 1)
+    noted = planned(raw, account, observed, after_s=OVERDUE_S)
+    assert b.condition(noted, reasons.PLACED) == ("Unknown", reasons.HALF_PLACED)
+    undone = planned(b.told(raw, noted), account, observed, after_s=OVERDUE_S + HALF_PLACED_S)
+    assert undone.deletions == ("Job", "Deployment")
+
+
+def test_a_pod_that_is_refused_beside_one_that_is_overdue_counts_as_refused() -> None:
+    raw, account = b.job(), n.capacity(n.node())
+    pods = (ending(b.rollout_pod(True, True, True)), refused_pod(names.ROLE_ROLLOUT), b.learner_pod())
+    observed = replace(placed(raw, account), pods=pods)
+    early = planned(raw, account, observed, after_s=OVERDUE_S - 1)
+    assert (early.deletions, early.again_after_s) == ((), 1)
+    late = planned(raw, account, observed, after_s=OVERDUE_S)
+    assert b.condition(late, reasons.PLACED) == ("False", reasons.NODE_FULL)
+
+
+def test_an_old_learner_that_no_node_took_and_that_somebody_keeps_holds_up_no_new_one() -> None:
+    raw, account = b.job(), n.capacity(n.node())
+    kept = ending(b.pod(names.ROLE_LEARNER, node=None))
+    observed = replace(placed(raw, account), learner=None, pods=(b.rollout_pod(True, True, True), kept))
+    assert "Job" in b.kinds(planned(raw, account, observed, after_s=1)), "no scheduler binds a pod that is deleted"
