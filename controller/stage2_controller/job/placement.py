@@ -20,6 +20,7 @@ NOT_MADE_S = 60.0  # a child, a learner pod, or claims, that nobody makes: what 
 NOT_JUDGED_S = 300.0  # a busy cluster makes pods, and looks for their nodes, one after the other
 HALF_PLACED_S = 60.0  # one pod holds a node and the other has none: then both go, and stay away for as long
 PROMISED_S = 60.0  # room is kept for pods that cannot be bound for a reason that no node would mend
+_WAITED_FOR = (reasons.NO_NODE_FITS, reasons.UNSCHEDULABLE, reasons.POD_REFUSED)
 LOOK_AGAIN_S = 60.0  # what is missing may have changed without anything being free for this job
 
 
@@ -216,19 +217,35 @@ def _stay(
         return _wait_for(asked, node, observed)
     refusal = binding.refusal(observed, now)
     if refusal and refusal.of_node:
-        return _refused(asked, node, refusal, now)
+        return _refused(asked, node, refusal, _waited_until(status, now), now)
     if half := _half(asked, node, observed, status=status, now=now):
         return half
     return _kept_waiting(asked, node, refusal, now) if refusal else _on(asked, node)
 
 
-def _refused(asked: Need, node: str, refusal: Refusal, now: datetime) -> NodeChoice:
-    """A node that the scheduler refuses, which may think better of it; then another one may do."""
-    left = conditions.seconds_left(refusal.since, REFUSED_FOR_S, now)
+def _refused(asked: Need, node: str, refusal: Refusal, waited: datetime | None, now: datetime) -> NodeChoice:
+    """A node that the scheduler refuses, which may think better of it; then another one may do.
+
+    waited: until when the job waited for something else, whose refusals say nothing of this node.
+    """
+    left = conditions.seconds_left(max(refusal.since, waited or refusal.since), REFUSED_FOR_S, now)
     if left > 0:
         return replace(_on(asked, node), again_after_s=left)
     told = f"node {node} has no room any more: the whole job moves ({refusal.message})"
     return replace(_leave(asked, reasons.NODE_FULL, told), refused=node, refused_zone=refusal.of_zone)
+
+
+def _waited_until(status: Mapping[str, Any], now: datetime) -> datetime | None:
+    """Return until when the job waited for a node to come, or for what no node would mend; None if it did not.
+
+    A pod that is refused all the while is refused since the first time, whatever the reason is by now.
+    """
+    placed = conditions.find(status, reasons.PLACED)
+    if placed is None:
+        return None
+    if placed["status"] == "True":
+        return conditions.instant(placed["lastTransitionTime"])
+    return now if placed["reason"] in _WAITED_FOR else None
 
 
 def _kept_waiting(asked: Need, node: str, refusal: Refusal, now: datetime) -> NodeChoice:
