@@ -5,7 +5,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, TypeGuard
 
-from stage2_controller.job import conditions, kinds, names, reasons
+from stage2_controller.job import conditions, diagnose, kinds, names, reasons
 from stage2_controller.job.observed import Object, Observed, ended, terminating
 
 _CHILD_OF = {role: kind for kind, role in kinds.ROLE_OF_PODS.items()}
@@ -13,6 +13,7 @@ OVERDUE_S = 300.0
 """How long a pod may outlive the grace that its deletion left it, before it counts as one that does not end."""
 NOMINATED_S = 300.0
 """How long the scheduler may keep a node for a pod: those that it preempts there take their time, and some for ever."""
+_TURNED_AWAY_FOR_S, _TURNED_AWAY_WITHIN_S, _TURNED_AWAY_TIMES = 60.0, 120.0, 3
 # In a sentence of the scheduler: what no other node would mend. kube-scheduler 1.29 to 1.35, plugins VolumeBinding,
 # VolumeRestrictions and DynamicResources.
 _OF_NO_NODE = (
@@ -63,6 +64,24 @@ def refusal(observed: Observed, now: datetime) -> Refusal | None:
             since = conditions.instant(told["lastTransitionTime"])
             return Refusal(since, reasons.UNSCHEDULABLE, told.get("message", "no reason given"))
     return _not_made(observed)
+
+
+def turned_away(observed: Observed, node: str, now: datetime) -> str | None:
+    """Return what the node says if it has taken none of the pods of a role for a minute; None if it has.
+
+    A kubelet whose devices are ill, or which shuts down, ends each pod before it starts, and the next one is tied to
+    the node as well. One that has only just begun to work may do so for a moment.
+    """
+    for role in _CHILD_OF:
+        newest_one = observed.pod(role)
+        if newest_one is None or newest_one.get("status", {}).get("containerStatuses"):
+            continue
+        there = [pod for pod in observed.pods if _role(pod) == role and pod["spec"].get("nodeName") == node]
+        found = [(_age_s(pod, now), pod) for pod in there if diagnose.turned_away(pod)]
+        recent = [age for age, _ in found if age < _TURNED_AWAY_WITHIN_S]
+        if len(recent) >= _TURNED_AWAY_TIMES and max(recent) >= _TURNED_AWAY_FOR_S:
+            return diagnose.turned_away(min(found, key=lambda one: one[0])[1])
+    return None
 
 
 def half_placed(observed: Observed, roles: Collection[str], now: datetime) -> tuple[str, datetime] | None:
@@ -157,6 +176,15 @@ def _lasting(observed: Observed, now: datetime) -> Observed:
     """
     kept = tuple(pod for pod in observed.pods if not (terminating(pod) and (ended(pod) or overdue(pod, now))))
     return replace(observed, pods=kept)
+
+
+def _role(pod: Object) -> str | None:
+    role: str | None = pod["metadata"].get("labels", {}).get(names.LABEL_ROLE)
+    return role
+
+
+def _age_s(pod: Object, now: datetime) -> float:
+    return (now - conditions.instant(pod["metadata"]["creationTimestamp"])).total_seconds()
 
 
 def _judged_at(pod: Object) -> datetime:

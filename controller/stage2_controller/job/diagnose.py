@@ -31,6 +31,8 @@ def pod(observed: Object | None, what: str) -> Finding | None:
             )
     if unmade := unmade_claims(observed):
         return Finding(reasons.UNSCHEDULABLE, f"{what} waits for its claims: {unmade}")
+    if told := turned_away(observed):
+        return Finding(reasons.POD_REFUSED, f"{what} was turned away: {told}")
     statuses = status.get("containerStatuses", [])
     first = [item for item in status.get("initContainerStatuses", []) if not _has_done_its_work(item)]
     findings = [finding for item in (*first, *statuses) if (finding := _container(item))]
@@ -40,6 +42,15 @@ def pod(observed: Object | None, what: str) -> Finding | None:
         return None
     doing = "is being prepared on its node" if observed.get("spec", {}).get("nodeName") else "waits for a node"
     return Finding(reasons.CONTAINERS_STARTING, f"{what} {doing}")
+
+
+def turned_away(observed: Object) -> str | None:
+    """Return why its node's kubelet has ended a pod before anything of it started; None if it did not."""
+    status = observed.get("status", {})
+    if status.get("phase") != "Failed" or not status.get("reason") or status.get("containerStatuses"):
+        return None
+    node = observed.get("spec", {}).get("nodeName")
+    return f"node {node} says {status['reason']}: {status.get('message', 'no reason given')}"
 
 
 def unmade_claims(observed: Object) -> str | None:

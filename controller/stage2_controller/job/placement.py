@@ -138,7 +138,11 @@ def follow(
     held = _beside_old_learner(NodeChoice(need, node, None), observed, now)
     if held and held.node is None:
         return held
-    if found := _half(need, node, observed, status=status, now=now) if node else _pause(need, status, now):
+    if node:
+        found = _turned_away(need, node, observed, now) or _half(need, node, observed, status=status, now=now)
+    else:
+        found = _pause(need, status, now)
+    if found:
         refused = node if found.node is None else None
         return replace(found, tied=found.node is None, claim="none", refused=refused)
     # The scheduler would choose the same node again: nothing has changed there.
@@ -215,12 +219,22 @@ def _stay(
         return _leave(asked, reasons.NODE_LOST, f"node {node} is out of service: the whole job moves")
     if not info.ready:
         return _wait_for(asked, node, observed)
+    if away := _turned_away(asked, node, observed, now):
+        return away
     refusal = binding.refusal(observed, now)
     if refusal and refusal.of_node:
         return _refused(asked, node, refusal, _waited_until(status, now), now)
     if half := _half(asked, node, observed, status=status, now=now):
         return half
     return _kept_waiting(asked, node, refusal, now) if refusal else _on(asked, node)
+
+
+def _turned_away(asked: Need, node: str, observed: Observed, now: datetime) -> NodeChoice | None:
+    """A node that the scheduler gave and whose kubelet takes no pod of the job: another one may."""
+    told = binding.turned_away(observed, node, now)
+    if told is None:
+        return None
+    return replace(_leave(asked, reasons.NODE_FULL, f"{told}: the whole job moves"), refused=node)
 
 
 def _refused(asked: Need, node: str, refusal: Refusal, waited: datetime | None, now: datetime) -> NodeChoice:

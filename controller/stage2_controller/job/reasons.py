@@ -21,7 +21,7 @@ PLACED: Final = "Placed"
 NODE_CHOSEN: Final = "NodeChosen"
 NO_NODE_FITS: Final = "NoSingleNodeFits"  # nothing is created; the message says what is missing
 NODE_LOST: Final = "NodeLost"  # the whole job moves
-NODE_FULL: Final = "NodeFull"  # the scheduler refused a pod on the chosen node; the whole job moves
+NODE_FULL: Final = "NodeFull"  # the scheduler, or its kubelet, refused a pod there; the whole job moves
 HALF_PLACED: Final = "HalfPlaced"  # one pod has a node and the other none: undone, and tried again later
 NODE_NOT_READY: Final = "NodeNotReady"  # the job stays: its learner may still write
 
@@ -51,7 +51,7 @@ LEARNER_FINISHED: Final = "LearnerFinished"
 
 # Reasons of both RolloutReady and LearnerRunning: why a pod does not run.
 NOT_CREATED: Final = "NotCreated"
-POD_REFUSED: Final = "PodRefused"  # a quota or an admission policy; the message is the API server's
+POD_REFUSED: Final = "PodRefused"  # a quota or an admission policy, or its node's kubelet; the message is theirs
 QUEUED_TWICE: Final = "QueuedTwice"  # Kueue took the learner's Job for one of its own
 UNSCHEDULABLE: Final = "Unschedulable"  # the message is the scheduler's
 IMAGE_UNAVAILABLE: Final = "ImageUnavailable"
