@@ -18,7 +18,8 @@ from stage2_controller.job.placement import NOT_MADE_S
 
 logger = logging.getLogger(__name__)
 
-_READ_AGAIN = timedelta(minutes=1)
+# A filter by fields has the API server read all events of the namespace; what refuses one job may refuse a thousand.
+_READ_AGAIN, _AT_LEAST = timedelta(minutes=1), timedelta(minutes=16)
 _REASON = "FailedCreate"
 
 
@@ -31,12 +32,12 @@ class EventsReader(Protocol):
 
 
 class RefusedPods:
-    """The sentences of such events, each as it was at most a minute ago."""
+    """The sentences of such events, each as it was a minute ago, and of a Job without a pod for long up to sixteen."""
 
     def __init__(self, api: EventsReader, clock: Callable[[], datetime]) -> None:
         self._api = api
         self._clock = clock
-        self._kept: dict[Key, tuple[datetime, str | None]] = {}  # with the end of its use
+        self._kept: dict[Key, tuple[datetime, timedelta, str | None]] = {}  # with the end and the length of its use
 
     async def of_learner(self, key: Key, seen: Observed, status: Mapping[str, Any]) -> str | None:
         """Return why the learner's Job has no pod; None where that is not known, or none is missing for long.
@@ -50,8 +51,9 @@ class RefusedPods:
         kept = self._kept.get(key)
         if kept is None or kept[0] <= now:
             told = await self._newest(key.namespace, seen.learner["metadata"]["uid"], since)
-            kept = self._kept[key] = now + _READ_AGAIN, told
-        return kept[1]
+            pause = min(2 * kept[1], _AT_LEAST) if kept else _READ_AGAIN
+            kept = self._kept[key] = now + pause, pause, told
+        return kept[2]
 
     def forget(self, key: Key) -> None:
         """Drop what was read of a job."""

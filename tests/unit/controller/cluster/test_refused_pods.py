@@ -86,6 +86,17 @@ async def test_events_are_asked_for_once_a_minute_and_not_before_a_minute() -> N
     assert len(stage.api.asked) == 2
 
 
+async def test_events_are_asked_for_ever_more_seldom() -> None:
+    """A filter by fields has the API server read all events of the namespace, and a thousand jobs may lack a quota."""
+    stage = Stage(event(QUOTA))
+    asked: list[float] = []
+    for minute in range(1, 121):
+        stage.after_s = minute * 60
+        assert await stage.told() == QUOTA
+        asked += [minute] * (len(stage.api.asked) - len(asked))
+    assert asked == [1, 2, 4, 8, 16, 32, 48, 64, 80, 96, 112]
+
+
 @pytest.mark.parametrize("state", ["a pod", "suspended", "goes", "ended", "none"])
 async def test_nothing_is_asked_where_no_pod_is_missing(state: str) -> None:
     stage = Stage(event(QUOTA))
