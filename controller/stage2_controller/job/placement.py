@@ -272,23 +272,25 @@ def _kept_waiting(asked: Need, node: str, refusal: Refusal, now: datetime) -> No
 
 
 def _lapsing(found: NodeChoice, observed: Observed, status: Mapping[str, Any], now: datetime) -> NodeChoice:
-    """Return the place, whose room is not kept for ever for pods that nobody makes; one that is half placed is undone.
+    """Return the place, whose room is not kept for ever for pods that nobody makes, or for which no scheduler looks.
 
+    One that is half placed is undone.
     Where no child stands, each pass that writes them takes the room anew, if it is still there.
     """
     roles = [pod.role for pod in found.need.pods]
     missing = [role for role in roles if observed.pod(role) is None]
     since = _waits_for_pods_since(observed, roles, status)
-    if found.node is None or found.claim != "promised" or since is None or not missing or _bound(observed, roles):
+    if found.node is None or found.claim != "promised" or since is None or _bound(observed, roles):
         return found
     if current_node(observed) is None:
         return found if conditions.seconds_left(since, PROMISED_S, now) > 0 else replace(found, claim="tries")
     refused = (conditions.find(status, reasons.CHILDREN_APPLIED) or {}).get("reason") == reasons.CHILD_REFUSED
-    behind = names.ROLE_ROLLOUT in missing and not refused
+    behind = not missing or (names.ROLE_ROLLOUT in missing and not refused)
     left = conditions.seconds_left(since, NOT_JUDGED_S if behind else PROMISED_S, now)
     if left > 0:
         return replace(found, again_after_s=_first(found.again_after_s, left))
-    message = f"the place is on {found.node}; its room is no longer kept: no pod exists yet of {' and '.join(missing)}"
+    lacks = f"no pod exists yet of {' and '.join(missing)}" if missing else "no scheduler has spoken of its pods yet"
+    message = f"the place is on {found.node}; its room is no longer kept: {lacks}"
     told = Condition(reasons.PLACED, "True", reasons.NODE_CHOSEN, message)
     return replace(found, condition=told, claim="lapsed")
 
@@ -304,7 +306,8 @@ def _waits_for_pods_since(observed: Observed, roles: Sequence[str], status: Mapp
     told = [conditions.find(status, kind) for kind in (reasons.ROLLOUT_READY, reasons.LEARNER_RUNNING)]
     times = [item["lastTransitionTime"] for item in (placed, *told) if item]
     children = (binding.child_of(observed, role) for role in roles)
-    times += [child["metadata"].get("creationTimestamp") for child in children if child]
+    made = (*children, *(observed.pod(role) for role in roles))
+    times += [one["metadata"].get("creationTimestamp") for one in made if one]
     return max(conditions.instant(time) for time in times if time)
 
 

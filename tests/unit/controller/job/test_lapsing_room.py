@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -28,6 +29,13 @@ def waiting(raw: b.Object) -> tuple[Plan, Observed]:
     return made, Observed(deployment=children.get("Deployment"), learner=children["Job"])
 
 
+def unbound(role: str, made_s: float, **status: Any) -> b.Object:
+    """A pod that was made then and has no node."""
+    pod = b.pod(role, node=None, **status)
+    pod["metadata"]["creationTimestamp"] = timestamp(b.NOW + timedelta(seconds=made_s))
+    return pod
+
+
 @pytest.mark.parametrize(
     ("raw", "patience_s"), [(COLOCATE, PROMISED_S), (b.job(), NOT_JUDGED_S)], ids=["colocate", "servers"]
 )
@@ -43,7 +51,7 @@ def test_room_for_pods_that_nobody_makes_lapses_and_comes_back_with_them(raw: b.
     assert b.condition(late, reasons.PLACED) == ("True", reasons.NODE_CHOSEN)
     assert "no longer kept" in b.message(late, reasons.PLACED)
     roles = [names.ROLE_LEARNER] + ([names.ROLE_ROLLOUT] if observed.deployment else [])
-    pods = tuple(b.pod(role, node=None) for role in roles)
+    pods = tuple(unbound(role, patience_s) for role in roles)
     again = planned(b.told(raw, late), account, replace(observed, pods=pods), after_s=patience_s + 1)
     assert claim(again) == "promised"
 
@@ -84,3 +92,21 @@ def test_children_that_are_made_late_have_their_room_from_then() -> None:
     learner["metadata"] = {**learner["metadata"], "creationTimestamp": at}
     late = replace(observed, learner=learner)
     assert claim(planned(b.told(raw, made), account, late, after_s=1201)) == "promised"
+
+
+GATED = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "lastTransitionTime": timestamp(b.NOW)}
+
+
+@pytest.mark.parametrize("told", [[], [GATED]], ids=["no such scheduler", "a gate of others"])
+def test_room_for_pods_that_no_scheduler_looks_at_lapses(told: list[Any]) -> None:
+    account, raw = n.capacity(n.node()), b.job()
+    made, observed = waiting(raw)
+    raw = b.told(raw, made)
+    pods = tuple(unbound(role, 2, conditions=told) for role in (names.ROLE_ROLLOUT, names.ROLE_LEARNER))
+    observed = replace(observed, pods=pods)
+    early = planned(raw, account, observed, after_s=NOT_JUDGED_S + 1)
+    assert (claim(early), early.again_after_s) == ("promised", 1)
+    late = planned(raw, account, observed, after_s=NOT_JUDGED_S + 2)
+    assert (claim(late), late.deletions) == ("lapsed", ())
+    assert b.condition(late, reasons.PLACED) == ("True", reasons.NODE_CHOSEN)
+    assert "its room is no longer kept: no scheduler has spoken of its pods" in b.message(late, reasons.PLACED)
