@@ -80,6 +80,7 @@ class Capacity:
         self._reservations: dict[str, Reservations] = defaultdict(Reservations)
         self._free: dict[str, dict[int, _Room]] = defaultdict(dict)  # by node and priority
         self._waiting: dict[Key, Need] = {}
+        self._came: dict[Key, str] = {}  # when those that wait were started or resumed
         self._turn: deque[Key] = deque()  # who is to be looked at before the turn of those that wait begins anew
         self._too_large: set[str] = set()  # needs, while room only shrinks: they suit the next job no better
         self._freed_since = False  # something, since those were found
@@ -174,11 +175,14 @@ class Capacity:
         if self._end_promise(key):
             self._notify()
 
-    def wait(self, key: Key, need: Need) -> None:
-        """Note that the job has no room yet: `serve` looks for some as soon as anything is freed."""
+    def wait(self, key: Key, need: Need, *, came: str = "") -> None:
+        """Note that the job has no room yet: `serve` looks for some as soon as anything is freed.
+
+        came: the job's start, by which jobs have their turn in the same order whichever controller looks.
+        """
         if self._end_promise(key):
             self._notify()
-        self._waiting[key] = need
+        self._waiting[key], self._came[key] = need, came
         self._longest.begin(key)
         self._longest.choose_for(key, need, self._rooms)
 
@@ -226,8 +230,8 @@ class Capacity:
         self._too_large.clear()
         self._freed_since = False
 
-    def _place_in_turn(self, key: Key) -> tuple[int, bool]:
-        return -self._waiting[key].priority, not self._longest.first(key)
+    def _place_in_turn(self, key: Key) -> tuple[int, bool, str]:
+        return -self._waiting[key].priority, not self._longest.first(key), self._came[key]
 
     def sees_why(self, key: Key, need: Need, node: str) -> bool:
         """Return whether it is known why the node does not take the job now: it is full, or cordoned."""
@@ -287,6 +291,7 @@ class Capacity:
 
     def _waits_no_more(self, key: Key) -> None:
         self._waiting.pop(key, None)
+        self._came.pop(key, None)
         if self._longest.end(key):
             self._notify()
 

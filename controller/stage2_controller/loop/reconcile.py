@@ -250,7 +250,7 @@ class Reconciler:
             refused, zone = placement.refused, placement.refused_zone
             if refused and (zone or not self._capacity.sees_why(key, placement.need, refused)):
                 self._capacity.exclude(key, refused, zone=zone)
-            self._capacity.wait(key, placement.need)
+            self._capacity.wait(key, placement.need, came=made.status.get("startTime") or "")
 
     async def _tell_kueue(self, key: Key, made: Plan) -> bool:
         """Answer in the job's Workload; False if Kueue has written it since it was seen."""

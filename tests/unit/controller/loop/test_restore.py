@@ -143,3 +143,17 @@ async def test_a_job_whose_children_are_refused_keeps_no_room_from_others_after_
     assert account.promised(KEY) is None
     learner = server.objects["Job", "job-3v1-learner"]
     assert names.ANNOTATION_NODE not in learner["metadata"]["annotations"], "its pods wait for another node"
+
+
+async def test_who_came_first_is_first_also_when_another_leader_looks_at_others_before() -> None:
+    """A list has jobs in the order of their names."""
+    server, store, keys = Cluster(), Store(), [Key("team-a", name) for name in ("a-late", "z-early")]
+    leader, account = _leader(server, store)
+    filler = n.foreign(gpus=8)
+    account.put("Pod", filler)
+    for key, at in zip(keys, ("2026-01-02T00:00:09Z", "2026-01-02T00:00:08Z"), strict=True):
+        store.put(names.KIND, server.put({**b.job(key.name), "status": {"startTime": at, "phase": "Pending"}}))
+        await leader(key)
+    account.put("Pod", n.foreign(gpus=4))
+    account.remove("Pod", filler)
+    assert account.serve() == [keys[1]]
