@@ -9,6 +9,7 @@ from stage2_controller.job import conditions, diagnose, kinds, names, reasons
 from stage2_controller.job.observed import Object, Observed, ended, terminating
 
 _CHILD_OF = {role: kind for kind, role in kinds.ROLE_OF_PODS.items()}
+_TOLD_OF = {names.ROLE_ROLLOUT: reasons.ROLLOUT_READY, names.ROLE_LEARNER: reasons.LEARNER_RUNNING}
 OVERDUE_S = 300.0
 """How long a pod may outlive the grace that its deletion left it, before it counts as one that does not end."""
 NOMINATED_S = 300.0
@@ -84,11 +85,13 @@ def turned_away(observed: Observed, node: str, now: datetime) -> str | None:
     return None
 
 
-def half_placed(observed: Observed, roles: Collection[str], now: datetime) -> tuple[str, datetime] | None:
+def half_placed(
+    observed: Observed, roles: Collection[str], status: Mapping[str, Any], now: datetime
+) -> tuple[str, datetime] | None:
     """Return the role whose pod has no node while the other's has one, and since when that is so.
 
     roles: those of the job's pods. A child that the API server refuses has no pod either; a new learner is not missing
-    while an old one ends.
+    while an old one ends. status: the one that the last pass wrote.
     """
     pods = newest(observed, now)
     if len(roles) < len(_CHILD_OF) or observed.old_learner() or any(map(terminating, _lasting(observed, now).pods)):
@@ -99,7 +102,13 @@ def half_placed(observed: Observed, roles: Collection[str], now: datetime) -> tu
     missing, other = next((role, pod) for role, pod in pods.items() if pod is not bound[0])
     made = (child_of(observed, missing) or {}).get("metadata", {}).get("creationTimestamp")
     times = [_judged_at(bound[0]), *([conditions.instant(made)] if made else [])]
-    return missing, max(*times, _judged_at(other)) if nominated(other) else max(times)
+    if nominated(other):
+        times.append(_judged_at(other))
+    elif other is not None:
+        times.append(conditions.instant(other["metadata"]["creationTimestamp"]))
+    elif observed.pod(missing) is None:
+        times += _there_until(missing, status, now)
+    return missing, max(times)
 
 
 def newest(observed: Observed, now: datetime) -> dict[str, Object | None]:
@@ -188,9 +197,17 @@ def _age_s(pod: Object, now: datetime) -> float:
 
 
 def _judged_at(pod: Object) -> datetime:
-    """Return when the scheduler first said something of the pod, or when it was made."""
+    """Return when the scheduler bound the pod, or first refused it; when it was made, if it has said neither."""
     told = conditions.find(pod.get("status", {}), "PodScheduled") or {}
     return conditions.instant(told.get("lastTransitionTime") or pod["metadata"]["creationTimestamp"])
+
+
+def _there_until(role: str, status: Mapping[str, Any], now: datetime) -> list[datetime]:
+    """Return until when a pod that is gone may have been there: it ran until the condition that tells of it changed."""
+    told = conditions.find(status, _TOLD_OF[role])
+    if told is None:
+        return []
+    return [now if told["status"] == "True" else conditions.instant(told["lastTransitionTime"])]
 
 
 def _seconds_nominated(pod: Object, now: datetime) -> float:

@@ -318,7 +318,7 @@ def _bound(observed: Observed, roles: Sequence[str]) -> list[str]:
 
 def _half(asked: Need, node: str, observed: Observed, *, status: Mapping[str, Any], now: datetime) -> NodeChoice | None:
     """A job of which one pod holds the node and the other has none: both go after a while, whatever the reason is."""
-    found = binding.half_placed(observed, {pod.role for pod in asked.pods}, now)
+    found = binding.half_placed(observed, {pod.role for pod in asked.pods}, status, now)
     if found is None or _waited_for_old_learner(status):
         return None
     missing, since = found

@@ -11,7 +11,7 @@ from stage2_controller.job import names, reasons
 from stage2_controller.job.binding import NOMINATED_S, OVERDUE_S
 from stage2_controller.job.conditions import timestamp
 from stage2_controller.job.observed import Observed
-from stage2_controller.job.placement import HALF_PLACED_S
+from stage2_controller.job.placement import HALF_PLACED_S, NOT_JUDGED_S, NOT_MADE_S
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 from tests.unit.controller.job.test_old_learner import ending
@@ -86,6 +86,7 @@ def test_a_pod_that_does_not_end_holds_the_other_half_until_it_is_overdue(mode: 
     raw, account, observed = waits(mode)
     servers, _ = observed.pods
     observed = replace(observed, pods=(servers, ending(b.learner_pod())))
+    raw = b.told(raw, planned(raw, account, observed))
     early = planned(raw, account, observed, after_s=OVERDUE_S - 1)
     assert (early.deletions, early.again_after_s) == ((), 1)
     noted = planned(raw, account, observed, after_s=OVERDUE_S)
@@ -109,3 +110,44 @@ def test_an_old_learner_that_no_node_took_and_that_somebody_keeps_holds_up_no_ne
     kept = ending(b.pod(names.ROLE_LEARNER, node=None))
     observed = replace(placed(raw, account), learner=None, pods=(b.rollout_pod(True, True, True), kept))
     assert "Job" in b.kinds(planned(raw, account, observed, after_s=1)), "no scheduler binds a pod that is deleted"
+
+
+HOUR_S = 3600
+WHOLE = (("True", reasons.NODE_CHOSEN), None)  # None: the scheduler has found the node
+
+
+def trained_for_an_hour(mode: str) -> tuple[Any, Any, Observed]:
+    """A job whose two pods have had their node since NOW, the account of that, and what is observed of it."""
+    raw, account, observed = waits(mode)
+    bound = {"type": "PodScheduled", "status": "True", "lastTransitionTime": timestamp(b.NOW)}
+    pods = (b.rollout_pod(True, True, True), b.learner_pod())
+    observed = replace(
+        observed, pods=tuple({**pod, "status": {**pod["status"], "conditions": [bound]}} for pod in pods)
+    )
+    return b.told(raw, planned(raw, account, observed)), account, observed
+
+
+@MODES
+def test_a_pod_that_is_made_anew_after_an_hour_is_waited_for_as_a_first_one(mode: str) -> None:
+    """The scheduler may be away for a while: a learner that trains does not end for that."""
+    raw, account, observed = trained_for_an_hour(mode)
+    fresh = b.pod(names.ROLE_ROLLOUT, node=None, name="fresh")
+    fresh["metadata"]["creationTimestamp"] = timestamp(b.NOW + timedelta(seconds=HOUR_S))
+    observed = replace(observed, pods=(fresh, observed.pods[1]))
+    early = planned(raw, account, observed, after_s=HOUR_S + NOT_JUDGED_S - 1)
+    assert b.condition(early, reasons.PLACED) in WHOLE
+    late = planned(raw, account, observed, after_s=HOUR_S + NOT_JUDGED_S)
+    assert b.condition(late, reasons.PLACED) == ("Unknown", reasons.HALF_PLACED)
+
+
+@MODES
+def test_a_learners_pod_that_is_gone_after_an_hour_is_waited_for_from_then_on(mode: str) -> None:
+    raw, account, observed = trained_for_an_hour(mode)
+    observed = replace(observed, pods=observed.pods[:1], progress=None)
+    missed = planned(raw, account, observed, after_s=HOUR_S)
+    assert b.condition(missed, reasons.PLACED) in WHOLE
+    raw = b.told(raw, missed)
+    early = planned(raw, account, observed, after_s=HOUR_S + NOT_MADE_S - 1)
+    assert b.condition(early, reasons.PLACED) in WHOLE
+    late = planned(raw, account, observed, after_s=HOUR_S + NOT_MADE_S)
+    assert b.condition(late, reasons.PLACED) == ("Unknown", reasons.HALF_PLACED)

@@ -285,6 +285,7 @@ def test_a_cluster_that_is_behind_with_the_other_pod_is_waited_for(
         other = b.pod(missing, node=None)
         pods.append({**other, **{part: {**other[part], **fields} for part, fields in made.items()}})
     observed = replace(placed(raw, account), pods=tuple(pods), progress=None)
+    raw = b.told(raw, planned(raw, account, observed))
     waits = planned(raw, account, observed, after_s=patience_s - 1)
     assert b.condition(waits, reasons.PLACED) == ("True", reasons.NODE_CHOSEN)
     assert waits.again_after_s == 1
@@ -306,6 +307,7 @@ def test_a_pod_whose_other_half_the_api_server_refuses_as_a_child_gives_its_node
     bound = {"type": "PodScheduled", "status": "True", "lastTransitionTime": timestamp(b.NOW)}
     pods = (b.pod(there, conditions=[bound]),)
     observed = Observed(deployment=children["Deployment"], learner=children["Job"], pods=pods)
+    raw = b.told(raw, planned(raw, account, observed))
     waits = planned(raw, account, observed, after_s=NOT_MADE_S - 1)
     assert (waits.deletions, waits.again_after_s) == ((), 1)
     noted = planned(raw, account, observed, after_s=NOT_MADE_S)

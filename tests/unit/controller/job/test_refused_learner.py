@@ -49,6 +49,7 @@ def test_no_node_would_mend_it_and_room_is_not_kept_for_ever() -> None:
 
 def test_half_of_a_job_gives_its_node_back_with_the_sentence() -> None:
     raw, account, observed = refused(servers=b.NODE)
+    raw = b.told(raw, planned(raw, account, observed))
     observed = replace(observed, learner_refused=WORDS)
     noted = planned(raw, account, observed, after_s=NOT_MADE_S)
     assert b.condition(noted, reasons.PLACED) == ("Unknown", reasons.HALF_PLACED)
