@@ -5,7 +5,9 @@ from datetime import timedelta
 import pytest
 
 from stage2_controller.job import names
+from stage2_controller.job.key import Key
 from stage2_controller.job.placement import PROMISED_S
+from stage2_controller.job.plan import Plan
 from stage2_controller.loop.reconcile import Reconciler
 from stage2_controller.loop.work_queue import RetryLater
 from tests.unit.controller import builders as b
@@ -56,7 +58,7 @@ async def test_room_lapses_after_a_minute_of_passes_that_fail_and_comes_back(at:
     assert stage.account.promised(KEY) == b.NODE
 
 
-@pytest.mark.parametrize("between", ["a good pass", "another job of its name", "nothing"])
+@pytest.mark.parametrize("between", ["a good pass", "a refusal that is told", "another job of its name", "nothing"])
 async def test_the_minute_is_one_of_passes_that_all_fail(between: str) -> None:
     stage = Failing()
     stage.server.closed = ("LimitRange",)
@@ -67,6 +69,13 @@ async def test_the_minute_is_one_of_passes_that_all_fail(between: str) -> None:
         await stage.leader(KEY)
         stage.server.closed = ("LimitRange",)
         stage.leader._pod_defaults = stage.new_leader()._pod_defaults  # which has read nothing yet
+    elif between == "a refusal that is told":
+        stage.server.closed, stage.server.refused_with = (), 403
+        stage.server.refused["ConfigMap"] = QUOTA
+        await stage.fails(0)
+        stage.server.refused.clear()
+        stage.server.closed, stage.server.refused_with = ("LimitRange",), 500
+        stage.leader._pod_defaults = stage.new_leader()._pod_defaults
     elif between == "another job of its name":
         stage.applied_anew()
     stage.account.promise(KEY, FOUR, b.NODE)
@@ -83,3 +92,15 @@ async def test_a_job_whose_children_stand_keeps_its_room_while_nothing_can_be_re
     await stage.fails(0)
     await stage.fails(PROMISED_S)
     assert stage.account.promised(KEY) == b.NODE
+
+
+async def test_a_job_whose_workload_kueue_wrote_at_the_same_time_has_another_pass_soon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage = Failing()
+
+    async def overtaken(key: Key, made: Plan) -> bool:
+        return False
+
+    monkeypatch.setattr(stage.leader, "_tell_kueue", overtaken)
+    assert await stage.leader(KEY) == 1
