@@ -114,6 +114,13 @@ def test_a_list_of_nodes_does_not_take_back_what_the_watch_has_told_since() -> N
     assert [info.name for info in made.nodes_for(n.KEY, FOUR)] == ["node-a", "deleted"]
 
 
+def test_names_of_nodes_that_are_gone_are_not_remembered_for_ever() -> None:
+    made = n.capacity(at(1, n.node()), at(1, n.node("deleted")))
+    made.remove("Node", at(14, n.node("deleted")))
+    made.retain_nodes([n.node()], 20)
+    assert list(made._node_versions) == ["node-a"]
+
+
 def test_a_pod_that_asks_for_an_absurd_number_and_is_refused_leaves_the_account_as_it_was() -> None:
     made = n.capacity(n.node(), n.foreign(gpus=3))
     absurd = n.foreign(gpus=9223372036854775807)
@@ -166,6 +173,13 @@ def test_a_node_that_was_cordoned_when_the_scheduler_refused_it_is_chosen_as_soo
 def test_a_node_on_which_one_pod_of_the_job_stands_is_not_full_because_of_it() -> None:
     made = n.capacity(n.node(), n.bound("learner", 1))
     made.promise(n.KEY, FOUR, "node-a")
+    assert not made.sees_why(n.KEY, FOUR, "node-a")
+
+
+def test_that_a_node_was_refused_before_does_not_tell_why() -> None:
+    made = n.capacity(n.node())
+    made.exclude(n.KEY, "node-a")
+    assert node_fit.choose_node(FOUR, made.nodes_for(n.KEY, FOUR)) is None
     assert not made.sees_why(n.KEY, FOUR, "node-a")
 
 
