@@ -151,3 +151,26 @@ def test_a_learners_pod_that_is_gone_after_an_hour_is_waited_for_from_then_on(mo
     assert b.condition(early, reasons.PLACED) in WHOLE
     late = planned(raw, account, observed, after_s=HOUR_S + NOT_MADE_S)
     assert b.condition(late, reasons.PLACED) == ("Unknown", reasons.HALF_PLACED)
+
+
+def too_small(raw: Any, *, tied: bool, **node: Any) -> tuple[Any, Observed]:
+    """A node that has no room beside the job's servers, and what is observed of a job whose learner is pending."""
+    busy = n.capacity(n.node("busy"), n.foreign("busy", gpus=1))
+    made = planned(raw, n.capacity(n.node()) if tied else busy)
+    account = n.capacity(n.node(gpus=3, **node), n.bound(names.ROLE_ROLLOUT, 3))
+    pods = (b.rollout_pod(True, True, True), b.pod(names.ROLE_LEARNER, node=None))
+    return account, Observed(deployment=b.child(made, "Deployment"), learner=b.learner_job(made), pods=pods)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_scheduler_has_the_word_on_a_node_to_which_the_job_was_tied(tied: bool) -> None:
+    account, observed = too_small(b.job(), tied=tied)
+    made = planned(b.job(), account, observed)
+    assert made.deletions == (() if tied else ("Job", "Deployment"))
+
+
+def test_servers_do_not_leave_a_silent_node_because_it_is_too_small() -> None:
+    """A learner's pod there may have been bound and may write, though nobody could tell."""
+    account, observed = too_small(b.job(), tied=False, not_ready=True)
+    made = planned(b.job(), account, observed)
+    assert (made.deletions, b.condition(made, reasons.PLACED)) == ((), ("Unknown", reasons.NODE_NOT_READY))
