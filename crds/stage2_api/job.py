@@ -5,9 +5,10 @@ Group stage2.dev, version v1alpha1, short name rmj, namespaced. camelCase in YAM
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, StringConstraints, field_validator
+from pydantic import ConfigDict, Field, StringConstraints, field_validator, model_validator
 
 from stage2_api.job_status import JobStatus
 from stage2_api.kubernetes_types import (
@@ -30,6 +31,8 @@ KIND = "RolloutMatchingJob"
 PLURAL = "rolloutmatchingjobs"
 SINGULAR = "rolloutmatchingjob"
 SHORT_NAME = "rmj"
+LONGEST_PREFIX = 58
+"""Characters of `generateName` that the API server keeps: a name that it makes is a DNS label."""
 
 Image = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 
@@ -171,7 +174,8 @@ class ObjectMeta(KubernetesObject):
     name: Subdomain
     """Name of the job: at most 253 lower-case letters, digits, dashes and dots, no dash or dot beside a dot."""
     generate_name: SubdomainPrefix | None = None
-    """What the API server makes a name from where there is none: as a name, but a dash may end it."""
+    """What the API server makes a name from where there is none: as a name, but a dash may end it. Such a job is for
+    `kubectl create`; before that, five `x` stand for the characters that the API server chooses."""
     namespace: DnsLabel | None = None
     """Namespace of the job: at most 63 lower-case letters, digits and dashes, no dash first or last."""
     uid: str | None = None
@@ -182,6 +186,15 @@ class ObjectMeta(KubernetesObject):
     """Mapping of labels."""
     annotations: dict[str, str] | None = None
     """Mapping of annotations."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, value: object) -> object:
+        """Name what only has a prefix as the API server does, with five characters of its choice for `xxxxx`."""
+        prefix = value.get("generateName") if isinstance(value, Mapping) else None
+        if not isinstance(value, Mapping) or not isinstance(prefix, str) or not prefix or value.get("name"):
+            return value
+        return {**value, "name": prefix[:LONGEST_PREFIX] + "xxxxx"}
 
     @field_validator("namespace", "generate_name", mode="before")
     @classmethod

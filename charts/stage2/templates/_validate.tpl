@@ -16,7 +16,7 @@
 {{- range splitList "." $path -}}
 {{- $here = get ($here | default dict) . -}}
 {{- if or (kindIs "invalid" $here) (and (kindIs "string" $here) (not $here)) -}}
-{{- fail (printf "%s: the values lack it, as those of an older chart do; use --reset-then-reuse-values instead of --reuse-values, or set it" $path) -}}
+{{- fail (printf "%s: the values lack it; set it, and not to null or \"\"; if you upgrade, the values may be those of an older chart: use --reset-then-reuse-values instead of --reuse-values" $path) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

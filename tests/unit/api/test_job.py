@@ -106,6 +106,16 @@ def test_names_that_no_api_server_takes_are_refused_with_the_way_out(key: str, v
     assert problem.way_out
 
 
+def test_a_job_with_a_prefix_alone_has_the_name_that_an_api_server_would_make() -> None:
+    unnamed = {key: value for key, value in good_job().items() if key != "metadata"}
+    assert parse_job({**unnamed, "metadata": {"generateName": "a-"}}).metadata.name == "a-xxxxx"
+    assert parse_job({**unnamed, "metadata": {"generateName": "a" * 70}}).metadata.name == "a" * 58 + "xxxxx"
+    assert parse_job({**unnamed, "metadata": {"generateName": "a-", "name": "b"}}).metadata.name == "b"
+    with pytest.raises(ConfigError) as refused:
+        parse_job({**unnamed, "metadata": {"generateName": ""}})
+    assert {problem.path for problem in refused.value.problems} == {"metadata.name"}
+
+
 @pytest.mark.parametrize(
     "metadata",
     [

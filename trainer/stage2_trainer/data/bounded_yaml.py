@@ -93,7 +93,17 @@ def read_documents(path: Path, *, texts: Collection[str] = ()) -> list[Any]:
     except UnreadableYaml:
         raise
     except (yaml.YAMLError, ValueError, LookupError, AttributeError) as error:  # what PyYAML makes of !!bool or !!int
-        raise UnreadableYaml(str(error), "the file must be YAML", "mend the line named") from error
+        raise UnreadableYaml(_found(error), "the file must be YAML", "mend the line named") from error
+
+
+def _found(error: Exception) -> str:
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem is None:
+        return " ".join(str(error).split())
+    mark = error.problem_mark
+    where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+    since, before = error.context_mark, f" {error.context}" if error.context else ""
+    begun = f" that began at line {since.line + 1}" if before and since and mark and since.line != mark.line else ""
+    return f"{error.problem}{where}{before}{begun}"
 
 
 def _documents(text: str, texts: Collection[str]) -> Iterator[Any]:
@@ -112,7 +122,7 @@ def _text(path: Path) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         found = f"byte 0x{content[error.start]:02x} at offset {error.start}"
-        raise UnreadableYaml(found, "the file must be YAML, in UTF-8", "check the path") from error
+        raise UnreadableYaml(found, "the file must be YAML, in UTF-8", "save it as UTF-8, or check the path") from error
 
 
 def _count(text: str) -> None:
