@@ -142,13 +142,24 @@ def deactivated_by_others(found: Object | None) -> bool:
     """Return whether the Workload is inactive, and not by the controller: a person or Kueue has deactivated it."""
     if found is None or found["spec"].get("active", True):
         return False
-    return names.ANNOTATION_DEACTIVATED not in (found["metadata"].get("annotations") or {})
+    return _mark(found) != "true"
 
 
-def marked(manifest: meta.Manifest) -> meta.Manifest:
-    """Return an inactive Workload that says that the controller made it so, and may make it active again."""
-    annotations = {**manifest["metadata"]["annotations"], names.ANNOTATION_DEACTIVATED: "true"}
+def marked(manifest: meta.Manifest, found: Object | None, *, by_us: bool) -> meta.Manifest:
+    """Return a Workload that says whether the controller made it inactive, and so may make it active again.
+
+    A mark never goes: Kueue applies what it has read of the metadata with each status that it writes, and thereby owns
+    the mark too, so that an apply that leaves it out removes nothing.
+    """
+    if not by_us and _mark(found) is None:
+        return manifest
+    annotations = {**manifest["metadata"]["annotations"], names.ANNOTATION_DEACTIVATED: "true" if by_us else "false"}
     return {**manifest, "metadata": {**manifest["metadata"], "annotations": annotations}}
+
+
+def _mark(found: Object | None) -> str | None:
+    annotations: Mapping[str, str] = (found["metadata"].get("annotations") if found else None) or {}
+    return annotations.get(names.ANNOTATION_DEACTIVATED)
 
 
 def flavors_of(found: Object | None) -> tuple[str, ...]:

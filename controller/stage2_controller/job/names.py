@@ -26,7 +26,7 @@ ANNOTATION_SPEC_HASH = "stage2.dev/spec-hash"
 ANNOTATION_MANIFEST_HASH = "stage2.dev/manifest-hash"
 ANNOTATION_CONFIG_HASH = "stage2.dev/config-hash"
 ANNOTATION_NODE = "stage2.dev/node"  # the node that was chosen for the whole job
-ANNOTATION_DEACTIVATED = "stage2.dev/deactivated"  # of a Workload: the controller itself has made it inactive
+ANNOTATION_DEACTIVATED = "stage2.dev/deactivated"  # of a Workload: "true" while the controller itself makes it inactive
 
 # The rollout pod's readiness gate: every server holds the weights that the learner pushed last.
 GATE = "stage2.dev/weights-in-sync"

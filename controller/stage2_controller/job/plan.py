@@ -13,6 +13,7 @@ from stage2_api.errors import ConfigError
 from stage2_controller.job import binding, conditions, kueue, names, outcome, ownership, reasons, service_members
 from stage2_controller.job import status as statuses
 from stage2_controller.job.children import meta, secret
+from stage2_controller.job.children.meta import Manifest
 from stage2_controller.job.credentials import Hosts
 from stage2_controller.job.desired import Desired, desired
 from stage2_controller.job.observed import Observed
@@ -164,14 +165,12 @@ def _going_on(
 ) -> Plan:
     """Plan for a job that goes on: its children as far as they may exist now."""
     children, deletions = stage(situation)
+    if children and situation.observed.secret is None and situation.admitted:
+        children = (_new_secret(situation, new_credentials), *children)
     if situation.asks_anew or kueue.left_behind(situation.raw, situation.observed.workload):
         deletions = (*deletions, *existing(situation.observed, "Workload"))
     else:
         children = _with_workload(children, situation, priority_class)
-    if children and situation.observed.secret is None and situation.admitted:
-        owner = situation.raw["metadata"]
-        hosts = names.certificate_hosts(owner["name"], owner["namespace"]) if situation.job.spec.tls.enabled else {}
-        children = (secret.secret(owner, new_credentials(hosts, situation.now)), *children)
     if situation.renews_secret and _has_no_pods(situation.observed):
         deletions = (*deletions, *existing(situation.observed, "Secret"))
     if not situation.blocked and service_members.service_goes(children, situation.observed):
@@ -187,6 +186,12 @@ def _going_on(
         gate=gate(situation.observed, status),
         again_after_s=0.0 if {"Secret", "Service"} & set(deletions) else _next_look(situation, status),
     )
+
+
+def _new_secret(situation: Situation, new_credentials: NewCredentials) -> Manifest:
+    owner = situation.raw["metadata"]
+    hosts = names.certificate_hosts(owner["name"], owner["namespace"]) if situation.job.spec.tls.enabled else {}
+    return secret.secret(owner, new_credentials(hosts, situation.now))
 
 
 def _has_no_pods(observed: Observed) -> bool:
@@ -206,8 +211,8 @@ def _with_workload(children: Manifests, situation: Situation, priority_class: Ma
         one_host=situation.job.spec.placement.mode == "Reserve",
         rank=kueue.rank(situation.observed, priority_class),
     )
-    if not (active or situation.is_held):
-        asked_for = kueue.marked(asked_for)
+    by_us = not (active or situation.is_held)
+    asked_for = kueue.marked(asked_for, situation.observed.workload, by_us=by_us)
     return (*(children if situation.admitted else ()), meta.stamped(asked_for, situation.desired.spec_hash))
 
 

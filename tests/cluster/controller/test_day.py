@@ -2,14 +2,15 @@
 
 With STAGE2_DAY_SEED: 200 jobs (STAGE2_DAY_JOBS) on the real scheduler, some of them in two queues of the real Kueue,
 while nodes appear, are drained and die, and foreign pods take GPUs and give them back. What happens follows from the
-seed. No GPU may be given twice, no job be half placed for longer than its bound on a node that answers; every job must
-end as it was made to, and the controller's memory stay flat.
+seed. No GPU may be given twice, no job be half placed for longer than its bound on a node that answers, none be written
+without end; every job must end as it was made to, and the controller's memory stay flat.
 """
 
 from __future__ import annotations
 
 import os
 import random
+import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,6 +45,7 @@ FOREIGN = 8  # pods of others at once, at most
 BEAT_S = 1.0
 NIGHT_S = 1500.0  # for all jobs to end once the last one was sent: a job that starves does not
 SLACK_S = 30.0  # what a busy machine adds to the bound
+WRITES = 200  # of one job's children, at most: some move a dozen times
 GROWTH_MB = 60.0  # of the controller's memory, from a quarter of the day on: it remembers the manifests of jobs
 
 
@@ -223,6 +225,10 @@ def test_a_day_in_the_life_of_a_shared_cluster(
         kubectl("delete", "namespace", day.others.namespace, "--wait=false")
     print(f"{JOBS} jobs, {dict(day.happened)}; the last one ended {took:.0f} s after it was sent")
     print(f"half placed at most {max(day.half_placed_s.values(), default=0):.0f} s; memory MB {memory}")
+    written = Counter(re.findall(rf" {kubectl.namespace}/(\S+): (?:apply|create|delete) ", controller.text()))
+    print(f"children written the most times: {written.most_common(3)}")
+    assert set(written) == set(ends)
+    assert max(written.values()) < WRITES
     assert finished(kubectl) == {name: OUTCOMES[code] for name, code in ends.items()}
     assert day.double_booked == []
     assert day.looks > JOBS, "what was to be seen was looked at"

@@ -1,6 +1,7 @@
 """Jobs in queues of the real Kueue, built from its module: they wait, run where it says, give way and come back."""
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -29,6 +30,7 @@ pytestmark = [pytest.mark.alone, pytest.mark.timeout(1800)]  # the first run on 
 NAME = "workloads.kueue.x-k8s.io"
 EXAMPLE = ROOT / "examples" / "queue-kueue.yaml"
 QUEUE = "kueue.x-k8s.io/queue-name"
+REST_S = 5.0  # nothing makes a pass of its own in it: a job that runs is looked at each ten seconds
 
 
 @pytest.fixture(scope="session")
@@ -157,6 +159,7 @@ def test_a_job_whose_host_is_drained_gives_its_quota_back_and_gets_another_host(
     there = partial(_has_both_pods_on, kubectl, "drained", other)
     eventually(there, why="its quota went back and came again", timeout_s=150)
     assert _assigned(kubectl, "drained") == other
+    eventually(partial(_rests, kubectl, "drained"), why="its Workload is written no more")
 
 
 def _has_both_pods_on(kubectl: Kubectl, name: str, host: str) -> bool:
@@ -178,6 +181,7 @@ def test_a_suspended_job_lends_its_quota_and_waits_for_it_again(
     eventually(lambda: reason(kubectl, "first", "QuotaReserved") == "QuotaPending", why="it waits again")
     kubelet.learner_ends("second", 0)
     _runs(kubectl, kubelet, "first")
+    eventually(partial(_rests, kubectl, "first"), why="its Workload is written no more")
 
 
 def test_two_jobs_share_a_tainted_host_by_the_toleration_of_their_flavor(
@@ -242,6 +246,12 @@ def _runs(kubectl: Kubectl, kubelet: Kubelet, name: str) -> None:
     eventually(lambda: kubelet.pod(name, "learner"), why=f"the learner of {name} starts")
     kubelet.learner_runs(name)
     eventually(lambda: phase(kubectl, name) == "Running", why=f"{name} runs")
+
+
+def _rests(kubectl: Kubectl, name: str) -> bool:
+    before = _workload(kubectl, name)["metadata"]["resourceVersion"]
+    time.sleep(REST_S)
+    return bool(_workload(kubectl, name)["metadata"]["resourceVersion"] == before)
 
 
 def _workload(kubectl: Kubectl, name: str) -> Object:

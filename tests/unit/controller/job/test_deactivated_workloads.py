@@ -30,11 +30,12 @@ def passed(raw: Any, observed: Observed, **more: Any) -> Plan:
 
 
 def written(made: Plan, observed: Observed) -> tuple[bool, bool] | None:
-    """Whether the Workload is written active, and marked as deactivated by the controller; None if it is not."""
+    """Whether the Workload is written active, and as one that the controller deactivated; None if it is not written."""
     found = [write.manifest for write in diff.writes(made.children, observed) if write.manifest["kind"] == "Workload"]
     if not found:
         return None
-    return found[0]["spec"]["active"], names.ANNOTATION_DEACTIVATED in found[0]["metadata"]["annotations"]
+    mark = found[0]["metadata"]["annotations"].get(names.ANNOTATION_DEACTIVATED)
+    return found[0]["spec"]["active"], mark == "true"
 
 
 @pytest.mark.parametrize("conditions", [(), FREED])
@@ -51,6 +52,13 @@ def test_a_workload_that_somebody_has_deactivated_stays_so_and_the_job_says_why_
     assert (quota.state, quota.fix) == ("wrong", "spec.active of workload/job-3v1-quota")
     again = passed(b.told(raw, made), observed, after_s=600)
     assert written(again, observed) is None
+
+
+def test_a_job_goes_on_while_its_deactivated_workload_is_still_admitted() -> None:
+    held = inactive(*ADMITTED).workload
+    made = passed(queued(), Observed(**{**vars(running(*ADMITTED)), "workload": held}))
+    assert not made.deletions
+    assert b.condition(made, reasons.QUOTA_RESERVED) == ("True", reasons.ADMITTED)
 
 
 def test_a_job_that_runs_ends_once_kueue_evicts_it_and_returns_its_quota() -> None:
@@ -80,10 +88,27 @@ def test_what_an_older_controller_deactivated_for_a_suspended_job_is_active_once
     assert written(passed(resumed, unmarked), unmarked) == (True, False), "resumed before it was marked"
 
 
-def test_a_mark_goes_where_somebody_has_made_the_workload_active() -> None:
+def active_with_mark(value: str) -> Observed:
+    """A Workload that is active again, with a mark that Kueue has made its own: no apply removes it."""
     ours = inactive(by_us=True).workload or {}
-    there = Observed(workload={**ours, "spec": {**ours["spec"], "active": True}})
+    metadata = {**ours["metadata"], "annotations": {**ours["metadata"]["annotations"]}}
+    metadata["annotations"][names.ANNOTATION_DEACTIVATED] = value
+    return Observed(workload={**ours, "metadata": metadata, "spec": {**ours["spec"], "active": True}})
+
+
+def test_a_mark_is_taken_back_once_where_the_workload_is_active() -> None:
+    there = active_with_mark("true")
     assert written(passed(queued(), there), there) == (True, False)
+    taken_back = active_with_mark("false")
+    assert written(passed(queued(), taken_back), taken_back) is None
+
+
+def test_a_workload_that_somebody_deactivates_later_is_theirs_whatever_the_controller_did_before() -> None:
+    there = active_with_mark("false").workload or {}
+    held = Observed(workload={**there, "spec": {**there["spec"], "active": False}})
+    made = passed(queued(), held)
+    assert written(made, held) is None
+    assert b.condition(made, reasons.QUOTA_RESERVED) == ("False", reasons.WORKLOAD_INACTIVE)
 
 
 def test_suspension_and_resumption_make_a_workload_active_that_somebody_had_deactivated() -> None:

@@ -124,6 +124,7 @@ def test_quota_for_a_host_that_is_of_no_use_goes_back_after_a_while(unusable: An
     assert made.placement.node is None
     assert b.child(made, "Workload")["spec"]["active"] is kept
     assert (names.ANNOTATION_DEACTIVATED in b.child(made, "Workload")["metadata"]["annotations"]) is not kept
+    assert b.kinds(made) == ["Workload"], "a job without a place has no children, and so no Secret"
     runs = planned(queued(), n.capacity(n.node("assigned", 8)), Observed(workload=found), after_s=after_s)
     assert b.child(runs, "Workload")["spec"]["active"] is True
 
