@@ -17,9 +17,12 @@ from stage2_trainer.data.regular_files import read_named
 
 LARGEST_BYTES = 2 << 20
 """More than the API server takes as one object."""
+LIBYAML_TOO_DEEP = "exceeded maximum nesting depth"
+"""What libyaml, from 0.2.6 on, says of 1,000 levels; it reads ahead, so it may say so before an event tells of them."""
 MERGE = "tag:yaml.org,2002:merge"
 MOST_VALUES = 200_000
 """Keys, values and list items of a file, those of an alias counted wherever it stands."""
+TOO_DEEP = f"must not be nested deeper than {DEEPEST} levels"
 
 _Safe: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, where PyYAML was built with it
 
@@ -93,6 +96,9 @@ def read_documents(path: Path, *, texts: Collection[str] = ()) -> list[Any]:
     except UnreadableYaml:
         raise
     except (yaml.YAMLError, ValueError, LookupError, AttributeError) as error:  # what PyYAML makes of !!bool or !!int
+        if isinstance(error, yaml.MarkedYAMLError) and error.problem == LIBYAML_TOO_DEEP:
+            line = error.problem_mark.line + 1 if error.problem_mark else 1
+            raise _too_much(f"too many levels in line {line}", TOO_DEEP) from error
         raise UnreadableYaml(_found(error), "the file must be YAML", "mend the line named") from error
 
 
@@ -146,7 +152,7 @@ def _count(text: str) -> None:
             if event.anchor is not None:
                 sizes[event.anchor] = 1
         depth, values = len(open_) - 1, open_[-1][1]
-        _require(depth <= DEEPEST, f"{depth} levels", f"must not be nested deeper than {DEEPEST} levels", event)
+        _require(depth <= DEEPEST, f"{depth} levels", TOO_DEEP, event)
         _require(values <= MOST_VALUES, f"{values} values", f"must not hold more than {MOST_VALUES} values", event)
 
 
@@ -158,4 +164,8 @@ def _add(open_: list[tuple[str | None, int]], size: int) -> None:
 def _require(kept: bool, found: str, rule: str, event: yaml.Event) -> None:
     if not kept:
         line = event.start_mark.line + 1 if event.start_mark else 1
-        raise UnreadableYaml(f"{found} in line {line}", rule, "take out what is too much")
+        raise _too_much(f"{found} in line {line}", rule)
+
+
+def _too_much(found: str, rule: str) -> UnreadableYaml:
+    return UnreadableYaml(found, rule, "take out what is too much")
