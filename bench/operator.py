@@ -1,8 +1,9 @@
 """The controller under load: `python -m bench.operator --jobs 1 100 1000`, against the cluster of KUBECONFIG.
 
 Jobs are created as quickly as the API server takes them, for one node that only exists as an object. Measured is the
-time from a job's creation to that of its servers (the Deployment; the learner's Job follows in the same pass),
-beside the limit: a plain client that creates the very same children itself. Nothing else should run on the cluster.
+time from a job's creation to that of its servers (the Deployment, the last of its children), beside two limits: a plain
+client that creates those children without the learner's Job, and one that sends all that a controller must. Nothing
+else should run on the cluster.
 """
 
 from __future__ import annotations
@@ -82,16 +83,17 @@ HEAD = (
 
 
 ABOUT = """\
-`python -m bench.operator --jobs 1 100 1000 --catch-up 1000 --rounds 3 --write`, and with `--who jobsets` after
-`local-cluster enable jobset`. Seconds from a job's creation to that of its last child; all jobs are created as
-quickly as the API server takes them, and wait for one another. The plain client creates the same children, 16 jobs at
-a time, so its p50 and p99 hold no waiting (compare `all s`), with no status, no events and nobody to watch them. "All
-that a controller sends": it creates the jobs too, all six children with the learner's Job, and writes a status and an
-event for each: what the API server and the makers of pods need for our jobs on these cores. JobSet (v0.10.1, its own
+`python -m bench.operator --jobs 1 100 1000 --catch-up 1000 --rounds 3 --foreign 0 10000 --nodes 500 --write`, and with
+`--who jobsets` after `local-cluster enable jobset`. Seconds from a job's creation to that of its last child; all jobs
+are created as quickly as the API server takes them, and wait for one another. The plain client creates five of the six
+children, all but the learner's Job, 16 jobs at a time, so its p50 and p99 hold no waiting (compare `all s`), with no
+status, no events and nobody to watch them: the makers of the learners' pods have nothing to do. "All that a controller
+sends": it creates the jobs too, all six children, and writes a status and an event for each: what the API server and
+the makers of pods need for our jobs on these cores, and so the limit of any controller here. JobSet (v0.10.1, its own
 program and manifests, in a pod) makes two objects of the same pods before servers answer, a headless Service and the
-rollout's Job, where our controller makes five (Secret, ConfigMap, Service, NetworkPolicy, Deployment), chooses the
-node and keeps its promise; requests for its lease are not counted. "started late": the jobs exist before the
-controller, and the clock starts when it is ready. Our CPU includes the start of Python (1.5 s); memory is resident,
+rollout's Job, where our controller makes six (Secret, ConfigMap, Service, NetworkPolicy, learner's Job, Deployment),
+chooses the node and keeps its promise; requests for its lease are not counted. "started late": the jobs exist before
+the controller, and the clock starts when it is ready. Our CPU includes the start of Python (1.5 s); memory is resident,
 at first and at the end; the quiet window is 20 s, "–" where it was not looked for or did not come within two minutes.
 "behind bad jobs": the jobs are sent when a tenant of another namespace has just sent so many that the controller must
 refuse (`--bad 10000`), of six kinds: the host's network, nested deep, unknown fields, wrong types, and such whose

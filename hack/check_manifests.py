@@ -29,6 +29,10 @@ EVERYTHING = (
     *("controller.kueue=true", "metrics.serviceMonitor.enabled=true", "metrics.podMonitor.enabled=true"),
     *("metrics.prometheusRule.enabled=true", "metrics.dashboard.enabled=true"),
 )
+NAMED = (
+    *("controller.namespaces[0]=team-a", "controller.namespaces[1]=team-b"),
+    *("crd.install=false", "nameOverride=other"),
+)
 Manifest = dict[str, Any]
 
 
@@ -83,10 +87,10 @@ def main() -> int:
 
 
 def chart() -> Iterator[Source]:
-    """The release with the chart's own values, and with everything that it can be asked for."""
+    """The release with the chart's own values, with all that it can be asked for, and for two namespaces alone."""
     tool = [str(ROOT / "hack" / "local-cluster" / "local-cluster"), "tool", "helm"]
     helm = _output(tool).strip()
-    for name, values in (("chart", ()), ("chart with everything", EVERYTHING)):
+    for name, values in (("chart", ()), ("chart with everything", EVERYTHING), ("chart of two namespaces", NAMED)):
         arguments = [f"--set={value}" for value in values]
         command = [helm, "template", "stage2", str(ROOT / "charts" / "stage2"), "--namespace", "stage2-system"]
         yield Source(name, _output([*command, *arguments]))

@@ -157,7 +157,7 @@ def _preference(need: Need, info: NodeInfo) -> int:
 def may_be_made(need: Need, nodes: Sequence[NodeInfo], autoscaling: Autoscaling) -> bool:
     """Return whether a node with room for the whole job may come: the admin says so, or signs do.
 
-    Signs: one is only busy, there is none, nodes are of pools that can grow, or an autoscaler is there. They say
+    Signs: one is only busy, none has GPUs at all, nodes are of pools that can grow, or an autoscaler is there. They say
     nothing to a job that takes hosts by their names: no node that is made has one of these.
     """
     if need.host is not None or autoscaling.nodes_may_come == "never":
@@ -169,7 +169,12 @@ def may_be_made(need: Need, nodes: Sequence[NodeInfo], autoscaling: Autoscaling)
     if autoscaling.cluster_autoscaler or autoscaling.karpenter:
         return True
     busy = any(_usable(need, info) and _has(info.allocatable, need.total) for info in nodes)
-    return busy or not nodes or any(label in info.labels for info in nodes for label in _POOLS)
+    return busy or not _has_gpus(need, nodes) or any(label in info.labels for info in nodes for label in _POOLS)
+
+
+def _has_gpus(need: Need, nodes: Sequence[NodeInfo]) -> bool:
+    """Return whether a node has any GPU of the job's kind; for a job without GPUs, whether there is a node."""
+    return any(not need.gpu_resource or info.allocatable.get(need.gpu_resource, 0) > 0 for info in nodes)
 
 
 def _names_hosts(pod: PodNeed) -> bool:

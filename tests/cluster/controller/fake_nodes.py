@@ -35,7 +35,15 @@ class FakeNodes:
         self._thread = threading.Thread(target=self._live, daemon=True)
         self._thread.start()
 
-    def add(self, name: str, *, gpus: int = 4, labels: Mapping[str, str] | None = None, taints: Any = ()) -> str:
+    def add(
+        self,
+        name: str,
+        *,
+        gpus: int = 4,
+        resource: str = "nvidia.com/gpu",
+        labels: Mapping[str, str] | None = None,
+        taints: Any = (),
+    ) -> str:
         """A ready node."""
         node = {
             "apiVersion": "v1",
@@ -47,7 +55,7 @@ class FakeNodes:
         self._names.append(name)
         self._renew()
         amounts = {"cpu": "64", "memory": "512Gi", "ephemeral-storage": "512Gi", "pods": "500"}
-        amounts["nvidia.com/gpu"] = str(gpus)
+        amounts[resource] = str(gpus)
         self._kubectl.set_status("node", name, {"capacity": amounts, "allocatable": amounts, "conditions": [ready()]})
         self._kubectl("taint", "node", name, "node.kubernetes.io/not-ready-", "--overwrite", check=False)
         return name

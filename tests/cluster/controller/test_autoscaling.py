@@ -67,6 +67,19 @@ def test_the_admins_word_decides_whether_pods_wait_for_a_node(
         controller.stop()
 
 
+def test_where_no_node_has_a_gpu_of_the_jobs_kind_its_pods_wait_for_one_that_comes(
+    kubectl: Kubectl, controller: Controller, nodes: FakeNodes
+) -> None:
+    """A pool of none leaves no node whose label could tell of it."""
+    nodes.add(f"{kubectl.namespace}-cpus", gpus=0, labels=HERE)
+    kind = f"{kubectl.namespace}.example/gpu"
+    kubectl.apply(job(gpuResource=kind))
+    eventually(lambda: refused(kubectl, "job-3v1"), why="the scheduler has refused both pods: an autoscaler acts")
+    assert reason(kubectl, "job-3v1", "Placed") == "NoSingleNodeFits"
+    made = nodes.add(f"{kubectl.namespace}-made", gpus=4, resource=kind, labels=HERE)
+    eventually(lambda: places(kubectl, "job-3v1") == [made] * 2, why="the node that comes has both pods")
+
+
 def test_no_neighbour_is_evicted_for_half_of_a_job_where_karpenter_made_the_node(
     kubectl: Kubectl, rights: Path, nodes: FakeNodes, tmp_path: Path
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from stage2_api.crd import FROZEN
+from stage2_api.errors import EXIT_EXHAUSTED
 from tests.cluster.controller.conftest import Controller, Kubectl, Kubelet, Object, eventually, job, phase, reason
 
 pytestmark = pytest.mark.timeout(300)
@@ -64,6 +65,20 @@ def test_a_learner_that_fails_more_often_than_it_may_fails_the_job(
     kubelet.learner_ends("job-3v1", 1, "out of luck")
     eventually(lambda: reason(kubectl, "job-3v1", "Failed") == "BackoffLimitExceeded", why="no try is left")
     eventually(lambda: not kubectl.list("deployments"), why="servers are released")
+
+
+def test_a_learner_that_has_had_all_its_tries_in_its_own_pod_gets_no_other_pod(
+    kubectl: Kubectl, controller: Controller, kubelet: Kubelet
+) -> None:
+    kubectl.apply(job(learner={"gpus": 1, "backoffLimit": 2}))
+    _runs(kubectl, kubelet)
+    first = kubelet.pod("job-3v1", "learner") or {}
+    kubelet.learner_ends("job-3v1", EXIT_EXHAUSTED, "out of luck, three times")
+    eventually(lambda: reason(kubectl, "job-3v1", "Failed") == "BackoffLimitExceeded", why="no try is left")
+    eventually(lambda: not kubectl.list("deployments"), why="servers are released")
+    learners = kubectl.list("pods", selector="stage2.dev/role=learner")
+    assert [one["metadata"]["uid"] for one in learners] == [first["metadata"]["uid"]]
+    assert "out of luck, three times" in (kubectl.get("rmj", "job-3v1") or {})["status"]["message"]
 
 
 def test_a_failed_job_runs_again_when_its_corrected_spec_is_applied(

@@ -6,6 +6,7 @@ import json
 import pytest
 
 from tests.cluster.controller.conftest import Controller, Kubectl, Kubelet, eventually, job, phase, reason
+from tests.cluster.controller.test_placement import message
 
 pytestmark = pytest.mark.timeout(300)
 NETWORK_POLICIES = "count/networkpolicies.networking.k8s.io"
@@ -177,7 +178,7 @@ def test_beside_what_the_api_server_refuses_nothing_has_pods_and_it_is_tried_aga
         kubectl.apply(job(name))
         told = functools.partial(reason, kubectl, name, "ChildrenApplied")
         eventually(lambda told=told: told() == "ChildRefused", why=f"the refusal of the {kind} is told")
-        assert "exceeded quota: none" in (kubectl.get("rmj", name) or {})["status"]["message"]
+        assert "exceeded quota: none" in message(kubectl, name)
         assert not kubectl.list("deployments", "jobs", "pods", selector=mine), f"without its {kind}"
         kubectl("delete", "quota", "none")
         eventually(lambda told=told: told() == "Applied", why="the status says so once nothing is refused")

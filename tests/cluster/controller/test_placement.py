@@ -16,7 +16,11 @@ def node_of(kubectl: Kubectl, name: str) -> str | None:
 
 
 def message(kubectl: Kubectl, name: str) -> str:
-    return str((kubectl.get("rmj", name) or {}).get("status", {}).get("message", ""))
+    """The message of the condition Training, which is the job's."""
+    status = (kubectl.get("rmj", name) or {}).get("status", {})
+    told = [str(item["message"]) for item in status.get("conditions", []) if item["type"] == "Training"]
+    assert told in ([], [status.get("message")]), status
+    return told[0] if told else ""
 
 
 def test_a_job_that_fits_nowhere_creates_nothing_and_starts_when_a_node_comes(
@@ -97,6 +101,22 @@ def places(kubectl: Kubectl, name: str) -> list[str]:
     return [pod["spec"].get("nodeName", "") for pod in kubectl.list("pods", selector=f"stage2.dev/job={name}")]
 
 
+def test_a_job_whose_nodes_are_tainted_runs_there_by_its_tolerations(
+    kubectl: Kubectl, controller: Controller, nodes: FakeNodes, node: str
+) -> None:
+    """The scheduler has the last word: both pods have them."""
+    kubectl("cordon", node)
+    own = {"key": "stage2.dev/team", "value": kubectl.namespace, "effect": "NoSchedule"}
+    tainted = nodes.add(f"{kubectl.namespace}-tainted", gpus=4, labels=HERE, taints=[own])
+    kubectl.apply(job())
+    wanted = f"{tainted} has the taint stage2.dev/team={kubectl.namespace}:NoSchedule (spec.placement.tolerations)"
+    eventually(lambda: wanted in message(kubectl, "job-3v1"), why="the job says what it lacks")
+    kubectl("delete", "rmj", "job-3v1", "--timeout=60s")
+    tolerations = [{"key": "stage2.dev/team", "operator": "Equal", "value": kubectl.namespace}]
+    kubectl.apply(job(placement={"nodeSelector": HERE, "tolerations": tolerations}))
+    eventually(lambda: places(kubectl, "job-3v1") == [tainted] * 2, why="both pods are there")
+
+
 def test_affinity_to_nodes_is_the_controllers_choice_and_the_schedulers(
     kubectl: Kubectl, controller: Controller, nodes: FakeNodes, node: str, kubelet: Kubelet
 ) -> None:
@@ -166,6 +186,22 @@ def test_a_volume_that_does_not_exist_moves_nothing_and_the_schedulers_sentence_
     kubectl.apply({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "mistyped"}, "spec": body})
     eventually(lambda: "unbound" in message(kubectl, "job-3v1"), why="the next sentence follows", timeout_s=90)
     assert {item["metadata"]["uid"] for item in kubectl.list("deployments", "jobs")} == uids
+
+
+def test_servers_whose_learner_gets_no_pod_of_its_node_give_it_back_within_their_bound(
+    kubectl: Kubectl, controller: Controller, node: str
+) -> None:
+    """The learner alone waits for a volume that does not exist: no other node would mend it."""
+    volume = {"name": "own", "persistentVolumeClaim": {"claimName": "mistyped"}}
+    mounted = {"name": "learner", "volumeMounts": [{"name": "own", "mountPath": "/own"}]}
+    kubectl.apply(job(learner={"gpus": 1, "template": {"spec": {"volumes": [volume], "containers": [mounted]}}}))
+    eventually(lambda: node in places(kubectl, "job-3v1"), why="the servers have their node")
+    eventually(lambda: reason(kubectl, "job-3v1", "Placed") == "HalfPlaced", why="the job says that it is half placed")
+    told = 'persistentvolumeclaim "mistyped" not found'
+    assert told in message(kubectl, "job-3v1")
+    eventually(lambda: places(kubectl, "job-3v1") == [], why="the servers gave their node back", timeout_s=90)
+    (event,) = [one for one in kubectl.list("events") if one["reason"] == "HalfPlaced" and "gave" in one["message"]]
+    assert told in event["message"]
 
 
 def test_jobs_that_come_at_once_never_share_room(

@@ -15,6 +15,22 @@ ZONE = "topology.kubernetes.io/zone"
 GPU = "nvidia.com/gpu"
 
 
+SPREAD = {
+    "metadata": {"labels": {"of": "spread"}},
+    "spec": {
+        "topologySpreadConstraints": [
+            {
+                "topologyKey": "rack",
+                "maxSkew": 1,
+                "whenUnsatisfiable": "DoNotSchedule",
+                "labelSelector": {"matchLabels": {"of": "spread"}},
+                "nodeAffinityPolicy": "Ignore",  # else the one node to which a pod is tied were all there is
+            }
+        ]
+    },
+}
+
+
 def neighbour(name: str, node: str, *, labels: Any = None, container: Any = None, **spec: Any) -> Object:
     """A pod of somebody else on a node, which the scheduler binds."""
     whole = {"name": "x", "image": "x", "securityContext": SECURE, **(container or {})}
@@ -81,21 +97,26 @@ def zonal(kubectl: Kubectl) -> Iterator[str]:
 def test_refusals_about_the_node_move_the_whole_job_and_others_move_nothing(
     kubectl: Kubectl, controller: Controller, add: Callable[..., str], zonal: str
 ) -> None:
-    """Three jobs at a time, for the 15 s in which the scheduler may think better of it are the same for all.
+    """Four jobs at a time, for the 15 s in which the scheduler may think better of it are the same for all.
 
     The fullest node is the first choice of each. The controller sees neither volumes nor the neighbours of a node.
     """
     for index in range(2):
         add("zonal", f"a-{index}", 4, **{ZONE: "a"})
     there = add("zonal", "b", 8, **{ZONE: "b"})
+    crowded, quiet = add("spread", "crowded", 4, rack="one"), add("spread", "quiet", 8, rack="two")
     lonely, company = add("shunned", "lonely", 4), add("shunned", "company", 8)
     first, second = add("mistyped", "first", 4), add("mistyped", "second", 8)
     stage2s = {"topologyKey": HOSTNAME, "labelSelector": {"matchLabels": {"app.kubernetes.io/managed-by": "stage2"}}}
     apart = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [stage2s]}}
     kubectl.apply(neighbour("hermit", lonely, affinity=apart))
-    eventually(lambda: bound(kubectl, "hermit"), why="the neighbour has its node")
+    kubectl.apply(neighbour("one-of-them", crowded, labels={"of": "spread"}))
+    eventually(
+        lambda: bound(kubectl, "hermit") and bound(kubectl, "one-of-them"), why="the neighbours have their nodes"
+    )
 
     jobs = [only("zonal", volumes=claimed(zonal)), only("shunned"), only("mistyped", volumes=claimed("mistyped"))]
+    jobs.append(only("spread", rollout={"servers": 3, "template": SPREAD}, learner={"gpus": 1, "template": SPREAD}))
     kubectl.apply({"apiVersion": "v1", "kind": "List", "items": jobs})
     told = 'persistentvolumeclaim "mistyped" not found'
     eventually(lambda: told in message(kubectl, "mistyped"), why="the scheduler's sentence is the job's")
@@ -105,11 +126,13 @@ def test_refusals_about_the_node_move_the_whole_job_and_others_move_nothing(
 
     eventually(lambda: places(kubectl, "zonal") == [there] * 2, why="it left zone a at once", timeout_s=90)
     eventually(lambda: places(kubectl, "shunned") == [company] * 2, why="it left the hermit", timeout_s=90)
+    eventually(lambda: places(kubectl, "spread") == [quiet] * 2, why="it left the rack of its like", timeout_s=90)
     events = [one for one in kubectl.list("events") if one["reason"] == "NodeFull"]
     sentences = {one["involvedObject"]["name"]: one["message"] for one in events}
-    assert len(events) == 2, "once each: of zone a the other node was not tried, and the hermit's not again"
+    assert len(events) == 3, "once each: of zone a the other node was not tried, and the hermit's not again"
     assert "PersistentVolume's node affinity" in sentences["zonal"]
     assert "anti-affinity" in sentences["shunned"]
+    assert "topology spread constraints" in sentences["spread"]
 
     assert uids(kubectl, "mistyped") == before, f"it stays, though {second} is free and the others moved meanwhile"
     assert told in message(kubectl, "mistyped")

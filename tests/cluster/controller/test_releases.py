@@ -1,15 +1,27 @@
 """Two releases of the chart on one cluster, by the real helm; their controllers' pods are objects that never run."""
 
 import json
+import re
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cluster.controller.conftest import CRD_NAME, HERE, ROOT, Kubectl, eventually, job
+from tests.cluster.controller.conftest import (
+    CRD_NAME,
+    HERE,
+    ROOT,
+    Controller,
+    Kubectl,
+    chart_rights,
+    eventually,
+    job,
+)
 from tests.cluster.controller.fake_nodes import FakeNodes
+from tests.cluster.controller.test_placement import places
 
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(300)]  # the definition is the whole cluster's
 OF_HELM = "meta.helm.sh/release-namespace"
@@ -70,6 +82,38 @@ def test_one_release_owns_the_definition_and_the_other_is_told_so_and_lives_besi
     first.run("uninstall", "stage2", "--wait")
     assert kubectl.run("create", "--dry-run=server", "-f", "-", stdin=job()).returncode == 0, "the definition stays"
     assert second.kubectl.list("deployments") != [], "and so does the other release"
+
+
+def test_controllers_of_two_releases_serve_jobs_of_one_name_each_in_its_own_namespace(
+    releases: tuple[Release, Release], helm: str, nodes: FakeNodes, tmp_path: Path
+) -> None:
+    first, second = (release.kubectl for release in releases)
+    node = nodes.add(f"{first.namespace}-node", gpus=8, labels=HERE)
+    running = [_controller(kubectl, helm, tmp_path) for kubectl in (first, second)]
+    try:
+        for kubectl in (first, second):
+            kubectl.apply(job())
+        for kubectl in (first, second):
+            eventually(lambda its=kubectl: places(its, "job-3v1") == [node] * 2, why="both pods are on the node")
+        before = [one["metadata"]["uid"] for one in second.list("deployments", "jobs", "pods")]
+        first("delete", "rmj", "job-3v1", "--timeout=60s")
+        eventually(lambda: not first.list("deployments", "jobs", "pods"), why="what was the first one's is gone")
+        assert [one["metadata"]["uid"] for one in second.list("deployments", "jobs", "pods")] == before
+    finally:
+        for controller in running:
+            controller.stop()
+        roles = [f"{second.namespace}-stage2{role}" for role in ("", "-view", "-edit", "-admin")]
+        second("delete", "clusterrole,clusterrolebinding", *roles, "--ignore-not-found")
+    for controller in running:
+        assert not re.search("forbidden|Traceback", controller.text()), controller.text()
+
+
+def _controller(kubectl: Kubectl, helm: str, folder: Path) -> Controller:
+    rights = folder / f"{kubectl.namespace}.kubeconfig"
+    rights.write_text(json.dumps(chart_rights(kubectl, helm)))
+    made = Controller(rights, kubectl.namespace, folder / f"{kubectl.namespace}.log")
+    made.start()
+    return made
 
 
 def cluster_roles(kubectl: Kubectl) -> set[str]:

@@ -37,6 +37,7 @@ def step(name: str) -> str:
 
 PASSES = f'stage2_reconcile_total{{namespace="s", result="error", {OF_A}}}'
 AGE = f'stage2_watch_compared_age_seconds{{namespace="s", {OF_A}}}'
+LATE_IN_ALL = f'stage2_event_loop_lag_seconds_sum{{namespace="s", {OF_A}}}'
 JOB = {"namespace": "t", "name": "j"}
 
 
@@ -54,6 +55,8 @@ CASES = [
     Case("Stage2WatchesStale", {AGE: "120x20"}, 20, None),
     Case("Stage2LoopStands", {late("+Inf"): "0+1200x40", late("0.1"): "0+1190x40"}, 30, {"namespace": "s", "pod": "a"}),
     Case("Stage2LoopStands", {late("+Inf"): "0+1200x40", late("0.1"): "0+1199x40"}, 30, None),
+    Case("Stage2LoopStands", {LATE_IN_ALL: "0+7x40"}, 30, {"namespace": "s", "pod": "a"}),
+    Case("Stage2LoopStands", {LATE_IN_ALL: "0+5x40"}, 30, None),
     Case("Stage2ControllerBug", {PASSES: "0x10 1x10"}, 12, {"namespace": "s", "pod": "a"}),
     Case("Stage2ControllerBug", {PASSES: "7x40"}, 40, None),
     Case("Stage2JobFailed", {phase("j", "Failed"): "1x20"}, 1, JOB),

@@ -116,7 +116,8 @@ POOL = {"labels": {"eks.amazonaws.com/nodegroup": "gpus"}}
 COMING: list[tuple[str, bool, list[Any]]] = [
     ("no node at all", True, []),
     ("a busy one", True, [n.node("a", 4), n.foreign("a", gpus=4)]),
-    ("a pool that can grow", True, [n.node("a", 0, **POOL)]),
+    ("none with a GPU", True, [n.node("a", 0), n.node("b", 0, taints=[TAINT])]),
+    ("a pool that can grow", True, [n.node("a", 3, **POOL)]),
     ("one that is too small", False, [n.node("a", 3)]),
     ("one that must not be used", False, [n.node("a", 8, taints=[TAINT])]),
 ]
