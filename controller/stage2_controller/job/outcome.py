@@ -64,7 +64,7 @@ def seconds_to_start(
     job: RolloutMatchingJob, observed: Observed, status: Mapping[str, Any], now: datetime
 ) -> float | None:
     """Return the seconds until spec.learner.startDeadlineSeconds has passed; None if no server is waited for."""
-    since = _has_its_place_since(status, now)
+    since = _has_its_place_since(observed, status, now)
     waits = job.spec.rollout.servers and not job.spec.suspend and not learner_begun(observed) and observed.deployment
     if since is None or not waits or observed.old_learner():
         return None
@@ -77,16 +77,23 @@ def learner_begun(observed: Observed) -> bool:
     return pod is not None and (running(pod, names.ROLE_LEARNER) or terminated(pod, names.ROLE_LEARNER) is not None)
 
 
-def _has_its_place_since(status: Mapping[str, Any], now: datetime) -> datetime | None:
-    """Return since when the servers could load: they have quota and a node; where all were ready a moment ago, now."""
+def _has_its_place_since(observed: Observed, status: Mapping[str, Any], now: datetime) -> datetime | None:
+    """Return since when the servers could load: they have quota and a node; where all were ready a moment ago, now.
+
+    Of a place that the scheduler finds only the servers' pod tells. One that nobody makes, nor refuses, is waited for.
+    """
+    pod = observed.pod(names.ROLE_ROLLOUT)
+    if diagnose.refused(observed.deployment) if pod is None else not pod["spec"].get("nodeName"):
+        return None
     told = [conditions.find(status, kind) for kind in (reasons.QUOTA_RESERVED, reasons.PLACED)]
     if not status.get("startTime") or any(item and item["status"] != "True" for item in told):
         return None
     ready = conditions.find(status, reasons.ROLLOUT_READY)
     if ready and ready["status"] == "True":
         return now
-    times = [status["startTime"], *(item["lastTransitionTime"] for item in (*told, ready) if item)]
-    return max(map(conditions.instant, times))
+    bound = conditions.find((pod or {}).get("status", {}), "PodScheduled")
+    times = [status["startTime"], *(item.get("lastTransitionTime") for item in (*told, ready, bound) if item)]
+    return max(conditions.instant(time) for time in times if time)
 
 
 def _of_learner(observed: Observed) -> Outcome | None:

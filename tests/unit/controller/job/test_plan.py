@@ -9,7 +9,7 @@ import yaml
 
 from stage2_api.parsing import parse_job
 from stage2_api.pod import files
-from stage2_controller.job import names, outcome, reasons
+from stage2_controller.job import conditions, names, outcome, reasons
 from stage2_controller.job.observed import Observed
 from stage2_controller.job.plan import Plan, plan
 from tests.unit.controller import builders as b
@@ -170,6 +170,39 @@ def test_a_job_whose_pods_all_vanish_in_one_pass_has_all_its_time_to_start_again
     assert b.condition(b.planned(b.told(raw, made), gone, after_s=3659), reasons.FAILED) is None
     late = b.planned(b.told(raw, made), gone, after_s=3660)
     assert b.condition(late, reasons.FAILED) == ("True", reasons.START_DEADLINE)
+
+
+AT = {"lastTransitionTime": conditions.timestamp(b.NOW)}
+UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no GPU", **AT}
+QUOTA = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": "exceeded quota", **AT}
+
+
+@pytest.mark.parametrize(
+    ("pods", "deployment_conditions"),
+    [((b.pod("rollout", node=None, conditions=[UNSCHEDULABLE]),), []), ((), [QUOTA])],
+    ids=["by the scheduler", "by the API server"],
+)
+def test_servers_that_are_refused_where_the_scheduler_finds_the_node_wait_without_a_deadline(
+    pods: tuple[b.Object, ...], deployment_conditions: list[b.Object]
+) -> None:
+    raw = b.job(learner={"startDeadlineSeconds": 60}, placement={"mode": "Scheduler"})
+    refused = b.started(raw, pods=pods, progress=None)
+    deployment = {**(refused.deployment or {}), "status": {"conditions": deployment_conditions}}
+    refused = replace(refused, deployment=deployment)
+    raw = b.told(raw, b.planned(raw, refused))
+    assert b.condition(b.planned(raw, refused, after_s=86400), reasons.FAILED) is None
+
+
+def test_the_time_to_start_counts_from_when_the_scheduler_has_found_the_node() -> None:
+    raw = b.job(learner={"startDeadlineSeconds": 60}, placement={"mode": "Scheduler"})
+    waiting = b.started(raw, pods=(b.pod("rollout", node=None),), progress=None)
+    raw = b.told(raw, b.planned(raw, waiting))
+    at = conditions.timestamp(b.NOW + timedelta(seconds=600))
+    loading = b.rollout_pod(False, False, False)
+    loading["status"]["conditions"] = [{"type": "PodScheduled", "status": "True", "lastTransitionTime": at}]
+    there = b.started(raw, pods=(loading, b.waiting_learner_pod()), progress=None)
+    assert b.condition(b.planned(raw, there, after_s=659), reasons.FAILED) is None
+    assert b.condition(b.planned(raw, there, after_s=660), reasons.FAILED) == ("True", reasons.START_DEADLINE)
 
 
 @pytest.mark.parametrize("waits_for", [reasons.PLACED, reasons.QUOTA_RESERVED])
