@@ -6,6 +6,8 @@ counts.
 
 import asyncio
 import logging
+import math
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
@@ -22,6 +24,7 @@ FIELDS = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 """The field selector of pods that take room; one that ends, or begins, leaves or enters the watch by it."""
 _RELIST_S = 240
 _RETRY_S = 2.0
+_DEAF_S = 600.0  # without a whole list; there is one at least each _RELIST_S
 
 
 Events = Callable[[str], AsyncIterator[Object]]  # from a resource version on
@@ -43,6 +46,7 @@ class ClusterPodsWatch:
         self._capacity = capacity
         self._events = events
         self._version = ""
+        self._listed_at: float | None = None
 
     async def fill(self) -> None:
         """Count all pods that exist. Raise ApiRefused."""
@@ -54,13 +58,22 @@ class ClusterPodsWatch:
                 present.add(body["metadata"]["uid"])
         self._version = version
         self._capacity.retain_pods(present, int(version))
+        self._listed_at = time.monotonic()
 
-    async def fill_for_sure(self) -> None:
-        """Count all pods that exist, however often that has to be tried."""
+    def problem(self) -> str | None:
+        """Return why the account of room is not true any more; None while it is, or before the first list."""
+        silent_s = time.monotonic() - self._listed_at if self._listed_at is not None else 0.0
+        return f"no whole list of the pods of all namespaces for {silent_s:.0f} s" if silent_s > _DEAF_S else None
+
+    async def fill_for_sure(self, give_up_after_s: float = math.inf) -> None:
+        """Count all pods that exist, however often that has to be tried. Raise what keeps refusing it for so long."""
+        began = time.monotonic()
         while True:
             try:
                 return await self.fill()
             except (ApiRefused, aiohttp.ClientError, TimeoutError) as error:
+                if time.monotonic() - began >= give_up_after_s:
+                    raise
                 logger.warning("cannot list the pods of all namespaces: %s", error)
                 await asyncio.sleep(_RETRY_S)
 

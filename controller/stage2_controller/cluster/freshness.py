@@ -58,12 +58,11 @@ class Freshness:
         self._last_round = time.monotonic()
 
     async def try_lists(self) -> None:
-        """Ask for one object of each kind that `fill` lists. Raise what the API server refuses."""
-        for kind in self._kinds:
-            for scope in self._namespaces:
-                await self._api.try_list(kind, scope)
-        if self._capacity:
-            await self._api.try_list("Node", None)
+        """Ask for one object of each kind that one that leads lists. Raise what the API server refuses."""
+        of_jobs = [(kind, scope) for kind in self._kinds for scope in self._namespaces]
+        of_room = [("Node", None), ("Pod", None)] if self._capacity else []
+        for kind, scope in dict.fromkeys((*of_jobs, *of_room)):
+            await self._api.try_list(kind, scope)
 
     async def fill(self) -> None:
         """Put everything that exists into the store: a plan made from half a picture would create what is there."""

@@ -116,10 +116,14 @@ class Controller:
             # Such as a definition that helm installed a moment ago and the API server does not serve yet.
             self._unlisted = f"cannot list what exists: {str(error) or type(error).__name__}"
             if self._leads_since and time.monotonic() - self._leads_since > _BLIND_S:
-                self.blind = self._unlisted
-                self.stop_flag.set()
+                self._end_blind(self._unlisted)
             raise kopf.TemporaryError(self._unlisted, delay=2) from error
         self._unlisted = None
+
+    def _end_blind(self, why: str) -> None:
+        """End the process, so that another replica may lead."""
+        self.blind = why
+        self.stop_flag.set()
 
     async def stop(self) -> None:
         """End in mid-pass without harm: the next start plans again from what it finds. Later calls do nothing."""
@@ -180,7 +184,11 @@ class Controller:
 
     async def _lead(self) -> None:
         if self.pods_watch:  # only who chooses nodes has to know what takes their room
-            await self.pods_watch.fill_for_sure()
+            try:
+                await self.pods_watch.fill_for_sure(_BLIND_S)
+            except (ApiRefused, aiohttp.ClientError, TimeoutError) as error:
+                self._end_blind(f"cannot list the pods of all namespaces: {str(error) or type(error).__name__}")
+                return
             self._tasks.append(self._task(self.pods_watch.run()))
         await self.reconciler.restore()
         for job in self.store.known(names.KIND):
@@ -209,14 +217,17 @@ class Controller:
     def _problem(self) -> str | None:
         if standing_by := self._stands_by():
             return standing_by.problem(_DEAF_S)
-        return self.freshness.problem() if self.ready else None
+        return self._deaf() if self.ready else None
+
+    def _deaf(self) -> str | None:
+        return self.freshness.problem() or (self.pods_watch.problem() if self.pods_watch else None)
 
     def _not_ready(self) -> str | None:
         if self._unlisted:
             return self._unlisted
         if standing_by := self._stands_by():
             return standing_by.problem(DURATION_S) if standing_by.heard else "has not heard of the Lease yet"
-        return self.freshness.problem() if self.ready else "does not know yet what exists"
+        return self._deaf() if self.ready else "does not know yet what exists"
 
     def _measured(self) -> tuple[bytes, str]:
         self.metrics.queue_depth.set(self.queue.depth())

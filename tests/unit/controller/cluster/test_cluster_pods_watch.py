@@ -74,3 +74,34 @@ async def test_a_watch_that_breaks_begins_again_with_a_list(monkeypatch: pytest.
     await followed(server, account)
     assert free(account) == 4
     assert server.asked == ["100", "100"]
+
+
+class Away(Server):
+    """An API server that lists no pods."""
+
+    async def pages(self, *_: Any, **__: Any) -> AsyncIterator[Object]:
+        raise aiohttp.ClientError("away")
+        yield  # makes it a generator
+
+
+async def test_a_first_list_that_is_refused_for_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_pods_watch, "_RETRY_S", 0.01)
+    server = Away(watches=[])
+    watcher = ClusterPodsWatch(server, n.capacity(), server.events)
+    with pytest.raises(aiohttp.ClientError, match="away"):
+        await asyncio.wait_for(watcher.fill_for_sure(0.05), 5)
+    assert watcher.problem() is None, "it has not begun"
+
+
+async def test_an_account_that_no_list_has_confirmed_for_ten_minutes_is_a_problem(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = Server(watches=[])
+    watcher = ClusterPodsWatch(server, n.capacity(), server.events)
+    now = 1000.0
+    monkeypatch.setattr(cluster_pods_watch.time, "monotonic", lambda: now)
+    await watcher.fill()
+    now = 1599.0
+    assert watcher.problem() is None
+    now = 1601.0
+    assert watcher.problem() == "no whole list of the pods of all namespaces for 601 s"

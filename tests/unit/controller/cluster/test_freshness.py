@@ -20,12 +20,13 @@ class Lists:
 
     def __init__(self) -> None:
         self.objects: dict[str, list[dict[str, Any]]] = {kind: [] for kind in (*KINDS, "Node")}
+        self.tried: set[tuple[str, str | None]] = set()
 
     async def list(self, kind: str, namespace: str | None, *, labelled: bool) -> dict[str, Any]:
         return {"items": self.objects[kind], "metadata": {"resourceVersion": "100"}}
 
     async def try_list(self, kind: str, namespace: str | None) -> None:
-        """Nothing is refused."""
+        self.tried.add((kind, namespace))
 
 
 class Stage:
@@ -44,6 +45,16 @@ class Stage:
 @pytest.fixture
 def stage() -> Stage:
     return Stage()
+
+
+@pytest.mark.parametrize("namespaces", [(), ("a", "b")])
+async def test_whoever_asks_for_the_lease_has_tried_each_list_that_a_leader_makes(namespaces: tuple[str, ...]) -> None:
+    """The pods of all namespaces too, which take room on nodes, whatever namespaces are served."""
+    lists = Lists()
+    scope, account = Scope(namespaces), n.capacity()
+    await Freshness(lists, Store(), lambda _: None, scope=scope, capacity=account).try_lists()
+    served = {(kind, namespace) for kind in KINDS for namespace in namespaces or (None,)}
+    assert lists.tried == served | {("Node", None), ("Pod", None)}
 
 
 async def test_it_fills_the_store_before_the_first_pass(stage: Stage) -> None:

@@ -74,10 +74,10 @@ class Listing(Idle):
     async def fill(self) -> None:
         self.listed.set()
 
-    async def fill_for_sure(self) -> None:
+    async def fill_for_sure(self, give_up_after_s: float) -> None:
         self.listed.set()
 
-    def problem(self) -> None:
+    def problem(self) -> str | None:
         """All is well."""
 
 
@@ -173,6 +173,41 @@ async def test_one_that_leads_and_cannot_learn_what_exists_gives_the_lease_back(
         await made.start()
     assert made.stop_flag.is_set()
     assert why_ended(made) == "cannot list what exists: lists are away"
+    await made.stop()
+    assert leases.lease is not None
+    assert leases.lease["spec"]["holderIdentity"] == ""
+
+
+class Deaf(Listing):
+    """A watch on the pods of all namespaces that hears nothing."""
+
+    def problem(self) -> str:
+        return "no whole list"
+
+
+async def test_one_whose_account_of_room_is_not_true_any_more_is_neither_alive_nor_ready() -> None:
+    made = controller(Idle())
+    made.freshness, made.pods_watch = cast("Any", Listing()), cast("Any", Deaf())
+    await made.start()
+    assert (made.endpoints().problem(), made.endpoints().not_ready()) == ("no whole list", "no whole list")
+    await made.stop()
+
+
+class NoPods(Idle):
+    """What is refused the pods of all namespaces for as long as it may be."""
+
+    async def fill_for_sure(self, give_up_after_s: float) -> None:
+        assert give_up_after_s == 60
+        raise TimeoutError("pods are away")
+
+
+async def test_one_that_leads_and_cannot_list_the_pods_of_all_namespaces_gives_the_lease_back() -> None:
+    leases = Leases()
+    made = controller(Idle(), leases=leases)
+    made.pods_watch = cast("Any", NoPods())
+    await made.start()
+    await asyncio.wait_for(made.stop_flag.wait(), timeout=10)
+    assert why_ended(made) == "cannot list the pods of all namespaces: pods are away"
     await made.stop()
     assert leases.lease is not None
     assert leases.lease["spec"]["holderIdentity"] == ""
