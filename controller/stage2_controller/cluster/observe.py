@@ -10,7 +10,7 @@ from stage2_controller.cluster.named_objects import NamedObjects
 from stage2_controller.cluster.progress_polls import ProgressPolls
 from stage2_controller.cluster.refused_pods import RefusedPods
 from stage2_controller.cluster.store import Store
-from stage2_controller.job import conditions, kinds, kueue, names, outcome, ownership, reasons
+from stage2_controller.job import conditions, kinds, kueue, kueue_admission, names, outcome, ownership, reasons
 from stage2_controller.job.key import Key
 from stage2_controller.job.observed import Object, Observed
 
@@ -108,7 +108,7 @@ class Observer:
 
     async def _flavors(self, observed: Observed) -> dict[str, Object]:
         """Return the ResourceFlavors that the job was assigned; they are few, and many jobs share them."""
-        assigned = kueue.flavors_of(observed.workload)
+        assigned = kueue_admission.flavors_of(observed.workload)
         found = {name: await self._shared.get("ResourceFlavor", None, name) for name in assigned}
         return {name: flavor for name, flavor in found.items() if flavor is not None}
 

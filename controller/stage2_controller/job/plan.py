@@ -10,9 +10,20 @@ from datetime import datetime
 from typing import Any
 
 from stage2_api.errors import ConfigError
-from stage2_controller.job import binding, conditions, kueue, names, outcome, ownership, reasons, service_members
+from stage2_controller.job import (
+    binding,
+    conditions,
+    kueue,
+    kueue_admission,
+    kueue_answer,
+    names,
+    outcome,
+    ownership,
+    reasons,
+    service_members,
+)
 from stage2_controller.job import status as statuses
-from stage2_controller.job.children import meta, secret
+from stage2_controller.job.children import meta, secret, workload
 from stage2_controller.job.children.meta import Manifest
 from stage2_controller.job.credentials import Hosts
 from stage2_controller.job.desired import Desired, desired
@@ -130,7 +141,7 @@ def _placed(situation: Situation, nodes: NodeView | None) -> Situation:
     if situation.outcome or situation.must_stop or situation.idle or not situation.admitted:
         return situation
     need, observed, told = shaped(situation).need, situation.observed, situation.previous
-    host = kueue.host(observed.workload)
+    host = kueue_admission.host(observed.workload)
     if nodes is None or (situation.job.spec.placement.mode == "Scheduler" and host is None):
         return replace(situation, placement=follow(need, observed, nodes, status=told, now=situation.now))
     return replace(situation, placement=place(need, observed, nodes, status=told, now=situation.now, host=host))
@@ -203,7 +214,7 @@ def _with_workload(children: Manifests, situation: Situation, priority_class: Ma
     if situation.queue is None or not situation.settings.kueue or situation.lacks_class:
         return children
     active = not (situation.job.spec.suspend or situation.returns_quota or situation.is_held)
-    asked_for = kueue.workload(
+    asked_for = workload.workload(
         situation.raw["metadata"],
         situation.desired.children,
         queue=kueue.queue_of(situation.observed.workload, situation.queue),
@@ -220,7 +231,7 @@ def _told_to_kueue(situation: Situation) -> dict[str, Any] | None:
     if situation.queue is None:
         return None
     at = conditions.timestamp(situation.now)
-    return kueue.answer(situation.observed.workload, situation.observed, situation.outcome, at=at)
+    return kueue_answer.answer(situation.observed.workload, situation.observed, situation.outcome, at=at)
 
 
 def _learner_look(situation: Situation) -> float | None:

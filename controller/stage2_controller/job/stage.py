@@ -1,6 +1,6 @@
 """The stage of a job that goes on: which children may exist now, and which must not. Pure."""
 
-from stage2_controller.job import kinds, kueue, names, outcome, reasons
+from stage2_controller.job import kinds, kueue_admission, names, outcome, reasons
 from stage2_controller.job.children.meta import Manifest
 from stage2_controller.job.desired import Desired
 from stage2_controller.job.observed import Observed, terminating
@@ -32,7 +32,7 @@ def stage(situation: Situation) -> tuple[Manifests, tuple[str, ...]]:
 def shaped(situation: Situation) -> Desired:
     """Return the desired state with what Kueue's admission adds to the pods."""
     admitted = situation.quota is not None and situation.admitted
-    return situation.desired.adding(kueue.additions(situation.observed)) if admitted else situation.desired
+    return situation.desired.adding(kueue_admission.additions(situation.observed)) if admitted else situation.desired
 
 
 def existing(observed: Observed, *wanted: str) -> tuple[str, ...]:

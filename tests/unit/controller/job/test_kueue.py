@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from stage2_controller.job import conditions, diff, explanation, kueue, names, reasons
+from stage2_controller.job import conditions, diff, explanation, kueue, kueue_admission, names, reasons
 from stage2_controller.job.observed import Observed
 from stage2_controller.job.placement import NodeView
 from stage2_controller.job.plan import Plan, plan
@@ -76,7 +76,7 @@ def test_two_hosts_that_nobody_asked_for_are_none() -> None:
     found = workload(*ADMITTED, host="a")
     other = workload(*ADMITTED, host="b")["status"]["admission"]["podSetAssignments"]
     found["status"]["admission"]["podSetAssignments"] += other
-    assert kueue.host(found) is None
+    assert kueue_admission.host(found) is None
 
 
 def test_a_flavor_that_has_no_topology_is_told_with_the_way_out() -> None:
@@ -167,7 +167,7 @@ def test_hosts_that_share_letters_are_put_together() -> None:
     found = workload(*ADMITTED, host="x")
     topology = found["status"]["admission"]["podSetAssignments"][0]["topologyAssignment"]
     topology["slices"][0]["valuesPerLevel"] = [{"individual": {"prefix": "gpu-", "roots": ["7"], "suffix": "-eu"}}]
-    assert kueue.host(found) == "gpu-7-eu"
+    assert kueue_admission.host(found) == "gpu-7-eu"
 
 
 def running(*conditions: dict[str, str], pods: tuple[Any, ...] | None = None) -> Observed:
@@ -261,7 +261,7 @@ def template(made: Plan, kind: str) -> Any:
 
 def test_pods_get_the_labels_and_tolerations_of_their_flavor_and_so_a_tainted_node_takes_them() -> None:
     account = n.capacity(n.node(taints=[TAINT], labels={"gpu": "h200"}))
-    assert kueue.flavors_of(assigned().workload) == ("tainted",)
+    assert kueue_admission.flavors_of(assigned().workload) == ("tainted",)
     made = planned(queued(), account, assigned())
     assert b.condition(made, reasons.PLACED) == ("True", reasons.NODE_CHOSEN)
     for kind in ("Deployment", "Job"):
