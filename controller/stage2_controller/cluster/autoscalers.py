@@ -37,7 +37,7 @@ class Discovery(Getter, Protocol):
 
 
 class Autoscalers:
-    """What makes nodes, as it was at most two minutes ago; nothing is asked where the admin's word decides.
+    """What makes nodes, as it was at most two minutes ago; nothing is asked where nothing would follow.
 
     A sign that the controller may not read counts as none.
     """

@@ -19,7 +19,7 @@ from stage2_controller.job.placement import NOT_MADE_S
 logger = logging.getLogger(__name__)
 
 # A filter by fields has the API server read all events of the namespace; what refuses one job may refuse a thousand.
-_READ_AGAIN, _AT_LEAST = timedelta(minutes=1), timedelta(minutes=16)
+_FIRST_PAUSE, _LONGEST_PAUSE = timedelta(minutes=1), timedelta(minutes=16)
 _REASON = "FailedCreate"
 
 
@@ -51,7 +51,7 @@ class RefusedPods:
         kept = self._kept.get(key)
         if kept is None or kept[0] <= now:
             told = await self._newest(key.namespace, seen.learner["metadata"]["uid"], since)
-            pause = min(2 * kept[1], _AT_LEAST) if kept else _READ_AGAIN
+            pause = min(2 * kept[1], _LONGEST_PAUSE) if kept else _FIRST_PAUSE
             kept = self._kept[key] = now + pause, pause, told
         return kept[2]
 

@@ -33,7 +33,7 @@ def timestamp(now: datetime) -> str:
 
 
 def instant(text: str) -> datetime:
-    """Return the time that `timestamp` wrote."""
+    """Return the time of a text as `timestamp` and Kubernetes write it."""
     return datetime.fromisoformat(text)
 
 

@@ -116,9 +116,8 @@ def _pod_need(role: str, template: Mapping[str, Any]) -> PodNeed:
 def choose_node(need: Need, nodes: Sequence[NodeInfo]) -> str | None:
     """Return the node that takes the whole job; by preemption only if none has room.
 
-    Of several the one that the job prefers, then the fullest: large rooms stay.
-
-    None if none takes it; `obstacle` says why.
+    Of several the one that the job prefers, then the fullest: large rooms stay. None if none takes it; `why_none_fits`
+    says why.
     """
     fitting = [info for info in nodes if _refusal(need, info) is None]
     for preempting in (False, True):

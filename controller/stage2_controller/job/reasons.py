@@ -7,19 +7,19 @@ PENDING: Final = "Pending"  # accepted; no pod has a node yet
 STARTING: Final = "Starting"  # pods have a node; servers load, or the learner's container starts
 RUNNING: Final = "Running"  # the learner's container runs
 SUCCEEDED: Final = "Succeeded"  # the learner ended with exit code 0; final
-FAILED: Final = "Failed"  # refused, or ended without success; final unless the spec was refused
+FAILED: Final = "Failed"  # refused, or ended without success; a corrected spec runs
 SUSPENDED: Final = "Suspended"  # spec.suspend: no pod exists
 
 # Condition Accepted: the spec is one that can run.
 ACCEPTED: Final = "Accepted"
 VALID: Final = "Valid"
 INVALID_SPEC: Final = "InvalidSpec"  # a rule is broken; the message has path, value, rule and way out
-INTERNAL_ERROR: Final = "InternalError"  # a bug of the controller: nothing changes until another version plans the job
+INTERNAL_ERROR: Final = "InternalError"  # a bug of the controller: nothing changes while it is met; it is tried again
 
-# Condition Placed: one node has room for servers and learner. Absent where the scheduler alone chooses.
+# Condition Placed: one node has room for servers and learner. Where the scheduler chooses, only what is undone is told.
 PLACED: Final = "Placed"
 NODE_CHOSEN: Final = "NodeChosen"
-NO_NODE_FITS: Final = "NoSingleNodeFits"  # nothing is created; the message says what is missing
+NO_NODE_FITS: Final = "NoSingleNodeFits"  # the message says what is missing; pods exist only where a node may come
 NODE_LOST: Final = "NodeLost"  # the whole job moves
 NODE_FULL: Final = "NodeFull"  # the scheduler, or its kubelet, refused a pod there; the whole job moves
 HALF_PLACED: Final = "HalfPlaced"  # one pod has a node and the other none: undone, and tried again later
@@ -49,7 +49,7 @@ SECRET_RENEWED: Final = "SecretRenewed"  # its certificates end soon: pods end, 
 LEARNER_RETRYING: Final = "LearnerRetrying"  # a pod failed; the Job waits before the next one
 LEARNER_FINISHED: Final = "LearnerFinished"
 
-# Reasons of both RolloutReady and LearnerRunning: why a pod does not run.
+# Reasons of RolloutReady and LearnerRunning: why a pod does not run. Some are also why Placed is not True.
 NOT_CREATED: Final = "NotCreated"
 POD_REFUSED: Final = "PodRefused"  # a quota or an admission policy, or its node's kubelet; the message is theirs
 QUEUED_TWICE: Final = "QueuedTwice"  # Kueue took the learner's Job for one of its own

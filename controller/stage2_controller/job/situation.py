@@ -29,7 +29,7 @@ class Situation:
     outcome: Outcome | None = None  # None: it goes on
     blocked: Condition | None = None  # ChildrenApplied, where what is not the job's keeps them from being written
     quota: Condition | None = None  # QuotaReserved, where the job names a queue of Kueue and is to run
-    placement: NodeChoice | None = None  # None: the scheduler chooses the node, or nothing is to run
+    placement: NodeChoice | None = None  # None: nothing is to run, or there is nothing to say of the scheduler's choice
 
     @property
     def job(self) -> RolloutMatchingJob:
@@ -73,7 +73,7 @@ class Situation:
 
     @property
     def returns_quota(self) -> bool:
-        """Whether the job's quota goes back: the host that Kueue assigned has been of no use for a while.
+        """Whether the job's quota goes back: Kueue turned the job away, or the host that it assigned is of no use.
 
         It was cordoned, is gone, or others took its room; Kueue itself looks again only at jobs without quota.
         """
