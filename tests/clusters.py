@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -218,8 +218,10 @@ def kubectl(kubeconfig: Path, *arguments: str, stdin: str | None = None) -> str:
     return subprocess.run(command, check=True, text=True, input=stdin, stdout=subprocess.PIPE).stdout
 
 
-def run_job(kubeconfig: Path, manifest: Mapping[str, Any]) -> Ran:
-    """Apply a job and follow it to its end; it stays in the cluster."""
+def run_job(
+    kubeconfig: Path, manifest: Mapping[str, Any], meanwhile: Callable[[Mapping[str, Any]], None] = lambda _: None
+) -> Ran:
+    """Apply a job and follow it to its end; it stays in the cluster. meanwhile: called with each state that is seen."""
     name = manifest["metadata"]["name"]
     kubectl(kubeconfig, "apply", "--filename=-", stdin=json.dumps(manifest))
     deadline = time.monotonic() + JOB_TIMEOUT_S
@@ -231,5 +233,6 @@ def run_job(kubeconfig: Path, manifest: Mapping[str, Any]) -> Ran:
             return Ran(job, kubectl(kubeconfig, "logs", f"job/{name}-learner", "--tail=-1"), told)
         if status.get("phase") == "Running" and "progress" in status:
             told.append(status["progress"])
+        meanwhile(job)
         assert time.monotonic() < deadline, job
         time.sleep(1)
