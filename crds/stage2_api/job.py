@@ -23,7 +23,7 @@ from stage2_api.kubernetes_types import (
 from stage2_api.node_affinity import Affinity
 from stage2_api.runconfig import RunConfig
 from stage2_api.section import KubernetesObject
-from stage2_api.value_types import DnsLabel, Name, Subdomain, SubdomainPrefix
+from stage2_api.value_types import DnsLabel, Name, Subdomain, SubdomainOrNone, SubdomainPrefix
 
 GROUP = "stage2.dev"
 VERSION = "v1alpha1"
@@ -86,7 +86,7 @@ class Placement(KubernetesObject):
     """Affinity to nodes, for choices that `nodeSelector` cannot tell: one of several GPU models, not one pool."""
     tolerations: list[Toleration] = Field(default=[], max_length=32)
     """List of taints that the pods accept."""
-    priority_class_name: Annotated[str, StringConstraints(max_length=253)] = ""
+    priority_class_name: SubdomainOrNone = ""
     """Name of the pods' PriorityClass; empty means the cluster's default."""
     mode: Literal["Reserve", "Scheduler"] = "Reserve"
     """Who finds the node: `Reserve`, the controller, which keeps room there for the whole job; `Scheduler`, the

@@ -12,7 +12,7 @@ from pydantic import Field, StringConstraints
 from stage2_api.section import KubernetesObject, free_mapping
 from stage2_api.value_types import DnsLabel, Name, Path
 
-_QUANTITY = r"^[+-]?[0-9.]+([eE][+-]?[0-9]+|[numkMGTPE]i?)?$"
+_QUANTITY = r"^[+]?[0-9.]+([eE][+-]?[0-9]+|[numkMGTPE]i?)?$"
 
 Quantity = Annotated[
     int | Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=_QUANTITY)],

@@ -5,6 +5,7 @@ Bounds are part of the contract: without them the API server cannot tell what a 
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 from pydantic import Field, StringConstraints
@@ -17,10 +18,19 @@ DnsLabel = Annotated[str, StringConstraints(min_length=1, max_length=63, pattern
 
 _LABELS = r"([a-z0-9]([-a-z0-9]*[a-z0-9])?\.)*"
 
-Subdomain = Annotated[
-    str, StringConstraints(min_length=1, max_length=253, pattern=rf"^{_LABELS}[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
-]
+_SUBDOMAIN = rf"{_LABELS}[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+
+Subdomain = Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=rf"^{_SUBDOMAIN}$")]
 """DNS labels with dots between them (RFC 1123)."""
+
+SubdomainOrNone = Annotated[str, StringConstraints(max_length=253, pattern=rf"^({_SUBDOMAIN})?$")]
+"""The same, or empty."""
+
+
+def is_subdomain(text: str) -> bool:
+    """Return whether a text is a Subdomain, as the names of most of Kubernetes' objects are."""
+    return 0 < len(text) <= 253 and re.fullmatch(_SUBDOMAIN, text) is not None
+
 
 SubdomainPrefix = Annotated[
     str, StringConstraints(min_length=1, max_length=253, pattern=rf"^{_LABELS}[a-z0-9][-a-z0-9]*$")

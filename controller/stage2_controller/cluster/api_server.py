@@ -5,6 +5,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Protocol
+from urllib.parse import quote
 
 import aiohttp
 from kubernetes.aio import client, config
@@ -395,10 +396,13 @@ def verb_of(method: str, where: str) -> str:
 
 
 def path(kind: str, namespace: str | None, name: str | None = None) -> str:
-    """Return the API path of an object, or of all objects of its kind."""
+    """Return the API path of an object, or of all objects of its kind. No name leads out of it."""
     resource = kinds.RESOURCES[kind]  # known here: no discovery requests, and no permission for them
     group = "apis" if "/" in resource.api_version else "api"
-    parts = [group, resource.api_version, f"namespaces/{namespace}" if namespace else "", resource.plural, name or ""]
+    if name in (".", ".."):
+        raise ValueError(f"{name} is no name of a {kind}")
+    space = f"namespaces/{quote(namespace, safe='')}" if namespace else ""
+    parts = [group, resource.api_version, space, resource.plural, quote(name or "", safe="")]
     return "/" + "/".join(filter(None, parts))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from stage2_api.value_types import is_subdomain
 from stage2_controller.job import pod_requests
 from stage2_controller.job.lookup import at
 from stage2_controller.job.node_fit import Need, PodNeed
@@ -88,7 +89,8 @@ def priority_classes(spec: Mapping[str, Any]) -> set[str]:
 
 
 def _named(found: Iterable[Any]) -> set[str]:
-    return {name for name in found if isinstance(name, str) and name}
+    """Return those that may be names: others are somebody's text, of which no request is made."""
+    return {name for name in found if isinstance(name, str) and is_subdomain(name)}
 
 
 def _part(value: Any, *keys: str) -> Mapping[str, Any]:

@@ -48,8 +48,13 @@ def requests(
 
 
 def amounts(written: Mapping[str, Any]) -> dict[str, float]:
-    """Return the quantities of a resource list as numbers, without those that are none."""
-    return {key: amount for key, value in written.items() if (amount := quantity.parse(value)) is not None}
+    """Return the quantities of a resource list as numbers, without those that are none.
+
+    Nor are negative ones: no pod or node has any, and one in a template would make room of what others hold.
+    """
+    return {
+        key: amount for key, value in written.items() if (amount := quantity.parse(value)) is not None and amount >= 0
+    }
 
 
 def added(parts: Iterable[Amounts]) -> dict[str, float]:

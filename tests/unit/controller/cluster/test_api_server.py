@@ -11,7 +11,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from kubernetes.aio import client
 
-from stage2_controller.cluster.api_server import Api, ApiRefused, connect
+from stage2_controller.cluster.api_server import Api, ApiRefused, connect, path
 from stage2_controller.job import names
 
 
@@ -239,3 +239,13 @@ def test_only_a_name_that_is_taken_is_no_refusal_of_a_creation(reason: str, answ
         return None
 
     assert asyncio.run(create()) == answer
+
+
+def test_a_name_leads_to_no_other_path_whatever_it_is() -> None:
+    classes = "/apis/scheduling.k8s.io/v1/priorityclasses"
+    assert path("PriorityClass", None, "high") == f"{classes}/high"
+    assert path("PriorityClass", None, "../x?watch=true&a=%2F#") == f"{classes}/..%2Fx%3Fwatch%3Dtrue%26a%3D%252F%23"
+    assert path("Pod", "a/../b") == "/api/v1/namespaces/a%2F..%2Fb/pods"
+    for name in (".", ".."):
+        with pytest.raises(ValueError, match="is no name of a PriorityClass"):
+            path("PriorityClass", None, name)

@@ -106,3 +106,11 @@ def test_templates_of_any_shape_name_runtime_classes_or_none() -> None:
     assert priority_classes({**spec, "placement": {"priorityClassName": "high"}}) == {"high"}
     assert priority_classes({"placement": []}) == set()
     assert runtime_classes({"rollout": None, "learner": {"template": {"spec": {"runtimeClassName": 7}}}}) == set()
+
+
+@pytest.mark.parametrize("text", ["../../../../api/v1/pods?a=1", "..", "a/b", "a?watch=true", "A", "a\n", "a" * 254])
+def test_a_text_that_can_be_no_name_is_asked_for_nowhere(text: str) -> None:
+    """It would become a part of the path of a request that the controller makes with its own rights."""
+    template = {"template": {"spec": {"priorityClassName": text, "runtimeClassName": text}}}
+    assert priority_classes({"learner": template, "placement": {"priorityClassName": text}}) == set()
+    assert runtime_classes({"rollout": template}) == set()

@@ -38,6 +38,12 @@ def test_containers_run_beside_all_sidecars_and_an_init_container_beside_those_b
     assert requests(boxed) == {"cpu": cpu + 0.25, "pods": 1}
 
 
+def test_a_negative_amount_makes_no_room_of_what_others_ask_for() -> None:
+    """The API server refuses such a pod; the sum of a job goes by its template before that."""
+    spec = {"containers": [{"resources": {"limits": {GPU: "16"}}}, {"resources": {"limits": {GPU: "-100"}}}]}
+    assert requests(spec) == {GPU: 16, "pods": 1}
+
+
 def test_a_limit_stands_for_a_request_that_is_not_written() -> None:
     spec = {"containers": [{"resources": {"limits": {"cpu": "2", GPU: "1"}, "requests": {"cpu": "1"}}}]}
     assert requests(spec) == {"cpu": 1, GPU: 1, "pods": 1}
