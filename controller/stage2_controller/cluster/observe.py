@@ -65,7 +65,9 @@ class Observer:
             replicasets=self._store.all(kinds.REPLICA_SET.kind, key),
             endpointslices=self._store.all(kinds.ENDPOINT_SLICE.kind, key),
         )
-        return ownership.owned(seen, job["metadata"])
+        return ownership.after_namesakes(
+            ownership.owned(seen, job["metadata"]), job["metadata"], self._store.namesakes(key)
+        )
 
     async def read_now(self, kind: str, key: Key) -> Object | None:
         """Return the object with the name of a child, as the API server has it now."""

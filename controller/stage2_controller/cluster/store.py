@@ -51,6 +51,7 @@ class Store:
 
     def __init__(self) -> None:
         self._objects: dict[str, dict[Key, dict[str, _Entry]]] = {kind: defaultdict(dict) for kind in _STORED}
+        self._of_label: dict[tuple[str, str], set[Key]] = defaultdict(set)  # the jobs of a namespace and short name
 
     def put(self, kind: str, body: Object) -> None:
         """Keep the object unless a newer state of it is known."""
@@ -61,6 +62,8 @@ class Store:
         known = siblings.get(name)
         if known is None or known.version <= version_of(body):
             siblings[name] = _Entry.of(kind, body)
+            if kind == names.KIND:
+                self._of_label[_label_of(key)].add(key)
 
     def remove(self, kind: str, body: Object) -> None:
         """Forget the object, unless it was created anew under the same name."""
@@ -73,6 +76,20 @@ class Store:
             del siblings[known.name]
             if not siblings:
                 del self._objects[kind][key]
+                self._forget_label(kind, key)
+
+    def namesakes(self, key: Key) -> list[Object]:
+        """Return the other jobs of the namespace whose pods have the same label, by which policies choose them."""
+        others = self._of_label.get(_label_of(key), set()) - {key}
+        found = (self.one(names.KIND, other, other.name) for other in sorted(others, key=lambda other: other.name))
+        return [job for job in found if job is not None]
+
+    def _forget_label(self, kind: str, key: Key) -> None:
+        if kind == names.KIND:
+            label = _label_of(key)
+            self._of_label[label].discard(key)
+            if not self._of_label[label]:
+                del self._of_label[label]
 
     def all(self, kind: str, key: Key) -> tuple[Object, ...]:
         """Return the objects of a kind that belong to a job."""
@@ -105,6 +122,10 @@ class Store:
     def _older(self, kind: str, key: Key, body: Object) -> bool:
         known = self._objects[kind].get(key, {}).get(body["metadata"]["name"])
         return known is None or known.version < version_of(body)
+
+
+def _label_of(key: Key) -> tuple[str, str]:
+    return key.namespace, names.short_name(key.name)
 
 
 def slim(kind: str, body: Object) -> Object:

@@ -48,7 +48,8 @@ def short_name(name: str, suffix: str = "") -> str:
     """Return `name` + `suffix` as a DNS label of at most 63 characters.
 
     A name that is one already is kept; any other (too long, dots, a leading digit) is cut and gets eight hexadecimal
-    digits of its SHA-256, so that two jobs never share a child.
+    digits of its SHA-256, so that two jobs share no child; where one is called what another became, the later one waits
+    (`ownership.after_namesakes`).
     """
     plain = f"{name}{suffix}"
     if len(plain) <= MAX_NAME and _DNS_LABEL.fullmatch(plain):

@@ -53,6 +53,20 @@ def owned(seen: Observed, job: Mapping[str, Any]) -> Observed:
     )
 
 
+def after_namesakes(seen: Observed, job: Mapping[str, Any], others: Sequence[Object]) -> Observed:
+    """Return what is seen, with the other jobs of the same label that came first in the way of this one.
+
+    Names that are none for a Service are cut, and another job may be called what one of them became: both would be
+    behind one NetworkPolicy, and one's learner beside the other's servers. job: the metadata of the job.
+    """
+    earlier = [one["metadata"] for one in others if _came(one["metadata"]) < _came(job)]
+    return replace(seen, foreign=(*seen.foreign, *(f"{names.KIND} {one['name']}" for one in earlier)))
+
+
+def _came(metadata: Mapping[str, Any]) -> tuple[str, str]:
+    return metadata.get("creationTimestamp") or "", metadata["uid"]
+
+
 def obstacle(observed: Observed) -> Condition | None:
     """Return the condition ChildrenApplied where what is not the job's keeps its children from being written."""
     if observed.foreign:

@@ -51,6 +51,20 @@ def test_objects_of_other_jobs_are_not_seen() -> None:
     assert [pod["metadata"]["name"] for pod in store.all("Pod", KEY)] == ["mine"]
 
 
+def test_jobs_whose_pods_have_one_label_know_of_one_another_until_they_are_gone() -> None:
+    store = Store()
+    dotted, plain = (seen(names.KIND, name, 5) for name in ("1.big", names.short_name("1.big")))
+    for one in (dotted, plain, seen(names.KIND, "other", 5)):
+        store.put(names.KIND, one)
+    key = Key("team-a", "1.big")
+    assert [one["metadata"]["name"] for one in store.namesakes(key)] == [plain["metadata"]["name"]]
+    assert store.namesakes(Key("team-b", "1.big")) == []
+    store.remove(names.KIND, plain)
+    assert store.namesakes(key) == []
+    store.remove(names.KIND, dotted)
+    assert store._of_label.keys() == {("team-a", "other")}
+
+
 def test_the_bookkeeping_of_field_managers_is_not_kept() -> None:
     store = Store()
     body = seen("Pod", "p", 1)

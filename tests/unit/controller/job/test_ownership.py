@@ -135,6 +135,17 @@ def test_a_suspended_job_ends_its_pods_although_a_name_is_taken() -> None:
     assert b.planned(raw, found).deletions == ("Job", "Deployment")
 
 
+def test_of_two_jobs_whose_pods_would_have_one_label_the_later_one_waits() -> None:
+    """One is called what the other's name was cut to: each one's NetworkPolicy would open the other's pods."""
+    job = b.job(name="1.big")["metadata"] | {"uid": "1", "creationTimestamp": "2026-01-02T03:04:05Z"}
+    other = {"metadata": {"name": names.short_name("1.big"), "uid": "2", "creationTimestamp": "2026-01-02T03:04:06Z"}}
+    assert ownership.obstacle(ownership.after_namesakes(b.NOTHING, job, [other])) is None
+    told = ownership.obstacle(ownership.after_namesakes(b.NOTHING, other["metadata"], [{"metadata": job}]))
+    assert told is not None
+    assert told.reason == reasons.NAME_TAKEN
+    assert told.message == "RolloutMatchingJob 1.big exists and is not this job's; rename the job or the object"
+
+
 def test_explain_names_the_object_that_is_in_the_way() -> None:
     raw = b.job()
     made = b.planned(raw, seen(raw, Observed(configmap=without_owner(b.child(b.planned(raw), "ConfigMap")))))
