@@ -12,9 +12,9 @@ import aiohttp
 
 from stage2_controller.cluster.api_server import ApiRefused
 from stage2_controller.job import binding, conditions
+from stage2_controller.job.half_placed import NOT_MADE_S
 from stage2_controller.job.key import Key
 from stage2_controller.job.observed import Object, Observed
-from stage2_controller.job.placement import NOT_MADE_S
 
 logger = logging.getLogger(__name__)
 

@@ -2,26 +2,23 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
-from typing import Any, Literal, Protocol
+from datetime import datetime
+from typing import Any, Protocol
 
-from stage2_controller.job import binding, conditions, diagnose, names, node_fit, reasons
+from stage2_controller.job import binding, conditions, half_placed, names, node_fit, reasons
 from stage2_controller.job.binding import Refusal
-from stage2_controller.job.conditions import Condition, Truth
+from stage2_controller.job.conditions import Condition
+from stage2_controller.job.half_placed import NOT_JUDGED_S
 from stage2_controller.job.key import Key
-from stage2_controller.job.node_fit import Autoscaling, Avoided, Need, NodeInfo
+from stage2_controller.job.node_choice import LOOK_AGAIN_S, NodeChoice, first, leave, on
+from stage2_controller.job.node_fit import Autoscaling, Need, NodeInfo
 from stage2_controller.job.observed import Object, Observed, terminating
 from stage2_controller.job.pod_defaults import PodDefaults
 
 # The scheduler may need a moment, and a pod that is about to preempt others is refused at first.
 REFUSED_FOR_S = 15.0
-SETTLED_S = 10.0  # pods of one job are bound one after the other: then a refused one counts as refused
-NOT_MADE_S = 60.0  # a child, a learner pod, or claims, that nobody makes: what refuses them is said by no pod
-NOT_JUDGED_S = 300.0  # a busy cluster makes pods, and looks for their nodes, one after the other
-HALF_PLACED_S = 60.0  # one pod holds a node and the other has none: then both go, and stay away for as long
 PROMISED_S = 60.0  # room is kept for pods that cannot be bound for a reason that no node would mend
 _WAITED_FOR = (reasons.NO_NODE_FITS, reasons.UNSCHEDULABLE, reasons.POD_REFUSED)
-LOOK_AGAIN_S = 60.0  # what is missing may have changed without anything being free for this job
 
 
 class NodeAccount(Protocol):
@@ -58,23 +55,6 @@ class NodeView:
     autoscaling: Autoscaling = field(default_factory=Autoscaling)
 
 
-@dataclass(frozen=True)
-class NodeChoice:
-    """The job's node, or none: it fits nowhere, or has to leave its node as a whole."""
-
-    need: Need
-    node: str | None
-    condition: Condition | None  # None: there is nothing to say
-    refused: str | None = None  # the node that the scheduler would not give to the job
-    refused_zone: bool = False  # and nor would the others of its zone
-    again_after_s: float | None = None
-    tied: bool = True  # its pods are tied to the node, and there are none without one; else the scheduler finds it
-    avoid: Avoided = ()  # nodes that pods which are not tied must leave alone
-    shun: tuple[str, ...] = ()  # hosts that they take last: one of them had room for half of the job
-    # Of room, in the account of the nodes. tries: promised, unless the API server refuses a child in this pass.
-    claim: Literal["promised", "tries", "lapsed", "waits", "none"] = "promised"
-
-
 def place(
     asked: Need,
     observed: Observed,
@@ -98,7 +78,7 @@ def place(
 
 def _place(asked: Need, observed: Observed, view: NodeView, *, status: Mapping[str, Any], now: datetime) -> NodeChoice:
     current = current_node(observed)
-    if current is None and (pause := _pause(asked, status, now)):
+    if current is None and (pause := half_placed.pause(asked, status, now)):
         return pause
     kept = current or view.account.promised(view.key)
     if kept:
@@ -106,7 +86,7 @@ def _place(asked: Need, observed: Observed, view: NodeView, *, status: Mapping[s
         # Pods that are tied to nothing were refused other nodes.
         of_node = observed if current else replace(observed, pods=())
         if current and info and info.ready and _came_too_small(asked, current, observed, view):
-            return _leave(asked, reasons.NODE_FULL, f"node {current} has no room for the whole job, which leaves it")
+            return leave(asked, reasons.NODE_FULL, f"node {current} has no room for the whole job, which leaves it")
         found = _stay(asked, kept, info, of_node, status=status, now=now)
         if found.node or current or found.refused:
             return found
@@ -114,7 +94,7 @@ def _place(asked: Need, observed: Observed, view: NodeView, *, status: Mapping[s
     nodes = view.account.nodes_for(view.key, asked)
     node = node_fit.choose_node(asked, nodes)
     if node:
-        return _on(asked, node)
+        return on(asked, node)
     told = Condition(reasons.PLACED, "False", reasons.NO_NODE_FITS, node_fit.why_none_fits(asked, nodes))
     nowhere = NodeChoice(asked, None, told, again_after_s=LOOK_AGAIN_S, claim="waits")
     if node_fit.may_be_made(asked, nodes, view.autoscaling) and not node_fit.only_kept(asked, nodes):
@@ -139,9 +119,10 @@ def follow(
     if held and held.node is None:
         return held
     if node:
-        found = _turned_away(need, node, observed, now) or _half(need, node, observed, status=status, now=now)
+        away = _turned_away(need, node, observed, now)
+        found = away or half_placed.undone(need, node, observed, status=status, now=now)
     else:
-        found = _pause(need, status, now)
+        found = half_placed.pause(need, status, now)
     if found:
         refused = node if found.node is None else None
         return replace(found, tied=found.node is None, claim="none", refused=refused)
@@ -153,7 +134,7 @@ def follow(
 
 def _looking_again(found: NodeChoice, observed: Observed, now: datetime) -> NodeChoice:
     """Return the place, with another pass when a pod that is waited for has had its time: nothing else may happen."""
-    return replace(found, again_after_s=_first(found.again_after_s, binding.seconds_of_grace(observed, now)))
+    return replace(found, again_after_s=first(found.again_after_s, binding.seconds_of_grace(observed, now)))
 
 
 def _beside_old_learner(found: NodeChoice, observed: Observed, now: datetime) -> NodeChoice | None:
@@ -168,7 +149,7 @@ def _beside_old_learner(found: NodeChoice, observed: Observed, now: datetime) ->
         return None
     if found.node == node and not binding.overdue(old, now):
         left = binding.seconds_to_overdue(old, now) if terminating(old) else None
-        return replace(found, again_after_s=_first(found.again_after_s, left))
+        return replace(found, again_after_s=first(found.again_after_s, left))
     message = (
         f"pod {old['metadata']['name']} of an old learner has not ended on node {node} and may still write, so no pod"
         f" of the job starts; where the node is off for good, kubectl delete node {node} ends the pod, or the taint"
@@ -176,11 +157,6 @@ def _beside_old_learner(found: NodeChoice, observed: Observed, now: datetime) ->
     )
     told = Condition(reasons.PLACED, "False", reasons.OLD_LEARNER_ENDING, message)
     return NodeChoice(found.need, None, told, again_after_s=LOOK_AGAIN_S, claim="none")
-
-
-def _first(*seconds: float | None) -> float | None:
-    """Return the shortest of these times, if there is any."""
-    return min((some for some in seconds if some is not None), default=None)
 
 
 def current_node(observed: Observed) -> str | None:
@@ -201,22 +177,17 @@ def _tied_to(observed: Observed) -> str | None:
     return next((str(node) for node in nodes if node), None)
 
 
-def _on(asked: Need, node: str) -> NodeChoice:
-    message = f"servers and learner have their place on {node}"
-    return NodeChoice(asked, node, Condition(reasons.PLACED, "True", reasons.NODE_CHOSEN, message))
-
-
 def _stay(
     asked: Need, node: str, info: NodeInfo | None, observed: Observed, *, status: Mapping[str, Any], now: datetime
 ) -> NodeChoice:
     """The node that the job has, unless it cannot go on there."""
     if info is None:
-        return _leave(asked, reasons.NODE_LOST, f"node {node} is gone: the whole job moves")
+        return leave(asked, reasons.NODE_LOST, f"node {node} is gone: the whole job moves")
     if not node_fit.may_use(asked, info):
         told = f"Kueue assigned the host {asked.host}, which is not node {node}: the whole job moves"
-        return _leave(asked, reasons.NODE_LOST, told)
+        return leave(asked, reasons.NODE_LOST, told)
     if info.out_of_service:
-        return _leave(asked, reasons.NODE_LOST, f"node {node} is out of service: the whole job moves")
+        return leave(asked, reasons.NODE_LOST, f"node {node} is out of service: the whole job moves")
     if not info.ready:
         return _wait_for(asked, node, observed)
     if away := _turned_away(asked, node, observed, now):
@@ -224,9 +195,9 @@ def _stay(
     refusal = binding.refusal(observed, now)
     if refusal and refusal.of_node:
         return _refused(asked, node, refusal, _waited_until(status, now), now)
-    if half := _half(asked, node, observed, status=status, now=now):
+    if half := half_placed.undone(asked, node, observed, status=status, now=now):
         return half
-    return _kept_waiting(asked, node, refusal, now) if refusal else _on(asked, node)
+    return _kept_waiting(asked, node, refusal, now) if refusal else on(asked, node)
 
 
 def _turned_away(asked: Need, node: str, observed: Observed, now: datetime) -> NodeChoice | None:
@@ -234,7 +205,7 @@ def _turned_away(asked: Need, node: str, observed: Observed, now: datetime) -> N
     told = binding.turned_away(observed, node, now)
     if told is None:
         return None
-    return replace(_leave(asked, reasons.NODE_FULL, f"{told}: the whole job moves"), refused=node)
+    return replace(leave(asked, reasons.NODE_FULL, f"{told}: the whole job moves"), refused=node)
 
 
 def _refused(asked: Need, node: str, refusal: Refusal, waited: datetime | None, now: datetime) -> NodeChoice:
@@ -244,9 +215,9 @@ def _refused(asked: Need, node: str, refusal: Refusal, waited: datetime | None, 
     """
     left = conditions.seconds_left(max(refusal.since, waited or refusal.since), REFUSED_FOR_S, now)
     if left > 0:
-        return replace(_on(asked, node), again_after_s=left)
+        return replace(on(asked, node), again_after_s=left)
     told = f"node {node} has no room any more: the whole job moves ({refusal.message})"
-    return replace(_leave(asked, reasons.NODE_FULL, told), refused=node, refused_zone=refusal.of_zone)
+    return replace(leave(asked, reasons.NODE_FULL, told), refused=node, refused_zone=refusal.of_zone)
 
 
 def _waited_until(status: Mapping[str, Any], now: datetime) -> datetime | None:
@@ -288,7 +259,7 @@ def _lapsing(found: NodeChoice, observed: Observed, status: Mapping[str, Any], n
     behind = not missing or (names.ROLE_ROLLOUT in missing and not refused)
     left = conditions.seconds_left(since, NOT_JUDGED_S if behind else PROMISED_S, now)
     if left > 0:
-        return replace(found, again_after_s=_first(found.again_after_s, left))
+        return replace(found, again_after_s=first(found.again_after_s, left))
     lacks = f"no pod exists yet of {' and '.join(missing)}" if missing else "no scheduler has spoken of its pods yet"
     message = f"the place is on {found.node}; its room is no longer kept: {lacks}"
     told = Condition(reasons.PLACED, "True", reasons.NODE_CHOSEN, message)
@@ -316,81 +287,14 @@ def _bound(observed: Observed, roles: Sequence[str]) -> list[str]:
     return [role for role in roles if (observed.pod(role) or {"spec": {}})["spec"].get("nodeName")]
 
 
-def _half(asked: Need, node: str, observed: Observed, *, status: Mapping[str, Any], now: datetime) -> NodeChoice | None:
-    """A job of which one pod holds the node and the other has none: both go after a while, whatever the reason is."""
-    found = binding.half_placed(observed, {pod.role for pod in asked.pods}, status, now)
-    if found is None or _waited_for_old_learner(status):
-        return None
-    missing, since = found
-    refusal = binding.refusal(observed, now)
-    waited_for_s = _patience_s(missing, observed, refusal, now)
-    left = conditions.seconds_left(since, waited_for_s, now)
-    if left > 0:
-        return replace(_on(asked, node), again_after_s=left)
-    why = f" ({refusal.message})" if refusal else f" (kubectl describe the {missing} pod, or what makes it)"
-    noted = _told_half(status, "Unknown")
-    if noted:  # that Placed became Unknown for another reason may be longer ago
-        noted = max(noted, since + timedelta(seconds=waited_for_s))
-    left = conditions.seconds_left(noted, HALF_PLACED_S, now) if noted else HALF_PLACED_S
-    if left > 0:
-        message = f"the {missing} pod has no node{why}; the other holds {node} for {HALF_PLACED_S:g} s at most"
-        told = Condition(reasons.PLACED, "Unknown", reasons.HALF_PLACED, message)
-        return NodeChoice(asked, node, told, again_after_s=left)
-    return _leave(asked, reasons.HALF_PLACED, f"the {missing} pod found no node{why}: the other gave {node} back")
-
-
-def _waited_for_old_learner(status: Mapping[str, Any]) -> bool:
-    """Return whether an old learner was still there a moment ago: the new one's Job is written in this pass."""
-    told = conditions.find(status, reasons.LEARNER_RUNNING)
-    return told is not None and told["reason"] == reasons.OLD_LEARNER_ENDING
-
-
-def _patience_s(missing: str, observed: Observed, refusal: Refusal | None, now: datetime) -> float:
-    """Return for how long a pod without a node is nothing to speak of, in seconds."""
-    pod = binding.newest(observed, now)[missing]
-    if binding.nominated(pod):
-        return binding.NOMINATED_S
-    if refusal or (pod and conditions.find(pod.get("status", {}), "PodScheduled")):  # refused, or held by a gate
-        return SETTLED_S
-    if pod is None:
-        silent = missing == names.ROLE_LEARNER or binding.child_of(observed, missing) is None
-    else:
-        silent = diagnose.unmade_claims(pod) is not None
-    return NOT_MADE_S if silent else NOT_JUDGED_S
-
-
-def _pause(asked: Need, status: Mapping[str, Any], now: datetime) -> NodeChoice | None:
-    """A job that was half placed a moment ago: it lets others have their turn."""
-    since = _told_half(status, "False")
-    left = conditions.seconds_left(since, HALF_PLACED_S, now) if since else 0.0
-    if left <= 0:
-        return None
-    told = conditions.find(status, reasons.PLACED) or {}
-    again = Condition(reasons.PLACED, "False", reasons.HALF_PLACED, told["message"])
-    return NodeChoice(asked, None, again, again_after_s=left, claim="none")
-
-
-def _told_half(status: Mapping[str, Any], truth: Truth) -> datetime | None:
-    """Return since when the status tells that the job is half placed (Unknown) or was (False)."""
-    told = conditions.find(status, reasons.PLACED)
-    if told is None or (told["status"], told["reason"]) != (truth, reasons.HALF_PLACED):
-        return None
-    return conditions.instant(told["lastTransitionTime"])
-
-
 def _wait_for(asked: Need, node: str, observed: Observed) -> NodeChoice:
     """A node that does not answer may still run the learner, which writes: only a person knows that it does not."""
     servers, learner = (observed.pod(role) for role in (names.ROLE_ROLLOUT, names.ROLE_LEARNER))
     gone = servers is None or terminating(servers) or not servers["spec"].get("nodeName")
     if gone and (learner is None or not learner["spec"].get("nodeName")):
-        return _leave(asked, reasons.NODE_LOST, f"node {node} is not ready: the whole job moves")
+        return leave(asked, reasons.NODE_LOST, f"node {node} is not ready: the whole job moves")
     message = (
         f"node {node} is not ready; a learner there may still write, so the job stays until the node is back, is"
         " deleted (kubectl delete node), or has the taint node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
     )
     return NodeChoice(asked, node, Condition(reasons.PLACED, "Unknown", reasons.NODE_NOT_READY, message))
-
-
-def _leave(asked: Need, reason: str, message: str) -> NodeChoice:
-    told = Condition(reasons.PLACED, "False", reason, message)
-    return NodeChoice(asked, None, told, again_after_s=LOOK_AGAIN_S, claim="waits")

@@ -27,8 +27,10 @@ from stage2_controller.job.children import meta, secret, workload
 from stage2_controller.job.children.meta import Manifest
 from stage2_controller.job.credentials import Hosts
 from stage2_controller.job.desired import Desired, desired
+from stage2_controller.job.half_placed import NOT_MADE_S
+from stage2_controller.job.node_choice import NodeChoice
 from stage2_controller.job.observed import Observed
-from stage2_controller.job.placement import NOT_MADE_S, NodeChoice, NodeView, follow, place
+from stage2_controller.job.placement import NodeView, follow, place
 from stage2_controller.job.readiness_gate import GateCondition, gate
 from stage2_controller.job.settings import Settings
 from stage2_controller.job.situation import Situation

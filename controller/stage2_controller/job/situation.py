@@ -11,9 +11,9 @@ from stage2_controller.job.children import pod
 from stage2_controller.job.conditions import Condition
 from stage2_controller.job.containers import Processes
 from stage2_controller.job.desired import Desired
+from stage2_controller.job.node_choice import NodeChoice
 from stage2_controller.job.observed import Observed, terminating
 from stage2_controller.job.outcome import Outcome
-from stage2_controller.job.placement import NodeChoice
 from stage2_controller.job.settings import Settings
 
 

@@ -8,8 +8,9 @@ import pytest
 
 from stage2_controller.job import names, reasons
 from stage2_controller.job.conditions import timestamp
+from stage2_controller.job.half_placed import NOT_JUDGED_S
 from stage2_controller.job.observed import Observed
-from stage2_controller.job.placement import NOT_JUDGED_S, PROMISED_S
+from stage2_controller.job.placement import PROMISED_S
 from stage2_controller.job.plan import Plan
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n

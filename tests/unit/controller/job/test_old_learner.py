@@ -9,8 +9,8 @@ import pytest
 from stage2_controller.job import names, reasons
 from stage2_controller.job.binding import OVERDUE_S
 from stage2_controller.job.conditions import timestamp
+from stage2_controller.job.node_choice import LOOK_AGAIN_S
 from stage2_controller.job.observed import Observed
-from stage2_controller.job.placement import LOOK_AGAIN_S
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 from tests.unit.controller.job.test_placement import placed, planned

@@ -10,18 +10,11 @@ import pytest
 from stage2_controller.cluster.capacity import Capacity
 from stage2_controller.job import names, reasons
 from stage2_controller.job.conditions import timestamp
+from stage2_controller.job.half_placed import HALF_PLACED_S, NOT_JUDGED_S, NOT_MADE_S, SETTLED_S
+from stage2_controller.job.node_choice import LOOK_AGAIN_S
 from stage2_controller.job.node_fit import Autoscaling
 from stage2_controller.job.observed import Observed
-from stage2_controller.job.placement import (
-    HALF_PLACED_S,
-    LOOK_AGAIN_S,
-    NOT_JUDGED_S,
-    NOT_MADE_S,
-    PROMISED_S,
-    REFUSED_FOR_S,
-    SETTLED_S,
-    NodeView,
-)
+from stage2_controller.job.placement import PROMISED_S, REFUSED_FOR_S, NodeView
 from stage2_controller.job.plan import Plan, plan
 from stage2_controller.job.pod_defaults import PodDefaults
 from tests.unit.controller import builders as b

@@ -9,8 +9,8 @@ from stage2_api.errors import ConfigError
 from stage2_controller.job import names, reasons
 from stage2_controller.job.admin_policy import AdminPolicy
 from stage2_controller.job.desired import desired
+from stage2_controller.job.half_placed import HALF_PLACED_S, SETTLED_S
 from stage2_controller.job.observed import Observed
-from stage2_controller.job.placement import HALF_PLACED_S, SETTLED_S
 from stage2_controller.job.plan import Plan
 from stage2_controller.job.static import static_children
 from tests.unit.controller import builders as b

@@ -8,7 +8,7 @@ from stage2_controller.cluster.progress_reader import ProgressReader
 from stage2_controller.cluster.store import Store
 from stage2_controller.job import conditions, names, reasons
 from stage2_controller.job.conditions import timestamp
-from stage2_controller.job.placement import NOT_MADE_S
+from stage2_controller.job.half_placed import NOT_MADE_S
 from stage2_controller.loop.controller_metrics import Metrics
 from stage2_controller.loop.reconcile import Reconciler
 from tests.unit.controller import builders as b
