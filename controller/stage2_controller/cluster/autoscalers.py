@@ -116,6 +116,7 @@ def _instant(text: str) -> datetime | None:
     """Return the time of `2026-09-15 04:05:52.354884346 +0000 UTC`, as the cluster autoscaler writes it."""
     try:
         day, clock, offset, _ = text.split(" ")
-        return datetime.fromisoformat(f"{day}T{clock}{offset}")
+        told = datetime.fromisoformat(f"{day}T{clock}{offset}")
     except ValueError:
         return None
+    return told if told.tzinfo else None

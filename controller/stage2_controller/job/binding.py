@@ -1,6 +1,6 @@
 """The binding of a job's pods to nodes: which pod has one, which is refused one, since when and why. Pure."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, TypeGuard
@@ -62,8 +62,7 @@ def refusal(observed: Observed, now: datetime) -> Refusal | None:
             continue
         told = conditions.find(pod.get("status", {}), "PodScheduled")
         if told and told.get("reason") == "Unschedulable":
-            since = conditions.instant(told["lastTransitionTime"])
-            return Refusal(since, reasons.UNSCHEDULABLE, told.get("message", "no reason given"))
+            return Refusal(_judged_at(pod), reasons.UNSCHEDULABLE, told.get("message", "no reason given"))
     return _not_made(observed)
 
 
@@ -154,16 +153,29 @@ def seconds_to_overdue(pod: Object, now: datetime) -> float:
 def learner_unmade_since(observed: Observed, status: Mapping[str, Any]) -> datetime | None:
     """Return since when the learner's Job may have had no pod; None where it has one, or is to have none.
 
-    A pod that ran and is gone was there until its condition changed. status: the one that the last pass wrote.
+    A pod that ran and is gone was there until its condition changed; one that has ended and stays is none from then on.
+    status: the one that the last pass wrote.
     """
     learner = observed.learner
     if learner is None or terminating(learner) or learner["spec"].get("suspend") or observed.learner_ended():
         return None
-    if observed.pod(names.ROLE_LEARNER) is not None:
+    pod = observed.pod(names.ROLE_LEARNER)
+    if pod is not None and not ended(pod):
         return None
     told = conditions.find(status, reasons.LEARNER_RUNNING) or {}
-    times = (learner["metadata"].get("creationTimestamp"), told.get("lastTransitionTime"))
+    times = [learner["metadata"].get("creationTimestamp"), told.get("lastTransitionTime"), *_ends(pod)]
     return max((conditions.instant(time) for time in times if time), default=None)
+
+
+def apart(observed: Observed) -> dict[str, str] | None:
+    """Return the nodes of the servers and the learner, by role, where they are not the same; None where they are.
+
+    A pod that is made anew says nothing of the node where its Deployment was to wait for any.
+    """
+    there = {role: observed.pod(role) for role in _CHILD_OF}
+    live = {role: pod for role, pod in there.items() if pod and not terminating(pod) and not ended(pod)}
+    nodes = {role: str(pod["spec"]["nodeName"]) for role, pod in live.items() if pod["spec"].get("nodeName")}
+    return nodes if len(set(nodes.values())) > 1 else None
 
 
 def taken(observed: Observed) -> str:
@@ -181,15 +193,29 @@ def taken(observed: Observed) -> str:
 def _lasting(observed: Observed, now: datetime) -> Observed:
     """Return what is observed without pods that are being deleted and have ended, or should have long ago.
 
-    Only others keep them, such as by a finalizer, and for as long as they like.
+    Only others keep them, such as by a finalizer, and for as long as they like. Nor do pods count that have ended and
+    whose successor is refused: they hold nothing, and their objects stay.
     """
-    kept = tuple(pod for pod in observed.pods if not (terminating(pod) and (ended(pod) or overdue(pod, now))))
-    return replace(observed, pods=kept)
+    unmade = {names.ROLE_LEARNER} if observed.learner_refused else set()
+    unmade |= {names.ROLE_ROLLOUT} if diagnose.refused(observed.deployment) else set()
+
+    def lasts(pod: Object) -> bool:
+        if ended(pod):
+            return not terminating(pod) and _role(pod) not in unmade
+        return not overdue(pod, now)
+
+    return replace(observed, pods=tuple(filter(lasts, observed.pods)))
 
 
 def _role(pod: Object) -> str | None:
     role: str | None = pod["metadata"].get("labels", {}).get(names.LABEL_ROLE)
     return role
+
+
+def _ends(pod: Object | None) -> list[str]:
+    """Return the times at which what a pod was changed last: of one that has ended, those of its end."""
+    told: Sequence[Mapping[str, Any]] = ((pod or {}).get("status") or {}).get("conditions") or ()
+    return [item["lastTransitionTime"] for item in told if item.get("lastTransitionTime")]
 
 
 def _age_s(pod: Object, now: datetime) -> float:
@@ -226,7 +252,8 @@ def _not_made(observed: Observed) -> Refusal | None:
     deployment: Object = observed.deployment or {}
     told = conditions.find(deployment.get("status", {}), "ReplicaFailure")
     if told and told["status"] == "True" and observed.pod(names.ROLE_ROLLOUT) is None:
-        return Refusal(conditions.instant(told["lastTransitionTime"]), reasons.POD_REFUSED, told.get("message", ""))
+        since = told.get("lastTransitionTime") or deployment["metadata"]["creationTimestamp"]
+        return Refusal(conditions.instant(since), reasons.POD_REFUSED, told.get("message", ""))
     if learner is not None and observed.learner_refused:
         since = conditions.instant(learner["metadata"]["creationTimestamp"])
         return Refusal(since, reasons.POD_REFUSED, observed.learner_refused)

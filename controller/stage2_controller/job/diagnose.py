@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from stage2_api.pod.termination import read_termination_message
 from stage2_controller.job import reasons
-from stage2_controller.job.observed import Object
+from stage2_controller.job.observed import Object, ended
 
 _IMAGE = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
 _CONFIG = {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
@@ -78,7 +78,7 @@ def refused(deployment: Object | None) -> Finding | None:
 
 def servers(observed: Object | None, names: Sequence[str], deployment: Object | None = None) -> Finding | None:
     """Return the finding for the rollout pod; None if every server answers."""
-    if observed is None and (told := refused(deployment)):
+    if (observed is None or ended(observed)) and (told := refused(deployment)):
         return told
     found = pod(observed, "the rollout pod")
     if found or observed is None:
@@ -93,7 +93,7 @@ def servers(observed: Object | None, names: Sequence[str], deployment: Object | 
 
 def learner(observed: Object | None, refused_with: str | None) -> Finding | None:
     """Return the finding for the learner's pod; None if its container runs. refused_with: why there can be none."""
-    if observed is None and refused_with:
+    if refused_with and (observed is None or ended(observed)):
         return Finding(reasons.POD_REFUSED, f"the API server refuses the learner's pod: {refused_with}")
     return pod(observed, "the learner's pod")
 

@@ -3,7 +3,7 @@
 A job that carries the label `kueue.x-k8s.io/queue-name` waits until Kueue admits its Workload (`children.workload`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -57,6 +57,18 @@ Named = TypeVar("Named", str, None)
 def queue_of(found: Object | None, named: Named) -> str | Named:
     """Return the queue that the Workload is to name: the job's label may change until quota is reserved."""
     return str(found["spec"]["queueName"]) if found is not None and holds(found, "QuotaReserved") else named
+
+
+def reserved_pod_sets(found: Object | None) -> Sequence[Mapping[str, Any]] | None:
+    """Return the pod sets for which Kueue holds quota; None where it holds none."""
+    pod_sets: Sequence[Mapping[str, Any]] | None = found["spec"].get("podSets") if found else None
+    return pod_sets if holds(found, "QuotaReserved") else None
+
+
+def of_another_spec(found: Object | None, spec_hash: str) -> bool:
+    """Return whether the Workload asks for the pods of another spec; one of before that was noted is of this one."""
+    annotations: Mapping[str, str] = (found["metadata"].get("annotations") if found else None) or {}
+    return annotations.get(names.ANNOTATION_SPEC_HASH, spec_hash) != spec_hash
 
 
 def admitted(found: Object | None) -> bool:
@@ -142,8 +154,8 @@ def finished(found: Object | None) -> bool:
 
 
 def asked_anew(queue: str) -> Condition:
-    """Return the job's condition QuotaReserved while the Workload of its failed run goes."""
-    message = f"waits in queue {queue}: the Workload of the run that failed goes first"
+    """Return the job's condition QuotaReserved while the Workload of a run or spec before this one goes."""
+    message = f"waits in queue {queue}: the Workload of what ran before goes first"
     return Condition(reasons.QUOTA_RESERVED, "False", reasons.QUOTA_PENDING, message)
 
 

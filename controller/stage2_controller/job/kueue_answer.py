@@ -1,10 +1,11 @@
 """What Kueue is told in a job's Workload: its end, whether its pods are ready, and that evicted quota is free. Pure."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from stage2_controller.job import conditions, names
 from stage2_controller.job.kueue import admitted, condition, holds
-from stage2_controller.job.observed import Object, Observed, running, succeeded, terminating
+from stage2_controller.job.observed import Object, Observed, ended, running, succeeded, terminating
 from stage2_controller.job.outcome import Outcome
 
 # Reasons of PodsReady that Kueue's waitForPodsReady knows.
@@ -23,7 +24,7 @@ def answer(found: Object | None, observed: Observed, outcome: Outcome | None, *,
     if outcome:
         return _patch(found, _true("Finished", "JobFinished", outcome.message), at=at)
     if not admitted(found):
-        if observed.pods:
+        if not all(map(ended, observed.pods)):
             return None
         wanted = [_false("PodsReady", _WAITS_FOR_START, "the job has no pods")]
         reserves = holds(found, "QuotaReserved")
@@ -50,13 +51,21 @@ def _pods_ready(found: Object, observed: Observed) -> dict[str, str]:
 def _patch(found: Object, *wanted: dict[str, str], at: str, **more: Any) -> dict[str, Any] | None:
     """Return a patch of the version that was read: it replaces the whole list, and is refused for any other version."""
     known = {item["type"]: item for item in (found.get("status") or {}).get("conditions") or []}
-    changed = [item for item in wanted if known.get(item["type"], {}).get("status", "False") != item["status"]]
+    changed = [item for item in wanted if _differs(known.get(item["type"]), item)]
     if not changed:
         return None
     for item in changed:
         known[item["type"]] = {**item, "lastTransitionTime": at}
     version = {"resourceVersion": found["metadata"]["resourceVersion"]}
     return {"metadata": version, "status": {"conditions": list(known.values()), **more}}
+
+
+def _differs(known: Mapping[str, Any] | None, wanted: Mapping[str, Any]) -> bool:
+    """Return whether a condition is told anew: of pods that are not ready Kueue's timeouts go by the reason, too."""
+    if (known or {"status": "False"}).get("status") != wanted["status"]:
+        return True
+    not_ready = (wanted["type"], wanted["status"]) == ("PodsReady", "False")
+    return known is not None and not_ready and known.get("reason") != wanted["reason"]
 
 
 def _true(kind: str, reason: str, message: str) -> dict[str, str]:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from stage2_api.errors import EXIT_CONFIG, EXIT_EXHAUSTED
 from stage2_api.job import RolloutMatchingJob
 from stage2_controller.job import conditions, diagnose, names, reasons
-from stage2_controller.job.observed import Observed, running, terminated, terminating
+from stage2_controller.job.observed import Observed, ended, running, terminated, terminating
 
 _POD_FAILURE_POLICY = "PodFailurePolicy"  # the Job's reason; its only rule that fails it is about two exit codes
 _EXHAUSTED = f"exit code {EXIT_EXHAUSTED} "  # in the Job's message
@@ -83,7 +83,10 @@ def _has_its_place_since(observed: Observed, status: Mapping[str, Any], now: dat
     Of a place that the scheduler finds only the servers' pod tells. One that nobody makes, nor refuses, is waited for.
     """
     pod = observed.pod(names.ROLE_ROLLOUT)
-    if diagnose.refused(observed.deployment) if pod is None else not pod["spec"].get("nodeName"):
+    if pod is None or ended(pod):
+        if diagnose.refused(observed.deployment):
+            return None
+    elif not pod["spec"].get("nodeName"):
         return None
     told = [conditions.find(status, kind) for kind in (reasons.QUOTA_RESERVED, reasons.PLACED)]
     if not status.get("startTime") or any(item and item["status"] != "True" for item in told):
@@ -116,10 +119,10 @@ def _end_to_come(observed: Observed) -> bool:
 
 def _failed(observed: Observed, told: Mapping[str, Any]) -> Outcome:
     pod = observed.pod(names.ROLE_LEARNER)
-    ended = terminated(pod, names.ROLE_LEARNER) if pod else None
-    words = _words(observed, ended)
+    end = terminated(pod, names.ROLE_LEARNER) if pod else None
+    words = _words(observed, end)
     by_policy, text = told.get("reason") == _POD_FAILURE_POLICY, told.get("message", "")
-    code = ended.get("exitCode") if ended else EXIT_EXHAUSTED if _EXHAUSTED in text else None
+    code = end.get("exitCode") if end else EXIT_EXHAUSTED if _EXHAUSTED in text else None
     if code != EXIT_EXHAUSTED and (by_policy or code == EXIT_CONFIG):
         return Outcome(reasons.FAILED, reasons.CONFIGURATION_ERROR, f"the learner refused its configuration: {words}")
     if told.get("reason") == reasons.BACKOFF_LIMIT or code == EXIT_EXHAUSTED:
@@ -128,11 +131,11 @@ def _failed(observed: Observed, told: Mapping[str, Any]) -> Outcome:
     return Outcome(reasons.FAILED, reasons.LEARNER_FAILED, f"{told.get('message', 'the learner failed')}; {words}")
 
 
-def _words(observed: Observed, ended: Mapping[str, Any] | None) -> str:
+def _words(observed: Observed, end: Mapping[str, Any] | None) -> str:
     report = observed.report()
     if report and report.message:
         return report.message
-    return diagnose.last_words(ended) if ended else "its pod is gone, and its last words with it"
+    return diagnose.last_words(end) if end else "its pod is gone, and its last words with it"
 
 
 def _of_servers(observed: Observed, servers: Sequence[str], spec_hash: str) -> Outcome | None:
@@ -143,9 +146,9 @@ def _of_servers(observed: Observed, servers: Sequence[str], spec_hash: str) -> O
     if (pod["metadata"].get("annotations") or {}).get(names.ANNOTATION_SPEC_HASH, spec_hash) != spec_hash:
         return None
     for server in servers:
-        ended = terminated(pod, server)
-        if ended and ended.get("exitCode") == EXIT_CONFIG:
-            message = f"{server} refused its configuration: {diagnose.last_words(ended)}"
+        end = terminated(pod, server)
+        if end and end.get("exitCode") == EXIT_CONFIG:
+            message = f"{server} refused its configuration: {diagnose.last_words(end)}"
             return Outcome(reasons.FAILED, reasons.CONFIGURATION_ERROR, message)
     return None
 

@@ -119,7 +119,7 @@ def follow(
     if held and held.node is None:
         return held
     if node:
-        away = _turned_away(need, node, observed, now)
+        away = _turned_away(need, node, observed, now) or _apart(need, observed)
         found = away or half_placed.undone(need, node, observed, status=status, now=now)
     else:
         found = half_placed.pause(need, status, now)
@@ -190,7 +190,7 @@ def _stay(
         return leave(asked, reasons.NODE_LOST, f"node {node} is out of service: the whole job moves")
     if not info.ready:
         return _wait_for(asked, node, observed)
-    if away := _turned_away(asked, node, observed, now):
+    if away := _turned_away(asked, node, observed, now) or _apart(asked, observed):
         return away
     refusal = binding.refusal(observed, now)
     if refusal and refusal.of_node:
@@ -206,6 +206,15 @@ def _turned_away(asked: Need, node: str, observed: Observed, now: datetime) -> N
     if told is None:
         return None
     return replace(leave(asked, reasons.NODE_FULL, f"{told}: the whole job moves"), refused=node)
+
+
+def _apart(asked: Need, observed: Observed) -> NodeChoice | None:
+    """Servers and learner that have come to two nodes: what is kept for one of them on the other's is of no use."""
+    nodes = binding.apart(observed)
+    if nodes is None:
+        return None
+    told = " and ".join(f"the {role} pod on {node}" for role, node in nodes.items())
+    return leave(asked, reasons.HALF_PLACED, f"{told}: the whole job moves to one node")
 
 
 def _refused(asked: Need, node: str, refusal: Refusal, waited: datetime | None, now: datetime) -> NodeChoice:

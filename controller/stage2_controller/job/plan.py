@@ -86,10 +86,7 @@ def plan(
     status = statuses.accepted(situation)
     if situation.outcome:
         return _finished(situation, status)
-    priority_class = (
-        nodes.defaults.priority_classes.get(situation.job.spec.placement.priority_class_name) if nodes else None
-    )
-    return _going_on(situation, status, priority_class=priority_class, new_credentials=new_credentials)
+    return _going_on(situation, status, nodes=nodes, new_credentials=new_credentials)
 
 
 def _forgiven(raw: Mapping[str, Any], spec_hash: str) -> Mapping[str, Any]:
@@ -127,7 +124,7 @@ def _queued(situation: Situation) -> Situation:
         return situation
     if not situation.settings.kueue:
         return replace(situation, quota=kueue.disabled(situation.queue))
-    if kueue.finished(situation.observed.workload):
+    if kueue.finished(situation.observed.workload) or situation.asked_before:
         return replace(situation, quota=kueue.asked_anew(situation.queue))
     if unknown := kueue.without_class(situation.raw, situation.observed):
         return replace(situation, quota=unknown)
@@ -173,7 +170,7 @@ def _going_on(
     situation: Situation,
     status: dict[str, Any],
     *,
-    priority_class: Mapping[str, Any] | None,
+    nodes: NodeView | None,
     new_credentials: NewCredentials,
 ) -> Plan:
     """Plan for a job that goes on: its children as far as they may exist now."""
@@ -183,7 +180,7 @@ def _going_on(
     if situation.asks_anew or kueue.left_behind(situation.raw, situation.observed.workload):
         deletions = (*deletions, *existing(situation.observed, "Workload"))
     else:
-        children = _with_workload(children, situation, priority_class)
+        children = _with_workload(children, situation, nodes)
     if situation.renews_secret and _has_no_pods(situation.observed):
         deletions = (*deletions, *existing(situation.observed, "Secret"))
     if not situation.blocked and service_members.service_goes(children, situation.observed):
@@ -211,8 +208,13 @@ def _has_no_pods(observed: Observed) -> bool:
     return not observed.pods and observed.deployment is None and observed.learner is None
 
 
-def _with_workload(children: Manifests, situation: Situation, priority_class: Mapping[str, Any] | None) -> Manifests:
-    """Return the children with the Workload of a job that names a queue; before it is admitted, that alone."""
+def _with_workload(children: Manifests, situation: Situation, nodes: NodeView | None) -> Manifests:
+    """Return the children with the Workload of a job that names a queue; before it is admitted, that alone.
+
+    Without `nodes` nothing would tie its pods to a host that Kueue chose.
+    """
+    placement = situation.job.spec.placement
+    priority_class = nodes.defaults.priority_classes.get(placement.priority_class_name) if nodes else None
     if situation.queue is None or not situation.settings.kueue or situation.lacks_class:
         return children
     active = not (situation.job.spec.suspend or situation.returns_quota or situation.is_held)
@@ -221,8 +223,9 @@ def _with_workload(children: Manifests, situation: Situation, priority_class: Ma
         situation.desired.children,
         queue=kueue.queue_of(situation.observed.workload, situation.queue),
         active=active,
-        one_host=situation.job.spec.placement.mode == "Reserve",
+        one_host=nodes is not None and placement.mode == "Reserve",
         rank=kueue.rank(situation.observed, priority_class),
+        reserved=kueue.reserved_pod_sets(situation.observed.workload),
     )
     by_us = not (active or situation.is_held)
     asked_for = kueue.marked(asked_for, situation.observed.workload, by_us=by_us)

@@ -15,6 +15,7 @@ from stage2_controller.job.observed import Object
 from stage2_controller.job.quantity import Amounts
 
 ROLES = ("rollout", "learner")
+_NO_CLASS: Object = {"value": 0}  # of a pod that names none, where none is the default
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class PodDefaults:
 
     def added_to(self, need: Need) -> Need:
         """Return the need of a job's pods with what is added to them, without the specs that it was read from."""
-        classes = [found for pod in need.pods if (found := self._class_of(pod)) is not None]
+        classes: list[Object] = [self._class_of(pod) or _NO_CLASS for pod in need.pods]
         if classes:  # the learner's place has to last as long as the servers'
             least = min(found["value"] for found in classes)
             preempts = all(found.get("preemptionPolicy") != "Never" for found in classes)

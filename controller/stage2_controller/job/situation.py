@@ -96,10 +96,18 @@ class Situation:
     def asks_anew(self) -> bool:
         """Whether the job's Workload has to go before Kueue looks at the job again.
 
-        It is one of a run that failed, before the spec was corrected, or was turned away, before the job was suspended.
+        It is one of a run that failed, before the spec was corrected, of a spec before this one, whose pods have ended,
+        or was turned away, before the job was suspended.
         """
         workload = self.observed.workload
-        return kueue.finished(workload) or (self.job.spec.suspend and kueue.turned_away(workload))
+        if kueue.finished(workload) or (self.job.spec.suspend and kueue.turned_away(workload)):
+            return True
+        return self.asked_before and not self.observed.pods
+
+    @property
+    def asked_before(self) -> bool:
+        """Whether the job's Workload asks for what its spec was: it was suspended, edited and resumed at once."""
+        return kueue.of_another_spec(self.observed.workload, self.desired.spec_hash)
 
     @property
     def spec_changed(self) -> bool:

@@ -79,6 +79,7 @@ async def test_a_status_that_nobody_writes_any_more_is_no_sign_and_that_is_said_
         ("2026-09-15 04:05:52.354884346 +0000 UTC", False),
         ("2026-09-15 04:05:52 +0000 UTC", False),
         ("2018-07-25 22:59:22.6 +0200 CEST", False),
+        ("2018-07-25 22:59:22  CEST", True),
         ("yesterday", True),
         ("", True),
     ],

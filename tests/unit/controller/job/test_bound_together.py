@@ -1,7 +1,11 @@
 """A node that comes for a job that waits: the scheduler gives it to its two pods one after the other."""
 
+import copy
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
+
+import pytest
 
 from stage2_controller.job import names, reasons
 from stage2_controller.job.node_fit import Autoscaling
@@ -42,3 +46,18 @@ def test_a_node_is_tried_from_when_the_volume_is_there_that_pods_waited_for() ->
     assert (made.deletions, b.condition(made, reasons.PLACED)) == ((), ("True", reasons.NODE_CHOSEN))
     late = planned(b.told(raw, made), account, tried, after_s=WAITED_S + 1 + REFUSED_FOR_S)
     assert late.deletions == ("Job", "Deployment")
+
+
+@pytest.mark.parametrize("time", [{}, {"lastTransitionTime": None}])
+def test_a_refusal_of_a_scheduler_that_tells_no_time_counts_from_when_the_pod_was_made(time: Any) -> None:
+    raw, account = b.job(), n.capacity(n.node())
+    observed = placed(raw, account)
+    pods = [copy.deepcopy(refused_pod(role)) for role in (names.ROLE_ROLLOUT, names.ROLE_LEARNER)]
+    for pod in pods:
+        del pod["status"]["conditions"][0]["lastTransitionTime"]
+        pod["status"]["conditions"][0] |= time
+    refused = replace(observed, pods=tuple(pods), progress=None)
+    early, late = (planned(raw, account, refused, after_s=REFUSED_FOR_S + more).placement for more in (-1, 0))
+    assert early is not None
+    assert late is not None
+    assert (early.node, late.node) == (b.NODE, None)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stage2_controller.job import names, reasons
+from stage2_controller.job import binding, names, reasons
 from stage2_controller.job.binding import NOMINATED_S, OVERDUE_S
 from stage2_controller.job.conditions import timestamp
 from stage2_controller.job.half_placed import HALF_PLACED_S, NOT_JUDGED_S, NOT_MADE_S
@@ -174,3 +174,49 @@ def test_servers_do_not_leave_a_silent_node_because_it_is_too_small() -> None:
     account, observed = too_small(b.job(), tied=False, not_ready=True)
     made = planned(b.job(), account, observed)
     assert (made.deletions, b.condition(made, reasons.PLACED)) == ((), ("Unknown", reasons.NODE_NOT_READY))
+
+
+def evicted(pod: Any, container: str, *, at_s: float) -> Any:
+    """A pod as the kubelet leaves it; its Job or ReplicaSet keeps it."""
+    ended = [{"type": "Ready", "status": "False", "lastTransitionTime": timestamp(b.NOW + timedelta(seconds=at_s))}]
+    status = {
+        "phase": "Failed",
+        "reason": "Evicted",
+        "conditions": ended,
+        "containerStatuses": [b.down(container, 137)],
+    }
+    return {**pod, "status": {**pod["status"], **status}}
+
+
+@MODES
+def test_a_learners_pod_that_has_ended_and_whose_successor_is_refused_holds_no_node(mode: str) -> None:
+    """Its share of a quota went to another pod as it was evicted; the servers held their GPUs for ever."""
+    raw, account, observed = trained_for_an_hour(mode)
+    servers, learner = observed.pods
+    failed = replace(observed, pods=(servers, evicted(learner, "learner", at_s=HOUR_S)), progress=None)
+    since = binding.learner_unmade_since(failed, raw["status"])
+    assert since == b.NOW + timedelta(seconds=HOUR_S), "from when it ended events may say why"
+    waits_for_its_job = planned(raw, account, failed, after_s=HOUR_S + 600)
+    assert b.condition(waits_for_its_job, reasons.PLACED) in WHOLE, "a Job makes the next one after a pause"
+    metadata = {**(failed.learner or {})["metadata"], "creationTimestamp": timestamp(b.NOW)}
+    learner_job = {**(failed.learner or {}), "metadata": metadata}
+    refused = replace(failed, learner=learner_job, learner_refused="exceeded quota: gpus")
+    noted = planned(b.told(raw, waits_for_its_job), account, refused, after_s=HOUR_S + 660)
+    assert b.condition(noted, reasons.PLACED) == ("Unknown", reasons.HALF_PLACED)
+    assert b.condition(noted, reasons.LEARNER_RUNNING) == ("False", reasons.POD_REFUSED)
+    assert "exceeded quota: gpus" in noted.status["message"]
+    undone = planned(b.told(raw, noted), account, refused, after_s=HOUR_S + 660 + HALF_PLACED_S)
+    assert undone.deletions == ("Job", "Deployment")
+
+
+@MODES
+def test_servers_that_have_ended_and_are_not_made_anew_are_told_as_refused(mode: str) -> None:
+    raw, account, observed = trained_for_an_hour(mode)
+    servers, learner = observed.pods
+    at = {"lastTransitionTime": timestamp(b.NOW + timedelta(seconds=HOUR_S))}
+    refusal = {"type": "ReplicaFailure", "status": "True", "message": "exceeded quota: gpus", **at}
+    deployment = {**(observed.deployment or {}), "status": {"conditions": [refusal]}}
+    pods = (evicted(servers, "server-0", at_s=HOUR_S), learner)
+    made = planned(raw, account, replace(observed, pods=pods, deployment=deployment), after_s=HOUR_S + 60)
+    assert b.condition(made, reasons.ROLLOUT_READY) == ("False", reasons.POD_REFUSED)
+    assert "exceeded quota: gpus" in b.message(made, reasons.PLACED)

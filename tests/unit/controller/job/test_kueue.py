@@ -72,6 +72,12 @@ def test_a_job_whose_node_the_scheduler_finds_asks_for_no_host() -> None:
     assert "affinity" not in b.child(made, "Deployment")["spec"]["template"]["spec"]
 
 
+def test_where_the_controller_chooses_no_nodes_kueue_chooses_no_host() -> None:
+    """Nothing would tie the pods to it (`controller.placement: false`), and Kueue would count another one."""
+    spec = b.child(b.planned(queued()), "Workload")["spec"]
+    assert [pod_set.keys() for pod_set in spec["podSets"]] == [{"name", "count", "template"}] * 2
+
+
 def test_two_hosts_that_nobody_asked_for_are_none() -> None:
     found = workload(*ADMITTED, host="a")
     other = workload(*ADMITTED, host="b")["status"]["admission"]["podSetAssignments"]
@@ -244,9 +250,9 @@ TOLERATION = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedu
 FLAVOR = {"spec": {"nodeLabels": {"gpu": "h200"}, "tolerations": [TOLERATION]}}
 
 
-def assigned(**check: Any) -> Observed:
+def assigned(raw: Any = None, **check: Any) -> Observed:
     """Servers that answer, and a Workload whose pods were assigned to the flavor `tainted` on node-a."""
-    found = workload(*ADMITTED, host=b.NODE)
+    found = workload(*ADMITTED, host=b.NODE, raw=raw)
     (rollout,) = found["status"]["admission"]["podSetAssignments"]
     rollout["flavors"] = {"cpu": "tainted", "nvidia.com/gpu": "tainted"}
     found["status"]["admission"]["podSetAssignments"] = [rollout, {**rollout, "name": "learner"}]
@@ -272,7 +278,7 @@ def test_pods_get_the_labels_and_tolerations_of_their_flavor_and_so_a_tainted_no
 def test_what_the_job_says_itself_stays_beside_what_its_flavor_adds() -> None:
     own = {"key": "team", "operator": "Exists"}
     raw = queued(placement={"nodeSelector": {"zone": "a"}, "tolerations": [own, TOLERATION]})
-    made = planned(raw, n.capacity(n.node(taints=[TAINT], labels={"gpu": "h200", "zone": "a"})), assigned())
+    made = planned(raw, n.capacity(n.node(taints=[TAINT], labels={"gpu": "h200", "zone": "a"})), assigned(raw))
     spec = template(made, "Job")["spec"]
     assert [item["key"] for item in spec["tolerations"]] == ["team", "nvidia.com/gpu"]
     assert spec["nodeSelector"] == {"gpu": "h200", "zone": "a"}

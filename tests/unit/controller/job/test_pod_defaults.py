@@ -88,6 +88,16 @@ def test_the_least_priority_of_a_jobs_pods_counts(of_learner: str, priority: int
     assert made.placement.need.priority == priority
 
 
+def test_a_pod_that_names_no_class_has_the_priority_0_beside_one_that_does() -> None:
+    """Servers of a high priority evicted strangers for a job whose learner could never follow them."""
+    template = {"spec": {"priorityClassName": "high"}}
+    raw = b.job(rollout={"servers": 3, "gpusPerServer": 1, "port": 8000, "template": template})
+    defaults = PodDefaults(priority_classes={"high": {"metadata": {"name": "high"}, "value": 1000}})
+    made = planned(raw, n.capacity(n.node(), n.foreign(gpus=4, priority=500)), defaults=defaults)
+    assert made.placement is not None
+    assert (made.placement.node, made.placement.need.priority) == (None, 0)
+
+
 def test_what_is_kept_of_a_need_holds_no_pod_specs() -> None:
     made = planned(b.job(), n.capacity(n.node()))
     assert made.placement
