@@ -146,7 +146,7 @@ class Capacity:
         return promise.node if promise else None
 
     def promise(self, key: Key, need: Need, node: str) -> None:
-        """Keep room for the job until `release`."""
+        """Keep room for the job until `release`, `unclaim` or `wait`."""
         self._waits_no_more(key)
         made, before = _Promise(node, need), self._promises.get(key)
         if made == before:
@@ -308,6 +308,7 @@ class Capacity:
         for need in promise.need.pods:
             self._reservations[promise.node].remove((key, need.role))
         self._free.pop(promise.node, None)
+        self._tidy(promise.node)
         return True
 
     def _reserve(self, key: Key, promise: _Promise) -> None:
@@ -352,6 +353,12 @@ class Capacity:
     def _forget_node(self, name: str) -> None:
         self._nodes.pop(name, None)
         self._free.pop(name, None)
+        self._tidy(name)
+
+    def _tidy(self, node: str) -> None:
+        """Drop the reservations of a node that has none: an autoscaler gives every new node another name."""
+        if node not in self._pods and not self._reservations[node].total():
+            del self._reservations[node]
 
     def _put_pod(self, body: Object) -> None:
         metadata, spec = body["metadata"], body["spec"]
@@ -391,6 +398,7 @@ class Capacity:
         self._count(pod, -1)
         if not self._pods[node]:
             del self._pods[node]
+            self._tidy(node)
         self._notify()
 
     def _info(self, name: str, node: Object, key: Key, need: Need) -> NodeInfo:

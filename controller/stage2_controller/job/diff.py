@@ -41,7 +41,12 @@ def covers(observed: Any, desired: Any, key: str = "") -> bool:
         )
     if isinstance(desired, list | tuple):
         return isinstance(observed, list | tuple) and _covers_list(observed, desired, key)
-    return bool(observed == desired) or quantity.parse(observed) == quantity.parse(desired) is not None
+    return _equal(observed, desired) or quantity.parse(observed) == quantity.parse(desired) is not None
+
+
+def _equal(observed: Any, desired: Any) -> bool:
+    """Return whether two JSON values are the same one; for Python true is 1, too."""
+    return bool(observed == desired) and isinstance(observed, bool) == isinstance(desired, bool)
 
 
 def _empty(value: Any) -> bool:

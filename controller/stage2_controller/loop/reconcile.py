@@ -90,7 +90,7 @@ class Reconciler:
 
     async def __call__(self, key: Key) -> float | None:
         """Make one pass; return the seconds until the next one is wanted. Raise RetryLater if the API server fails."""
-        result = "error"
+        result = "retry"  # also of a pass that is cancelled: a replica that loses its Lease has met no bug
         try:
             with self._metrics.pass_seconds.time():
                 again_after_s = await self._pass(key)
@@ -103,9 +103,11 @@ class Reconciler:
             result = "error" if isinstance(reason, Broken) else "retry"
             raise
         except (ApiRefused, aiohttp.ClientError, TimeoutError) as error:
-            result = "retry"
             self._lapse(key)
             raise RetryLater(str(error) or type(error).__name__) from error
+        except Exception:
+            result = "error"
+            raise
         finally:
             self._metrics.passes.labels(result).inc()
         return again_after_s

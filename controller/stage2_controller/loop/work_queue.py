@@ -51,8 +51,8 @@ class WorkQueue(Generic[Item]):
         self._backoff_max_s = backoff_max_s
         self._turns = FairTurns(owner_of)
         self._ready = asyncio.Semaphore(0)  # as many as wait in _turns
-        self._worked_on: dict[Item, float] = {}  # until when each rests
-        self._waiting: set[Item] = set()  # in _turns
+        self._worked_on: dict[Item, float] = {}  # until when each rests; of one in a call: that it was not forgotten
+        self._waiting: set[Item] = set()  # in _turns, which also has those that were forgotten meanwhile
         self._active: set[Item] = set()  # in a call
         self._again: dict[Item, bool] = {}  # added during its call, and whether that does not wait for its rest
         self._timers: dict[Item, asyncio.TimerHandle] = {}
@@ -91,8 +91,10 @@ class WorkQueue(Generic[Item]):
             self._timers[key] = loop.call_later(delay_s, self.add_now, key)
 
     def forget(self, key: Item) -> None:
-        """Drop what is planned for a key whose object is gone."""
+        """Drop what is planned for a key whose object is gone; a call that has begun ends, and plans nothing."""
         self._cancel_timer(key)
+        self._waiting.discard(key)  # its turn is passed over: a new object of its name waits where new ones do
+        self._again.pop(key, None)
         self._failures.pop(key, None)
         self._worked_on.pop(key, None)
 
@@ -110,19 +112,29 @@ class WorkQueue(Generic[Item]):
         while True:
             await self._ready.acquire()
             key = self._turns.pop()
-            self._waiting.discard(key)
-            self._worked_on[key] = 0.0
-            self._active.add(key)
-            try:
-                await self._call(key)
-            finally:
-                self._active.discard(key)
-            if key in self._worked_on:  # not forgotten meanwhile
-                self._worked_on[key] = asyncio.get_running_loop().time() + self._rest_s
-            if key in self._again:
-                (self.add_now if self._again.pop(key) else self.add)(key)
+            if key in self._waiting:  # not forgotten meanwhile
+                self._waiting.discard(key)
+                await self._serve(key)
 
-    async def _call(self, key: Item) -> None:
+    async def _serve(self, key: Item) -> None:
+        """Call for the key, and plan what follows; nothing where the key was forgotten during the call."""
+        self._worked_on[key] = 0.0
+        self._active.add(key)
+        try:
+            delay_s = await self._call(key)
+        finally:
+            self._active.discard(key)
+        if key in self._worked_on:
+            self._worked_on[key] = asyncio.get_running_loop().time() + self._rest_s
+            if delay_s is not None:
+                self.add_after(key, delay_s)
+        else:
+            self._failures.pop(key, None)
+        if key in self._again:
+            (self.add_now if self._again.pop(key) else self.add)(key)
+
+    async def _call(self, key: Item) -> float | None:
+        """Return the seconds until the next call."""
         try:
             delay_s = await self._work(key)
         except RetryLater as reason:
@@ -133,8 +145,7 @@ class WorkQueue(Generic[Item]):
             logger.exception("%s: pass failed; next try in %.0f s", key, delay_s)
         else:
             self._failures.pop(key, None)
-        if delay_s is not None:
-            self.add_after(key, delay_s)
+        return delay_s
 
     def _next_backoff(self, key: Item) -> float:
         failures = self._failures[key] = self._failures.get(key, 0) + 1

@@ -119,7 +119,9 @@ def test_explain_says_what_a_job_waits_for_and_that_a_running_one_has_no_step_ye
     eventually(lambda: "Not training because of servers" in _explained(kubectl), why="servers do not answer")
     eventually(lambda: "server-0" in _explained(kubectl), why="it names the server once its pod is seen")
     _runs(kubectl, kubelet)
-    eventually(lambda: "Not training because of servers" not in _explained(kubectl), why="servers answer")
+    missing = "Not training because of weights (NotSyncedYet): the learner has not pushed its weights yet"
+    eventually(lambda: missing in _explained(kubectl), why="servers answer, and the learner has done nothing yet")
+    assert "no optimizer step is done yet" in _explained(kubectl)
 
 
 def _explained(kubectl: Kubectl) -> str:

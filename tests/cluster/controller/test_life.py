@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from stage2_controller.job import kinds, names
 from tests.cluster.controller.conftest import Controller, Kubectl, Kubelet, eventually, job, phase, reason
 from tests.cluster.controller.test_placement import message
 
@@ -56,17 +57,19 @@ def test_a_configuration_error_fails_the_job_without_another_try(
 def test_deleting_a_job_deletes_everything_that_it_owns(
     kubectl: Kubectl, controller: Controller, kubelet: Kubelet
 ) -> None:
+    children = [child for child in kinds.CHILDREN if not child.of_kueue]  # the job names no queue
+    owned = {one.kind: one.plural for one in (*children, kinds.POD, kinds.ENDPOINT_SLICE)}
+
+    def there() -> set[str]:
+        """The kinds of which anything is there."""
+        found = kubectl.list(*owned.values(), selector=f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}")
+        return {one["kind"] for one in found}
+
     kubectl.apply(job())
     kubelet.servers_answer("job-3v1")
-    eventually(lambda: kubectl.get("job", "job-3v1-learner"), why="all children exist")
+    eventually(lambda: there() == set(owned), why="all children exist")
     kubectl("delete", "rmj", "job-3v1", "--timeout=600s")
-    kinds = ("deployments", "jobs", "services", "configmaps", "secrets", "pods")
-    selector = "app.kubernetes.io/managed-by=stage2"
-    eventually(
-        lambda: not kubectl("get", ",".join(kinds), "-l", selector, "-o", "name").strip(),
-        why="no child is left",
-        timeout_s=60,
-    )
+    eventually(lambda: not there(), why="no child is left", timeout_s=60)
 
 
 def test_a_job_that_failed_is_corrected_deleted_and_applied_again_and_runs(

@@ -6,10 +6,18 @@ import time
 
 import pytest
 
+from stage2_controller.job import kinds
 from tests.cluster.controller.conftest import Controller, Kubectl, Kubelet, eventually, job, phase
 
 pytestmark = pytest.mark.timeout(300)
-KINDS = ("rmj", "deployments", "jobs", "services", "endpointslices", "configmaps", "secrets", "pods")
+CHILDREN = [child for child in kinds.CHILDREN if not child.of_kueue]  # no job here names a queue
+KINDS = {one.plural for one in (*CHILDREN, *kinds.watched(kueue=False))}
+APPLIED = (
+    kinds.ROLLOUT_MATCHING_JOB,
+    *(child for child in CHILDREN if not child.create_once),
+    kinds.ENDPOINT_SLICE,
+    kinds.POD,  # the readiness gate of its status
+)
 
 
 def versions(kubectl: Kubectl) -> dict[tuple[str, str], str]:
@@ -34,8 +42,8 @@ def settled(kubectl: Kubectl) -> dict[tuple[str, str], str]:
 def applies(kubectl: Kubectl) -> int:
     """Server-side applies that the API server has served, of the kinds that the controller applies."""
     pattern = r'apiserver_request_total\{[^}]*resource="(?:%s)"[^}]*verb="APPLY"[^}]*\} (\S+)'
-    kinds = "rolloutmatchingjobs|deployments|services|endpointslices|configmaps"
-    return sum(int(float(count)) for count in re.findall(pattern % kinds, kubectl("get", "--raw", "/metrics")))
+    resources = "|".join(one.plural for one in APPLIED)
+    return sum(int(float(count)) for count in re.findall(pattern % resources, kubectl("get", "--raw", "/metrics")))
 
 
 def test_a_restart_of_the_controller_changes_nothing_at_any_stage(

@@ -1,5 +1,6 @@
 """The account of the nodes: no room is given twice, and what is freed goes to those who wait."""
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -114,11 +115,26 @@ def test_a_list_of_nodes_does_not_take_back_what_the_watch_has_told_since() -> N
     assert [info.name for info in made.nodes_for(n.KEY, FOUR)] == ["node-a", "deleted"]
 
 
-def test_names_of_nodes_that_are_gone_are_not_remembered_for_ever() -> None:
-    made = n.capacity(at(1, n.node()), at(1, n.node("deleted")))
-    made.remove("Node", at(14, n.node("deleted")))
+@pytest.mark.parametrize("order", list(itertools.permutations(["node", "pods", "promise"])), ids="-".join)
+def test_names_of_nodes_that_are_gone_are_not_remembered_for_ever(order: tuple[str, ...]) -> None:
+    pods = [n.bound("learner", 1, on="deleted"), n.foreign("deleted")]
+    made = n.capacity(at(1, n.node()), at(1, n.node("deleted")), *pods)
+    made.promise(n.KEY, FOUR, "deleted")
+    free(made)
+    assert "deleted" in made._free
+    for gone in order:
+        if gone == "node":
+            made.remove("Node", at(14, n.node("deleted")))
+        elif gone == "pods":
+            for pod in pods:
+                made.remove("Pod", pod)
+        else:
+            made.release(n.KEY)
+        free(made)
     made.retain_nodes([n.node()], 20)
-    assert list(made._node_versions) == ["node-a"]
+    by_node = (made._nodes, made._node_versions, made._reservations, made._free, made._pods)
+    assert [[*kept] for kept in by_node] == [["node-a"]] * 4 + [[]]
+    assert (made._bound, made._where, made._promises) == ({}, {}, {})
 
 
 def test_a_pod_that_asks_for_an_absurd_number_and_is_refused_leaves_the_account_as_it_was() -> None:

@@ -18,8 +18,10 @@ from aiohttp import web
 
 from stage2_api.pod import files
 from stage2_controller.cluster import progress_reader
+from stage2_controller.cluster.progress_polls import ProgressPolls
 from stage2_controller.cluster.progress_reader import ProgressReader
 from stage2_controller.job import credentials, names
+from stage2_controller.job.settings import Settings
 from tests.unit.controller import builders as b
 
 SECRET = {"data": {files.TOKEN_KEY: base64.b64encode(b"t0ken").decode()}}
@@ -203,8 +205,9 @@ async def test_a_learner_that_takes_its_time_is_left_at_the_limit(
     listening.close()
 
 
-def test_the_limit_is_shorter_than_the_time_between_two_questions() -> None:
-    assert 0 < (progress_reader._TIMEOUT.total or 0) <= 3
+async def test_the_limit_is_shorter_than_the_usual_time_between_two_questions(reader: ProgressReader) -> None:
+    polls = ProgressPolls(reader, lambda key: None, interval_s=Settings().progress_s)
+    assert 0 < (progress_reader._TIMEOUT.total or 0) < polls._fresh_s
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from stage2_controller.job import names
+from stage2_controller.job import kinds, names
 from stage2_controller.job.children.meta import Manifest
+from stage2_controller.job.kinds import ChildKind
 from tests.unit.controller import builders as b
 
 
@@ -15,14 +16,21 @@ def wanted(kind: str, **spec: Any) -> Manifest:
     return b.child(b.planned(raw, b.started(raw, secret=None)), kind)
 
 
+def in_queue() -> Manifest:
+    """Return the Workload of a job that waits in a queue of Kueue."""
+    raw = b.job()
+    raw["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team"}
+    return b.child(b.planned(raw), kinds.WORKLOAD.kind)
+
+
 def pod_spec(kind: str, **spec: Any) -> dict[str, Any]:
     found: dict[str, Any] = wanted(kind, **spec)["spec"]["template"]["spec"]
     return found
 
 
-@pytest.mark.parametrize("kind", ["Secret", "ConfigMap", "Service", "Deployment", "Job"])
-def test_every_child_is_owned_and_labelled(kind: str) -> None:
-    metadata = wanted(kind)["metadata"]
+@pytest.mark.parametrize("child", kinds.CHILDREN, ids=lambda child: child.kind)
+def test_every_child_is_owned_and_labelled(child: ChildKind) -> None:
+    metadata = (in_queue() if child.of_kueue else wanted(child.kind))["metadata"]
     (owner,) = metadata["ownerReferences"]
     assert (owner["kind"], owner["name"], owner["uid"]) == (names.KIND, "job-3v1", "uid-of-job-3v1")
     assert owner["controller"]

@@ -17,7 +17,11 @@ CASES: list[tuple[str, Any, Any, bool]] = [
     ("empty values that the server left out", {}, {"a": {}, "b": "", "c": False, "d": [], "e": {"f": ""}}, True),
     ("a quantity in another form", {"cpu": "1"}, {"cpu": "1000m"}, True),
     ("another quantity", {"memory": "2Gi"}, {"memory": "1Gi"}, False),
-    ("true is not one", {"a": True}, {"a": 1}, True),
+    ("true is not one", {"a": True}, {"a": 1}, False),
+    ("nor is one true", {"a": 1}, {"a": True}, False),
+    ("zero is not false", {"a": 0}, {"a": False}, False),
+    ("true is true", {"a": True}, {"a": True}, True),
+    ("a number in another form", {"a": 1.0}, {"a": 1}, True),
     ("a sidecar that someone injected", [{"name": "a"}, {"name": "x"}], [{"name": "a"}], True),
     ("a changed container", [{"name": "a", "image": "2"}], [{"name": "a", "image": "1"}], False),
 ]

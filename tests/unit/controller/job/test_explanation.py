@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from stage2_api.pod.progress import ReportedShares
-from stage2_controller.job import explanation, names, reasons
+from stage2_controller.job import events, explanation, names, reasons
 from stage2_controller.job.observed import Observed
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
@@ -129,6 +129,46 @@ def test_no_command_puts_a_childs_name_together_by_itself() -> None:
     assert [text for text in texts if "{job}-" in text or "workload {job}" in text] == []
 
 
-def test_every_reason_that_stops_a_job_has_something_to_look_at() -> None:
-    warnings = {reasons.UNSCHEDULABLE, reasons.IMAGE_UNAVAILABLE, reasons.CONTAINER_CONFIG, reasons.SERVER_CRASHED}
-    assert all(explanation._fix(reason, b.job()) for reason in warnings)
+def test_a_learner_that_has_done_its_work_is_nothing_to_mend() -> None:
+    raw = b.job()
+    done = b.learner_pod(b.down("learner", 0, b.termination(phase="done")))
+    made = b.planned(raw, b.started(raw, pods=(b.rollout_pod(True, True, True), done)))
+    found = first(b.told(raw, made))
+    assert (found.name, found.state, found.reason) == ("learner", "waits", reasons.LEARNER_FINISHED)
+    assert b.message(made, reasons.TRAINING).endswith("exit code 0; see: kubectl describe job/job-3v1-learner")
+
+
+TYPES_AND_PHASES = {kind for _, kind in explanation._CHAIN} | {
+    reasons.TRAINING,
+    reasons.PENDING,
+    reasons.STARTING,
+    reasons.RUNNING,
+    reasons.SUCCEEDED,
+    reasons.FAILED,
+}
+OF_WHAT_HOLDS = {
+    reasons.VALID,
+    reasons.NODE_CHOSEN,
+    reasons.APPLIED,
+    reasons.SERVERS_READY,
+    reasons.LEARNER_STARTED,
+    reasons.SAME_VERSION,
+    reasons.ADMITTED,
+    reasons.TRAINS,
+    reasons.LEARNER_SUCCEEDED,
+}
+NEVER_LOOKED_UP = {reasons.RELEASED, reasons.NO_STEP_YET}  # of a job that has ended; of the last link, no condition
+WORDS = {word for name, word in vars(reasons).items() if name.isupper()}
+STOPS = WORDS - TYPES_AND_PHASES - OF_WHAT_HOLDS - NEVER_LOOKED_UP
+NOTHING_TO_LOOK_AT = {reasons.WAITING_FOR_SERVERS, reasons.NODE_LOST, reasons.NODE_FULL}
+"""What the controller itself makes right; another link, or the condition's own message, says why it takes a while."""
+
+
+@pytest.mark.parametrize("reason", sorted(STOPS | events._WARNINGS))
+def test_every_reason_that_stops_a_job_passes_by_itself_or_has_something_to_change(reason: str) -> None:
+    assert (reason in explanation._PATIENCE) is not (reason in explanation._FIXES), "one of them knows it"
+    assert bool(explanation._fix(reason, b.job())) is (reason not in NOTHING_TO_LOOK_AT)
+
+
+def test_no_other_reason_is_known() -> None:
+    assert {*explanation._PATIENCE, *explanation._FIXES} == STOPS

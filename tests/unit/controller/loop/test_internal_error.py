@@ -1,5 +1,6 @@
 """A bug that one job meets is told by that job, once, and stops nothing else."""
 
+import asyncio
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +9,8 @@ import pytest
 
 from stage2_controller.cluster.capacity import Capacity
 from stage2_controller.cluster.store import Store
-from stage2_controller.job import explanation, names, reasons
+from stage2_controller.job import explanation, kinds, names, reasons
+from stage2_controller.job.children import meta
 from stage2_controller.job.conditions import find
 from stage2_controller.job.events import events
 from stage2_controller.job.key import Key
@@ -116,16 +118,19 @@ def reconciler(api: Told, store: Store, capacity: Capacity | None = None) -> Rec
 
 
 @pytest.fixture
-def bug(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From here on no job can be drafted."""
+def bug(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the jobs that have met it: from here on no job can be drafted."""
+    met: list[str] = []
 
-    def fail(*_: Any) -> Any:
+    def fail(raw: Any, *_: Any) -> Any:
+        met.append(raw["metadata"]["name"])
         raise BUG
 
     monkeypatch.setattr("stage2_controller.job.desired.desired", fail)
+    return met
 
 
-async def test_a_pass_that_meets_a_bug_tells_the_status_before_it_is_tried_again(bug: None) -> None:
+async def test_a_pass_that_meets_a_bug_tells_the_status_before_it_is_tried_again(bug: list[str]) -> None:
     api, store = Told(), Store()
     store.put(names.KIND, b.job())
     with pytest.raises(Broken):
@@ -136,18 +141,61 @@ async def test_a_pass_that_meets_a_bug_tells_the_status_before_it_is_tried_again
     assert told["reason"] == reasons.INTERNAL_ERROR
 
 
-async def test_a_bug_in_one_job_does_not_keep_a_new_leader_from_starting(bug: None) -> None:
+async def test_a_bug_in_one_job_does_not_keep_a_new_leader_from_starting(bug: list[str]) -> None:
     store, raw = Store(), b.job()
     store.put(names.KIND, raw)
-    learner = {
-        "metadata": {
-            "name": "job-3v1-learner",
-            "namespace": "team-a",
-            "resourceVersion": "1",
-            "uid": "u",
-            "annotations": {names.ANNOTATION_JOB: "job-3v1", names.ANNOTATION_NODE: b.NODE},
-        },
-        "spec": {},
-    }
+    learner = meta.child(kinds.LEARNER_JOB, owner=raw["metadata"], body={"spec": {}})
+    learner["metadata"] |= {"resourceVersion": "1", "uid": "u"}
+    learner["metadata"]["annotations"][names.ANNOTATION_NODE] = b.NODE
     store.put("Job", learner)
-    await reconciler(Told(), store, n.capacity(n.node())).restore()
+    account = n.capacity(n.node())
+    await reconciler(Told(), store, account).restore()
+    assert bug == [KEY.name]
+    assert account.promised(KEY) is None, "nobody knows how much room it needs"
+
+
+class Hangs(Told):
+    """The same, which takes in a status and never says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = asyncio.Event()
+
+    async def apply_status(self, job: Any, status: Any) -> Any:
+        self.asked.set()
+        await asyncio.Event().wait()
+
+
+class Breaks(Told):
+    """The same, with a bug of the controller between."""
+
+    async def apply_status(self, job: Any, status: Any) -> Any:
+        raise BUG
+
+
+def counted(made: Reconciler) -> dict[str, float]:
+    """The passes by their results, without those that there are none of."""
+    found = {result: made._metrics.passes.labels(result)._value.get() for result in ("done", "retry", "error")}
+    return {result: count for result, count in found.items() if count}
+
+
+async def test_a_pass_that_is_cancelled_with_the_loss_of_the_lease_counts_as_no_bug() -> None:
+    api, store = Hangs(), Store()
+    store.put(names.KIND, b.job(learner={"gpus": 2}))  # which is refused: nothing is written but that
+    made = reconciler(api, store)
+    under_way = asyncio.create_task(made(KEY))
+    await asyncio.wait_for(api.asked.wait(), timeout=10)
+    under_way.cancel()
+    await asyncio.gather(under_way, return_exceptions=True)
+    assert under_way.cancelled()
+    assert counted(made) == {"retry": 1}
+
+
+async def test_a_pass_that_meets_a_bug_outside_of_its_plan_counts_as_one() -> None:
+    store = Store()
+    store.put(names.KIND, b.job(learner={"gpus": 2}))  # which is refused: nothing is written but that
+    made = reconciler(Breaks(), store)
+    with pytest.raises(AttributeError) as met:
+        await made(KEY)
+    assert met.value is BUG
+    assert counted(made) == {"error": 1}

@@ -209,11 +209,30 @@ async def test_a_call_that_breaks_does_not_stop_the_others() -> None:
         await until(lambda: work.calls == ["a", "b"])
 
 
+class Pauses(WorkQueue[str]):
+    """A queue that notes after how many seconds it makes each next call, and makes it at once."""
+
+    def __init__(self, work: Work) -> None:
+        super().__init__(work, backoff_s=1.0, backoff_max_s=5.0)
+        self.pauses: list[float] = []
+
+    def add_after(self, key: str, delay_s: float) -> None:
+        self.pauses.append(delay_s)
+        super().add_after(key, 0.0)
+
+
 async def test_backoff_doubles_up_to_its_limit_and_starts_anew_after_a_success() -> None:
-    queue: WorkQueue[str] = WorkQueue(Work(), backoff_s=1.0, backoff_max_s=5.0)
-    assert [queue._next_backoff("a") for _ in range(5)] == [1.0, 2.0, 4.0, 5.0, 5.0]
-    queue.forget("a")
-    assert queue._next_backoff("a") == 1.0
+    def fail_but_for_the_sixth(key: str, count: int) -> float:
+        if count == 6:
+            return 0.5
+        raise RetryLater("quota")
+
+    work = Work(fail_but_for_the_sixth)
+    queue = Pauses(work)
+    async with running(queue):
+        queue.add("a")
+        await until(lambda: len(queue.pauses) >= 8)
+    assert queue.pauses[:8] == [1.0, 2.0, 4.0, 5.0, 5.0, 0.5, 1.0, 2.0]
 
 
 async def test_the_seconds_that_a_call_returns_plan_the_next_one() -> None:
@@ -235,6 +254,82 @@ async def test_a_forgotten_key_is_not_called_again() -> None:
         queue.add_after("b", 0.005)
         await until(lambda: bool(work.calls))
     assert work.calls == ["b"]
+
+
+def ends_well(key: str, count: int) -> None:
+    """Want nothing more."""
+
+
+def wants_another(key: str, count: int) -> float:
+    """Want to be called again."""
+    return 3600.0
+
+
+def fails(key: str, count: int) -> None:
+    """Want to be called again after the backoff."""
+    raise RetryLater("quota")
+
+
+@pytest.mark.parametrize("then", [ends_well, wants_another, fails])
+async def test_of_keys_that_are_forgotten_while_they_wait_or_are_worked_on_nothing_stays(
+    then: Callable[[str, int], float | None],
+) -> None:
+    work = Work(then)
+    work.gate.clear()
+    queue = WorkQueue(work, concurrency=1, rest_s=3600, backoff_s=3600)
+    keys = [f"job-{index}" for index in range(100)]
+    async with running(queue):
+        for key in keys:
+            queue.add(key)
+        await until(lambda: work.active == 1)
+        queue.add_now(keys[0])
+        for key in keys:
+            queue.forget(key)
+        work.gate.set()
+        await until(lambda: work.active == 0)
+        await settled()
+    kept = (queue._worked_on, queue._waiting, queue._active, queue._again, queue._timers, queue._failures)
+    assert [len(one) for one in kept] == [0] * 6
+    assert work.calls == keys[:1], "nobody is there for whom to work"
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_a_key_that_was_forgotten_and_comes_again_counts_as_new(waits: bool) -> None:
+    work = Work()
+    queue = WorkQueue(work, concurrency=1)
+    async with running(queue):
+        for key in ("a", "b"):
+            queue.add(key)
+        await until(lambda: work.calls == ["a", "b"])
+        work.gate.clear()
+        queue.add("c")
+        await until(lambda: work.active == 1)
+        queue.add("b")
+        if waits:
+            queue.add("a")
+        queue.forget("a")
+        queue.add("a")
+        work.gate.set()
+        await until(lambda: len(work.calls) == 5)
+        await settled()
+    assert work.calls == ["a", "b", "c", "a", "b"], "before what was worked on, and once"
+
+
+async def test_a_key_that_comes_again_while_the_call_of_the_forgotten_one_ends_is_called_anew() -> None:
+    work = Work(lambda key, count: 3600.0 if count == 1 else None)
+    work.gate.clear()
+    queue = WorkQueue(work, rest_s=3600)
+    async with running(queue):
+        queue.add("a")
+        await until(lambda: work.active == 1)
+        queue.forget("a")
+        queue.add("a")
+        await settled()
+        assert work.calls == ["a"], "never two calls for one key at once"
+        work.gate.set()
+        await until(lambda: len(work.calls) == 2)
+        await settled()
+        assert queue._timers == {}, "what the first call wanted was for the one that is gone"
 
 
 async def test_the_sooner_of_two_delays_wins() -> None:
