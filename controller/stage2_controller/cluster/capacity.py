@@ -4,11 +4,12 @@ One process holds it, and promises are made without waiting for anything in betw
 """
 
 import time
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from stage2_controller.cluster.exclusions import Exclusions
 from stage2_controller.cluster.longest_wait import LongestWait
 from stage2_controller.cluster.reservations import Reservations
 from stage2_controller.cluster.store import key_of, version_of
@@ -18,10 +19,8 @@ from stage2_controller.job.node_fit import HOSTNAME, Need, NodeInfo
 from stage2_controller.job.observed import Object
 from stage2_controller.job.quantity import Amounts
 
-EXCLUDED_S = 300.0
 NODES_A_CALL = 5_000  # that are looked at for jobs that wait: some 50 ms
 KEYS_A_CALL = 1_000  # jobs that wait, of which most need the same as one before
-MOST_DOUBLINGS = 6  # five hours and a bit
 ZONE = "topology.kubernetes.io/zone"
 _ENDED = ("Succeeded", "Failed")
 _OF_EVERY_NODE = ("DaemonSet", "Node")  # the owners of pods that a new node has too; Node: of static pods
@@ -85,9 +84,7 @@ class Capacity:
         self._too_large: set[str] = set()  # needs, while room only shrinks: they suit the next job no better
         self._freed_since = False  # something, since those were found
         self._freed_within = False  # something, since the turn began
-        self._excluded: dict[tuple[Key, str], float] = {}  # until when
-        self._refusals: Counter[tuple[Key, str]] = Counter()
-        self._clock = clock
+        self._exclusions = Exclusions(clock)
 
     def put(self, kind: str, body: Object) -> None:
         """Take in the state of a Node or Pod."""
@@ -159,13 +156,12 @@ class Capacity:
 
     def release(self, key: Key) -> None:
         """End the job's promise, and its wait, and forget which nodes it was refused."""
-        for refused in [pair for pair in self._excluded if pair[0] == key]:
-            del self._excluded[refused], self._refusals[refused]
+        self._exclusions.forget_job(key)
         self.unclaim(key)
 
     def retain_jobs(self, known: Container[Key]) -> None:
         """Release what is kept for other jobs than these, or known of them."""
-        for key in {*self._promises, *self._waiting, *(job for job, _ in self._excluded)}:
+        for key in {*self._promises, *self._waiting, *self._exclusions.jobs()}:
             if key not in known:
                 self.release(key)
 
@@ -204,7 +200,7 @@ class Capacity:
             if node := node_fit.choose_node(need, self.nodes_for(key, need)):
                 self.promise(key, need, node)
                 served.append(key)
-            elif not any(job == key for job, _ in self._excluded):
+            elif not self._exclusions.has_any(key):
                 self._too_large.add(told)
             looks -= 1
             if not looks:
@@ -240,19 +236,14 @@ class Capacity:
     def exclude(self, key: Key, node: str, *, zone: bool = False) -> None:
         """Take the node out of the job's choice for a while: the scheduler refused it there for a reason not seen here.
 
-        Each time for twice as long, so that every node of a large cluster gets its turn. zone: the others of its zone
-        too, where a volume ties the job to another one.
+        zone: the others of its zone too, where a volume ties the job to another one.
         """
         for name in self._of_zone(node) if zone else (node,):
-            self._refusals[key, name] += 1
-            pause_s = EXCLUDED_S * 2.0 ** min(self._refusals[key, name] - 1, MOST_DOUBLINGS)
-            self._excluded[key, name] = self._clock() + pause_s
+            self._exclusions.add(key, name)
 
     def excluded(self, key: Key) -> list[str]:
         """Return the hosts of the nodes that are out of the job's choice now."""
-        now = self._clock()
-        names = [name for (job, name), until in self._excluded.items() if job == key and until > now]
-        labels = [self._nodes[name]["metadata"]["labels"] for name in names if name in self._nodes]
+        labels = [self._nodes[name]["metadata"]["labels"] for name in self._exclusions.of(key) if name in self._nodes]
         return [its[HOSTNAME] for its in labels if HOSTNAME in its]
 
     def waiting(self) -> int:
@@ -353,6 +344,7 @@ class Capacity:
     def _forget_node(self, name: str) -> None:
         self._nodes.pop(name, None)
         self._free.pop(name, None)
+        self._exclusions.forget_node(name)
         self._tidy(name)
 
     def _tidy(self, node: str) -> None:
@@ -412,7 +404,7 @@ class Capacity:
             free=room.free,
             free_by_preemption=room.by_preemption,
             allocatable=room.emptied,
-            excluded=self._excluded.get((key, name), 0) > self._clock(),
+            excluded=self._exclusions.holds(key, name),
             kept=self._longest.keeps(name, key, need),
         )
 

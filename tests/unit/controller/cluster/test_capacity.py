@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from stage2_controller.cluster import capacity
-from stage2_controller.cluster.capacity import EXCLUDED_S, NODES_A_CALL, Capacity
+from stage2_controller.cluster.capacity import NODES_A_CALL, Capacity
+from stage2_controller.cluster.exclusions import EXCLUDED_S
 from stage2_controller.job import node_fit
 from stage2_controller.job.key import Key
 from stage2_controller.job.node_fit import Need, PodNeed
