@@ -13,16 +13,15 @@ from stage2_controller.cluster.exclusions import Exclusions
 from stage2_controller.cluster.longest_wait import LongestWait
 from stage2_controller.cluster.reservations import Reservations
 from stage2_controller.cluster.store import key_of, version_of
-from stage2_controller.job import names, node_fit, pod_requests
+from stage2_controller.job import node_fit, pod_requests
 from stage2_controller.job.key import Key
 from stage2_controller.job.node_fit import HOSTNAME, Need, NodeInfo
-from stage2_controller.job.observed import Object
+from stage2_controller.job.observed import Object, ended, role_of
 from stage2_controller.job.quantity import Amounts
 
 NODES_A_CALL = 5_000  # that are looked at for jobs that wait: some 50 ms
 KEYS_A_CALL = 1_000  # jobs that wait, of which most need the same as one before
 ZONE = "topology.kubernetes.io/zone"
-_ENDED = ("Succeeded", "Failed")
 _OF_EVERY_NODE = ("DaemonSet", "Node")  # the owners of pods that a new node has too; Node: of static pods
 
 
@@ -355,7 +354,7 @@ class Capacity:
     def _put_pod(self, body: Object) -> None:
         metadata, spec = body["metadata"], body["spec"]
         uid, node = metadata["uid"], spec.get("nodeName")
-        if not node or body.get("status", {}).get("phase") in _ENDED:
+        if not node or ended(body):
             self._drop(uid)
             return
         known = self._pods[node].get(uid)
@@ -367,7 +366,7 @@ class Capacity:
             requests=pod_requests.requests(spec, body.get("status") or {}),
             priority=spec.get("priority") or 0,
             key=key_of("Pod", body),
-            role=metadata.get("labels", {}).get(names.LABEL_ROLE),
+            role=role_of(body),
             version=version_of(body),
             of_every_node=any(owner["kind"] in _OF_EVERY_NODE for owner in metadata.get("ownerReferences") or ()),
         )

@@ -6,9 +6,8 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple, TypeGuard
 
 from stage2_controller.job import conditions, diagnose, kinds, names, reasons
-from stage2_controller.job.observed import Object, Observed, ended, terminating
+from stage2_controller.job.observed import Object, Observed, ended, role_of, terminating
 
-_CHILD_OF = {role: kind for kind, role in kinds.ROLE_OF_PODS.items()}
 _TOLD_OF = {names.ROLE_ROLLOUT: reasons.ROLLOUT_READY, names.ROLE_LEARNER: reasons.LEARNER_RUNNING}
 OVERDUE_S = 300.0
 """How long a pod may outlive the grace that its deletion left it, before it counts as one that does not end."""
@@ -72,11 +71,11 @@ def turned_away(observed: Observed, node: str, now: datetime) -> str | None:
     A kubelet whose devices are ill, or which shuts down, ends each pod before it starts, and the next one is tied to
     the node as well. One that has only just begun to work may do so for a moment.
     """
-    for role in _CHILD_OF:
+    for role in kinds.KIND_OF_ROLE:
         newest_one = observed.pod(role)
         if newest_one is None or newest_one.get("status", {}).get("containerStatuses"):
             continue
-        there = [pod for pod in observed.pods if _role(pod) == role and pod["spec"].get("nodeName") == node]
+        there = [pod for pod in observed.pods if role_of(pod) == role and pod["spec"].get("nodeName") == node]
         found = [(_age_s(pod, now), pod) for pod in there if diagnose.turned_away(pod)]
         recent = [age for age, _ in found if age < _TURNED_AWAY_WITHIN_S]
         if len(recent) >= _TURNED_AWAY_TIMES and max(recent) >= _TURNED_AWAY_FOR_S:
@@ -93,7 +92,11 @@ def half_placed(
     while an old one ends. status: the one that the last pass wrote.
     """
     pods = newest(observed, now)
-    if len(roles) < len(_CHILD_OF) or observed.old_learner() or any(map(terminating, _lasting(observed, now).pods)):
+    if (
+        len(roles) < len(kinds.KIND_OF_ROLE)
+        or observed.old_learner()
+        or any(map(terminating, _lasting(observed, now).pods))
+    ):
         return None
     bound = [pod for pod in pods.values() if pod is not None and pod["spec"].get("nodeName")]
     if len(bound) != 1:
@@ -113,7 +116,7 @@ def half_placed(
 def newest(observed: Observed, now: datetime) -> dict[str, Object | None]:
     """Return the newest pod of each role, without those that are being deleted and for whose end nothing waits."""
     lasting = _lasting(observed, now)
-    return {role: lasting.pod(role) for role in _CHILD_OF}
+    return {role: lasting.pod(role) for role in kinds.KIND_OF_ROLE}
 
 
 def nominated(pod: Object | None) -> TypeGuard[Object]:
@@ -134,7 +137,7 @@ def seconds_of_grace(observed: Observed, now: datetime) -> float | None:
 
 def child_of(observed: Observed, role: str) -> Object | None:
     """Return the child whose pods play this role."""
-    return observed.child(_CHILD_OF[role])
+    return observed.child(kinds.KIND_OF_ROLE[role])
 
 
 def overdue(pod: Object, now: datetime) -> bool:
@@ -172,7 +175,7 @@ def apart(observed: Observed) -> dict[str, str] | None:
 
     A pod that is made anew says nothing of the node where its Deployment was to wait for any.
     """
-    there = {role: observed.pod(role) for role in _CHILD_OF}
+    there = {role: observed.pod(role) for role in kinds.KIND_OF_ROLE}
     live = {role: pod for role, pod in there.items() if pod and not terminating(pod) and not ended(pod)}
     nodes = {role: str(pod["spec"]["nodeName"]) for role, pod in live.items() if pod["spec"].get("nodeName")}
     return nodes if len(set(nodes.values())) > 1 else None
@@ -201,15 +204,10 @@ def _lasting(observed: Observed, now: datetime) -> Observed:
 
     def lasts(pod: Object) -> bool:
         if ended(pod):
-            return not terminating(pod) and _role(pod) not in unmade
+            return not terminating(pod) and role_of(pod) not in unmade
         return not overdue(pod, now)
 
     return replace(observed, pods=tuple(filter(lasts, observed.pods)))
-
-
-def _role(pod: Object) -> str | None:
-    role: str | None = pod["metadata"].get("labels", {}).get(names.LABEL_ROLE)
-    return role
 
 
 def _ends(pod: Object | None) -> list[str]:

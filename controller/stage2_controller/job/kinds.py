@@ -59,6 +59,7 @@ WORKLOAD = ChildKind(
 CHILDREN = (DEPLOYMENT, SERVICE, NETWORK_POLICY, WORKLOAD, CONFIG_MAP, SECRET, LEARNER_JOB)
 CHILD = {child.kind: child for child in CHILDREN}
 ROLE_OF_PODS = {child.kind: child.role for child in CHILDREN if child.has_pods}
+KIND_OF_ROLE = {role: kind for kind, role in ROLE_OF_PODS.items()}
 
 ROLLOUT_MATCHING_JOB = Resource(names.KIND, names.API_VERSION, names.PLURAL)
 POD = Resource("Pod", "v1", "pods", spec_fields=("nodeName", "readinessGates", "resourceClaims"))

@@ -40,16 +40,14 @@ class Observed:
 
     def pod(self, role: str) -> Object | None:
         """Return the newest pod of a role; one that is being deleted only if there is no other."""
-        pods = [pod for pod in self.pods if pod["metadata"].get("labels", {}).get(names.LABEL_ROLE) == role]
+        pods = [pod for pod in self.pods if role_of(pod) == role]
         return max(pods, key=_age_rank, default=None)
 
     def old_learner(self) -> Object | None:
         """Return a learner's pod that still runs although its Job is gone: the job was suspended, edited or moved."""
         if self.learner is not None and not terminating(self.learner):
             return None
-        of_jobs = [
-            pod for pod in self.pods if pod["metadata"].get("labels", {}).get(names.LABEL_ROLE) == names.ROLE_LEARNER
-        ]
+        of_jobs = [pod for pod in self.pods if role_of(pod) == names.ROLE_LEARNER]
         pods = [pod for pod in (*of_jobs, *self.orphans) if not ended(pod)]
         # One that is deleted before it has a node gets none.
         return next((pod for pod in pods if pod["spec"].get("nodeName") or not terminating(pod)), None)
@@ -69,8 +67,8 @@ class Observed:
         if self.progress is not None:
             return self.progress
         pod = self.pod(names.ROLE_LEARNER)
-        ended = terminated(pod, names.ROLE_LEARNER) if pod else None
-        return read_termination_message(ended.get("message", "")) if ended else None
+        end = terminated(pod, names.ROLE_LEARNER) if pod else None
+        return read_termination_message(end.get("message", "")) if end else None
 
 
 def terminated(pod: Object, container: str) -> Object | None:
@@ -78,8 +76,8 @@ def terminated(pod: Object, container: str) -> Object | None:
     for status in pod.get("status", {}).get("containerStatuses", []):
         if status["name"] == container:
             now, before = status.get("state", {}), status.get("lastState", {})
-            ended: Object | None = now.get("terminated") or before.get("terminated")
-            return ended
+            end: Object | None = now.get("terminated") or before.get("terminated")
+            return end
     return None
 
 
@@ -97,8 +95,8 @@ def waits_in_its_pod(pod: Object | None) -> bool:
 
 def succeeded(pod: Object | None, container: str) -> bool:
     """Return whether the container has ended with exit code 0; a Job notices a moment later."""
-    ended = terminated(pod, container) if pod else None
-    return ended is not None and ended.get("exitCode") == 0
+    end = terminated(pod, container) if pod else None
+    return end is not None and end.get("exitCode") == 0
 
 
 def terminating(child: Object | None) -> bool:
@@ -108,7 +106,13 @@ def terminating(child: Object | None) -> bool:
 
 def ended(pod: Object) -> bool:
     """Return whether all containers of the pod have ended for good."""
-    return pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
+    return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+
+
+def role_of(pod: Object) -> str | None:
+    """Return the role that a pod says it plays; its owners alone say whose it is."""
+    role: str | None = (pod["metadata"].get("labels") or {}).get(names.LABEL_ROLE)
+    return role
 
 
 def _age_rank(pod: Object) -> tuple[bool, str, str]:

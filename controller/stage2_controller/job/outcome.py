@@ -112,7 +112,7 @@ def _of_learner(observed: Observed) -> Outcome | None:
 def _end_to_come(observed: Observed) -> bool:
     """Return whether the Job's watch was quicker than the pods': the pod that has ended tells why in a moment."""
     pod = observed.pod(names.ROLE_LEARNER)
-    if pod is None or terminating(pod) or pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
+    if pod is None or terminating(pod) or ended(pod):
         return False
     return terminated(pod, names.ROLE_LEARNER) is None
 

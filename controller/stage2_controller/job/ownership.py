@@ -10,14 +10,13 @@ from typing import Any, Literal
 
 from stage2_controller.job import kinds, names, reasons
 from stage2_controller.job.conditions import Condition
-from stage2_controller.job.observed import Object, Observed
+from stage2_controller.job.observed import Object, Observed, role_of
 
 Whose = Literal["own", "former", "foreign"]
 
 # Every change of a watched object starts a pass; the rest has to be asked for.
 LOOK_AGAIN_S = {reasons.OLD_CHILDREN_ENDING: 2.0, reasons.NAME_TAKEN: 15.0}
 
-_KIND_OF_ROLE = {role: kind for kind, role in kinds.ROLE_OF_PODS.items()}
 _PARENT_OF_PODS = {names.ROLE_ROLLOUT: kinds.REPLICA_SET.kind, names.ROLE_LEARNER: kinds.LEARNER_JOB.kind}
 
 
@@ -91,8 +90,7 @@ def _orphaned(pod: Object, job: Mapping[str, Any]) -> bool:
     """
     metadata = pod["metadata"]
     told = (metadata.get("annotations") or {}).get(names.ANNOTATION_JOB_UID) == job["uid"]
-    learner = (metadata.get("labels") or {}).get(names.LABEL_ROLE) == names.ROLE_LEARNER
-    return told and learner and controller_of(pod) is None
+    return told and role_of(pod) == names.ROLE_LEARNER and controller_of(pod) is None
 
 
 def _whose_pod(pod: Object, job: Mapping[str, Any], told: Mapping[str, Whose]) -> Whose:
@@ -101,13 +99,13 @@ def _whose_pod(pod: Object, job: Mapping[str, Any], told: Mapping[str, Whose]) -
     One that nothing of the kind controls was made by hand, whatever it carries.
     """
     metadata = pod["metadata"]
-    role, controller = (metadata.get("labels") or {}).get(names.LABEL_ROLE, ""), controller_of(pod)
+    role, controller = role_of(pod) or "", controller_of(pod)
     if controller is None or controller["kind"] != _PARENT_OF_PODS.get(role):
         return "foreign"
     uid = (metadata.get("annotations") or {}).get(names.ANNOTATION_JOB_UID)
     if uid:
         return "own" if uid == job["uid"] else "former"
-    parent = told.get(_KIND_OF_ROLE[role])
+    parent = told.get(kinds.KIND_OF_ROLE[role])
     if parent:
         return parent
     older = metadata.get("creationTimestamp", "") < job.get("creationTimestamp", "")

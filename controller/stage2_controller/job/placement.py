@@ -104,7 +104,7 @@ def _place(asked: Need, observed: Observed, view: NodeView, *, status: Mapping[s
 
 def _came_too_small(asked: Need, node: str, observed: Observed, view: NodeView) -> bool:
     """Return whether the scheduler gave half of a job that is tied to no node one that has no room for the other."""
-    if _tied_to(observed):
+    if tied_to(observed):
         return False
     roles = [pod.role for pod in asked.pods]
     return 0 < len(_bound(observed, roles)) < len(roles) and view.account.sees_why(view.key, asked, node)
@@ -161,19 +161,20 @@ def _beside_old_learner(found: NodeChoice, observed: Observed, now: datetime) ->
 
 def current_node(observed: Observed) -> str | None:
     """Return the node on which the job's children stand; None if there are none, or none that is told one."""
-    if node := _tied_to(observed):
+    if node := tied_to(observed):
         return node
     live = (pod["spec"].get("nodeName") for pod in observed.pods if not terminating(pod))
-    return next(filter(None, live), None) if _standing(observed) else None  # the scheduler found it
+    return next(filter(None, live), None) if standing(observed) else None  # the scheduler found it
 
 
-def _standing(observed: Observed) -> list[Object]:
+def standing(observed: Observed) -> list[Object]:
+    """Return the children that have pods and are not about to go."""
     return [child for child in (observed.learner, observed.deployment) if child is not None and not terminating(child)]
 
 
-def _tied_to(observed: Observed) -> str | None:
+def tied_to(observed: Observed) -> str | None:
     """Return the node to which the job's children were tied when they were made."""
-    nodes = ((child["metadata"].get("annotations") or {}).get(names.ANNOTATION_NODE) for child in _standing(observed))
+    nodes = ((child["metadata"].get("annotations") or {}).get(names.ANNOTATION_NODE) for child in standing(observed))
     return next((str(node) for node in nodes if node), None)
 
 

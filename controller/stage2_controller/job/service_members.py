@@ -11,9 +11,8 @@ from typing import Any
 from stage2_controller.job import diff, kinds, ownership
 from stage2_controller.job.children.endpointslice import endpoint_slice
 from stage2_controller.job.children.meta import Manifest
-from stage2_controller.job.observed import Object, Observed, terminating
+from stage2_controller.job.observed import Object, Observed, ended, terminating
 
-_ENDED = ("Succeeded", "Failed")  # its address may be another pod's by now
 _WRITTEN = ("addressType", "ports", "endpoints")
 
 
@@ -66,7 +65,7 @@ def _controls(owner: Object, body: Object) -> bool:
 def _address(pod: Object, service: Object) -> str | None:
     """Return the pod's address of the Service's family; None if it has none yet, or no use for one any more."""
     status: dict[str, Any] = pod.get("status") or {}
-    if terminating(pod) or status.get("phase") in _ENDED:
+    if terminating(pod) or ended(pod):  # its address may be another pod's by now
         return None
     addresses = [one["ip"] for one in status.get("podIPs") or ()]
     family = service["spec"]["ipFamilies"][0]

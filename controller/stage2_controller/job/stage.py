@@ -1,6 +1,6 @@
 """The stage of a job that goes on: which children may exist now, and which must not. Pure."""
 
-from stage2_controller.job import kinds, kueue_admission, names, outcome, reasons
+from stage2_controller.job import kinds, kueue_admission, outcome, placement, reasons
 from stage2_controller.job.children.meta import Manifest
 from stage2_controller.job.desired import Desired
 from stage2_controller.job.observed import Observed, terminating
@@ -66,10 +66,8 @@ def _has_no_place(situation: Situation) -> bool:
 
 def _waits_untied(observed: Observed) -> bool:
     """Return whether children stand that are tied to no node, and none of their pods has one."""
-    standing = [child for child in (observed.deployment, observed.learner) if child and not terminating(child)]
-    tied = [names.ANNOTATION_NODE in (child["metadata"].get("annotations") or {}) for child in standing]
     bound = any(pod["spec"].get("nodeName") for pod in observed.pods)
-    return bool(standing) and not any(tied) and not bound
+    return bool(placement.standing(observed)) and placement.tied_to(observed) is None and not bound
 
 
 def _without(manifests: Manifests, *unwanted: str) -> Manifests:

@@ -70,7 +70,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="JSON",
         help="what jobs may use, as the chart's values under `policy` (default: $STAGE2_POLICY, else %(default)s)",
     )
-    parser.add_argument("--concurrency", type=int, default=8, help="passes at a time (default: %(default)s)")
+    parser.add_argument(
+        "--concurrency", type=int, default=Options.concurrency, help="passes at a time (default: %(default)s)"
+    )
     parser.add_argument(
         "--no-placement",
         dest="placement",
@@ -86,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--nodes-may-come",
         choices=get_args(NodesMayCome),
-        default="auto",
+        default=Settings.nodes_may_come,
         help="whether jobs that fit nowhere have pending pods, for an autoscaler to see; auto: where there are signs of"
         " one, or a node is only busy (default: %(default)s)",
     )
@@ -94,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--progress-seconds",
         type=float,
-        default=10.0,
+        default=Settings.progress_s,
         help="how often a running learner is asked (default: %(default)s)",
     )
     parser.add_argument(
