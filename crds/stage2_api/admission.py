@@ -1,8 +1,9 @@
 """The ValidatingAdmissionPolicy that refuses what a definition cannot; `crds/known-keys.yaml` holds it.
 
-Keys that no section of a job has: the definition keeps them, so that none is lost silently, and with that `kubectl
-apply` finds none by itself. And a spec that holds too much: what the definition leaves free may be of any size and
-depth, and of an object that is nested as deep as its decoder goes an API server stores what it cannot list again.
+Keys that no section of a job has, nor the job beside its spec: the definition keeps them, so that none is lost
+silently, and with that `kubectl apply` finds none by itself. And a spec that holds too much: what the definition leaves
+free may be of any size and depth, and of an object that is nested as deep as its decoder goes an API server stores what
+it cannot list again.
 """
 
 from __future__ import annotations
@@ -15,10 +16,19 @@ from stage2_api.structural_schema import Schema, structural
 from stage2_api.validation import key_paths
 from stage2_api.validation.size import LARGEST, MOST_PARTS
 
-_ROOM = 64  # of a key that ends or suspends a job
 _SUMMANDS = 16  # parsers bound how deep an expression is nested, and a sum nests
 _WRITTEN = "'%s'.format([{}.?spec.orValue({{}})])"
 _PARTS = "variables.{0}.split('{{').size() + variables.{0}.split('[').size() - 2"  # and brackets in texts
+_ROOT_KEYS = list(key_paths.fields(job.RolloutMatchingJob))
+# A key that stays as it is does not count: whoever takes the last finalizer off an old job leaves its spec alone.
+_IS_NEW = (
+    "oldObject == null || object.spec != oldObject.spec"
+    f" || object.exists(k, !(k in {_ROOT_KEYS}) && (!(k in oldObject) || object[k] != oldObject[k]))"
+)
+# `suspend: true` takes a few characters itself. Room for those in every edit would lead a row of edits past any bound.
+_REST_STAYS = (
+    "oldObject != null && object.?spec.orValue({{}}).all(k, k in {} || object.spec[?k] == oldObject.?spec[?k])"
+)
 _WAY_OUT = "not keys of stage2: correct or remove them; `kubectl explain rmj.spec --recursive` lists all keys"
 
 
@@ -31,7 +41,8 @@ def known_keys_policy() -> dict[str, Any]:
         "operations": ["CREATE", "UPDATE"],
         "resources": [job.PLURAL],
     }
-    sections = list(_sections(structural(job.JobSpec)))
+    spec = structural(job.JobSpec)
+    sections = list(_sections(spec))
     named = [f"variables.{variable}" for variable, _ in sections]
     every = " + ".join(
         f"({' + '.join(part)})"
@@ -44,9 +55,7 @@ def known_keys_policy() -> dict[str, Any]:
         "spec": {
             "failurePolicy": "Fail",
             "matchConstraints": {"resourceRules": [rule]},
-            "matchConditions": [
-                {"name": "the-spec-is-new", "expression": "oldObject == null || object.spec != oldObject.spec"}
-            ],
+            "matchConditions": [{"name": "the-spec-or-a-key-beside-it-is-new", "expression": _IS_NEW}],
             "variables": [
                 *({"name": variable, "expression": expression} for variable, expression in sections),
                 {"name": "unknown", "expression": every},
@@ -58,6 +67,7 @@ def known_keys_policy() -> dict[str, Any]:
                 {"name": "before", "expression": f"oldObject == null ? '' : {_WRITTEN.format('oldObject')}"},
                 {"name": "characters_before", "expression": "variables.before.size()"},
                 {"name": "parts_before", "expression": _PARTS.format("before")},
+                {"name": "rest_stays", "expression": _REST_STAYS.format(_without_room(spec))},
             ],
             "validations": [
                 _at_most(LARGEST, "characters", "characters", "put long texts into files of spec.volumes"),
@@ -75,15 +85,21 @@ def known_keys_policy() -> dict[str, Any]:
 
 def _at_most(most: int, count: str, of: str, way_out: str) -> dict[str, str]:
     rule = f" {of}; the whole spec must have at most {most:,}; {way_out}"
+    held = f"variables.{count}"
     return {
-        "expression": f"variables.{count} <= {most} || variables.{count} <= variables.{count}_before + {_ROOM}",
+        "expression": f"{held} <= {most} || {held} <= {held}_before || variables.rest_stays",
         "messageExpression": f"'spec: ' + string(variables.{count}) + '{rule}'",
     }
 
 
+def _without_room(spec: Schema) -> list[str]:
+    """Return the keys of the spec that hold a truth value or a bounded number, and so nothing else."""
+    return [key for key, value in spec["properties"].items() if value["type"] in ("boolean", "integer")]
+
+
 def _sections(spec: Schema) -> Iterator[tuple[str, str]]:
     """Yield a variable for each section: the paths of the keys in it that it does not have."""
-    yield "root", f"object.filter(k, !(k in {list(key_paths.fields(job.RolloutMatchingJob))}))"
+    yield "root", f"object.filter(k, !(k in {_ROOT_KEYS}))"
     for path, schema in _below("spec", spec):
         steps = path.split(".")
         yield "_".join(part.removesuffix("[]") for part in steps), _unknown("object", steps, schema, "", 0)

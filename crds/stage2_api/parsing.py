@@ -41,12 +41,12 @@ def parse_run_config(raw: Mapping[str, Any], *, root: str = "") -> RunConfig:
 def parse_job(raw: Mapping[str, Any], *, bounded: bool = True) -> RolloutMatchingJob:
     """Return the job that an object of the API server or a file describes.
 
-    bounded: whether it is held to the bounds of a spec's size.
+    bounded: whether it is held to the bounds of size.
 
     Raises:
         ConfigError: with every problem, not only the first.
     """
     require_shallow(raw)
     if bounded:
-        require_small(raw.get("spec"), root="spec")
+        require_small(raw)
     return validate(RolloutMatchingJob, raw, _RULES)

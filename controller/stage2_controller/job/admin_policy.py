@@ -34,8 +34,8 @@ class AdminPolicy:
     def check(self, job: RolloutMatchingJob, *, is_new: bool = True) -> None:
         """Raise ConfigError with everything of the job that the policy does not allow.
 
-        is_new: whether it was never accepted. How long servers may wait is asked of a new job alone: a deadline that is
-        not looked at any more would be none.
+        is_new: whether it was never accepted with what its pods are made from. How long servers may wait is asked of
+        such a job alone: a deadline that is not looked at any more would be none.
         """
         problems = [
             *self._problems(job.spec),

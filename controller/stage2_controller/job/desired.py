@@ -8,14 +8,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pydantic import ValidationError
+
 from stage2_api.elsewhere import named_elsewhere
 from stage2_api.errors import ConfigError
 from stage2_api.job import Network, RolloutMatchingJob
 from stage2_api.parsing import parse_job
 from stage2_api.runconfig import RunConfig
 from stage2_api.validation import size
+from stage2_api.validation.nesting import require_shallow
 from stage2_api.vllm import resolve_transport
-from stage2_controller.job import kinds, names, node_fit, pod_requests, template_rules
+from stage2_controller.job import conditions, kinds, names, node_fit, pod_requests, reasons, template_rules
 from stage2_controller.job.children import configmap, deployment, learner_job, meta, networkpolicy, pod, service
 from stage2_controller.job.containers import Processes, containers
 from stage2_controller.job.key import Key
@@ -26,7 +29,7 @@ from stage2_controller.job.settings import Settings
 _PODS_ARE_MADE_FROM = {"rollout", "learner", "config", "volumes", "placement", "gpu_resource", "image", "tls"}
 _REMEMBERED = 1024  # desired states; one takes about 70 kB
 _KEPT_PROBLEMS = 100  # of one spec; a condition has room for some fifty
-_QUICK = 16_384  # characters of a spec that is read in some 20 ms
+_QUICK = 16_384  # characters of a job that is read in some 20 ms
 
 
 @dataclass(frozen=True)
@@ -84,12 +87,11 @@ def desired(raw: Mapping[str, Any], settings: Settings) -> Desired:
     Raise ConfigError if its spec breaks a rule, or asks for more than the admin's policy allows. What a job was
     accepted with it keeps: a bound that came later would leave it running without anybody to end it.
     """
-    is_new = "specHash" not in (raw.get("status") or {})
+    is_new = not _accepted_before(raw)
     accepted = parse_job(raw, bounded=is_new)
     host = names.service_host(accepted.metadata.name, namespace_of(accepted))
     processes = containers(accepted, host_for=lambda _: host, tls=accepted.spec.tls.enabled)
     settings.policy.check(accepted, is_new=is_new)
-    hashed = accepted.spec.model_dump(mode="json", include=_PODS_ARE_MADE_FROM, exclude_defaults=True)
     made = tuple(children(accepted, raw["metadata"], processes, settings))
     need = node_fit.need_of(made, gpu_resource=accepted.spec.gpu_resource)
     settings.policy.check_size(namespace_of(accepted), pod_requests.added((need.total, _claimed(accepted, processes))))
@@ -98,8 +100,42 @@ def desired(raw: Mapping[str, Any], settings: Settings) -> Desired:
         processes=processes,
         children=made,
         need=need,
-        spec_hash=meta.digest(hashed),
+        spec_hash=_spec_hash(accepted),
     )
+
+
+def _accepted_before(raw: Mapping[str, Any]) -> bool:
+    """Whether a pass accepted the job with all that its pods are made from, as it is now.
+
+    It did where nobody has edited the spec since, however a newer controller reads that; and where an edit left those
+    keys alone: who suspends a job asks for nothing more.
+    """
+    status = raw.get("status") or {}
+    accepted: str | None = status.get("specHash")
+    if accepted is None:
+        return False
+    told = conditions.find(status, reasons.ACCEPTED)
+    judged_well = told is None or told["status"] == "True"  # a refusal, or a bug, leaves the hash of the spec before
+    if judged_well and status.get("observedGeneration") == raw["metadata"].get("generation"):
+        return True
+    return _hash_as_written(raw) == accepted
+
+
+def _hash_as_written(raw: Mapping[str, Any]) -> str | None:
+    """Return the hash of a spec that no rule was asked of; None if it has no form. Quick, whatever its size.
+
+    Raise ConfigError where it is nested too deep.
+    """
+    require_shallow(raw)
+    try:
+        return _spec_hash(RolloutMatchingJob.model_validate(raw))
+    except ValidationError:
+        return None
+
+
+def _spec_hash(job: RolloutMatchingJob) -> str:
+    """Return the hash of what a job's pods are made from."""
+    return meta.digest(job.spec.model_dump(mode="json", include=_PODS_ARE_MADE_FROM, exclude_defaults=True))
 
 
 class DesiredCache:
@@ -138,8 +174,8 @@ class DesiredCache:
 
 
 def is_large(raw: Mapping[str, Any]) -> bool:
-    """Whether to read the job's spec takes a while."""
-    return size.characters(raw["spec"], most=_QUICK) > _QUICK
+    """Whether to read the job takes a while: its spec, or what its author wrote beside that."""
+    return size.characters(size.written_by_its_author(raw), most=_QUICK) > _QUICK
 
 
 def read(raw: Mapping[str, Any], settings: Settings) -> Desired | ConfigError:

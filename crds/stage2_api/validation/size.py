@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from stage2_api.errors import ConfigError, Problem
+from stage2_api.validation.key_paths import joined
 
 LARGEST = 131_072
 """Characters of a job's spec; one with every key of the contract and a full pod template for both roles has 20,000."""
@@ -63,31 +64,47 @@ def _width(value: Any) -> int:
     return len(repr(value))
 
 
-def require_small(spec: Any, *, root: str) -> None:
-    """Raise ConfigError where a job's spec holds too much; it names the key that holds most."""
+def written_by_its_author(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a job holds but its metadata and status, which an API server bounds or the controller writes."""
+    return {key: value for key, value in raw.items() if key not in ("metadata", "status")}
+
+
+def require_small(raw: Mapping[str, Any]) -> None:
+    """Raise ConfigError where a job's spec holds too much, or what stands beside it; it names the key that holds most.
+
+    Each is counted by itself: an API server counts the spec, and a good job has next to nothing beside it.
+    """
+    beside = written_by_its_author(raw)
+    spec = beside.pop("spec", None)
     if isinstance(spec, Mapping):
-        _require(spec, characters, "characters as JSON", _TEXTS, most=LARGEST, root=root)
-        _require(
-            spec,
-            parts,
-            "mappings, lists and brackets in texts",
-            "take out what the job does not need",
-            most=MOST_PARTS,
-            root=root,
-        )
+        _require_small(spec, root="spec")
+    _require_small(beside, root="")
+
+
+def _require_small(held: Mapping[Any, Any], *, root: str) -> None:
+    _require(held, characters, "characters as JSON", _TEXTS, most=LARGEST, root=root)
+    _require(
+        held,
+        parts,
+        "mappings, lists and brackets in texts",
+        "take out what the job does not need",
+        most=MOST_PARTS,
+        root=root,
+    )
 
 
 class _Count(Protocol):
     def __call__(self, raw: Any, *, most: int) -> int: ...
 
 
-def _require(spec: Mapping[Any, Any], count: _Count, of: str, way_out: str, *, most: int, root: str) -> None:
-    if count(spec, most=most) <= most:
+def _require(whole: Mapping[Any, Any], count: _Count, of: str, way_out: str, *, most: int, root: str) -> None:
+    if count(whole, most=most) <= most:
         return
-    held = {str(key): count(value, most=most) for key, value in spec.items()}
+    held = {str(key): count(value, most=most) for key, value in whole.items()}
     key, found = max(held.items(), key=lambda item: item[1])
     value = f"more than {most:,} {of}" if found > most else f"{found:,} {of}"
-    raise ConfigError([Problem(f"{root}.{key}", _Told(value), f"the whole spec must have at most {most:,}", way_out)])
+    rule = f"the whole {root or 'job'} must have at most {most:,}"
+    raise ConfigError([Problem(joined(root, key), _Told(value), rule, way_out)])
 
 
 _TEXTS = "put long texts into files of spec.volumes, and take out what the job does not need"

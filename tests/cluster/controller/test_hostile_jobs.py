@@ -53,6 +53,16 @@ def sent(kubectl: Kubectl, body: Object, **values: str) -> subprocess.CompletedP
         return kubectl.run("create", "--raw", path, "-f", file.name)
 
 
+def replaced(kubectl: Kubectl, name: str, key: str, text: str) -> subprocess.CompletedProcess[str]:
+    """Write a job as it is, with JSON text for a key beside its spec."""
+    body = json.dumps({**(kubectl.get("rmj", name) or {}), key: "HERE"}).replace('"HERE"', text)
+    path = f"/apis/stage2.dev/v1alpha1/namespaces/{kubectl.namespace}/rolloutmatchingjobs/{name}"
+    with NamedTemporaryFile("w", suffix=".json") as file:
+        file.write(body)
+        file.flush()
+        return kubectl.run("replace", "--raw", path, "-f", file.name)
+
+
 def created(kubectl: Kubectl, body: Object, **values: str) -> None:
     """The same, where the API server must take it."""
     done = sent(kubectl, body, **values)
@@ -128,6 +138,21 @@ def test_what_an_api_server_could_not_list_again_is_not_stored(kubectl: Kubectl,
     assert refused.returncode != 0
     assert f" {of}; the whole spec must have at most " in refused.stderr
     assert "No resources found" in kubectl.run("get", "rmj").stderr
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"a":' * (DEEPEST - 10) + "1" + "}" * (DEEPEST - 10), json.dumps([1] * 400_000)],
+    ids=["deep", "wide"],
+)
+def test_nor_is_it_beside_a_spec_that_stays_as_it_is(kubectl: Kubectl, text: str) -> None:
+    kubectl("apply", "-f", "-", stdin=named("mine"))
+    refused = replaced(kubectl, "mine", "junk", text)
+    assert refused.returncode != 0
+    assert "junk: not keys of stage2: " in refused.stderr
+    kubectl("label", "rmj", "mine", "still=listed")
+    kubectl("patch", "rmj", "mine", "--type=merge", "-p", '{"spec": {"suspend": true}}')
+    assert [one["metadata"]["labels"] for one in kubectl.list("rmj")] == [{"still": "listed"}]
 
 
 @pytest.fixture

@@ -42,8 +42,13 @@ def holds(expression: str, this: Any, old: Any = None) -> bool:
 
 
 def admitted(policy: Mapping[str, Any], this: Any, old: Any = None) -> str:
-    """Return why a ValidatingAdmissionPolicy refuses an object, or a change of an old one; empty where it takes it."""
+    """Return why a ValidatingAdmissionPolicy refuses an object, or a change of an old one; empty where it takes it.
+
+    It takes unseen what one of its match conditions leaves out.
+    """
     seen: dict[str, Any] = {"object": this, "oldObject": old, "variables": {}}
+    if not all(_verdict(one["expression"], seen) for one in policy["spec"].get("matchConditions", [])):
+        return ""
     for variable in policy["spec"].get("variables", []):
         seen["variables"][variable["name"]] = _evaluated(variable["expression"], seen)
     return "\n".join(

@@ -59,6 +59,27 @@ def test_known_keys_pass(raw: Any) -> None:
     assert raw == before
 
 
+@pytest.mark.parametrize("value", [1, {"a": {"b": 1}}, [1] * 50_000], ids=["small", "nested", "huge"])
+def test_a_key_beside_the_spec_is_refused_also_where_the_spec_stays_as_it_is(value: Any) -> None:
+    old = good_job()
+    assert admitted(POLICY, {**old, "junk": value}, old).startswith("junk: not keys of stage2: ")
+    assert admitted(POLICY, {**old, "junk": value}, {**old, "junk": 0}).startswith("junk: not keys of stage2: ")
+
+
+def test_a_job_that_has_such_a_key_from_before_can_end_and_lose_it() -> None:
+    """Else nobody takes the finalizer of a deletion off it, and it stays for ever."""
+    job = good_job()
+    old = {**job, "junk": [{"a": 1}], "more": 1}
+    for metadata in ({"labels": {"a": "b"}}, {"finalizers": []}, {"deletionTimestamp": "2026-01-01T00:00:00Z"}):
+        assert admitted(POLICY, {**old, "metadata": {**job["metadata"], **metadata}}, old) == ""
+    assert admitted(POLICY, {**old, "status": {"phase": "Running"}}, old) == ""
+    assert admitted(POLICY, {**job, "more": 1}, old) == ""
+    assert admitted(POLICY, job, old) == ""
+    suspended = {**job["spec"], "suspend": True}
+    assert admitted(POLICY, {**job, "spec": suspended}, old) == ""
+    assert ": not keys of stage2: " in admitted(POLICY, {**old, "spec": suspended}, old)
+
+
 @pytest.mark.parametrize("section", ["rollout", "learner"])
 def test_what_belongs_to_kubernetes_is_not_looked_into(section: str) -> None:
     raw = good_job()

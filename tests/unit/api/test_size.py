@@ -57,8 +57,48 @@ def test_a_job_that_is_older_than_the_bounds_can_be_suspended_but_does_not_grow(
     ended["spec"]["suspend"] = True
     assert admitted(POLICY, ended, old) == ""
     assert parse_job(ended, bounded=False).spec.suspend
-    grown = job_with("x" * 3 * LARGEST)
-    assert " characters; the whole spec must have at most" in admitted(POLICY, grown, old)
+    bounded_in_time = {**ended, "spec": {**ended["spec"], "activeDeadlineSeconds": 2**31 - 1}}
+    assert admitted(POLICY, bounded_in_time, ended) == admitted(POLICY, old, bounded_in_time) == ""
+    assert admitted(POLICY, job_with("y" * 2 * LARGEST), old) == ""
+    for grown in (job_with("x" * 3 * LARGEST), job_with("x" * (2 * LARGEST + 1))):
+        assert " characters; the whole spec must have at most" in admitted(POLICY, grown, old)
+        grown["spec"]["suspend"] = True
+        assert " characters; the whole spec must have at most" in admitted(POLICY, grown, old)
+
+
+@pytest.mark.parametrize(
+    ("value", "more", "of"),
+    [
+        ([{}] * (MOST_PARTS - 100), [{}] * 60, "mappings, lists and brackets in texts"),
+        (["x" * (LARGEST - 4_000)], ["x" * 60], "characters"),
+    ],
+    ids=["mappings", "text"],
+)
+def test_no_row_of_small_edits_leads_past_a_bound(value: Any, more: Any, of: str) -> None:
+    """A suspended job may be edited as often as anybody likes: what each edit adds would add up."""
+    old = job_with(value)
+    old["spec"]["suspend"] = True
+    for _ in range(100):
+        value = [*value, *more]
+        new = job_with(value)
+        new["spec"]["suspend"] = True
+        if refused := admitted(POLICY, new, old):
+            break
+        old = new
+    assert f" {of}; the whole spec must have at most" in refused
+    assert admitted(POLICY, old) == ""
+
+
+@pytest.mark.parametrize(
+    ("value", "of"),
+    [([1] * LARGEST, "characters"), ([{}] * MOST_PARTS, "mappings, lists")],
+    ids=["numbers", "mappings"],
+)
+def test_what_stands_beside_the_spec_is_bounded_too(value: Any, of: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^junk: [a-z0-9, ]* {of}.*; the whole job must have at most [\d,]*; "):
+        parse_job({**good_job(), "junk": value})
+    noted = {**good_job()["metadata"], "annotations": {"note": "x" * 2 * LARGEST}}
+    assert parse_job({**good_job(), "metadata": noted})
 
 
 def test_a_large_job_that_keeps_the_bounds_is_taken() -> None:
@@ -71,7 +111,7 @@ def test_no_spec_within_the_bound_is_nested_as_deep_as_a_decoder_goes() -> None:
     deep = good_job()["spec"] | {"rollout": {"template": nested(MOST_PARTS)}}
     assert parts(deep, most=MOST_PARTS) > MOST_PARTS
     with pytest.raises(ConfigError, match=r"^spec\.rollout: 4,0\d\d|more than 4,000 mappings, lists"):
-        require_small(deep, root="spec")
+        require_small({"spec": deep})
 
 
 def test_characters_are_counted_about_as_json_has_them() -> None:

@@ -1,14 +1,49 @@
 """A draft is made once for a spec, anew for another one, and forgotten with its job."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from stage2_api.errors import ConfigError
 from stage2_api.validation.size import LARGEST
-from stage2_controller.job.desired import DesiredCache, desired
+from stage2_controller.job import reasons
+from stage2_controller.job.desired import DesiredCache, desired, is_large
 from stage2_controller.job.key import Key
+from stage2_controller.job.observed import Observed
+from stage2_controller.job.plan import Plan, plan
 from tests.unit.controller import builders as b
+
+NARROW = replace(b.SETTINGS, policy=replace(b.SETTINGS.policy, longest_start_seconds=86_400))
+
+
+def older_than_the_bounds() -> b.Object:
+    """A job that waits for longer than the policy allows, and holds more than any new one may."""
+    return b.job(
+        learner={"gpus": 1, "startDeadlineSeconds": 172_800}, config={"deepspeed": {"note": "x" * 2 * LARGEST}}
+    )
+
+
+def judged(status: str) -> b.Object:
+    """The condition by which a controller told what it makes of the first generation of a spec."""
+    return {"type": reasons.ACCEPTED, "status": status, "reason": reasons.VALID, "observedGeneration": 1}
+
+
+def edited(raw: b.Object, **spec: Any) -> b.Object:
+    """The job after somebody wrote other keys of its spec."""
+    metadata = {**raw["metadata"], "generation": raw["metadata"]["generation"] + 1}
+    return {**raw, "metadata": metadata, "spec": {**raw["spec"], **spec}}
+
+
+def desired_before(raw: b.Object) -> str:
+    """The hash by which a controller without bounds accepted a job."""
+    status = {"specHash": "?", "observedGeneration": raw["metadata"]["generation"]}
+    return desired({**raw, "status": status}, b.SETTINGS).spec_hash
+
+
+def planned(raw: b.Object, observed: Observed = b.NOTHING) -> Plan:
+    """The plan of a pass under the narrow policy."""
+    return plan(raw, observed, settings=NARROW, now=b.NOW, new_credentials=b.new_credentials)
 
 
 def test_a_draft_is_made_once_until_the_spec_changes() -> None:
@@ -21,13 +56,52 @@ def test_a_draft_is_made_once_until_the_spec_changes() -> None:
 
 def test_a_bound_that_is_younger_than_a_job_leaves_it_what_it_was_accepted_with() -> None:
     """Else nobody ended it: neither its deadlines nor its learner's end would be looked at."""
-    settings = replace(b.SETTINGS, policy=replace(b.SETTINGS.policy, longest_start_seconds=86_400))
-    raw = b.job(learner={"gpus": 1, "startDeadlineSeconds": 172_800})
-    raw["spec"]["config"]["deepspeed"] = {"note": "x" * 2 * LARGEST}
+    raw = older_than_the_bounds()
     with pytest.raises(ConfigError):
-        desired(raw, settings)
-    accepted = {**raw, "status": {"specHash": "of an earlier release"}}
-    assert desired(accepted, settings).job.spec.learner.start_deadline_seconds == 172_800
+        desired(raw, NARROW)
+    status = {"specHash": "of an earlier release", "observedGeneration": 1, "conditions": [judged("True")]}
+    assert desired({**raw, "status": status}, NARROW).job.spec.learner.start_deadline_seconds == 172_800
+
+
+def test_it_keeps_that_also_where_it_is_suspended_or_given_a_deadline() -> None:
+    raw = older_than_the_bounds()
+    status = {"specHash": desired_before(raw), "observedGeneration": 1, "conditions": [judged("True")]}
+    ended = edited({**raw, "status": status}, suspend=True, activeDeadlineSeconds=60)
+    assert desired(ended, NARROW).job.spec.suspend
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"learner": {"gpus": 1, "startDeadlineSeconds": 2**31 - 1}},
+        {"rollout": {"servers": 3, "template": {"metadata": {"annotations": {"note": "x" * 2 * LARGEST}}}}},
+    ],
+    ids=["how long servers wait", "how much it holds"],
+)
+def test_a_job_that_was_accepted_is_held_to_the_bounds_in_what_it_asks_for_from_then_on(asked: dict[str, Any]) -> None:
+    """Also where nothing looks at an edit before the controller does."""
+    raw = b.job(suspend=True)
+    raw = b.told(raw, planned(raw))
+    assert b.condition(planned(raw), reasons.ACCEPTED) == ("True", reasons.VALID)
+    resumed = edited(edited(raw, **asked), suspend=False)
+    assert b.condition(planned(resumed), reasons.ACCEPTED) == ("False", reasons.INVALID_SPEC)
+
+
+def test_what_was_refused_of_a_job_that_runs_stays_refused_by_a_controller_that_starts_anew() -> None:
+    raw = b.job()
+    raw = b.told(raw, planned(raw))
+    asked = edited(raw, learner={"gpus": 1, "startDeadlineSeconds": 2**31 - 1})
+    refused = planned(asked, b.started(asked))
+    assert refused.status["specHash"] == raw["status"]["specHash"]
+    assert refused.status["observedGeneration"] == asked["metadata"]["generation"]
+    with pytest.raises(ConfigError):
+        desired(b.told(asked, refused), NARROW)
+
+
+def test_what_stands_beside_a_spec_makes_a_job_large_and_what_others_write_does_not() -> None:
+    raw, much = b.job(), {"much": "x" * LARGEST}
+    assert is_large({**raw, "junk": much})
+    assert not is_large({**raw, "status": much, "metadata": {**raw["metadata"], "annotations": much}})
 
 
 def test_a_draft_goes_with_its_job() -> None:
