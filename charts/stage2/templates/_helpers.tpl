@@ -51,10 +51,20 @@ stage2.dev/role: controller
 {{- end -}}
 {{- end -}}
 
-{{/* Releases that serve namespaces of their own may live side by side. */}}
+{{/* A number as people write it. Helm has all numbers of a values file as floats, and would print a million as 1e+06. */}}
+{{- define "stage2.number" -}}
+{{- if eq (floor .) (float64 .) -}}
+{{- int64 . -}}
+{{- else -}}
+{{- . -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Releases that serve namespaces of their own may live side by side. No namespace has a dot, and so no two of them make
+     one name of a namespace and a full name, such as team and x-stage2, team-x and stage2. */}}
 {{- define "stage2.clusterRoleName" -}}
 {{- if .Values.controller.namespaces -}}
-{{- printf "%s-%s" .Release.Namespace (include "stage2.fullname" .) -}}
+{{- printf "%s.%s" .Release.Namespace (include "stage2.fullname" .) -}}
 {{- else -}}
 {{- include "stage2.fullname" . -}}
 {{- end -}}

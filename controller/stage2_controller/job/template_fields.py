@@ -89,7 +89,9 @@ def _selinux(value: Any) -> bool:
 def _capabilities(value: Any) -> bool:
     if not isinstance(value, Mapping):
         return False
-    return set(value.get("add") or ()) <= {"NET_BIND_SERVICE"} and value.get("drop", ["ALL"]) == ["ALL"]
+    added = value.get("add", [])
+    allowed = isinstance(added, list) and all(one == "NET_BIND_SERVICE" for one in added)
+    return allowed and value.get("drop", ["ALL"]) == ["ALL"]
 
 
 SECURITY_VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {

@@ -227,10 +227,13 @@ def _container(path: str, container: Mapping[str, Any], gpu: str) -> Iterator[Pr
 
 def _mounts(path: str, mounts: Sequence[Mapping[str, Any]]) -> Iterator[Problem]:
     for index, mount in enumerate(mounts):
-        where = mount["mountPath"].rstrip("/") or "/"
+        written = mount["mountPath"]
+        where = files.cleaned(written)
         if where == "/" or any(where == root or where.startswith(f"{root}/") for root in _ROOTS):
             rule = f"the paths {', '.join(_ROOTS)} belong to stage2"
-            yield Problem(f"{path}.volumeMounts[{index}].mountPath", where, rule, "choose another path, such as /data")
+            yield Problem(
+                f"{path}.volumeMounts[{index}].mountPath", written, rule, "choose another path, such as /data"
+            )
 
 
 def _variables(path: str, variables: Sequence[Mapping[str, Any]]) -> Iterator[Problem]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from typing import Final
 
 ROOT: Final = "/etc/stage2"
@@ -45,6 +46,11 @@ VOLUMES: Final = (CONFIG_VOLUME, TOKEN_VOLUME, TLS_VOLUME, TMP_VOLUME, SHARED_ME
 
 FOLDERS: Final = (TMP_FOLDER, SHARED_MEMORY_FOLDER, ROOT)
 """Folders that belong to stage2."""
+
+
+def cleaned(mount_path: str) -> str:
+    """Return the place of a mount as a runtime reads its path: absolute, each folder once, no `.` and no `..`."""
+    return "/" + posixpath.normpath("/" + mount_path).lstrip("/")  # normpath keeps two slashes at the beginning
 
 
 def certificate_key(role: str) -> str:

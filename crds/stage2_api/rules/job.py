@@ -19,6 +19,7 @@ _SILENT = "$(config.custom.trainer_variant) == 'sft' && $(config.training.eval_s
 _NOT_VLLM = f"({_SILENT} || $({_MATCHING}.rollout_backend) != 'vllm')"
 _HAS_SERVERS = f"({_GRPO} || !{_NOT_VLLM} && $({_VLLM}.mode) == 'server')"
 _RESERVED_PATHS = ("/", *files.FOLDERS)
+_UNDER_ROOT = f"{files.ROOT}/"
 
 
 def _has_servers(spec: JobSpec) -> bool:
@@ -64,12 +65,24 @@ def _claims_differ(spec: JobSpec) -> bool:
 
 
 def _paths_collide(spec: JobSpec) -> bool:
-    paths = [volume.mount_path.rstrip("/") or "/" for volume in spec.volumes]
-    return len(set(paths)) < len(paths)
+    return len({files.cleaned(volume.mount_path) for volume in spec.volumes}) < len(spec.volumes)
+
+
+def _goes_up(spec: JobSpec) -> bool:
+    return any(".." in volume.mount_path.split("/") for volume in spec.volumes)
 
 
 def _takes_reserved(spec: JobSpec) -> bool:
-    return any(v.name in files.VOLUMES or v.mount_path.rstrip("/") in ("", *_RESERVED_PATHS) for v in spec.volumes)
+    return any(v.name in files.VOLUMES or _is_reserved(files.cleaned(v.mount_path)) for v in spec.volumes)
+
+
+def _is_reserved(path: str) -> bool:
+    return path in _RESERVED_PATHS or path.startswith(_UNDER_ROOT)
+
+
+def _in_any_words(folder: str) -> str:
+    """Return the expression of a path's beginning, also where slashes are doubled and a part is `.`."""
+    return "".join(f"/+([.]/+)*{part}" for part in folder.split("/") if part)
 
 
 def _names_twice(spec: JobSpec) -> bool:
@@ -114,6 +127,8 @@ _COMPARE = (
     " e.operator in ['Exists', 'DoesNotExist'] ? !has(e.values) || size(e.values) == 0 :"
     " has(e.values) && size(e.values) == 1 && e.values[0].matches('^-?[0-9]{1,18}$'))"
 )
+# CEL cannot clean a path: the rule about `..` is what lets this one do without.
+_RESERVED = f"^(({'|'.join(map(_in_any_words, _RESERVED_PATHS))})(/+[.])*/*$|{_in_any_words(files.ROOT)}/)"
 _SOURCES = ("persistentVolumeClaim", "hostPath", "emptyDir", "configMap", "secret", "nfs")
 
 JOB_RULES: tuple[Rule[JobSpec], ...] = (
@@ -283,10 +298,17 @@ JOB_RULES: tuple[Rule[JobSpec], ...] = (
     ),
     Rule(
         path="volumes",
+        broken=_goes_up,
+        cel="!has(self.volumes) || !self.volumes.exists(v, v.mountPath.matches('/[.][.](/|$)'))",
+        rule="no part of a mountPath is `..`",
+        way_out="write the path that it leads to",
+    ),
+    Rule(
+        path="volumes",
         broken=_takes_reserved,
         cel=(
             "!has(self.volumes) || self.volumes.all(v, "
-            f"!(v.name in {list(files.VOLUMES)}) && !(v.mountPath in {list(_RESERVED_PATHS)}))"
+            f"!(v.name in {list(files.VOLUMES)}) && !v.mountPath.matches('{_RESERVED}'))"
         ),
         rule=f"the names {', '.join(files.VOLUMES)} and the paths {', '.join(_RESERVED_PATHS)} belong to stage2",
         way_out="choose another name or mountPath, such as /data",

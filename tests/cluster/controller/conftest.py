@@ -138,7 +138,7 @@ def kubectl(admin: Kubectl) -> Iterator[Kubectl]:
     admin.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
     yield Kubectl(admin.kubeconfig, name)
     admin("delete", "namespace", name, "--wait=false")
-    granted = [f"{name}-stage2{role}" for role in ("", "-view", "-edit", "-admin")]
+    granted = [f"{name}.stage2{role}" for role in ("", "-view", "-edit", "-admin")]
     admin("delete", "clusterrole,clusterrolebinding", *granted, "--ignore-not-found")
 
 

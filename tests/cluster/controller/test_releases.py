@@ -102,7 +102,7 @@ def test_controllers_of_two_releases_serve_jobs_of_one_name_each_in_its_own_name
     finally:
         for controller in running:
             controller.stop()
-        roles = [f"{second.namespace}-stage2{role}" for role in ("", "-view", "-edit", "-admin")]
+        roles = [f"{second.namespace}.stage2{role}" for role in ("", "-view", "-edit", "-admin")]
         second("delete", "clusterrole,clusterrolebinding", *roles, "--ignore-not-found")
     for controller in running:
         assert not re.search("forbidden|Traceback", controller.text()), controller.text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import posixpath
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -249,9 +250,49 @@ def test_an_unchanged_job_breaks_no_rule_of_changes() -> None:
         assert changes_refused(spec, spec, "Running") == set()
 
 
-def test_only_python_sees_two_mount_paths_that_differ_by_a_slash_alone() -> None:
+def test_only_python_sees_two_mount_paths_that_are_one_in_other_words() -> None:
     spec = copy.deepcopy(JOBS[0])
-    spec["volumes"] = [{"name": name, "mountPath": path, "emptyDir": {}} for name, path in (("a", "/a"), ("b", "/a/"))]
+    paths = (("a", "/a/b"), ("b", "/a//./b/"))
+    spec["volumes"] = [{"name": name, "mountPath": path, "emptyDir": {}} for name, path in paths]
     (rule,) = [rule for rule in SPEC_RULES if "mountPath of its own" in rule.rule]
     assert rule.broken(JobSpec.model_validate(spec))
     assert holds(cel.expression(JobSpec, str(rule.cel)), spec)
+
+
+def mounted_at(path: str) -> dict[str, Any]:
+    """Return the spec of a job with a volume at a path."""
+    return {**JOBS[0], "volumes": [{"name": "data", "mountPath": path, "emptyDir": {}}]}
+
+
+def refused_by_both(path: str) -> bool:
+    """Tell whether a volume may not be at a path; fails where Python and CEL differ."""
+    spec = mounted_at(path)
+    rules = [rule for rule in SPEC_RULES if rule.path == "volumes"]
+    broken = any(rule.broken(JobSpec.model_validate(spec)) for rule in rules)
+    assert broken is not all(holds(cel.expression(JobSpec, str(rule.cel)), spec) for rule in rules), path
+    return broken
+
+
+PARTS_OF_PATHS = st.sampled_from(["", ".", "..", "...", "etc", "stage2", "stage2x", "config", "tmp", "dev", "shm"])
+
+
+@given(st.lists(PARTS_OF_PATHS, min_size=1, max_size=6))
+@settings(max_examples=1000, deadline=None, derandomize=True)
+def test_python_and_cel_agree_on_which_paths_belong_to_stage2_however_they_are_written(parts: list[str]) -> None:
+    path = "/" + "/".join(parts)
+    meant = posixpath.normpath("///" + path)  # two slashes alone would stay
+    ours = meant in ("/", "/tmp", "/dev/shm", "/etc/stage2") or meant.startswith("/etc/stage2/")
+    assert refused_by_both(path) is (ours or ".." in parts)
+
+
+@pytest.mark.parametrize(
+    ("path", "refused"),
+    [
+        *((path, True) for path in ("/etc//stage2/config", "/etc/./stage2", "//etc/stage2/", "/etc/stage2/tls/ca.crt")),
+        *((path, True) for path in ("//", "/./", "/tmp/.", "/dev//shm/", "/x/../etc/stage2/config", "/data/..")),
+        *((path, False) for path in ("/data/", "/etc", "/etc/stage2x", "/tmp/x", "/dev/shm/x", "/..data")),
+        *((path, False) for path in ("/etc./stage2", "/tmp\n", "/etc/stage2\n", "/x/etc/stage2")),
+    ],
+)
+def test_a_volume_lies_over_nothing_of_stage2_however_its_path_is_written(path: str, refused: bool) -> None:
+    assert refused_by_both(path) is refused

@@ -90,7 +90,7 @@ def test_named_namespaces_get_a_role_each_and_no_cluster_role(template: Template
 def test_named_namespaces_still_see_nodes_and_what_takes_their_room_where_placement_is_on_and_nothing_else(
     template: Template,
 ) -> None:
-    rules = template('controller.namespaces=["team-a"]')["ClusterRole", "stage2-system-stage2"]["rules"]
+    rules = template('controller.namespaces=["team-a"]')["ClusterRole", "stage2-system.stage2"]["rules"]
     found = {resource for rule in rules for resource in rule["resources"]}
     assert found == {"nodes", "pods", "priorityclasses", "runtimeclasses", "configmaps"}
     (status,) = (rule for rule in rules if "configmaps" in rule["resources"])
@@ -103,12 +103,12 @@ def test_an_admins_word_on_nodes_that_may_come_is_the_controllers_and_needs_no_r
 ) -> None:
     made = template(f'controller.nodesMayCome="{word}"', 'controller.namespaces=["team-a"]')
     assert f"--nodes-may-come={word}" in controller_pod(made)["containers"][0]["args"]
-    rules = made["ClusterRole", "stage2-system-stage2"]["rules"]
+    rules = made["ClusterRole", "stage2-system.stage2"]["rules"]
     assert "configmaps" not in {resource for rule in rules for resource in rule["resources"]}
 
 
 def test_a_patience_of_zero_is_handed_on_as_never(template: Template) -> None:
-    for value, seconds in (("1800", 1800.0), ("0", 0.0), ("90.5", 90.5)):
+    for value, seconds in (("1800", 1800.0), ("0", 0.0), ("90.5", 90.5), ("0.25", 0.25), ("2147483647", 2147483647.0)):
         arguments = controller_pod(template(f"controller.patienceSeconds={value}"))["containers"][0]["args"]
         (given,) = (one.partition("=")[2] for one in arguments if one.startswith("--patience-seconds="))
         assert float(given) == seconds
@@ -176,7 +176,7 @@ def test_kueues_flavors_are_read_wherever_the_controller_works(template: Templat
         "resources": ["resourceflavors", "workloadpriorityclasses"],
         "verbs": ["get"],
     }
-    assert manifests["ClusterRole", "stage2-system-stage2"]["rules"] == [read]
+    assert manifests["ClusterRole", "stage2-system.stage2"]["rules"] == [read]
     assert read in template("controller.kueue=true")["ClusterRole", "stage2"]["rules"]
     assert read not in template()["ClusterRole", "stage2"]["rules"]
 
@@ -232,6 +232,43 @@ def test_the_controller_options_exist(template: Template) -> None:
     arguments = controller_pod(template('controller.namespaces=["a"]'))["containers"][0]["args"]
     options = _parser().parse_args(arguments)
     assert (options.namespace, options.concurrency, options.log_level) == (["a"], 8, "info")
+
+
+def test_a_large_number_is_written_out(template: Template) -> None:
+    """Helm has every number of a values file as a float, and prints a million as 1e+06, which is no integer."""
+    manifests = template(
+        "controller.concurrency=1000",
+        "controller.replicas=1000000",
+        "controller.patienceSeconds=20000000",
+        "controller.progressSeconds=1000000",
+        "policy.longestStartSeconds=2147483647",
+        'policy.largestJob={"*": 100000}',
+        'controller.tolerations=[{"operator": "Exists", "tolerationSeconds": 1000000}]',
+    )
+    assert manifests["Deployment", "stage2"]["spec"]["replicas"] == 1000000
+    pod = controller_pod(manifests)
+    assert pod["tolerations"][0]["tolerationSeconds"] == 1000000
+    container = pod["containers"][0]
+    told = {"--concurrency=1000", "--patience-seconds=20000000", "--progress-seconds=1000000"}
+    assert told <= set(container["args"])
+    (policy,) = [one["value"] for one in container["env"] if one["name"] == "STAGE2_POLICY"]
+    assert '"longestStartSeconds":2147483647' in policy
+    assert '"largestJob":{"*":100000}' in policy
+    text = yaml.safe_dump(manifests["ValidatingAdmissionPolicy", "stage2-policy"], width=10000)
+    assert "orValue(0) <= 2147483647" in text
+    assert '{"*":100000}' in text
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("controller.concurrency=1001", "controller.replicas=2147483648", "controller.patienceSeconds=1e10"),
+        "controller.progressSeconds=1e10",
+    ],
+)
+def test_a_number_beyond_all_sense_is_refused(template: Template, value: str) -> None:
+    with pytest.raises(ValueError, match="values don't meet the specifications"):
+        template(value)
 
 
 @pytest.mark.parametrize("value", ["controller.concurrency=0", 'controller.logLevel="loud"', "contoller={}"])

@@ -52,6 +52,15 @@ def test_releases_of_one_name_in_two_namespaces_share_no_object(template: Templa
     assert CRD not in other
 
 
+def test_no_two_releases_make_one_name_of_the_cluster_of_their_namespaces_and_their_own(template: Template) -> None:
+    """`team` with `x-stage2`, and `team-x` with `stage2`: only a character that no namespace has keeps them apart."""
+    one = template('controller.namespaces=["team-a"]', release="x-stage2", namespace="team")
+    other = template('controller.namespaces=["team-b"]', "crd.install=false", release="stage2", namespace="team-x")
+    assert not _places(one) & _places(other)
+    assert ("ClusterRole", "team.x-stage2") in one
+    assert ("ClusterRole", "team-x.stage2-view") in other
+
+
 def _places(manifests: Manifests) -> set[tuple[str, str | None, str]]:
     return {(kind, made["metadata"].get("namespace"), name) for (kind, name), made in manifests.items()}
 

@@ -256,6 +256,23 @@ def test_a_claim_template_that_the_admin_did_not_name_is_refused(
     assert refusals(taken, policy) == admitted(manifests[POLICY], taken) == ""
 
 
+@pytest.mark.parametrize("entry", ["a: b", "a #b", "it's", 'a"b', "{{ x }}", "- a", "*a", "a\\b"])
+def test_any_text_in_a_list_of_the_policy_stays_text(template: Template, entry: str) -> None:
+    keys = ("imageRegistries", "serviceAccounts", "secrets", "runtimeClasses", "resourceClaimTemplates")
+    manifests = template(*(f"policy.{key}={json.dumps([entry])}" for key in keys))
+    told = {one.get("message", "") for one in manifests[POLICY]["spec"]["validations"]}
+    way_out = "change or remove it, or ask the admin to add it to"
+    assert f"images of jobs come from {entry}; {way_out} policy.imageRegistries" in told
+    assert f"service accounts of jobs are {entry}; {way_out} policy.serviceAccounts" in told
+    assert f"Secrets of jobs are {entry}; {way_out} policy.secrets" in told
+    assert f"runtime classes of jobs are {entry}; {way_out} policy.runtimeClasses" in told
+    assert f"ResourceClaimTemplates of jobs are {entry}; {way_out} policy.resourceClaimTemplates" in told
+    taken, refused = (b.job(image=f"{image}x") for image in (entry, "other/"))
+    assert (refusals(taken, policy_of(manifests)), admitted(manifests[POLICY], taken)) == ("", "")
+    assert refusals(refused, policy_of(manifests))
+    assert admitted(manifests[POLICY], refused)
+
+
 def test_a_star_allows_everything_on_both_sides(template: Template) -> None:
     keys = (
         "hostPaths",
@@ -274,7 +291,7 @@ def test_a_star_allows_everything_on_both_sides(template: Template) -> None:
 
 def test_a_release_binds_its_policy_to_the_namespaces_that_it_serves(template: Template) -> None:
     manifests = template('controller.namespaces=["team-a"]')
-    name = "stage2-system-stage2-policy"
+    name = "stage2-system.stage2-policy"
     (chosen,) = manifests["ValidatingAdmissionPolicyBinding", name]["spec"]["matchResources"]["namespaceSelector"][
         "matchExpressions"
     ]

@@ -91,7 +91,8 @@ def template(
     made = strategic_merge.strategic_merge(ours, _for_every_server(override, [item["name"] for item in containers]))
     for key in ("containers", "initContainers"):
         for added in made["spec"].get(key) or []:
-            added["securityContext"] = {**_ADDED_CONTAINER_SECURITY, **(added.get("securityContext") or {})}
+            written = added.get("securityContext") or {}
+            added["securityContext"] = strategic_merge.strategic_merge(_ADDED_CONTAINER_SECURITY, written)
     return made
 
 

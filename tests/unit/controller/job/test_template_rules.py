@@ -135,6 +135,50 @@ def test_a_container_that_the_person_adds_is_as_restricted_as_ours() -> None:
         assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
+@pytest.mark.parametrize("written", [{}, {"add": ["NET_BIND_SERVICE"]}, {"add": ["NET_BIND_SERVICE"], "drop": ["ALL"]}])
+def test_it_drops_every_capability_whatever_it_says_of_capabilities(written: dict[str, Any]) -> None:
+    added = {"image": "x", "securityContext": {"capabilities": written}}
+    template = {"spec": {"containers": [{"name": "logs", **added}], "initContainers": [{"name": "i", **added}]}}
+    made = b.planned(b.job(rollout={"servers": 3, "template": template}))
+    pod = b.child(made, "Deployment")["spec"]["template"]["spec"]
+    for container in [*pod["containers"], *pod["initContainers"]]:
+        expected = {**written, "drop": ["ALL"]} if container["name"] in ("logs", "i") else {"drop": ["ALL"]}
+        assert container["securityContext"]["capabilities"] == expected
+        assert container["securityContext"]["allowPrivilegeEscalation"] is False
+
+
+@pytest.mark.parametrize("add", [[{}], [["NET_BIND_SERVICE"]], 1, True, "NET_BIND_SERVICE", {"NET_BIND_SERVICE": 1}])
+def test_capabilities_of_another_shape_are_refused_with_path_value_rule_and_way_out(add: Any) -> None:
+    written = {"add": add}
+    made = b.planned(b.job(learner={"gpus": 1, "template": of_learner(securityContext={"capabilities": written})}))
+    assert b.condition(made, reasons.ACCEPTED) == ("False", reasons.INVALID_SPEC)
+    assert b.message(made, reasons.ACCEPTED) == (
+        f"spec.learner.{CONTAINER}.securityContext.capabilities: {written}; every capability is dropped, and only "
+        "NET_BIND_SERVICE may be added; change it, or remove it"
+    )
+
+
+OURS_IN_OTHER_WORDS = [
+    *("/etc//stage2/config", "//etc/stage2", "/etc/./stage2/config/", "/etc/stage2//", "/x/../etc/stage2/config"),
+    *("etc/stage2/config", "../etc/stage2", "/dev//shm", "/./tmp/x", "//", "/.", "/etc/.."),
+]
+
+
+@pytest.mark.parametrize("path", OURS_IN_OTHER_WORDS)
+def test_a_path_of_ours_is_refused_however_it_is_written(path: str) -> None:
+    template = of_learner(volumeMounts=[{"name": "data", "mountPath": path}])
+    made = b.planned(b.job(learner={"gpus": 1, "template": template}))
+    where = f"spec.learner.{CONTAINER}.volumeMounts[0].mountPath"
+    told = f"{where}: {path!r}; the paths /etc/stage2, /tmp, /dev/shm belong to stage2"
+    assert told in b.message(made, reasons.ACCEPTED)
+
+
+@pytest.mark.parametrize("path", ["/etc/stage2x", "/data//tmp", "/etc/stage2/../data", "/tmpfs", "/x/etc/stage2"])
+def test_a_path_that_only_looks_like_one_of_ours_is_taken(path: str) -> None:
+    template = of_learner(volumeMounts=[{"name": "data", "mountPath": path}])
+    assert b.planned(b.job(learner={"gpus": 1, "template": template})).children
+
+
 def test_every_field_that_is_refused_by_name_is_outside_of_what_is_allowed() -> None:
     assert not template_rules._OF_POD.keys() & template_fields.OF_POD
 
