@@ -44,7 +44,7 @@ PARALLEL = 16
 QUIET_S = 20.0
 SETTLED_S = 5.0
 OF_A_ROUND = 100
-FOREIGN_S = 60.0
+FOREIGN_S = 300.0
 OF_OTHERS = "stage2.dev/bench-other"
 Create = Callable[[Object], Awaitable[object]]
 
@@ -300,7 +300,10 @@ async def rounds(count: int) -> str:
 
 
 async def foreign(counts: Sequence[int], nodes: int) -> str:
-    """The controller's peak memory beside pods of others on so many nodes, for a minute from its start."""
+    """The controller's peak memory beside pods of others on so many nodes, for five minutes from its start.
+
+    Those hold its first lists, its second ones, and a second watch on all pods.
+    """
     api = await connect(Tally())
     told, there = [], 0
     names = [NODE, *(f"{NODE}-{number}" for number in range(1, nodes))]
