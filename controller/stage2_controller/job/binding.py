@@ -170,15 +170,23 @@ def learner_unmade_since(observed: Observed, status: Mapping[str, Any]) -> datet
     return max((conditions.instant(time) for time in times if time), default=None)
 
 
-def apart(observed: Observed) -> dict[str, str] | None:
-    """Return the nodes of the servers and the learner, by role, where they are not the same; None where they are.
+def apart(observed: Observed) -> tuple[dict[str, str], datetime] | None:
+    """Return the nodes of servers and learner, by role, where they are two, and since when; None where they are one.
 
     A pod that is made anew says nothing of the node where its Deployment was to wait for any.
     """
     there = {role: observed.pod(role) for role in kinds.KIND_OF_ROLE}
-    live = {role: pod for role, pod in there.items() if pod and not terminating(pod) and not ended(pod)}
+    live = {role: pod for role, pod in there.items() if pod and _is_live(pod, child_of(observed, role))}
     nodes = {role: str(pod["spec"]["nodeName"]) for role, pod in live.items() if pod["spec"].get("nodeName")}
-    return nodes if len(set(nodes.values())) > 1 else None
+    return (nodes, max(map(_judged_at, live.values()))) if len(set(nodes.values())) > 1 else None
+
+
+def _is_live(pod: Object, child: Object | None) -> bool:
+    """Return whether the pod is one of this child's that goes on: of one before it the garbage collector takes it."""
+    if child is None or terminating(pod) or ended(pod):
+        return False
+    made = child["metadata"].get("creationTimestamp")
+    return made is None or conditions.instant(pod["metadata"]["creationTimestamp"]) >= conditions.instant(made)
 
 
 def taken(observed: Observed) -> str:

@@ -4,7 +4,7 @@ One pod holds GPUs for nothing then. Both go after a while, whatever the reason 
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -21,29 +21,58 @@ NOT_JUDGED_S = 300.0  # a busy cluster makes pods, and looks for their nodes, on
 HALF_PLACED_S = 60.0  # one pod holds a node and the other has none: then both go, and stay away for as long
 
 
+@dataclass(frozen=True)
+class _Finding:
+    """What is wrong with a place: since when, for how long that is nothing to speak of, and what is said of it."""
+
+    since: datetime
+    settles_s: float
+    while_held: str
+    at_the_end: str
+
+
 def undone(
     asked: Need, node: str, observed: Observed, *, status: Mapping[str, Any], now: datetime
 ) -> NodeChoice | None:
     """Return what half a job on a node comes to: its pods go after a while, whatever the reason. None: it is whole."""
+    found = _apart(observed) or _half(asked, node, observed, status, now)
+    if found is None:
+        return None
+    left = conditions.seconds_left(found.since, found.settles_s, now)
+    if left > 0:
+        return replace(on(asked, node), again_after_s=left)
+    noted = _told_half(status, "Unknown")
+    if noted:  # that Placed became Unknown for another reason may be longer ago
+        noted = max(noted, found.since + timedelta(seconds=found.settles_s))
+    left = conditions.seconds_left(noted, HALF_PLACED_S, now) if noted else HALF_PLACED_S
+    if left > 0:
+        told = Condition(reasons.PLACED, "Unknown", reasons.HALF_PLACED, found.while_held)
+        return NodeChoice(asked, node, told, again_after_s=left)
+    return leave(asked, reasons.HALF_PLACED, found.at_the_end)
+
+
+def _apart(observed: Observed) -> _Finding | None:
+    """Return the finding for servers and learner that have come to two nodes: room of one is kept where it is not."""
+    found = binding.apart(observed)
+    if found is None:
+        return None
+    nodes, since = found
+    there = " and ".join(f"the {role} pod is on {node}" for role, node in nodes.items())
+    held = f"{there}; they stay for {HALF_PLACED_S:g} s at most"
+    return _Finding(since, SETTLED_S, held, f"{there}: the whole job moves to one node")
+
+
+def _half(asked: Need, node: str, observed: Observed, status: Mapping[str, Any], now: datetime) -> _Finding | None:
+    """Return the finding for a job of which one pod holds the node and the other has none."""
     found = binding.half_placed(observed, {pod.role for pod in asked.pods}, status, now)
     if found is None or _waited_for_old_learner(status):
         return None
     missing, since = found
     refusal = binding.refusal(observed, now)
-    waited_for_s = _patience_s(missing, observed, refusal, now)
-    left = conditions.seconds_left(since, waited_for_s, now)
-    if left > 0:
-        return replace(on(asked, node), again_after_s=left)
     why = f" ({refusal.message})" if refusal else f" (kubectl describe the {missing} pod, or what makes it)"
-    noted = _told_half(status, "Unknown")
-    if noted:  # that Placed became Unknown for another reason may be longer ago
-        noted = max(noted, since + timedelta(seconds=waited_for_s))
-    left = conditions.seconds_left(noted, HALF_PLACED_S, now) if noted else HALF_PLACED_S
-    if left > 0:
-        message = f"the {missing} pod has no node{why}; the other holds {node} for {HALF_PLACED_S:g} s at most"
-        told = Condition(reasons.PLACED, "Unknown", reasons.HALF_PLACED, message)
-        return NodeChoice(asked, node, told, again_after_s=left)
-    return leave(asked, reasons.HALF_PLACED, f"the {missing} pod found no node{why}: the other gave {node} back")
+    held = f"the {missing} pod has no node{why}; the other holds {node} for {HALF_PLACED_S:g} s at most"
+    end = f"the {missing} pod found no node{why}: the other gave {node} back"
+    return _Finding(since, _patience_s(missing, observed, refusal, now), held, end)
 
 
 def _waited_for_old_learner(status: Mapping[str, Any]) -> bool:

@@ -66,9 +66,14 @@ def reserved_pod_sets(found: Object | None) -> Sequence[Mapping[str, Any]] | Non
 
 
 def of_another_spec(found: Object | None, spec_hash: str) -> bool:
-    """Return whether the Workload asks for the pods of another spec; one of before that was noted is of this one."""
+    """Return whether the Workload asks for the pods of another spec."""
+    return asked_for(found, spec_hash) != spec_hash
+
+
+def asked_for(found: Object | None, spec_hash: str) -> str:
+    """Return the hash of the spec whose pods the Workload asks for; one of before that was noted is of this one."""
     annotations: Mapping[str, str] = (found["metadata"].get("annotations") if found else None) or {}
-    return annotations.get(names.ANNOTATION_SPEC_HASH, spec_hash) != spec_hash
+    return annotations.get(names.ANNOTATION_SPEC_HASH, spec_hash)
 
 
 def admitted(found: Object | None) -> bool:

@@ -45,7 +45,7 @@ def outcome(
     """
     return (
         final(status)
-        or _of_learner(observed)
+        or of_learner(observed)
         or _of_servers(observed, servers, spec_hash)
         or _of_deadline(job, status, now)
         or _of_start(job, servers, observed, status=status, now=now)
@@ -99,7 +99,8 @@ def _has_its_place_since(observed: Observed, status: Mapping[str, Any], now: dat
     return max(conditions.instant(time) for time in times if time)
 
 
-def _of_learner(observed: Observed) -> Outcome | None:
+def of_learner(observed: Observed) -> Outcome | None:
+    """Return what the learner's Job has come to; None while it can still go on."""
     job_conditions = (observed.learner or {}).get("status", {}).get("conditions", [])
     told = {item["type"]: item for item in job_conditions if item["status"] == "True"}
     if "Complete" in told:

@@ -119,12 +119,12 @@ def follow(
     if held and held.node is None:
         return held
     if node:
-        away = _turned_away(need, node, observed, now) or _apart(need, observed)
+        away = _turned_away(need, node, observed, now)
         found = away or half_placed.undone(need, node, observed, status=status, now=now)
     else:
         found = half_placed.pause(need, status, now)
     if found:
-        refused = node if found.node is None else None
+        refused = node if found.node is None and not binding.apart(observed) else None
         return replace(found, tied=found.node is None, claim="none", refused=refused)
     # The scheduler would choose the same node again: nothing has changed there.
     shun = tuple(sorted(view.account.excluded(view.key))) if view else ()
@@ -191,7 +191,7 @@ def _stay(
         return leave(asked, reasons.NODE_LOST, f"node {node} is out of service: the whole job moves")
     if not info.ready:
         return _wait_for(asked, node, observed)
-    if away := _turned_away(asked, node, observed, now) or _apart(asked, observed):
+    if away := _turned_away(asked, node, observed, now):
         return away
     refusal = binding.refusal(observed, now)
     if refusal and refusal.of_node:
@@ -207,15 +207,6 @@ def _turned_away(asked: Need, node: str, observed: Observed, now: datetime) -> N
     if told is None:
         return None
     return replace(leave(asked, reasons.NODE_FULL, f"{told}: the whole job moves"), refused=node)
-
-
-def _apart(asked: Need, observed: Observed) -> NodeChoice | None:
-    """Servers and learner that have come to two nodes: what is kept for one of them on the other's is of no use."""
-    nodes = binding.apart(observed)
-    if nodes is None:
-        return None
-    told = " and ".join(f"the {role} pod on {node}" for role, node in nodes.items())
-    return leave(asked, reasons.HALF_PLACED, f"{told}: the whole job moves to one node")
 
 
 def _refused(asked: Need, node: str, refusal: Refusal, waited: datetime | None, now: datetime) -> NodeChoice:

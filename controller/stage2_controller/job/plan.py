@@ -147,11 +147,15 @@ def _placed(situation: Situation, nodes: NodeView | None) -> Situation:
 
 
 def _refused(raw: Mapping[str, Any], observed: Observed, message: str, now: datetime) -> Plan:
-    """Plan for a spec that breaks a rule: nothing is created, and what already runs goes on."""
+    """Plan for a spec that breaks a rule: nothing is created, and what already runs goes on to its end."""
     previous = raw.get("status") or {}
     started = observed.learner is not None or observed.deployment is not None or outcome.final(previous) is not None
     generation = raw["metadata"].get("generation", 0)
-    status = statuses.refused(previous, message=message, started=started, generation=generation, now=now)
+    ended = None if outcome.final(previous) else outcome.of_learner(observed)
+    status = statuses.refused(previous, message=message, started=started, ended=ended, generation=generation, now=now)
+    if ended:  # whatever the spec says by now, its servers are of no use any more
+        told = kueue_answer.answer(observed.workload, observed, ended, at=conditions.timestamp(now))
+        return Plan(status=status, deletions=existing(observed, "Deployment"), workload_patch=told)
     return Plan(status=status, keeps_place=True, slices=service_members.slices_to_write(observed))
 
 
@@ -218,18 +222,21 @@ def _with_workload(children: Manifests, situation: Situation, nodes: NodeView | 
     if situation.queue is None or not situation.settings.kueue or situation.lacks_class:
         return children
     active = not (situation.job.spec.suspend or situation.returns_quota or situation.is_held)
+    found, spec_hash = situation.observed.workload, situation.desired.spec_hash
+    reserved = kueue.reserved_pod_sets(found)
     asked_for = workload.workload(
         situation.raw["metadata"],
         situation.desired.children,
-        queue=kueue.queue_of(situation.observed.workload, situation.queue),
+        queue=kueue.queue_of(found, situation.queue),
         active=active,
         one_host=nodes is not None and placement.mode == "Reserve",
         rank=kueue.rank(situation.observed, priority_class),
-        reserved=kueue.reserved_pod_sets(situation.observed.workload),
+        reserved=reserved,
     )
     by_us = not (active or situation.is_held)
-    asked_for = kueue.marked(asked_for, situation.observed.workload, by_us=by_us)
-    return (*(children if situation.admitted else ()), meta.stamped(asked_for, situation.desired.spec_hash))
+    asked_for = kueue.marked(asked_for, found, by_us=by_us)
+    stamp = spec_hash if reserved is None else kueue.asked_for(found, spec_hash)
+    return (*(children if situation.admitted else ()), meta.stamped(asked_for, stamp))
 
 
 def _told_to_kueue(situation: Situation) -> dict[str, Any] | None:

@@ -12,7 +12,7 @@ from stage2_controller.job.conditions import Condition
 from stage2_controller.job.containers import Processes
 from stage2_controller.job.desired import Desired
 from stage2_controller.job.node_choice import NodeChoice
-from stage2_controller.job.observed import Observed, terminating
+from stage2_controller.job.observed import Observed, ended, terminating
 from stage2_controller.job.outcome import Outcome
 from stage2_controller.job.settings import Settings
 
@@ -102,11 +102,16 @@ class Situation:
         workload = self.observed.workload
         if kueue.finished(workload) or (self.job.spec.suspend and kueue.turned_away(workload)):
             return True
-        return self.asked_before and not self.observed.pods
+        return self.asked_before and all(map(ended, self.observed.pods))
 
     @property
     def asked_before(self) -> bool:
-        """Whether the job's Workload asks for what its spec was: it was suspended, edited and resumed at once."""
+        """Whether the job's Workload asks for what its spec was: it was suspended, edited and resumed at once.
+
+        A learner of the present spec that stands beside one is an older controller's, and goes on.
+        """
+        if self.observed.learner is not None and not self.spec_changed:
+            return False
         return kueue.of_another_spec(self.observed.workload, self.desired.spec_hash)
 
     @property

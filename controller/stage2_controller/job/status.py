@@ -10,6 +10,7 @@ from stage2_controller.job import diagnose, explanation, names, reasons
 from stage2_controller.job.conditions import Condition, merged, passed, timestamp, truth
 from stage2_controller.job.lookup import at
 from stage2_controller.job.observed import Object, Observed, running, succeeded, terminating, waits_in_its_pod
+from stage2_controller.job.outcome import Outcome
 from stage2_controller.job.situation import Situation
 
 # Kept from the learner's last report when it cannot be asked: what it said stays true.
@@ -59,15 +60,29 @@ def _without_nulls(value: Any) -> Any:
 
 
 def refused(
-    previous: Mapping[str, Any], *, message: str, started: bool, generation: int, now: datetime
+    previous: Mapping[str, Any],
+    *,
+    message: str,
+    started: bool,
+    ended: Outcome | None,
+    generation: int,
+    now: datetime,
 ) -> dict[str, Any]:
-    """Return the status of a job whose spec breaks a rule; one that runs goes on with the spec it started with."""
+    """Return the status of a job whose spec breaks a rule; one that runs goes on with the spec it started with.
+
+    ended: how it has ended so.
+    """
     found = [Condition(reasons.ACCEPTED, "False", reasons.INVALID_SPEC, message)]
     old = previous.get("conditions") or []
     if started:
-        entries = [item for item in old if item["type"] != reasons.ACCEPTED]
+        end: dict[str, Any] = {}
+        if ended:
+            found.append(Condition(ended.phase, "True", ended.reason, ended.message))
+            end = {"phase": ended.phase, "message": ended.message, "completionTime": timestamp(now)}
+        entries = [item for item in old if item["type"] not in {one.type for one in found}]
         return {
             **previous,
+            **end,
             "observedGeneration": generation,
             "conditions": [*merged(old, found, generation=generation, now=now), *entries],
         }

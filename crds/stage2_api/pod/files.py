@@ -47,6 +47,9 @@ VOLUMES: Final = (CONFIG_VOLUME, TOKEN_VOLUME, TLS_VOLUME, TMP_VOLUME, SHARED_ME
 FOLDERS: Final = (TMP_FOLDER, SHARED_MEMORY_FOLDER, ROOT)
 """Folders that belong to stage2."""
 
+MOUNTED: Final = (CONFIG_FOLDER, TOKEN_FOLDER, TLS_FOLDER)
+"""Folders of files that stage2 has checked or made: nothing else may lie in them."""
+
 
 def cleaned(mount_path: str) -> str:
     """Return the place of a mount as a runtime reads its path: absolute, each folder once, no `.` and no `..`."""

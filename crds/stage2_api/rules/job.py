@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from stage2_api.job import JobSpec
 from stage2_api.node_affinity import NodeAffinity, NodeSelectorRequirement, NodeSelectorTerm
@@ -19,7 +19,7 @@ _SILENT = "$(config.custom.trainer_variant) == 'sft' && $(config.training.eval_s
 _NOT_VLLM = f"({_SILENT} || $({_MATCHING}.rollout_backend) != 'vllm')"
 _HAS_SERVERS = f"({_GRPO} || !{_NOT_VLLM} && $({_VLLM}.mode) == 'server')"
 _RESERVED_PATHS = ("/", *files.FOLDERS)
-_UNDER_ROOT = f"{files.ROOT}/"
+_LEADS_TO_OURS = frozenset(part for folder in files.FOLDERS for part in folder.split("/")[-1:])
 
 
 def _has_servers(spec: JobSpec) -> bool:
@@ -69,7 +69,13 @@ def _paths_collide(spec: JobSpec) -> bool:
 
 
 def _goes_up(spec: JobSpec) -> bool:
-    return any(".." in volume.mount_path.split("/") for volume in spec.volumes)
+    return any(
+        _may_lead_to_ours([part for part in v.mount_path.split("/") if part not in ("", ".")]) for v in spec.volumes
+    )
+
+
+def _may_lead_to_ours(parts: Sequence[str]) -> bool:
+    return ".." in parts and (parts[-1] == ".." or not _LEADS_TO_OURS.isdisjoint(parts))
 
 
 def _takes_reserved(spec: JobSpec) -> bool:
@@ -77,7 +83,7 @@ def _takes_reserved(spec: JobSpec) -> bool:
 
 
 def _is_reserved(path: str) -> bool:
-    return path in _RESERVED_PATHS or path.startswith(_UNDER_ROOT)
+    return path in _RESERVED_PATHS or any(path == one or path.startswith(f"{one}/") for one in files.MOUNTED)
 
 
 def _in_any_words(folder: str) -> str:
@@ -128,7 +134,10 @@ _COMPARE = (
     " has(e.values) && size(e.values) == 1 && e.values[0].matches('^-?[0-9]{1,18}$'))"
 )
 # CEL cannot clean a path: the rule about `..` is what lets this one do without.
-_RESERVED = f"^(({'|'.join(map(_in_any_words, _RESERVED_PATHS))})(/+[.])*/*$|{_in_any_words(files.ROOT)}/)"
+_EXACTLY, _BELOW = ("|".join(map(_in_any_words, paths)) for paths in (_RESERVED_PATHS, files.MOUNTED))
+_RESERVED = f"^(({_EXACTLY})(/+[.])*/*$|({_BELOW})(/|$))"
+_UP = "/[.][.](/|$)"
+_TO_OURS = f"/({'|'.join(sorted(_LEADS_TO_OURS))})(/|$)|/[.][.](/+[.]?)*$"
 _SOURCES = ("persistentVolumeClaim", "hostPath", "emptyDir", "configMap", "secret", "nfs")
 
 JOB_RULES: tuple[Rule[JobSpec], ...] = (
@@ -299,8 +308,11 @@ JOB_RULES: tuple[Rule[JobSpec], ...] = (
     Rule(
         path="volumes",
         broken=_goes_up,
-        cel="!has(self.volumes) || !self.volumes.exists(v, v.mountPath.matches('/[.][.](/|$)'))",
-        rule="no part of a mountPath is `..`",
+        cel=(
+            "!has(self.volumes) || !self.volumes.exists(v, "
+            f"v.mountPath.matches('{_UP}') && v.mountPath.matches('{_TO_OURS}'))"
+        ),
+        rule="no part of a mountPath that may lead to a folder of stage2's is `..`",
         way_out="write the path that it leads to",
     ),
     Rule(

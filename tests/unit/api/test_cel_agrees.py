@@ -281,14 +281,18 @@ PARTS_OF_PATHS = st.sampled_from(["", ".", "..", "...", "etc", "stage2", "stage2
 def test_python_and_cel_agree_on_which_paths_belong_to_stage2_however_they_are_written(parts: list[str]) -> None:
     path = "/" + "/".join(parts)
     meant = posixpath.normpath("///" + path)  # two slashes alone would stay
-    ours = meant in ("/", "/tmp", "/dev/shm", "/etc/stage2") or meant.startswith("/etc/stage2/")
-    assert refused_by_both(path) is (ours or ".." in parts)
+    ours = meant in ("/", "/tmp", "/dev/shm", "/etc/stage2") or f"{meant}/".startswith("/etc/stage2/config/")
+    written = [part for part in parts if part not in ("", ".")]
+    up = ".." in parts and (written[-1] == ".." or not {"stage2", "tmp", "shm"}.isdisjoint(written))
+    assert refused_by_both(path) is (ours or up)
+    assert up or not ours or ".." not in parts, "no way up leads to what is ours unseen"
 
 
 @pytest.mark.parametrize(
     ("path", "refused"),
     [
         *((path, True) for path in ("/etc//stage2/config", "/etc/./stage2", "//etc/stage2/", "/etc/stage2/tls/ca.crt")),
+        *((path, False) for path in ("/etc/stage2/ca", "/data/../cache", "/etc/stage2/configs")),  # as ever
         *((path, True) for path in ("//", "/./", "/tmp/.", "/dev//shm/", "/x/../etc/stage2/config", "/data/..")),
         *((path, False) for path in ("/data/", "/etc", "/etc/stage2x", "/tmp/x", "/dev/shm/x", "/..data")),
         *((path, False) for path in ("/etc./stage2", "/tmp\n", "/etc/stage2\n", "/x/etc/stage2")),

@@ -11,6 +11,7 @@ from stage2_controller.job.plan import plan
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 from tests.unit.controller.job.test_kueue import ADMITTED, condition, queued, workload
+from tests.unit.controller.job.test_old_learner import ending
 from tests.unit.controller.job.test_placement import planned
 
 UPGRADED = replace(b.SETTINGS, image="stage2/trainer:next")  # the default image of the next release
@@ -83,3 +84,31 @@ def test_what_was_so_edited_while_it_waits_asks_for_what_it_needs_now() -> None:
     found = workload(condition("QuotaReserved", "False", "insufficient quota"))
     made = planned(edited(1), n.capacity(n.node(gpus=16)), Observed(workload=found))
     assert made.deletions == ("Workload",)
+
+
+def test_a_learner_that_an_older_controller_let_run_beside_it_goes_on() -> None:
+    """That one wrote a Workload for its switches alone, and made the pods of the new spec."""
+    account, two = n.capacity(n.node(gpus=8)), {"servers": 2, "gpusPerServer": 1, "port": 8000}
+    observed = replace(b.started(b.job(rollout=two)), workload=workload(*ADMITTED))
+    made = planned(queued(rollout=two), account, observed)
+    assert made.deletions == ()
+    assert b.condition(made, reasons.QUOTA_RESERVED) == ("True", reasons.ADMITTED)
+
+
+def test_a_pod_that_has_ended_and_that_others_keep_holds_no_job_up() -> None:
+    kept = ending(b.pod("learner", name="kept", phase="Failed"))
+    made = planned(edited(2), n.capacity(n.node(gpus=8)), Observed(workload=workload(*ADMITTED), pods=(kept,)))
+    assert made.deletions == ("Workload",)
+
+
+def test_quota_that_is_held_is_not_said_to_be_for_pods_of_an_edit() -> None:
+    """Suspension and edit are seen in one pass, and the job is resumed before Kueue has evicted it."""
+    found = workload(*ADMITTED)
+    observed = replace(b.started(b.job()), workload=found)
+    suspended = {**edited(7), "spec": {**edited(7)["spec"], "suspend": True}}
+    first = planned(suspended, n.capacity(n.node(gpus=16)), observed)
+    written = b.child(first, "Workload")
+    assert written["spec"]["podSets"] == found["spec"]["podSets"]
+    held = {**written, "metadata": {**written["metadata"], "resourceVersion": "8"}, "status": found["status"]}
+    resumed = planned({**edited(7), "status": first.status}, n.capacity(n.node(gpus=16)), Observed(workload=held))
+    assert (b.kinds(resumed), resumed.deletions) == ([], ("Workload",))

@@ -278,6 +278,31 @@ def test_an_edit_that_breaks_a_running_job_is_told_and_leaves_it_running() -> No
     assert b.condition(made, reasons.ACCEPTED) == ("False", reasons.INVALID_SPEC)
 
 
+@pytest.mark.parametrize(
+    ("end", "phase", "reason"),
+    [
+        (b.job_condition("Complete"), reasons.SUCCEEDED, reasons.LEARNER_SUCCEEDED),
+        (b.job_condition("Failed", reasons.BACKOFF_LIMIT), reasons.FAILED, reasons.BACKOFF_LIMIT),
+    ],
+)
+def test_a_job_that_runs_although_its_spec_breaks_a_rule_ends_with_its_learner(
+    end: Any, phase: str, reason: str
+) -> None:
+    """The rule may have come with an upgrade: its servers kept their GPUs for good."""
+    raw = b.job()
+    observed = b.started(raw)
+    broken = {**b.job(learner={"gpus": 2}), "status": b.planned(raw, observed).status}
+    pods = (observed.pods[0], b.learner_pod(b.down("learner", int(phase == reasons.FAILED))))
+    done = replace(observed, learner=b.learner_job(b.planned(raw, observed), end), pods=pods)
+    made = b.planned(broken, done)
+    assert (made.status["phase"], made.deletions) == (phase, ("Deployment",))
+    assert b.condition(made, phase) == ("True", reason)
+    assert b.condition(made, reasons.ACCEPTED) == ("False", reasons.INVALID_SPEC)
+    assert made.status["completionTime"] == "2026-01-02T03:04:05Z"
+    again = b.planned({**broken, "status": made.status}, replace(done, deployment=None))
+    assert (again.status, again.deletions) == (made.status, ())
+
+
 def test_a_job_that_another_controller_manages_is_left_alone() -> None:
     made = b.planned(b.job(managedBy="kueue.x-k8s.io/multikueue"))
     assert (made.children, made.status) == ((), {})
