@@ -26,12 +26,13 @@ _MESSAGE_LIMIT = 1024  # characters; the API server refuses longer event message
 _REQUEST_S = 30
 _HOLD_ATTEMPTS = 5
 _EVENTS = 100  # of one object and reason: whoever tells more than ten alike counts them up in one
-_PAGE = 500  # objects; of pods some 3 MB
+_PAGE = 500  # objects
 PAGE_OF_JOBS = 50
 """Jobs of a list that are asked for at a time. Each is its author's work, and may have 150 kB: what a page takes to
 decode, the loop stands."""
 _NODE = kinds.NODE.kind
-_PAGES = {names.KIND: PAGE_OF_JOBS, _NODE: 50}  # a node tells of all images that it keeps
+# A node tells of all images that it keeps; of pods a page takes 1 MB, and five times that once it is read.
+_PAGES = {names.KIND: PAGE_OF_JOBS, _NODE: 50, kinds.POD.kind: 200}
 
 
 class ApiRefused(Exception):

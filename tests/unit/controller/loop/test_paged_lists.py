@@ -147,7 +147,7 @@ async def test_no_list_is_asked_for_without_a_limit(cluster: Cluster) -> None:
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     by_kind = {kind.plural: [limit for name, limit in cluster.lists if name == kind.plural] for kind in KINDS}
-    assert {limit for limits in by_kind.values() for limit in limits} == {"50", "500"}
+    assert {limit for limits in by_kind.values() for limit in limits} == {"50", "200", "500"}
     assert set(by_kind["nodes"]) == set(by_kind["rolloutmatchingjobs"]) == {"50"}, "large ones"
     for plural, limits in by_kind.items():
         assert len(limits) >= 2 * PAGES, f"{plural}: by the controller at its start, and by kopf before its watch"
