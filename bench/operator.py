@@ -322,7 +322,7 @@ async def foreign(counts: Sequence[int], nodes: int) -> str:
         kubectl("delete", "node", "-l", f"{OF_OTHERS}=true", "--wait=false")
         await api.close()
     spread = f", {nodes} nodes" if nodes > 1 else ""
-    line = f"Peak memory in MB, no job{spread}: {', '.join(told)}."
+    line = f"Peak memory in MB within five minutes of the start, no job{spread}: {', '.join(told)}."
     sys.stdout.write(f"{line}\n")
     return line
 
