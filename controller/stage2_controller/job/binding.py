@@ -91,13 +91,11 @@ def half_placed(
     roles: those of the job's pods. A child that the API server refuses has no pod either; a new learner is not missing
     while an old one ends. status: the one that the last pass wrote.
     """
-    pods = newest(observed, now)
-    if (
-        len(roles) < len(kinds.KIND_OF_ROLE)
-        or observed.old_learner()
-        or any(map(terminating, _lasting(observed, now).pods))
-    ):
+    if len(roles) < len(kinds.KIND_OF_ROLE) or observed.old_learner():
         return None
+    if any(map(terminating, _lasting(observed, now).pods)):
+        return None
+    pods = newest(observed, now)
     bound = [pod for pod in pods.values() if pod is not None and pod["spec"].get("nodeName")]
     if len(bound) != 1:
         return None

@@ -19,7 +19,7 @@ _SILENT = "$(config.custom.trainer_variant) == 'sft' && $(config.training.eval_s
 _NOT_VLLM = f"({_SILENT} || $({_MATCHING}.rollout_backend) != 'vllm')"
 _HAS_SERVERS = f"({_GRPO} || !{_NOT_VLLM} && $({_VLLM}.mode) == 'server')"
 _RESERVED_PATHS = ("/", *files.FOLDERS)
-_LEADS_TO_OURS = frozenset(part for folder in files.FOLDERS for part in folder.split("/")[-1:])
+_LEADS_TO_OURS = frozenset(folder.rpartition("/")[2] for folder in files.FOLDERS)
 
 
 def _has_servers(spec: JobSpec) -> bool:
