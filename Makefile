@@ -7,7 +7,7 @@ export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 # Where it is set, each process compiles what it imports anew: 13 CPU seconds for a learner's.
 export PYTHONDONTWRITEBYTECODE :=
-CODE := crds controller trainer cli hack examples bench
+CODE := crds controller trainer report cli hack examples bench
 OUT ?= out/demo
 
 .PHONY: help setup demo demo-cluster test test-unit test-integration test-cluster test-jobs test-gpu fuzz red-team check-report lint format verify generate bench smoke-colocate images lock-images lock-bases audit check-gpu-image clean

@@ -25,17 +25,17 @@ from torch import Tensor
 
 from stage2_api.pod.environment import TOKEN_FILE_VARIABLE
 from stage2_api.vllm import Transport
-from stage2_trainer.engine.nccl import open_nccl
-from stage2_trainer.engine.receiver import Inlet, Receiver
-from stage2_trainer.engine.tcp import open_tcp
-from stage2_trainer.weights.packing import Packer
-from stage2_trainer.weights.transfer.nccl import NcclTransfer
-from stage2_trainer.weights.transfer.protocol import WeightTransfer
-from stage2_trainer.weights.transfer.tcp import TcpTransfer
-from stage2_trainer.wire.buckets import TensorMeta, plan_buckets
+from stage2_trainer.sync.tensors.packing import Packer
+from stage2_trainer.sync.transports.buckets import TensorMeta, plan_buckets
+from stage2_trainer.sync.transports.nccl import NcclTransfer
+from stage2_trainer.sync.transports.nccl_server import open_nccl
+from stage2_trainer.sync.transports.protocol import WeightTransfer
+from stage2_trainer.sync.transports.receiver import Inlet, Receiver
+from stage2_trainer.sync.transports.tcp import TcpTransfer
+from stage2_trainer.sync.transports.tcp_server import open_tcp
+from stage2_trainer.sync.transports.transfer_group import GroupInfo
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import LinkError
-from stage2_trainer.wire.transfer_group import GroupInfo
 
 NCCL_ENVIRONMENT = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
 LEARNER, SERVER = "pod-learner", "pod-server"

@@ -34,8 +34,8 @@ from bench.sync import (
 from torch import nn
 
 from stage2_api.vllm import ServerAddress
-from stage2_trainer.weights.full_sync import FullSync
-from stage2_trainer.weights.sync_report import SyncReport
+from stage2_trainer.sync.fleet.full_sync import FullSync
+from stage2_trainer.sync.fleet.sync_report import SyncReport
 
 COUNTS = (1, 8, 64)
 RUNS = 5

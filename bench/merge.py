@@ -14,9 +14,9 @@ import torch
 from bench.tables import Row, Table, seconds
 from torch import Tensor
 
-from stage2_trainer.weights import merge_math, rounding
-from stage2_trainer.weights.merge_math import Adapter
-from stage2_trainer.weights.rounding import NEAREST, Rounding, served_weight
+from stage2_trainer.sync.tensors import merge_math, rounding
+from stage2_trainer.sync.tensors.merge_math import Adapter
+from stage2_trainer.sync.tensors.rounding import NEAREST, Rounding, served_weight
 
 SHAPES = ((512, 512), (1024, 3072), (4096, 4096), (12288, 4096))
 RANKS = (8, 16, 64)

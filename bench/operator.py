@@ -32,11 +32,11 @@ from bench.bad_jobs import quota, refused
 from bench.cluster import NODE, Object, Watch, clear, job, kubectl, namespace, node, until
 
 from stage2_api.parsing import parse_job
+from stage2_controller import conditions
 from stage2_controller.cluster.api_server import Api, connect
-from stage2_controller.job import conditions
-from stage2_controller.job.conditions import Condition
-from stage2_controller.job.events import Event
-from stage2_controller.job.static import static_children
+from stage2_controller.conditions import Condition
+from stage2_controller.report.events import Event
+from stage2_controller.static import static_children
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results" / "operator.md"

@@ -1,7 +1,7 @@
 """The distance between vLLM's and the learner's log-probabilities, on equal weights and on others, in bfloat16.
 
-The limits of a sync's proof (`stage2_trainer.weights.judgement`) come from here. For each depth a model with Qwen3-VL's
-architecture is held by a real vLLM engine and by transformers. Equal weights show what rounding does; the negative
+The limits of a proof of sync (`stage2_trainer.sync.fleet.judgement`) come from here. For each depth, a real vLLM
+engine and transformers hold a model with Qwen3-VL's architecture. Equal weights show what rounding does; the negative
 controls show what it must be told from: a tensor redrawn, a layer that kept its old weights, two layers swapped, a
 vision tower or everything from before a move. The trained checkpoint of the examples is the first row of each kind.
 """
@@ -31,9 +31,9 @@ from stage2_trainer.data.records import load_records
 from stage2_trainer.matching.serialize import serialize_objects
 from stage2_trainer.rollouts.colocate import ColocateEngine
 from stage2_trainer.rollouts.colocate_proofs import EngineProver
-from stage2_trainer.weights.judgement import Gap, text_tokens
-from stage2_trainer.weights.probe import Probe, sample_probe
-from stage2_trainer.weights.verify import learner_logprobs
+from stage2_trainer.sync.fleet.judgement import Gap, text_tokens
+from stage2_trainer.sync.fleet.probe import Probe, sample_probe
+from stage2_trainer.sync.fleet.verify import learner_logprobs
 from stage2_trainer.wire.rollout import Sampling
 
 ROOT = Path(__file__).parents[1]

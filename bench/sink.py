@@ -22,11 +22,11 @@ from fastapi import Body
 from fastapi.concurrency import run_in_threadpool
 from safetensors.torch import load_file
 
-from stage2_trainer.engine.receiver import Receiver
-from stage2_trainer.engine.tcp import open_tcp
-from stage2_trainer.stub.chat_server import ChatServer
-from stage2_trainer.stub.routes import Stub, build_app
-from stage2_trainer.stub.weight_updates import WeightUpdates
+from stage2_trainer.serve.stub.chat_server import ChatServer
+from stage2_trainer.serve.stub.routes import Stub, build_app
+from stage2_trainer.serve.stub.weight_updates import WeightUpdates
+from stage2_trainer.sync.transports.receiver import Receiver
+from stage2_trainer.sync.transports.tcp_server import open_tcp
 
 
 class Sink:

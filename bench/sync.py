@@ -32,12 +32,12 @@ from torch import nn
 from vllm.distributed.weight_transfer.packed_tensor import pack_tensors
 
 from stage2_api.vllm import ServerAddress, VllmSync
-from stage2_trainer.weights.fleet import Shipment
-from stage2_trainer.weights.full_sync import FullSync
-from stage2_trainer.weights.merge import merged_weights
-from stage2_trainer.weights.sync_session import SyncSession
+from stage2_trainer.sync.fleet.fleet import Shipment
+from stage2_trainer.sync.fleet.full_sync import FullSync
+from stage2_trainer.sync.fleet.sync_session import SyncSession
+from stage2_trainer.sync.tensors.merge import merged_weights
+from stage2_trainer.sync.transports.buckets import bucket_bytes, plan_buckets
 from stage2_trainer.wire.background import in_background
-from stage2_trainer.wire.buckets import bucket_bytes, plan_buckets
 
 LAYERS, HIDDEN, WIDE = 28, 512, 1536
 TRAINED_LAYERS = 7

@@ -38,10 +38,10 @@ from stage2_trainer.matching import CoordVocab, unsupervised_meta
 from stage2_trainer.rollouts.http import ServerBackend
 from stage2_trainer.rollouts.pipeline import PipelinedRollouts
 from stage2_trainer.rollouts.synced_rollouts import SyncedRollouts
+from stage2_trainer.sync.fleet.sync_report import SyncReport
+from stage2_trainer.sync.fleet.synchronizer import WeightSynchronizer
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.stopwatch import Stopwatch
-from stage2_trainer.weights.sync_report import SyncReport
-from stage2_trainer.weights.synchronizer import WeightSynchronizer
 from stage2_trainer.wire.rollout import Rollout
 
 ROW_TOKENS = 12_000

@@ -17,7 +17,7 @@ from typing import Any
 
 import aiohttp
 
-from stage2_cli.html_report.html_page import PageRequest, write_html
+from stage2_report.html_page import PageRequest, write_html
 from tests.unit.cli.reported import HOSTILE, write_grpo_run, write_run
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")

@@ -27,7 +27,7 @@ RUN --mount=type=cache,target=/var/cache/uv set -eu; \
     rm -rf /tmp/tools /tmp/requirements
 
 # vLLM imports a model in another process to learn what it can do, 10 s and more of each server's start. It finds the
-# answer here (stage2_trainer/engine/plugin.py). Without a GPU the other build may fail to ask: then servers ask.
+# answer here (stage2_trainer/serve/plugin.py). Without a GPU the other build may fail to ask: then servers ask.
 ENV STAGE2_MODELINFOS=/opt/stage2/modelinfos
 RUN set -eu; \
     ask='from vllm.model_executor.models.registry import ModelRegistry as r'; \

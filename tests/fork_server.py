@@ -36,8 +36,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from stage2_cli.processes import end_with_parent
-from stage2_trainer.engine.server_command import STUB_MODULE
-from stage2_trainer.engine.vllm_compat import SERVER_MODULE
+from stage2_trainer.serve.server_command import STUB_MODULE
+from stage2_trainer.sync.vllm.vllm_compat import SERVER_MODULE
 
 _spawn_by_executing = multiprocessing.util.spawnv_passfds
 

@@ -21,8 +21,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from stage2_trainer.engine.server_command import UNCOMPILED
-from stage2_trainer.engine.vllm_compat import SERVER_MODULE
+from stage2_trainer.serve.server_command import UNCOMPILED
+from stage2_trainer.sync.vllm.vllm_compat import SERVER_MODULE
 
 ROOT = Path(__file__).parents[1]
 # A pool of threads does not outlive a fork, and a library that is imported may start one.
@@ -34,7 +34,7 @@ SERVER_ENVIRONMENT = {
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
 }
 STAGE2 = str(Path(sys.executable).with_name("stage2"))
-STUB = ("stage2_trainer.stub.app",)
+STUB = ("stage2_trainer.serve.stub.app",)
 VLLM = (SERVER_MODULE, "vllm.v1.engine.core", "vllm.v1.worker.cpu_worker", "vllm.model_executor.models.qwen3_vl")
 LEARNER = ("stage2_trainer.learner.build",)
 GRPO = ("stage2_trainer.grpo.build",)

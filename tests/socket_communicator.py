@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from stage2_trainer.weights import fleet
-from stage2_trainer.weights.transfer.nccl import NcclTransfer
-from stage2_trainer.weights.transfer.one_group import OneGroup
-from stage2_trainer.wire.nccl_group import UNIQUE_ID_BYTES
+from stage2_trainer.sync.fleet import fleet
+from stage2_trainer.sync.transports.nccl import NcclTransfer
+from stage2_trainer.sync.transports.nccl_group import UNIQUE_ID_BYTES
+from stage2_trainer.sync.transports.one_group import OneGroup
 
 CPU = torch.device("cpu")
 PORT = struct.Struct("!H")

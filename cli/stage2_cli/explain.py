@@ -14,7 +14,7 @@ from rich.text import Text
 
 from stage2_api.job import GROUP, PLURAL
 from stage2_api.log_lines import one_line
-from stage2_controller.job.explanation import Step, chain
+from stage2_controller.report.explanation import Step, chain
 
 _SIGNS = {"ok": "[green]ok[/]", "waits": "[yellow]waits[/]", "wrong": "[red]wrong[/]"}
 TRAINS, TRAINS_NOT, UNKNOWN = 0, 1, 2

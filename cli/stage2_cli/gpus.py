@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 
 from stage2_api.errors import ConfigError, Problem
-from stage2_trainer.engine.cuda_driver import VISIBLE_VARIABLE, visible_names
+from stage2_trainer.serve.cuda_driver import VISIBLE_VARIABLE, visible_names
 
 
 def require(count: int, environment: Mapping[str, str] = os.environ) -> None:

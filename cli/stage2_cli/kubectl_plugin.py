@@ -15,7 +15,7 @@ import typer
 from stage2_api.errors import ConfigError, Problem
 from stage2_cli.kubectl_options import Context, Namespace, User, where
 from stage2_cli.main import call, explain
-from stage2_controller.job import names
+from stage2_controller.spec import names
 
 app = typer.Typer(name="kubectl-stage2", no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -73,8 +73,8 @@ def report(
 
 def _report(log: Path, html: Path | None, curve: Path | None) -> None:
     if html is not None:
-        from stage2_cli.html_report.html_page import PageRequest
-        from stage2_cli.html_report.watching import write_page_of_runs
+        from stage2_report.html_page import PageRequest
+        from stage2_report.watching import write_page_of_runs
 
         write_page_of_runs(PageRequest([log], html))
         return

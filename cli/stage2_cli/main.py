@@ -173,7 +173,7 @@ def serve(
 ) -> None:
     """Start rollout server number SERVER of CONFIG and stay in the foreground."""
     from stage2_cli.config_files import load_config
-    from stage2_trainer.engine.launch import serve as start
+    from stage2_trainer.serve.launch import serve as start
 
     start(load_config(config), server, engine=engine, host=host)
 
@@ -312,8 +312,8 @@ def report(
     if html is None:
         report_run(reported_run(runs, watch=watch), picture=picture, images=images, curve=curve)
         return
-    from stage2_cli.html_report.html_page import PageRequest
-    from stage2_cli.html_report.watching import write_page_of_runs
+    from stage2_report.html_page import PageRequest
+    from stage2_report.watching import write_page_of_runs
 
     write_page_of_runs(PageRequest(runs, html, images, watch))
 

@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.text import Text
 
 from stage2_api.errors import ConfigError, Problem
-from stage2_cli.curve_points import CurvePoints
-from stage2_cli.report_tables import EvaluationRows, StepRows, TimeMeans
 from stage2_cli.run_console import parse_record
+from stage2_report.curve_points import CurvePoints
+from stage2_report.report_tables import EvaluationRows, StepRows, TimeMeans
 from stage2_trainer.data.output_places import check_file
 from stage2_trainer.telemetry.run_log import STEP_LOG
 
@@ -65,7 +65,7 @@ class _Drawings:
         self._picture, self._curve, self._images = picture, curve, images
         self._points = CurvePoints()
         if picture is not None:
-            from stage2_cli.report_picture import EndSamples
+            from stage2_report.report_picture import EndSamples
 
             self._samples = EndSamples()
 
@@ -90,7 +90,7 @@ class _Drawings:
             yield f"curve: {self._curve}"
 
     def _draw_curves(self, path: Path) -> None:
-        from stage2_cli.curves import write_curves
+        from stage2_report.curves import write_curves
 
         write_curves(self._points, path)
 

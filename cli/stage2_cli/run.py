@@ -34,11 +34,11 @@ from stage2_cli.local_ports import learner_ports
 from stage2_cli.paths import PathMap, host_paths, parse_mappings
 from stage2_cli.processes import LocalProcess
 from stage2_cli.run_console import Watcher, console
-from stage2_controller.job.containers import POD_PORTS, Container, LearnerPorts, Processes, containers
+from stage2_controller.spec.containers import POD_PORTS, Container, LearnerPorts, Processes, containers
 from stage2_trainer.data.output_places import check_place
-from stage2_trainer.engine.cuda_driver import VISIBLE_VARIABLE
 from stage2_trainer.preflight import checked_records
 from stage2_trainer.process.supported import check_supported
+from stage2_trainer.serve.cuda_driver import VISIBLE_VARIABLE
 
 _POLL_S = 0.5
 _MAX_SERVER_RESTARTS = 3

@@ -19,7 +19,7 @@ from stage2_cli.data_files import Local, look_over
 from stage2_cli.errors import show_config_error, show_idle_settings
 from stage2_cli.paths import parse_mappings, place_here
 from stage2_cli.plain_console import plain_console
-from stage2_controller.job import template_rules
+from stage2_controller.spec import template_rules
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ import pytest
 
 from stage2_api.parsing import parse_job
 from stage2_api.pod.ports import METRICS_PORT, PROGRESS_PORT
-from stage2_controller.job import names
-from stage2_controller.job.children.meta import labels
-from stage2_controller.job.children.networkpolicy import CONTROLLER_LABELS, NAME_SERVER_PORTS, networkpolicy
-from stage2_controller.job.containers import containers
+from stage2_controller.children.meta import labels
+from stage2_controller.children.networkpolicy import CONTROLLER_LABELS, NAME_SERVER_PORTS, networkpolicy
+from stage2_controller.spec import names
+from stage2_controller.spec.containers import containers
 from tests.cluster.controller.conftest import Kubectl, eventually, job
 from tests.clusters import ON_A_KUBELET
 

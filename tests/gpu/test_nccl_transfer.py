@@ -8,12 +8,12 @@ import torch
 from bench import gpu_push
 from bench.gpu_push import metas_of, sum_of
 
-from stage2_trainer.weights.packing import Packer
-from stage2_trainer.weights.transfer.protocol import Packed
-from stage2_trainer.weights.transfer.tcp import TcpTransfer
-from stage2_trainer.wire.buckets import plan_buckets
+from stage2_trainer.sync.tensors.packing import Packer
+from stage2_trainer.sync.transports.buckets import plan_buckets
+from stage2_trainer.sync.transports.nccl_ways import asked_of_nccl
+from stage2_trainer.sync.transports.protocol import Packed
+from stage2_trainer.sync.transports.tcp import TcpTransfer
 from stage2_trainer.wire.errors import LinkError
-from stage2_trainer.wire.nccl_ways import asked_of_nccl
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -11,9 +11,9 @@ import sys
 
 import torch
 
-from stage2_trainer.engine.server_merge import ServerMerge
-from stage2_trainer.stub import app
-from stage2_trainer.stub.stub_model import StubModel
+from stage2_trainer.serve.stub import app
+from stage2_trainer.serve.stub.stub_model import StubModel
+from stage2_trainer.sync.vllm.server_merge import ServerMerge
 
 CHANGE = 0.125
 

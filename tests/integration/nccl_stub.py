@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from stage2_trainer.stub import app
+from stage2_trainer.serve.stub import app
 from tests.socket_communicator import SocketCommunicator
 
 if __name__ == "__main__":

@@ -15,9 +15,10 @@ from pathlib import Path
 from torch import Tensor
 
 from stage2_cli.main import main
-from stage2_trainer.engine import launch, server_command, stuck_update
-from stage2_trainer.engine.server_merge import ServerMerge
-from stage2_trainer.weights.server_recipe import Recipe
+from stage2_trainer.serve import launch, server_command
+from stage2_trainer.sync.fleet.server_recipe import Recipe
+from stage2_trainer.sync.vllm import stuck_update
+from stage2_trainer.sync.vllm.server_merge import ServerMerge
 from tests.socket_communicator import SocketCommunicator
 
 BLOW_VARIABLE = "STAGE2_TEST_BLOW"
@@ -52,7 +53,7 @@ def _do_without_a_gpu(engine: str) -> None:
     """Let a server whose configuration says nccl receive over sockets; vLLM's build for CPUs would be refused."""
     server_command.STUB_MODULE = "tests.integration.nccl_stub"
     if engine == "vllm":
-        from stage2_trainer.wire import nccl_library
+        from stage2_trainer.sync.transports import nccl_library
 
         nccl_library.NcclCommunicator = SocketCommunicator  # type: ignore[misc, assignment]
         launch._require_transport = lambda *_: None

@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 import torch
 
-from stage2_trainer.weights.merge import merged_weights
-from stage2_trainer.weights.packing import Packer
-from stage2_trainer.weights.sync_content import SyncContent
+from stage2_trainer.sync.fleet.sync_content import SyncContent
+from stage2_trainer.sync.tensors.merge import merged_weights
+from stage2_trainer.sync.tensors.packing import Packer
 
 LAYER = "layers.1.mlp.down_proj"
 OTHER = "layers.0.mlp.down_proj"

@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from stage2_api.vllm import VllmSync
-from stage2_trainer.weights.delivery import Delivery
-from stage2_trainer.weights.full_sync import FullSync
-from stage2_trainer.weights.merge_place import MergePlace
-from stage2_trainer.weights.packing import Packer
-from stage2_trainer.weights.probe import Probe
-from stage2_trainer.weights.sync_content import SyncContent
-from stage2_trainer.weights.sync_session import SyncSession
-from stage2_trainer.weights.synchronizer import WeightSynchronizer
-from stage2_trainer.weights.transfer.rendezvous import Rendezvous
-from stage2_trainer.weights.verify import Prover
+from stage2_trainer.sync.fleet.delivery import Delivery
+from stage2_trainer.sync.fleet.full_sync import FullSync
+from stage2_trainer.sync.fleet.probe import Probe
+from stage2_trainer.sync.fleet.sync_content import SyncContent
+from stage2_trainer.sync.fleet.sync_session import SyncSession
+from stage2_trainer.sync.fleet.synchronizer import WeightSynchronizer
+from stage2_trainer.sync.fleet.verify import Prover
+from stage2_trainer.sync.tensors.merge_place import MergePlace
+from stage2_trainer.sync.tensors.packing import Packer
+from stage2_trainer.sync.transports.rendezvous import Rendezvous
 from stage2_trainer.wire.client import ServerClient
 from tests import forked
 from tests.integration.conftest import Served, free_port, patience

@@ -24,10 +24,10 @@ from stage2_api.vllm import ServerAddress
 from stage2_trainer.rollouts.http import ServerBackend
 from stage2_trainer.rollouts.rollout_source import GenerationRequest
 from stage2_trainer.rollouts.synced_rollouts import SyncedRollouts
+from stage2_trainer.sync.fleet.full_sync import FullSync
+from stage2_trainer.sync.fleet.synchronizer import WeightSynchronizer
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.stopwatch import Stopwatch
-from stage2_trainer.weights.full_sync import FullSync
-from stage2_trainer.weights.synchronizer import WeightSynchronizer
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.rollout import RolloutRequest, Sampling
 from stage2_trainer.wire.seeds import SeedPlan

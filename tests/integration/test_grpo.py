@@ -16,9 +16,9 @@ from statistics import fmean
 import pytest
 import yaml
 
-from stage2_trainer.engine.server_command import STUB_MODULE
-from stage2_trainer.weights.merge_place import NO_ADAPTER
-from stage2_trainer.weights.sync_phases import PHASES
+from stage2_trainer.serve.server_command import STUB_MODULE
+from stage2_trainer.sync.fleet.sync_phases import PHASES
+from stage2_trainer.sync.tensors.merge_place import NO_ADAPTER
 from tests import forked
 from tests.fork_server import REGISTRY_VARIABLE
 from tests.integration import runs

@@ -13,10 +13,10 @@ from dataclasses import replace
 
 import pytest
 
+from stage2_trainer.sync.transports.handshake import CHALLENGE_BYTES, MAGIC
+from stage2_trainer.sync.transports.link_listener import LinkListener
+from stage2_trainer.sync.transports.transfer_group import new_group_name
 from stage2_trainer.wire.client import ServerClient
-from stage2_trainer.wire.handshake import CHALLENGE_BYTES, MAGIC
-from stage2_trainer.wire.link_listener import LinkListener
-from stage2_trainer.wire.transfer_group import new_group_name
 from tests import forked
 from tests.integration.conftest import free_port, patience
 from tests.integration.strikes import TRANSPORTS
@@ -79,8 +79,8 @@ print(read.hex())
 CLAIMS_A_PLACE = """
 import json, sys
 from stage2_trainer.wire.errors import LinkError
-from stage2_trainer.wire.handshake import Member
-from stage2_trainer.wire.link import dial
+from stage2_trainer.sync.transports.handshake import Member
+from stage2_trainer.sync.transports.link import dial
 for token, group, rank in json.loads(sys.argv[2]):
     try:
         dial(("127.0.0.1", int(sys.argv[1])), token, Member(group, rank), timeout_s=5)
@@ -107,7 +107,7 @@ for _ in range(int(sys.argv[2])):
 print("there", flush=True)
 time.sleep(1000)
 """
-IMPORTS = ["torch", "stage2_trainer.wire.link"]
+IMPORTS = ["torch", "stage2_trainer.sync.transports.link"]
 
 
 @pytest.fixture(params=TRANSPORTS)

@@ -13,8 +13,8 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
-from stage2_trainer.engine.vllm_compat import SHARED_MEMORY, free_shared_memory
 from stage2_trainer.learner.answer_metrics import METRICS
+from stage2_trainer.sync.vllm.vllm_compat import SHARED_MEMORY, free_shared_memory
 from tests import forked
 
 ROOT = Path(__file__).parents[2]

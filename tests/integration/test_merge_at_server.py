@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from stage2_api.vllm import VllmSync
-from stage2_trainer.weights.verify import BF16_TOLERANCE, FLOAT32_TOLERANCE, server_logprobs, verify
+from stage2_trainer.sync.fleet.verify import BF16_TOLERANCE, FLOAT32_TOLERANCE, server_logprobs, verify
 from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body
 from stage2_trainer.wire.rollout import RolloutRequest, Sampling
 from tests.integration import policies

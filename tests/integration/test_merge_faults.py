@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 
 from stage2_api.errors import ConfigError
 from stage2_api.vllm import VllmSync
-from stage2_trainer.weights import server_recipe, sync_content
-from stage2_trainer.weights.errors import ProofError
-from stage2_trainer.weights.merge_place import NO_ADAPTER
-from stage2_trainer.weights.verify import BF16_TOLERANCE, FLOAT32_TOLERANCE, verify
+from stage2_trainer.sync.fleet import server_recipe, sync_content
+from stage2_trainer.sync.fleet.errors import ProofError
+from stage2_trainer.sync.fleet.verify import BF16_TOLERANCE, FLOAT32_TOLERANCE, verify
+from stage2_trainer.sync.tensors.merge_place import NO_ADAPTER
 from stage2_trainer.wire.errors import ServerError
 from tests.integration import policies
 

@@ -14,7 +14,7 @@ import yaml
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 from stage2_api.vllm import VllmSync
-from stage2_trainer.weights.verify import BF16_TOLERANCE, FLOAT32_TOLERANCE, verify
+from stage2_trainer.sync.fleet.verify import BF16_TOLERANCE, FLOAT32_TOLERANCE, verify
 from stage2_trainer.wire.client import ServerClient
 from tests.integration import policies
 from tests.integration.conftest import ROOT, free_port, launch, stop, wait_until_healthy

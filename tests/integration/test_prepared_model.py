@@ -9,7 +9,7 @@ from transformers import AutoProcessor
 from stage2_api.coordinates import COORD_TOKEN
 from stage2_trainer.matching import CoordVocab
 from stage2_trainer.prepare.coordinate_tokens import prepare
-from stage2_trainer.weights.verify import FLOAT32_TOLERANCE, verify
+from stage2_trainer.sync.fleet.verify import FLOAT32_TOLERANCE, verify
 from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.rollout import RolloutRequest, Sampling

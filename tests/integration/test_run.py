@@ -8,7 +8,7 @@ import pytest
 import yaml
 from PIL import Image
 
-from stage2_trainer.weights.merge_place import FOLDERS_AGREE
+from stage2_trainer.sync.tensors.merge_place import FOLDERS_AGREE
 from tests.integration import runs
 from tests.integration.runs import JOB, stage2
 

@@ -9,11 +9,11 @@ import copy
 import pytest
 
 from stage2_api.vllm import VllmSync
-from stage2_trainer.weights import merge_place
-from stage2_trainer.weights.errors import ProofError
-from stage2_trainer.weights.fused import fused_layer
-from stage2_trainer.weights.merge import merged_weights
-from stage2_trainer.weights.verify import BF16_TOLERANCE, FLOAT32_TOLERANCE, verify
+from stage2_trainer.sync.fleet.errors import ProofError
+from stage2_trainer.sync.fleet.verify import BF16_TOLERANCE, FLOAT32_TOLERANCE, verify
+from stage2_trainer.sync.tensors import merge_place
+from stage2_trainer.sync.tensors.fused import fused_layer
+from stage2_trainer.sync.tensors.merge import merged_weights
 from tests.integration import policies
 from tests.integration.sent_faults import FAULTS, LAYER
 

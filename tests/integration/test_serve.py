@@ -45,7 +45,7 @@ def test_a_taken_port_ends_with_64_before_anything_heavy_is_imported(tmp_path, t
     assert f"port {taken} of 127.0.0.1 must be free" in said
     imported = {line.rpartition("|")[2].strip() for line in ended.stderr.splitlines() if "import time" in line}
     assert imported & {"torch", "vllm", "transformers"} == set()
-    assert "stage2_trainer.engine.launch" in imported
+    assert "stage2_trainer.serve.launch" in imported
 
 
 def test_a_missing_token_ends_with_64(tmp_path, taken):

@@ -16,12 +16,12 @@ from stage2_api.vllm import VllmSync
 from stage2_trainer.data.encode import Encoder
 from stage2_trainer.data.images import image_url
 from stage2_trainer.rollouts.http import ServerBackend
-from stage2_trainer.weights.errors import ProofError
-from stage2_trainer.weights.judgement import text_tokens
-from stage2_trainer.weights.merge import merged_weights
-from stage2_trainer.weights.probe import Probe
-from stage2_trainer.weights.server_recipe import Recipe
-from stage2_trainer.weights.verify import BF16_TOLERANCE, FLOAT32_TOLERANCE, server_logprobs, verify
+from stage2_trainer.sync.fleet.errors import ProofError
+from stage2_trainer.sync.fleet.judgement import text_tokens
+from stage2_trainer.sync.fleet.probe import Probe
+from stage2_trainer.sync.fleet.server_recipe import Recipe
+from stage2_trainer.sync.fleet.verify import BF16_TOLERANCE, FLOAT32_TOLERANCE, server_logprobs, verify
+from stage2_trainer.sync.tensors.merge import merged_weights
 from stage2_trainer.wire.calls import ROUTE as CALLS_ROUTE
 from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body
 from stage2_trainer.wire.client import ServerClient
@@ -305,7 +305,7 @@ def test_without_a_reset_known_images_are_seen_with_the_old_vision_tower(
         pytest.skip("the stub caches nothing")
     sync.sync(base, version=1)
     server_logprobs(client, probe)
-    monkeypatch.setattr("stage2_trainer.weights.sync_session.RESET_AFTER_VISION", ())
+    monkeypatch.setattr("stage2_trainer.sync.fleet.sync_session.RESET_AFTER_VISION", ())
     moved = policies.with_other_vision(base)
     sync.sync(moved, version=2)
     with pytest.raises(ProofError):
@@ -331,7 +331,7 @@ def test_no_answer_begins_with_attention_of_older_weights(engine, sync, base, en
 
     sync.sync(base, version=1)
     assert gap(base) < FLOAT32_TOLERANCE
-    monkeypatch.setattr("stage2_trainer.weights.sync_session._resets", lambda **_: [])
+    monkeypatch.setattr("stage2_trainer.sync.fleet.sync_session._resets", lambda **_: [])
     sync.sync(policy, version=2)
     assert gap(policy) > MOVED, "without the reset it does"
     monkeypatch.undo()

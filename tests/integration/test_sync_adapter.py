@@ -8,11 +8,11 @@ from peft import LoraConfig, get_peft_model
 
 from stage2_api.vllm import ServerAddress
 from stage2_trainer.rollouts.http import ServerBackend
-from stage2_trainer.weights.adapter_sync import AdapterSync
-from stage2_trainer.weights.errors import ProofError
-from stage2_trainer.weights.full_sync import FullSync
-from stage2_trainer.weights.synchronizer import WeightSynchronizer
-from stage2_trainer.weights.verify import FLOAT32_TOLERANCE, Prover, verify
+from stage2_trainer.sync.fleet.adapter_sync import AdapterSync
+from stage2_trainer.sync.fleet.errors import ProofError
+from stage2_trainer.sync.fleet.full_sync import FullSync
+from stage2_trainer.sync.fleet.synchronizer import WeightSynchronizer
+from stage2_trainer.sync.fleet.verify import FLOAT32_TOLERANCE, Prover, verify
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.rollout import RolloutRequest, Sampling
 from stage2_trainer.wire.seeds import SeedPlan

@@ -15,10 +15,10 @@ from stage2_trainer.data.encode import Encoder
 from stage2_trainer.data.images import image_url
 from stage2_trainer.rollouts.identity_check import check_swift_identity
 from stage2_trainer.rollouts.swift import SwiftBackend
-from stage2_trainer.weights.errors import ProofError
-from stage2_trainer.weights.probe import sample_probe
-from stage2_trainer.weights.swift_sync import SwiftSync
-from stage2_trainer.weights.verify import FLOAT32_TOLERANCE, swift_logprobs, verify
+from stage2_trainer.sync.fleet.errors import ProofError
+from stage2_trainer.sync.fleet.probe import sample_probe
+from stage2_trainer.sync.fleet.verify import FLOAT32_TOLERANCE, swift_logprobs, verify
+from stage2_trainer.sync.swift.swift_sync import SwiftSync
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.rollout import RolloutRequest, Sampling

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from stage2_trainer.weights.errors import ProofError
-from stage2_trainer.weights.synchronizer import WeightSynchronizer
-from stage2_trainer.weights.verify import Prover, learner_logprobs
+from stage2_trainer.sync.fleet.errors import ProofError
+from stage2_trainer.sync.fleet.synchronizer import WeightSynchronizer
+from stage2_trainer.sync.fleet.verify import Prover, learner_logprobs
 from stage2_trainer.wire.client import ServerClient
 from tests.integration import policies
 
@@ -73,6 +73,6 @@ def test_a_configured_tolerance_counts(full, make_prover, base):
 
 def test_scoring_in_parts_is_scoring_at_once(base, probe, monkeypatch):
     at_once = learner_logprobs(base, probe.inputs)
-    monkeypatch.setattr("stage2_trainer.weights.verify.SCORED_AT_ONCE", 7)
+    monkeypatch.setattr("stage2_trainer.sync.fleet.verify.SCORED_AT_ONCE", 7)
     assert torch.equal(learner_logprobs(base, probe.inputs), at_once)
     assert len(at_once) == probe.inputs["input_ids"].shape[1] - 1

@@ -13,10 +13,10 @@ import pytest
 import yaml
 
 from stage2_trainer.rollouts.http import ServerBackend
-from stage2_trainer.weights.verify import FLOAT32_TOLERANCE, verify
-from stage2_trainer.wire import link_listener
+from stage2_trainer.sync.fleet.verify import FLOAT32_TOLERANCE, verify
+from stage2_trainer.sync.transports import link_listener
+from stage2_trainer.sync.transports.connection import Connection
 from stage2_trainer.wire.client import ServerClient
-from stage2_trainer.wire.connection import Connection
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.rollout import Rollout, RolloutRequest, Sampling
 from stage2_trainer.wire.seeds import SeedPlan

@@ -30,6 +30,8 @@ from stage2_trainer.process.run_course import check_course, run_course
 from stage2_trainer.process.supported import check_supported, in_process
 from stage2_trainer.process.tensor_files import refuse_code, tensors_alone
 from stage2_trainer.rollouts.errors import BadStepError, TooManyBadSamples
+from stage2_trainer.sync.fleet.errors import DigestError, ProofError
+from stage2_trainer.sync.transports.nccl_ways import asked_of_nccl
 from stage2_trainer.telemetry.earlier_run import remove_run
 from stage2_trainer.telemetry.progress import ProgressServer, Reporter
 from stage2_trainer.telemetry.prometheus import metered
@@ -38,11 +40,9 @@ from stage2_trainer.telemetry.run_end import end_told
 from stage2_trainer.telemetry.run_log import STEP_LOG, open_logs
 from stage2_trainer.telemetry.timeline import TIMELINE
 from stage2_trainer.telemetry.trace import open_trace
-from stage2_trainer.weights.errors import DigestError, ProofError
 from stage2_trainer.wire import tls
 from stage2_trainer.wire.address import host_and_port, is_loopback
 from stage2_trainer.wire.errors import ServerError
-from stage2_trainer.wire.nccl_ways import asked_of_nccl
 from stage2_trainer.wire.token import read_token
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from statistics import fmean
 from typing import Any
 
 from stage2_api.log_lines import one_line
-from stage2_cli.reward_keys import REWARD
 from stage2_cli.run_console import parse_record
+from stage2_report.reward_keys import REWARD
 
 RECENT = 50
 """Steps over which times are averaged, and losses are kept."""

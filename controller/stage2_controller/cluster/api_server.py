@@ -12,10 +12,10 @@ from kubernetes.aio import client, config
 from kubernetes.aio.dynamic import DynamicClient
 from kubernetes.aio.dynamic.exceptions import DynamicApiError
 
-from stage2_controller.cluster import wire_json
-from stage2_controller.job import conditions, kinds, names
-from stage2_controller.job.events import Event
-from stage2_controller.job.readiness_gate import GateCondition
+from stage2_controller import conditions, store
+from stage2_controller.children.readiness_gate import GateCondition
+from stage2_controller.report.events import Event
+from stage2_controller.spec import kinds, names
 
 logger = logging.getLogger(__name__)
 
@@ -366,7 +366,7 @@ class Api:
                 header_params={},
                 **parameters,
             )
-            answer: dict[str, Any] = await response.json(loads=wire_json.read)
+            answer: dict[str, Any] = await response.json(loads=store.read)
             code = response.status
         except DynamicApiError as error:
             code = error.status
@@ -432,7 +432,7 @@ def _union(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, Any]:
 def _told(error: DynamicApiError) -> dict[str, Any]:
     """Return the API server's Status; nothing where the answer is none."""
     try:
-        told = wire_json.read(error.body or "")
+        told = store.read(error.body or "")
     except (TypeError, ValueError):
         return {}
     return told if isinstance(told, dict) else {}

@@ -4,12 +4,13 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
+from stage2_controller.children import diff
+from stage2_controller.children.meta import Manifest
 from stage2_controller.cluster.api_server import Api, ApiRefused
 from stage2_controller.cluster.observe import Observer, others_in
-from stage2_controller.job import diff, kinds
-from stage2_controller.job.children.meta import Manifest
-from stage2_controller.job.key import Key
-from stage2_controller.job.observed import Object, Observed
+from stage2_controller.observed import Object, Observed
+from stage2_controller.spec import kinds
+from stage2_controller.spec.key import Key
 
 logger = logging.getLogger(__name__)
 

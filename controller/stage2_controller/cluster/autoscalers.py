@@ -9,9 +9,9 @@ from typing import Protocol, TypeVar
 
 from stage2_controller.cluster.api_server import ApiRefused
 from stage2_controller.cluster.named_objects import Getter
-from stage2_controller.job.node_fit import Autoscaling
-from stage2_controller.job.observed import Object
-from stage2_controller.job.settings import NodesMayCome
+from stage2_controller.observed import Object
+from stage2_controller.place.node_fit import Autoscaling
+from stage2_controller.spec.settings import NodesMayCome
 
 logger = logging.getLogger(__name__)
 

@@ -13,10 +13,10 @@ from typing import Protocol
 
 import aiohttp
 
-from stage2_controller.cluster import wire_json
+from stage2_controller import store
 from stage2_controller.cluster.api_server import ApiRefused, Pager
-from stage2_controller.cluster.capacity import Capacity
-from stage2_controller.job.observed import Object
+from stage2_controller.observed import Object
+from stage2_controller.place.capacity import Capacity
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ def pod_events(watch: Watch) -> Events:
         answer = await watch("Pod", version, ends_after_s=_RELIST_S, fields=FIELDS)
         try:
             async for line in _lines(answer.content):
-                event = wire_json.read(line)
+                event = store.read(line)
                 if event["type"] == "ERROR":  # such as a version that is too old: a new list begins anew
                     return
                 yield event

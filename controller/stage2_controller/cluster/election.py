@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import aiohttp
 
 from stage2_controller.cluster.api_server import ApiRefused
-from stage2_controller.job.observed import Object
+from stage2_controller.observed import Object
 
 logger = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 from stage2_controller.cluster.api_server import ApiRefused
-from stage2_controller.cluster.store import slim
-from stage2_controller.job import pod_defaults
-from stage2_controller.job.observed import Object
-from stage2_controller.job.pod_defaults import PodDefaults
+from stage2_controller.observed import Object
+from stage2_controller.place import pod_defaults
+from stage2_controller.place.pod_defaults import PodDefaults
+from stage2_controller.store import slim
 
 logger = logging.getLogger(__name__)
 

@@ -5,14 +5,17 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
+from stage2_controller import conditions, outcome, reasons
+from stage2_controller.children import ownership
 from stage2_controller.cluster.api_server import Api
 from stage2_controller.cluster.named_objects import NamedObjects
 from stage2_controller.cluster.progress_polls import ProgressPolls
 from stage2_controller.cluster.refused_pods import RefusedPods
-from stage2_controller.cluster.store import Store
-from stage2_controller.job import conditions, kinds, kueue, kueue_admission, names, outcome, ownership, reasons
-from stage2_controller.job.key import Key
-from stage2_controller.job.observed import Object, Observed
+from stage2_controller.observed import Object, Observed
+from stage2_controller.queue import kueue, kueue_admission
+from stage2_controller.spec import kinds, names
+from stage2_controller.spec.key import Key
+from stage2_controller.store import Store
 
 _WATCHED = tuple(child.kind for child in kinds.CHILDREN if child.watched)
 _READ_AGAIN = timedelta(minutes=10)  # what a person did to a Secret or ConfigMap counts by then; two reads a job

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from stage2_api.pod.progress import LearnerReport
-from stage2_controller.job import names
-from stage2_controller.job.key import Key
-from stage2_controller.job.observed import Object, running
+from stage2_controller.observed import Object, running
+from stage2_controller.spec import names
+from stage2_controller.spec.key import Key
 
 logger = logging.getLogger(__name__)
 

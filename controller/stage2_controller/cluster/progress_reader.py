@@ -13,8 +13,8 @@ from pydantic_core import from_json
 from stage2_api.pod import files
 from stage2_api.pod.ports import PROGRESS_PORT, PROGRESS_ROUTE
 from stage2_api.pod.progress import LearnerReport, read_report
-from stage2_controller.job import credentials, names
-from stage2_controller.job.observed import Object, running
+from stage2_controller.observed import Object, running
+from stage2_controller.spec import credentials, names
 
 logger = logging.getLogger(__name__)
 

@@ -10,11 +10,12 @@ from typing import Any, Protocol
 
 import aiohttp
 
+from stage2_controller import conditions
 from stage2_controller.cluster.api_server import ApiRefused
-from stage2_controller.job import binding, conditions
-from stage2_controller.job.half_placed import NOT_MADE_S
-from stage2_controller.job.key import Key
-from stage2_controller.job.observed import Object, Observed
+from stage2_controller.observed import Object, Observed
+from stage2_controller.place import binding
+from stage2_controller.place.half_placed import NOT_MADE_S
+from stage2_controller.spec.key import Key
 
 logger = logging.getLogger(__name__)
 

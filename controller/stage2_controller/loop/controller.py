@@ -15,21 +15,21 @@ import kopf
 
 from stage2_controller.cluster import api_server
 from stage2_controller.cluster.api_server import Api, ApiRefused
-from stage2_controller.cluster.capacity import Capacity
 from stage2_controller.cluster.cluster_pods_watch import ClusterPodsWatch, pod_events
 from stage2_controller.cluster.election import DURATION_S, Election
 from stage2_controller.cluster.freshness import Freshness, Scope
 from stage2_controller.cluster.progress_polls import ProgressPolls
 from stage2_controller.cluster.progress_reader import ProgressReader
-from stage2_controller.cluster.store import Store, key_of
-from stage2_controller.job import kinds, names
-from stage2_controller.job.key import Key
-from stage2_controller.job.settings import Settings
 from stage2_controller.loop import loop_lag
-from stage2_controller.loop.controller_metrics import CONTENT_TYPE, Metrics
 from stage2_controller.loop.endpoints import Endpoints
-from stage2_controller.loop.reconcile import Reconciler
-from stage2_controller.loop.work_queue import WorkQueue
+from stage2_controller.metrics import CONTENT_TYPE, Metrics
+from stage2_controller.place.capacity import Capacity
+from stage2_controller.reconcile import Reconciler
+from stage2_controller.spec import kinds, names
+from stage2_controller.spec.key import Key
+from stage2_controller.spec.settings import Settings
+from stage2_controller.store import Store, key_of
+from stage2_controller.work_queue import WorkQueue
 
 logger = logging.getLogger(__name__)
 

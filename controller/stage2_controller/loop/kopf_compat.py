@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 from kopf._cogs.clients import api
 
-from stage2_controller.cluster import wire_json
+from stage2_controller import store
 
 
 def read_events_quickly() -> None:
-    """Let kopf's watches read by `stage2_controller.cluster.wire_json`."""
-    api.json = SimpleNamespace(**{**vars(json), "loads": wire_json.read})  # type: ignore[assignment, attr-defined]
+    """Let kopf's watches read by `stage2_controller.store`."""
+    api.json = SimpleNamespace(**{**vars(json), "loads": store.read})  # type: ignore[assignment, attr-defined]

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import get_args
 
 from stage2_api import log_lines
-from stage2_controller.job.admin_policy import read_policy
-from stage2_controller.job.settings import DEFAULT_IMAGE, NodesMayCome, Settings
 from stage2_controller.loop import operator
 from stage2_controller.loop.controller import PATIENCE_S, Options
+from stage2_controller.spec.admin_policy import read_policy
+from stage2_controller.spec.settings import DEFAULT_IMAGE, NodesMayCome, Settings
 
 OBJECTS_OF_A_COLLECTION = 50_000
 """Objects that are made, and not freed, between two looks for circles of them: some 10 MB."""

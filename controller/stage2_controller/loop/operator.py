@@ -10,12 +10,12 @@ from typing import Any
 import kopf
 
 from stage2_controller.cluster.api_server import PAGE_OF_JOBS, NoCluster
-from stage2_controller.job import kinds, names
-from stage2_controller.job.kinds import Resource
-from stage2_controller.job.settings import Settings
 from stage2_controller.loop import endpoints, kopf_compat
 from stage2_controller.loop.controller import Controller, Options, connect
 from stage2_controller.loop.kopf_session import session_of
+from stage2_controller.spec import kinds, names
+from stage2_controller.spec.kinds import Resource
+from stage2_controller.spec.settings import Settings
 
 
 def run(settings: Settings, options: Options) -> str | None:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-OURS = ("stage2_api", "stage2_trainer", "stage2_cli")
+OURS = ("stage2_api", "stage2_trainer", "stage2_report", "stage2_cli")
 OTHER_SIDE = frozenset({"stage2_controller", "kopf", "kubernetes"})
 """What the command imports where a controller is installed, which the trainer's image is not for."""
 
@@ -200,7 +200,7 @@ def _version(package: str) -> str | None:
 
 
 def _server_environment() -> dict[str, str]:
-    from stage2_trainer.engine.server_command import environment  # only the image has it for certain
+    from stage2_trainer.serve.server_command import environment  # only the image has it for certain
 
     return environment({}, "cuda", cores=1, servers_here=1)
 

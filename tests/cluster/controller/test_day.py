@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 import yaml
 
-from stage2_controller.job.half_placed import HALF_PLACED_S
+from stage2_controller.place.half_placed import HALF_PLACED_S
 from tests.cluster import objects
 from tests.cluster.controller import pretended
 from tests.cluster.controller.conftest import HERE, Controller, Kubectl, Object, eventually, job

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from stage2_controller.job import names
-from stage2_controller.job.children.meta import labels
+from stage2_controller.children.meta import labels
+from stage2_controller.spec import names
 from tests.cluster.controller.conftest import (
     SERVERS_ADDRESS,
     Controller,

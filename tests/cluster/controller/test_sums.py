@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from stage2_controller.job.pod_requests import requests
+from stage2_controller.place.pod_requests import requests
 from tests.cluster.controller.conftest import Kubectl, Object, eventually
 from tests.cluster.controller.fake_nodes import FakeNodes
 from tests.cluster.controller.test_refusals import SECURE

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from stage2_api.parsing import parse_job
-from stage2_controller.job.static import static_children
+from stage2_controller.static import static_children
 
 ROOT = Path(__file__).parents[3]
 CHART = ROOT / "charts" / "stage2"
@@ -200,7 +200,7 @@ def test_the_learners_of_all_jobs_are_scraped_at_the_port_that_they_have(templat
 
 
 def figures_of_the_controller() -> set[str]:
-    from stage2_controller.loop.controller_metrics import Metrics
+    from stage2_controller.metrics import Metrics
 
     status = {"step": 1, "maxSteps": 2, "loss": 0.5, "restarts": 0, "sync": {"seconds": 0.1}}
     metrics = Metrics(lambda: [{"metadata": {"name": "a", "namespace": "b"}, "status": status}])

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from stage2_api.errors import ConfigError
-from stage2_controller.job.admin_policy import AdminPolicy, read_policy
-from stage2_controller.job.desired import desired
+from stage2_controller.children.desired import desired
+from stage2_controller.spec.admin_policy import AdminPolicy, read_policy
 from tests.unit.api.api_server import admitted
 from tests.unit.controller import builders as b
 

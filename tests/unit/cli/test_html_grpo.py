@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from stage2_cli.html_report import reward_cards, reward_groups
-from stage2_cli.html_report.html_page import PageRequest, render_page
-from stage2_cli.html_report.reward_groups import answered_rounds, read_groups
+from stage2_report import reward_cards, reward_groups
+from stage2_report.html_page import PageRequest, render_page
+from stage2_report.reward_groups import answered_rounds, read_groups
 from tests.unit.cli.reported import HOSTILE, PageParser, answer, write_grpo_run, write_lines
 
 

@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from stage2_cli.local_ports import learner_ports
-from stage2_controller.job.containers import LearnerPorts
+from stage2_controller.spec.containers import LearnerPorts
 
 
 def used(ports: LearnerPorts) -> set[int]:

@@ -12,7 +12,7 @@ from stage2_api.kubernetes_types import HostPathSource
 from stage2_cli import run
 from stage2_cli.config_files import load_job
 from stage2_cli.processes import LocalProcess
-from stage2_controller.job.containers import Container
+from stage2_controller.spec.containers import Container
 
 ROOT = Path(__file__).parents[3]
 MAPPED = {"/opt/stage2/examples/shapes": ROOT, "/opt/stage2/examples/tiny-qwen3-vl": ROOT}

@@ -8,11 +8,11 @@ from typing import Any
 
 from stage2_api.pod import files
 from stage2_api.pod.progress import LearnerReport, ReportedServer, ReportedSync
-from stage2_controller.job import credentials, names
-from stage2_controller.job.children import meta
-from stage2_controller.job.observed import Observed
-from stage2_controller.job.plan import Plan, plan
-from stage2_controller.job.settings import Settings
+from stage2_controller.children import meta
+from stage2_controller.observed import Observed
+from stage2_controller.plan import Plan, plan
+from stage2_controller.spec import credentials, names
+from stage2_controller.spec.settings import Settings
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 SETTINGS = Settings(image="stage2/trainer:test", kueue=True)

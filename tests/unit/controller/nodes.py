@@ -3,9 +3,9 @@
 from itertools import count
 from typing import Any
 
-from stage2_controller.cluster.capacity import Capacity
-from stage2_controller.job import names
-from stage2_controller.job.key import Key
+from stage2_controller.place.capacity import Capacity
+from stage2_controller.spec import names
+from stage2_controller.spec.key import Key
 from tests.unit.controller import builders as b
 
 Object = dict[str, Any]

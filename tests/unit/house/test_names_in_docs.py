@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 
 from stage2_api.parsing import parse_job
-from stage2_controller.job.static import static_children
+from stage2_controller.static import static_children
 
 ROOT = Path(__file__).parents[3]
 JOB = "job-3v1"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stage2_controller.job import reasons
+from stage2_controller import reasons
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "operator.md").read_text("utf-8")

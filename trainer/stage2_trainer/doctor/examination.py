@@ -18,12 +18,12 @@ from stage2_trainer.doctor.footprint import GIB, Footprint, Part, footprint, tot
 from stage2_trainer.doctor.image_files import images_of
 from stage2_trainer.doctor.machine import Machine, room_at
 from stage2_trainer.doctor.requirement import Requirement, good, of_errors
-from stage2_trainer.engine.launch import installed_platform
-from stage2_trainer.engine.server_command import CPU_KV_CACHE_GIB
 from stage2_trainer.preflight import checked_records
 from stage2_trainer.process.host_memory import SHARED_MEMORY
 from stage2_trainer.process.qwen3_vl import coord_vocab
 from stage2_trainer.process.supported import check_supported, in_process
+from stage2_trainer.serve.launch import installed_platform
+from stage2_trainer.serve.server_command import CPU_KV_CACHE_GIB
 from stage2_trainer.wire.address import host_and_port, is_loopback
 
 BUSY_SHARE = 0.05

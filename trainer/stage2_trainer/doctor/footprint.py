@@ -21,8 +21,8 @@ from stage2_trainer.process import training_arguments as arguments
 from stage2_trainer.process.policy import coord_rows
 from stage2_trainer.process.qwen3_vl import adapt, freeze
 from stage2_trainer.process.supported import in_process
-from stage2_trainer.weights.fleet import SLOTS
-from stage2_trainer.wire.buckets import DEFAULT_BUCKET_BYTES
+from stage2_trainer.sync.fleet.fleet import SLOTS
+from stage2_trainer.sync.transports.buckets import DEFAULT_BUCKET_BYTES
 
 GIB = 2**30
 CONTEXT_BYTES = GIB  # of a CUDA process, with its libraries

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from stage2_trainer.engine.cuda_driver import loaded_driver, visible_names
 from stage2_trainer.process.host_memory import memory_left, shared_memory_left
+from stage2_trainer.serve.cuda_driver import loaded_driver, visible_names
 
 QUERY = (
     "nvidia-smi",

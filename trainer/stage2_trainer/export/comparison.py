@@ -23,10 +23,10 @@ from stage2_trainer.export.merged_stream import with_adapter
 from stage2_trainer.export.trained_checkpoint import TrainedCheckpoint
 from stage2_trainer.matching.ground_truth import GTObject
 from stage2_trainer.matching.serialize import serialize_objects
-from stage2_trainer.weights.judgement import Gap, text_tokens
-from stage2_trainer.weights.model_folder import ModelFolder
-from stage2_trainer.weights.probe import sample_probe
-from stage2_trainer.weights.verify import BF16_TOLERANCE, FLOAT32_TOLERANCE, learner_logprobs
+from stage2_trainer.sync.fleet.judgement import Gap, text_tokens
+from stage2_trainer.sync.fleet.probe import sample_probe
+from stage2_trainer.sync.fleet.verify import BF16_TOLERANCE, FLOAT32_TOLERANCE, learner_logprobs
+from stage2_trainer.sync.tensors.model_folder import ModelFolder
 
 FIXED = (
     GTObject("red box", "bbox", (100, 200, 300, 400)),

@@ -21,10 +21,10 @@ from stage2_api.errors import ConfigError, Problem
 from stage2_trainer.export.trained_checkpoint import TrainedCheckpoint
 from stage2_trainer.process.qwen3_vl import part_of
 from stage2_trainer.process.transformers_compat import layout_fault, turned_experts
-from stage2_trainer.weights.merge import WeightEntry, WeightSource, merged_weights
-from stage2_trainer.weights.model_folder import ModelFolder
-from stage2_trainer.weights.peft_compat import SAVED_COPY
-from stage2_trainer.wire.buckets import TensorMeta
+from stage2_trainer.sync.tensors.merge import WeightEntry, WeightSource, merged_weights
+from stage2_trainer.sync.tensors.model_folder import ModelFolder
+from stage2_trainer.sync.tensors.peft_compat import SAVED_COPY
+from stage2_trainer.sync.transports.buckets import TensorMeta
 
 TABLE, HEAD = "model.language_model.embed_tokens", "lm_head"
 HEAD_WEIGHT, TABLE_WEIGHT = f"{HEAD}.weight", f"{TABLE}.weight"

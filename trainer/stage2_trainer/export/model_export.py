@@ -26,10 +26,10 @@ from stage2_trainer.export.merged_stream import MergedStream, is_empty, skeleton
 from stage2_trainer.export.model_card import model_card
 from stage2_trainer.export.shards import SHARD_BYTES, write_shards
 from stage2_trainer.export.trained_checkpoint import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_NAME, TrainedCheckpoint
-from stage2_trainer.weights.adapter_sync import obstacle
-from stage2_trainer.weights.digest import differing
-from stage2_trainer.weights.model_folder import folder_digests
-from stage2_trainer.weights.server_recipe import dtype_name
+from stage2_trainer.sync.fleet.adapter_sync import obstacle
+from stage2_trainer.sync.fleet.server_recipe import dtype_name
+from stage2_trainer.sync.tensors.digest import differing
+from stage2_trainer.sync.tensors.model_folder import folder_digests
 
 CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
 DTYPE_KEYS = ("dtype", "torch_dtype")

@@ -12,9 +12,9 @@ from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors.torch import save_file
 from torch import Tensor
 
-from stage2_trainer.weights.digest import Digests
-from stage2_trainer.weights.model_folder import INDEX
-from stage2_trainer.wire.buckets import TensorMeta
+from stage2_trainer.sync.tensors.digest import Digests
+from stage2_trainer.sync.tensors.model_folder import INDEX
+from stage2_trainer.sync.transports.buckets import TensorMeta
 
 SHARD_BYTES = 2 * 10**9
 

@@ -22,9 +22,9 @@ from stage2_trainer.process.qwen3_vl import ALIGNER, VIT, load_processor
 from stage2_trainer.rollouts.bad_samples import BadSamples
 from stage2_trainer.rollouts.build_servers import server_rollouts
 from stage2_trainer.rollouts.rollout_source import RolloutSource
+from stage2_trainer.sync.fleet.probe import sample_probe
 from stage2_trainer.telemetry.reproducibility import report_reproducibility
 from stage2_trainer.telemetry.run_context import RunContext
-from stage2_trainer.weights.probe import sample_probe
 
 
 def build_trainer(config: RunConfig, data: RunRecords, context: RunContext, stack: ExitStack) -> GrpoTrainer:

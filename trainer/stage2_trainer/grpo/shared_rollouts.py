@@ -19,9 +19,9 @@ from stage2_trainer.data.records import Record
 from stage2_trainer.process.interrupt import Interrupt, Interrupted
 from stage2_trainer.process.ranks import gathered, host_group, rank
 from stage2_trainer.rollouts.rollout_source import GenerationRequest, RolloutSource
+from stage2_trainer.sync.fleet.errors import DigestError, ProofError
+from stage2_trainer.sync.fleet.sync_report import SyncReport
 from stage2_trainer.telemetry.stopwatch import Stopwatch
-from stage2_trainer.weights.errors import DigestError, ProofError
-from stage2_trainer.weights.sync_report import SyncReport
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.rollout import Outcome, Refused, Rollout
 

@@ -31,11 +31,11 @@ from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.process.qwen3_vl import split_learning_rates
 from stage2_trainer.process.ranks import gathered, peak_bytes, rank
 from stage2_trainer.rollouts.bad_samples import BadSample, BadSamples
+from stage2_trainer.sync.fleet.sync_report import sync_figures, sync_words
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import EventLog, JsonLines
 from stage2_trainer.telemetry.step_time import StepTime
 from stage2_trainer.telemetry.timeline import TIMELINE
-from stage2_trainer.weights.sync_report import sync_figures, sync_words
 from stage2_trainer.wire.rollout import Outcome, Refused, Rollout
 
 _SPEED = "rollout/gen_tokens_per_s"

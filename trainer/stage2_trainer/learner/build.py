@@ -49,9 +49,9 @@ from stage2_trainer.rollouts.build_in_process import TrainingState, local_rollou
 from stage2_trainer.rollouts.build_servers import server_rollouts, training_rollouts
 from stage2_trainer.rollouts.pipeline import PipelinedRollouts
 from stage2_trainer.rollouts.rollout_source import RolloutSource
+from stage2_trainer.sync.fleet.probe import Probe, sample_probe
 from stage2_trainer.telemetry.reproducibility import report_reproducibility
 from stage2_trainer.telemetry.run_context import RunContext
-from stage2_trainer.weights.probe import Probe, sample_probe
 from stage2_trainer.wire.rollout import FurtherAnswers
 
 logger = logging.getLogger(__name__)

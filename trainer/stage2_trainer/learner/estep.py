@@ -22,8 +22,8 @@ from stage2_trainer.process.qwen3_vl import rope_model
 from stage2_trainer.rollouts.bad_samples import BadSample
 from stage2_trainer.rollouts.pipeline import PipelinedRollouts
 from stage2_trainer.rollouts.rollout_source import RolloutSource
+from stage2_trainer.sync.fleet.sync_report import SyncReport
 from stage2_trainer.telemetry.stopwatch import Stopwatch
-from stage2_trainer.weights.sync_report import SyncReport
 from stage2_trainer.wire.rollout import FurtherAnswers, Rollout
 
 NOTHING = "{}"  # the answer of a sample that is skipped or set aside: it has a place in a row, and teaches nothing

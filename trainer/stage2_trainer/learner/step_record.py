@@ -10,9 +10,9 @@ import torch
 from stage2_trainer.learner.loss import LOSS_FIGURES
 from stage2_trainer.learner.microsteps import MicroStep, Window
 from stage2_trainer.learner.rollout_metrics import SampleStats, rollout_metrics, supervised_metrics
+from stage2_trainer.sync.fleet.sync_report import SyncReport, sync_figures, sync_words
 from stage2_trainer.telemetry.step_time import StepTime
 from stage2_trainer.telemetry.stopwatch import Stopwatch
-from stage2_trainer.weights.sync_report import SyncReport, sync_figures, sync_words
 
 REUSED = "rollout/buffer_reuse"
 # Record key for each stopwatch name.

@@ -24,8 +24,8 @@ from stage2_trainer.learner.overlong import OverlongError
 from stage2_trainer.learner.padding_free_batch import Segment
 from stage2_trainer.rollouts.bad_samples import BadSample
 from stage2_trainer.rollouts.rollout_source import GenerationRequest, PendingRollouts, RolloutBatch
+from stage2_trainer.sync.fleet.sync_report import SyncReport
 from stage2_trainer.telemetry.stopwatch import Stopwatch
-from stage2_trainer.weights.sync_report import SyncReport
 from stage2_trainer.wire.rollout import FurtherAnswers, Outcome, Refused, Rollout
 
 Chat = list[dict[str, Any]]

@@ -13,11 +13,11 @@ from stage2_api.errors import ConfigError, Problem
 from stage2_api.rules.run import NARROW_WEIGHTS, WIDEN_WEIGHTS
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.encode import Encoder
-from stage2_trainer.engine.cuda_driver import Installation, unused_gpu
 from stage2_trainer.process import training_arguments as arguments
 from stage2_trainer.process.attention import HALF_FORMATS, attention_here
 from stage2_trainer.process.qwen3_vl import adapt, coord_vocab, freeze, load_model
-from stage2_trainer.weights.probe import Probe
+from stage2_trainer.serve.cuda_driver import Installation, unused_gpu
+from stage2_trainer.sync.fleet.probe import Probe
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from pydantic_core import from_json
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.model_files import flaw_of_model, is_mixture, model_path
-from stage2_trainer.engine.cuda_driver import Installation, learner_problem
+from stage2_trainer.serve.cuda_driver import Installation, learner_problem
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from stage2_trainer.process.checkpoints import MARK, PREFIX, UNPROVED, checkpoints_of, flush, step_of
-from stage2_trainer.weights.proved_step import ProvedStep
+from stage2_trainer.sync.fleet.proved_step import ProvedStep
 
 logger = logging.getLogger(__name__)
 

@@ -14,13 +14,13 @@ from stage2_trainer.rollouts.pipeline import PipelinedRollouts
 from stage2_trainer.rollouts.rollout_source import RolloutSource
 from stage2_trainer.rollouts.swift import SwiftBackend
 from stage2_trainer.rollouts.synced_rollouts import SyncedRollouts
+from stage2_trainer.sync.fleet.adapter_sync import AdapterSync, obstacle
+from stage2_trainer.sync.fleet.full_sync import FullSync
+from stage2_trainer.sync.fleet.proved_step import ProvedStep
+from stage2_trainer.sync.fleet.synchronizer import WeightSynchronizer, resolve_mode
+from stage2_trainer.sync.fleet.verify import Prover, server_logprobs, swift_logprobs
+from stage2_trainer.sync.swift.swift_sync import SwiftSync
 from stage2_trainer.telemetry.run_context import RunContext
-from stage2_trainer.weights.adapter_sync import AdapterSync, obstacle
-from stage2_trainer.weights.full_sync import FullSync
-from stage2_trainer.weights.proved_step import ProvedStep
-from stage2_trainer.weights.swift_sync import SwiftSync
-from stage2_trainer.weights.synchronizer import WeightSynchronizer, resolve_mode
-from stage2_trainer.weights.verify import Prover, server_logprobs, swift_logprobs
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.rollout import Sampling, ServedBackend
 from stage2_trainer.wire.server_health import wait_until_healthy

@@ -17,22 +17,22 @@ import torch
 from torch import Tensor, nn
 
 from stage2_api.vllm import SyncRounding
-from stage2_trainer.engine.vllm_compat import (
+from stage2_trainer.process.interrupt import Interrupted
+from stage2_trainer.rollouts.asked_in_parts import asked_in_parts
+from stage2_trainer.rollouts.colocate_groups import TensorParallel
+from stage2_trainer.rollouts.colocate_proofs import EngineProver
+from stage2_trainer.sync.fleet.errors import ProofError
+from stage2_trainer.sync.fleet.held_versions import HeldVersions
+from stage2_trainer.sync.fleet.probe import Probe
+from stage2_trainer.sync.fleet.sync_report import SyncReport
+from stage2_trainer.sync.tensors.merge import WeightSource, merged_weights, touches_vision
+from stage2_trainer.sync.tensors.rounding import KeptUpdate, rounding_of
+from stage2_trainer.sync.vllm.vllm_compat import (
     before_each_step,
     drop_image_caches,
     finish_layerwise_reload,
     free_shared_memory,
 )
-from stage2_trainer.process.interrupt import Interrupted
-from stage2_trainer.rollouts.asked_in_parts import asked_in_parts
-from stage2_trainer.rollouts.colocate_groups import TensorParallel
-from stage2_trainer.rollouts.colocate_proofs import EngineProver
-from stage2_trainer.weights.errors import ProofError
-from stage2_trainer.weights.held_versions import HeldVersions
-from stage2_trainer.weights.merge import WeightSource, merged_weights, touches_vision
-from stage2_trainer.weights.probe import Probe
-from stage2_trainer.weights.rounding import KeptUpdate, rounding_of
-from stage2_trainer.weights.sync_report import SyncReport
 from stage2_trainer.wire.rollout import (
     FinishReason,
     FurtherAnswers,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from stage2_api.runconfig import RunConfig
-from stage2_trainer.engine.server_command import CPU_KV_CACHE_GIB, PRECOMPILED, UNCOMPILED
-from stage2_trainer.engine.vllm_compat import dummy_load_options, without_removed_options
+from stage2_trainer.serve.server_command import CPU_KV_CACHE_GIB, PRECOMPILED, UNCOMPILED
+from stage2_trainer.sync.vllm.vllm_compat import dummy_load_options, without_removed_options
 
 
 def engine_options(config: RunConfig, *, world_size: int, on_cpu: bool) -> dict[str, Any]:

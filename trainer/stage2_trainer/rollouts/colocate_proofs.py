@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from stage2_trainer.process.interrupt import Interrupted
 from stage2_trainer.process.ranks import gathered, host_group
-from stage2_trainer.weights.errors import ProofError
-from stage2_trainer.weights.probe import Probe
-from stage2_trainer.weights.proved_step import ProvedStep
-from stage2_trainer.weights.verify import ProofSchedule
+from stage2_trainer.sync.fleet.errors import ProofError
+from stage2_trainer.sync.fleet.probe import Probe
+from stage2_trainer.sync.fleet.proved_step import ProvedStep
+from stage2_trainer.sync.fleet.verify import ProofSchedule
 
 ENGINE = "the colocated engine"
 

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 from torch import nn
 
 from stage2_api.pod.progress import ReportedSync
+from stage2_trainer.sync.fleet.sync_report import SyncReport
 from stage2_trainer.telemetry.stopwatch import Stopwatch
-from stage2_trainer.weights.sync_report import SyncReport
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.rollout import FurtherAnswers, OnRollout, Outcome
 from stage2_trainer.wire.seeds import SeedPlan

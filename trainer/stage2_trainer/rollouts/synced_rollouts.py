@@ -13,10 +13,10 @@ from stage2_api.pod.progress import REASON_CHARACTERS, ReportedSync
 from stage2_trainer.data.lazy import LazySequence
 from stage2_trainer.rollouts.chunks import contiguous_chunks
 from stage2_trainer.rollouts.rollout_source import GenerationRequest, PendingRollouts, RolloutBatch
+from stage2_trainer.sync.fleet.sync_report import SyncReport
+from stage2_trainer.sync.fleet.synchronizer import WeightSynchronizer
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.stopwatch import Stopwatch
-from stage2_trainer.weights.sync_report import SyncReport
-from stage2_trainer.weights.synchronizer import WeightSynchronizer
 from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.rollout import RolloutRequest, ServedBackend

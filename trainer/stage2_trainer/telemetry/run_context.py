@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from stage2_trainer.process.interrupt import Interrupt
+from stage2_trainer.sync.fleet.proved_step import ProvedStep
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import EventLog, JsonLines
-from stage2_trainer.weights.proved_step import ProvedStep
 
 
 @dataclass(frozen=True)

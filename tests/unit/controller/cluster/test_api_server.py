@@ -12,7 +12,7 @@ from aiohttp.test_utils import TestServer
 from kubernetes.aio import client
 
 from stage2_controller.cluster.api_server import Api, ApiRefused, connect, path
-from stage2_controller.job import names
+from stage2_controller.spec import names
 
 
 async def _patched(status: int) -> bool:

@@ -9,7 +9,7 @@ import pytest
 
 from stage2_controller.cluster.api_server import ApiRefused
 from stage2_controller.cluster.autoscalers import STALE_AFTER, STATUS_NAME, Autoscalers
-from stage2_controller.job.node_fit import Autoscaling
+from stage2_controller.place.node_fit import Autoscaling
 from tests.unit.controller.cluster.test_named_objects import Clock
 
 

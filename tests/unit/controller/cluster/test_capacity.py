@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from stage2_controller.cluster import capacity
-from stage2_controller.cluster.capacity import NODES_A_CALL, Capacity
-from stage2_controller.cluster.exclusions import EXCLUDED_S
-from stage2_controller.job import node_fit
-from stage2_controller.job.key import Key
-from stage2_controller.job.node_fit import Need, PodNeed
+from stage2_controller.place import capacity, node_fit
+from stage2_controller.place.capacity import NODES_A_CALL, Capacity
+from stage2_controller.place.exclusions import EXCLUDED_S
+from stage2_controller.place.node_fit import Need, PodNeed
+from stage2_controller.spec.key import Key
 from tests.unit.controller import nodes as n
 
 GPU = "nvidia.com/gpu"

@@ -8,8 +8,8 @@ import aiohttp
 import pytest
 
 from stage2_controller.cluster import cluster_pods_watch
-from stage2_controller.cluster.capacity import Capacity
 from stage2_controller.cluster.cluster_pods_watch import ClusterPodsWatch
+from stage2_controller.place.capacity import Capacity
 from tests.unit.controller import nodes as n
 from tests.unit.controller.cluster.test_capacity import free
 

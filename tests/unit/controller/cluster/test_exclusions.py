@@ -1,7 +1,7 @@
 """A node that the scheduler refused a job is out of its choice for a while, each time for twice as long."""
 
-from stage2_controller.cluster.exclusions import EXCLUDED_S, MOST_DOUBLINGS, Exclusions
-from stage2_controller.job.key import Key
+from stage2_controller.place.exclusions import EXCLUDED_S, MOST_DOUBLINGS, Exclusions
+from stage2_controller.spec.key import Key
 
 ONE, OTHER = Key("team-a", "one"), Key("team-b", "other")
 

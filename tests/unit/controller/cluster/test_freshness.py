@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from stage2_controller.cluster.freshness import Freshness, Scope
-from stage2_controller.cluster.store import Store
-from stage2_controller.job import kinds, names
-from stage2_controller.job.key import Key
+from stage2_controller.spec import kinds, names
+from stage2_controller.spec.key import Key
+from stage2_controller.store import Store
 from tests.unit.controller import nodes as n
 from tests.unit.controller.cluster.test_capacity import FOUR
 from tests.unit.controller.cluster.test_store import KEY, seen, version

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from stage2_controller.cluster.capacity import Capacity
-from stage2_controller.cluster.longest_wait import LOOKED_AT
-from stage2_controller.job import node_fit
-from stage2_controller.job.key import Key
-from stage2_controller.job.node_fit import Autoscaling, Need, PodNeed
-from stage2_controller.job.placement import NodeView
-from stage2_controller.job.plan import plan
+from stage2_controller.place import node_fit
+from stage2_controller.place.capacity import Capacity
+from stage2_controller.place.longest_wait import LOOKED_AT
+from stage2_controller.place.node_fit import Autoscaling, Need, PodNeed
+from stage2_controller.place.placement import NodeView
+from stage2_controller.plan import plan
+from stage2_controller.spec.key import Key
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 

@@ -9,7 +9,7 @@ import pytest
 
 from stage2_controller.cluster.api_server import ApiRefused
 from stage2_controller.cluster.named_objects import DefaultsOfPods, NamedObjects
-from stage2_controller.job.pod_defaults import PodDefaults
+from stage2_controller.place.pod_defaults import PodDefaults
 from tests.unit.controller import builders as b
 
 

@@ -20,8 +20,8 @@ from stage2_api.pod import files
 from stage2_controller.cluster import progress_reader
 from stage2_controller.cluster.progress_polls import ProgressPolls
 from stage2_controller.cluster.progress_reader import ProgressReader
-from stage2_controller.job import credentials, names
-from stage2_controller.job.settings import Settings
+from stage2_controller.spec import credentials, names
+from stage2_controller.spec.settings import Settings
 from tests.unit.controller import builders as b
 
 SECRET = {"data": {files.TOKEN_KEY: base64.b64encode(b"t0ken").decode()}}

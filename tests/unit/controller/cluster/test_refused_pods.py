@@ -8,12 +8,12 @@ from typing import Any
 import aiohttp
 import pytest
 
+from stage2_controller import reasons
 from stage2_controller.cluster.api_server import ApiRefused
 from stage2_controller.cluster.refused_pods import RefusedPods
-from stage2_controller.job import reasons
-from stage2_controller.job.conditions import timestamp
-from stage2_controller.job.half_placed import NOT_MADE_S
-from stage2_controller.job.observed import Observed
+from stage2_controller.conditions import timestamp
+from stage2_controller.observed import Observed
+from stage2_controller.place.half_placed import NOT_MADE_S
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stage2_controller.cluster.reservations import Reservations
+from stage2_controller.place.reservations import Reservations
 
 CHANGES = st.lists(
     st.tuples(

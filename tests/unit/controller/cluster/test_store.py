@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from stage2_controller.cluster.store import Store, key_of
-from stage2_controller.job import names
-from stage2_controller.job.key import Key
+from stage2_controller.spec import names
+from stage2_controller.spec.key import Key
+from stage2_controller.store import Store, key_of
 
 KEY = Key("team-a", "job-3v1")
 

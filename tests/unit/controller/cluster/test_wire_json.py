@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from stage2_controller.cluster import wire_json
+from stage2_controller import store
 
 DEEP = 5_000
 
@@ -28,20 +28,20 @@ def deep_recursion():
     ],
 )
 def test_a_text_reads_as_the_standard_library_reads_it(text):
-    assert wire_json.read(text) == wire_json.read(text.encode()) == json.loads(text)
+    assert store.read(text) == store.read(text.encode()) == json.loads(text)
 
 
 @pytest.mark.usefixtures("deep_recursion")
 def test_an_object_of_any_depth_is_read_and_written():
     text = '{"a":' * DEEP + "1" + "}" * DEEP
-    assert wire_json.written(wire_json.read(text)).decode() == text
+    assert store.written(store.read(text)).decode() == text
 
 
 @pytest.mark.parametrize("made", [{"a": [1, "é", None, {"b": 0.1}]}, {"half": "\ud800"}, {"large": 2**70}])
 def test_what_is_written_reads_as_it_was(made):
-    assert json.loads(wire_json.written(made)) == made
+    assert json.loads(store.written(made)) == made
 
 
 def test_what_is_no_json_is_a_value_error():
     with pytest.raises(ValueError, match="Expecting value"):
-        wire_json.read("<html>")
+        store.read("<html>")

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from stage2_controller.job import explanation, reasons
-from stage2_controller.job.observed import Observed
-from stage2_controller.job.plan import Plan
+from stage2_controller import reasons
+from stage2_controller.observed import Observed
+from stage2_controller.plan import Plan
+from stage2_controller.report import explanation
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 from tests.unit.controller.job.test_kueue import condition, queued, told, workload

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from stage2_controller.job import reasons
-from stage2_controller.job.conditions import timestamp
-from stage2_controller.job.half_placed import HALF_PLACED_S, SETTLED_S
-from stage2_controller.job.observed import Observed
+from stage2_controller import reasons
+from stage2_controller.conditions import timestamp
+from stage2_controller.observed import Observed
+from stage2_controller.place.half_placed import HALF_PLACED_S, SETTLED_S
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 from tests.unit.controller.job.test_old_learner import ending

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from stage2_controller.job import names, reasons
-from stage2_controller.job.node_fit import Autoscaling
-from stage2_controller.job.observed import Observed
-from stage2_controller.job.placement import REFUSED_FOR_S
+from stage2_controller import reasons
+from stage2_controller.observed import Observed
+from stage2_controller.place.node_fit import Autoscaling
+from stage2_controller.place.placement import REFUSED_FOR_S
+from stage2_controller.spec import names
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 from tests.unit.controller.job.test_placement import NO_CLAIM, half, placed, planned, refused_pod

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from stage2_controller.job import kinds, names
-from stage2_controller.job.children.meta import Manifest
-from stage2_controller.job.kinds import ChildKind
+from stage2_controller.children.meta import Manifest
+from stage2_controller.spec import kinds, names
+from stage2_controller.spec.kinds import ChildKind
 from tests.unit.controller import builders as b
 
 

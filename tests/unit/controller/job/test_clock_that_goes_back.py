@@ -5,9 +5,11 @@ from datetime import timedelta
 
 import pytest
 
-from stage2_controller.job import binding, conditions, names, reasons
-from stage2_controller.job.half_placed import HALF_PLACED_S, SETTLED_S
-from stage2_controller.job.observed import Observed
+from stage2_controller import conditions, reasons
+from stage2_controller.observed import Observed
+from stage2_controller.place import binding
+from stage2_controller.place.half_placed import HALF_PLACED_S, SETTLED_S
+from stage2_controller.spec import names
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 from tests.unit.controller.job.test_placement import half, planned

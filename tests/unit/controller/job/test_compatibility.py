@@ -13,7 +13,7 @@ import yaml
 
 from stage2_api.crd import custom_resource_definition
 from stage2_api.parsing import parse_job
-from stage2_controller.job import reasons
+from stage2_controller import reasons
 from tests.unit.controller import builders as b
 
 OLD = Path(__file__).parents[1] / "old"

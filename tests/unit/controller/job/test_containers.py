@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from stage2_api.parsing import parse_job
-from stage2_controller.job.containers import Container, Processes, containers
+from stage2_controller.spec.containers import Container, Processes, containers
 from tests.unit.controller import builders as b
 
 

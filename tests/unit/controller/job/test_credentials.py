@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from stage2_api.pod import files
-from stage2_controller.job import credentials, names
-from stage2_controller.job.children import secret
-from stage2_controller.job.observed import Observed
-from stage2_controller.job.plan import Plan
+from stage2_controller.children import secret
+from stage2_controller.observed import Observed
+from stage2_controller.plan import Plan
+from stage2_controller.spec import credentials, names
 from tests.unit.controller import builders as b
 
 HOSTS = names.certificate_hosts("job-3v1", "team-a")

@@ -7,11 +7,11 @@ import pytest
 
 from stage2_api.errors import ConfigError
 from stage2_api.validation.size import LARGEST
-from stage2_controller.job import reasons
-from stage2_controller.job.desired import DesiredCache, desired, is_large
-from stage2_controller.job.key import Key
-from stage2_controller.job.observed import Observed
-from stage2_controller.job.plan import Plan, plan
+from stage2_controller import reasons
+from stage2_controller.children.desired import DesiredCache, desired, is_large
+from stage2_controller.observed import Observed
+from stage2_controller.plan import Plan, plan
+from stage2_controller.spec.key import Key
 from tests.unit.controller import builders as b
 
 NARROW = replace(b.SETTINGS, policy=replace(b.SETTINGS.policy, longest_start_seconds=86_400))

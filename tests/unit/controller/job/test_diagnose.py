@@ -2,7 +2,7 @@
 
 import pytest
 
-from stage2_controller.job.diagnose import last_words
+from stage2_controller.place.diagnose import last_words
 from tests.unit.controller import builders as b
 
 TRACEBACK = """  File "engine.py", line 1431, in wait

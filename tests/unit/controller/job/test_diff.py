@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from stage2_controller.job import diff, names, reasons
+from stage2_controller import reasons
+from stage2_controller.children import diff
+from stage2_controller.spec import names
 from tests.unit.controller import builders as b
 
 CASES: list[tuple[str, Any, Any, bool]] = [

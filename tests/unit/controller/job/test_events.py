@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from stage2_controller.job import reasons
-from stage2_controller.job.events import events
-from stage2_controller.job.observed import Observed
+from stage2_controller import reasons
+from stage2_controller.observed import Observed
+from stage2_controller.report.events import events
 from tests.unit.controller import builders as b
 
 

@@ -5,8 +5,10 @@ from typing import Any
 import pytest
 
 from stage2_api.pod.progress import ReportedShares
-from stage2_controller.job import events, explanation, names, reasons
-from stage2_controller.job.observed import Observed
+from stage2_controller import reasons
+from stage2_controller.observed import Observed
+from stage2_controller.report import events, explanation
+from stage2_controller.spec import names
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 from tests.unit.controller.job.test_placement import planned

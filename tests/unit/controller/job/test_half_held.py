@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from stage2_controller.job import binding, names, reasons
-from stage2_controller.job.binding import NOMINATED_S, OVERDUE_S
-from stage2_controller.job.conditions import timestamp
-from stage2_controller.job.half_placed import HALF_PLACED_S, NOT_JUDGED_S, NOT_MADE_S
-from stage2_controller.job.observed import Observed
+from stage2_controller import reasons
+from stage2_controller.conditions import timestamp
+from stage2_controller.observed import Observed
+from stage2_controller.place import binding
+from stage2_controller.place.binding import NOMINATED_S, OVERDUE_S
+from stage2_controller.place.half_placed import HALF_PLACED_S, NOT_JUDGED_S, NOT_MADE_S
+from stage2_controller.spec import names
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 from tests.unit.controller.job.test_old_learner import ending

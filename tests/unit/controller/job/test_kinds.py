@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from stage2_controller.cluster import api_server
-from stage2_controller.job import kinds
-from stage2_controller.job.kinds import ChildKind
-from stage2_controller.job.observed import Observed
+from stage2_controller.observed import Observed
+from stage2_controller.spec import kinds
+from stage2_controller.spec.kinds import ChildKind
 from tests.unit.controller import builders as b
 
 RULES = Path(__file__).parents[4] / "charts" / "stage2" / "templates" / "_helpers.tpl"

@@ -5,11 +5,15 @@ from typing import Any
 
 import pytest
 
-from stage2_controller.job import conditions, diff, explanation, kueue, kueue_admission, names, reasons
-from stage2_controller.job.observed import Observed
-from stage2_controller.job.placement import NodeView
-from stage2_controller.job.plan import Plan, plan
-from stage2_controller.job.pod_defaults import PodDefaults
+from stage2_controller import conditions, reasons
+from stage2_controller.children import diff
+from stage2_controller.observed import Observed
+from stage2_controller.place.placement import NodeView
+from stage2_controller.place.pod_defaults import PodDefaults
+from stage2_controller.plan import Plan, plan
+from stage2_controller.queue import kueue, kueue_admission
+from stage2_controller.report import explanation
+from stage2_controller.spec import names
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 from tests.unit.controller.job.test_placement import planned

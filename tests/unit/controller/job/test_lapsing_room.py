@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from stage2_controller.job import names, reasons
-from stage2_controller.job.conditions import timestamp
-from stage2_controller.job.half_placed import NOT_JUDGED_S
-from stage2_controller.job.observed import Observed
-from stage2_controller.job.placement import PROMISED_S
-from stage2_controller.job.plan import Plan
+from stage2_controller import reasons
+from stage2_controller.conditions import timestamp
+from stage2_controller.observed import Observed
+from stage2_controller.place.half_placed import NOT_JUDGED_S
+from stage2_controller.place.placement import PROMISED_S
+from stage2_controller.plan import Plan
+from stage2_controller.spec import names
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 from tests.unit.controller.job.test_placement import placed, planned

@@ -4,9 +4,11 @@ import copy
 from dataclasses import replace
 from typing import Any
 
-from stage2_controller.job import diff, names, reasons
-from stage2_controller.job.observed import Observed
-from stage2_controller.job.ownership import owned
+from stage2_controller import reasons
+from stage2_controller.children import diff
+from stage2_controller.children.ownership import owned
+from stage2_controller.observed import Observed
+from stage2_controller.spec import names
 from tests.unit.controller import builders as b
 from tests.unit.controller.job import test_service_members as members
 from tests.unit.controller.job.test_kueue import ADMITTED, workload

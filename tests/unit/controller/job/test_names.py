@@ -5,7 +5,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stage2_controller.job import names
+from stage2_controller.spec import names
 
 JOB_NAME = st.from_regex(r"[a-z0-9]([-a-z0-9.]{0,250}[a-z0-9])?", fullmatch=True)
 ROLES = st.sampled_from([names.ROLE_ROLLOUT, names.ROLE_LEARNER, names.ROLE_CONFIG, names.ROLE_TOKEN])

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from stage2_controller.job.children import meta
-from stage2_controller.job.children.networkpolicy import CONTROLLER_LABELS
-from stage2_controller.job.plan import plan
-from stage2_controller.job.settings import Settings
+from stage2_controller.children import meta
+from stage2_controller.children.networkpolicy import CONTROLLER_LABELS
+from stage2_controller.plan import plan
+from stage2_controller.spec.settings import Settings
 from tests.unit.controller import builders as b
 
 Peer = tuple[str, Mapping[str, str]]  # namespace and labels

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from stage2_controller.job import node_fit
-from stage2_controller.job.node_fit import Autoscaling, Need, PodNeed
+from stage2_controller.place import node_fit
+from stage2_controller.place.node_fit import Autoscaling, Need, PodNeed
 from tests.unit.controller import nodes as n
 
 GPU = "nvidia.com/gpu"

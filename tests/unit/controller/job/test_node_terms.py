@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from stage2_controller.job import node_fit, node_terms
-from stage2_controller.job.children import pod
-from stage2_controller.job.desired import desired
-from stage2_controller.job.node_fit import Need, PodNeed
-from stage2_controller.job.node_terms import PREFERRED, REQUIRED
+from stage2_controller.children import pod
+from stage2_controller.children.desired import desired
+from stage2_controller.place import node_fit, node_terms
+from stage2_controller.place.node_fit import Need, PodNeed
+from stage2_controller.place.node_terms import PREFERRED, REQUIRED
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 

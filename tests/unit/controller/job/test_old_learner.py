@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from stage2_controller.job import names, reasons
-from stage2_controller.job.binding import OVERDUE_S
-from stage2_controller.job.conditions import timestamp
-from stage2_controller.job.node_choice import LOOK_AGAIN_S
-from stage2_controller.job.observed import Observed
+from stage2_controller import reasons
+from stage2_controller.conditions import timestamp
+from stage2_controller.observed import Observed
+from stage2_controller.place.binding import OVERDUE_S
+from stage2_controller.place.node_choice import LOOK_AGAIN_S
+from stage2_controller.spec import names
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 from tests.unit.controller.job.test_placement import placed, planned

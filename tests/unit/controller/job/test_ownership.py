@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
-from stage2_controller.job import explanation, names, ownership, reasons
-from stage2_controller.job.observed import Observed
+from stage2_controller import reasons
+from stage2_controller.children import ownership
+from stage2_controller.observed import Observed
+from stage2_controller.report import explanation
+from stage2_controller.spec import names
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 from tests.unit.controller.job.test_placement import planned

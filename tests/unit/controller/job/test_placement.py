@@ -7,16 +7,17 @@ from typing import Any
 
 import pytest
 
-from stage2_controller.cluster.capacity import Capacity
-from stage2_controller.job import names, reasons
-from stage2_controller.job.conditions import timestamp
-from stage2_controller.job.half_placed import HALF_PLACED_S, NOT_JUDGED_S, NOT_MADE_S, SETTLED_S
-from stage2_controller.job.node_choice import LOOK_AGAIN_S
-from stage2_controller.job.node_fit import Autoscaling
-from stage2_controller.job.observed import Observed
-from stage2_controller.job.placement import PROMISED_S, REFUSED_FOR_S, NodeView
-from stage2_controller.job.plan import Plan, plan
-from stage2_controller.job.pod_defaults import PodDefaults
+from stage2_controller import reasons
+from stage2_controller.conditions import timestamp
+from stage2_controller.observed import Observed
+from stage2_controller.place.capacity import Capacity
+from stage2_controller.place.half_placed import HALF_PLACED_S, NOT_JUDGED_S, NOT_MADE_S, SETTLED_S
+from stage2_controller.place.node_choice import LOOK_AGAIN_S
+from stage2_controller.place.node_fit import Autoscaling
+from stage2_controller.place.placement import PROMISED_S, REFUSED_FOR_S, NodeView
+from stage2_controller.place.pod_defaults import PodDefaults
+from stage2_controller.plan import Plan, plan
+from stage2_controller.spec import names
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 

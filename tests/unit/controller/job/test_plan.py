@@ -9,9 +9,10 @@ import yaml
 
 from stage2_api.parsing import parse_job
 from stage2_api.pod import files
-from stage2_controller.job import conditions, names, outcome, reasons
-from stage2_controller.job.observed import Observed
-from stage2_controller.job.plan import Plan, plan
+from stage2_controller import conditions, outcome, reasons
+from stage2_controller.observed import Observed
+from stage2_controller.plan import Plan, plan
+from stage2_controller.spec import names
 from tests.unit.controller import builders as b
 
 

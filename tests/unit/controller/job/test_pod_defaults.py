@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from stage2_controller.job import pod_requests, reasons
-from stage2_controller.job.pod_defaults import (
+from stage2_controller import reasons
+from stage2_controller.place import pod_requests
+from stage2_controller.place.pod_defaults import (
     PodDefaults,
     default_of,
     default_requests,

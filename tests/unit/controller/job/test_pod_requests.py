@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stage2_controller.job.pod_requests import requests
+from stage2_controller.place.pod_requests import requests
 
 GPU = "nvidia.com/gpu"
 SIDECAR = {"restartPolicy": "Always"}

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from stage2_controller.job import names
-from stage2_controller.job.observed import Observed
+from stage2_controller.observed import Observed
+from stage2_controller.spec import names
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 from tests.unit.controller.job.test_kueue import ADMITTED, condition, queued, told, workload

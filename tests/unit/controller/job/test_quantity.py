@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from stage2_controller.job import quantity
+from stage2_controller.spec import quantity
 
 READ: list[tuple[Any, float]] = [
     ("2", 2.0),

@@ -2,9 +2,12 @@
 
 from typing import Any
 
-from stage2_controller.job import diff, explanation, kueue, reasons
-from stage2_controller.job.observed import Observed
-from stage2_controller.job.pod_defaults import PodDefaults
+from stage2_controller import reasons
+from stage2_controller.children import diff
+from stage2_controller.observed import Observed
+from stage2_controller.place.pod_defaults import PodDefaults
+from stage2_controller.queue import kueue
+from stage2_controller.report import explanation
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 from tests.unit.controller.job.test_kueue import ADMITTED, AT, condition, queued, workload

@@ -4,9 +4,10 @@ import copy
 from dataclasses import replace
 from typing import Any
 
-from stage2_controller.job import names, reasons
-from stage2_controller.job.observed import Observed
-from stage2_controller.job.readiness_gate import GateCondition
+from stage2_controller import reasons
+from stage2_controller.children.readiness_gate import GateCondition
+from stage2_controller.observed import Observed
+from stage2_controller.spec import names
 from tests.unit.controller import builders as b
 
 
@@ -69,7 +70,7 @@ def test_a_pod_that_knows_no_gate_is_left_alone() -> None:
 
 def test_static_yaml_has_no_gate_that_nobody_would_open() -> None:
     from stage2_api.parsing import parse_job
-    from stage2_controller.job.static import static_children
+    from stage2_controller.static import static_children
 
     (deployment,) = [item for item in static_children(parse_job(b.job())) if item["kind"] == "Deployment"]
     assert "readinessGates" not in deployment["spec"]["template"]["spec"]

@@ -4,10 +4,11 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from stage2_controller.job import diff, reasons
-from stage2_controller.job.observed import Observed
-from stage2_controller.job.placement import NodeView
-from stage2_controller.job.plan import plan
+from stage2_controller import reasons
+from stage2_controller.children import diff
+from stage2_controller.observed import Observed
+from stage2_controller.place.placement import NodeView
+from stage2_controller.plan import plan
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 from tests.unit.controller.job.test_kueue import ADMITTED, condition, queued, workload

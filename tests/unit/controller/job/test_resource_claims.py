@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 
 from stage2_api.errors import ConfigError
-from stage2_controller.job import names, reasons
-from stage2_controller.job.admin_policy import AdminPolicy
-from stage2_controller.job.desired import desired
-from stage2_controller.job.half_placed import HALF_PLACED_S, SETTLED_S
-from stage2_controller.job.observed import Observed
-from stage2_controller.job.plan import Plan
-from stage2_controller.job.static import static_children
+from stage2_controller import reasons
+from stage2_controller.children.desired import desired
+from stage2_controller.observed import Observed
+from stage2_controller.place.half_placed import HALF_PLACED_S, SETTLED_S
+from stage2_controller.plan import Plan
+from stage2_controller.spec import names
+from stage2_controller.spec.admin_policy import AdminPolicy
+from stage2_controller.static import static_children
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 from tests.unit.controller.job.test_placement import half, planned

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from stage2_controller.job import diff, names
-from stage2_controller.job.children.meta import labels
-from stage2_controller.job.observed import Observed
-from stage2_controller.job.ownership import owned
-from stage2_controller.job.service_members import slices_to_write
+from stage2_controller.children import diff
+from stage2_controller.children.meta import labels
+from stage2_controller.children.ownership import owned
+from stage2_controller.children.service_members import slices_to_write
+from stage2_controller.observed import Observed
+from stage2_controller.spec import names
 from tests.unit.controller import builders as b
 
 Object = dict[str, Any]

@@ -9,8 +9,9 @@ import pytest
 from stage2_api.job_status import JobStatus
 from stage2_api.parsing import parse_job
 from stage2_api.pod.progress import read_report
-from stage2_controller.job import names, reasons
-from stage2_controller.job.observed import Observed
+from stage2_controller import reasons
+from stage2_controller.observed import Observed
+from stage2_controller.spec import names
 from tests.unit.controller import builders as b
 
 SCHEDULER = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."

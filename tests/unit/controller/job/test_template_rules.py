@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from stage2_controller.job import reasons, template_fields, template_rules
+from stage2_controller import reasons
+from stage2_controller.spec import template_fields, template_rules
 from tests.unit.controller import builders as b
 
 WRONG: list[tuple[str, dict[str, Any], str]] = [

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from stage2_controller.job import names, reasons
-from stage2_controller.job.conditions import timestamp
-from stage2_controller.job.observed import Observed
+from stage2_controller import reasons
+from stage2_controller.conditions import timestamp
+from stage2_controller.observed import Observed
+from stage2_controller.spec import names
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 from tests.unit.controller.job.test_placement import placed, planned

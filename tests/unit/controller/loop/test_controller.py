@@ -8,15 +8,15 @@ import kopf
 import pytest
 
 from stage2_controller.cluster.election import Election
-from stage2_controller.cluster.store import Store
-from stage2_controller.job import names
-from stage2_controller.job.key import Key
 from stage2_controller.loop import controller as loop_controller
 from stage2_controller.loop import main
 from stage2_controller.loop.controller import Controller, SoonOnce
-from stage2_controller.loop.controller_metrics import Metrics
 from stage2_controller.loop.operator import why_ended
-from stage2_controller.loop.work_queue import WorkQueue
+from stage2_controller.metrics import Metrics
+from stage2_controller.spec import names
+from stage2_controller.spec.key import Key
+from stage2_controller.store import Store
+from stage2_controller.work_queue import WorkQueue
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 from tests.unit.controller.cluster.test_capacity import free

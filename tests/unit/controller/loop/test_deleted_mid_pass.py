@@ -5,13 +5,13 @@ from typing import Any, cast
 
 import pytest
 
-from stage2_controller.cluster.capacity import Capacity
 from stage2_controller.cluster.progress_polls import ProgressPolls
 from stage2_controller.cluster.progress_reader import ProgressReader
-from stage2_controller.cluster.store import Store
-from stage2_controller.job import names
-from stage2_controller.loop.controller_metrics import Metrics
-from stage2_controller.loop.reconcile import Reconciler
+from stage2_controller.metrics import Metrics
+from stage2_controller.place.capacity import Capacity
+from stage2_controller.reconcile import Reconciler
+from stage2_controller.spec import names
+from stage2_controller.store import Store
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 from tests.unit.controller.loop.test_reconcile import KEY, WATCHED, Object

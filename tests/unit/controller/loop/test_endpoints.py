@@ -4,7 +4,7 @@ import aiohttp
 
 from stage2_controller.cluster import api_server
 from stage2_controller.loop import endpoints
-from stage2_controller.loop.controller_metrics import CONTENT_TYPE, Metrics
+from stage2_controller.metrics import CONTENT_TYPE, Metrics
 
 JOB = {
     "metadata": {"namespace": "team-a", "name": "job-3v1"},

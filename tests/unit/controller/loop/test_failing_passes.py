@@ -4,12 +4,12 @@ from datetime import timedelta
 
 import pytest
 
-from stage2_controller.job import names
-from stage2_controller.job.key import Key
-from stage2_controller.job.placement import PROMISED_S
-from stage2_controller.job.plan import Plan
-from stage2_controller.loop.reconcile import Reconciler
-from stage2_controller.loop.work_queue import RetryLater
+from stage2_controller.place.placement import PROMISED_S
+from stage2_controller.plan import Plan
+from stage2_controller.reconcile import Reconciler
+from stage2_controller.spec import names
+from stage2_controller.spec.key import Key
+from stage2_controller.work_queue import RetryLater
 from tests.unit.controller import builders as b
 from tests.unit.controller.cluster.test_capacity import FOUR
 from tests.unit.controller.loop.test_deleted_mid_pass import Stage

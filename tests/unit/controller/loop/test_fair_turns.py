@@ -2,9 +2,8 @@
 
 import asyncio
 
-from stage2_controller.job.key import Key
-from stage2_controller.loop.fair_turns import NEW_FOR_A_KNOWN, FairTurns
-from stage2_controller.loop.work_queue import WorkQueue
+from stage2_controller.spec.key import Key
+from stage2_controller.work_queue import NEW_FOR_A_KNOWN, FairTurns, WorkQueue
 
 Named = tuple[str, str]
 

@@ -7,18 +7,20 @@ from typing import Any
 
 import pytest
 
-from stage2_controller.cluster.capacity import Capacity
-from stage2_controller.cluster.store import Store
-from stage2_controller.job import explanation, kinds, names, reasons
-from stage2_controller.job.children import meta
-from stage2_controller.job.conditions import find
-from stage2_controller.job.events import events
-from stage2_controller.job.key import Key
-from stage2_controller.job.plan import Plan
-from stage2_controller.loop.controller_metrics import Metrics
-from stage2_controller.loop.internal_error import InternalErrors
-from stage2_controller.loop.reconcile import Reconciler
-from stage2_controller.loop.work_queue import Broken
+from stage2_controller import reasons
+from stage2_controller.children import meta
+from stage2_controller.conditions import find
+from stage2_controller.internal_error import InternalErrors
+from stage2_controller.metrics import Metrics
+from stage2_controller.place.capacity import Capacity
+from stage2_controller.plan import Plan
+from stage2_controller.reconcile import Reconciler
+from stage2_controller.report import explanation
+from stage2_controller.report.events import events
+from stage2_controller.spec import kinds, names
+from stage2_controller.spec.key import Key
+from stage2_controller.store import Store
+from stage2_controller.work_queue import Broken
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 
@@ -126,7 +128,7 @@ def bug(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         met.append(raw["metadata"]["name"])
         raise BUG
 
-    monkeypatch.setattr("stage2_controller.job.desired.desired", fail)
+    monkeypatch.setattr("stage2_controller.children.desired.desired", fail)
     return met
 
 

@@ -5,9 +5,9 @@ import socket
 import pytest
 import yaml
 
-from stage2_controller.job.settings import Settings
 from stage2_controller.loop import operator
 from stage2_controller.loop.controller import Options
+from stage2_controller.spec.settings import Settings
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ import pytest
 import yaml
 from aiohttp import web
 
-from stage2_controller.cluster import wire_json
-from stage2_controller.job import kinds
-from stage2_controller.job.settings import Settings
+from stage2_controller import store
 from stage2_controller.loop import operator
 from stage2_controller.loop.controller import Options
+from stage2_controller.spec import kinds
+from stage2_controller.spec.settings import Settings
 
 KINDS = (*kinds.watched(kueue=True), kinds.NODE)
 SERVED = (*KINDS, kinds.Resource("Namespace", "v1", "namespaces"))  # kopf waits for it, and asks for none
@@ -192,7 +192,7 @@ async def test_a_login_that_brings_refused_credentials_again_ends_kopf(cluster: 
 async def test_what_kopfs_watches_tell_is_read_by_the_quick_decoder(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, read = wire_json.read, []
+    real, read = store.read, []
 
     def noted(text: bytes | str) -> object:
         read.append(real(text))
@@ -201,7 +201,7 @@ async def test_what_kopfs_watches_tell_is_read_by_the_quick_decoder(
     metadata = {"name": "node-7", "uid": "7", "resourceVersion": "7"}
     event = {"type": "ADDED", "object": {"kind": "Node", "apiVersion": "v1", "metadata": metadata}}
     cluster.news["nodes"] = json.dumps(event).encode() + b"\n"
-    monkeypatch.setattr(wire_json, "read", noted)
+    monkeypatch.setattr(store, "read", noted)
     running = asyncio.create_task(operator.serve(Settings(), Options()))
     async with asyncio.timeout(30):
         while event not in read:

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from stage2_controller.job import names, reasons
-from stage2_controller.loop.work_queue import RetryLater
+from stage2_controller import reasons
+from stage2_controller.spec import names
+from stage2_controller.work_queue import RetryLater
 from tests.unit.controller.job.test_service_members import OURS, SERVERS, replica_set, server_pod
 from tests.unit.controller.loop.test_reconcile import KEY, Life
 from tests.unit.controller.loop.test_reconcile import life as life  # a fixture

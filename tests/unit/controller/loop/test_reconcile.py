@@ -11,16 +11,17 @@ from typing import Any
 import pytest
 
 from stage2_api.job_status import JobStatus
+from stage2_controller import conditions, reasons
+from stage2_controller.children import secret
 from stage2_controller.cluster.api_server import ApiRefused
 from stage2_controller.cluster.progress_polls import ProgressPolls
 from stage2_controller.cluster.progress_reader import ProgressReader
-from stage2_controller.cluster.store import Store
-from stage2_controller.job import conditions, kinds, names, reasons
-from stage2_controller.job.children import secret
-from stage2_controller.job.key import Key
-from stage2_controller.loop.controller_metrics import Metrics
-from stage2_controller.loop.reconcile import Reconciler
-from stage2_controller.loop.work_queue import RetryLater
+from stage2_controller.metrics import Metrics
+from stage2_controller.reconcile import Reconciler
+from stage2_controller.spec import kinds, names
+from stage2_controller.spec.key import Key
+from stage2_controller.store import Store
+from stage2_controller.work_queue import RetryLater
 from tests.unit.controller import builders as b
 
 KEY = Key("team-a", "job-3v1")

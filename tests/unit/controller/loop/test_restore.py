@@ -8,15 +8,15 @@ from typing import Any, cast
 import pytest
 
 from stage2_controller.cluster.api_server import ApiRefused
-from stage2_controller.cluster.capacity import Capacity
 from stage2_controller.cluster.progress_polls import ProgressPolls
 from stage2_controller.cluster.progress_reader import ProgressReader
-from stage2_controller.cluster.store import Store
-from stage2_controller.job import names
-from stage2_controller.job.key import Key
-from stage2_controller.loop.controller_metrics import Metrics
-from stage2_controller.loop.reconcile import Reconciler
-from stage2_controller.loop.work_queue import RetryLater
+from stage2_controller.metrics import Metrics
+from stage2_controller.place.capacity import Capacity
+from stage2_controller.reconcile import Reconciler
+from stage2_controller.spec import names
+from stage2_controller.spec.key import Key
+from stage2_controller.store import Store
+from stage2_controller.work_queue import RetryLater
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 from tests.unit.controller.cluster.test_capacity import FOUR, free

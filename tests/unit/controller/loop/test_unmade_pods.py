@@ -3,14 +3,15 @@
 from datetime import timedelta
 from typing import Any, cast
 
+from stage2_controller import conditions, reasons
 from stage2_controller.cluster.progress_polls import ProgressPolls
 from stage2_controller.cluster.progress_reader import ProgressReader
-from stage2_controller.cluster.store import Store
-from stage2_controller.job import conditions, names, reasons
-from stage2_controller.job.conditions import timestamp
-from stage2_controller.job.half_placed import NOT_MADE_S
-from stage2_controller.loop.controller_metrics import Metrics
-from stage2_controller.loop.reconcile import Reconciler
+from stage2_controller.conditions import timestamp
+from stage2_controller.metrics import Metrics
+from stage2_controller.place.half_placed import NOT_MADE_S
+from stage2_controller.reconcile import Reconciler
+from stage2_controller.spec import names
+from stage2_controller.store import Store
 from tests.unit.controller import builders as b
 from tests.unit.controller.loop.test_reconcile import KEY, Object, Server
 

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from stage2_controller.loop.work_queue import RetryLater, WorkQueue
+from stage2_controller.work_queue import RetryLater, WorkQueue
 
 
 @asynccontextmanager

@@ -20,9 +20,9 @@ from stage2_trainer.data.model_files import with_local_model
 from stage2_trainer.doctor.examination import Examination
 from stage2_trainer.doctor.footprint import GIB
 from stage2_trainer.doctor.machine import Machine
-from stage2_trainer.engine.launch import serve
 from stage2_trainer.prepare.coordinate_tokens import prepare
 from stage2_trainer.process.qwen3_vl import load_model, load_processor
+from stage2_trainer.serve.launch import serve
 from tests.hostile_checkpoints import Command
 from tests.unit.trainer.learner.configs import SERVER
 from tests.unit.trainer.learner.harness import box

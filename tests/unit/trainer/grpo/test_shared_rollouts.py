@@ -7,8 +7,8 @@ import pytest
 
 from stage2_api.errors import ConfigError
 from stage2_api.parsing import parse_run_config
-from stage2_trainer.engine import launch
-from stage2_trainer.engine.server_command import Endpoint, vllm_command
+from stage2_trainer.serve import launch
+from stage2_trainer.serve.server_command import Endpoint, vllm_command
 from tests.unit.api.grpo_configs import GOOD, server
 from tests.unit.api.wrong_jobs import merge_patch
 

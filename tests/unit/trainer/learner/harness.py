@@ -35,11 +35,11 @@ from stage2_trainer.rollouts.bad_samples import BadSamples
 from stage2_trainer.rollouts.pipeline import PipelinedRollouts
 from stage2_trainer.rollouts.readable_requests import readable
 from stage2_trainer.rollouts.synced_rollouts import SyncedRollouts
+from stage2_trainer.sync.fleet.sync_report import SyncReport
+from stage2_trainer.sync.fleet.synchronizer import WeightSynchronizer
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import RunLog, SilentLog
 from stage2_trainer.telemetry.stopwatch import Stopwatch
-from stage2_trainer.weights.sync_report import SyncReport
-from stage2_trainer.weights.synchronizer import WeightSynchronizer
 from stage2_trainer.wire.rollout import FurtherAnswers, OnRollout, Outcome, Refused, Rollout, RolloutRequest
 from stage2_trainer.wire.seeds import SeedPlan
 

@@ -15,8 +15,8 @@ from stage2_trainer.data.images import ImageError
 from stage2_trainer.rollouts.errors import BadStepError
 from stage2_trainer.rollouts.http import ServerBackend
 from stage2_trainer.rollouts.swift import SwiftBackend
+from stage2_trainer.sync.transports.rendezvous import Rendezvous
 from stage2_trainer.telemetry.timeline import TIMELINE
-from stage2_trainer.weights.transfer.rendezvous import Rendezvous
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.rollout import Refused, RolloutRequest, Sampling

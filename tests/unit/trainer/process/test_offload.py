@@ -12,9 +12,9 @@ from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.process.offload import DeviceMover, StateOffloader, host_copy, moved_away, optimizer_tensors
 from stage2_trainer.rollouts.in_process import ColocateRollouts, EngineError
 from stage2_trainer.rollouts.rollout_source import GenerationRequest
+from stage2_trainer.sync.fleet.sync_report import SyncReport
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.stopwatch import Stopwatch
-from stage2_trainer.weights.sync_report import SyncReport
 from stage2_trainer.wire.rollout import Rollout
 
 

@@ -10,9 +10,9 @@ from stage2_trainer.process.transformers_compat import disable_cache
 from stage2_trainer.rollouts.colocate_groups import TensorParallel, groups, own_slice
 from stage2_trainer.rollouts.colocate_options import engine_environment, engine_options
 from stage2_trainer.rollouts.colocate_proofs import EngineProver
-from stage2_trainer.weights.errors import ProofError
-from stage2_trainer.weights.probe import Probe
-from stage2_trainer.weights.verify import learner_logprobs
+from stage2_trainer.sync.fleet.errors import ProofError
+from stage2_trainer.sync.fleet.probe import Probe
+from stage2_trainer.sync.fleet.verify import learner_logprobs
 from tests.unit.trainer.learner.configs import run_config
 
 COLOCATE = {"mode": "colocate", "max_model_len": 1024}

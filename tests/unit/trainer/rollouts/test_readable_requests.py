@@ -14,10 +14,10 @@ from stage2_trainer.process.offload import DeviceMover, StateOffloader
 from stage2_trainer.rollouts.in_process import STAND_IN, ColocateRollouts
 from stage2_trainer.rollouts.rollout_source import GenerationRequest
 from stage2_trainer.rollouts.swift import SwiftBackend
+from stage2_trainer.sync.fleet.sync_report import SyncReport
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.stopwatch import Stopwatch
 from stage2_trainer.telemetry.timeline import TIMELINE
-from stage2_trainer.weights.sync_report import SyncReport
 from stage2_trainer.wire.rollout import Refused, Rollout, RolloutRequest, Sampling, answers
 from stage2_trainer.wire.seeds import SeedPlan
 

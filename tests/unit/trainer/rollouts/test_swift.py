@@ -2,7 +2,7 @@
 
 import json
 
-from stage2_trainer.stub.swift_routes import SwiftRequest
+from stage2_trainer.serve.stub.swift_routes import SwiftRequest
 from stage2_trainer.wire.rollout import RolloutRequest, Sampling
 from stage2_trainer.wire.swift_infer import infer_request, request_config
 

@@ -10,8 +10,8 @@ from torch import nn
 
 from stage2_api.vllm import ServerAddress
 from stage2_trainer.rollouts import identity_check
-from stage2_trainer.weights.full_sync import FullSync
-from stage2_trainer.weights.merge_place import FOLDERS_AGREE
+from stage2_trainer.sync.fleet.full_sync import FullSync
+from stage2_trainer.sync.tensors.merge_place import FOLDERS_AGREE
 from stage2_trainer.wire import server_health
 from stage2_trainer.wire.background import all_at_once
 from stage2_trainer.wire.errors import ServerError

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stage2_trainer.wire.buckets import (
+from stage2_trainer.sync.transports.buckets import (
     TensorMeta,
     bucket_bytes,
     buffers_for,

@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from stage2_trainer.weights.merge_place import Objection
+from stage2_trainer.sync.tensors.merge_place import Objection
 from stage2_trainer.wire.errors import LinkError, OtherGroupError, ServerError, join_errors
 
 URL = "http://127.0.0.1:8000"

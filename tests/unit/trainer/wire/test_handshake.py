@@ -11,11 +11,19 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from stage2_trainer.wire import handshake
-from stage2_trainer.wire.connection import Connection
+from stage2_trainer.sync.transports import handshake
+from stage2_trainer.sync.transports.connection import Connection
+from stage2_trainer.sync.transports.handshake import (
+    CHALLENGE_BYTES,
+    CLAIM_BYTES,
+    MAGIC,
+    PROOF_BYTES,
+    Member,
+    admit,
+    introduce,
+)
+from stage2_trainer.sync.transports.link import SLICE_BYTES, TAG_BYTES, Link
 from stage2_trainer.wire.errors import LinkError
-from stage2_trainer.wire.handshake import CHALLENGE_BYTES, CLAIM_BYTES, MAGIC, PROOF_BYTES, Member, admit, introduce
-from stage2_trainer.wire.link import SLICE_BYTES, TAG_BYTES, Link
 
 TOKEN = "a-token"
 SEEDS = range(40)

@@ -7,12 +7,12 @@ import time
 
 import pytest
 
-from stage2_trainer.wire import link_listener
+from stage2_trainer.sync.transports import link_listener
+from stage2_trainer.sync.transports.handshake import Member
+from stage2_trainer.sync.transports.link import dial
+from stage2_trainer.sync.transports.link_listener import LinkListener
+from stage2_trainer.sync.transports.transfer_group import address_towards, new_group_name
 from stage2_trainer.wire.errors import LinkError
-from stage2_trainer.wire.handshake import Member
-from stage2_trainer.wire.link import dial
-from stage2_trainer.wire.link_listener import LinkListener
-from stage2_trainer.wire.transfer_group import address_towards, new_group_name
 
 LOOPBACK = "127.0.0.1"
 TOKEN = "a-token"

@@ -7,15 +7,15 @@ import pytest
 import torch
 from vllm.distributed.device_communicators.pynccl_wrapper import NCCLLibrary, ncclDataTypeEnum, ncclUniqueId
 
-from stage2_trainer.engine import nccl as worker_end
-from stage2_trainer.engine.receiver import Receiver
-from stage2_trainer.weights.transfer.nccl import NcclTransfer
-from stage2_trainer.weights.transfer.protocol import Packed
-from stage2_trainer.wire import nccl_group
-from stage2_trainer.wire.buckets import TensorMeta, plan_buckets, take
+from stage2_trainer.sync.transports import nccl_group
+from stage2_trainer.sync.transports import nccl_server as worker_end
+from stage2_trainer.sync.transports.buckets import TensorMeta, plan_buckets, take
+from stage2_trainer.sync.transports.nccl import NcclTransfer
+from stage2_trainer.sync.transports.nccl_group import UNIQUE_ID_BYTES, NcclGroup
+from stage2_trainer.sync.transports.protocol import Packed
+from stage2_trainer.sync.transports.receiver import Receiver
+from stage2_trainer.sync.transports.transfer_group import GroupInfo
 from stage2_trainer.wire.errors import LinkError, ServerError
-from stage2_trainer.wire.nccl_group import UNIQUE_ID_BYTES, NcclGroup
-from stage2_trainer.wire.transfer_group import GroupInfo
 from tests.socket_communicator import SocketCommunicator
 from tests.unit.trainer.wire.test_transfer_group import Client, in_thread, metas_of
 
@@ -195,7 +195,7 @@ def test_an_id_has_the_size_that_crosses_and_bytes_have_a_type():
 
 
 def test_the_modules_that_need_a_gpu_import_without_one():
-    from stage2_trainer.wire.nccl_library import NcclCommunicator
+    from stage2_trainer.sync.transports.nccl_library import NcclCommunicator
 
     for call in ("new_unique_id", "open", "broadcast", "abort"):
         promised = inspect.signature(getattr(nccl_group.Communicator, call))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from stage2_trainer.wire.nccl_group import UNIQUE_ID_BYTES
+from stage2_trainer.sync.transports.nccl_group import UNIQUE_ID_BYTES
 
 LEARNER = """
 import ctypes, sys

@@ -5,9 +5,9 @@ import socket
 import pytest
 import torch
 
-from stage2_trainer.weights.transfer.nccl import NcclTransfer
-from stage2_trainer.weights.transfer.one_group import WAS_LEFT, OneGroup
-from stage2_trainer.weights.transfer.protocol import Packed
+from stage2_trainer.sync.transports.nccl import NcclTransfer
+from stage2_trainer.sync.transports.one_group import WAS_LEFT, OneGroup
+from stage2_trainer.sync.transports.protocol import Packed
 from stage2_trainer.wire.background import all_at_once, in_background
 from stage2_trainer.wire.errors import LinkError, ServerError
 from tests.socket_communicator import SocketCommunicator

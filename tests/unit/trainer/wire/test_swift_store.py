@@ -11,7 +11,7 @@ from torch._C._distributed_c10d import TCPStore
 from vllm.distributed.device_communicators.pynccl_wrapper import NCCLLibrary, ncclUniqueId
 from vllm.distributed.utils import StatelessProcessGroup
 
-from stage2_trainer.wire.swift_store import BARRIER, UNIQUE_ID, SwiftStore
+from stage2_trainer.sync.swift.swift_store import BARRIER, UNIQUE_ID, SwiftStore
 
 HOST = "127.0.0.1"
 ID = bytes(random.Random(4).randbytes(128))

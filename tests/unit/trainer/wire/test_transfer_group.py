@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from stage2_api.errors import ConfigError
-from stage2_trainer.engine import receiver
-from stage2_trainer.engine.receiver import Receiver
-from stage2_trainer.engine.tcp import Buffers, open_tcp
-from stage2_trainer.weights.transfer.choice import transfer_for
-from stage2_trainer.weights.transfer.protocol import Packed
-from stage2_trainer.weights.transfer.tcp import TcpTransfer
-from stage2_trainer.wire.buckets import TensorMeta, plan_buckets, take
+from stage2_trainer.sync.transports import receiver
+from stage2_trainer.sync.transports.buckets import TensorMeta, plan_buckets, take
+from stage2_trainer.sync.transports.choice import transfer_for
+from stage2_trainer.sync.transports.protocol import Packed
+from stage2_trainer.sync.transports.receiver import Receiver
+from stage2_trainer.sync.transports.tcp import TcpTransfer
+from stage2_trainer.sync.transports.tcp_server import Buffers, open_tcp
+from stage2_trainer.sync.transports.transfer_group import GroupInfo
 from stage2_trainer.wire.errors import LinkError, OtherGroupError, ServerError
-from stage2_trainer.wire.transfer_group import GroupInfo
 
 LIMIT = 64
 

@@ -8,14 +8,14 @@ from contextlib import ExitStack
 import pytest
 import torch
 
-from stage2_trainer.engine.receiver import Receiver
-from stage2_trainer.engine.tcp import open_tcp
-from stage2_trainer.weights.transfer.tcp import TcpTransfer
-from stage2_trainer.wire.buckets import plan_buckets
-from stage2_trainer.wire.connection import Connection
+from stage2_trainer.sync.transports.buckets import plan_buckets
+from stage2_trainer.sync.transports.connection import Connection
+from stage2_trainer.sync.transports.handshake import CHALLENGE_BYTES, PROOF_BYTES
+from stage2_trainer.sync.transports.link import TAG_BYTES, Link
+from stage2_trainer.sync.transports.receiver import Receiver
+from stage2_trainer.sync.transports.tcp import TcpTransfer
+from stage2_trainer.sync.transports.tcp_server import open_tcp
 from stage2_trainer.wire.errors import LinkError
-from stage2_trainer.wire.handshake import CHALLENGE_BYTES, PROOF_BYTES
-from stage2_trainer.wire.link import TAG_BYTES, Link
 from tests.unit.trainer.wire.test_transfer_group import LIMIT, Client, in_thread, metas_of, send_all
 
 KEY = bytes(32)

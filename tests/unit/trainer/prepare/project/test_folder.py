@@ -16,7 +16,7 @@ from stage2_api.errors import ConfigError
 from stage2_api.parsing import parse_job
 from stage2_cli.init import chosen_annotations
 from stage2_cli.main import app
-from stage2_controller.job.containers import containers
+from stage2_controller.spec.containers import containers
 from stage2_trainer.data.records import load_records
 from stage2_trainer.prepare.coordinate_tokens import prepare
 from stage2_trainer.prepare.project.folder import Annotations, ProjectRequest, make_project

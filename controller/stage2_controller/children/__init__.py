@@ -1,0 +1,1 @@
+"""Builders of a job's children, one module a kind; pure."""

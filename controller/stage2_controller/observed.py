@@ -1,0 +1,120 @@
+"""The observed state of one job: its children as the API server holds them, and the learner's last word."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from stage2_api.pod.progress import LearnerReport
+from stage2_api.pod.termination import read_termination_message
+from stage2_controller.spec import kinds, names
+
+Object = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Observed:
+    """The children of one job; None or empty where there is none."""
+
+    deployment: Object | None = None
+    service: Object | None = None
+    networkpolicy: Object | None = None
+    workload: Object | None = None  # Kueue's
+    flavors: Mapping[str, Object] = field(default_factory=dict)  # Kueue's ResourceFlavors that the job was assigned
+    priority_class: Object | None = None  # Kueue's WorkloadPriorityClass that the job names
+    configmap: Object | None = None
+    secret: Object | None = None
+    learner: Object | None = None  # the batch/v1 Job
+    pods: tuple[Object, ...] = ()
+    orphans: tuple[Object, ...] = ()  # learners' pods of this job that no Job controls any more
+    replicasets: tuple[Object, ...] = ()  # whatever carries the job's name: only their owners say whose they are
+    endpointslices: tuple[Object, ...] = ()  # the same
+    learner_refused: str | None = None  # why nobody could make a pod of the learner's Job, as an event says
+    progress: LearnerReport | None = None  # what the learner's /progress answered, if it was asked
+    leaving: tuple[str, ...] = ()  # kind and name of what a deleted job of the same name has left
+    foreign: tuple[str, ...] = ()  # kind and name of what has a child's name and was made by somebody else
+
+    def child(self, kind: str) -> Object | None:
+        """Return the child of one kind."""
+        found: Object | None = getattr(self, kinds.CHILD[kind].field)
+        return found
+
+    def pod(self, role: str) -> Object | None:
+        """Return the newest pod of a role; one that is being deleted only if there is no other."""
+        pods = [pod for pod in self.pods if role_of(pod) == role]
+        return max(pods, key=_age_rank, default=None)
+
+    def old_learner(self) -> Object | None:
+        """Return a learner's pod that still runs although its Job is gone: the job was suspended, edited or moved."""
+        if self.learner is not None and not terminating(self.learner):
+            return None
+        of_jobs = [pod for pod in self.pods if role_of(pod) == names.ROLE_LEARNER]
+        pods = [pod for pod in (*of_jobs, *self.orphans) if not ended(pod)]
+        # One that is deleted before it has a node gets none.
+        return next((pod for pod in pods if pod["spec"].get("nodeName") or not terminating(pod)), None)
+
+    def learner_ended(self) -> bool:
+        """Return whether the learner Job has ended by itself, well or not."""
+        told = (self.learner or {}).get("status", {}).get("conditions", [])
+        return any(item["type"] in ("Complete", "Failed") and item["status"] == "True" for item in told)
+
+    def active(self) -> bool:
+        """Return whether any container of the job runs or has run."""
+        statuses = [item for pod in self.pods for item in pod.get("status", {}).get("containerStatuses", [])]
+        return any("waiting" not in item.get("state", {}) or item.get("lastState") for item in statuses)
+
+    def report(self) -> LearnerReport | None:
+        """Return the learner's newest report: its /progress, else the message that its container ended with."""
+        if self.progress is not None:
+            return self.progress
+        pod = self.pod(names.ROLE_LEARNER)
+        end = terminated(pod, names.ROLE_LEARNER) if pod else None
+        return read_termination_message(end.get("message", "")) if end else None
+
+
+def terminated(pod: Object, container: str) -> Object | None:
+    """Return the last end of a container (exitCode, reason, message), whether or not it runs again by now."""
+    for status in pod.get("status", {}).get("containerStatuses", []):
+        if status["name"] == container:
+            now, before = status.get("state", {}), status.get("lastState", {})
+            end: Object | None = now.get("terminated") or before.get("terminated")
+            return end
+    return None
+
+
+def running(pod: Object | None, container: str) -> bool:
+    """Return whether the container runs now."""
+    statuses = pod.get("status", {}).get("containerStatuses", []) if pod else []
+    return any(status["name"] == container and "running" in status.get("state", {}) for status in statuses)
+
+
+def waits_in_its_pod(pod: Object | None) -> bool:
+    """Return whether the learner's pod waits for the servers now."""
+    statuses = pod.get("status", {}).get("initContainerStatuses", []) if pod else []
+    return any(item["name"] == names.WAIT_CONTAINER and "running" in item.get("state", {}) for item in statuses)
+
+
+def succeeded(pod: Object | None, container: str) -> bool:
+    """Return whether the container has ended with exit code 0; a Job notices a moment later."""
+    end = terminated(pod, container) if pod else None
+    return end is not None and end.get("exitCode") == 0
+
+
+def terminating(child: Object | None) -> bool:
+    """Return whether the API server was told to delete it and it still exists."""
+    return child is not None and "deletionTimestamp" in child["metadata"]
+
+
+def ended(pod: Object) -> bool:
+    """Return whether all containers of the pod have ended for good."""
+    return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+
+
+def role_of(pod: Object) -> str | None:
+    """Return the role that a pod says it plays; its owners alone say whose it is."""
+    role: str | None = (pod["metadata"].get("labels") or {}).get(names.LABEL_ROLE)
+    return role
+
+
+def _age_rank(pod: Object) -> tuple[bool, str, str]:
+    metadata = pod["metadata"]
+    return ("deletionTimestamp" not in metadata, metadata.get("creationTimestamp", ""), metadata["name"])

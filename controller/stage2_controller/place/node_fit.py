@@ -1,0 +1,350 @@
+"""The fit of a whole job, servers and learner, on one node, before anything of it is created. Pure.
+
+The node is chosen once for both pods; the scheduler still binds them, so that its preemption and its last word count.
+"""
+
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from stage2_controller.observed import Object
+from stage2_controller.place import node_terms, pod_requests
+from stage2_controller.spec import kinds, quantity
+from stage2_controller.spec.quantity import Amounts
+from stage2_controller.spec.settings import NodesMayCome
+
+_BLOCKING = ("NoSchedule", "NoExecute")
+_OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
+_CORDON: Object = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}  # written a moment later
+HOSTNAME = "kubernetes.io/hostname"
+INSTANCE_TYPE = "node.kubernetes.io/instance-type"
+# Labels of nodes that belong to a pool, which an autoscaler may make larger.
+_POOLS = (
+    "karpenter.sh/nodepool",
+    "cloud.google.com/gke-nodepool",
+    "eks.amazonaws.com/nodegroup",
+    "kubernetes.azure.com/agentpool",
+    "node.cluster.x-k8s.io/pool",
+)
+_OF_KARPENTER = _POOLS[0]
+_LISTED = 3  # nodes that a message names
+
+Avoided = tuple[tuple[str, str], ...]
+"""Nodes, by labels of which they have one: pairs of its key and its value."""
+
+
+@dataclass(frozen=True)
+class Autoscaling:
+    """The admin's word on nodes that may come, and the signs of what makes them, besides labels of nodes."""
+
+    nodes_may_come: NodesMayCome = "auto"
+    cluster_autoscaler: bool = False  # it writes its status
+    karpenter: bool = False  # its API is served
+
+
+@dataclass(frozen=True)
+class PodNeed:
+    """The need of one pod of a job: its requests, and where it may run."""
+
+    role: str
+    requests: Amounts
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    tolerations: Sequence[Mapping[str, Any]] = ()
+    affinity: Mapping[str, Any] = field(default_factory=dict)  # to nodes
+    spec: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)  # what all that was read from
+
+
+@dataclass(frozen=True)
+class Need:
+    """The need of a whole job: everything that it asks of one node."""
+
+    pods: tuple[PodNeed, ...]
+    priority: int = 0
+    preempts: bool = True  # the PriorityClass' preemptionPolicy
+    gpu_resource: str = ""
+    host: str | None = None  # the only node that it may have, by its label kubernetes.io/hostname
+
+    @property
+    def total(self) -> Amounts:
+        """The sum over all pods."""
+        return pod_requests.added(pod.requests for pod in self.pods)
+
+
+@dataclass(frozen=True)
+class NodeInfo:
+    """One node: what it is, and what is free on it for the job in question."""
+
+    name: str
+    labels: Mapping[str, str]
+    taints: Sequence[Mapping[str, Any]]
+    ready: bool
+    cordoned: bool
+    free: Amounts
+    free_by_preemption: Amounts  # what is free once everything of lower priority is gone
+    allocatable: Amounts = field(default_factory=dict)  # what is free once all is gone that is not on every such node
+    excluded: bool = False  # the scheduler refused the job there a moment ago
+    kept: bool = False  # for another job, which has waited for long
+
+    @property
+    def out_of_service(self) -> bool:
+        """Whether someone has said that nothing runs on the node any more."""
+        return any(taint.get("key") == _OUT_OF_SERVICE for taint in self.taints)
+
+
+def need_of(children: Sequence[Mapping[str, Any]], *, gpu_resource: str) -> Need:
+    """Return what the pods of these children ask of one node."""
+    pods = tuple(
+        _pod_need(kinds.ROLE_OF_PODS[child["kind"]], child["spec"]["template"])
+        for child in children
+        if child["kind"] in kinds.ROLE_OF_PODS
+    )
+    return Need(pods=pods, gpu_resource=gpu_resource)
+
+
+def _pod_need(role: str, template: Mapping[str, Any]) -> PodNeed:
+    """The need of a pod made from `template`, as the scheduler counts it."""
+    spec = template["spec"]
+    return PodNeed(
+        role=role,
+        requests=pod_requests.requests(spec),
+        node_selector=spec.get("nodeSelector") or {},
+        tolerations=spec.get("tolerations") or (),
+        affinity=node_terms.of(spec),
+        spec=spec,
+    )
+
+
+def choose_node(need: Need, nodes: Sequence[NodeInfo]) -> str | None:
+    """Return the node that takes the whole job; by preemption only if none has room.
+
+    Of several the one that the job prefers, then the fullest: large rooms stay. None if none takes it; `why_none_fits`
+    says why.
+    """
+    fitting = [info for info in nodes if _refusal(need, info) is None]
+    for preempting in (False, True):
+        if preempting and not need.preempts:
+            break
+        found = [info for info in fitting if _has(_free(info, preempting), need.total)]
+        if found:
+            return min(
+                found, key=lambda info: (-_preference(need, info), *_left(info, need, preempting), info.name)
+            ).name
+    return None
+
+
+def closest_node(need: Need, nodes: Sequence[NodeInfo]) -> str | None:
+    """Return the node that lacks least of what the job asks for, of those that could take all of it.
+
+    allocatable of `nodes`: what is free once those pods have ended that will. None also for a job without GPUs.
+    """
+    total = need.total
+    if not total.get(need.gpu_resource):
+        return None
+    could = [info for info in nodes if _refusal(need, info) is None and _has(info.allocatable, total)]
+    closest = min(could, key=lambda info: (_lacking(total, info.free), info.name), default=None)
+    return closest.name if closest else None
+
+
+def _lacking(total: Amounts, free: Amounts) -> float:
+    """Return the sum of the shares of each resource that are missing."""
+    return sum(max(0.0, 1.0 - free.get(key, 0) / amount) for key, amount in total.items() if amount)
+
+
+def _preference(need: Need, info: NodeInfo) -> int:
+    return sum(node_terms.weight(pod.affinity, info.labels) for pod in need.pods)
+
+
+def may_be_made(need: Need, nodes: Sequence[NodeInfo], autoscaling: Autoscaling) -> bool:
+    """Return whether a node with room for the whole job may come: the admin says so, or signs do.
+
+    Signs: one is only busy, none has GPUs at all, nodes are of pools that can grow, or an autoscaler is there. They say
+    nothing to a job that takes hosts by their names: no node that is made has one of these.
+    """
+    if need.host is not None or autoscaling.nodes_may_come == "never":
+        return False
+    if autoscaling.nodes_may_come == "always":
+        return True
+    if any(_names_hosts(pod) for pod in need.pods):
+        return False
+    if autoscaling.cluster_autoscaler or autoscaling.karpenter:
+        return True
+    busy = any(_usable(need, info) and _has(info.allocatable, need.total) for info in nodes)
+    return busy or not _has_gpus(need, nodes) or any(label in info.labels for info in nodes for label in _POOLS)
+
+
+def _has_gpus(need: Need, nodes: Sequence[NodeInfo]) -> bool:
+    """Return whether a node has any GPU of the job's kind; for a job without GPUs, whether there is a node."""
+    return any(not need.gpu_resource or info.allocatable.get(need.gpu_resource, 0) > 0 for info in nodes)
+
+
+def _names_hosts(pod: PodNeed) -> bool:
+    return HOSTNAME in pod.node_selector or node_terms.names_values(pod.affinity, HOSTNAME)
+
+
+def half_rooms(need: Need, nodes: Sequence[NodeInfo], autoscaling: Autoscaling) -> Avoided:
+    """Return what nodes are called that could take the first pod of the job, as of now, without the others.
+
+    Karpenter leaves pods alone that name hosts. Where it works, only what has room at this moment, or would by
+    preemption, is named, and by its instance type if no node of that type would ever take the whole job; elsewhere
+    whatever is large enough, by its host, so that nothing that is promised to another job is taken. There cordons and
+    taints do not count: they go, and what then has room would take half of the job before this is asked again. What is
+    kept for another job is always named.
+    """
+    kept = {(HOSTNAME, info.labels[HOSTNAME]) for info in nodes if HOSTNAME in info.labels and info.kept}
+    if len(need.pods) < 2:
+        return tuple(sorted(kept))
+    first = need.pods[0].requests
+    named = [info for info in nodes if HOSTNAME in info.labels and not any(_elsewhere(pod, info) for pod in need.pods)]
+    if not autoscaling.karpenter and not any(_OF_KARPENTER in info.labels for info in nodes):
+        large_enough = [info for info in named if _has(info.allocatable, first) or _has(_most_free(need, info), first)]
+        return tuple(sorted(kept | {(HOSTNAME, info.labels[HOSTNAME]) for info in large_enough}))
+    large = {info.labels.get(INSTANCE_TYPE) for info in nodes if _has(info.allocatable, need.total)}
+    open_now = [info for info in named if not any(_kept_off(pod, info) for pod in need.pods)]
+    tempting = {_type_or_host(info, large) for info in open_now if _has(_most_free(need, info), first)}
+    return tuple(sorted(kept | tempting))
+
+
+def _most_free(need: Need, info: NodeInfo) -> Amounts:
+    """Return what the scheduler may give to the job there: it preempts for one pod, whatever becomes of the other."""
+    return _free(info, need.preempts)
+
+
+def _type_or_host(info: NodeInfo, large: Container[str | None]) -> tuple[str, str]:
+    """Return the label by which pods may avoid the node: its type's, if all of that type are too small."""
+    key = HOSTNAME if info.labels.get(INSTANCE_TYPE) in large or INSTANCE_TYPE not in info.labels else INSTANCE_TYPE
+    return key, info.labels[key]
+
+
+def only_kept(need: Need, nodes: Sequence[NodeInfo]) -> bool:
+    """Return whether a node would take the job at once were it not kept for another one."""
+    return choose_node(need, [replace(info, kept=False) for info in nodes if info.kept]) is not None
+
+
+def _usable(need: Need, info: NodeInfo) -> bool:
+    """Return whether labels and taints let all pods of the job on the node."""
+    return not info.cordoned and not any(_pod_refusal(pod, info) for pod in need.pods)
+
+
+def may_use(need: Need, info: NodeInfo) -> bool:
+    """Return whether the node is the host that the job is tied to, where it is tied to one."""
+    return need.host is None or info.labels.get(HOSTNAME) == need.host
+
+
+def why_none_fits(need: Need, nodes: Sequence[NodeInfo]) -> str:
+    """Say why no node takes the job: what is missing, and the node that comes closest."""
+    if not nodes:
+        return "the cluster has no nodes"
+    allowed = [info for info in nodes if may_use(need, info)]
+    if not allowed:
+        return f"Kueue assigned the host {need.host}, and no node has the label {HOSTNAME}={need.host}"
+    fitting = [info for info in allowed if _refusal(need, info) is None]
+    if not fitting:
+        return _none_usable(need, allowed)
+    return _lacks_alone(need, fitting) or _lacks_together(need, fitting)
+
+
+def _none_usable(need: Need, nodes: Sequence[NodeInfo]) -> str:
+    told = [f"{info.name} {_refusal(need, info)}" for info in sorted(nodes, key=lambda info: info.name)[:_LISTED]]
+    more = f", and {len(nodes) - _LISTED} more nodes" if len(nodes) > _LISTED else ""
+    return f"no node may be used: {'; '.join(told)}{more}"
+
+
+def _lacks_alone(need: Need, fitting: Sequence[NodeInfo]) -> str | None:
+    """Name the first resource of which no node has enough; None if some node has enough of each."""
+    total = need.total
+    for resource in _in_order(total, need.gpu_resource):
+        best = max(fitting, key=lambda info: (info.free.get(resource, 0), info.name))
+        if _lacks(best.free, resource, total[resource]):
+            return _missing(resource, total[resource], best)
+    return None
+
+
+def _lacks_together(need: Need, fitting: Sequence[NodeInfo]) -> str:
+    """Name what the node that has most of it lacks."""
+    total = need.total
+    resources = _in_order(total, need.gpu_resource)
+    best = max(fitting, key=lambda info: (sum(not _lacks(info.free, k, total[k]) for k in resources), info.name))
+    lacking = next(key for key in resources if _lacks(best.free, key, total[key]))
+    wanted = ", ".join(f"{quantity.shown(key, total[key])} {key}" for key in resources)
+    return f"needs {wanted} together on one node; {best.name} has only {_shown(lacking, best)} {lacking} free"
+
+
+def _missing(resource: str, amount: float, best: NodeInfo) -> str:
+    free = f"the largest free is {_shown(resource, best)} on {best.name}"
+    return f"needs {quantity.shown(resource, amount)} {resource} on one node; {free}"
+
+
+def _shown(resource: str, info: NodeInfo) -> str:
+    return quantity.shown(resource, max(info.free.get(resource, 0), 0))
+
+
+def _in_order(total: Amounts, gpu_resource: str) -> list[str]:
+    first = [gpu_resource, "cpu", "memory"]
+    return [key for key in (*first, *sorted(set(total) - set(first))) if total.get(key)]
+
+
+def _free(info: NodeInfo, preempting: bool) -> Amounts:
+    return info.free_by_preemption if preempting else info.free
+
+
+def _has(free: Amounts, total: Amounts) -> bool:
+    return not any(_lacks(free, key, amount) for key, amount in total.items())
+
+
+def _lacks(free: Amounts, key: str, amount: float) -> bool:
+    """Return the scheduler's answer: who asks for nothing takes what is overbooked too."""
+    return amount > 0 and free.get(key, 0) < amount - 1e-9  # sums of 0.1 are not exact
+
+
+def _left(info: NodeInfo, need: Need, preempting: bool) -> tuple[float, float]:
+    free, total = _free(info, preempting), need.total
+    return tuple(free.get(key, 0) - total.get(key, 0) for key in (need.gpu_resource, "cpu"))  # type: ignore[return-value]
+
+
+def _refusal(need: Need, info: NodeInfo) -> str | None:
+    """Return why no pod of the job may be on the node, however empty it is; None if they may."""
+    if not may_use(need, info):
+        return f"is not the host {need.host}, which Kueue assigned"
+    if not info.ready:
+        return "is not ready"
+    if info.excluded:
+        return "was refused by the scheduler a moment ago"
+    if info.kept:
+        return "is kept for a job that has waited for longer"
+    if info.cordoned:
+        return "is cordoned (kubectl uncordon)"
+    return next(filter(None, (_pod_refusal(pod, info) for pod in need.pods)), None)
+
+
+def _pod_refusal(pod: PodNeed, info: NodeInfo) -> str | None:
+    return _elsewhere(pod, info) or _kept_off(pod, info)
+
+
+def _elsewhere(pod: PodNeed, info: NodeInfo) -> str | None:
+    """Return why the pod asks for other nodes than this one; None if it does not."""
+    for key, value in pod.node_selector.items():
+        if info.labels.get(key) != value:
+            return f"lacks the label {key}={value} (spec.placement.nodeSelector)"
+    if not node_terms.takes(pod.affinity, info.labels):
+        return f"is none of {node_terms.shown(pod.affinity)} (spec.placement.affinity)"
+    return None
+
+
+def _kept_off(pod: PodNeed, info: NodeInfo) -> str | None:
+    """Return the taint that keeps the pod off the node; None if there is none. A cordon is one of them."""
+    for taint in (*info.taints, _CORDON) if info.cordoned else info.taints:
+        if taint["effect"] in _BLOCKING and not any(_tolerates(item, taint) for item in pod.tolerations):
+            text = f"{taint['key']}={taint.get('value', '')}:{taint['effect']}"
+            return f"has the taint {text} (spec.placement.tolerations)"
+    return None
+
+
+def _tolerates(toleration: Mapping[str, Any], taint: Object) -> bool:
+    """Return the scheduler's answer; a missing key with operator Exists tolerates everything."""
+    if toleration.get("effect") not in (None, "", taint["effect"]):
+        return False
+    if not toleration.get("key"):
+        return toleration.get("operator") == "Exists"
+    if toleration["key"] != taint["key"]:
+        return False
+    return toleration.get("operator") == "Exists" or (toleration.get("value") or "") == (taint.get("value") or "")

@@ -1,0 +1,1 @@
+"""Jobs that name a Kueue queue."""

@@ -1,0 +1,296 @@
+"""One pass over one job: observe, plan, write what differs, tell the status once, then its events."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import aiohttp
+
+from stage2_api.errors import ConfigError
+from stage2_controller import conditions, outcome
+from stage2_controller.children.desired import Desired, DesiredCache, is_large, read
+from stage2_controller.cluster.api_server import Api, ApiRefused
+from stage2_controller.cluster.apply import ChildWriter, NameTaken
+from stage2_controller.cluster.autoscalers import Autoscalers
+from stage2_controller.cluster.named_objects import DefaultsOfPods
+from stage2_controller.cluster.observe import Observer, child_name
+from stage2_controller.cluster.progress_polls import ProgressPolls
+from stage2_controller.internal_error import InternalErrors
+from stage2_controller.metrics import Metrics
+from stage2_controller.observed import Object, Observed, terminating
+from stage2_controller.place.capacity import Capacity
+from stage2_controller.place.placement import PROMISED_S, NodeView, current_node
+from stage2_controller.place.pod_defaults import PodDefaults
+from stage2_controller.plan import Plan, plan
+from stage2_controller.report import status as statuses
+from stage2_controller.report.events import events
+from stage2_controller.spec import credentials, names
+from stage2_controller.spec.key import Key
+from stage2_controller.spec.settings import Settings
+from stage2_controller.store import Store
+from stage2_controller.work_queue import Broken, RetryLater
+
+logger = logging.getLogger(__name__)
+
+_AGAIN_S = 1.0  # somebody wrote at the same time, and the watch has not told yet
+
+
+def utc_now() -> datetime:
+    """Return the time of a pass."""
+    return datetime.now(UTC)
+
+
+DesiredOf = Callable[[Mapping[str, Any]], Desired]
+
+
+def _given(made: Desired | BaseException) -> DesiredOf:
+    """Return what gives a desired state that is there, or raises why it is not."""
+
+    def desired_of(_: Mapping[str, Any]) -> Desired:
+        if isinstance(made, Desired):
+            return made
+        raise made.with_traceback(None) if isinstance(made, ConfigError) else made  # a bug's traceback is logged
+
+    return desired_of
+
+
+class Reconciler:
+    """The passes that bring jobs to what their plan says. The queue makes one at a time for each job."""
+
+    def __init__(
+        self,
+        api: Api,
+        store: Store,
+        progress: ProgressPolls,
+        settings: Settings,
+        *,
+        metrics: Metrics,
+        capacity: Capacity | None = None,  # None: the scheduler alone chooses nodes
+        clock: Callable[[], datetime] = utc_now,
+    ) -> None:
+        self._api = api
+        self._store = store
+        self._progress = progress
+        self._settings = settings
+        self._metrics = metrics
+        self._capacity = capacity
+        self._clock = clock
+        self._desired = DesiredCache(settings)
+        self._reader = ThreadPoolExecutor(1, "read-specs")  # one: the loop shares its processor with these alone
+        self._internal_errors = InternalErrors()
+        self._failing: dict[Key, datetime] = {}  # since when each pass has ended before it told anything
+        self._pod_defaults = DefaultsOfPods(api, clock)
+        self._autoscalers = Autoscalers(api, settings.nodes_may_come, clock)
+        self._observer = Observer(api, store, progress, kueue_served=settings.kueue, clock=clock)
+        self._writer = ChildWriter(api, self._observer)
+
+    async def __call__(self, key: Key) -> float | None:
+        """Make one pass; return the seconds until the next one is wanted. Raise RetryLater if the API server fails."""
+        result = "retry"  # also of a pass that is cancelled: a replica that loses its Lease has met no bug
+        try:
+            with self._metrics.pass_seconds.time():
+                again_after_s = await self._pass(key)
+            result = "done"
+            self._failing.pop(key, None)
+        except NameTaken:
+            result, again_after_s = "done", 0.0
+        except RetryLater as reason:  # what was refused is told, and counted from there
+            self._failing.pop(key, None)
+            result = "error" if isinstance(reason, Broken) else "retry"
+            raise
+        except (ApiRefused, aiohttp.ClientError, TimeoutError) as error:
+            self._lapse(key)
+            raise RetryLater(str(error) or type(error).__name__) from error
+        except Exception:
+            result = "error"
+            raise
+        finally:
+            self._metrics.passes.labels(result).inc()
+        return again_after_s
+
+    async def _pass(self, key: Key) -> float | None:
+        job = self._store.one(names.KIND, key, key.name)
+        if job is None or terminating(job):
+            self.forget(key)
+            return None
+        desired_of = await self._read(job)
+        nodes = await self._nodes(key, job)
+        observed = await self._observer.observe(key, job)
+        if not self._is_there(key, job):  # a promise that is made from here on nobody would end
+            self.forget(key)
+            return None
+        now = self._clock()
+        made, bug = self._plan(key, job, observed, nodes, now, desired_of)
+        self._settle(key, made)  # before anything else is awaited: the next job must find the room taken
+        refusals = await self._writer.delete(key, made.deletions, observed)
+        refusals += await self._writer.write(key, job, made.children, observed)
+        if refusals and self._capacity and made.placement and made.placement.claim == "tries":
+            self._capacity.unclaim(key)
+        refusals += await self._writer.publish(key, made.slices)
+        stale = not await self._tell_kueue(key, made)
+        if made.gate:
+            await self._api.apply_condition(key.namespace, made.gate, at=conditions.timestamp(now))
+        told = await self._tell(key, job, made, refusals, now)
+        stale |= not await self._end(key, job, told, made)
+        if refusals:
+            raise RetryLater("; ".join(refusals))
+        if bug:
+            raise Broken("a bug of the controller, told in the job's condition Accepted") from bug
+        return _AGAIN_S if stale else made.again_after_s
+
+    async def restore(self) -> None:
+        """Enter the places of all jobs that have one, before the first pass gives away what is free."""
+        for job in list(self._store.known(names.KIND)):
+            key = Key(job["metadata"]["namespace"], job["metadata"]["name"])
+            node = None if outcome.final(job.get("status") or {}) else current_node(self._observer.watched(key, job))
+            if self._capacity and node:
+                with suppress(Exception):  # a spec that cannot be planned by now: its pass says so, and keeps what runs
+                    need, defaults = (await self._read(job))(job).need, PodDefaults()
+                    with suppress(Exception):  # what is added to it is asked for again by its pass
+                        defaults = await self._pod_defaults.of(key.namespace, job["spec"])
+                    if self._is_there(key, job):
+                        self._capacity.promise(key, defaults.added_to(need), node)
+
+    def _is_there(self, key: Key, job: Object) -> bool:
+        """Return whether this very job still exists: while something is awaited, the watch may tell of its end."""
+        known = self._store.one(names.KIND, key, key.name)
+        return known is not None and not terminating(known) and known["metadata"]["uid"] == job["metadata"]["uid"]
+
+    def forget(self, key: Key) -> None:
+        """Drop what is known of a job that is gone, and its claim to a node."""
+        self._observer.forget(key)
+        self._desired.forget(key)
+        self._internal_errors.forget(key)
+        self._progress.forget(key)
+        self._failing.pop(key, None)
+        if self._capacity:
+            self._capacity.release(key)
+
+    def _lapse(self, key: Key) -> None:
+        """Let the room go of a job without children whose passes have failed for a minute, before anything was told.
+
+        The next one that comes so far takes it anew, if it is still there.
+        """
+        now, job = self._clock(), self._store.one(names.KIND, key, key.name)
+        since = self._failing.setdefault(key, now)
+        if job is None or self._capacity is None or conditions.seconds_left(since, PROMISED_S, now) > 0:
+            return
+        if self._capacity.promised(key) and current_node(self._observer.watched(key, job)) is None:
+            self._capacity.unclaim(key)
+
+    async def _nodes(self, key: Key, job: Object) -> NodeView | None:
+        if self._capacity is None:
+            return None
+        defaults = await self._pod_defaults.of(key.namespace, job["spec"])
+        return NodeView(self._capacity, key, defaults, await self._autoscalers.seen())
+
+    async def _read(self, job: Object) -> DesiredOf:
+        """Return what gives a pass the job's desired state, or raises what its spec raises.
+
+        A large spec is read in a thread: meanwhile the loop serves the other jobs. So the pass holds what was read,
+        also a bug, and what passes of other jobs may displace until it plans.
+        """
+        known = self._desired.known(job)
+        if known is None and not is_large(job):
+            return self._desired.of
+        made: Desired | BaseException = known or await self._read_aside(job)
+        if isinstance(made, Desired | ConfigError):
+            self._desired.keep(job, made)
+        return _given(made)
+
+    async def _read_aside(self, job: Object) -> Desired | BaseException:
+        reading = asyncio.get_running_loop().run_in_executor(self._reader, read, job, self._settings)
+        (made,) = await asyncio.gather(reading, return_exceptions=True)
+        return made
+
+    def _plan(
+        self,
+        key: Key,
+        job: Object,
+        observed: Observed,
+        nodes: NodeView | None,
+        now: datetime,
+        desired_of: DesiredOf,
+    ) -> tuple[Plan, Exception | None]:
+        """Return the plan; where making it meets a bug, one that says so, and the bug."""
+        try:
+            made = plan(
+                job,
+                observed,
+                settings=self._settings,
+                now=now,
+                new_credentials=credentials.new,
+                nodes=nodes,
+                desired_of=desired_of,
+            )
+        except Exception as error:  # noqa: BLE001  # whatever it is, the job says so
+            return self._internal_errors.plan(key, job, error, now=now), error
+        return made, None
+
+    def _settle(self, key: Key, made: Plan) -> None:
+        """Enter the job's place into the account of the nodes."""
+        if self._capacity is None:
+            return
+        if made.keeps_place:
+            self._capacity.ends_wait(key)
+            return
+        placement = made.placement
+        if placement is None:
+            self._capacity.release(key)
+        elif placement.claim == "none":
+            self._capacity.unclaim(key)
+            if placement.refused:
+                self._capacity.exclude(key, placement.refused)
+        elif placement.node:
+            need = replace(placement.need, pods=()) if placement.claim == "lapsed" else placement.need
+            self._capacity.promise(key, need, placement.node)
+        else:
+            refused, zone = placement.refused, placement.refused_zone
+            if refused and (zone or not self._capacity.sees_why(key, placement.need, refused)):
+                self._capacity.exclude(key, refused, zone=zone)
+            self._capacity.wait(key, placement.need, came=made.status.get("startTime") or "")
+
+    async def _tell_kueue(self, key: Key, made: Plan) -> bool:
+        """Answer in the job's Workload; False if Kueue has written it since it was seen."""
+        if not made.workload_patch:
+            return True
+        name = child_name("Workload", key)
+        return await self._api.patch_status("Workload", key.namespace, name, made.workload_patch)
+
+    async def _tell(self, key: Key, job: Object, made: Plan, refusals: list[str], now: datetime) -> Object:
+        """Write the job's status where it is another one, and its events; return the job as it is known then."""
+        previous: Mapping[str, Any] = job.get("status") or {}
+        status = made.status
+        if made.children or refusals:
+            status = statuses.with_refusals(status, job, refusals, now=now)
+        status = conditions.bounded(status)
+        if status == previous:
+            return job
+        written = await self._api.apply_status(job, status)
+        if written is None:
+            return job
+        if self._is_there(key, job):  # what has gone since the answer must not come back by it
+            self._store.put(names.KIND, written)
+        for event in events(previous, status):
+            try:
+                await self._api.emit(job, event, at=conditions.timestamp(now))
+            except ApiRefused as error:  # an event is a courtesy; the status has already told
+                logger.warning("no event: %s", error)
+        return written
+
+    async def _end(self, key: Key, job: Object, told: Object, made: Plan) -> bool:
+        """Drop what a job that has ended needs no more; delete it once its time to live has passed.
+
+        False if it is not the job any more that was planned: whoever corrects a failed one wants it to run.
+        """
+        if outcome.final(made.status):
+            self._observer.forget(key)
+        if not made.delete_job:
+            return True
+        same = told["metadata"]["generation"] == job["metadata"]["generation"]
+        return same and await self._api.delete_as_read(names.KIND, told)

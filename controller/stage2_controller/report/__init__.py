@@ -1,0 +1,1 @@
+"""What a job reports: status, conditions, events, explanations."""

@@ -1,0 +1,368 @@
+"""The status of a job as a pure function of what is observed: phase, conditions, progress, servers, reproducibility."""
+
+import math
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from stage2_api.job import LearnerSpec
+from stage2_controller import reasons
+from stage2_controller.conditions import Condition, merged, passed, timestamp, truth
+from stage2_controller.observed import Object, Observed, running, succeeded, terminating, waits_in_its_pod
+from stage2_controller.outcome import Outcome
+from stage2_controller.place import diagnose
+from stage2_controller.report import explanation
+from stage2_controller.situation import Situation
+from stage2_controller.spec import names
+from stage2_controller.spec.lookup import at
+
+# Kept from the learner's last report when it cannot be asked: what it said stays true.
+_REPORTED = ("step", "maxSteps", "sync", "reproducibility")
+
+
+def accepted(situation: Situation) -> dict[str, Any]:
+    """Return the status of a job whose spec is valid."""
+    told = situation.observed.report()
+    report = {**situation.previous, **(told.said() if told else {})}
+    status: dict[str, Any] = {
+        "phase": _phase(situation),
+        "observedGeneration": situation.job.metadata.generation,
+        "specHash": situation.desired.spec_hash,
+        "startTime": _start_time(situation),
+        "completionTime": _completion_time(situation),
+        "node": _node(situation),
+        "rollout": _ready_of_all(situation),
+        "servers": _servers(situation, report.get("sync") or {}),
+        "images": _images(situation),
+        "restarts": _restarts(situation),
+        **{key: _without_nulls(report.get(key)) for key in _REPORTED},
+        "progress": _progress(report),
+        "loss": _finite(report.get("loss")),
+        "tokensPerSecond": _finite(report.get("tokensPerSecond")),
+        "bestStep": report.get("bestStep"),
+        "bestScore": _finite(report.get("bestScore")),
+    }
+    found = _conditions(situation, status["sync"], status["servers"])
+    name = {"name": situation.job.metadata.name, "namespace": situation.job.metadata.namespace}
+    found.append(explanation.training(found, {"metadata": name, "status": status}))
+    status["message"] = _message(situation, found)
+    status["conditions"] = merged(
+        situation.previous.get("conditions") or [],
+        found,
+        generation=situation.job.metadata.generation or 0,
+        now=situation.now,
+    )
+    return {key: value for key, value in status.items() if value not in (None, "", [], {})}
+
+
+def _without_nulls(value: Any) -> Any:
+    """Return a reported value without keys that are null: a status has no nulls, its schema refuses them."""
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(one) for key, one in value.items() if one is not None}
+    return value
+
+
+def refused(
+    previous: Mapping[str, Any],
+    *,
+    message: str,
+    started: bool,
+    ended: Outcome | None,
+    generation: int,
+    now: datetime,
+) -> dict[str, Any]:
+    """Return the status of a job whose spec breaks a rule; one that runs goes on with the spec it started with.
+
+    ended: how it has ended so.
+    """
+    found = [Condition(reasons.ACCEPTED, "False", reasons.INVALID_SPEC, message)]
+    old = previous.get("conditions") or []
+    if started:
+        end: dict[str, Any] = {}
+        if ended:
+            found.append(Condition(ended.phase, "True", ended.reason, ended.message))
+            end = {"phase": ended.phase, "message": ended.message, "completionTime": timestamp(now)}
+        entries = [item for item in old if item["type"] not in {one.type for one in found}]
+        return {
+            **previous,
+            **end,
+            "observedGeneration": generation,
+            "conditions": [*merged(old, found, generation=generation, now=now), *entries],
+        }
+    found.append(Condition(reasons.FAILED, "True", reasons.INVALID_SPEC, message))
+    return {
+        "phase": reasons.FAILED,
+        "observedGeneration": generation,
+        "conditions": merged(old, found, generation=generation, now=now),
+    }
+
+
+def _message(situation: Situation, found: Sequence[Condition]) -> str:
+    """Say in one sentence what the job is doing: the outcome, else the first thing that is missing."""
+    if situation.outcome:
+        return situation.outcome.message
+    told = (
+        reasons.CHILDREN_APPLIED,
+        reasons.SUSPENDED,
+        reasons.QUOTA_RESERVED,
+        reasons.PLACED,
+        reasons.ROLLOUT_READY,
+        reasons.LEARNER_RUNNING,
+    )
+    missing = [item.message for item in found if item.type in told and item.status != "True"]
+    if missing:
+        return missing[0]
+    doing = situation.observed.report()
+    if doing:
+        return doing.message or doing.phase
+    told_before = situation.previous.get("message") if situation.previous.get("phase") == reasons.RUNNING else None
+    return told_before or "the learner runs"
+
+
+def _progress(report: Mapping[str, Any]) -> str | None:
+    done, all_steps = report.get("step"), report.get("maxSteps")
+    return f"{done}/{all_steps}" if all_steps else None
+
+
+def _finite(figure: float | None) -> float | None:
+    """Return a finite figure: JSON knows no infinity, and a NaN, which equals nothing, would be written for ever."""
+    return figure if figure is not None and math.isfinite(figure) else None
+
+
+def _phase(situation: Situation) -> str:
+    if situation.outcome:
+        return situation.outcome.phase
+    if situation.job.spec.suspend:
+        return reasons.SUSPENDED
+    pod = situation.observed.pod(names.ROLE_LEARNER)
+    if running(pod, names.ROLE_LEARNER) or succeeded(pod, names.ROLE_LEARNER):
+        return reasons.RUNNING
+    return reasons.STARTING if _bound(situation) else reasons.PENDING
+
+
+def _start_time(situation: Situation) -> str | None:
+    """Return the start; a resumed job starts anew, as a resumed batch/v1 Job does: its deadline counts from there."""
+    if situation.job.spec.suspend and not situation.outcome:
+        return None
+    return _told_or_now(situation, "startTime")
+
+
+def _completion_time(situation: Situation) -> str | None:
+    if situation.outcome is None:
+        return None
+    return _told_or_now(situation, "completionTime")
+
+
+def _told_or_now(situation: Situation, key: str) -> str:
+    """Return a time that was told before, else that of this pass."""
+    before = situation.previous.get(key)
+    return passed(before, situation.now) if before else timestamp(situation.now)
+
+
+def _node(situation: Situation) -> str | None:
+    chosen = situation.placement.node if situation.placement else None
+    return _bound(situation) or chosen or (situation.previous.get("node") if situation.outcome else None)
+
+
+def _bound(situation: Situation) -> str | None:
+    """The node of the pods that live."""
+    pods = [situation.observed.pod(role) for role in (names.ROLE_LEARNER, names.ROLE_ROLLOUT)]
+    nodes = [pod["spec"].get("nodeName") for pod in pods if pod and not terminating(pod)]
+    return next(filter(None, nodes), None)
+
+
+def _container_statuses(situation: Situation) -> dict[str, Object]:
+    pod = (
+        None if situation.outcome else situation.observed.pod(names.ROLE_ROLLOUT)
+    )  # a job that is done has released its servers
+    statuses = pod.get("status", {}).get("containerStatuses", []) if pod and not terminating(pod) else []
+    return {item["name"]: item for item in statuses}
+
+
+def _servers(situation: Situation, sync: Mapping[str, Any]) -> list[dict[str, Any]]:
+    if not situation.processes.servers:
+        return []
+    statuses = _container_statuses(situation)
+    addresses = [
+        server.base_url for server in situation.processes.config.rollout_matching.vllm.server.resolved_servers()
+    ]
+    versions = {_place(item["baseUrl"]): item["version"] for item in sync.get("servers") or []}
+    made = [
+        _server(name, url, statuses.get(name, {}), versions.get(_place(url)))
+        for name, url in zip(situation.server_names, addresses, strict=True)
+    ]
+    pushed_before = (situation.previous.get("sync") or {}).get("version")
+    if sync.get("version") == pushed_before:
+        _forget_earlier_processes(made, situation.previous)
+    return made
+
+
+def _place(base_url: str) -> str:
+    """Return host and port: pods that were made before jobs had certificates are reached there too, without TLS."""
+    return base_url.partition("://")[2]
+
+
+def _forget_earlier_processes(servers: list[dict[str, Any]], previous: Mapping[str, Any]) -> None:
+    before = {item["name"]: item for item in previous.get("servers") or []}
+    for entry in servers:
+        if _started_anew(before.get(entry["name"], {}), entry):
+            entry.pop("version", None)  # what the learner knows of it was true of the process before
+            entry["ready"] = False
+
+
+def _started_anew(before: Mapping[str, Any], entry: Mapping[str, Any]) -> bool:
+    """Return whether the server's process is younger than the last push: seen now, or in a pass before."""
+    restarts: int = before.get("restarts", 0)
+    return entry["restarts"] != restarts or (entry["restarts"] == restarts > 0 and "version" not in before)
+
+
+def _images(situation: Situation) -> list[dict[str, str]]:
+    """Return the images that the containers run; what is known of one that is gone stays."""
+    known = {item["name"]: item for item in situation.previous.get("images") or []}
+    for role in (names.ROLE_ROLLOUT, names.ROLE_LEARNER):
+        pod = situation.observed.pod(role)
+        for item in pod.get("status", {}).get("containerStatuses", []) if pod else []:
+            digest = item.get("imageID", "").rpartition("@")[2]
+            if digest.startswith("sha256:"):
+                known[item["name"]] = {"name": item["name"], "image": item["image"], "digest": digest}
+    return [known[name] for name in sorted(known)]
+
+
+def _server(name: str, url: str, container: Object, version: int | None) -> dict[str, Any]:
+    entry = {
+        "name": name,
+        "baseUrl": url,
+        "ready": bool(container.get("ready")),
+        "restarts": container.get("restartCount", 0),
+    }
+    return entry if version is None else {**entry, "version": version}
+
+
+def _ready_of_all(situation: Situation) -> str | None:
+    names_, statuses = situation.server_names, _container_statuses(situation)
+    ready = sum(bool(statuses.get(name, {}).get("ready")) for name in names_)
+    return f"{ready}/{len(names_)}" if names_ else None
+
+
+def _restarts(situation: Situation) -> int:
+    failed: int = (situation.observed.learner or {}).get("status", {}).get("failed", 0)
+    told = situation.observed.report()
+    before: int = situation.previous.get("restarts") or 0
+    return max(failed + (told.restarts if told else 0), before)
+
+
+def _valid(situation: Situation) -> str:
+    told = "the spec keeps every rule"
+    written = at(situation.raw, "spec", "learner", "startDeadlineSeconds")
+    counts = situation.job.spec.learner.start_deadline_seconds
+    if counts == (LearnerSpec().start_deadline_seconds if written is None else written):
+        return told
+    return (
+        f"{told}; spec.learner.startDeadlineSeconds counts as {counts}, in place of its default: the admin's"
+        " policy.longestStartSeconds allows no more"
+    )
+
+
+def _conditions(
+    situation: Situation, sync: Mapping[str, Any] | None, servers: Sequence[Mapping[str, Any]]
+) -> list[Condition]:
+    found = [Condition(reasons.ACCEPTED, "True", reasons.VALID, _valid(situation))]
+    if situation.blocked:
+        found.append(situation.blocked)
+    if situation.job.spec.suspend and not situation.outcome:
+        message = "spec.suspend is true: no pod exists; set it to false to go on from the last checkpoint"
+        return [*found, Condition(reasons.SUSPENDED, "True", reasons.SUSPENDED_BY_SPEC, message)]
+    if situation.quota:
+        found.append(situation.quota)
+    if situation.placement and situation.placement.condition:
+        found.append(situation.placement.condition)
+    if situation.processes.servers:
+        found.append(_rollout_ready(situation))
+    found.append(_learner_running(situation))
+    if situation.processes.servers:
+        found.append(_weights_in_sync(sync, servers))
+    if situation.outcome:
+        found.append(Condition(situation.outcome.phase, "True", situation.outcome.reason, situation.outcome.message))
+    return found
+
+
+def _rollout_ready(situation: Situation) -> Condition:
+    if situation.outcome:
+        return Condition(reasons.ROLLOUT_READY, "False", reasons.RELEASED, "the job is done: its servers were removed")
+    finding = rollout_finding(situation.observed, situation.server_names)
+    if finding:
+        return Condition(reasons.ROLLOUT_READY, "False", finding.reason, finding.message)
+    message = f"all {len(situation.server_names)} servers answer"
+    return Condition(reasons.ROLLOUT_READY, "True", reasons.SERVERS_READY, message)
+
+
+def rollout_finding(observed: Observed, servers: Sequence[str]) -> diagnose.Finding | None:
+    """Return what keeps the servers from being ready; None if all of them answer."""
+    return diagnose.servers(observed.pod(names.ROLE_ROLLOUT), servers, observed.deployment)
+
+
+def _learner_running(situation: Situation) -> Condition:
+    def condition(status: bool, reason: str, message: str) -> Condition:
+        return Condition(reasons.LEARNER_RUNNING, truth(status), reason, message)
+
+    if situation.outcome:
+        return condition(False, reasons.LEARNER_FINISHED, situation.outcome.message)
+    if situation.renews_secret:
+        message = "certificates of the job end soon, or its Secret has none: its pods end, and go on with new ones"
+        return condition(False, reasons.SECRET_RENEWED, message)
+    if situation.observed.old_learner():
+        return condition(False, reasons.OLD_LEARNER_ENDING, "the old learner writes its checkpoint and ends first")
+    pod = situation.observed.pod(names.ROLE_LEARNER)
+    if waits_in_its_pod(pod):
+        return condition(False, reasons.WAITING_FOR_SERVERS, "the learner starts when all servers answer")
+    if succeeded(pod, names.ROLE_LEARNER):
+        return condition(False, reasons.LEARNER_FINISHED, "the learner ended with exit code 0")
+    finding = diagnose.learner(pod, situation.observed.learner_refused)
+    if finding is None:
+        return condition(True, reasons.LEARNER_STARTED, "the learner runs")
+    if finding.reason == reasons.SERVER_CRASHED:
+        limit = situation.job.spec.learner.backoff_limit
+        return condition(False, reasons.LEARNER_RETRYING, f"{finding.message}; at most {limit} new tries")
+    return condition(False, finding.reason, finding.message)
+
+
+def _weights_in_sync(sync: Mapping[str, Any] | None, servers: Sequence[Mapping[str, Any]]) -> Condition:
+    def condition(status: bool, reason: str, message: str) -> Condition:
+        return Condition(reasons.WEIGHTS_IN_SYNC, truth(status), reason, message)
+
+    held = [item["version"] for item in (sync or {}).get("servers") or []]
+    if sync is None or not held:
+        return condition(False, reasons.NOT_SYNCED_YET, "the learner has not pushed its weights yet")
+    count = len(servers)
+    anew = [item["name"] for item in servers if "version" not in item]
+    if anew:
+        message = f"{', '.join(anew)} started anew and waits for the learner's next push"
+        return condition(False, reasons.SERVER_RESTARTED, message)
+    if behind := _behind(held, sync["version"]):
+        message = (
+            f"the learner pushed version {sync['version']}; {len(behind)} of {count} servers hold {', '.join(behind)}"
+        )
+        return condition(False, reasons.VERSIONS_DIFFER, message)
+    return condition(True, reasons.SAME_VERSION, f"all {count} servers hold version {sync['version']}")
+
+
+def _behind(held: Sequence[int], pushed: int) -> list[str]:
+    return [str(version) for version in held if version != pushed]
+
+
+def with_refusals(
+    status: Mapping[str, Any], job: Mapping[str, Any], refusals: Sequence[str], *, now: datetime
+) -> dict[str, Any]:
+    """Return the status plus whether the API server took every child; what it refused is why the job does not train."""
+    if refusals:
+        applied = Condition(reasons.CHILDREN_APPLIED, "False", reasons.CHILD_REFUSED, "; ".join(refusals))
+    else:
+        applied = Condition(reasons.CHILDREN_APPLIED, "True", reasons.APPLIED, "the API server took every child")
+    ours = (reasons.CHILDREN_APPLIED, reasons.TRAINING)
+    told = [Condition(*(item[key] for key in ("type", "status", "reason", "message"))) for item in status["conditions"]]
+    first, *others = [item for item in told if item.type not in ours]
+    found = [first, applied, *others]
+    found.append(explanation.training(found, {"metadata": job["metadata"], "status": status}))
+    old = (job.get("status") or {}).get("conditions") or []
+    entries = merged(old, found, generation=status["observedGeneration"], now=now)
+    return {**status, "conditions": entries, **({"message": applied.message} if refusals else {})}

@@ -1,0 +1,1 @@
+"""What a job asks for: its document, the administrator's policy, containers, names, credentials."""

@@ -1,0 +1,166 @@
+"""The servers and the learner of a job, as any executor starts them: commands, environment, ports, files.
+
+`stage2 run` starts them as processes, `stage2 render` and the controller put them into pods. Pure.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import yaml
+
+from stage2_api.job import RolloutMatchingJob
+from stage2_api.parsing import parse_run_config
+from stage2_api.pod import files
+from stage2_api.pod.environment import (
+    METRICS_PORT_VARIABLE,
+    PROGRESS_PORT_VARIABLE,
+    TERMINATION_LOG_VARIABLE,
+    TLS_CA_FILE_VARIABLE,
+    TLS_CERT_FILE_VARIABLE,
+    TLS_KEY_FILE_VARIABLE,
+    TOKEN_FILE_VARIABLE,
+)
+from stage2_api.pod.ports import GROUP_PORT, METRICS_PORT, PROGRESS_PORT
+from stage2_api.runconfig import RunConfig
+from stage2_controller.spec import names, template_rules
+
+_GROUP = "group-"
+_COMMON_ENV = {TOKEN_FILE_VARIABLE: files.TOKEN_PATH, "HOME": files.TMP_FOLDER}
+_TLS_ENV = {
+    TLS_CA_FILE_VARIABLE: files.CA_PATH,
+    TLS_CERT_FILE_VARIABLE: files.CERT_PATH,
+    TLS_KEY_FILE_VARIABLE: files.KEY_PATH,
+}
+
+
+@dataclass(frozen=True)
+class LearnerPorts:
+    """The ports on which the learner is reached; server i's transfer group meets on `group` + i."""
+
+    progress: int = PROGRESS_PORT
+    metrics: int = METRICS_PORT
+    group: int = GROUP_PORT
+
+
+POD_PORTS = LearnerPorts()
+
+
+@dataclass(frozen=True)
+class Container:
+    """One process of a job: a rollout server or the learner."""
+
+    name: str  # server-0, server-1, …, learner
+    command: tuple[str, ...]
+    env: Mapping[str, str]
+    ports: Mapping[str, int]  # by name, at most 15 characters each (IANA service names)
+    gpus: int
+
+    @property
+    def port(self) -> int:
+        """The first port: the one that answers HTTP."""
+        return next(iter(self.ports.values()))
+
+    @property
+    def group_ports(self) -> tuple[int, ...]:
+        """The ports at which the learner's servers dial for their weights."""
+        return tuple(port for name, port in self.ports.items() if name.startswith(_GROUP))
+
+    def relocated(self, root: str) -> "Container":
+        """Return the same container where `/etc/stage2` is the folder `root` and the termination log lies in it."""
+
+        def moved(text: str) -> str:
+            return text.replace(files.ROOT, root).replace(files.TERMINATION_LOG, f"{root}/termination-log")
+
+        return replace(
+            self,
+            command=tuple(moved(word) for word in self.command),
+            env={key: moved(value) for key, value in self.env.items()},
+        )
+
+
+@dataclass(frozen=True)
+class Processes:
+    """All processes of a job and the one file that they read besides the token."""
+
+    servers: tuple[Container, ...]
+    learner: Container
+    config: RunConfig
+    config_text: str  # the YAML at files.CONFIG_PATH
+
+
+def containers(
+    job: RolloutMatchingJob,
+    host_for: Callable[[int], str],
+    learner_ports: LearnerPorts = POD_PORTS,
+    *,
+    tls: bool,
+) -> Processes:
+    """Return the processes of `job`; `host_for(i)` is the host on which server i is reached, `tls` whether over TLS.
+
+    Raise ConfigError if a pod template would take away what the job relies on.
+    """
+    template_rules.check(job)
+    scheme, env = ("https", {**_COMMON_ENV, **_TLS_ENV}) if tls else ("http", _COMMON_ENV)
+    addresses = [
+        {
+            "base_url": f"{scheme}://{host_for(index)}:{job.spec.rollout.port + index}",
+            "group_port": learner_ports.group + index,
+        }
+        for index in range(job.spec.rollout.servers)
+    ]
+    raw = job.spec.config.model_dump(mode="json", exclude_unset=True)
+    if addresses:  # parse_job has refused addresses of the person's own
+        vllm = raw["custom"].setdefault("extra", {}).setdefault("rollout_matching", {}).setdefault("vllm", {})
+        vllm.setdefault("server", {})["servers"] = addresses
+    return Processes(
+        servers=tuple(_server(job, index, env) for index in range(len(addresses))),
+        learner=_learner(job, learner_ports, env),
+        config=parse_run_config(raw, root="spec.config"),
+        config_text=yaml.safe_dump(raw, sort_keys=False, allow_unicode=True),
+    )
+
+
+def waiting(learner: Container) -> Container:
+    """Return what waits for the servers in the learner's pod, before the learner starts."""
+    return replace(
+        learner,
+        name=names.WAIT_CONTAINER,
+        command=("stage2", "wait", files.CONFIG_PATH),
+        env={key: value for key, value in learner.env.items() if key in {**_COMMON_ENV, **_TLS_ENV}},
+        ports={},
+        gpus=0,
+    )
+
+
+def _server(job: RolloutMatchingJob, index: int, env: Mapping[str, str]) -> Container:
+    return Container(
+        name=f"server-{index}",
+        command=("stage2", "serve", files.CONFIG_PATH, "--server", str(index)),
+        env=env,
+        ports={f"http-{index}": job.spec.rollout.port + index},
+        gpus=job.spec.rollout.gpus_per_server,
+    )
+
+
+def _learner(job: RolloutMatchingJob, ports: LearnerPorts, env: Mapping[str, str]) -> Container:
+    return Container(
+        name=names.ROLE_LEARNER,
+        command=("stage2", "learn", files.CONFIG_PATH, *_processes(job)),
+        env={
+            **env,
+            PROGRESS_PORT_VARIABLE: str(ports.progress),
+            METRICS_PORT_VARIABLE: str(ports.metrics),
+            TERMINATION_LOG_VARIABLE: files.TERMINATION_LOG,
+        },
+        ports={
+            "progress": ports.progress,
+            "metrics": ports.metrics,
+            **{f"{_GROUP}{index}": ports.group + index for index in range(job.spec.rollout.servers)},
+        },
+        gpus=job.spec.learner.gpus,
+    )
+
+
+def _processes(job: RolloutMatchingJob) -> tuple[str, ...]:
+    """One learner process for each of several GPUs."""
+    return () if job.spec.learner.gpus <= 1 else (f"--processes={job.spec.learner.gpus}",)

@@ -1,0 +1,89 @@
+"""Every kind of object that the controller touches. A new kind of child is one entry here and a builder in `children`.
+
+Who reads the table: the builders (API version, name), the observed state (field), the diff (how it is written), the
+store, the watches and the requests (what is watched, its API path).
+"""
+
+from dataclasses import dataclass
+
+from stage2_controller.spec import names
+
+
+@dataclass(frozen=True)
+class Resource:
+    """A kind of the API server."""
+
+    kind: str
+    api_version: str
+    plural: str
+    spec_fields: tuple[str, ...] | None = None  # of its spec, what the store keeps; None: everything
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChildKind(Resource):
+    """A kind of child. A job has at most one of each."""
+
+    role: str  # ends its name: <job>-<role>
+    field: str  # of Observed
+    has_pods: bool = False  # its pods play its role
+    watched: bool = True  # else it is read by name: nobody has to let the controller list all of them
+    create_once: bool = False  # never written again; else it is applied
+    switches: tuple[str, ...] = ()  # the fields of its spec for which it is written again; an absent one counts as true
+    of_kueue: bool = False  # exists only where Kueue is installed
+
+
+CONFIG_MAP = ChildKind("ConfigMap", "v1", "configmaps", role=names.ROLE_CONFIG, field="configmap", watched=False)
+SECRET = ChildKind(  # running pods hold its token and certificates
+    "Secret", "v1", "secrets", role=names.ROLE_TOKEN, field="secret", watched=False, create_once=True
+)
+NETWORK_POLICY = ChildKind(
+    "NetworkPolicy", "networking.k8s.io/v1", "networkpolicies", role=names.ROLE_PODS, field="networkpolicy"
+)
+SERVICE = ChildKind("Service", "v1", "services", role=names.ROLE_ROLLOUT, field="service")
+DEPLOYMENT = ChildKind(
+    "Deployment", "apps/v1", "deployments", role=names.ROLE_ROLLOUT, field="deployment", has_pods=True
+)
+LEARNER_JOB = ChildKind(  # a Job's template is immutable
+    "Job", "batch/v1", "jobs", role=names.ROLE_LEARNER, field="learner", has_pods=True, create_once=True
+)
+WORKLOAD = ChildKind(
+    "Workload",
+    "kueue.x-k8s.io/v1beta2",
+    "workloads",
+    role=names.ROLE_QUOTA,
+    field="workload",
+    switches=("active", "queueName"),
+    of_kueue=True,
+)
+
+CHILDREN = (DEPLOYMENT, SERVICE, NETWORK_POLICY, WORKLOAD, CONFIG_MAP, SECRET, LEARNER_JOB)
+CHILD = {child.kind: child for child in CHILDREN}
+ROLE_OF_PODS = {child.kind: child.role for child in CHILDREN if child.has_pods}
+KIND_OF_ROLE = {role: kind for kind, role in ROLE_OF_PODS.items()}
+
+ROLLOUT_MATCHING_JOB = Resource(names.KIND, names.API_VERSION, names.PLURAL)
+POD = Resource("Pod", "v1", "pods", spec_fields=("nodeName", "readinessGates", "resourceClaims"))
+REPLICA_SET = Resource("ReplicaSet", "apps/v1", "replicasets", spec_fields=())  # between a Deployment and its pods
+ENDPOINT_SLICE = Resource("EndpointSlice", "discovery.k8s.io/v1", "endpointslices")  # one of each rollout pod
+NODE = Resource("Node", "v1", "nodes")
+OTHERS = (
+    ROLLOUT_MATCHING_JOB,
+    POD,
+    REPLICA_SET,
+    ENDPOINT_SLICE,
+    NODE,
+    Resource("Event", "v1", "events"),
+    Resource("Lease", "coordination.k8s.io/v1", "leases"),
+    Resource("PriorityClass", "scheduling.k8s.io/v1", "priorityclasses"),
+    Resource("RuntimeClass", "node.k8s.io/v1", "runtimeclasses"),
+    Resource("LimitRange", "v1", "limitranges"),
+    Resource("ResourceFlavor", "kueue.x-k8s.io/v1beta2", "resourceflavors"),
+    Resource("WorkloadPriorityClass", "kueue.x-k8s.io/v1beta2", "workloadpriorityclasses"),
+)
+RESOURCES = {resource.kind: resource for resource in (*CHILDREN, *OTHERS)}
+
+
+def watched(*, kueue: bool) -> tuple[Resource, ...]:
+    """Return what is watched of every job: itself, its children, their pods and what belongs to these."""
+    children = (child for child in CHILDREN if child.watched and (kueue or not child.of_kueue))
+    return (ROLLOUT_MATCHING_JOB, *children, REPLICA_SET, POD, ENDPOINT_SLICE)

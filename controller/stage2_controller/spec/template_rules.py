@@ -1,0 +1,250 @@
+"""The rules of a person's pod template: it holds what training needs, and takes nothing away that the job relies on."""
+
+from collections.abc import Iterator, Mapping, Sequence, Set
+from types import MappingProxyType
+from typing import Any
+
+from stage2_api.errors import ConfigError, Problem
+from stage2_api.job import RolloutMatchingJob
+from stage2_api.pod import files
+from stage2_controller.spec import names, template_fields, template_schema
+
+_OF_CONTAINER = {
+    "command": "stage2 starts its own commands",
+    "args": "stage2 starts its own commands",
+    "ports": "servers and learner reach each other on stage2's ports",
+}
+_ROOTS = (files.ROOT, files.TMP_FOLDER, files.SHARED_MEMORY_FOLDER)
+_NO_CREDENTIALS = "pods hold no credentials but the tokens that their template asks for"
+_ASK_FOR_A_TOKEN = "mount a projected serviceAccountToken with an audience, and name its serviceAccountName"
+_OF_POD = {
+    "restartPolicy": "Deployment and Job each need their own",
+    "affinity": "the learner follows the servers",
+    "automountServiceAccountToken": _NO_CREDENTIALS,
+    "serviceAccount": "an old name of serviceAccountName",
+    "hostPID": "a pod of a job sees no processes of its node",
+    "hostIPC": "a pod of a job shares no memory with its node",
+    "hostUsers": "the users of a pod are those of its image",
+    "nodeName": "servers and learner share a node that is chosen for both",
+    "hostNetwork": "the NetworkPolicy of the job would not hold, and two jobs on a node would share ports",
+    "subdomain": "servers are reached through their Service",
+    "resourceClaims": "each server and the learner has a claim of its own",
+    "readinessGates": "the rollout pod is ready when its weights are",
+}
+_NOT_NEEDED = "is no field that training needs"
+_WAY_OUT = {
+    "serviceAccount": "use serviceAccountName",
+    "affinity": "use spec.placement.affinity",
+    "nodeName": "use spec.placement.nodeSelector",
+    "ports": "use spec.rollout.port",
+    "resourceClaims": "use spec.rollout.resourceClaimTemplate and spec.learner.resourceClaimTemplate",
+    "automountServiceAccountToken": _ASK_FOR_A_TOKEN,
+}
+
+
+def check(job: RolloutMatchingJob) -> None:
+    """Raise ConfigError with every field of the two templates that belongs to stage2."""
+    ours = _own_containers(job)
+    problems = [
+        problem
+        for role, template in _templates(job).items()
+        for problem in _problems(f"spec.{role}.template", template, ours[role], job.spec.gpu_resource)
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def adds_containers(job: RolloutMatchingJob) -> bool:
+    """Whether a template that keeps the rules has containers of its own, such as one that fetches data."""
+    ours = _own_containers(job)
+    for role, template in _templates(job).items():
+        spec = template.get("spec") or {}
+        found = {one["name"] for key in ("containers", "initContainers") for one in spec.get(key) or []}
+        if found - ours[role] - {names.WAIT_CONTAINER}:
+            return True
+    return False
+
+
+def _templates(job: RolloutMatchingJob) -> dict[str, Mapping[str, Any]]:
+    return {"rollout": job.spec.rollout.template, "learner": job.spec.learner.template}
+
+
+def _own_containers(job: RolloutMatchingJob) -> dict[str, set[str]]:
+    return {
+        "rollout": {"server", *(f"server-{index}" for index in range(job.spec.rollout.servers))},
+        "learner": {names.ROLE_LEARNER},
+    }
+
+
+def _problems(path: str, template: Mapping[str, Any], ours: set[str], gpu: str) -> Iterator[Problem]:
+    for key in sorted(set(template) - {"metadata", "spec"}):
+        yield Problem(f"{path}.{key}", template[key], "a pod template holds metadata and spec", "move it under spec")
+    yield from _directives(path, template)
+    misshapen = list(template_schema.problems(path, template))
+    yield from misshapen
+    if misshapen:  # what follows reads mappings and lists
+        return
+    spec = template.get("spec") or {}
+    yield from _metadata(f"{path}.metadata", template.get("metadata") or {})
+    yield from _foreign(f"{path}.spec", spec, template_fields.OF_POD, _OF_POD)
+    yield from _security(f"{path}.spec", spec, template_fields.OF_POD_SECURITY)
+    yield from _claims(f"{path}.spec", spec)
+    yield from _volumes(f"{path}.spec", spec)
+    for key in ("containers", "initContainers"):
+        for index, container in enumerate(spec.get(key) or []):
+            yield from _any_container(f"{path}.spec.{key}[{index}]", container)
+    yield from _waiting(f"{path}.spec", spec, gpu)
+    for index, container in enumerate(spec.get("containers") or []):
+        where, name = f"{path}.spec.containers[{index}]", container.get("name")
+        if not name or not isinstance(name, str):
+            way_out = f"name it {' or '.join(sorted(ours))} to change that container, otherwise to add one"
+            yield Problem(where, container, "a container needs a name", way_out)
+        elif name in ours:
+            yield from _reserved(where, container, _OF_CONTAINER)
+            yield from _container(where, container, gpu)
+
+
+def _foreign(
+    path: str, written: Mapping[str, Any], allowed: Set[str], reserved: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[Problem]:
+    """Refuse every field that is not allowed; `reserved` says of some why."""
+    for key in sorted(map(str, written.keys() - allowed)):
+        rule = reserved.get(key, _NOT_NEEDED)
+        yield Problem(f"{path}.{key}", written.get(key), rule, _WAY_OUT.get(key, "remove it"))
+
+
+def _any_container(path: str, container: Mapping[str, Any]) -> Iterator[Problem]:
+    """Refuse what no container of a job may have, the person's own too."""
+    yield from _foreign(path, container, template_fields.OF_CONTAINER)
+    yield from _claims(path, container)
+    yield from _security(path, container, template_fields.OF_CONTAINER_SECURITY)
+    for key in ("livenessProbe", "readinessProbe", "startupProbe", "lifecycle"):
+        if _names_a_host(container.get(key)):
+            rule = "a probe of another host would be made by the node"
+            yield Problem(f"{path}.{key}", container[key], rule, "take host out")
+    for index, port in enumerate(container.get("ports") or []):
+        if port.keys() & {"hostPort", "hostIP"}:
+            rule = "a port of the node is not the job's"
+            yield Problem(f"{path}.ports[{index}].hostPort", port.get("hostPort"), rule, "remove it")
+
+
+def _claims(path: str, holder: Mapping[str, Any]) -> Iterator[Problem]:
+    """Refuse claims: a container of the person's own would share the GPUs of a server or of the learner."""
+    resources = holder.get("resources")
+    if isinstance(resources, Mapping) and "claims" in resources:
+        rule = "the claims of a pod are its servers' and its learner's"
+        yield Problem(f"{path}.resources.claims", resources["claims"], rule, _WAY_OUT["resourceClaims"])
+
+
+def _names_a_host(hook: Any) -> bool:
+    """Return whether a probe, or a hook of the lifecycle, is about another host."""
+    if not isinstance(hook, Mapping):
+        return False
+    return any(key == "host" or (key != "exec" and _names_a_host(value)) for key, value in hook.items())
+
+
+def _security(path: str, holder: Mapping[str, Any], allowed: Set[str]) -> Iterator[Problem]:
+    context = holder.get("securityContext") or {}
+    yield from _foreign(f"{path}.securityContext", context, allowed)
+    for key, (holds, rule) in template_fields.SECURITY_VALUES.items():
+        if key in allowed and key in context and not holds(context[key]):
+            yield Problem(f"{path}.securityContext.{key}", context[key], rule, "change it, or remove it")
+
+
+def _waiting(path: str, spec: Mapping[str, Any], gpu: str) -> Iterator[Problem]:
+    """Yield what a template may not change of the container that waits for the servers."""
+    for index, container in enumerate(spec.get("initContainers") or []):
+        if isinstance(container, Mapping) and container.get("name") == names.WAIT_CONTAINER:
+            where = f"{path}.initContainers[{index}]"
+            yield from _reserved(where, container, _OF_CONTAINER)
+            yield from _container(where, container, gpu)
+
+
+def _reserved(path: str, written: Mapping[str, Any], reserved: Mapping[str, str]) -> Iterator[Problem]:
+    for key in sorted(reserved.keys() & written.keys()):
+        yield Problem(f"{path}.{key}", written[key], reserved[key], _WAY_OUT.get(key, "remove it"))
+
+
+def _directives(path: str, written: Any) -> Iterator[Problem]:
+    """Refuse what takes away: null, or a directive of `kubectl patch` that is not understood here."""
+    if isinstance(written, Mapping):
+        for key, value in written.items():
+            if str(key).startswith("$"):
+                yield Problem(f"{path}.{key}", value, "a template merges and knows no directives", "remove it")
+            elif value is None:
+                yield Problem(f"{path}.{key}", value, "a template adds and changes, it removes nothing", "remove it")
+            else:
+                yield from _directives(f"{path}.{key}", value)
+    elif isinstance(written, list):
+        for index, item in enumerate(written):
+            yield from _directives(f"{path}[{index}]", item)
+
+
+def _metadata(path: str, metadata: Mapping[str, Any]) -> Iterator[Problem]:
+    yield from _foreign(path, metadata, template_fields.OF_METADATA)
+    for key in metadata.get("annotations") or {}:
+        if str(key).startswith(template_fields.UNSAFE_ANNOTATIONS):
+            rule = "an old name of a field of securityContext"
+            yield Problem(f"{path}.annotations[{key}]", metadata["annotations"][key], rule, "use securityContext")
+    for part in ("labels", "annotations"):
+        for key, value in (metadata.get(part) or {}).items():
+            if str(key).startswith((f"{names.GROUP}/", "app.kubernetes.io/")):
+                rule = "stage2 finds its pods by the keys of stage2.dev and app.kubernetes.io"
+                yield Problem(f"{path}.{part}[{key}]", value, rule, "choose another key")
+
+
+def _volumes(path: str, spec: Mapping[str, Any]) -> Iterator[Problem]:
+    for index, volume in enumerate(spec.get("volumes") or []):
+        if volume["name"] in files.VOLUMES:
+            rule = f"the names {', '.join(files.VOLUMES)} belong to stage2"
+            yield Problem(f"{path}.volumes[{index}].name", volume["name"], rule, "choose another name")
+        yield from _foreign(f"{path}.volumes[{index}]", volume, template_fields.VOLUMES)
+        yield from _credentials(f"{path}.volumes[{index}].projected", volume.get("projected"), spec)
+
+
+def _credentials(path: str, projected: Mapping[str, Any] | None, spec: Mapping[str, Any]) -> Iterator[Problem]:
+    """Refuse certificates, and tokens that nobody asked for by name: of which account, and for whom."""
+    for index, source in enumerate((projected or {}).get("sources") or ()):
+        where = f"{path}.sources[{index}]"
+        if "podCertificate" in source:
+            yield Problem(f"{where}.podCertificate", source["podCertificate"], _NO_CREDENTIALS, "remove it")
+        token = source.get("serviceAccountToken")
+        if token is not None and not (spec.get("serviceAccountName") and _is_name(token.get("audience"))):
+            rule = "a token is of an account that the template names, for an audience that it names"
+            yield Problem(f"{where}.serviceAccountToken", token, rule, _ASK_FOR_A_TOKEN)
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+def _container(path: str, container: Mapping[str, Any], gpu: str) -> Iterator[Problem]:
+    yield from _mounts(path, container.get("volumeMounts") or [])
+    yield from _variables(path, container.get("env") or [])
+    if gpu:
+        yield from _gpus(f"{path}.resources", container.get("resources") or {}, gpu)
+
+
+def _mounts(path: str, mounts: Sequence[Mapping[str, Any]]) -> Iterator[Problem]:
+    for index, mount in enumerate(mounts):
+        written = mount["mountPath"]
+        where = files.cleaned(written)
+        if where == "/" or any(where == root or where.startswith(f"{root}/") for root in _ROOTS):
+            rule = f"the paths {', '.join(_ROOTS)} belong to stage2"
+            yield Problem(
+                f"{path}.volumeMounts[{index}].mountPath", written, rule, "choose another path, such as /data"
+            )
+
+
+def _variables(path: str, variables: Sequence[Mapping[str, Any]]) -> Iterator[Problem]:
+    for index, variable in enumerate(variables):
+        if variable["name"].startswith("STAGE2_"):
+            rule = "variables that begin with STAGE2_ are set by stage2"
+            yield Problem(f"{path}.env[{index}].name", variable["name"], rule, "remove it")
+
+
+def _gpus(path: str, resources: Mapping[str, Any], gpu: str) -> Iterator[Problem]:
+    for part, amounts in resources.items():
+        if part in ("limits", "requests") and gpu in (amounts or {}):
+            way_out = "use spec.rollout.gpusPerServer or spec.learner.gpus"
+            yield Problem(f"{path}.{part}[{gpu}]", amounts[gpu], "GPUs are counted by the job", way_out)

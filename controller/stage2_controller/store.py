@@ -1,0 +1,157 @@
+"""The store of the watches: the newest state of all jobs and their children, so that a pass costs few reads."""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import orjson
+
+from stage2_controller.observed import Object
+from stage2_controller.spec import kinds, names
+from stage2_controller.spec.key import Key
+
+
+def read(text: bytes | str) -> Any:
+    """Return what a text says. Raise ValueError if it is no JSON."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return json.loads(text)
+
+
+def written(made: object) -> bytes:
+    """Return an object of plain dictionaries, lists, texts and numbers as JSON, without spaces."""
+    try:
+        return orjson.dumps(made)
+    except orjson.JSONEncodeError:
+        return json.dumps(made, separators=(",", ":")).encode()
+
+
+# ConfigMaps and Secrets are read one by one instead.
+_STORED = frozenset(resource.kind for resource in kinds.watched(kueue=True))
+
+
+def key_of(kind: str, body: Object) -> Key | None:
+    """Return the job that an object is or belongs to; None for one that only carries our label."""
+    metadata = body["metadata"]
+    if kind not in _STORED:
+        return None
+    name = metadata["name"] if kind == names.KIND else metadata.get("annotations", {}).get(names.ANNOTATION_JOB)
+    return Key(metadata["namespace"], name) if name else None
+
+
+def version_of(body: Object) -> int:
+    """Return the resource version: later writes of an object have greater ones."""
+    return int(body["metadata"]["resourceVersion"])
+
+
+class _Entry(NamedTuple):
+    """One object: children as JSON, a fifth of what they take as dictionaries; jobs as they are, for their figures."""
+
+    name: str
+    uid: str
+    version: int
+    kept: bytes | Object
+
+    @classmethod
+    def of(cls, kind: str, body: Object) -> "_Entry":
+        metadata, made = body["metadata"], slim(kind, body)
+        kept = made if kind == names.KIND else written(made)
+        return cls(metadata["name"], metadata["uid"], version_of(body), kept)
+
+    def body(self) -> Object:
+        made: Object = read(self.kept) if isinstance(self.kept, bytes) else self.kept
+        return made
+
+
+class Store:
+    """Objects by kind and job. An older state never replaces a newer one, whichever way it came."""
+
+    def __init__(self) -> None:
+        self._objects: dict[str, dict[Key, dict[str, _Entry]]] = {kind: defaultdict(dict) for kind in _STORED}
+        self._of_label: dict[tuple[str, str], set[Key]] = defaultdict(set)  # the jobs of a namespace and short name
+
+    def put(self, kind: str, body: Object) -> None:
+        """Keep the object unless a newer state of it is known."""
+        key = key_of(kind, body)
+        if key is None:
+            return
+        siblings, name = self._objects[kind][key], body["metadata"]["name"]
+        known = siblings.get(name)
+        if known is None or known.version <= version_of(body):
+            siblings[name] = _Entry.of(kind, body)
+            if kind == names.KIND:
+                self._of_label[_label_of(key)].add(key)
+
+    def remove(self, kind: str, body: Object) -> None:
+        """Forget the object, unless it was created anew under the same name."""
+        key = key_of(kind, body)
+        if key is None:
+            return
+        siblings = self._objects[kind].get(key, {})
+        known = siblings.get(body["metadata"]["name"])
+        if known is not None and known.uid == body["metadata"]["uid"]:
+            del siblings[known.name]
+            if not siblings:
+                del self._objects[kind][key]
+                self._forget_label(kind, key)
+
+    def namesakes(self, key: Key) -> list[Object]:
+        """Return the other jobs of the namespace whose pods have the same label, by which policies choose them."""
+        others = self._of_label.get(_label_of(key), set()) - {key}
+        found = (self.one(names.KIND, other, other.name) for other in sorted(others, key=lambda other: other.name))
+        return [job for job in found if job is not None]
+
+    def _forget_label(self, kind: str, key: Key) -> None:
+        if kind == names.KIND:
+            label = _label_of(key)
+            self._of_label[label].discard(key)
+            if not self._of_label[label]:
+                del self._of_label[label]
+
+    def all(self, kind: str, key: Key) -> tuple[Object, ...]:
+        """Return the objects of a kind that belong to a job."""
+        return tuple(entry.body() for entry in self._objects[kind].get(key, {}).values())
+
+    def one(self, kind: str, key: Key, name: str) -> Object | None:
+        """Return the object of that name that belongs to a job."""
+        entry = self._objects[kind].get(key, {}).get(name)
+        return entry.body() if entry else None
+
+    def known(self, kind: str) -> Iterator[Object]:
+        """Return all objects of a kind."""
+        return (entry.body() for entry in self._entries(kind))
+
+    def behind(self, kind: str, listed: Iterable[Object]) -> list[Object]:
+        """Return those of the listed objects that are not known, or only in an older state."""
+        return [body for body in listed if (key := key_of(kind, body)) and self._older(kind, key, body)]
+
+    def vanished(self, kind: str, listed: Iterable[Object], list_version: int) -> list[Object]:
+        """Return the known objects that are missing in a list that was made after they were last seen."""
+        present = {body["metadata"]["uid"] for body in listed}
+        return [
+            entry.body() for entry in self._entries(kind) if entry.uid not in present and entry.version <= list_version
+        ]
+
+    def _entries(self, kind: str) -> Iterator[_Entry]:
+        for siblings in self._objects[kind].values():
+            yield from siblings.values()
+
+    def _older(self, kind: str, key: Key, body: Object) -> bool:
+        known = self._objects[kind].get(key, {}).get(body["metadata"]["name"])
+        return known is None or known.version < version_of(body)
+
+
+def _label_of(key: Key) -> tuple[str, str]:
+    return key.namespace, names.short_name(key.name)
+
+
+def slim(kind: str, body: Object) -> Object:
+    """Return the object without field managers' bookkeeping, a third of its size; a pod without most of its spec."""
+    metadata: dict[str, Any] = {key: value for key, value in body["metadata"].items() if key != "managedFields"}
+    made = {**body, "metadata": metadata}
+    kept = kinds.RESOURCES[kind].spec_fields
+    if kept is not None:
+        made["spec"] = {key: value for key, value in body.get("spec", {}).items() if key in kept}
+    return made

@@ -1,0 +1,201 @@
+"""A work queue for level-triggered reconciling: one pass at a time for each key, coalesced, bounded, with backoff.
+
+kopf never retries an `on.event` handler, and its timers force finalizers; this queue retries and re-checks instead.
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Generic, TypeVar
+
+NEW_FOR_A_KNOWN = 4
+"""Keys that were never worked on, of one owner, between two that were, while both wait."""
+
+Item = TypeVar("Item")
+
+
+class _Lanes(Generic[Item]):
+    def __init__(self) -> None:
+        self.new: deque[Item] = deque()
+        self.known: deque[Item] = deque()
+        self._new_in_a_row = 0
+
+    def __len__(self) -> int:
+        return len(self.new) + len(self.known)
+
+    def pop(self) -> Item:
+        if self.new and (not self.known or self._new_in_a_row < NEW_FOR_A_KNOWN):
+            self._new_in_a_row += 1
+            return self.new.popleft()
+        self._new_in_a_row = 0
+        return self.known.popleft()
+
+
+class FairTurns(Generic[Item]):
+    """Keys that wait, each in the lanes of its owner; owners take turns, in the order in which they came to wait."""
+
+    def __init__(self, owner_of: Callable[[Item], Hashable]) -> None:
+        self._owner_of = owner_of
+        self._owners: OrderedDict[Hashable, _Lanes[Item]] = OrderedDict()
+
+    def put(self, item: Item, *, new: bool) -> None:
+        """Let an item wait behind the others of its owner; `new`: it was never worked on."""
+        lanes = self._owners.setdefault(self._owner_of(item), _Lanes())
+        (lanes.new if new else lanes.known).append(item)
+
+    def pop(self) -> Item:
+        """Return the item whose turn it is. Raises StopIteration where none waits."""
+        owner = next(iter(self._owners))
+        lanes = self._owners[owner]
+        item = lanes.pop()
+        if lanes:
+            self._owners.move_to_end(owner)
+        else:
+            del self._owners[owner]
+        return item
+
+
+logger = logging.getLogger(__name__)
+
+
+class RetryLater(Exception):
+    """A pass that could not finish for a reason that is told elsewhere: try again with backoff, no traceback."""
+
+
+class Broken(RetryLater):
+    """A pass that met a bug of the controller, which is told and logged already."""
+
+
+class WorkQueue(Generic[Item]):
+    """A queue that calls `work(key)` for every key that was added since its last call began.
+
+    `work` returns the seconds after which it wants to be called again, or None. When it raises, it is called again
+    after `backoff_s`, doubled for each failure in a row up to `backoff_max_s`. At most `concurrency` calls run at once.
+    Owners of keys take turns (`owner_of`; without it all keys are one owner's), as `FairTurns` says.
+
+    What is added within `rest_s` of a key's last call is one call at the end of that time: what a call has begun comes
+    back as a burst of news. A key that has rested, and what a call has asked for itself, waits for nothing.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[Item], Awaitable[float | None]],
+        *,
+        owner_of: Callable[[Item], Hashable] = lambda key: None,
+        concurrency: int = 8,
+        rest_s: float = 0.0,
+        backoff_s: float = 1.0,
+        backoff_max_s: float = 300.0,
+    ) -> None:
+        self._work = work
+        self._concurrency = concurrency
+        self._rest_s = rest_s
+        self._backoff_s = backoff_s
+        self._backoff_max_s = backoff_max_s
+        self._turns = FairTurns(owner_of)
+        self._ready = asyncio.Semaphore(0)  # as many as wait in _turns
+        self._worked_on: dict[Item, float] = {}  # until when each rests; of one in a call: that it was not forgotten
+        self._waiting: set[Item] = set()  # in _turns, which also has those that were forgotten meanwhile
+        self._active: set[Item] = set()  # in a call
+        self._again: dict[Item, bool] = {}  # added during its call, and whether that does not wait for its rest
+        self._timers: dict[Item, asyncio.TimerHandle] = {}
+        self._failures: dict[Item, int] = {}
+
+    def add(self, key: Item) -> None:
+        """Ask for a call as soon as the key has rested and a worker is free; many additions before it are one call."""
+        if key not in self._waiting and (left_s := self._rest_left_s(key)) > 0:
+            self.add_after(key, left_s)
+        else:
+            self._ask(key, at_once=False)
+
+    def add_now(self, key: Item) -> None:
+        """Ask for a call as soon as a worker is free, whether the key has rested or not."""
+        self._ask(key, at_once=True)
+
+    def _rest_left_s(self, key: Item) -> float:
+        rests_until = self._worked_on.get(key)
+        return rests_until - asyncio.get_running_loop().time() if rests_until else 0.0
+
+    def _ask(self, key: Item, *, at_once: bool) -> None:
+        self._cancel_timer(key)
+        if key in self._active:
+            self._again[key] = at_once or self._again.get(key, False)
+        elif key not in self._waiting:
+            self._waiting.add(key)
+            self._turns.put(key, new=key not in self._worked_on)
+            self._ready.release()
+
+    def add_after(self, key: Item, delay_s: float) -> None:
+        """Ask for a call in `delay_s` seconds; the sooner of this and an earlier request wins."""
+        loop = asyncio.get_running_loop()
+        timer = self._timers.get(key)
+        if timer is None or timer.when() > loop.time() + delay_s:
+            self._cancel_timer(key)
+            self._timers[key] = loop.call_later(delay_s, self.add_now, key)
+
+    def forget(self, key: Item) -> None:
+        """Drop what is planned for a key whose object is gone; a call that has begun ends, and plans nothing."""
+        self._cancel_timer(key)
+        self._waiting.discard(key)  # its turn is passed over: a new object of its name waits where new ones do
+        self._again.pop(key, None)
+        self._failures.pop(key, None)
+        self._worked_on.pop(key, None)
+
+    def depth(self) -> int:
+        """Return how many keys wait for a worker."""
+        return len(self._waiting)
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        async with asyncio.TaskGroup() as workers:
+            for _ in range(self._concurrency):
+                workers.create_task(self._worker())
+
+    async def _worker(self) -> None:
+        while True:
+            await self._ready.acquire()
+            key = self._turns.pop()
+            if key in self._waiting:  # not forgotten meanwhile
+                self._waiting.discard(key)
+                await self._serve(key)
+
+    async def _serve(self, key: Item) -> None:
+        """Call for the key, and plan what follows; nothing where the key was forgotten during the call."""
+        self._worked_on[key] = 0.0
+        self._active.add(key)
+        try:
+            delay_s = await self._call(key)
+        finally:
+            self._active.discard(key)
+        if key in self._worked_on:
+            self._worked_on[key] = asyncio.get_running_loop().time() + self._rest_s
+            if delay_s is not None:
+                self.add_after(key, delay_s)
+        else:
+            self._failures.pop(key, None)
+        if key in self._again:
+            (self.add_now if self._again.pop(key) else self.add)(key)
+
+    async def _call(self, key: Item) -> float | None:
+        """Return the seconds until the next call."""
+        try:
+            delay_s = await self._work(key)
+        except RetryLater as reason:
+            delay_s = self._next_backoff(key)
+            logger.warning("%s: %s; next try in %.0f s", key, reason, delay_s)
+        except Exception:  # whatever one job's pass raises must not end the worker that serves the others
+            delay_s = self._next_backoff(key)
+            logger.exception("%s: pass failed; next try in %.0f s", key, delay_s)
+        else:
+            self._failures.pop(key, None)
+        return delay_s
+
+    def _next_backoff(self, key: Item) -> float:
+        failures = self._failures[key] = self._failures.get(key, 0) + 1
+        return min(self._backoff_s * 2.0 ** min(failures - 1, 30), self._backoff_max_s)
+
+    def _cancel_timer(self, key: Item) -> None:
+        timer = self._timers.pop(key, None)
+        if timer is not None:
+            timer.cancel()

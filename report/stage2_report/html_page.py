@@ -1,0 +1,250 @@
+"""`stage2 report RUN [RUN] --html OUT`: one page of what a run, or each of two runs, wrote down.
+
+Texts of answers and data files are hostile until they are escaped: the templates escape all of them, and the page's own
+policy lets no script run but the one that it brings, and nothing be loaded.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from stage2_api.errors import ConfigError, Problem
+from stage2_report.counted_nouns import counted
+from stage2_report.figure_table import figure_table
+from stage2_report.held_out_rollouts import EvaluatedStep, read_evaluations
+from stage2_report.reward_cards import TEXT_CHARACTERS, RewardSamples, reward_card, reward_samples
+from stage2_report.reward_keys import REWARD
+from stage2_report.run_charts import run_charts
+from stage2_report.run_history import RunHistory, read_history
+from stage2_report.sample_cards import StepChoice, chosen_samples, sample_card, sample_f1
+from stage2_trainer.data.output_places import aside_of, check_file, check_place
+
+MOST_RUNS, MOST_STEPS = 2, 6
+MOST_CARD_BYTES = 9_000_000
+"""Bytes of all cards together; the rest of a page is below 1 MB."""
+MARK = "<!doctype html><!-- stage2 report -->"
+
+
+@dataclass(frozen=True)
+class PageRequest:
+    """What the command line asks for. images: the folder of the held-out images, where it is another than it was.
+
+    refresh: seconds after which a browser reads the page again; None = never.
+    """
+
+    runs: Sequence[Path]
+    output: Path
+    images: Path | None = None
+    refresh: int | None = None
+
+
+@dataclass(frozen=True)
+class _Samples:
+    """What a page shows of held-out samples: choices of steps, and how many samples there are."""
+
+    choices: Sequence[StepChoice]
+    names: Sequence[str]
+    of: int
+
+
+def write_html(request: PageRequest) -> None:
+    """Write the page aside, and give it its name. Raises ConfigError."""
+    _check(request)
+    text = render_page(request)
+    request.output.parent.mkdir(parents=True, exist_ok=True)
+    aside = aside_of(request.output)
+    aside.write_bytes(text.encode("utf-8", errors="replace"))
+    aside.replace(request.output)
+
+
+def render_page(request: PageRequest) -> str:
+    """Return the page. Raises ConfigError where a run has no log."""
+    runs = _named(request.runs)
+    is_grpo = any(REWARD in run.steps.keys() for run in runs)  # noqa: SIM118 - no mapping
+    samples = None if is_grpo else _samples(runs)
+    rewards = reward_samples(runs[0].log) if is_grpo and len(runs) == 1 else None
+    cards = _cards(samples, request.images) if samples else _reward_cards(rewards, request.images) if rewards else []
+    style, script = _own("page.css"), _own("page.js")
+    return _environment().get_template("page.html.j2").render(
+        mark=Markup(MARK),
+        style=Markup(style),
+        script=Markup(script),
+        policy=_policy(style, script),
+        refresh=request.refresh,
+        runs=runs,
+        charts=run_charts(runs),
+        table=figure_table(_ends(samples, runs)) if samples else None,
+        choices=[choice.label for choice in samples.choices] if samples else rewards.labels if rewards else [],
+        cards=cards,
+        samples=samples,
+        rewards=rewards,
+        is_grpo=is_grpo,
+    )  # fmt: skip
+
+
+def _check(request: PageRequest) -> None:
+    """Raise ConfigError where a file would be lost that is no page of ours, or too many runs are named."""
+    if len(request.runs) > MOST_RUNS:
+        rule, way_out = "one run, or two that are compared", "make a page of each pair"
+        raise ConfigError([Problem("RUN", f"{len(request.runs)} runs", rule, way_out)])
+    if not os.path.lexists(request.output):
+        check_place("--html", request.output)
+        return
+    if request.output.is_file():
+        check_file("--html", request.output)
+        check_place("--html", request.output)  # another file takes its place
+        with request.output.open("rb") as file:
+            if file.read(len(MARK)) == MARK.encode():
+                return
+    rule, way_out = "is there already, and no page of `stage2 report`", "name another file"
+    raise ConfigError([Problem("--html", str(request.output), rule, way_out)])
+
+
+def _named(paths: Sequence[Path]) -> list[RunHistory]:
+    """Return the runs, under names that differ."""
+    runs = [read_history(path) for path in paths]
+    if len({run.name for run in runs}) < len(runs):
+        for run, letter in zip(runs, "AB", strict=False):
+            run.name = f"{letter}: {run.name}"
+    return runs
+
+
+def _samples(runs: Sequence[RunHistory]) -> _Samples | None:
+    """Return what there is to show of held-out samples, None where a run has no evaluation by rollouts."""
+    if not all(run.evaluated for run in runs):
+        return None
+    whole = [read_evaluations(run.log, {*_ends_of(run)}) for run in runs]
+    if not all(whole):
+        return None
+    last = [found[max(found)] for found in whole]
+    common = set(last[0].images).intersection(*(one.images for one in last))
+    if not common:
+        return None
+    scores = {name: _rank(name, last) for name in last[0].images if name in common}
+    names = chosen_samples(scores)
+    choices = _choices_of_one(runs[0], whole[0], names) if len(runs) == 1 else _choices_of_two(runs, whole)
+    return _Samples(choices, names, len(common))
+
+
+def _rank(name: str, last: Sequence[EvaluatedStep]) -> float:
+    """Return what samples are chosen by: their score; of two runs, what the second has won on the first."""
+    scores = [sample_f1(one.images[name]) for one in last]
+    return scores[-1] if len(scores) == 1 else scores[1] - scores[0]
+
+
+def _ends_of(run: RunHistory) -> tuple[int, int]:
+    return run.evaluated[0], run.evaluated[-1]
+
+
+def _choices_of_one(run: RunHistory, whole: dict[int, EvaluatedStep], names: Sequence[str]) -> list[StepChoice]:
+    steps = _shown_steps(run)
+    others = read_evaluations(run.log, steps - set(whole), set(names)) if steps - set(whole) else {}
+    last = whole[max(whole)]
+    every = {**{step: one.within(last) for step, one in others.items()}, **whole}
+    best = run.best.get("step")
+    labels = {step: f"step {step}" + (" (best)" if step == best else "") for step in every}
+    return [StepChoice(labels[step], [(labels[step], every[step])]) for step in sorted(every)]
+
+
+def _choices_of_two(runs: Sequence[RunHistory], whole: Sequence[dict[int, EvaluatedStep]]) -> list[StepChoice]:
+    ends = (("first evaluation", min), ("last evaluation", max))
+    found = [
+        StepChoice(
+            label, [(f"{run.name}, step {end(one)}", one[end(one)]) for run, one in zip(runs, whole, strict=True)]
+        )
+        for label, end in ends
+    ]
+    return found if any(len(one) > 1 for one in whole) else found[1:]
+
+
+def _shown_steps(run: RunHistory) -> set[int]:
+    """Return the first, best and last step, and some that are spread between these."""
+    steps = run.evaluated
+    kept = {steps[0], steps[-1]} | ({run.best["step"]} & set(steps) if run.best else set())
+    for place in range(1, MOST_STEPS):
+        if len(kept) < MOST_STEPS:
+            kept.add(steps[round(place * (len(steps) - 1) / MOST_STEPS)])
+    return kept
+
+
+def _ends(samples: _Samples, runs: Sequence[RunHistory]) -> list[tuple[str, EvaluatedStep]]:
+    """Return the evaluations of the table: the first and last of one run, or the last of each of two."""
+    if len(runs) == 2:
+        return list(samples.choices[-1].evaluations)
+    ends = samples.choices if len(samples.choices) == 1 else (samples.choices[0], samples.choices[-1])
+    return [one.evaluations[0] for one in ends]
+
+
+def _cards(samples: _Samples, folder: Path | None) -> list[Markup]:
+    template = _environment().get_template("card.html.j2")
+    cards = (sample_card(number, name, samples.choices, folder) for number, name in enumerate(samples.names))
+    return _within_bound(template.render(card=card) for card in cards)
+
+
+def _reward_cards(rewards: RewardSamples, folder: Path | None) -> list[Markup]:
+    template = _environment().get_template("reward_card.html.j2")
+    cards = (reward_card(number, view, group, folder) for number, (view, group) in enumerate(rewards.groups))
+    return _within_bound(template.render(card=card, most_characters=TEXT_CHARACTERS) for card in cards)
+
+
+def _within_bound(texts: Iterable[str]) -> list[Markup]:
+    """Return the cards as markup, as many as stay within the page's bound."""
+    cards: list[Markup] = []
+    room = MOST_CARD_BYTES
+    for text in texts:
+        room -= len(text.encode("utf-8", errors="replace"))
+        if room < 0:
+            break
+        cards.append(Markup(text))
+    return cards
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("stage2_report", ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_visible,
+    )
+    environment.filters["of"] = counted
+    return environment
+
+
+def _visible(value: Any) -> Any:
+    """Return a text without what would turn its surroundings round or is no character: shown as U+FFFD."""
+    if not isinstance(value, str) or isinstance(value, Markup):
+        return value
+    return "".join("\ufffd" if _is_unfit(one) else one for one in value)
+
+
+def _is_unfit(character: str) -> bool:
+    return character not in "\n\t" and unicodedata.category(character) in ("Cc", "Cf", "Cs")
+
+
+def _own(name: str) -> str:
+    return files("stage2_report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _policy(style: str, script: str) -> str:
+    """Return the page's content security policy: its own style and script by their hashes, pictures within it."""
+    own = {kind: _hash(text) for kind, text in (("style", style), ("script", script))}
+    return f"default-src 'none'; img-src data:; style-src '{own['style']}'; script-src '{own['script']}'"
+
+
+def _hash(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

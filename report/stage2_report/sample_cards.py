@@ -1,0 +1,196 @@
+"""Held-out samples as cards: their ground truth, and what was answered at the steps that can be chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from stage2_api.coordinates import BINS
+from stage2_report.counted_nouns import counted
+from stage2_report.held_out_rollouts import EvaluatedStep, HeldOutRollout
+from stage2_report.thumbnails import Thumbnail, thumbnail
+from stage2_trainer.data.records import Record
+from stage2_trainer.matching import GTObject
+from stage2_trainer.scores.image_counts import ImageCounts, figures, image_counts, table_of
+from stage2_trainer.scores.scored_image import ScoredImage
+from stage2_trainer.scores.verdicts import verdicts
+
+MOST_DRAWN = 80  # objects of one picture
+MOST_LABELLED = 16
+LABEL_CHARACTERS, TEXT_CHARACTERS = 24, 1500
+PATH_POINTS = 64  # of an outline
+WORST, BEST, BETWEEN = 24, 12, 12
+
+
+@dataclass(frozen=True)
+class DrawnObject:
+    """One object: how it looks (a verdict, or found, missed), its corners, its label and where that stands."""
+
+    kind: str
+    points: str
+    name: str
+    label: str
+    x: float
+    y: float
+
+
+@dataclass(frozen=True)
+class Pane:
+    """One picture of a card: objects on its image. left_out: objects that are not drawn."""
+
+    title: str
+    objects: Sequence[DrawnObject]
+    left_out: int = 0
+    text: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class CardView:
+    """What a card shows at one choice of steps, and the numbers that it is sorted and filtered by."""
+
+    truth: Pane
+    answers: Sequence[Pane]
+    f1: float
+    gain: float
+    duplicates: int
+    misses: int
+    wrong: int
+    cut_off: bool
+
+
+@dataclass(frozen=True)
+class SampleCard:
+    """One held-out sample. views: None for a choice of steps that has no answer to it."""
+
+    number: int
+    sample_id: str
+    thumbnail: Thumbnail
+    classes: Sequence[str]
+    views: Sequence[CardView | None] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class StepChoice:
+    """A choice of steps: its label, and for each run its own label and its evaluation."""
+
+    label: str
+    evaluations: Sequence[tuple[str, EvaluatedStep]]
+
+
+def sample_card(number: int, sample_id: str, choices: Sequence[StepChoice], folder: Path | None) -> SampleCard:
+    """Return the card of a sample. folder: where images lie now."""
+    record = _record(sample_id, choices)
+    picture = thumbnail(record, folder)
+    views = [_view(sample_id, choice, picture) for choice in choices]
+    names = {one.desc for one in record.objects} | {
+        one.desc
+        for choice in choices
+        for _, evaluation in choice.evaluations
+        if sample_id in evaluation.images
+        for one in evaluation.images[sample_id].answer.objects
+    }
+    return SampleCard(number, sample_id, picture, sorted(names), views)
+
+
+def chosen_samples(scores: Mapping[str, float]) -> list[str]:
+    """Return the samples that get a card: those of the lowest scores, of the highest, and some between."""
+    ranked = sorted(scores, key=lambda name: scores[name])
+    if len(ranked) <= WORST + BEST + BETWEEN:
+        return ranked
+    middle = ranked[WORST:-BEST]
+    spread = [middle[int(place)] for place in np.linspace(0, len(middle) - 1, BETWEEN)]
+    return [*ranked[:WORST], *spread, *ranked[-BEST:]]
+
+
+def sample_f1(image: ScoredImage) -> float:
+    """Return the class-aware F1 of one image; 1 where there is nothing to find and nothing was answered."""
+    return _f1(image_counts(image))
+
+
+def _f1(counts: ImageCounts) -> float:
+    nothing = counts.class_judged + counts.truth == 0
+    return 1.0 if nothing else float(figures(table_of([counts])[0])["f1_class@0.5"])
+
+
+def _record(sample_id: str, choices: Sequence[StepChoice]) -> Record:
+    return next(
+        evaluation.rollouts[sample_id].record
+        for choice in choices
+        for _, evaluation in choice.evaluations
+        if sample_id in evaluation.rollouts
+    )
+
+
+def _view(sample_id: str, choice: StepChoice, picture: Thumbnail) -> CardView | None:
+    if not all(sample_id in evaluation.images for _, evaluation in choice.evaluations):
+        return None
+    images = [evaluation.images[sample_id] for _, evaluation in choice.evaluations]
+    judged = [verdicts(image) for image in images]
+    counts = [image_counts(image) for image in images]
+    found = [any(flags) for flags in zip(*(one.found for one in judged), strict=True)]
+    scores = [_f1(one) for one in counts]
+    answers = [
+        _answer(label, evaluation.rollouts[sample_id], image, one.answered, score, picture)
+        for (label, evaluation), image, one, score in zip(choice.evaluations, images, judged, scores, strict=True)
+    ]
+    last = counts[-1]
+    return CardView(
+        truth=_pane("ground truth", images[-1].truth, ["found" if one else "missed" for one in found], picture),
+        answers=answers,
+        f1=scores[-1],
+        gain=scores[-1] - scores[0],
+        duplicates=int(last.duplicates),
+        misses=int(last.truth - last.class_right),
+        wrong=int(last.class_judged - last.class_right),
+        cut_off=bool(last.truncated),
+    )
+
+
+def _answer(
+    label: str,
+    rollout: HeldOutRollout,
+    image: ScoredImage,
+    judged: Sequence[str],
+    score: float,
+    picture: Thumbnail,
+) -> Pane:
+    said = f"{counted(len(judged), 'object')}, F1 {score:.2f}" + (", cut off" if image.answer.truncated else "")
+    cut = rollout.text[:TEXT_CHARACTERS] + ("…" if len(rollout.text) > TEXT_CHARACTERS else "")
+    return _pane(label, image.answer.objects, judged, picture, text=cut, note=said)
+
+
+def _pane(
+    title: str, objects: Sequence[GTObject], kinds: Sequence[str], picture: Thumbnail, *, text: str = "", note: str = ""
+) -> Pane:
+    drawn = [
+        _drawn(one, kind, picture, labelled=len(objects) <= MOST_LABELLED)
+        for one, kind in list(zip(objects, kinds, strict=True))[:MOST_DRAWN]
+    ]
+    left_out = max(0, len(objects) - MOST_DRAWN)
+    return Pane(title, drawn, left_out, text, note or counted(len(objects), "object"))
+
+
+def _drawn(one: GTObject, kind: str, picture: Thumbnail, *, labelled: bool) -> DrawnObject:
+    corners = [(x * picture.width / BINS, y * picture.height / BINS) for x, y in _corners(one)]
+    left, top = min(x for x, _ in corners), min(y for _, y in corners)
+    short = one.desc if len(one.desc) <= LABEL_CHARACTERS else f"{one.desc[:LABEL_CHARACTERS]}…"
+    return DrawnObject(
+        kind=kind,
+        points=" ".join(f"{x:.0f},{y:.0f}" for x, y in corners),
+        name=one.desc[:TEXT_CHARACTERS],
+        label=short if labelled else "",
+        x=round(min(left, max(0.0, picture.width - 7 * len(short))), 1),
+        y=round(max(11.0, top - 3), 1),
+    )
+
+
+def _corners(one: GTObject) -> list[tuple[int, int]]:
+    if one.kind == "bbox":
+        x1, y1, x2, y2 = one.bins
+        return [(x1, y1), (x2, y1), (x2, y2), (x1, y2)]
+    corners = list(zip(one.bins[0::2], one.bins[1::2], strict=True))
+    return corners[:: -(-len(corners) // PATH_POINTS)]

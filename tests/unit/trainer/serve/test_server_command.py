@@ -1,0 +1,154 @@
+"""A configuration becomes a command line and an environment, and nothing is lost on the way."""
+
+import json
+import logging
+
+import pytest
+
+from stage2_api.errors import ConfigError
+from stage2_api.parsing import parse_run_config
+from stage2_trainer.serve.launch import server_process
+from stage2_trainer.serve.server_command import Endpoint, environment, stub_command, vllm_command
+from stage2_trainer.wire.tls import Certificate
+
+ENDPOINT = Endpoint("127.0.0.1", 8000)
+
+
+def config(vllm=None, **sections):
+    server = {"servers": [{"base_url": "http://127.0.0.1:8000", "group_port": 51216}]}
+    rollout_matching = {"vllm": {"mode": "server", "server": server, **(vllm or {})}}
+    return parse_run_config(
+        {
+            "model": {"model": "/models/m", **sections.pop("model", {})},
+            "training": {"output_dir": "out"},
+            "custom": {"train_jsonl": "train.jsonl", "extra": {"rollout_matching": rollout_matching}},
+            **sections,
+        }
+    )
+
+
+def options(command):
+    """The flags of a command line, with their values (None for switches)."""
+    found, words = {}, command[3:]
+    for word, following in zip(words, [*words[1:], "--"], strict=True):
+        if word.startswith("--"):
+            found[word[2:]] = None if following.startswith("--") else following
+    return found
+
+
+def test_a_vllm_server_is_guarded_and_takes_weights():
+    found = options(vllm_command(config(), ENDPOINT, "cpu"))
+    assert found["middleware"] == "stage2_trainer.serve.guard.TokenGuard"  # the last one is the outermost
+    assert json.loads(found["weight-transfer-config"]) == {"backend": "tcp"}
+    assert (found["model"], found["host"], found["port"]) == ("/models/m", "127.0.0.1", "8000")
+
+
+@pytest.mark.parametrize(
+    "command", [lambda made, at: vllm_command(made, at, "cpu"), stub_command], ids=["vllm", "stub"]
+)
+def test_a_server_with_a_certificate_answers_over_tls(command):
+    found = options(command(config(), Endpoint("0.0.0.0", 8000, Certificate("/tls.crt", "/tls.key"))))
+    assert (found["ssl-certfile"], found["ssl-keyfile"]) == ("/tls.crt", "/tls.key")
+    assert not {"ssl-certfile", "ssl-keyfile"} & set(options(command(config(), ENDPOINT)))
+
+
+def test_gpus_take_weights_over_nccl_and_their_share_of_memory():
+    found = options(vllm_command(config({"gpu_memory_utilization": 0.9}), ENDPOINT, "cuda"))
+    assert json.loads(found["weight-transfer-config"]) == {"backend": "stage2-nccl"}
+    assert found["gpu-memory-utilization"] == "0.9"
+
+
+def test_nccl_is_refused_where_this_vllm_has_no_gpu():
+    with pytest.raises(ConfigError, match=r"sync\.transport.*NCCL needs servers on GPUs"):
+        server_process(config({"sync": {"transport": "nccl"}}), 0, ENDPOINT, "vllm")
+
+
+def test_the_transport_can_be_chosen():
+    found = options(vllm_command(config({"sync": {"transport": "tcp"}}), ENDPOINT, "cuda"))
+    assert json.loads(found["weight-transfer-config"]) == {"backend": "tcp"}
+    assert options(stub_command(config(), ENDPOINT))["transport"] == "tcp"
+    assert options(stub_command(config({"sync": {"transport": "nccl"}}), ENDPOINT))["transport"] == "nccl"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "flag", "written"),
+    [
+        ("max_model_len", 4096, "max-model-len", "4096"),
+        ("max_num_seqs", 8, "max-num-seqs", "8"),
+        ("enforce_eager", True, "enforce-eager", None),
+        ("enable_prefix_caching", False, "no-enable-prefix-caching", None),
+        ("load_format", "auto", "load-format", "auto"),
+        ("tensor_parallel_size", 2, "tensor-parallel-size", "2"),
+        ("limit_mm_per_prompt", {"image": 1}, "limit-mm-per-prompt", '{"image": 1}'),
+        ("kv_cache_dtype", "fp8", "kv-cache-dtype", "fp8"),
+        ("max_num_batched_tokens", 2048, "max-num-batched-tokens", "2048"),
+        ("enable_chunked_prefill", False, "no-enable-chunked-prefill", None),
+    ],
+)
+def test_engine_keys_become_flags(key, value, flag, written):
+    found = options(vllm_command(config({key: value}), ENDPOINT, "cpu"))
+    assert flag in found
+    assert found[flag] == written
+
+
+def test_a_server_starts_without_reading_the_checkpoint_since_weights_are_pushed_anyway():
+    assert options(vllm_command(config(), ENDPOINT, "cpu"))["load-format"] == "dummy"
+    assert options(stub_command(config(), ENDPOINT))["load-format"] == "dummy"
+
+
+def test_a_server_with_random_first_weights_leaves_image_normalization_to_the_processor():
+    assert "no-mm-device-do-normalize" in options(vllm_command(config(), ENDPOINT, "cpu"))
+    loaded = vllm_command(config({"load_format": "auto"}), ENDPOINT, "cpu")
+    assert "no-mm-device-do-normalize" not in options(loaded)
+
+
+def test_pixel_limits_of_the_learner_are_those_of_the_server():
+    limited = config(template={"min_pixels": 1024, "max_pixels": 9216})
+    for command in (vllm_command(limited, ENDPOINT, "cpu"), stub_command(limited, ENDPOINT)):
+        assert json.loads(options(command)["mm-processor-kwargs"]) == {"min_pixels": 1024, "max_pixels": 9216}
+    assert "mm-processor-kwargs" not in options(vllm_command(config(), ENDPOINT, "cpu"))
+
+
+def test_a_key_that_vllm_has_given_up_is_left_out_with_a_warning(caplog):
+    with caplog.at_level(logging.WARNING):
+        found = options(vllm_command(config({"swap_space": 4.0}), ENDPOINT, "cuda"))
+    assert "swap-space" not in found
+    assert "swap_space is ignored" in caplog.text
+
+
+def test_servers_that_share_a_machine_share_its_cores():
+    assert environment({}, "cpu", cores=8, servers_here=3)["OMP_NUM_THREADS"] == "2"
+    assert environment({}, "cpu", cores=2, servers_here=3)["OMP_NUM_THREADS"] == "1"
+
+
+def test_copies_of_the_model_in_one_server_share_its_cores():
+    assert environment({}, "cpu", cores=8, servers_here=2, workers=2)["OMP_NUM_THREADS"] == "2"
+    assert environment({}, "cpu", cores=2, servers_here=1, workers=6)["OMP_NUM_THREADS"] == "1"
+
+
+def test_an_eager_server_on_cpus_compiles_nothing_and_needs_no_compiler():
+    assert environment({}, "cpu", cores=2, servers_here=1, eager=True)["TORCHDYNAMO_DISABLE"] == "1"
+    for platform, eager in (("cpu", False), ("cuda", True)):
+        assert "TORCHDYNAMO_DISABLE" not in environment({}, platform, cores=2, servers_here=1, eager=eager)
+
+
+def test_a_cpu_server_with_one_worker_needs_no_process_for_it():
+    one = environment({}, "cpu", cores=2, servers_here=1)
+    two = environment({}, "cpu", cores=2, servers_here=1, workers=2)
+    assert one["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+    assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in two
+
+
+def test_a_gpu_server_compiles_nothing_with_nvcc_unless_a_person_says_so():
+    compiled = ("VLLM_USE_FLASHINFER_SAMPLER", "VLLM_ALLREDUCE_USE_FLASHINFER")
+    gpu, cpu = (environment({}, platform, cores=2, servers_here=1) for platform in ("cuda", "cpu"))
+    assert [gpu[name] for name in compiled] == ["0", "0"]
+    assert not set(compiled) & set(cpu)
+    chosen = {"VLLM_USE_FLASHINFER_SAMPLER": "1"}
+    assert environment(chosen, "cuda", cores=2, servers_here=1)["VLLM_USE_FLASHINFER_SAMPLER"] == "1"
+
+
+def test_what_a_person_sets_in_the_environment_stays():
+    env = environment({"OMP_NUM_THREADS": "5", "PATH": "/bin"}, "cpu", cores=2, servers_here=1)
+    assert (env["OMP_NUM_THREADS"], env["PATH"]) == ("5", "/bin")
+    assert env["VLLM_SERVER_DEV_MODE"] == "1"

@@ -1,0 +1,118 @@
+"""/health tells the truth about a server whose worker never comes back from a weight update."""
+
+import asyncio
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from stage2_trainer.sync.vllm import stuck_update
+from stage2_trainer.sync.vllm.stuck_update import StuckUpdate
+
+
+class Server:
+    """An app whose update calls end when they are let go, with the learner's end of each call."""
+
+    def __init__(self):
+        self.watch = StuckUpdate(self.answer)
+        self.may_end = asyncio.Event()
+        self.bodies = []
+        self.ended = []
+        self.app = SimpleNamespace(state=SimpleNamespace(engine_client=SimpleNamespace(errored=False)))
+
+    async def answer(self, scope, receive, send):
+        if scope["path"] == "/update_weights":
+            self.bodies.append((await receive())["body"])
+            try:
+                await self.may_end.wait()
+            finally:
+                self.ended.append(scope["path"])
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def call(self, path, body=b"", *, hung_up=None):
+        said = []
+        half = len(body) // 2
+        messages = [
+            {"type": "http.request", "body": body[:half], "more_body": True},
+            {"type": "http.request", "body": body[half:]},
+        ]
+
+        async def receive():
+            if messages:
+                return messages.pop(0)
+            await (hung_up or asyncio.Event()).wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message):
+            said.append(message)
+
+        await self.watch({"type": "http", "path": path, "app": self.app}, receive, send)
+        return said[0]["status"]
+
+
+async def settle():
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr(stuck_update, "LOADING_S", 0.0)
+    return b'{"init_info": {"timeout_s": 0.0}}'
+
+
+async def test_an_update_that_its_learner_waits_for_is_not_stuck(impatient):
+    server = Server()
+    await server.call("/init_weight_transfer_engine", impatient)
+    update = asyncio.ensure_future(server.call("/update_weights", b"names and shapes"))
+    await settle()
+    assert await server.call("/health") == 200
+    server.may_end.set()
+    assert await update == 200
+    assert server.bodies == [b"names and shapes"]
+
+
+async def test_one_that_goes_on_although_its_learner_has_gone_is_told_by_health(impatient):
+    server, hung_up = Server(), asyncio.Event()
+    await server.call("/init_weight_transfer_engine", impatient)
+    update = asyncio.ensure_future(server.call("/update_weights", hung_up=hung_up))
+    await settle()
+    hung_up.set()
+    await settle()
+    assert await server.call("/health") == 503
+    server.may_end.set()
+    await update
+    assert await server.call("/health") == 200
+
+
+async def test_it_has_as_long_as_its_own_deadline(impatient):
+    server, hung_up = Server(), asyncio.Event()
+    await server.call("/init_weight_transfer_engine", json.dumps({"init_info": {"timeout_s": 900}}).encode())
+    update = asyncio.ensure_future(server.call("/update_weights", hung_up=hung_up))
+    await settle()
+    hung_up.set()
+    await settle()
+    assert await server.call("/health") == 200
+    server.may_end.set()
+    await update
+
+
+@pytest.mark.parametrize("learner_has_gone", [False, True])
+async def test_a_call_to_an_engine_that_has_died_ends(monkeypatch, learner_has_gone):
+    """Else vLLM's server, which waits for it before it ends, would stand there for ever with its port closed."""
+    monkeypatch.setattr(stuck_update, "ENGINE_CHECK_S", 0.01)
+    server, hung_up = Server(), asyncio.Event()
+    update = asyncio.ensure_future(server.call("/update_weights", hung_up=hung_up))
+    await settle()
+    if learner_has_gone:
+        hung_up.set()
+        await settle()
+    server.app.state.engine_client.errored = True
+    assert await asyncio.wait_for(update, 20) == 503
+    await settle()
+    assert server.ended == ["/update_weights"]
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"init_info": {}}', b'{"init_info": {"timeout_s": "x"}}'])
+async def test_an_init_that_cannot_be_read_is_left_to_the_route(body):
+    assert await Server().call("/init_weight_transfer_engine", body) == 200

@@ -1,0 +1,61 @@
+"""What an adapter sync sends, and what vLLM could not serve."""
+
+import copy
+import json
+import re
+
+import pytest
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file
+
+from stage2_trainer.sync.fleet.adapter_sync import adapter_config, adapter_weights, obstacle
+from stage2_trainer.sync.tensors.merge import base_weights, merged_weights
+
+LANGUAGE = r".*language_model\.layers\.\d+\.(self_attn\.(q|k|v|o)_proj|mlp\.(gate|up|down)_proj)"
+
+
+def adapted(model, **options):
+    return get_peft_model(copy.deepcopy(model), LoraConfig(**{"r": 4, "target_modules": LANGUAGE, **options}))
+
+
+def test_tensors_and_configuration_are_those_of_peft_checkpoints(tiny, tmp_path):
+    model = adapted(tiny, target_modules=["q_proj", "up_proj"], rank_pattern={"up_proj": 2})
+    model.save_pretrained(tmp_path)
+    saved = load_file(tmp_path / "adapter_model.safetensors")
+    sent = dict(adapter_weights(model))
+    assert sent.keys() == saved.keys()
+    assert all((sent[name] == saved[name]).all() for name in saved)
+    written = json.loads((tmp_path / "adapter_config.json").read_text())
+    config = json.loads(json.dumps(adapter_config(model)))
+    assert {name: sorted(v) if isinstance(v := written[name], list) else v for name in config} == config
+
+
+def test_an_adapter_on_the_language_model_can_be_served(tiny):
+    assert obstacle(adapted(tiny)) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"use_dora": True}, "DoRA"),
+        ({"target_modules": ["linear_fc1"]}, "model.visual"),
+        ({"modules_to_save": ["merger"]}, "merger.*trains and is no LoRA matrix"),
+        ({"r": 600}, "rank 600"),
+    ],
+)
+def test_what_vllm_cannot_serve_is_named(tiny, options, said):
+    found = obstacle(adapted(tiny, **options))
+    assert found is not None
+    assert re.search(said, found)
+
+
+def test_a_model_without_adapters_has_none_to_serve(tiny):
+    assert "train_type is full" in obstacle(tiny)
+
+
+def test_the_base_is_sent_without_what_the_adapter_adds(tiny):
+    model = adapted(tiny)
+    own = dict(merged_weights(tiny))
+    sent = dict(base_weights(model))
+    assert sent.keys() == own.keys()
+    assert all((sent[name] == own[name]).all() for name in own)

@@ -1,0 +1,214 @@
+"""A push to several servers: each is sent everything in order, memory is bounded, and who fails costs only itself."""
+
+import threading
+import weakref
+
+import pytest
+import torch
+
+from stage2_trainer.sync.fleet import delivery, fleet
+from stage2_trainer.sync.fleet.fleet import FleetUpdate, Shipment
+from stage2_trainer.sync.fleet.sync_session import SyncSession
+from stage2_trainer.sync.tensors.merge import WeightEntry, WeightSource
+from stage2_trainer.sync.tensors.packing import SHORT_BYTES, Packer
+from stage2_trainer.wire.errors import LinkError, ServerError
+
+CPU = torch.device("cpu")
+TENSORS = 12
+BUCKET_BYTES = 4  # a bucket a tensor
+
+
+class Transfer:
+    """A transfer to a server that takes what it is sent, when it may."""
+
+    transport, staging, group = "tcp", CPU, "first"
+
+    def __init__(self):
+        self.sent = []
+        self.may_go = threading.Event()
+        self.may_go.set()
+        self.breaks_at = None
+        self.aborted = False
+
+    def send(self, packed):
+        assert self.may_go.wait(20)
+        if len(self.sent) == self.breaks_at:
+            raise LinkError("the connection broke")
+        self.sent.append(b"".join(bytes(part.numpy()) for part in packed.parts))
+
+    def abort(self):
+        self.aborted = True
+        self.may_go.set()
+
+    def aborter(self):
+        return self.abort
+
+    def disconnect(self):
+        self.abort()
+
+
+class Client:
+    timeout_s = 20.0
+
+    def __init__(self, number):
+        self.base_url = f"http://s{number}"
+        self.answer = threading.Event()
+        self.answer.set()
+        self.refuses = None
+
+    def post(self, path, phase, **_):
+        assert self.answer.wait(20)
+        if self.refuses:
+            raise ServerError(self.base_url, phase, self.refuses, status=500)
+
+
+class Servers(fleet.Fleet):
+    """A fleet whose servers are here."""
+
+    def __init__(self, count):
+        self.sessions = [SyncSession(Client(number), Transfer()) for number in range(count)]
+        self._packer = Packer(CPU, CPU)
+        self._timeout_s, self._bucket_bytes = 20.0, BUCKET_BYTES
+
+    def push_all(self, source):
+        update = FleetUpdate(self.sessions)
+        self.push(Shipment(source), update.fit, update)
+        return update
+
+
+class Merging:
+    """Weights that are merged when their turn comes, with a count of those that are still held."""
+
+    def __init__(self):
+        self.alive = weakref.WeakSet()
+        self.merged = 0
+        self.most_alive = 0
+
+    def source(self):
+        parameter = torch.zeros(2)
+        return Counted(tuple(WeightEntry(f"t{i}", parameter, None, trains=True) for i in range(TENSORS)), self)
+
+    def merge(self, number):
+        value = torch.full((2,), float(number))
+        self.alive.add(value.untyped_storage())
+        self.merged += 1
+        self.most_alive = max(self.most_alive, len(self.alive))
+        return value
+
+
+class Counted(WeightSource):
+    """A stream whose tensors are merged by somebody who counts."""
+
+    def __init__(self, entries, merging):
+        super().__init__(entries)
+        object.__setattr__(self, "merging", merging)
+
+    def __iter__(self):
+        for number, entry in enumerate(self.entries):
+            yield entry.name, self.merging.merge(number)
+
+
+EXPECTED = [bytes(torch.full((2,), float(i)).view(torch.uint8).numpy()) for i in range(TENSORS)]
+
+
+@pytest.mark.parametrize("count", [1, 3, 16])
+def test_every_server_is_sent_every_bucket_in_order(count):
+    servers = Servers(count)
+    update = servers.push_all(Merging().source())
+    assert update.fit == servers.sessions
+    assert [session.transfer.sent for session in servers.sessions] == [EXPECTED] * count
+
+
+def test_nothing_is_copied_from_main_memory_to_main_memory():
+    parameter = torch.randn(3, 5)
+    packed = Packer(CPU, CPU).pack(
+        WeightSource((WeightEntry("t", parameter, None, trains=True),)).metadata(), iter([("t", parameter)]), None
+    )
+    assert packed.parts[0].data_ptr() == parameter.data_ptr()
+
+
+def test_short_tensors_are_put_together_once_and_long_ones_are_not():
+    sizes = [5, SHORT_BYTES - 1, 3, SHORT_BYTES, 2, SHORT_BYTES + 7, 4]
+    entries = [WeightEntry(f"t{i}", torch.full((n,), i, dtype=torch.uint8), None, True) for i, n in enumerate(sizes)]
+    source = WeightSource(tuple(entries))
+    parts = Packer(CPU, CPU).pack(source.metadata(), iter(source), None).parts
+    assert torch.equal(torch.cat(parts), torch.cat([entry.parameter for entry in entries]))
+    assert [len(part) for part in parts] == [SHORT_BYTES + 4, 3, SHORT_BYTES, 2, SHORT_BYTES + 7, 4]
+    assert parts[2].data_ptr() == entries[3].parameter.data_ptr()
+
+
+def test_what_the_learner_computes_meanwhile_does_not_wait_for_what_is_being_sent():
+    servers, begun = Servers(2), threading.Event()
+    slow = servers.sessions[1].transfer
+    slow.may_go.clear()
+    source = WeightSource((WeightEntry("t", torch.zeros(2), None, trains=True),))
+
+    def meanwhile():
+        begun.set()
+        slow.may_go.set()
+
+    update = FleetUpdate(servers.sessions)
+    servers.push(Shipment(source), update.fit, update, meanwhile)
+    assert begun.is_set()
+    assert update.fit == servers.sessions
+
+
+def test_no_more_is_merged_ahead_than_there_are_slots():
+    servers, merging = Servers(2), Merging()
+    slow = servers.sessions[1].transfer
+    slow.may_go.clear()
+    pushing = threading.Thread(target=servers.push_all, args=(merging.source(),))
+    pushing.start()
+    while len(servers.sessions[0].transfer.sent) < fleet.SLOTS:
+        pushing.join(0.01)
+    pushing.join(0.1)
+    assert merging.merged == fleet.SLOTS
+    slow.may_go.set()
+    pushing.join(20)
+    assert [session.transfer.sent for session in servers.sessions] == [EXPECTED] * 2
+
+
+def test_a_server_that_breaks_off_costs_only_itself(monkeypatch):
+    monkeypatch.setattr(delivery, "ANSWER_GRACE_S", 0.1)
+    servers = Servers(3)
+    servers.sessions[1].transfer.breaks_at = 4
+    servers.sessions[1].client.answer.clear()  # and does not say why
+    update = servers.push_all(Merging().source())
+    assert update.fit == [servers.sessions[0], servers.sessions[2]]
+    assert [session.transfer.sent for session in update.fit] == [EXPECTED] * 2
+    with pytest.raises(ServerError, match="server http://s1, phase push: tensors t4 to t4: the connection broke"):
+        update.raise_failures()
+
+
+def test_what_a_server_says_itself_comes_first():
+    servers = Servers(1)
+    servers.sessions[0].transfer.breaks_at = 4
+    servers.sessions[0].client.refuses = "there is no layer t3"
+    with pytest.raises(ServerError, match="there is no layer t3"):
+        servers.push_all(Merging().source()).raise_failures()
+
+
+def test_a_refusal_ends_what_is_being_sent():
+    servers = Servers(1)
+    session = servers.sessions[0]
+    session.transfer.may_go.clear()
+    session.client.refuses = "there is no update"
+    with pytest.raises(ServerError, match="there is no update"):
+        servers.push_all(Merging().source()).raise_failures()
+    assert session.transfer.aborted
+
+
+def test_nothing_is_merged_for_nobody():
+    servers, merging = Servers(2), Merging()
+    for session in servers.sessions:
+        session.transfer.breaks_at = 0
+    servers.push_all(merging.source())
+    assert merging.merged <= fleet.SLOTS + 1
+
+
+def test_a_server_that_does_not_confirm_is_given_up_in_time():
+    servers = Servers(1)
+    servers._timeout_s = 0.2
+    servers.sessions[0].client.answer.clear()
+    with pytest.raises(ServerError, match=r"all tensors sent, but not confirmed within 0\.2 s"):
+        servers.push_all(Merging().source()).raise_failures()

@@ -1,0 +1,143 @@
+"""Digests: equal for equal bytes wherever they lie, different for every fault that a sync can make."""
+
+import sys
+
+import pytest
+import torch
+
+from stage2_trainer.sync.tensors import digest, digest_kernel
+from stage2_trainer.sync.tensors.digest import Digests, differing, digests_of
+
+
+def of(tensor, name="model.a.weight"):
+    return digests_of([(name, tensor)])[name]
+
+
+def some(shape=(129, 515), dtype=torch.bfloat16):
+    torch.manual_seed(2)
+    return torch.randn(shape).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.uint8])
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (7, 5), (129, 515), (2**15 * 4 + 1,)])
+def test_equal_bytes_have_equal_digests_wherever_they_lie(dtype, shape):
+    tensor = (some(shape, torch.float32) * 50).to(dtype)
+    shifted = torch.empty(tensor.numel() + 1, dtype=dtype)[1:].view(shape).copy_(tensor)
+    assert of(shifted) == of(tensor)
+    assert of(tensor.clone()) == of(tensor)
+
+
+def test_a_transposed_view_is_read_in_its_own_order():
+    tensor = some()
+    assert of(tensor.T) == of(tensor.T.contiguous()) != of(tensor)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+@pytest.mark.parametrize("at_once", [1, 3, 64])
+def test_threads_and_pieces_change_nothing(threads, at_once, monkeypatch):
+    tensor = some((777, 1111))
+    monkeypatch.setattr(digest, "_kernel_for", lambda words: None)
+    expected, before = of(tensor), torch.get_num_threads()
+    torch.set_num_threads(threads)
+    monkeypatch.setitem(digest.PIECES_AT_ONCE, "cpu", at_once)
+    found = of(tensor)
+    torch.set_num_threads(before)
+    assert found == expected
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("words", [0, 1, digest.PIECE - 1, digest.PIECE, 3 * digest.PIECE + 5])
+def test_the_compiled_loop_has_torchs_digests(words, threads, monkeypatch):
+    bits = torch.randint(-(2**63), 2**63 - 1, (words,), generator=torch.Generator().manual_seed(words))
+    monkeypatch.setattr(digest, "PIECES_A_THREAD", 1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    found = digest._by_kernel(bits, digest_kernel)
+    torch.set_num_threads(before)
+    assert found == digest._by_torch(bits)
+
+
+def test_large_tensors_call_for_the_compiled_loop_and_then_all_take_it(monkeypatch):
+    small, large = some((2, 8)), some((4, digest.KERNEL_WORDS))
+    digest._kernel.cache_clear()
+    monkeypatch.setattr(digest, "_by_kernel", lambda words, kernel: torch.tensor(7))
+    assert digest._bytes_digest(small) != 7
+    assert [int(digest._bytes_digest(tensor)) for tensor in (large, small)] == [7, 7]
+
+
+def test_without_numba_torch_digests(monkeypatch):
+    expected = of(some((4, digest.KERNEL_WORDS)))
+    monkeypatch.setitem(sys.modules, "numba", None)
+    monkeypatch.delitem(sys.modules, digest_kernel.__name__)
+    monkeypatch.delattr(sys.modules["stage2_trainer.sync.tensors"], "digest_kernel")
+    digest._kernel.cache_clear()
+    assert of(some((4, digest.KERNEL_WORDS))) == expected
+    assert digest._kernel() is None
+    digest._kernel.cache_clear()
+
+
+@pytest.mark.parametrize("place", [0, 1, 77, 66_000])
+@pytest.mark.parametrize("bit", [0, 7, 15])
+def test_one_bit_changes_it(place, bit):
+    tensor = some()
+    changed = tensor.clone()
+    changed.view(-1).view(torch.int16)[place] ^= -(2**15) if bit == 15 else 2**bit
+    assert of(changed) != of(tensor)
+
+
+@pytest.mark.parametrize("distance", [1, 4, 515, 2**13, 2**15, 2**17])
+def test_two_swapped_elements_change_it(distance):
+    tensor = some((2**18,))
+    swapped = tensor.clone()
+    swapped[0], swapped[distance] = tensor[distance], tensor[0]
+    assert of(swapped) != of(tensor)
+
+
+def test_swapped_rows_and_swapped_pieces_change_it():
+    tensor = some((8, 2**17))
+    order = [1, 0, 2, 3, 4, 5, 6, 7]
+    assert of(tensor[order]) != of(tensor)
+
+
+def test_name_dtype_and_shape_count():
+    tensor = some()
+    different = {of(tensor), of(tensor, "b"), of(tensor.view(515, 129)), of(tensor.view(torch.float16))}
+    assert len(different) == 4
+
+
+def test_a_tensor_that_was_never_taken_makes_its_layer_another():
+    digests = Digests()
+    digests.add("l.0.q_proj.weight", some((8, 8)))
+    digests.add("l.1.down_proj.weight", some((8, 8)))
+    taken = ["l.0.q_proj.weight", "l.1.down_proj.weight"]
+    assert digests.of_layers(taken) == digests.of_layers()
+    assert differing(digests.of_layers([*taken, "l.0.k_proj.weight"]), digests.of_layers()) == ["l.0.qkv_proj"]
+    assert differing(digests.of_layers(taken[1:]), digests.of_layers()) == ["l.0.qkv_proj"]
+
+
+def layers(tensors):
+    digests = Digests()
+    for name, tensor in tensors.items():
+        digests.add(name, tensor)
+    return digests.of_layers()
+
+
+def test_layers_are_named_whose_tensors_are_swapped_lost_or_wrong():
+    names = [f"l.{i}.self_attn.{p}_proj.weight" for i in range(3) for p in "qkv"]
+    tensors = {name: some((8, 8)) + i for i, name in enumerate(names)}
+    right = layers(tensors)
+    assert set(right) == {f"l.{i}.self_attn.qkv_proj" for i in range(3)}
+    swapped = {**tensors, names[0]: tensors[names[1]], names[1]: tensors[names[0]]}
+    across = {**tensors, names[0]: tensors[names[3]], names[3]: tensors[names[0]]}
+    lost = {name: tensor for name, tensor in tensors.items() if not name.startswith("l.2.")}
+    wrong = {**tensors, names[4]: tensors[names[4]] + 1}
+    assert differing(right, right) == []
+    assert differing(right, layers(swapped)) == ["l.0.self_attn.qkv_proj"]
+    assert differing(right, layers(across)) == ["l.0.self_attn.qkv_proj", "l.1.self_attn.qkv_proj"]
+    assert differing(right, layers(lost)) == ["l.2.self_attn.qkv_proj"]
+    assert differing(layers(lost), right) == ["l.2.self_attn.qkv_proj"]
+    assert differing(right, layers(wrong)) == ["l.1.self_attn.qkv_proj"]
+
+
+def test_nothing_has_no_digest():
+    assert digests_of([]) == {}

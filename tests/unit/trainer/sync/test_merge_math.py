@@ -1,0 +1,111 @@
+"""The merge: as exact arithmetic has it, and with the same bits however it is cut up."""
+
+import fractions
+import math
+
+import pytest
+import torch
+
+from stage2_trainer.sync.tensors import merge_math
+from stage2_trainer.sync.tensors.merge_math import Adapter, merged_weight
+
+OUT, IN, RANK = 67, 301, 6
+
+
+def layer(dtype=torch.float32, *, dora, seed=5, out=OUT, width=IN, rank=RANK):
+    torch.manual_seed(seed)
+    base = (torch.randn(out, width) * 0.02).to(dtype)
+    spread = torch.logspace(-3, 3, rank)  # sums of small and large terms are those whose order shows
+    up, down = torch.randn(out, rank) * spread, torch.randn(rank, width) / spread.unsqueeze(1)
+    return base, Adapter(up, down, 0.37, torch.rand(out) + 0.5 if dora else None)
+
+
+def exact_row(base, adapter, row):
+    """One row in rational numbers, but for the root of the norm."""
+    number = fractions.Fraction
+    weights = [number(float(w)) for w in base[row]]
+    up = [number(float(b)) for b in adapter.up[row]]
+    scaling = number(adapter.scaling)
+    merged = [
+        w + scaling * sum(b * number(float(a)) for b, a in zip(up, adapter.down[:, i], strict=True))
+        for i, w in enumerate(weights)
+    ]
+    if adapter.magnitude is None:
+        return torch.tensor([float(w) for w in merged], dtype=torch.float64)
+    norm = float(sum(w * w for w in merged)) ** 0.5
+    return torch.tensor([float(w) * float(adapter.magnitude[row]) / norm for w in merged], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("dora", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_merge_is_the_exact_one_rounded_to_float32(dtype, dora):
+    base, adapter = layer(dtype, dora=dora)
+    merged = merged_weight(base, adapter)
+    assert merged.dtype == torch.float32
+    for row in range(0, OUT, 13):
+        exact = exact_row(base, adapter, row)
+        largest = exact.abs().max()
+        assert ((merged[row].double() - exact).abs() <= exact.abs() * 2**-24 + largest * 2**-23).all()
+
+
+@pytest.mark.parametrize("dora", [False, True])
+@pytest.mark.parametrize("threads", [1, 2, 4])
+@pytest.mark.parametrize("tile", [4000, 2**24])
+def test_threads_and_tiles_change_no_bit(dora, threads, tile, monkeypatch):
+    base, adapter = layer(dora=dora, out=512, width=777, rank=16)
+    expected = merged_weight(base, adapter)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    monkeypatch.setitem(merge_math.TILE_ELEMENTS, "cpu", tile)
+    found = merged_weight(base, adapter)
+    torch.set_num_threads(before)
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("dora", [False, True])
+def test_the_order_of_sums_changes_no_bit(dora):
+    """What no number of threads shows: other orders, as another device's multiplication may have them."""
+    base, adapter = layer(dora=dora)
+    columns, ranks = torch.randperm(IN), torch.randperm(RANK)
+    shuffled = Adapter(adapter.up[:, ranks], adapter.down[ranks][:, columns], adapter.scaling, adapter.magnitude)
+    assert torch.equal(merged_weight(base[:, columns], shuffled), merged_weight(base, adapter)[:, columns])
+
+
+def test_a_plain_float32_merge_depends_on_the_order_of_sums():
+    """The reason for all this; where it no longer holds, `merge_math` can be plain."""
+    base, adapter = layer(dora=False)
+    ranks = torch.randperm(RANK)
+    plain = base + adapter.up @ adapter.down
+    assert not torch.equal(base + adapter.up[:, ranks] @ adapter.down[ranks], plain)
+
+
+@pytest.mark.parametrize("dora", [False, True])
+def test_an_adapter_that_adds_nothing_leaves_the_base(dora):
+    base, adapter = layer(dora=dora)
+    nothing = Adapter(torch.zeros_like(adapter.up), adapter.down, 2.0, base.double().norm(dim=1) if dora else None)
+    torch.testing.assert_close(merged_weight(base, nothing), base, rtol=2**-23, atol=0)
+
+
+def test_roots_are_rounded_correctly():
+    """As another device has them. Those of torch on a CPU are not always."""
+    values = torch.rand(10_000, dtype=torch.float64)
+    assert merge_math._root(values).tolist() == [math.sqrt(value) for value in values.tolist()]
+
+
+def test_a_zero_has_the_same_sign_at_every_rank():
+    base, zero = torch.full((4, 8), -0.0), torch.zeros(4, 1)
+    for rank in (1, 2, 9):
+        merged = merged_weight(base, Adapter(zero.expand(4, rank), -torch.ones(rank, 8), 1.0))
+        assert not merged.signbit().any()
+
+
+def test_a_row_of_zeros_is_a_row_of_zeros():
+    base, adapter = layer(dora=False)
+    base[3], adapter.up[3] = 0, 0
+    assert torch.equal(merged_weight(base, adapter)[3], torch.zeros(IN))
+
+
+def test_what_is_no_number_is_not_hidden():
+    base, adapter = layer(dora=True)
+    adapter.up[2, 1] = float("nan")
+    assert merged_weight(base, adapter)[2].isnan().all()

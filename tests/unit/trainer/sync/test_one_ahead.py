@@ -1,0 +1,53 @@
+"""The next item is made while the present one is used, and never more than that."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from stage2_trainer.sync.fleet.one_ahead import one_ahead
+
+CPU = torch.device("cpu")
+PATIENCE_S = 30.0
+
+
+def test_items_come_in_their_order() -> None:
+    assert list(one_ahead(iter(range(5)), CPU)) == [0, 1, 2, 3, 4]
+    assert list(one_ahead(iter(()), CPU)) == []
+
+
+def test_the_next_is_made_while_one_is_used_and_no_further() -> None:
+    made = [threading.Event() for _ in range(3)]
+
+    def items() -> Iterator[int]:
+        for number, event in enumerate(made):
+            event.set()
+            yield number
+
+    ahead = one_ahead(items(), CPU)
+    next(ahead)
+    assert made[1].wait(PATIENCE_S)
+    assert not made[2].wait(0.2)
+    ahead.close()  # type: ignore[attr-defined]
+    assert not made[2].is_set()
+
+
+def test_what_making_an_item_raises_is_raised_where_it_is_asked_for() -> None:
+    def items() -> Iterator[int]:
+        yield 1
+        raise ValueError("no such tensor")
+
+    ahead = one_ahead(items(), CPU)
+    assert next(ahead) == 1
+    with pytest.raises(ValueError, match="no such tensor"):
+        next(ahead)
+
+
+def test_the_thread_ends_with_its_reader() -> None:
+    ahead = one_ahead(iter(range(3)), CPU)
+    next(ahead)
+    ahead.close()  # type: ignore[attr-defined]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("one-ahead")]

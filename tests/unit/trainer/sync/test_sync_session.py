@@ -1,0 +1,184 @@
+"""A sync session tells its server to forget what was computed with weights that moved, and nothing else."""
+
+import pytest
+
+from stage2_trainer.sync.fleet.sync_session import SyncSession
+from stage2_trainer.wire.calls import is_met
+from stage2_trainer.wire.errors import ServerError
+
+
+class Client:
+    """A server that takes every call, and remembers which."""
+
+    base_url = "http://s"
+    version = "3"
+    timeout_s = 0.05
+
+    def __init__(self, *, resets=(True,)):
+        self.resets = list(resets)  # what it says of its prefix cache; the last word is repeated
+        self.posts = []
+        self.unloaded = []
+        self.listed = 0
+
+    def post(self, path, phase, **options):
+        self.posts.append(path)
+        if path != "/reset_prefix_cache":
+            return {}
+        return {"success": self.resets.pop(0) if len(self.resets) > 1 else self.resets[0]}
+
+    def in_order(self, phase, calls):
+        answers = []
+        for call in calls:
+            answers.append(
+                {"weight_version": self.version} if call.method == "GET" else self.post(call.path, call.phase)
+            )
+            if not is_met(call.demand, answers[-1]):
+                break
+        return answers
+
+    def adapters(self):
+        self.listed += 1
+        return ["policy-1-aa", "policy-3-bb"]
+
+    def unload_adapter(self, name):
+        self.unloaded.append(name)
+
+
+@pytest.mark.parametrize(
+    ("vision_moved", "resets"),
+    [
+        (False, ["/reset_prefix_cache"]),
+        (True, ["/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache"]),
+    ],
+)
+def test_caches_are_reset_after_the_update_and_before_generation_goes_on(vision_moved, resets):
+    client = Client()
+    SyncSession(client, transfer=None).finish(3, vision_moved=vision_moved)
+    assert client.posts == ["/finish_weight_update", *resets, "/resume"]
+
+
+def test_a_cache_that_an_aborted_request_still_holds_is_reset_until_it_is_free():
+    client = Client(resets=(False, False, True))
+    client.timeout_s = 30
+    SyncSession(client, transfer=None).finish(3, vision_moved=False)
+    assert client.posts == ["/finish_weight_update", *["/reset_prefix_cache"] * 3, "/resume"]
+
+
+@pytest.mark.parametrize("answer", [False, None])
+def test_a_server_that_keeps_its_cache_does_not_hold_the_weights(answer):
+    client = Client(resets=(answer,))
+    with pytest.raises(ServerError, match="older weights"):
+        SyncSession(client, transfer=None).finish(3, vision_moved=False)
+    assert "/resume" not in client.posts
+
+
+def test_adapters_that_an_earlier_learner_left_are_dropped_with_the_last_one():
+    client = Client()
+    SyncSession(client, transfer=None).use_adapter("policy-3-bb")
+    assert client.unloaded == ["policy-1-aa"]
+
+
+def test_a_server_of_merged_weights_keeps_no_adapter():
+    client = Client()
+    SyncSession(client, transfer=None).drop_adapters()
+    assert client.unloaded == ["policy-1-aa", "policy-3-bb"]
+
+
+def test_adapters_are_asked_for_only_where_some_may_be():
+    client = Client()
+    session = SyncSession(client, transfer=Leaves())
+    for _ in range(2):
+        session.drop_adapters()
+    client.unloaded = []
+    session.use_adapter("policy-3-bb")
+    session.use_adapter("policy-4-cc")
+    session.drop_adapters()
+    assert client.unloaded == ["policy-3-bb", "policy-4-cc"]
+    assert client.listed == 1
+    session.lose()
+    session.drop_adapters()
+    assert client.listed == 2
+
+
+class Leaves:
+    """A transfer that counts how often it is left and formed."""
+
+    def __init__(self):
+        self.left = self.formed = 0
+
+    def disconnect(self):
+        self.left += 1
+
+    def connect(self, client):
+        self.formed += 1
+
+
+def test_a_server_of_another_version_is_not_paused_before_a_new_group_is_formed():
+    client, transfer = Client(), Leaves()
+    session = SyncSession(client, transfer)
+    session.begin()
+    session.finish(3, vision_moved=False)
+    client.posts, held = [], session.held
+    client.version = "77"
+    session.begin()
+    assert (transfer.left, transfer.formed) == (1, 1)
+    assert client.posts == ["/pause?mode=abort&clear_cache=false", "/start_weight_update"]
+    assert session.held is not held
+
+
+@pytest.mark.parametrize(("version", "holds_base"), [("default", True), ("3", False)])
+def test_a_new_session_learns_from_the_version_whether_the_server_has_its_own_base(version, holds_base):
+    client = Client()
+    client.version = version
+    session = SyncSession(client, transfer=None)
+    session.begin()
+    assert session.holds_base is holds_base
+
+
+def test_a_server_that_says_another_version_at_the_end_does_not_hold_the_weights():
+    client = Client()
+    with pytest.raises(ServerError, match="phase confirm: reports weight version '3' instead of 4"):
+        SyncSession(client, transfer=None).finish(4, vision_moved=False)
+
+
+def test_digests_are_asked_for_before_the_update_is_closed():
+    client = Client()
+    session = SyncSession(client, transfer=Grouped())
+    session.finish(3, vision_moved=False, expected='{"names": []}')
+    assert client.posts[:2] == ["/update_weights", "/finish_weight_update"]
+
+
+class Grouped:
+    """A transfer whose group has a name."""
+
+    group = "first"
+
+
+class Refusing(Client):
+    """A server that refuses some calls, each as often as is said."""
+
+    def __init__(self, **refusals):
+        super().__init__()
+        self.refusals = refusals
+
+    def post(self, path, phase, **options):
+        name = path.strip("/").partition("_")[0].partition("?")[0]
+        if self.refusals.get(name, 0):
+            self.refusals[name] -= 1
+            raise ServerError(self.base_url, phase, "refused", status=500)
+        return super().post(path, phase, **options)
+
+
+@pytest.mark.parametrize("finishes", [0, 1])
+def test_an_update_that_somebody_left_open_is_closed_though_it_may_end_by_itself_meanwhile(finishes):
+    client = Refusing(start=1, finish=finishes)
+    session = SyncSession(client, transfer=None)
+    session.holds_base = True
+    session.begin()
+    assert client.posts[-1] == "/start_weight_update"
+    assert not session.holds_base
+
+
+def test_a_server_that_refuses_to_begin_at_all_is_an_error():
+    with pytest.raises(ServerError, match="refused"):
+        SyncSession(Refusing(start=2), transfer=None).begin()

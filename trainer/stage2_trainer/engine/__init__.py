@@ -1,1 +1,0 @@
-"""Inside a rollout server: how it is started and guarded, and how it receives weights."""

@@ -1,0 +1,1 @@
+"""A rollout server: its launch, its guard, vLLM's plugin, and the stub."""

@@ -1,0 +1,58 @@
+"""The ASGI middleware that demands the bearer token on every route but /health.
+
+vLLM's own `--api-key` guards the /v1 routes only: its weight-update routes would stay open to whoever reaches the port.
+vLLM loads this class by name (`--middleware stage2_trainer.serve.guard.TokenGuard`); the stub adds it to its own app.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Iterable
+
+from stage2_api.pod.ports import HEALTH_ROUTE
+from stage2_trainer.sync.vllm.asgi import App, Receive, Scope, Send
+from stage2_trainer.wire.token import read_token
+
+OPEN_PATHS = frozenset({HEALTH_ROUTE})
+POLICY_VIOLATION = 1008  # RFC 6455, section 7.4.1: closes a websocket that was not accepted with HTTP 403
+
+
+class TokenGuard:
+    """A middleware that answers 401 to a request without `Authorization: Bearer <token>`, and closes such a websocket.
+
+    Raises:
+        ConfigError: at construction, when STAGE2_TOKEN_FILE gives no token: an unguarded server never starts.
+    """
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self._expected = f"Bearer {read_token(os.environ)}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan" or self._is_open(scope) or self._is_authorized(scope["headers"]):
+            await self._app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": POLICY_VIOLATION})
+        else:
+            await _refuse(send)
+
+    @staticmethod
+    def _is_open(scope: Scope) -> bool:
+        return scope["type"] == "http" and scope["path"] in OPEN_PATHS
+
+    def _is_authorized(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+        given = [value for name, value in headers if name == b"authorization"]
+        return len(given) == 1 and secrets.compare_digest(given[0], self._expected)
+
+
+async def _refuse(send: Send) -> None:
+    body = json.dumps({"error": "a bearer token is required on every route but /health"}).encode()
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        (b"www-authenticate", b"Bearer"),
+    ]
+    await send({"type": "http.response.start", "status": 401, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

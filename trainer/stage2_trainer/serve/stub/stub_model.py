@@ -1,0 +1,180 @@
+"""The stub's model: transformers on the CPU, one request at a time, weights that can be overwritten."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    AutoConfig,
+    AutoModelForImageTextToText,
+    AutoProcessor,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+
+from stage2_trainer.serve.stub.adapters import StubAdapters
+from stage2_trainer.serve.stub.requests import AdapterInfo, ChatRequest, split_images
+from stage2_trainer.wire.identity import describe
+from stage2_trainer.wire.repetition import RepetitionDetection
+from stage2_trainer.wire.served_model import POLICY_MODEL
+
+
+@dataclass(frozen=True)
+class Generated:
+    """One answer. logprobs: log-softmax of the raw logits, shape (answer, vocabulary), float32."""
+
+    token_ids: list[int]
+    text: str
+    logprobs: Tensor
+    finish_reason: str
+
+
+class StubModel:
+    """A policy that generates, scores prompts, and takes new weights.
+
+    model: checkpoint folder. dtype: torch dtype name, "auto" = the checkpoint's. dummy: random weights instead of the
+    checkpoint's. processor_options: pixel limits.
+    """
+
+    def __init__(self, model: str, *, dtype: str, dummy: bool, processor_options: dict[str, int]) -> None:
+        torch_dtype = dtype if dtype == "auto" else getattr(torch, dtype)
+        networks: Any = AutoModelForImageTextToText
+        untrusted = {"trust_remote_code": False}
+        if dummy:
+            network = networks.from_config(
+                AutoConfig.from_pretrained(model, **untrusted), dtype=torch_dtype, **untrusted
+            )
+        else:
+            network = networks.from_pretrained(model, dtype=torch_dtype, **untrusted)
+        self._network = network.eval()
+        processors: Any = AutoProcessor
+        self._processor = processors.from_pretrained(model, **untrusted, **processor_options)
+        self._parameters = dict(self._network.named_parameters())
+        self._adapters = StubAdapters(self._parameters)
+        self._lock = threading.Lock()  # one forward, or one weight update, at a time
+        self._abort = threading.Event()
+
+    def encode(self, messages: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
+        """Render and tokenize a chat, images expanded; input_ids has shape (1, prompt).
+
+        Raises:
+            ValueError: an image cannot be read.
+        """
+        plain, images = split_images(list(messages))
+        text = self._processor.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
+        return dict(self._processor(text=[text], images=images or None, return_tensors="pt"))
+
+    def identity(self) -> dict[str, str | int]:
+        """Return what decides as which ids a prompt is read."""
+        return describe(self._processor)
+
+    def decode(self, token_id: int) -> str:
+        """Return one token's text."""
+        return str(self._processor.tokenizer.decode([token_id]))
+
+    @torch.inference_mode()
+    def generate(self, inputs: dict[str, Tensor], request: ChatRequest) -> Generated:
+        """Answer a prompt."""
+        prompt_length = inputs["input_ids"].shape[1]
+        sampling = (
+            {"temperature": request.temperature, "top_p": request.top_p, "top_k": max(request.top_k, 0)}
+            if request.temperature > 0
+            else {"temperature": None, "top_p": None, "top_k": None}
+        )
+        with self._lock, self._adapters.applied(request.model), torch.random.fork_rng(devices=[]):
+            if request.seed is not None:
+                torch.manual_seed(request.seed)
+            output = self._network.generate(
+                **inputs,
+                max_new_tokens=request.max_tokens,
+                do_sample=request.temperature > 0,
+                repetition_penalty=request.repetition_penalty,
+                stopping_criteria=StoppingCriteriaList([_Aborted(self._abort), *_repeated(request, prompt_length)]),
+                return_dict_in_generate=True,
+                output_logits=True,
+                **sampling,
+            )
+        ids: list[int] = output.sequences[0, prompt_length:].tolist()
+        return Generated(
+            token_ids=ids,
+            text=self._processor.tokenizer.decode(ids, skip_special_tokens=True),
+            logprobs=torch.stack(output.logits).squeeze(1).float().log_softmax(-1),
+            finish_reason=self._finish_reason(ids, request),
+        )
+
+    @torch.inference_mode()
+    def prompt_logprobs(self, inputs: dict[str, Tensor], model: str | None) -> Tensor:
+        """Return the log-softmax after each prompt token but the last, shape (prompt - 1, vocabulary), float32."""
+        with self._lock, self._adapters.applied(model):
+            logits = self._network(**inputs, use_cache=False).logits
+        scores: Tensor = logits[0, :-1].float().log_softmax(-1)
+        return scores
+
+    @torch.no_grad()
+    def load_weights(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Overwrite parameters, by their names in the checkpoint. Raises KeyError for a name that is none."""
+        with self._lock:
+            for name, tensor in tensors:
+                self._parameters[name].copy_(tensor)
+
+    def keep_adapter(self, adapter: AdapterInfo, tensors: dict[str, Tensor]) -> None:
+        """Serve this adapter instead of any other. Raises KeyError for a layer that there is not."""
+        with self._lock:
+            self._adapters.keep(adapter, tensors)
+
+    def serves(self, model: str | None) -> bool:
+        """Whether `model` is the policy or its adapter."""
+        return model in (None, POLICY_MODEL) or self._adapters.has(model)
+
+    @property
+    def adapters(self) -> list[str]:
+        """Names of the adapters that are served."""
+        return self._adapters.names
+
+    def unload_adapter(self, name: str) -> bool:
+        """Forget the adapter; False if there is none of this name."""
+        with self._lock:
+            return self._adapters.drop(name)
+
+    def abort(self) -> None:
+        """End the answer under way after its next token."""
+        self._abort.set()
+        with self._lock:
+            self._abort.clear()
+
+    def _finish_reason(self, ids: list[int], request: ChatRequest) -> str:
+        eos = self._network.generation_config.eos_token_id
+        stops = eos if isinstance(eos, list) else [eos]
+        if ids and ids[-1] in stops:
+            return "stop"
+        if self._abort.is_set():
+            return "abort"
+        return "length" if len(ids) >= request.max_tokens else "repetition"
+
+
+def _repeated(request: ChatRequest, prompt_length: int) -> list[StoppingCriteria]:
+    """Return the end of answers that repeat themselves, where a request asks for it."""
+    check = request.repetition_detection
+    return [] if check is None else [_Repeated(check, prompt_length)]
+
+
+class _Repeated(StoppingCriteria):
+    def __init__(self, check: RepetitionDetection, prompt_length: int) -> None:
+        self._check = check
+        self._prompt_length = prompt_length
+
+    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:
+        return torch.tensor([self._check.found(row[self._prompt_length :].tolist()) for row in input_ids])
+
+
+class _Aborted(StoppingCriteria):
+    def __init__(self, event: threading.Event) -> None:
+        self._event = event
+
+    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:
+        return torch.full((input_ids.shape[0],), self._event.is_set(), dtype=torch.bool)

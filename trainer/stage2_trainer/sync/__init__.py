@@ -1,0 +1,1 @@
+"""Weight sync: the learner's weights become those of every rollout server, and both sides can prove it."""

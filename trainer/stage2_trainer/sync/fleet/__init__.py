@@ -1,0 +1,1 @@
+"""The learner's side of a push: which server has what, sending, finishing, proving."""

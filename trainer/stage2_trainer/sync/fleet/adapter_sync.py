@@ -1,0 +1,120 @@
+"""Adapter sync: the LoRA tensors alone, over the wire of the full sync, for servers that add them to their own base."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import Any
+
+from peft import PeftModel, get_peft_model_state_dict
+from torch import nn
+
+from stage2_api.vllm import SyncMerge
+from stage2_trainer.sync.fleet.fleet import Fleet, Shipment
+from stage2_trainer.sync.fleet.sync_report import SyncReport
+from stage2_trainer.sync.fleet.sync_session import SyncSession
+from stage2_trainer.sync.tensors.merge import WeightEntry, WeightSource, base_weights
+from stage2_trainer.wire.served_model import MAX_LORA_RANK, POLICY_MODEL
+
+ADAPTED_BY_VLLM = "base_model.model.model.language_model."
+LORA_MATRICES = (".lora_A.", ".lora_B.")
+
+
+def obstacle(model: nn.Module) -> str | None:
+    """Return why vLLM cannot serve what trains of this model as an adapter; None if it can."""
+    if not isinstance(model, PeftModel):
+        return "there are no adapters: tuner.train_type is full"
+    if len(model.active_adapters) != 1:
+        return f"one adapter can be served, and {len(model.active_adapters)} are active"
+    config: Any = model.peft_config[model.active_adapters[0]]
+    if config.use_dora:
+        return "vLLM cannot load DoRA adapters (tuner.use_dora)"
+    ranks = [config.r, *config.rank_pattern.values()]
+    if max(ranks) > MAX_LORA_RANK:
+        return f"vLLM takes adapters up to rank {MAX_LORA_RANK}, and one has rank {max(ranks)} (tuner.lora_rank)"
+    for name, parameter in model.named_parameters():
+        is_adapter = any(matrix in name for matrix in LORA_MATRICES)
+        if is_adapter and not name.startswith(ADAPTED_BY_VLLM):
+            return f"vLLM's adapters reach the language model only, and {name} is outside of it"
+        if parameter.requires_grad and not is_adapter:
+            return f"{name} trains and is no LoRA matrix"
+    return None
+
+
+def adapter_weights(model: PeftModel) -> WeightSource:
+    """Return the LoRA matrices under the names of PEFT's own checkpoints."""
+    state = get_peft_model_state_dict(model, adapter_name=model.active_adapters[0], save_embedding_layers=False)
+    return WeightSource(tuple(WeightEntry(name, tensor, None, trains=True) for name, tensor in state.items()))
+
+
+def adapter_config(model: PeftModel) -> dict[str, Any]:
+    """Return the fields of PEFT's adapter_config.json that say how the matrices count."""
+    config: Any = model.peft_config[model.active_adapters[0]]
+    return {
+        "peft_type": "LORA",
+        "bias": "none",
+        "r": config.r,
+        "lora_alpha": config.lora_alpha,
+        "use_rslora": config.use_rslora,
+        "rank_pattern": dict(config.rank_pattern),
+        "alpha_pattern": dict(config.alpha_pattern),
+        "target_modules": sorted(config.target_modules),
+    }
+
+
+class AdapterSync:
+    """A sync that gives every server the adapter, each time under a new name that requests must ask for.
+
+    A name is never used twice, so nothing that was computed or loaded under an older one can be taken for the new.
+    """
+
+    merge: SyncMerge | None = None
+    merge_reason: str | None = None
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    @property
+    def transport(self) -> str:
+        """What carries the weights."""
+        return self._fleet.transport
+
+    def sync(self, model: nn.Module, *, version: int) -> SyncReport:
+        """Give every server the model's adapter, under `version`; its name is in the report.
+
+        A server whose base an earlier learner may have changed is sent the base first.
+
+        Raises:
+            ServerError: one or more servers do not serve the adapter.
+        """
+        start, sent_before = time.monotonic(), self._fleet.sent
+        assert isinstance(model, PeftModel)  # `obstacle` has been asked
+        name = f"{POLICY_MODEL}-{version}-{secrets.token_hex(4)}"
+        shipment = Shipment(adapter_weights(model), {"adapter": {"name": name, "config": adapter_config(model)}})
+        base = Shipment(base_weights(model))
+        with self._fleet.update() as update:
+            rebased = [session for session in update.fit if not session.holds_base]
+            if rebased:
+                self._fleet.push(base, rebased, update)
+            self._fleet.push(shipment, update.fit, update)
+            with update.phases.measure("finish"):
+                update.each(_finish, version)
+                update.each(SyncSession.use_adapter, name)
+        return SyncReport(
+            version=version,
+            seconds=time.monotonic() - start,
+            bytes=shipment.nbytes + (base.nbytes if rebased else 0),
+            tensors=len(shipment.source.entries) + (len(base.source.entries) if rebased else 0),
+            servers=self._fleet.base_urls,
+            everything=bool(rebased),
+            adapter=name,
+            wire_bytes=self._fleet.sent - sent_before,
+            transport=self._fleet.transport,
+            ways=self._fleet.ways,
+            phases=update.phases.seconds(),
+        )
+
+
+def _finish(session: SyncSession, version: int) -> None:
+    session.finish(version, vision_moved=not session.holds_base)
+    session.holds_base = True

@@ -1,0 +1,1 @@
+"""ms-swift's protocol of weight sync."""

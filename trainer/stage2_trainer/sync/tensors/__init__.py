@@ -1,0 +1,1 @@
+"""What is sent: merged or adapter tensors, their buckets and their digests."""

@@ -1,0 +1,211 @@
+"""The merge of an adapter into a base weight, with the same bits on every device and with any number of threads.
+
+Learner and server both merge, and their results are compared byte for byte. Of all operations only sums depend on the
+order in which they are made, and that order changes with threads, tiles and devices. Here every sum is of whole
+multiples of one power of two, so few and so small that float64 holds each partial sum exactly; and every other step is
+one operation that IEEE 754 rounds correctly. So the order cannot be seen, and tiles may be of any size.
+
+The multiples are fine: what is lost is far below the rounding of the float32 result (`tests` compare with exact sums).
+
+On a CPU, large weights are merged by a compiled loop with the same bits (`merge_kernel`); small ones, those on a GPU,
+and all where numba is not installed, by torch.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stage2_trainer.sync.tensors.grid import SIGNIFICAND_BITS, on_grid, power_of_two
+
+logger = logging.getLogger(__name__)
+
+TILE_ELEMENTS = {"cpu": 2**17, "cuda": 2**24}  # the first stays in a core's cache, the second keeps a GPU busy
+KERNEL_TILE = 2**18  # of weights: larger ones leave the cache, in smaller ones Python's part shows
+KERNEL_WEIGHTS = 2**18  # a model of smaller weights is merged sooner than a kernel is compiled (4 s)
+KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # of base weights
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter of one weight of shape (out, in), in the field's letters: W + s B A, or m (W + s B A) / ||W + s B A||.
+
+    up: B, shape (out, rank). down: A, shape (rank, in). scaling: s. magnitude: m of DoRA, shape (out,); None = LoRA.
+    """
+
+    up: Tensor
+    down: Tensor
+    scaling: float
+    magnitude: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class TrainedRows:
+    """Rows that train in the place of a table's own. ids: which K rows; rows (K, in): their values."""
+
+    ids: Sequence[int]
+    rows: Tensor
+
+
+Change = Adapter | TrainedRows
+"""A change of one weight, beside it."""
+
+
+@torch.no_grad()
+def merged_weight(base: Tensor, change: Change) -> Tensor:
+    """Return the merged weight in float32, shape (out, in) (LoRA: arXiv 2106.09685; DoRA: arXiv 2402.09353).
+
+    DoRA's norms are by output row. An embedding is merged alike, its rows being the vocabulary.
+    """
+    merged = torch.empty(base.shape, dtype=torch.float32, device=base.device)
+    for rows, tile in merged_tiles(base, change):
+        merged[rows] = tile
+    return merged
+
+
+def merged_tiles(base: Tensor, change: Change) -> Iterator[tuple[slice, Tensor]]:
+    """Yield the merged weight piece by piece: which rows, and their values in float32, which last until the next piece.
+
+    So no more than a piece of it need be held in float32: fresh memory costs as much as the merge. A table with trained
+    rows is one piece. It is for callers that record no gradients.
+    """
+    if isinstance(change, TrainedRows):
+        ids = torch.tensor(change.ids, device=base.device)
+        table = base.to(torch.float32, copy=True)
+        yield slice(0, len(base)), table.index_copy_(0, ids, change.rows.to(base.device, torch.float32))
+    elif (kernel := _kernel_for(base)) is not None:
+        yield from _by_kernel(base, change, kernel)
+    else:
+        yield from _by_torch(base, change)
+
+
+def _by_torch(base: Tensor, adapter: Adapter) -> Iterator[tuple[slice, Tensor]]:
+    up, down = _factors(adapter)
+    rows = _tile_rows(base, TILE_ELEMENTS[base.device.type])
+    for start in range(0, len(base), rows):
+        tile = slice(start, start + rows)
+        direction = (up[tile] @ down).add_(0.0).add_(base[tile].double())  # the sign of a sum of zeros is a device's
+        if adapter.magnitude is not None:
+            direction.mul_((adapter.magnitude[tile].double() / _row_norms(direction)).unsqueeze(1))
+        yield tile, direction.float()
+
+
+def _by_kernel(base: Tensor, adapter: Adapter, kernel: ModuleType) -> Iterator[tuple[slice, Tensor]]:
+    merge = kernel.MergeKernel(*_factors_for(kernel, adapter)).merge
+    rows = torch.get_num_threads() * _tile_rows(base, KERNEL_TILE)
+    merged = torch.empty(min(rows, len(base)), base.shape[1], dtype=torch.float32, device="cpu")
+    for start in range(0, len(base), rows):
+        tile = slice(start, min(start + rows, len(base)))
+        piece = merged[: tile.stop - start]
+        _merge_rows(merge, start, base[tile].detach().float().contiguous().numpy(), piece.numpy())
+        yield tile, piece
+
+
+@torch.no_grad()
+def merge_and_round(
+    base: Tensor, change: Change, served: Tensor, *, every: int, key: int | None = None
+) -> Tensor | None:
+    """Merge and round to the base's dtype in one pass, where the compiled loop can.
+
+    served: takes the result, shape and dtype of `base`, contiguous. every: of so many rows the first is returned in
+    float32 too, shape (out / every, in); 0 = none is. key: of the noise of stochastic rounding to bfloat16; None = to
+    the nearest. Returns None, and does nothing, where the loop cannot: the values of `merged_tiles` rounded are the
+    same.
+    """
+    kernel = _kernel_for(base) if isinstance(change, Adapter) and base.is_contiguous() else None
+    if kernel is None or not isinstance(change, Adapter) or base.dtype == torch.float16:
+        return None
+    numbers, (up, down, magnitude) = _numbers(base), _factors_for(kernel, change)
+    _merge_rows(kernel.MergeKernel(up, down, magnitude, key).merge, 0, numbers, _numbers(served))
+    if not every:
+        return torch.empty(0, base.shape[1], device="cpu")
+    some = np.ascontiguousarray(numbers[::every])
+    sampled = np.empty(some.shape, np.float32)
+    kernel.MergeKernel(up[::every], down, None if magnitude is None else magnitude[::every]).merge(0, some, sampled)
+    return torch.from_numpy(sampled)
+
+
+def _factors_for(kernel: ModuleType, adapter: Adapter) -> tuple[Any, Any, Any]:
+    """Return s B, A and m as the compiled loop takes them: `_factors`, by a loop of its own."""
+    up = np.ascontiguousarray((adapter.up.detach().double() * adapter.scaling).numpy())
+    down = np.array(adapter.down.detach().double().numpy(), order="C")
+    kernel.put_on_grid(up, down, _bits_of_factors(adapter))
+    return up, down, None if adapter.magnitude is None else adapter.magnitude.detach().double().numpy()
+
+
+def _merge_rows(merge: Callable[..., None], start: int, base: Any, merged: Any) -> None:
+    """Merge rows by as many threads as torch has."""
+    threads = torch.get_num_threads()
+    part = _even(-(-len(base) // threads))
+    parts = [slice(at, at + part) for at in range(0, len(base), part)]
+    if len(parts) == 1:
+        merge(start, base, merged)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(merge, *zip(*((start + p.start, base[p], merged[p]) for p in parts), strict=True)))
+
+
+def _numbers(weights: Tensor) -> Any:
+    """Return a weight as the compiled loop takes it, without a copy: float32, or the bits of bfloat16."""
+    weights = weights.detach()
+    return (weights.view(torch.uint16) if weights.dtype == torch.bfloat16 else weights).numpy()
+
+
+def _tile_rows(base: Tensor, elements: int) -> int:
+    """Return the rows of a tile, an even number."""
+    return _even(max(1, elements // base.shape[1] - 1))
+
+
+def _even(count: int) -> int:
+    return count + count % 2
+
+
+def _kernel_for(base: Tensor) -> ModuleType | None:
+    """Return the compiled loop where it can be had and pays."""
+    fits = base.device.type == "cpu" and base.dtype in KERNEL_DTYPES and base.shape[1] > 1
+    return _kernel() if fits and base.numel() >= KERNEL_WEIGHTS else None
+
+
+@lru_cache(maxsize=1)
+def _kernel() -> ModuleType | None:
+    try:
+        from stage2_trainer.sync.tensors import merge_kernel
+    except ImportError as error:  # numba is not there, or not for this numpy
+        logger.info("merging on the CPU takes up to twice as long without numba: %s", error)
+        return None
+    return merge_kernel
+
+
+def _factors(adapter: Adapter) -> tuple[Tensor, Tensor]:
+    """Return s B and A in float64, their product unchanged, such that every sum in it is exact.
+
+    What a rank has large in A and small in B is moved to A first, or the common step of a row of B would be too coarse.
+    """
+    bits = _bits_of_factors(adapter)
+    up, down = adapter.up.double() * adapter.scaling, adapter.down.double()
+    size = power_of_two(up, dim=0)
+    return on_grid(up / size, bits, dim=1), on_grid(down * size.T, bits, dim=0)
+
+
+def _bits_of_factors(adapter: Adapter) -> int:
+    """Return the bits of each factor with which sums over the rank are exact."""
+    return (SIGNIFICAND_BITS - adapter.down.shape[0].bit_length()) // 2
+
+
+def _row_norms(matrix: Tensor) -> Tensor:
+    bits = SIGNIFICAND_BITS - matrix.shape[1].bit_length()
+    return _root(on_grid(matrix.square(), bits, dim=1).sum(1))
+
+
+def _root(values: Tensor) -> Tensor:
+    """Return square roots, rounded correctly: torch's own are MKL's on a CPU, one in a hundred off by its last bit."""
+    return torch.from_numpy(np.sqrt(values.numpy())) if values.device.type == "cpu" else values.sqrt()

@@ -1,0 +1,1 @@
+"""Both ends of each transport: TCP and NCCL."""

@@ -1,0 +1,131 @@
+"""A worker's side of a transfer group, over any transport, the same for our vLLM engines and for the stub."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+import torch
+
+from stage2_api.vllm import Transport
+from stage2_trainer.sync.transports.buckets import TensorMeta, bucket_bytes, plan_buckets, unpack
+from stage2_trainer.sync.transports.handshake import Member
+from stage2_trainer.sync.transports.link import Link, dial
+from stage2_trainer.sync.transports.transfer_group import GroupInfo
+from stage2_trainer.wire.errors import LinkError, OtherGroupError
+from stage2_trainer.wire.token import read_token
+
+Load = Callable[[list[tuple[str, torch.Tensor]]], Any]
+
+
+class Inlet(Protocol):
+    """The end of a link at which buckets arrive."""
+
+    def start(self, nbytes: int) -> Future[torch.Tensor]:
+        """Begin to receive the bucket after those begun before: uint8, shape (bytes,).
+
+        The future raises LinkError if it does not come. Tensors cut from a bucket may be kept.
+        """
+        ...
+
+    def rest(self) -> None:
+        """Give back what only a push needs."""
+        ...
+
+    def close(self) -> None:
+        """Leave; what is under way fails, here and on the learner."""
+        ...
+
+
+class Receiver:
+    """A member of the learner's group, which hands on the tensors that it sends.
+
+    transport: what it receives over. open_inlet: joins a group as a rank, over a link to its learner. Raises LinkError.
+    """
+
+    def __init__(self, transport: Transport, open_inlet: Callable[[Link, GroupInfo, int], Inlet]) -> None:
+        self._transport = transport
+        self._open_inlet = open_inlet
+        self._inlet: Inlet | None = None
+        self._group = ""
+        self._bucket_bytes = 0
+        self._calls = itertools.count(1)
+        self._joined_by = 0
+        self._joining = threading.Lock()
+
+    def join(self, info: GroupInfo, rank: int) -> None:
+        """Enter the learner's group as `rank`, and leave the one before.
+
+        A call may come late: its learner has given it up and called again, or another one has. Then it changes nothing.
+
+        Raises:
+            LinkError: nobody waits for this worker in that group, or whoever does proves nothing.
+            ValueError: the learner sends over another transport.
+        """
+        info.require(self._transport)
+        call = next(self._calls)
+        address, member = (info.master_address, info.master_port), Member(info.name, rank)
+        link = dial(address, read_token(os.environ), member, timeout_s=info.timeout_s)
+        with self._joining:
+            if call < self._joined_by:
+                link.close()
+                raise LinkError("the learner has called again meanwhile")
+            self.leave()
+            self._joined_by = call
+            self._inlet, self._group = self._open_inlet(link, info, rank), info.name
+            self._bucket_bytes = info.packed_buffer_size_bytes
+
+    def leave(self) -> None:
+        """Leave the group; the learner notices at once."""
+        if self._inlet is not None:
+            self._inlet.close()
+            self._inlet = None
+
+    def require(self, group: str) -> Inlet:
+        """Return the way into this group. Raises OtherGroupError where another was joined, RuntimeError without any."""
+        with self._joining:
+            inlet, joined = self._inlet, self._group
+        if inlet is None:
+            raise RuntimeError("no transfer group: POST /init_weight_transfer_engine comes first")
+        if group != joined:
+            raise OtherGroupError(group, joined)
+        return inlet
+
+    def receive(self, tensors: Sequence[TensorMeta], load: Load, group: str) -> None:
+        """Receive the announced tensors, calling `load` for each bucket while the next one arrives.
+
+        group: the name of the group that they are sent in. Where anything fails it is left: the learner's next bucket
+        would be taken for this one.
+
+        Raises:
+            OtherGroupError: they are sent in another group; the one that this worker is in stays as it is.
+            LinkError: the group broke, or a bucket did not arrive in time.
+            RuntimeError: there is no group.
+        """
+        inlet = self.require(group)
+        try:
+            self._receive(inlet, tensors, load)
+        except BaseException:
+            inlet.close()
+            if self._inlet is inlet:  # and not one that another learner has called for meanwhile
+                self._inlet = None
+            raise
+        inlet.rest()
+
+    def _receive(self, inlet: Inlet, tensors: Sequence[TensorMeta], load: Load) -> None:
+        arriving: tuple[list[TensorMeta], Future[torch.Tensor]] | None = None
+        for bucket in plan_buckets(tensors, self._bucket_bytes):
+            next_one = bucket, inlet.start(bucket_bytes(bucket))
+            _land(arriving, load)
+            arriving = next_one
+        _land(arriving, load)
+
+
+def _land(arriving: tuple[list[TensorMeta], Future[torch.Tensor]] | None, load: Load) -> None:
+    if arriving is not None:
+        bucket, buffer = arriving
+        load(unpack(bucket, buffer.result()))

@@ -1,0 +1,1 @@
+"""vLLM's side of a push: loading, merging, and the routes that the learner calls."""

@@ -1,0 +1,138 @@
+"""vLLM weight-transfer engines: they receive the learner's tensors, over TCP or NCCL, and load them into the model."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from vllm.config import VllmConfig
+from vllm.config.weight_transfer import WeightTransferConfig
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+from stage2_api.vllm import Transport
+from stage2_trainer.sync.transports.buckets import from_wire
+from stage2_trainer.sync.transports.link import Link
+from stage2_trainer.sync.transports.receiver import Inlet, Receiver
+from stage2_trainer.sync.transports.tcp_server import open_tcp
+from stage2_trainer.sync.transports.transfer_group import GroupInfo
+from stage2_trainer.sync.vllm.adapter_store import keep_adapter
+from stage2_trainer.sync.vllm.server_merge import ServerMerge
+from stage2_trainer.sync.vllm.vllm_compat import finish_layerwise_reload, receive_and_settle
+
+
+@dataclass
+class GroupInitInfo(GroupInfo, WeightTransferInitInfo):
+    """The group to join."""
+
+
+@dataclass
+class BucketUpdateInfo(WeightTransferUpdateInfo):
+    """The tensors that follow, in order.
+
+    group: the name of the group that they are sent in (`wire.transfer_group`).
+    adapter: (name, config) of the adapter that they are. merge: what is to be made of them (`weights.server_recipe`).
+    """
+
+    names: list[str]
+    dtype_names: list[str]
+    shapes: list[list[int]]
+    group: str
+    adapter: dict[str, Any] | None = None
+    merge: dict[str, Any] | None = None
+
+
+class ReceivingEngine(WeightTransferEngine[GroupInitInfo, BucketUpdateInfo]):
+    """An engine that takes the learner's buckets and loads what arrives into the running model."""
+
+    transport: Transport
+    init_info_cls = GroupInitInfo
+    update_info_cls = BucketUpdateInfo
+
+    def __init__(
+        self, config: WeightTransferConfig, vllm_config: VllmConfig, device: torch.device, model: torch.nn.Module
+    ) -> None:
+        super().__init__(config, vllm_config, device, model)
+        self._receiver = Receiver(self.transport, self._open_inlet)
+        self._merge = ServerMerge(vllm_config.model_config.model, device)
+        self._loading = False
+
+    def init_transfer_engine(self, init_info: GroupInitInfo) -> None:
+        """Join the learner's group as the rank that this worker has in it."""
+        parallel = self.parallel_config
+        worker = parallel.data_parallel_index * parallel.world_size + parallel.rank
+        self._receiver.join(init_info, init_info.rank_offset + worker)
+
+    def start_weight_update(self) -> None:
+        """Leave the layers alone until base weights come: an adapter does not touch them."""
+        if self._loading:
+            # Layers that a broken update had begun would count its tensors among those of this one.
+            finalize_layerwise_reload(self.model, self.model_config)  # type: ignore[no-untyped-call]
+            self._loading = False
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Receive and load tensors."""
+        receive_and_settle(self, update_info)
+
+    def receive_weights(self, update_info: BucketUpdateInfo) -> None:
+        """Load each bucket of base weights while the next one arrives; keep an adapter for vLLM's adapter loader."""
+        self._receiver.require(update_info.group)
+        metas = from_wire(update_info.names, update_info.dtype_names, update_info.shapes)
+        if update_info.adapter is not None:
+            tensors: dict[str, torch.Tensor] = {}
+            self._receiver.receive(metas, tensors.update, group=update_info.group)
+            keep_adapter(update_info.adapter["name"], update_info.adapter["config"], tensors)
+            return
+        receive = partial(self._receiver.receive, metas, group=update_info.group)
+        if update_info.merge is not None:
+            self._merge.update(update_info.merge, receive, self._load)
+            return
+        receive(self._load)
+
+    def _load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        if not self._loading:
+            self._loading = True
+            initialize_layerwise_reload(self.model)
+        model: Any = self.model
+        model.load_weights(tensors)
+
+    def finish_weight_update(self) -> None:
+        """Put new base weights in the places of the old ones, if any came."""
+        if self._loading:
+            finish_layerwise_reload(self.model, self.model_config)
+            self._loading = False
+
+    def shutdown(self) -> None:
+        """Leave the group."""
+        self._receiver.leave()
+
+    @abstractmethod
+    def _open_inlet(self, link: Link, info: GroupInfo, rank: int) -> Inlet: ...
+
+
+class TcpEngine(ReceivingEngine):
+    """An engine that receives over TCP, on any platform."""
+
+    transport = "tcp"
+
+    def _open_inlet(self, link: Link, info: GroupInfo, rank: int) -> Inlet:
+        return open_tcp(link, info, rank)
+
+
+class NcclEngine(ReceivingEngine):
+    """An engine that receives over NCCL into its GPU."""
+
+    transport = "nccl"
+
+    def _open_inlet(self, link: Link, info: GroupInfo, rank: int) -> Inlet:
+        from stage2_trainer.sync.transports.nccl_server import open_nccl
+
+        return open_nccl(link, info, rank, self.device)
