@@ -20,7 +20,7 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 LIST = Path(__file__).with_suffix(".yaml")
-SOURCES = ("crds", "controller", "trainer", "cli")
+SOURCES = ("crds", "controller", "trainer", "report", "cli")
 COPIED = (*SOURCES, "tests", "hack", "docs", "examples", "bench", "charts", "images", "pyproject.toml", "README.md")
 FAILED, PASSED = 1, 0  # what pytest ends with; anything else is no verdict
 

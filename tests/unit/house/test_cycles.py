@@ -11,6 +11,7 @@ PACKAGES = {
     "stage2_api": ROOT / "crds",
     "stage2_controller": ROOT / "controller",
     "stage2_trainer": ROOT / "trainer",
+    "stage2_report": ROOT / "report",
     "stage2_cli": ROOT / "cli",
 }
 Graph = dict[str, set[str]]

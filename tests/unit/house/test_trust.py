@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
-PACKAGES = ("trainer/stage2_trainer", "cli/stage2_cli")
+PACKAGES = ("trainer/stage2_trainer", "report/stage2_report", "cli/stage2_cli")
 LOADERS = re.compile(r"(Auto\w+|\w*networks|processors)\.from_(pretrained|config)$")
 
 

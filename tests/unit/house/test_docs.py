@@ -1,0 +1,131 @@
+"""What the pages point at exists: folders, files, links, modules, tests, and commands."""
+
+import ast
+import re
+import subprocess
+import tomllib
+from functools import cache
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from stage2_cli.main import app
+
+ROOT = Path(__file__).parents[3]
+TRACKED = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+PAGES = {
+    name: (ROOT / name).read_text(encoding="utf-8")
+    for name in TRACKED
+    if name.endswith(".md") and (ROOT / name).is_file()
+}
+README = PAGES["README.md"]
+TREE = re.search(r"```\n(crds/stage2_api/ .*?)```", README, re.DOTALL)[1]
+PACKAGES = ("controller/stage2_controller", "trainer/stage2_trainer")
+HOMES = {"api": "crds", "controller": "controller", "trainer": "trainer", "report": "report", "cli": "cli"}
+HISTORY = "CHANGELOG.md"  # names what no longer exists
+
+
+def tree() -> list[str]:
+    """Return the folders of the README's tree, as paths from the root."""
+    paths: list[str] = []
+    above = ""
+    for line in TREE.splitlines():
+        name = line.split()[0].rstrip("/")
+        if not line.startswith(" "):
+            above = name
+        paths.append(f"{above}/{name}" if line.startswith(" ") else name)
+    return paths
+
+
+def rooms(package: str) -> set[str]:
+    """Return the folders of a package that hold its modules."""
+    return {path.name for path in (ROOT / package).iterdir() if (path / "__init__.py").is_file()}
+
+
+def named(pattern: str) -> set[tuple[str, ...]]:
+    """Return what a pattern finds on the pages, each with the page's name first."""
+    return {
+        (page, *match.groups())
+        for page, text in PAGES.items()
+        if page != HISTORY
+        for match in re.finditer(pattern, text, re.MULTILINE)
+    }
+
+
+@cache
+def functions(file: str) -> set[str]:
+    nodes = ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8")))
+    return {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+
+
+def test_every_folder_of_the_readme_exists():
+    assert [path for path in tree() if not (ROOT / path).is_dir()] == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_readme_has_every_room(package):
+    assert {path.rpartition("/")[2] for path in tree() if path.startswith(f"{package}/")} == rooms(package)
+
+
+def test_every_file_to_read_first_exists():
+    files = re.findall(r"`([\w/]+\.py)`", README)
+    assert len(files) >= 4
+    assert [name for name in files if not (ROOT / name).is_file()] == []
+
+
+def test_every_link_leads_to_a_file():
+    missing = []
+    for page, text in PAGES.items():
+        prose = re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL)
+        targets = [link for link in re.findall(r"\]\(([^)\s]+)\)", prose) if not re.match(r"[a-z]+:|#", link)]
+        missing += [(page, link) for link in targets if not (ROOT / page).parent.joinpath(link.split("#")[0]).exists()]
+    assert missing == []
+
+
+def test_every_module_exists():
+    missing = set()
+    for page, name in named(r"\b(stage2_(?:api|controller|trainer|report|cli)(?:\.\w+)+)"):
+        parts = name.split(".")
+        home = ROOT / HOMES[parts[0].removeprefix("stage2_")]
+        paths = [home.joinpath(*parts), home.joinpath(*parts).with_suffix(".py"), home.joinpath(*parts[:-1])]
+        missing |= set() if any(path.exists() for path in paths) else {(page, name)}
+    assert missing == set()
+
+
+def test_every_test_exists():
+    files = named(r"`(tests/[\w/]+\.\w+)`")
+    assert len(files) > 30
+    assert {(page, file) for page, file in files if not (ROOT / file).is_file()} == set()
+    tests = named(r"`(tests/[\w/]+\.py)`: `(test_\w+)`")
+    assert {(page, file, test) for page, file, test in tests if test not in functions(file)} == set()
+
+
+def test_every_make_target_exists():
+    targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    assert {(page, target) for page, target in named(r"(?:^|`)make ([a-z][a-z-]+)") if target not in targets} == set()
+
+
+def test_every_command_exists():
+    commands = set(get_command(app).commands)
+    used = named(r"`stage2 ([a-z][a-z0-9-]*)")
+    assert len({command for _, command in used}) > 10
+    assert {(page, command) for page, command in used if command not in commands} == set()
+
+
+def test_the_chart_and_the_changelog_have_the_version():
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    chart = (ROOT / "charts/stage2/Chart.yaml").read_text()
+    assert re.findall(r"^(?:appVersion|version): (.*)$", chart, re.MULTILINE) == [version, version]
+    assert f"## [{version}]" in PAGES[HISTORY]
+
+
+def test_no_file_names_a_package_registry():
+    hosts = ["pypi" + ".org", "python" + "hosted.org", "proxy." + "golang.org", "registry." + "npmjs"]
+    binary = {".png", ".safetensors"}
+    texts = {
+        name: path.read_text(encoding="utf-8")
+        for name in TRACKED
+        if (path := ROOT / name).is_file() and path.suffix not in binary
+    }
+    assert [name for name, text in texts.items() if any(host in text for host in hosts)] == []
