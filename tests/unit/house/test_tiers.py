@@ -1,4 +1,4 @@
-"""The runner of the tiers runs pytest as a person would, and reads what came of it."""
+"""The runner of the tiers runs pytest as a person would, and checks first what a tier needs."""
 
 import os
 import sys
@@ -20,42 +20,28 @@ def test_that_fails():
 """
 
 
-@pytest.fixture
-def tier(tmp_path, monkeypatch):
-    """A tier of two tests, one of which fails, run without the virtual environment on PATH."""
+def test_a_tier_that_fails_ends_the_run_with_its_exit_code(tmp_path, monkeypatch, capsys):
     (tmp_path / "test_two.py").write_text(TESTS)
     monkeypatch.setattr(tiers, "OUT", tmp_path)
     monkeypatch.setitem(tiers.ARGUMENTS, "two", ("-p", "no:cacheprovider", str(tmp_path / "test_two.py")))
-    folder = str(Path(sys.executable).parent)
-    path = [one for one in os.environ["PATH"].split(":") if one != folder]
-    monkeypatch.setenv("PATH", ":".join(path))
-    return tiers.Tier("two")
+    outside = [one for one in os.environ["PATH"].split(":") if one != str(Path(sys.executable).parent)]
+    monkeypatch.setenv("PATH", ":".join(outside))  # the virtual environment is not active
+    assert tiers.main(["two", "unit"]) == 1
+    assert tiers.progress("two") == "two 2 tests, 1 failed"
+    assert capsys.readouterr().out.splitlines()[-1].startswith("1 failed, 1 passed in")
 
 
-def test_a_tier_is_counted_and_its_failure_is_its_exit_code(tier):
-    tier.run()
-    assert tier.exit_code == 1
-    assert (tier.counts["passed"], tier.counts["failures"]) == (1, 1)
-    assert tier.progress() == "two 2 tests, 1 failed"
-    assert "| two | 1 | 1 | 0 |" in tiers.table([tier])
-
-
-def test_what_a_machine_lacks_is_said_before_anything_runs(monkeypatch, capsys):
+def test_missing_prerequisites_are_reported_before_anything_runs(monkeypatch, capsys):
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("KUBECONFIG", raising=False)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr(tiers, "run_stage", lambda names: pytest.fail("a tier ran"))
     assert tiers.main(["unit", "cluster"]) == prerequisites.EXIT_MISSING
-    said = capsys.readouterr().err
-    assert [word for word in ("root", "Debian", "Go 1.24") if word not in said] == []
+    message = capsys.readouterr().err
+    assert [word for word in ("root", "Debian", "Go 1.24") if word not in message] == []
 
 
-def test_a_cluster_of_ones_own_needs_neither_root_nor_go(monkeypatch):
+def test_a_named_cluster_needs_neither_root_nor_go(monkeypatch):
     monkeypatch.setenv("KUBECONFIG", "/some/where")
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert prerequisites.missing({"cluster", "alone", "jobs"}) == []
-
-
-def test_every_test_of_the_cluster_belongs_to_one_of_its_two_tiers():
-    marks = {name: tiers.ARGUMENTS[name][tiers.ARGUMENTS[name].index("-m") + 1] for name in ("cluster", "alone")}
-    assert marks == {"cluster": "not alone", "alone": "alone"}
