@@ -10,7 +10,7 @@ export PYTHONDONTWRITEBYTECODE :=
 CODE := crds controller trainer report cli hack examples bench
 OUT ?= out/demo
 
-.PHONY: help setup demo demo-cluster test test-unit test-integration test-cluster test-jobs test-gpu fuzz red-team check-report lint format verify generate bench smoke-colocate images lock-images lock-bases audit check-gpu-image clean
+.PHONY: help setup demo demo-cluster test test-unit test-integration test-cluster test-jobs test-gpu fuzz red-team check-report lint format verify generate bench smoke-colocate images lock-images audit check-gpu-image clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}'
@@ -77,11 +77,8 @@ images: setup ## Build the controller and trainer images with buildah
 lock-images: ## Choose the versions that the images install anew, the newest that pyproject.toml allows
 	python3 hack/lock_images.py
 
-lock-bases: ## Ask the registry for the digests of the images that ours are built on
-	python3 hack/lock_bases.py
-
-audit: setup ## Look up what the images install in a database of vulnerabilities: DATABASE=PATH, in OSV's form
-	python hack/audit_locks.py "$(DATABASE)"
+audit: ## Look up what the images install in OSV's database of vulnerabilities: DATABASE=PATH, its zip for PyPI
+	hack/audit "$(DATABASE)"
 
 check-gpu-image: setup ## Build the trainer image for GPUs with buildah, and examine it; no GPU is needed, but 40 GB of disk
 	hack/local-cluster/local-cluster check-gpu-image

@@ -12,7 +12,7 @@ import pytest
 from hack.lock_images import LOCKS
 from packaging.utils import canonicalize_name
 
-from local_cluster import buildah, images, locks, provenance
+from local_cluster import buildah, images, locks
 from local_cluster.containerd import ctr
 from local_cluster.layout import HUB, Layout
 from tests.clusters import ON_A_KUBELET
@@ -91,15 +91,6 @@ def test_an_image_lists_its_packages_and_their_licences_and_has_the_locked_ones(
     assert {name: chosen.get(canonicalize_name(name)) for name, _ in locked} == dict(locked)
     with_licence = [one for one in listed if one.get("licenses")]
     assert len(with_licence) > len(listed) * 0.9
-
-
-def test_an_image_comes_with_its_list_of_packages_and_what_it_was_made_of(kubectl: Kubectl, pod: str) -> None:
-    inside = kubectl("exec", pod, "--container=second", "--", "cat", "/opt/stage2/sbom.cdx.json")
-    reference = images.PROJECT_IMAGES[0].reference
-    assert json.loads((provenance.FOLDER / "controller-dev.sbom.cdx.json").read_text()) == json.loads(inside)
-    (subject,) = json.loads((provenance.FOLDER / "controller-dev.provenance.json").read_text())["subject"]
-    digest = buildah.digest(Layout.default(None), reference)
-    assert subject == {"name": reference, "digest": {"sha256": digest.removeprefix("sha256:")}}
 
 
 def test_each_container_is_pinned_to_a_gpu_of_its_own(kubectl: Kubectl, pod: str) -> None:

@@ -1,6 +1,5 @@
 """buildah with a storage of its own below the cluster's cache."""
 
-import hashlib
 import json
 import os
 import shutil
@@ -73,18 +72,9 @@ class Layer:
 
 def layers(layout: Layout, reference: str) -> list[Layer]:
     """Return an image's layers, the lowest first."""
-    manifest = json.loads(_manifest(layout, reference))
-    return [Layer(layer["digest"], layer["size"]) for layer in manifest["layers"]]
-
-
-def digest(layout: Layout, reference: str) -> str:
-    """Return `sha256:…` of an image's manifest, which a push with --preserve-digests keeps."""
-    return f"sha256:{hashlib.sha256(_manifest(layout, reference).encode()).hexdigest()}"
-
-
-def _manifest(layout: Layout, reference: str) -> str:
     inspect = ["skopeo", "inspect", "--raw", _source(layout, reference)]
-    return run([*OWN_MOUNTS, *inspect], env=environment(layout))
+    manifest = json.loads(run([*OWN_MOUNTS, *inspect], env=environment(layout)))
+    return [Layer(layer["digest"], layer["size"]) for layer in manifest["layers"]]
 
 
 def _source(layout: Layout, reference: str) -> str:

@@ -11,12 +11,11 @@ import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
 
-from local_cluster import buildah, context, locks, provenance
+from local_cluster import buildah, context, locks
 from local_cluster.containerd import ctr, ctr_command
 from local_cluster.layout import HUB, PAUSE_IMAGE, ClusterError, Layout
 from local_cluster.processes import run
@@ -54,12 +53,6 @@ class ProjectImage:
     def all_arguments(self) -> tuple[str, ...]:
         """Its own arguments, and the stand-in that it is built on here."""
         return (f"BASE={BASE_IMAGE}", *self.arguments)
-
-    @property
-    def packages(self) -> tuple[str, ...]:
-        """The locks of images/requirements that it installs."""
-        own = dict(argument.split("=", 1) for argument in self.arguments).get("VLLM", "cpu")
-        return (self.name if self.name == "controller" else own, "tools")
 
     @property
     def dockerfile(self) -> Path:
@@ -138,14 +131,8 @@ def build(layout: Layout, image: ProjectImage, console: Console) -> None:
     with locks.held(layout, "build"):
         buildah.prune(layout)
         buildah.share_wheels(layout)
-        environment, started = ensure_base(layout, console), datetime.now(UTC)
-        _build(layout, image, environment)
+        _build(layout, image, ensure_base(layout, console))
         buildah.prune(layout)
-        made = provenance.Build(
-            image.reference, image.dockerfile, BASE_IMAGE, image.all_arguments, image.packages, started
-        )
-        for path in provenance.write(layout, made):
-            console.print(path, highlight=False)
 
 
 def _build(layout: Layout, image: ProjectImage, environment: Mapping[str, str]) -> None:
