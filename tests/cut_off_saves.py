@@ -34,6 +34,7 @@ from stage2_trainer.process.save_behind import SaveBehind
 from stage2_trainer.telemetry.run_log import STEP_LOG
 from tests.file_calls import BROKEN, FLUSHES, FULL, KILL, KILL_ALL, TAKES_ROOM, Fault, FileCall, run_with_faults
 from tests.fork_server import Copies
+from tests.shapes import make_shapes
 
 ROOT = Path(__file__).parents[1]
 SAVES = 3  # a fault comes within so many, the last of which remove older checkpoints too
@@ -308,10 +309,9 @@ def table(found: Sequence[Outcome]) -> str:
 
 
 def _run(folder: Path, options: argparse.Namespace) -> None:
-    command = [sys.executable, ROOT / "examples/make_shapes.py", folder / "shapes", "--train", "4"]
-    subprocess.run([*command, "--held-out", "1"], check=True, capture_output=True)
+    shapes = make_shapes(folder / "shapes", train=4, held_out=1)
     several = options.processes > 1
-    run = TinyRun(folder / "shapes", 10 * options.cases, options.behind, options.processes, options.zero)
+    run = TinyRun(shapes, 10 * options.cases, options.behind, options.processes, options.zero)
     cases = cases_of(folder / "first", run.learn, count=options.cases, seed=options.seed, several=several)
     found = []
     for one in cut_off(folder / "run", run.learn, cases, like=folder / "first", several=several):

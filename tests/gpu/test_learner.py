@@ -10,16 +10,14 @@ from safetensors.torch import load_file
 
 from stage2_trainer.telemetry.run_log import STEP_LOG
 from tests.cut_off_saves import TinyRun
+from tests.shapes import make_shapes
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("shapes")
-    command = [sys.executable, ROOT / "examples/make_shapes.py", folder, "--train", "8", "--held-out", "1"]
-    subprocess.run(command, check=True, capture_output=True)
-    return folder
+    return make_shapes(tmp_path_factory.mktemp("shapes"), train=8, held_out=1)
 
 
 def learn(shapes, folder, steps, *, behind):

@@ -16,13 +16,14 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
 import pytest
 import yaml
 
-from stage2_api.vllm import ServerAddress
+from stage2_api.vllm import ServerAddress, VllmSync
 from stage2_cli.processes import end_with_parent
 from tests import certificates, forked
 from tests.patience import crowding
@@ -168,7 +169,7 @@ def servers(server_settings):
 
 @pytest.fixture(scope="module")
 def dtype():
-    """The number format of `base`; a module that tries several gives it parameters."""
+    """The number format of `base` and `served`; a module that tries several gives it parameters."""
     return "float32"
 
 
@@ -188,6 +189,18 @@ def probe(model_path, tmp_path_factory):
     from tests.integration import policies
 
     return policies.grey_probe(model_path, tmp_path_factory.mktemp("probe"))
+
+
+@pytest.fixture(scope="module")
+def engine():
+    """What `served` runs; a module that tries several gives it parameters."""
+    return "stub"
+
+
+@pytest.fixture(scope="module")
+def served(engine, dtype, servers):
+    """A module's server, of its engine and its dtype."""
+    return servers(engine, dtype)
 
 
 @pytest.fixture
@@ -218,6 +231,20 @@ def make_sync(token):
             return sync
 
         yield make
+
+
+@pytest.fixture(scope="module")
+def policy_of(base):
+    """A function that returns the policy of a push that is struck; each is made once."""
+    from tests.integration import policies
+
+    return cache(lambda push: policies.trained(base, push.policy))
+
+
+@pytest.fixture
+def sync_by(served, make_sync):
+    """A function that returns a full sync to a module's server, with keys of `vllm.sync`."""
+    return lambda **how: make_sync(served, how=VllmSync(**how))
 
 
 def free_port() -> int:

@@ -14,9 +14,12 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 from stage2_trainer.data.encode import Encoder
 from stage2_trainer.data.images import image_url
 from stage2_trainer.sync.fleet.probe import Probe, sample_probe
+from stage2_trainer.sync.fleet.verify import BF16_TOLERANCE, FLOAT32_TOLERANCE
 
 ADAPTED = r".*language_model\.layers\.\d+\.(self_attn\.(q|k|v|o)_proj|mlp\.(gate|up|down)_proj)"
 VISION = r".*visual\.(blocks\.\d+\.(attn\.(qkv|proj)|mlp\.linear_fc(1|2))|.*merger.*\.linear_fc(1|2))"
+TOLERANCES = {"float32": FLOAT32_TOLERANCE, "bfloat16": BF16_TOLERANCE}
+"""How far log-probabilities of a server may be from the learner's, by the number format."""
 KINDS = ("lora", "dora", "full")
 ADAPTERS = {
     "lora": {},

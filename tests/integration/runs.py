@@ -8,10 +8,12 @@ import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from tests import forked
+from tests.shapes import make_shapes
 
 ROOT = Path(__file__).parents[2]
 JOB = ROOT / "examples" / "job-3v1-tiny.yaml"
@@ -38,8 +40,7 @@ def free_ports(count: int) -> int:
 
 def run_example(folder: Path, *, train: int, held_out: int, training: Mapping[str, object]) -> None:
     """Run the example job on the CPU stub, on so many images and with some keys of `training` changed."""
-    shapes = ["--train", str(train), "--held-out", str(held_out)]
-    subprocess.run([sys.executable, ROOT / "examples/make_shapes.py", folder / "shapes", *shapes], check=True)
+    make_shapes(folder / "shapes", train=train, held_out=held_out)
     job = yaml.safe_load(JOB.read_text())
     job["spec"]["rollout"]["port"] = free_ports(3)
     job["spec"]["config"]["training"] |= training
@@ -60,6 +61,13 @@ def learn(configuration: Mapping[str, object], output: Path) -> tuple[list[dict]
     assert done.returncode == 0, done.stderr[-4000:]
     lines = (output / "stage2_log.jsonl").read_text().splitlines()
     return [found for line in lines if (found := json.loads(line))["event"] == "step"], done.stderr
+
+
+def adapter(output: Path, step: int) -> dict[str, Any]:
+    """The weights of the adapter in a checkpoint, by name."""
+    from safetensors.torch import load_file
+
+    return load_file(output / f"checkpoint-{step}" / "adapter_model.safetensors")
 
 
 def records(folder: Path) -> list[dict]:

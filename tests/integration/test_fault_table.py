@@ -10,8 +10,6 @@ import os
 import signal
 import socket
 import struct
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -33,8 +31,9 @@ from stage2_trainer.wire.rollout import RolloutRequest, Sampling
 from stage2_trainer.wire.seeds import SeedPlan
 from stage2_trainer.wire.server_health import wait_until_healthy
 from tests import forked
-from tests.integration.conftest import ROOT, patience, stop
+from tests.integration.conftest import patience, stop
 from tests.integration.strikes import STANDSTILL_S, ports_of, strike, version_of
+from tests.shapes import make_shapes
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -200,9 +199,7 @@ def test_a_wrong_token_is_said_at_once(servers):
 
 
 def learner_config(folder: Path, served, model_path, *, held_out: int = 2) -> Path:
-    counts = ["--train", "4", "--held-out", str(held_out)]
-    shapes = [sys.executable, ROOT / "examples/make_shapes.py", folder / "shapes", *counts]
-    subprocess.run(shapes, check=True, capture_output=True)
+    make_shapes(folder / "shapes", train=4, held_out=held_out)
     vllm = {
         "mode": "server",
         "max_model_len": 512,

@@ -3,8 +3,6 @@
 import json
 import os
 import socket
-import subprocess
-import sys
 
 import pytest
 import yaml
@@ -13,7 +11,7 @@ from stage2_api.errors import EXIT_CONFIG
 from tests import forked
 from tests.cut_off_saves import TinyRun
 from tests.hostile_checkpoints import plant
-from tests.integration.runs import ROOT
+from tests.shapes import make_shapes
 
 pytest.importorskip("deepspeed")
 STEPS = 2
@@ -36,9 +34,8 @@ def start(config, path):
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_a_checkpoint_of_zero_is_gone_on_from_and_one_with_a_command_in_it_is_refused(tmp_path, stage):
-    shapes = [sys.executable, ROOT / "examples/make_shapes.py", tmp_path / "shapes", "--train", "4", "--held-out", "1"]
-    subprocess.run(shapes, check=True, capture_output=True)
-    run, path = TinyRun(tmp_path / "shapes", STEPS, zero=stage), tmp_path / "config.yaml"
+    shapes = make_shapes(tmp_path / "shapes", train=4, held_out=1)
+    run, path = TinyRun(shapes, STEPS, zero=stage), tmp_path / "config.yaml"
     config = run.configuration(tmp_path / "run")
     config["training"] |= {"save_total_limit": STEPS, "resume": "allow-changes"}
     assert start(config, path).returncode == 0

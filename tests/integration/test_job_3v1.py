@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import pytest
 import yaml
 
 from tests import forked
+from tests.shapes import make_shapes
 
 ROOT = Path(__file__).parents[2]
 JOB = ROOT / "examples" / "job-3v1.yaml"
@@ -25,10 +24,7 @@ pytestmark = pytest.mark.timeout(400)
 
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("shapes")
-    command = [sys.executable, ROOT / "examples/make_shapes.py", folder, "--train", str(RECORDS), "--held-out", "0"]
-    subprocess.run([*command, "--max-shapes", "6"], check=True, capture_output=True)
-    return folder
+    return make_shapes(tmp_path_factory.mktemp("shapes"), train=RECORDS, max_shapes=6)
 
 
 @pytest.fixture(scope="module")

@@ -6,16 +6,16 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
-from safetensors.torch import load_file
 
 from stage2_trainer.learner.answer_metrics import METRICS
 from stage2_trainer.sync.vllm.vllm_compat import SHARED_MEMORY, free_shared_memory
 from tests import forked
+from tests.integration.runs import adapter
+from tests.shapes import make_shapes
 
 ROOT = Path(__file__).parents[2]
 STEPS = 4
@@ -27,10 +27,7 @@ pytestmark = pytest.mark.timeout(400)
 
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("shapes")
-    command = [sys.executable, ROOT / "examples/make_shapes.py", folder, "--train", "12", "--held-out", "4"]
-    subprocess.run(command, check=True, capture_output=True)
-    return folder
+    return make_shapes(tmp_path_factory.mktemp("shapes"), train=12, held_out=4)
 
 
 def configuration(shapes, output, *, training=None, matching=None, **top):
@@ -95,10 +92,6 @@ def losses(steps):
     return [step["loss"] for step in steps]
 
 
-def adapter(output, step=STEPS):
-    return load_file(output / f"checkpoint-{step}" / "adapter_model.safetensors")
-
-
 def assert_same_weights(one, other, tolerance):
     assert one.keys() == other.keys()
     for name, tensor in one.items():
@@ -151,7 +144,7 @@ def test_a_resumed_run_goes_on_with_the_same_losses(alone, shapes, tmp_path):
     assert "going on from" in said
     assert [step["step"] for step in resumed] == [3, 4]
     assert losses(resumed) == losses(steps)[2:]
-    assert_same_weights(adapter(output), adapter(tmp_path), 0.0)
+    assert_same_weights(adapter(output, STEPS), adapter(tmp_path, STEPS), 0.0)
 
 
 def test_two_processes_learn_what_one_does(alone, shapes, tmp_path):

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from stage2_api.vllm import VllmSync
-from stage2_trainer.sync.fleet.verify import BF16_TOLERANCE, FLOAT32_TOLERANCE, server_logprobs, verify
+from stage2_trainer.sync.fleet.verify import server_logprobs, verify
 from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body
 from stage2_trainer.wire.rollout import RolloutRequest, Sampling
 from tests.integration import policies
@@ -13,7 +12,6 @@ pytestmark = pytest.mark.timeout(600)
 
 NEW_TOKENS = 24
 FRAMING_BYTES = 4096  # at most: a handshake of the first push, and a seal for each bucket
-TOLERANCES = {"float32": FLOAT32_TOLERANCE, "bfloat16": BF16_TOLERANCE}
 
 
 @pytest.fixture(scope="module", params=["stub", pytest.param("vllm", marks=pytest.mark.vllm)])
@@ -24,16 +22,6 @@ def engine(request):
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
 def dtype(request):
     return request.param
-
-
-@pytest.fixture(scope="module")
-def served(engine, dtype, servers):
-    return servers(engine, dtype)
-
-
-@pytest.fixture
-def sync_by(served, make_sync):
-    return lambda **how: make_sync(served, how=VllmSync(**how))
 
 
 def greedy_answer(client, probe):
@@ -65,7 +53,7 @@ def test_it_is_what_the_learner_would_have_sent(kind, sync_by, client, base, pro
     later = merging.sync(policy, version=2)
     merged, answer = server_logprobs(client, probe), greedy_answer(client, probe)
     if kind != "embedding":  # PEFT leaves a tied output layer as it was, a server has one matrix for both
-        verify(policy, probe, [client], tolerance=TOLERANCES[dtype])
+        verify(policy, probe, [client], tolerance=policies.TOLERANCES[dtype])
         if dtype == "float32":
             assert answer == policies.greedy(policy, probe.inputs, NEW_TOKENS)
     merging.close()
@@ -106,5 +94,5 @@ def test_a_restarted_learner_finds_everything_again(sync_by, client, base, probe
     for version in (2, 3):
         learner = sync_by(merge="server")
         assert learner.sync(policy, version=version).everything
-        verify(policy, probe, [client], tolerance=TOLERANCES[dtype])
+        verify(policy, probe, [client], tolerance=policies.TOLERANCES[dtype])
         learner.close()

@@ -12,32 +12,19 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from stage2_api.errors import ConfigError
-from stage2_api.vllm import VllmSync
 from stage2_trainer.sync.fleet import server_recipe, sync_content
 from stage2_trainer.sync.fleet.errors import ProofError
-from stage2_trainer.sync.fleet.verify import BF16_TOLERANCE, FLOAT32_TOLERANCE, verify
+from stage2_trainer.sync.fleet.verify import verify
 from stage2_trainer.sync.tensors.merge_place import NO_ADAPTER
 from stage2_trainer.wire.errors import ServerError
 from tests.integration import policies
 
 pytestmark = pytest.mark.timeout(300)
 
-TOLERANCES = {"float32": FLOAT32_TOLERANCE, "bfloat16": BF16_TOLERANCE}
-
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
 def dtype(request):
     return request.param
-
-
-@pytest.fixture(scope="module")
-def served(dtype, servers):
-    return servers("stub", dtype)
-
-
-@pytest.fixture
-def sync_by(served, make_sync):
-    return lambda **how: make_sync(served, how=VllmSync(**how))
 
 
 @pytest.fixture
@@ -86,7 +73,7 @@ def test_a_wrong_layer_is_named_and_the_learner_merges_then(
     assert "layers.0" not in caplog.text
     assert "the learner merges for the rest of the run" in caplog.text
     assert report.merge == "learner"
-    verify(policy, probe, [client], tolerance=TOLERANCES[dtype])
+    verify(policy, probe, [client], tolerance=policies.TOLERANCES[dtype])
 
 
 def test_permuted_layers_are_named(sync_by, policy, monkeypatch):

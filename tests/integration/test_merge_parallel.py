@@ -14,7 +14,7 @@ import yaml
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 from stage2_api.vllm import VllmSync
-from stage2_trainer.sync.fleet.verify import BF16_TOLERANCE, FLOAT32_TOLERANCE, verify
+from stage2_trainer.sync.fleet.verify import verify
 from stage2_trainer.wire.client import ServerClient
 from tests.integration import policies
 from tests.integration.conftest import ROOT, free_port, launch, stop, wait_until_healthy
@@ -23,7 +23,6 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.vllm]
 
 JOB = ROOT / "examples" / "job-grpo-6v2-tiny.yaml"
 WORKERS = 2
-TOLERANCES = {"float32": FLOAT32_TOLERANCE, "bfloat16": BF16_TOLERANCE}
 FRAMING_BYTES = 4096  # at most: a handshake for each worker, and a seal for each bucket
 HEADS = 4  # of the image encoder: the tiny model has three, which two workers cannot share
 
@@ -76,4 +75,4 @@ def test_every_worker_merges_what_the_learner_would_have_sent(served, halved, ma
     client = ServerClient(served.base_url, token, timeout_s=60)
     with contextlib.closing(client):
         assert client.world_size() == WORKERS
-        verify(policy, probe, [client], tolerance=TOLERANCES[dtype])
+        verify(policy, probe, [client], tolerance=policies.TOLERANCES[dtype])

@@ -10,7 +10,7 @@ import pytest
 
 from stage2_api.vllm import VllmSync
 from stage2_trainer.sync.fleet.errors import ProofError
-from stage2_trainer.sync.fleet.verify import BF16_TOLERANCE, FLOAT32_TOLERANCE, verify
+from stage2_trainer.sync.fleet.verify import verify
 from stage2_trainer.sync.tensors import merge_place
 from stage2_trainer.sync.tensors.fused import fused_layer
 from stage2_trainer.sync.tensors.merge import merged_weights
@@ -19,17 +19,10 @@ from tests.integration.sent_faults import FAULTS, LAYER
 
 pytestmark = pytest.mark.timeout(300)
 
-TOLERANCES = {"float32": FLOAT32_TOLERANCE, "bfloat16": BF16_TOLERANCE}
-
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
 def dtype(request):
     return request.param
-
-
-@pytest.fixture(scope="module")
-def served(dtype, servers):
-    return servers("stub", dtype)
 
 
 @pytest.fixture(params=["dora merged by the learner", "full training"])
@@ -92,7 +85,7 @@ def test_a_layer_that_is_not_what_was_noted_ends_the_run(fault, sync, policy, cl
     assert "visual" not in str(caught.value)
     assert client.weight_version() == "1"
     sync.sync(policy, version=3)
-    verify(policy, probe, [client], tolerance=TOLERANCES[dtype])
+    verify(policy, probe, [client], tolerance=policies.TOLERANCES[dtype])
 
 
 def test_a_learner_that_took_over_from_merges_at_the_server_is_compared_too(served, make_sync, base, monkeypatch):

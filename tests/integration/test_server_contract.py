@@ -50,11 +50,6 @@ def engine(request):
 
 
 @pytest.fixture(scope="module")
-def served(engine, servers):
-    return servers(engine)
-
-
-@pytest.fixture(scope="module")
 def encoder(model_path):
     return Encoder(AutoProcessor.from_pretrained(model_path))
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file
 
-from tests.integration.runs import learn
+from tests.integration.runs import adapter, learn
+from tests.shapes import make_shapes
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = yaml.safe_load((ROOT / "examples/job-3v1.yaml").read_text())["spec"]["config"]
@@ -57,10 +55,7 @@ def configuration(shapes, output):
 
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("shapes")
-    command = [sys.executable, ROOT / "examples/make_shapes.py", folder, "--train", str(RECORDS), "--held-out", "2"]
-    subprocess.run(command, check=True, capture_output=True)
-    return folder
+    return make_shapes(tmp_path_factory.mktemp("shapes"), train=RECORDS, held_out=2)
 
 
 @pytest.fixture(scope="module")
@@ -68,10 +63,6 @@ def unbroken(shapes, tmp_path_factory):
     """The run from its start to its end: its folder and its steps."""
     output = tmp_path_factory.mktemp("unbroken")
     return output, learn(configuration(shapes, output), output)[0]
-
-
-def adapter(output, step):
-    return load_file(output / f"checkpoint-{step}" / "adapter_model.safetensors")
 
 
 def test_the_sections_are_the_shipped_ones():

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
-from tests.integration.runs import learn
+from tests.integration.runs import adapter, learn
+from tests.shapes import make_shapes
 
 ROOT = Path(__file__).parents[2]
 STEPS, MIDDLE = 6, 3
@@ -22,10 +20,7 @@ pytestmark = pytest.mark.timeout(400)
 
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("shapes")
-    command = [sys.executable, ROOT / "examples/make_shapes.py", folder, "--train", "12", "--held-out", "2"]
-    subprocess.run(command, check=True, capture_output=True)
-    return folder
+    return make_shapes(tmp_path_factory.mktemp("shapes"), train=12, held_out=2)
 
 
 def configuration(shapes, output):
@@ -52,10 +47,6 @@ def unbroken(shapes, tmp_path_factory):
     """The run from its start to its end: its folder and its steps."""
     output = tmp_path_factory.mktemp("unbroken")
     return output, learn(configuration(shapes, output), output)[0]
-
-
-def adapter(output, step):
-    return load_file(output / f"checkpoint-{step}" / "adapter_model.safetensors")
 
 
 def test_only_adapters_and_the_rows_of_coordinates_are_saved_and_they_move(unbroken):

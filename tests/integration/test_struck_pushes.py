@@ -57,13 +57,6 @@ def cases(who):
     return [pytest.param(*case, id=" ".join([case[0].name, case[1], case[2].name, case[3]])) for case in mine]
 
 
-@pytest.fixture(scope="module")
-def policy_of(base):
-    """A function that returns what is pushed, which is made once."""
-    made = {}
-    return lambda push: made.setdefault(push, policies.trained(base, push.policy))
-
-
 @pytest.mark.parametrize(("push", "phase", "blow", "transport"), cases("server"))
 def test_a_server_that_is_struck_is_named_costs_only_itself_and_takes_the_next_push(
     servers, renewed, make_sync, policy_of, probe, token, push, phase, blow, transport

@@ -15,7 +15,6 @@ import httpx
 import pytest
 
 from stage2_trainer.wire.errors import ServerError
-from tests.integration import policies
 from tests.integration.conftest import patience
 from tests.integration.strikes import (
     BLOWS,
@@ -75,13 +74,6 @@ def cases(*who):
     tried = EVERY if os.environ.get("STAGE2_EVERY_STRIKE") else [case for case in EVERY if is_tried(*case)]
     mine = [case for case in tried if case[2] in who]
     return [pytest.param(*case, id=" ".join([case[0].name, *case[1:3], case[3].name, case[4]])) for case in mine]
-
-
-@pytest.fixture(scope="module")
-def policy_of(base):
-    """A function that returns what is pushed, which is made once."""
-    made = {}
-    return lambda push: made.setdefault(push, policies.trained(base, push.policy))
 
 
 def engine_of(served):

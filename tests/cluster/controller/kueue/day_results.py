@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-RESULTS = Path(__file__).parents[3] / "bench" / "results" / "day.md"
+RESULTS = Path(__file__).parents[4] / "bench" / "results" / "day.md"
 HEAD = """\
 # A day in the life of a shared cluster
 
-`STAGE2_DAY_SEED=1 STAGE2_DAY_WRITE=1 pytest -s tests/cluster/controller/test_day.py`, a row for each seed: jobs of 2 to
-8 GPUs in two queues of Kueue and in none, on four to nine nodes of 8 GPUs, beside pods of others that come and go. The
-real API server, controller-manager, scheduler and Kueue, the controller and this test on two cores; kubelets are
-played. Booked twice: times at which pods held, or jobs were promised, more GPUs than a node has. Half placed: the
+`STAGE2_DAY_SEED=1 STAGE2_DAY_WRITE=1 pytest -s tests/cluster/controller/kueue/test_day.py`, a row for each seed: jobs
+of 2 to 8 GPUs in two queues of Kueue and in none, on four to nine nodes of 8 GPUs, beside pods of others that come and
+go. The real API server, controller-manager, scheduler and Kueue, the controller and this test on two cores; kubelets
+are played. Booked twice: times at which pods held, or jobs were promised, more GPUs than a node has. Half placed: the
 longest time for which one pod of a job had a node that answered and the other had none. From sent to ended: the slowest
 job. Written: the requests that wrote children of one job, at most. Memory of the controller in MB, all jobs kept: at a
 quarter of the day, as the last job was sent, and at the end.

@@ -9,17 +9,17 @@ import pytest
 import yaml
 
 from tests.cluster.controller.conftest import HERE, Controller, Kubectl, Kubelet, Object, eventually, job, phase
+from tests.cluster.controller.kueue.queues import QUEUE, queue, quota_message
+from tests.cluster.controller.kueue.test_provisioning import restart
+from tests.cluster.controller.kueue.test_queues import workloads
 from tests.cluster.controller.test_claims import TEMPLATE, Offer, claimed, offer, places
-from tests.cluster.controller.test_kueue import QUEUE, _message, _queue, controller, kueue, team
-from tests.cluster.controller.test_kueue_queues import workloads
-from tests.cluster.controller.test_provisioning import restart
 
 pytestmark = [
     pytest.mark.alone,
     pytest.mark.timeout(1800),  # the first run on a machine builds Kueue
     pytest.mark.skipif("STAGE2_KUEUE_CONFIGURED" not in os.environ, reason="minutes of Kueue, for whoever asks for it"),
 ]
-FIXTURES = (claimed, controller, kueue, offer, team)  # they are found by their names
+FIXTURES = (claimed, offer)  # they are found by their names
 CONFIG, KEY = "kueue-manager-config", "controller_manager_config.yaml"
 READER = "stage2-test-kueue"
 DEVICES = "devices.example.com/gpu"
@@ -62,18 +62,20 @@ def test_where_kueue_knows_jobs_nothing_is_charged_twice_and_claimed_devices_are
     kubectl.apply(claimed)
     node = offer("devices", 8)
     own = f"{kubectl.namespace}-devices"
-    with _queue(kubectl, f"{own}-default", "default"), _queue(kubectl, own, "devices", topologyName=None):
+    with queue(kubectl, f"{own}-default", "default"), queue(kubectl, own, "devices", topologyName=None):
         patch = [{"op": "add", "path": "/spec/resourceGroups/0/coveredResources/-", "value": DEVICES}]
         quota = {"name": DEVICES, "nominalQuota": 4}
         patch += [{"op": "add", "path": "/spec/resourceGroups/0/flavors/0/resources/-", "value": quota}]
         kubectl("patch", "clusterqueue", own, "--type=json", "-p", json.dumps(patch))
         kubectl.apply(_claiming("first"))
-        eventually(lambda: places(kubectl) == [node] * 2, why=f"it runs: {_message(kubectl, 'first')}", timeout_s=60)
+        eventually(
+            lambda: places(kubectl) == [node] * 2, why=f"it runs: {quota_message(kubectl, 'first')}", timeout_s=60
+        )
         assert workloads(kubectl) == ["first-quota"]
         learner = kubectl.get("job", "first-learner") or {}
         assert QUEUE not in learner["metadata"]["labels"]
         kubectl.apply(_claiming("second"))
-        eventually(lambda: DEVICES in _message(kubectl, "second"), why="the quota is used up", timeout_s=60)
+        eventually(lambda: DEVICES in quota_message(kubectl, "second"), why="the quota is used up", timeout_s=60)
         kubelet.servers_answer("first")
         kubelet.learner_runs("first")
         eventually(lambda: phase(kubectl, "first") == "Running", why="the job runs")

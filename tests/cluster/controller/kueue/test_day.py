@@ -28,12 +28,11 @@ from stage2_controller.place.half_placed import HALF_PLACED_S
 from tests.cluster import objects
 from tests.cluster.controller import pretended
 from tests.cluster.controller.conftest import HERE, Controller, Kubectl, Object, eventually, job
-from tests.cluster.controller.day_results import DaySeen, keep
 from tests.cluster.controller.fake_nodes import FakeNodes
+from tests.cluster.controller.kueue.day_results import DaySeen, keep
+from tests.cluster.controller.kueue.queues import EXAMPLE, QUEUE
 from tests.cluster.controller.test_faults import OUTCOMES, fates, finished
-from tests.cluster.controller.test_kueue import EXAMPLE, QUEUE, controller, kueue
 
-__all__ = ["controller", "kueue"]  # fixtures of the tests of Kueue
 pytestmark = [
     pytest.mark.alone,
     pytest.mark.timeout(3600),

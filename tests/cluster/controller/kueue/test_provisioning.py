@@ -7,7 +7,6 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,17 +17,15 @@ from tests.cluster.controller.conftest import (
     Kubectl,
     Kubelet,
     Object,
-    chart_rights,
     eventually,
     job,
     phase,
     reason,
 )
 from tests.cluster.controller.fake_nodes import FakeNodes
-from tests.cluster.controller.test_kueue import QUEUE, _queue, _taken, kueue
+from tests.cluster.controller.kueue.queues import QUEUE, accepted, queue, quota_message
 
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(1800)]  # the first run on a machine builds Kueue
-KUEUE = kueue  # a fixture is found by its name
 _NOW = "2026-01-01T00:00:00Z"
 API = "kueue.x-k8s.io/v1beta2"
 CRD = "provisioningrequests.autoscaling.x-k8s.io"
@@ -111,7 +108,7 @@ def _checked(kubectl: Kubectl, own: str, retries: int) -> Iterator[None]:
     served = {"controllerName": "kueue.x-k8s.io/provisioning-request", "parameters": parameters}
     for body in (config, {"kind": "AdmissionCheck", "spec": served}):
         made = {"apiVersion": API, "metadata": {"name": own}, **body}
-        eventually(partial(_taken, kubectl, made), why="Kueue answers", timeout_s=90)
+        eventually(partial(accepted, kubectl, made), why="Kueue answers", timeout_s=90)
     strategy = {"spec": {"admissionChecksStrategy": {"admissionChecks": [{"name": own}]}}}
     kubectl("patch", "clusterqueue", own, "--type=merge", "-p", json.dumps(strategy))
     yield
@@ -125,31 +122,20 @@ def _checked(kubectl: Kubectl, own: str, retries: int) -> Iterator[None]:
 def market(request: pytest.FixtureRequest, provisioning: None, kubectl: Kubectl, nodes: FakeNodes) -> Iterator[Market]:
     """A queue `team` of four GPUs, which no node has yet; its requests are repeated as often as the test says."""
     own = kubectl.namespace
-    with _queue(kubectl, own, nodeLabels={**HERE}), _checked(kubectl, own, request.param):
+    with queue(kubectl, own, nodeLabels={**HERE}), _checked(kubectl, own, request.param):
         yield Market(kubectl, own)
 
 
 @pytest.fixture
-def controller(market: Market, kubectl: Kubectl, helm: str, tmp_path: Path) -> Iterator[Controller]:
-    """A controller that knows Kueue, with the rights that the chart gives it then."""
-    kubeconfig = tmp_path / "kubeconfig"
-    kubeconfig.write_text(json.dumps(chart_rights(kubectl, helm, "controller.kueue=true")))
-    running = Controller(kubeconfig, kubectl.namespace, tmp_path / "controller.log", "--kueue")
-    running.start()
-    yield running
-    running.stop()
-    assert "Traceback" not in running.text(), running.text()
+def team(market: Market) -> Market:
+    """The queue that the controller finds when it starts."""
+    return market
 
 
 def queued(name: str = "job-3v1") -> Object:
     made = job(name)
     made["metadata"]["labels"] = {QUEUE: "team"}
     return made
-
-
-def message(kubectl: Kubectl) -> str:
-    conditions = (kubectl.get("rmj", "job-3v1") or {}).get("status", {}).get("conditions", [])
-    return next((str(item["message"]) for item in conditions if item["type"] == "QuotaReserved"), "")
 
 
 def holds_quota(kubectl: Kubectl) -> bool:
@@ -164,7 +150,9 @@ def runs_on(kubectl: Kubectl, kubelet: Kubelet, node: str, request: str) -> None
         pods = [pod for pod in kubectl.list("pods") if "deletionTimestamp" not in pod["metadata"]]
         return [pod["spec"].get("nodeName") for pod in pods]
 
-    eventually(lambda: placed() == [node] * 2, why=f"both pods are there: {message(kubectl)}", timeout_s=120)
+    eventually(
+        lambda: placed() == [node] * 2, why=f"both pods are there: {quota_message(kubectl, 'job-3v1')}", timeout_s=120
+    )
     for pod in kubectl.list("pods"):
         assert pod["metadata"]["annotations"][CONSUMES] == request
         assert pod["metadata"]["annotations"]["autoscaling.x-k8s.io/provisioning-class-name"] == CLASS
@@ -183,7 +171,7 @@ def test_a_job_waits_for_machines_that_kueue_asks_for_and_runs_on_them(
     assert len(request["spec"]["podSets"]) == 2
     market.answer(request, Accepted=("True", "accepted"), Provisioned=("False", "ETA: five minutes"))
     wanted = f"waits in queue team: admission check {market.pool}: ETA: five minutes"
-    eventually(lambda: message(kubectl) == wanted, why="the job says what it waits for", timeout_s=60)
+    eventually(lambda: quota_message(kubectl, "job-3v1") == wanted, why="the job says what it waits for", timeout_s=60)
     assert not kubectl.list("pods", "deployments", "jobs")
     node = nodes.add(market.pool, gpus=4, labels={**HERE, POOL: market.pool})
     market.answer(request, Accepted=("True", "accepted"), Provisioned=("True", "four GPUs are here"))
@@ -212,7 +200,7 @@ def test_a_job_that_is_turned_away_holds_no_quota_asks_no_more_and_asks_anew_onc
     first = market.request(1)
     market.answer(first, Failed=("True", "no machine of this kind at all"))
     eventually(lambda: reason(kubectl, "job-3v1", "QuotaReserved") == "QuotaRefused", why="it is told", timeout_s=60)
-    assert "were rejected" in message(kubectl)
+    assert "were rejected" in quota_message(kubectl, "job-3v1")
     eventually(lambda: not holds_quota(kubectl), why="its quota is free")
     workload = kubectl.get("workload", "job-3v1-quota") or {}
     assert workload["spec"]["active"] is False

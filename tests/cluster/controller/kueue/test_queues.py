@@ -4,10 +4,9 @@ import pytest
 
 from tests.cluster.controller.conftest import HERE, Controller, Kubectl, Kubelet, eventually, job
 from tests.cluster.controller.fake_nodes import FakeNodes
-from tests.cluster.controller.test_kueue import QUEUE, _apply, _message, _queue, _runs, controller, kueue, team
+from tests.cluster.controller.kueue.queues import QUEUE, apply_queued, queue, quota_message, until_running
 
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(1800)]  # the first run on a machine builds Kueue
-FIXTURES = (controller, kueue, team)  # they are found by their names
 
 
 def workloads(kubectl: Kubectl) -> list[str]:
@@ -18,10 +17,10 @@ def workloads(kubectl: Kubectl) -> list[str]:
 def test_where_every_job_is_put_into_a_default_queue_the_job_says_what_to_configure(
     kubectl: Kubectl, team: list[str], controller: Controller
 ) -> None:
-    with _queue(kubectl, f"{kubectl.namespace}-default", "default"):
-        _apply(kubectl, "first")
+    with queue(kubectl, f"{kubectl.namespace}-default", "default"):
+        apply_queued(kubectl, "first")
         wanted = "RolloutMatchingJob.v1alpha1.stage2.dev to integrations.externalFrameworks"
-        eventually(lambda: wanted in _message(kubectl, "first"), why="the job says so", timeout_s=60)
+        eventually(lambda: wanted in quota_message(kubectl, "first"), why="the job says so", timeout_s=60)
         assert len(workloads(kubectl)) == 2
 
 
@@ -29,17 +28,17 @@ def test_a_rank_of_kueues_own_goes_before_who_came_first(
     kubectl: Kubectl, team: list[str], controller: Controller, kubelet: Kubelet
 ) -> None:
     name = f"{kubectl.namespace}-urgent"
-    _apply(kubectl, "first")
-    _runs(kubectl, kubelet, "first")
+    apply_queued(kubectl, "first")
+    until_running(kubectl, kubelet, "first")
     for waiting, labels in (("patient", {}), ("hasty", {"kueue.x-k8s.io/priority-class": name})):
         made = job(waiting, placement={"nodeSelector": HERE})
         made["metadata"]["labels"] = {QUEUE: "team", **labels}
         kubectl.apply(made)
-    eventually(lambda: "does not exist" in _message(kubectl, "hasty"), why="its class is named")
+    eventually(lambda: "does not exist" in quota_message(kubectl, "hasty"), why="its class is named")
     kind = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "WorkloadPriorityClass", "metadata": {"name": name}}
     kubectl.apply({**kind, "value": 1000, "description": "x"})
     try:
-        _runs(kubectl, kubelet, "hasty")  # it takes the place of the first, and the patient one waits on
+        until_running(kubectl, kubelet, "hasty")  # it takes the place of the first, and the patient one waits on
         assert kubelet.pod("patient", "rollout") is None
     finally:
         kubectl("delete", "rmj", "--all", "--timeout=600s")
@@ -49,18 +48,18 @@ def test_a_rank_of_kueues_own_goes_before_who_came_first(
 def test_a_job_that_waits_goes_to_the_queue_of_its_new_label(
     kubectl: Kubectl, team: list[str], controller: Controller, nodes: FakeNodes, kubelet: Kubelet
 ) -> None:
-    _apply(kubectl, "first")
-    _runs(kubectl, kubelet, "first")
-    _apply(kubectl, "second")
-    eventually(lambda: "nvidia.com/gpu" in _message(kubectl, "second"), why="it waits")
+    apply_queued(kubectl, "first")
+    until_running(kubectl, kubelet, "first")
+    apply_queued(kubectl, "second")
+    eventually(lambda: "nvidia.com/gpu" in quota_message(kubectl, "second"), why="it waits")
     own = f"{kubectl.namespace}-other"
     pool = {**HERE, "pool": own}
     nodes.add(own, gpus=4, labels=pool)
-    with _queue(kubectl, own, "other", nodeLabels=pool):
+    with queue(kubectl, own, "other", nodeLabels=pool):
         kubectl("label", "rmj", "second", f"{QUEUE}=other", "--overwrite")
-        _runs(kubectl, kubelet, "second")
+        until_running(kubectl, kubelet, "second")
         kubectl("label", "rmj", "first", f"{QUEUE}-")
-        _apply(kubectl, "third")
-        eventually(lambda: _message(kubectl, "third"), why="it waits")
+        apply_queued(kubectl, "third")
+        eventually(lambda: quota_message(kubectl, "third"), why="it waits")
         kubectl("label", "rmj", "third", f"{QUEUE}-")
         eventually(lambda: "third-quota" not in workloads(kubectl), why="its place in the queue goes")

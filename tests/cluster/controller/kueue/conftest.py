@@ -1,0 +1,49 @@
+"""Kueue on the cluster, built from its module, and a controller that knows it."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.controller.conftest import HERE, Controller, Kubectl, chart_rights
+from tests.cluster.controller.fake_nodes import FakeNodes
+from tests.cluster.controller.kueue.queues import queue
+from tests.clusters import LocalCluster
+
+WORKLOADS = "workloads.kueue.x-k8s.io"
+
+
+@pytest.fixture(scope="session")
+def kueue(admin: Kubectl, request: pytest.FixtureRequest, local_cluster: LocalCluster) -> Iterator[None]:
+    """Kueue on the cluster; one that it did not have before goes at the end."""
+    if admin.get("crd", WORKLOADS) is not None:
+        yield
+        return
+    request.getfixturevalue("on_local_cluster")
+    try:
+        local_cluster("enable", "kueue")
+        yield
+    finally:
+        local_cluster("disable", "kueue")
+
+
+@pytest.fixture
+def team(kueue: None, kubectl: Kubectl, nodes: FakeNodes) -> Iterator[list[str]]:
+    """Two nodes of four GPUs, and a queue `team` with a quota of four; the nodes' names."""
+    own = kubectl.namespace
+    names = [nodes.add(f"{own}-{index}", gpus=4, labels=HERE) for index in range(2)]
+    with queue(kubectl, own):
+        yield names
+
+
+@pytest.fixture
+def controller(team: list[str], kubectl: Kubectl, helm: str, tmp_path: Path) -> Iterator[Controller]:
+    """A controller that knows Kueue, with the rights that the chart gives it then."""
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(json.dumps(chart_rights(kubectl, helm, "controller.kueue=true")))
+    running = Controller(kubeconfig, kubectl.namespace, tmp_path / "controller.log", "--kueue")
+    running.start()
+    yield running
+    running.stop()
+    assert "Traceback" not in running.text(), running.text()
