@@ -29,8 +29,7 @@ from stage2_trainer.data.encode import Encoder
 from stage2_trainer.data.messages import chat_messages
 from stage2_trainer.data.records import load_records
 from stage2_trainer.matching.serialize import serialize_objects
-from stage2_trainer.rollouts.colocate import ColocateEngine
-from stage2_trainer.rollouts.colocate_proofs import EngineProver
+from stage2_trainer.rollouts.colocate import ColocateEngine, EngineProver
 from stage2_trainer.sync.fleet.judgement import Gap, text_tokens
 from stage2_trainer.sync.fleet.probe import Probe, sample_probe
 from stage2_trainer.sync.fleet.verify import learner_logprobs

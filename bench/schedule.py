@@ -34,9 +34,9 @@ from bench.timed_learner import (
 
 from stage2_api.rollout_matching import RepeatTerminate
 from stage2_trainer.packing import HalvedRows
-from stage2_trainer.rollouts.chunks import contiguous_chunks
 from stage2_trainer.rollouts.http import ServerBackend
 from stage2_trainer.rollouts.pipeline import PipelinedRollouts
+from stage2_trainer.rollouts.rollout_source import contiguous_chunks
 from stage2_trainer.wire.repetition import RepetitionDetection
 from stage2_trainer.wire.rollout import RolloutRequest, Sampling, answers
 from stage2_trainer.wire.seeds import SeedPlan

@@ -18,7 +18,7 @@ from bench.tables import Row, Table, seconds
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForImageTextToText
 
-from stage2_trainer.rollouts.colocate_options import engine_environment
+from stage2_trainer.rollouts.build import engine_environment
 
 MODEL = Path(__file__).parents[1] / "examples" / "tiny-qwen3-vl"
 HIDDEN, WIDE, LAYERS = 512, 1536, 6

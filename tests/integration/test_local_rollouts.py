@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from stage2_trainer.learner.answer_metrics import METRICS
+from stage2_trainer.learner.evaluate import METRICS
 from stage2_trainer.sync.vllm.vllm_compat import SHARED_MEMORY, free_shared_memory
 from tests import forked
 from tests.integration.runs import adapter

@@ -13,7 +13,7 @@ from transformers import AutoProcessor
 from stage2_api.errors import ConfigError
 from stage2_trainer.data.encode import Encoder
 from stage2_trainer.data.images import image_url
-from stage2_trainer.rollouts.identity_check import check_identity
+from stage2_trainer.rollouts.build import check_identity
 from stage2_trainer.wire.client import ServerClient
 from tests.unit.trainer.data.odd_images import FILES
 

@@ -13,7 +13,7 @@ from stage2_api.errors import ConfigError
 from stage2_api.vllm import ServerAddress
 from stage2_trainer.data.encode import Encoder
 from stage2_trainer.data.images import image_url
-from stage2_trainer.rollouts.identity_check import check_swift_identity
+from stage2_trainer.rollouts.build import check_swift_identity
 from stage2_trainer.rollouts.swift import SwiftBackend
 from stage2_trainer.sync.fleet.errors import ProofError
 from stage2_trainer.sync.fleet.probe import sample_probe

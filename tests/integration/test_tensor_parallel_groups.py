@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import distributed
 
-from stage2_trainer.rollouts.colocate_groups import TensorParallel
+from stage2_trainer.rollouts.colocate import TensorParallel
 from tests.integration.runs import free_ports
 
 WORLD = 4
@@ -28,7 +28,7 @@ def member(rank: int, port: int, folder: str) -> None:
 @pytest.mark.timeout(120)
 def test_every_member_sees_its_whole_group_and_keeps_its_own(tmp_path):
     # one process imports torch, and the four are its copies
-    multiprocessing.set_forkserver_preload(["torch", "stage2_trainer.rollouts.colocate_groups"])
+    multiprocessing.set_forkserver_preload(["torch", "stage2_trainer.rollouts.colocate"])
     arguments = (free_ports(1), str(tmp_path))
     torch.multiprocessing.start_processes(member, arguments, nprocs=WORLD, start_method="forkserver")
     found = [torch.load(tmp_path / str(rank)) for rank in range(WORLD)]

@@ -20,7 +20,6 @@ from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.model_files import with_local_model
 from stage2_trainer.data.output_places import FOR_GOOD, check_place
 from stage2_trainer.data.run_records import RunRecords
-from stage2_trainer.learner.errors import RunawayError
 from stage2_trainer.packing.errors import PackingError
 from stage2_trainer.preflight import checked_records
 from stage2_trainer.process.checkpoints import CheckpointError, ends_training, flaw_of, newest_whole
@@ -29,7 +28,7 @@ from stage2_trainer.process.non_finite import NonFiniteError
 from stage2_trainer.process.run_course import check_course, run_course
 from stage2_trainer.process.supported import check_supported, in_process
 from stage2_trainer.process.tensor_files import refuse_code, tensors_alone
-from stage2_trainer.rollouts.errors import BadStepError, TooManyBadSamples
+from stage2_trainer.rollouts.errors import BadStepError, RunawayError, TooManyBadSamples
 from stage2_trainer.sync.fleet.errors import DigestError, ProofError
 from stage2_trainer.sync.transports.nccl_ways import asked_of_nccl
 from stage2_trainer.telemetry.earlier_run import remove_run

@@ -20,7 +20,7 @@ from stage2_trainer.process import training_arguments as arguments
 from stage2_trainer.process.policy import Policy, load_policy
 from stage2_trainer.process.qwen3_vl import ALIGNER, VIT, load_processor
 from stage2_trainer.rollouts.bad_samples import BadSamples
-from stage2_trainer.rollouts.build_servers import server_rollouts
+from stage2_trainer.rollouts.build import server_rollouts
 from stage2_trainer.rollouts.rollout_source import RolloutSource
 from stage2_trainer.sync.fleet.probe import sample_probe
 from stage2_trainer.telemetry.reproducibility import report_reproducibility

@@ -16,16 +16,19 @@ from stage2_trainer.data.messages import Prompts, record_fault
 from stage2_trainer.data.prompt_cache import GIB, PromptCache
 from stage2_trainer.data.records import Record
 from stage2_trainer.data.run_records import RunRecords
-from stage2_trainer.learner.desc_monitor import DescriptionAgreement
 from stage2_trainer.learner.estep import EStep
 from stage2_trainer.learner.evaluate import Evaluation
-from stage2_trainer.learner.held_out_pictures import held_out_pictures
+from stage2_trainer.learner.listeners import (
+    DescriptionAgreement,
+    SampleDumps,
+    held_out_pictures,
+    log_held_out_rollouts,
+    log_training_rollouts,
+)
 from stage2_trainer.learner.loss import LossOptions
 from stage2_trainer.learner.matcher import Matcher
 from stage2_trainer.learner.mixed_step import MixedEStep, SupervisedSteps
-from stage2_trainer.learner.monitor_dump import SampleDumps
 from stage2_trainer.learner.overlong import OverlongRule
-from stage2_trainer.learner.rollout_listeners import log_held_out_rollouts, log_training_rollouts
 from stage2_trainer.learner.row_planner import (
     PackedRowPlanner,
     RowPlanner,
@@ -45,8 +48,13 @@ from stage2_trainer.process.qwen3_vl import ALIGNER, VIT, coord_vocab, load_proc
 from stage2_trainer.process.ranks import world_size
 from stage2_trainer.process.supported import in_process
 from stage2_trainer.rollouts.bad_samples import BadSamples
-from stage2_trainer.rollouts.build_in_process import TrainingState, local_rollouts, make_training_state
-from stage2_trainer.rollouts.build_servers import server_rollouts, training_rollouts
+from stage2_trainer.rollouts.build import (
+    TrainingState,
+    local_rollouts,
+    make_training_state,
+    server_rollouts,
+    training_rollouts,
+)
 from stage2_trainer.rollouts.pipeline import PipelinedRollouts
 from stage2_trainer.rollouts.rollout_source import RolloutSource
 from stage2_trainer.sync.fleet.probe import Probe, sample_probe

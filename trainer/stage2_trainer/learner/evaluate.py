@@ -3,24 +3,60 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 
+import numpy as np
 from torch import nn
 
 from stage2_trainer.data.images import ImageError
 from stage2_trainer.data.lazy import LazySequence
 from stage2_trainer.data.records import Record
-from stage2_trainer.learner.answer_metrics import answer_metrics
 from stage2_trainer.learner.matcher import Matched, with_origin
 from stage2_trainer.learner.rollout_metrics import evaluation_metrics, sample_stats
 from stage2_trainer.learner.sample_tools import SampleTools
 from stage2_trainer.process.ranks import gathered, rank, world_size
 from stage2_trainer.rollouts.bad_samples import BadSample
 from stage2_trainer.rollouts.rollout_source import GenerationRequest, RolloutSource
-from stage2_trainer.scores.answer_text import answer_of
+from stage2_trainer.scores.answer_scores import AnswerScores
+from stage2_trainer.scores.answer_text import ReadAnswer, answer_of
+from stage2_trainer.scores.scored_image import scored_images
 from stage2_trainer.telemetry.stopwatch import Stopwatch
 from stage2_trainer.wire.rollout import Outcome, Refused
+
+METRICS = {
+    "AP": "ap",
+    "AP50": "ap50",
+    "AP75": "ap75",
+    "AR": "ar",
+    "f1_class@0.5": "f1_class_iou50",
+    "precision_class@0.5": "precision_class_iou50",
+    "recall_class@0.5": "recall_class_iou50",
+    "desc_exact": "desc_exact",
+    "duplicates": "duplicates",
+    "objects_per_truth": "objects_per_truth",
+    "counting_error": "counting_error",
+    "parse_rate": "parse_rate",
+    "loop_rate": "loop_rate",
+}
+"""The figures of an evaluation, by the name that `stage2 evaluate` has for them; trackers take no `@`."""
+
+
+def answer_metrics(records: Sequence[Record], answers: Mapping[int, ReadAnswer]) -> dict[str, float]:
+    """Return the `rollout_*` scores of answers, without the evaluation's prefix; 0 for what there is not.
+
+    answers: by the index of the record that they answer; a record without one is left out. The order is that of
+    indices: it counts where scores are equal.
+    """
+    answered = sorted((one for one in records if one.index in answers), key=lambda one: one.index)
+    if not answered:
+        return {f"rollout_{name}": 0.0 for name in METRICS.values()}
+    images = scored_images(answered, [answers[one.index] for one in answered])
+    figures = AnswerScores.of(images).figures(np.ones(len(images)))
+    return {
+        f"rollout_{name}": 0.0 if math.isnan(figures[source]) else figures[source] for source, name in METRICS.items()
+    }
 
 
 class Evaluation:

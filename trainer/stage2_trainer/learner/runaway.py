@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from stage2_api.errors import Problem
 from stage2_api.rollout_matching import Runaway
-from stage2_trainer.learner.errors import RunawayError
 from stage2_trainer.learner.rollout_metrics import SampleStats
+from stage2_trainer.rollouts.errors import RunawayError
 
 KEY = "custom.extra.rollout_matching.runaway"
 _WAY_OUT = (

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, SequentialSampler
 from transformers import PrinterCallback
 
 from stage2_trainer.data.prompt_cache import PromptCache
-from stage2_trainer.learner.dataloader import as_list, train_dataloader
+from stage2_trainer.learner.dataloader import as_list, train_dataloader, uses_left
 from stage2_trainer.learner.early_gradients import EarlyGradients, early_gradients
 from stage2_trainer.learner.estep import EStep
 from stage2_trainer.learner.evaluate import Evaluation
@@ -32,7 +32,6 @@ from stage2_trainer.learner.loss_targets import moved
 from stage2_trainer.learner.microsteps import MicroSteps
 from stage2_trainer.learner.mixed_step import SupervisedSteps
 from stage2_trainer.learner.padding_free_batch import Segment, hidden_states, supervised_batches
-from stage2_trainer.learner.repeated_windows import uses_left
 from stage2_trainer.learner.row_planner import Row, RowPlanner, StepRowPlanner
 from stage2_trainer.learner.runaway import RunawayWatch
 from stage2_trainer.learner.step_record import StepRecord

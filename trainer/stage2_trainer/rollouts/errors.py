@@ -1,8 +1,12 @@
-"""The errors of runs that bad samples end; a module of its own: what reads them must not wait for torch."""
+"""Errors that end a run because of its samples or answers; light, for whoever reads them must not wait for torch."""
 
 from __future__ import annotations
 
 from stage2_api.errors import ConfigError
+
+
+class RunawayError(ConfigError):
+    """Answers have more objects, or are cut more often, than a person allows. All learner processes meet it."""
 
 
 class TooManyBadSamples(ConfigError):

@@ -21,7 +21,7 @@ import aiohttp
 from stage2_api.errors import shortened
 from stage2_trainer.data.images import ImageError
 from stage2_trainer.data.messages import image_fault
-from stage2_trainer.rollouts.chunks import contiguous_chunks
+from stage2_trainer.rollouts.rollout_source import contiguous_chunks
 from stage2_trainer.telemetry.timeline import TIMELINE
 from stage2_trainer.wire import tls
 from stage2_trainer.wire.chat import CHAT_ROUTE, Answer, chat_body, further_body, read_answer

@@ -17,8 +17,7 @@ from stage2_trainer.process.deepspeed_compat import GatherWeights
 from stage2_trainer.process.interrupt import Interrupt, Interrupted
 from stage2_trainer.process.offload import StateOffloader
 from stage2_trainer.process.ranks import gathered, rank
-from stage2_trainer.rollouts.readable_requests import readable
-from stage2_trainer.rollouts.rollout_source import GenerationRequest, PendingRollouts, RolloutBatch
+from stage2_trainer.rollouts.rollout_source import GenerationRequest, PendingRollouts, RolloutBatch, readable
 from stage2_trainer.sync.fleet.sync_report import SyncReport
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.wire.rollout import Backend, Outcome, Refused, RolloutRequest

@@ -5,16 +5,70 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
-from typing import Any, Protocol
-
-from torch import nn
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from stage2_api.pod.progress import ReportedSync
+from stage2_trainer.data.images import ImageError
+from stage2_trainer.data.messages import image_fault
 from stage2_trainer.sync.fleet.sync_report import SyncReport
 from stage2_trainer.telemetry.stopwatch import Stopwatch
 from stage2_trainer.wire.errors import ServerError
-from stage2_trainer.wire.rollout import FurtherAnswers, OnRollout, Outcome
+from stage2_trainer.wire.rollout import FurtherAnswers, OnRollout, Outcome, Refused, RolloutRequest
 from stage2_trainer.wire.seeds import SeedPlan
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def readable(requests: Sequence[RolloutRequest], index: int) -> RolloutRequest | Refused:
+    """Return a request all of whose images can be read, or what is wrong with one of them."""
+    try:
+        asked = requests[index]
+    except ImageError as error:
+        return Refused(error)
+    fault = image_fault(asked.messages)
+    return asked if fault is None else Refused(fault)
+
+
+Request = TypeVar("Request")
+Answer = TypeVar("Answer")
+
+
+def asked_in_parts(
+    ask: Callable[[Sequence[Request]], Sequence[Answer]],
+    requests: Sequence[Request],
+    *,
+    refuses: Callable[[Exception], bool],
+) -> list[Answer | Refused]:
+    """Return what came of each request, in order.
+
+    refuses: whether an error says that one of them is at fault. Then halves are asked, and theirs, until it is found;
+    who asks the same comes to the same halves. Raises any other error.
+    """
+    try:
+        return list(ask(requests))
+    except Exception as error:
+        if not refuses(error):
+            raise
+        if len(requests) == 1:
+            return [Refused(error)]
+    middle = len(requests) // 2
+    parts = (requests[:middle], requests[middle:])
+    return [one for part in parts for one in asked_in_parts(ask, part, refuses=refuses)]
+
+
+def contiguous_chunks(n: int, servers: int) -> list[tuple[int, int]]:
+    """Split requests 0..n-1 into at most one half-open range [start, end) for each server.
+
+    Every server but the last gets ceil(n / servers) requests; a server that would get none has an empty range
+    (start == end) and is not called. The list has one range for each server, in server order.
+
+    >>> contiguous_chunks(7, 3)
+    [(0, 3), (3, 6), (6, 7)]
+    """
+    size = -(-n // servers)
+    return [(min(i * size, n), min((i + 1) * size, n)) for i in range(servers)]
+
 
 Chats = Sequence[Sequence[Mapping[str, Any]]]
 

@@ -14,9 +14,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from typing import Any
 
-from stage2_trainer.rollouts.asked_in_parts import asked_in_parts
-from stage2_trainer.rollouts.chunks import contiguous_chunks
-from stage2_trainer.rollouts.readable_requests import readable
+from stage2_trainer.rollouts.rollout_source import asked_in_parts, contiguous_chunks, readable
 from stage2_trainer.telemetry.timeline import TIMELINE
 from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.chat import read_answer

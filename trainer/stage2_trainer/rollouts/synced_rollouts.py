@@ -11,8 +11,7 @@ from torch import nn
 
 from stage2_api.pod.progress import REASON_CHARACTERS, ReportedSync
 from stage2_trainer.data.lazy import LazySequence
-from stage2_trainer.rollouts.chunks import contiguous_chunks
-from stage2_trainer.rollouts.rollout_source import GenerationRequest, PendingRollouts, RolloutBatch
+from stage2_trainer.rollouts.rollout_source import GenerationRequest, PendingRollouts, RolloutBatch, contiguous_chunks
 from stage2_trainer.sync.fleet.sync_report import SyncReport
 from stage2_trainer.sync.fleet.synchronizer import WeightSynchronizer
 from stage2_trainer.telemetry.progress import Reporter

@@ -33,7 +33,7 @@ from stage2_trainer.matching import CoordVocab, GTObject, MatchOptions, ground_t
 from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.rollouts.bad_samples import BadSamples
 from stage2_trainer.rollouts.pipeline import PipelinedRollouts
-from stage2_trainer.rollouts.readable_requests import readable
+from stage2_trainer.rollouts.rollout_source import readable
 from stage2_trainer.rollouts.synced_rollouts import SyncedRollouts
 from stage2_trainer.sync.fleet.sync_report import SyncReport
 from stage2_trainer.sync.fleet.synchronizer import WeightSynchronizer

@@ -7,10 +7,9 @@ from stage2_api.coordinates import coord_token
 from stage2_report.held_out_rollouts import read_evaluations
 from stage2_trainer.data.prompt_cache import PromptCache
 from stage2_trainer.data.records import load_records
-from stage2_trainer.learner.answer_metrics import METRICS, answer_metrics
-from stage2_trainer.learner.evaluate import Evaluation
+from stage2_trainer.learner.evaluate import METRICS, Evaluation, answer_metrics
+from stage2_trainer.learner.listeners import log_held_out_rollouts
 from stage2_trainer.learner.matcher import Matcher
-from stage2_trainer.learner.rollout_listeners import log_held_out_rollouts
 from stage2_trainer.learner.sample_tools import SampleTools
 from stage2_trainer.matching import CoordVocab, GTObject, MatchOptions, serialize_objects
 from stage2_trainer.rollouts.bad_samples import BadSamples

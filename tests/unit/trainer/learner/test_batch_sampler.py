@@ -9,9 +9,8 @@ from accelerate.data_loader import BatchSamplerShard
 from torch.utils.data import SequentialSampler
 
 from stage2_api.errors import ConfigError
-from stage2_trainer.learner.batch_sampler import EvenBatchSampler
 from stage2_trainer.learner.batch_sizes import batch_sizes
-from stage2_trainer.learner.repeated_windows import RepeatedWindowSampler
+from stage2_trainer.learner.dataloader import EvenBatchSampler, RepeatedWindowSampler
 
 NUMBERS = [
     (samples, size, processes)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from stage2_api.errors import ConfigError
+from stage2_trainer.learner.listeners import ParseFailureLog
 from stage2_trainer.learner.matcher import Matcher
 from stage2_trainer.learner.rollout_documents import sample_document
-from stage2_trainer.learner.rollout_listeners import ParseFailureLog
 from stage2_trainer.learner.rollout_metrics import sample_stats
 from stage2_trainer.matching import CoordVocab, MatchOptions, supervision
 from stage2_trainer.wire.rollout import Rollout

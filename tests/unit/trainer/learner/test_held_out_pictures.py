@@ -4,7 +4,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from stage2_api.errors import ConfigError
-from stage2_trainer.learner.held_out_pictures import held_out_pictures
+from stage2_trainer.learner.listeners import held_out_pictures
 from stage2_trainer.learner.matcher import Matcher
 from stage2_trainer.matching import CoordVocab, MatchOptions
 from stage2_trainer.process.supported import check_supported

@@ -4,9 +4,8 @@ import json
 
 import pytest
 
-from stage2_trainer.learner.desc_monitor import DescriptionAgreement
+from stage2_trainer.learner.listeners import DescriptionAgreement, SampleDumps
 from stage2_trainer.learner.matcher import Matcher
-from stage2_trainer.learner.monitor_dump import SampleDumps
 from stage2_trainer.matching import CoordVocab, GTObject, MatchOptions, serialize_objects
 from stage2_trainer.telemetry.earlier_run import remove_run
 from stage2_trainer.wire.rollout import Rollout

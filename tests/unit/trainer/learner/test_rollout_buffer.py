@@ -11,8 +11,7 @@ import torch
 from torch.utils.data import SequentialSampler
 
 from stage2_trainer.data.records import Record
-from stage2_trainer.learner.batch_sampler import EvenBatchSampler
-from stage2_trainer.learner.repeated_windows import RepeatedWindowSampler, uses_left
+from stage2_trainer.learner.dataloader import EvenBatchSampler, RepeatedWindowSampler, uses_left
 from stage2_trainer.learner.rollout_buffer import ReuseBuffer, ReuseError, fingerprint
 from stage2_trainer.learner.row_planner import PackedRowPlanner, WindowRowPlanner
 from stage2_trainer.process.transformers_compat import disable_cache

@@ -8,12 +8,12 @@ import pytest
 
 from stage2_api.rollout_matching import Runaway
 from stage2_trainer import main
-from stage2_trainer.learner.errors import RunawayError
 from stage2_trainer.learner.rollout_metrics import bad_sample_stats
 from stage2_trainer.learner.runaway import RunawayWatch
 from stage2_trainer.matching import GTObject, serialize_objects
 from stage2_trainer.process.checkpoints import newest_whole
 from stage2_trainer.process.transformers_compat import disable_cache
+from stage2_trainer.rollouts.errors import RunawayError
 from tests.unit.trainer.learner.harness import build, two_boxes
 from tests.unit.trainer.learner.test_rollout_metrics import stats
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stage2_trainer.rollouts.asked_in_parts import asked_in_parts
+from stage2_trainer.rollouts.rollout_source import asked_in_parts
 from stage2_trainer.wire.rollout import Refused
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stage2_trainer.rollouts.chunks import contiguous_chunks
+from stage2_trainer.rollouts.rollout_source import contiguous_chunks
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,8 @@ import torch
 
 from stage2_api.errors import ConfigError
 from stage2_trainer.process.transformers_compat import disable_cache
-from stage2_trainer.rollouts.colocate_groups import TensorParallel, groups, own_slice
-from stage2_trainer.rollouts.colocate_options import engine_environment, engine_options
-from stage2_trainer.rollouts.colocate_proofs import EngineProver
+from stage2_trainer.rollouts.build import engine_environment, engine_options
+from stage2_trainer.rollouts.colocate import EngineProver, TensorParallel, groups, own_slice
 from stage2_trainer.sync.fleet.errors import ProofError
 from stage2_trainer.sync.fleet.probe import Probe
 from stage2_trainer.sync.fleet.verify import learner_logprobs

@@ -10,7 +10,7 @@ from transformers import Qwen3VLForConditionalGeneration
 
 from stage2_trainer.process.interrupt import Interrupted
 from stage2_trainer.process.transformers_compat import disable_cache
-from stage2_trainer.rollouts.colocate_proofs import EngineProver
+from stage2_trainer.rollouts.colocate import EngineProver
 from stage2_trainer.sync.fleet.errors import ProofError
 from stage2_trainer.sync.fleet.probe import Probe
 from stage2_trainer.sync.fleet.proved_step import ProvedStep

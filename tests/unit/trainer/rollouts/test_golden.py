@@ -2,7 +2,7 @@
 
 import pytest
 
-from stage2_trainer.rollouts.chunks import contiguous_chunks
+from stage2_trainer.rollouts.rollout_source import contiguous_chunks
 from stage2_trainer.wire.seeds import request_seed
 from tests.unit.trainer.matching.golden import golden
 

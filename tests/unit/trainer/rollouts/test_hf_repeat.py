@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from stage2_api.rollout_matching import RepeatTerminate
-from stage2_trainer.rollouts.hf_repeat import RepeatTermination, holds_objects, repeats
+from stage2_trainer.rollouts.hf import RepeatTermination, holds_objects, repeats
 
 PIECES = {0: "<end>", 1: '{"', 2: "object_", 3: "1", 4: '": 0, "', 5: "x"}
 END = 0

@@ -9,7 +9,7 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 
 from stage2_api.vllm import ServerAddress
-from stage2_trainer.rollouts import identity_check
+from stage2_trainer.rollouts import build
 from stage2_trainer.sync.fleet.full_sync import FullSync
 from stage2_trainer.sync.tensors.merge_place import FOLDERS_AGREE
 from stage2_trainer.wire import server_health
@@ -56,9 +56,9 @@ def test_who_is_not_healthy_is_named(meet, monkeypatch):
 
 
 def test_identity(meet, monkeypatch):
-    monkeypatch.setattr(identity_check, "describe", lambda processor: {})
-    monkeypatch.setattr(identity_check, "_differences", lambda *_: [] if meet() >= 0 else None)
-    identity_check.check_identity([SimpleNamespace(base_url=url) for url in URLS], None, [], [1])
+    monkeypatch.setattr(build, "describe", lambda processor: {})
+    monkeypatch.setattr(build, "_differences", lambda *_: [] if meet() >= 0 else None)
+    build.check_identity([SimpleNamespace(base_url=url) for url in URLS], None, [], [1])
 
 
 def test_model_folders(meet, monkeypatch):

@@ -1,0 +1,285 @@
+"""Listeners of matched rollouts: the rollout log, dumps and pictures for people, and how well descriptions agree."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from stage2_api.rollout_matching import DescMonitor
+from stage2_api.runconfig import RunConfig
+from stage2_trainer.data.drawing import Outline, draw_outlines, grid
+from stage2_trainer.data.images import ImageError, load_image
+from stage2_trainer.learner.matcher import Matched
+from stage2_trainer.learner.rollout_documents import rollout_document, sample_document
+from stage2_trainer.process.ranks import gathered, rank
+from stage2_trainer.process.sentence_embedding import SentenceEmbedder
+from stage2_trainer.scores.scored_image import normalised
+from stage2_trainer.telemetry.earlier_run import DUMPS
+from stage2_trainer.telemetry.run_log import EventLog, JsonLines
+from stage2_trainer.telemetry.timeline import TIMELINE
+
+FOLDER = Path("runs") / "held-out"
+PICTURES = 8
+TRUE, MATCHED, UNMATCHED = "#1a7f37", "#0969da", "#cf222e"
+
+
+class HeldOutPictures:
+    """A listener of evaluations that writes pictures of their first samples, each evaluation into a file of its own.
+
+    Green: ground truth; blue: an object that found its own by matching; red: one that did not.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / FOLDER
+
+    def __call__(self, step: int, matched: Sequence[Matched]) -> None:
+        """Write the pictures of an evaluation; a sample whose image cannot be read is left out."""
+        from torch.utils.tensorboard import SummaryWriter  # only runs that report to it need it
+
+        with SummaryWriter(str(self._folder)) as writer:
+            for one in matched[:PICTURES]:
+                try:
+                    image = load_image(one.record.images[0])
+                except ImageError:
+                    continue
+                sheet = np.asarray(_sheet(image, one))
+                writer.add_image(f"held-out/{one.record.sample_id}", sheet, step, dataformats="HWC")
+
+
+def held_out_pictures(config: RunConfig) -> list[HeldOutPictures]:
+    """Return the listener of a run that reports to TensorBoard, in its first process; else none."""
+    if "tensorboard" not in config.training.report_to or rank():
+        return []
+    return [HeldOutPictures(Path(config.training.output_dir))]
+
+
+def _sheet(image: Image.Image, one: Matched) -> Image.Image:
+    found = {pair.pred for pair in one.target.matching.pairs}
+    truth = [Outline(true.kind, true.bins, true.desc, TRUE) for true in one.record.objects]
+    said = [
+        Outline(said.kind or "bbox", said.bins, said.desc, MATCHED if place in found else UNMATCHED)
+        for place, said in enumerate(one.target.parsed.valid_objects)
+    ]
+    return grid([[draw_outlines(image, truth), draw_outlines(image, said)]], ("ground truth", "answer"))
+
+
+logger = logging.getLogger(__name__)
+
+Pair = tuple[str, str]
+
+
+class DescriptionAgreement:
+    """A listener of rollouts that keeps the descriptions of matched objects, and says how well they agree.
+
+    every: optimizer steps from one comparison to the next.
+    """
+
+    def __init__(self, options: DescMonitor, *, every: int) -> None:
+        self._options = options
+        self._every = options.every_steps or every
+        self._pairs: list[Pair] = []
+        self._step = -1
+
+    def __call__(self, step: int, matched: Sequence[Matched]) -> None:
+        """Keep the pairs of a step's rollouts. step: the first is 0."""
+        if not self._options.enabled:
+            return
+        if step != self._step:
+            self._step, self._pairs = step, []
+        for one in matched:
+            said, true = one.target.parsed.valid_objects, one.target.ground_truth.objects
+            self._pairs += [(said[pair.pred].desc, true[pair.gt].desc) for pair in one.target.matching.pairs]
+
+    def figures(self, step: int) -> dict[str, float]:
+        """Return the figures of the step that has ended, over all processes; none where it is not compared.
+
+        step: the first is 1. All processes call it.
+        """
+        if not self._options.enabled or step % self._every:
+            return {}
+        own = self._pairs if self._step == step - 1 else []  # a step that reuses rollouts has none of its own
+        pairs = [pair for share in gathered(own) for pair in share][: self._options.max_pairs]
+        if not pairs or rank():
+            return {}
+        found = {"desc/pairs": float(len(pairs))}
+        if self._options.mode != "semantic":
+            found |= _exact(pairs)
+        if self._options.mode != "exact" and (embedder := self._embedder) is not None:
+            found |= self._semantic(pairs, embedder)
+        return found
+
+    def _semantic(self, pairs: Sequence[Pair], embedder: SentenceEmbedder) -> dict[str, float]:
+        close = embedder.similarity([said for said, _ in pairs], [true for _, true in pairs])
+        same = [value >= self._options.semantic_threshold for value in close]
+        return {"desc/semantic_mean": sum(close) / len(close), "desc/semantic": sum(same) / len(same)}
+
+    @cached_property
+    def _embedder(self) -> SentenceEmbedder | None:
+        """Return the model of sentence embeddings; None where it cannot be loaded, which is said once."""
+        options = self._options
+        try:
+            return SentenceEmbedder.load(
+                str(options.semantic_model),
+                device=options.semantic_device,
+                batch_size=options.semantic_batch_size,
+                max_length=options.semantic_max_length,
+            )
+        except (OSError, ValueError, RuntimeError, ImportError) as error:
+            logger.warning("desc_monitor: %s cannot be loaded, and is left out: %s", options.semantic_model, error)
+            return None
+
+
+def _exact(pairs: Sequence[Pair]) -> Mapping[str, float]:
+    exact = sum(said == true for said, true in pairs) / len(pairs)
+    alike = sum(normalised(said) == normalised(true) for said, true in pairs) / len(pairs)
+    return {"desc/exact": exact, "desc/normalised": alike}
+
+
+TEXTS = ("text", "prefix_text", "appended_text")
+SHOWN = ("text", "prefix_text", "appended_text", "finish_reason", "dropped", "ground_truth", "predictions", "pairs")
+HIDDEN = frozenset({"token_ids", "options"})
+
+
+class SampleDumps:
+    """A listener that writes the first samples of a step to `step_000001.json`, and to `.md` where it is asked to.
+
+    Steps count from 1. Of a step that a run makes again after a restart, the dump that is there stays.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        options, training = config.rollout_matching.monitor_dump, config.training
+        self._options = options
+        self._every = options.every_steps or training.logging_steps
+        first = options.dump_first_step
+        self._first = training.logging_first_step if first is None else first
+        self._folder = Path(options.out_dir or Path(training.output_dir) / DUMPS)
+        self._prompt = config.custom.user_prompt
+        self._writes = options.enabled and (rank() == 0 or not options.only_world_process_zero)
+        self._suffix = "" if rank() == 0 else f"-rank-{rank()}"
+
+    def __call__(self, step: int, matched: Sequence[Matched]) -> None:
+        """Write the dump of a step if it is due. step: of the rollouts, where the first is 0."""
+        path = self._folder / f"step_{step + 1:06d}{self._suffix}.json"
+        if not (self._writes and matched and self._is_due(step + 1)) or path.exists() or self._is_full():
+            return
+        self._folder.mkdir(parents=True, exist_ok=True)
+        samples = [self._sample(one) for one in matched[: self._options.max_samples]]
+        if self._options.write_markdown:
+            _write(path.with_suffix(".md"), "\n".join(_markdown(step + 1, samples)))
+        _write(path, json.dumps({"step": step + 1, "samples": samples}, indent=1, ensure_ascii=True) + "\n")
+
+    def _is_due(self, step: int) -> bool:
+        return step % self._every == 0 or (step == 1 and self._first)
+
+    def _is_full(self) -> bool:
+        most = self._options.max_events
+        return 0 < most <= len(list(self._folder.glob(f"step_??????{self._suffix}.json")))
+
+    def _sample(self, one: Matched) -> dict[str, Any]:
+        target = one.target
+        found = {key: value for key, value in rollout_document(one).items() if key not in HIDDEN}
+        found |= {"prompt": self._prompt, "prefix_text": target.parsed.prefix_text, "appended_text": target.append_text}
+        return {
+            **found,
+            **{key: _cut(found[key], self._options.max_text_chars) for key in (*TEXTS, "prompt")},
+            "missed": list(target.false_negatives),
+            "prefix_target_bins": list(target.prefix_coord_target_bins),
+        }
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
+def _markdown(step: int, samples: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the lines of a dump; texts are indented, so that nothing in them is markup."""
+    yield f"# Step {step}\n"
+    for sample in samples:
+        yield f"## {_ascii(str(sample['sample_id']))}\n"
+        for key in ("image", "prompt", *SHOWN, "missed", "prefix_target_bins"):
+            value = sample[key]
+            yield f"{key}:\n"
+            text = value if isinstance(value, str) else json.dumps(value)
+            yield from (f"    {_ascii(line)}" for line in text.splitlines() or [""])
+            yield ""
+
+
+def _ascii(text: str) -> str:
+    return text.encode("ascii", "backslashreplace").decode()
+
+
+def _write(path: Path, text: str) -> None:
+    aside = path.with_name(f".{path.name}.unfinished")
+    aside.write_text(text, encoding="ascii")
+    aside.replace(path)
+
+
+CLIPPED_CHARS = 600
+EVALUATION_SAMPLES = 8  # rollouts of each evaluation in the run's log; enough for a picture
+
+OnMatched = Callable[[int, Sequence[Matched]], None]
+"""Takes the optimizer step and the rollouts that were made in it."""
+
+
+class ParseFailureLog:
+    """A log of the first rollouts that do not parse cleanly (`debug_dump_parse_failures`), cut to 600 characters."""
+
+    def __init__(self, most: int) -> None:
+        self._left = most
+
+    def __call__(self, matched: Sequence[Matched]) -> None:
+        """Log what fails to parse among these."""
+        for one in matched:
+            parsed = one.target.parsed
+            if self._left > 0 and (parsed.dropped or parsed.truncated or parsed.notes):
+                self._left -= 1
+                logger.info(
+                    "rollout of %s does not parse (%s): %r; kept: %r",
+                    one.record.sample_id,
+                    ", ".join([*parsed.dropped, *parsed.notes]) or "truncated",
+                    parsed.text[:CLIPPED_CHARS],
+                    parsed.prefix_text[:CLIPPED_CHARS],
+                )
+
+
+def log_training_rollouts(config: RunConfig, rollout_log: JsonLines, *others: OnMatched) -> OnMatched:
+    """Return a listener of a micro-step's rollouts: each is written down, the first that do not parse are shown.
+
+    others: are told too.
+    """
+    matching = config.rollout_matching
+    failures = ParseFailureLog(matching.debug_dump_max if matching.debug_dump_parse_failures else 0)
+
+    def note(step: int, matched: Sequence[Matched]) -> None:
+        with TIMELINE.measure("log"):
+            failures(matched)
+            for one in matched:
+                rollout_log.write({"event": "rollout", "part": "train", "step": step, **rollout_document(one)})
+            for other in others:
+                other(step, matched)
+
+    return note
+
+
+def log_held_out_rollouts(log: EventLog, rollout_log: JsonLines, *others: OnMatched) -> OnMatched:
+    """Return a listener of an evaluation's rollouts: each is written down, the first few are shown.
+
+    others: are told too.
+    """
+
+    def note(step: int, matched: Sequence[Matched]) -> None:
+        for one in matched:
+            rollout_log.write({"event": "rollout", "part": "held-out", "step": step, **rollout_document(one)})
+        for one in matched[:EVALUATION_SAMPLES]:
+            log.write("evaluation_sample", {"step": step, **sample_document(one)})
+        for other in others:
+            other(step, matched)
+
+    return note
