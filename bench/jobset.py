@@ -14,7 +14,7 @@ from bench.cluster import Object, job, kubectl
 from kubernetes.aio import client, config
 
 from stage2_api.parsing import parse_job
-from stage2_controller.static import static_children
+from stage2_controller.children.build import static_children
 
 NAMESPACE = "jobset-system"
 _READER = "stage2-bench-reads-jobset"

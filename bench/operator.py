@@ -33,10 +33,10 @@ from bench.cluster import NODE, Object, Watch, clear, job, kubectl, namespace, n
 
 from stage2_api.parsing import parse_job
 from stage2_controller import conditions
+from stage2_controller.children.build import static_children
 from stage2_controller.cluster.api_server import Api, connect
 from stage2_controller.conditions import Condition
 from stage2_controller.report.events import Event
-from stage2_controller.static import static_children
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results" / "operator.md"

@@ -10,7 +10,7 @@ from stage2_api.job import ObjectMeta
 from stage2_api.validation.validate import validate
 from stage2_cli.config_files import load_job
 from stage2_cli.left_out import WATCHED, left_out
-from stage2_controller.static import static_children
+from stage2_controller.children.build import static_children
 
 
 def render_job(file: Path, *, namespace: str | None) -> str:

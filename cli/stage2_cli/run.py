@@ -181,7 +181,7 @@ def _start_servers(local: LocalRun, cleanup: ExitStack) -> list[LocalProcess]:
 
 def _wait_until_ready(servers: Sequence[LocalProcess], local: LocalRun) -> int:
     """The exit code: 0 once every server has answered on /health; else one died, or the start deadline passed."""
-    urls = [server.base_url for server in local.workload.config.rollout_matching.vllm.server.resolved_servers()]
+    urls = [address.base_url for address in local.workload.addresses]
     started, patience = time.monotonic(), local.job.spec.learner.start_deadline_seconds
     with Watcher() as watcher, httpx.Client(trust_env=False, timeout=2.0) as client:
         waiting = dict(zip(urls, servers, strict=True))
@@ -258,7 +258,7 @@ def _restart(watcher: Watcher, server: LocalProcess, restarts: dict[str, int]) -
 
 def _show_blamed(watcher: Watcher, learner: LocalProcess, local: LocalRun, servers: Sequence[LocalProcess]) -> None:
     """Show the last log lines of the servers that the learner's last words name."""
-    addresses = local.workload.config.rollout_matching.vllm.server.resolved_servers()
+    addresses = local.workload.addresses
     words = learner.tail()
     for address, server in zip(addresses, servers, strict=True):
         if f"server {address.base_url}" in words:

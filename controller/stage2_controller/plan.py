@@ -1,6 +1,6 @@
 """The plan: from a job and what is observed of it to its children and status. Pure: no client, no clock, no randomness.
 
-The same desired state serves three executors: the controller (`plan`), static YAML (`stage2_controller.static`)
+The same desired state serves three executors: the controller (`plan`), static YAML (`children.build.static_children`)
 and local processes (`stage2_controller.spec.containers`).
 """
 
@@ -11,9 +11,9 @@ from typing import Any
 
 from stage2_api.errors import ConfigError
 from stage2_controller import conditions, outcome, reasons
-from stage2_controller.children import meta, ownership, secret, service_members, workload
-from stage2_controller.children.desired import Desired, desired
-from stage2_controller.children.meta import Manifest
+from stage2_controller.children import manifest, ownership, pods, service
+from stage2_controller.children.build import ParsedJob, parse
+from stage2_controller.children.manifest import Manifest
 from stage2_controller.children.readiness_gate import GateCondition, gate
 from stage2_controller.observed import Observed
 from stage2_controller.place import binding
@@ -21,12 +21,13 @@ from stage2_controller.place.half_placed import NOT_MADE_S
 from stage2_controller.place.node_choice import NodeChoice
 from stage2_controller.place.placement import NodeView, follow, place
 from stage2_controller.queue import kueue, kueue_admission, kueue_answer
+from stage2_controller.queue.workload import WorkloadInputs, pod_sets, workload
 from stage2_controller.report import status as statuses
 from stage2_controller.situation import Situation
 from stage2_controller.spec import names
 from stage2_controller.spec.credentials import Hosts
 from stage2_controller.spec.settings import Settings
-from stage2_controller.stage import Manifests, existing, shaped, stage
+from stage2_controller.stage import Manifests, additions, existing, stage
 
 NewCredentials = Callable[[Hosts, datetime], Mapping[str, str]]
 
@@ -55,21 +56,21 @@ def plan(
     now: datetime,
     new_credentials: NewCredentials,
     nodes: NodeView | None = None,
-    desired_of: Callable[[Mapping[str, Any]], Desired] | None = None,
+    parse_cached: Callable[[Mapping[str, Any]], ParsedJob] | None = None,
 ) -> Plan:
     """Return the plan of one pass over the job `raw`, an object as the API server holds it.
 
     `new_credentials` makes the content of the Secret of a job that has none yet. Without `nodes` the scheduler chooses
-    the node of the servers, and the learner follows them. `desired_of` gives desired states that are known already.
+    the node of the servers, and the learner follows them. `parse_cached` gives jobs that are parsed already.
     """
     if raw["spec"].get("managedBy", names.MANAGER) != names.MANAGER:
         return Plan(status=dict(raw.get("status") or {}))
     try:
-        wanted = desired_of(raw) if desired_of else desired(raw, settings)
+        parsed = parse_cached(raw) if parse_cached else parse(raw, settings)
     except ConfigError as error:
         return _refused(raw, observed, error.told_within(conditions.MESSAGE_CHARS), now)
     situation = Situation(
-        raw=_forgiven(raw, wanted.spec_hash), desired=wanted, observed=observed, settings=settings, now=now
+        raw=_forgiven(raw, parsed.spec_hash), parsed=parsed, observed=observed, settings=settings, now=now
     )
     situation = _ended(situation)
     situation = _blocked(situation)
@@ -95,7 +96,7 @@ def _ended(situation: Situation) -> Situation:
         situation.job,
         situation.server_names,
         situation.observed,
-        spec_hash=situation.desired.spec_hash,
+        spec_hash=situation.parsed.spec_hash,
         status=situation.previous,
         now=situation.now,
     )
@@ -131,7 +132,8 @@ def _placed(situation: Situation, nodes: NodeView | None) -> Situation:
     """Find the node of a job that is to run, or see to it that the scheduler finds one for all of it."""
     if situation.outcome or situation.must_stop or situation.idle or not situation.admitted:
         return situation
-    need, observed, told = shaped(situation).need, situation.observed, situation.previous
+    need = situation.parsed.need_with(additions(situation))
+    observed, told = situation.observed, situation.previous
     host = kueue_admission.host(observed.workload)
     if nodes is None or (situation.job.spec.placement.mode == "Scheduler" and host is None):
         return replace(situation, placement=follow(need, observed, nodes, status=told, now=situation.now))
@@ -148,7 +150,7 @@ def _refused(raw: Mapping[str, Any], observed: Observed, message: str, now: date
     if ended:  # whatever the spec says by now, its servers are of no use any more
         told = kueue_answer.answer(observed.workload, observed, ended, at=conditions.timestamp(now))
         return Plan(status=status, deletions=existing(observed, "Deployment"), workload_patch=told)
-    return Plan(status=status, keeps_place=True, slices=service_members.slices_to_write(observed))
+    return Plan(status=status, keeps_place=True, slices=service.slices_to_write(observed))
 
 
 def _finished(situation: Situation, status: dict[str, Any]) -> Plan:
@@ -179,7 +181,7 @@ def _going_on(
         children = _with_workload(children, situation, nodes)
     if situation.renews_secret and _has_no_pods(situation.observed):
         deletions = (*deletions, *existing(situation.observed, "Secret"))
-    if not situation.blocked and service_members.service_goes(children, situation.observed):
+    if not situation.blocked and service.must_be_replaced(children, situation.observed):
         deletions = (*deletions, "Service")
         children = tuple(child for child in children if child["kind"] != "Service")
     return Plan(
@@ -188,16 +190,16 @@ def _going_on(
         deletions=deletions,
         placement=situation.placement,
         workload_patch=_told_to_kueue(situation),
-        slices=service_members.slices_to_write(situation.observed),
+        slices=service.slices_to_write(situation.observed),
         gate=gate(situation.observed, status),
         again_after_s=0.0 if {"Secret", "Service"} & set(deletions) else _next_look(situation, status),
     )
 
 
 def _new_secret(situation: Situation, new_credentials: NewCredentials) -> Manifest:
-    owner = situation.raw["metadata"]
-    hosts = names.certificate_hosts(owner["name"], owner["namespace"]) if situation.job.spec.tls.enabled else {}
-    return secret.secret(owner, new_credentials(hosts, situation.now))
+    owner = situation.parsed.owner
+    hosts = names.certificate_hosts(owner.name, owner.namespace) if situation.job.spec.tls.enabled else {}
+    return manifest.secret(owner, new_credentials(hosts, situation.now))
 
 
 def _has_no_pods(observed: Observed) -> bool:
@@ -214,21 +216,20 @@ def _with_workload(children: Manifests, situation: Situation, nodes: NodeView | 
     if situation.queue is None or not situation.settings.kueue or situation.lacks_class:
         return children
     active = not (situation.job.spec.suspend or situation.returns_quota or situation.is_held)
-    found, spec_hash = situation.observed.workload, situation.desired.spec_hash
-    reserved = kueue.reserved_pod_sets(found)
-    asked_for = workload.workload(
-        situation.raw["metadata"],
-        situation.desired.children,
+    found, parsed = situation.observed.workload, situation.parsed
+    wanted, spec_hash = kueue.reserved_pod_sets(found), kueue.asked_for(found, parsed.spec_hash)
+    if wanted is None:
+        one_host = nodes is not None and placement.mode == "Reserve"
+        wanted, spec_hash = pod_sets(pods.templates(parsed.pod_inputs()), one_host=one_host), parsed.spec_hash
+    inputs = WorkloadInputs(
+        pod_sets=wanted,
         queue=kueue.queue_of(found, situation.queue),
         active=active,
-        one_host=nodes is not None and placement.mode == "Reserve",
-        rank=kueue.rank(situation.observed, priority_class),
-        reserved=reserved,
+        priority=kueue.priority(situation.observed, priority_class),
+        deactivated=kueue.deactivated_mark(found, by_us=not (active or situation.is_held)),
+        spec_hash=spec_hash,
     )
-    by_us = not (active or situation.is_held)
-    asked_for = kueue.marked(asked_for, found, by_us=by_us)
-    stamp = spec_hash if reserved is None else kueue.asked_for(found, spec_hash)
-    return (*(children if situation.admitted else ()), meta.stamped(asked_for, stamp))
+    return (*(children if situation.admitted else ()), workload(parsed.owner, inputs))
 
 
 def _told_to_kueue(situation: Situation) -> dict[str, Any] | None:

@@ -13,7 +13,7 @@ import aiohttp
 
 from stage2_api.errors import ConfigError
 from stage2_controller import conditions, outcome
-from stage2_controller.children.desired import Desired, DesiredCache, is_large, read
+from stage2_controller.children.build import JobCache, ParsedJob, is_large, parse_or_error
 from stage2_controller.cluster.api_server import Api, ApiRefused
 from stage2_controller.cluster.apply import ChildWriter, NameTaken
 from stage2_controller.cluster.autoscalers import Autoscalers
@@ -45,18 +45,18 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-DesiredOf = Callable[[Mapping[str, Any]], Desired]
+ParseCached = Callable[[Mapping[str, Any]], ParsedJob]
 
 
-def _given(made: Desired | BaseException) -> DesiredOf:
-    """Return what gives a desired state that is there, or raises why it is not."""
+def _given(made: ParsedJob | BaseException) -> ParseCached:
+    """Return what gives a parsed job that is there, or raises why it is not."""
 
-    def desired_of(_: Mapping[str, Any]) -> Desired:
-        if isinstance(made, Desired):
+    def parse_cached(_: Mapping[str, Any]) -> ParsedJob:
+        if isinstance(made, ParsedJob):
             return made
         raise made.with_traceback(None) if isinstance(made, ConfigError) else made  # a bug's traceback is logged
 
-    return desired_of
+    return parse_cached
 
 
 class Reconciler:
@@ -80,7 +80,7 @@ class Reconciler:
         self._metrics = metrics
         self._capacity = capacity
         self._clock = clock
-        self._desired = DesiredCache(settings)
+        self._jobs = JobCache(settings)
         self._reader = ThreadPoolExecutor(1, "read-specs")  # one: the loop shares its processor with these alone
         self._internal_errors = InternalErrors()
         self._failing: dict[Key, datetime] = {}  # since when each pass has ended before it told anything
@@ -118,14 +118,14 @@ class Reconciler:
         if job is None or terminating(job):
             self.forget(key)
             return None
-        desired_of = await self._read(job)
+        parse_cached = await self._read(job)
         nodes = await self._nodes(key, job)
         observed = await self._observer.observe(key, job)
         if not self._is_there(key, job):  # a promise that is made from here on nobody would end
             self.forget(key)
             return None
         now = self._clock()
-        made, bug = self._plan(key, job, observed, nodes, now, desired_of)
+        made, bug = self._plan(key, job, observed, nodes, now, parse_cached)
         self._settle(key, made)  # before anything else is awaited: the next job must find the room taken
         refusals = await self._writer.delete(key, made.deletions, observed)
         refusals += await self._writer.write(key, job, made.children, observed)
@@ -164,7 +164,7 @@ class Reconciler:
     def forget(self, key: Key) -> None:
         """Drop what is known of a job that is gone, and its claim to a node."""
         self._observer.forget(key)
-        self._desired.forget(key)
+        self._jobs.forget(key)
         self._internal_errors.forget(key)
         self._progress.forget(key)
         self._failing.pop(key, None)
@@ -189,22 +189,22 @@ class Reconciler:
         defaults = await self._pod_defaults.of(key.namespace, job["spec"])
         return NodeView(self._capacity, key, defaults, await self._autoscalers.seen())
 
-    async def _read(self, job: Object) -> DesiredOf:
-        """Return what gives a pass the job's desired state, or raises what its spec raises.
+    async def _read(self, job: Object) -> ParseCached:
+        """Return what gives a pass the parsed job, or raises what its spec raises.
 
         A large spec is read in a thread: meanwhile the loop serves the other jobs. So the pass holds what was read,
         also a bug, and what passes of other jobs may displace until it plans.
         """
-        known = self._desired.known(job)
+        known = self._jobs.get(job)
         if known is None and not is_large(job):
-            return self._desired.of
-        made: Desired | BaseException = known or await self._read_aside(job)
-        if isinstance(made, Desired | ConfigError):
-            self._desired.keep(job, made)
+            return self._jobs.parse
+        made: ParsedJob | BaseException = known or await self._read_aside(job)
+        if isinstance(made, ParsedJob | ConfigError):
+            self._jobs.put(job, made)
         return _given(made)
 
-    async def _read_aside(self, job: Object) -> Desired | BaseException:
-        reading = asyncio.get_running_loop().run_in_executor(self._reader, read, job, self._settings)
+    async def _read_aside(self, job: Object) -> ParsedJob | BaseException:
+        reading = asyncio.get_running_loop().run_in_executor(self._reader, parse_or_error, job, self._settings)
         (made,) = await asyncio.gather(reading, return_exceptions=True)
         return made
 
@@ -215,7 +215,7 @@ class Reconciler:
         observed: Observed,
         nodes: NodeView | None,
         now: datetime,
-        desired_of: DesiredOf,
+        parse_cached: ParseCached,
     ) -> tuple[Plan, Exception | None]:
         """Return the plan; where making it meets a bug, one that says so, and the bug."""
         try:
@@ -226,7 +226,7 @@ class Reconciler:
                 now=now,
                 new_credentials=credentials.new,
                 nodes=nodes,
-                desired_of=desired_of,
+                parse_cached=parse_cached,
             )
         except Exception as error:  # noqa: BLE001  # whatever it is, the job says so
             return self._internal_errors.plan(key, job, error, now=now), error

@@ -7,8 +7,8 @@ from typing import Any
 
 from stage2_api.job import RolloutMatchingJob
 from stage2_controller import reasons
-from stage2_controller.children import diff, pod
-from stage2_controller.children.desired import Desired
+from stage2_controller.children import diff, pods
+from stage2_controller.children.build import ParsedJob
 from stage2_controller.conditions import Condition
 from stage2_controller.observed import Observed, ended, terminating
 from stage2_controller.outcome import Outcome
@@ -24,7 +24,7 @@ class Situation:
     """The job, what is observed of it, and the findings of the steps that the plan has taken."""
 
     raw: Mapping[str, Any]  # the job as the API server holds it
-    desired: Desired
+    parsed: ParsedJob
     observed: Observed
     settings: Settings
     now: datetime
@@ -36,12 +36,12 @@ class Situation:
     @property
     def job(self) -> RolloutMatchingJob:
         """The job with the defaults of its spec."""
-        return self.desired.job
+        return self.parsed.job
 
     @property
     def processes(self) -> Processes:
         """Its servers and its learner."""
-        return self.desired.processes
+        return self.parsed.processes
 
     @property
     def previous(self) -> Mapping[str, Any]:
@@ -114,12 +114,12 @@ class Situation:
         """
         if self.observed.learner is not None and not self.spec_changed:
             return False
-        return kueue.of_another_spec(self.observed.workload, self.desired.spec_hash)
+        return kueue.of_another_spec(self.observed.workload, self.parsed.spec_hash)
 
     @property
     def spec_changed(self) -> bool:
         """Whether the learner that exists was made from another spec."""
-        return diff.spec_changed(self.observed, self.desired.spec_hash)
+        return diff.spec_changed(self.observed, self.parsed.spec_hash)
 
     @property
     def must_stop(self) -> bool:
@@ -143,4 +143,4 @@ class Situation:
     def _mounts_certificates(self) -> bool:
         """Whether pods are made with certificates; a Deployment of before that was deleted came back with them."""
         made = (self.observed.learner, self.observed.deployment)
-        return any(pod.answers_over_tls(one) for one in made if one is not None)
+        return any(pods.mounts_certificates(one) for one in made if one is not None)

@@ -1,8 +1,8 @@
 """The stage of a job that goes on: which children may exist now, and which must not. Pure."""
 
 from stage2_controller import outcome, reasons
-from stage2_controller.children.desired import Desired
-from stage2_controller.children.meta import Manifest
+from stage2_controller.children.build import Additions, build
+from stage2_controller.children.manifest import Manifest
 from stage2_controller.observed import Observed, terminating
 from stage2_controller.place import placement
 from stage2_controller.queue import kueue_admission
@@ -32,10 +32,10 @@ def stage(situation: Situation) -> tuple[Manifests, tuple[str, ...]]:
     return (_without(_wanted(situation), "Job") if situation.observed.old_learner() else _wanted(situation)), ()
 
 
-def shaped(situation: Situation) -> Desired:
-    """Return the desired state with what Kueue's admission adds to the pods."""
+def additions(situation: Situation) -> Additions:
+    """Return what Kueue's admission adds to the pods."""
     admitted = situation.quota is not None and situation.admitted
-    return situation.desired.adding(kueue_admission.additions(situation.observed)) if admitted else situation.desired
+    return kueue_admission.additions(situation.observed) if admitted else {}
 
 
 def existing(observed: Observed, *wanted: str) -> tuple[str, ...]:
@@ -45,10 +45,15 @@ def existing(observed: Observed, *wanted: str) -> tuple[str, ...]:
 
 def _wanted(situation: Situation) -> Manifests:
     """Return all children, tied to the node that was chosen, or kept from those that must not take half of them."""
-    choice, made = situation.placement, shaped(situation)
-    if choice is None:
-        return made.on(None)
-    return made.on(choice.node if choice.tied else None, choice.avoid, choice.shun)
+    choice = situation.placement
+    return build(
+        situation.parsed,
+        situation.settings,
+        additions=additions(situation),
+        node=choice.node if choice and choice.tied else None,
+        avoid=choice.avoid if choice else (),
+        shun=choice.shun if choice else (),
+    )
 
 
 def _has_half(situation: Situation) -> bool:

@@ -9,8 +9,8 @@ import pytest
 
 from stage2_api.parsing import parse_job
 from stage2_api.pod.ports import METRICS_PORT, PROGRESS_PORT
-from stage2_controller.children.meta import labels
-from stage2_controller.children.networkpolicy import CONTROLLER_LABELS, NAME_SERVER_PORTS, networkpolicy
+from stage2_controller.children.manifest import Owner, labels
+from stage2_controller.children.network_policy import CONTROLLER_LABELS, NAME_SERVER_PORTS, network_policy
 from stage2_controller.spec import names
 from stage2_controller.spec.containers import containers
 from tests.cluster.controller.conftest import Kubectl, eventually, job
@@ -95,8 +95,8 @@ def reached(guarded: Kubectl, ports: dict[str, list[int]], controller_image: str
 
 def _policy(namespace: str) -> dict[str, Any]:
     made = containers(parse_job(job(JOB)), host_for=lambda _: JOB, tls=True)
-    owner = {"name": JOB, "namespace": namespace}
-    return networkpolicy(owner, made, transport="tcp", controller_namespace=namespace, closed=True)
+    owner = Owner(JOB, namespace)
+    return network_policy(owner, made, transport="tcp", controller_namespace=namespace, closed=True)
 
 
 def _pod(name: str, own: dict[str, str], image: str, ports: list[int]) -> dict[str, Any]:

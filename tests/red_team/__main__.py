@@ -19,7 +19,7 @@ import yaml
 
 from stage2_api.parsing import parse_job
 from stage2_api.pod.ports import METRICS_PORT, PROGRESS_PORT
-from stage2_controller.children.meta import labels
+from stage2_controller.children.manifest import labels
 from stage2_controller.spec import names
 from stage2_controller.spec.containers import containers
 from tests.red_team import tenant

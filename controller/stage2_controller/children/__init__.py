@@ -1,1 +1,1 @@
-"""Builders of a job's children, one module a kind; pure."""
+"""Builders of a job's children: pure functions from a parsed job to finished manifests."""

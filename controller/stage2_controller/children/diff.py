@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from stage2_controller.children import meta
+from stage2_controller.children.manifest import Manifest
 from stage2_controller.observed import Observed, terminating
 from stage2_controller.spec import kinds, names, quantity
 from stage2_controller.spec.strategic_merge import MERGE_KEYS
@@ -15,10 +15,10 @@ class Write(NamedTuple):
     """One write to the API server: `create` fails softly where the child exists, `apply` is a server-side apply."""
 
     verb: Literal["create", "apply"]
-    manifest: meta.Manifest
+    manifest: Manifest
 
 
-def writes(children: Sequence[meta.Manifest], observed: Observed) -> list[Write]:
+def writes(children: Sequence[Manifest], observed: Observed) -> list[Write]:
     """Return the requests that make the observed children `children`, in that order; none if nothing has to change."""
     started = observed.learner is not None or observed.active()
     return [write for child in children if (write := _write(child, observed, started))]
@@ -53,7 +53,7 @@ def _empty(value: Any) -> bool:
     return not value or (isinstance(value, Mapping) and all(map(_empty, value.values())))
 
 
-def _write(child: meta.Manifest, observed: Observed, started: bool) -> Write | None:
+def _write(child: Manifest, observed: Observed, started: bool) -> Write | None:
     there = observed.child(child["kind"])
     if there is None:
         return Write("create", child)  # an apply would take over what somebody else has given this name meanwhile
@@ -62,13 +62,13 @@ def _write(child: meta.Manifest, observed: Observed, started: bool) -> Write | N
     return Write("apply", same(child, there))
 
 
-def same(child: meta.Manifest, there: Mapping[str, Any]) -> meta.Manifest:
+def same(child: Manifest, there: Mapping[str, Any]) -> Manifest:
     """Return the child with the uid of what was seen: one that took its place meanwhile is not written over."""
     uid = there["metadata"].get("uid")
     return {**child, "metadata": {**child["metadata"], "uid": uid}} if uid else child
 
 
-def _differs(child: meta.Manifest, there: Mapping[str, Any], observed: Observed, started: bool) -> bool:
+def _differs(child: Manifest, there: Mapping[str, Any], observed: Observed, started: bool) -> bool:
     def same(annotation: str) -> bool:
         return _annotation(there, annotation) == _annotation(child, annotation)
 

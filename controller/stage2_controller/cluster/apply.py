@@ -5,7 +5,7 @@ import logging
 from collections.abc import Sequence
 
 from stage2_controller.children import diff
-from stage2_controller.children.meta import Manifest
+from stage2_controller.children.manifest import Manifest
 from stage2_controller.cluster.api_server import Api, ApiRefused
 from stage2_controller.cluster.observe import Observer, others_in
 from stage2_controller.observed import Object, Observed

@@ -9,7 +9,7 @@ from typing import Any
 
 from stage2_controller.observed import Object
 from stage2_controller.place import node_terms, pod_requests
-from stage2_controller.spec import kinds, quantity
+from stage2_controller.spec import quantity
 from stage2_controller.spec.quantity import Amounts
 from stage2_controller.spec.settings import NodesMayCome
 
@@ -91,13 +91,9 @@ class NodeInfo:
         return any(taint.get("key") == _OUT_OF_SERVICE for taint in self.taints)
 
 
-def need_of(children: Sequence[Mapping[str, Any]], *, gpu_resource: str) -> Need:
-    """Return what the pods of these children ask of one node."""
-    pods = tuple(
-        _pod_need(kinds.ROLE_OF_PODS[child["kind"]], child["spec"]["template"])
-        for child in children
-        if child["kind"] in kinds.ROLE_OF_PODS
-    )
+def need_of(templates: Mapping[str, Mapping[str, Any]], *, gpu_resource: str) -> Need:
+    """Return what pods made from these templates, by role, need on one node."""
+    pods = tuple(_pod_need(role, template) for role, template in templates.items())
     return Need(pods=pods, gpu_resource=gpu_resource)
 
 

@@ -1,6 +1,6 @@
 """Kueue: the queue that a job names, what Kueue says of it in the job's Workload, and what follows. Pure.
 
-A job that carries the label `kueue.x-k8s.io/queue-name` waits until Kueue admits its Workload (`children.workload`).
+A job that carries the label `kueue.x-k8s.io/queue-name` waits until Kueue admits its Workload (`queue.workload`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,6 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from stage2_controller import conditions, reasons
-from stage2_controller.children import meta
 from stage2_controller.conditions import Condition
 from stage2_controller.observed import Object, Observed
 from stage2_controller.place import binding
@@ -39,7 +38,7 @@ def queue_name(raw: Object) -> str | None:
     return (raw["metadata"].get("labels") or {}).get(QUEUE_LABEL) or None
 
 
-def rank(observed: Observed, priority_class: Object | None) -> dict[str, Any]:
+def priority(observed: Observed, priority_class: Object | None) -> dict[str, Any]:
     """Return what a job's Workload says of its priority in the queue: once there is one, what it has said before.
 
     priority_class: that of the job's pods, which counts where it names no WorkloadPriorityClass.
@@ -113,16 +112,15 @@ def deactivated_by_others(found: Object | None) -> bool:
     return _mark(found) != "true"
 
 
-def marked(manifest: meta.Manifest, found: Object | None, *, by_us: bool) -> meta.Manifest:
-    """Return a Workload that says whether the controller made it inactive, and so may make it active again.
+def deactivated_mark(found: Object | None, *, by_us: bool) -> str | None:
+    """Return the mark of a Workload: whether the controller made it inactive, and so may make it active again.
 
-    A mark never goes: Kueue applies what it has read of the metadata with each status that it writes, and thereby owns
-    the mark too, so that an apply that leaves it out removes nothing.
+    Once written it stays: Kueue applies the metadata that it has read with each status that it writes, and so owns the
+    mark too. An apply without it would remove nothing.
     """
     if not by_us and _mark(found) is None:
-        return manifest
-    annotations = {**manifest["metadata"]["annotations"], names.ANNOTATION_DEACTIVATED: "true" if by_us else "false"}
-    return {**manifest, "metadata": {**manifest["metadata"], "annotations": annotations}}
+        return None
+    return "true" if by_us else "false"
 
 
 def _mark(found: Object | None) -> str | None:

@@ -27,7 +27,7 @@ def accepted(situation: Situation) -> dict[str, Any]:
     status: dict[str, Any] = {
         "phase": _phase(situation),
         "observedGeneration": situation.job.metadata.generation,
-        "specHash": situation.desired.spec_hash,
+        "specHash": situation.parsed.spec_hash,
         "startTime": _start_time(situation),
         "completionTime": _completion_time(situation),
         "node": _node(situation),
@@ -183,9 +183,7 @@ def _servers(situation: Situation, sync: Mapping[str, Any]) -> list[dict[str, An
     if not situation.processes.servers:
         return []
     statuses = _container_statuses(situation)
-    addresses = [
-        server.base_url for server in situation.processes.config.rollout_matching.vllm.server.resolved_servers()
-    ]
+    addresses = [address.base_url for address in situation.processes.addresses]
     versions = {_place(item["baseUrl"]): item["version"] for item in sync.get("servers") or []}
     made = [
         _server(name, url, statuses.get(name, {}), versions.get(_place(url)))

@@ -3,13 +3,12 @@
 `stage2 run` starts them as processes, `stage2 render` and the controller put them into pods. Pure.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 
 import yaml
 
 from stage2_api.job import RolloutMatchingJob
-from stage2_api.parsing import parse_run_config
 from stage2_api.pod import files
 from stage2_api.pod.environment import (
     METRICS_PORT_VARIABLE,
@@ -22,6 +21,7 @@ from stage2_api.pod.environment import (
 )
 from stage2_api.pod.ports import GROUP_PORT, METRICS_PORT, PROGRESS_PORT
 from stage2_api.runconfig import RunConfig
+from stage2_api.vllm import ServerAddress
 from stage2_controller.spec import names, template_rules
 
 _GROUP = "group-"
@@ -84,7 +84,7 @@ class Processes:
 
     servers: tuple[Container, ...]
     learner: Container
-    config: RunConfig
+    addresses: tuple[ServerAddress, ...]  # of the servers, in their order
     config_text: str  # the YAML at files.CONFIG_PATH
 
 
@@ -101,27 +101,31 @@ def containers(
     """
     template_rules.check(job)
     scheme, env = ("https", {**_COMMON_ENV, **_TLS_ENV}) if tls else ("http", _COMMON_ENV)
-    addresses = [
-        {
-            "base_url": f"{scheme}://{host_for(index)}:{job.spec.rollout.port + index}",
-            "group_port": learner_ports.group + index,
-        }
+    addresses = tuple(
+        ServerAddress(f"{scheme}://{host_for(index)}:{job.spec.rollout.port + index}", learner_ports.group + index)
         for index in range(job.spec.rollout.servers)
-    ]
-    raw = job.spec.config.model_dump(mode="json", exclude_unset=True)
-    if addresses:  # parse_job has refused addresses of the person's own
-        vllm = raw["custom"].setdefault("extra", {}).setdefault("rollout_matching", {}).setdefault("vllm", {})
-        vllm.setdefault("server", {})["servers"] = addresses
+    )
     return Processes(
         servers=tuple(_server(job, index, env) for index in range(len(addresses))),
         learner=_learner(job, learner_ports, env),
-        config=parse_run_config(raw, root="spec.config"),
-        config_text=yaml.safe_dump(raw, sort_keys=False, allow_unicode=True),
+        addresses=addresses,
+        config_text=_config_text(job.spec.config, addresses),
     )
 
 
-def waiting(learner: Container) -> Container:
-    """Return what waits for the servers in the learner's pod, before the learner starts."""
+def _config_text(config: RunConfig, addresses: Sequence[ServerAddress]) -> str:
+    """Return the training YAML as its author wrote it, with the addresses of the servers, which no author sets."""
+    document = config.model_dump(mode="json", exclude_unset=True)
+    if addresses:
+        section = document
+        for key in ("custom", "extra", "rollout_matching", "vllm", "server"):
+            section = section.setdefault(key, {})
+        section["servers"] = [asdict(address) for address in addresses]
+    return yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
+
+
+def wait_container(learner: Container) -> Container:
+    """Return the container that waits for the servers in the learner's pod, before the learner starts."""
     return replace(
         learner,
         name=names.WAIT_CONTAINER,

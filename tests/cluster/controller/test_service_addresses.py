@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from stage2_controller.children.meta import labels
+from stage2_controller.children.manifest import labels
 from stage2_controller.spec import names
 from tests.cluster.controller.conftest import (
     SERVERS_ADDRESS,

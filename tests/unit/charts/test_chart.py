@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from stage2_api.parsing import parse_job
-from stage2_controller.static import static_children
+from stage2_controller.children.build import static_children
 
 ROOT = Path(__file__).parents[3]
 CHART = ROOT / "charts" / "stage2"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stage2_api.errors import ConfigError
-from stage2_controller.children.desired import desired
+from stage2_controller.children.build import parse
 from stage2_controller.spec.admin_policy import AdminPolicy, read_policy
 from tests.unit.api.api_server import admitted
 from tests.unit.controller import builders as b
@@ -168,7 +168,7 @@ def policy_of(manifests: Mapping[tuple[str, str], Mapping[str, Any]]) -> AdminPo
 
 def refusals(job: Any, policy: AdminPolicy) -> str:
     try:
-        desired(job, replace(b.SETTINGS, policy=policy))
+        parse(job, replace(b.SETTINGS, policy=policy))
     except ConfigError as error:
         return str(error)
     return ""
@@ -372,9 +372,9 @@ def test_a_job_that_says_nothing_of_it_has_the_default_or_what_the_admin_allows_
     policy, raw = policy_of(manifests), b.job(learner={"gpus": 1, "startDeadlineSeconds": 3600})
     assert (refusals(raw, policy), admitted(manifests[POLICY], raw)) == ("", "")
     for accepted in (raw, b.job(learner={"gpus": 1}), {**raw, "status": {"specHash": "x"}}):
-        made = desired(accepted, replace(b.SETTINGS, policy=policy))
+        made = parse(accepted, replace(b.SETTINGS, policy=policy))
         assert made.job.spec.learner.start_deadline_seconds == has_s
-        assert made.spec_hash == desired(accepted, b.SETTINGS).spec_hash, "a policy makes it no other job"
+        assert made.spec_hash == parse(accepted, b.SETTINGS).spec_hash, "a policy makes it no other job"
 
 
 FIVE = {"limits": {"nvidia.com/gpu": 5}}

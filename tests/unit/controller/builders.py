@@ -8,7 +8,7 @@ from typing import Any
 
 from stage2_api.pod import files
 from stage2_api.pod.progress import LearnerReport, ReportedServer, ReportedSync
-from stage2_controller.children import meta
+from stage2_controller.children import manifest
 from stage2_controller.observed import Observed
 from stage2_controller.plan import Plan, plan
 from stage2_controller.spec import credentials, names
@@ -94,7 +94,7 @@ def message(made: Plan, condition_type: str) -> str:
 
 def pod(role: str, *containers: Object, node: str | None = NODE, name: str = "", **status: Any) -> Object:
     """A pod of job-3v1."""
-    labels = meta.labels("job-3v1", role)
+    labels = manifest.labels("job-3v1", role)
     metadata = {"name": name or f"job-3v1-{role}-x", "namespace": "team-a", "labels": labels, "uid": f"pod-{role}"}
     owner = {"kind": "Job" if role == names.ROLE_LEARNER else "ReplicaSet", "controller": True, "uid": f"parent-{role}"}
     spec = {"nodeName": node} if node else {}
@@ -197,6 +197,11 @@ def started(raw: Object, **more: Any) -> Observed:
 def termination(**fields: Any) -> str:
     """A learner's termination message."""
     return json.dumps({**report(phase="failed").document(), **fields})
+
+
+def owner(raw: Object) -> manifest.Owner:
+    """The job as the owner of its children."""
+    return manifest.Owner(*(raw["metadata"][key] for key in ("name", "namespace", "uid")))
 
 
 def _merge(base: Mapping[str, Any], more: Mapping[str, Any]) -> Object:

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from stage2_api.parsing import parse_job
-from stage2_controller.static import static_children
+from stage2_controller.children.build import static_children
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 JOBS = [

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from stage2_controller.children.meta import Manifest
+from stage2_controller.children.manifest import Manifest
 from stage2_controller.spec import kinds, names
 from stage2_controller.spec.kinds import ChildKind
 from tests.unit.controller import builders as b

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from stage2_api.pod import files
-from stage2_controller.children import secret
+from stage2_controller.children import manifest
 from stage2_controller.observed import Observed
 from stage2_controller.plan import Plan
 from stage2_controller.spec import credentials, names
@@ -20,7 +20,7 @@ from tests.unit.controller import builders as b
 HOSTS = names.certificate_hosts("job-3v1", "team-a")
 SERVERS, LEARNER = "job-3v1-rollout.team-a.svc", "job-3v1-learner.team-a.svc"
 YEAR_S = credentials.LIFETIME.total_seconds()
-OWNER = {"name": "job-3v1", "namespace": "team-a", "uid": "uid-of-job-3v1"}
+OWNER = b.owner(b.job())
 NO_TLS = {"tls": {"enabled": False}}
 
 
@@ -76,8 +76,8 @@ def test_without_tls_there_is_the_token_alone() -> None:
     assert set(credentials.new({}, b.NOW)) == {"token"}
 
 
-SECRET = secret.secret(OWNER, b.new_credentials(HOSTS, b.NOW))
-TOKEN_ONLY = secret.secret(OWNER, {"token": "t0ken"})
+SECRET = manifest.secret(OWNER, b.new_credentials(HOSTS, b.NOW))
+TOKEN_ONLY = manifest.secret(OWNER, {"token": "t0ken"})
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from pathlib import Path
 import yaml
 
 from stage2_api.parsing import parse_job
-from stage2_controller.static import static_children
+from stage2_controller.children.build import static_children
 
 JOB = Path(__file__).parents[4] / "examples" / "job-grpo-6v2.yaml"
 

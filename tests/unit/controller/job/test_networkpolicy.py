@@ -5,21 +5,21 @@ from typing import Any
 
 import pytest
 
-from stage2_controller.children import meta
-from stage2_controller.children.networkpolicy import CONTROLLER_LABELS
+from stage2_controller.children import manifest
+from stage2_controller.children.network_policy import CONTROLLER_LABELS
 from stage2_controller.plan import plan
 from stage2_controller.spec.settings import Settings
 from tests.unit.controller import builders as b
 
 Peer = tuple[str, Mapping[str, str]]  # namespace and labels
-LEARNER: Peer = ("team-a", meta.labels("job-3v1", "learner"))
-SERVER: Peer = ("team-a", meta.labels("job-3v1", "rollout"))
-OTHER_LEARNER: Peer = ("team-a", meta.labels("other", "learner"))
-OTHER_SERVER: Peer = ("team-a", meta.labels("other", "rollout"))
+LEARNER: Peer = ("team-a", manifest.labels("job-3v1", "learner"))
+SERVER: Peer = ("team-a", manifest.labels("job-3v1", "rollout"))
+OTHER_LEARNER: Peer = ("team-a", manifest.labels("other", "learner"))
+OTHER_SERVER: Peer = ("team-a", manifest.labels("other", "rollout"))
 CONTROLLER: Peer = ("stage2-system", CONTROLLER_LABELS)
 IMPOSTOR: Peer = ("team-a", CONTROLLER_LABELS)
 CHOSEN = 38997  # by the kernel, as for a member of an NCCL group
-NAMESAKE: Peer = ("team-b", meta.labels("job-3v1", "learner"))
+NAMESAKE: Peer = ("team-b", manifest.labels("job-3v1", "learner"))
 
 
 def allowed(policy: Mapping[str, Any], source: Peer, target: Peer, port: int) -> bool:

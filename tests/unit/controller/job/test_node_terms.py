@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from stage2_controller.children import pod
-from stage2_controller.children.desired import desired
+from stage2_controller.children.build import build, parse
 from stage2_controller.place import node_fit, node_terms
 from stage2_controller.place.node_fit import Need, PodNeed
 from stage2_controller.place.node_terms import PREFERRED, REQUIRED
@@ -90,10 +89,10 @@ def affinity_of(manifest: Any) -> dict[str, Any]:
     return found
 
 
-def made(kind: str) -> Any:
+def made(kind: str, **choice: Any) -> Any:
     raw = b.job(placement={"affinity": copy.deepcopy(AFFINITY)})
-    found = desired(raw, b.SETTINGS)
-    return next(one for one in found.children if one["kind"] == kind)
+    children = build(parse(raw, b.SETTINGS), b.SETTINGS, **choice)
+    return next(one for one in children if one["kind"] == kind)
 
 
 def test_pods_that_the_scheduler_places_have_it_and_the_learner_follows_the_servers_too() -> None:
@@ -104,7 +103,7 @@ def test_pods_that_the_scheduler_places_have_it_and_the_learner_follows_the_serv
 
 @pytest.mark.parametrize("kind", ["Deployment", "Job"])
 def test_on_a_chosen_node_every_term_is_narrowed_to_it(kind: str) -> None:
-    affinity = affinity_of(pod.pinned(made(kind), "node-a"))
+    affinity = affinity_of(made(kind, node="node-a"))
     assert affinity.keys() == {"nodeAffinity"}
     here = [{"key": "metadata.name", "operator": "In", "values": ["node-a"]}]
     terms = affinity["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
@@ -114,6 +113,6 @@ def test_on_a_chosen_node_every_term_is_narrowed_to_it(kind: str) -> None:
 
 def test_nodes_that_are_left_alone_are_so_in_every_term() -> None:
     avoided = ((node_fit.HOSTNAME, "a"), (node_fit.HOSTNAME, "b"), (node_fit.INSTANCE_TYPE, "small"))
-    terms = affinity_of(pod.avoiding(made("Deployment"), avoided))["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
+    terms = affinity_of(made("Deployment", avoid=avoided))["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
     none = [expression(node_fit.HOSTNAME, "NotIn", "a", "b"), expression(node_fit.INSTANCE_TYPE, "NotIn", "small")]
     assert [term["matchExpressions"] for term in terms] == [[H100, *none], [expression("pool", "Exists"), *none]]

@@ -70,7 +70,7 @@ def test_a_pod_that_knows_no_gate_is_left_alone() -> None:
 
 def test_static_yaml_has_no_gate_that_nobody_would_open() -> None:
     from stage2_api.parsing import parse_job
-    from stage2_controller.static import static_children
+    from stage2_controller.children.build import static_children
 
     (deployment,) = [item for item in static_children(parse_job(b.job())) if item["kind"] == "Deployment"]
     assert "readinessGates" not in deployment["spec"]["template"]["spec"]

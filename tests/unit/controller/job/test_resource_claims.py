@@ -7,13 +7,12 @@ import pytest
 
 from stage2_api.errors import ConfigError
 from stage2_controller import reasons
-from stage2_controller.children.desired import desired
+from stage2_controller.children.build import parse, static_children
 from stage2_controller.observed import Observed
 from stage2_controller.place.half_placed import HALF_PLACED_S, SETTLED_S
 from stage2_controller.plan import Plan
 from stage2_controller.spec import names
 from stage2_controller.spec.admin_policy import AdminPolicy
-from stage2_controller.static import static_children
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 from tests.unit.controller.job.test_placement import half, planned
@@ -75,7 +74,7 @@ def test_a_job_that_colocates_claims_its_gpus_for_the_learner() -> None:
 
 
 def test_static_yaml_claims_the_same() -> None:
-    job = desired(claiming(), b.SETTINGS).job
+    job = parse(claiming(), b.SETTINGS).job
     found = [one for one in static_children(job) if one["kind"] in ("Deployment", "Job")]
     claims = [one["spec"]["template"]["spec"]["resourceClaims"] for one in found]
     assert [len(one) for one in claims] == [3, 1]
@@ -83,7 +82,7 @@ def test_static_yaml_claims_the_same() -> None:
 
 def refusal(raw: Object, policy: AdminPolicy) -> str:
     with pytest.raises(ConfigError) as refused:
-        desired(raw, replace(b.SETTINGS, policy=policy))
+        parse(raw, replace(b.SETTINGS, policy=policy))
     return str(refused.value)
 
 
@@ -96,7 +95,7 @@ def test_which_templates_may_be_named_is_the_admins_word() -> None:
 
 
 def test_claimed_gpus_count_for_the_largest_job() -> None:
-    assert desired(claiming(), replace(b.SETTINGS, policy=AdminPolicy(largest_job={"*": 4})))
+    assert parse(claiming(), replace(b.SETTINGS, policy=AdminPolicy(largest_job={"*": 4})))
     assert "have 3 GPUs" in refusal(claiming(), AdminPolicy(largest_job={"*": 3}))
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from stage2_controller.children import diff
-from stage2_controller.children.meta import labels
+from stage2_controller.children.manifest import labels
 from stage2_controller.children.ownership import owned
-from stage2_controller.children.service_members import slices_to_write
+from stage2_controller.children.service import slices_to_write
 from stage2_controller.observed import Observed
 from stage2_controller.spec import names
 from tests.unit.controller import builders as b

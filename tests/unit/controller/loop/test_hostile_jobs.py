@@ -8,7 +8,7 @@ import pytest
 
 from stage2_api.validation.size import LARGEST
 from stage2_controller import conditions, reasons
-from stage2_controller.children import desired
+from stage2_controller.children import build
 from stage2_controller.spec import names
 from stage2_controller.work_queue import Broken, RetryLater
 from tests.unit.controller import builders as b
@@ -22,13 +22,13 @@ LOOP = threading.current_thread().name
 def readers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The thread of each time that a spec is read whole."""
     told: list[str] = []
-    real = desired.desired
+    real = build.parse
 
     def seen(*arguments: Any) -> Any:
         told.append(threading.current_thread().name)
         return real(*arguments)
 
-    monkeypatch.setattr(desired, "desired", seen)
+    monkeypatch.setattr(build, "parse", seen)
     return told
 
 
@@ -143,7 +143,7 @@ async def test_a_large_spec_that_meets_a_bug_is_read_beside_the_loop_alone(
     def broken(*_: Any) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(desired, "containers", broken)
+    monkeypatch.setattr(build, "containers", broken)
     life.server.add(listed(12_000))
     with pytest.raises(Broken):
         await life.one_pass()
@@ -157,7 +157,7 @@ async def test_nor_does_the_loop_read_one_that_others_have_displaced_meanwhile(
     life: Life, readers: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of more jobs than are remembered, passes of the others push it out between its reading and its plan."""
-    monkeypatch.setattr(desired, "_REMEMBERED", 0)
+    monkeypatch.setattr(build, "_CACHED_JOBS", 0)
     life.server.add(listed(12_000))
     await life.one_pass()
     assert accepted(life)["reason"] == reasons.VALID

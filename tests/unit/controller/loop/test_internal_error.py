@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stage2_controller import reasons
-from stage2_controller.children import meta
+from stage2_controller.children import manifest
 from stage2_controller.conditions import find
 from stage2_controller.internal_error import InternalErrors
 from stage2_controller.metrics import Metrics
@@ -128,7 +128,7 @@ def bug(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         met.append(raw["metadata"]["name"])
         raise BUG
 
-    monkeypatch.setattr("stage2_controller.children.desired.desired", fail)
+    monkeypatch.setattr("stage2_controller.children.build.parse", fail)
     return met
 
 
@@ -146,7 +146,7 @@ async def test_a_pass_that_meets_a_bug_tells_the_status_before_it_is_tried_again
 async def test_a_bug_in_one_job_does_not_keep_a_new_leader_from_starting(bug: list[str]) -> None:
     store, raw = Store(), b.job()
     store.put(names.KIND, raw)
-    learner = meta.child(kinds.LEARNER_JOB, owner=raw["metadata"], body={"spec": {}})
+    learner = manifest.child(kinds.LEARNER_JOB, b.owner(raw), {"spec": {}})
     learner["metadata"] |= {"resourceVersion": "1", "uid": "u"}
     learner["metadata"]["annotations"][names.ANNOTATION_NODE] = b.NODE
     store.put("Job", learner)

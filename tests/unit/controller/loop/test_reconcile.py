@@ -12,7 +12,7 @@ import pytest
 
 from stage2_api.job_status import JobStatus
 from stage2_controller import conditions, reasons
-from stage2_controller.children import secret
+from stage2_controller.children import manifest
 from stage2_controller.cluster.api_server import ApiRefused
 from stage2_controller.cluster.progress_polls import ProgressPolls
 from stage2_controller.cluster.progress_reader import ProgressReader
@@ -325,7 +325,7 @@ async def test_servers_stay_when_a_stranger_takes_the_name_of_a_file_of_a_learne
 
 
 async def test_a_secret_without_certificates_is_made_anew_before_any_pod(life: Life) -> None:
-    life.server.add(secret.secret(b.job()["metadata"], {"token": "of-before"}))
+    life.server.add(manifest.secret(b.owner(b.job()), {"token": "of-before"}))
     for _ in range(4):
         await life.one_pass()
     kept = life.server.objects["Secret", "job-3v1-token"]["data"]

@@ -1,4 +1,4 @@
-"""A draft is made once for a spec, anew for another one, and forgotten with its job."""
+"""Parsed jobs: cached for each spec, forgotten with the job, and held to bounds only where they are new."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 from stage2_api.errors import ConfigError
 from stage2_api.validation.size import LARGEST
 from stage2_controller import reasons
-from stage2_controller.children.desired import DesiredCache, desired, is_large
+from stage2_controller.children.build import JobCache, is_large, parse
 from stage2_controller.observed import Observed
 from stage2_controller.plan import Plan, plan
 from stage2_controller.spec.key import Key
@@ -35,10 +35,10 @@ def edited(raw: b.Object, **spec: Any) -> b.Object:
     return {**raw, "metadata": metadata, "spec": {**raw["spec"], **spec}}
 
 
-def desired_before(raw: b.Object) -> str:
+def hash_before(raw: b.Object) -> str:
     """The hash by which a controller without bounds accepted a job."""
     status = {"specHash": "?", "observedGeneration": raw["metadata"]["generation"]}
-    return desired({**raw, "status": status}, b.SETTINGS).spec_hash
+    return parse({**raw, "status": status}, b.SETTINGS).spec_hash
 
 
 def planned(raw: b.Object, observed: Observed = b.NOTHING) -> Plan:
@@ -46,28 +46,30 @@ def planned(raw: b.Object, observed: Observed = b.NOTHING) -> Plan:
     return plan(raw, observed, settings=NARROW, now=b.NOW, new_credentials=b.new_credentials)
 
 
-def test_a_draft_is_made_once_until_the_spec_changes() -> None:
-    drafts, raw = DesiredCache(b.SETTINGS), b.job()
-    first = drafts.of(raw)
-    assert drafts.of(b.job()) is first
-    edited = {**raw, "metadata": {**raw["metadata"], "generation": raw["metadata"]["generation"] + 1}}
-    assert drafts.of(edited) is not first
+def test_a_job_is_parsed_once_until_its_spec_changes_or_it_is_forgotten() -> None:
+    cache, raw = JobCache(b.SETTINGS), b.job()
+    first = cache.parse(raw)
+    assert cache.parse(b.job()) is first
+    assert cache.parse(edited(raw)) is not first
+    first = cache.parse(raw)
+    cache.forget(Key(raw["metadata"]["namespace"], raw["metadata"]["name"]))
+    assert cache.parse(raw) is not first
 
 
 def test_a_bound_that_is_younger_than_a_job_leaves_it_what_it_was_accepted_with() -> None:
     """Else nobody ended it: neither its deadlines nor its learner's end would be looked at."""
     raw = older_than_the_bounds()
     with pytest.raises(ConfigError):
-        desired(raw, NARROW)
+        parse(raw, NARROW)
     status = {"specHash": "of an earlier release", "observedGeneration": 1, "conditions": [judged("True")]}
-    assert desired({**raw, "status": status}, NARROW).job.spec.learner.start_deadline_seconds == 172_800
+    assert parse({**raw, "status": status}, NARROW).job.spec.learner.start_deadline_seconds == 172_800
 
 
 def test_it_keeps_that_also_where_it_is_suspended_or_given_a_deadline() -> None:
     raw = older_than_the_bounds()
-    status = {"specHash": desired_before(raw), "observedGeneration": 1, "conditions": [judged("True")]}
+    status = {"specHash": hash_before(raw), "observedGeneration": 1, "conditions": [judged("True")]}
     ended = edited({**raw, "status": status}, suspend=True, activeDeadlineSeconds=60)
-    assert desired(ended, NARROW).job.spec.suspend
+    assert parse(ended, NARROW).job.spec.suspend
 
 
 @pytest.mark.parametrize(
@@ -95,17 +97,10 @@ def test_what_was_refused_of_a_job_that_runs_stays_refused_by_a_controller_that_
     assert refused.status["specHash"] == raw["status"]["specHash"]
     assert refused.status["observedGeneration"] == asked["metadata"]["generation"]
     with pytest.raises(ConfigError):
-        desired(b.told(asked, refused), NARROW)
+        parse(b.told(asked, refused), NARROW)
 
 
 def test_what_stands_beside_a_spec_makes_a_job_large_and_what_others_write_does_not() -> None:
     raw, much = b.job(), {"much": "x" * LARGEST}
     assert is_large({**raw, "junk": much})
     assert not is_large({**raw, "status": much, "metadata": {**raw["metadata"], "annotations": much}})
-
-
-def test_a_draft_goes_with_its_job() -> None:
-    drafts, raw = DesiredCache(b.SETTINGS), b.job()
-    first = drafts.of(raw)
-    drafts.forget(Key(raw["metadata"]["namespace"], raw["metadata"]["name"]))
-    assert drafts.of(raw) is not first
