@@ -27,13 +27,11 @@ from stage2_api.pod.environment import TOKEN_FILE_VARIABLE
 from stage2_api.vllm import Transport
 from stage2_trainer.sync.tensors.packing import Packer
 from stage2_trainer.sync.transports.buckets import TensorMeta, plan_buckets
-from stage2_trainer.sync.transports.nccl import NcclTransfer
-from stage2_trainer.sync.transports.nccl_server import open_nccl
-from stage2_trainer.sync.transports.protocol import WeightTransfer
+from stage2_trainer.sync.transports.choice import transfer_for
+from stage2_trainer.sync.transports.nccl import open_nccl
+from stage2_trainer.sync.transports.protocol import GroupInfo, WeightTransfer
 from stage2_trainer.sync.transports.receiver import Inlet, Receiver
-from stage2_trainer.sync.transports.tcp import TcpTransfer
-from stage2_trainer.sync.transports.tcp_server import open_tcp
-from stage2_trainer.sync.transports.transfer_group import GroupInfo
+from stage2_trainer.sync.transports.tcp import open_tcp
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import LinkError
 
@@ -130,11 +128,7 @@ def transfer(transport: Transport, device: torch.device, bucket_bytes: int) -> I
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
-    made: WeightTransfer
-    if transport == "nccl":
-        made = NcclTransfer(port, device=device, token=TOKEN, bucket_bytes=bucket_bytes, timeout_s=TIMEOUT_S)
-    else:
-        made = TcpTransfer(port, token=TOKEN, bucket_bytes=bucket_bytes, timeout_s=TIMEOUT_S)
+    made = transfer_for(device, port, requested=transport, token=TOKEN, bucket_bytes=bucket_bytes, timeout_s=TIMEOUT_S)
     with patch.dict(os.environ, NCCL_ENVIRONMENT, NCCL_HOSTID=LEARNER):
         try:
             yield made

@@ -18,16 +18,16 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from stage2_trainer.sync.tensors.model_folder import ROUTE as FOLDER_ROUTE
+from stage2_trainer.sync.tensors.model_folder import FOLDER_ROUTE as FOLDER_ROUTE
 from stage2_trainer.sync.tensors.model_folder import folder_digests
 from stage2_trainer.sync.transports.buckets import bucket_bytes, from_wire, plan_buckets
 from stage2_trainer.sync.transports.connection import Connection
 from stage2_trainer.sync.transports.handshake import introduce
 from stage2_trainer.sync.transports.link import TAG_BYTES
-from stage2_trainer.sync.transports.transfer_group import GroupInfo
-from stage2_trainer.wire.calls import ROUTE as CALLS_ROUTE
-from stage2_trainer.wire.served_model import POLICY_MODEL
-from stage2_trainer.wire.token import read_token
+from stage2_trainer.sync.transports.protocol import GroupInfo
+from stage2_trainer.wire.calls import CALLS_ROUTE as CALLS_ROUTE
+from stage2_trainer.wire.credentials import read_token
+from stage2_trainer.wire.names import POLICY_MODEL
 
 LOOPBACK = "127.0.0.1"
 PATIENCE_S = 120.0

@@ -33,7 +33,7 @@ from stage2_trainer.rollouts.colocate import ColocateEngine, EngineProver
 from stage2_trainer.sync.fleet.judgement import Gap, text_tokens
 from stage2_trainer.sync.fleet.probe import Probe, sample_probe
 from stage2_trainer.sync.fleet.verify import learner_logprobs
-from stage2_trainer.wire.rollout import Sampling
+from stage2_trainer.wire.requests import Sampling
 
 ROOT = Path(__file__).parents[1]
 CHECKPOINT = ROOT / "examples" / "tiny-qwen3-vl"

@@ -17,9 +17,9 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import GCM
 from torch._C._distributed_c10d import TCPStore
 
+from stage2_trainer.sync.swift.swift_groups import gloo_process_group
 from stage2_trainer.sync.transports.handshake import KEY_BYTES
 from stage2_trainer.sync.transports.link import TAG_BYTES
-from stage2_trainer.sync.transports.torch_compat import gloo_process_group
 
 Keep = Callable[[int, torch.Tensor], None]
 LOOPBACK = "127.0.0.1"

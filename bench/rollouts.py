@@ -25,9 +25,8 @@ from bench.tables import Row, Table
 
 from stage2_trainer.rollouts.http import ServerBackend
 from stage2_trainer.wire.chat import CHAT_ROUTE
-from stage2_trainer.wire.rollout import RolloutRequest, Sampling, answers
-from stage2_trainer.wire.seeds import SeedPlan
-from stage2_trainer.wire.served_model import POLICY_MODEL
+from stage2_trainer.wire.names import POLICY_MODEL
+from stage2_trainer.wire.requests import RolloutRequest, Sampling, SeedPlan, answers
 
 ROOT = Path(__file__).parents[1]
 MODEL = ROOT / "examples" / "tiny-qwen3-vl"

@@ -37,9 +37,7 @@ from stage2_trainer.packing import HalvedRows
 from stage2_trainer.rollouts.http import ServerBackend
 from stage2_trainer.rollouts.pipeline import PipelinedRollouts
 from stage2_trainer.rollouts.rollout_source import contiguous_chunks
-from stage2_trainer.wire.repetition import RepetitionDetection
-from stage2_trainer.wire.rollout import RolloutRequest, Sampling, answers
-from stage2_trainer.wire.seeds import SeedPlan
+from stage2_trainer.wire.requests import RepetitionDetection, RolloutRequest, Sampling, SeedPlan, answers
 
 SEED = 17
 STEPS, PIPELINED_STEPS, PEER_STEPS = 12, 4, 2  # more where a step's ratio depends more on the lengths of its answers

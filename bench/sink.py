@@ -22,17 +22,18 @@ from fastapi import Body
 from fastapi.concurrency import run_in_threadpool
 from safetensors.torch import load_file
 
-from stage2_trainer.serve.stub.chat_server import ChatServer
-from stage2_trainer.serve.stub.routes import Stub, build_app
-from stage2_trainer.serve.stub.weight_updates import WeightUpdates
+from stage2_trainer.serve.stub.app import Stub, build_app
+from stage2_trainer.serve.stub.chat import ChatServer
+from stage2_trainer.serve.stub.updates import WeightUpdates
 from stage2_trainer.sync.transports.receiver import Receiver
-from stage2_trainer.sync.transports.tcp_server import open_tcp
+from stage2_trainer.sync.transports.tcp import open_tcp
 
 
 class Sink:
     """What stands for the stub's model: a copy of whatever it is given."""
 
     adapters: tuple[str, ...] = ()
+    processor = None
 
     def __init__(self) -> None:
         self._tensors: dict[str, torch.Tensor] = {}

@@ -42,7 +42,7 @@ from stage2_trainer.sync.fleet.sync_report import SyncReport
 from stage2_trainer.sync.fleet.synchronizer import WeightSynchronizer
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.stopwatch import Stopwatch
-from stage2_trainer.wire.rollout import Rollout
+from stage2_trainer.wire.requests import Rollout
 
 ROW_TOKENS = 12_000
 FORWARD_TOKENS_PER_S, BACKWARD_TOKENS_PER_S = 21_000.0, 10_500.0  # LoRA, gradient checkpointing, one learner GPU

@@ -18,8 +18,8 @@ import torch
 
 from stage2_trainer.sync.fleet import fleet
 from stage2_trainer.sync.transports.nccl import NcclTransfer
-from stage2_trainer.sync.transports.nccl_group import UNIQUE_ID_BYTES
-from stage2_trainer.sync.transports.one_group import OneGroup
+from stage2_trainer.sync.transports.nccl_group import UNIQUE_ID_BYTES, OneGroup
+from stage2_trainer.sync.transports.rendezvous import Rendezvous
 
 CPU = torch.device("cpu")
 PORT = struct.Struct("!H")
@@ -78,12 +78,16 @@ def _off_the_main_thread() -> None:
 
 
 def _transfer(
-    _device: torch.device, group_port: int, *, requested: str, shared: tuple[OneGroup, int] | None, **options: Any
+    _device: torch.device,
+    group_port: int,
+    *,
+    requested: str,
+    timeout_s: float,
+    shared: tuple[OneGroup, int] | None = None,
+    **options: Any,
 ) -> NcclTransfer:
-    made = NcclTransfer(group_port, device=CPU, communicator=SocketCommunicator, **options)
-    if shared is not None:
-        made.take_seat(*shared)
-    return made
+    rendezvous = Rendezvous(group_port, transport="nccl", timeout_s=timeout_s, **options)
+    return NcclTransfer(rendezvous, device=CPU, timeout_s=timeout_s, shared=shared, communicator=SocketCommunicator)
 
 
 def _one_group(_device: torch.device, servers: int, *, requested: str, timeout_s: float) -> OneGroup:

@@ -10,8 +10,8 @@ import os
 
 from stage2_api import log_lines
 from stage2_api.runconfig import RunConfig
-from stage2_trainer.wire.server_health import wait_for_ever
-from stage2_trainer.wire.token import read_token
+from stage2_trainer.wire.client import wait_for_ever
+from stage2_trainer.wire.credentials import read_token
 
 
 def wait_for_servers(config: RunConfig) -> None:

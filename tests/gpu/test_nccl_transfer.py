@@ -10,7 +10,7 @@ from bench.gpu_push import metas_of, sum_of
 
 from stage2_trainer.sync.tensors.packing import Packer
 from stage2_trainer.sync.transports.buckets import plan_buckets
-from stage2_trainer.sync.transports.nccl_ways import asked_of_nccl
+from stage2_trainer.sync.transports.nccl_log import asked_of_nccl
 from stage2_trainer.sync.transports.protocol import Packed
 from stage2_trainer.sync.transports.tcp import TcpTransfer
 from stage2_trainer.wire.errors import LinkError

@@ -55,11 +55,10 @@ def _vllm(model: str) -> Any:
 
 
 def _stub(model: str) -> Any:
-    from stage2_trainer.serve.stub.app import receiver
-    from stage2_trainer.serve.stub.chat_server import ChatServer
-    from stage2_trainer.serve.stub.routes import Stub, build_app
-    from stage2_trainer.serve.stub.stub_model import StubModel
-    from stage2_trainer.serve.stub.weight_updates import WeightUpdates
+    from stage2_trainer.serve.stub.app import Stub, build_app, receiver
+    from stage2_trainer.serve.stub.chat import ChatServer
+    from stage2_trainer.serve.stub.model import StubModel
+    from stage2_trainer.serve.stub.updates import WeightUpdates
 
     policy = StubModel(model, dtype="float32", dummy=True, processor_options={})
     updates = WeightUpdates(policy, model, receiver("tcp"), max_lora_rank=None)

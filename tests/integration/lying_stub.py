@@ -12,7 +12,7 @@ import sys
 import torch
 
 from stage2_trainer.serve.stub import app
-from stage2_trainer.serve.stub.stub_model import StubModel
+from stage2_trainer.serve.stub.model import StubModel
 from stage2_trainer.sync.vllm.server_merge import ServerMerge
 
 CHANGE = 0.125

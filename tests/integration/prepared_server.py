@@ -17,7 +17,7 @@ from torch import Tensor
 from stage2_cli.main import main
 from stage2_trainer.serve import launch, server_command
 from stage2_trainer.sync.fleet.server_recipe import Recipe
-from stage2_trainer.sync.vllm import stuck_update
+from stage2_trainer.sync.vllm import routes
 from stage2_trainer.sync.vllm.server_merge import ServerMerge
 from tests.socket_communicator import SocketCommunicator
 
@@ -53,15 +53,15 @@ def _do_without_a_gpu(engine: str) -> None:
     """Let a server whose configuration says nccl receive over sockets; vLLM's build for CPUs would be refused."""
     server_command.STUB_MODULE = "tests.integration.nccl_stub"
     if engine == "vllm":
-        from stage2_trainer.sync.transports import nccl_library
+        from stage2_trainer.sync.transports import nccl
 
-        nccl_library.NcclCommunicator = SocketCommunicator  # type: ignore[misc, assignment]
+        nccl.NcclCommunicator = SocketCommunicator  # type: ignore[misc, assignment]
         launch._require_transport = lambda *_: None
 
 
 if __name__ == "__main__":
     os.environ[BLOW_VARIABLE] = str(Path(sys.argv[2]).with_suffix(".blow"))
-    stuck_update.LOADING_S = LOADING_S
+    routes.LOADING_S = LOADING_S
     _strike_in_merges()
     _do_without_a_gpu(sys.argv[-1])
     main()

@@ -15,7 +15,7 @@ from stage2_trainer.serve.server_command import environment
 from stage2_trainer.sync.fleet.judgement import Gap, text_tokens
 from stage2_trainer.sync.fleet.verify import FLOAT32_TOLERANCE, learner_logprobs, server_logprobs
 from stage2_trainer.wire.client import ServerClient
-from stage2_trainer.wire.served_model import POLICY_MODEL
+from stage2_trainer.wire.names import POLICY_MODEL
 from tests import forked
 from tests.integration.conftest import Served, free_port, stop, wait_until_healthy
 from tests.integration.policies import grey_probe

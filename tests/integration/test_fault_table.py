@@ -26,10 +26,9 @@ from stage2_trainer.sync.fleet.full_sync import FullSync
 from stage2_trainer.sync.fleet.synchronizer import WeightSynchronizer
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.stopwatch import Stopwatch
+from stage2_trainer.wire.client import wait_until_healthy
 from stage2_trainer.wire.errors import ServerError
-from stage2_trainer.wire.rollout import RolloutRequest, Sampling
-from stage2_trainer.wire.seeds import SeedPlan
-from stage2_trainer.wire.server_health import wait_until_healthy
+from stage2_trainer.wire.requests import RolloutRequest, Sampling, SeedPlan
 from tests import forked
 from tests.integration.conftest import patience, stop
 from tests.integration.strikes import STANDSTILL_S, ports_of, strike, version_of

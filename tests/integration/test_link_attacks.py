@@ -15,7 +15,7 @@ import pytest
 
 from stage2_trainer.sync.transports.handshake import CHALLENGE_BYTES, MAGIC
 from stage2_trainer.sync.transports.link_listener import LinkListener
-from stage2_trainer.sync.transports.transfer_group import new_group_name
+from stage2_trainer.sync.transports.protocol import new_group_name
 from stage2_trainer.wire.client import ServerClient
 from tests import forked
 from tests.integration.conftest import free_port, patience

@@ -5,7 +5,7 @@ import torch
 
 from stage2_trainer.sync.fleet.verify import server_logprobs, verify
 from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body
-from stage2_trainer.wire.rollout import RolloutRequest, Sampling
+from stage2_trainer.wire.requests import RolloutRequest, Sampling
 from tests.integration import policies
 
 pytestmark = pytest.mark.timeout(600)

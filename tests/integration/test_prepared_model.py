@@ -12,7 +12,7 @@ from stage2_trainer.prepare.coordinate_tokens import prepare
 from stage2_trainer.sync.fleet.verify import FLOAT32_TOLERANCE, verify
 from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body
 from stage2_trainer.wire.client import ServerClient
-from stage2_trainer.wire.rollout import RolloutRequest, Sampling
+from stage2_trainer.wire.requests import RolloutRequest, Sampling
 from tests.integration import policies
 from tests.unit.trainer.prepare.stock_models import mixture_of, stock
 

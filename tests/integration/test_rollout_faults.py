@@ -13,8 +13,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 
 from stage2_trainer.rollouts.http import ServerBackend
 from stage2_trainer.wire.errors import ServerError
-from stage2_trainer.wire.rollout import RolloutRequest, Sampling
-from stage2_trainer.wire.seeds import SeedPlan
+from stage2_trainer.wire.requests import RolloutRequest, Sampling, SeedPlan
 
 PLAN = SeedPlan(training_seed=17, global_step=3, micro_step=0)
 

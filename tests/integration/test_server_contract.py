@@ -22,14 +22,19 @@ from stage2_trainer.sync.fleet.probe import Probe
 from stage2_trainer.sync.fleet.server_recipe import Recipe
 from stage2_trainer.sync.fleet.verify import BF16_TOLERANCE, FLOAT32_TOLERANCE, server_logprobs, verify
 from stage2_trainer.sync.tensors.merge import merged_weights
-from stage2_trainer.wire.calls import ROUTE as CALLS_ROUTE
+from stage2_trainer.wire.calls import CALLS_ROUTE as CALLS_ROUTE
 from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body
-from stage2_trainer.wire.client import ServerClient
+from stage2_trainer.wire.client import ServerClient, wait_until_healthy
 from stage2_trainer.wire.errors import ServerError
-from stage2_trainer.wire.repetition import RepetitionDetection
-from stage2_trainer.wire.rollout import FurtherAnswers, Refused, RolloutRequest, Sampling
-from stage2_trainer.wire.seeds import SeedPlan, further_seed
-from stage2_trainer.wire.server_health import wait_until_healthy
+from stage2_trainer.wire.requests import (
+    FurtherAnswers,
+    Refused,
+    RepetitionDetection,
+    RolloutRequest,
+    Sampling,
+    SeedPlan,
+    further_seed,
+)
 from tests.integration import app_routes, policies, sent_faults
 from tests.integration.app_routes import WEBSOCKET, Route
 

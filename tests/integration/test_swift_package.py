@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from stage2_trainer.wire.rollout import RolloutRequest, Sampling
-from stage2_trainer.wire.swift_infer import infer_request, request_config
+from stage2_trainer.wire.chat import infer_request, request_config
+from stage2_trainer.wire.requests import RolloutRequest, Sampling
 
 pytestmark = pytest.mark.timeout(300)
 

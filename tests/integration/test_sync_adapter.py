@@ -14,8 +14,7 @@ from stage2_trainer.sync.fleet.full_sync import FullSync
 from stage2_trainer.sync.fleet.synchronizer import WeightSynchronizer
 from stage2_trainer.sync.fleet.verify import FLOAT32_TOLERANCE, Prover, verify
 from stage2_trainer.wire.errors import ServerError
-from stage2_trainer.wire.rollout import RolloutRequest, Sampling
-from stage2_trainer.wire.seeds import SeedPlan
+from stage2_trainer.wire.requests import RolloutRequest, Sampling, SeedPlan
 from tests.integration import policies
 
 pytestmark = pytest.mark.timeout(600)

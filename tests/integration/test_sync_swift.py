@@ -19,11 +19,9 @@ from stage2_trainer.sync.fleet.errors import ProofError
 from stage2_trainer.sync.fleet.probe import sample_probe
 from stage2_trainer.sync.fleet.verify import FLOAT32_TOLERANCE, swift_logprobs, verify
 from stage2_trainer.sync.swift.swift_sync import SwiftSync
-from stage2_trainer.wire.client import ServerClient
+from stage2_trainer.wire.client import ServerClient, wait_until_healthy
 from stage2_trainer.wire.errors import ServerError
-from stage2_trainer.wire.rollout import RolloutRequest, Sampling
-from stage2_trainer.wire.seeds import SeedPlan
-from stage2_trainer.wire.server_health import wait_until_healthy
+from stage2_trainer.wire.requests import RolloutRequest, Sampling, SeedPlan
 from tests.integration import policies
 from tests.integration.conftest import patience
 

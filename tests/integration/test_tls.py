@@ -16,11 +16,9 @@ from stage2_trainer.rollouts.http import ServerBackend
 from stage2_trainer.sync.fleet.verify import FLOAT32_TOLERANCE, verify
 from stage2_trainer.sync.transports import link_listener
 from stage2_trainer.sync.transports.connection import Connection
-from stage2_trainer.wire.client import ServerClient
+from stage2_trainer.wire.client import ServerClient, wait_until_healthy
 from stage2_trainer.wire.errors import ServerError
-from stage2_trainer.wire.rollout import Rollout, RolloutRequest, Sampling
-from stage2_trainer.wire.seeds import SeedPlan
-from stage2_trainer.wire.server_health import wait_until_healthy
+from stage2_trainer.wire.requests import Rollout, RolloutRequest, Sampling, SeedPlan
 from tests import certificates, forked
 from tests.integration import policies
 from tests.integration.conftest import free_port, patience

@@ -30,7 +30,7 @@ from stage2_trainer.process.supported import check_supported, in_process
 from stage2_trainer.process.tensor_files import refuse_code, tensors_alone
 from stage2_trainer.rollouts.errors import BadStepError, RunawayError, TooManyBadSamples
 from stage2_trainer.sync.fleet.errors import DigestError, ProofError
-from stage2_trainer.sync.transports.nccl_ways import asked_of_nccl
+from stage2_trainer.sync.transports.nccl_log import asked_of_nccl
 from stage2_trainer.telemetry.earlier_run import remove_run
 from stage2_trainer.telemetry.progress import ProgressServer, Reporter
 from stage2_trainer.telemetry.prometheus import metered
@@ -39,10 +39,10 @@ from stage2_trainer.telemetry.run_end import end_told
 from stage2_trainer.telemetry.run_log import STEP_LOG, open_logs
 from stage2_trainer.telemetry.timeline import TIMELINE
 from stage2_trainer.telemetry.trace import open_trace
-from stage2_trainer.wire import tls
-from stage2_trainer.wire.address import host_and_port, is_loopback
+from stage2_trainer.wire import credentials
+from stage2_trainer.wire.credentials import read_token
 from stage2_trainer.wire.errors import ServerError
-from stage2_trainer.wire.token import read_token
+from stage2_trainer.wire.names import host_and_port, is_loopback
 
 if TYPE_CHECKING:
     from stage2_trainer.grpo.trainer import GrpoTrainer
@@ -286,7 +286,7 @@ def _progress_server(
     port = environment.get(PROGRESS_PORT_VARIABLE)
     if not port or environment.get("RANK", "0") != "0":
         return nullcontext()
-    certificate = tls.own_certificate(environment)
+    certificate = credentials.own_certificate(environment)
     context = certificate.context() if certificate else None
     return ProgressServer(reporter, host=host, port=int(port), token=token, tls=context)
 
@@ -313,7 +313,7 @@ def _token(config: RunConfig, environment: Mapping[str, str]) -> str:
     if in_process(config) and not environment.get(PROGRESS_PORT_VARIABLE):
         return ""
     for server in config.rollout_matching.vllm.server.resolved_servers():
-        tls.trust(server.base_url, environment)
+        credentials.trust(server.base_url, environment)
     return read_token(environment)
 
 

@@ -14,9 +14,8 @@ from stage2_trainer.data.records import Record
 from stage2_trainer.process.qwen3_vl import load_processor
 from stage2_trainer.process.training_arguments import pixel_limits
 from stage2_trainer.rollouts.http import ServerBackend
-from stage2_trainer.wire.rollout import Rollout, RolloutRequest, Sampling, answers
-from stage2_trainer.wire.seeds import SeedPlan
-from stage2_trainer.wire.token import read_token
+from stage2_trainer.wire.credentials import read_token
+from stage2_trainer.wire.requests import Rollout, RolloutRequest, Sampling, SeedPlan, answers
 
 
 def rollout(config: RunConfig, record: Record, *, model: Path) -> Rollout:

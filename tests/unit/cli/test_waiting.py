@@ -11,7 +11,7 @@ import pytest
 from stage2_api.parsing import parse_run_config
 from stage2_api.pod.environment import TOKEN_FILE_VARIABLE
 from stage2_cli.waiting import wait_for_servers
-from stage2_trainer.wire import server_health
+from stage2_trainer.wire import client
 
 
 class Loading(BaseHTTPRequestHandler):
@@ -42,7 +42,7 @@ def url() -> Iterator[str]:
 def test_the_wait_ends_when_the_servers_answer(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "token").write_text("t0ken")
     monkeypatch.setenv(TOKEN_FILE_VARIABLE, str(tmp_path / "token"))
-    monkeypatch.setattr(server_health, "POLL_INTERVAL_S", 0.01)
+    monkeypatch.setattr(client, "POLL_INTERVAL_S", 0.01)
     server = {"servers": [{"base_url": url, "group_port": 51216}]}
     vllm = {"mode": "server", "max_model_len": 1024, "server": server}
     custom = {"train_jsonl": "x.jsonl", "extra": {"rollout_matching": {"vllm": vllm}}}

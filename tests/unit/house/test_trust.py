@@ -25,7 +25,7 @@ def test_every_loader_is_told_whether_code_may_run() -> None:
     # None: a mapping of arguments is handed on, as the stub does, whose own mapping says it
     silent = [where for where, named in found.items() if "trust_remote_code" not in named and None not in named]
     assert silent == []
-    stub = (ROOT / "trainer/stage2_trainer/serve/stub/stub_model.py").read_text(encoding="utf-8")
+    stub = (ROOT / "trainer/stage2_trainer/serve/stub/model.py").read_text(encoding="utf-8")
     assert 'untrusted = {"trust_remote_code": False}' in stub
 
 

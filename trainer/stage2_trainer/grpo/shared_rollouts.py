@@ -23,7 +23,7 @@ from stage2_trainer.sync.fleet.errors import DigestError, ProofError
 from stage2_trainer.sync.fleet.sync_report import SyncReport
 from stage2_trainer.telemetry.stopwatch import Stopwatch
 from stage2_trainer.wire.errors import ServerError
-from stage2_trainer.wire.rollout import Outcome, Refused, Rollout
+from stage2_trainer.wire.requests import Outcome, Refused, Rollout
 
 PROMPT_PATH = "prompt_token_ids"
 

@@ -36,7 +36,7 @@ from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import EventLog, JsonLines
 from stage2_trainer.telemetry.step_time import StepTime
 from stage2_trainer.telemetry.timeline import TIMELINE
-from stage2_trainer.wire.rollout import Outcome, Refused, Rollout
+from stage2_trainer.wire.requests import Outcome, Refused, Rollout
 
 _SPEED = "rollout/gen_tokens_per_s"
 _IMAGE_INPUTS = ("pixel_values", "image_grid_thw", "num_images", "mm_token_type_ids")

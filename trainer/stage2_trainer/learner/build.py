@@ -60,7 +60,7 @@ from stage2_trainer.rollouts.rollout_source import RolloutSource
 from stage2_trainer.sync.fleet.probe import Probe, sample_probe
 from stage2_trainer.telemetry.reproducibility import report_reproducibility
 from stage2_trainer.telemetry.run_context import RunContext
-from stage2_trainer.wire.rollout import FurtherAnswers
+from stage2_trainer.wire.requests import FurtherAnswers
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from stage2_trainer.process.tensor_files import refuse_code, tensors_alone
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_context import RunContext
 from stage2_trainer.telemetry.run_log import JsonLines, SilentLog
-from stage2_trainer.wire.token import read_token
+from stage2_trainer.wire.credentials import read_token
 
 logger = logging.getLogger(__name__)
 

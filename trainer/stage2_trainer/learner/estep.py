@@ -24,7 +24,7 @@ from stage2_trainer.rollouts.pipeline import PipelinedRollouts
 from stage2_trainer.rollouts.rollout_source import RolloutSource
 from stage2_trainer.sync.fleet.sync_report import SyncReport
 from stage2_trainer.telemetry.stopwatch import Stopwatch
-from stage2_trainer.wire.rollout import FurtherAnswers, Rollout
+from stage2_trainer.wire.requests import FurtherAnswers, Rollout
 
 NOTHING = "{}"  # the answer of a sample that is skipped or set aside: it has a place in a row, and teaches nothing
 

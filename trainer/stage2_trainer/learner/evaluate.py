@@ -23,7 +23,7 @@ from stage2_trainer.scores.answer_scores import AnswerScores
 from stage2_trainer.scores.answer_text import ReadAnswer, answer_of
 from stage2_trainer.scores.scored_image import scored_images
 from stage2_trainer.telemetry.stopwatch import Stopwatch
-from stage2_trainer.wire.rollout import Outcome, Refused
+from stage2_trainer.wire.requests import Outcome, Refused
 
 METRICS = {
     "AP": "ap",

@@ -10,8 +10,7 @@ from stage2_trainer.data.records import Record
 from stage2_trainer.matching import CoordVocab, MatchedTarget, MatchOptions, build_target, cut_before, object_ends
 from stage2_trainer.rollouts.bad_samples import BadSample
 from stage2_trainer.rollouts.rollout_source import RolloutBatch
-from stage2_trainer.wire.rollout import Rollout
-from stage2_trainer.wire.seeds import SeedPlan
+from stage2_trainer.wire.requests import Rollout, SeedPlan
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from stage2_trainer.rollouts.bad_samples import BadSample
 from stage2_trainer.rollouts.rollout_source import GenerationRequest, PendingRollouts, RolloutBatch
 from stage2_trainer.sync.fleet.sync_report import SyncReport
 from stage2_trainer.telemetry.stopwatch import Stopwatch
-from stage2_trainer.wire.rollout import FurtherAnswers, Outcome, Refused, Rollout
+from stage2_trainer.wire.requests import FurtherAnswers, Outcome, Refused, Rollout
 
 Chat = list[dict[str, Any]]
 Made = tuple[Matched | BadSample, Segment]

@@ -13,7 +13,7 @@ from stage2_trainer.learner.estep import EStep
 from stage2_trainer.learner.matcher import Matched
 from stage2_trainer.matching import GroundTruth, supervised_target
 from stage2_trainer.rollouts.rollout_source import GenerationRequest, PendingRollouts, RolloutBatch
-from stage2_trainer.wire.rollout import Rollout
+from stage2_trainer.wire.requests import Rollout
 
 NONE = "none"  # the sync mode where nothing generates
 

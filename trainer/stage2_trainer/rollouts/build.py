@@ -39,13 +39,11 @@ from stage2_trainer.sync.swift.swift_sync import SwiftSync
 from stage2_trainer.sync.vllm.vllm_compat import dummy_load_options, without_removed_options
 from stage2_trainer.telemetry.run_context import RunContext
 from stage2_trainer.wire.background import all_at_once
-from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body
-from stage2_trainer.wire.client import ServerClient
+from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body, infer, request_config
+from stage2_trainer.wire.client import ServerClient, wait_until_healthy
 from stage2_trainer.wire.errors import ServerError
-from stage2_trainer.wire.identity import ROUTE, describe, first_difference
-from stage2_trainer.wire.rollout import RolloutRequest, Sampling, ServedBackend
-from stage2_trainer.wire.server_health import wait_until_healthy
-from stage2_trainer.wire.swift_infer import infer, request_config
+from stage2_trainer.wire.identity import IDENTITY_ROUTE, describe, first_difference
+from stage2_trainer.wire.requests import RolloutRequest, Sampling, ServedBackend
 
 logger = logging.getLogger(__name__)
 
@@ -124,13 +122,13 @@ def _prompt_difference(client: ServerClient, theirs: list[int], ours: list[int])
 
 def _identity(client: ServerClient) -> dict[str, Any]:
     try:
-        return client.get(ROUTE, PHASE)
+        return client.get(IDENTITY_ROUTE, PHASE)
     except ServerError as error:
         if error.status != HTTPStatus.NOT_FOUND:
             raise
         problem = Problem(
             f"server {client.base_url}",
-            f"no {ROUTE}",
+            f"no {IDENTITY_ROUTE}",
             "must say how it reads prompts",
             "start it with `stage2 serve`, in the same version as the learner",
         )

@@ -35,7 +35,7 @@ from stage2_trainer.sync.vllm.vllm_compat import (
     finish_layerwise_reload,
     free_shared_memory,
 )
-from stage2_trainer.wire.rollout import (
+from stage2_trainer.wire.requests import (
     FinishReason,
     FurtherAnswers,
     Outcome,
@@ -43,8 +43,9 @@ from stage2_trainer.wire.rollout import (
     Rollout,
     RolloutRequest,
     Sampling,
+    SeedPlan,
+    further_seed,
 )
-from stage2_trainer.wire.seeds import SeedPlan, further_seed
 
 ENGINE = "the colocated engine"
 

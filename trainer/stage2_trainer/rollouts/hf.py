@@ -18,8 +18,7 @@ from stage2_api.rollout_matching import RepeatTerminate, RolloutMatching
 from stage2_trainer.data.encode import Encoder, Prompt
 from stage2_trainer.data.prompt_cache import PromptCache
 from stage2_trainer.process.deepspeed_compat import GatherWeights
-from stage2_trainer.wire.rollout import Rollout, RolloutRequest
-from stage2_trainer.wire.seeds import SeedPlan, further_seed
+from stage2_trainer.wire.requests import Rollout, RolloutRequest, SeedPlan, further_seed
 
 OBJECT_KEY = '"object_'
 

@@ -23,7 +23,7 @@ from stage2_trainer.data.images import ImageError
 from stage2_trainer.data.messages import image_fault
 from stage2_trainer.rollouts.rollout_source import contiguous_chunks
 from stage2_trainer.telemetry.timeline import TIMELINE
-from stage2_trainer.wire import tls
+from stage2_trainer.wire import credentials
 from stage2_trainer.wire.chat import CHAT_ROUTE, Answer, chat_body, further_body, read_answer
 from stage2_trainer.wire.client import (
     CONNECT_TIMEOUT_S,
@@ -37,8 +37,16 @@ from stage2_trainer.wire.client import (
     trusts_proxies,
 )
 from stage2_trainer.wire.errors import ServerError, join_errors
-from stage2_trainer.wire.rollout import ONE_REQUEST, OnRollout, Outcome, Refused, Rollout, RolloutRequest, Sampling
-from stage2_trainer.wire.seeds import SeedPlan
+from stage2_trainer.wire.requests import (
+    ONE_REQUEST,
+    OnRollout,
+    Outcome,
+    Refused,
+    Rollout,
+    RolloutRequest,
+    Sampling,
+    SeedPlan,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -151,7 +159,7 @@ class ServerBackend:
             self._idle.set()
 
     def _connect(self, url: str) -> aiohttp.ClientSession:
-        context = tls.trust(url, os.environ) or True
+        context = credentials.trust(url, os.environ) or True
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S, ssl=context)
         return aiohttp.ClientSession(
             headers=token_header(self._token) | NOT_COMPRESSED,
@@ -349,9 +357,9 @@ async def _content(response: aiohttp.ClientResponse) -> bytes:
 
 
 def _said_of(error: BaseException, base_url: str) -> str:
-    told = tls.explained(error, base_url, os.environ)
+    told = credentials.explained(error, base_url, os.environ)
     if told is None and isinstance(error, ENDED):
-        told = tls.wants_tls(base_url)
+        told = credentials.wants_tls(base_url)
     if told is not None:
         return told
     if isinstance(error, TimeoutError):

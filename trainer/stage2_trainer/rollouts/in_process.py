@@ -20,8 +20,7 @@ from stage2_trainer.process.ranks import gathered, rank
 from stage2_trainer.rollouts.rollout_source import GenerationRequest, PendingRollouts, RolloutBatch, readable
 from stage2_trainer.sync.fleet.sync_report import SyncReport
 from stage2_trainer.telemetry.progress import Reporter
-from stage2_trainer.wire.rollout import Backend, Outcome, Refused, RolloutRequest
-from stage2_trainer.wire.seeds import SeedPlan
+from stage2_trainer.wire.requests import Backend, Outcome, Refused, RolloutRequest, SeedPlan
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,7 @@ from stage2_trainer.data.messages import image_fault
 from stage2_trainer.sync.fleet.sync_report import SyncReport
 from stage2_trainer.telemetry.stopwatch import Stopwatch
 from stage2_trainer.wire.errors import ServerError
-from stage2_trainer.wire.rollout import FurtherAnswers, OnRollout, Outcome, Refused, RolloutRequest
-from stage2_trainer.wire.seeds import SeedPlan
+from stage2_trainer.wire.requests import FurtherAnswers, OnRollout, Outcome, Refused, RolloutRequest, SeedPlan
 
 if TYPE_CHECKING:
     from torch import nn

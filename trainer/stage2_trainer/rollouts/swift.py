@@ -17,12 +17,19 @@ from typing import Any
 from stage2_trainer.rollouts.rollout_source import asked_in_parts, contiguous_chunks, readable
 from stage2_trainer.telemetry.timeline import TIMELINE
 from stage2_trainer.wire.background import in_background
-from stage2_trainer.wire.chat import read_answer
+from stage2_trainer.wire.chat import infer, read_answer, request_config
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError, join_errors
-from stage2_trainer.wire.rollout import ONE_REQUEST, OnRollout, Outcome, Refused, Rollout, RolloutRequest, Sampling
-from stage2_trainer.wire.seeds import SeedPlan
-from stage2_trainer.wire.swift_infer import infer, request_config
+from stage2_trainer.wire.requests import (
+    ONE_REQUEST,
+    OnRollout,
+    Outcome,
+    Refused,
+    Rollout,
+    RolloutRequest,
+    Sampling,
+    SeedPlan,
+)
 
 PHASE = "rollout"
 UNSYNCED = -1

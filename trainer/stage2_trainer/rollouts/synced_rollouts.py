@@ -18,8 +18,7 @@ from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.stopwatch import Stopwatch
 from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.errors import ServerError
-from stage2_trainer.wire.rollout import RolloutRequest, ServedBackend
-from stage2_trainer.wire.seeds import SeedPlan
+from stage2_trainer.wire.requests import RolloutRequest, SeedPlan, ServedBackend
 
 logger = logging.getLogger(__name__)
 

@@ -6,14 +6,14 @@ vLLM loads this class by name (`--middleware stage2_trainer.serve.guard.TokenGua
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 from collections.abc import Iterable
+from http import HTTPStatus
 
 from stage2_api.pod.ports import HEALTH_ROUTE
-from stage2_trainer.sync.vllm.asgi import App, Receive, Scope, Send
-from stage2_trainer.wire.token import read_token
+from stage2_trainer.sync.vllm.routes import App, Receive, Scope, Send, send_json
+from stage2_trainer.wire.credentials import read_token
 
 OPEN_PATHS = frozenset({HEALTH_ROUTE})
 POLICY_VIOLATION = 1008  # RFC 6455, section 7.4.1: closes a websocket that was not accepted with HTTP 403
@@ -36,7 +36,8 @@ class TokenGuard:
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": POLICY_VIOLATION})
         else:
-            await _refuse(send)
+            error = {"error": "a bearer token is required on every route but /health"}
+            await send_json(send, HTTPStatus.UNAUTHORIZED, error, (b"www-authenticate", b"Bearer"))
 
     @staticmethod
     def _is_open(scope: Scope) -> bool:
@@ -45,14 +46,3 @@ class TokenGuard:
     def _is_authorized(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
         given = [value for name, value in headers if name == b"authorization"]
         return len(given) == 1 and secrets.compare_digest(given[0], self._expected)
-
-
-async def _refuse(send: Send) -> None:
-    body = json.dumps({"error": "a bearer token is required on every route but /health"}).encode()
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-        (b"www-authenticate", b"Bearer"),
-    ]
-    await send({"type": "http.response.start", "status": 401, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

@@ -25,9 +25,9 @@ from stage2_trainer.serve.server_command import (
     vllm_command,
 )
 from stage2_trainer.sync.vllm.adapter_store import FOLDER_VARIABLE, default_folder
-from stage2_trainer.wire import tls
-from stage2_trainer.wire.address import host_and_port, is_loopback
-from stage2_trainer.wire.token import read_token
+from stage2_trainer.wire import credentials
+from stage2_trainer.wire.credentials import read_token
+from stage2_trainer.wire.names import host_and_port, is_loopback
 
 logger = logging.getLogger(__name__)
 
@@ -139,7 +139,7 @@ def _address(config: RunConfig, server: int) -> ServerAddress:
 
 def _endpoint(address: ServerAddress, host: str | None) -> Endpoint:
     named, port = host_and_port(address.base_url)
-    certificate = tls.required_certificate(address.base_url, os.environ)
+    certificate = credentials.required_certificate(address.base_url, os.environ)
     return Endpoint(host or (LOOPBACK if is_loopback(named) else EVERYWHERE), port, certificate)
 
 

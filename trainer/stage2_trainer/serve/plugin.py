@@ -6,10 +6,25 @@ import os
 from pathlib import Path
 
 from vllm import envs
-from vllm.lora.resolver import LoRAResolverRegistry
+from vllm.lora.request import LoRARequest
+from vllm.lora.resolver import LoRAResolver, LoRAResolverRegistry
 
-from stage2_trainer.sync.vllm.adapter_resolver import ReceivedAdapters
+from stage2_trainer.sync.vllm.adapter_store import adapter_path
 from stage2_trainer.sync.vllm.vllm_compat import offer_model_inspections, register_transfer_engine
+
+ID_OF_CALLER = 1  # vLLM replaces it by an id of its own
+
+
+class ReceivedAdapters(LoRAResolver):
+    """A resolver of adapters that came over the transfer group."""
+
+    async def resolve_lora(self, base_model_name: str, lora_name: str) -> LoRARequest | None:
+        """Return the adapter's request; None if this server was not sent an adapter of this name."""
+        path = adapter_path(lora_name)
+        if path is None or not path.is_dir():
+            return None
+        return LoRARequest(lora_name=lora_name, lora_int_id=ID_OF_CALLER, lora_path=str(path))
+
 
 ENGINES = {
     "tcp": ("stage2_trainer.sync.vllm.weight_engine", "TcpEngine"),

@@ -11,8 +11,8 @@ from typing import Any, Literal
 from stage2_api.runconfig import RunConfig
 from stage2_api.vllm import Transport, resolve_transport
 from stage2_trainer.sync.vllm.vllm_compat import SERVER_MODULE, dummy_load_options, without_removed_options
-from stage2_trainer.wire.served_model import LORA_RANKS, MAX_LORA_RANK, POLICY_MODEL
-from stage2_trainer.wire.tls import Certificate
+from stage2_trainer.wire.credentials import Certificate
+from stage2_trainer.wire.names import LORA_RANKS, MAX_LORA_RANK, POLICY_MODEL
 
 Engine = Literal["vllm", "stub"]
 Platform = Literal["cpu", "cuda"]
@@ -20,10 +20,8 @@ Platform = Literal["cpu", "cuda"]
 STUB_MODULE = "stage2_trainer.serve.stub.app"
 # vLLM puts each one around those before it, so the guard is the outermost.
 MIDDLEWARE = [
-    "stage2_trainer.sync.vllm.folder_route.FolderRoute",
-    "stage2_trainer.sync.vllm.identity_route.IdentityRoute",
-    "stage2_trainer.sync.vllm.stuck_update.StuckUpdate",
-    "stage2_trainer.sync.vllm.calls_route.CallsRoute",
+    "stage2_trainer.sync.vllm.routes.UpdateWatch",
+    "stage2_trainer.sync.vllm.routes.Stage2Routes",
     "stage2_trainer.serve.guard.TokenGuard",
 ]
 TRANSFER_BACKENDS: dict[Transport, str] = {"tcp": "tcp", "nccl": "stage2-nccl"}  # vLLM has an engine named nccl

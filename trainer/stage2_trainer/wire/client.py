@@ -3,19 +3,104 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from contextlib import ExitStack
+from typing import Any, Literal
 
 import httpx
 
 from stage2_api.errors import shortened
-from stage2_trainer.wire import calls, tls
-from stage2_trainer.wire.address import host_and_port, is_loopback
-from stage2_trainer.wire.errors import ServerError
-from stage2_trainer.wire.served_model import POLICY_MODEL
+from stage2_api.pod.ports import HEALTH_ROUTE
+from stage2_trainer.wire import calls, credentials
+from stage2_trainer.wire.background import all_at_once
+from stage2_trainer.wire.errors import ServerError, join_errors
+from stage2_trainer.wire.names import POLICY_MODEL, host_and_port, is_loopback
+
+logger = logging.getLogger(__name__)
+
+POLL_INTERVAL_S = 0.5
+HEALTH_TIMEOUT_S = 5.0
+TOLD_EVERY_S = 30.0
+ServerProtocol = Literal["vllm", "swift"]
+HEALTH_ROUTES: dict[ServerProtocol, str] = {"vllm": HEALTH_ROUTE, "swift": f"{HEALTH_ROUTE}/"}
+
+
+def wait_until_healthy(
+    base_urls: Sequence[str], token: str, *, timeout_s: float, protocol: ServerProtocol = "vllm"
+) -> None:
+    """Return once every server answers its health route, and takes the token.
+
+    Raises:
+        ServerError: a server did not answer within `timeout_s` seconds (counted once for all), or refuses the token.
+    """
+    logger.info("waiting for servers, at most %g s: %s", timeout_s, ", ".join(base_urls))
+    with ExitStack() as stack:
+        clients = [ServerClient(url, token, timeout_s=HEALTH_TIMEOUT_S) for url in base_urls]
+        for client in clients:
+            stack.callback(client.close)
+        _wait(clients, timeout_s, HEALTH_ROUTES[protocol])
+        all_at_once(_tell_of_workers if protocol == "swift" else _tell_of_version, clients)
+
+
+def wait_for_ever(base_urls: Sequence[str], token: str, *, protocol: ServerProtocol = "vllm") -> None:
+    """Return once every server answers its health route; until then, log now and then who does not, and how."""
+    logger.info("waiting for servers: %s", ", ".join(base_urls))
+    with ExitStack() as stack:
+        clients = [ServerClient(url, token, timeout_s=HEALTH_TIMEOUT_S) for url in base_urls]
+        for client in clients:
+            stack.callback(client.close)
+        told = time.monotonic()
+        while failures := [failure for _, failure in _failing(clients, HEALTH_ROUTES[protocol])]:
+            if time.monotonic() - told >= TOLD_EVERY_S:
+                told = time.monotonic()
+                logger.info(
+                    "%d of %d servers do not answer yet: %s", len(failures), len(clients), join_errors(failures)
+                )
+            time.sleep(POLL_INTERVAL_S)
+    logger.info("all %d servers answer", len(base_urls))
+
+
+def _wait(clients: Sequence[ServerClient], timeout_s: float, route: str) -> None:
+    deadline = time.monotonic() + timeout_s
+    waiting = list(clients)
+    while failures := _failing(waiting, route):
+        if time.monotonic() > deadline:
+            raise join_errors(
+                [
+                    ServerError(client.base_url, "health", f"not healthy within {timeout_s:g} s: {failure.detail}")
+                    for client, failure in failures
+                ]
+            )
+        waiting = [client for client, _ in failures]
+        time.sleep(POLL_INTERVAL_S)
+
+
+def _failing(clients: Sequence[ServerClient], route: str) -> list[tuple[ServerClient, ServerError]]:
+    """Ask all at once: one that stands still takes the whole time limit of a call."""
+
+    def failure(client: ServerClient) -> ServerError | None:
+        try:
+            client.get(route, "health")
+        except ServerError as error:
+            return error
+        return None
+
+    found = zip(clients, all_at_once(failure, clients), strict=True)
+    return [(client, error) for client, error in found if error is not None]
+
+
+def _tell_of_workers(client: ServerClient) -> None:
+    workers = client.get("/get_world_size/", "health")["world_size"]
+    logger.info("server %s is healthy, %d workers", client.base_url, workers)
+
+
+def _tell_of_version(client: ServerClient) -> None:
+    logger.info("server %s is healthy, weight version %s", client.base_url, client.weight_version())
+
 
 MAX_ERROR_CHARS = 600
 MAX_ANSWER_BYTES = 64 << 20
@@ -77,7 +162,7 @@ class ServerClient:
             base_url=base_url,
             headers=token_header(token) | NOT_COMPRESSED,
             trust_env=trusts_proxies(base_url),
-            verify=tls.trust(base_url, os.environ) or True,
+            verify=credentials.trust(base_url, os.environ) or True,
             limits=limits,
         )
 
@@ -112,9 +197,11 @@ class ServerClient:
         """
         answers: list[dict[str, Any]] = []
         timeout = httpx.Timeout(self.timeout_s, connect=min(self.timeout_s, CONNECT_TIMEOUT_S))
-        text, began = calls.to_text(made), False
+        text, began = calls.calls_to_json(made), False
         try:
-            with self._http.stream("POST", calls.ROUTE, timeout=timeout, content=text, headers=OF_JSON) as response:
+            with self._http.stream(
+                "POST", calls.CALLS_ROUTE, timeout=timeout, content=text, headers=OF_JSON
+            ) as response:
                 if response.status_code != httpx.codes.OK:
                     self._refuse_calls(response, phase)
                 began = True
@@ -125,20 +212,20 @@ class ServerClient:
             if began and len(answers) < len(made):
                 call = made[len(answers)]
                 raise ServerError(self.base_url, call.phase, f"{call.method} {call.path}: {said}") from error
-            raise ServerError(self.base_url, phase, f"POST {calls.ROUTE}: {said}") from error
+            raise ServerError(self.base_url, phase, f"POST {calls.CALLS_ROUTE}: {said}") from error
         return self._all_of(made, answers)
 
     def _refuse_calls(self, response: httpx.Response, phase: str) -> None:
         content = _content(response, MAX_ANSWER_BYTES, timeout_s=self.timeout_s)
         if response.status_code == httpx.codes.NOT_FOUND:
-            other = f"POST {calls.ROUTE} answered 404: learner and server must have the same version of stage2"
+            other = f"POST {calls.CALLS_ROUTE} answered 404: learner and server must have the same version of stage2"
             raise ServerError(self.base_url, phase, other)
-        self._require_ok(response.status_code, content, "POST", calls.ROUTE, phase)
+        self._require_ok(response.status_code, content, "POST", calls.CALLS_ROUTE, phase)
 
     def _answered(self, made: Sequence[calls.Call], line: bytes) -> dict[str, Any]:
         """Return what the last of these calls was answered."""
         call = made[-1]
-        found = calls.answer_of(read_object(line))
+        found = calls.CallAnswer.from_wire(read_object(line))
         content = found.content.encode(errors="replace")
         self._require_ok(found.status, content, call.method, call.path, call.phase)
         return self._object(content, call.method, call.path, call.phase)
@@ -149,7 +236,7 @@ class ServerClient:
         should = next(unmet, len(made) - 1) + 1
         if len(answers) != should:
             call = made[max(min(len(answers), should) - 1, 0)]
-            detail = f"POST {calls.ROUTE} made {len(answers)} of {len(made)} calls, and should have made {should}"
+            detail = f"POST {calls.CALLS_ROUTE} made {len(answers)} of {len(made)} calls, and should have made {should}"
             raise ServerError(self.base_url, call.phase, detail)
         return answers
 
@@ -234,9 +321,9 @@ class ServerClient:
     def _described(self, error: httpx.HTTPError | ValueError) -> str:
         if not isinstance(error, httpx.HTTPError):
             return str(error)
-        told = tls.explained(error, self.base_url, os.environ)
+        told = credentials.explained(error, self.base_url, os.environ)
         if told is None and isinstance(error, ENDED):
-            told = tls.wants_tls(self.base_url)
+            told = credentials.wants_tls(self.base_url)
         return told or describe_http_error(error)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-ROUTE = "/stage2/identity"
+IDENTITY_ROUTE = "/stage2/identity"
 STATE_OF_CALLS = ("truncation", "padding")  # parts of a tokenizer that calls leave behind; they tell nothing about it
 
 PICTURE = (150, 97)  # pixels; neither side is a multiple of a patch

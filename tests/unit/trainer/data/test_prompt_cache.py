@@ -10,8 +10,7 @@ import torch
 from stage2_trainer.data.images import image_url
 from stage2_trainer.data.prompt_cache import PromptCache
 from stage2_trainer.rollouts.hf import Decoding, HfBackend
-from stage2_trainer.wire.rollout import RolloutRequest
-from stage2_trainer.wire.seeds import SeedPlan
+from stage2_trainer.wire.requests import RolloutRequest, SeedPlan
 
 
 class Counted:

@@ -25,7 +25,7 @@ from stage2_trainer.rollouts.rollout_source import GenerationRequest, RolloutBat
 from stage2_trainer.sync.fleet.sync_report import SyncReport
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import JsonLines, RunLog
-from stage2_trainer.wire.rollout import Rollout
+from stage2_trainer.wire.requests import Rollout
 from tests.unit.api.wrong_jobs import merge_patch
 from tests.unit.trainer.conftest import TINY_MODEL
 

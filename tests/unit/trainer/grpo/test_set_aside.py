@@ -16,7 +16,7 @@ from stage2_trainer.rollouts.errors import BadStepError, TooManyBadSamples
 from stage2_trainer.rollouts.rollout_source import readable
 from stage2_trainer.telemetry.run_log import RunLog, SilentLog
 from stage2_trainer.wire.errors import ServerError
-from stage2_trainer.wire.rollout import Refused, RolloutRequest
+from stage2_trainer.wire.requests import Refused, RolloutRequest
 from tests.unit.trainer.grpo import harness
 from tests.unit.trainer.grpo.test_trainer import answers, gradient
 from tests.unit.trainer.learner.processes import run_members

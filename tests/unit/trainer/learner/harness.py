@@ -40,8 +40,7 @@ from stage2_trainer.sync.fleet.synchronizer import WeightSynchronizer
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import RunLog, SilentLog
 from stage2_trainer.telemetry.stopwatch import Stopwatch
-from stage2_trainer.wire.rollout import FurtherAnswers, OnRollout, Outcome, Refused, Rollout, RolloutRequest
-from stage2_trainer.wire.seeds import SeedPlan
+from stage2_trainer.wire.requests import FurtherAnswers, OnRollout, Outcome, Refused, Rollout, RolloutRequest, SeedPlan
 
 PROMPTS = Prompts("List the shapes.")
 Answer = Callable[[Record], str]

@@ -13,7 +13,7 @@ from stage2_trainer.learner.matcher import Matcher
 from stage2_trainer.learner.rollout_documents import sample_document
 from stage2_trainer.learner.rollout_metrics import sample_stats
 from stage2_trainer.matching import CoordVocab, MatchOptions, supervision
-from stage2_trainer.wire.rollout import Rollout
+from stage2_trainer.wire.requests import Rollout
 from tests.unit.trainer.learner.harness import (
     ScriptedBackend,
     build_e_step,

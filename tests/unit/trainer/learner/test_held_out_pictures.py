@@ -8,7 +8,7 @@ from stage2_trainer.learner.listeners import held_out_pictures
 from stage2_trainer.learner.matcher import Matcher
 from stage2_trainer.matching import CoordVocab, MatchOptions
 from stage2_trainer.process.supported import check_supported
-from stage2_trainer.wire.rollout import Rollout
+from stage2_trainer.wire.requests import Rollout
 from tests.unit.trainer.learner.configs import run_config
 from tests.unit.trainer.learner.harness import only_first, record, two_boxes
 

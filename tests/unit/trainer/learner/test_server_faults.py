@@ -19,8 +19,7 @@ from stage2_trainer.sync.transports.rendezvous import Rendezvous
 from stage2_trainer.telemetry.timeline import TIMELINE
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError
-from stage2_trainer.wire.rollout import Refused, RolloutRequest, Sampling
-from stage2_trainer.wire.seeds import SeedPlan
+from stage2_trainer.wire.requests import Refused, RolloutRequest, Sampling, SeedPlan
 from tests.unit.trainer.learner.configs import run_config
 from tests.unit.trainer.learner.harness import PROMPTS, ScriptedBackend, box, perfect, record
 from tests.unit.trainer.learner.test_learner_faults import cut_off, picture

@@ -13,7 +13,7 @@ from stage2_trainer.learner.row_planner import PackedRowPlanner
 from stage2_trainer.packing.errors import PackingError
 from stage2_trainer.process.interrupt import Interrupted
 from stage2_trainer.process.transformers_compat import disable_cache
-from stage2_trainer.wire.seeds import request_seed
+from stage2_trainer.wire.requests import request_seed
 from tests.unit.trainer.learner.harness import box, build, only_first, perfect, record, shifted
 
 ROUNDING = 2e-5  # float32, another order of additions

@@ -17,7 +17,7 @@ from stage2_trainer.learner import trainer as learner_trainer
 from stage2_trainer.learner.early_gradients import SHARE, EarlyGradients
 from stage2_trainer.learner.row_planner import StepRowPlanner
 from stage2_trainer.process.transformers_compat import disable_cache
-from stage2_trainer.wire.seeds import request_seed
+from stage2_trainer.wire.requests import request_seed
 from tests.unit.trainer.learner import harness
 from tests.unit.trainer.learner.harness import ScriptedBackend, box, build, record, shifted
 from tests.unit.trainer.learner.processes import run_members

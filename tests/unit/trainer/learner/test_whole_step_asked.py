@@ -10,7 +10,7 @@ from stage2_trainer.rollouts.replay import lines_of_step, replay
 from stage2_trainer.rollouts.rollout_source import GenerationRequest
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.stopwatch import Stopwatch
-from stage2_trainer.wire.seeds import request_seed
+from stage2_trainer.wire.requests import request_seed
 from tests.unit.trainer.learner.harness import (
     PROMPTS,
     RecordingSync,

@@ -3,7 +3,7 @@
 import pytest
 
 from stage2_trainer.rollouts.rollout_source import asked_in_parts
-from stage2_trainer.wire.rollout import Refused
+from stage2_trainer.wire.requests import Refused
 
 
 def ask_all_but(bad, calls):

@@ -3,7 +3,7 @@
 import pytest
 
 from stage2_trainer.rollouts.rollout_source import contiguous_chunks
-from stage2_trainer.wire.seeds import request_seed
+from stage2_trainer.wire.requests import request_seed
 from tests.unit.trainer.matching.golden import golden
 
 

@@ -11,8 +11,7 @@ from stage2_api.rollout_matching import RepeatTerminate, RolloutMatching
 from stage2_trainer.data.prompt_cache import PromptCache
 from stage2_trainer.process.transformers_compat import disable_cache
 from stage2_trainer.rollouts.hf import Decoding, HfBackend
-from stage2_trainer.wire.rollout import FurtherAnswers, RolloutRequest
-from stage2_trainer.wire.seeds import SeedPlan, further_seed
+from stage2_trainer.wire.requests import FurtherAnswers, RolloutRequest, SeedPlan, further_seed
 
 PLAN = SeedPlan(17, 0, 0)
 

@@ -15,8 +15,7 @@ from stage2_trainer.rollouts.http import ServerBackend
 from stage2_trainer.wire import client
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError
-from stage2_trainer.wire.rollout import RolloutRequest, Sampling
-from stage2_trainer.wire.seeds import SeedPlan
+from stage2_trainer.wire.requests import RolloutRequest, Sampling, SeedPlan
 
 LIMIT = 1 << 16
 VERSION = json.dumps({"weight_version": "0"}).encode()

@@ -7,8 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from stage2_trainer.rollouts.http import ServerBackend
-from stage2_trainer.wire.rollout import RolloutRequest, Sampling
-from stage2_trainer.wire.seeds import SeedPlan
+from stage2_trainer.wire.requests import RolloutRequest, Sampling, SeedPlan
 
 ANSWER = {
     "object": "chat.completion",

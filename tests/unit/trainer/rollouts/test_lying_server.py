@@ -18,8 +18,7 @@ from transformers import AutoTokenizer
 from stage2_trainer.matching import CoordVocab, MatchOptions, build_target, ground_truth
 from stage2_trainer.rollouts.http import ServerBackend
 from stage2_trainer.wire.errors import ServerError
-from stage2_trainer.wire.rollout import RolloutRequest, Sampling
-from stage2_trainer.wire.seeds import SeedPlan
+from stage2_trainer.wire.requests import RolloutRequest, Sampling, SeedPlan
 
 TINY = Path(__file__).parents[4] / "examples" / "tiny-qwen3-vl"
 TRUTH = ground_truth({"object_1": {"desc": "cat", "bbox_2d": [1, 2, 3, 4]}})

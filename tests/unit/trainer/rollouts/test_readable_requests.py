@@ -18,8 +18,7 @@ from stage2_trainer.sync.fleet.sync_report import SyncReport
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.stopwatch import Stopwatch
 from stage2_trainer.telemetry.timeline import TIMELINE
-from stage2_trainer.wire.rollout import Refused, Rollout, RolloutRequest, Sampling, answers
-from stage2_trainer.wire.seeds import SeedPlan
+from stage2_trainer.wire.requests import Refused, Rollout, RolloutRequest, Sampling, SeedPlan, answers
 
 PLAN = SeedPlan(17, 0, 0)
 

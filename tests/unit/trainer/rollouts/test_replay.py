@@ -11,7 +11,7 @@ from stage2_trainer.learner.rollout_documents import rollout_document
 from stage2_trainer.matching import MatchOptions
 from stage2_trainer.rollouts.replay import lines_of_step, replay
 from stage2_trainer.telemetry.run_log import JsonLines
-from stage2_trainer.wire.rollout import FurtherAnswers
+from stage2_trainer.wire.requests import FurtherAnswers
 from tests.unit.trainer.learner.harness import (
     ScriptedBackend,
     build_e_step,

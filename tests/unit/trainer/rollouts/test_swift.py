@@ -3,8 +3,8 @@
 import json
 
 from stage2_trainer.serve.stub.swift_routes import SwiftRequest
-from stage2_trainer.wire.rollout import RolloutRequest, Sampling
-from stage2_trainer.wire.swift_infer import infer_request, request_config
+from stage2_trainer.wire.chat import infer_request, request_config
+from stage2_trainer.wire.requests import RolloutRequest, Sampling
 
 
 def image(name):

@@ -12,7 +12,7 @@ from stage2_trainer.rollouts.rollout_source import GenerationRequest
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.stopwatch import Stopwatch
 from stage2_trainer.wire.errors import ServerError
-from stage2_trainer.wire.rollout import Rollout
+from stage2_trainer.wire.requests import Rollout
 from tests.unit.trainer.learner.harness import RecordingSync, fresh_rollouts
 
 CHAT = [{"role": "user", "content": "hello"}]

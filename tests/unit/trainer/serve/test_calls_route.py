@@ -8,9 +8,8 @@ import pytest
 from fastapi import FastAPI
 
 from stage2_trainer.serve.guard import TokenGuard
-from stage2_trainer.sync.vllm.calls_route import CallsRoute
-from stage2_trainer.sync.vllm.stuck_update import StuckUpdate
-from stage2_trainer.wire.calls import ROUTE, Call, is_met, to_text
+from stage2_trainer.sync.vllm.routes import Stage2Routes, UpdateWatch
+from stage2_trainer.wire.calls import CALLS_ROUTE, Call, calls_to_json, is_met
 
 BEARER = {"Authorization": "Bearer secret"}
 PAUSE, START, FINISH = (
@@ -30,7 +29,7 @@ class Server:
         self.may_start = asyncio.Event()
         self.may_start.set()
         self.app = FastAPI()
-        for middleware in (StuckUpdate, CallsRoute, TokenGuard):
+        for middleware in (UpdateWatch, Stage2Routes, TokenGuard):
             self.app.add_middleware(middleware)
         self.app.post("/pause")(self.pause)
         self.app.post("/start_weight_update")(self.start)
@@ -56,12 +55,12 @@ class Server:
         return {"weight_version": self.version}
 
     async def ask(self, *calls, headers=BEARER):
-        return await self.send(to_text(calls), headers=headers)
+        return await self.send(calls_to_json(calls), headers=headers)
 
     async def send(self, body, *, method="POST", headers=BEARER):
         transport = httpx.ASGITransport(self.app)
         async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
-            return await client.request(method, ROUTE, content=body, headers=headers)
+            return await client.request(method, CALLS_ROUTE, content=body, headers=headers)
 
 
 @pytest.fixture
@@ -116,7 +115,7 @@ BROKEN = [
         for changed in (
             {"method": None}, {"method": ["POST"]}, {"method": "PUT"}, {"body": {}}, {"body": None}, {"body": "\ud800"},
             {"demand": None}, {"demand": []}, {"demand": "x"}, {"path": 1}, {"path": "/pause?mode=\ud800"}, {"more": 1},
-            {"path": "//pause"}, {"path": "/%70ause"}, {"path": "/pause/"}, {"path": "/pause#x"}, {"path": ROUTE},
+            {"path": "//pause"}, {"path": "/%70ause"}, {"path": "/pause/"}, {"path": "/pause#x"}, {"path": CALLS_ROUTE},
         )
     ),
 ]  # fmt: skip
@@ -130,7 +129,7 @@ def test_of_a_broken_body_nothing_is_called(server, body):
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
 def test_other_methods_call_nothing(server, method):
-    assert asyncio.run(server.send(to_text([PAUSE]), method=method)).status_code == 405
+    assert asyncio.run(server.send(calls_to_json([PAUSE]), method=method)).status_code == 405
     assert server.called == []
 
 
@@ -140,7 +139,7 @@ def test_an_answer_that_breaks_off_has_failed(server):
         await send({"type": "http.response.body", "body": b'{"half":', "more_body": True})
 
     async def app(scope, receive, send):
-        await (half if scope["path"] == FINISH else CallsRoute(app))({**scope, "app": app}, receive, send)
+        await (half if scope["path"] == FINISH else Stage2Routes(app))({**scope, "app": app}, receive, send)
 
     server.app = app
     found = asyncio.run(server.ask(Call("finish", FINISH), PAUSE))
@@ -149,7 +148,7 @@ def test_an_answer_that_breaks_off_has_failed(server):
 
 
 def test_calls_within_calls_are_refused(server):
-    assert asyncio.run(server.ask(Call("calls", ROUTE, to_text([PAUSE])))).status_code == 400
+    assert asyncio.run(server.ask(Call("calls", CALLS_ROUTE, calls_to_json([PAUSE])))).status_code == 400
 
 
 def test_a_stranger_calls_nothing(server):
@@ -160,7 +159,7 @@ def test_a_stranger_calls_nothing(server):
 def test_no_call_is_begun_for_a_learner_that_has_hung_up(server):
     async def hang_up_while_it_starts():
         server.may_start.clear()
-        gone, messages = asyncio.Event(), [{"type": "http.request", "body": to_text([START, PAUSE]).encode()}]
+        gone, messages = asyncio.Event(), [{"type": "http.request", "body": calls_to_json([START, PAUSE]).encode()}]
 
         async def receive():
             if messages:
@@ -172,7 +171,7 @@ def test_no_call_is_begun_for_a_learner_that_has_hung_up(server):
             pass
 
         headers = [(b"authorization", b"Bearer secret")]
-        scope = {"type": "http", "method": "POST", "path": ROUTE, "query_string": b"", "headers": headers}
+        scope = {"type": "http", "method": "POST", "path": CALLS_ROUTE, "query_string": b"", "headers": headers}
         asked = asyncio.ensure_future(server.app(scope, receive, send))
         await asyncio.sleep(0)
         gone.set()

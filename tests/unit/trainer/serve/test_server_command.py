@@ -9,7 +9,7 @@ from stage2_api.errors import ConfigError
 from stage2_api.parsing import parse_run_config
 from stage2_trainer.serve.launch import server_process
 from stage2_trainer.serve.server_command import Endpoint, environment, stub_command, vllm_command
-from stage2_trainer.wire.tls import Certificate
+from stage2_trainer.wire.credentials import Certificate
 
 ENDPOINT = Endpoint("127.0.0.1", 8000)
 

@@ -6,15 +6,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from stage2_trainer.sync.vllm import stuck_update
-from stage2_trainer.sync.vllm.stuck_update import StuckUpdate
+from stage2_trainer.sync.vllm import routes
+from stage2_trainer.sync.vllm.routes import UpdateWatch
 
 
 class Server:
     """An app whose update calls end when they are let go, with the learner's end of each call."""
 
     def __init__(self):
-        self.watch = StuckUpdate(self.answer)
+        self.watch = UpdateWatch(self.answer)
         self.may_end = asyncio.Event()
         self.bodies = []
         self.ended = []
@@ -57,7 +57,7 @@ async def settle():
 
 @pytest.fixture
 def impatient(monkeypatch):
-    monkeypatch.setattr(stuck_update, "LOADING_S", 0.0)
+    monkeypatch.setattr(routes, "LOADING_S", 0.0)
     return b'{"init_info": {"timeout_s": 0.0}}'
 
 
@@ -100,7 +100,7 @@ async def test_it_has_as_long_as_its_own_deadline(impatient):
 @pytest.mark.parametrize("learner_has_gone", [False, True])
 async def test_a_call_to_an_engine_that_has_died_ends(monkeypatch, learner_has_gone):
     """Else vLLM's server, which waits for it before it ends, would stand there for ever with its port closed."""
-    monkeypatch.setattr(stuck_update, "ENGINE_CHECK_S", 0.01)
+    monkeypatch.setattr(routes, "ENGINE_CHECK_S", 0.01)
     server, hung_up = Server(), asyncio.Event()
     update = asyncio.ensure_future(server.call("/update_weights", hung_up=hung_up))
     await settle()

@@ -41,7 +41,7 @@ def scripted(sync: FullSync, monkeypatch: pytest.MonkeyPatch, *outcomes: Any) ->
 
 
 def test_after_the_group_of_all_has_ended_the_sync_is_made_again(sync: FullSync, monkeypatch: Any) -> None:
-    monkeypatch.setattr(sync.fleet, "_shared", SimpleNamespace(over=True))
+    monkeypatch.setattr(sync.fleet, "_shared", SimpleNamespace(ended=True))
     scripted(sync, monkeypatch, LOST, "report", LOST)
     assert sync.sync(torch.nn.Linear(1, 1), version=1) == "report"
     with pytest.raises(ServerError):
@@ -49,7 +49,7 @@ def test_after_the_group_of_all_has_ended_the_sync_is_made_again(sync: FullSync,
 
 
 def test_other_weights_end_the_run_though_the_group_of_all_has_ended_too(sync: FullSync, monkeypatch: Any) -> None:
-    monkeypatch.setattr(sync.fleet, "_shared", SimpleNamespace(over=True))
+    monkeypatch.setattr(sync.fleet, "_shared", SimpleNamespace(ended=True))
     sync.place.at_server = False  # no adapter trains
     scripted(sync, monkeypatch, "objection")
     with pytest.raises(DigestError, match="http://a:8000"):
@@ -64,7 +64,7 @@ def test_an_objection_of_one_sync_is_not_held_against_the_next(sync: FullSync, m
 
 
 def test_a_group_that_was_never_formed_is_forgotten_with_the_first_sync(sync: FullSync, monkeypatch: Any) -> None:
-    monkeypatch.setattr(sync.fleet, "_shared", SimpleNamespace(over=True))
+    monkeypatch.setattr(sync.fleet, "_shared", SimpleNamespace(ended=True))
     scripted(sync, monkeypatch, "report")
     sync.sync(torch.nn.Linear(1, 1), version=1)
     assert not sync.fleet.parted()

@@ -12,7 +12,7 @@ import pytest
 
 from stage2_api.pod.progress import ReportedSync
 from stage2_trainer.telemetry.progress import ProgressServer, Reporter
-from stage2_trainer.wire import tls
+from stage2_trainer.wire import credentials
 from tests import certificates
 
 SYNC = ReportedSync(requested_mode="auto", effective_mode="full").pushed(3, 0.5, ("http://a:1", "http://b:2"))
@@ -100,7 +100,7 @@ def test_a_termination_log_stays_within_what_kubernetes_reads(reporter, tmp_path
 def guarded(reporter, tmp_path):
     """A server with a certificate, and what is believed of it."""
     files = certificates.make(tmp_path)
-    context = tls.Certificate(str(files.certificate), str(files.key)).context()
+    context = credentials.Certificate(str(files.certificate), str(files.key)).context()
     with ProgressServer(reporter, host="127.0.0.1", port=0, token="secret", tls=context) as server:
         yield server, ssl.create_default_context(cafile=files.authority)
 

@@ -12,7 +12,7 @@ from stage2_api.vllm import ServerAddress
 from stage2_trainer.rollouts import build
 from stage2_trainer.sync.fleet.full_sync import FullSync
 from stage2_trainer.sync.tensors.merge_place import FOLDERS_AGREE
-from stage2_trainer.wire import server_health
+from stage2_trainer.wire import client
 from stage2_trainer.wire.background import all_at_once
 from stage2_trainer.wire.errors import ServerError
 
@@ -38,9 +38,9 @@ def test_health_and_state(meet, monkeypatch):
         meet()
         return {"weight_version": "3"}
 
-    monkeypatch.setattr(server_health.ServerClient, "get", get)
-    server_health.wait_until_healthy(URLS, "t", timeout_s=1)
-    server_health.wait_for_ever(URLS, "t")
+    monkeypatch.setattr(client.ServerClient, "get", get)
+    client.wait_until_healthy(URLS, "t", timeout_s=1)
+    client.wait_for_ever(URLS, "t")
 
 
 def test_who_is_not_healthy_is_named(meet, monkeypatch):
@@ -49,9 +49,9 @@ def test_who_is_not_healthy_is_named(meet, monkeypatch):
         if client.base_url in URLS[1:3]:
             raise ServerError(client.base_url, phase, "no answer in time")
 
-    monkeypatch.setattr(server_health.ServerClient, "get", get)
+    monkeypatch.setattr(client.ServerClient, "get", get)
     with pytest.raises(ServerError, match=rf"{URLS[1]}.*not healthy within 0 s.*{URLS[2]}") as caught:
-        server_health.wait_until_healthy(URLS, "t", timeout_s=0)
+        client.wait_until_healthy(URLS, "t", timeout_s=0)
     assert URLS[0] not in str(caught.value)
 
 

@@ -6,8 +6,14 @@ import pytest
 
 from stage2_api.rollout_matching import RepeatTerminate, RolloutMatching
 from stage2_trainer.wire.chat import chat_body, further_body, read_answer
-from stage2_trainer.wire.rollout import FurtherAnswers, RolloutRequest, Sampling
-from stage2_trainer.wire.seeds import FURTHER_STRIDE, SEED_MASK, further_seed
+from stage2_trainer.wire.requests import (
+    FURTHER_STRIDE,
+    SEED_MASK,
+    FurtherAnswers,
+    RolloutRequest,
+    Sampling,
+    further_seed,
+)
 
 ANSWER = {
     "object": "chat.completion",

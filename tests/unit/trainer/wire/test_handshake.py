@@ -348,7 +348,7 @@ def test_another_message_than_the_expected_is_noticed(links):
         links[1].receive(5, PATIENCE_S)
 
 
-@pytest.mark.parametrize("room", ["handshake", "connection", "link", "link_listener", "nccl_group", "nccl_library"])
+@pytest.mark.parametrize("room", ["handshake", "connection", "link", "link_listener", "nccl_group"])
 def test_nothing_here_reads_more_than_numbers_and_bytes(room):
     """By construction: no pickle, no JSON and no store in what bytes of the network pass through."""
     source = Path(handshake.__file__).with_name(f"{room}.py").read_text()

@@ -11,7 +11,7 @@ from stage2_trainer.sync.transports import link_listener
 from stage2_trainer.sync.transports.handshake import Member
 from stage2_trainer.sync.transports.link import dial
 from stage2_trainer.sync.transports.link_listener import LinkListener
-from stage2_trainer.sync.transports.transfer_group import address_towards, new_group_name
+from stage2_trainer.sync.transports.protocol import address_towards, new_group_name
 from stage2_trainer.wire.errors import LinkError
 
 LOOPBACK = "127.0.0.1"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stage2_trainer.sync.transports.nccl_ways import FILE, LARGEST_BYTES, LEVEL, PARTS, NcclLog, asked_of_nccl, ways_in
+from stage2_trainer.sync.transports.nccl_log import FILE, LARGEST_BYTES, LEVEL, PARTS, NcclLog, asked_of_nccl, ways_in
 
 # Lines of logs in issues 952, 1189 and 1814 of NVIDIA/nccl, 166 and 252 of NVIDIA/nccl-tests, of RCCL and aws-ofi-nccl.
 NET_IB = """\

@@ -5,13 +5,12 @@ import socket
 import pytest
 import torch
 
-from stage2_trainer.sync.transports.nccl import NcclTransfer
-from stage2_trainer.sync.transports.one_group import WAS_LEFT, OneGroup
+from stage2_trainer.sync.transports.nccl_group import GROUP_ENDED, OneGroup
 from stage2_trainer.sync.transports.protocol import Packed
 from stage2_trainer.wire.background import all_at_once, in_background
 from stage2_trainer.wire.errors import LinkError, ServerError
 from tests.socket_communicator import SocketCommunicator
-from tests.unit.trainer.wire.test_nccl_group import CPU, LIMIT, outcome_of, receiver_over
+from tests.unit.trainer.wire.test_nccl_group import CPU, nccl_transfer, outcome_of, receiver_over
 from tests.unit.trainer.wire.test_transfer_group import Client, in_thread, metas_of
 
 WORKERS = (1, 2, 1)
@@ -49,18 +48,9 @@ class Servers:
         self.group = OneGroup(len(workers), communicator=lambda: self.kind(CPU), timeout_s=timeout_s)
         self.clients = [Client([receiver_over(self.kind) for _ in range(count)]) for count in workers]
         self.transfers = [
-            NcclTransfer(
-                free_port(),
-                device=CPU,
-                token=token,
-                bucket_bytes=LIMIT,
-                timeout_s=timeout_s,
-                communicator=self.kind,
-            )
-            for _ in workers
+            nccl_transfer(free_port(), token, self.kind, timeout_s, shared=(self.group, seat))
+            for seat in range(len(workers))
         ]
-        for seat, transfer in enumerate(self.transfers):
-            transfer.take_seat(self.group, seat)
 
     def connect(self):
         calls = [in_background(t.connect, client) for t, client in zip(self.transfers, self.clients, strict=True)]
@@ -124,7 +114,7 @@ def test_a_server_that_does_not_come_leaves_the_others_a_group_of_their_own(make
     with pytest.raises(ServerError, match="does not answer"):
         servers.connect()
     assert "each server has an NCCL group of its own" in caplog.text
-    assert servers.group.over
+    assert servers.group.ended
     del servers.transfers[1], servers.clients[1]
     assert all(torch.equal(got["weight"], BUCKET) for got in servers.push())
     assert servers.kind.broadcasts == [len(BUCKET)] * 2
@@ -142,7 +132,7 @@ def test_a_worker_that_leaves_in_a_push_ends_it_for_all_and_each_begins_again_al
         assert len(errors) == 1
     for transfer in servers.transfers:
         transfer.disconnect()
-    assert servers.group.over
+    assert servers.group.ended
     servers.connect()
     assert all(torch.equal(got["weight"], BUCKET) for got in servers.push())
     assert servers.kind.broadcasts[-3:] == [len(BUCKET)] * 3
@@ -152,14 +142,14 @@ def test_a_server_that_stands_still_costs_a_deadline(make_servers):
     servers = make_servers(timeout_s=0.5)
     servers.connect()
     great = Packed([torch.zeros(2**28, dtype=torch.uint8)])
-    with pytest.raises(LinkError, match=r"a bucket was not taken within 0\.5 s"):
+    with pytest.raises(LinkError, match=r"a bucket was not received within 0\.5 s"):
         all_at_once(lambda transfer: transfer.send(great), servers.transfers)
 
 
 def test_whoever_waits_for_the_others_is_told_that_the_group_was_left(make_servers):
     group = make_servers().group
-    waiting, errors = outcome_of(group.place, 0, 1)
-    group.part()
+    waiting, errors = outcome_of(group.ranks, 0, 1)
+    group.end()
     waiting.join(15)
     assert not waiting.is_alive()
-    assert str(errors[0]) == WAS_LEFT
+    assert str(errors[0]) == GROUP_ENDED

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from stage2_api.rollout_matching import RepeatTerminate
-from stage2_trainer.wire.repetition import RepetitionDetection
+from stage2_trainer.wire.requests import RepetitionDetection
 
 
 def check(size, times=2):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stage2_trainer.wire.seeds import SeedPlan, request_seed
+from stage2_trainer.wire.requests import SeedPlan, request_seed
 
 
 @pytest.mark.parametrize(

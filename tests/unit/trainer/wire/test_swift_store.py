@@ -11,7 +11,7 @@ from torch._C._distributed_c10d import TCPStore
 from vllm.distributed.device_communicators.pynccl_wrapper import NCCLLibrary, ncclUniqueId
 from vllm.distributed.utils import StatelessProcessGroup
 
-from stage2_trainer.sync.swift.swift_store import BARRIER, UNIQUE_ID, SwiftStore
+from stage2_trainer.sync.swift.swift_groups import BARRIER, UNIQUE_ID, SwiftStore
 
 HOST = "127.0.0.1"
 ID = bytes(random.Random(4).randbytes(128))
@@ -112,7 +112,7 @@ def test_only_the_id_itself_may_differ(seed):
     random_ = random.Random(seed)
     good = pickle.dumps(unique_id())
     start = good.index(ID)
-    assert UNIQUE_ID.fullmatch(good)["told"] == ID
+    assert UNIQUE_ID.fullmatch(good)["value"] == ID
     for _ in range(200):
         place, changed = random_.randrange(len(good)), bytearray(good)
         changed[place] ^= 1 << random_.randrange(8)
@@ -126,8 +126,8 @@ def test_only_the_id_itself_may_differ(seed):
 @pytest.mark.parametrize("protocol", [4, 5])
 def test_both_forms_are_those_that_python_writes(protocol):
     name = "barrier_01234567-89ab-cdef-0123-456789abcdef"
-    assert BARRIER.fullmatch(pickle.dumps(name, protocol))["told"].decode() == name
-    assert UNIQUE_ID.fullmatch(pickle.dumps(unique_id(), protocol))["told"] == ID
+    assert BARRIER.fullmatch(pickle.dumps(name, protocol))["value"].decode() == name
+    assert UNIQUE_ID.fullmatch(pickle.dumps(unique_id(), protocol))["value"] == ID
     assert pickle.DEFAULT_PROTOCOL in (4, 5), sys.version
     for other in (name + "x", name.replace("b", "/"), "departure", 7, None, ncclUniqueId):
         assert BARRIER.fullmatch(pickle.dumps(other, protocol)) is None

@@ -13,11 +13,10 @@ import pytest
 
 from stage2_api.errors import ConfigError
 from stage2_trainer.rollouts.http import ServerBackend
-from stage2_trainer.wire import tls
+from stage2_trainer.wire import credentials
 from stage2_trainer.wire.client import ServerClient, trusts_proxies
 from stage2_trainer.wire.errors import ServerError
-from stage2_trainer.wire.rollout import RolloutRequest, Sampling
-from stage2_trainer.wire.seeds import SeedPlan
+from stage2_trainer.wire.requests import RolloutRequest, Sampling, SeedPlan
 from tests import certificates
 
 LONG_AGO = datetime.now(UTC) - timedelta(days=500)
@@ -56,7 +55,7 @@ class Server(ThreadingHTTPServer):
 def serving(files=None):
     with Server(("127.0.0.1", 0), Handler) as server:
         server.headers = []
-        server.context = tls.Certificate(str(files.certificate), str(files.key)).context() if files else None
+        server.context = credentials.Certificate(str(files.certificate), str(files.key)).context() if files else None
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server
         server.shutdown()
@@ -158,16 +157,16 @@ def test_an_authority_that_cannot_be_read_is_a_mistake_of_configuration(tmp_path
     if content is not None:
         path.write_text(content)
     with pytest.raises(ConfigError, match=rf"STAGE2_TLS_CA_FILE.*{told}.*set STAGE2_TLS_CA_FILE to the certificate"):
-        tls.trust("https://a:1", {"STAGE2_TLS_CA_FILE": str(path)})
-    assert tls.trust("http://a:1", {"STAGE2_TLS_CA_FILE": str(path)}) is None
+        credentials.trust("https://a:1", {"STAGE2_TLS_CA_FILE": str(path)})
+    assert credentials.trust("http://a:1", {"STAGE2_TLS_CA_FILE": str(path)}) is None
 
 
 def test_a_server_of_https_needs_a_certificate_and_one_of_http_none(files):
-    assert tls.required_certificate("http://a:1", {}) is None
+    assert credentials.required_certificate("http://a:1", {}) is None
     with pytest.raises(ConfigError, match=r"STAGE2_TLS_CERT_FILE.*whose base_url is https://a:1.*or write http://"):
-        tls.required_certificate("https://a:1", {})
-    found = tls.required_certificate("https://a:1", files.environment())
-    assert found == tls.Certificate(str(files.certificate), str(files.key))
+        credentials.required_certificate("https://a:1", {})
+    found = credentials.required_certificate("https://a:1", files.environment())
+    assert found == credentials.Certificate(str(files.certificate), str(files.key))
 
 
 @pytest.mark.parametrize("wrong", ["no key", "another's key", "no certificate", "expired", "unreadable"])
@@ -189,12 +188,12 @@ def test_a_certificate_with_which_nobody_could_answer_is_a_mistake_of_configurat
         "unreadable": "No such file",
     }[wrong]
     with pytest.raises(ConfigError, match=told):
-        tls.own_certificate(environment)
+        credentials.own_certificate(environment)
 
 
 def test_no_file_is_named_where_nobody_asked_for_one():
     assert "STAGE2_TLS_CERT_FILE" not in os.environ
-    assert tls.own_certificate({}) is None
+    assert credentials.own_certificate({}) is None
 
 
 @pytest.mark.parametrize(

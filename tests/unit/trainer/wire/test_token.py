@@ -3,7 +3,7 @@
 import pytest
 
 from stage2_api.errors import ConfigError
-from stage2_trainer.wire.token import read_token
+from stage2_trainer.wire.credentials import read_token
 
 
 def test_the_token_is_the_file_without_its_line_end(tmp_path):

@@ -10,11 +10,10 @@ from stage2_api.errors import ConfigError
 from stage2_trainer.sync.transports import receiver
 from stage2_trainer.sync.transports.buckets import TensorMeta, plan_buckets, take
 from stage2_trainer.sync.transports.choice import transfer_for
-from stage2_trainer.sync.transports.protocol import Packed
+from stage2_trainer.sync.transports.protocol import GroupInfo, Packed
 from stage2_trainer.sync.transports.receiver import Receiver
-from stage2_trainer.sync.transports.tcp import TcpTransfer
-from stage2_trainer.sync.transports.tcp_server import Buffers, open_tcp
-from stage2_trainer.sync.transports.transfer_group import GroupInfo
+from stage2_trainer.sync.transports.rendezvous import Rendezvous
+from stage2_trainer.sync.transports.tcp import Buffers, TcpTransfer, open_tcp
 from stage2_trainer.wire.errors import LinkError, OtherGroupError, ServerError
 
 LIMIT = 64
@@ -42,9 +41,14 @@ class Client:
 
 @pytest.fixture
 def transfer(port, token):
-    transfer = TcpTransfer(port, token=token, bucket_bytes=LIMIT, timeout_s=10.0)
+    transfer = tcp_transfer(port, token)
     yield transfer
     transfer.close()
+
+
+def tcp_transfer(port, token, timeout_s=10.0):
+    rendezvous = Rendezvous(port, transport="tcp", token=token, bucket_bytes=LIMIT, timeout_s=timeout_s)
+    return TcpTransfer(rendezvous, timeout_s=timeout_s)
 
 
 def in_thread(step, *arguments):
@@ -90,7 +94,7 @@ def test_a_port_in_use_is_an_error_that_names_it(transfer, port, squatter):
 
 
 def test_a_worker_that_never_dials_in_is_waited_for_only_so_long(port, token):
-    transfer = TcpTransfer(port, token=token, bucket_bytes=LIMIT, timeout_s=0.2)
+    transfer = tcp_transfer(port, token, timeout_s=0.2)
     nobody = SimpleNamespace(base_url=Client.base_url, world_size=lambda: 2, post=lambda *_, **__: None)
     with pytest.raises(ServerError, match=rf"not all of its 2 workers dialled 127.0.0.1:{port} within 0.2 s"):
         transfer.connect(nobody)
@@ -266,7 +270,7 @@ def test_a_worker_that_cannot_load_leaves_and_the_learner_notices(transfer):
 
 
 def test_a_worker_that_takes_nothing_is_given_up_in_time(port, token):
-    transfer = TcpTransfer(port, token=token, bucket_bytes=LIMIT, timeout_s=0.5)
+    transfer = tcp_transfer(port, token, timeout_s=0.5)
     stands_still = Receiver("tcp", open_tcp)
     transfer.connect(Client([stands_still]))
     with pytest.raises(LinkError, match="not in time"):

@@ -13,8 +13,7 @@ from stage2_trainer.sync.transports.connection import Connection
 from stage2_trainer.sync.transports.handshake import CHALLENGE_BYTES, PROOF_BYTES
 from stage2_trainer.sync.transports.link import TAG_BYTES, Link
 from stage2_trainer.sync.transports.receiver import Receiver
-from stage2_trainer.sync.transports.tcp import TcpTransfer
-from stage2_trainer.sync.transports.tcp_server import open_tcp
+from stage2_trainer.sync.transports.tcp import TcpTransfer, open_tcp
 from stage2_trainer.wire.errors import LinkError
 from tests.unit.trainer.wire.test_transfer_group import LIMIT, Client, in_thread, metas_of, send_all
 

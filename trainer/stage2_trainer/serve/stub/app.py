@@ -12,28 +12,176 @@ import argparse
 import json
 import os
 from collections.abc import Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
+from typing import Annotated, Any
 
 import torch
 import uvicorn
+from fastapi import Body, FastAPI, Query
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel
 
+from stage2_api.pod.ports import HEALTH_ROUTE
 from stage2_api.vllm import Transport
-from stage2_trainer.serve.stub.chat_server import ChatServer
-from stage2_trainer.serve.stub.routes import Stub, build_app
-from stage2_trainer.serve.stub.stub_model import StubModel
-from stage2_trainer.serve.stub.weight_updates import WeightUpdates
-from stage2_trainer.sync.transports.nccl import nccl_communicator
-from stage2_trainer.sync.transports.nccl_group import Communicator
-from stage2_trainer.sync.transports.nccl_server import open_nccl
+from stage2_trainer.serve.guard import TokenGuard
+from stage2_trainer.serve.stub.chat import (
+    ChatServer,
+    error_response,
+)
+from stage2_trainer.serve.stub.model import StubModel
+from stage2_trainer.serve.stub.swift_routes import SwiftRoutes
+from stage2_trainer.serve.stub.updates import FinishRequest, InitRequest, UpdateRequest, WeightUpdates
+from stage2_trainer.sync.tensors.model_folder import FOLDER_ROUTE as FOLDER_ROUTE
+from stage2_trainer.sync.transports.nccl import CreateCommunicator, open_nccl
 from stage2_trainer.sync.transports.receiver import Receiver
-from stage2_trainer.sync.transports.tcp_server import open_tcp
-from stage2_trainer.wire.token import read_token
+from stage2_trainer.sync.transports.tcp import open_tcp
+from stage2_trainer.sync.vllm.routes import Stage2Routes, UpdateWatch
+from stage2_trainer.wire.chat import CHAT_ROUTE
+from stage2_trainer.wire.credentials import read_token
+from stage2_trainer.wire.identity import IDENTITY_ROUTE as IDENTITY_ROUTE
+from stage2_trainer.wire.names import POLICY_MODEL
+
+
+class UnloadRequest(BaseModel):
+    """Body of POST /v1/unload_lora_adapter."""
+
+    lora_name: str
+
+
+WORLD_SIZE = 1
+
+
+@dataclass(frozen=True)
+class Stub:
+    """The state behind the routes. root: the checkpoint's folder, as the list of models names it."""
+
+    model: StubModel
+    chats: ChatServer
+    updates: WeightUpdates
+    root: str
+
+
+def build_app(stub: Stub) -> FastAPI:
+    """Return the guarded application."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> Any:
+        yield
+        stub.updates.receiver.leave()
+
+    app = FastAPI(lifespan=lifespan)
+    app.state.processor, app.state.model_folder = stub.model.processor, stub.root  # for `Stage2Routes`
+    app.add_middleware(UpdateWatch)
+    app.add_middleware(Stage2Routes)
+    app.add_middleware(TokenGuard)
+    app.add_exception_handler(Exception, _internal_error)
+    _add_serving_routes(app, stub)
+    _add_control_routes(app, stub)
+    _add_update_routes(app, stub)
+    SwiftRoutes(stub.chats).add_to(app)
+    return app
+
+
+def _add_serving_routes(app: FastAPI, stub: Stub) -> None:
+    app.add_api_route(CHAT_ROUTE, stub.chats.chat, methods=["POST"])
+
+    @app.get(HEALTH_ROUTE)
+    async def health() -> Response:
+        return Response()
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        model = {"id": POLICY_MODEL, "object": "model", "root": stub.root, "max_model_len": stub.chats.max_model_len}
+        adapters = [{"id": name, "object": "model", "parent": POLICY_MODEL} for name in stub.model.adapters]
+        return {"object": "list", "data": [model, *adapters]}
+
+    @app.get("/get_world_size")
+    async def world_size() -> dict[str, int]:
+        return {"world_size": WORLD_SIZE}
+
+
+def _add_control_routes(app: FastAPI, stub: Stub) -> None:
+    @app.get("/weight_info")
+    async def weight_info() -> dict[str, str]:
+        return {"weight_version": stub.updates.version}
+
+    @app.post("/update_weight_version")
+    async def update_version(new_version: Annotated[str, Body(embed=True)]) -> dict[str, Any]:
+        stub.updates.version = new_version
+        return {"success": True, "new_version": new_version}
+
+    @app.post("/pause")
+    async def pause(mode: Annotated[str, Query()] = "abort") -> dict[str, str]:
+        stub.chats.running.clear()
+        if mode == "abort":
+            await run_in_threadpool(stub.model.abort)
+        return {"status": "paused"}
+
+    @app.post("/resume")
+    async def resume() -> dict[str, str]:
+        stub.chats.running.set()
+        return {"status": "resumed"}
+
+    @app.get("/is_paused")
+    async def is_paused() -> dict[str, bool]:
+        return {"is_paused": not stub.chats.running.is_set()}
+
+
+def _add_update_routes(app: FastAPI, stub: Stub) -> None:
+    @app.post("/init_weight_transfer_engine")
+    async def init(request: InitRequest) -> dict[str, str]:
+        await run_in_threadpool(stub.updates.join, request.init_info)
+        return {"message": "Weight transfer initialized"}
+
+    @app.post("/shutdown_weight_transfer_engine")
+    async def shutdown() -> dict[str, str]:
+        await run_in_threadpool(stub.updates.receiver.leave)
+        return {"message": "Weight transfer shut down"}
+
+    @app.post("/start_weight_update")
+    async def start() -> dict[str, str]:
+        stub.updates.start()
+        return {"message": "Weight update started"}
+
+    @app.post("/update_weights")
+    async def update(request: UpdateRequest) -> dict[str, str]:
+        await run_in_threadpool(stub.updates.update, request)
+        return {"message": "Weights updated"}
+
+    @app.post("/finish_weight_update")
+    async def finish(request: FinishRequest | None = None) -> dict[str, str]:
+        stub.updates.finish(request.weight_version if request else None)
+        return {"message": "Weight update finished"}
+
+    @app.post("/v1/unload_lora_adapter")
+    async def unload_adapter(request: UnloadRequest) -> Response:
+        if not await run_in_threadpool(stub.model.unload_adapter, request.lora_name):
+            return error_response(404, f"The lora adapter '{request.lora_name}' cannot be found.")
+        return Response(f"Success: LoRA adapter '{request.lora_name}' removed successfully.")
+
+    @app.post("/reset_prefix_cache")
+    async def reset_prefix_cache() -> dict[str, bool]:
+        return {"success": True}  # nothing outlives a request here
+
+    app.add_api_route("/reset_mm_cache", _nothing_to_reset, methods=["POST"])
+    app.add_api_route("/reset_encoder_cache", _nothing_to_reset, methods=["POST"])
+
+
+async def _nothing_to_reset() -> Response:
+    return Response()
+
+
+async def _internal_error(_: Any, error: Exception) -> JSONResponse:
+    return error_response(500, f"{type(error).__name__}: {error}")
 
 
 def receiver(
     transport: Transport,
     device: torch.device | None = None,
-    communicator: Callable[[torch.device], Communicator] = nccl_communicator,
+    communicator: CreateCommunicator | None = None,
 ) -> Receiver:
     """Return what takes part in pushes over a transport.
 

@@ -16,10 +16,9 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
-from stage2_trainer.serve.stub.requests import ChatRequest
-from stage2_trainer.serve.stub.stub_model import StubModel
-from stage2_trainer.sync.swift.swift_gloo import GlooSwiftGroup
-from stage2_trainer.wire.swift_infer import IMAGE_TAG
+from stage2_trainer.serve.stub.model import ChatRequest, StubModel
+from stage2_trainer.sync.swift.swift_groups import GlooSwiftGroup
+from stage2_trainer.wire.chat import IMAGE_TAG
 
 STUB_RANK = 0
 JOIN_TIMEOUT_S = 60.0

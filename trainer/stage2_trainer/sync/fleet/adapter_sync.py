@@ -14,7 +14,7 @@ from stage2_trainer.sync.fleet.fleet import Fleet, Shipment
 from stage2_trainer.sync.fleet.sync_report import SyncReport
 from stage2_trainer.sync.fleet.sync_session import SyncSession
 from stage2_trainer.sync.tensors.merge import WeightEntry, WeightSource, base_weights
-from stage2_trainer.wire.served_model import MAX_LORA_RANK, POLICY_MODEL
+from stage2_trainer.wire.names import MAX_LORA_RANK, POLICY_MODEL
 
 ADAPTED_BY_VLLM = "base_model.model.model.language_model."
 LORA_MATRICES = (".lora_A.", ".lora_B.")

@@ -141,7 +141,7 @@ class Fleet:
 
     def parted(self) -> bool:
         """Whether the group of all servers has ended since this was asked last; then each gets one of its own."""
-        if self._shared is None or not self._shared.over:
+        if self._shared is None or not self._shared.ended:
             return False
         self._shared = None
         for session in self.sessions:

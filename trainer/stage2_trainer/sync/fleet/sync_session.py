@@ -17,7 +17,7 @@ from stage2_trainer.wire.calls import Call
 from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError
-from stage2_trainer.wire.rollout import RolloutRequest, Sampling
+from stage2_trainer.wire.requests import RolloutRequest, Sampling
 
 logger = logging.getLogger(__name__)
 

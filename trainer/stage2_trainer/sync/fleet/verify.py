@@ -19,12 +19,11 @@ from stage2_trainer.sync.fleet.judgement import ProbeReport, judge, text_tokens
 from stage2_trainer.sync.fleet.probe import Probe
 from stage2_trainer.sync.fleet.proved_step import ProvedStep
 from stage2_trainer.wire.background import in_background
-from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body
+from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body, infer, request_config
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.identity import first_difference
-from stage2_trainer.wire.rollout import RolloutRequest, Sampling
-from stage2_trainer.wire.swift_infer import infer, request_config
+from stage2_trainer.wire.requests import RolloutRequest, Sampling
 
 logger = logging.getLogger(__name__)
 

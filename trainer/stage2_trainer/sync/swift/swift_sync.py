@@ -16,6 +16,7 @@ from torch import nn
 
 from stage2_api.vllm import ServerAddress, SyncMerge, SyncRounding
 from stage2_trainer.sync.fleet.sync_report import SyncReport
+from stage2_trainer.sync.swift.swift_groups import SwiftGroup, join_swift_group
 from stage2_trainer.sync.tensors.merge import merged_weights
 from stage2_trainer.sync.tensors.rounding import KeptUpdate, rounding_of
 from stage2_trainer.sync.transports.buckets import (
@@ -26,12 +27,10 @@ from stage2_trainer.sync.transports.buckets import (
     pack,
     plan_buckets,
 )
-from stage2_trainer.sync.transports.choice import swift_group_for
-from stage2_trainer.sync.transports.protocol import SwiftGroup
-from stage2_trainer.wire.address import host_and_port
 from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError, join_errors
+from stage2_trainer.wire.names import host_and_port
 
 ANY_ADDRESS = "0.0.0.0"
 TAKES_MERGED = "servers of `swift rollout` take merged weights alone (vllm.server.protocol)"
@@ -126,7 +125,7 @@ class _SwiftServer:
         self.client.post("/init_communicator/", "connect", body=body)
         host, _ = host_and_port(self.client.base_url)
         try:
-            self._group = swift_group_for(
+            self._group = join_swift_group(
                 self._device, host, self._port, workers=workers, timeout_s=self.client.timeout_s
             )
         except (OSError, RuntimeError) as error:

@@ -14,7 +14,7 @@ from stage2_trainer.sync.fleet.held_versions import Stamp
 from stage2_trainer.sync.fleet.server_recipe import dtype_name
 from stage2_trainer.sync.tensors.digest import Digests
 from stage2_trainer.sync.tensors.merge import WeightEntry, WeightSource
-from stage2_trainer.sync.tensors.model_folder import ROUTE
+from stage2_trainer.sync.tensors.model_folder import FOLDER_ROUTE
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError
 
@@ -82,7 +82,7 @@ def prove_folder(client: ServerClient, source: WeightSource, own: BaseDigests) -
     known = own.of(source)
     asked = [(entry.name, dtype_name(entry.parameter.dtype)) for entry in source.entries if entry.name in known]
     try:
-        found: Mapping[str, str] = client.post(ROUTE, PHASE, body={"tensors": asked})["digests"]
+        found: Mapping[str, str] = client.post(FOLDER_ROUTE, PHASE, body={"tensors": asked})["digests"]
     except ServerError as error:
         if error.status is None:
             raise

@@ -12,7 +12,7 @@ from torch import Tensor
 from stage2_trainer.data.model_files import model_path, weight_files
 from stage2_trainer.sync.tensors.digest import Digests
 
-ROUTE = "/stage2/folder-digests"
+FOLDER_ROUTE = "/stage2/folder-digests"
 INDEX = "model.safetensors.index.json"
 
 

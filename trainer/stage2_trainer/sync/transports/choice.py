@@ -1,4 +1,4 @@
-"""The choice of a transfer. NCCL is vLLM's own wrapper, so its modules are imported where they can run only."""
+"""The choice of a transfer, by the configured transport and the learner's device."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import torch
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.vllm import TRANSPORT_PATH, SyncTransport, resolve_transport
-from stage2_trainer.sync.swift.swift_gloo import GlooSwiftGroup
-from stage2_trainer.sync.transports.one_group import OneGroup
-from stage2_trainer.sync.transports.protocol import SwiftGroup, WeightTransfer
+from stage2_trainer.sync.transports.nccl import NcclTransfer
+from stage2_trainer.sync.transports.nccl_group import NcclCommunicator, OneGroup
+from stage2_trainer.sync.transports.protocol import WeightTransfer
+from stage2_trainer.sync.transports.rendezvous import Rendezvous
 from stage2_trainer.sync.transports.tcp import TcpTransfer
 
 
@@ -26,42 +27,26 @@ def transfer_for(
 ) -> WeightTransfer:
     """Return the transfer to one server, whose workers dial `group_port` of the learner.
 
-    device: the one that weights are on. shared: the server's seat in a group of all, for NCCL.
+    device: where the weights are. shared: the server's seat in a group of all servers, for NCCL.
 
     Raises:
-        ConfigError: NCCL is asked for, and weights are not on a GPU.
+        ConfigError: NCCL is configured, and the weights are not on a GPU.
     """
     on_cuda = device.type == "cuda"
-    if resolve_transport(requested, on_cuda=on_cuda) == "tcp":
-        return TcpTransfer(group_port, token=token, bucket_bytes=bucket_bytes, timeout_s=timeout_s)
-    if not on_cuda:
+    transport = resolve_transport(requested, on_cuda=on_cuda)
+    if transport == "nccl" and not on_cuda:
         rule, way_out = "NCCL needs a learner on a GPU", "set it to tcp, or leave it out"
         raise ConfigError((Problem(TRANSPORT_PATH, requested, rule, way_out),))
-    from stage2_trainer.sync.transports.nccl import NcclTransfer
-
-    transfer = NcclTransfer(group_port, device=device, token=token, bucket_bytes=bucket_bytes, timeout_s=timeout_s)
-    if shared is not None:
-        transfer.take_seat(*shared)
-    return transfer
+    rendezvous = Rendezvous(
+        group_port, transport=transport, token=token, bucket_bytes=bucket_bytes, timeout_s=timeout_s
+    )
+    if transport == "tcp":
+        return TcpTransfer(rendezvous, timeout_s=timeout_s)
+    return NcclTransfer(rendezvous, device=device, timeout_s=timeout_s, shared=shared)
 
 
 def one_group_for(device: torch.device, servers: int, *, requested: SyncTransport, timeout_s: float) -> OneGroup | None:
-    """Return the group that so many servers share, where weights travel over NCCL; None elsewhere."""
+    """Return the group that so many servers share if weights travel over NCCL; None otherwise."""
     if resolve_transport(requested, on_cuda=device.type == "cuda") == "tcp":
         return None
-    from stage2_trainer.sync.transports.nccl import nccl_communicator
-
-    return OneGroup(servers, communicator=partial(nccl_communicator, device), timeout_s=timeout_s)
-
-
-def swift_group_for(device: torch.device, host: str, port: int, *, workers: int, timeout_s: float) -> SwiftGroup:
-    """Join the group that a server of `swift rollout` holds on `port`; the learner has the highest rank.
-
-    Raises:
-        OSError, RuntimeError: the group was not formed within `timeout_s` seconds.
-    """
-    if device.type == "cuda":
-        from stage2_trainer.sync.swift.swift_nccl import NcclSwiftGroup
-
-        return NcclSwiftGroup(host, port, workers, workers + 1, timeout_s)
-    return GlooSwiftGroup(host, port, workers, workers + 1, timeout_s)
+    return OneGroup(servers, communicator=partial(NcclCommunicator, device), timeout_s=timeout_s)

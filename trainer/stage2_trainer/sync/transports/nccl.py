@@ -1,63 +1,65 @@
-"""The learner's side of one server's transfer group over NCCL: the other end is `engine.nccl`."""
+"""Both ends of a transfer over NCCL: the learner's, and a worker's, at which buckets arrive in its GPU's memory."""
 
 from __future__ import annotations
 
 import logging
 import os
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 
 import torch
 
 from stage2_api.vllm import Transport
 from stage2_trainer.sync.transports.link import Link, abort_all, sent_by
-from stage2_trainer.sync.transports.nccl_group import Communicator, NcclGroup
-from stage2_trainer.sync.transports.nccl_ways import NcclLog
-from stage2_trainer.sync.transports.one_group import OneGroup
-from stage2_trainer.sync.transports.protocol import Packed
+from stage2_trainer.sync.transports.nccl_group import (
+    UNIQUE_ID_BYTES,
+    Communicator,
+    NcclCommunicator,
+    NcclGroup,
+    OneGroup,
+)
+from stage2_trainer.sync.transports.nccl_log import NcclLog
+from stage2_trainer.sync.transports.protocol import GroupInfo, Packed
 from stage2_trainer.sync.transports.rendezvous import Rendezvous
-from stage2_trainer.sync.transports.transfer_group import LEARNER_RANK, GroupInfo
+from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import LinkError, ServerError
 
 logger = logging.getLogger(__name__)
 
+CreateCommunicator = Callable[[torch.device], Communicator]
+
 
 class NcclTransfer:
-    """A transfer over NCCL, from the GPU's memory.
+    """A transfer from the learner's GPU.
 
-    communicator: makes what a group speaks with (NCCL). log: what NCCL writes of its choices.
+    shared: the group that this server shares with others as long as it holds, and its seat there; None = its own group.
+    communicator: creates NCCL's side (None = NCCL itself). log: what NCCL writes of its choices.
     """
 
     transport: Transport = "nccl"
 
     def __init__(
         self,
-        group_port: int,
+        rendezvous: Rendezvous,
         *,
         device: torch.device,
-        token: str,
-        bucket_bytes: int,
         timeout_s: float,
-        communicator: Callable[[torch.device], Communicator] | None = None,
+        shared: tuple[OneGroup, int] | None = None,
+        communicator: CreateCommunicator | None = None,
         log: NcclLog | None = None,
     ) -> None:
         self.staging = device
-        self._shared: tuple[OneGroup, int] | None = None
-        self._is_in_shared = False
+        self._rendezvous = rendezvous
         self._timeout_s = timeout_s
-        self._communicator = communicator or nccl_communicator
+        self._shared = shared
+        self._is_in_shared = False
+        self._communicator = communicator or NcclCommunicator
         self._log = log or NcclLog.of_process(os.environ)
-        self._sent_before = 0  # over links that are closed, and to NCCL
+        self._sent_before = 0  # over closed links, and to NCCL
         self._links: list[Link] = []
         self._group: NcclGroup | None = None
-        self._rendezvous = Rendezvous(
-            group_port, transport=self.transport, token=token, bucket_bytes=bucket_bytes, timeout_s=timeout_s
-        )
-
-    def take_seat(self, group: OneGroup, seat: int) -> None:
-        """Share a group with other servers for as long as it holds, from the next `connect` on."""
-        self._shared = group, seat
 
     def connect(self, client: ServerClient) -> None:
         if self._shared is None or not self._join_shared(client, *self._shared):
@@ -92,7 +94,7 @@ class NcclTransfer:
     def disconnect(self) -> None:
         abort_all(self._links)
         if self._shared is not None and self._is_in_shared:
-            self._shared[0].part()
+            self._shared[0].end()
         self._is_in_shared = False
         group, self._group = self._group, None
         if group is not None:
@@ -107,38 +109,74 @@ class NcclTransfer:
         self._rendezvous.close()
 
     def _join_shared(self, client: ServerClient, group: OneGroup, seat: int) -> bool:
-        """Enter the group of all servers; returns whether that is done. Where it is not, it is over for all of them."""
+        """Enter the group of all servers. Returns False if it has ended; a failure here ends it for all of them."""
 
-        def enter(links: list[Link], info: GroupInfo) -> None:
+        def enter(links: list[Link], _info: GroupInfo) -> None:
             self._links = links
             self._log.begin()
             group.enter(seat, links)
 
-        if group.over:
+        if group.ended:
             return False
+        self._is_in_shared = True
         try:
-            self._rendezvous.form(client, enter, partial(group.place, seat))
+            self._rendezvous.form(client, enter, partial(group.ranks, seat))
         except ServerError as error:
             logger.warning("%s; each server has an NCCL group of its own from here on", error)
-            self._is_in_shared = True  # to be left
             self.disconnect()
-        else:
-            self._is_in_shared = True
         return self._is_in_shared
 
-    def _join(self, links: list[Link], info: GroupInfo) -> None:
+    def _join(self, links: list[Link], _info: GroupInfo) -> None:
         self._links = links
         self._log.begin()
-        communicator = self._communicator(self.staging)
-        unique_id = communicator.new_unique_id()
-        for link in links:
-            link.send([unique_id], self._timeout_s)
-        self._group = NcclGroup(communicator, links, self._timeout_s)
-        self._group.open(unique_id, LEARNER_RANK, info.world_size)
+        self._group = NcclGroup.of_learner(self._communicator(self.staging), links, self._timeout_s)
 
 
-def nccl_communicator(device: torch.device) -> Communicator:
-    """Return a communicator of NCCL; its modules load where NCCL runs only."""
-    from stage2_trainer.sync.transports.nccl_library import NcclCommunicator
+def open_nccl(
+    link: Link, info: GroupInfo, rank: int, device: torch.device, communicator: CreateCommunicator | None = None
+) -> NcclInlet:
+    """Join, as `rank`, the group whose id comes over the link. Raises LinkError."""
+    group = NcclGroup((communicator or NcclCommunicator)(device), [link], info.timeout_s)
+    inlet = NcclInlet(link, group, device)
+    try:
+        group.open(link.receive(UNIQUE_ID_BYTES, info.timeout_s), rank, info.world_size)
+    except BaseException:
+        inlet.close()
+        raise
+    return inlet
 
-    return NcclCommunicator(device)
+
+class NcclInlet:
+    """A place in a group at which buckets arrive, one after the other."""
+
+    def __init__(self, link: Link, group: NcclGroup, device: torch.device) -> None:
+        self._link = link
+        self._group = group
+        self._device = device
+        self._last: Future[torch.Tensor] | None = None
+
+    def start(self, nbytes: int) -> Future[torch.Tensor]:
+        """Begin to receive the next bucket."""
+        buffer = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
+        # Work of this stream may still read what this memory held before.
+        ready = torch.cuda.current_stream(self._device).record_event() if buffer.is_cuda else None
+        self._last = in_background(self._receive, buffer, ready, self._last)
+        return self._last
+
+    def end_push(self) -> None:
+        """Give back what only a push needs."""
+        self._last = None
+
+    def close(self) -> None:
+        """Leave the group. A process that NCCL does not let go exits: it could never take weights again."""
+        self._link.abort()
+        if not self._group.close():
+            logger.critical("this server must be started again: its NCCL group cannot be left")
+            os._exit(os.EX_SOFTWARE)
+        self._link.close()
+
+    def _receive(self, buffer: torch.Tensor, ready: object, before: Future[torch.Tensor] | None) -> torch.Tensor:
+        if before is not None and before.exception() is not None:
+            raise LinkError("a bucket before it did not arrive")
+        self._group.broadcast(buffer, ready)
+        return buffer

@@ -1,20 +1,25 @@
-"""An NCCL group of the learner and one server's workers, with what NCCL lacks: a deadline on every wait, and an end.
+"""NCCL groups, with what NCCL lacks: a deadline for every wait, and an abort.
 
-The id of the group, which is all that a stranger would need to enter it, travels over the links on which each worker
-has proved the job's token. The links stay open: the end of one is the end of the group, so a process that dies is
-noticed at once, by either side. Nothing of NCCL runs in the caller's thread: none of its calls can be interrupted.
+The id of a group is all that a stranger would need to enter it, so it travels over the links on which each worker has
+proved the job's token. The links stay open: the end of one is the end of the group, so either side notices at once when
+a process dies. No NCCL call runs in the caller's thread, because none can be interrupted.
 """
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Protocol, Self
 
 import torch
 
-from stage2_trainer.sync.transports.link import Link
+from stage2_trainer.sync.transports.link import Link, abort_all
+from stage2_trainer.sync.transports.protocol import LEARNER_RANK, Packed
 from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.errors import LinkError
 
@@ -23,13 +28,14 @@ logger = logging.getLogger(__name__)
 UNIQUE_ID_BYTES = 128
 CHECK_INTERVAL_S = 0.05
 ABORT_TIMEOUT_S = 30.0
+GROUP_ENDED = "the group of all servers was left"
 
 
 class Communicator(Protocol):
     """The calls of NCCL that a group needs; each blocks for as long as the other members let it."""
 
     def new_unique_id(self) -> bytes:
-        """Return the id of a new group; the learner makes it."""
+        """Return the id of a new group; the learner creates it."""
         ...
 
     def open(self, unique_id: bytes, rank: int, world_size: int) -> None:
@@ -44,8 +50,63 @@ class Communicator(Protocol):
         ...
 
     def abort(self) -> None:
-        """End the group, and what is under way in it; any thread may ask for it."""
+        """End the group and its calls under way; any thread may call it."""
         ...
+
+
+class NcclCommunicator:
+    """NCCL on this process's GPU, with a CUDA stream of its own, by vLLM's wrapper of the library.
+
+    The wrapper is imported here: it loads only where NCCL runs.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        from vllm.distributed.device_communicators import pynccl_wrapper
+
+        self._nccl: Any = pynccl_wrapper
+        self._library: Any = pynccl_wrapper.NCCLLibrary()
+        self._device = device
+        self._stream: Any = torch.cuda.Stream(device)
+        self._rank = LEARNER_RANK
+        self._communicator: Any = None
+        self._aborted = False
+
+    def new_unique_id(self) -> bytes:
+        unique_id = self._library.ncclGetUniqueId()
+        return ctypes.string_at(ctypes.addressof(unique_id), UNIQUE_ID_BYTES)
+
+    def open(self, unique_id: bytes, rank: int, world_size: int) -> None:
+        with torch.cuda.device(self._device):
+            self._rank = rank
+            shared = self._library.unique_id_from_bytes(unique_id)
+            self._communicator = self._library.ncclCommInitRank(world_size, shared, rank)
+            if self._aborted:  # while the group was formed; NCCL names it only now
+                self.abort()
+
+    def broadcast(self, buffer: torch.Tensor, ready: Any) -> None:
+        if self._communicator is None:
+            raise RuntimeError("the group was left")
+        with torch.cuda.device(self._device):
+            if ready is not None:
+                self._stream.wait_event(ready)
+            data = self._nccl.buffer_type(buffer.data_ptr())
+            self._library.ncclBroadcast(
+                data if self._rank == LEARNER_RANK else self._nccl.buffer_type(),
+                data,
+                buffer.numel(),
+                self._nccl.ncclDataTypeEnum.from_torch(buffer.dtype),
+                LEARNER_RANK,
+                self._communicator,
+                self._nccl.cudaStream_t(self._stream.cuda_stream),
+            )
+            self._stream.synchronize()
+
+    def abort(self) -> None:
+        self._aborted = True
+        communicator, self._communicator = self._communicator, None
+        if communicator is not None:
+            with torch.cuda.device(self._device):
+                self._library.ncclCommAbort(communicator)
 
 
 class NcclGroup:
@@ -56,16 +117,35 @@ class NcclGroup:
         self._links = links
         self._timeout_s = timeout_s
 
+    @classmethod
+    def of_learner(cls, communicator: Communicator, links: Sequence[Link], timeout_s: float) -> Self:
+        """Return a new group of the learner and the workers at the other ends of `links`, once all have entered it.
+
+        Raises:
+            LinkError: it was not formed.
+        """
+        group = cls(communicator, links, timeout_s)
+        try:
+            unique_id = communicator.new_unique_id()
+            for link in links:
+                link.send([unique_id], timeout_s)
+            group.open(unique_id, LEARNER_RANK, 1 + len(links))
+        except BaseException:
+            abort_all(links)
+            group.close()
+            raise
+        return group
+
     def open(self, unique_id: bytes, rank: int, world_size: int) -> None:
         """Enter the group. Raises LinkError."""
         self._run("the NCCL group was not formed", self._communicator.open, unique_id, rank, world_size)
 
     def broadcast(self, buffer: torch.Tensor, ready: Any) -> None:
         """Send a bucket from the learner, or receive one. Raises LinkError."""
-        self._run("a bucket was not taken", self._communicator.broadcast, buffer, ready)
+        self._run("a bucket was not received", self._communicator.broadcast, buffer, ready)
 
     def close(self) -> bool:
-        """Leave the group. Returns whether NCCL let go; where it did not, this process can enter no other."""
+        """Leave the group. Returns whether NCCL let go; if it did not, this process can enter no other group."""
         aborting = in_background(self._communicator.abort)
         try:
             aborting.result(timeout=ABORT_TIMEOUT_S)
@@ -89,3 +169,133 @@ class NcclGroup:
                     raise LinkError(f"{what} within {self._timeout_s:g} s") from None
             except RuntimeError as error:
                 raise LinkError(f"{what}: {error}") from error
+
+
+@dataclass
+class Broadcast:
+    """A bucket on its way to all servers. awaited: the servers whose turn to send it has not come yet."""
+
+    packed: Packed
+    awaited: int
+    done: Future[None] = field(default_factory=Future)
+
+
+class OneGroup:
+    """One group of the learner and the workers of all its servers: each bucket leaves the learner once.
+
+    Each server has a seat, by number, and a thread of the learner that calls for it; it keeps its own port, links and
+    HTTP calls. Only NCCL's communicator is shared, and ranks continue from one server to the next. All servers must get
+    the same bytes, so it is for full training. The first break ends the group for good: a server that stands still
+    costs the others one deadline, and from then on each server has a group of its own.
+
+    communicator: creates NCCL's side. timeout_s: seconds that forming the group, or sending a bucket, may take.
+    """
+
+    def __init__(self, servers: int, *, communicator: Callable[[], Communicator], timeout_s: float) -> None:
+        self._servers = servers
+        self._communicator = communicator
+        self._timeout_s = timeout_s
+        self._changed = threading.Condition()
+        self._workers: dict[int, int] = {}
+        self._links: dict[int, Sequence[Link]] = {}
+        self._group: NcclGroup | None = None
+        self._sending: dict[int, Broadcast] = {}
+        self._ended = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether each server is on its own."""
+        return self._ended
+
+    def ranks(self, seat: int, workers: int) -> tuple[int, int]:
+        """Return the rank of a server's first worker, and the number of members; waits for the other servers.
+
+        Raises:
+            LinkError: one of them did not come in time, or the group has ended.
+        """
+        with self._changed:
+            self._workers[seat] = workers
+            self._changed.notify_all()
+            self._wait_until(lambda: len(self._workers) == self._servers)
+            before = sum(count for other, count in self._workers.items() if other < seat)
+            return LEARNER_RANK + 1 + before, 1 + sum(self._workers.values())
+
+    def enter(self, seat: int, links: Sequence[Link]) -> None:
+        """Form the group once the links to the workers of all servers are there; returns when it is formed.
+
+        Raises:
+            LinkError: it was not formed.
+        """
+        with self._changed:
+            self._links[seat] = links
+            is_last = len(self._links) == self._servers and not self._ended
+        if is_last:
+            self._form()
+        with self._changed:
+            self._wait_until(lambda: self._group is not None)
+
+    def send(self, packed: Packed) -> bool:
+        """Send a bucket to all servers once. Each server's thread calls, and waits; returns True to one of them.
+
+        Raises:
+            LinkError: not all received it, and the group is of no use any more.
+        """
+        with self._changed:
+            group = self._group
+            if self._ended or group is None:
+                raise LinkError(GROUP_ENDED)
+            broadcast = self._sending.get(id(packed))
+            is_first = broadcast is None
+            if broadcast is None:
+                broadcast = self._sending[id(packed)] = Broadcast(packed, self._servers)
+            broadcast.awaited -= 1
+            if not broadcast.awaited:
+                del self._sending[id(packed)]
+        if is_first:
+            _broadcast(group, broadcast)
+        broadcast.done.result()
+        return is_first
+
+    def end(self) -> None:
+        """End the group: all waits in it fail, here and at the servers."""
+        with self._changed:
+            if self._ended:
+                return
+            self._ended = True
+            self._sending.clear()
+            links = [link for of_server in self._links.values() for link in of_server]
+            group, self._group = self._group, None
+            self._changed.notify_all()
+        abort_all(links)
+        if group is not None:
+            group.close()
+
+    def _form(self) -> None:
+        links = [link for _, of_server in sorted(self._links.items()) for link in of_server]
+        try:
+            group = NcclGroup.of_learner(self._communicator(), links, self._timeout_s)
+        except BaseException:
+            self.end()
+            raise
+        with self._changed:
+            if not self._ended:
+                self._group = group
+                self._changed.notify_all()
+                return
+        group.close()  # another server's thread has waited too long meanwhile
+        raise LinkError(GROUP_ENDED)
+
+    def _wait_until(self, holds: Callable[[], bool]) -> None:
+        self._changed.wait_for(lambda: self._ended or holds(), self._timeout_s)
+        if self._ended or not holds():
+            raise LinkError(GROUP_ENDED if self._ended else f"not all servers came within {self._timeout_s:g} s")
+
+
+def _broadcast(group: NcclGroup, broadcast: Broadcast) -> None:
+    try:
+        for part in broadcast.packed.parts:
+            group.broadcast(part, broadcast.packed.ready)
+    except Exception as error:  # noqa: BLE001  # it is raised to each server's thread
+        broadcast.done.set_exception(error)
+    else:
+        broadcast.done.set_result(None)

@@ -15,9 +15,9 @@ from stage2_api.vllm import Transport
 from stage2_trainer.sync.transports.buckets import TensorMeta, bucket_bytes, plan_buckets, unpack
 from stage2_trainer.sync.transports.handshake import Member
 from stage2_trainer.sync.transports.link import Link, dial
-from stage2_trainer.sync.transports.transfer_group import GroupInfo
+from stage2_trainer.sync.transports.protocol import GroupInfo
+from stage2_trainer.wire.credentials import read_token
 from stage2_trainer.wire.errors import LinkError, OtherGroupError
-from stage2_trainer.wire.token import read_token
 
 Load = Callable[[list[tuple[str, torch.Tensor]]], Any]
 
@@ -32,7 +32,7 @@ class Inlet(Protocol):
         """
         ...
 
-    def rest(self) -> None:
+    def end_push(self) -> None:
         """Give back what only a push needs."""
         ...
 
@@ -114,7 +114,7 @@ class Receiver:
             if self._inlet is inlet:  # and not one that another learner has called for meanwhile
                 self._inlet = None
             raise
-        inlet.rest()
+        inlet.end_push()
 
     def _receive(self, inlet: Inlet, tensors: Sequence[TensorMeta], load: Load) -> None:
         arriving: tuple[list[TensorMeta], Future[torch.Tensor]] | None = None

@@ -14,12 +14,18 @@ from typing import Any
 from stage2_api.vllm import Transport
 from stage2_trainer.sync.transports.link import Link
 from stage2_trainer.sync.transports.link_listener import LinkListener
-from stage2_trainer.sync.transports.protocol import INIT_PHASE, INIT_ROUTE
-from stage2_trainer.sync.transports.transfer_group import LEARNER_RANK, GroupInfo, address_towards, new_group_name
-from stage2_trainer.wire.address import host_and_port
+from stage2_trainer.sync.transports.protocol import (
+    INIT_PHASE,
+    INIT_ROUTE,
+    LEARNER_RANK,
+    GroupInfo,
+    address_towards,
+    new_group_name,
+)
 from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import LinkError, ServerError
+from stage2_trainer.wire.names import host_and_port
 
 logger = logging.getLogger(__name__)
 

@@ -5,18 +5,90 @@ Each worker has a link of its own, so what one of them does not take keeps none 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 
+import numpy as np
 import torch
 
 from stage2_api.vllm import Transport
 from stage2_trainer.sync.transports.link import Link, abort_all, sent_by
-from stage2_trainer.sync.transports.protocol import Packed
+from stage2_trainer.sync.transports.protocol import GroupInfo, Packed
 from stage2_trainer.sync.transports.rendezvous import Rendezvous
-from stage2_trainer.sync.transports.transfer_group import GroupInfo
 from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.client import ServerClient
+from stage2_trainer.wire.errors import LinkError
+
+
+def open_tcp(link: Link, info: GroupInfo, _rank: int) -> TcpInlet:
+    """Receive over the link itself."""
+    return TcpInlet(link, info.timeout_s)
+
+
+class TcpInlet:
+    """A link at which buckets arrive, one after the other. timeout_s: seconds that a bucket may take."""
+
+    def __init__(self, link: Link, timeout_s: float) -> None:
+        self._link = link
+        self._timeout_s = timeout_s
+        self._buffers = Buffers()
+        self._last: Future[torch.Tensor] | None = None
+
+    def start(self, nbytes: int) -> Future[torch.Tensor]:
+        """Begin to receive the next bucket."""
+        self._last = in_background(self._receive, self._buffers.take(nbytes), self._last)
+        return self._last
+
+    def end_push(self) -> None:
+        """Give back what only a push needs."""
+        self._last = None
+        self._buffers.clear()
+
+    def close(self) -> None:
+        """End the link."""
+        self._link.close()
+
+    def _receive(self, buffer: torch.Tensor, before: Future[torch.Tensor] | None) -> torch.Tensor:
+        if before is not None and before.exception() is not None:
+            raise LinkError("a bucket before it did not arrive")
+        self._link.receive_into(buffer.numpy().data, self._timeout_s)
+        return buffer
+
+
+class Buffers:
+    """Memory for buckets, used again once no tensor that was cut from it is alive: fresh memory costs page faults."""
+
+    def __init__(self) -> None:
+        self._all: list[_Buffer] = []
+
+    def take(self, nbytes: int) -> torch.Tensor:
+        """Return memory that nothing else uses, uint8 of shape (nbytes,)."""
+        fitting = [buffer for buffer in self._all if buffer.is_free() and buffer.memory.nbytes >= nbytes]
+        if not fitting:
+            self._all = [buffer for buffer in self._all if not buffer.is_free()]
+            fitting = [_Buffer(nbytes)]
+            self._all += fitting
+        return fitting[0].lend(nbytes)
+
+    def clear(self) -> None:
+        """Forget all memory; what is lent goes when its tensors do."""
+        self._all = []
+
+
+class _Buffer:
+    def __init__(self, nbytes: int) -> None:
+        self.memory = np.empty(nbytes, dtype=np.uint8)
+        self._lent: weakref.ref[np.ndarray] | None = None
+
+    def is_free(self) -> bool:
+        return self._lent is None or self._lent() is None
+
+    def lend(self, nbytes: int) -> torch.Tensor:
+        view = self.memory[:nbytes]
+        self._lent = weakref.ref(view)
+        return torch.from_numpy(view)  # its storage keeps `view` alive, and so does every tensor cut from it
 
 
 class TcpTransfer:
@@ -25,13 +97,11 @@ class TcpTransfer:
     transport: Transport = "tcp"
     staging = torch.device("cpu")
 
-    def __init__(self, group_port: int, *, token: str, bucket_bytes: int, timeout_s: float) -> None:
+    def __init__(self, rendezvous: Rendezvous, *, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._links: list[Link] = []
         self._sent_before = 0  # over links that are closed
-        self._rendezvous = Rendezvous(
-            group_port, transport=self.transport, token=token, bucket_bytes=bucket_bytes, timeout_s=timeout_s
-        )
+        self._rendezvous = rendezvous
 
     def connect(self, client: ServerClient) -> None:
         self._rendezvous.form(client, self._join)

@@ -21,9 +21,9 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from stage2_api.vllm import Transport
 from stage2_trainer.sync.transports.buckets import from_wire
 from stage2_trainer.sync.transports.link import Link
+from stage2_trainer.sync.transports.protocol import GroupInfo
 from stage2_trainer.sync.transports.receiver import Inlet, Receiver
-from stage2_trainer.sync.transports.tcp_server import open_tcp
-from stage2_trainer.sync.transports.transfer_group import GroupInfo
+from stage2_trainer.sync.transports.tcp import open_tcp
 from stage2_trainer.sync.vllm.adapter_store import keep_adapter
 from stage2_trainer.sync.vllm.server_merge import ServerMerge
 from stage2_trainer.sync.vllm.vllm_compat import finish_layerwise_reload, receive_and_settle
@@ -133,6 +133,6 @@ class NcclEngine(ReceivingEngine):
     transport = "nccl"
 
     def _open_inlet(self, link: Link, info: GroupInfo, rank: int) -> Inlet:
-        from stage2_trainer.sync.transports.nccl_server import open_nccl
+        from stage2_trainer.sync.transports.nccl import open_nccl
 
         return open_nccl(link, info, rank, self.device)

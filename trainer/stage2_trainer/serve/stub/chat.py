@@ -11,9 +11,8 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 from torch import Tensor
 
-from stage2_trainer.serve.stub.requests import ChatRequest
-from stage2_trainer.serve.stub.stub_model import Generated, StubModel
-from stage2_trainer.wire.served_model import POLICY_MODEL
+from stage2_trainer.serve.stub.model import ChatRequest, Generated, StubModel
+from stage2_trainer.wire.names import POLICY_MODEL
 
 
 class ChatServer:

@@ -2,26 +2,150 @@
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from PIL import Image
+from pydantic import BaseModel, Field
 from torch import Tensor
-from transformers import (
-    AutoConfig,
-    AutoModelForImageTextToText,
-    AutoProcessor,
-    StoppingCriteria,
-    StoppingCriteriaList,
-)
+from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor, StoppingCriteria, StoppingCriteriaList
 
-from stage2_trainer.serve.stub.adapters import StubAdapters
-from stage2_trainer.serve.stub.requests import AdapterInfo, ChatRequest, split_images
-from stage2_trainer.wire.identity import describe
-from stage2_trainer.wire.repetition import RepetitionDetection
-from stage2_trainer.wire.served_model import POLICY_MODEL
+from stage2_trainer.data.images import load_image
+from stage2_trainer.wire.names import POLICY_MODEL
+from stage2_trainer.wire.requests import RepetitionDetection
+
+
+class ChatRequest(BaseModel):
+    """The fields of a chat request that the stub honours; others are ignored."""
+
+    messages: list[dict[str, Any]] = Field(min_length=1)
+    model: str | None = None
+    max_tokens: int = Field(default=16, ge=1)
+    temperature: float = Field(default=1.0, ge=0)
+    repetition_penalty: float = Field(default=1.0, gt=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = -1
+    seed: int | None = None
+    n: int = Field(default=1, ge=1)
+    repetition_detection: RepetitionDetection | None = None
+    logprobs: bool = False
+    top_logprobs: int = Field(default=0, ge=0)
+    prompt_logprobs: int | None = Field(default=None, ge=0)
+    return_token_ids: bool = False
+
+
+class AdapterInfo(BaseModel):
+    """The adapter that tensors belong to. config: as in PEFT's adapter_config.json."""
+
+    name: str
+    config: dict[str, Any]
+
+
+def split_images(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[Image.Image]]:
+    """Replace image parts by the chat template's `{"type": "image"}`, and return the images in order.
+
+    Raises:
+        ValueError: an image is no `data:` URL, or cannot be read.
+    """
+    images: list[Image.Image] = []
+    plain = []
+    for message in messages:
+        content = message["content"]
+        if not isinstance(content, str):
+            content = [_part(part, images) for part in content]
+        plain.append({**message, "content": content})
+    return plain, images
+
+
+def _part(part: dict[str, Any], images: list[Image.Image]) -> dict[str, Any]:
+    if part["type"] != "image_url":
+        return part
+    url = part["image_url"]["url"]
+    if not url.startswith("data:"):
+        raise ValueError(f"an image must be a data: URL, found {url[:80]!r}")
+    images.append(load_image(url))
+    return {"type": "image"}
+
+
+PEFT_PREFIX = "base_model.model."
+DOWN, UP = ".lora_A.weight", ".lora_B.weight"
+
+
+class StubAdapters:
+    """One adapter over the parameters of a model. The caller sees to it that one thread at a time uses it."""
+
+    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
+        self._parameters = parameters
+        self._name: str | None = None
+        self._deltas: dict[str, Tensor] = {}
+
+    def keep(self, adapter: AdapterInfo, tensors: Mapping[str, Tensor]) -> None:
+        """Hold the adapter of these LoRA matrices, named as in PEFT's checkpoints; an older one goes.
+
+        Raises:
+            KeyError: a matrix belongs to no parameter.
+        """
+        scale = _Scale(adapter.config)
+        deltas = {}
+        for name, down in tensors.items():
+            if name.endswith(DOWN):
+                layer = name.removesuffix(DOWN)
+                target = f"{layer.removeprefix(PEFT_PREFIX)}.weight"
+                if target not in self._parameters:
+                    raise KeyError(f"{name} belongs to no parameter of the model")
+                deltas[target] = scale.of(layer) * tensors[f"{layer}{UP}"].float() @ down.float()
+        self._name, self._deltas = adapter.name, deltas
+
+    @property
+    def names(self) -> list[str]:
+        """The adapter's name, if there is one."""
+        return [] if self._name is None else [self._name]
+
+    def has(self, name: str | None) -> bool:
+        """Whether the adapter of this name is held."""
+        return self._name is not None and name == self._name
+
+    def drop(self, name: str) -> bool:
+        """Forget the adapter; False if there is none of this name."""
+        if not self.has(name):
+            return False
+        self._name, self._deltas = None, {}
+        return True
+
+    @contextmanager
+    @torch.no_grad()
+    def applied(self, name: str | None) -> Iterator[None]:
+        """Add the adapter for the time of the block, if it is the one that is asked for."""
+        deltas = self._deltas if self.has(name) else {}
+        plain = {target: self._parameters[target].clone() for target in deltas}
+        for target, delta in deltas.items():
+            self._parameters[target].copy_(plain[target].float() + delta)
+        try:
+            yield
+        finally:
+            for target, values in plain.items():
+                self._parameters[target].copy_(values)
+
+
+class _Scale:
+    """PEFT's factor of an adapter: alpha / rank, where a pattern of either may end a layer's name."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._config = config
+
+    def of(self, layer: str) -> float:
+        rank = self._by_pattern(layer, "rank_pattern", self._config["r"])
+        alpha = self._by_pattern(layer, "alpha_pattern", self._config["lora_alpha"])
+        return alpha / (math.sqrt(rank) if self._config["use_rslora"] else rank)
+
+    def _by_pattern(self, layer: str, patterns: str, otherwise: float) -> float:
+        found = [value for end, value in self._config[patterns].items() if layer.endswith(f".{end}")]
+        return float(found[0] if found else otherwise)
 
 
 @dataclass(frozen=True)
@@ -53,7 +177,7 @@ class StubModel:
             network = networks.from_pretrained(model, dtype=torch_dtype, **untrusted)
         self._network = network.eval()
         processors: Any = AutoProcessor
-        self._processor = processors.from_pretrained(model, **untrusted, **processor_options)
+        self.processor = processors.from_pretrained(model, **untrusted, **processor_options)
         self._parameters = dict(self._network.named_parameters())
         self._adapters = StubAdapters(self._parameters)
         self._lock = threading.Lock()  # one forward, or one weight update, at a time
@@ -66,16 +190,12 @@ class StubModel:
             ValueError: an image cannot be read.
         """
         plain, images = split_images(list(messages))
-        text = self._processor.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
-        return dict(self._processor(text=[text], images=images or None, return_tensors="pt"))
-
-    def identity(self) -> dict[str, str | int]:
-        """Return what decides as which ids a prompt is read."""
-        return describe(self._processor)
+        text = self.processor.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
+        return dict(self.processor(text=[text], images=images or None, return_tensors="pt"))
 
     def decode(self, token_id: int) -> str:
         """Return one token's text."""
-        return str(self._processor.tokenizer.decode([token_id]))
+        return str(self.processor.tokenizer.decode([token_id]))
 
     @torch.inference_mode()
     def generate(self, inputs: dict[str, Tensor], request: ChatRequest) -> Generated:
@@ -102,7 +222,7 @@ class StubModel:
         ids: list[int] = output.sequences[0, prompt_length:].tolist()
         return Generated(
             token_ids=ids,
-            text=self._processor.tokenizer.decode(ids, skip_special_tokens=True),
+            text=self.processor.tokenizer.decode(ids, skip_special_tokens=True),
             logprobs=torch.stack(output.logits).squeeze(1).float().log_softmax(-1),
             finish_reason=self._finish_reason(ids, request),
         )

@@ -7,14 +7,47 @@ from functools import partial
 from typing import Any
 
 import torch
+from pydantic import BaseModel
 from torch import Tensor
 
-from stage2_trainer.serve.stub.requests import AdapterInfo, UpdateRequest
-from stage2_trainer.serve.stub.stub_model import StubModel
+from stage2_trainer.serve.stub.model import AdapterInfo, StubModel
 from stage2_trainer.sync.transports.buckets import from_wire
+from stage2_trainer.sync.transports.protocol import GroupInfo
 from stage2_trainer.sync.transports.receiver import Load, Receiver
-from stage2_trainer.sync.transports.transfer_group import GroupInfo
 from stage2_trainer.sync.vllm.server_merge import ServerMerge
+
+
+class InitRequest(BaseModel):
+    """Body of POST /init_weight_transfer_engine."""
+
+    init_info: dict[str, Any]
+
+
+class UpdateInfo(BaseModel):
+    """The tensors that follow, in order: base weights, those of an adapter, or what a recipe needs (`merge`).
+
+    group: the name of the group that they are sent in.
+    """
+
+    names: list[str]
+    dtype_names: list[str]
+    shapes: list[list[int]]
+    group: str
+    adapter: AdapterInfo | None = None
+    merge: dict[str, Any] | None = None
+
+
+class UpdateRequest(BaseModel):
+    """Body of POST /update_weights."""
+
+    update_info: UpdateInfo
+
+
+class FinishRequest(BaseModel):
+    """Body of POST /finish_weight_update."""
+
+    weight_version: str | None = None
+
 
 INITIAL_VERSION = "default"
 

@@ -5,6 +5,11 @@ from __future__ import annotations
 import ipaddress
 from urllib.parse import urlsplit
 
+POLICY_MODEL = "policy"  # the name under which every server serves it
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM's --max-lora-rank takes
+MAX_LORA_RANK = LORA_RANKS[-1]
+
+
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
 

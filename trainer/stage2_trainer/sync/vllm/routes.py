@@ -1,0 +1,267 @@
+"""stage2's own routes on a rollout server, and the watch over weight updates: ASGI middlewares for vLLM and the stub.
+
+The token guard (`serve.guard`) stands before both, so no stranger reaches them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from http import HTTPStatus
+from typing import Any
+
+from stage2_api.pod.ports import HEALTH_ROUTE
+from stage2_trainer.sync.tensors.model_folder import FOLDER_ROUTE, folder_digests
+from stage2_trainer.wire.calls import CALLS_ROUTE, Call, CallAnswer, calls_from_json, is_met
+from stage2_trainer.wire.identity import IDENTITY_ROUTE, describe
+
+logger = logging.getLogger(__name__)
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+INIT_ROUTE = "/init_weight_transfer_engine"
+UPDATE_ROUTES = frozenset(
+    {
+        INIT_ROUTE,
+        "/pause",
+        "/start_weight_update",
+        "/update_weights",
+        "/finish_weight_update",
+        "/reset_prefix_cache",
+        "/reset_mm_cache",
+        "/reset_encoder_cache",
+        "/resume",
+    }
+)
+BATCHED_ROUTES = UPDATE_ROUTES | {"/weight_info"}
+FORWARDED_HEADERS = frozenset({b"host", b"authorization"})
+INCOMPLETE = CallAnswer(HTTPStatus.INTERNAL_SERVER_ERROR, "the answer breaks off")
+
+DEFAULT_PATIENCE_S = 480.0  # before a group was formed: twice the default of `vllm.server.timeout_s`
+LOADING_S = 120.0  # to load what had arrived
+ENGINE_CHECK_S = 1.0
+STUCK = {"error": "a weight update that no learner waits for does not end; start this server again"}
+DEAD = {"error": "the engine of this server has died; it must be started again"}
+
+
+class Stage2Routes:
+    """The middleware that answers stage2's own routes: the server's identity, its folder's digests, batched calls."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        method, handle = ROUTES.get(scope["path"], ("", None)) if scope["type"] == "http" else ("", None)
+        if handle is None:
+            await self._app(scope, receive, send)
+        elif scope["method"] != method:
+            error = {"error": f"{scope['method']}: {method} {scope['path']}"}
+            await send_json(send, HTTPStatus.METHOD_NOT_ALLOWED, error)
+        else:
+            await handle(scope, receive, send)
+
+
+class UpdateWatch:
+    """The middleware that watches the calls of a weight update: /health reports a stuck one, a dead engine ends them.
+
+    Every wait of a receiver ends: at once when the learner has gone, else at the deadline that the learner gave with
+    the group. A call that lasts long after its learner has hung up is stuck, and only a restart helps; until then the
+    server would answer 200 and never take weights again.
+
+    When vLLM's engine process dies, its server closes the port and waits for the calls under way. Nobody answers those
+    that wait for the engine, so the server would be neither up nor restarted.
+    """
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self._patience_s = DEFAULT_PATIENCE_S
+        self._abandoned: dict[object, float] = {}  # calls whose learner has hung up, and since when
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] == HEALTH_ROUTE and self._is_stuck():
+            await send_json(send, HTTPStatus.SERVICE_UNAVAILABLE, STUCK)
+        elif scope["type"] == "http" and scope["path"] in UPDATE_ROUTES:
+            await self._watch(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    def _is_stuck(self) -> bool:
+        limit_s = self._patience_s + LOADING_S
+        return any(time.monotonic() - since > limit_s for since in self._abandoned.values())
+
+    async def _watch(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run a call, and note when the learner stops waiting for it."""
+        body = await read_body(receive)
+        if scope["path"] == INIT_ROUTE:
+            self._patience_s = _patience(body)
+        hung_up = asyncio.ensure_future(receive())
+        call = asyncio.ensure_future(self._app(scope, _replay(body, hung_up), send))
+        try:
+            if await self._ends(call, hung_up, scope):
+                await call
+            else:
+                call.cancel()
+                await send_json(send, HTTPStatus.SERVICE_UNAVAILABLE, DEAD)
+        finally:
+            self._abandoned.pop(call, None)
+            hung_up.cancel()
+
+    async def _ends(self, call: asyncio.Future[None], hung_up: asyncio.Future[Any], scope: Scope) -> bool:
+        """Wait for a call. Returns False if the engine died first."""
+        waited = {call, hung_up}
+        while not call.done():
+            ended, _ = await asyncio.wait(waited, timeout=ENGINE_CHECK_S, return_when=asyncio.FIRST_COMPLETED)
+            if hung_up in ended:
+                self._abandoned[call] = time.monotonic()
+                waited = {call}
+            if not ended and _engine_is_dead(scope):
+                return False
+        return True
+
+
+async def _identity(scope: Scope, _receive: Receive, send: Send) -> None:
+    """GET /stage2/identity: how this server reads prompts (`wire.identity`)."""
+    found = await asyncio.to_thread(lambda: describe(_processor(scope["app"].state)))
+    await send_json(send, HTTPStatus.OK, found)
+
+
+async def _folder_digests(scope: Scope, receive: Receive, send: Send) -> None:
+    """POST /stage2/folder-digests: digests of tensors in the server's model folder."""
+    try:
+        tensors = [(str(name), str(dtype)) for name, dtype in json.loads(await read_body(receive))["tensors"]]
+    except (ValueError, KeyError, TypeError) as error:
+        await send_json(send, HTTPStatus.UNPROCESSABLE_ENTITY, {"error": f"not a list of tensors: {error!r}"})
+        return
+    try:
+        found = await asyncio.to_thread(folder_digests, _model_folder(scope["app"].state), tensors)
+    except OSError as error:
+        await send_json(send, HTTPStatus.CONFLICT, {"error": str(error)})
+        return
+    await send_json(send, HTTPStatus.OK, {"digests": found})
+
+
+async def _batched_calls(scope: Scope, receive: Receive, send: Send) -> None:
+    """POST /stage2/calls: several calls of the server's own routes, in order (`wire.calls`).
+
+    Each call goes through the whole application, as if it had come by itself: the guard, the watch, and the server's
+    own error handling. Each answer is sent at once, so the learner's deadline applies to each call. No call begins once
+    the learner has hung up: it might close what another learner has opened.
+    """
+    try:
+        calls = calls_from_json(await read_body(receive))
+    except ValueError as error:
+        await send_json(send, HTTPStatus.BAD_REQUEST, {"error": str(error)})
+        return
+    if refused := [call.path for call in calls if call.route not in BATCHED_ROUTES]:
+        advice = {"error": f"{refused[0]} is no route of an update: call it by itself"}
+        await send_json(send, HTTPStatus.BAD_REQUEST, advice)
+        return
+    headers = [(b"content-type", b"application/x-ndjson")]
+    await send({"type": "http.response.start", "status": int(HTTPStatus.OK), "headers": headers})
+    hung_up = asyncio.ensure_future(receive())
+    try:
+        for call in calls:
+            if hung_up.done():
+                break
+            answer = await _call(scope, call, hung_up)
+            await send({"type": "http.response.body", "body": answer.to_line(), "more_body": True})
+            if answer.status != HTTPStatus.OK or not is_met(call.demand, answer.value()):
+                break
+    finally:
+        hung_up.cancel()
+    await send({"type": "http.response.body", "body": b""})
+
+
+ROUTES: dict[str, tuple[str, Callable[[Scope, Receive, Send], Awaitable[None]]]] = {
+    IDENTITY_ROUTE: ("GET", _identity),
+    FOLDER_ROUTE: ("POST", _folder_digests),
+    CALLS_ROUTE: ("POST", _batched_calls),
+}
+
+
+async def _call(scope: Scope, call: Call, hung_up: asyncio.Future[Any]) -> CallAnswer:
+    """Make one call through the whole application, and return its answer."""
+    body = call.body.encode()
+    status, content, more = int(HTTPStatus.INTERNAL_SERVER_ERROR), bytearray(), True
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        nonlocal status, more
+        status = message.get("status", status)
+        content.extend(message.get("body", b""))
+        if message["type"] == "http.response.body":
+            more = message.get("more_body", False)
+
+    try:
+        await scope["app"](_scope_for(scope, call, len(body)), _replay(body, hung_up), send)
+    except Exception:  # the application has answered it, and passes it on to be logged
+        logger.exception("%s %s", call.method, call.path)
+    return INCOMPLETE if more else CallAnswer(status, content.decode(errors="replace"))
+
+
+def _scope_for(scope: Scope, call: Call, length: int) -> Scope:
+    path, _, query = call.path.partition("?")
+    headers = [header for header in scope["headers"] if header[0] in FORWARDED_HEADERS]
+    headers += [(b"content-type", b"application/json"), (b"content-length", str(length).encode())]
+    request = {"method": call.method, "path": path, "raw_path": path.encode(), "query_string": query.encode()}
+    return {**scope, **request, "headers": headers}
+
+
+def _replay(body: bytes, hung_up: asyncio.Future[Any]) -> Receive:
+    """Return a receiver that yields a body that was read already, then waits for the caller to hang up."""
+    messages: list[MutableMapping[str, Any]] = [{"type": "http.request", "body": body}]
+
+    async def receive() -> MutableMapping[str, Any]:
+        return messages.pop() if messages else await asyncio.shield(hung_up)
+
+    return receive
+
+
+async def read_body(receive: Receive) -> bytes:
+    """Return a request's body."""
+    parts, more = [], True
+    while more:
+        message = await receive()
+        parts.append(message.get("body", b""))
+        more = message.get("more_body", False)
+    return b"".join(parts)
+
+
+async def send_json(send: Send, status: int, content: object, *headers: tuple[bytes, bytes]) -> None:
+    """Send a JSON answer."""
+    body = json.dumps(content).encode()
+    own = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": int(status), "headers": [*own, *headers]})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _processor(state: Any) -> Any:
+    """Return the processor that the running engine uses; the stub names its own."""
+    if hasattr(state, "processor"):
+        return state.processor
+    from vllm.transformers_utils.processor import cached_processor_from_config
+
+    return cached_processor_from_config(state.vllm_config.model_config)
+
+
+def _model_folder(state: Any) -> str:
+    return str(state.model_folder if hasattr(state, "model_folder") else state.vllm_config.model_config.model)
+
+
+def _engine_is_dead(scope: Scope) -> bool:
+    """Whether vLLM's engine process has ended; the stub has none."""
+    state = getattr(scope.get("app"), "state", None)
+    return bool(getattr(getattr(state, "engine_client", None), "errored", False))
+
+
+def _patience(init_request: bytes) -> float:
+    """Return the deadline of a receiver's waits from the learner's request; the server refuses an unreadable one."""
+    try:
+        return float(json.loads(init_request)["init_info"]["timeout_s"])
+    except (ValueError, KeyError, TypeError):
+        return DEFAULT_PATIENCE_S
