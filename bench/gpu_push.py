@@ -23,7 +23,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from stage2_api.pod.environment import TOKEN_FILE_VARIABLE
+from stage2_api.pod.layout import TOKEN_FILE_VARIABLE
 from stage2_api.vllm import Transport
 from stage2_trainer.sync.tensors.packing import Packer
 from stage2_trainer.sync.transports.buckets import TensorMeta, plan_buckets

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from stage2_api.pod.environment import TLS_CA_FILE_VARIABLE, TLS_CERT_FILE_VARIABLE, TLS_KEY_FILE_VARIABLE
+from stage2_api.pod.layout import TLS_CA_FILE_VARIABLE, TLS_CERT_FILE_VARIABLE, TLS_KEY_FILE_VARIABLE
 from stage2_controller.spec import credentials
 
 HOST = "localhost"

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from stage2_api.errors import ConfigError, Problem
-from stage2_api.extends import resolve_extends
 from stage2_api.job import RolloutMatchingJob
-from stage2_api.parsing import parse_job, parse_run_config
+from stage2_api.parsing import parse_job, parse_run_config, resolve_extends
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.bounded_yaml import UnreadableYaml, read_documents
 

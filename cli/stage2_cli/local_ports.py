@@ -6,7 +6,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from stage2_api.pod.ports import PROGRESS_PORT
+from stage2_api.pod.layout import PROGRESS_PORT
 from stage2_controller.spec.containers import POD_PORTS, LearnerPorts
 
 # Below the ports that Linux gives to outgoing connections, one of which could have taken the pod's own meanwhile.

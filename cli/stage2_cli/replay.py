@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from stage2_api.errors import ConfigError, Problem
-from stage2_api.pod.reproducibility import EVENT
+from stage2_api.pod.report import EVENT
 from stage2_trainer.data.output_places import check_file
 from stage2_trainer.rollouts.replay import Replayed, lines_of_step, replay
 

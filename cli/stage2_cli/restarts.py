@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from stage2_api.errors import EXIT_CONFIG, EXIT_EXHAUSTED, EXIT_RETRYABLE
-from stage2_api.pod.environment import RESTARTS_VARIABLE, TERMINATION_LOG_VARIABLE
+from stage2_api.pod.layout import RESTARTS_VARIABLE, TERMINATION_LOG_VARIABLE
 from stage2_cli.processes import end_with_parent
 
 logger = logging.getLogger(__name__)

@@ -24,9 +24,8 @@ import yaml
 from stage2_api.errors import EXIT_CONFIG, EXIT_FAILURE, ConfigError, Problem
 from stage2_api.job import RolloutMatchingJob
 from stage2_api.kubernetes_types import Volume
-from stage2_api.pod.environment import TLS_CERT_FILE_VARIABLE
-from stage2_api.pod.ports import HEALTH_ROUTE, PROGRESS_ROUTE
-from stage2_api.pod.termination import GRACE_S
+from stage2_api.pod.layout import HEALTH_ROUTE, PROGRESS_ROUTE, TLS_CERT_FILE_VARIABLE
+from stage2_api.pod.report import GRACE_S
 from stage2_cli.config_files import load_config, load_job
 from stage2_cli.gpus import devices, require
 from stage2_cli.left_out import NETWORK, TEMPLATES, WATCHED, left_out

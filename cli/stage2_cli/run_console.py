@@ -12,7 +12,7 @@ import httpx
 from rich.console import Console
 from rich.status import Status
 
-from stage2_api.pod.progress import LearnerPhase, LearnerReport, read_report
+from stage2_api.pod.report import LearnerPhase, LearnerReport, read_report
 from stage2_cli.log_tail import LogTail
 from stage2_cli.processes import LocalProcess
 

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stage2_api.pod.progress import LearnerReport
-from stage2_api.pod.termination import read_termination_message
+from stage2_api.pod.report import LearnerReport, read_termination_message
 from stage2_controller.spec import kinds, names
 
 Object = Mapping[str, Any]

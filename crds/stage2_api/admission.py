@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from stage2_api import job
-from stage2_api.structural_schema import Schema, structural
+from stage2_api.crd import Schema, structural
 from stage2_api.validation import key_paths
 from stage2_api.validation.size import LARGEST, MOST_PARTS
 

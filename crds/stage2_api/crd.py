@@ -1,17 +1,27 @@
-"""The CustomResourceDefinition of RolloutMatchingJob, made from the models; `crds/rolloutmatchingjob.yaml` holds it."""
+"""The CustomResourceDefinition of RolloutMatchingJob, generated from the models into `crds/rolloutmatchingjob.yaml`.
+
+Pydantic writes JSON Schema with references, `anyOf` and `const`. A structural schema, as Kubernetes demands, has none
+of them (Kubernetes documentation: CustomResourceDefinition, "Specifying a structural schema"). Rules between keys are
+written in CEL, which the API server evaluates.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
+
+from pydantic import BaseModel
 
 from stage2_api import job
 from stage2_api.job_status import JobStatus, Phase
 from stage2_api.rules.job import JOB_RULES
 from stage2_api.rules.run import RUN_RULES
 from stage2_api.runconfig import RunConfig
-from stage2_api.section import KubernetesObject
-from stage2_api.structural_schema import Schema, structural
-from stage2_api.validation import cel
+from stage2_api.section import KubernetesObject, Section
+from stage2_api.validation import key_paths
+from stage2_api.validation.key_paths import models_in
+from stage2_api.validation.validate import SET, VALUE, Rule
 
 _COLUMNS = (
     ("Phase", "string", ".status.phase", "Stage of the job's life."),
@@ -68,8 +78,8 @@ def _version() -> dict[str, Any]:
 def _object_schema() -> Schema:
     spec = structural(job.JobSpec, keeps_unknown=True)
     config = spec["properties"]["config"]
-    config["x-kubernetes-validations"] = cel.validations(RunConfig, RUN_RULES)
-    spec["x-kubernetes-validations"] = [*cel.validations(job.JobSpec, JOB_RULES), _managed_for_good()]
+    config["x-kubernetes-validations"] = validations(RunConfig, RUN_RULES)
+    spec["x-kubernetes-validations"] = [*validations(job.JobSpec, JOB_RULES), _managed_for_good()]
     return {
         "type": "object",
         "description": _sentence(job.RolloutMatchingJob),
@@ -119,3 +129,143 @@ def _same(parent: str, key: str) -> str:
 
 def _sentence(model: type[KubernetesObject]) -> str:
     return " ".join((model.__doc__ or "").split())
+
+
+Schema = dict[str, Any]
+
+OVERRIDE = "x-stage2-schema"
+"""Key of a field's own JSON schema that replaces what pydantic would say where a structural schema cannot say it."""
+
+_DROPPED = ("$defs", "title", "additionalProperties", "propertyNames", OVERRIDE)
+_BOUNDS = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}
+
+
+def structural(model: type[Section], *, keeps_unknown: bool = False) -> Schema:
+    """Return the structural schema of a model: no references; descriptions on one line, the default at their end.
+
+    Defaults become part of the schema where `filled_in` says so. `keeps_unknown`: the API server stores keys that no
+    section has, where it would drop them silently for clients that do not ask for strictness.
+    """
+    whole = model.model_json_schema(by_alias=True, mode="validation")
+    walk = _Walk(whole.get("$defs", {}), _filled_models(model), keeps_unknown=keeps_unknown)
+    return walk.node(whole, filled=model.filled_in)
+
+
+def _filled_models(model: type[Section]) -> set[str]:
+    """Return the names of all models under `model` whose defaults the API server fills in."""
+    found: set[str] = set()
+    for info in model.model_fields.values():
+        for inside in _sections_in(info.annotation):
+            found |= _filled_models(inside) | ({inside.__name__} if inside.filled_in else set())
+    return found
+
+
+def _sections_in(annotation: Any) -> list[type[Section]]:
+    return [inside for inside in models_in(annotation) if issubclass(inside, Section)]
+
+
+class _Walk:
+    """One pass over a JSON schema of pydantic's."""
+
+    def __init__(self, definitions: Mapping[str, Schema], filled: set[str], *, keeps_unknown: bool) -> None:
+        self._keeps_unknown = keeps_unknown
+        self._definitions = definitions
+        self._filled = filled
+
+    def node(self, raw: Mapping[str, Any], *, filled: bool) -> Schema:
+        """Return the structural form of one node. `filled`: whether defaults below it go into the schema."""
+        raw, name = self._flat(raw)
+        filled = name in self._filled if name else filled
+        if OVERRIDE in raw:
+            kept = {key: raw[key] for key in ("description", "default") if key in raw}
+            raw = {**raw[OVERRIDE], **kept}
+        first = {key: raw[key] for key in ("type", "description") if key in raw}
+        result = {**first, **{key: value for key, value in raw.items() if key not in _DROPPED}}
+        for exclusive, bound in _BOUNDS.items():
+            if exclusive in result:
+                result[bound], result[exclusive] = result[exclusive], True
+        if "const" in result:
+            result["enum"] = [result.pop("const")]
+        if "properties" in result:
+            if self._keeps_unknown:
+                result["x-kubernetes-preserve-unknown-fields"] = True
+            result["properties"] = {
+                key: self._property(value, required=key in result.get("required", ()), filled=filled)
+                for key, value in result["properties"].items()
+            }
+        if "items" in result:
+            result["items"] = self.node(result["items"], filled=filled)
+        if isinstance(raw.get("additionalProperties"), Mapping):
+            result["additionalProperties"] = self.node(raw["additionalProperties"], filled=filled)
+        if "description" in result:
+            result["description"] = " ".join(result["description"].split())
+        return result
+
+    def _property(self, raw: Mapping[str, Any], *, required: bool, filled: bool) -> Schema:
+        result = self.node(raw, filled=filled)
+        default = result.pop("default", None)
+        section = "properties" in result
+        if required:
+            result["description"] += " Required."
+        elif not section and default not in (None, {}, []):
+            result["description"] += f" Default: {_text(default)}."
+        if filled and section and default is not None:
+            result["default"] = {}
+        elif filled and not section and default not in (None, "", {}, []):
+            result["default"] = default
+        return result
+
+    def _flat(self, raw: Mapping[str, Any]) -> tuple[Mapping[str, Any], str | None]:
+        """Return a node without reference and without the branch for null; the name of the model referred to.
+
+        Null is left out because the API server drops a null from a field that is not nullable, which is what null means
+        in every key that takes it: unset.
+        """
+        name = None
+        while "$ref" in raw or ("anyOf" in raw and OVERRIDE not in raw):
+            if "$ref" in raw:
+                name = raw["$ref"].rpartition("/")[2]
+                raw = {**self._definitions[name], **_without(raw, "$ref")}
+                continue
+            branches = [branch for branch in raw["anyOf"] if branch != {"type": "null"}]
+            if len(branches) != 1:
+                raise ValueError(f"a structural schema has no place for a choice of types: {raw}")
+            raw = {**branches[0], **_without(raw, "anyOf")}
+        return raw, name
+
+
+def _without(raw: Mapping[str, Any], key: str) -> Schema:
+    return {name: value for name, value in raw.items() if name != key}
+
+
+def _text(default: Any) -> str:
+    if isinstance(default, bool):
+        return str(default).lower()
+    return '""' if default == "" else str(default)
+
+
+def validations(model: type[BaseModel], rules: Sequence[Rule[Any]]) -> list[dict[str, str]]:
+    """Return `x-kubernetes-validations` for the schema of `model`: one entry for each rule that CEL can tell."""
+    return [
+        {"rule": expression(model, rule.cel), "message": f"{rule.rule}; {rule.way_out}", "fieldPath": f".{rule.path}"}
+        for rule in rules
+        if rule.cel is not None
+    ]
+
+
+def expression(model: type[BaseModel], text: str) -> str:
+    """Return the CEL expression that `text` with its placeholders stands for; `self` is an object of `model`."""
+    with_set = SET.sub(lambda match: f"{_chain(match[1])}.hasValue()", text)
+    return VALUE.sub(lambda match: f"{_chain(match[1])}.orValue({match[2] or _default(model, match[1])})", with_set)
+
+
+def _chain(path: str) -> str:
+    return "self" + "".join(f".?{part}" for part in path.split("."))
+
+
+def _default(model: type[BaseModel], path: str) -> str:
+    """Return the default of a key as a CEL literal."""
+    info = key_paths.field_at(model, path.split("."))
+    if info is None or info.is_required() or info.default is None:
+        raise LookupError(f"{path} has no default to put into a rule; write $({path}, DEFAULT)")
+    return json.dumps(info.default)

@@ -11,8 +11,7 @@ from pydantic import Field
 
 from stage2_api.grpo import Grpo, RolloutServer
 from stage2_api.rollout_matching import RolloutMatching
-from stage2_api.section import Section
-from stage2_api.value_types import Count, Path, Positive, Scale, Text, Weight
+from stage2_api.section import Count, Path, Positive, Scale, Section, Text, Weight
 
 
 class CoordTokens(Section):

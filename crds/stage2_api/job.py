@@ -12,6 +12,7 @@ from pydantic import ConfigDict, Field, StringConstraints, field_validator, mode
 
 from stage2_api.job_status import JobStatus
 from stage2_api.kubernetes_types import (
+    Affinity,
     LabelValue,
     ObjectReference,
     PodTemplate,
@@ -20,10 +21,8 @@ from stage2_api.kubernetes_types import (
     Toleration,
     Volume,
 )
-from stage2_api.node_affinity import Affinity
 from stage2_api.runconfig import RunConfig
-from stage2_api.section import KubernetesObject
-from stage2_api.value_types import DnsLabel, Name, Subdomain, SubdomainOrNone, SubdomainPrefix
+from stage2_api.section import DnsLabel, KubernetesObject, Name, Subdomain, SubdomainOrNone, SubdomainPrefix
 
 GROUP = "stage2.dev"
 VERSION = "v1alpha1"

@@ -6,9 +6,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from stage2_api.pod.progress import REASON_CHARACTERS
-from stage2_api.section import KubernetesObject, free_mapping
-from stage2_api.value_types import Count
+from stage2_api.pod.report import REASON_CHARACTERS
+from stage2_api.section import Count, KubernetesObject, free_mapping
 
 Phase = Literal["Pending", "Starting", "Running", "Succeeded", "Failed", "Suspended"]
 _Timestamp = Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-time"})]

@@ -11,8 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from stage2_api.section import Section
-from stage2_api.value_types import Count, Fraction, Name, Path, Positive, Scale, Weight
+from stage2_api.section import Count, Fraction, Name, Path, Positive, Scale, Section, Weight
 from stage2_api.vllm import Vllm
 
 RolloutBackend = Literal["vllm", "hf"]

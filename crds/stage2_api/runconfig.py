@@ -1,23 +1,26 @@
-"""RunConfig: the training YAML, whole."""
+"""RunConfig: the whole training YAML, and what follows from it: the rollouts and batches of a GRPO run, and the keys
+that name something outside the cluster.
+
+Source: semantics sections 3, 15.1 and 15.2.
+"""
 
 from __future__ import annotations
 
 import math
+import re
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from stage2_api.custom import Custom
 from stage2_api.errors import ConfigError, Problem
-from stage2_api.grpo import Rlhf
-from stage2_api.grpo_batches import GrpoBatches, grpo_batches
-from stage2_api.grpo_server import data_parallel_size, served_rollouts
-from stage2_api.model import Model, Template
+from stage2_api.grpo import BatchPlan, Rlhf, RolloutServer
+from stage2_api.model import Model, Template, Tuner
 from stage2_api.rollout_matching import RolloutMatching
-from stage2_api.section import Section
+from stage2_api.section import Positive, Section
 from stage2_api.training import Training
-from stage2_api.tuner import Tuner
-from stage2_api.value_types import Positive
+from stage2_api.vllm import VllmServer, VllmServerEntry
 
 BEST_METRIC = "eval_rollout_f1_class_iou50"
 
@@ -116,3 +119,131 @@ class RunConfig(Section):
         if training.effective_batch_size is None:
             return training.gradient_accumulation_steps or 1
         return max(1, math.ceil(training.effective_batch_size / (training.per_device_train_batch_size * world_size)))
+
+
+HUB_NAME = re.compile(r"(?!\.+/)[\w.-]+/[\w.-]+")
+"""The name of a repository on a hub of models: its owner's and its own."""
+FOLDER = re.compile(r"[/.].*")
+"""A name that is a folder's, and no hub's: it begins at the root, or where the process runs."""
+LOCAL_TRACKERS = frozenset({"tensorboard", "none"})
+"""What `training.report_to` may hold without a service that is connected to."""
+
+
+_SAME = (
+    "max_model_len", "gpu_memory_utilization", "enable_prefix_caching", "disable_custom_all_reduce",
+    "enforce_eager", "limit_mm_per_prompt",
+)  # fmt: skip
+"""Keys of `rollout_matching.vllm` that `custom.extra.rollout_server` has with the prefix `vllm_`."""
+
+
+def served_rollouts(rlhf: Rlhf, custom: Custom) -> RolloutMatching:
+    """Return the rollout settings of a GRPO run in the terms that servers, sync and requests are written in."""
+    own = custom.extra.rollout_matching
+    server = custom.extra.rollout_server or RolloutServer(vllm_max_model_len=rlhf.max_completion_length + 1)
+    vllm = own.vllm.model_copy(
+        update={
+            **{name: getattr(server, f"vllm_{name}") for name in _SAME},
+            "mode": "server",
+            "tensor_parallel_size": tensor_parallel_size(custom),
+            "max_num_seqs": _max_num_seqs(custom, server),
+            "server": _addresses(rlhf, own.vllm.server),
+        }
+    )
+    return own.model_copy(
+        update={
+            "max_new_tokens": rlhf.max_completion_length,
+            "temperature": rlhf.temperature,
+            "repetition_penalty": rlhf.repetition_penalty,
+            "rollout_backend": "vllm",
+            "vllm": vllm,
+        }
+    )
+
+
+def tensor_parallel_size(custom: Custom) -> int:
+    """Return the number of GPUs of each copy of the model on the rollout server of a GRPO run."""
+    server, forced = custom.extra.rollout_server, custom.grpo.batch_plan.rollout_server
+    return _forced(custom, forced.force_vllm_tensor_parallel_size) or (server and server.vllm_tensor_parallel_size) or 1
+
+
+def data_parallel_size(custom: Custom) -> int:
+    """Return the number of copies of the model on the rollout server of a GRPO run."""
+    server, forced = custom.extra.rollout_server, custom.grpo.batch_plan.rollout_server
+    return _forced(custom, forced.force_vllm_data_parallel_size) or (server and server.vllm_data_parallel_size) or 1
+
+
+def _addresses(rlhf: Rlhf, server: VllmServer) -> VllmServer:
+    """Return where the server is reached: where a job has put it, else where `rlhf` says."""
+    url = f"http://{rlhf.vllm_server_host[0]}:{rlhf.vllm_server_port[0]}"
+    entry = VllmServerEntry(base_url=url, group_port=rlhf.vllm_server_group_port[0])
+    return server.model_copy(update={"servers": server.servers or [entry], "timeout_s": rlhf.vllm_server_timeout})
+
+
+def _max_num_seqs(custom: Custom, server: RolloutServer) -> int:
+    forced = _forced(custom, custom.grpo.batch_plan.rollout_server.max_num_seqs_per_gpu)
+    return forced * tensor_parallel_size(custom) if forced else server.vllm_max_num_seqs
+
+
+def _forced(custom: Custom, value: int | None) -> int | None:
+    """Return what the batch plan forces, where it is enabled."""
+    return value if custom.grpo.batch_plan.enabled else None
+
+
+@dataclass(frozen=True)
+class GrpoBatches:
+    """The batches of a run in `world_size` learner processes; the batch plan, where there is one, decides.
+
+    per_device: answers of one micro-step in each process. accumulation: micro-steps of one optimizer step.
+    generation: answers of one round of rollouts over all processes.
+    """
+
+    per_device: int
+    accumulation: int
+    generation: int
+    num_generations: int
+    num_iterations: int
+    world_size: int
+
+    @property
+    def micro_batch(self) -> int:
+        """Answers of one micro-step over all processes."""
+        return self.per_device * self.world_size
+
+    @property
+    def steps_per_generation(self) -> int:
+        """Micro-steps that train on one round of rollouts."""
+        return self.generation // self.micro_batch
+
+    @property
+    def prompts(self) -> int:
+        """Prompts of one round of rollouts."""
+        return self.generation // self.num_generations
+
+    @property
+    def needs_old_logprobs(self) -> bool:
+        """Whether weights move between a round of rollouts and the last micro-step that trains on it."""
+        return self.accumulation % (self.steps_per_generation * self.num_iterations) != 0
+
+
+def grpo_batches(rlhf: Rlhf, plan: BatchPlan, training: Training, world_size: int) -> GrpoBatches:
+    """Return the batches of a GRPO run; the rules of batches say whether they fit."""
+    per_device = (plan.enabled and plan.per_device_train_batch_size) or training.per_device_train_batch_size
+    unified = plan.unified_batch_size if plan.enabled else None
+    micro_batch = per_device * world_size
+    effective = unified or training.effective_batch_size
+    accumulation = -(-effective // micro_batch) if effective else training.gradient_accumulation_steps or 1
+    generation = unified or rlhf.generation_batch_size or micro_batch * (rlhf.steps_per_generation or accumulation)
+    return GrpoBatches(
+        per_device, accumulation, generation, rlhf.num_generations, rlhf.num_iterations, world_size=world_size
+    )
+
+
+def named_elsewhere(config: RunConfig) -> list[str]:
+    """Return the keys whose values lie elsewhere, as paths below `config`; empty where the pods need nobody else."""
+    found = ["model.model"] if HUB_NAME.fullmatch(config.model.model) else []
+    if set(config.training.report_to) - LOCAL_TRACKERS:
+        found.append("training.report_to")
+    monitor = config.rollout_matching.desc_monitor
+    if monitor.enabled and monitor.mode != "exact" and not FOLDER.fullmatch(monitor.semantic_model):
+        found.append("custom.extra.rollout_matching.desc_monitor.semantic_model")
+    return found

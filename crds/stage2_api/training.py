@@ -10,8 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from stage2_api.section import Section
-from stage2_api.value_types import Count, Fraction, Name, Path, Positive, Scale, Weight
+from stage2_api.section import Count, Fraction, Name, Path, Positive, Scale, Section, Weight
 
 Scheduler = Literal[
     "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt",

@@ -10,8 +10,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, StringConstraints
 
-from stage2_api.section import Section
-from stage2_api.value_types import Count, Port, Positive, Scale, Url, Weight
+from stage2_api.section import Count, Port, Positive, Scale, Section, Url, Weight
 
 VllmMode = Literal["colocate", "server"]
 ServerProtocol = Literal["vllm", "swift"]
@@ -200,3 +199,26 @@ class Vllm(Section):
             "kv_cache_dtype", "cpu_offload_gb", "swap_space", "limit_mm_per_prompt", "mm_encoder_tp_mode",
         )  # fmt: skip
         return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+
+ENGINE_OPTIONS = frozenset(
+    {
+        "all2all_backend", "async_scheduling", "attention_backend", "block_size", "cpu_offload_gb",
+        "cudagraph_capture_sizes", "disable_cascade_attn", "disable_chunked_mm_input",
+        "disable_hybrid_kv_cache_manager", "disable_log_stats", "disable_sliding_window",
+        "enable_batch_sharded_sampling", "enable_chunked_prefill", "enable_dbo", "enable_eplb",
+        "enable_expert_parallel", "enable_flashinfer_autotune", "enable_log_requests", "enable_prefix_caching",
+        "enforce_eager", "eplb_config", "gpu_memory_utilization", "kv_cache_dtype", "kv_cache_dtype_skip_layers",
+        "kv_cache_memory_bytes", "limit_mm_per_prompt", "linear_backend", "long_prefill_token_threshold",
+        "max_cudagraph_capture_size", "max_logprobs", "max_num_batched_tokens", "max_num_scheduled_tokens",
+        "max_num_seqs", "max_parallel_loading_workers", "mm_encoder_attn_backend", "mm_encoder_tp_mode",
+        "mm_processor_cache_gb", "mm_processor_cache_type", "moe_backend", "num_gpu_blocks_override", "numa_bind",
+        "optimization_level", "performance_mode", "quantization", "safetensors_load_strategy", "scheduling_policy",
+        "seed", "skip_mm_profiling", "stream_interval", "swap_space", "ubatch_size",
+    }
+)  # fmt: skip
+
+
+def foreign_options(options: dict[str, object] | None) -> list[str]:
+    """Return the names of `options` that a person may not set, however they are spelled."""
+    return sorted(name for name in options or {} if name.replace("-", "_") not in ENGINE_OPTIONS)

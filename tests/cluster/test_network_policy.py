@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stage2_api.parsing import parse_job
-from stage2_api.pod.ports import METRICS_PORT, PROGRESS_PORT
+from stage2_api.pod.layout import METRICS_PORT, PROGRESS_PORT
 from stage2_controller.children.manifest import Owner, labels
 from stage2_controller.children.network_policy import CONTROLLER_LABELS, NAME_SERVER_PORTS, network_policy
 from stage2_controller.spec import names

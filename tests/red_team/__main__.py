@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from stage2_api.parsing import parse_job
-from stage2_api.pod.ports import METRICS_PORT, PROGRESS_PORT
+from stage2_api.pod.layout import METRICS_PORT, PROGRESS_PORT
 from stage2_controller.children.manifest import labels
 from stage2_controller.spec import names
 from stage2_controller.spec.containers import containers

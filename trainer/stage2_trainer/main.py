@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from stage2_api import log_lines
 from stage2_api.errors import EXIT_CONFIG, EXIT_FAILURE, EXIT_RETRYABLE, ConfigError, Problem
-from stage2_api.pod.environment import PROGRESS_PORT_VARIABLE, RESTARTS_VARIABLE, TERMINATION_LOG_VARIABLE
+from stage2_api.pod.layout import PROGRESS_PORT_VARIABLE, RESTARTS_VARIABLE, TERMINATION_LOG_VARIABLE
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.model_files import with_local_model
 from stage2_trainer.data.output_places import FOR_GOOD, check_place

@@ -13,12 +13,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from stage2_api.elsewhere import named_elsewhere
 from stage2_api.errors import ConfigError
 from stage2_api.job import Network, RolloutMatchingJob
 from stage2_api.parsing import parse_job
+from stage2_api.runconfig import named_elsewhere
 from stage2_api.validation import size
-from stage2_api.validation.nesting import require_shallow
+from stage2_api.validation.size import require_shallow
 from stage2_api.vllm import resolve_transport
 from stage2_controller import conditions, reasons
 from stage2_controller.children import manifest, pods, service

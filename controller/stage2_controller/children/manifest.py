@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stage2_api.pod import files
+from stage2_api.pod import layout
 from stage2_controller.spec import kinds, names
 from stage2_controller.spec.kinds import ChildKind
 
@@ -78,7 +78,7 @@ def child(
 
 def configmap(owner: Owner, config_text: str, *, spec_hash: str | None) -> Manifest:
     """Return ConfigMap `<job>-config`: the effective training configuration, which every pod of the job mounts."""
-    return child(kinds.CONFIG_MAP, owner, {"data": {files.CONFIG_KEY: config_text}}, spec_hash=spec_hash)
+    return child(kinds.CONFIG_MAP, owner, {"data": {layout.CONFIG_KEY: config_text}}, spec_hash=spec_hash)
 
 
 def secret(owner: Owner, content: Mapping[str, str]) -> Manifest:

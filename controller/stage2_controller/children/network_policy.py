@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from stage2_api.pod.ports import METRICS_PORT, PROGRESS_PORT
+from stage2_api.pod.layout import METRICS_PORT, PROGRESS_PORT
 from stage2_api.vllm import Transport
 from stage2_controller.children import manifest
 from stage2_controller.children.manifest import Manifest, Owner

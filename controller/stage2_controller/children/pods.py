@@ -11,8 +11,8 @@ from typing import Any
 
 from stage2_api.errors import EXIT_CONFIG, EXIT_EXHAUSTED
 from stage2_api.job import LearnerSpec, RolloutMatchingJob, RolloutSpec
-from stage2_api.pod import files, termination
-from stage2_api.pod.ports import HEALTH_ROUTE
+from stage2_api.pod import layout, report
+from stage2_api.pod.layout import HEALTH_ROUTE
 from stage2_controller.children import manifest
 from stage2_controller.children.manifest import Manifest, Owner
 from stage2_controller.place import node_terms
@@ -40,12 +40,12 @@ _POD_SECURITY = {
     "fsGroupChangePolicy": "OnRootMismatch",
     "seccompProfile": {"type": "RuntimeDefault"},
 }
-_TLS_MOUNT = {"name": files.TLS_VOLUME, "mountPath": files.TLS_FOLDER, "readOnly": True}
+_TLS_MOUNT = {"name": layout.TLS_VOLUME, "mountPath": layout.TLS_FOLDER, "readOnly": True}
 _MOUNTS = (
-    {"name": files.CONFIG_VOLUME, "mountPath": files.CONFIG_FOLDER, "readOnly": True},
-    {"name": files.TOKEN_VOLUME, "mountPath": files.TOKEN_FOLDER, "readOnly": True},
-    {"name": files.TMP_VOLUME, "mountPath": files.TMP_FOLDER},
-    {"name": files.SHARED_MEMORY_VOLUME, "mountPath": files.SHARED_MEMORY_FOLDER},
+    {"name": layout.CONFIG_VOLUME, "mountPath": layout.CONFIG_FOLDER, "readOnly": True},
+    {"name": layout.TOKEN_VOLUME, "mountPath": layout.TOKEN_FOLDER, "readOnly": True},
+    {"name": layout.TMP_VOLUME, "mountPath": layout.TMP_FOLDER},
+    {"name": layout.SHARED_MEMORY_VOLUME, "mountPath": layout.SHARED_MEMORY_FOLDER},
 )
 _MOUNT_FIELDS = {"name", "mount_path", "read_only", "sub_path"}
 _FAIL_AT_ONCE = {
@@ -132,7 +132,7 @@ def learner_job(owner: Owner, inputs: PodInputs) -> Manifest:
 def mounts_certificates(owner_of_pods: Mapping[str, Any]) -> bool:
     """Return whether the pods of a Deployment or Job mount TLS certificates."""
     volumes = owner_of_pods["spec"]["template"]["spec"].get("volumes") or ()
-    return any(volume["name"] == files.TLS_VOLUME for volume in volumes)
+    return any(volume["name"] == layout.TLS_VOLUME for volume in volumes)
 
 
 def _child(kind: kinds.ChildKind, owner: Owner, inputs: PodInputs, spec: Mapping[str, Any]) -> Manifest:
@@ -154,7 +154,7 @@ def _learner_template(inputs: PodInputs) -> Manifest:
     role, learner, limit = names.ROLE_LEARNER, inputs.processes.learner, inputs.job.spec.learner.backoff_limit
     if limit:  # the learner restarts inside its pod, which keeps its GPUs; the Job only replaces lost pods
         learner = replace(learner, command=(*learner.command, f"--restarts={limit}"))
-    extra: Manifest = {"restartPolicy": "Never", "terminationGracePeriodSeconds": termination.GRACE_S}
+    extra: Manifest = {"restartPolicy": "Never", "terminationGracePeriodSeconds": report.GRACE_S}
     if inputs.processes.servers:
         extra["initContainers"] = [_container(inputs, role, wait_container(inputs.processes.learner))]
     return _template(inputs, role, [_container(inputs, role, learner)], extra)
@@ -302,14 +302,14 @@ def _own_volumes(job: RolloutMatchingJob, role: str) -> list[Manifest]:
     """Return stage2's own volumes; of the Secret, only what the pods of this role need."""
     name = job.metadata.name
     volumes: list[Manifest] = [
-        {"name": files.CONFIG_VOLUME, "configMap": {"name": names.child_name(name, names.ROLE_CONFIG)}},
-        _from_secret(name, files.TOKEN_VOLUME, {files.TOKEN_KEY: files.TOKEN_PATH}),
-        {"name": files.TMP_VOLUME, "emptyDir": {}},
-        {"name": files.SHARED_MEMORY_VOLUME, "emptyDir": {"medium": "Memory"}},
+        {"name": layout.CONFIG_VOLUME, "configMap": {"name": names.child_name(name, names.ROLE_CONFIG)}},
+        _from_secret(name, layout.TOKEN_VOLUME, {layout.TOKEN_KEY: layout.TOKEN_PATH}),
+        {"name": layout.TMP_VOLUME, "emptyDir": {}},
+        {"name": layout.SHARED_MEMORY_VOLUME, "emptyDir": {"medium": "Memory"}},
     ]
     if job.spec.tls.enabled:
-        own = {files.certificate_key(role): files.CERT_PATH, files.private_key_key(role): files.KEY_PATH}
-        volumes.append(_from_secret(name, files.TLS_VOLUME, {files.CA_KEY: files.CA_PATH, **own}))
+        own = {layout.certificate_key(role): layout.CERT_PATH, layout.private_key_key(role): layout.KEY_PATH}
+        volumes.append(_from_secret(name, layout.TLS_VOLUME, {layout.CA_KEY: layout.CA_PATH, **own}))
     return volumes
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from stage2_api.pod.progress import LearnerReport
+from stage2_api.pod.report import LearnerReport
 from stage2_controller.observed import Object, running
 from stage2_controller.spec import names
 from stage2_controller.spec.key import Key

@@ -10,9 +10,9 @@ from typing import Any
 import aiohttp
 from pydantic_core import from_json
 
-from stage2_api.pod import files
-from stage2_api.pod.ports import PROGRESS_PORT, PROGRESS_ROUTE
-from stage2_api.pod.progress import LearnerReport, read_report
+from stage2_api.pod import layout
+from stage2_api.pod.layout import PROGRESS_PORT, PROGRESS_ROUTE
+from stage2_api.pod.report import LearnerReport, read_report
 from stage2_controller.observed import Object, running
 from stage2_controller.spec import credentials, names
 
@@ -39,7 +39,7 @@ class ProgressReader:
         address = pod.get("status", {}).get("podIP") if pod else None
         if pod is None or not address or secret is None or not running(pod, names.ROLE_LEARNER):
             return None
-        token = base64.b64decode(secret["data"][files.TOKEN_KEY]).decode()
+        token = base64.b64decode(secret["data"][layout.TOKEN_KEY]).decode()
         host = f"[{address}]" if ":" in address else address
         tls = _tls(secret, pod) if credentials.has_certificates(secret) else {}
         url = f"{'https' if tls else 'http'}://{host}:{self._port}{PROGRESS_ROUTE}"
@@ -60,7 +60,7 @@ def _tls(secret: Object, pod: Object) -> dict[str, Any]:
     """Return what checks that the job's own learner answers: no other name's certificate is shown the token."""
     metadata = pod["metadata"]
     job = metadata["annotations"][names.ANNOTATION_JOB]
-    context = _trusting(secret["data"][files.CA_KEY])
+    context = _trusting(secret["data"][layout.CA_KEY])
     return {"ssl": context, "server_hostname": names.learner_host(job, metadata["namespace"])}
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from stage2_api.pod.termination import read_termination_message
+from stage2_api.pod.report import read_termination_message
 from stage2_controller import reasons
 from stage2_controller.observed import Object, ended
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from stage2_api.value_types import is_subdomain
+from stage2_api.section import is_subdomain
 from stage2_controller.observed import Object
 from stage2_controller.place import pod_requests
 from stage2_controller.place.node_fit import Need, PodNeed

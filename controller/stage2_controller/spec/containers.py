@@ -9,9 +9,12 @@ from dataclasses import asdict, dataclass, replace
 import yaml
 
 from stage2_api.job import RolloutMatchingJob
-from stage2_api.pod import files
-from stage2_api.pod.environment import (
+from stage2_api.pod import layout
+from stage2_api.pod.layout import (
+    GROUP_PORT,
+    METRICS_PORT,
     METRICS_PORT_VARIABLE,
+    PROGRESS_PORT,
     PROGRESS_PORT_VARIABLE,
     TERMINATION_LOG_VARIABLE,
     TLS_CA_FILE_VARIABLE,
@@ -19,17 +22,16 @@ from stage2_api.pod.environment import (
     TLS_KEY_FILE_VARIABLE,
     TOKEN_FILE_VARIABLE,
 )
-from stage2_api.pod.ports import GROUP_PORT, METRICS_PORT, PROGRESS_PORT
 from stage2_api.runconfig import RunConfig
 from stage2_api.vllm import ServerAddress
 from stage2_controller.spec import names, template_rules
 
 _GROUP = "group-"
-_COMMON_ENV = {TOKEN_FILE_VARIABLE: files.TOKEN_PATH, "HOME": files.TMP_FOLDER}
+_COMMON_ENV = {TOKEN_FILE_VARIABLE: layout.TOKEN_PATH, "HOME": layout.TMP_FOLDER}
 _TLS_ENV = {
-    TLS_CA_FILE_VARIABLE: files.CA_PATH,
-    TLS_CERT_FILE_VARIABLE: files.CERT_PATH,
-    TLS_KEY_FILE_VARIABLE: files.KEY_PATH,
+    TLS_CA_FILE_VARIABLE: layout.CA_PATH,
+    TLS_CERT_FILE_VARIABLE: layout.CERT_PATH,
+    TLS_KEY_FILE_VARIABLE: layout.KEY_PATH,
 }
 
 
@@ -69,7 +71,7 @@ class Container:
         """Return the same container where `/etc/stage2` is the folder `root` and the termination log lies in it."""
 
         def moved(text: str) -> str:
-            return text.replace(files.ROOT, root).replace(files.TERMINATION_LOG, f"{root}/termination-log")
+            return text.replace(layout.ROOT, root).replace(layout.TERMINATION_LOG, f"{root}/termination-log")
 
         return replace(
             self,
@@ -129,7 +131,7 @@ def wait_container(learner: Container) -> Container:
     return replace(
         learner,
         name=names.WAIT_CONTAINER,
-        command=("stage2", "wait", files.CONFIG_PATH),
+        command=("stage2", "wait", layout.CONFIG_PATH),
         env={key: value for key, value in learner.env.items() if key in {**_COMMON_ENV, **_TLS_ENV}},
         ports={},
         gpus=0,
@@ -139,7 +141,7 @@ def wait_container(learner: Container) -> Container:
 def _server(job: RolloutMatchingJob, index: int, env: Mapping[str, str]) -> Container:
     return Container(
         name=f"server-{index}",
-        command=("stage2", "serve", files.CONFIG_PATH, "--server", str(index)),
+        command=("stage2", "serve", layout.CONFIG_PATH, "--server", str(index)),
         env=env,
         ports={f"http-{index}": job.spec.rollout.port + index},
         gpus=job.spec.rollout.gpus_per_server,
@@ -149,12 +151,12 @@ def _server(job: RolloutMatchingJob, index: int, env: Mapping[str, str]) -> Cont
 def _learner(job: RolloutMatchingJob, ports: LearnerPorts, env: Mapping[str, str]) -> Container:
     return Container(
         name=names.ROLE_LEARNER,
-        command=("stage2", "learn", files.CONFIG_PATH, *_processes(job)),
+        command=("stage2", "learn", layout.CONFIG_PATH, *_processes(job)),
         env={
             **env,
             PROGRESS_PORT_VARIABLE: str(ports.progress),
             METRICS_PORT_VARIABLE: str(ports.metrics),
-            TERMINATION_LOG_VARIABLE: files.TERMINATION_LOG,
+            TERMINATION_LOG_VARIABLE: layout.TERMINATION_LOG,
         },
         ports={
             "progress": ports.progress,

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from stage2_api.pod import files
+from stage2_api.pod import layout
 
 LIFETIME = timedelta(days=365)
 RENEWED_BEFORE_END = timedelta(days=30)
@@ -27,12 +27,12 @@ Hosts = Mapping[str, Sequence[str]]
 
 def new(hosts: Hosts, now: datetime) -> dict[str, str]:
     """Return the content of a new Secret, by its keys."""
-    return {files.TOKEN_KEY: secrets.token_urlsafe(32), **(_certificates(hosts, now) if hosts else {})}
+    return {layout.TOKEN_KEY: secrets.token_urlsafe(32), **(_certificates(hosts, now) if hosts else {})}
 
 
 def fit(secret: Mapping[str, Any], *, tls: bool, now: datetime) -> bool:
     """Return whether pods that are made now can work with this Secret to their end."""
-    authority = (secret.get("data") or {}).get(files.CA_KEY)
+    authority = (secret.get("data") or {}).get(layout.CA_KEY)
     if authority is None or not tls:
         return (authority is not None) == tls
     try:
@@ -44,16 +44,16 @@ def fit(secret: Mapping[str, Any], *, tls: bool, now: datetime) -> bool:
 
 def has_certificates(secret: Mapping[str, Any]) -> bool:
     """Return whether who was given this Secret answers over TLS."""
-    return files.CA_KEY in (secret.get("data") or {})
+    return layout.CA_KEY in (secret.get("data") or {})
 
 
 def _certificates(hosts: Hosts, now: datetime) -> dict[str, str]:
     authority = _Authority(now)
-    made = {files.CA_KEY: _pem(authority.certificate)}
+    made = {layout.CA_KEY: _pem(authority.certificate)}
     for role, names in hosts.items():
         key = ec.generate_private_key(ec.SECP256R1())
-        made[files.certificate_key(role)] = _pem(authority.sign(names, key.public_key()))
-        made[files.private_key_key(role)] = key.private_bytes(
+        made[layout.certificate_key(role)] = _pem(authority.sign(names, key.public_key()))
+        made[layout.private_key_key(role)] = key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         ).decode()
     return made

@@ -6,7 +6,7 @@ from typing import Any
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.job import RolloutMatchingJob
-from stage2_api.pod import files
+from stage2_api.pod import layout
 from stage2_controller.spec import names, template_fields, template_schema
 
 _OF_CONTAINER = {
@@ -14,7 +14,7 @@ _OF_CONTAINER = {
     "args": "stage2 starts its own commands",
     "ports": "servers and learner reach each other on stage2's ports",
 }
-_ROOTS = (files.ROOT, files.TMP_FOLDER, files.SHARED_MEMORY_FOLDER)
+_ROOTS = (layout.ROOT, layout.TMP_FOLDER, layout.SHARED_MEMORY_FOLDER)
 _NO_CREDENTIALS = "pods hold no credentials but the tokens that their template asks for"
 _ASK_FOR_A_TOKEN = "mount a projected serviceAccountToken with an audience, and name its serviceAccountName"
 _OF_POD = {
@@ -195,8 +195,8 @@ def _metadata(path: str, metadata: Mapping[str, Any]) -> Iterator[Problem]:
 
 def _volumes(path: str, spec: Mapping[str, Any]) -> Iterator[Problem]:
     for index, volume in enumerate(spec.get("volumes") or []):
-        if volume["name"] in files.VOLUMES:
-            rule = f"the names {', '.join(files.VOLUMES)} belong to stage2"
+        if volume["name"] in layout.VOLUMES:
+            rule = f"the names {', '.join(layout.VOLUMES)} belong to stage2"
             yield Problem(f"{path}.volumes[{index}].name", volume["name"], rule, "choose another name")
         yield from _foreign(f"{path}.volumes[{index}]", volume, template_fields.VOLUMES)
         yield from _credentials(f"{path}.volumes[{index}].projected", volume.get("projected"), spec)
@@ -228,7 +228,7 @@ def _container(path: str, container: Mapping[str, Any], gpu: str) -> Iterator[Pr
 def _mounts(path: str, mounts: Sequence[Mapping[str, Any]]) -> Iterator[Problem]:
     for index, mount in enumerate(mounts):
         written = mount["mountPath"]
-        where = files.cleaned(written)
+        where = layout.cleaned(written)
         if where == "/" or any(where == root or where.startswith(f"{root}/") for root in _ROOTS):
             rule = f"the paths {', '.join(_ROOTS)} belong to stage2"
             yield Problem(

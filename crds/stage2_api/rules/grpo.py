@@ -1,13 +1,288 @@
-"""The rules of every training YAML about GRPO, in the order in which they are told."""
+"""Rules of a GRPO run: when a training YAML is one, its rollout server, its rewards and CHORD.
+
+Source: semantics sections 15.1, 15.2 and 15.4.
+"""
 
 from __future__ import annotations
 
+from stage2_api.grpo import RolloutServer
 from stage2_api.rules.grpo_batches import BATCH_RULES
-from stage2_api.rules.grpo_mode import MODE_RULES
-from stage2_api.rules.grpo_rewards import REWARD_RULES
-from stage2_api.rules.grpo_server import SERVER_RULES
 from stage2_api.runconfig import RunConfig
-from stage2_api.validation.rule import Rule
+from stage2_api.validation.validate import Rule
+from stage2_api.vllm import ENGINE_OPTIONS, foreign_options
+
+_SERVER = "custom.extra.rollout_server"
+_PLAN = "custom.grpo.batch_plan"
+_FORCED = f"{_PLAN}.rollout_server"
+
+
+_CHORD = "custom.grpo.chord"
+_CHORD_KEYS = (
+    "sft_per_device_train_batch_size", "mu_warmup_steps", "mu_decay_steps", "mu_peak", "mu_valley",
+    "enable_phi_function",
+)  # fmt: skip
+
+
+_MATCHING = "custom.extra.rollout_matching"
+_OF_BOTH = {"server", "sync"}  # sections of rollout_matching.vllm that GRPO uses too
+
+
+def _sets_matching(config: RunConfig) -> bool:
+    """Tell whether keys of rollout matching are set beside those that GRPO shares with it."""
+    own = config.custom.extra.rollout_matching
+    return config.rlhf is not None and bool(own.model_fields_set - {"vllm"} or own.vllm.model_fields_set - _OF_BOTH)
+
+
+def _gives_grpo_keys_alone(config: RunConfig) -> bool:
+    custom = config.custom
+    return config.rlhf is None and ("grpo" in custom.model_fields_set or custom.use_summary)
+
+
+MODE_RULES: tuple[Rule[RunConfig], ...] = (
+    Rule(
+        path="rlhf",
+        broken=lambda c: c.custom.trainer_variant == "grpo" and c.rlhf is None,
+        cel="$(custom.trainer_variant) != 'grpo' || $?(rlhf)",
+        rule="custom.trainer_variant grpo needs it",
+        way_out="write the section with at least rlhf.reward_funcs, or set custom.trainer_variant otherwise",
+    ),
+    Rule(
+        path="custom.trainer_variant",
+        broken=lambda c: c.custom.trainer_variant != "grpo" and c.rlhf is not None,
+        cel="$(custom.trainer_variant) == 'grpo' || !$?(rlhf)",
+        rule="rlhf belongs to another trainer",
+        way_out="set custom.trainer_variant to grpo, or remove rlhf",
+    ),
+    Rule(
+        path="rlhf.use_vllm",
+        broken=lambda c: c.rlhf is not None and not c.rlhf.use_vllm,
+        cel="!$?(rlhf) || $(rlhf.use_vllm)",
+        rule="rollouts of GRPO are made by vLLM",
+        way_out="set it to true",
+    ),
+    Rule(
+        path="rlhf.vllm_mode",
+        broken=lambda c: c.rlhf is not None and c.rlhf.vllm_mode != "server",
+        cel="!$?(rlhf) || $(rlhf.vllm_mode) == 'server'",
+        rule="rollouts of GRPO are made by a server on GPUs of its own",
+        way_out="set it to server, and describe the server under custom.extra.rollout_server",
+    ),
+    Rule(
+        path=_SERVER,
+        broken=lambda c: c.rlhf is not None and c.rlhf.vllm_mode == "server" and c.custom.extra.rollout_server is None,
+        cel=f"!$?(rlhf) || $(rlhf.vllm_mode) != 'server' || $?({_SERVER})",
+        rule="rlhf.vllm_mode server needs to know how its server is started",
+        way_out=(
+            "write the section with at least vllm_tensor_parallel_size, vllm_data_parallel_size and vllm_max_model_len"
+        ),
+    ),
+    Rule(
+        path=_SERVER,
+        broken=lambda c: c.rlhf is None and c.custom.extra.rollout_server is not None,
+        cel=f"$?(rlhf) || !$?({_SERVER})",
+        rule="belongs to GRPO, which rlhf turns on",
+        way_out=f"remove it; {_MATCHING}.vllm describes the servers of rollout matching",
+    ),
+    Rule(
+        path=_MATCHING,
+        broken=_sets_matching,
+        cel=None,
+        rule="GRPO takes only its sections vllm.server and vllm.sync",
+        way_out=f"remove the other keys; rlhf describes sampling, {_SERVER} the server",
+    ),
+    Rule(
+        path="custom.grpo",
+        broken=_gives_grpo_keys_alone,
+        reads=("custom.use_summary", "rlhf"),
+        cel=None,
+        rule="custom.grpo and custom.use_summary belong to GRPO, which rlhf turns on",
+        way_out="remove them, or write rlhf",
+    ),
+    Rule(
+        path="training.packing",
+        broken=lambda c: c.rlhf is not None and c.training.packing,
+        cel="!$?(rlhf) || !$(training.packing)",
+        rule="GRPO pads its batches, it does not pack them",
+        way_out="set it to false",
+    ),
+)
+"""Rules of which keys belong to a GRPO run."""
+
+
+def _server(config: RunConfig) -> RolloutServer | None:
+    return config.custom.extra.rollout_server if config.rlhf is not None else None
+
+
+def _forced(config: RunConfig, name: str) -> int | None:
+    """Return the size that an enabled batch plan forces on the server."""
+    plan = config.custom.grpo.batch_plan
+    size: int | None = getattr(plan.rollout_server, f"force_vllm_{name}")
+    return size if plan.enabled else None
+
+
+def _misses(config: RunConfig, name: str) -> bool:
+    server = _server(config)
+    return server is not None and getattr(server, f"vllm_{name}") is None and _forced(config, name) is None
+
+
+def _contradicts(config: RunConfig, name: str) -> bool:
+    server = _server(config)
+    given = server and getattr(server, f"vllm_{name}")
+    return bool(given and _forced(config, name) not in (None, given))
+
+
+def _too_short(config: RunConfig) -> bool:
+    server = _server(config)
+    return server is not None and server.vllm_max_model_len < (config.global_max_length or 0)
+
+
+def _answer_does_not_fit(config: RunConfig) -> bool:
+    server, rlhf = _server(config), config.rlhf
+    return server is not None and rlhf is not None and rlhf.max_completion_length >= server.vllm_max_model_len
+
+
+def _sets_foreign_options(config: RunConfig) -> bool:
+    server = config.custom.extra.rollout_server
+    return server is not None and bool(foreign_options(server.vllm_engine_kwargs))
+
+
+SERVER_RULES: tuple[Rule[RunConfig], ...] = (
+    Rule(
+        path=f"{_SERVER}.vllm_engine_kwargs",
+        broken=_sets_foreign_options,
+        cel=None,  # a free mapping, whose keys CEL cannot see
+        rule=(
+            "may hold engine arguments of speed and memory only; what is served, where, to whom, by which code and how"
+            " weights arrive is stage2's"
+        ),
+        way_out=f"keep to {', '.join(sorted(ENGINE_OPTIONS))}",
+    ),
+    *(
+        Rule(
+            path=f"{_SERVER}.vllm_{name}",
+            broken=lambda c, name=name: _misses(c, name),  # type: ignore[misc]
+            reads=(f"{_FORCED}.force_vllm_{name}", f"{_PLAN}.enabled"),
+            cel=None,
+            rule="is required",
+            way_out=f"set it: {meaning}",
+        )
+        for name, meaning in (
+            ("tensor_parallel_size", "GPUs that share one copy of the model"),
+            ("data_parallel_size", "copies of the model"),
+        )
+    ),
+    *(
+        Rule(
+            path=f"{_FORCED}.force_vllm_{name}",
+            broken=lambda c, name=name: _contradicts(c, name),  # type: ignore[misc]
+            reads=(f"{_SERVER}.vllm_{name}", f"{_PLAN}.enabled"),
+            cel=None,
+            rule=f"differs from {_SERVER}.vllm_{name}",
+            way_out="remove one of the two",
+        )
+        for name in ("tensor_parallel_size", "data_parallel_size")
+    ),
+    Rule(
+        path=f"{_SERVER}.vllm_max_model_len",
+        broken=_too_short,
+        cel=f"!$?({_SERVER}) || $({_SERVER}.vllm_max_model_len, 1) >= $(global_max_length, 0)",
+        rule="must be at least global_max_length, or answers that the learner takes could not be made",
+        way_out="raise it, or lower global_max_length",
+    ),
+    Rule(
+        path=f"{_SERVER}.vllm_max_model_len",
+        broken=_answer_does_not_fit,
+        cel=f"!$?({_SERVER}) || $(rlhf.max_completion_length) < $({_SERVER}.vllm_max_model_len, 1)",
+        rule="must hold a prompt and rlhf.max_completion_length more",
+        way_out="raise it, or lower rlhf.max_completion_length",
+    ),
+    Rule(
+        path=f"{_SERVER}.vllm_enable_lora",
+        broken=lambda c: (s := _server(c)) is not None and s.vllm_enable_lora,
+        cel=f"!$({_SERVER}.vllm_enable_lora)",
+        rule="vLLM serves neither DoRA nor adapters of image encoders; weights travel merged",
+        way_out="set it to false",
+    ),
+    Rule(
+        path=f"{_SERVER}.vllm_max_lora_rank",
+        broken=lambda c: (s := _server(c)) is not None and s.vllm_max_lora_rank is not None,
+        cel=f"!$?({_SERVER}.vllm_max_lora_rank)",
+        rule="no adapter is loaded by this server, so none has a rank",
+        way_out="remove it; tuner.lora_rank is the learner's",
+    ),
+)
+"""Rules of the rollout server of a GRPO run."""
+
+
+def _weights_do_not_pair(config: RunConfig) -> bool:
+    rlhf = config.rlhf
+    return rlhf is not None and rlhf.reward_weights is not None and len(rlhf.reward_weights) != len(rlhf.reward_funcs)
+
+
+def _repeats_a_reward(config: RunConfig) -> bool:
+    return config.rlhf is not None and len(set(config.rlhf.reward_funcs)) < len(config.rlhf.reward_funcs)
+
+
+def _scores_summaries(config: RunConfig) -> bool:
+    return config.rlhf is not None and any(name.startswith("summary.") for name in config.rlhf.reward_funcs)
+
+
+def _chord_lacks(config: RunConfig) -> bool:
+    chord = config.custom.grpo.chord
+    return chord.enabled and any(getattr(chord, name) is None for name in _CHORD_KEYS)
+
+
+REWARD_RULES: tuple[Rule[RunConfig], ...] = (
+    Rule(
+        path="rlhf.reward_weights",
+        broken=_weights_do_not_pair,
+        reads=("rlhf.reward_funcs",),
+        cel="!$?(rlhf.reward_weights) || $(rlhf.reward_weights, []).size() == $(rlhf.reward_funcs, []).size()",
+        rule="must be as long as rlhf.reward_funcs: one weight for each reward",
+        way_out="add or remove weights",
+    ),
+    Rule(
+        path="rlhf.reward_funcs",
+        broken=_repeats_a_reward,
+        cel=None,
+        rule="every reward counts once",
+        way_out="remove the one that stands twice, and raise the other's weight",
+    ),
+    Rule(
+        path="custom.grpo.summary",
+        broken=lambda c: _scores_summaries(c) and c.custom.grpo.summary is None,
+        reads=("rlhf.reward_funcs",),
+        cel=None,
+        rule="rewards named summary.* score against the contract of summaries",
+        way_out="write the section, or take other rewards",
+    ),
+    Rule(
+        path="custom.use_summary",
+        broken=lambda c: _scores_summaries(c) and not c.custom.use_summary,
+        reads=("rlhf.reward_funcs",),
+        cel=None,
+        rule="rewards named summary.* need records with summaries",
+        way_out="set it to true, or take other rewards",
+    ),
+    Rule(
+        path="custom.assistant_prefix_format",
+        broken=lambda c: _scores_summaries(c) and not c.custom.assistant_prefix_format,
+        reads=("rlhf.reward_funcs",),
+        cel=None,
+        rule="rewards named summary.* need to know the header line",
+        way_out='set it, such as "<DOMAIN={domain}>, <TASK={task}>"',
+    ),
+    Rule(
+        path=_CHORD,
+        broken=_chord_lacks,
+        reads=tuple(f"{_CHORD}.{name}" for name in ("enabled", *_CHORD_KEYS)),
+        cel=None,
+        rule=f"needs all of {', '.join(_CHORD_KEYS)} when it is enabled",
+        way_out="set those that are missing, or enabled to false",
+    ),
+)
+"""Rules of rewards, of summaries and of CHORD."""
+
 
 GRPO_RULES: tuple[Rule[RunConfig], ...] = (*MODE_RULES, *SERVER_RULES, *REWARD_RULES, *BATCH_RULES)
 """Rules of every training YAML about GRPO."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from stage2_api.errors import Problem
 from stage2_api.grpo import BatchPlan
 from stage2_api.runconfig import RunConfig
-from stage2_api.validation.rule import Rule
+from stage2_api.validation.validate import Rule
 
 _PER_DEVICE = "training.per_device_train_batch_size"
 _PLAN = "custom.grpo.batch_plan"

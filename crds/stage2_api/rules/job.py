@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable, Sequence
 
 from stage2_api.job import JobSpec
-from stage2_api.node_affinity import NodeAffinity, NodeSelectorRequirement, NodeSelectorTerm
-from stage2_api.pod import files
+from stage2_api.kubernetes_types import NodeAffinity, NodeSelectorRequirement, NodeSelectorTerm
+from stage2_api.pod import layout
 from stage2_api.rules.grpo_batches import batch_problems
-from stage2_api.validation.rule import Rule
+from stage2_api.validation.validate import Rule
 
 _MATCHING = "config.custom.extra.rollout_matching"
 _VLLM = f"{_MATCHING}.vllm"
@@ -18,8 +18,8 @@ _GRPO = "$?(config.rlhf)"
 _SILENT = "$(config.custom.trainer_variant) == 'sft' && $(config.training.eval_strategy) == 'no'"
 _NOT_VLLM = f"({_SILENT} || $({_MATCHING}.rollout_backend) != 'vllm')"
 _HAS_SERVERS = f"({_GRPO} || !{_NOT_VLLM} && $({_VLLM}.mode) == 'server')"
-_RESERVED_PATHS = ("/", *files.FOLDERS)
-_LEADS_TO_OURS = frozenset(folder.rpartition("/")[2] for folder in files.FOLDERS)
+_RESERVED_PATHS = ("/", *layout.FOLDERS)
+_LEADS_TO_OURS = frozenset(folder.rpartition("/")[2] for folder in layout.FOLDERS)
 
 
 def _has_servers(spec: JobSpec) -> bool:
@@ -65,7 +65,7 @@ def _claims_differ(spec: JobSpec) -> bool:
 
 
 def _paths_collide(spec: JobSpec) -> bool:
-    return len({files.cleaned(volume.mount_path) for volume in spec.volumes}) < len(spec.volumes)
+    return len({layout.cleaned(volume.mount_path) for volume in spec.volumes}) < len(spec.volumes)
 
 
 def _goes_up(spec: JobSpec) -> bool:
@@ -79,11 +79,11 @@ def _may_lead_to_ours(parts: Sequence[str]) -> bool:
 
 
 def _takes_reserved(spec: JobSpec) -> bool:
-    return any(v.name in files.VOLUMES or _is_reserved(files.cleaned(v.mount_path)) for v in spec.volumes)
+    return any(v.name in layout.VOLUMES or _is_reserved(layout.cleaned(v.mount_path)) for v in spec.volumes)
 
 
 def _is_reserved(path: str) -> bool:
-    return path in _RESERVED_PATHS or any(path == one or path.startswith(f"{one}/") for one in files.MOUNTED)
+    return path in _RESERVED_PATHS or any(path == one or path.startswith(f"{one}/") for one in layout.MOUNTED)
 
 
 def _in_any_words(folder: str) -> str:
@@ -134,7 +134,7 @@ _COMPARE = (
     " has(e.values) && size(e.values) == 1 && e.values[0].matches('^-?[0-9]{1,18}$'))"
 )
 # CEL cannot clean a path: the rule about `..` is what lets this one do without.
-_EXACTLY, _BELOW = ("|".join(map(_in_any_words, paths)) for paths in (_RESERVED_PATHS, files.MOUNTED))
+_EXACTLY, _BELOW = ("|".join(map(_in_any_words, paths)) for paths in (_RESERVED_PATHS, layout.MOUNTED))
 _RESERVED = f"^(({_EXACTLY})(/+[.])*/*$|({_BELOW})(/|$))"
 _UP = "/[.][.](/|$)"
 _TO_OURS = f"/({'|'.join(sorted(_LEADS_TO_OURS))})(/|$)|/[.][.](/+[.]?)*$"
@@ -320,9 +320,9 @@ JOB_RULES: tuple[Rule[JobSpec], ...] = (
         broken=_takes_reserved,
         cel=(
             "!has(self.volumes) || self.volumes.all(v, "
-            f"!(v.name in {list(files.VOLUMES)}) && !v.mountPath.matches('{_RESERVED}'))"
+            f"!(v.name in {list(layout.VOLUMES)}) && !v.mountPath.matches('{_RESERVED}'))"
         ),
-        rule=f"the names {', '.join(files.VOLUMES)} and the paths {', '.join(_RESERVED_PATHS)} belong to stage2",
+        rule=f"the names {', '.join(layout.VOLUMES)} and the paths {', '.join(_RESERVED_PATHS)} belong to stage2",
         way_out="choose another name or mountPath, such as /data",
     ),
     Rule(

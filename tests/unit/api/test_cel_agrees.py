@@ -11,14 +11,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from stage2_api import crd
 from stage2_api.crd import FROZEN
 from stage2_api.job import JobSpec
-from stage2_api.rules.grpo_mode import MODE_RULES
+from stage2_api.rules.grpo import MODE_RULES
 from stage2_api.rules.job import JOB_RULES
 from stage2_api.rules.run import RUN_RULES
 from stage2_api.runconfig import RunConfig
-from stage2_api.validation import cel
-from stage2_api.validation.rule import Rule
+from stage2_api.validation.validate import Rule
 from tests.unit.api.api_server import SCHEMA, SPEC, defaulted, holds
 from tests.unit.api.grpo_configs import GOOD_JOB
 from tests.unit.api.wrong_jobs import good_job, merge_patch
@@ -169,7 +169,7 @@ def told(rule: Rule[Any]) -> str:
 @pytest.mark.parametrize("rule", SPEC_RULES, ids=told)
 def test_a_rule_of_jobs_and_its_twin_in_cel_agree(rule: Rule[JobSpec]) -> None:
     assert rule.cel is not None
-    expression = cel.expression(JobSpec, rule.cel)
+    expression = crd.expression(JobSpec, rule.cel)
 
     @given(specs(keys_of(rule)))
     @example(JOBS[0])
@@ -187,7 +187,7 @@ def test_a_rule_of_jobs_and_its_twin_in_cel_agree(rule: Rule[JobSpec]) -> None:
 @pytest.mark.parametrize("rule", CONFIG_RULES, ids=told)
 def test_a_rule_of_training_yamls_and_its_twin_in_cel_agree(rule: Rule[RunConfig]) -> None:
     assert rule.cel is not None
-    expression = cel.expression(RunConfig, rule.cel)
+    expression = crd.expression(RunConfig, rule.cel)
 
     @given(specs(keys_of(rule, ("config",))))
     @example(JOBS[0])
@@ -256,7 +256,7 @@ def test_only_python_sees_two_mount_paths_that_are_one_in_other_words() -> None:
     spec["volumes"] = [{"name": name, "mountPath": path, "emptyDir": {}} for name, path in paths]
     (rule,) = [rule for rule in SPEC_RULES if "mountPath of its own" in rule.rule]
     assert rule.broken(JobSpec.model_validate(spec))
-    assert holds(cel.expression(JobSpec, str(rule.cel)), spec)
+    assert holds(crd.expression(JobSpec, str(rule.cel)), spec)
 
 
 def mounted_at(path: str) -> dict[str, Any]:
@@ -269,7 +269,7 @@ def refused_by_both(path: str) -> bool:
     spec = mounted_at(path)
     rules = [rule for rule in SPEC_RULES if rule.path == "volumes"]
     broken = any(rule.broken(JobSpec.model_validate(spec)) for rule in rules)
-    assert broken is not all(holds(cel.expression(JobSpec, str(rule.cel)), spec) for rule in rules), path
+    assert broken is not all(holds(crd.expression(JobSpec, str(rule.cel)), spec) for rule in rules), path
     return broken
 
 

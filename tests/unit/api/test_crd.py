@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from stage2_api import job
+from stage2_api import crd, job
 from stage2_api.crd import FROZEN, custom_resource_definition
 from stage2_api.rules.job import JOB_RULES
 from stage2_api.rules.run import RUN_RULES
 from stage2_api.runconfig import RunConfig
-from stage2_api.validation import cel, key_paths
+from stage2_api.validation import key_paths
 
 ROOT = Path(__file__).parents[3]
 Schema = dict[str, Any]
@@ -141,11 +141,11 @@ def test_what_pods_are_made_from_is_frozen() -> None:
 
 
 def test_a_default_in_a_rule_is_the_model_s_own() -> None:
-    assert cel.expression(RunConfig, "$(training.packing)") == "self.?training.?packing.orValue(false)"
-    assert cel.expression(RunConfig, "$(global_max_length, 1) > 0") == "self.?global_max_length.orValue(1) > 0"
-    assert cel.expression(RunConfig, "$?(global_max_length)") == "self.?global_max_length.hasValue()"
+    assert crd.expression(RunConfig, "$(training.packing)") == "self.?training.?packing.orValue(false)"
+    assert crd.expression(RunConfig, "$(global_max_length, 1) > 0") == "self.?global_max_length.orValue(1) > 0"
+    assert crd.expression(RunConfig, "$?(global_max_length)") == "self.?global_max_length.hasValue()"
     with pytest.raises(LookupError, match="global_max_length"):
-        cel.expression(RunConfig, "$(global_max_length)")
+        crd.expression(RunConfig, "$(global_max_length)")
 
 
 def test_printer_columns_read_from_fields_of_the_status() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from stage2_api.engine_options import ENGINE_OPTIONS
 from stage2_api.errors import ConfigError
 from stage2_api.parsing import parse_job
+from stage2_api.vllm import ENGINE_OPTIONS
 from tests.unit.api.grpo_configs import GOOD_JOB, server
 from tests.unit.api.wrong_jobs import merge_patch
 

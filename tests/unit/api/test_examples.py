@@ -7,8 +7,7 @@ import pytest
 import yaml
 
 from stage2_api.advice import idle_settings
-from stage2_api.extends import resolve_extends
-from stage2_api.parsing import parse_job, parse_run_config
+from stage2_api.parsing import parse_job, parse_run_config, resolve_extends
 from stage2_api.runconfig import RunConfig
 from tests.unit.api.wrong_jobs import merge_patch
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stage2_api.errors import ConfigError
-from stage2_api.extends import resolve_extends
+from stage2_api.parsing import resolve_extends
 
 Files = dict[str, dict[str, Any]]
 

@@ -9,7 +9,7 @@ import pytest
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.parsing import parse_job, parse_run_config
-from stage2_api.validation.nesting import DEEPEST, require_shallow
+from stage2_api.validation.size import DEEPEST, require_shallow
 from tests.unit.api.wrong_jobs import good_job
 
 

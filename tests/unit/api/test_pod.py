@@ -12,9 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stage2_api.job_status import PhaseShares, SyncedServer, SyncStatus
-from stage2_api.pod.progress import LearnerReport, ReportedServer, ReportedShares, ReportedSync, read_report
-from stage2_api.pod.reproducibility import DatasetDigest, ReproducibilityRecord, SyncModes
-from stage2_api.pod.termination import LIMIT_BYTES, read_termination_message, termination_message
+from stage2_api.pod.report import (
+    LIMIT_BYTES,
+    DatasetDigest,
+    LearnerReport,
+    ReportedServer,
+    ReportedShares,
+    ReportedSync,
+    ReproducibilityRecord,
+    SyncModes,
+    read_report,
+    read_termination_message,
+    termination_message,
+)
 
 RECORD = ReproducibilityRecord(
     model="/models/m",
@@ -176,7 +186,7 @@ def test_a_deep_message_does_not_end_a_process_that_allows_deep_objects() -> Non
     """The controller does: it must read whatever the API server stores."""
     code = (
         "import sys; sys.setrecursionlimit(100_000)\n"
-        "from stage2_api.pod.termination import read_termination_message\n"
+        "from stage2_api.pod.report import read_termination_message\n"
         "print(read_termination_message('[' * 100_000))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "None\n"

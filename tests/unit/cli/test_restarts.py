@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stage2_api.pod.environment import RESTARTS_VARIABLE, TERMINATION_LOG_VARIABLE
+from stage2_api.pod.layout import RESTARTS_VARIABLE, TERMINATION_LOG_VARIABLE
 from stage2_cli.restarts import Restarts
 from tests.patience import Patience
 

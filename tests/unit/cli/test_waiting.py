@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stage2_api.parsing import parse_run_config
-from stage2_api.pod.environment import TOKEN_FILE_VARIABLE
+from stage2_api.pod.layout import TOKEN_FILE_VARIABLE
 from stage2_cli.waiting import wait_for_servers
 from stage2_trainer.wire import client
 

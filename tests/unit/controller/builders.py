@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from stage2_api.pod import files
-from stage2_api.pod.progress import LearnerReport, ReportedServer, ReportedSync
+from stage2_api.pod import layout
+from stage2_api.pod.report import LearnerReport, ReportedServer, ReportedSync
 from stage2_controller.children import manifest
 from stage2_controller.observed import Observed
 from stage2_controller.plan import Plan, plan
@@ -54,13 +54,13 @@ def planned(raw: Object, observed: Observed = NOTHING, *, after_s: float = 0) ->
 
 def new_credentials(hosts: Mapping[str, Any], now: datetime) -> Object:
     """A token that a test can name, and certificates, which take a while to make, always the same."""
-    return {files.TOKEN_KEY: "t0ken", **(_CERTIFICATES if hosts else {})}
+    return {layout.TOKEN_KEY: "t0ken", **(_CERTIFICATES if hosts else {})}
 
 
 _CERTIFICATES = {
     key: text
     for key, text in credentials.new(names.certificate_hosts("job-3v1", "team-a"), NOW).items()
-    if key != files.TOKEN_KEY
+    if key != layout.TOKEN_KEY
 }
 
 

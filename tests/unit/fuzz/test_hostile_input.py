@@ -22,7 +22,7 @@ from PIL import Image
 
 from stage2_api.errors import ConfigError
 from stage2_api.parsing import parse_job
-from stage2_api.pod.progress import LearnerReport, read_report
+from stage2_api.pod.report import LearnerReport, read_report
 from stage2_cli.config_files import load_documents
 from stage2_controller.spec import template_rules
 from stage2_trainer.data.images import ImageError, load_image

@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from stage2_api.pod.files import TOKEN_KEY
-from stage2_api.pod.progress import ReportedSync
-from stage2_api.pod.reproducibility import EVENT, ReproducibilityRecord, SyncModes
-from stage2_api.pod.termination import read_termination_message
+from stage2_api.pod.layout import TOKEN_KEY
+from stage2_api.pod.report import EVENT, ReportedSync, ReproducibilityRecord, SyncModes, read_termination_message
 from stage2_cli.run_console import parse_record
 from stage2_controller.cluster.progress_reader import ProgressReader
 from stage2_trainer.data.records import Fingerprint

@@ -9,9 +9,8 @@ import os
 import struct
 from pathlib import Path
 
-from stage2_api.elsewhere import HUB_NAME
 from stage2_api.errors import ConfigError, Problem
-from stage2_api.runconfig import RunConfig
+from stage2_api.runconfig import HUB_NAME, RunConfig
 from stage2_trainer.data.model_trust import require_trusted
 from stage2_trainer.data.regular_files import irregular_file
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stage2_api.errors import ConfigError, Problem
-from stage2_api.pod.reproducibility import EVENT
+from stage2_api.pod.report import EVENT
 from stage2_trainer.data.model_files import fetched_model, model_fingerprint, model_path, weight_files
 from stage2_trainer.data.model_trust import require_plain
 from stage2_trainer.process.checkpoints import STATE, checkpoints_of, flaw_of, newest_whole

@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from stage2_api.pod.progress import ReportedSync
+from stage2_api.pod.report import ReportedSync
 from stage2_trainer.data.encode import Prompt
 from stage2_trainer.data.records import Record
 from stage2_trainer.learner.estep import EStep

@@ -11,7 +11,7 @@ from typing import Protocol
 from torch import nn
 
 from stage2_api.errors import ConfigError
-from stage2_api.pod.progress import ReportedSync
+from stage2_api.pod.report import ReportedSync
 from stage2_trainer.data.lazy import LazySequence
 from stage2_trainer.process.deepspeed_compat import GatherWeights
 from stage2_trainer.process.interrupt import Interrupt, Interrupted

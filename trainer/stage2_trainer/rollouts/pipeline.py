@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from concurrent.futures import ThreadPoolExecutor
 
-from stage2_api.pod.progress import ReportedSync
+from stage2_api.pod.report import ReportedSync
 from stage2_trainer.rollouts.rollout_source import GenerationRequest, PendingRollouts, RolloutBatch
 from stage2_trainer.rollouts.synced_rollouts import SyncedRollouts
 from stage2_trainer.sync.fleet.sync_report import SyncReport

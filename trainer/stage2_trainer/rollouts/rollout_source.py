@@ -7,7 +7,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from stage2_api.pod.progress import ReportedSync
+from stage2_api.pod.report import ReportedSync
 from stage2_trainer.data.images import ImageError
 from stage2_trainer.data.messages import image_fault
 from stage2_trainer.sync.fleet.sync_report import SyncReport

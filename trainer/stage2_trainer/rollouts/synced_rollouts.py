@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from stage2_api.pod.progress import REASON_CHARACTERS, ReportedSync
+from stage2_api.pod.report import REASON_CHARACTERS, ReportedSync
 from stage2_trainer.data.lazy import LazySequence
 from stage2_trainer.rollouts.rollout_source import GenerationRequest, PendingRollouts, RolloutBatch, contiguous_chunks
 from stage2_trainer.sync.fleet.sync_report import SyncReport

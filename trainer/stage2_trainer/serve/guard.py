@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Iterable
 from http import HTTPStatus
 
-from stage2_api.pod.ports import HEALTH_ROUTE
+from stage2_api.pod.layout import HEALTH_ROUTE
 from stage2_trainer.sync.vllm.routes import App, Receive, Scope, Send, send_json
 from stage2_trainer.wire.credentials import read_token
 

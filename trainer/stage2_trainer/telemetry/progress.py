@@ -15,9 +15,8 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, Self, TypedDict, Unpack
 
-from stage2_api.pod.ports import PROGRESS_ROUTE
-from stage2_api.pod.progress import LearnerPhase, LearnerReport, ReportedSync
-from stage2_api.pod.termination import termination_message
+from stage2_api.pod.layout import PROGRESS_ROUTE
+from stage2_api.pod.report import LearnerPhase, LearnerReport, ReportedSync, termination_message
 from stage2_trainer.telemetry.bounded_server import BoundedHTTPServer
 
 

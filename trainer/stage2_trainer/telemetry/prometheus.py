@@ -16,8 +16,8 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from stage2_api.pod.environment import METRICS_PORT_VARIABLE
-from stage2_api.pod.progress import LearnerPhase
+from stage2_api.pod.layout import METRICS_PORT_VARIABLE
+from stage2_api.pod.report import LearnerPhase
 from stage2_trainer.telemetry.bounded_server import BoundedHTTPServer
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import EventLog

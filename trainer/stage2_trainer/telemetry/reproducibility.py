@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
-from stage2_api.pod.progress import ReportedSync
-from stage2_api.pod.reproducibility import EVENT, DatasetDigest, ReproducibilityRecord, SyncModes
+from stage2_api.pod.report import EVENT, DatasetDigest, ReportedSync, ReproducibilityRecord, SyncModes
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.records import Fingerprint
 from stage2_trainer.process.supported import in_process

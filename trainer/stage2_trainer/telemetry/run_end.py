@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from stage2_api.log_lines import one_line
-from stage2_api.pod.progress import MESSAGE_CHARACTERS
+from stage2_api.pod.report import MESSAGE_CHARACTERS
 from stage2_trainer.process.interrupt import Interrupted
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import EventLog

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from stage2_api.log_lines import one_line
-from stage2_api.pod.progress import MESSAGE_CHARACTERS
+from stage2_api.pod.report import MESSAGE_CHARACTERS
 from stage2_api.runconfig import RunConfig
 
 STEP_LOG = "stage2_log.jsonl"

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import httpx
 
 from stage2_api.errors import shortened
-from stage2_api.pod.ports import HEALTH_ROUTE
+from stage2_api.pod.layout import HEALTH_ROUTE
 from stage2_trainer.wire import calls, credentials
 from stage2_trainer.wire.background import all_at_once
 from stage2_trainer.wire.errors import ServerError, join_errors

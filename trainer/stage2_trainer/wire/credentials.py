@@ -16,7 +16,7 @@ from pathlib import Path
 from cryptography import x509
 
 from stage2_api.errors import ConfigError, Problem
-from stage2_api.pod.environment import (
+from stage2_api.pod.layout import (
     TLS_CA_FILE_VARIABLE,
     TLS_CERT_FILE_VARIABLE,
     TLS_KEY_FILE_VARIABLE,

@@ -16,7 +16,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from stage2_api.pod import files
+from stage2_api.pod import layout
 from stage2_controller.cluster import progress_reader
 from stage2_controller.cluster.progress_polls import ProgressPolls
 from stage2_controller.cluster.progress_reader import ProgressReader
@@ -24,7 +24,7 @@ from stage2_controller.spec import credentials, names
 from stage2_controller.spec.settings import Settings
 from tests.unit.controller import builders as b
 
-SECRET = {"data": {files.TOKEN_KEY: base64.b64encode(b"t0ken").decode()}}
+SECRET = {"data": {layout.TOKEN_KEY: base64.b64encode(b"t0ken").decode()}}
 POD = {**b.learner_pod(), "status": {**b.learner_pod()["status"], "podIP": "127.0.0.1"}}
 POD["metadata"] = {**POD["metadata"], "annotations": {names.ANNOTATION_JOB: "job-3v1"}}
 
@@ -73,7 +73,7 @@ async def test_a_running_learner_answers(reader: ProgressReader) -> None:
         (None, SECRET),
         (POD, None),
         ({**POD, "status": {"podIP": "127.0.0.1"}}, SECRET),
-        (POD, {"data": {files.TOKEN_KEY: base64.b64encode(b"another").decode()}}),
+        (POD, {"data": {layout.TOKEN_KEY: base64.b64encode(b"another").decode()}}),
         ({**POD, "status": {**POD["status"], "podIP": "127.0.0.2"}}, SECRET),
     ],
     ids=["no pod", "no token", "not running yet", "refused", "nobody there"],

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stage2_api.pod import files
+from stage2_api.pod import layout
 from stage2_controller.children import manifest
 from stage2_controller.observed import Observed
 from stage2_controller.plan import Plan
@@ -32,8 +32,8 @@ def made() -> dict[str, str]:
 
 def shaken(folder: Path, served: Mapping[str, str], role: str, *, authority: str, host: str) -> str:
     """What a handshake in memory ends with: the TLS version, or the client's complaint."""
-    (folder / "crt").write_text(served[files.certificate_key(role)])
-    (folder / "key").write_text(served[files.private_key_key(role)])
+    (folder / "crt").write_text(served[layout.certificate_key(role)])
+    (folder / "key").write_text(served[layout.private_key_key(role)])
     listening = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     listening.load_cert_chain(folder / "crt", folder / "key")
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -106,7 +106,7 @@ def standing(made: Plan) -> set[str]:
 
 def test_a_new_job_gets_its_secret_before_its_pods() -> None:
     assert b.kinds(b.planned(b.job()))[0] == "Secret"
-    assert files.CA_KEY in b.child(b.planned(b.job()), "Secret")["data"]
+    assert layout.CA_KEY in b.child(b.planned(b.job()), "Secret")["data"]
     assert set(b.child(b.planned(b.job(**NO_TLS)), "Secret")["data"]) == {"token"}
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from stage2_api.pod.progress import ReportedShares
+from stage2_api.pod.report import ReportedShares
 from stage2_controller import reasons
 from stage2_controller.observed import Observed
 from stage2_controller.report import events, explanation

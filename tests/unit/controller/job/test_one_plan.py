@@ -13,7 +13,7 @@ import yaml
 
 from stage2_api.job import RolloutMatchingJob
 from stage2_api.parsing import parse_job
-from stage2_api.pod import files
+from stage2_api.pod import layout
 from stage2_controller.children.build import static_children
 from stage2_controller.observed import Observed
 from stage2_controller.spec import names
@@ -92,7 +92,7 @@ def test_local_processes_are_the_containers_of_the_pods(path: Path) -> None:
         assert {item["name"]: item["containerPort"] for item in container["ports"]} == process.ports
         env = {item["name"]: item.get("value") for item in container["env"]}
         assert process.env.items() <= env.items()
-    assert written["ConfigMap"]["data"][files.CONFIG_KEY] == local.config_text
+    assert written["ConfigMap"]["data"][layout.CONFIG_KEY] == local.config_text
 
 
 def test_the_plan_of_the_example_is_the_golden_one() -> None:

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from stage2_api.parsing import parse_job
-from stage2_api.pod import files
+from stage2_api.pod import layout
 from stage2_controller import conditions, outcome, reasons
 from stage2_controller.observed import Observed
 from stage2_controller.plan import Plan, plan
@@ -240,7 +240,7 @@ def test_a_running_job_is_looked_at_again_for_its_progress() -> None:
 
 
 def test_the_servers_addresses_are_in_the_effective_configuration() -> None:
-    config = yaml.safe_load(b.child(b.planned(b.job()), "ConfigMap")["data"][files.CONFIG_KEY])
+    config = yaml.safe_load(b.child(b.planned(b.job()), "ConfigMap")["data"][layout.CONFIG_KEY])
     server = config["custom"]["extra"]["rollout_matching"]["vllm"]["server"]
     assert server["servers"] == [
         {"base_url": f"https://job-3v1-rollout.team-a.svc:{8000 + index}", "group_port": 51216 + index}

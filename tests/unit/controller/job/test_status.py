@@ -8,7 +8,7 @@ import pytest
 
 from stage2_api.job_status import JobStatus
 from stage2_api.parsing import parse_job
-from stage2_api.pod.progress import read_report
+from stage2_api.pod.report import read_report
 from stage2_controller import reasons
 from stage2_controller.observed import Observed
 from stage2_controller.spec import names

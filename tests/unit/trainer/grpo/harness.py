@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from stage2_api.parsing import parse_run_config
-from stage2_api.pod.progress import ReportedSync
+from stage2_api.pod.report import ReportedSync
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.encode import Encoder
 from stage2_trainer.data.records import load_records

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from stage2_api.grpo_summary import Summary
+from stage2_api.grpo import Summary
 from stage2_trainer.grpo.rewards import Contract, Sample
 
 HEADER = "<DOMAIN={domain}>, <TASK={task}>"

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from stage2_api.errors import ConfigError
-from stage2_api.pod.environment import TOKEN_FILE_VARIABLE
+from stage2_api.pod.layout import TOKEN_FILE_VARIABLE
 from stage2_trainer.process.policy import load_policy
 from stage2_trainer.process.supported import check_supported
 from stage2_trainer.serve import launch

@@ -10,7 +10,7 @@ import time
 import httpx
 import pytest
 
-from stage2_api.pod.progress import ReportedSync
+from stage2_api.pod.report import ReportedSync
 from stage2_trainer.telemetry.progress import ProgressServer, Reporter
 from stage2_trainer.wire import credentials
 from tests import certificates

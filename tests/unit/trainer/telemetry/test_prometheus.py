@@ -9,8 +9,8 @@ from contextlib import ExitStack
 import httpx
 import pytest
 
-from stage2_api.pod.environment import METRICS_PORT_VARIABLE
-from stage2_api.pod.progress import ReportedSync
+from stage2_api.pod.layout import METRICS_PORT_VARIABLE
+from stage2_api.pod.report import ReportedSync
 from stage2_trainer.learner.rollout_metrics import rollout_metrics
 from stage2_trainer.learner.step_record import StepRecord
 from stage2_trainer.telemetry.progress import Reporter

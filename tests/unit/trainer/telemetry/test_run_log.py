@@ -7,7 +7,7 @@ import os
 
 from prometheus_client import CollectorRegistry
 
-from stage2_api.pod.reproducibility import SyncModes
+from stage2_api.pod.report import SyncModes
 from stage2_trainer.data.records import Fingerprint
 from stage2_trainer.telemetry.prometheus import MeteredLog
 from stage2_trainer.telemetry.reproducibility import config_sha256, reproducibility_record

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from stage2_api.pod.environment import TOKEN_FILE_VARIABLE
+from stage2_api.pod.layout import TOKEN_FILE_VARIABLE
 
 LOOPBACK = "127.0.0.1"
 

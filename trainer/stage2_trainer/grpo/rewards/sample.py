@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from stage2_api.errors import ConfigError, Problem
-from stage2_api.grpo_summary import Summary, SummaryDomain
+from stage2_api.grpo import Summary, SummaryDomain
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_end|>")
 DENSE = "dense"

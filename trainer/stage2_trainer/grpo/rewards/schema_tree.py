@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stage2_api.grpo_summary import SummaryCategory
+from stage2_api.grpo import SummaryCategory
 from stage2_trainer.grpo.rewards.facts import counted, items
 from stage2_trainer.grpo.rewards.sample import Sample
 

@@ -24,7 +24,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 
-from stage2_api.pod.ports import HEALTH_ROUTE
+from stage2_api.pod.layout import HEALTH_ROUTE
 from stage2_api.vllm import Transport
 from stage2_trainer.serve.guard import TokenGuard
 from stage2_trainer.serve.stub.chat import (

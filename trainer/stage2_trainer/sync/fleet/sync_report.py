@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from stage2_api.pod.progress import REASON_CHARACTERS, ReportedShares, ReportedSync
+from stage2_api.pod.report import REASON_CHARACTERS, ReportedShares, ReportedSync
 from stage2_api.vllm import SyncMerge
 from stage2_trainer.sync.fleet.sync_phases import PHASES
 

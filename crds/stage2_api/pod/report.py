@@ -1,14 +1,25 @@
-"""The learner's report: what GET /progress answers, what the termination log holds, and what the status copies."""
+"""What the learner reports: on GET /progress, in its termination log, and once in its own log (reproducibility).
+
+The job's status copies the report. The reproducibility record says what a run was made of, so that two runs can be
+told apart; it is one line of the learner's log, the event `reproducibility`, and a part of the report.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 from pydantic.alias_generators import to_camel
+from pydantic_core import from_json
 
-from stage2_api.pod.document import PodDocument
+
+class PodDocument(BaseModel):
+    """A JSON object that a pod hands over: what a newer pod says beside the known keys is left aside."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True, use_attribute_docstrings=True)
+
 
 LearnerPhase = Literal["loading", "waiting-for-servers", "syncing", "rollout", "training", "done", "failed"]
 """The phases of a learner. A newer one may have more."""
@@ -133,4 +144,113 @@ def read_report(document: object) -> LearnerReport | None:
     try:
         return LearnerReport.model_validate(dict(document))
     except ValidationError:
+        return None
+
+
+EVENT = "reproducibility"
+"""Name of the record among the events of the learner's log."""
+
+_Text = Annotated[str, StringConstraints(max_length=4096)]
+_Sha256 = Annotated[str, StringConstraints(max_length=64, pattern=r"^[0-9a-f]+$")]
+
+
+class SyncModes(PodDocument):
+    """How weights travel to the servers."""
+
+    requested: _Text
+    """Mode that the configuration asks for."""
+    effective: _Text
+    """Mode that is used."""
+    merge: _Text | None = None
+    """Where adapters are merged: `server` or `learner`; null where they are not merged."""
+    merge_reason: _Text | None = None
+    """Why they are merged there: what was found, or that the configuration says so."""
+    transport: _Text | None = None
+    """What carries the weights: `tcp` or `nccl`; null where it is neither."""
+
+
+class DatasetDigest(PodDocument):
+    """The file of training records."""
+
+    path: _Text
+    """Path of the file in the learner's container."""
+    records: int
+    """Records that it holds."""
+    sha256: _Sha256
+    """Digest of its bytes."""
+
+
+class ReproducibilityRecord(PodDocument):
+    """What somebody needs to tell whether two runs were the same."""
+
+    model: _Text
+    """Folder of the checkpoint, or its name on a hub."""
+    servers: list[_Text] = Field(max_length=64)
+    """List of the servers' addresses."""
+    sync: SyncModes
+    """How weights travel to the servers."""
+    rollout_seed: int
+    """Seed of the rollouts."""
+    config_sha256: _Sha256
+    """Digest of the effective configuration as sorted, compact JSON."""
+    dataset: DatasetDigest
+    """File of training records."""
+    versions: dict[str, _Text | None] = Field(max_length=64)
+    """Mapping from what computes to its version; null where it is not installed."""
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object of the record."""
+        return self.model_dump()
+
+
+GRACE_S = 120
+"""Seconds between SIGTERM and SIGKILL of a learner, which writes a checkpoint first."""
+
+LIMIT_BYTES = 4096
+"""Bytes that the kubelet reads of a termination log."""
+
+
+def termination_message(report: LearnerReport) -> str:
+    """Return the report as text; where that is too long, without what the log has as well."""
+    for shorter in (_whole, _without_reproducibility, _without_details_of_sync, _without_many_servers):
+        report = shorter(report)
+        if _bytes(report) <= LIMIT_BYTES:
+            break
+    while _bytes(report) > LIMIT_BYTES and report.message:
+        message = report.document()["message"]
+        report = report.model_copy(update={"message": message[: len(message) // 2]})
+    return json.dumps(report.document())
+
+
+def _bytes(report: LearnerReport) -> int:
+    return len(json.dumps(report.document()).encode())
+
+
+def _whole(report: LearnerReport) -> LearnerReport:
+    return report
+
+
+def _without_reproducibility(report: LearnerReport) -> LearnerReport:
+    return report.model_copy(update={"reproducibility": {}})
+
+
+def _without_details_of_sync(report: LearnerReport) -> LearnerReport:
+    if report.sync is None:
+        return report
+    less = report.sync.model_copy(update={"merge_reason": None, "phases": None})
+    return report.model_copy(update={"sync": less})
+
+
+def _without_many_servers(report: LearnerReport) -> LearnerReport:
+    """Leave out the list of servers where it would not leave the message its room."""
+    if report.sync is None or _bytes(report.model_copy(update={"message": ""})) <= LIMIT_BYTES - MESSAGE_CHARACTERS:
+        return report
+    return report.model_copy(update={"sync": report.sync.model_copy(update={"servers": []})})
+
+
+def read_termination_message(text: str) -> LearnerReport | None:
+    """Return the report in a termination message; None if a person or a traceback wrote it."""
+    try:
+        return read_report(from_json(text))  # it bounds depth, which json leaves to the stack
+    except ValueError:
         return None

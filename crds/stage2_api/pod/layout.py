@@ -1,4 +1,7 @@
-"""Files of a job's containers, and the volumes that bring them: names and paths that a person's volumes cannot take."""
+"""The layout of a job's containers: files, volumes, environment variables, ports and routes.
+
+A person's own volumes cannot take these names and paths. `spec.rollout.port` says where servers listen.
+"""
 
 from __future__ import annotations
 
@@ -64,3 +67,44 @@ def certificate_key(role: str) -> str:
 def private_key_key(role: str) -> str:
     """Return the key of the job's Secret that holds that certificate's private key."""
     return f"{role}.key"
+
+
+TOKEN_FILE_VARIABLE: Final = "STAGE2_TOKEN_FILE"
+"""Path of the file with the job's bearer token; servers and learner refuse to start without it."""
+
+TLS_CA_FILE_VARIABLE: Final = "STAGE2_TLS_CA_FILE"
+"""Path of the certificates of the authorities by which servers of https:// are checked; unset, this machine's own."""
+
+TLS_CERT_FILE_VARIABLE: Final = "STAGE2_TLS_CERT_FILE"
+"""Path of the certificate with which a server of https:// answers, and a learner its progress; unset, it has none."""
+
+TLS_KEY_FILE_VARIABLE: Final = "STAGE2_TLS_KEY_FILE"
+"""Path of the certificate's private key."""
+
+PROGRESS_PORT_VARIABLE: Final = "STAGE2_PROGRESS_PORT"
+"""TCP port at which the learner tells its progress; unset, it tells nobody."""
+
+METRICS_PORT_VARIABLE: Final = "STAGE2_METRICS_PORT"
+"""TCP port at which the learner serves its figures for Prometheus; unset, it serves none."""
+
+RESTARTS_VARIABLE: Final = "STAGE2_RESTARTS"
+"""Times that the learner was started again in its container; unset, it was not."""
+
+TERMINATION_LOG_VARIABLE: Final = "STAGE2_TERMINATION_LOG"
+"""Path of the file in which the learner leaves its last report; unset, it leaves none."""
+
+
+PROGRESS_PORT: Final = 9400
+"""Port at which the learner tells its progress to whoever has the job's token."""
+
+METRICS_PORT: Final = 9401
+"""Port at which the learner serves its figures for Prometheus, to everybody."""
+
+GROUP_PORT: Final = 51216
+"""Port on the learner's side at which server 0 joins the weight-transfer group; server i has this + i."""
+
+PROGRESS_ROUTE: Final = "/progress"
+"""Route of the learner's report."""
+
+HEALTH_ROUTE: Final = "/health"
+"""Route at which a server says that it answers: the only one that asks for no token."""
