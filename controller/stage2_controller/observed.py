@@ -20,6 +20,7 @@ class Observed:
     workload: Object | None = None  # Kueue's
     flavors: Mapping[str, Object] = field(default_factory=dict)  # Kueue's ResourceFlavors that the job was assigned
     priority_class: Object | None = None  # Kueue's WorkloadPriorityClass that the job names
+    pod_priority_class: Object | None = None  # the PriorityClass that spec.placement names
     configmap: Object | None = None
     secret: Object | None = None
     learner: Object | None = None  # the batch/v1 Job

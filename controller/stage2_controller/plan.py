@@ -16,10 +16,9 @@ from stage2_controller.children.build import ParsedJob, parse
 from stage2_controller.children.manifest import Manifest
 from stage2_controller.children.readiness_gate import GateCondition, gate
 from stage2_controller.observed import Observed
-from stage2_controller.place import binding
-from stage2_controller.place.half_placed import NOT_MADE_S
-from stage2_controller.place.node_choice import NodeChoice
-from stage2_controller.place.placement import NodeView, follow, place
+from stage2_controller.place import binding, node_fit, placement
+from stage2_controller.place.capacity import Snapshot
+from stage2_controller.place.placement import Place
 from stage2_controller.queue import kueue, kueue_admission, kueue_answer
 from stage2_controller.queue.workload import WorkloadInputs, pod_sets, workload
 from stage2_controller.report import status as statuses
@@ -39,7 +38,7 @@ class Plan:
     status: dict[str, Any]
     children: Manifests = ()  # in the order of their creation
     deletions: tuple[str, ...] = ()  # kinds of children that have to go
-    placement: NodeChoice | None = None  # the job's place; None: it needs none
+    placement: Place | None = None  # the job's place; None: it needs none
     keeps_place: bool = False  # refused, but what already runs goes on
     workload_patch: Mapping[str, Any] | None = None  # what Kueue has to be told
     slices: Manifests = ()  # what has to be written of the addresses behind the Service
@@ -55,7 +54,7 @@ def plan(
     settings: Settings,
     now: datetime,
     new_credentials: NewCredentials,
-    nodes: NodeView | None = None,
+    nodes: Snapshot | None = None,
     parse_cached: Callable[[Mapping[str, Any]], ParsedJob] | None = None,
 ) -> Plan:
     """Return the plan of one pass over the job `raw`, an object as the API server holds it.
@@ -128,16 +127,22 @@ def _queued(situation: Situation) -> Situation:
     return replace(situation, quota=kueue.reserved(situation.observed, situation.queue, before))
 
 
-def _placed(situation: Situation, nodes: NodeView | None) -> Situation:
+def _placed(situation: Situation, nodes: Snapshot | None) -> Situation:
     """Find the node of a job that is to run, or see to it that the scheduler finds one for all of it."""
     if situation.outcome or situation.must_stop or situation.idle or not situation.admitted:
         return situation
-    need = situation.parsed.need_with(additions(situation))
-    observed, told = situation.observed, situation.previous
-    host = kueue_admission.host(observed.workload)
-    if nodes is None or (situation.job.spec.placement.mode == "Scheduler" and host is None):
-        return replace(situation, placement=follow(need, observed, nodes, status=told, now=situation.now))
-    return replace(situation, placement=place(need, observed, nodes, status=told, now=situation.now, host=host))
+    observed, host = situation.observed, kueue_admission.host(situation.observed.workload)
+    need = replace(situation.parsed.need_with(additions(situation)), host=host)
+    place = placement.choose(
+        node_fit.with_priority(need, observed.pod_priority_class),
+        observed,
+        nodes,
+        by_scheduler=situation.job.spec.placement.mode == "Scheduler" and host is None,
+        nodes_may_come=situation.settings.nodes_may_come,
+        status=situation.previous,
+        now=situation.now,
+    )
+    return replace(situation, placement=place)
 
 
 def _refused(raw: Mapping[str, Any], observed: Observed, message: str, now: datetime) -> Plan:
@@ -168,7 +173,7 @@ def _going_on(
     situation: Situation,
     status: dict[str, Any],
     *,
-    nodes: NodeView | None,
+    nodes: Snapshot | None,
     new_credentials: NewCredentials,
 ) -> Plan:
     """Plan for a job that goes on: its children as far as they may exist now."""
@@ -206,26 +211,24 @@ def _has_no_pods(observed: Observed) -> bool:
     return not observed.pods and observed.deployment is None and observed.learner is None
 
 
-def _with_workload(children: Manifests, situation: Situation, nodes: NodeView | None) -> Manifests:
+def _with_workload(children: Manifests, situation: Situation, nodes: Snapshot | None) -> Manifests:
     """Return the children with the Workload of a job that names a queue; before it is admitted, that alone.
 
     Without `nodes` nothing would tie its pods to a host that Kueue chose.
     """
-    placement = situation.job.spec.placement
-    priority_class = nodes.defaults.priority_classes.get(placement.priority_class_name) if nodes else None
     if situation.queue is None or not situation.settings.kueue or situation.lacks_class:
         return children
     active = not (situation.job.spec.suspend or situation.returns_quota or situation.is_held)
     found, parsed = situation.observed.workload, situation.parsed
     wanted, spec_hash = kueue.reserved_pod_sets(found), kueue.asked_for(found, parsed.spec_hash)
     if wanted is None:
-        one_host = nodes is not None and placement.mode == "Reserve"
+        one_host = nodes is not None and situation.job.spec.placement.mode == "Reserve"
         wanted, spec_hash = pod_sets(pods.templates(parsed.pod_inputs()), one_host=one_host), parsed.spec_hash
     inputs = WorkloadInputs(
         pod_sets=wanted,
         queue=kueue.queue_of(found, situation.queue),
         active=active,
-        priority=kueue.priority(situation.observed, priority_class),
+        priority=kueue.priority(situation.observed, situation.observed.pod_priority_class),
         deactivated=kueue.deactivated_mark(found, by_us=not (active or situation.is_held)),
         spec_hash=spec_hash,
     )
@@ -242,8 +245,8 @@ def _told_to_kueue(situation: Situation) -> dict[str, Any] | None:
 def _learner_look(situation: Situation) -> float | None:
     """Return the seconds until events may say why the learner's Job has no pod; they are no object that is watched."""
     since = binding.learner_unmade_since(situation.observed, situation.previous)
-    left = conditions.seconds_left(since, NOT_MADE_S, situation.now) if since else None
-    return left if left is None or left > 0 else NOT_MADE_S
+    left = conditions.seconds_left(since, binding.UNMADE_S, situation.now) if since else None
+    return left if left is None or left > 0 else binding.UNMADE_S
 
 
 def _next_look(situation: Situation, status: Mapping[str, Any]) -> float | None:

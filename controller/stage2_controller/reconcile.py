@@ -4,8 +4,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,20 +14,18 @@ from stage2_controller import conditions, outcome
 from stage2_controller.children.build import JobCache, ParsedJob, is_large, parse_or_error
 from stage2_controller.cluster.api_server import Api, ApiRefused
 from stage2_controller.cluster.apply import ChildWriter, NameTaken
-from stage2_controller.cluster.autoscalers import Autoscalers
-from stage2_controller.cluster.named_objects import DefaultsOfPods
 from stage2_controller.cluster.observe import Observer, child_name
 from stage2_controller.cluster.progress_polls import ProgressPolls
 from stage2_controller.internal_error import InternalErrors
 from stage2_controller.metrics import Metrics
 from stage2_controller.observed import Object, Observed, terminating
-from stage2_controller.place.capacity import Capacity
-from stage2_controller.place.placement import PROMISED_S, NodeView, current_node
-from stage2_controller.place.pod_defaults import PodDefaults
+from stage2_controller.place import node_fit, placement
+from stage2_controller.place.capacity import Capacity, Snapshot
+from stage2_controller.place.placement import current_node
 from stage2_controller.plan import Plan, plan
 from stage2_controller.report import status as statuses
 from stage2_controller.report.events import events
-from stage2_controller.spec import credentials, names
+from stage2_controller.spec import credentials, kinds, names
 from stage2_controller.spec.key import Key
 from stage2_controller.spec.settings import Settings
 from stage2_controller.store import Store
@@ -83,9 +79,6 @@ class Reconciler:
         self._jobs = JobCache(settings)
         self._reader = ThreadPoolExecutor(1, "read-specs")  # one: the loop shares its processor with these alone
         self._internal_errors = InternalErrors()
-        self._failing: dict[Key, datetime] = {}  # since when each pass has ended before it told anything
-        self._pod_defaults = DefaultsOfPods(api, clock)
-        self._autoscalers = Autoscalers(api, settings.nodes_may_come, clock)
         self._observer = Observer(api, store, progress, kueue_served=settings.kueue, clock=clock)
         self._writer = ChildWriter(api, self._observer)
 
@@ -96,15 +89,12 @@ class Reconciler:
             with self._metrics.pass_seconds.time():
                 again_after_s = await self._pass(key)
             result = "done"
-            self._failing.pop(key, None)
         except NameTaken:
             result, again_after_s = "done", 0.0
         except RetryLater as reason:  # what was refused is told, and counted from there
-            self._failing.pop(key, None)
             result = "error" if isinstance(reason, Broken) else "retry"
             raise
         except (ApiRefused, aiohttp.ClientError, TimeoutError) as error:
-            self._lapse(key)
             raise RetryLater(str(error) or type(error).__name__) from error
         except Exception:
             result = "error"
@@ -119,18 +109,18 @@ class Reconciler:
             self.forget(key)
             return None
         parse_cached = await self._read(job)
-        nodes = await self._nodes(key, job)
         observed = await self._observer.observe(key, job)
         if not self._is_there(key, job):  # a promise that is made from here on nobody would end
             self.forget(key)
             return None
         now = self._clock()
+        nodes = self._capacity.snapshot(key) if self._capacity else None
         made, bug = self._plan(key, job, observed, nodes, now, parse_cached)
         self._settle(key, made)  # before anything else is awaited: the next job must find the room taken
         refusals = await self._writer.delete(key, made.deletions, observed)
         refusals += await self._writer.write(key, job, made.children, observed)
-        if refusals and self._capacity and made.placement and made.placement.claim == "tries":
-            self._capacity.unclaim(key)
+        if refusals and self._capacity and current_node(self._observer.watched(key, job)) is None:
+            self._capacity.unclaim(key)  # no pod is on its way
         refusals += await self._writer.publish(key, made.slices)
         stale = not await self._tell_kueue(key, made)
         if made.gate:
@@ -143,18 +133,17 @@ class Reconciler:
             raise Broken("a bug of the controller, told in the job's condition Accepted") from bug
         return _AGAIN_S if stale else made.again_after_s
 
-    async def restore(self) -> None:
-        """Enter the places of all jobs that have one, before the first pass gives away what is free."""
-        for job in list(self._store.known(names.KIND)):
+    def restore(self) -> None:
+        """Keep room for the pods of all jobs that have a node, before the first pass gives away what is free."""
+        for job in list(self._store.known(names.KIND)) if self._capacity else ():
+            if outcome.final(job.get("status") or {}):
+                continue
             key = Key(job["metadata"]["namespace"], job["metadata"]["name"])
-            node = None if outcome.final(job.get("status") or {}) else current_node(self._observer.watched(key, job))
+            observed = self._observer.watched(key, job)
+            node, standing = current_node(observed), placement.standing(observed)
             if self._capacity and node:
-                with suppress(Exception):  # a spec that cannot be planned by now: its pass says so, and keeps what runs
-                    need, defaults = (await self._read(job))(job).need, PodDefaults()
-                    with suppress(Exception):  # what is added to it is asked for again by its pass
-                        defaults = await self._pod_defaults.of(key.namespace, job["spec"])
-                    if self._is_there(key, job):
-                        self._capacity.promise(key, defaults.added_to(need), node)
+                templates = {kinds.CHILD[child["kind"]].role: child["spec"]["template"] for child in standing}
+                self._capacity.promise(key, node_fit.need_of(templates, gpu_resource=""), node)
 
     def _is_there(self, key: Key, job: Object) -> bool:
         """Return whether this very job still exists: while something is awaited, the watch may tell of its end."""
@@ -167,27 +156,8 @@ class Reconciler:
         self._jobs.forget(key)
         self._internal_errors.forget(key)
         self._progress.forget(key)
-        self._failing.pop(key, None)
         if self._capacity:
             self._capacity.release(key)
-
-    def _lapse(self, key: Key) -> None:
-        """Let the room go of a job without children whose passes have failed for a minute, before anything was told.
-
-        The next one that comes so far takes it anew, if it is still there.
-        """
-        now, job = self._clock(), self._store.one(names.KIND, key, key.name)
-        since = self._failing.setdefault(key, now)
-        if job is None or self._capacity is None or conditions.seconds_left(since, PROMISED_S, now) > 0:
-            return
-        if self._capacity.promised(key) and current_node(self._observer.watched(key, job)) is None:
-            self._capacity.unclaim(key)
-
-    async def _nodes(self, key: Key, job: Object) -> NodeView | None:
-        if self._capacity is None:
-            return None
-        defaults = await self._pod_defaults.of(key.namespace, job["spec"])
-        return NodeView(self._capacity, key, defaults, await self._autoscalers.seen())
 
     async def _read(self, job: Object) -> ParseCached:
         """Return what gives a pass the parsed job, or raises what its spec raises.
@@ -213,7 +183,7 @@ class Reconciler:
         key: Key,
         job: Object,
         observed: Observed,
-        nodes: NodeView | None,
+        nodes: Snapshot | None,
         now: datetime,
         parse_cached: ParseCached,
     ) -> tuple[Plan, Exception | None]:
@@ -237,23 +207,9 @@ class Reconciler:
         if self._capacity is None:
             return
         if made.keeps_place:
-            self._capacity.ends_wait(key)
-            return
-        placement = made.placement
-        if placement is None:
-            self._capacity.release(key)
-        elif placement.claim == "none":
-            self._capacity.unclaim(key)
-            if placement.refused:
-                self._capacity.exclude(key, placement.refused)
-        elif placement.node:
-            need = replace(placement.need, pods=()) if placement.claim == "lapsed" else placement.need
-            self._capacity.promise(key, need, placement.node)
+            self._capacity.stop_waiting(key)
         else:
-            refused, zone = placement.refused, placement.refused_zone
-            if refused and (zone or not self._capacity.sees_why(key, placement.need, refused)):
-                self._capacity.exclude(key, refused, zone=zone)
-            self._capacity.wait(key, placement.need, came=made.status.get("startTime") or "")
+            placement.record(made.placement, self._capacity, key, came=made.status.get("startTime") or "")
 
     async def _tell_kueue(self, key: Key, made: Plan) -> bool:
         """Answer in the job's Workload; False if Kueue has written it since it was seen."""

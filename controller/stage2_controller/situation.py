@@ -12,7 +12,7 @@ from stage2_controller.children.build import ParsedJob
 from stage2_controller.conditions import Condition
 from stage2_controller.observed import Observed, ended, terminating
 from stage2_controller.outcome import Outcome
-from stage2_controller.place.node_choice import NodeChoice
+from stage2_controller.place.placement import Place
 from stage2_controller.queue import kueue
 from stage2_controller.spec import credentials
 from stage2_controller.spec.containers import Processes
@@ -31,7 +31,7 @@ class Situation:
     outcome: Outcome | None = None  # None: it goes on
     blocked: Condition | None = None  # ChildrenApplied, where what is not the job's keeps them from being written
     quota: Condition | None = None  # QuotaReserved, where the job names a queue of Kueue and is to run
-    placement: NodeChoice | None = None  # None: nothing is to run, or there is nothing to say of the scheduler's choice
+    placement: Place | None = None  # None: nothing is to run, or there is nothing to say of the scheduler's choice
 
     @property
     def job(self) -> RolloutMatchingJob:
@@ -82,7 +82,7 @@ class Situation:
         workload, choice = self.observed.workload, self.placement
         if kueue.gives_back(workload) or kueue.turned_away(workload):
             return True
-        nowhere = choice is not None and choice.node is None and choice.claim == "waits"
+        nowhere = choice is not None and choice.node is None and choice.waits
         return self.admitted and nowhere and kueue.in_vain(workload, self.now)
 
     @property

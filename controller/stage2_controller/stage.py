@@ -52,7 +52,7 @@ def _wanted(situation: Situation) -> Manifests:
         additions=additions(situation),
         node=choice.node if choice and choice.tied else None,
         avoid=choice.avoid if choice else (),
-        shun=choice.shun if choice else (),
+        shun=choice.avoid_if_possible if choice else (),
     )
 
 

@@ -120,11 +120,6 @@ stage2.dev/role: controller
 - apiGroups: [""]
   resources: [events]
   verbs: [list, create]  # list: those of a learner's Job whose pod nobody makes, which is said nowhere else
-{{- if .Values.controller.placement }}
-- apiGroups: [""]
-  resources: [limitranges]  # what they add to the requests of a pod counts on its node
-  verbs: [list]
-{{- end }}
 {{- if .Values.controller.kueue }}
 - apiGroups: [kueue.x-k8s.io]
   resources: [workloads]
@@ -143,16 +138,7 @@ stage2.dev/role: controller
   verbs: [list, watch]
 - apiGroups: [scheduling.k8s.io]
   resources: [priorityclasses]
-  verbs: [get, list]
-- apiGroups: [node.k8s.io]
-  resources: [runtimeclasses]
   verbs: [get]
-{{- if eq (.Values.controller.nodesMayCome | default "auto") "auto" }}
-- apiGroups: [""]
-  resources: [configmaps]
-  resourceNames: [cluster-autoscaler-status]  # kube-system, openshift-machine-api: whether an autoscaler writes it
-  verbs: [get]
-{{- end }}
 {{- end }}
 {{- if .Values.controller.kueue }}
 - apiGroups: [kueue.x-k8s.io]

@@ -127,16 +127,6 @@ class Api:
                 return None
             raise
 
-    async def serves(self, group: str) -> bool:
-        """Return whether a group of definitions is served: everybody may ask that."""
-        try:
-            await self._request("get", f"/apis/{group}")
-        except ApiRefused as error:
-            if error.status == HTTPStatus.NOT_FOUND:
-                return False
-            raise
-        return True
-
     async def list(self, kind: str, namespace: str | None, *, labelled: bool) -> Object:
         """Return the list of a kind in one namespace or in all; `labelled`: only our children."""
         selector = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}" if labelled else None
@@ -377,9 +367,9 @@ class Api:
 
 
 def resource_of(where: str) -> str:
-    """Return the resource that an API path is about: `deployments`, `rolloutmatchingjobs/status`; `apis`: a group."""
+    """Return the resource that an API path is about: `deployments`, `rolloutmatchingjobs/status`."""
     parts = where.strip("/").split("/")
-    rest = parts[2:] if parts[0] == "api" else parts[3:] or parts[:1]
+    rest = parts[2:] if parts[0] == "api" else parts[3:]
     if rest[0] == "namespaces" and len(rest) > 2:
         rest = rest[2:]
     return "/".join([rest[0], *rest[2:]])
@@ -390,8 +380,6 @@ def verb_of(method: str, where: str) -> str:
     if method == "get":
         parts = where.strip("/").split("/")
         rest = parts[2:] if parts[0] == "api" else parts[3:]
-        if not rest:
-            return "get"
         return "list" if len(rest) == (3 if rest[0] == "namespaces" else 1) else "get"
     return {"post": "create", "put": "update"}.get(method, method)
 

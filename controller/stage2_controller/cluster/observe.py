@@ -3,11 +3,13 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
+from http import HTTPStatus
 from typing import Any
 
+from stage2_api.section import is_subdomain
 from stage2_controller import conditions, outcome, reasons
 from stage2_controller.children import ownership
-from stage2_controller.cluster.api_server import Api
+from stage2_controller.cluster.api_server import Api, ApiRefused
 from stage2_controller.cluster.named_objects import NamedObjects
 from stage2_controller.cluster.progress_polls import ProgressPolls
 from stage2_controller.cluster.refused_pods import RefusedPods
@@ -15,6 +17,7 @@ from stage2_controller.observed import Object, Observed
 from stage2_controller.queue import kueue, kueue_admission
 from stage2_controller.spec import kinds, names
 from stage2_controller.spec.key import Key
+from stage2_controller.spec.lookup import at
 from stage2_controller.store import Store
 
 _WATCHED = tuple(child.kind for child in kinds.CHILDREN if child.watched)
@@ -43,7 +46,8 @@ class Observer:
         seen = replace(
             watched,
             flavors=await self._flavors(watched),
-            priority_class=await self._priority(job, watched),
+            priority_class=await self._queue_priority(job, watched),
+            pod_priority_class=await self._pod_priority(job),
             learner_refused=await self._refused_pods.of_learner(key, watched, job.get("status") or {}),
         )
         if not (seen.deployment or seen.learner or job["spec"].get("suspend")):
@@ -117,14 +121,29 @@ class Observer:
         found = {name: await self._shared.get("ResourceFlavor", None, name) for name in assigned}
         return {name: flavor for name, flavor in found.items() if flavor is not None}
 
-    async def _priority(self, job: Object, observed: Observed) -> Object | None:
+    async def _queue_priority(self, job: Object, observed: Observed) -> Object | None:
         """Return the WorkloadPriorityClass that a job names which has no Workload yet; others were given theirs."""
         name = kueue.priority_name(job)
         if not (self._kueue_served and name) or observed.workload is not None:
             return None
-        found = await self._shared.get("WorkloadPriorityClass", None, name)
-        if found is None:  # it counts as soon as it is there
-            self._shared.forget("WorkloadPriorityClass", None, name)
+        return await self._class("WorkloadPriorityClass", name)
+
+    async def _pod_priority(self, job: Object) -> Object | None:
+        """Return the PriorityClass of the job's pods; None where none is named, or the controller may not read it."""
+        name = at(job["spec"], "placement", "priorityClassName")
+        if not (isinstance(name, str) and is_subdomain(name)):
+            return None
+        try:
+            return await self._class("PriorityClass", name)
+        except ApiRefused as error:
+            if error.status != HTTPStatus.FORBIDDEN:
+                raise
+            return None
+
+    async def _class(self, kind: str, name: str) -> Object | None:
+        found = await self._shared.get(kind, None, name)
+        if found is None:  # it counts as soon as it exists
+            self._shared.forget(kind, None, name)
         return found
 
     async def _read(self, kind: str, key: Key) -> Object | None:

@@ -14,7 +14,6 @@ from stage2_controller import conditions
 from stage2_controller.cluster.api_server import ApiRefused
 from stage2_controller.observed import Object, Observed
 from stage2_controller.place import binding
-from stage2_controller.place.half_placed import NOT_MADE_S
 from stage2_controller.spec.key import Key
 
 logger = logging.getLogger(__name__)
@@ -46,7 +45,7 @@ class RefusedPods:
         status: the one that the last pass wrote.
         """
         now, since = self._clock(), binding.learner_unmade_since(seen, status)
-        if seen.learner is None or since is None or conditions.seconds_left(since, NOT_MADE_S, now) > 0:
+        if seen.learner is None or since is None or conditions.seconds_left(since, binding.UNMADE_S, now) > 0:
             self.forget(key)
             return None
         kept = self._kept.get(key)

@@ -41,8 +41,6 @@ that time where the cluster is quick, and is one status instead of three. Kubern
 long (syncJobBatchPeriod)."""
 _UNJUDGED_S = 5.0  # in which the scheduler says of a new pod where it runs, or why nowhere; until then it is no news
 _BLIND_S = 60.0  # without a picture of what exists, after which one that leads gives the Lease to another
-PATIENCE_S = 1800.0
-"""How long a job waits for room before a node is kept for it; 0: none ever is."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,6 @@ class Options:
     placement: bool = True  # choose nodes; needs to see nodes and all pods
     lease: tuple[str, str] | None = None  # namespace and name; None: there is no other controller
     listen: tuple[str, int] | None = None  # host and port of health and metrics
-    patience_s: float = PATIENCE_S
 
 
 @dataclass
@@ -190,7 +187,7 @@ class Controller:
                 self._end_blind(f"cannot list the pods of all namespaces: {str(error) or type(error).__name__}")
                 return
             self._tasks.append(self._task(self.pods_watch.run()))
-        await self.reconciler.restore()
+        self.reconciler.restore()
         for job in self.store.known(names.KIND):
             self.queue.add(Key(job["metadata"]["namespace"], job["metadata"]["name"]))
         self.metrics.leads.set(1)
@@ -270,7 +267,7 @@ async def connect(settings: Settings, options: Options) -> Controller:
         for key in capacity.serve() if capacity else ():
             queue.add(key)
 
-    capacity = _capacity(SoonOnce(share_room, _SERVE_AFTER_S), options)
+    capacity = Capacity(SoonOnce(share_room, _SERVE_AFTER_S)) if options.placement else None
     progress = ProgressPolls(ProgressReader(), lambda key: queue.add(key), interval_s=settings.progress_s)
     reconciler = Reconciler(api, store, progress, settings, metrics=metrics, capacity=capacity)
     queue: WorkQueue[Key] = WorkQueue(
@@ -289,10 +286,6 @@ async def connect(settings: Settings, options: Options) -> Controller:
         pods_watch=ClusterPodsWatch(api, capacity, pod_events(api.watch)) if capacity else None,
         election=_election(api, *options.lease) if options.lease else None,
     )
-
-
-def _capacity(freed: Callable[[], None], options: Options) -> Capacity | None:
-    return Capacity(freed, patience_s=options.patience_s) if options.placement else None
 
 
 def _election(api: Api, namespace: str, name: str) -> Election:

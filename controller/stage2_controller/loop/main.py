@@ -6,13 +6,12 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from typing import get_args
 
 from stage2_api import log_lines
 from stage2_controller.loop import operator
-from stage2_controller.loop.controller import PATIENCE_S, Options
+from stage2_controller.loop.controller import Options
 from stage2_controller.spec.admin_policy import read_policy
-from stage2_controller.spec.settings import DEFAULT_IMAGE, NodesMayCome, Settings
+from stage2_controller.spec.settings import DEFAULT_IMAGE, Settings
 
 OBJECTS_OF_A_COLLECTION = 50_000
 """Objects that are made, and not freed, between two looks for circles of them: some 10 MB."""
@@ -48,7 +47,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             placement=options.placement,
             lease=options.lease,
             listen=options.listen,
-            patience_s=options.patience_seconds,
         ),
     )
     if failure:
@@ -80,17 +78,11 @@ def _parser() -> argparse.ArgumentParser:
         help="leave the choice of the node to the scheduler: needs no permission to see nodes",
     )
     parser.add_argument(
-        "--patience-seconds",
-        type=float,
-        default=PATIENCE_S,
-        help="keep a node for a job that has waited for room for so long; 0: never (default: %(default)s)",
-    )
-    parser.add_argument(
         "--nodes-may-come",
-        choices=get_args(NodesMayCome),
+        type=_boolean,
         default=Settings.nodes_may_come,
-        help="whether jobs that fit nowhere have pending pods, for an autoscaler to see; auto: where there are signs of"
-        " one, or a node is only busy (default: %(default)s)",
+        metavar="true|false",
+        help="whether jobs that fit nowhere have pending pods, for an autoscaler to see (default: true)",
     )
     parser.add_argument("--kueue", action="store_true", help="write a Kueue Workload for jobs that name a queue")
     parser.add_argument(
@@ -113,6 +105,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     return parser
+
+
+def _boolean(text: str) -> bool:
+    return {"true": True, "false": False}[text]
 
 
 def _address(text: str) -> tuple[str, int]:

@@ -1,23 +1,27 @@
-"""The binding of a job's pods to nodes: which pod has one, which is refused one, since when and why. Pure."""
+"""How far the scheduler has come with a job's pods: which are bound, which are refused, since when and why. Pure."""
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 from stage2_controller import conditions, reasons
 from stage2_controller.observed import Object, Observed, ended, role_of, terminating
 from stage2_controller.place import diagnose
 from stage2_controller.spec import kinds, names
 
-_TOLD_OF = {names.ROLE_ROLLOUT: reasons.ROLLOUT_READY, names.ROLE_LEARNER: reasons.LEARNER_RUNNING}
+REFUSED_S = 15.0
+"""How long a pod must have been refused before that counts: a pod that is about to preempt others is refused first."""
+ATTEMPT_S = 100.0
+"""How long one pod of a job may hold a node while the other has none, and nothing refuses that one."""
+UNMADE_S = 60.0
+"""How long the learner's Job may have no pod before events are read for the reason."""
 OVERDUE_S = 300.0
-"""How long a pod may outlive the grace that its deletion left it, before it counts as one that does not end."""
-NOMINATED_S = 300.0
-"""How long the scheduler may keep a node for a pod: those that it preempts there take their time, and some for ever."""
+"""How long a pod may outlive its deletion's grace period, and how long the scheduler may evict others for a pod."""
 _TURNED_AWAY_FOR_S, _TURNED_AWAY_WITHIN_S, _TURNED_AWAY_TIMES = 60.0, 120.0, 3
-# In a sentence of the scheduler: what no other node would mend. kube-scheduler 1.29 to 1.35, plugins VolumeBinding,
-# VolumeRestrictions and DynamicResources.
+_CONDITION_OF = {names.ROLE_ROLLOUT: reasons.ROLLOUT_READY, names.ROLE_LEARNER: reasons.LEARNER_RUNNING}
+# Parts of the scheduler's messages about what no other node would mend. kube-scheduler 1.29 to 1.35, plugins
+# VolumeBinding, VolumeRestrictions and DynamicResources.
 _OF_NO_NODE = (
     "persistentvolumeclaim",
     "unbound immediate PersistentVolumeClaims",
@@ -26,16 +30,10 @@ _OF_NO_NODE = (
     "ReadWriteOncePod access mode already in-use",
     "resourceclaim",
 )
-# What no other node of the zone would: VolumeBinding of 1.34 and of before, VolumeZone.
-_OF_ZONE = (
-    "didn't match PersistentVolume's node affinity",
-    "volume node affinity conflict",
-    "had no available volume zone",
-)
 
 
 class Refusal(NamedTuple):
-    """A pod that gets no node, or is not even made."""
+    """Why a pod gets no node, or is not even created."""
 
     since: datetime
     reason: str
@@ -44,100 +42,85 @@ class Refusal(NamedTuple):
     @property
     def of_node(self) -> bool:
         """Whether another node may take what this one refuses."""
-        told = self.message.casefold()
-        return self.reason == reasons.UNSCHEDULABLE and not any(words.casefold() in told for words in _OF_NO_NODE)
+        message = self.message.casefold()
+        return self.reason == reasons.UNSCHEDULABLE and not any(words.casefold() in message for words in _OF_NO_NODE)
+
+
+@dataclass(frozen=True)
+class Incomplete:
+    """A job whose pods are not all bound to one node."""
+
+    nodes: Mapping[str, str]  # by role, of the bound pods
+    missing: tuple[str, ...]  # roles without a bound pod
+    since: datetime
+    refusal: Refusal | None
+    preempts: bool  # the scheduler evicts others for one of its pods
 
     @property
-    def of_zone(self) -> bool:
-        """Whether no node of the same zone would take it either: its volumes lie in another."""
-        return any(words in self.message for words in _OF_ZONE)
+    def is_apart(self) -> bool:
+        """Whether servers and learner are bound to different nodes."""
+        return len(set(self.nodes.values())) > 1
+
+    @property
+    def limit_s(self) -> float | None:
+        """Seconds after which the job gives its node up; None where it holds nothing and another node would not help.
+
+        While half of the job holds GPUs, the other half has little time.
+        """
+        if self.is_apart:
+            return REFUSED_S
+        if self.preempts:
+            return ATTEMPT_S if self.nodes else OVERDUE_S
+        if self.refusal and (self.nodes or self.refusal.of_node):
+            return REFUSED_S
+        return ATTEMPT_S if self.nodes else None
 
 
-def refusal(observed: Observed, now: datetime) -> Refusal | None:
-    """Return what refuses a pod of the job; None while its own old pods make way, or it is about to preempt others."""
-    observed = _lasting(observed, now)
-    if any(map(terminating, observed.pods)):
+def incomplete(
+    observed: Observed, roles: Collection[str], status: Mapping[str, Any], now: datetime
+) -> Incomplete | None:
+    """Return which pods of the job miss a node; None if all have the same one, or old pods of the job still make way.
+
+    roles: those of the job's pods; status: the one that the last pass wrote.
+    """
+    lasting = _without_finished(observed, now)
+    if any(map(terminating, lasting.pods)) or observed.old_learner():
         return None
-    for pod in observed.pods:
-        if pod["spec"].get("nodeName") or (nominated(pod) and _seconds_nominated(pod, now) > 0):
-            continue
-        told = conditions.find(pod.get("status", {}), "PodScheduled")
-        if told and told.get("reason") == "Unschedulable":
-            return Refusal(_judged_at(pod), reasons.UNSCHEDULABLE, told.get("message", "no reason given"))
-    return _not_made(observed)
+    pods = {role: _current_pod(lasting, role) for role in roles}
+    nodes = {role: str(pod["spec"]["nodeName"]) for role, pod in pods.items() if pod and pod["spec"].get("nodeName")}
+    missing = tuple(role for role in roles if role not in nodes)
+    if not missing and len(set(nodes.values())) == 1:
+        return None
+    preempting = [pod for pod in pods.values() if _is_nominated(pod)]
+    refusal = _refusal(lasting, pods)
+    times = [_since(observed, role, pods[role], status, now) for role in roles]
+    if refusal:
+        times.append(refusal.since)
+    return Incomplete(nodes, missing, max(times), refusal, bool(preempting))
 
 
 def turned_away(observed: Observed, node: str, now: datetime) -> str | None:
-    """Return what the node says if it has taken none of the pods of a role for a minute; None if it has.
+    """Return what the node's kubelet says if it has rejected every pod of a role for a minute; None if it has not.
 
-    A kubelet whose devices are ill, or which shuts down, ends each pod before it starts, and the next one is tied to
-    the node as well. One that has only just begun to work may do so for a moment.
+    A kubelet with failed devices, or one that shuts down, ends each pod before it starts, and the next one is tied to
+    the node as well. One that has only just started may do so for a moment.
     """
     for role in kinds.KIND_OF_ROLE:
-        newest_one = observed.pod(role)
-        if newest_one is None or newest_one.get("status", {}).get("containerStatuses"):
+        newest = observed.pod(role)
+        if newest is None or newest.get("status", {}).get("containerStatuses"):
             continue
         there = [pod for pod in observed.pods if role_of(pod) == role and pod["spec"].get("nodeName") == node]
-        found = [(_age_s(pod, now), pod) for pod in there if diagnose.turned_away(pod)]
-        recent = [age for age, _ in found if age < _TURNED_AWAY_WITHIN_S]
+        rejected = [(_age_s(pod, now), pod) for pod in there if diagnose.turned_away(pod)]
+        recent = [age for age, _ in rejected if age < _TURNED_AWAY_WITHIN_S]
         if len(recent) >= _TURNED_AWAY_TIMES and max(recent) >= _TURNED_AWAY_FOR_S:
-            return diagnose.turned_away(min(found, key=lambda one: one[0])[1])
+            return diagnose.turned_away(min(rejected, key=lambda one: one[0])[1])
     return None
 
 
-def half_placed(
-    observed: Observed, roles: Collection[str], status: Mapping[str, Any], now: datetime
-) -> tuple[str, datetime] | None:
-    """Return the role whose pod has no node while the other's has one, and since when that is so.
-
-    roles: those of the job's pods. A child that the API server refuses has no pod either; a new learner is not missing
-    while an old one ends. status: the one that the last pass wrote.
-    """
-    if len(roles) < len(kinds.KIND_OF_ROLE) or observed.old_learner():
-        return None
-    if any(map(terminating, _lasting(observed, now).pods)):
-        return None
-    pods = newest(observed, now)
-    bound = [pod for pod in pods.values() if pod is not None and pod["spec"].get("nodeName")]
-    if len(bound) != 1:
-        return None
-    missing, other = next((role, pod) for role, pod in pods.items() if pod is not bound[0])
-    made = (child_of(observed, missing) or {}).get("metadata", {}).get("creationTimestamp")
-    times = [_judged_at(bound[0]), *([conditions.instant(made)] if made else [])]
-    if nominated(other):
-        times.append(_judged_at(other))
-    elif other is not None:
-        times.append(conditions.instant(other["metadata"]["creationTimestamp"]))
-    elif observed.pod(missing) is None:
-        times += _there_until(missing, status, now)
-    return missing, max(times)
-
-
-def newest(observed: Observed, now: datetime) -> dict[str, Object | None]:
-    """Return the newest pod of each role, without those that are being deleted and for whose end nothing waits."""
-    lasting = _lasting(observed, now)
-    return {role: lasting.pod(role) for role in kinds.KIND_OF_ROLE}
-
-
-def nominated(pod: Object | None) -> TypeGuard[Object]:
-    """Return whether the pod has no node yet, and is to get one where it preempts others."""
-    return pod is not None and not pod["spec"].get("nodeName") and bool(pod.get("status", {}).get("nominatedNodeName"))
-
-
-def seconds_of_grace(observed: Observed, now: datetime) -> float | None:
-    """Return the seconds until a pod that makes way, or preempts others, has had its time; None if there is none."""
-    lasting = _lasting(observed, now).pods
-    left = [
-        seconds_to_overdue(pod, now) if terminating(pod) else _seconds_nominated(pod, now)
-        for pod in lasting
-        if terminating(pod) or nominated(pod)
-    ]
+def seconds_to_old_pods_end(observed: Observed, now: datetime) -> float | None:
+    """Return the seconds until a pod that is being deleted is overdue; None if none is."""
+    left = [seconds_to_overdue(pod, now) for pod in _without_finished(observed, now).pods if terminating(pod)]
     return min((some for some in left if some > 0), default=None)
-
-
-def child_of(observed: Observed, role: str) -> Object | None:
-    """Return the child whose pods play this role."""
-    return observed.child(kinds.KIND_OF_ROLE[role])
 
 
 def overdue(pod: Object, now: datetime) -> bool:
@@ -149,14 +132,14 @@ def seconds_to_overdue(pod: Object, now: datetime) -> float:
     """Return the seconds until a pod that is being deleted counts as one that does not end."""
     metadata = pod["metadata"]
     grace_s = metadata.get("deletionGracePeriodSeconds") or 0
-    asked_at = conditions.instant(metadata["deletionTimestamp"]) - timedelta(seconds=grace_s)
-    return conditions.seconds_left(asked_at, grace_s + OVERDUE_S, now)
+    deleted_at = conditions.instant(metadata["deletionTimestamp"]) - timedelta(seconds=grace_s)
+    return conditions.seconds_left(deleted_at, grace_s + OVERDUE_S, now)
 
 
 def learner_unmade_since(observed: Observed, status: Mapping[str, Any]) -> datetime | None:
     """Return since when the learner's Job may have had no pod; None where it has one, or is to have none.
 
-    A pod that ran and is gone was there until its condition changed; one that has ended and stays is none from then on.
+    A pod that ran and is gone was there until its condition changed. One that has ended counts as none from then on.
     status: the one that the last pass wrote.
     """
     learner = observed.learner
@@ -165,32 +148,16 @@ def learner_unmade_since(observed: Observed, status: Mapping[str, Any]) -> datet
     pod = observed.pod(names.ROLE_LEARNER)
     if pod is not None and not ended(pod):
         return None
-    told = conditions.find(status, reasons.LEARNER_RUNNING) or {}
-    times = [learner["metadata"].get("creationTimestamp"), told.get("lastTransitionTime"), *_ends(pod)]
-    return max((conditions.instant(time) for time in times if time), default=None)
+    running = conditions.find(status, reasons.LEARNER_RUNNING) or {}
+    of_pod = ((pod or {}).get("status") or {}).get("conditions") or ()
+    times = [item.get("lastTransitionTime") for item in (running, *of_pod)]
+    return max(
+        map(conditions.instant, filter(None, [learner["metadata"].get("creationTimestamp"), *times])), default=None
+    )
 
 
-def apart(observed: Observed) -> tuple[dict[str, str], datetime] | None:
-    """Return the nodes of servers and learner, by role, where they are two, and since when; None where they are one.
-
-    A pod that is made anew says nothing of the node where its Deployment was to wait for any.
-    """
-    there = {role: observed.pod(role) for role in kinds.KIND_OF_ROLE}
-    live = {role: pod for role, pod in there.items() if pod and _is_live(pod, child_of(observed, role))}
-    nodes = {role: str(pod["spec"]["nodeName"]) for role, pod in live.items() if pod["spec"].get("nodeName")}
-    return (nodes, max(map(_judged_at, live.values()))) if len(set(nodes.values())) > 1 else None
-
-
-def _is_live(pod: Object, child: Object | None) -> bool:
-    """Return whether the pod is one of this child's that goes on: of one before it the garbage collector takes it."""
-    if child is None or terminating(pod) or ended(pod):
-        return False
-    made = child["metadata"].get("creationTimestamp")
-    return made is None or conditions.instant(pod["metadata"]["creationTimestamp"]) >= conditions.instant(made)
-
-
-def taken(observed: Observed) -> str:
-    """Say that Kueue took the learner's Job for one of its own, and what mends it; empty where it did not."""
+def taken_by_kueue(observed: Observed) -> str:
+    """Return that Kueue took the learner's Job for one of its own, and the remedy; empty where it did not."""
     labels = observed.learner["metadata"].get("labels") or {} if observed.learner else {}
     if names.LABEL_QUEUE not in labels:
         return ""
@@ -201,66 +168,98 @@ def taken(observed: Observed) -> str:
     )
 
 
-def _lasting(observed: Observed, now: datetime) -> Observed:
-    """Return what is observed without pods that are being deleted and have ended, or should have long ago.
+def _without_finished(observed: Observed, now: datetime) -> Observed:
+    """Return what is observed without the pods that nothing waits for.
 
-    Only others keep them, such as by a finalizer, and for as long as they like. Nor do pods count that have ended and
-    whose successor is refused: they hold nothing, and their objects stay.
+    Those are pods that are deleted and have ended, or should have long ago: somebody's finalizer keeps them. A pod that
+    has ended and whose successor is refused holds nothing either.
     """
-    unmade = {names.ROLE_LEARNER} if observed.learner_refused else set()
-    unmade |= {names.ROLE_ROLLOUT} if diagnose.refused(observed.deployment) else set()
+    refused = {names.ROLE_LEARNER} if observed.learner_refused else set()
+    refused |= {names.ROLE_ROLLOUT} if diagnose.refused(observed.deployment) else set()
 
     def lasts(pod: Object) -> bool:
         if ended(pod):
-            return not terminating(pod) and role_of(pod) not in unmade
+            return not terminating(pod) and role_of(pod) not in refused
         return not overdue(pod, now)
 
     return replace(observed, pods=tuple(filter(lasts, observed.pods)))
 
 
-def _ends(pod: Object | None) -> list[str]:
-    """Return the times at which what a pod was changed last: of one that has ended, those of its end."""
-    told: Sequence[Mapping[str, Any]] = ((pod or {}).get("status") or {}).get("conditions") or ()
-    return [item["lastTransitionTime"] for item in told if item.get("lastTransitionTime")]
+def _current_pod(observed: Observed, role: str) -> Object | None:
+    """Return the newest pod of a role; None where it belongs to an earlier child, which the garbage collector ends."""
+    pod, child = observed.pod(role), observed.child(kinds.KIND_OF_ROLE[role])
+    if pod is None or child is None:
+        return pod
+    created = child["metadata"].get("creationTimestamp")
+    older = created and _created(pod) < conditions.instant(created)
+    return None if older else pod
 
 
-def _age_s(pod: Object, now: datetime) -> float:
-    return (now - conditions.instant(pod["metadata"]["creationTimestamp"])).total_seconds()
+def _refusal(observed: Observed, pods: Mapping[str, Object | None]) -> Refusal | None:
+    """Return what refuses one of these pods; None while the scheduler evicts others for it."""
+    for pod in pods.values():
+        if pod is None or pod["spec"].get("nodeName") or _is_nominated(pod):
+            continue
+        scheduled = conditions.find(pod.get("status", {}), "PodScheduled")
+        if scheduled and scheduled.get("reason") == "Unschedulable":
+            message = scheduled.get("message", "no reason given")
+            return Refusal(_judged_at(pod), reasons.UNSCHEDULABLE, message)
+    return _refused_child(observed)
+
+
+def _refused_child(observed: Observed) -> Refusal | None:
+    """Return why a pod is not even created: Kueue holds the learner's Job, or the API server refuses one of the two."""
+    learner, deployment = observed.learner, observed.deployment
+    if learner is not None and learner["spec"].get("suspend") and (message := taken_by_kueue(observed)):
+        return Refusal(_created(learner), reasons.QUEUED_TWICE, message)
+    if learner is not None and observed.learner_refused:
+        return Refusal(_created(learner), reasons.POD_REFUSED, observed.learner_refused)
+    failure = conditions.find((deployment or {}).get("status", {}), "ReplicaFailure")
+    if deployment and failure and failure["status"] == "True" and observed.pod(names.ROLE_ROLLOUT) is None:
+        since = failure.get("lastTransitionTime")
+        return Refusal(
+            conditions.instant(since) if since else _created(deployment),
+            reasons.POD_REFUSED,
+            failure.get("message", ""),
+        )
+    return None
+
+
+def _since(observed: Observed, role: str, pod: Object | None, status: Mapping[str, Any], now: datetime) -> datetime:
+    """Return since when a role's pod is as it is: judged by the scheduler, created, or gone."""
+    if pod is not None:
+        return _judged_at(pod) if pod["spec"].get("nodeName") or _is_nominated(pod) else _created(pod)
+    overdue_one = observed.pod(role)
+    if overdue_one is not None and terminating(overdue_one):
+        return conditions.instant(overdue_one["metadata"]["deletionTimestamp"])
+    running = conditions.find(status, _CONDITION_OF[role]) or {}
+    if running.get("status") == "True" or running.get("reason") == reasons.OLD_LEARNER_ENDING:
+        return now  # it was there until a moment ago, or its child is created in this pass
+    child = observed.child(kinds.KIND_OF_ROLE[role])
+    placed = conditions.find(status, reasons.PLACED) or {}
+    texts = [
+        (child or {}).get("metadata", {}).get("creationTimestamp"),
+        running.get("lastTransitionTime"),
+        placed.get("lastTransitionTime") if child is None else None,
+    ]
+    return max(map(conditions.instant, filter(None, texts)), default=now)
+
+
+def _is_nominated(pod: Object | None) -> bool:
+    """Return whether the pod has no node yet, and is to get one where the scheduler evicts others for it."""
+    return pod is not None and not pod["spec"].get("nodeName") and bool(pod.get("status", {}).get("nominatedNodeName"))
 
 
 def _judged_at(pod: Object) -> datetime:
-    """Return when the scheduler bound the pod, or first refused it; when it was made, if it has said neither."""
-    told = conditions.find(pod.get("status", {}), "PodScheduled") or {}
-    return conditions.instant(told.get("lastTransitionTime") or pod["metadata"]["creationTimestamp"])
+    """Return when the scheduler bound the pod, or first refused it; when it was created, if it did neither."""
+    scheduled = conditions.find(pod.get("status", {}), "PodScheduled") or {}
+    since = scheduled.get("lastTransitionTime")
+    return conditions.instant(since) if since else _created(pod)
 
 
-def _there_until(role: str, status: Mapping[str, Any], now: datetime) -> list[datetime]:
-    """Return until when a pod that is gone may have been there: it ran until the condition that tells of it changed."""
-    told = conditions.find(status, _TOLD_OF[role])
-    if told is None:
-        return []
-    return [now if told["status"] == "True" else conditions.instant(told["lastTransitionTime"])]
+def _age_s(pod: Object, now: datetime) -> float:
+    return (now - _created(pod)).total_seconds()
 
 
-def _seconds_nominated(pod: Object, now: datetime) -> float:
-    return conditions.seconds_left(_judged_at(pod), NOMINATED_S, now)
-
-
-def _not_made(observed: Observed) -> Refusal | None:
-    """Return why nobody makes a pod: Kueue holds the learner's, or the API server takes one of the two not.
-
-    An event tells of the learner's, a minute after its Job was made at the earliest.
-    """
-    learner = observed.learner
-    if learner is not None and learner["spec"].get("suspend") and (message := taken(observed)):
-        since = conditions.instant(learner["metadata"]["creationTimestamp"])
-        return Refusal(since, reasons.QUEUED_TWICE, message)
-    deployment: Object = observed.deployment or {}
-    told = conditions.find(deployment.get("status", {}), "ReplicaFailure")
-    if told and told["status"] == "True" and observed.pod(names.ROLE_ROLLOUT) is None:
-        since = told.get("lastTransitionTime") or deployment["metadata"]["creationTimestamp"]
-        return Refusal(conditions.instant(since), reasons.POD_REFUSED, told.get("message", ""))
-    if learner is not None and observed.learner_refused:
-        since = conditions.instant(learner["metadata"]["creationTimestamp"])
-        return Refusal(since, reasons.POD_REFUSED, observed.learner_refused)
-    return None
+def _created(body: Object) -> datetime:
+    return conditions.instant(body["metadata"]["creationTimestamp"])

@@ -1,6 +1,6 @@
-"""The fit of a whole job, servers and learner, on one node, before anything of it is created. Pure.
+"""The fit of a whole job, servers and learner, on one node, before any of its pods exists. Pure.
 
-The node is chosen once for both pods; the scheduler still binds them, so that its preemption and its last word count.
+The node is chosen once for both pods. The scheduler still binds them, and decides about preemption.
 """
 
 from collections.abc import Container, Mapping, Sequence
@@ -11,35 +11,18 @@ from stage2_controller.observed import Object
 from stage2_controller.place import node_terms, pod_requests
 from stage2_controller.spec import quantity
 from stage2_controller.spec.quantity import Amounts
-from stage2_controller.spec.settings import NodesMayCome
 
 _BLOCKING = ("NoSchedule", "NoExecute")
 _OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 _CORDON: Object = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}  # written a moment later
 HOSTNAME = "kubernetes.io/hostname"
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
-# Labels of nodes that belong to a pool, which an autoscaler may make larger.
-_POOLS = (
-    "karpenter.sh/nodepool",
-    "cloud.google.com/gke-nodepool",
-    "eks.amazonaws.com/nodegroup",
-    "kubernetes.azure.com/agentpool",
-    "node.cluster.x-k8s.io/pool",
-)
-_OF_KARPENTER = _POOLS[0]
+ZONE = "topology.kubernetes.io/zone"
+_OF_KARPENTER = "karpenter.sh/nodepool"
 _LISTED = 3  # nodes that a message names
 
 Avoided = tuple[tuple[str, str], ...]
 """Nodes, by labels of which they have one: pairs of its key and its value."""
-
-
-@dataclass(frozen=True)
-class Autoscaling:
-    """The admin's word on nodes that may come, and the signs of what makes them, besides labels of nodes."""
-
-    nodes_may_come: NodesMayCome = "auto"
-    cluster_autoscaler: bool = False  # it writes its status
-    karpenter: bool = False  # its API is served
 
 
 @dataclass(frozen=True)
@@ -51,7 +34,6 @@ class PodNeed:
     node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: Sequence[Mapping[str, Any]] = ()
     affinity: Mapping[str, Any] = field(default_factory=dict)  # to nodes
-    spec: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)  # what all that was read from
 
 
 @dataclass(frozen=True)
@@ -82,12 +64,11 @@ class NodeInfo:
     free: Amounts
     free_by_preemption: Amounts  # what is free once everything of lower priority is gone
     allocatable: Amounts = field(default_factory=dict)  # what is free once all is gone that is not on every such node
-    excluded: bool = False  # the scheduler refused the job there a moment ago
-    kept: bool = False  # for another job, which has waited for long
+    refused: bool = False  # an earlier attempt of the job failed there: others are tried first
 
     @property
     def out_of_service(self) -> bool:
-        """Whether someone has said that nothing runs on the node any more."""
+        """Whether somebody has declared that nothing runs on the node any more."""
         return any(taint.get("key") == _OUT_OF_SERVICE for taint in self.taints)
 
 
@@ -106,98 +87,64 @@ def _pod_need(role: str, template: Mapping[str, Any]) -> PodNeed:
         node_selector=spec.get("nodeSelector") or {},
         tolerations=spec.get("tolerations") or (),
         affinity=node_terms.of(spec),
-        spec=spec,
     )
 
 
-def choose_node(need: Need, nodes: Sequence[NodeInfo]) -> str | None:
-    """Return the node that takes the whole job; by preemption only if none has room.
+def with_priority(need: Need, priority_class: Object | None) -> Need:
+    """Return the need with the priority of this PriorityClass; None: of no class."""
+    if priority_class is None:
+        return need
+    preempts = priority_class.get("preemptionPolicy") != "Never"
+    return replace(need, priority=priority_class["value"], preempts=preempts)
 
-    Of several the one that the job prefers, then the fullest: large rooms stay. None if none takes it; `why_none_fits`
-    says why.
+
+def choose_node(need: Need, nodes: Sequence[NodeInfo]) -> str | None:
+    """Return the node that takes the whole job; by preemption only if none has room. None: `why_none_fits` says why.
+
+    Nodes that refused the job, and others of their zones, come last. Then the job's preferences decide, then the
+    fullest node is taken, so that large rooms stay.
     """
     fitting = [info for info in nodes if _refusal(need, info) is None]
-    for preempting in (False, True):
-        if preempting and not need.preempts:
-            break
+    zones = {info.labels.get(ZONE) for info in nodes if info.refused} - {None}
+    for preempting in (False, True) if need.preempts else (False,):
         found = [info for info in fitting if _has(_free(info, preempting), need.total)]
         if found:
-            return min(
-                found, key=lambda info: (-_preference(need, info), *_left(info, need, preempting), info.name)
-            ).name
+            best = min(
+                found,
+                key=lambda info: (
+                    info.refused,
+                    info.labels.get(ZONE) in zones,
+                    -_preference(need, info),
+                    *_left(info, need, preempting),
+                    info.name,
+                ),
+            )
+            return best.name
     return None
-
-
-def closest_node(need: Need, nodes: Sequence[NodeInfo]) -> str | None:
-    """Return the node that lacks least of what the job asks for, of those that could take all of it.
-
-    allocatable of `nodes`: what is free once those pods have ended that will. None also for a job without GPUs.
-    """
-    total = need.total
-    if not total.get(need.gpu_resource):
-        return None
-    could = [info for info in nodes if _refusal(need, info) is None and _has(info.allocatable, total)]
-    closest = min(could, key=lambda info: (_lacking(total, info.free), info.name), default=None)
-    return closest.name if closest else None
-
-
-def _lacking(total: Amounts, free: Amounts) -> float:
-    """Return the sum of the shares of each resource that are missing."""
-    return sum(max(0.0, 1.0 - free.get(key, 0) / amount) for key, amount in total.items() if amount)
 
 
 def _preference(need: Need, info: NodeInfo) -> int:
     return sum(node_terms.weight(pod.affinity, info.labels) for pod in need.pods)
 
 
-def may_be_made(need: Need, nodes: Sequence[NodeInfo], autoscaling: Autoscaling) -> bool:
-    """Return whether a node with room for the whole job may come: the admin says so, or signs do.
+def half_rooms(need: Need, nodes: Sequence[NodeInfo]) -> Avoided:
+    """Return labels of the nodes that pods without a node must avoid: the scheduler could bind the servers alone there.
 
-    Signs: one is only busy, none has GPUs at all, nodes are of pools that can grow, or an autoscaler is there. They say
-    nothing to a job that takes hosts by their names: no node that is made has one of these.
+    Those are nodes that are large enough for the servers, by their host, so that nothing that is promised to another
+    job is taken. Closed ones count too: they open again. Karpenter ignores pods that name hosts. Where a node carries
+    its label, only open nodes count that have room for the servers now or by preemption, and a node of an instance type
+    that is too small for the whole job is named by that type.
     """
-    if need.host is not None or autoscaling.nodes_may_come == "never":
-        return False
-    if autoscaling.nodes_may_come == "always":
-        return True
-    if any(_names_hosts(pod) for pod in need.pods):
-        return False
-    if autoscaling.cluster_autoscaler or autoscaling.karpenter:
-        return True
-    busy = any(_usable(need, info) and _has(info.allocatable, need.total) for info in nodes)
-    return busy or not _has_gpus(need, nodes) or any(label in info.labels for info in nodes for label in _POOLS)
-
-
-def _has_gpus(need: Need, nodes: Sequence[NodeInfo]) -> bool:
-    """Return whether a node has any GPU of the job's kind; for a job without GPUs, whether there is a node."""
-    return any(not need.gpu_resource or info.allocatable.get(need.gpu_resource, 0) > 0 for info in nodes)
-
-
-def _names_hosts(pod: PodNeed) -> bool:
-    return HOSTNAME in pod.node_selector or node_terms.names_values(pod.affinity, HOSTNAME)
-
-
-def half_rooms(need: Need, nodes: Sequence[NodeInfo], autoscaling: Autoscaling) -> Avoided:
-    """Return what nodes are called that could take the first pod of the job, as of now, without the others.
-
-    Karpenter leaves pods alone that name hosts. Where it works, only what has room at this moment, or would by
-    preemption, is named, and by its instance type if no node of that type would ever take the whole job; elsewhere
-    whatever is large enough, by its host, so that nothing that is promised to another job is taken. There cordons and
-    taints do not count: they go, and what then has room would take half of the job before this is asked again. What is
-    kept for another job is always named.
-    """
-    kept = {(HOSTNAME, info.labels[HOSTNAME]) for info in nodes if HOSTNAME in info.labels and info.kept}
     if len(need.pods) < 2:
-        return tuple(sorted(kept))
+        return ()
     first = need.pods[0].requests
     named = [info for info in nodes if HOSTNAME in info.labels and not any(_elsewhere(pod, info) for pod in need.pods)]
-    if not autoscaling.karpenter and not any(_OF_KARPENTER in info.labels for info in nodes):
+    if not any(_OF_KARPENTER in info.labels for info in nodes):
         large_enough = [info for info in named if _has(info.allocatable, first) or _has(_most_free(need, info), first)]
-        return tuple(sorted(kept | {(HOSTNAME, info.labels[HOSTNAME]) for info in large_enough}))
+        return tuple(sorted((HOSTNAME, info.labels[HOSTNAME]) for info in large_enough))
     large = {info.labels.get(INSTANCE_TYPE) for info in nodes if _has(info.allocatable, need.total)}
     open_now = [info for info in named if not any(_kept_off(pod, info) for pod in need.pods)]
-    tempting = {_type_or_host(info, large) for info in open_now if _has(_most_free(need, info), first)}
-    return tuple(sorted(kept | tempting))
+    return tuple(sorted({_type_or_host(info, large) for info in open_now if _has(_most_free(need, info), first)}))
 
 
 def _most_free(need: Need, info: NodeInfo) -> Amounts:
@@ -211,23 +158,13 @@ def _type_or_host(info: NodeInfo, large: Container[str | None]) -> tuple[str, st
     return key, info.labels[key]
 
 
-def only_kept(need: Need, nodes: Sequence[NodeInfo]) -> bool:
-    """Return whether a node would take the job at once were it not kept for another one."""
-    return choose_node(need, [replace(info, kept=False) for info in nodes if info.kept]) is not None
-
-
-def _usable(need: Need, info: NodeInfo) -> bool:
-    """Return whether labels and taints let all pods of the job on the node."""
-    return not info.cordoned and not any(_pod_refusal(pod, info) for pod in need.pods)
-
-
 def may_use(need: Need, info: NodeInfo) -> bool:
     """Return whether the node is the host that the job is tied to, where it is tied to one."""
     return need.host is None or info.labels.get(HOSTNAME) == need.host
 
 
 def why_none_fits(need: Need, nodes: Sequence[NodeInfo]) -> str:
-    """Say why no node takes the job: what is missing, and the node that comes closest."""
+    """Return why no node takes the job: what is missing, and the node that comes closest."""
     if not nodes:
         return "the cluster has no nodes"
     allowed = [info for info in nodes if may_use(need, info)]
@@ -240,9 +177,10 @@ def why_none_fits(need: Need, nodes: Sequence[NodeInfo]) -> str:
 
 
 def _none_usable(need: Need, nodes: Sequence[NodeInfo]) -> str:
-    told = [f"{info.name} {_refusal(need, info)}" for info in sorted(nodes, key=lambda info: info.name)[:_LISTED]]
+    first = sorted(nodes, key=lambda info: info.name)[:_LISTED]
+    refusals = "; ".join(f"{info.name} {_refusal(need, info)}" for info in first)
     more = f", and {len(nodes) - _LISTED} more nodes" if len(nodes) > _LISTED else ""
-    return f"no node may be used: {'; '.join(told)}{more}"
+    return f"no node may be used: {refusals}{more}"
 
 
 def _lacks_alone(need: Need, fitting: Sequence[NodeInfo]) -> str | None:
@@ -288,7 +226,7 @@ def _has(free: Amounts, total: Amounts) -> bool:
 
 
 def _lacks(free: Amounts, key: str, amount: float) -> bool:
-    """Return the scheduler's answer: who asks for nothing takes what is overbooked too."""
+    """Return the scheduler's answer: a request of zero fits an overbooked node too."""
     return amount > 0 and free.get(key, 0) < amount - 1e-9  # sums of 0.1 are not exact
 
 
@@ -303,10 +241,6 @@ def _refusal(need: Need, info: NodeInfo) -> str | None:
         return f"is not the host {need.host}, which Kueue assigned"
     if not info.ready:
         return "is not ready"
-    if info.excluded:
-        return "was refused by the scheduler a moment ago"
-    if info.kept:
-        return "is kept for a job that has waited for longer"
     if info.cordoned:
         return "is cordoned (kubectl uncordon)"
     return next(filter(None, (_pod_refusal(pod, info) for pod in need.pods)), None)

@@ -23,15 +23,6 @@ def takes(affinity: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
     return required is None or any(_meets(term, labels) for term in required["nodeSelectorTerms"])
 
 
-def names_values(affinity: Mapping[str, Any], key: str) -> bool:
-    """Return whether each required term names the values of a label that it takes."""
-    required = affinity.get(REQUIRED)
-    return required is not None and all(
-        any((one["key"], one["operator"]) == (key, "In") for one in term.get("matchExpressions") or ())
-        for term in required["nodeSelectorTerms"]
-    )
-
-
 def weight(affinity: Mapping[str, Any], labels: Mapping[str, str]) -> int:
     """Return the sum of the weights of all preferences that a node meets."""
     preferred = affinity.get(PREFERRED) or ()

@@ -5,7 +5,6 @@ whole, both of Kubernetes 1.34.
 """
 
 from collections.abc import Iterable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 from stage2_controller import conditions
@@ -15,37 +14,28 @@ from stage2_controller.spec.quantity import Amounts
 
 _OVERCOMMITTED = ("cpu", "memory")
 _HUGE_PAGES = "hugepages-"
-_NOTHING: Amounts = MappingProxyType({})
 _NO_STATUS: Object = {}
 
 
-def requests(
-    spec: Mapping[str, Any],
-    status: Mapping[str, Any] = _NO_STATUS,
-    *,
-    defaults: Amounts = _NOTHING,
-    overhead: Amounts = _NOTHING,
-) -> dict[str, float]:
-    """Return what the scheduler reserves for a pod: the most that it needs at one time, and itself.
+def requests(spec: Mapping[str, Any], status: Mapping[str, Any] = _NO_STATUS) -> dict[str, float]:
+    """Return what the scheduler reserves for a pod: the most that it needs at one time, and one pod.
 
-    That is its containers beside its sidecars, or one init container beside the sidecars before it. What the pod asks
-    for as a whole takes the place of that. status: of a pod that runs, which may be resized. defaults: of a container
-    that asks for nothing of a kind; overhead: of a pod that names none. A pod that the API server has taken has both in
-    its spec.
+    That is its containers beside its sidecars, or one init container beside the sidecars before it. Requests of the pod
+    as a whole replace that sum. status: of a pod that runs, which may be resized.
     """
     resized = _Resized(status)
-    together = added(resized.asked(one, defaults) for one in spec.get("containers") or ())
+    together = added(resized.requests(one) for one in spec.get("containers") or ())
     beside: dict[str, float] = {}
     begun: dict[str, float] = {}
     for init in spec.get("initContainers") or ():
         if init.get("restartPolicy") == "Always":
-            sidecar = resized.asked(init, defaults)
+            sidecar = resized.requests(init)
             together, beside = added((together, sidecar)), added((beside, sidecar))
             begun = _most((begun, beside))
         else:
-            begun = _most((begun, added((beside, _asked(init, defaults)))))
-    itself = amounts(spec.get("overhead") or {}) or overhead
-    return {**added(({**_most((together, begun)), **_as_a_whole(spec)}, itself)), "pods": 1}
+            begun = _most((begun, added((beside, _asked(init)))))
+    overhead = amounts(spec.get("overhead") or {})
+    return {**added(({**_most((together, begun)), **_as_a_whole(spec)}, overhead)), "pods": 1}
 
 
 def amounts(written: Mapping[str, Any]) -> dict[str, float]:
@@ -68,26 +58,26 @@ def added(parts: Iterable[Amounts]) -> dict[str, float]:
 
 
 class _Resized:
-    """What containers have while they are resized in place: what is asked for and what is still held both count."""
+    """The requests of containers that are resized in place: the new amount and the one still held both count."""
 
     def __init__(self, status: Mapping[str, Any]) -> None:
-        told = (*(status.get("containerStatuses") or ()), *(status.get("initContainerStatuses") or ()))
-        self._held = {one["name"]: one for one in told if one.get("resources")}
+        listed = (*(status.get("containerStatuses") or ()), *(status.get("initContainerStatuses") or ()))
+        self._held = {one["name"]: one for one in listed if one.get("resources")}
         pending = conditions.find(status, "PodResizePending") if self._held else None
         self._never = bool(pending and pending["status"] == "True" and pending.get("reason") == "Infeasible")
 
-    def asked(self, container: Mapping[str, Any], defaults: Amounts) -> dict[str, float]:
-        written = _asked(container, defaults)
-        told = self._held.get(container.get("name"))
-        if told is None:
+    def requests(self, container: Mapping[str, Any]) -> dict[str, float]:
+        written = _asked(container)
+        status = self._held.get(container.get("name"))
+        if status is None:
             return written
-        held = amounts(told["resources"].get("requests") or {}), amounts(told.get("allocatedResources") or {})
+        held = amounts(status["resources"].get("requests") or {}), amounts(status.get("allocatedResources") or {})
         return _most(held if self._never else (written, *held))
 
 
-def _asked(container: Mapping[str, Any], defaults: Amounts = _NOTHING) -> dict[str, float]:
+def _asked(container: Mapping[str, Any]) -> dict[str, float]:
     resources = container.get("resources") or {}
-    return {**defaults, **amounts({**(resources.get("limits") or {}), **(resources.get("requests") or {})})}
+    return amounts({**(resources.get("limits") or {}), **(resources.get("requests") or {})})
 
 
 def _as_a_whole(spec: Mapping[str, Any]) -> dict[str, float]:

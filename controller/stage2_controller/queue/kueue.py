@@ -183,7 +183,7 @@ def reserved(observed: Observed, queue: str, before: Mapping[str, Any] | None) -
     """
     found = observed.workload
     if admitted(found):
-        message = "; ".join(filter(None, (f"Kueue admitted the job through {queue}", binding.taken(observed))))
+        message = "; ".join(filter(None, (f"Kueue admitted the job through {queue}", binding.taken_by_kueue(observed))))
         return Condition(reasons.QUOTA_RESERVED, "True", reasons.ADMITTED, message)
     known = before or {}
     if failed := _checks(found, "Retry", "Rejected"):

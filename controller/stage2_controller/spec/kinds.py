@@ -75,8 +75,6 @@ OTHERS = (
     Resource("Event", "v1", "events"),
     Resource("Lease", "coordination.k8s.io/v1", "leases"),
     Resource("PriorityClass", "scheduling.k8s.io/v1", "priorityclasses"),
-    Resource("RuntimeClass", "node.k8s.io/v1", "runtimeclasses"),
-    Resource("LimitRange", "v1", "limitranges"),
     Resource("ResourceFlavor", "kueue.x-k8s.io/v1beta2", "resourceflavors"),
     Resource("WorkloadPriorityClass", "kueue.x-k8s.io/v1beta2", "workloadpriorityclasses"),
 )

@@ -2,15 +2,11 @@
 
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import Literal
 
 from stage2_controller.spec.admin_policy import AdminPolicy
 
 # Of a job that names no image, where no chart says another.
 DEFAULT_IMAGE = f"stage2/trainer:{version('stage2')}"
-
-NodesMayCome = Literal["auto", "always", "never"]
-"""Whether jobs that fit nowhere have pods, for an autoscaler to see; auto: where there are signs of one."""
 
 
 @dataclass(frozen=True)
@@ -21,5 +17,5 @@ class Settings:
     namespace: str | None = None  # where the controller's own pod runs; None: outside the cluster
     progress_s: float = 10.0  # how often the learner of a running job is asked for its progress
     policy: AdminPolicy = field(default_factory=AdminPolicy)  # what jobs may use
-    nodes_may_come: NodesMayCome = "auto"
+    nodes_may_come: bool = True  # jobs that fit nowhere have pending pods, for an autoscaler to see
     kueue: bool = False  # write Workloads for jobs that name a queue; needs Kueue's definitions

@@ -18,7 +18,7 @@ KINDS = 12  # that the controller lists, at most
 EVENTS_OF_A_JOB = 5
 # What many jobs need to know is asked once for all of them, also by passes at one time.
 READ_AGAIN_S = 120
-READ_FOR_ALL = ("limitranges", "priorityclasses", "configmaps", "apis")
+READ_FOR_ALL = ("priorityclasses",)
 WRITES = "create|patch|update|delete"
 pytestmark = pytest.mark.timeout(300)
 

@@ -92,31 +92,13 @@ def test_named_namespaces_still_see_nodes_and_what_takes_their_room_where_placem
 ) -> None:
     rules = template('controller.namespaces=["team-a"]')["ClusterRole", "stage2-system.stage2"]["rules"]
     found = {resource for rule in rules for resource in rule["resources"]}
-    assert found == {"nodes", "pods", "priorityclasses", "runtimeclasses", "configmaps"}
-    (status,) = (rule for rule in rules if "configmaps" in rule["resources"])
-    assert (status["resourceNames"], status["verbs"]) == (["cluster-autoscaler-status"], ["get"])
+    assert found == {"nodes", "pods", "priorityclasses"}
 
 
-@pytest.mark.parametrize("word", ["always", "never"])
-def test_an_admins_word_on_nodes_that_may_come_is_the_controllers_and_needs_no_right(
-    template: Template, word: str
-) -> None:
-    made = template(f'controller.nodesMayCome="{word}"', 'controller.namespaces=["team-a"]')
+@pytest.mark.parametrize("word", ["true", "false"])
+def test_whether_nodes_may_come_is_passed_to_the_controller(template: Template, word: str) -> None:
+    made = template(f"controller.nodesMayCome={word}")
     assert f"--nodes-may-come={word}" in controller_pod(made)["containers"][0]["args"]
-    rules = made["ClusterRole", "stage2-system.stage2"]["rules"]
-    assert "configmaps" not in {resource for rule in rules for resource in rule["resources"]}
-
-
-def test_a_patience_of_zero_is_handed_on_as_never(template: Template) -> None:
-    for value, seconds in (("1800", 1800.0), ("0", 0.0), ("90.5", 90.5), ("0.25", 0.25), ("2147483647", 2147483647.0)):
-        arguments = controller_pod(template(f"controller.patienceSeconds={value}"))["containers"][0]["args"]
-        (given,) = (one.partition("=")[2] for one in arguments if one.startswith("--patience-seconds="))
-        assert float(given) == seconds
-
-
-def test_values_of_a_chart_that_knew_no_patience_leave_it_to_the_controller(template: Template) -> None:
-    arguments = controller_pod(template("controller.patienceSeconds=null"))["containers"][0]["args"]
-    assert not [one for one in arguments if "patience" in one]
 
 
 def test_the_controller_may_not_list_secrets_or_touch_pods(template: Template) -> None:
@@ -239,7 +221,6 @@ def test_a_large_number_is_written_out(template: Template) -> None:
     manifests = template(
         "controller.concurrency=1000",
         "controller.replicas=1000000",
-        "controller.patienceSeconds=20000000",
         "controller.progressSeconds=1000000",
         "policy.longestStartSeconds=2147483647",
         'policy.largestJob={"*": 100000}',
@@ -249,7 +230,7 @@ def test_a_large_number_is_written_out(template: Template) -> None:
     pod = controller_pod(manifests)
     assert pod["tolerations"][0]["tolerationSeconds"] == 1000000
     container = pod["containers"][0]
-    told = {"--concurrency=1000", "--patience-seconds=20000000", "--progress-seconds=1000000"}
+    told = {"--concurrency=1000", "--progress-seconds=1000000"}
     assert told <= set(container["args"])
     (policy,) = [one["value"] for one in container["env"] if one["name"] == "STAGE2_POLICY"]
     assert '"longestStartSeconds":2147483647' in policy
@@ -262,7 +243,7 @@ def test_a_large_number_is_written_out(template: Template) -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        *("controller.concurrency=1001", "controller.replicas=2147483648", "controller.patienceSeconds=1e10"),
+        *("controller.concurrency=1001", "controller.replicas=2147483648"),
         "controller.progressSeconds=1e10",
     ],
 )

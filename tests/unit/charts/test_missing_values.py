@@ -13,8 +13,8 @@ from tests.unit.charts.conftest import CHART
 
 PARTS = ("serviceMonitor", "podMonitor", "prometheusRule", "dashboard")
 Values = dict[str, Any]
-# What may be taken away by null: no other way drops an entry of the default. The controller has its own patience.
-MAY_BE_NONE = ("controller.resources", "metrics.dashboard.labels", "policy.largestJob", "controller.patienceSeconds")
+# What may be taken away by null: no other way drops an entry of the default.
+MAY_BE_NONE = ("controller.resources", "metrics.dashboard.labels", "policy.largestJob")
 
 
 def defaults() -> Values:

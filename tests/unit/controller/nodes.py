@@ -4,6 +4,7 @@ from itertools import count
 from typing import Any
 
 from stage2_controller.place.capacity import Capacity
+from stage2_controller.place.node_fit import Need, NodeInfo
 from stage2_controller.spec import names
 from stage2_controller.spec.key import Key
 from tests.unit.controller import builders as b
@@ -53,3 +54,8 @@ def capacity(*objects: Object) -> Capacity:
     for body in objects:
         made.put("Pod" if "containers" in body["spec"] else "Node", body)
     return made
+
+
+def seen(made: Capacity, need: Need, key: Key = KEY) -> list[NodeInfo]:
+    """All nodes of an account as a job sees them."""
+    return made.snapshot(key).nodes_for(need)

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from stage2_controller.place import capacity, node_fit
-from stage2_controller.place.capacity import NODES_A_CALL, Capacity
-from stage2_controller.place.exclusions import EXCLUDED_S
+from stage2_controller.place import node_fit
+from stage2_controller.place.capacity import PROMISE_S, Capacity
 from stage2_controller.place.node_fit import Need, PodNeed
 from stage2_controller.spec.key import Key
 from tests.unit.controller import nodes as n
@@ -18,7 +17,7 @@ FOUR = Need((PodNeed("rollout", {GPU: 3, "pods": 1}), PodNeed("learner", {GPU: 1
 
 
 def free(made: Capacity, key: Key = n.OTHER, node: str = "node-a") -> float:
-    (info,) = [info for info in made.nodes_for(key, FOUR) if info.name == node]
+    (info,) = [info for info in n.seen(made, FOUR, key) if info.name == node]
     return info.free[GPU]
 
 
@@ -42,7 +41,7 @@ def test_two_jobs_never_get_the_same_room() -> None:
     chosen = []
     for index in range(3):
         key = Key("team-a", f"job-{index}")
-        node = node_fit.choose_node(FOUR, made.nodes_for(key, FOUR))
+        node = node_fit.choose_node(FOUR, n.seen(made, FOUR, key))
         chosen.append(node)
         if node:
             made.promise(key, FOUR, node)
@@ -92,7 +91,7 @@ def test_a_list_corrects_what_the_watch_missed() -> None:
     made.retain_pods(set(), 10)
     made.retain_nodes([n.node()], 10)
     assert free(made) == 4
-    assert [info.name for info in made.nodes_for(n.KEY, FOUR)] == ["node-a"]
+    assert [info.name for info in n.seen(made, FOUR)] == ["node-a"]
 
 
 def at(version: int, node: Any) -> Any:
@@ -106,13 +105,13 @@ def test_a_list_of_nodes_does_not_take_back_what_the_watch_has_told_since() -> N
     made.put("Node", at(13, n.node("new")))
     made.remove("Node", at(14, n.node("deleted")))
     made.retain_nodes([at(1, n.node()), at(1, n.node("deleted"))], 11)
-    known = {info.name: info.cordoned for info in made.nodes_for(n.KEY, FOUR)}
+    known = {info.name: info.cordoned for info in n.seen(made, FOUR)}
     assert known == {"node-a": True, "new": False}
     made.retain_nodes([at(12, n.node(unschedulable=True))], 20)
-    assert [info.name for info in made.nodes_for(n.KEY, FOUR)] == ["node-a"]
+    assert [info.name for info in n.seen(made, FOUR)] == ["node-a"]
     made.put("Node", at(21, n.node("deleted")))  # one that has come again
     made.remove("Node", at(14, n.node("deleted")))  # told late
-    assert [info.name for info in made.nodes_for(n.KEY, FOUR)] == ["node-a", "deleted"]
+    assert [info.name for info in n.seen(made, FOUR)] == ["node-a", "deleted"]
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(["node", "pods", "promise"])), ids="-".join)
@@ -121,7 +120,7 @@ def test_names_of_nodes_that_are_gone_are_not_remembered_for_ever(order: tuple[s
     made = n.capacity(at(1, n.node()), at(1, n.node("deleted")), *pods)
     made.promise(n.KEY, FOUR, "deleted")
     free(made)
-    assert "deleted" in made._free
+    assert "deleted" in made._states
     for gone in order:
         if gone == "node":
             made.remove("Node", at(14, n.node("deleted")))
@@ -132,9 +131,9 @@ def test_names_of_nodes_that_are_gone_are_not_remembered_for_ever(order: tuple[s
             made.release(n.KEY)
         free(made)
     made.retain_nodes([n.node()], 20)
-    by_node = (made._nodes, made._node_versions, made._reservations, made._free, made._pods)
-    assert [[*kept] for kept in by_node] == [["node-a"]] * 4 + [[]]
-    assert (made._bound, made._where, made._promises) == ({}, {}, {})
+    assert [[*kept] for kept in (made._nodes, made._node_versions, made._states)] == [["node-a"]] * 3
+    assert (made._pods, made._node_of, made._promises) == ({}, {}, {})
+    assert made._freed_nodes <= {"node-a"}
 
 
 def test_a_pod_that_asks_for_an_absurd_number_and_is_refused_leaves_the_account_as_it_was() -> None:
@@ -152,122 +151,54 @@ def test_nothing_is_kept_for_jobs_that_do_not_exist() -> None:
     made.promise(n.OTHER, FOUR, "b")
     full = Key("team-a", "full")
     made.wait(full, FOUR)
-    made.exclude(Key("team-a", "refused"), "b")
+    made.give_up(Key("team-a", "refused"), "b")
     made.retain_jobs({n.KEY})
     assert (made.promised(n.KEY), made.promised(n.OTHER), made.waiting()) == ("node-a", None, 0)
-    assert made.excluded(Key("team-a", "refused")) == []
+    assert made.snapshot(Key("team-a", "refused")).refused == frozenset()
 
 
-def test_a_node_that_the_scheduler_refused_is_left_alone_for_a_while() -> None:
-    now = [0.0]
-    made = Capacity(clock=lambda: now[0])
+def test_a_promise_ends_in_time_and_whoever_waits_gets_the_room() -> None:
+    now, wakes = [0.0], []
+    made = Capacity(lambda: wakes.append(1), clock=lambda: now[0])
     made.put("Node", n.node())
-    made.exclude(n.KEY, "node-a")
-    assert node_fit.choose_node(FOUR, made.nodes_for(n.KEY, FOUR)) is None
-    assert node_fit.choose_node(FOUR, made.nodes_for(n.OTHER, FOUR)) == "node-a"
-    now[0] = EXCLUDED_S + 1
-    assert node_fit.choose_node(FOUR, made.nodes_for(n.KEY, FOUR)) == "node-a"
-
-
-def test_a_node_that_was_full_when_the_scheduler_refused_it_is_chosen_as_soon_as_it_has_room() -> None:
-    filler = n.foreign(gpus=2)
-    made = n.capacity(n.node(), filler)
-    assert made.sees_why(n.KEY, FOUR, "node-a")
-    assert node_fit.choose_node(FOUR, made.nodes_for(n.KEY, FOUR)) is None
-    made.remove("Pod", filler)
-    assert node_fit.choose_node(FOUR, made.nodes_for(n.KEY, FOUR)) == "node-a"
-
-
-def test_a_node_that_was_cordoned_when_the_scheduler_refused_it_is_chosen_as_soon_as_it_is_not() -> None:
-    made = n.capacity(n.node(unschedulable=True))
-    assert made.sees_why(n.KEY, FOUR, "node-a")
-    made.put("Node", n.node())
-    assert not made.sees_why(n.KEY, FOUR, "node-a")
-    assert node_fit.choose_node(FOUR, made.nodes_for(n.KEY, FOUR)) == "node-a"
-
-
-def test_a_node_on_which_one_pod_of_the_job_stands_is_not_full_because_of_it() -> None:
-    made = n.capacity(n.node(), n.bound("learner", 1))
     made.promise(n.KEY, FOUR, "node-a")
-    assert not made.sees_why(n.KEY, FOUR, "node-a")
+    made.wait(n.OTHER, FOUR)
+    now[0] += PROMISE_S - 1
+    assert (made.promised(n.KEY), made.serve()) == ("node-a", [])
+    now[0] += 1
+    assert made.promised(n.KEY) is None
+    assert (wakes, made.serve(), made.promised(n.OTHER)) == ([1], [n.OTHER], "node-a")
 
 
-def test_that_a_node_was_refused_before_does_not_tell_why() -> None:
+def test_a_snapshot_does_not_change_with_the_account() -> None:
+    made = n.capacity(n.node(gpus=8))
+    before = made.snapshot(n.OTHER)
+    made.promise(n.KEY, FOUR, "node-a")
+    made.put("Node", n.node("b"))
+    (info,) = before.nodes_for(FOUR)
+    assert info.free[GPU] == 8
+    assert len(made.snapshot(n.OTHER).nodes_for(FOUR)) == 2
+
+
+def test_a_promise_is_kept_longer_without_a_change_for_anybody_else() -> None:
+    now, wakes = [0.0], []
+    made = Capacity(lambda: wakes.append(1), clock=lambda: now[0])
+    made.put("Node", n.node())
+    made.promise(n.KEY, FOUR, "node-a")
+    made.wait(n.OTHER, FOUR)
+    now[0] += PROMISE_S - 1
+    made.promise(n.KEY, FOUR, "node-a")
+    now[0] += PROMISE_S - 1
+    assert (made.promised(n.KEY), wakes) == ("node-a", [])
+
+
+def test_a_node_that_refused_a_job_is_another_one_once_it_was_deleted() -> None:
     made = n.capacity(n.node())
-    made.exclude(n.KEY, "node-a")
-    assert node_fit.choose_node(FOUR, made.nodes_for(n.KEY, FOUR)) is None
-    assert not made.sees_why(n.KEY, FOUR, "node-a")
-
-
-def test_a_volume_of_another_zone_rules_out_all_nodes_of_this_one() -> None:
-    zoned = [n.node(name, labels={"topology.kubernetes.io/zone": name[0]}) for name in ("a1", "a2", "b1")]
-    made = n.capacity(*zoned, n.node("c"))
-    made.exclude(n.KEY, "a1", zone=True)
-    assert [info.name for info in made.nodes_for(n.KEY, FOUR) if info.excluded] == ["a1", "a2"]
-    made.exclude(n.KEY, "c", zone=True)
-    assert [info.name for info in made.nodes_for(n.KEY, FOUR) if info.excluded] == ["a1", "a2", "c"]
-
-
-def test_where_only_one_of_many_nodes_can_take_the_job_its_turn_comes() -> None:
-    now, tried = [0.0], []
-    made = Capacity(clock=lambda: now[0])
-    for index in range(60):
-        made.put("Node", n.node(f"node-{index:02}"))
-    for _ in range(200):
-        node = node_fit.choose_node(FOUR, made.nodes_for(n.KEY, FOUR))
-        if node:
-            tried.append(node)
-            made.exclude(n.KEY, node)
-        now[0] += 15  # the time that one refusal takes
-    assert set(tried) == {f"node-{index:02}" for index in range(60)}
-    made.release(n.KEY)
-    assert node_fit.choose_node(FOUR, made.nodes_for(n.KEY, FOUR)) == "node-00"
-
-
-def test_very_many_that_wait_for_different_things_are_looked_at_a_part_at_a_time() -> None:
-    """A tenant may send a thousand jobs of a thousand sizes: nothing else would be done meanwhile."""
-    asked: list[int] = []
-    made = Capacity(lambda: asked.append(1), clock=lambda: 0.0)
-    for index in range(NODES_A_CALL // 10):
-        made.put("Node", n.node(f"node-{index:03}"))
-    sizes = [Need((PodNeed("learner", {GPU: 5 + index, "pods": 1}),), gpu_resource=GPU) for index in range(25)]
-    for index, need in enumerate(sizes):
-        made.wait(Key("team-x", f"x-{index}"), need)
-    made.wait(n.KEY, FOUR)
-    calls = []
-    for _ in range(3):
-        asked.clear()
-        calls.append((made.serve(), bool(asked)))
-    assert calls == [([], True), ([], True), ([n.KEY], False)]
-
-
-def test_what_is_freed_while_a_part_of_those_that_wait_was_looked_at_is_for_all_of_them() -> None:
-    asked: list[int] = []
-    filler = n.foreign("node-000", gpus=4)
-    made = Capacity(lambda: asked.append(1), clock=lambda: 0.0)
-    for index in range(NODES_A_CALL):
-        made.put("Node", n.node(f"node-{index:03}", gpus=4 if index == 0 else 0))
-    made.put("Pod", filler)
-    made.wait(n.KEY, FOUR)
-    made.wait(n.OTHER, Need((PodNeed("learner", {GPU: 1, "pods": 1}),), gpu_resource=GPU))
-    assert made.serve() == []
-    made.remove("Pod", filler)
-    asked.clear()
-    assert made.serve() == [n.OTHER]
-    assert asked, "the turn begins anew"
-    made.release(n.OTHER)
-    assert made.serve() == [n.KEY]
-
-
-def test_room_that_is_freed_within_a_turn_goes_to_the_higher_priority(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capacity, "NODES_A_CALL", 1)
-    filler = n.foreign(gpus=4, priority=100)
-    made = n.capacity(n.node(), filler)
-    made.wait(n.OTHER, Need((PodNeed("learner", {GPU: 3, "pods": 1}),), gpu_resource=GPU))
-    made.wait(n.KEY, replace(FOUR, priority=7))
-    assert made.serve() == []
-    made.remove("Pod", filler)
-    assert made.serve() == [n.KEY]
+    made.give_up(n.KEY, "node-a")
+    assert [info.refused for info in n.seen(made, FOUR)] == [True]
+    made.remove("Node", n.node())
+    made.put("Node", n.node())
+    assert [info.refused for info in n.seen(made, FOUR)] == [False]
 
 
 def test_an_older_state_of_a_pod_does_not_replace_a_newer_one() -> None:

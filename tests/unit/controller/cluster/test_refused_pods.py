@@ -13,7 +13,7 @@ from stage2_controller.cluster.api_server import ApiRefused
 from stage2_controller.cluster.refused_pods import RefusedPods
 from stage2_controller.conditions import timestamp
 from stage2_controller.observed import Observed
-from stage2_controller.place.half_placed import NOT_MADE_S
+from stage2_controller.place.binding import UNMADE_S
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 
@@ -44,7 +44,7 @@ class Stage:
     """A learner's Job without a pod, and a time that a test moves."""
 
     def __init__(self, *events: Any) -> None:
-        self.api, self.after_s = Events(*events), NOT_MADE_S
+        self.api, self.after_s = Events(*events), UNMADE_S
         self.refused = RefusedPods(self.api, lambda: b.NOW + timedelta(seconds=self.after_s))
         made = b.learner_job(b.planned(b.job()))
         metadata = {**made["metadata"], "uid": "u", "creationTimestamp": timestamp(b.NOW)}
@@ -74,13 +74,13 @@ async def test_an_event_that_was_counted_up_is_as_new_as_its_last_time() -> None
 
 async def test_events_are_asked_for_once_a_minute_and_not_before_a_minute() -> None:
     stage = Stage(event(QUOTA))
-    stage.after_s = NOT_MADE_S - 1
+    stage.after_s = UNMADE_S - 1
     assert await stage.told() is None
     assert stage.api.asked == []
-    for stage.after_s in (NOT_MADE_S, NOT_MADE_S + 30, NOT_MADE_S + 59):
+    for stage.after_s in (UNMADE_S, UNMADE_S + 30, UNMADE_S + 59):
         assert await stage.told() == QUOTA
     assert len(stage.api.asked) == 1
-    stage.after_s = NOT_MADE_S + 60
+    stage.after_s = UNMADE_S + 60
     stage.api.events.clear()
     assert await stage.told() is None, "events do not live long"
     assert len(stage.api.asked) == 2
@@ -120,7 +120,7 @@ async def test_what_refused_a_pod_that_was_made_since_is_no_reason() -> None:
     stage = Stage(event(QUOTA))
     gone = timestamp(b.NOW + timedelta(seconds=3600))
     stage.status = {"conditions": [{"type": reasons.LEARNER_RUNNING, "status": "False", "lastTransitionTime": gone}]}
-    stage.after_s = 3600 + NOT_MADE_S
+    stage.after_s = 3600 + UNMADE_S
     assert await stage.told() is None
 
 

@@ -3,43 +3,13 @@
 from dataclasses import replace
 from datetime import timedelta
 
-import pytest
-
 from stage2_controller import conditions, reasons
-from stage2_controller.observed import Observed
 from stage2_controller.place import binding
-from stage2_controller.place.half_placed import HALF_PLACED_S, SETTLED_S
 from stage2_controller.spec import names
 from tests.unit.controller import builders as b
-from tests.unit.controller import nodes as n
-from tests.unit.controller.job.test_placement import half, planned
 
 AHEAD_S = 3600.0
 """How wrong the clock was."""
-
-
-@pytest.mark.parametrize("mode", ["Reserve", "Scheduler"])
-def test_a_job_that_was_half_placed_tries_again_a_minute_after_the_clock_was_set_back(mode: str) -> None:
-    raw, account = b.job(placement={"mode": mode}), n.capacity(n.node())
-    first = planned(raw, account)
-    observed = half(Observed(deployment=b.child(first, "Deployment"), learner=b.learner_job(first)))
-    raw = b.told(raw, planned(raw, account, observed, after_s=AHEAD_S))
-    raw = b.told(raw, planned(raw, account, observed, after_s=AHEAD_S + HALF_PLACED_S))
-    pause = planned(raw, account)
-    assert (pause.children, pause.again_after_s) == ((), HALF_PLACED_S)
-    again = planned(b.told(raw, pause), account, after_s=HALF_PLACED_S)
-    assert {"Deployment", "Job"} <= set(b.kinds(again))
-
-
-def test_half_of_a_job_gives_its_node_back_a_minute_after_the_clock_was_set_back() -> None:
-    raw, account = b.job(), n.capacity(n.node())
-    first = planned(raw, account)
-    observed = half(Observed(deployment=b.child(first, "Deployment"), learner=b.learner_job(first)))
-    raw = b.told(raw, planned(raw, account, observed, after_s=AHEAD_S))
-    noted = planned(raw, account, observed, after_s=SETTLED_S)
-    assert (noted.deletions, noted.again_after_s) == ((), HALF_PLACED_S)
-    undone = planned(b.told(raw, noted), account, observed, after_s=SETTLED_S + HALF_PLACED_S)
-    assert undone.deletions == ("Job", "Deployment")
 
 
 def test_deadlines_count_from_when_the_clock_was_set_back() -> None:

@@ -8,8 +8,6 @@ import pytest
 from stage2_controller import conditions, reasons
 from stage2_controller.children import diff
 from stage2_controller.observed import Observed
-from stage2_controller.place.placement import NodeView
-from stage2_controller.place.pod_defaults import PodDefaults
 from stage2_controller.plan import Plan, plan
 from stage2_controller.queue import kueue, kueue_admission
 from stage2_controller.report import explanation
@@ -322,7 +320,7 @@ def test_running_pods_do_not_notice_that_their_flavor_was_edited() -> None:
 
 
 def without_kueue(raw: Any, observed: Observed = b.NOTHING) -> Plan:
-    nodes = NodeView(n.capacity(n.node()), n.KEY)
+    nodes = n.capacity(n.node()).snapshot(n.KEY)
     settings = replace(b.SETTINGS, kueue=False)
     return plan(raw, observed, settings=settings, now=b.NOW, new_credentials=b.new_credentials, nodes=nodes)
 
@@ -350,17 +348,9 @@ def test_a_job_that_runs_goes_on_when_the_controller_stops_to_serve_kueue() -> N
 
 def test_the_priority_class_counts_in_the_queue_too() -> None:
     high = {"metadata": {"name": "high"}, "value": 10}
-    defaults = PodDefaults(priority_classes={"high": high}, default_class={**high, "value": 3})
     raw = queued(placement={"priorityClassName": "high"})
-    spec = b.child(planned(raw, n.capacity(n.node()), defaults=defaults), "Workload")["spec"]
+    spec = b.child(planned(raw, n.capacity(n.node()), Observed(pod_priority_class=high)), "Workload")["spec"]
     assert (spec["priority"], spec["priorityClassRef"]["name"]) == (10, "high")
-
-
-def test_a_default_priority_class_is_kueues_own_business() -> None:
-    """Kueue refuses a class where there was none while quota is reserved, and clusters get defaults at any time."""
-    usual = PodDefaults(default_class={"metadata": {"name": "usual"}, "value": 10})
-    spec = b.child(planned(queued(), n.capacity(n.node()), defaults=usual), "Workload")["spec"]
-    assert not {"priority", "priorityClassRef"} & set(spec)
 
 
 def test_a_job_without_a_queue_has_no_workload() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from stage2_controller.place import node_fit
-from stage2_controller.place.node_fit import Autoscaling, Need, PodNeed
+from stage2_controller.place.node_fit import Need, PodNeed
 from tests.unit.controller import nodes as n
 
 GPU = "nvidia.com/gpu"
@@ -20,11 +20,11 @@ def need(gpus: float = 4, *, priority: int = 0, preempts: bool = True, **pod: An
 
 
 def chosen(asked: Need, *objects: Any) -> str | None:
-    return node_fit.choose_node(asked, n.capacity(*objects).nodes_for(n.KEY, asked))
+    return node_fit.choose_node(asked, n.seen(n.capacity(*objects), asked))
 
 
 def told(asked: Need, *objects: Any) -> str:
-    return node_fit.why_none_fits(asked, n.capacity(*objects).nodes_for(n.KEY, asked))
+    return node_fit.why_none_fits(asked, n.seen(n.capacity(*objects), asked))
 
 
 def test_servers_and_learner_need_one_node_together() -> None:
@@ -112,80 +112,31 @@ def test_a_job_without_a_priority_takes_the_room_of_pods_that_have_less_than_non
     assert chosen(need(), n.node("a", 4), n.foreign("a", gpus=4, priority=-10)) == "a"
 
 
-POOL = {"labels": {"eks.amazonaws.com/nodegroup": "gpus"}}
-COMING: list[tuple[str, bool, list[Any]]] = [
-    ("no node at all", True, []),
-    ("a busy one", True, [n.node("a", 4), n.foreign("a", gpus=4)]),
-    ("none with a GPU", True, [n.node("a", 0), n.node("b", 0, taints=[TAINT])]),
-    ("a pool that can grow", True, [n.node("a", 3, **POOL)]),
-    ("one that is too small", False, [n.node("a", 3)]),
-    ("one that must not be used", False, [n.node("a", 8, taints=[TAINT])]),
-]
-
-
-@pytest.mark.parametrize(("may", "objects"), [row[1:] for row in COMING], ids=[row[0] for row in COMING])
-def test_a_node_may_come_where_one_is_busy_or_pools_can_grow(may: bool, objects: list[Any]) -> None:
-    nodes = n.capacity(*objects).nodes_for(n.KEY, FOUR)
-    assert node_fit.may_be_made(FOUR, nodes, Autoscaling()) is may
-    assert not node_fit.may_be_made(FOUR, nodes, Autoscaling("never", cluster_autoscaler=True, karpenter=True))
-    signs = (Autoscaling("always"), Autoscaling(cluster_autoscaler=True), Autoscaling(karpenter=True))
-    assert all(node_fit.may_be_made(FOUR, nodes, sign) for sign in signs)
-    assert not any(node_fit.may_be_made(replace(FOUR, host="of-kueue"), nodes, sign) for sign in signs)
-
-
-def term(*expressions: tuple[str, str, list[str]]) -> dict[str, Any]:
-    return {"matchExpressions": [dict(zip(("key", "operator", "values"), one, strict=True)) for one in expressions]}
-
-
-def required(*terms: dict[str, Any]) -> dict[str, Any]:
-    return {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": list(terms)}}
-
-
-ON_A, IN_B = (node_fit.HOSTNAME, "In", ["a", "c"]), ("zone", "In", ["b"])
-NAMED: list[tuple[str, bool, dict[str, Any]]] = [
-    ("by a selector", True, {"node_selector": {node_fit.HOSTNAME: "a"}}),
-    ("by affinity", True, {"affinity": required(term(IN_B, ON_A))}),
-    ("in each of its terms", True, {"affinity": required(term(ON_A), term(IN_B, ON_A))}),
-    ("in one of two terms", False, {"affinity": required(term(ON_A), term(IN_B))}),
-    ("as one to leave alone", False, {"affinity": required(term((node_fit.HOSTNAME, "NotIn", ["b"])))}),
-    ("by another label", False, {"affinity": required(term(IN_B)), "node_selector": {"zone": "b"}}),
-]
-
-
-@pytest.mark.parametrize(("named", "pod"), [row[1:] for row in NAMED], ids=[row[0] for row in NAMED])
-def test_no_node_is_made_for_a_job_that_names_the_hosts_that_it_takes(named: bool, pod: dict[str, Any]) -> None:
-    asked = need(**pod)
-    nodes = n.capacity(n.node("a", 4, labels={"zone": "b"}), n.foreign("a", gpus=4)).nodes_for(n.KEY, asked)
-    signs = (Autoscaling(), Autoscaling(cluster_autoscaler=True), Autoscaling(karpenter=True))
-    for there in (nodes, []):
-        assert {node_fit.may_be_made(asked, there, sign) for sign in signs} == {not named}
-        assert node_fit.may_be_made(asked, there, Autoscaling("always")), "the admin's word"
-
-
 def hosts(*names: str) -> node_fit.Avoided:
     return tuple((node_fit.HOSTNAME, name) for name in names)
+
+
+KARPENTER = n.node("other", 0, labels={"karpenter.sh/nodepool": "default"})
+
+
+def half_rooms(asked: Need, *objects: Any) -> node_fit.Avoided:
+    return node_fit.half_rooms(asked, n.seen(n.capacity(*objects), asked))
 
 
 def test_hosts_that_could_take_the_servers_alone_are_named_and_with_karpenter_only_those_that_have_room_now() -> None:
     taken = (n.foreign("full", gpus=4), n.foreign("part", gpus=1))
     objects = (n.node("full", 4), n.node("part", 4), n.node("small", 2), *taken)
-    nodes = n.capacity(*objects).nodes_for(n.KEY, FOUR)
-    assert node_fit.half_rooms(FOUR, nodes, Autoscaling()) == hosts("full", "part")
-    assert node_fit.half_rooms(FOUR, nodes, Autoscaling(karpenter=True)) == hosts("part")
-    karpenter = n.node("other", 0, labels={"karpenter.sh/nodepool": "default"})
-    pooled = n.capacity(*objects, karpenter).nodes_for(n.KEY, FOUR)
-    assert node_fit.half_rooms(FOUR, pooled, Autoscaling()) == hosts("part")
-    assert node_fit.half_rooms(need(), nodes, Autoscaling()) == ()
+    assert half_rooms(FOUR, *objects) == hosts("full", "part")
+    assert half_rooms(FOUR, *objects, KARPENTER) == hosts("part")
+    assert half_rooms(need(), *objects) == ()
 
 
 def test_with_karpenter_a_node_that_has_room_for_the_servers_by_preemption_is_named_too() -> None:
     """Else the scheduler evicts others for half of a job, again and again."""
     strong = replace(FOUR, priority=10)
-    node = n.node("a", 3, labels={node_fit.INSTANCE_TYPE: "small"})
-    nodes = n.capacity(node, n.foreign("a", gpus=3)).nodes_for(n.KEY, strong)
-    karpenter = Autoscaling(karpenter=True)
-    assert node_fit.half_rooms(strong, nodes, karpenter) == ((node_fit.INSTANCE_TYPE, "small"),)
-    assert node_fit.half_rooms(replace(strong, preempts=False), nodes, karpenter) == ()
+    objects = (n.node("a", 3, labels={node_fit.INSTANCE_TYPE: "small"}), n.foreign("a", gpus=3), KARPENTER)
+    assert half_rooms(strong, *objects) == ((node_fit.INSTANCE_TYPE, "small"),)
+    assert half_rooms(replace(strong, preempts=False), *objects) == ()
 
 
 CORDON = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
@@ -200,14 +151,14 @@ CLOSED: list[tuple[str, Any]] = [
 def test_a_node_that_is_closed_is_named_for_it_opens_and_with_karpenter_where_pods_pass_all_the_same(
     closed: dict[str, Any],
 ) -> None:
-    nodes = n.capacity(n.node("a", 3, **closed)).nodes_for(n.KEY, FOUR)
+    node = n.node("a", 3, **closed)
     passing = replace(FOUR, pods=tuple(replace(pod, tolerations=[{"operator": "Exists"}]) for pod in FOUR.pods))
     for asked in (FOUR, passing):
-        assert node_fit.half_rooms(asked, nodes, Autoscaling()) == hosts("a")
-    assert node_fit.half_rooms(FOUR, nodes, Autoscaling(karpenter=True)) == ()
-    assert node_fit.half_rooms(passing, nodes, Autoscaling(karpenter=True)) == hosts("a")
+        assert half_rooms(asked, node) == hosts("a")
+    assert half_rooms(FOUR, node, KARPENTER) == ()
+    assert half_rooms(passing, node, KARPENTER) == hosts("a")
     elsewhere = replace(FOUR, pods=tuple(replace(pod, node_selector={"zone": "b"}) for pod in FOUR.pods))
-    assert node_fit.half_rooms(elsewhere, nodes, Autoscaling()) == ()
+    assert half_rooms(elsewhere, node) == ()
 
 
 def of_every_node(kind: str) -> Any:
@@ -216,14 +167,12 @@ def of_every_node(kind: str) -> Any:
     return pod
 
 
-@pytest.mark.parametrize(("kind", "busy"), [("DaemonSet", False), ("Node", False), ("ReplicaSet", True)])
-def test_a_node_that_daemons_make_too_small_is_not_only_busy(kind: str, busy: bool) -> None:
+@pytest.mark.parametrize(("kind", "lasts"), [("DaemonSet", True), ("Node", True), ("ReplicaSet", False)])
+def test_an_instance_type_that_daemons_make_too_small_is_too_small(kind: str, lasts: bool) -> None:
     asked = Need((PodNeed("rollout", {GPU: 3}), PodNeed("learner", {GPU: 1, "cpu": 31.5})), gpu_resource=GPU)
     node = n.node("a", labels={node_fit.INSTANCE_TYPE: "small"})
-    nodes = n.capacity(node, of_every_node(kind)).nodes_for(n.KEY, asked)
-    assert node_fit.may_be_made(asked, nodes, Autoscaling()) is busy
-    named = hosts("a") if busy else ((node_fit.INSTANCE_TYPE, "small"),)
-    assert node_fit.half_rooms(asked, nodes, Autoscaling(karpenter=True)) == named
+    named = ((node_fit.INSTANCE_TYPE, "small"),) if lasts else hosts("a")
+    assert half_rooms(asked, node, of_every_node(kind), KARPENTER) == named
 
 
 def test_who_asks_for_nothing_of_what_is_overbooked_gets_the_node() -> None:
@@ -238,6 +187,21 @@ def test_with_karpenter_nodes_of_a_type_that_is_too_small_are_named_by_their_typ
         return n.node(name, gpus, labels={node_fit.INSTANCE_TYPE: kind})
 
     objects = (typed("a", 3, "small"), typed("b", 3, "small"), typed("c", 4, "large"), typed("d", 3, "large"))
-    nodes = n.capacity(*objects, n.foreign("c", gpus=1)).nodes_for(n.KEY, FOUR)
-    avoided = node_fit.half_rooms(FOUR, nodes, Autoscaling(karpenter=True))
+    avoided = half_rooms(FOUR, *objects, n.foreign("c", gpus=1), KARPENTER)
     assert avoided == (*hosts("c", "d"), (node_fit.INSTANCE_TYPE, "small"))
+
+
+def test_nodes_that_refused_the_job_and_others_of_their_zone_come_last() -> None:
+    """Such as where its volume lies in another zone, which is not seen here."""
+    asked = need()
+    labels = {name: {node_fit.ZONE: name[0]} for name in ("a1", "a2", "b1")}
+    nodes = {info.name: info for info in n.seen(n.capacity(*(n.node(x, labels=y) for x, y in labels.items())), asked)}
+
+    def chosen_after(*refused: str) -> str | None:
+        seen = [replace(info, refused=name in refused) for name, info in nodes.items()]
+        return node_fit.choose_node(asked, seen)
+
+    assert chosen_after() == "a1"
+    assert chosen_after("a1") == "b1"
+    assert chosen_after("a1", "b1") == "a2"
+    assert chosen_after("a1", "a2", "b1") == "a1"

@@ -67,7 +67,7 @@ def need(affinity: dict[str, Any]) -> Need:
 
 def test_a_node_outside_is_not_chosen_and_the_reason_is_told() -> None:
     asked = need(required([H100, expression("zone", "NotIn", "b")], [expression("pool", "Exists")]))
-    infos = n.capacity(n.node("a", labels={"gpu": "a100"})).nodes_for(n.KEY, asked)
+    infos = n.seen(n.capacity(n.node("a", labels={"gpu": "a100"})), asked)
     assert node_fit.choose_node(asked, infos) is None
     told = node_fit.why_none_fits(asked, infos)
     assert "a is none of gpu In (h100, h200), zone NotIn (b) or pool Exists (spec.placement.affinity)" in told
@@ -76,7 +76,7 @@ def test_a_node_outside_is_not_chosen_and_the_reason_is_told() -> None:
 def test_of_nodes_with_room_the_preferred_one_is_taken_before_the_fullest() -> None:
     asked = need({PREFERRED: [preferred(10, H100), preferred(5, expression("zone", "In", "a"))]})
     nodes = [n.node("full", 1), n.node("near", 2, labels={"zone": "a"}), n.node("best", 8, labels={"gpu": "h100"})]
-    infos = n.capacity(*nodes).nodes_for(n.KEY, asked)
+    infos = n.seen(n.capacity(*nodes), asked)
     assert node_fit.choose_node(asked, infos) == "best"
     assert node_fit.choose_node(asked, infos[:2]) == "near"
 

@@ -10,7 +10,7 @@ from stage2_controller import reasons
 from stage2_controller.conditions import timestamp
 from stage2_controller.observed import Observed
 from stage2_controller.place.binding import OVERDUE_S
-from stage2_controller.place.node_choice import LOOK_AGAIN_S
+from stage2_controller.place.placement import LOOK_AGAIN_S
 from stage2_controller.spec import names
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
@@ -35,7 +35,7 @@ def test_no_pod_starts_on_another_node_while_an_old_learner_may_still_write(mode
         assert words in made.status["message"]
     assert made.placement
     assert made.placement.again_after_s == LOOK_AGAIN_S
-    assert made.placement.claim == "none", "others may have the room meanwhile"
+    assert made.placement.keep_for_s == 0, "others may have the room meanwhile"
     fresh = planned(b.told(raw, made), account, Observed(), after_s=601)
     assert {"Deployment", "Job"} <= set(b.kinds(fresh))
 

@@ -5,7 +5,6 @@ from typing import Any
 from stage2_controller import reasons
 from stage2_controller.children import diff
 from stage2_controller.observed import Observed
-from stage2_controller.place.pod_defaults import PodDefaults
 from stage2_controller.queue import kueue
 from stage2_controller.report import explanation
 from tests.unit.controller import builders as b
@@ -49,8 +48,8 @@ def test_a_job_that_leaves_the_queue_takes_its_place_in_it_along() -> None:
 def test_a_class_of_kueues_own_ranks_the_job_in_its_queue_and_not_its_pods() -> None:
     raw = labelled(priority_class="urgent")
     raw["spec"]["placement"] = {"priorityClassName": "high"}
-    defaults = PodDefaults(priority_classes={"high": {"metadata": {"name": "high"}, "value": 10}})
-    spec = spec_of(raw, Observed(priority_class=URGENT), defaults=defaults)
+    high = {"metadata": {"name": "high"}, "value": 10}
+    spec = spec_of(raw, Observed(priority_class=URGENT, pod_priority_class=high))
     assert (spec["priority"], spec["priorityClassRef"]) == (1000, REF)
     assert {one["template"]["spec"]["priorityClassName"] for one in spec["podSets"]} == {"high"}
 
@@ -58,7 +57,7 @@ def test_a_class_of_kueues_own_ranks_the_job_in_its_queue_and_not_its_pods() -> 
 def test_a_rank_that_was_given_is_never_sent_otherwise() -> None:
     made = workload(*ADMITTED)
     made["spec"] |= {"priority": 7, "priorityClassRef": REF}
-    spec = spec_of(labelled(), Observed(workload=made), defaults=PodDefaults(priority_classes={}))
+    spec = spec_of(labelled(), Observed(workload=made))
     assert (spec["priority"], spec["priorityClassRef"]) == (7, REF)
 
 

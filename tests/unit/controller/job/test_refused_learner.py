@@ -8,8 +8,8 @@ import pytest
 from stage2_controller import reasons
 from stage2_controller.conditions import timestamp
 from stage2_controller.observed import Observed
+from stage2_controller.place.binding import UNMADE_S
 from stage2_controller.place.capacity import Capacity
-from stage2_controller.place.half_placed import HALF_PLACED_S, NOT_MADE_S
 from stage2_controller.spec import names
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
@@ -32,35 +32,31 @@ def refused(mode: str = "Reserve", *, servers: str | None = None) -> tuple[Any, 
 @pytest.mark.parametrize("mode", ["Reserve", "Scheduler"])
 def test_its_sentence_is_told_of_the_learner(mode: str) -> None:
     raw, account, observed = refused(mode)
-    before = planned(raw, account, observed, after_s=NOT_MADE_S)
+    before = planned(raw, account, observed, after_s=UNMADE_S)
     assert b.condition(before, reasons.LEARNER_RUNNING) == ("False", reasons.NOT_CREATED)
-    made = planned(raw, account, replace(observed, learner_refused=WORDS), after_s=NOT_MADE_S)
+    made = planned(raw, account, replace(observed, learner_refused=WORDS), after_s=UNMADE_S)
     assert b.condition(made, reasons.LEARNER_RUNNING) == ("False", reasons.POD_REFUSED)
     assert b.message(made, reasons.LEARNER_RUNNING) == f"the API server refuses the learner's pod: {WORDS}"
 
 
-def test_no_node_would_mend_it_and_room_is_not_kept_for_ever() -> None:
+def test_another_node_would_not_help_and_nothing_moves() -> None:
     raw, account, observed = refused()
-    made = planned(raw, account, replace(observed, learner_refused=WORDS), after_s=NOT_MADE_S)
+    made = planned(raw, account, replace(observed, learner_refused=WORDS), after_s=UNMADE_S)
     assert (b.condition(made, reasons.PLACED), made.deletions) == (("False", reasons.POD_REFUSED), ())
     assert made.status["message"] == WORDS
-    assert made.placement
-    assert made.placement.claim == "lapsed"
 
 
-def test_half_of_a_job_gives_its_node_back_with_the_sentence() -> None:
+def test_half_of_a_job_gives_its_node_back_with_the_reason() -> None:
     raw, account, observed = refused(servers=b.NODE)
     raw = b.told(raw, planned(raw, account, observed))
-    observed = replace(observed, learner_refused=WORDS)
-    noted = planned(raw, account, observed, after_s=NOT_MADE_S)
-    assert b.condition(noted, reasons.PLACED) == ("Unknown", reasons.HALF_PLACED)
-    assert WORDS in b.message(noted, reasons.PLACED)
-    undone = planned(b.told(raw, noted), account, observed, after_s=NOT_MADE_S + HALF_PLACED_S)
-    assert undone.deletions == ("Job", "Deployment")
+    made = planned(raw, account, replace(observed, learner_refused=WORDS), after_s=UNMADE_S)
+    assert b.condition(made, reasons.PLACED) == ("False", reasons.HALF_PLACED)
+    assert WORDS in b.message(made, reasons.PLACED)
+    assert made.deletions == ("Job", "Deployment")
 
 
 @pytest.mark.parametrize("mode", ["Reserve", "Scheduler"])
 def test_a_pass_comes_when_the_events_tell_and_again_a_minute_later(mode: str) -> None:
     raw, account, observed = refused(mode)
-    assert planned(raw, account, observed, after_s=NOT_MADE_S - 7).again_after_s == 7
-    assert planned(raw, account, observed, after_s=NOT_MADE_S).again_after_s == NOT_MADE_S
+    assert planned(raw, account, observed, after_s=UNMADE_S - 7).again_after_s == 7
+    assert planned(raw, account, observed, after_s=UNMADE_S).again_after_s == UNMADE_S

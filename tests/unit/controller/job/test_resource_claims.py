@@ -9,8 +9,8 @@ from stage2_api.errors import ConfigError
 from stage2_controller import reasons
 from stage2_controller.children.build import parse, static_children
 from stage2_controller.observed import Observed
-from stage2_controller.place.half_placed import HALF_PLACED_S, SETTLED_S
-from stage2_controller.plan import Plan
+from stage2_controller.place.binding import REFUSED_S
+from stage2_controller.plan import Plan, plan
 from stage2_controller.spec import names
 from stage2_controller.spec.admin_policy import AdminPolicy
 from tests.unit.controller import builders as b
@@ -142,19 +142,15 @@ def test_a_job_that_was_half_placed_takes_that_node_last() -> None:
     raw, account = claiming(), n.capacity(n.node(), n.node("z"))
     first = planned(raw, account)
     observed = half(Observed(deployment=b.child(first, "Deployment"), learner=b.learner_job(first)), "no devices")
-    raw = b.told(raw, planned(raw, account, observed, after_s=SETTLED_S))
-    gone_at_s = SETTLED_S + HALF_PLACED_S
-    undone = planned(raw, account, observed, after_s=gone_at_s)
-    assert undone.placement
-    assert undone.placement.refused == b.NODE
-    account.exclude(n.KEY, b.NODE)
-    raw = b.told(raw, undone)
-    account.unclaim(n.KEY)
-    servers, learner = pods(planned(raw, account, after_s=gone_at_s + HALF_PLACED_S))
+    failed = planned(raw, account, observed, after_s=REFUSED_S).placement
+    assert failed
+    assert failed.refused == b.NODE
+    after = replace(account.snapshot(n.KEY), refused=frozenset({b.NODE}))
+    made = plan(raw, b.NOTHING, settings=b.SETTINGS, now=b.NOW, new_credentials=b.new_credentials, nodes=after)
+    servers, learner = pods(made)
     others = {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "NotIn", "values": [b.NODE]}]}
     preferred = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "preference": others}]}
     assert servers["affinity"] == {"nodeAffinity": preferred}
     assert learner["affinity"].keys() == {"podAffinity"}
-    account.release(n.KEY)
-    servers, _ = pods(planned(raw, account, after_s=gone_at_s + HALF_PLACED_S))
+    servers, _ = pods(planned(raw, account))
     assert "affinity" not in servers

@@ -26,14 +26,14 @@ from tests.unit.controller.cluster.test_election import Leases
 class Fails:
     """A reconciler that cannot start."""
 
-    async def restore(self) -> None:
+    def restore(self) -> None:
         raise AttributeError("a bug")
 
 
 class Idle:
     """A reconciler that has nothing to do, a comparison of the watches that never ends, and nobody who is asked."""
 
-    async def restore(self) -> None:
+    def restore(self) -> None:
         """Nothing to enter."""
 
     async def try_lists(self) -> None:

@@ -14,19 +14,18 @@ from stage2_controller.spec import names
 from stage2_controller.store import Store
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
-from tests.unit.controller.loop.test_reconcile import KEY, WATCHED, Object
-from tests.unit.controller.loop.test_restore import Cluster
+from tests.unit.controller.loop.test_reconcile import KEY, Object, Server
 
 
-class Interrupted(Cluster):
+class Interrupted(Server):
     """The same server, where something happens once while a request is under way."""
 
     while_reading: Callable[[], None] = staticmethod(lambda: None)
     while_telling: Callable[[], None] = staticmethod(lambda: None)
 
-    async def list(self, kind: str, namespace: str | None, *, labelled: bool) -> Object:
+    async def get(self, kind: str, namespace: str | None, name: str) -> Object | None:
         self.while_reading()
-        return await super().list(kind, namespace, labelled=labelled)
+        return await super().get(kind, str(namespace), name)
 
     async def apply_status(self, job: Any, status: Any) -> Object | None:
         written = await super().apply_status(job, status)
@@ -40,7 +39,7 @@ class Stage:
     def __init__(self) -> None:
         self.server, self.store = Interrupted(), Store()
         self.account: Capacity = n.capacity(n.node())
-        self.store.put(names.KIND, self.server.put(b.job()))
+        self.store.put(names.KIND, self.server.put(b.job(placement={"priorityClassName": "high"})))
         self.leader = self.new_leader()
 
     def new_leader(self) -> Reconciler:
@@ -50,12 +49,6 @@ class Stage:
         return Reconciler(
             api, self.store, progress, b.SETTINGS, metrics=metrics, capacity=self.account, clock=lambda: b.NOW
         )
-
-    def told(self) -> None:
-        """The watches tell of all that there is."""
-        for (kind, _), body in self.server.objects.items():
-            if kind in WATCHED:
-                self.store.put(kind, body)
 
     def deleted(self) -> None:
         """The job goes, and the watch tells so."""
@@ -88,16 +81,4 @@ async def test_a_job_that_goes_while_its_status_is_written_does_not_come_back_in
     stage.server.while_telling = stage.deleted
     await stage.leader(KEY)
     assert stage.store.one(names.KIND, KEY, KEY.name) is None
-    assert stage.account.promised(KEY) is None
-
-
-async def test_a_job_that_goes_while_a_new_leader_enters_the_places_is_promised_nothing() -> None:
-    stage = Stage()
-    await stage.leader(KEY)
-    assert stage.account.promised(KEY) == b.NODE
-    stage.told()
-    stage.account.release(KEY)
-    stage.leader = stage.new_leader()
-    stage.server.while_reading = stage.deleted
-    await stage.leader.restore()
     assert stage.account.promised(KEY) is None

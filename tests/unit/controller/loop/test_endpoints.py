@@ -53,5 +53,3 @@ def test_requests_are_counted_by_what_they_are_about() -> None:
         api_server.resource_of(api_server.path("RolloutMatchingJob", "n", "x") + "/status")
         == "rolloutmatchingjobs/status"
     )
-    group = "/apis/karpenter.sh"
-    assert (api_server.resource_of(group), api_server.verb_of("get", group)) == ("apis", "get")

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from stage2_controller import reasons
-from stage2_controller.children import manifest
 from stage2_controller.conditions import find
 from stage2_controller.internal_error import InternalErrors
 from stage2_controller.metrics import Metrics
@@ -17,12 +16,11 @@ from stage2_controller.plan import Plan
 from stage2_controller.reconcile import Reconciler
 from stage2_controller.report import explanation
 from stage2_controller.report.events import events
-from stage2_controller.spec import kinds, names
+from stage2_controller.spec import names
 from stage2_controller.spec.key import Key
 from stage2_controller.store import Store
 from stage2_controller.work_queue import Broken
 from tests.unit.controller import builders as b
-from tests.unit.controller import nodes as n
 
 BUG = AttributeError("'str' object has no attribute 'get'")
 KEY = Key("team-a", "job-3v1")
@@ -141,19 +139,6 @@ async def test_a_pass_that_meets_a_bug_tells_the_status_before_it_is_tried_again
     told = find(status, reasons.ACCEPTED)
     assert told is not None
     assert told["reason"] == reasons.INTERNAL_ERROR
-
-
-async def test_a_bug_in_one_job_does_not_keep_a_new_leader_from_starting(bug: list[str]) -> None:
-    store, raw = Store(), b.job()
-    store.put(names.KIND, raw)
-    learner = manifest.child(kinds.LEARNER_JOB, b.owner(raw), {"spec": {}})
-    learner["metadata"] |= {"resourceVersion": "1", "uid": "u"}
-    learner["metadata"]["annotations"][names.ANNOTATION_NODE] = b.NODE
-    store.put("Job", learner)
-    account = n.capacity(n.node())
-    await reconciler(Told(), store, account).restore()
-    assert bug == [KEY.name]
-    assert account.promised(KEY) is None, "nobody knows how much room it needs"
 
 
 class Hangs(Told):

@@ -1,13 +1,9 @@
 """A new leader enters the places of the jobs that have one, before its first pass gives away what is free."""
 
-import json
-from datetime import timedelta
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from stage2_controller.cluster.api_server import ApiRefused
 from stage2_controller.cluster.progress_polls import ProgressPolls
 from stage2_controller.cluster.progress_reader import ProgressReader
 from stage2_controller.metrics import Metrics
@@ -19,44 +15,21 @@ from stage2_controller.store import Store
 from stage2_controller.work_queue import RetryLater
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
-from tests.unit.controller.cluster.test_capacity import FOUR, free
-from tests.unit.controller.loop.test_reconcile import KEY, WATCHED, Object, Server
+from tests.unit.controller.cluster.test_capacity import free
+from tests.unit.controller.loop.test_reconcile import KEY, WATCHED, Server
 
 
-class Cluster(Server):
-    """The same server, which lists what it has, and may be asked for nothing of some kinds."""
-
-    closed: tuple[str, ...] = ()
-
-    async def list(self, kind: str, namespace: str | None, *, labelled: bool) -> Object:
-        if kind in self.closed:
-            error: Any = SimpleNamespace(status=500, reason="Broken", body=json.dumps({"message": "no"}))
-            raise ApiRefused(f"list {kind}", error)
-        return {"items": [body for (there, _), body in self.objects.items() if there == kind]}
-
-    async def serves(self, group: str) -> bool:
-        return False
-
-
-LIMITS = {
-    "kind": "LimitRange",
-    "metadata": {"name": "small", "namespace": "team-a"},
-    "spec": {"limits": [{"type": "Container", "defaultRequest": {"example.com/disk": "1"}}]},
-}
-
-
-def _leader(server: Cluster, store: Store) -> tuple[Reconciler, Capacity]:
-    account = n.capacity(n.node(gpus=8, has={"example.com/disk": "100"}))
+def _leader(server: Server, store: Store) -> tuple[Reconciler, Capacity]:
+    account = n.capacity(n.node(gpus=8))
     progress = ProgressPolls(ProgressReader(), lambda key: None, interval_s=b.SETTINGS.progress_s)
     metrics, api = Metrics(lambda: store.known(names.KIND)), cast("Any", server)
     made = Reconciler(api, store, progress, b.SETTINGS, metrics=metrics, capacity=account, clock=lambda: b.NOW)
     return made, account
 
 
-async def _placed() -> tuple[Cluster, Store]:
+async def _placed() -> tuple[Server, Store]:
     """A job that one leader has placed, as the watches tell it to the next: its pods are not bound yet."""
-    server, store = Cluster(), Store()
-    server.put(LIMITS)
+    server, store = Server(), Store()
     store.put(names.KIND, server.put(b.job()))
     first, account = _leader(server, store)
     await first(KEY)
@@ -68,26 +41,15 @@ async def _placed() -> tuple[Cluster, Store]:
     return server, told
 
 
-async def test_the_place_of_a_job_is_kept_for_it_with_what_is_added_to_its_pods() -> None:
+async def test_the_place_of_a_job_is_kept_for_it() -> None:
     server, told = await _placed()
     again, account = _leader(server, told)
-    await again.restore()
-    assert account.promised(KEY) == b.NODE
-    assert free(account) == 4
-    (info,) = account.nodes_for(n.OTHER, FOUR)
-    assert info.free["example.com/disk"] < 100, "what the LimitRange adds counts"
-
-
-async def test_a_place_is_kept_also_while_nobody_says_what_is_added() -> None:
-    server, told = await _placed()
-    again, account = _leader(server, told)
-    server.closed = ("LimitRange",)
-    await again.restore()
+    again.restore()
     assert (account.promised(KEY), free(account)) == (b.NODE, 4)
 
 
 async def test_a_waiting_job_that_is_edited_into_a_wrong_one_waits_for_nothing() -> None:
-    server, store = Cluster(), Store()
+    server, store = Server(), Store()
     leader, account = _leader(server, store)
     account.put("Pod", n.foreign(gpus=8))
     store.put(names.KIND, server.put(b.job()))
@@ -107,47 +69,36 @@ async def test_a_job_that_has_ended_keeps_no_place(phase: str) -> None:
     ended = {**server.objects[names.KIND, KEY.name], "status": {"phase": phase, "conditions": [outcome]}}
     told.put(names.KIND, {**ended, "metadata": {**ended["metadata"], "resourceVersion": "999"}})
     again, account = _leader(server, told)
-    await again.restore()
+    again.restore()
     assert account.promised(KEY) is None
 
 
-async def test_a_job_whose_spec_cannot_be_read_any_more_keeps_nobody_from_starting() -> None:
+async def test_the_place_of_a_job_whose_spec_cannot_be_read_any_more_is_kept_too() -> None:
     server, told = await _placed()
     broken = {**server.objects[names.KIND, KEY.name], "spec": {"config": 3}}
     told.put(names.KIND, {**broken, "metadata": {**broken["metadata"], "generation": 7, "resourceVersion": "999"}})
     again, account = _leader(server, told)
-    await again.restore()
-    assert account.promised(KEY) is None
+    again.restore()
+    assert (account.promised(KEY), free(account)) == (b.NODE, 4)
 
 
 @pytest.mark.parametrize("kind", ["ConfigMap", "Job"])
-async def test_a_job_whose_children_are_refused_keeps_no_room_from_others_after_a_minute(kind: str) -> None:
-    server, store, now = Cluster(), Store(), [b.NOW]
-    account = n.capacity(n.node())
-    progress = ProgressPolls(ProgressReader(), lambda key: None, interval_s=b.SETTINGS.progress_s)
-    metrics, api = Metrics(lambda: store.known(names.KIND)), cast("Any", server)
-    leader = Reconciler(api, store, progress, b.SETTINGS, metrics=metrics, capacity=account, clock=lambda: now[0])
+async def test_a_job_whose_children_are_refused_keeps_no_room_from_others(kind: str) -> None:
+    server, store = Server(), Store()
+    leader, account = _leader(server, store)
     server.refused = {kind: "exceeded quota: objects"}
     store.put(names.KIND, server.put(b.job()))
-    for after_s, kept in ((0, b.NODE), (59, b.NODE), (60, None)):
-        now[0] = b.NOW + timedelta(seconds=after_s)
-        with pytest.raises(RetryLater):
-            await leader(KEY)
-        assert account.promised(KEY) == kept
-    server.refused.clear()
-    other = Key("team-a", "other")
-    store.put(names.KIND, server.put(b.job("other")))
-    await leader(other)
-    assert account.promised(other) == b.NODE
-    await leader(KEY)
+    with pytest.raises(RetryLater):
+        await leader(KEY)
     assert account.promised(KEY) is None
-    learner = server.objects["Job", "job-3v1-learner"]
-    assert names.ANNOTATION_NODE not in learner["metadata"]["annotations"], "its pods wait for another node"
+    server.refused.clear()
+    await leader(KEY)
+    assert account.promised(KEY) == b.NODE
 
 
 async def test_who_came_first_is_first_also_when_another_leader_looks_at_others_before() -> None:
     """A list has jobs in the order of their names."""
-    server, store, keys = Cluster(), Store(), [Key("team-a", name) for name in ("a-late", "z-early")]
+    server, store, keys = Server(), Store(), [Key("team-a", name) for name in ("a-late", "z-early")]
     leader, account = _leader(server, store)
     filler = n.foreign(gpus=8)
     account.put("Pod", filler)

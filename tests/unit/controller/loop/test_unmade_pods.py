@@ -8,7 +8,7 @@ from stage2_controller.cluster.progress_polls import ProgressPolls
 from stage2_controller.cluster.progress_reader import ProgressReader
 from stage2_controller.conditions import timestamp
 from stage2_controller.metrics import Metrics
-from stage2_controller.place.half_placed import NOT_MADE_S
+from stage2_controller.place.binding import UNMADE_S
 from stage2_controller.reconcile import Reconciler
 from stage2_controller.spec import names
 from stage2_controller.store import Store
@@ -37,7 +37,7 @@ async def test_the_job_says_what_the_event_says() -> None:
         clock=lambda: b.NOW + timedelta(seconds=after_s[0]),
     )
     await leader(KEY)
-    after_s[0] = NOT_MADE_S
+    after_s[0] = UNMADE_S
     await leader(KEY)
     await progress.close()
     uid = server.objects["Job", "job-3v1-learner"]["metadata"]["uid"]
