@@ -36,7 +36,7 @@ from stage2_controller import conditions
 from stage2_controller.children.build import static_children
 from stage2_controller.cluster.api_server import Api, connect
 from stage2_controller.conditions import Condition
-from stage2_controller.report.events import Event
+from stage2_controller.report.explanation import Event
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results" / "operator.md"

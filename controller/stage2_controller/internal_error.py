@@ -10,7 +10,7 @@ from stage2_controller import conditions, reasons
 from stage2_controller.conditions import Condition, merged
 from stage2_controller.plan import Plan
 from stage2_controller.report import explanation
-from stage2_controller.spec.key import Key
+from stage2_controller.spec.names import Key
 
 logger = logging.getLogger(__name__)
 

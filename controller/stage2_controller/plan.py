@@ -11,16 +11,16 @@ from typing import Any
 
 from stage2_api.errors import ConfigError
 from stage2_controller import conditions, outcome, reasons
-from stage2_controller.children import manifest, ownership, pods, service
+from stage2_controller.children import comparison, manifest, network, pods
 from stage2_controller.children.build import ParsedJob, parse
 from stage2_controller.children.manifest import Manifest
-from stage2_controller.children.readiness_gate import GateCondition, gate
+from stage2_controller.children.pods import GateCondition, gate
 from stage2_controller.observed import Observed
 from stage2_controller.place import binding, node_fit, placement
 from stage2_controller.place.capacity import Snapshot
 from stage2_controller.place.placement import Place
-from stage2_controller.queue import kueue, kueue_admission, kueue_answer
-from stage2_controller.queue.workload import WorkloadInputs, pod_sets, workload
+from stage2_controller.queue import kueue, workload
+from stage2_controller.queue.workload import WorkloadInputs, build_workload, pod_sets
 from stage2_controller.report import status as statuses
 from stage2_controller.situation import Situation
 from stage2_controller.spec import names
@@ -107,7 +107,7 @@ def _ended(situation: Situation) -> Situation:
 
 def _blocked(situation: Situation) -> Situation:
     """Find out whether objects of others keep the job's children from being written."""
-    return situation if situation.outcome else replace(situation, blocked=ownership.obstacle(situation.observed))
+    return situation if situation.outcome else replace(situation, blocked=comparison.obstacle(situation.observed))
 
 
 def _queued(situation: Situation) -> Situation:
@@ -131,7 +131,7 @@ def _placed(situation: Situation, nodes: Snapshot | None) -> Situation:
     """Find the node of a job that is to run, or see to it that the scheduler finds one for all of it."""
     if situation.outcome or situation.must_stop or situation.idle or not situation.admitted:
         return situation
-    observed, host = situation.observed, kueue_admission.host(situation.observed.workload)
+    observed, host = situation.observed, kueue.host(situation.observed.workload)
     need = replace(situation.parsed.need_with(additions(situation)), host=host)
     place = placement.choose(
         node_fit.with_priority(need, observed.pod_priority_class),
@@ -153,9 +153,9 @@ def _refused(raw: Mapping[str, Any], observed: Observed, message: str, now: date
     ended = None if outcome.final(previous) else outcome.of_learner(observed)
     status = statuses.refused(previous, message=message, started=started, ended=ended, generation=generation, now=now)
     if ended:  # whatever the spec says by now, its servers are of no use any more
-        told = kueue_answer.answer(observed.workload, observed, ended, at=conditions.timestamp(now))
+        told = workload.status_patch(observed.workload, observed, ended, at=conditions.timestamp(now))
         return Plan(status=status, deletions=existing(observed, "Deployment"), workload_patch=told)
-    return Plan(status=status, keeps_place=True, slices=service.slices_to_write(observed))
+    return Plan(status=status, keeps_place=True, slices=network.slices_to_write(observed))
 
 
 def _finished(situation: Situation, status: dict[str, Any]) -> Plan:
@@ -186,7 +186,7 @@ def _going_on(
         children = _with_workload(children, situation, nodes)
     if situation.renews_secret and _has_no_pods(situation.observed):
         deletions = (*deletions, *existing(situation.observed, "Secret"))
-    if not situation.blocked and service.must_be_replaced(children, situation.observed):
+    if not situation.blocked and network.must_be_replaced(children, situation.observed):
         deletions = (*deletions, "Service")
         children = tuple(child for child in children if child["kind"] != "Service")
     return Plan(
@@ -195,7 +195,7 @@ def _going_on(
         deletions=deletions,
         placement=situation.placement,
         workload_patch=_told_to_kueue(situation),
-        slices=service.slices_to_write(situation.observed),
+        slices=network.slices_to_write(situation.observed),
         gate=gate(situation.observed, status),
         again_after_s=0.0 if {"Secret", "Service"} & set(deletions) else _next_look(situation, status),
     )
@@ -232,14 +232,14 @@ def _with_workload(children: Manifests, situation: Situation, nodes: Snapshot | 
         deactivated=kueue.deactivated_mark(found, by_us=not (active or situation.is_held)),
         spec_hash=spec_hash,
     )
-    return (*(children if situation.admitted else ()), workload(parsed.owner, inputs))
+    return (*(children if situation.admitted else ()), build_workload(parsed.owner, inputs))
 
 
 def _told_to_kueue(situation: Situation) -> dict[str, Any] | None:
     if situation.queue is None:
         return None
     at = conditions.timestamp(situation.now)
-    return kueue_answer.answer(situation.observed.workload, situation.observed, situation.outcome, at=at)
+    return workload.status_patch(situation.observed.workload, situation.observed, situation.outcome, at=at)
 
 
 def _learner_look(situation: Situation) -> float | None:
@@ -255,7 +255,7 @@ def _next_look(situation: Situation, status: Mapping[str, Any]) -> float | None:
         outcome.seconds_left(situation.job, status, situation.now),
         outcome.seconds_to_start(situation.job, situation.observed, status, situation.now),
         situation.placement.again_after_s if situation.placement else None,
-        ownership.LOOK_AGAIN_S[situation.blocked.reason] if situation.blocked else None,
+        comparison.LOOK_AGAIN_S[situation.blocked.reason] if situation.blocked else None,
         kueue.CLASS_AGAIN_S if situation.lacks_class else None,
         _learner_look(situation),
     ]

@@ -24,9 +24,9 @@ from stage2_controller.place.capacity import Capacity, Snapshot
 from stage2_controller.place.placement import current_node
 from stage2_controller.plan import Plan, plan
 from stage2_controller.report import status as statuses
-from stage2_controller.report.events import events
+from stage2_controller.report.explanation import events
 from stage2_controller.spec import credentials, kinds, names
-from stage2_controller.spec.key import Key
+from stage2_controller.spec.names import Key
 from stage2_controller.spec.settings import Settings
 from stage2_controller.store import Store
 from stage2_controller.work_queue import Broken, RetryLater

@@ -7,7 +7,7 @@ from typing import Any
 
 from stage2_api.job import RolloutMatchingJob
 from stage2_controller import reasons
-from stage2_controller.children import diff, pods
+from stage2_controller.children import comparison, pods
 from stage2_controller.children.build import ParsedJob
 from stage2_controller.conditions import Condition
 from stage2_controller.observed import Observed, ended, terminating
@@ -119,7 +119,7 @@ class Situation:
     @property
     def spec_changed(self) -> bool:
         """Whether the learner that exists was made from another spec."""
-        return diff.spec_changed(self.observed, self.parsed.spec_hash)
+        return comparison.spec_changed(self.observed, self.parsed.spec_hash)
 
     @property
     def must_stop(self) -> bool:

@@ -5,7 +5,7 @@ from stage2_controller.children.build import Additions, build
 from stage2_controller.children.manifest import Manifest
 from stage2_controller.observed import Observed, terminating
 from stage2_controller.place import placement
-from stage2_controller.queue import kueue_admission
+from stage2_controller.queue import kueue
 from stage2_controller.situation import Situation
 from stage2_controller.spec import kinds
 
@@ -35,7 +35,7 @@ def stage(situation: Situation) -> tuple[Manifests, tuple[str, ...]]:
 def additions(situation: Situation) -> Additions:
     """Return what Kueue's admission adds to the pods."""
     admitted = situation.quota is not None and situation.admitted
-    return kueue_admission.additions(situation.observed) if admitted else {}
+    return kueue.additions(situation.observed) if admitted else {}
 
 
 def existing(observed: Observed, *wanted: str) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import orjson
 
 from stage2_controller.observed import Object
 from stage2_controller.spec import kinds, names
-from stage2_controller.spec.key import Key
+from stage2_controller.spec.names import Key
 
 
 def read(text: bytes | str) -> Any:

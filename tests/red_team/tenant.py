@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from stage2_controller.children.network_policy import CONTROLLER_LABELS
+from stage2_controller.children.network import CONTROLLER_LABELS
 from tests.red_team.attempt import Attempt, lives, survived
 from tests.red_team.cluster import Cluster, eventually
 from tests.unit.charts.test_policy import RISKY

@@ -21,15 +21,15 @@ from stage2_api.validation import size
 from stage2_api.validation.size import require_shallow
 from stage2_api.vllm import resolve_transport
 from stage2_controller import conditions, reasons
-from stage2_controller.children import manifest, pods, service
+from stage2_controller.children import manifest, network, pods
 from stage2_controller.children.manifest import Manifest, Owner
-from stage2_controller.children.network_policy import network_policy
+from stage2_controller.children.network import network_policy
 from stage2_controller.children.pods import Control, PodInputs
 from stage2_controller.place import node_fit, pod_requests
 from stage2_controller.place.node_fit import Avoided, Need
 from stage2_controller.spec import credentials, names, template_rules
 from stage2_controller.spec.containers import Processes, containers
-from stage2_controller.spec.key import Key
+from stage2_controller.spec.names import Key
 from stage2_controller.spec.settings import DEFAULT_IMAGE, Settings
 
 Additions = Mapping[str, Mapping[str, Any]]
@@ -109,7 +109,7 @@ def build(
         _network_policy(parsed, settings.namespace, spec_hash),
     ]
     if processes.servers:
-        children.append(service.service(owner, processes.servers, spec_hash=spec_hash))
+        children.append(network.service(owner, processes.servers, spec_hash=spec_hash))
         children.append(pods.deployment(owner, inputs))
     return (*children, pods.learner_job(owner, inputs))
 

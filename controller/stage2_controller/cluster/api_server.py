@@ -13,8 +13,8 @@ from kubernetes.aio.dynamic import DynamicClient
 from kubernetes.aio.dynamic.exceptions import DynamicApiError
 
 from stage2_controller import conditions, store
-from stage2_controller.children.readiness_gate import GateCondition
-from stage2_controller.report.events import Event
+from stage2_controller.children.pods import GateCondition
+from stage2_controller.report.explanation import Event
 from stage2_controller.spec import kinds, names
 
 logger = logging.getLogger(__name__)

@@ -4,13 +4,13 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from stage2_controller.children import diff
+from stage2_controller.children import comparison
 from stage2_controller.children.manifest import Manifest
 from stage2_controller.cluster.api_server import Api, ApiRefused
 from stage2_controller.cluster.observe import Observer, others_in
 from stage2_controller.observed import Object, Observed
 from stage2_controller.spec import kinds
-from stage2_controller.spec.key import Key
+from stage2_controller.spec.names import Key
 
 logger = logging.getLogger(__name__)
 
@@ -51,14 +51,14 @@ class ChildWriter:
         and without Secret or Service load for nothing. The learner's Job is first: its pod waits for its servers, and
         servers whose learner is refused would hold all their GPUs.
         """
-        writes = diff.writes(children, observed)
+        writes = comparison.writes(children, observed)
         of_pods = [write for write in writes if write.manifest["kind"] in kinds.ROLE_OF_PODS]
         refusals = await self._write_all([write for write in writes if write not in of_pods], key, job)
         for write in sorted(of_pods, key=lambda write: write.manifest["kind"] != kinds.LEARNER_JOB.kind):
             refusals += [] if refusals else await self._write_all([write], key, job)
         return refusals
 
-    async def _write_all(self, writes: Sequence[diff.Write], key: Key, job: Object) -> list[str]:
+    async def _write_all(self, writes: Sequence[comparison.Write], key: Key, job: Object) -> list[str]:
         """Write these children at once, and return what the API server refused; raise what ends the pass at the end."""
         answers = await asyncio.gather(*(self._write(write, key, job) for write in writes), return_exceptions=True)
         refusals: list[str] = []
@@ -86,7 +86,7 @@ class ChildWriter:
                     raise
         return refusals
 
-    async def _write(self, write: diff.Write, key: Key, job: Object) -> None:
+    async def _write(self, write: comparison.Write, key: Key, job: Object) -> None:
         kind = write.manifest["kind"]
         logger.info("%s: %s %s %s", key, write.verb, kind, write.manifest["metadata"]["name"])
         self._observer.forget_read(kind, key)
@@ -105,7 +105,7 @@ class ChildWriter:
         if others_in({kind: there}, job):
             self._observer.suspect(key, {kind})
             raise NameTaken
-        return there if kinds.CHILD[kind].create_once else await self._apply(diff.same(child, there))
+        return there if kinds.CHILD[kind].create_once else await self._apply(comparison.same(child, there))
 
     async def _apply(self, child: Manifest) -> Object:
         metadata = child["metadata"]

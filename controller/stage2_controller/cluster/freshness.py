@@ -15,7 +15,7 @@ from stage2_controller.cluster.api_server import ApiRefused, Lister
 from stage2_controller.observed import Object
 from stage2_controller.place.capacity import Capacity
 from stage2_controller.spec import kinds, names
-from stage2_controller.spec.key import Key
+from stage2_controller.spec.names import Key
 from stage2_controller.store import Store, key_of
 
 logger = logging.getLogger(__name__)

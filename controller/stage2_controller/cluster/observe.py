@@ -8,16 +8,16 @@ from typing import Any
 
 from stage2_api.section import is_subdomain
 from stage2_controller import conditions, outcome, reasons
-from stage2_controller.children import ownership
+from stage2_controller.children import comparison
 from stage2_controller.cluster.api_server import Api, ApiRefused
 from stage2_controller.cluster.named_objects import NamedObjects
 from stage2_controller.cluster.progress_polls import ProgressPolls
 from stage2_controller.cluster.refused_pods import RefusedPods
 from stage2_controller.observed import Object, Observed
-from stage2_controller.queue import kueue, kueue_admission
+from stage2_controller.queue import kueue
 from stage2_controller.spec import kinds, names
-from stage2_controller.spec.key import Key
-from stage2_controller.spec.lookup import at
+from stage2_controller.spec.names import Key
+from stage2_controller.spec.objects import at
 from stage2_controller.store import Store
 
 _WATCHED = tuple(child.kind for child in kinds.CHILDREN if child.watched)
@@ -59,7 +59,7 @@ class Observer:
             return seen
         found = {kind: await self._read(kind, key) for kind in to_read}
         self.suspect(key, others_in(found, job))
-        read = ownership.owned(_observed(found), job["metadata"])
+        read = comparison.owned(_observed(found), job["metadata"])
         progress = self._progress.latest(key, seen.pod(names.ROLE_LEARNER), read.secret)
         return replace(_together(seen, read), progress=progress)
 
@@ -72,8 +72,8 @@ class Observer:
             replicasets=self._store.all(kinds.REPLICA_SET.kind, key),
             endpointslices=self._store.all(kinds.ENDPOINT_SLICE.kind, key),
         )
-        return ownership.after_namesakes(
-            ownership.owned(seen, job["metadata"]), job["metadata"], self._store.namesakes(key)
+        return comparison.after_namesakes(
+            comparison.owned(seen, job["metadata"]), job["metadata"], self._store.namesakes(key)
         )
 
     async def read_now(self, kind: str, key: Key) -> Object | None:
@@ -117,7 +117,7 @@ class Observer:
 
     async def _flavors(self, observed: Observed) -> dict[str, Object]:
         """Return the ResourceFlavors that the job was assigned; they are few, and many jobs share them."""
-        assigned = kueue_admission.flavors_of(observed.workload)
+        assigned = kueue.flavors_of(observed.workload)
         found = {name: await self._shared.get("ResourceFlavor", None, name) for name in assigned}
         return {name: flavor for name, flavor in found.items() if flavor is not None}
 
@@ -160,7 +160,7 @@ def child_name(kind: str, key: Key) -> str:
 def others_in(found: Mapping[str, Object | None], job: Object) -> set[str]:
     """Return the kinds of those objects that are not the job's."""
     return {
-        kind for kind, body in found.items() if body is not None and ownership.whose(body, job["metadata"]) != "own"
+        kind for kind, body in found.items() if body is not None and comparison.whose(body, job["metadata"]) != "own"
     }
 
 

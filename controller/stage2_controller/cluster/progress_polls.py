@@ -10,7 +10,7 @@ from typing import Protocol
 from stage2_api.pod.report import LearnerReport
 from stage2_controller.observed import Object, running
 from stage2_controller.spec import names
-from stage2_controller.spec.key import Key
+from stage2_controller.spec.names import Key
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from stage2_controller import conditions
 from stage2_controller.cluster.api_server import ApiRefused
 from stage2_controller.observed import Object, Observed
 from stage2_controller.place import binding
-from stage2_controller.spec.key import Key
+from stage2_controller.spec.names import Key
 
 logger = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from stage2_controller.metrics import CONTENT_TYPE, Metrics
 from stage2_controller.place.capacity import Capacity
 from stage2_controller.reconcile import Reconciler
 from stage2_controller.spec import kinds, names
-from stage2_controller.spec.key import Key
+from stage2_controller.spec.names import Key
 from stage2_controller.spec.settings import Settings
 from stage2_controller.store import Store, key_of
 from stage2_controller.work_queue import WorkQueue

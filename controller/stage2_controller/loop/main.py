@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from stage2_api import log_lines
 from stage2_controller.loop import operator
 from stage2_controller.loop.controller import Options
-from stage2_controller.spec.admin_policy import read_policy
-from stage2_controller.spec.settings import DEFAULT_IMAGE, Settings
+from stage2_controller.spec.settings import DEFAULT_IMAGE, Settings, read_policy
 
 OBJECTS_OF_A_COLLECTION = 50_000
 """Objects that are made, and not freed, between two looks for circles of them: some 10 MB."""

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from stage2_controller.observed import Object, ended, role_of
 from stage2_controller.place import node_fit, pod_requests
 from stage2_controller.place.node_fit import Need, NodeInfo
-from stage2_controller.spec.key import Key
-from stage2_controller.spec.quantity import Amounts
+from stage2_controller.spec.names import Key
+from stage2_controller.spec.objects import Amounts
 from stage2_controller.store import key_of, version_of
 
 PROMISE_S = 300.0

@@ -9,8 +9,8 @@ from typing import Any
 
 from stage2_controller.observed import Object
 from stage2_controller.place import node_terms, pod_requests
-from stage2_controller.spec import quantity
-from stage2_controller.spec.quantity import Amounts
+from stage2_controller.spec import objects
+from stage2_controller.spec.objects import Amounts
 
 _BLOCKING = ("NoSchedule", "NoExecute")
 _OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
@@ -199,17 +199,17 @@ def _lacks_together(need: Need, fitting: Sequence[NodeInfo]) -> str:
     resources = _in_order(total, need.gpu_resource)
     best = max(fitting, key=lambda info: (sum(not _lacks(info.free, k, total[k]) for k in resources), info.name))
     lacking = next(key for key in resources if _lacks(best.free, key, total[key]))
-    wanted = ", ".join(f"{quantity.shown(key, total[key])} {key}" for key in resources)
+    wanted = ", ".join(f"{objects.show_quantity(key, total[key])} {key}" for key in resources)
     return f"needs {wanted} together on one node; {best.name} has only {_shown(lacking, best)} {lacking} free"
 
 
 def _missing(resource: str, amount: float, best: NodeInfo) -> str:
     free = f"the largest free is {_shown(resource, best)} on {best.name}"
-    return f"needs {quantity.shown(resource, amount)} {resource} on one node; {free}"
+    return f"needs {objects.show_quantity(resource, amount)} {resource} on one node; {free}"
 
 
 def _shown(resource: str, info: NodeInfo) -> str:
-    return quantity.shown(resource, max(info.free.get(resource, 0), 0))
+    return objects.show_quantity(resource, max(info.free.get(resource, 0), 0))
 
 
 def _in_order(total: Amounts, gpu_resource: str) -> list[str]:

@@ -18,7 +18,7 @@ from stage2_controller.place.binding import Incomplete
 from stage2_controller.place.capacity import PROMISE_S, Capacity, Snapshot
 from stage2_controller.place.node_fit import Avoided, Need, NodeInfo
 from stage2_controller.spec import names
-from stage2_controller.spec.key import Key
+from stage2_controller.spec.names import Key
 
 LOOK_AGAIN_S = 60.0
 """Seconds until a job without a place looks again: what it needs may change without any room becoming free."""

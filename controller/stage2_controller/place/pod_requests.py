@@ -9,8 +9,8 @@ from typing import Any
 
 from stage2_controller import conditions
 from stage2_controller.observed import Object
-from stage2_controller.spec import quantity
-from stage2_controller.spec.quantity import Amounts
+from stage2_controller.spec import objects
+from stage2_controller.spec.objects import Amounts
 
 _OVERCOMMITTED = ("cpu", "memory")
 _HUGE_PAGES = "hugepages-"
@@ -44,7 +44,9 @@ def amounts(written: Mapping[str, Any]) -> dict[str, float]:
     Nor are negative ones: no pod or node has any, and one in a template would make room of what others hold.
     """
     return {
-        key: amount for key, value in written.items() if (amount := quantity.parse(value)) is not None and amount >= 0
+        key: amount
+        for key, value in written.items()
+        if (amount := objects.parse_quantity(value)) is not None and amount >= 0
     }
 
 

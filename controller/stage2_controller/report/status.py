@@ -14,7 +14,7 @@ from stage2_controller.place import diagnose
 from stage2_controller.report import explanation
 from stage2_controller.situation import Situation
 from stage2_controller.spec import names
-from stage2_controller.spec.lookup import at
+from stage2_controller.spec.objects import at
 
 # Kept from the learner's last report when it cannot be asked: what it said stays true.
 _REPORTED = ("step", "maxSteps", "sync", "reproducibility")

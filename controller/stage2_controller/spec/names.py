@@ -2,11 +2,23 @@
 
 import hashlib
 import re
+from typing import NamedTuple
 
 from stage2_api.job import GROUP as GROUP
 from stage2_api.job import KIND as KIND
 from stage2_api.job import PLURAL as PLURAL
 from stage2_api.job import VERSION as VERSION
+
+
+class Key(NamedTuple):
+    """A job's namespace and name: what the queue holds."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
 
 API_VERSION = f"{GROUP}/{VERSION}"
 

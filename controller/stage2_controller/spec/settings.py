@@ -1,9 +1,168 @@
 """The controller's own configuration, as far as it shapes what a job becomes."""
 
-from dataclasses import dataclass, field
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from importlib.metadata import version
+from pathlib import PurePosixPath
+from typing import Any
 
-from stage2_controller.spec.admin_policy import AdminPolicy
+from stage2_api.errors import ConfigError, Problem
+from stage2_api.job import JobSpec, LearnerSpec, RolloutMatchingJob
+from stage2_controller.spec.objects import Amounts, at
+
+_ANY = "*"
+_DEFAULT_START_S = LearnerSpec().start_deadline_seconds
+
+
+@dataclass(frozen=True)
+class AdminPolicy:
+    """What jobs may use of their namespace and its nodes; `*` stands for everything.
+
+    The defaults are those of a controller that somebody runs by hand. The chart gives its own, which are narrower.
+    """
+
+    host_paths: tuple[str, ...] = (_ANY,)  # folders, with everything under them
+    image_registries: tuple[str, ...] = (_ANY,)  # what the name of an image begins with
+    service_accounts: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = (_ANY,)  # the job's own token is none of these
+    runtime_classes: tuple[str, ...] = (_ANY,)
+    resource_claim_templates: tuple[str, ...] = (_ANY,)
+    largest_job: Mapping[str, int] = field(default_factory=dict)  # its GPUs, by namespace; `*` for all others
+    longest_start_seconds: int = 0  # of spec.learner.startDeadlineSeconds, whose default it cuts; 0: no bound
+
+    def check(self, job: RolloutMatchingJob, *, is_new: bool = True) -> None:
+        """Raise ConfigError with everything of the job that the policy does not allow.
+
+        is_new: whether it was never accepted with what its pods are made from. How long servers may wait is asked of
+        such a job alone: a deadline that is not looked at any more would be none.
+        """
+        problems = [
+            *self._problems(job.spec),
+            *(self._start(job.spec.learner.start_deadline_seconds) if is_new else ()),
+        ]
+        if problems:
+            raise ConfigError(problems)
+
+    def check_size(self, namespace: str, asked: Amounts) -> None:
+        """Raise ConfigError where a job's pods ask for more devices of a kind, templates included, than it may have."""
+        most = self.largest_job.get(namespace, self.largest_job.get(_ANY))
+        if most is None:
+            return
+        rule = f"this cluster lets a job of namespace {namespace} have {most} GPUs, or other devices of one kind"
+        way_out = "ask for fewer, or ask the admin to raise policy.largestJob of the chart"
+        devices = {name: amount for name, amount in asked.items() if "/" in name and amount > most}
+        if devices:
+            raise ConfigError(
+                [Problem("spec", f"{amount:g} {name}", rule, way_out) for name, amount in devices.items()]
+            )
+
+    def _problems(self, spec: JobSpec) -> Iterator[Problem]:
+        yield from self._images("spec", {"image": spec.image} if spec.image else {})
+        for index, volume in enumerate(spec.volumes):
+            yield from self._volume(f"spec.volumes[{index}]", volume.source)
+        for role, part in (("rollout", spec.rollout), ("learner", spec.learner)):
+            claim = part.resource_claim_template
+            yield from _unlisted(f"spec.{role}.resourceClaimTemplate", claim, self.resource_claim_templates, _CLAIM)
+            yield from self._pod(f"spec.{role}.template.spec", part.template.get("spec") or {})
+
+    def _pod(self, path: str, pod: Mapping[str, Any]) -> Iterator[Problem]:
+        yield from _unlisted(
+            f"{path}.serviceAccountName", pod.get("serviceAccountName"), self.service_accounts, _ACCOUNT
+        )
+        yield from _unlisted(f"{path}.runtimeClassName", pod.get("runtimeClassName"), self.runtime_classes, _CLASS)
+        for index, volume in enumerate(pod.get("volumes") or []):
+            yield from self._volume(f"{path}.volumes[{index}]", volume)
+        for key in ("containers", "initContainers"):
+            for index, container in enumerate(pod.get(key) or []):
+                where = f"{path}.{key}[{index}]"
+                yield from self._images(where, container)
+                yield from self._environment(where, container)
+
+    def shortened(self, job: RolloutMatchingJob) -> RolloutMatchingJob:
+        """Return the job with what it has by default of a deadline cut to what the policy allows; else the job itself.
+
+        The API server writes defaults into jobs: who left the key out and who wrote its default look the same.
+        """
+        if not self._cuts(job.spec.learner.start_deadline_seconds):
+            return job
+        learner = job.spec.learner.model_copy(update={"start_deadline_seconds": self.longest_start_seconds})
+        return job.model_copy(update={"spec": job.spec.model_copy(update={"learner": learner})})
+
+    def _cuts(self, seconds: int) -> bool:
+        return seconds == _DEFAULT_START_S and 0 < self.longest_start_seconds < seconds
+
+    def _start(self, seconds: int) -> Iterator[Problem]:
+        if 0 < self.longest_start_seconds < seconds and not self._cuts(seconds):
+            longest = self.longest_start_seconds
+            rule = f"this cluster lets servers hold GPUs for at most {longest} s before the learner runs"
+            way_out = "ask for less, or ask the admin to raise policy.longestStartSeconds of the chart"
+            yield Problem("spec.learner.startDeadlineSeconds", seconds, rule, way_out)
+
+    def _images(self, path: str, holder: Mapping[str, Any]) -> Iterator[Problem]:
+        image = holder.get("image")
+        if image is not None and _ANY not in self.image_registries and not str(image).startswith(self.image_registries):
+            yield _refused(f"{path}.image", image, self.image_registries, _IMAGE)
+
+    def _environment(self, path: str, container: Mapping[str, Any]) -> Iterator[Problem]:
+        for index, variable in enumerate(container.get("env") or []):
+            name = at(variable, "valueFrom", "secretKeyRef", "name")
+            yield from _unlisted(f"{path}.env[{index}].valueFrom.secretKeyRef.name", name, self.secrets, _SECRET)
+        for index, source in enumerate(container.get("envFrom") or []):
+            name = at(source, "secretRef", "name")
+            yield from _unlisted(f"{path}.envFrom[{index}].secretRef.name", name, self.secrets, _SECRET)
+
+    def _volume(self, path: str, volume: Mapping[str, Any]) -> Iterator[Problem]:
+        yield from _unlisted(f"{path}.secret.secretName", at(volume, "secret", "secretName"), self.secrets, _SECRET)
+        sources = at(volume, "projected", "sources")
+        for index, source in enumerate(sources if isinstance(sources, list) else ()):
+            name = at(source, "secret", "name")
+            yield from _unlisted(f"{path}.projected.sources[{index}].secret.name", name, self.secrets, _SECRET)
+        folder = at(volume, "hostPath", "path")
+        if folder is not None and _ANY not in self.host_paths and not _lies_in(str(folder), self.host_paths):
+            yield _refused(f"{path}.hostPath.path", folder, self.host_paths, _FOLDER)
+
+
+_ACCOUNT = ("service account", "policy.serviceAccounts")
+_CLASS = ("runtime class", "policy.runtimeClasses")
+_CLAIM = ("ResourceClaimTemplate", "policy.resourceClaimTemplates")
+_SECRET = ("Secret", "policy.secrets")
+_IMAGE = ("image registry", "policy.imageRegistries")
+_FOLDER = ("folder of a node", "policy.hostPaths")
+
+
+def read_policy(text: str) -> AdminPolicy:
+    """Return the policy that the chart wrote as JSON, with the names of its values. Raise ValueError."""
+    written = json.loads(text)
+    names = {_camel(one.name): one.name for one in fields(AdminPolicy)}
+    if unknown := sorted(written.keys() - names.keys()):
+        raise ValueError(f"{', '.join(unknown)}: a policy has {', '.join(names)}")
+    most = {str(namespace): int(gpus) for namespace, gpus in written.pop("largestJob", {}).items()}
+    longest = int(written.pop("longestStartSeconds", 0))
+    lists = {names[key]: tuple(map(str, values)) for key, values in written.items()}
+    return AdminPolicy(**lists, largest_job=most, longest_start_seconds=longest)
+
+
+def _camel(name: str) -> str:
+    first, *others = name.split("_")
+    return first + "".join(map(str.capitalize, others))
+
+
+def _unlisted(path: str, name: Any, allowed: tuple[str, ...], what: tuple[str, str]) -> Iterator[Problem]:
+    if name is not None and _ANY not in allowed and name not in allowed:
+        yield _refused(path, name, allowed, what)
+
+
+def _refused(path: str, value: Any, allowed: tuple[str, ...], what: tuple[str, str]) -> Problem:
+    kind, key = what
+    rule = f"this cluster lets jobs use {'no ' + kind if not allowed else 'as ' + kind + ' only ' + ', '.join(allowed)}"
+    return Problem(path, value, rule, f"change or remove it, or ask the admin to add it to {key} of the chart")
+
+
+def _lies_in(folder: str, allowed: tuple[str, ...]) -> bool:
+    path = PurePosixPath(folder)
+    return ".." not in path.parts and any(path.is_relative_to(prefix) for prefix in allowed)
+
 
 # Of a job that names no image, where no chart says another.
 DEFAULT_IMAGE = f"stage2/trainer:{version('stage2')}"

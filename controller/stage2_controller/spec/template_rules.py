@@ -1,13 +1,203 @@
 """The rules of a person's pod template: it holds what training needs, and takes nothing away that the job relies on."""
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Any
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.job import RolloutMatchingJob
 from stage2_api.pod import layout
-from stage2_controller.spec import names, template_fields, template_schema
+from stage2_controller.spec import names
+from stage2_controller.spec.objects import MERGE_KEYS
+
+# Everything that is merged over something of ours, or read for placement. A wrong shape of the rest is told by the
+# API server, and does no harm before.
+_LISTS_OF_POD = (
+    "containers",
+    "initContainers",
+    "volumes",
+    "imagePullSecrets",
+    "hostAliases",
+    "topologySpreadConstraints",
+    "tolerations",
+)
+_NAMED_ELSEWHERE = "containers"  # stage2_controller.spec.template_rules says what their names mean
+_MAPPINGS_OF_POD = ("nodeSelector", "overhead", "securityContext")
+_LISTS_OF_CONTAINER = ("env", "envFrom", "ports", "volumeMounts", "volumeDevices")
+_MAPPINGS_OF_CONTAINER = ("resources", "securityContext")
+
+
+def problems(path: str, template: Mapping[str, Any]) -> Iterator[Problem]:
+    """Return every part of the template that has another shape than Kubernetes gives it; null counts as absent."""
+    metadata, spec = template.get("metadata"), template.get("spec")
+    yield from _mappings(path, template, ("metadata", "spec"))
+    yield from _mappings(f"{path}.metadata", metadata, ("labels", "annotations"))
+    yield from _mappings(f"{path}.spec", spec, _MAPPINGS_OF_POD)
+    yield from _lists(f"{path}.spec", spec, _LISTS_OF_POD)
+    for index, volume in enumerate(_listed(spec, "volumes")):
+        yield from _volume_shape(f"{path}.spec.volumes[{index}]", volume)
+    for key in ("containers", "initContainers"):
+        for index, container in enumerate(_listed(spec, key)):
+            yield from _container_shape(f"{path}.spec.{key}[{index}]", container)
+
+
+def _listed(parent: Any, key: str) -> list[Any]:
+    written = parent.get(key) if isinstance(parent, Mapping) else None
+    return written if isinstance(written, list) else []
+
+
+def _volume_shape(path: str, volume: Any) -> Iterator[Problem]:
+    yield from _mappings(path, volume, ("projected",))
+    projected = volume.get("projected") if isinstance(volume, Mapping) else None
+    yield from _lists(f"{path}.projected", projected, ("sources",))
+    for index, source in enumerate(_listed(projected, "sources")):
+        yield from _mappings(f"{path}.projected.sources[{index}]", source, ("serviceAccountToken",))
+
+
+def _container_shape(path: str, container: Any) -> Iterator[Problem]:
+    yield from _mappings(path, container, _MAPPINGS_OF_CONTAINER)
+    yield from _lists(path, container, _LISTS_OF_CONTAINER)
+    if isinstance(container, Mapping):
+        yield from _mappings(f"{path}.resources", container.get("resources"), ("limits", "requests"))
+
+
+def _mappings(path: str, parent: Any, keys: tuple[str, ...]) -> Iterator[Problem]:
+    for key in keys if isinstance(parent, Mapping) else ():
+        value = parent.get(key)
+        if value is not None and not isinstance(value, Mapping):
+            yield Problem(f"{path}.{key}", value, "must be a mapping", "write its fields as `key: value` under it")
+
+
+def _lists(path: str, parent: Any, keys: tuple[str, ...]) -> Iterator[Problem]:
+    for key in keys if isinstance(parent, Mapping) else ():
+        value, merge_key = parent.get(key), None if key == _NAMED_ELSEWHERE else MERGE_KEYS.get(key)
+        way_out = f"begin each item with `- {merge_key}:`" if merge_key else "write each item as `- key: value`"
+        if value is not None and not isinstance(value, list):
+            yield Problem(f"{path}.{key}", value, "must be a list", way_out)
+        elif value is not None:
+            for index, item in enumerate(value):
+                yield from _item(f"{path}.{key}[{index}]", item, merge_key, number=key == "ports", way_out=way_out)
+
+
+def _item(path: str, item: Any, merge_key: str | None, *, number: bool, way_out: str) -> Iterator[Problem]:
+    if not isinstance(item, Mapping):
+        yield Problem(path, item, "must be a mapping", way_out)
+    elif merge_key and not _is_key(item.get(merge_key), number=number):
+        found = "a number" if number else "text"
+        yield Problem(f"{path}.{merge_key}", item.get(merge_key), f"must be {found}", way_out)
+
+
+def _is_key(value: Any, *, number: bool) -> bool:
+    return isinstance(value, int) if number else isinstance(value, str) and value != ""
+
+
+OF_METADATA = frozenset({"labels", "annotations"})
+OF_POD = frozenset(
+    {
+        "containers",
+        "dnsConfig",
+        "dnsPolicy",
+        "hostAliases",
+        "imagePullSecrets",
+        "initContainers",
+        "nodeSelector",
+        "priorityClassName",
+        "resources",
+        "runtimeClassName",
+        "schedulerName",
+        "securityContext",
+        "serviceAccountName",
+        "terminationGracePeriodSeconds",
+        "tolerations",
+        "topologySpreadConstraints",
+        "volumes",
+    }
+)
+OF_CONTAINER = frozenset(
+    {
+        "args",
+        "command",
+        "env",
+        "envFrom",
+        "image",
+        "imagePullPolicy",
+        "lifecycle",
+        "livenessProbe",
+        "name",
+        "ports",
+        "readinessProbe",
+        "resources",
+        "restartPolicy",
+        "securityContext",
+        "startupProbe",
+        "volumeMounts",
+        "workingDir",
+    }
+)
+VOLUMES = frozenset(
+    {
+        "configMap",
+        "downwardAPI",
+        "emptyDir",
+        "ephemeral",
+        "hostPath",
+        "name",
+        "nfs",
+        "persistentVolumeClaim",
+        "projected",
+        "secret",
+    }
+)
+_SECURITY = frozenset(
+    {"appArmorProfile", "runAsGroup", "runAsNonRoot", "runAsUser", "seLinuxOptions", "seccompProfile"}
+)
+OF_POD_SECURITY = _SECURITY | {"fsGroup", "fsGroupChangePolicy", "supplementalGroups", "supplementalGroupsPolicy"}
+OF_CONTAINER_SECURITY = _SECURITY | {
+    "allowPrivilegeEscalation",
+    "capabilities",
+    "privileged",
+    "procMount",
+    "readOnlyRootFilesystem",
+}
+
+_PROFILES = ("RuntimeDefault", "Localhost")
+_SELINUX = ("", "container_t", "container_init_t", "container_kvm_t", "container_engine_t")
+
+
+def _profile(value: Any) -> bool:
+    return isinstance(value, Mapping) and value.get("type") in _PROFILES
+
+
+def _selinux(value: Any) -> bool:
+    """Restricted: a type of containers, and neither user nor role."""
+    allowed = isinstance(value, Mapping) and value.get("type", "") in _SELINUX
+    return allowed and not value.get("user") and not value.get("role")
+
+
+def _capabilities(value: Any) -> bool:
+    if not isinstance(value, Mapping):
+        return False
+    added = value.get("add", [])
+    allowed = isinstance(added, list) and all(one == "NET_BIND_SERVICE" for one in added)
+    return allowed and value.get("drop", ["ALL"]) == ["ALL"]
+
+
+SECURITY_VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "allowPrivilegeEscalation": (lambda value: value is False, "must be false"),
+    "privileged": (lambda value: value is False, "no container of a job is privileged"),
+    "procMount": (lambda value: value == "Default", "must be Default"),
+    "runAsNonRoot": (lambda value: value is True, "must be true"),
+    "runAsUser": (lambda value: isinstance(value, int) and value > 0, "must be a user other than root, above 0"),
+    "seccompProfile": (_profile, f"its type must be {' or '.join(_PROFILES)}"),
+    "appArmorProfile": (_profile, f"its type must be {' or '.join(_PROFILES)}"),
+    "seLinuxOptions": (_selinux, "must have a type of containers, and neither user nor role"),
+    "capabilities": (_capabilities, "every capability is dropped, and only NET_BIND_SERVICE may be added"),
+}
+"""Rules of Pod Security restricted, by key of a securityContext."""
+
+UNSAFE_ANNOTATIONS = ("container.apparmor.security.beta.kubernetes.io/", "seccomp.security.alpha.kubernetes.io/")
+"""Old names of fields above."""
+
 
 _OF_CONTAINER = {
     "command": "stage2 starts its own commands",
@@ -80,14 +270,14 @@ def _problems(path: str, template: Mapping[str, Any], ours: set[str], gpu: str) 
     for key in sorted(set(template) - {"metadata", "spec"}):
         yield Problem(f"{path}.{key}", template[key], "a pod template holds metadata and spec", "move it under spec")
     yield from _directives(path, template)
-    misshapen = list(template_schema.problems(path, template))
+    misshapen = list(problems(path, template))
     yield from misshapen
     if misshapen:  # what follows reads mappings and lists
         return
     spec = template.get("spec") or {}
     yield from _metadata(f"{path}.metadata", template.get("metadata") or {})
-    yield from _foreign(f"{path}.spec", spec, template_fields.OF_POD, _OF_POD)
-    yield from _security(f"{path}.spec", spec, template_fields.OF_POD_SECURITY)
+    yield from _foreign(f"{path}.spec", spec, OF_POD, _OF_POD)
+    yield from _security(f"{path}.spec", spec, OF_POD_SECURITY)
     yield from _claims(f"{path}.spec", spec)
     yield from _volumes(f"{path}.spec", spec)
     for key in ("containers", "initContainers"):
@@ -115,9 +305,9 @@ def _foreign(
 
 def _any_container(path: str, container: Mapping[str, Any]) -> Iterator[Problem]:
     """Refuse what no container of a job may have, the person's own too."""
-    yield from _foreign(path, container, template_fields.OF_CONTAINER)
+    yield from _foreign(path, container, OF_CONTAINER)
     yield from _claims(path, container)
-    yield from _security(path, container, template_fields.OF_CONTAINER_SECURITY)
+    yield from _security(path, container, OF_CONTAINER_SECURITY)
     for key in ("livenessProbe", "readinessProbe", "startupProbe", "lifecycle"):
         if _names_a_host(container.get(key)):
             rule = "a probe of another host would be made by the node"
@@ -146,7 +336,7 @@ def _names_a_host(hook: Any) -> bool:
 def _security(path: str, holder: Mapping[str, Any], allowed: Set[str]) -> Iterator[Problem]:
     context = holder.get("securityContext") or {}
     yield from _foreign(f"{path}.securityContext", context, allowed)
-    for key, (holds, rule) in template_fields.SECURITY_VALUES.items():
+    for key, (holds, rule) in SECURITY_VALUES.items():
         if key in allowed and key in context and not holds(context[key]):
             yield Problem(f"{path}.securityContext.{key}", context[key], rule, "change it, or remove it")
 
@@ -181,9 +371,9 @@ def _directives(path: str, written: Any) -> Iterator[Problem]:
 
 
 def _metadata(path: str, metadata: Mapping[str, Any]) -> Iterator[Problem]:
-    yield from _foreign(path, metadata, template_fields.OF_METADATA)
+    yield from _foreign(path, metadata, OF_METADATA)
     for key in metadata.get("annotations") or {}:
-        if str(key).startswith(template_fields.UNSAFE_ANNOTATIONS):
+        if str(key).startswith(UNSAFE_ANNOTATIONS):
             rule = "an old name of a field of securityContext"
             yield Problem(f"{path}.annotations[{key}]", metadata["annotations"][key], rule, "use securityContext")
     for part in ("labels", "annotations"):
@@ -198,7 +388,7 @@ def _volumes(path: str, spec: Mapping[str, Any]) -> Iterator[Problem]:
         if volume["name"] in layout.VOLUMES:
             rule = f"the names {', '.join(layout.VOLUMES)} belong to stage2"
             yield Problem(f"{path}.volumes[{index}].name", volume["name"], rule, "choose another name")
-        yield from _foreign(f"{path}.volumes[{index}]", volume, template_fields.VOLUMES)
+        yield from _foreign(f"{path}.volumes[{index}]", volume, VOLUMES)
         yield from _credentials(f"{path}.volumes[{index}].projected", volume.get("projected"), spec)
 
 

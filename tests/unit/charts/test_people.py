@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from stage2_controller.children.network_policy import CONTROLLER_LABELS
+from stage2_controller.children.network import CONTROLLER_LABELS
 
 Manifests = Mapping[tuple[str, str], Mapping[str, Any]]
 Template = Callable[..., Manifests]

@@ -6,7 +6,7 @@ from typing import Any
 from stage2_controller.place.capacity import Capacity
 from stage2_controller.place.node_fit import Need, NodeInfo
 from stage2_controller.spec import names
-from stage2_controller.spec.key import Key
+from stage2_controller.spec.names import Key
 from tests.unit.controller import builders as b
 
 Object = dict[str, Any]

@@ -9,7 +9,7 @@ import pytest
 from stage2_controller.place import node_fit
 from stage2_controller.place.capacity import PROMISE_S, Capacity
 from stage2_controller.place.node_fit import Need, PodNeed
-from stage2_controller.spec.key import Key
+from stage2_controller.spec.names import Key
 from tests.unit.controller import nodes as n
 
 GPU = "nvidia.com/gpu"

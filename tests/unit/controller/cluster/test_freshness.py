@@ -6,7 +6,7 @@ import pytest
 
 from stage2_controller.cluster.freshness import Freshness, Scope
 from stage2_controller.spec import kinds, names
-from stage2_controller.spec.key import Key
+from stage2_controller.spec.names import Key
 from stage2_controller.store import Store
 from tests.unit.controller import nodes as n
 from tests.unit.controller.cluster.test_capacity import FOUR

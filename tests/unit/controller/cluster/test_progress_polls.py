@@ -9,7 +9,7 @@ import pytest
 
 from stage2_controller.cluster import progress_polls
 from stage2_controller.cluster.progress_polls import ProgressPolls
-from stage2_controller.spec.key import Key
+from stage2_controller.spec.names import Key
 from tests.unit.controller import builders as b
 
 KEY = Key("team-a", "job-3v1")

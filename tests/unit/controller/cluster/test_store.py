@@ -3,7 +3,7 @@
 from typing import Any
 
 from stage2_controller.spec import names
-from stage2_controller.spec.key import Key
+from stage2_controller.spec.names import Key
 from stage2_controller.store import Store, key_of
 
 KEY = Key("team-a", "job-3v1")

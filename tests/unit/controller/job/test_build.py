@@ -11,7 +11,7 @@ from stage2_controller import reasons
 from stage2_controller.children.build import JobCache, is_large, parse
 from stage2_controller.observed import Observed
 from stage2_controller.plan import Plan, plan
-from stage2_controller.spec.key import Key
+from stage2_controller.spec.names import Key
 from tests.unit.controller import builders as b
 
 NARROW = replace(b.SETTINGS, policy=replace(b.SETTINGS.policy, longest_start_seconds=86_400))

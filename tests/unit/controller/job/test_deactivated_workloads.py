@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from stage2_controller import reasons
-from stage2_controller.children import diff
+from stage2_controller.children import comparison
 from stage2_controller.observed import Observed
 from stage2_controller.plan import Plan
 from stage2_controller.report import explanation
@@ -34,7 +34,9 @@ def passed(raw: Any, observed: Observed, **more: Any) -> Plan:
 
 def written(made: Plan, observed: Observed) -> tuple[bool, bool] | None:
     """Whether the Workload is written active, and as one that the controller deactivated; None if it is not written."""
-    found = [write.manifest for write in diff.writes(made.children, observed) if write.manifest["kind"] == "Workload"]
+    found = [
+        write.manifest for write in comparison.writes(made.children, observed) if write.manifest["kind"] == "Workload"
+    ]
     if not found:
         return None
     mark = found[0]["metadata"]["annotations"].get(names.ANNOTATION_DEACTIVATED)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stage2_controller import reasons
-from stage2_controller.children import diff
+from stage2_controller.children import comparison
 from stage2_controller.spec import names
 from tests.unit.controller import builders as b
 
@@ -33,23 +33,23 @@ CASES: list[tuple[str, Any, Any, bool]] = [
     ("observed", "desired", "covered"), [case[1:] for case in CASES], ids=[case[0] for case in CASES]
 )
 def test_covers(observed: Any, desired: Any, covered: bool) -> None:
-    assert diff.covers({"containers": observed}, {"containers": desired}) is covered
+    assert comparison.covers({"containers": observed}, {"containers": desired}) is covered
 
 
 def test_a_list_without_a_key_has_to_be_the_same() -> None:
-    assert not diff.covers({"command": ["a", "b"]}, {"command": ["a"]})
-    assert diff.covers({"command": ["a"]}, {"command": ["a"]})
+    assert not comparison.covers({"command": ["a", "b"]}, {"command": ["a"]})
+    assert comparison.covers({"command": ["a"]}, {"command": ["a"]})
 
 
 def test_a_steady_state_writes_nothing() -> None:
     raw = b.job()
     observed = b.started(raw)
-    assert diff.writes(b.planned(raw, observed).children, observed) == []
+    assert comparison.writes(b.planned(raw, observed).children, observed) == []
 
 
 def test_absent_children_are_created() -> None:
     made = b.planned(b.job())
-    verbs = [(write.verb, write.manifest["kind"]) for write in diff.writes(made.children, b.NOTHING)]
+    verbs = [(write.verb, write.manifest["kind"]) for write in comparison.writes(made.children, b.NOTHING)]
     kinds = ("Secret", "ConfigMap", "NetworkPolicy", "Service", "Deployment", "Job")  # pods come last
     assert verbs == [("create", kind) for kind in kinds]
 
@@ -61,7 +61,7 @@ def test_a_child_on_its_way_out_is_left_alone_until_it_is_gone() -> None:
     assert leaving is not None
     leaving["metadata"]["deletionTimestamp"] = "2026-01-02T03:04:05Z"
     observed = replace(observed, deployment=leaving)
-    assert diff.writes(b.planned(raw, observed).children, observed) == []
+    assert comparison.writes(b.planned(raw, observed).children, observed) == []
 
 
 def test_what_someone_changed_in_a_child_is_mended() -> None:
@@ -70,7 +70,7 @@ def test_what_someone_changed_in_a_child_is_mended() -> None:
     changed = copy.deepcopy(dict(observed.deployment or {}))
     changed["spec"]["replicas"] = 0
     observed = replace(observed, deployment=changed)
-    (write,) = diff.writes(b.planned(raw, observed).children, observed)
+    (write,) = comparison.writes(b.planned(raw, observed).children, observed)
     assert (write.verb, write.manifest["kind"]) == ("apply", "Deployment")
 
 
@@ -80,7 +80,7 @@ def test_a_child_is_mended_only_as_long_as_it_is_the_one_that_was_seen() -> None
     changed = copy.deepcopy(dict(observed.service or {}))
     changed["spec"]["ports"][0]["port"] = 1
     changed["metadata"]["uid"] = "uid-of-the-service"
-    (write,) = diff.writes(b.planned(raw, observed).children, replace(observed, service=changed))
+    (write,) = comparison.writes(b.planned(raw, observed).children, replace(observed, service=changed))
     assert write.manifest["metadata"]["uid"] == "uid-of-the-service"  # the API server refuses it for another one
 
 
@@ -90,13 +90,13 @@ def test_the_learner_job_is_never_written_again() -> None:
     changed = copy.deepcopy(dict(observed.learner or {}))
     changed["spec"]["backoffLimit"] = 0
     observed = replace(observed, learner=changed)
-    assert diff.writes(b.planned(raw, observed).children, observed) == []
+    assert comparison.writes(b.planned(raw, observed).children, observed) == []
 
 
 def test_an_edit_before_the_learner_started_is_carried_out() -> None:
     observed = replace(b.started(b.job()), learner=None)
     made = b.planned(b.job(image="my/trainer:2"), observed)
-    changed = [write.manifest["kind"] for write in diff.writes(made.children, observed)]
+    changed = [write.manifest["kind"] for write in comparison.writes(made.children, observed)]
     assert "Deployment" in changed
 
 
@@ -111,14 +111,14 @@ def test_suspend_deadline_and_time_to_live_may_change_at_any_time() -> None:
     observed = b.started(b.job())
     made = b.planned(b.job(activeDeadlineSeconds=9999, ttlSecondsAfterFinished=5), observed)
     assert b.condition(made, reasons.ACCEPTED) == ("True", reasons.VALID)
-    assert diff.writes(made.children, observed) == []
+    assert comparison.writes(made.children, observed) == []
 
 
 def test_a_default_that_a_newer_definition_adds_is_no_edit() -> None:
     observed = b.started(b.job())
     made = b.planned(b.job(suspend=False, gpuResource="nvidia.com/gpu", imagePullPolicy="IfNotPresent"), observed)
     assert made.deletions == ()
-    assert diff.writes(made.children, observed) == []
+    assert comparison.writes(made.children, observed) == []
 
 
 def made_by_another_version(manifest: Any) -> Any:
@@ -132,19 +132,19 @@ def test_running_pods_do_not_notice_an_upgrade_of_the_controller() -> None:
     raw = b.job()
     observed = b.started(raw)
     observed = replace(observed, deployment=made_by_another_version(observed.deployment))
-    assert diff.writes(b.planned(raw, observed).children, observed) == []
+    assert comparison.writes(b.planned(raw, observed).children, observed) == []
 
 
 def test_another_way_out_is_opened_and_closed_while_pods_run_and_they_do_not_notice() -> None:
     observed = b.started(b.job())
     for egress in ("Open", "Closed"):
         made = b.planned(b.job(network={"egress": egress}), observed)
-        (write,) = diff.writes(made.children, observed)
+        (write,) = comparison.writes(made.children, observed)
         assert (write.manifest["kind"], "Egress" in write.manifest["spec"]["policyTypes"]) == (
             "NetworkPolicy",
             egress == "Closed",
         )
         observed = replace(observed, networkpolicy=write.manifest)
     assert not made.deletions
-    (back,) = diff.writes(b.planned(b.job(), observed).children, observed)
+    (back,) = comparison.writes(b.planned(b.job(), observed).children, observed)
     assert back.manifest["kind"] == "NetworkPolicy"

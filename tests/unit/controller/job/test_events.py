@@ -8,7 +8,7 @@ import pytest
 
 from stage2_controller import reasons
 from stage2_controller.observed import Observed
-from stage2_controller.report.events import events
+from stage2_controller.report.explanation import events
 from tests.unit.controller import builders as b
 
 

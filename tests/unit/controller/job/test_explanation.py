@@ -7,7 +7,7 @@ import pytest
 from stage2_api.pod.report import ReportedShares
 from stage2_controller import reasons
 from stage2_controller.observed import Observed
-from stage2_controller.report import events, explanation
+from stage2_controller.report import explanation
 from stage2_controller.spec import names
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
@@ -166,7 +166,7 @@ NOTHING_TO_LOOK_AT = {reasons.WAITING_FOR_SERVERS, reasons.NODE_LOST, reasons.NO
 """What the controller itself makes right; another link, or the condition's own message, says why it takes a while."""
 
 
-@pytest.mark.parametrize("reason", sorted(STOPS | events._WARNINGS))
+@pytest.mark.parametrize("reason", sorted(STOPS | explanation._WARNINGS))
 def test_every_reason_that_stops_a_job_passes_by_itself_or_has_something_to_change(reason: str) -> None:
     assert (reason in explanation._PATIENCE) is not (reason in explanation._FIXES), "one of them knows it"
     assert bool(explanation._fix(reason, b.job())) is (reason not in NOTHING_TO_LOOK_AT)

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from stage2_controller import conditions, reasons
-from stage2_controller.children import diff
+from stage2_controller.children import comparison
 from stage2_controller.observed import Observed
 from stage2_controller.plan import Plan, plan
-from stage2_controller.queue import kueue, kueue_admission
+from stage2_controller.queue import kueue
 from stage2_controller.report import explanation
 from stage2_controller.spec import names
 from tests.unit.controller import builders as b
@@ -84,7 +84,7 @@ def test_two_hosts_that_nobody_asked_for_are_none() -> None:
     found = workload(*ADMITTED, host="a")
     other = workload(*ADMITTED, host="b")["status"]["admission"]["podSetAssignments"]
     found["status"]["admission"]["podSetAssignments"] += other
-    assert kueue_admission.host(found) is None
+    assert kueue.host(found) is None
 
 
 def test_a_flavor_that_has_no_topology_is_told_with_the_way_out() -> None:
@@ -175,7 +175,7 @@ def test_hosts_that_share_letters_are_put_together() -> None:
     found = workload(*ADMITTED, host="x")
     topology = found["status"]["admission"]["podSetAssignments"][0]["topologyAssignment"]
     topology["slices"][0]["valuesPerLevel"] = [{"individual": {"prefix": "gpu-", "roots": ["7"], "suffix": "-eu"}}]
-    assert kueue_admission.host(found) == "gpu-7-eu"
+    assert kueue.host(found) == "gpu-7-eu"
 
 
 def running(*conditions: dict[str, str], pods: tuple[Any, ...] | None = None) -> Observed:
@@ -241,9 +241,9 @@ def test_kueue_is_told_when_pods_that_were_ready_are_not_any_more(known: Any, le
 
 def test_a_suspended_job_makes_its_workload_inactive_and_a_steady_one_writes_nothing() -> None:
     observed = Observed(workload=workload())
-    assert diff.writes(planned(queued(), n.capacity(n.node()), observed).children, observed) == []
+    assert comparison.writes(planned(queued(), n.capacity(n.node()), observed).children, observed) == []
     made = planned(queued(suspend=True), n.capacity(n.node()), observed)
-    (write,) = diff.writes(made.children, observed)
+    (write,) = comparison.writes(made.children, observed)
     assert (write.manifest["kind"], write.manifest["spec"]["active"]) == ("Workload", False)
 
 
@@ -269,7 +269,7 @@ def template(made: Plan, kind: str) -> Any:
 
 def test_pods_get_the_labels_and_tolerations_of_their_flavor_and_so_a_tainted_node_takes_them() -> None:
     account = n.capacity(n.node(taints=[TAINT], labels={"gpu": "h200"}))
-    assert kueue_admission.flavors_of(assigned().workload) == ("tainted",)
+    assert kueue.flavors_of(assigned().workload) == ("tainted",)
     made = planned(queued(), account, assigned())
     assert b.condition(made, reasons.PLACED) == ("True", reasons.NODE_CHOSEN)
     for kind in ("Deployment", "Job"):
@@ -315,7 +315,7 @@ def test_running_pods_do_not_notice_that_their_flavor_was_edited() -> None:
     edited = replace(running, flavors={"tainted": {"spec": {"nodeLabels": {"gpu": "h200"}}}})
     after = planned(queued(), account, edited)
     assert after.deletions == ()
-    written = diff.writes(after.children, edited)
+    written = comparison.writes(after.children, edited)
     assert not {"Deployment", "Job"} & {write.manifest["kind"] for write in written}
 
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from stage2_controller import reasons
-from stage2_controller.children import diff
-from stage2_controller.children.ownership import owned
+from stage2_controller.children import comparison
+from stage2_controller.children.comparison import owned
 from stage2_controller.observed import Observed
 from stage2_controller.spec import names
 from tests.unit.controller import builders as b
@@ -37,7 +37,7 @@ def test_a_service_that_was_made_to_name_another_host_is_made_what_it_was() -> N
     seen = replace(seen, service=changed)
     made = b.planned(b.job(), seen)
     assert b.condition(made, reasons.ACCEPTED) == ("True", reasons.VALID)
-    assert [write.manifest["kind"] for write in diff.writes(made.children, seen)] == ["Service"]
+    assert [write.manifest["kind"] for write in comparison.writes(made.children, seen)] == ["Service"]
 
 
 def test_a_claim_that_a_webhook_adds_by_its_name_is_no_claim_to_be_made() -> None:
@@ -70,5 +70,8 @@ def test_a_job_whose_queue_label_went_while_it_had_quota_gives_it_back_at_its_en
 
 def test_a_job_whose_queue_label_went_while_it_had_quota_gives_it_back_when_it_is_suspended() -> None:
     seen = Observed(workload=workload(*ADMITTED))
-    made = {write.manifest["kind"]: write for write in diff.writes(b.planned(b.job(suspend=True), seen).children, seen)}
+    made = {
+        write.manifest["kind"]: write
+        for write in comparison.writes(b.planned(b.job(suspend=True), seen).children, seen)
+    }
     assert made["Workload"].manifest["spec"]["active"] is False

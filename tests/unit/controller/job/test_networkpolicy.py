@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from stage2_controller.children import manifest
-from stage2_controller.children.network_policy import CONTROLLER_LABELS
+from stage2_controller.children.network import CONTROLLER_LABELS
 from stage2_controller.plan import plan
 from stage2_controller.spec.settings import Settings
 from tests.unit.controller import builders as b

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stage2_controller import reasons
-from stage2_controller.children import ownership
+from stage2_controller.children import comparison
 from stage2_controller.observed import Observed
 from stage2_controller.report import explanation
 from stage2_controller.spec import names
@@ -42,14 +42,14 @@ def marked(pod: Any, uid: str) -> Any:
 
 
 def seen(raw: Any, observed: Observed) -> Observed:
-    return ownership.owned(observed, raw["metadata"])
+    return comparison.owned(observed, raw["metadata"])
 
 
 def test_what_the_job_owns_is_its_own_and_nothing_is_in_its_way() -> None:
     raw = b.job()
     observed = b.started(raw)
     assert seen(raw, observed) == observed
-    assert ownership.obstacle(observed) is None
+    assert comparison.obstacle(observed) is None
 
 
 @pytest.mark.parametrize("end", [COMPLETE, b.job_condition("Failed", "BackoffLimitExceeded")])
@@ -142,8 +142,8 @@ def test_of_two_jobs_whose_pods_would_have_one_label_the_later_one_waits() -> No
     """One is called what the other's name was cut to: each one's NetworkPolicy would open the other's pods."""
     job = b.job(name="1.big")["metadata"] | {"uid": "1", "creationTimestamp": "2026-01-02T03:04:05Z"}
     other = {"metadata": {"name": names.short_name("1.big"), "uid": "2", "creationTimestamp": "2026-01-02T03:04:06Z"}}
-    assert ownership.obstacle(ownership.after_namesakes(b.NOTHING, job, [other])) is None
-    told = ownership.obstacle(ownership.after_namesakes(b.NOTHING, other["metadata"], [{"metadata": job}]))
+    assert comparison.obstacle(comparison.after_namesakes(b.NOTHING, job, [other])) is None
+    told = comparison.obstacle(comparison.after_namesakes(b.NOTHING, other["metadata"], [{"metadata": job}]))
     assert told is not None
     assert told.reason == reasons.NAME_TAKEN
     assert told.message == "RolloutMatchingJob 1.big exists and is not this job's; rename the job or the object"

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from stage2_controller.spec import quantity
+from stage2_controller.spec import objects
 
 READ: list[tuple[Any, float]] = [
     ("2", 2.0),
@@ -43,9 +43,9 @@ UNBOUNDED: list[Any] = ["1e400", "-1e400", "9" * 400, "9" * 299 + "Ei", float("i
 
 @pytest.mark.parametrize(("written", "amount"), READ)
 def test_a_quantity_is_its_amount_in_base_units(written: Any, amount: float) -> None:
-    assert quantity.parse(written) == pytest.approx(amount, rel=1e-12)
+    assert objects.parse_quantity(written) == pytest.approx(amount, rel=1e-12)
 
 
 @pytest.mark.parametrize("written", [*NONE, *UNBOUNDED, True, None], ids=lambda written: type(written).__name__)
 def test_what_is_no_quantity_or_has_no_end_is_no_amount(written: Any) -> None:
-    assert quantity.parse(written) is None
+    assert objects.parse_quantity(written) is None

@@ -3,7 +3,7 @@
 from typing import Any
 
 from stage2_controller import reasons
-from stage2_controller.children import diff
+from stage2_controller.children import comparison
 from stage2_controller.observed import Observed
 from stage2_controller.queue import kueue
 from stage2_controller.report import explanation
@@ -30,9 +30,9 @@ def spec_of(raw: Any, observed: Observed, **more: Any) -> Any:
 def test_a_job_that_waits_changes_its_queue_with_its_label() -> None:
     observed = Observed(workload=workload(PENDING))
     made = planned(labelled(queue_name="other"), n.capacity(n.node()), observed)
-    (write,) = diff.writes(made.children, observed)
+    (write,) = comparison.writes(made.children, observed)
     assert (write.verb, write.manifest["spec"]["queueName"]) == ("apply", "other")
-    assert diff.writes(planned(queued(), n.capacity(n.node()), observed).children, observed) == []
+    assert comparison.writes(planned(queued(), n.capacity(n.node()), observed).children, observed) == []
 
 
 def test_a_job_that_has_quota_keeps_its_queue() -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from stage2_controller import reasons
-from stage2_controller.children.readiness_gate import GateCondition
+from stage2_controller.children.pods import GateCondition
 from stage2_controller.observed import Observed
 from stage2_controller.spec import names
 from tests.unit.controller import builders as b

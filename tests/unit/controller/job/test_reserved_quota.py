@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 from stage2_controller import reasons
-from stage2_controller.children import diff
+from stage2_controller.children import comparison
 from stage2_controller.observed import Observed
 from stage2_controller.plan import plan
 from tests.unit.controller import builders as b
@@ -27,7 +27,9 @@ def written_after_an_upgrade(raw: Any, account: Any, observed: Observed, after_s
     """The Workload that is written."""
     now, view = b.NOW + timedelta(seconds=after_s), account.snapshot(n.KEY)
     made = plan(raw, observed, settings=UPGRADED, now=now, new_credentials=b.new_credentials, nodes=view)
-    (found,) = [one.manifest for one in diff.writes(made.children, observed) if one.manifest["kind"] == "Workload"]
+    (found,) = [
+        one.manifest for one in comparison.writes(made.children, observed) if one.manifest["kind"] == "Workload"
+    ]
     return found
 
 

@@ -12,7 +12,7 @@ from stage2_controller.observed import Observed
 from stage2_controller.place.binding import REFUSED_S
 from stage2_controller.plan import Plan, plan
 from stage2_controller.spec import names
-from stage2_controller.spec.admin_policy import AdminPolicy
+from stage2_controller.spec.settings import AdminPolicy
 from tests.unit.controller import builders as b
 from tests.unit.controller import nodes as n
 from tests.unit.controller.job.test_placement import half, planned

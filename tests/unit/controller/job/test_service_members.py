@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from stage2_controller.children import diff
+from stage2_controller.children import comparison
+from stage2_controller.children.comparison import owned
 from stage2_controller.children.manifest import labels
-from stage2_controller.children.ownership import owned
-from stage2_controller.children.service import slices_to_write
+from stage2_controller.children.network import slices_to_write
 from stage2_controller.observed import Observed
 from stage2_controller.spec import names
 from tests.unit.controller import builders as b
@@ -236,4 +236,4 @@ def test_the_service_of_an_older_controller_stays_while_pods_run() -> None:
 
 def test_what_is_sent_of_a_service_that_chooses_nobody_is_what_comes_back() -> None:
     seen = observed(server_pod())
-    assert diff.writes([b.child(b.planned(b.job(), seen), "Service")], seen) == []
+    assert comparison.writes([b.child(b.planned(b.job(), seen), "Service")], seen) == []

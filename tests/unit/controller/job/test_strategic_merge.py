@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from stage2_controller.spec.strategic_merge import strategic_merge
+from stage2_controller.spec.objects import strategic_merge
 
 CASES: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
     ("a new key is added", {"a": 1}, {"b": 2}, {"a": 1, "b": 2}),

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from stage2_controller import reasons
-from stage2_controller.spec import template_fields, template_rules
+from stage2_controller.spec import template_rules
 from tests.unit.controller import builders as b
 
 WRONG: list[tuple[str, dict[str, Any], str]] = [
@@ -181,7 +181,7 @@ def test_a_path_that_only_looks_like_one_of_ours_is_taken(path: str) -> None:
 
 
 def test_every_field_that_is_refused_by_name_is_outside_of_what_is_allowed() -> None:
-    assert not template_rules._OF_POD.keys() & template_fields.OF_POD
+    assert not template_rules._OF_POD.keys() & template_rules.OF_POD
 
 
 @pytest.mark.parametrize(("template", "path"), MISSHAPEN, ids=[str(case[0]) for case in MISSHAPEN])

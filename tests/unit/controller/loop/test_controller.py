@@ -14,7 +14,7 @@ from stage2_controller.loop.controller import Controller, SoonOnce
 from stage2_controller.loop.operator import why_ended
 from stage2_controller.metrics import Metrics
 from stage2_controller.spec import names
-from stage2_controller.spec.key import Key
+from stage2_controller.spec.names import Key
 from stage2_controller.store import Store
 from stage2_controller.work_queue import WorkQueue
 from tests.unit.controller import builders as b

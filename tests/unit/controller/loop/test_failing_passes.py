@@ -3,7 +3,7 @@
 import pytest
 
 from stage2_controller.plan import Plan
-from stage2_controller.spec.key import Key
+from stage2_controller.spec.names import Key
 from tests.unit.controller.loop.test_deleted_mid_pass import Stage
 from tests.unit.controller.loop.test_reconcile import KEY
 

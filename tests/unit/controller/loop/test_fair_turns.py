@@ -2,7 +2,7 @@
 
 import asyncio
 
-from stage2_controller.spec.key import Key
+from stage2_controller.spec.names import Key
 from stage2_controller.work_queue import NEW_FOR_A_KNOWN, FairTurns, WorkQueue
 
 Named = tuple[str, str]

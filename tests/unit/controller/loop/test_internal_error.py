@@ -15,9 +15,9 @@ from stage2_controller.place.capacity import Capacity
 from stage2_controller.plan import Plan
 from stage2_controller.reconcile import Reconciler
 from stage2_controller.report import explanation
-from stage2_controller.report.events import events
+from stage2_controller.report.explanation import events
 from stage2_controller.spec import names
-from stage2_controller.spec.key import Key
+from stage2_controller.spec.names import Key
 from stage2_controller.store import Store
 from stage2_controller.work_queue import Broken
 from tests.unit.controller import builders as b

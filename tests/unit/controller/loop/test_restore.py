@@ -10,7 +10,7 @@ from stage2_controller.metrics import Metrics
 from stage2_controller.place.capacity import Capacity
 from stage2_controller.reconcile import Reconciler
 from stage2_controller.spec import names
-from stage2_controller.spec.key import Key
+from stage2_controller.spec.names import Key
 from stage2_controller.store import Store
 from stage2_controller.work_queue import RetryLater
 from tests.unit.controller import builders as b

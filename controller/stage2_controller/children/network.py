@@ -7,13 +7,94 @@ alone, because a running job needs its servers even after its spec was edited in
 
 from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
-from typing import Any
+from typing import Any, Literal
 
-from stage2_controller.children import diff, manifest, ownership
+from stage2_api.pod.layout import METRICS_PORT, PROGRESS_PORT
+from stage2_api.vllm import Transport
+from stage2_controller.children import comparison, manifest
 from stage2_controller.children.manifest import Manifest, Owner
 from stage2_controller.observed import Object, Observed, ended, terminating
 from stage2_controller.spec import kinds, names
-from stage2_controller.spec.containers import Container
+from stage2_controller.spec.containers import Container, Processes
+
+CONTROLLER_LABELS = {names.LABEL_ROLE: "controller"}
+"""Labels of the controller's pods, the same for every release of the chart."""
+NAME_SERVER_PORTS = (53, 5353)
+"""Ports of name servers: most use 53, OpenShift's pods 5353; a policy applies to the pod's own port."""
+NODES = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16", "fc00::/7", "fe80::/10")
+"""Where a node may run a name server of its own: private, shared and link-local addresses (RFC 1918, 6598, 3927, 4193,
+4291)."""
+_NAME_SERVERS = {
+    "to": [{"namespaceSelector": {}}, *({"ipBlock": {"cidr": cidr}} for cidr in NODES)],
+    "ports": [{"port": port, "protocol": protocol} for port in NAME_SERVER_PORTS for protocol in ("UDP", "TCP")],
+}
+_EVERY_PORT: tuple[Mapping[str, int], ...] = ({},)
+
+
+def network_policy(
+    owner: Owner,
+    processes: Processes,
+    *,
+    transport: Transport,
+    controller_namespace: str | None,
+    closed: bool,
+    spec_hash: str | None = None,
+) -> Manifest:
+    """Return NetworkPolicy `<job>-pods` over servers and learner alike.
+
+    Servers and learner reach each other on the ports for HTTP and for weights. NCCL connects its members on ports that
+    the kernel chooses, so with NCCL they reach each other on every TCP port. The learner's progress, which needs the
+    token, is open to the controller, or to everybody where the controller runs outside the cluster. Its metrics, which
+    hold nothing secret, are open to all pods of the cluster, because Prometheus may run in any namespace.
+
+    closed: whether servers and learner may connect only to each other on those ports, and to name servers: pods of the
+    cluster or hosts with private addresses.
+    """
+    shared = [_shared_ports(processes, transport)] if processes.servers else []
+    spec = {
+        "podSelector": {"matchLabels": {names.LABEL_JOB: names.short_name(owner.name)}},
+        "policyTypes": ["Ingress"],
+        "ingress": [
+            *(_allow("from", _both(owner.name), ports) for ports in shared),
+            _allow("from", _controller(controller_namespace), [{"port": PROGRESS_PORT}]),
+            _allow("from", [{"namespaceSelector": {}}], [{"port": METRICS_PORT}]),
+        ],
+    }
+    if closed:
+        egress = [*(_allow("to", _both(owner.name), ports) for ports in shared), _NAME_SERVERS]
+        spec |= {"policyTypes": ["Ingress", "Egress"], "egress": egress}
+    return manifest.child(kinds.NETWORK_POLICY, owner, {"spec": spec}, spec_hash=spec_hash)
+
+
+def _shared_ports(processes: Processes, transport: Transport) -> Sequence[Mapping[str, int]]:
+    if transport == "nccl":
+        return _EVERY_PORT
+    answering = [server.port for server in processes.servers]
+    return [{"port": port} for port in (*answering, *processes.learner.group_ports)]
+
+
+def _allow(
+    side: Literal["from", "to"], peers: Sequence[Mapping[str, Any]], ports: Sequence[Mapping[str, int]]
+) -> dict[str, Any]:
+    rule: dict[str, Any] = {"ports": [{**port, "protocol": "TCP"} for port in ports]}
+    return {**rule, side: list(peers)} if peers else rule
+
+
+def _both(job: str) -> list[dict[str, Any]]:
+    roles = names.ROLE_LEARNER, names.ROLE_ROLLOUT
+    return [{"podSelector": {"matchLabels": manifest.selector(job, role)}} for role in roles]
+
+
+def _controller(namespace: str | None) -> list[dict[str, Any]]:
+    if namespace is None:
+        return []
+    return [
+        {
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
+            "podSelector": {"matchLabels": CONTROLLER_LABELS},
+        }
+    ]
+
 
 SERVICE_LABEL = "kubernetes.io/service-name"
 MANAGER_LABEL = "endpointslice.kubernetes.io/managed-by"  # Kubernetes' own controllers leave such a slice alone
@@ -47,7 +128,7 @@ def must_be_replaced(children: Sequence[Manifest], observed: Observed) -> bool:
     existing = observed.service
     if existing is None or terminating(existing) or not existing["spec"].get("selector"):
         return False
-    return bool(diff.writes([child for child in children if child["kind"] == kinds.SERVICE.kind], observed))
+    return bool(comparison.writes([child for child in children if child["kind"] == kinds.SERVICE.kind], observed))
 
 
 def slices_to_write(observed: Observed) -> tuple[Manifest, ...]:
@@ -115,7 +196,7 @@ def _members(observed: Observed, deployment: Object) -> list[Object]:
 
 
 def _controls(owner: Object, body: Object) -> bool:
-    reference = ownership.controller_of(body)
+    reference = comparison.controller_of(body)
     return reference is not None and reference["uid"] == owner["metadata"]["uid"]
 
 
