@@ -100,8 +100,8 @@ class Client:
     def post(self, path: str, phase: str, *, body: Mapping[str, Any]) -> None:
         """Have it join a group. Raises RuntimeError where it does not."""
         self.pipe.send(("join", body["init_info"]))
-        if (said := self.pipe.recv()) is not None:
-            raise RuntimeError(said)
+        if (error := self.pipe.recv()) is not None:
+            raise RuntimeError(error)
 
 
 @contextmanager
@@ -146,7 +146,7 @@ def push(over: WeightTransfer, weights: Mapping[str, Tensor], device: torch.devi
 
 
 def metas_of(weights: Mapping[str, Tensor]) -> list[TensorMeta]:
-    """Return what a server is told of tensors."""
+    """Return the metadata of tensors, as a server gets it."""
     return [TensorMeta(name, one.dtype, tuple(one.shape)) for name, one in weights.items()]
 
 

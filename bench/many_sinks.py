@@ -64,8 +64,8 @@ class ManySinks:
         method, path, _ = head.split(" ", 2)
         length = next((int(line[15:]) for line in head.split("\r\n") if line.lower().startswith("content-length")), 0)
         body = json.loads(await reader.readexactly(length)) if length else {}
-        said = json.dumps(await self._answer(method, path.partition("?")[0], body)).encode()
-        writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(said) + said)
+        answer = json.dumps(await self._answer(method, path.partition("?")[0], body)).encode()
+        writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(answer) + answer)
         await writer.drain()
         writer.close()
 
@@ -91,8 +91,8 @@ class ManySinks:
         return {"success": True}
 
     async def _called(self, call: Mapping[str, Any]) -> Mapping[str, Any]:
-        said = await self._answer(call["method"], call["path"].partition("?")[0], json.loads(call.get("body", "{}")))
-        return {"status": 200, "content": json.dumps(said)}
+        answer = await self._answer(call["method"], call["path"].partition("?")[0], json.loads(call.get("body", "{}")))
+        return {"status": 200, "content": json.dumps(answer)}
 
     def _join(self, info: GroupInfo) -> None:
         self._link.close()
@@ -106,9 +106,9 @@ class ManySinks:
         metas = from_wire(info["names"], info["dtype_names"], info["shapes"])
         left = sum(bucket_bytes(bucket) + TAG_BYTES for bucket in plan_buckets(metas, self._bucket_bytes))
         while left:
-            left -= await self._taken(left)
+            left -= await self._discard(left)
 
-    async def _taken(self, left: int) -> int:
+    async def _discard(self, left: int) -> int:
         """Let the kernel drop what has come, at most so many bytes; returns how many."""
         loop, ready = asyncio.get_running_loop(), asyncio.Event()
         loop.add_reader(self._link, ready.set)

@@ -161,7 +161,7 @@ def merged(before: str, measured: Sequence[str]) -> str:
     return "\n\n".join(["# The controller under load", ABOUT, "\n".join([HEAD, *table]), *notes, _where()]) + "\n"
 
 
-def _told(result: Result) -> str:
+def _printed_row(result: Result) -> str:
     sys.stdout.write(f"{result.row()}\n")
     sys.stdout.flush()
     return result.row()
@@ -179,7 +179,7 @@ async def plain(count: int) -> str:
         children = [[child for child in one if child["kind"] != "Job"] for one in made]
         started = time.monotonic()
         seconds = await each(children, lambda one: _create_all(api, one))
-        row = _told(Result("plain client", seconds, time.monotonic() - started, tally.total))
+        row = _printed_row(Result("plain client", seconds, time.monotonic() - started, tally.total))
     await api.close()
     return row
 
@@ -196,8 +196,8 @@ async def alike(count: int) -> str:
         jobs = [job(index, name) for index in range(count)]
         made = [static_children(parse_job(one), namespace=name, content={"token": "t"}) for one in jobs]
         started = time.monotonic()
-        seconds = await each(list(zip(jobs, made, strict=True)), lambda one: _create_told(api, *one))
-        row = _told(
+        seconds = await each(list(zip(jobs, made, strict=True)), lambda one: _create_with_status(api, *one))
+        row = _printed_row(
             Result("plain client, all that a controller sends", seconds, time.monotonic() - started, tally.total)
         )
     await api.close()
@@ -231,7 +231,7 @@ async def controlled(count: int, *, late: bool = False) -> str:
             rss_mb=(memory(before), memory(end)),
             quiet_writes=writes(end) - writes(after) if after else None,
         )
-        row = _told(result)
+        row = _printed_row(result)
     await api.close()
     return row
 
@@ -252,7 +252,7 @@ async def behind_bad(count: int, bad: int) -> str:
         end = figures()
         who = f"controller, behind {bad:,} bad jobs of another namespace"
         used = end["process_cpu_seconds_total"]
-        row = _told(Result(who, seconds, all_s, None, cpu_s=used, rss_mb=(memory(before), memory(end))))
+        row = _printed_row(Result(who, seconds, all_s, None, cpu_s=used, rss_mb=(memory(before), memory(end))))
     await api.close()
     return row
 
@@ -274,7 +274,7 @@ async def jobsets(count: int) -> str:
         asked = _REST(end) - _REST(before) - a_second * (time.monotonic() - started)
         seconds = [seen[jobset.child(index)] - born[index] for index in range(count)]
         used = end["process_cpu_seconds_total"] - before["process_cpu_seconds_total"]
-        return _told(Result("JobSet", seconds, all_s, asked, cpu_s=used, rss_mb=(memory(before), memory(end))))
+        return _printed_row(Result("JobSet", seconds, all_s, asked, cpu_s=used, rss_mb=(memory(before), memory(end))))
 
 
 _REST = itemgetter("rest_client_requests_total")
@@ -283,18 +283,18 @@ _REST = itemgetter("rest_client_requests_total")
 async def rounds(count: int) -> str:
     """The controller's memory while jobs come and go: flat, if nothing of them stays behind."""
     api = await connect(Tally())
-    told = []
+    megabytes = []
     with namespace() as name, controller(name) as figures:
-        told.append(memory(figures()))
+        megabytes.append(memory(figures()))
         for _ in range(count):
             with Watch(name) as watch:
                 await _births(api.create, [job(index, name) for index in range(OF_A_ROUND)])
                 await asyncio.to_thread(watch.all, OF_A_ROUND, 300.0)
             await asyncio.to_thread(until, lambda: _empty(name), timeout_s=300.0)
-            told.append(memory(figures()))
+            megabytes.append(memory(figures()))
     await api.close()
     line = f"Memory in MB at the start and after each of {count} rounds of {OF_A_ROUND} jobs that came and went: "
-    line += ", ".join(f"{figure:.0f}" for figure in told) + "."
+    line += ", ".join(f"{figure:.0f}" for figure in megabytes) + "."
     sys.stdout.write(f"{line}\n")
     return line
 
@@ -305,7 +305,7 @@ async def foreign(counts: Sequence[int], nodes: int) -> str:
     Those hold its first lists, its second ones, and a second watch on all pods.
     """
     api = await connect(Tally())
-    told, there = [], 0
+    peaks, there = [], 0
     names = [NODE, *(f"{NODE}-{number}" for number in range(1, nodes))]
     try:
         listed = {"apiVersion": "v1", "kind": "List", "items": [_foreign_node(one) for one in names[1:]]}
@@ -317,12 +317,12 @@ async def foreign(counts: Sequence[int], nodes: int) -> str:
                 there = count
                 with controller() as figures:
                     await asyncio.sleep(FOREIGN_S)
-                    told.append(f"{count:,} pods {figures()['peak_mb']:.0f}")
+                    peaks.append(f"{count:,} pods {figures()['peak_mb']:.0f}")
     finally:
         kubectl("delete", "node", "-l", f"{OF_OTHERS}=true", "--wait=false")
         await api.close()
     spread = f", {nodes} nodes" if nodes > 1 else ""
-    line = f"Peak memory in MB within five minutes of the start, no job{spread}: {', '.join(told)}."
+    line = f"Peak memory in MB within five minutes of the start, no job{spread}: {', '.join(peaks)}."
     sys.stdout.write(f"{line}\n")
     return line
 
@@ -402,14 +402,15 @@ async def _create_all(api: Api, children: Sequence[Object]) -> None:
         await api.create(child)
 
 
-async def _create_told(api: Api, of_job: Object, children: Sequence[Object]) -> None:
+async def _create_with_status(api: Api, of_job: Object, children: Sequence[Object]) -> None:
     created = await api.create(of_job) or {}
     await asyncio.gather(*(api.create(child) for child in children))
     now = datetime.now(UTC)
-    told = [Condition(kind, "False", "Told", "a sentence as long as those of a controller are") for kind in _CONDITIONS]
-    of_job_told = conditions.merged([], told, generation=1, now=now)
-    await api.apply_status(created, {"phase": "Pending", "observedGeneration": 1, "conditions": of_job_told})
-    await api.emit(created, Event("Normal", "Told", told[0].message), at=conditions.timestamp(now))
+    message = "a message as long as those of a controller are"
+    false_conditions = [Condition(kind, "False", "Test", message) for kind in _CONDITIONS]
+    job_conditions = conditions.merged([], false_conditions, generation=1, now=now)
+    await api.apply_status(created, {"phase": "Pending", "observedGeneration": 1, "conditions": job_conditions})
+    await api.emit(created, Event("Normal", "Test", message), at=conditions.timestamp(now))
 
 
 _CONDITIONS = ("Accepted", "Placed", "ChildrenApplied", "RolloutReady", "LearnerRunning", "WeightsInSync", "Training")

@@ -1,9 +1,10 @@
 """The distance between vLLM's and the learner's log-probabilities, on equal weights and on others, in bfloat16.
 
 The limits of a proof of sync (`stage2_trainer.sync.fleet.judgement`) come from here. For each depth, a real vLLM
-engine and transformers hold a model with Qwen3-VL's architecture. Equal weights show what rounding does; the negative
-controls show what it must be told from: a tensor redrawn, a layer that kept its old weights, two layers swapped, a
-vision tower or everything from before a move. The trained checkpoint of the examples is the first row of each kind.
+engine and transformers hold a model with Qwen3-VL's architecture. Equal weights show the effect of rounding. The
+negative controls show what a proof must detect: a tensor redrawn, a layer that kept its old weights, two layers
+swapped, a vision tower or everything from before a move. The trained checkpoint of the examples is the first
+row of each kind.
 """
 
 from __future__ import annotations
@@ -126,12 +127,12 @@ def measure(model: Any, served: ColocateEngine, probes: list[Probe]) -> Iterator
     """Rows (weights, mean, 99th percentile, largest): all probes' text tokens together."""
 
     def gap(found: Tensor, what: str, learner: nn.Module) -> tuple[str, float, float, float]:
-        own = said(probes, lambda probe: learner_logprobs(learner, probe.inputs))
+        own = text_logprobs(probes, lambda probe: learner_logprobs(learner, probe.inputs))
         distance = Gap.between(found, own)
         return what, distance.mean, distance.tail, float((found - own).abs().max())
 
     served.sync(model, version=0)
-    found = said(probes, served.prompt_logprobs)
+    found = text_logprobs(probes, served.prompt_logprobs)
     yield gap(found, "equal", model)
     yield gap(found, "a tensor redrawn", changed(model, redraw))
     yield gap(found, "two layers swapped", changed(model, swap))
@@ -142,11 +143,11 @@ def measure(model: Any, served: ColocateEngine, probes: list[Probe]) -> Iterator
     yield gap(found, "vision moved by 5 %", changed(model, lambda other: step(other.model.visual.parameters(), 0.05)))
     adapted = adapt(model)
     served.sync(adapted, version=1)
-    yield gap(said(probes, served.prompt_logprobs), "equal, DoRA not merged", adapted)
-    yield gap(said(probes, served.prompt_logprobs), "DoRA lost", model)
+    yield gap(text_logprobs(probes, served.prompt_logprobs), "equal, DoRA not merged", adapted)
+    yield gap(text_logprobs(probes, served.prompt_logprobs), "DoRA lost", model)
 
 
-def said(probes: list[Probe], ask: Callable[[Probe], Tensor]) -> Tensor:
+def text_logprobs(probes: list[Probe], ask: Callable[[Probe], Tensor]) -> Tensor:
     """The log-probabilities of all probes' text tokens, one after the other."""
     return torch.cat([ask(probe)[text_tokens(probe.inputs["mm_token_type_ids"])] for probe in probes])
 

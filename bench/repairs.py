@@ -41,28 +41,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
 async def repairs(count: int) -> str:
     """The line of the results: beside nothing, behind 1,000 jobs of another tenant, and beside a stream of them."""
     api = await connect(Tally())
-    told: dict[str, list[float]] = {}
+    seconds: dict[str, list[float]] = {}
     with namespace() as theirs, namespace() as name, controller(theirs, name):
         kubectl("apply", "-f", "-", stdin=quota(theirs))
         with Watch(name) as watch:
             await api.create(job(0, name))
             await asyncio.to_thread(watch.all, 1, 60.0)
-        told["beside nothing"] = [await _repaired(api, name) for _ in range(count)]
+        seconds["beside nothing"] = [await _repaired(api, name) for _ in range(count)]
         await each([refused(index, theirs) for index in range(AT_ONCE)], api.create)
-        told[f"behind {AT_ONCE:,} jobs that another tenant has just sent"] = [
+        seconds[f"behind {AT_ONCE:,} jobs that another tenant has just sent"] = [
             await _repaired(api, name) for _ in range(count)
         ]
         stream = asyncio.create_task(_stream(api, theirs))
         await asyncio.sleep(SETTLED_S)
         begun = time.monotonic()
         while time.monotonic() - begun < STREAM_S:
-            told.setdefault("beside a stream", []).append(await _repaired(api, name))
+            seconds.setdefault("beside a stream", []).append(await _repaired(api, name))
             await asyncio.sleep(1)
         stream.cancel()
         sent = await stream
     await api.close()
-    told[f"beside {sent / (time.monotonic() - begun + SETTLED_S):.0f} new ones a second"] = told.pop("beside a stream")
-    figures = "; ".join(f"{what} {max(found):.2f} at most (median {median(found):.2f})" for what, found in told.items())
+    rate = sent / (time.monotonic() - begun + SETTLED_S)
+    seconds[f"beside {rate:.0f} new ones a second"] = seconds.pop("beside a stream")
+    figures = "; ".join(f"{what} {max(some):.2f} at most (median {median(some):.2f})" for what, some in seconds.items())
     load = f"{os.cpu_count()} cores on which {os.getloadavg()[0]:.0f} processes were ready to run"
     line = f"Seconds until a Service that was deleted is there again, {load}: {figures}."
     sys.stdout.write(f"{line}\n")

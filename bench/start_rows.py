@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 STEPS_OF_DIGITS, STEPS = 1200, 300
-TOLD_AT = (25, 50, 100, 200, 300)
+REPORT_AT = (25, 50, 100, 200, 300)
 WINDOW = 10  # steps that a loss is the mean of
 SEEDS = (1, 2, 3)
 HELD_OUT = 200
@@ -52,11 +52,11 @@ def shown(found: Mapping[str, list[dict[str, Any]]]) -> Iterator[str]:
     """The table of what was found for each kind, a figure for each seed."""
     yield f"\n## Start rows of coordinate tokens, stage 1 of {STEPS} steps, {len(SEEDS)} seeds\n\n"
     yield f"Loss is the mean of {WINDOW} steps up to that one; ± is the standard deviation over seeds.\n\n"
-    losses = " | ".join(f"loss at {step}" for step in TOLD_AT)
+    losses = " | ".join(f"loss at {step}" for step in REPORT_AT)
     yield f"| start | {losses} | recall at IoU 0.5 | mean IoU |\n"
-    yield f"| --- | {' | '.join('---:' for _ in range(len(TOLD_AT) + 2))} |\n"
+    yield f"| --- | {' | '.join('---:' for _ in range(len(REPORT_AT) + 2))} |\n"
     for start, runs in found.items():
-        columns = [[run["losses"][str(step)] for run in runs] for step in TOLD_AT]
+        columns = [[run["losses"][str(step)] for run in runs] for step in REPORT_AT]
         columns += [[run[name] for run in runs] for name in ("recall", "iou")]
         yield f"| {start} | {' | '.join(f'{fmean(one):.3f} ± {stdev(one):.3f}' for one in columns)} |\n"
 
@@ -82,12 +82,12 @@ def teach_digits(folder: Path) -> None:
     recipe = Recipe(steps=STEPS_OF_DIGITS)
     task = Task(PROMPT, digits, max_shapes=2)  # three digits a coordinate: longer answers than the model's own
     batches = Batches(processor, model, seed=MODEL_SEED, size=recipe.batch_size, task=task)
-    fit(model, batches, recipe, text_loss, _told("digits"))
+    fit(model, batches, recipe, text_loss, _progress_to_stderr("digits"))
     save(folder, model, processor)
 
 
 def stage1(folder: Path, seed: int) -> dict[str, Any]:
-    """Teach a prepared model the tokens; its losses at the steps that are told, and what it finds afterwards."""
+    """Teach a prepared model the tokens; its losses at the reported steps, and what it finds afterwards."""
     from transformers import AutoProcessor, Qwen3VLForConditionalGeneration
 
     from tiny_model.dataset import Part
@@ -97,7 +97,7 @@ def stage1(folder: Path, seed: int) -> dict[str, Any]:
     processor: Any = AutoProcessor.from_pretrained(folder)
     model: Any = Qwen3VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
     losses: list[float] = []
-    tell = _told(f"{folder.name}, seed {seed}")
+    tell = _progress_to_stderr(f"{folder.name}, seed {seed}")
 
     def on_step(step: int, loss: float) -> None:
         losses.append(loss)
@@ -107,11 +107,11 @@ def stage1(folder: Path, seed: int) -> dict[str, Any]:
     train(model, processor, recipe, seed=MODEL_SEED + seed, on_step=on_step)
     part = Part("held-out", HELD_OUT, MODEL_SEED)
     found, _ = quality(model, processor, [part.scene(index) for index in range(part.count)])
-    at = {str(step): fmean(losses[step - WINDOW : step]) for step in TOLD_AT}
+    at = {str(step): fmean(losses[step - WINDOW : step]) for step in REPORT_AT}
     return {"losses": at, "recall": found.recall_at_50, "iou": found.mean_iou}
 
 
-def _told(what: str) -> Any:
+def _progress_to_stderr(what: str) -> Any:
     def on_step(step: int, loss: float) -> None:
         if step % 100 == 0:
             print(f"{what}: step {step}, loss {loss:.3f}", file=sys.stderr, flush=True)

@@ -149,8 +149,8 @@ def answer_config(sizes: Sizes, model: Path, data: Path, output: Path) -> Config
     """Return the configuration with which every checkpoint answers the held-out images."""
     found = _config(sizes, sizes.batch, model, data, output, seed=17)
     found["training"] |= {"max_steps": 1, "eval_strategy": "steps", "per_device_eval_batch_size": 32}
-    told = {"val_jsonl": str(data / "val.jsonl"), "val_sample_limit": sizes.held_out}
-    found["custom"] |= {"trainer_variant": "rollout_matching_sft", **told}
+    held_out = {"val_jsonl": str(data / "val.jsonl"), "val_sample_limit": sizes.held_out}
+    found["custom"] |= {"trainer_variant": "rollout_matching_sft", **held_out}
     return found
 
 

@@ -37,7 +37,12 @@ def findings(study: Study, *, draws: int = 1000, seed: int = 0) -> dict[str, Any
     found = {term: _of_terms(study, term, images, seed) for term in TERMS}
     if not found["steps"]:
         raise SystemExit(f"{study.folder}: no run is done; begin with `python -m bench.pays run {study.folder}`")
-    return {"sizes": vars(study.sizes), "draws": draws, START: _figures(start, _drawn(start, images, seed)), **found}
+    return {
+        "sizes": vars(study.sizes),
+        "draws": draws,
+        START: _figures(start, _draws(start, images, seed)),
+        **found,
+    }
 
 
 def tables(found: Mapping[str, Any]) -> Iterator[str]:
@@ -73,7 +78,7 @@ def _of_terms(study: Study, term: str, images: FloatArray, seed: int) -> dict[st
     every = {
         arm: {run.seed: _scores(study, study.run_folder(run) / ANSWERS) for run in some} for arm, some in runs.items()
     }
-    drawn = {arm: _drawn(scores, images, seed) for arm, scores in every.items()}
+    drawn = {arm: _draws(scores, images, seed) for arm, scores in every.items()}
     return {
         arm: {
             "what": ARMS[arm].what,
@@ -101,7 +106,7 @@ def _scores(study: Study, answers: Path) -> AnswerScores:
     return AnswerScores.of(scored_images(records, found.answers))
 
 
-def _drawn(scores: Scores, images: FloatArray, seed: int) -> Drawn:
+def _draws(scores: Scores, images: FloatArray, seed: int) -> Drawn:
     """Return each figure of each draw: the mean over as many drawn seeds as there are."""
     by_seed = [one.drawn(images) for one in scores.values()]
     chosen = np.random.default_rng(seed).integers(len(by_seed), size=(len(images), len(by_seed)))
@@ -132,7 +137,7 @@ def _against(
         return None
     mine, theirs = ({one: every[which][one] for one in seeds} for which in arms)
     high, low = _means(mine), _means(theirs)
-    above, below = _drawn(mine, images, seed), _drawn(theirs, images, seed)
+    above, below = _draws(mine, images, seed), _draws(theirs, images, seed)
     apart = {name: high[name] - low[name] for name in FIGURES}
     spread = {name: above[name] - below[name] for name in FIGURES}
     return {"figures": apart, "intervals": intervals(spread, apart), "seeds": list(seeds)}

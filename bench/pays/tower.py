@@ -53,7 +53,7 @@ def teach_tower(model_folder: Path, data: Path, output: Path, lesson: TowerLesso
     cosine = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, lesson.rate, total_steps=lesson.steps, pct_start=min(0.3, WARM_UP / lesson.steps)
     )
-    told = []
+    history = []
     for batch in _batches(records, lesson):
         logits, labels = reader.read(processor, batch, varied=True), _labels(batch, names)
         loss = functional.cross_entropy(logits, labels)
@@ -62,10 +62,10 @@ def teach_tower(model_folder: Path, data: Path, output: Path, lesson: TowerLesso
         optimizer.step()
         cosine.step()
         optimizer.zero_grad()
-        told.append((float(loss.detach()), float((logits.argmax(-1) == labels).float().mean())))
+        history.append((float(loss.detach()), float((logits.argmax(-1) == labels).float().mean())))
     shutil.copytree(model_folder, output)
     model.save_pretrained(output)
-    last = np.mean(told[-50:], axis=0)
+    last = np.mean(history[-50:], axis=0)
     (output / "tower.json").write_text(json.dumps({"loss": last[0], "accuracy": last[1]}), encoding="utf-8")
 
 

@@ -170,7 +170,7 @@ class Constant:
 
 def test_an_interval_holds_what_seeds_differ_by():
     scores = {1: Constant(0.2), 2: Constant(0.4), 3: Constant(0.6)}
-    drawn = findings._drawn(scores, np.ones((400, 3)), seed=0)
+    drawn = findings._draws(scores, np.ones((400, 3)), seed=0)
     found = findings._figures(scores, drawn)
     assert found["figures"]["AP"] == pytest.approx(0.4)
     low, high = found["intervals"]["AP"]
