@@ -10,7 +10,7 @@ from pathlib import Path
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.runconfig import RunConfig
 from stage2_cli.file_progress import file_progress
-from stage2_cli.inspect.inspection_document import KEY_OF_KIND
+from stage2_report.inspection import KEY_OF_KIND
 from stage2_trainer.data.model_trust import model_problems
 from stage2_trainer.data.survey import Survey, survey
 from stage2_trainer.preflight import record_rules

@@ -16,8 +16,8 @@ from stage2_api.errors import EXIT_CONFIG, ConfigError, Problem
 from stage2_cli.errors import show_config_error
 from stage2_cli.file_progress import file_progress
 from stage2_cli.importing import say_tally, shown_name
-from stage2_cli.inspect.inspection_document import KEY_OF_KIND
 from stage2_cli.plain_console import plain_console
+from stage2_report.inspection import KEY_OF_KIND
 from stage2_trainer.data.output_places import check_new_file
 from stage2_trainer.data.profile import Count, Lengths, Profile, Size, profile
 from stage2_trainer.data.records import RecordRules
@@ -178,7 +178,7 @@ def _token_counts(model: Path) -> Count:
     if not os.path.isfile(model / "tokenizer_config.json"):
         rule = "must be a folder with a Hugging Face tokenizer (tokenizer_config.json)"
         raise ConfigError([Problem("--model", str(model), rule, "give the model's folder")])
-    from stage2_cli.tokenizer_file import load_tokenizer, token_counts
+    from stage2_report.tokenizer_file import load_tokenizer, token_counts
 
     tokenizer = load_tokenizer(model)
     try:

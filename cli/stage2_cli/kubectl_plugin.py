@@ -73,12 +73,11 @@ def report(
 
 def _report(log: Path, html: Path | None, curve: Path | None) -> None:
     if html is not None:
-        from stage2_report.html_page import PageRequest
-        from stage2_report.watching import write_page_of_runs
+        from stage2_report.html_page import PageRequest, write_page_of_runs
 
         write_page_of_runs(PageRequest([log], html))
         return
-    from stage2_cli.report import report_run
+    from stage2_report.tables import report_run
 
     report_run(log, picture=None, images=None, curve=curve)
 

@@ -302,7 +302,7 @@ def report(
     live: Annotated[bool, typer.Option("--live", help="Follow the run in the terminal until it has ended.")] = False,
 ) -> None:
     """Print a run as a table, draw it, or write a page of it (--html), or of two runs side by side."""
-    from stage2_cli.report import report_run, reported_run
+    from stage2_report.tables import report_run, reported_run
 
     if live:
         from stage2_cli.live_report.following import follow_run, followed_run
@@ -312,8 +312,7 @@ def report(
     if html is None:
         report_run(reported_run(runs, watch=watch), picture=picture, images=images, curve=curve)
         return
-    from stage2_report.html_page import PageRequest
-    from stage2_report.watching import write_page_of_runs
+    from stage2_report.html_page import PageRequest, write_page_of_runs
 
     write_page_of_runs(PageRequest(runs, html, images, watch))
 
@@ -326,7 +325,7 @@ def replay(
     output: Annotated[Path | None, typer.Option(metavar="FILE", help="Write ids and labels here, JSON lines.")] = None,
 ) -> None:
     """Rebuild what a step was trained on from the records alone; exit code 1 if it differs."""
-    from stage2_cli.replay import replay_step
+    from stage2_report.replay import replay_step
 
     raise typer.Exit(replay_step(records, step, tokenizer=tokenizer, output=output))
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+import time
 import unicodedata
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -21,15 +22,48 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from stage2_api.errors import ConfigError, Problem
-from stage2_report.counted_nouns import counted
-from stage2_report.figure_table import figure_table
-from stage2_report.held_out_rollouts import EvaluatedStep, read_evaluations
+from stage2_report.charts import run_charts
+from stage2_report.held_out import EvaluatedStep, figure_table, read_evaluations
 from stage2_report.reward_cards import TEXT_CHARACTERS, RewardSamples, reward_card, reward_samples
-from stage2_report.reward_keys import REWARD
-from stage2_report.run_charts import run_charts
-from stage2_report.run_history import RunHistory, read_history
-from stage2_report.sample_cards import StepChoice, chosen_samples, sample_card, sample_f1
+from stage2_report.run_history import REWARD, RunHistory, read_history
+from stage2_report.sample_cards import StepChoice, chosen_samples, counted, sample_card, sample_f1
 from stage2_trainer.data.output_places import aside_of, check_file, check_place
+from stage2_trainer.telemetry.run_log import STEP_LOG
+
+
+def write_page_of_runs(
+    request: PageRequest, *, sleep: Callable[[float], None] = time.sleep, say: Callable[[str], None] = print
+) -> None:
+    """Write the page; with `refresh`, again and again until it is interrupted. Raises ConfigError.
+
+    The last page does not refresh itself. Where nothing was written meanwhile, neither is a page.
+    """
+    if request.refresh is None:
+        write_html(request)
+        say(f"page: {request.output}")
+        return
+    written: list[int] = []
+    try:
+        for _ in _rounds(request.refresh, sleep):
+            sizes = [_size(run) for run in request.runs]
+            if sizes != written:
+                write_html(request)
+                say(f"page: {request.output}, {time.strftime('%H:%M:%S')}; Ctrl-C ends it")
+            written = sizes
+    except KeyboardInterrupt:
+        write_html(replace(request, refresh=None))
+
+
+def _rounds(seconds: int, sleep: Callable[[float], None]) -> Iterator[None]:
+    while True:
+        yield
+        sleep(seconds)
+
+
+def _size(run: Path) -> int:
+    log = run / STEP_LOG if os.path.isdir(run) else run
+    return log.stat().st_size if os.path.exists(log) else 0
+
 
 MOST_RUNS, MOST_STEPS = 2, 6
 MOST_CARD_BYTES = 9_000_000

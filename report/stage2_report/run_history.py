@@ -12,8 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from stage2_api.errors import ConfigError, Problem
-from stage2_report.reward_keys import REWARD
 from stage2_trainer.telemetry.run_log import STEP_LOG
+
+REWARD = "reward"  # of GRPO runs only
+SPREAD = "reward_std"
+
+
+def reward_means(step: Mapping[str, Any]) -> dict[str, str]:
+    """Return the keys of the means in a step's record, by the names of a GRPO run's rewards."""
+    prefix, suffix = "rewards/", "/mean"
+    means = [key for key in step if key.startswith(prefix) and key.endswith(suffix)]
+    return {key[len(prefix) : -len(suffix)]: key for key in means}
+
 
 Points = list[tuple[int, float]]
 KEPT = ("loss", "grad_norm", "learning_rate", "reward", "rewards/", "step/", "rollout/", "completions/", "sync/seconds")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,14 +11,64 @@ from pathlib import Path
 import numpy as np
 
 from stage2_api.coordinates import BINS
-from stage2_report.counted_nouns import counted
-from stage2_report.held_out_rollouts import EvaluatedStep, HeldOutRollout
-from stage2_report.thumbnails import Thumbnail, thumbnail
+from stage2_report.held_out import EvaluatedStep, HeldOutRollout
+from stage2_trainer.data.images import ImageError, load_image
 from stage2_trainer.data.records import Record
 from stage2_trainer.matching import GTObject
 from stage2_trainer.scores.image_counts import ImageCounts, figures, image_counts, table_of
 from stage2_trainer.scores.scored_image import ScoredImage
 from stage2_trainer.scores.verdicts import verdicts
+
+SIDE = 480  # pixels, the longer one
+UNITS = 400  # of the SVG, for the longer side: letters have one size in all pictures
+QUALITIES = (78, 55, 35)
+MOST_BYTES = 60_000
+
+
+@dataclass(frozen=True)
+class Thumbnail:
+    """One image as the page shows it, or why it does not. width, height: in the SVG's units."""
+
+    width: float
+    height: float
+    url: str = ""
+    fault: str = ""
+
+
+def thumbnail(record: Record, folder: Path | None) -> Thumbnail:
+    """Return the first image of a record. folder: where images lie now, by name; None = where the record says."""
+    width, height = record.width, record.height
+    if not record.images:
+        return Thumbnail(*_units(width, height), fault="the run's records do not name its image")
+    path = Path(record.images[0])
+    try:
+        image = load_image(str(folder / path.name if folder else path))
+    except ImageError as error:
+        return Thumbnail(*_units(width, height), fault=str(error))
+    image.thumbnail((SIDE, SIDE))
+    encoded = b""
+    for quality in QUALITIES:
+        file = io.BytesIO()
+        image.save(file, "JPEG", quality=quality, optimize=True)
+        encoded = file.getvalue()
+        if len(encoded) <= MOST_BYTES:
+            break
+    return Thumbnail(*_units(*image.size), url=f"data:image/jpeg;base64,{base64.b64encode(encoded).decode()}")
+
+
+def _units(width: int, height: int) -> tuple[float, float]:
+    longest = max(width, height)
+    return round(width * UNITS / longest, 1), round(max(height * UNITS / longest, 1.0), 1)
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun.
+
+    >>> counted(1, "step"), counted(2000, "step")
+    ('1 step', '2,000 steps')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
 
 MOST_DRAWN = 80  # objects of one picture
 MOST_LABELLED = 16

@@ -12,8 +12,7 @@ from rich.console import Console
 
 from stage2_api.errors import EXIT_RETRYABLE, ConfigError, Problem
 from stage2_cli.inspect.inputs import Place, Spelling, read_ids, read_record, read_spelling, read_text_ids
-from stage2_cli.inspect.inspection_document import document
-from stage2_cli.inspect.rendering import Inspection, show
+from stage2_report.inspection import Inspection, document, show
 from stage2_trainer.data.output_places import check_file
 from stage2_trainer.data.records import AS_DECLARED, Record, RecordRules
 from stage2_trainer.matching import MatchOptions, build_target

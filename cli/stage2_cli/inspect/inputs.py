@@ -54,7 +54,7 @@ def read_spelling(folder: Path, *, option: str) -> Spelling:
         rule = "must be a folder with a Hugging Face tokenizer (tokenizer_config.json)"
         raise ConfigError([Problem(option, str(folder), rule, "give the model's folder with --tokenizer")])
     try:
-        from stage2_cli.tokenizer_file import load_tokenizer
+        from stage2_report.tokenizer_file import load_tokenizer
 
         tokenizer = load_tokenizer(folder)
     except ModuleNotFoundError as error:

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from stage2_report import reward_cards, reward_groups
+from stage2_report import reward_cards
 from stage2_report.html_page import PageRequest, render_page
-from stage2_report.reward_groups import answered_rounds, read_groups
+from stage2_report.reward_cards import answered_rounds, read_groups
 from tests.unit.cli.reported import HOSTILE, PageParser, answer, write_grpo_run, write_lines
 
 
@@ -77,7 +77,7 @@ def test_answers_of_all_processes_stand_together(run, monkeypatch):
         file.write(json.dumps(answer(1, 0, 0.7, run))[:150])  # still in writing
     group = read_groups(run / "stage2_log.jsonl", {("train", 1)})["train", 1]["train.jsonl:1"]
     assert [one.reward for one in group.answers] == pytest.approx([0.9, 0.8, 0.5, 0.6])
-    monkeypatch.setattr(reward_groups, "MOST_ANSWERS", 3)
+    monkeypatch.setattr(reward_cards, "MOST_ANSWERS", 3)
     kept = read_groups(run / "stage2_log.jsonl", {("train", 1)})["train", 1]["train.jsonl:1"]
     assert (len(kept.answers), kept.left_out) == (3, 1)
 

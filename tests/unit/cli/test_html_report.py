@@ -7,9 +7,8 @@ import pytest
 from stage2_api.errors import ConfigError
 from stage2_cli.main import report
 from stage2_report import html_page, sample_cards
-from stage2_report.decimation import averaged, decimated
-from stage2_report.html_page import PageRequest, render_page, write_html
-from stage2_report.watching import write_page_of_runs
+from stage2_report.charts import averaged, decimated
+from stage2_report.html_page import PageRequest, render_page, write_html, write_page_of_runs
 from tests.unit.cli.reported import HOSTILE, PageParser, evaluation, rollout, step, write_run
 from tests.unit.cli.test_light_start import HEAVY, stage2
 from tests.unit.trainer.scores.scenes import box

@@ -5,8 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from stage2_cli.inspect.inspection_document import token_supervision
-from stage2_cli.inspect.rendering import Inspection, answer_text, supervision_table, supervision_text
+from stage2_report.inspection import Inspection, answer_text, supervision_table, supervision_text, token_supervision
 from tests.unit.cli.inspected import ANSWERS, GARBAGE, TRUNCATED, target_of, tiny_spelling
 
 

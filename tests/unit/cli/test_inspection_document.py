@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from stage2_cli.inspect.inspection_document import document, token_supervision
-from stage2_cli.inspect.rendering import answer_text
+from stage2_report.inspection import answer_text, document, token_supervision
 from tests.unit.cli.inspected import ANSWERS, COMPLETE, SCENE, TRUNCATED, target_of, tiny_spelling
 
 KEYS = [

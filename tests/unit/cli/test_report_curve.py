@@ -5,8 +5,8 @@ import json
 import pytest
 from PIL import Image
 
-from stage2_cli.report import report_run
 from stage2_cli.run_console import describe
+from stage2_report.tables import report_run
 
 STEPS = [{"event": "step", "step": n, "loss": 4.0 / n} for n in (1, 2, 3)]
 SCORES = {f"eval_rollout_{name}": 0.5 for name in ("precision", "recall", "matched_maskiou_mean", "f1_iou50")}

@@ -5,7 +5,7 @@ import io
 from rich.console import Console
 
 from stage2_cli.run_console import describe
-from stage2_report.report_tables import EvaluationRows
+from stage2_report.tables import EvaluationRows
 
 OLD = {
     f"eval_rollout_{name}": 0.25

@@ -5,8 +5,8 @@ import json
 import pytest
 from PIL import Image
 
-from stage2_cli.report import report_run
 from stage2_cli.run_console import describe
+from stage2_report.tables import report_run
 
 STEP = {"event": "step", "loss": -0.02, "reward_std": 0.25, "completions/mean_length": 40.0, "sync/seconds": 0.1}
 EVALUATION = {"event": "evaluation", "step": 3, "eval_reward": 0.625, "eval_rewards/summary.format/mean": 1.0}

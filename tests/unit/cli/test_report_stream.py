@@ -9,9 +9,8 @@ from statistics import fmean
 import pytest
 from PIL import Image
 
-from stage2_cli.report import report_run
-from stage2_report.report_picture import EndSamples
-from stage2_report.report_tables import StepRows, TimeMeans
+from stage2_report.picture import EndSamples
+from stage2_report.tables import StepRows, TimeMeans, report_run
 from stage2_trainer.telemetry.step_time import PARTS, StepTime
 from tests.unit.cli.test_report_time import step
 

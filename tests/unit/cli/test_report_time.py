@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from stage2_cli.report import report_run
+from stage2_report.tables import report_run
 from stage2_trainer.telemetry.step_time import PARTS, ServerTime, StepTime
 
 

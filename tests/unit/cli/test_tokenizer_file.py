@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from stage2_cli.tokenizer_file import FileTokenizer, load_tokenizer
+from stage2_report.tokenizer_file import FileTokenizer, load_tokenizer
 from tests.unit.cli.inspected import TINY_MODEL
 
 OURS, THEIRS = load_tokenizer(TINY_MODEL), AutoTokenizer.from_pretrained(TINY_MODEL)

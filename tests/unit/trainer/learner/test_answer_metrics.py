@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from stage2_api.coordinates import coord_token
-from stage2_report.held_out_rollouts import read_evaluations
+from stage2_report.held_out import read_evaluations
 from stage2_trainer.data.prompt_cache import PromptCache
 from stage2_trainer.data.records import load_records
 from stage2_trainer.learner.evaluate import METRICS, Evaluation, answer_metrics

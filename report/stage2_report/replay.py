@@ -61,7 +61,7 @@ def _model_of_run(records: Path) -> Path:
 
 
 def _tokenizer(folder: Path) -> Any:
-    from stage2_cli.tokenizer_file import load_tokenizer
+    from stage2_report.tokenizer_file import load_tokenizer
 
     return load_tokenizer(folder)
 

@@ -1,1 +1,0 @@
-"""The view of `stage2 report --live`: a run in the terminal, as it goes on."""
