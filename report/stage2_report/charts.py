@@ -1,4 +1,4 @@
-"""The charts of one run, or of several laid over one another."""
+"""The charts of one run, or of several in the same chart, as SVG: lines over optimizer steps, or stacked areas."""
 
 from __future__ import annotations
 
@@ -9,49 +9,92 @@ from itertools import groupby, pairwise
 
 from matplotlib.ticker import MaxNLocator
 
-from stage2_report.run_history import REWARD, SPREAD, Points, RunHistory
-
-MOST_POINTS = 600
-
-
-def decimated(points: Points, most: int = MOST_POINTS) -> Points:
-    """Return at most `most` points: of each stretch of steps the lowest and the highest, and the first and last."""
-    if len(points) <= most:
-        return points
-    kept = {0, len(points) - 1}
-    for places in _parts_of_steps(len(points), (most - 2) // 2):
-        finite = [place for place in places if math.isfinite(points[place][1])] or [places[0]]
-        kept |= {min(finite, key=lambda place: points[place][1]), max(finite, key=lambda place: points[place][1])}
-    return [points[place] for place in sorted(kept)]
-
-
-def averaged(points: Points, most: int = MOST_POINTS) -> Points:
-    """Return at most `most` points, each the mean of a stretch: for what is stacked, where peaks would not add up."""
-    if len(points) <= most:
-        return points
-    means = []
-    for places in _parts_of_steps(len(points), most):
-        finite = [points[place][1] for place in places if math.isfinite(points[place][1])]
-        means.append((points[places[-1]][0], sum(finite) / len(finite) if finite else math.nan))
-    return means
-
-
-def _parts_of_steps(count: int, parts: int) -> list[range]:
-    ends = [round(count * part / parts) for part in range(parts + 1)]
-    return [range(start, end) for start, end in pairwise(ends) if end > start]
-
+from stage2_report.run_history import REWARD, SPREAD, Points, RunHistory, reward_means
 
 WIDTH, HEIGHT = 520, 220
 LEFT, RIGHT, TOP, BOTTOM = 54, 508, 10, 194
+MOST_POINTS = 600
 MARKED = 40  # points of a line up to which each is marked
 SMOOTH = 120  # means that are drawn over a line of very many points
+SHARE = (0.0, 1.0)
+PARTS = ("generate", "wait", "encode", "match", "pack", "forward", "backward", "optimizer", "sync", "log", "other")
+TIME = "Where the time of a step goes, in seconds"
+
+
+@dataclass(frozen=True)
+class _Figure:
+    """A chart to draw: labels with keys of the log. limits: of its values, where they are fixed."""
+
+    title: str
+    lines: tuple[tuple[str, str], ...]
+    limits: tuple[float, float] | None = None
+
+
+_FIGURES = (
+    _Figure("Loss", (("all", "loss"), ("text", "loss/ce"), ("coordinates", "loss/coord"))),
+    _Figure(
+        "Held-out: scores",
+        (
+            ("F1 with class, IoU 0.5", "eval_rollout_f1_class_iou50"),
+            ("F1 of training's matching", "eval_rollout_f1_iou50"),
+            ("AP", "eval_rollout_ap"),
+            ("AP50", "eval_rollout_ap50"),
+        ),
+        SHARE,
+    ),
+    _Figure(
+        "Held-out: precision and recall with class",
+        (("precision", "eval_rollout_precision_class_iou50"), ("recall", "eval_rollout_recall_class_iou50")),
+        SHARE,
+    ),
+    _Figure(
+        "Held-out: form of the answers",
+        (
+            ("whole", "eval_rollout_parse_rate"),
+            ("cut off", "eval_rollout_parse_truncated_rate"),
+            ("repeating", "eval_rollout_loop_rate"),
+            ("correctly named", "eval_rollout_desc_exact"),
+        ),
+        SHARE,
+    ),
+    _Figure(
+        "Held-out: number of objects",
+        (("for each true one", "eval_rollout_objects_per_truth"), ("off by", "eval_rollout_counting_error")),
+    ),
+    _Figure("Held-out: duplicates", (("objects", "eval_rollout_duplicates"),)),
+    _Figure(
+        "Training rollouts: matches",
+        (("precision", "rollout/precision"), ("recall", "rollout/recall"), ("F1, IoU 0.5", "rollout/f1_iou50")),
+        SHARE,
+    ),
+    _Figure(
+        "Training rollouts: tokens of an answer",
+        (
+            ("mean", "rollout/gen_new_tokens_mean"),
+            ("90 %", "rollout/gen_new_tokens_p90"),
+            ("99 %", "rollout/gen_new_tokens_p99"),
+        ),
+    ),
+    _Figure("Staleness of rollouts, in steps", (("mean", "rollout/staleness"),)),
+    _Figure("Reward", (("mean", REWARD), ("spread", SPREAD))),
+    _Figure("Held-out: reward", (("mean", f"eval_{REWARD}"),)),
+    _Figure("Tokens of an answer", (("mean", "completions/mean_length"),)),
+    _Figure(
+        "Busy, as a share of the step",
+        (("learner idle", "step/learner_idle_share"), ("servers busy", "step/server_busy_share")),
+        SHARE,
+    ),
+    _Figure("Seconds of a weight push", (("push", "sync/seconds"),)),
+    _Figure("Norm of the gradient", (("before clipping", "grad_norm"),)),
+    _Figure("Learning rate", (("rate", "learning_rate"),)),
+)
 
 
 @dataclass(frozen=True)
 class ChartLine:
     """One line of a chart.
 
-    stretches: its points, `x,y` in the SVG's units, apart where a number is missing; of very many points they are
+    stretches: its points, `x,y` in the SVG's units, separate where a number is missing; of very many points they are
     means, and `spread` has the lowest and highest. last: its last value.
     """
 
@@ -65,7 +108,7 @@ class ChartLine:
 
 @dataclass(frozen=True)
 class LineChart:
-    """A chart that a template draws. ticks: (place in the SVG, text)."""
+    """A chart that a template draws. ticks: (position in the SVG, text)."""
 
     title: str
     lines: Sequence[ChartLine]
@@ -75,6 +118,52 @@ class LineChart:
     y_range: tuple[float, float]
 
 
+def run_charts(runs: Sequence[RunHistory]) -> list[LineChart]:
+    """Return the charts of the figures that the runs have.
+
+    One run has several lines in a chart. Of several runs each figure has its own chart, with a line for each run.
+    """
+    figures = [*_FIGURES, *_reward_figures(runs)]
+    charts = _charts_of_one(runs[0], figures) if len(runs) == 1 else _charts_of_several(runs, figures)
+    times = [
+        area_chart(
+            TIME if len(runs) == 1 else f"{TIME}: {run.name}",
+            [(part, run.steps.points(f"step/{part}_s")) for part in PARTS],
+        )
+        for run in runs
+    ]
+    return [chart for chart in (*charts[:1], *times, *charts[1:]) if chart is not None]
+
+
+def _charts_of_one(run: RunHistory, figures: Sequence[_Figure]) -> list[LineChart | None]:
+    return [
+        line_chart(one.title, [(label, _points(run, key)) for label, key in one.lines], limits=one.limits)
+        for one in figures
+    ]
+
+
+def _charts_of_several(runs: Sequence[RunHistory], figures: Sequence[_Figure]) -> list[LineChart | None]:
+    return [
+        line_chart(
+            f"{one.title}: {label}" if len(one.lines) > 1 else one.title,
+            [(run.name, _points(run, key)) for run in runs],
+            limits=one.limits,
+        )
+        for one in figures
+        for label, key in one.lines
+    ]
+
+
+def _points(run: RunHistory, key: str) -> Points:
+    return (run.evaluations if key.startswith("eval_") else run.steps).points(key)
+
+
+def _reward_figures(runs: Sequence[RunHistory]) -> list[_Figure]:
+    keys = dict.fromkeys(key for run in runs for key in run.steps.keys())  # noqa: SIM118 - no mapping
+    lines = tuple(reward_means(keys).items())
+    return [_Figure("Rewards", lines)] if lines else []
+
+
 @dataclass(frozen=True)
 class _Axis:
     low: float
@@ -82,12 +171,12 @@ class _Axis:
     start: float
     end: float
 
-    def at(self, value: float) -> float:
+    def position(self, value: float) -> float:
         return round(self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start), 1)
 
     def ticks(self, most: int, *, whole: bool = False) -> list[tuple[float, str]]:
         steps = MaxNLocator(nbins=most, steps=[1, 2, 2.5, 5, 10], integer=whole).tick_values(self.low, self.high)
-        return [(self.at(one), _text(one)) for one in map(float, steps) if self.low <= one <= self.high]
+        return [(self.position(one), _text(one)) for one in map(float, steps) if self.low <= one <= self.high]
 
 
 def line_chart(
@@ -102,7 +191,7 @@ def line_chart(
 
 
 def area_chart(title: str, series: Sequence[tuple[str, Points]]) -> LineChart | None:
-    """Return a chart of series of the same steps, laid on one another; None where there are none."""
+    """Return a chart of series of the same steps, stacked; None where there are none."""
     kept = [(label, averaged(points)) for label, points in series if any(value > 0 for _, value in points)]
     steps = sorted({step for _, points in kept for step, _ in points})
     if not kept:
@@ -110,8 +199,8 @@ def area_chart(title: str, series: Sequence[tuple[str, Points]]) -> LineChart | 
     below = dict.fromkeys(steps, 0.0)
     layers = []
     for label, points in kept:
-        own = dict(points)
-        above = {step: below[step] + max(0.0, _finite(own.get(step, 0.0))) for step in steps}
+        own = {step: value for step, value in points if math.isfinite(value)}
+        above = {step: below[step] + max(0.0, own.get(step, 0.0)) for step in steps}
         layers.append((label, below, above, points[-1][1]))
         below = above
     x, y = _axes([(step, below[step]) for step in steps], (0.0, max(below.values()) * 1.05))
@@ -142,144 +231,55 @@ def _line(label: str, points: Points, x: _Axis, y: _Axis) -> ChartLine:
     last, spread = _text(points[-1][1]), decimated(points)
     if len(spread) < len(points):
         return ChartLine(label, _stretches(averaged(points, SMOOTH), x, y), (), last, _stretches(spread, x, y))
-    shown = [(x.at(step), y.at(value)) for step, value in points if math.isfinite(value)]
-    return ChartLine(label, _stretches(points, x, y), shown if len(shown) <= MARKED else (), last)
+    marks = [(x.position(step), y.position(value)) for step, value in points if math.isfinite(value)]
+    return ChartLine(label, _stretches(points, x, y), marks if len(marks) <= MARKED else (), last)
 
 
 def _stretches(points: Points, x: _Axis, y: _Axis) -> list[str]:
     return [
-        " ".join(f"{x.at(step)},{y.at(value)}" for step, value in part)
+        " ".join(f"{x.position(step)},{y.position(value)}" for step, value in part)
         for finite, part in groupby(points, key=lambda point: math.isfinite(point[1]))
         if finite
     ]
 
 
 def _outline(steps: Sequence[int], low: dict[int, float], high: dict[int, float], x: _Axis, y: _Axis) -> str:
-    wide = [steps[0] - 0.4, *steps[1:-1], steps[-1] + 0.4] if len(steps) == 1 else steps
-    ends = list(zip(wide, steps, strict=False)) if len(steps) > 1 else [(wide[0], steps[0]), (wide[-1], steps[0])]
-    upper = [f"{x.at(place)},{y.at(high[step])}" for place, step in ends]
-    lower = [f"{x.at(place)},{y.at(low[step])}" for place, step in reversed(ends)]
+    ends = (
+        [(step, step) for step in steps] if len(steps) > 1 else [(steps[0] - 0.4, steps[0]), (steps[0] + 0.4, steps[0])]
+    )
+    upper = [f"{x.position(at)},{y.position(high[step])}" for at, step in ends]
+    lower = [f"{x.position(at)},{y.position(low[step])}" for at, step in reversed(ends)]
     return " ".join([*upper, *lower])
 
 
-def _finite(value: float) -> float:
-    return value if math.isfinite(value) else 0.0
+def decimated(points: Points, most: int = MOST_POINTS) -> Points:
+    """Return at most `most` points: the lowest and highest of each stretch of steps, so that no peak is lost."""
+    if len(points) <= most:
+        return points
+    kept = {0, len(points) - 1}
+    for indices in _split(len(points), (most - 2) // 2):
+        finite = [index for index in indices if math.isfinite(points[index][1])] or [indices[0]]
+        kept |= {min(finite, key=lambda index: points[index][1]), max(finite, key=lambda index: points[index][1])}
+    return [points[index] for index in sorted(kept)]
+
+
+def averaged(points: Points, most: int = MOST_POINTS) -> Points:
+    """Return at most `most` points, each the mean of a stretch: for stacked areas, where peaks would not add up."""
+    if len(points) <= most:
+        return points
+    means = []
+    for indices in _split(len(points), most):
+        finite = [points[index][1] for index in indices if math.isfinite(points[index][1])]
+        means.append((points[indices[-1]][0], sum(finite) / len(finite) if finite else math.nan))
+    return means
+
+
+def _split(count: int, parts: int) -> list[range]:
+    ends = [round(count * part / parts) for part in range(parts + 1)]
+    return [range(start, end) for start, end in pairwise(ends) if end > start]
 
 
 def _text(value: float) -> str:
     if not math.isfinite(value):
         return "none"
     return f"{value:,.0f}" if float(value).is_integer() and abs(value) < 1e7 else f"{value:.3g}"
-
-
-SHARE = (0.0, 1.0)
-PARTS = ("generate", "wait", "encode", "match", "pack", "forward", "backward", "optimizer", "sync", "log", "other")
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """A chart: labels with keys of the log. limits: of its values, where they are fixed."""
-
-    title: str
-    lines: tuple[tuple[str, str], ...]
-    limits: tuple[float, float] | None = None
-
-
-_CHARTS = (
-    _Asked("Loss", (("all", "loss"), ("text", "loss/ce"), ("coordinates", "loss/coord"))),
-    _Asked(
-        "Held-out: scores",
-        (
-            ("F1 with class, IoU 0.5", "eval_rollout_f1_class_iou50"),
-            ("F1 of training's matching", "eval_rollout_f1_iou50"),
-            ("AP", "eval_rollout_ap"),
-            ("AP50", "eval_rollout_ap50"),
-        ),
-        SHARE,
-    ),
-    _Asked(
-        "Held-out: precision and recall with class",
-        (("precision", "eval_rollout_precision_class_iou50"), ("recall", "eval_rollout_recall_class_iou50")),
-        SHARE,
-    ),
-    _Asked(
-        "Held-out: form of the answers",
-        (
-            ("whole", "eval_rollout_parse_rate"),
-            ("cut off", "eval_rollout_parse_truncated_rate"),
-            ("repeating", "eval_rollout_loop_rate"),
-            ("named truly", "eval_rollout_desc_exact"),
-        ),
-        SHARE,
-    ),
-    _Asked(
-        "Held-out: number of objects",
-        (("for each true one", "eval_rollout_objects_per_truth"), ("off by", "eval_rollout_counting_error")),
-    ),
-    _Asked("Held-out: duplicates", (("objects", "eval_rollout_duplicates"),)),
-    _Asked(
-        "Training rollouts: matches",
-        (("precision", "rollout/precision"), ("recall", "rollout/recall"), ("F1, IoU 0.5", "rollout/f1_iou50")),
-        SHARE,
-    ),
-    _Asked(
-        "Training rollouts: tokens of an answer",
-        (
-            ("mean", "rollout/gen_new_tokens_mean"),
-            ("90 %", "rollout/gen_new_tokens_p90"),
-            ("99 %", "rollout/gen_new_tokens_p99"),
-        ),
-    ),
-    _Asked("Staleness of rollouts, in steps", (("mean", "rollout/staleness"),)),
-    _Asked("Reward", (("mean", REWARD), ("spread", SPREAD))),
-    _Asked("Held-out: reward", (("mean", "eval_reward"),)),
-    _Asked("Tokens of an answer", (("mean", "completions/mean_length"),)),
-    _Asked(
-        "Busy, as a share of the step",
-        (("learner idle", "step/learner_idle_share"), ("servers busy", "step/server_busy_share")),
-        SHARE,
-    ),
-    _Asked("Seconds of a weight push", (("push", "sync/seconds"),)),
-    _Asked("Norm of the gradient", (("before clipping", "grad_norm"),)),
-    _Asked("Learning rate", (("rate", "learning_rate"),)),
-)
-TIME = "Where the time of a step goes, in seconds"
-
-
-def run_charts(runs: Sequence[RunHistory]) -> list[LineChart]:
-    """Return the charts of what the runs have. Of several, each figure has a chart, with a line for each run."""
-    asked = [*_CHARTS, *_rewards(runs)]
-    found = [_of_one(runs[0], one) for one in asked] if len(runs) == 1 else _of_several(runs, asked)
-    times = [area_chart(TIME if len(runs) == 1 else f"{TIME}: {run.name}", _parts(run)) for run in runs]
-    return [one for one in (*found[:1], *times, *found[1:]) if one is not None]
-
-
-def _of_one(run: RunHistory, asked: _Asked) -> LineChart | None:
-    return line_chart(asked.title, [(label, _points(run, key)) for label, key in asked.lines], limits=asked.limits)
-
-
-def _of_several(runs: Sequence[RunHistory], asked: Sequence[_Asked]) -> list[LineChart | None]:
-    return [
-        line_chart(
-            f"{one.title}: {label}" if len(one.lines) > 1 else one.title,
-            [(run.name, _points(run, key)) for run in runs],
-            limits=one.limits,
-        )
-        for one in asked
-        for label, key in one.lines
-    ]
-
-
-def _points(run: RunHistory, key: str) -> Points:
-    return (run.evaluations if key.startswith("eval_") else run.steps).points(key)
-
-
-def _parts(run: RunHistory) -> list[tuple[str, Points]]:
-    return [(part, run.steps.points(f"step/{part}_s")) for part in PARTS]
-
-
-def _rewards(runs: Sequence[RunHistory]) -> list[_Asked]:
-    keys = dict.fromkeys(key for run in runs for key in run.steps.keys())  # noqa: SIM118 - no mapping
-    means = [key for key in keys if key.startswith("rewards/") and key.endswith("/mean")]
-    lines = tuple((key.removeprefix("rewards/").removesuffix("/mean"), key) for key in means)
-    return [_Asked("Rewards", lines)] if lines else []

@@ -1,4 +1,7 @@
-"""The table of held-out figures with their intervals: of one run before and after, or of two runs."""
+"""The held-out rollouts that a run wrote down, scored as its evaluation scored them, and the table of their figures.
+
+The table compares the first and last evaluation of one run, or the last evaluations of two runs.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from stage2_report.run_history import events
+from stage2_report.run_history import read_records
 from stage2_trainer.data.records import Record
 from stage2_trainer.matching import GTObject
 from stage2_trainer.scores.answer_scores import AnswerScores, differences, intervals, resampled
@@ -21,7 +24,7 @@ from stage2_trainer.scores.scored_image import ScoredImage, scored_images
 from stage2_trainer.telemetry.run_log import ROLLOUT_LOG
 
 HELD_OUT, SAMPLE = b'{"event": "rollout", "part": "held-out"', b'{"event": "evaluation_sample"'
-UNKNOWN_SIDE = 1000  # of an image, in records of runs that did not write it down
+UNKNOWN_SIDE = 1000  # of an image whose size the run did not write down
 
 
 @dataclass(frozen=True)
@@ -33,10 +36,10 @@ class HeldOutRollout:
     finish_reason: str | None
 
     @classmethod
-    def of(cls, line: Mapping[str, Any], place: int) -> HeldOutRollout:
-        """Return what a line of the run's records says. place: of the line, where it does not say the record's."""
+    def from_line(cls, line: Mapping[str, Any], number: int) -> HeldOutRollout:
+        """Return the rollout of a line. number: the line's, for logs that do not write the record's index."""
         record = Record(
-            index=line.get("record_index", place),
+            index=line.get("record_index", number),
             sample_id=str(line["sample_id"]),
             images=(line["image"],) if line.get("image") else (),
             width=line.get("width") or UNKNOWN_SIDE,
@@ -56,55 +59,52 @@ class EvaluatedStep:
 
     @cached_property
     def images(self) -> dict[str, ScoredImage]:
-        """The same as scores know them."""
+        """The rollouts as the scores take them."""
         every = list(self.rollouts.values())
         answers = [read_answer(one.text, finish_reason=one.finish_reason) for one in every]
         return dict(zip(self.rollouts, scored_images([one.record for one in every], answers), strict=True))
 
     @cached_property
     def scores(self) -> AnswerScores:
-        """Their scores."""
+        """The scores of all rollouts."""
         return AnswerScores.of(list(self.images.values()))
 
-    def within(self, whole: EvaluatedStep) -> EvaluatedStep:
-        """Return these rollouts, judged by what is known of all records of another evaluation."""
+    def judged_as(self, whole: EvaluatedStep) -> EvaluatedStep:
+        """Return these rollouts judged with the classes and overlaps of another, whole evaluation."""
         example = next(iter(whole.images.values()))
-        found = EvaluatedStep(self.step, self.rollouts)
-        found.__dict__["images"] = {
+        judged = EvaluatedStep(self.step, self.rollouts)
+        judged.__dict__["images"] = {
             name: replace(one, known=example.known, masks=example.masks) for name, one in self.images.items()
         }
-        return found
+        return judged
 
 
 def read_evaluations(
     log: Path, steps: Collection[int], samples: Collection[str] | None = None
 ) -> dict[int, EvaluatedStep]:
-    """Return the evaluations of these steps that the run wrote down, perhaps of some samples alone.
+    """Return the evaluations of these steps, of all samples or of these; the last one of a repeated evaluation.
 
-    From its rollouts; where only the log is there, from the samples that this shows. Of one made again, the last.
+    They come from the run's rollouts; where there is only a log, from the samples in it.
     """
-    found: dict[int, dict[str, HeldOutRollout]] = {}
-    for place, line in enumerate(_lines(log)):
+    evaluations: dict[int, dict[str, HeldOutRollout]] = {}
+    for number, line in enumerate(_lines(log)):
         if line["step"] in steps and (samples is None or str(line["sample_id"]) in samples):
-            rollout = HeldOutRollout.of(line, place)
-            found.setdefault(line["step"], {})[rollout.record.sample_id] = rollout
-    return {step: EvaluatedStep(step, _ordered(found[step])) for step in sorted(found)}
-
-
-def _ordered(rollouts: Mapping[str, HeldOutRollout]) -> dict[str, HeldOutRollout]:
-    return dict(sorted(rollouts.items(), key=lambda pair: pair[1].record.index))
+            rollout = HeldOutRollout.from_line(line, number)
+            evaluations.setdefault(line["step"], {})[rollout.record.sample_id] = rollout
+    return {
+        step: EvaluatedStep(step, dict(sorted(evaluations[step].items(), key=lambda pair: pair[1].record.index)))
+        for step in sorted(evaluations)
+    }
 
 
 def _lines(log: Path) -> Iterator[dict[str, Any]]:
-    files = sorted(path for path in log.parent.glob(f"*{ROLLOUT_LOG}") if _has_held_out(path))
-    for path in files:
-        yield from events(path, HELD_OUT)
-    if not files:
-        yield from events(log, SAMPLE)
-
-
-def _has_held_out(path: Path) -> bool:
-    return next(events(path, HELD_OUT), None) is not None
+    empty = True
+    for path in sorted(log.parent.glob(f"*{ROLLOUT_LOG}")):
+        for line in read_records(path, HELD_OUT):
+            empty = False
+            yield line
+    if empty:
+        yield from read_records(log, SAMPLE)
 
 
 FIGURES = {
@@ -112,7 +112,7 @@ FIGURES = {
     "precision_class@0.5": "precision with class",
     "recall_class@0.5": "recall with class",
     "f1@0.5": "F1 whatever the class",
-    "desc_exact": "named truly, of those in place",
+    "desc_exact": "correctly named, of those in place",
     "AP": "AP",
     "AP50": "AP50",
     "AP75": "AP75",
@@ -127,7 +127,7 @@ FIGURES = {
 }
 LESS_IS_BETTER = frozenset({"misses", "duplicates", "counting_error", "truncated_rate", "loop_rate"})
 NEITHER = frozenset({"objects_per_truth"})
-DRAWS, SEED = 500, 0  # as `stage2 evaluate` draws where nobody says otherwise
+DRAWS, SEED = 500, 0  # the defaults of `stage2 evaluate`
 
 
 @dataclass(frozen=True)
@@ -150,17 +150,18 @@ class FigureTable:
 
 
 def figure_table(evaluations: Sequence[tuple[str, EvaluatedStep]]) -> FigureTable:
-    """Return the table of one or two evaluations; they are compared where both answer the same samples."""
+    """Return the table of one or two evaluations; it compares them where both answer the same samples."""
     compared = len(evaluations) == 2 and set(evaluations[0][1].images) == set(evaluations[1][1].images)
-    found = [_with_intervals(one) for _, one in evaluations]
-    changes: Mapping[str, Mapping[str, Any]] = {}
-    if compared:
-        before, after = (one.scores for _, one in evaluations)
-        changes = differences(before, after, _draws(evaluations[0][1]))
+    columns = []
+    for _, one in evaluations:
+        draws = resampled(len(one.images), draws=DRAWS, seed=SEED)
+        values = one.scores.figures(np.ones(len(one.images)))
+        columns.append((values, intervals(one.scores.drawn(draws), values)))
+    changes = differences(evaluations[0][1].scores, evaluations[1][1].scores, draws) if compared else {}
     rows = [
         FigureRow(
             title,
-            [(_shown(values[name], name), _interval(spread.get(name), name)) for values, spread in found],
+            [(_text(values[name], name), _interval(spread.get(name), name)) for values, spread in columns],
             _change(changes.get(name), name) if compared else None,
         )
         for name, title in FIGURES.items()
@@ -168,30 +169,21 @@ def figure_table(evaluations: Sequence[tuple[str, EvaluatedStep]]) -> FigureTabl
     return FigureTable([label for label, _ in evaluations], rows, len(evaluations[-1][1].images), compared)
 
 
-def _draws(one: EvaluatedStep) -> Any:
-    return resampled(len(one.images), draws=DRAWS, seed=SEED)
-
-
-def _with_intervals(one: EvaluatedStep) -> tuple[Mapping[str, float], Mapping[str, Sequence[float]]]:
-    values = one.scores.figures(np.ones(len(one.images)))
-    return values, intervals(one.scores.drawn(_draws(one)), values)
-
-
-def _change(found: Mapping[str, Any] | None, name: str) -> tuple[str, str, str]:
-    if found is None:
+def _change(difference: Mapping[str, Any] | None, name: str) -> tuple[str, str, str]:
+    if difference is None:
         return "–", "", ""
-    low, high = found["interval"]
+    low, high = difference["interval"]
     rises = (low > 0) - (high < 0)
     better = 0 if name in NEITHER else rises * (-1 if name in LESS_IS_BETTER else 1)
     sense = {1: "better", -1: "worse", 0: ""}[better]
-    return _shown(found["difference"], name, sign="+"), _interval((low, high), name, sign="+"), sense
+    return _text(difference["difference"], name, sign="+"), _interval((low, high), name, sign="+"), sense
 
 
 def _interval(ends: Sequence[float] | None, name: str, *, sign: str = "") -> str:
-    return "" if ends is None else f"{_shown(ends[0], name, sign=sign)} to {_shown(ends[1], name, sign=sign)}"
+    return "" if ends is None else f"{_text(ends[0], name, sign=sign)} to {_text(ends[1], name, sign=sign)}"
 
 
-def _shown(value: float, name: str, *, sign: str = "") -> str:
+def _text(value: float, name: str, *, sign: str = "") -> str:
     if math.isnan(value):
         return "–"
     digits = 0 if name in COUNTS else 3

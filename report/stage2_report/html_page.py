@@ -1,7 +1,7 @@
 """`stage2 report RUN [RUN] --html OUT`: one page of what a run, or each of two runs, wrote down.
 
-Texts of answers and data files are hostile until they are escaped: the templates escape all of them, and the page's own
-policy lets no script run but the one that it brings, and nothing be loaded.
+Texts of answers and data files are hostile: the templates escape all of them, and the page's own policy allows only the
+page's own script and loads nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hashlib
 import os
 import time
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
@@ -25,45 +25,9 @@ from stage2_api.errors import ConfigError, Problem
 from stage2_report.charts import run_charts
 from stage2_report.held_out import EvaluatedStep, figure_table, read_evaluations
 from stage2_report.reward_cards import TEXT_CHARACTERS, RewardSamples, reward_card, reward_samples
-from stage2_report.run_history import REWARD, RunHistory, read_history
-from stage2_report.sample_cards import StepChoice, chosen_samples, counted, sample_card, sample_f1
+from stage2_report.run_history import REWARD, RunHistory, find_log, read_history
+from stage2_report.sample_cards import StepChoice, choose_samples, counted, sample_card, sample_f1
 from stage2_trainer.data.output_places import aside_of, check_file, check_place
-from stage2_trainer.telemetry.run_log import STEP_LOG
-
-
-def write_page_of_runs(
-    request: PageRequest, *, sleep: Callable[[float], None] = time.sleep, say: Callable[[str], None] = print
-) -> None:
-    """Write the page; with `refresh`, again and again until it is interrupted. Raises ConfigError.
-
-    The last page does not refresh itself. Where nothing was written meanwhile, neither is a page.
-    """
-    if request.refresh is None:
-        write_html(request)
-        say(f"page: {request.output}")
-        return
-    written: list[int] = []
-    try:
-        for _ in _rounds(request.refresh, sleep):
-            sizes = [_size(run) for run in request.runs]
-            if sizes != written:
-                write_html(request)
-                say(f"page: {request.output}, {time.strftime('%H:%M:%S')}; Ctrl-C ends it")
-            written = sizes
-    except KeyboardInterrupt:
-        write_html(replace(request, refresh=None))
-
-
-def _rounds(seconds: int, sleep: Callable[[float], None]) -> Iterator[None]:
-    while True:
-        yield
-        sleep(seconds)
-
-
-def _size(run: Path) -> int:
-    log = run / STEP_LOG if os.path.isdir(run) else run
-    return log.stat().st_size if os.path.exists(log) else 0
-
 
 MOST_RUNS, MOST_STEPS = 2, 6
 MOST_CARD_BYTES = 9_000_000
@@ -73,9 +37,9 @@ MARK = "<!doctype html><!-- stage2 report -->"
 
 @dataclass(frozen=True)
 class PageRequest:
-    """What the command line asks for. images: the folder of the held-out images, where it is another than it was.
+    """The page to write. images: the folder of the held-out images, where it has moved.
 
-    refresh: seconds after which a browser reads the page again; None = never.
+    refresh: seconds after which a browser loads the page again; None = never.
     """
 
     runs: Sequence[Path]
@@ -86,15 +50,37 @@ class PageRequest:
 
 @dataclass(frozen=True)
 class _Samples:
-    """What a page shows of held-out samples: choices of steps, and how many samples there are."""
+    """The held-out samples of a page: choices of steps, the names of those shown, and how many there are."""
 
     choices: Sequence[StepChoice]
     names: Sequence[str]
     of: int
 
 
+def write_page_of_runs(request: PageRequest) -> None:
+    """Write the page; with `refresh`, again whenever a log has changed, until Ctrl-C. Raises ConfigError.
+
+    The last page does not refresh itself.
+    """
+    if request.refresh is None:
+        write_html(request)
+        print(f"page: {request.output}")
+        return
+    written: list[int] = []
+    try:
+        while True:
+            sizes = [find_log(run).stat().st_size for run in request.runs]
+            if sizes != written:
+                write_html(request)
+                print(f"page: {request.output}, {time.strftime('%H:%M:%S')}; Ctrl-C ends it")
+            written = sizes
+            time.sleep(request.refresh)
+    except KeyboardInterrupt:
+        write_html(replace(request, refresh=None))
+
+
 def write_html(request: PageRequest) -> None:
-    """Write the page aside, and give it its name. Raises ConfigError."""
+    """Write the page under a temporary name, then rename it. Raises ConfigError."""
     _check(request)
     text = render_page(request)
     request.output.parent.mkdir(parents=True, exist_ok=True)
@@ -105,12 +91,12 @@ def write_html(request: PageRequest) -> None:
 
 def render_page(request: PageRequest) -> str:
     """Return the page. Raises ConfigError where a run has no log."""
-    runs = _named(request.runs)
+    runs = _with_distinct_names([read_history(path) for path in request.runs])
     is_grpo = any(REWARD in run.steps.keys() for run in runs)  # noqa: SIM118 - no mapping
     samples = None if is_grpo else _samples(runs)
     rewards = reward_samples(runs[0].log) if is_grpo and len(runs) == 1 else None
     cards = _cards(samples, request.images) if samples else _reward_cards(rewards, request.images) if rewards else []
-    style, script = _own("page.css"), _own("page.js")
+    style, script = _package_text("page.css"), _package_text("page.js")
     return _environment().get_template("page.html.j2").render(
         mark=Markup(MARK),
         style=Markup(style),
@@ -119,7 +105,7 @@ def render_page(request: PageRequest) -> str:
         refresh=request.refresh,
         runs=runs,
         charts=run_charts(runs),
-        table=figure_table(_ends(samples, runs)) if samples else None,
+        table=figure_table(_table_columns(samples, runs)) if samples else None,
         choices=[choice.label for choice in samples.choices] if samples else rewards.labels if rewards else [],
         cards=cards,
         samples=samples,
@@ -129,26 +115,24 @@ def render_page(request: PageRequest) -> str:
 
 
 def _check(request: PageRequest) -> None:
-    """Raise ConfigError where a file would be lost that is no page of ours, or too many runs are named."""
+    """Raise ConfigError for more than two runs, or where something else than a page of ours would be overwritten."""
     if len(request.runs) > MOST_RUNS:
-        rule, way_out = "one run, or two that are compared", "make a page of each pair"
+        rule, way_out = "one run, or two to compare", "make a page of each pair"
         raise ConfigError([Problem("RUN", f"{len(request.runs)} runs", rule, way_out)])
     if not os.path.lexists(request.output):
         check_place("--html", request.output)
         return
     if request.output.is_file():
         check_file("--html", request.output)
-        check_place("--html", request.output)  # another file takes its place
+        check_place("--html", request.output)  # a new file replaces it
         with request.output.open("rb") as file:
             if file.read(len(MARK)) == MARK.encode():
                 return
-    rule, way_out = "is there already, and no page of `stage2 report`", "name another file"
+    rule, way_out = "exists already, and is no page of `stage2 report`", "name another file"
     raise ConfigError([Problem("--html", str(request.output), rule, way_out)])
 
 
-def _named(paths: Sequence[Path]) -> list[RunHistory]:
-    """Return the runs, under names that differ."""
-    runs = [read_history(path) for path in paths]
+def _with_distinct_names(runs: list[RunHistory]) -> list[RunHistory]:
     if len({run.name for run in runs}) < len(runs):
         for run, letter in zip(runs, "AB", strict=False):
             run.name = f"{letter}: {run.name}"
@@ -156,64 +140,59 @@ def _named(paths: Sequence[Path]) -> list[RunHistory]:
 
 
 def _samples(runs: Sequence[RunHistory]) -> _Samples | None:
-    """Return what there is to show of held-out samples, None where a run has no evaluation by rollouts."""
+    """Return the held-out samples to show; None where a run has no evaluation by rollouts."""
     if not all(run.evaluated for run in runs):
         return None
-    whole = [read_evaluations(run.log, {*_ends_of(run)}) for run in runs]
-    if not all(whole):
+    ends = [read_evaluations(run.log, {run.evaluated[0], run.evaluated[-1]}) for run in runs]
+    if not all(ends):
         return None
-    last = [found[max(found)] for found in whole]
+    last = [evaluations[max(evaluations)] for evaluations in ends]
     common = set(last[0].images).intersection(*(one.images for one in last))
     if not common:
         return None
     scores = {name: _rank(name, last) for name in last[0].images if name in common}
-    names = chosen_samples(scores)
-    choices = _choices_of_one(runs[0], whole[0], names) if len(runs) == 1 else _choices_of_two(runs, whole)
+    names = choose_samples(scores)
+    choices = _choices_of_one(runs[0], ends[0], names) if len(runs) == 1 else _choices_of_two(runs, ends)
     return _Samples(choices, names, len(common))
 
 
 def _rank(name: str, last: Sequence[EvaluatedStep]) -> float:
-    """Return what samples are chosen by: their score; of two runs, what the second has won on the first."""
+    """Return what samples are chosen by: their F1; of two runs, by how much the second is better."""
     scores = [sample_f1(one.images[name]) for one in last]
     return scores[-1] if len(scores) == 1 else scores[1] - scores[0]
 
 
-def _ends_of(run: RunHistory) -> tuple[int, int]:
-    return run.evaluated[0], run.evaluated[-1]
-
-
-def _choices_of_one(run: RunHistory, whole: dict[int, EvaluatedStep], names: Sequence[str]) -> list[StepChoice]:
-    steps = _shown_steps(run)
-    others = read_evaluations(run.log, steps - set(whole), set(names)) if steps - set(whole) else {}
-    last = whole[max(whole)]
-    every = {**{step: one.within(last) for step, one in others.items()}, **whole}
+def _choices_of_one(run: RunHistory, ends: Mapping[int, EvaluatedStep], names: Sequence[str]) -> list[StepChoice]:
+    between = _shown_steps(run) - set(ends)
+    others = read_evaluations(run.log, between, set(names)) if between else {}
+    last = ends[max(ends)]
+    every = {**{step: one.judged_as(last) for step, one in others.items()}, **ends}
     best = run.best.get("step")
     labels = {step: f"step {step}" + (" (best)" if step == best else "") for step in every}
     return [StepChoice(labels[step], [(labels[step], every[step])]) for step in sorted(every)]
 
 
-def _choices_of_two(runs: Sequence[RunHistory], whole: Sequence[dict[int, EvaluatedStep]]) -> list[StepChoice]:
-    ends = (("first evaluation", min), ("last evaluation", max))
-    found = [
+def _choices_of_two(runs: Sequence[RunHistory], ends: Sequence[Mapping[int, EvaluatedStep]]) -> list[StepChoice]:
+    choices = [
         StepChoice(
-            label, [(f"{run.name}, step {end(one)}", one[end(one)]) for run, one in zip(runs, whole, strict=True)]
+            label, [(f"{run.name}, step {end(one)}", one[end(one)]) for run, one in zip(runs, ends, strict=True)]
         )
-        for label, end in ends
+        for label, end in (("first evaluation", min), ("last evaluation", max))
     ]
-    return found if any(len(one) > 1 for one in whole) else found[1:]
+    return choices if any(len(one) > 1 for one in ends) else choices[1:]
 
 
 def _shown_steps(run: RunHistory) -> set[int]:
-    """Return the first, best and last step, and some that are spread between these."""
+    """Return the first, best and last step, and some evenly spaced between them."""
     steps = run.evaluated
-    kept = {steps[0], steps[-1]} | ({run.best["step"]} & set(steps) if run.best else set())
-    for place in range(1, MOST_STEPS):
-        if len(kept) < MOST_STEPS:
-            kept.add(steps[round(place * (len(steps) - 1) / MOST_STEPS)])
-    return kept
+    shown = {steps[0], steps[-1]} | ({run.best["step"]} & set(steps) if run.best else set())
+    for index in range(1, MOST_STEPS):
+        if len(shown) < MOST_STEPS:
+            shown.add(steps[round(index * (len(steps) - 1) / MOST_STEPS)])
+    return shown
 
 
-def _ends(samples: _Samples, runs: Sequence[RunHistory]) -> list[tuple[str, EvaluatedStep]]:
+def _table_columns(samples: _Samples, runs: Sequence[RunHistory]) -> list[tuple[str, EvaluatedStep]]:
     """Return the evaluations of the table: the first and last of one run, or the last of each of two."""
     if len(runs) == 2:
         return list(samples.choices[-1].evaluations)
@@ -224,22 +203,22 @@ def _ends(samples: _Samples, runs: Sequence[RunHistory]) -> list[tuple[str, Eval
 def _cards(samples: _Samples, folder: Path | None) -> list[Markup]:
     template = _environment().get_template("card.html.j2")
     cards = (sample_card(number, name, samples.choices, folder) for number, name in enumerate(samples.names))
-    return _within_bound(template.render(card=card) for card in cards)
+    return _within_limit(template.render(card=card) for card in cards)
 
 
 def _reward_cards(rewards: RewardSamples, folder: Path | None) -> list[Markup]:
     template = _environment().get_template("reward_card.html.j2")
     cards = (reward_card(number, view, group, folder) for number, (view, group) in enumerate(rewards.groups))
-    return _within_bound(template.render(card=card, most_characters=TEXT_CHARACTERS) for card in cards)
+    return _within_limit(template.render(card=card, most_characters=TEXT_CHARACTERS) for card in cards)
 
 
-def _within_bound(texts: Iterable[str]) -> list[Markup]:
-    """Return the cards as markup, as many as stay within the page's bound."""
+def _within_limit(texts: Iterable[str]) -> list[Markup]:
+    """Return as many cards as stay below MOST_CARD_BYTES, as markup."""
     cards: list[Markup] = []
-    room = MOST_CARD_BYTES
+    remaining = MOST_CARD_BYTES
     for text in texts:
-        room -= len(text.encode("utf-8", errors="replace"))
-        if room < 0:
+        remaining -= len(text.encode("utf-8", errors="replace"))
+        if remaining < 0:
             break
         cards.append(Markup(text))
     return cards
@@ -255,27 +234,27 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         finalize=_visible,
     )
-    environment.filters["of"] = counted
+    environment.filters["counted"] = counted
     return environment
 
 
 def _visible(value: Any) -> Any:
-    """Return a text without what would turn its surroundings round or is no character: shown as U+FFFD."""
+    """Return a text with U+FFFD in place of control characters and of those that change a line's direction."""
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
-    return "".join("\ufffd" if _is_unfit(one) else one for one in value)
+    return "".join("\ufffd" if _is_invisible(one) else one for one in value)
 
 
-def _is_unfit(character: str) -> bool:
+def _is_invisible(character: str) -> bool:
     return character not in "\n\t" and unicodedata.category(character) in ("Cc", "Cf", "Cs")
 
 
-def _own(name: str) -> str:
+def _package_text(name: str) -> str:
     return files("stage2_report").joinpath(name).read_text(encoding="utf-8")
 
 
 def _policy(style: str, script: str) -> str:
-    """Return the page's content security policy: its own style and script by their hashes, pictures within it."""
+    """Return the page's content security policy: its own style and script by their hashes, images inside it."""
     own = {kind: _hash(text) for kind, text in (("style", style), ("script", script))}
     return f"default-src 'none'; img-src data:; style-src '{own['style']}'; script-src '{own['script']}'"
 

@@ -1,4 +1,7 @@
-"""The inspected sample for people: the answer and its target in colours, then tables."""
+"""One sample's E-step for people and for machines: answer and target in colours, tables, JSON, and a picture.
+
+The keys of the JSON are a promise.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,18 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from stage2_api.errors import ConfigError, Problem
+from stage2_trainer.data.drawing import Outline, draw_outlines, grid
+from stage2_trainer.data.images import load_image
+from stage2_trainer.data.records import Record
 from stage2_trainer.matching import CoordVocab, MatchedTarget, segment_meta, supervision
 from stage2_trainer.matching.masks import IGNORED
 from stage2_trainer.matching.parsed_objects import CUT_OFF, KIND_OF_KEY, Kind, ParsedObject
 from stage2_trainer.matching.targets import TokenLabel
 
 KEY_OF_KIND: dict[Kind, str] = {kind: key for key, kind in KIND_OF_KEY.items()}
-# Positions are told within `y_train`, so any prompt of one token does.
 _PROMPT = (0,)
+"""A stand-in for the prompt: positions count tokens of `y_train`, whatever the prompt is."""
 
 
 @dataclass(frozen=True)
@@ -32,24 +39,24 @@ class TokenSupervision:
 
 
 def token_supervision(target: MatchedTarget, vocab: CoordVocab) -> TokenSupervision:
-    """What training makes of a target, by the masks that training uses; the end of turn is left out."""
+    """Return what each token is trained on, by the masks of training; without the end of turn."""
     ids = (*_PROMPT, *target.y_train_ids)
     meta = segment_meta(target, _PROMPT, encoded_len=len(ids), end_of_turn_len=0)
-    found = supervision(meta, ids, vocab)
-    positions = found.coord_positions - len(_PROMPT)
+    masks = supervision(meta, ids, vocab)
+    positions = masks.coord_positions - len(_PROMPT)
     order = np.argsort(positions)
-    targets = dict(zip(positions[order].tolist(), found.coord_targets[order].tolist(), strict=True))
-    learnt = found.labels[len(_PROMPT) :] != IGNORED
-    against = set(target.penalised_pos)
+    targets = dict(zip(positions[order].tolist(), masks.coord_targets[order].tolist(), strict=True))
+    learnt = masks.labels[len(_PROMPT) :] != IGNORED
+    penalised = set(target.penalised_pos)
     labels: list[TokenLabel] = [
-        "coord" if i in targets else "penalised" if i in against else "ce" if ce else "none"
+        "coord" if i in targets else "penalised" if i in penalised else "ce" if ce else "none"
         for i, ce in enumerate(learnt.tolist())
     ]
     return TokenSupervision(tuple(labels), targets)
 
 
 def document(target: MatchedTarget, vocab: CoordVocab) -> dict[str, Any]:
-    """The whole E-step of one answer, ready for `json.dumps`.
+    """Return the whole E-step of one answer, ready for `json.dumps`.
 
     `type` is the key of the geometry in a record, `bbox_2d` or `poly` (null where an object has none); coordinates are
     bins 0..999, x and y in turn; positions count tokens of the prefix, which are those of `y_train`.
@@ -64,14 +71,17 @@ def document(target: MatchedTarget, vocab: CoordVocab) -> dict[str, Any]:
             {"desc": one.desc, "type": KEY_OF_KIND[one.kind], "bins": list(one.bins)}
             for one in target.ground_truth.objects
         ],
-        "matches": _matches(target),
+        "matches": [
+            {"pred": parsed.valid_objects[pair.pred].key, "gt": pair.gt, "iou": pair.iou, "cost": pair.cost}
+            for pair in target.matching.pairs
+        ],
         "gating_rejections": target.matching.gating_rejections,
         "false_negatives": list(target.false_negatives),
         "append_text": target.append_text,
         "y_train_ids": list(target.y_train_ids),
         "y_train_text": target.y_train_text,
         "labels": list(supervised.labels),
-        "coord_targets": {str(position): taught for position, taught in supervised.coord_targets.items()},
+        "coord_targets": {str(position): target_bin for position, target_bin in supervised.coord_targets.items()},
     }
 
 
@@ -87,17 +97,11 @@ def _object(one: ParsedObject) -> dict[str, Any]:
     }
 
 
-def _matches(target: MatchedTarget) -> list[dict[str, Any]]:
-    pred = target.parsed.valid_objects
-    return [
-        {"pred": pred[pair.pred].key, "gt": pair.gt, "iou": pair.iou, "cost": pair.cost}
-        for pair in target.matching.pairs
-    ]
-
-
 _MATCHED, _UNMATCHED, _DROPPED, _CUT, _TAIL = "green", "yellow", "red", "dim strike", "bold cyan"
+_FOUND_COLOR, _MISSED_COLOR, _MATCHED_COLOR, _UNMATCHED_COLOR = "#1a7f37", "#bc4c00", "#0969da", "#cf222e"
+_PICTURE_WIDTH = 480  # pixels of each of the two images
 _LABEL_STYLES = {"none": "dim", "ce": "green", "coord": "bold magenta", "penalised": "bold red"}
-# Control characters as their pictures, so that an answer cannot steer the terminal; a newline stays one.
+# Control characters become visible symbols, so that an answer cannot control the terminal; newlines stay.
 _VISIBLE = {code: 0x2400 + code for code in range(32) if code != ord("\n")}
 
 
@@ -105,7 +109,7 @@ _VISIBLE = {code: 0x2400 + code for code in range(32) if code != ord("\n")}
 class Inspection:
     """One inspected sample.
 
-    sample: which one it is. origin: where its answer comes from, in words. picture: where it was drawn, if it was.
+    sample: its number and name. origin: where its answer comes from, in words. picture: the file of its picture.
     """
 
     sample: str
@@ -137,7 +141,7 @@ def show(inspection: Inspection) -> None:
 
 
 def summary(inspection: Inspection) -> Text:
-    """Where the sample and its answer come from, and how it went in figures."""
+    """Return where sample and answer come from, and the numbers of objects and tokens."""
     target = inspection.target
     parsed, counters = target.parsed, target.counters
     state = ", ".join([*(["truncated"] if parsed.truncated else []), *parsed.notes]) or "closed"
@@ -153,7 +157,7 @@ def summary(inspection: Inspection) -> Text:
 
 
 def answer_text(target: MatchedTarget) -> Text:
-    """The answer with its objects in colours, its cut-off part struck out, the appended tail on a line of its own."""
+    """Return the answer with coloured objects, its cut-off part struck out, and the appended tail on its own line."""
     parsed = target.parsed
     kept = len(parsed.prefix_text) if parsed.text.startswith(parsed.prefix_text) else 0
     text = _plain(parsed.text)
@@ -168,28 +172,28 @@ def answer_text(target: MatchedTarget) -> Text:
 
 
 def supervision_text(inspection: Inspection, supervised: TokenSupervision) -> Text:
-    """`y_train` token by token in the colours of their labels; `→n` after a coordinate that is taught bin n instead."""
+    """Return `y_train`, each token in the colour of its label; `→n` after a coordinate: its target is bin n."""
     text = Text()
     for i, (piece, label) in enumerate(zip(_pieces(inspection), supervised.labels, strict=True)):
         text.append(piece, _LABEL_STYLES[label])
-        text.append(_taught(inspection, supervised, i), "magenta")
+        text.append(_other_bin(inspection, supervised, i), "magenta")
     return text
 
 
 def supervision_table(inspection: Inspection, supervised: TokenSupervision) -> Table:
-    """The same for where there are no colours: one row for each run of tokens with one label."""
-    table = _table("Supervision of each token", "positions", "label", "tokens of y_train (→n: taught bin n instead)")
+    """Return the same without colours: one row for each run of tokens with the same label."""
+    table = _table("Supervision of each token", "positions", "label", "tokens of y_train (→n: target bin n instead)")
     pieces = _pieces(inspection)
     for label, run in groupby(range(len(pieces)), key=lambda i: supervised.labels[i]):
         positions = list(run)
-        spelled = "".join(pieces[i] + _taught(inspection, supervised, i) for i in positions)
+        spelled = "".join(pieces[i] + _other_bin(inspection, supervised, i) for i in positions)
         first, last = positions[0], positions[-1]
         table.add_row(str(first) if first == last else f"{first}–{last}", label, Text(spelled))
     return table
 
 
 def matches_table(target: MatchedTarget) -> Table:
-    """Each match, with what both sides say."""
+    """Return each match, with the descriptions of both sides."""
     table = _table("Matches", "predicted", "true", "IoU", "cost", "predicted desc", "true desc")
     for pair in target.matching.pairs:
         pred, true = target.parsed.valid_objects[pair.pred], target.ground_truth.objects[pair.gt]
@@ -199,7 +203,7 @@ def matches_table(target: MatchedTarget) -> Table:
 
 
 def unmatched_table(target: MatchedTarget) -> Table:
-    """Valid objects of the answer that stand for no true one; they stay in the prefix unsupervised."""
+    """Return the valid objects of the answer without a match; they stay in the prefix unsupervised."""
     table = _table("Unmatched predictions", "predicted", "type", "bins", "desc")
     for i in target.matching.false_positives:
         one = target.parsed.valid_objects[i]
@@ -208,7 +212,7 @@ def unmatched_table(target: MatchedTarget) -> Table:
 
 
 def dropped_table(target: MatchedTarget) -> Table:
-    """Objects of the answer that cannot be matched, and why."""
+    """Return the objects of the answer that cannot be matched, and why."""
     table = _table("Dropped objects", "predicted", "reason", "stays in the prefix", "desc")
     for one in target.parsed.objects:
         if one.reason:
@@ -218,7 +222,7 @@ def dropped_table(target: MatchedTarget) -> Table:
 
 
 def missed_table(target: MatchedTarget) -> Table:
-    """True objects that the answer missed, as they are appended."""
+    """Return the true objects that the answer missed, as they are appended."""
     table = _table("Missed objects (false negatives)", "true", "appended as", "type", "bins", "desc")
     first = (target.parsed.max_object_index or 0) + 1
     for key, i in enumerate(target.false_negatives, first):
@@ -237,7 +241,7 @@ def _object_styles(target: MatchedTarget) -> list[str]:
 
 
 def _extent(one: ParsedObject, text: str, cursor: int) -> tuple[int, int]:
-    """Where an object stands in the answer, key included; the next one is to be looked for after it."""
+    """Return start and end of an object in the answer, key included. cursor: the end of the object before."""
     key = f'"{one.key}"'
     start = text.find(key, cursor)
     if one.reason == CUT_OFF:
@@ -250,11 +254,11 @@ def _pieces(inspection: Inspection) -> list[str]:
     return [piece.translate(_VISIBLE) for piece in pieces]
 
 
-def _taught(inspection: Inspection, supervised: TokenSupervision, position: int) -> str:
-    """The mark of a coordinate that is taught another bin than its own."""
-    taught = supervised.coord_targets.get(position)
+def _other_bin(inspection: Inspection, supervised: TokenSupervision, position: int) -> str:
+    """Return the mark of a coordinate whose target is another bin than its own."""
+    target_bin = supervised.coord_targets.get(position)
     own = inspection.vocab.bin_of(inspection.target.y_train_ids[position])
-    return "" if taught is None or taught == own else f"→{taught}"
+    return "" if target_bin is None or target_bin == own else f"→{target_bin}"
 
 
 def _answer_legend() -> Text:
@@ -293,3 +297,31 @@ def _type(one: ParsedObject) -> str:
 
 def _bins(bins: tuple[int, ...]) -> str:
     return " ".join(map(str, bins))
+
+
+def write_picture(record: Record, target: MatchedTarget, path: Path) -> None:
+    """Draw the record's first image twice into a PNG: with the ground truth on the left, with the answer on the right.
+
+    Ground truth is green where it was found and orange where it was missed; the answer's valid objects are blue where
+    they matched and red where they did not. Raises ConfigError where the file cannot be written, ImageError where the
+    image cannot be read.
+    """
+    missed = set(target.false_negatives)
+    matched = {pair.pred for pair in target.matching.pairs}
+    truth = [
+        Outline(one.kind, one.bins, f"{i} {one.desc}", _MISSED_COLOR if i in missed else _FOUND_COLOR)
+        for i, one in enumerate(target.ground_truth.objects)
+    ]
+    answer = [
+        Outline(one.kind, one.bins, f"{one.key} {one.desc}", _MATCHED_COLOR if i in matched else _UNMATCHED_COLOR)
+        for i, one in enumerate(target.parsed.valid_objects)
+        if one.kind
+    ]
+    image = load_image(record.images[0])
+    pictures = [draw_outlines(image, outlines, width=_PICTURE_WIDTH) for outlines in (truth, answer)]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        grid([pictures], ("ground truth", "answer")).save(path, format="PNG")
+    except OSError as error:
+        rule = f"must be a file that can be written ({error.strerror})"
+        raise ConfigError([Problem("--picture", str(path), rule, "correct the path")]) from error

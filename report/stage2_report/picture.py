@@ -1,4 +1,4 @@
-"""The picture of a run: held-out images with ground truth, the first rollouts, and the last ones, side by side."""
+"""`stage2 report RUN --picture OUT.png`: held-out images with ground truth, first rollouts and last rollouts."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from PIL import Image
 
 from stage2_api.errors import ConfigError, Problem
+from stage2_report.run_history import Record
 from stage2_trainer.data.drawing import Outline, draw_outlines, grid
 
 _MAX_ROWS = 6
@@ -16,51 +17,49 @@ _TRUTH, _MATCHED, _UNMATCHED = "#1a7f37", "#0969da", "#cf222e"
 
 
 class EndSamples:
-    """The samples of a run's first and last evaluation, and no others, from its records one by one."""
+    """The samples of a run's first and last evaluation; all others are dropped."""
 
     def __init__(self) -> None:
-        self._evaluations: dict[int, dict[str, Mapping[str, Any]]] = {}
+        self._evaluations: dict[int, dict[str, Record]] = {}
 
-    def note(self, sample: Mapping[str, Any]) -> None:
-        """Take a sample."""
+    def add(self, sample: Record) -> None:
+        """Add an `evaluation_sample` record."""
         step = sample["step"]
-        self._evaluations.setdefault(step, {})[sample["sample_id"]] = sample  # of one made again, the last
+        self._evaluations.setdefault(step, {})[sample["sample_id"]] = sample  # of a repeated evaluation, the last
         ends = (min(self._evaluations), max(self._evaluations))
-        self._evaluations = {one: found for one, found in self._evaluations.items() if one in ends}
+        self._evaluations = {one: samples for one, samples in self._evaluations.items() if one in ends}
 
     def write(self, path: Path, *, images: Path | None) -> None:
-        """Draw both evaluations into one PNG.
+        """Draw both evaluations into one PNG: ground truth green, matched predictions blue, unmatched ones red.
 
-        Green: ground truth; blue: a prediction that found its object; red: one that did not.
-        Raises ConfigError when the log holds no evaluation samples.
+        images: the folder in which images are found by name. Raises ConfigError where the log holds no samples.
         """
         if not self._evaluations:
-            way_out = "set custom.val_jsonl and training.eval_strategy, then run again"
-            problem = Problem("records", "no evaluation_sample", "a picture needs held-out rollouts", way_out)
-            raise ConfigError([problem])
+            way_out = (
+                "set custom.val_jsonl and training.eval_strategy, then run again; the page (--html) has the reward"
+                " curves of a GRPO run"
+            )
+            raise ConfigError([Problem("--picture", str(path), "needs held-out rollouts in the log", way_out)])
         first, last = min(self._evaluations), max(self._evaluations)
         before, after = self._evaluations[first], self._evaluations[last]
-        shown = [one for one in before if one in after][:_MAX_ROWS]
-        rows = [_row(before[one], after[one], images) for one in shown]
+        rows = [_row(before[name], after[name], images) for name in before if name in after]
         titles = (
             "ground truth",
             f"rollouts at step {first} (blue: matched)",
             f"rollouts at step {last} (red: not matched)",
         )
         path.parent.mkdir(parents=True, exist_ok=True)
-        grid(rows, titles).save(path)
+        grid(rows[:_MAX_ROWS], titles).save(path)
 
 
-def _row(first: Mapping[str, Any], last: Mapping[str, Any], images: Path | None) -> list[Image.Image]:
-    image_path = Path(first["image"])
-    if images is not None:
-        image_path = images / image_path.name
-    with Image.open(image_path) as image:
+def _row(first: Record, last: Record, images: Path | None) -> list[Image.Image]:
+    path = Path(first["image"])
+    with Image.open(images / path.name if images is not None else path) as image:
         truth = [_outline(item, _TRUTH) for item in first["ground_truth"]]
         return [draw_outlines(image, truth), *(draw_outlines(image, _predicted(sample)) for sample in (first, last))]
 
 
-def _predicted(sample: Mapping[str, Any]) -> list[Outline]:
+def _predicted(sample: Record) -> list[Outline]:
     return [_outline(item, _MATCHED if item["matched"] else _UNMATCHED) for item in sample["predictions"]]
 
 

@@ -1,11 +1,11 @@
-"""`stage2 replay`: every `Y_train` of a step once more, from nothing but the learner's records and its tokenizer."""
+"""`stage2 replay`: the `Y_train` of every rollout of a step, rebuilt from the learner's records and its tokenizer."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,64 +14,56 @@ from rich.table import Table
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.pod.report import EVENT
+from stage2_report.run_history import read_records
+from stage2_report.tokenizer_file import load_tokenizer
 from stage2_trainer.data.output_places import check_file
 from stage2_trainer.rollouts.replay import Replayed, lines_of_step, replay
+from stage2_trainer.telemetry.run_log import STEP_LOG
 
-STEP_LOG = "stage2_log.jsonl"  # beside the rollouts: a record of it names the model directory
-_PLAIN_WIDTH = 100
+_PLAIN_WIDTH = 100  # of tables in a file or a pipe
 
 
 def replay_step(records: Path, step: int, *, tokenizer: Path | None, output: Path | None) -> int:
-    """Rebuild a step, print one row a rollout, and write the ids to `output`; 0 if all is what was trained on, else 1.
+    """Rebuild a step, print one row for each rollout, and write the token ids to `output`.
 
-    Raises:
-        ConfigError: there are no such records, or nobody says where the tokenizer is.
+    Returns 0 where all targets equal those that were trained on, else 1. Raises ConfigError where there are no such
+    records, or no tokenizer.
     """
     if output is not None:
         check_file("--output", output)
-    lines = lines_of_step(_documents(records), step)
+    if not os.path.isfile(records):
+        raise ConfigError([Problem(str(records), None, "must be an existing file", "give <output_dir>/rollouts.jsonl")])
+    lines = lines_of_step(read_records(records), step)
     if not lines:
         rule = f"must hold training rollouts of step {step}"
         way_out = "give <output_dir>/rollouts.jsonl, and --step as its lines count: the first is 0"
         raise ConfigError([Problem(str(records), "none", rule, way_out)])
-    found = replay(lines, _tokenizer(tokenizer or _model_of_run(records)))
+    replayed = replay(lines, load_tokenizer(tokenizer or _model_of_run(records)))
     console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
-    console.print(_table(step, found))
+    console.print(_table(step, replayed))
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text("".join(json.dumps(_document(one), ensure_ascii=False) + "\n" for one in found))
-    return 0 if all(one.same for one in found) else 1
-
-
-def _documents(records: Path) -> list[Mapping[str, Any]]:
-    if not os.path.isfile(records):
-        raise ConfigError([Problem(str(records), None, "must be an existing file", "give <output_dir>/rollouts.jsonl")])
-    with records.open(encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines if line.startswith('{"event"') and line.endswith("\n")]
+        output.write_text("".join(json.dumps(_document(one), ensure_ascii=False) + "\n" for one in replayed))
+    return 0 if all(one.same for one in replayed) else 1
 
 
 def _model_of_run(records: Path) -> Path:
+    """Return the folder of the run's model, which the log beside the rollouts names."""
     log = records.with_name(STEP_LOG)
-    events = _documents(log) if log.exists() else []
+    events = read_records(log) if log.exists() else ()
     model = next((event["model"] for event in events if event["event"] == EVENT), "")
     if not os.path.isdir(model) or not model:
         rule = "must be the folder of the run's model, for its tokenizer"
-        raise ConfigError([Problem("--tokenizer", model, rule, "say where it lies now: --tokenizer DIR")])
+        raise ConfigError([Problem("--tokenizer", model, rule, "name the folder: --tokenizer DIR")])
     return Path(model)
 
 
-def _tokenizer(folder: Path) -> Any:
-    from stage2_report.tokenizer_file import load_tokenizer
-
-    return load_tokenizer(folder)
-
-
-def _table(step: int, found: Sequence[Replayed]) -> Table:
-    same = sum(one.same for one in found)
-    table = Table(title=f"Step {step}: {same} of {len(found)} are what was trained on", header_style="bold")
+def _table(step: int, replayed: Sequence[Replayed]) -> Table:
+    same = sum(one.same for one in replayed)
+    table = Table(title=f"Step {step}: {same} of {len(replayed)} are what was trained on", header_style="bold")
     for title in ("micro-step", "request", "version", "seed", "answer", "Y_train", "same"):
         table.add_column(title, justify="right")
-    for one in found:
+    for one in replayed:
         line = one.line
         numbers = (line["micro_step"], line["index"], line["version"], line["seed"], len(line["token_ids"]))
         table.add_row(*map(str, numbers), str(one.target.train_len), "yes" if one.same else "NO")

@@ -1,4 +1,4 @@
-"""Held-out samples as cards: their ground truth, and what was answered at the steps that can be chosen."""
+"""Held-out samples as cards: the ground truth, and the answers at the steps that a reader can choose."""
 
 from __future__ import annotations
 
@@ -19,57 +19,10 @@ from stage2_trainer.scores.image_counts import ImageCounts, figures, image_count
 from stage2_trainer.scores.scored_image import ScoredImage
 from stage2_trainer.scores.verdicts import verdicts
 
-SIDE = 480  # pixels, the longer one
-UNITS = 400  # of the SVG, for the longer side: letters have one size in all pictures
+SIDE = 480  # pixels of a thumbnail's longer side
+UNITS = 400  # of the SVG, for the longer side: text has one size in all pictures
 QUALITIES = (78, 55, 35)
-MOST_BYTES = 60_000
-
-
-@dataclass(frozen=True)
-class Thumbnail:
-    """One image as the page shows it, or why it does not. width, height: in the SVG's units."""
-
-    width: float
-    height: float
-    url: str = ""
-    fault: str = ""
-
-
-def thumbnail(record: Record, folder: Path | None) -> Thumbnail:
-    """Return the first image of a record. folder: where images lie now, by name; None = where the record says."""
-    width, height = record.width, record.height
-    if not record.images:
-        return Thumbnail(*_units(width, height), fault="the run's records do not name its image")
-    path = Path(record.images[0])
-    try:
-        image = load_image(str(folder / path.name if folder else path))
-    except ImageError as error:
-        return Thumbnail(*_units(width, height), fault=str(error))
-    image.thumbnail((SIDE, SIDE))
-    encoded = b""
-    for quality in QUALITIES:
-        file = io.BytesIO()
-        image.save(file, "JPEG", quality=quality, optimize=True)
-        encoded = file.getvalue()
-        if len(encoded) <= MOST_BYTES:
-            break
-    return Thumbnail(*_units(*image.size), url=f"data:image/jpeg;base64,{base64.b64encode(encoded).decode()}")
-
-
-def _units(width: int, height: int) -> tuple[float, float]:
-    longest = max(width, height)
-    return round(width * UNITS / longest, 1), round(max(height * UNITS / longest, 1.0), 1)
-
-
-def counted(count: int, noun: str) -> str:
-    """Return a number with its noun.
-
-    >>> counted(1, "step"), counted(2000, "step")
-    ('1 step', '2,000 steps')
-    """
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
+MOST_BYTES = 60_000  # of a thumbnail
 MOST_DRAWN = 80  # objects of one picture
 MOST_LABELLED = 16
 LABEL_CHARACTERS, TEXT_CHARACTERS = 24, 1500
@@ -78,8 +31,18 @@ WORST, BEST, BETWEEN = 24, 12, 12
 
 
 @dataclass(frozen=True)
+class Thumbnail:
+    """An image inside the page, or why it is missing. width, height: in the SVG's units."""
+
+    width: float
+    height: float
+    url: str = ""
+    fault: str = ""
+
+
+@dataclass(frozen=True)
 class DrawnObject:
-    """One object: how it looks (a verdict, or found, missed), its corners, its label and where that stands."""
+    """One object: its kind (a verdict, or found, missed), its corners, its label and the label's position."""
 
     kind: str
     points: str
@@ -91,7 +54,7 @@ class DrawnObject:
 
 @dataclass(frozen=True)
 class Pane:
-    """One picture of a card: objects on its image. left_out: objects that are not drawn."""
+    """One picture of a card. left_out: how many objects are not drawn."""
 
     title: str
     objects: Sequence[DrawnObject]
@@ -102,7 +65,7 @@ class Pane:
 
 @dataclass(frozen=True)
 class CardView:
-    """What a card shows at one choice of steps, and the numbers that it is sorted and filtered by."""
+    """A card at one choice of steps, and the numbers by which the page sorts and filters it."""
 
     truth: Pane
     answers: Sequence[Pane]
@@ -134,8 +97,13 @@ class StepChoice:
 
 
 def sample_card(number: int, sample_id: str, choices: Sequence[StepChoice], folder: Path | None) -> SampleCard:
-    """Return the card of a sample. folder: where images lie now."""
-    record = _record(sample_id, choices)
+    """Return the card of a sample. folder: where its images are found by name; None = at their recorded paths."""
+    record = next(
+        evaluation.rollouts[sample_id].record
+        for choice in choices
+        for _, evaluation in choice.evaluations
+        if sample_id in evaluation.rollouts
+    )
     picture = thumbnail(record, folder)
     views = [_view(sample_id, choice, picture) for choice in choices]
     names = {one.desc for one in record.objects} | {
@@ -148,33 +116,24 @@ def sample_card(number: int, sample_id: str, choices: Sequence[StepChoice], fold
     return SampleCard(number, sample_id, picture, sorted(names), views)
 
 
-def chosen_samples(scores: Mapping[str, float]) -> list[str]:
-    """Return the samples that get a card: those of the lowest scores, of the highest, and some between."""
+def choose_samples(scores: Mapping[str, float]) -> list[str]:
+    """Return the samples that get a card: the lowest scores, the highest, and some between."""
     ranked = sorted(scores, key=lambda name: scores[name])
     if len(ranked) <= WORST + BEST + BETWEEN:
         return ranked
     middle = ranked[WORST:-BEST]
-    spread = [middle[int(place)] for place in np.linspace(0, len(middle) - 1, BETWEEN)]
+    spread = [middle[int(index)] for index in np.linspace(0, len(middle) - 1, BETWEEN)]
     return [*ranked[:WORST], *spread, *ranked[-BEST:]]
 
 
 def sample_f1(image: ScoredImage) -> float:
-    """Return the class-aware F1 of one image; 1 where there is nothing to find and nothing was answered."""
+    """Return the class-aware F1 of one image; 1 where both truth and answer are empty."""
     return _f1(image_counts(image))
 
 
 def _f1(counts: ImageCounts) -> float:
     nothing = counts.class_judged + counts.truth == 0
     return 1.0 if nothing else float(figures(table_of([counts])[0])["f1_class@0.5"])
-
-
-def _record(sample_id: str, choices: Sequence[StepChoice]) -> Record:
-    return next(
-        evaluation.rollouts[sample_id].record
-        for choice in choices
-        for _, evaluation in choice.evaluations
-        if sample_id in evaluation.rollouts
-    )
 
 
 def _view(sample_id: str, choice: StepChoice, picture: Thumbnail) -> CardView | None:
@@ -210,9 +169,9 @@ def _answer(
     score: float,
     picture: Thumbnail,
 ) -> Pane:
-    said = f"{counted(len(judged), 'object')}, F1 {score:.2f}" + (", cut off" if image.answer.truncated else "")
-    cut = rollout.text[:TEXT_CHARACTERS] + ("…" if len(rollout.text) > TEXT_CHARACTERS else "")
-    return _pane(label, image.answer.objects, judged, picture, text=cut, note=said)
+    note = f"{counted(len(judged), 'object')}, F1 {score:.2f}" + (", cut off" if image.answer.truncated else "")
+    text = rollout.text[:TEXT_CHARACTERS] + ("…" if len(rollout.text) > TEXT_CHARACTERS else "")
+    return _pane(label, image.answer.objects, judged, picture, text=text, note=note)
 
 
 def _pane(
@@ -246,3 +205,38 @@ def _corners(one: GTObject) -> list[tuple[int, int]]:
         return [(x1, y1), (x2, y1), (x2, y2), (x1, y2)]
     corners = list(zip(one.bins[0::2], one.bins[1::2], strict=True))
     return corners[:: -(-len(corners) // PATH_POINTS)]
+
+
+def thumbnail(record: Record, folder: Path | None) -> Thumbnail:
+    """Return the first image of a record as a JPEG. folder: where it is found by name; None = at its recorded path."""
+    size = _units(record.width, record.height)
+    if not record.images:
+        return Thumbnail(*size, fault="the run's records do not name its image")
+    path = Path(record.images[0])
+    try:
+        image = load_image(str(folder / path.name if folder else path))
+    except ImageError as error:
+        return Thumbnail(*size, fault=str(error))
+    image.thumbnail((SIDE, SIDE))
+    encoded = b""
+    for quality in QUALITIES:
+        file = io.BytesIO()
+        image.save(file, "JPEG", quality=quality, optimize=True)
+        encoded = file.getvalue()
+        if len(encoded) <= MOST_BYTES:
+            break
+    return Thumbnail(*_units(*image.size), url=f"data:image/jpeg;base64,{base64.b64encode(encoded).decode()}")
+
+
+def _units(width: int, height: int) -> tuple[float, float]:
+    longest = max(width, height)
+    return round(width * UNITS / longest, 1), round(max(height * UNITS / longest, 1.0), 1)
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun.
+
+    >>> counted(1, "step"), counted(2000, "step")
+    ('1 step', '2,000 steps')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

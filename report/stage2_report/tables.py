@@ -1,33 +1,31 @@
-"""`stage2 report`: a run as tables and as a picture, from nothing but the learner's JSON lines, taken one by one.
+"""`stage2 report RUN`: the tables of a run, and a picture of its held-out rollouts.
 
-The lines come from `<output_dir>/stage2_log.jsonl` or from `kubectl logs`; lines that are no records are passed over.
-Pages are made in `html_report`, the view of a run that goes on in `live_report`.
+Each record of the log is used once and dropped: what stays in memory grows with what is shown, not with the steps.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from math import fsum
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from stage2_api.errors import ConfigError, Problem
-from stage2_cli.run_console import parse_record
-from stage2_report.curve_points import CurvePoints
-from stage2_report.run_history import REWARD, SPREAD, reward_means
+from stage2_report.picture import EndSamples
+from stage2_report.run_history import REWARD, SPREAD, WAY_OUT, Record, find_log, read_records, reward_means
 from stage2_trainer.data.output_places import check_file
-from stage2_trainer.telemetry.run_log import STEP_LOG
 
-Record = Mapping[str, Any]
+_PLAIN_WIDTH = 100  # of tables in a file or a pipe
+_END_ROWS = 20
+"""How many of the first and of the last steps are shown."""
+
 Column = tuple[str, str, str]
+"""Title, key of the record and number format."""
 
+_SYNC_COLUMNS = (("sync s", "sync/seconds", "{:.2f}"), ("sync MB", "sync/bytes", "{:.1f}"))
 _STEP_COLUMNS = (
     ("loss", "loss", "{:.3f}"),
     ("parsed", "rollout/valid_pred_objects", "{:.0f}"),
@@ -35,8 +33,7 @@ _STEP_COLUMNS = (
     ("missed", "rollout/fn_appended", "{:.0f}"),
     ("roll s", "time/rollout_generate_s", "{:.2f}"),
     ("fwd s", "time/forward_s", "{:.2f}"),
-    ("sync s", "sync/seconds", "{:.2f}"),
-    ("sync MB", "sync/bytes", "{:.1f}"),
+    *_SYNC_COLUMNS,
 )
 _GRPO_COLUMNS = (
     ("loss", "loss", "{:.3f}"),
@@ -45,11 +42,8 @@ _GRPO_COLUMNS = (
     ("tokens", "completions/mean_length", "{:.0f}"),
     ("cut", "completions/clipped_ratio", "{:.2f}"),
 )
-_WALL = "step/wall_s"
-_IDLE = "step/learner_idle_share"
-_WHOLE = (_WALL, "step/cpu_s")  # of a step; all other seconds are its parts
-_SYNC_COLUMNS = _STEP_COLUMNS[-2:]
 _SCALE = {"sync/bytes": 1e-6}
+_WALL, _CPU, _IDLE = "step/wall_s", "step/cpu_s", "step/learner_idle_share"
 _EVALUATION_COLUMNS = {
     "precision": "precision",
     "recall": "recall",
@@ -60,67 +54,92 @@ _EVALUATION_COLUMNS = {
     "f1_class_iou50": "with class",
     "ap": "AP",
 }
-_MAX_ROWS = 40
+
+
+def report_run(run: Path, *, picture: Path | None = None, images: Path | None = None) -> None:
+    """Print the tables of a run; with `picture`, also draw its first and last held-out rollouts into this PNG.
+
+    images: the folder in which the samples' images are found by name. Raises ConfigError.
+    """
+    if picture is not None:
+        check_file("--picture", picture)
+        if picture.suffix.lower() != ".png":
+            raise ConfigError([Problem("--picture", str(picture), "must end in .png", "only PNG is written")])
+    log = find_log(run)
+    steps, times, evaluations, samples = StepRows(), TimeMeans(), EvaluationRows(), EndSamples()
+    readers: dict[str, Sequence[Callable[[Record], None]]] = {
+        "step": (steps.add, times.add),
+        "evaluation": (evaluations.add,),
+        "evaluation_sample": () if picture is None else (samples.add,),
+    }
+    for record in read_records(log):
+        for add in readers.get(record["event"], ()):
+            add(record)
+    if not steps.count:
+        raise ConfigError([Problem(str(log), "no step record", "must hold the learner's JSON lines", WAY_OUT)])
+    console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
+    for table in (steps.table(), times.table(), evaluations.table()):
+        if table is not None:
+            console.print(table)
+    if picture is not None:
+        samples.write(picture, images=images)
+        console.print(f"picture: {picture}", soft_wrap=True, markup=False, highlight=False)
 
 
 class StepRows:
-    """One row an optimizer step: loss, objects parsed, matched and missed (or GRPO's rewards), where the time went.
+    """One row for each optimizer step: loss, objects parsed, matched and missed (or GRPO's rewards), and times.
 
-    Of a long run the first and last rows are shown, and kept.
+    Of a long run only the first and the last rows are kept and shown.
     """
 
     def __init__(self) -> None:
         self.count = 0
         self._columns: Sequence[Column] = ()
         self._first: list[list[str]] = []
-        self._last: deque[list[str]] = deque(maxlen=_MAX_ROWS // 2)
+        self._last: deque[list[str]] = deque(maxlen=_END_ROWS)
 
-    def note(self, step: Record) -> None:
-        """Take a step."""
+    def add(self, step: Record) -> None:
+        """Add a step; the first decides which columns there are."""
         if not self.count:
-            self._columns = _reward_columns(step) if is_grpo(step) else _STEP_COLUMNS
+            self._columns = _reward_columns(step) if REWARD in step else _STEP_COLUMNS
         self.count += 1
-        kept = self._first if len(self._first) < _MAX_ROWS // 2 else self._last
-        kept.append([str(step["step"]), *_cells(step, self._columns)])
+        rows = self._first if len(self._first) < _END_ROWS else self._last
+        rows.append([str(step["step"]), *(_cell(step.get(key), key, form) for _, key, form in self._columns)])
 
     def table(self) -> Table:
         """Return the table."""
-        table = Table(title="Training steps", header_style="bold")
-        table.add_column("step", justify="right")
-        for title, _, _ in self._columns:
-            table.add_column(title, justify="right", overflow="fold")
-        left_out = [["…"] * (len(self._columns) + 1)] if self.count > _MAX_ROWS else []
-        for row in (*self._first, *left_out, *self._last):
-            table.add_row(*row)
-        return table
+        gap = [["…"] * (len(self._columns) + 1)] if self.count > 2 * _END_ROWS else []
+        titles = [title for title, _, _ in self._columns]
+        return _right_aligned("Training steps", ["step", *titles], [*self._first, *gap, *self._last])
 
 
 class TimeMeans:
-    """Where the wall time of the steps went: one row for each part and for each server, as means over steps."""
+    """Where the wall time of the steps went: means over steps, one row for each part and for each server."""
 
     def __init__(self) -> None:
-        self._steps: dict[str, _Mean] = {}
-        self._servers: dict[str, tuple[_Mean, _Mean]] = {}
+        self._count = 0
+        self._sums: dict[str, float] = {}
+        self._servers: dict[str, tuple[int, float, float]] = {}
 
-    def note(self, step: Record) -> None:
-        """Take a step; one of an older log has no times."""
+    def add(self, step: Record) -> None:
+        """Add a step; steps of older logs have no times."""
         if _WALL not in step:
             return
-        if not self._steps:
-            parts = [key for key in step if key.startswith("step/") and key.endswith("_s") and key not in _WHOLE]
-            self._steps = {key: _Mean() for key in (_WALL, *parts, _IDLE)}
-        for key, mean in self._steps.items():
-            mean.note(step[key])
+        if not self._count:
+            parts = [key for key in step if key.startswith("step/") and key.endswith("_s") and key not in (_WALL, _CPU)]
+            self._sums = dict.fromkeys((_WALL, *parts, _IDLE), 0.0)
+        self._count += 1
+        for key in self._sums:
+            self._sums[key] += step[key]
         for one in step.get("servers", ()):  # GRPO's steps name none
-            shares = self._servers.setdefault(one["server"], (_Mean(), _Mean()))
-            for key, mean in zip(("busy_share", "in_flight"), shares, strict=True):
-                mean.note(one[key])
+            count, busy, in_flight = self._servers.get(one["server"], (0, 0.0, 0.0))
+            self._servers[one["server"]] = (count + 1, busy + one["busy_share"], in_flight + one["in_flight"])
 
     def table(self) -> Table | None:
         """Return the table; None where no step has times."""
-        if not self._steps:
+        if not self._count:
             return None
-        means = {key: mean.value for key, mean in self._steps.items()}
+        means = {key: total / self._count for key, total in self._sums.items()}
         wall, idle = means.pop(_WALL), means.pop(_IDLE)
         table = Table(title="Where the time went", header_style="bold")
         for column in ("", "s a step", "share"):
@@ -129,64 +148,29 @@ class TimeMeans:
             table.add_row(key.removeprefix("step/").removesuffix("_s"), f"{mean:.2f}", f"{mean / wall:.0%}")
         table.add_row("whole step", f"{wall:.2f}", "100%", end_section=True)
         table.add_row("learner idle", "", f"{idle:.0%}")
-        for server, (busy, in_flight) in self._servers.items():
-            table.add_row(f"{server} busy, {in_flight.value:.1f} requests at once", "", f"{busy.value:.0%}")
+        for server, (count, busy, in_flight) in self._servers.items():
+            table.add_row(f"{server} busy, {in_flight / count:.1f} requests at once", "", f"{busy / count:.0%}")
         return table
 
 
 class EvaluationRows:
-    """One row an evaluation on the held-out records."""
+    """One row for each evaluation on the held-out records."""
 
     def __init__(self) -> None:
         self._keys: dict[str, str] = {}
         self._rows: list[list[str]] = []
 
-    def note(self, evaluation: Record) -> None:
-        """Take an evaluation."""
+    def add(self, evaluation: Record) -> None:
+        """Add an evaluation; the first decides which columns there are, because older logs lack some."""
         if not self._rows:
             rewards = f"eval_{REWARD}" in evaluation
             prefix, known = ("eval_", {REWARD: REWARD}) if rewards else ("eval_rollout_", _EVALUATION_COLUMNS)
-            found = {prefix + name: title for name, title in known.items()}
-            self._keys = {key: title for key, title in found.items() if key in evaluation}  # an older log lacks some
+            self._keys = {prefix + name: title for name, title in known.items() if prefix + name in evaluation}
         self._rows.append([str(evaluation["step"]), *(f"{evaluation[key]:.3f}" for key in self._keys)])
 
     def table(self) -> Table | None:
         """Return the table; None where nothing was evaluated."""
-        if not self._rows:
-            return None
-        table = Table(title="Held-out records", header_style="bold")
-        for title in ("step", *self._keys.values()):
-            table.add_column(title, justify="right")
-        for row in self._rows:
-            table.add_row(*row)
-        return table
-
-
-def is_grpo(step: Record) -> bool:
-    """Whether a step is one of GRPO."""
-    return REWARD in step
-
-
-class _Mean:
-    """A mean of numbers as they come, as exact as `statistics.fmean` of all of them (Shewchuk's partial sums)."""
-
-    def __init__(self) -> None:
-        self._parts: list[float] = []
-        self._count = 0
-
-    def note(self, value: float) -> None:
-        self._count += 1
-        parts = []
-        for part in self._parts:
-            larger, smaller = (value, part) if abs(value) >= abs(part) else (part, value)
-            value = larger + smaller
-            if lost := smaller - (value - larger):
-                parts.append(lost)
-        self._parts = [*parts, value]
-
-    @property
-    def value(self) -> float:
-        return fsum(self._parts) / self._count
+        return _right_aligned("Held-out records", ["step", *self._keys.values()], self._rows) if self._rows else None
 
 
 def _reward_columns(step: Record) -> list[Column]:
@@ -194,106 +178,14 @@ def _reward_columns(step: Record) -> list[Column]:
     return [*_GRPO_COLUMNS, *rewards, *_SYNC_COLUMNS]
 
 
-def _cells(record: Record, columns: Sequence[Column]) -> list[str]:
-    cells = []
-    for _, key, form in columns:
-        value = record.get(key)
-        cells.append("" if value is None else form.format(value * _SCALE.get(key, 1)))
-    return cells
+def _cell(value: float | None, key: str, form: str) -> str:
+    return "" if value is None else form.format(value * _SCALE.get(key, 1))
 
 
-_PLAIN_WIDTH = 100  # of tables that go to a file or a pipe
-_WAY_OUT = "give <output_dir>, its stage2_log.jsonl, or the saved output of `kubectl logs` of the learner"
-
-
-def report_run(source: Path, *, picture: Path | None, images: Path | None, curve: Path | None = None) -> None:
-    """Print the tables of a run; with `picture`, also draw its first and last held-out rollouts, or GRPO's rewards.
-
-    `images` is the folder that relative image paths of the samples start from. `curve`: where loss and held-out scores
-    are drawn over the steps.
-    """
-    for option, path in (("--picture", picture), ("--curve", curve)):
-        if path is not None:
-            _check_png(option, path)
-    drawings = _Drawings(picture, curve, images)
-    tables = StepRows(), TimeMeans(), EvaluationRows()
-    steps, times, evaluations = tables
-    takers: dict[str, Sequence[Callable[[Record], None]]] = {
-        "step": (steps.note, times.note, *drawings.takers("step")),
-        "evaluation": (evaluations.note, *drawings.takers("evaluation")),
-        "evaluation_sample": drawings.takers("evaluation_sample"),
-    }
-    for record in _records(source):
-        for take in takers.get(str(record["event"]), ()):
-            take(record)
-    if not steps.count:
-        raise ConfigError([Problem(str(source), "no step record", "must hold the learner's JSON lines", _WAY_OUT)])
-    console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
-    for one in tables:
-        if (table := one.table()) is not None:
-            console.print(table)
-    for said in drawings.written():
-        console.print(Text(said), soft_wrap=True)
-
-
-class _Drawings:
-    """The pictures that are asked for; what they do not need is not kept."""
-
-    def __init__(self, picture: Path | None, curve: Path | None, images: Path | None) -> None:
-        self._picture, self._curve, self._images = picture, curve, images
-        self._points = CurvePoints()
-        if picture is not None:
-            from stage2_report.picture import EndSamples
-
-            self._samples = EndSamples()
-
-    def takers(self, event: str) -> Sequence[Callable[[Record], None]]:
-        """Return what takes the records of an event."""
-        if event == "evaluation_sample":
-            return () if self._picture is None else (self._samples.note,)
-        wanted = self._picture is not None or self._curve is not None
-        note = self._points.note_step if event == "step" else self._points.note_evaluation
-        return (note,) if wanted else ()
-
-    def written(self) -> Iterator[str]:
-        """Draw them, and say where each is."""
-        if self._picture is not None:
-            if self._points.is_grpo:
-                self._draw_curves(self._picture)
-            else:
-                self._samples.write(self._picture, images=self._images)
-            yield f"picture: {self._picture}"
-        if self._curve is not None:
-            self._draw_curves(self._curve)
-            yield f"curve: {self._curve}"
-
-    def _draw_curves(self, path: Path) -> None:
-        from stage2_report.curves import write_curves
-
-        write_curves(self._points, path)
-
-
-def _check_png(option: str, path: Path) -> None:
-    check_file(option, path)
-    if path.suffix.lower() != ".png":
-        raise ConfigError(
-            [Problem(option, str(path), "must end in .png", "name it so: it is written in no other form")]
-        )
-
-
-def reported_run(runs: Sequence[Path], *, watch: int | None) -> Path:
-    """Return the log of the run that is printed. Raises ConfigError for what only a page has."""
-    if len(runs) > 1 or watch is not None:
-        option, value = ("--watch", f"{watch}") if watch is not None else ("RUN", f"{len(runs)} runs")
-        raise ConfigError([Problem(option, value, "only a page has that", "add --html OUT.html")])
-    return runs[0] / STEP_LOG if os.path.isdir(runs[0]) else runs[0]
-
-
-def _records(source: Path) -> Iterator[Record]:
-    """Yield the records of a log, in order; ConfigError where there is no file."""
-    if not os.path.isfile(source):
-        raise ConfigError([Problem(str(source), None, "must be an existing log", _WAY_OUT)])
-    with source.open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            if record := parse_record(line):
-                yield record
+def _right_aligned(title: str, columns: Iterable[str], rows: Iterable[Sequence[str]]) -> Table:
+    table = Table(title=title, header_style="bold")
+    for name in columns:
+        table.add_column(name, justify="right", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table

@@ -30,7 +30,7 @@ def test_the_text_says_what_the_file_holds(scenes: Path, capsys: pytest.CaptureF
     assert "coordinates, by record: no objects 1, coordinate tokens 1" in told
     assert "geometry: bbox_2d 2, poly 1" in told
     assert "small (below 32 x 32 pixels) 3, medium (below 96 x 96) 0, large (above) 0" in told
-    assert "tokens need a tokenizer: --model DIR" in told
+    assert "--model DIR counts tokens" in told
     assert "blue triangle" in told
     assert "suspicious: an image that another record has, too: 1 (line 2, records.jsonl:2)" in told
 
