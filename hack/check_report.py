@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 
 from stage2_report.html_page import PageRequest, write_html
-from tests.unit.cli.reported import HOSTILE, write_grpo_run, write_run
+from tests.unit.report.reported import HOSTILE, write_grpo_run, write_run
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0", "--window-size=1400,1000")

@@ -1,11 +1,12 @@
-"""Reading job files and training YAML from disk, as mappings.
+"""Job files and training YAML: read from disk, and asked which fields only the controller applies.
 
-Errors name the file and, where YAML gives one, the line.
+Errors name the file and, where YAML has one, the line.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,16 @@ from stage2_api.parsing import parse_job, parse_run_config, resolve_extends
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.bounded_yaml import UnreadableYaml, read_documents
 
+WATCHED = ("spec.suspend", "spec.active_deadline_seconds", "spec.ttl_seconds_after_finished")
+"""Fields that need a controller which watches the job."""
+TEMPLATES = ("spec.rollout.template", "spec.learner.template")
+"""Fields that change a container through its pod; processes have none."""
+NETWORK = ("spec.tls.enabled", "spec.network.egress")
+"""Fields of the network; processes on one machine use loopback."""
+
 
 def load_documents(path: Path) -> list[dict[str, Any]]:
-    """The mappings of a YAML file's documents, in order; empty documents are skipped.
+    """Return the mappings of a YAML file's documents, in order, without empty documents.
 
     Raises ConfigError when the file is missing, is no YAML, or holds something other than mappings.
     """
@@ -37,19 +45,19 @@ def load_documents(path: Path) -> list[dict[str, Any]]:
 
 
 def load_yaml(path: Path) -> dict[str, Any]:
-    """The one mapping of a YAML file; ConfigError when there are several documents."""
+    """Return the only mapping of a YAML file. Raises ConfigError when there are several documents."""
     return only_document(path, load_documents(path))
 
 
 def only_document(path: Path, documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The one of a file's documents; ConfigError when there are several."""
+    """Return the only document of a file. Raises ConfigError when there are several."""
     if len(documents) > 1:
-        raise _problem(path, f"{len(documents)} documents", "one document is wanted here", "split the file at `---`")
+        raise _problem(path, f"{len(documents)} documents", "must be one document", "split the file at `---`")
     return documents[0]
 
 
 def load_config(path: Path) -> RunConfig:
-    """A training YAML with its `extends` resolved, or the `spec.config` of a job file."""
+    """Return a training YAML with its `extends` resolved, or the `spec.config` of a job file. Raises ConfigError."""
     raw = load_yaml(path)
     if is_job(raw):
         return parse_job(raw).spec.config
@@ -57,12 +65,12 @@ def load_config(path: Path) -> RunConfig:
 
 
 def with_bases(path: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the mapping of a file over those that it extends. It is not read again: a pipe is empty then."""
+    """Return a file's mapping merged over those that it extends. The file is not read again: it may be a pipe."""
     return resolve_extends(path, lambda file: raw if file == path else load_yaml(file))
 
 
 def load_job(path: Path) -> RolloutMatchingJob:
-    """A RolloutMatchingJob file."""
+    """Return the job of a RolloutMatchingJob file. Raises ConfigError."""
     raw = load_yaml(path)
     if not is_job(raw):
         way_out = "give a file with `kind: RolloutMatchingJob`; `stage2 validate` also takes a training YAML"
@@ -73,6 +81,22 @@ def load_job(path: Path) -> RolloutMatchingJob:
 def is_job(raw: Mapping[str, Any]) -> bool:
     """Whether a mapping is a Kubernetes object (a job) rather than a training YAML."""
     return "kind" in raw or "apiVersion" in raw
+
+
+def set_fields(job: RolloutMatchingJob, fields: Sequence[str]) -> list[str]:
+    """Return those of the fields (in Python's spelling) that the job sets, in the spelling of the file."""
+    return [_camel_case(path) for path in fields if _is_set(job, path.split("."))]
+
+
+def _is_set(job: RolloutMatchingJob, path: Sequence[str]) -> bool:
+    *parents, name = path
+    parent = reduce(getattr, parents, job)
+    return name in parent.model_fields_set and getattr(parent, name) not in (None, False, {}, [])
+
+
+def _camel_case(path: str) -> str:
+    first, *rest = path.split("_")
+    return first + "".join(part.capitalize() for part in rest)
 
 
 def _problem(path: Path, value: str, rule: str, way_out: str) -> ConfigError:

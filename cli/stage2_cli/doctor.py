@@ -1,4 +1,4 @@
-"""`stage2 doctor`: what a run will need, compared with what this machine has, before anything is started."""
+"""`stage2 doctor`: what a run needs, and whether this machine has it."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ SIGNS: dict[Verdict, str] = {"good": "[green]good[/]", "doubtful": "[yellow]doub
 
 
 def examine(file: Path, *, mapped: Sequence[str]) -> int:
-    """Print what a job, or a training YAML, needs and whether it is here; 0, or 1 where something is missing.
+    """Print what a job, or a training YAML, needs; return 0, or 1 where something is missing.
 
     Raises ConfigError where the file breaks a rule.
     """
-    places = parse_mappings(mapped)
+    mappings = parse_mappings(mapped)
     if is_job(load_documents(file)[0]):
         job = load_job(file)
         spec = job.spec
         devices = Devices(spec.rollout.servers, spec.rollout.gpus_per_server, spec.learner.gpus)
-        paths = PathMap({**host_paths(job), **places})
+        paths = PathMap({**host_paths(job), **mappings})
         config = type(spec.config).model_validate(paths.localise(spec.config.model_dump()))
         examination = Examination(config, Machine.this(), devices)
     else:

@@ -1,12 +1,14 @@
-"""`stage2 evaluate`: the scores of rollouts that lie in a file, or of several such files side by side."""
+"""`stage2 evaluate`: the scores of rollouts in files, or of checkpoints that answer the held-out records first."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import redirect_stdout
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,8 +16,14 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from stage2_api.errors import ConfigError, Problem
-from stage2_trainer.data.records import RecordRules, load_records
+from stage2_api.errors import EXIT_RETRYABLE, ConfigError, Problem
+from stage2_api.runconfig import RunConfig
+from stage2_cli.config_files import load_config
+from stage2_trainer.data.model_files import with_local_model
+from stage2_trainer.data.records import RecordRules, load_records, units_by
+from stage2_trainer.preflight import checked_records
+from stage2_trainer.process.checkpoints import flaw_of
+from stage2_trainer.process.supported import check_supported
 from stage2_trainer.scores.answer_scores import (
     COORDINATE_SCORES,
     AnswerScores,
@@ -26,10 +34,11 @@ from stage2_trainer.scores.answer_scores import (
 from stage2_trainer.scores.image_counts import COUNTS
 from stage2_trainer.scores.rollout_file import Answered, Rollouts, places_in, read_rollouts
 from stage2_trainer.scores.scored_image import exact, normalised, scored_images
+from stage2_trainer.telemetry.run_log import ROLLOUT_LOG
+from stage2_trainer.wire.errors import ServerError
 
 NAMINGS = {"exact": exact, "normalised": normalised}
 PLAIN_WIDTH = 110
-NAMED = 3
 SHOWN = (
     "AP", "AP50", "AP75", "AR", "AP_small", "AP_medium", "AP_large", "AR_small", "AR_medium", "AR_large", "f1@0.5",
     "precision@0.5", "recall@0.5", "f1_class@0.5", "precision_class@0.5", "recall_class@0.5", "desc_exact",
@@ -41,10 +50,10 @@ WITHOUT = ("AP", "f1@0.5", "f1_class@0.5")
 
 @dataclass(frozen=True)
 class EvaluationRequest:
-    """What the command line asks for.
+    """The options of the command line.
 
-    names: how a description becomes a class. units: what plain numbers are, where the records do not say it. limit:
-    how many records are read; None = all. labels: what the sets of rollouts are called, where not by their files.
+    names: how a description becomes a class. units: of plain numbers, where the records do not state it. limit: how
+    many records are read; None = all. labels: names of the sets of rollouts, if not those of their files.
     """
 
     rollouts: Sequence[str]
@@ -60,7 +69,7 @@ class EvaluationRequest:
 
 
 def evaluate_rollouts(request: EvaluationRequest) -> int:
-    """Score the files and print the figures; 0. Raises ConfigError."""
+    """Score the files and print the figures; return 0. Raises ConfigError."""
     records = load_records(request.records, request.limit, rules=RecordRules(units=request.units, images_exist=False))
     places = places_in(request.records)[: len(records)]
     files = [Rollouts.named(name) for name in request.rollouts]
@@ -95,12 +104,71 @@ def require_one_kind(
     raise ConfigError([Problem("stage2 evaluate", " ".join(there) or None, rule, way_out)])
 
 
+def evaluate_checkpoints(path: Path, checkpoints: Sequence[Path], request: EvaluationRequest) -> int:
+    """Answer the held-out records with each checkpoint, score the answers and print the figures.
+
+    path: the configuration, which names the records. Returns 0, or 75 where servers were lost. Raises ConfigError.
+    """
+    config = load_config(path)
+    _check(config, checkpoints)
+    with tempfile.TemporaryDirectory(prefix="stage2-evaluate-") as folder:
+        config = _for_evaluation(config, Path(folder))
+        check_supported(config, world_size=1)
+        records = checked_records(config, world_size=1)
+        output = Path(folder) / ROLLOUT_LOG
+        try:
+            with redirect_stdout(sys.stderr):  # libraries print, and the figures must stay machine-readable
+                from stage2_trainer.learner.checkpoint_rollouts import write_checkpoint_rollouts
+
+                write_checkpoint_rollouts(with_local_model(config), records, checkpoints, output)
+        except ServerError as error:
+            print(error, file=sys.stderr)
+            return EXIT_RETRYABLE
+        custom = config.custom
+        return evaluate_rollouts(
+            replace(
+                request,
+                rollouts=[f"{output}@{number}" for number in range(len(checkpoints))],
+                records=Path(custom.val_jsonl or ""),
+                units=units_by(custom.coord_tokens.skip_bbox_norm),
+                limit=custom.val_sample_limit,
+                labels=[str(one) for one in checkpoints],
+            )
+        )
+
+
+def _check(config: RunConfig, checkpoints: Sequence[Path]) -> None:
+    """Raise ConfigError for what cannot be evaluated, before anything heavy is imported."""
+    problems = [
+        Problem("--checkpoint", str(one), f"must be a whole checkpoint: {flaw}", "give another one of the run")
+        for one in checkpoints
+        if (flaw := flaw_of(one))
+    ]
+    if config.rlhf is not None:
+        problems.append(Problem("rlhf", "grpo", "answers of GRPO runs are not scored as objects", "score its rewards"))
+    if not config.custom.val_jsonl:
+        problems.append(Problem("custom.val_jsonl", None, "must name the records to answer", "name a data file"))
+    if "WORLD_SIZE" in os.environ and int(os.environ["WORLD_SIZE"]) > 1:
+        problems.append(
+            Problem("WORLD_SIZE", os.environ["WORLD_SIZE"], "evaluation is one process", "leave torchrun out")
+        )
+    if problems:
+        raise ConfigError(problems)
+
+
+def _for_evaluation(config: RunConfig, folder: Path) -> RunConfig:
+    """Return the configuration of a run that only evaluates, and leaves no files behind."""
+    changes = {"output_dir": str(folder), "report_to": [], "eval_strategy": "steps", "trace": False}
+    training = config.training.model_copy(update=changes)
+    return config.model_copy(update={"training": training, "deepspeed": None})
+
+
 def _kept(names: Sequence[str], answered: Sequence[Answered], *, only: bool) -> list[int]:
-    """Return the places of the records that are scored, the same for all files."""
+    """Return the indices of the records that are scored, the same for all files."""
     missing = {name for one in answered for name in one.missing} if only else set()
-    kept = [place for place, name in enumerate(names) if name not in missing]
+    kept = [index for index, name in enumerate(names) if name not in missing]
     if not kept:
-        rule = "must answer one record at least that the others answer too"
+        rule = "must answer at least one record in all files"
         raise ConfigError([Problem("--rollouts", f"{len(names)} records", rule, "leave --answered-only out")])
     return kept
 
@@ -134,21 +202,21 @@ def _show(documents: Sequence[dict[str, Any]], compared: Sequence[dict[str, Any]
         )
     console.print(table)
     for number, (one, lacking) in enumerate(zip(documents, missing, strict=True)):
-        _say(console, one, lacking, "" if len(documents) == 1 else f"{number + 1}: ")
+        _print_notes(console, one, lacking, "" if len(documents) == 1 else f"{number + 1}: ")
 
 
-def _say(console: Console, one: dict[str, Any], lacking: int, mark: str) -> None:
+def _print_notes(console: Console, one: dict[str, Any], lacking: int, mark: str) -> None:
     ranked = (
         "objects ranked by the log-probabilities of their coordinate tokens"
         if one["scores_from"] == COORDINATE_SCORES
-        else "all objects ranked alike, in the order of records and of the answer: no log-probabilities"
+        else "no log-probabilities: all objects have one rank, in the order of records and answers"
     )
     lines = [
         f"{mark}{one['rollouts']}: {one['images']:,} images, {one['objects']:,} objects,"
         f" {one['predictions']:,} answered; overlap of {one['overlap_of']}; {ranked}",
     ]
     if lacking:
-        lines.append(f"{mark}{lacking:,} records have no answer, and count as answered with nothing (--answered-only)")
+        lines.append(f"{mark}{lacking:,} records have no answer, and count as empty (--answered-only leaves them out)")
     worst = one["worst_image"]
     lines.append(
         f"{mark}worst image: {worst['sample_id']}, F1 {worst['f1_class@0.5']:.3f} with class,"

@@ -17,36 +17,37 @@ from stage2_api.log_lines import one_line
 from stage2_controller.report.explanation import Step, chain
 
 _SIGNS = {"ok": "[green]ok[/]", "waits": "[yellow]waits[/]", "wrong": "[red]wrong[/]"}
-TRAINS, TRAINS_NOT, UNKNOWN = 0, 1, 2
+_TRAINS, _WAITS, _UNKNOWN = 0, 1, 2
+"""Exit codes."""
 
 
-def explain_job(name: str, place: Sequence[str], *, as_json: bool) -> int:
-    """Print the chain of a job that kubectl can read; 0 if nothing is missing, 1 if something is, 2 if unknown.
+def explain_job(name: str, options: Sequence[str], *, as_json: bool) -> int:
+    """Print the steps of a job up to training; return 0 if nothing is missing, 1 if something is, 2 if unknown.
 
-    place: kubectl's own options that say where the job is, and with whose rights it is read.
+    options: kubectl's own, which name the namespace, the context and the user.
     """
-    command = ["kubectl", "get", f"{PLURAL}.{GROUP}", name, *place, "-o", "json"]
+    command = ["kubectl", "get", f"{PLURAL}.{GROUP}", name, *options, "-o", "json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.stderr.write(done.stderr)
-        return UNKNOWN
+        return _UNKNOWN
     return show(json.loads(done.stdout), as_json=as_json)
 
 
 def show(job: Mapping[str, Any], *, as_json: bool) -> int:
-    """Print the chain of this job; 0 if nothing is missing, 1 if something is, 2 if the controller has said nothing."""
+    """Print the steps of this job; return 0, 1 or 2 as `explain_job`."""
     if not (job.get("status") or {}).get("conditions"):
         sys.stderr.write(
-            "no controller has looked at this job yet: is stage2 installed, and does it serve its namespace?\n"
+            "no controller has reconciled this job yet: is stage2 installed, and does it watch this namespace?\n"
         )
-        return UNKNOWN
+        return _UNKNOWN
     steps = chain(job)
     first = next((step for step in steps if step.state != "ok"), None)
     if as_json:
         sys.stdout.write(json.dumps([vars(step) for step in steps], indent=2) + "\n")
     else:
         _print(steps, first)
-    return TRAINS if first is None else TRAINS_NOT
+    return _TRAINS if first is None else _WAITS
 
 
 def _print(steps: list[Step], first: Step | None) -> None:

@@ -1,4 +1,4 @@
-"""`stage2 export`: a checkpoint as a model folder, or as an adapter, that others load without stage2."""
+"""`stage2 export`: a checkpoint as a model folder, or as an adapter, that loads without stage2."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rich.console import Console
 from rich.text import Text
 
 from stage2_api.errors import EXIT_FAILURE, ConfigError, Problem
-from stage2_cli.plain_console import plain_console
+from stage2_cli.console import plain_console
 from stage2_trainer.data.output_places import check_folder
 
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """What the command line asks for; `None` where an option is not given."""
+    """The options of the command line; None where one is missing."""
 
     checkpoint: Path
     output: Path
@@ -30,7 +30,7 @@ class ExportRequest:
 
 
 def export_checkpoint(request: ExportRequest) -> int:
-    """Export, and say what was made; 0, or EXIT_FAILURE where it is not what was merged. Raises ConfigError."""
+    """Export, and print the result; return 0, or EXIT_FAILURE where the export failed. Raises ConfigError."""
     _check(request)
     from stage2_trainer.export.errors import ExportError
 
@@ -38,7 +38,7 @@ def export_checkpoint(request: ExportRequest) -> int:
         if request.push:
             from stage2_trainer.export.hub import check_hub
 
-            check_hub(request.push)  # before what takes seconds to import, and minutes to make
+            check_hub(request.push)  # before an import of seconds and an export of minutes
         return _export(request)
     except ExportError as error:
         Console(stderr=True, soft_wrap=True, highlight=False).print(str(error), style="bold red", markup=False)
@@ -47,11 +47,11 @@ def export_checkpoint(request: ExportRequest) -> int:
 
 def _check(request: ExportRequest) -> None:
     """Refuse options that contradict one another."""
-    way_out = "leave one of them out"
+    way_out = "remove one of the two options"
     rules = [
         (request.adapter and request.dtype, "--dtype", "an adapter is copied as it is (--adapter)"),
         (request.adapter and request.verify, "--verify", "an adapter is copied as it is (--adapter)"),
-        (request.records and not request.verify, "--records", "is read by --verify alone"),
+        (request.records and not request.verify, "--records", "is used by --verify alone"),
     ]
     problems = [Problem(option, None, rule, way_out) for broken, option, rule in rules if broken]
     if problems:
@@ -71,18 +71,18 @@ def _export(request: ExportRequest) -> int:
     checkpoint = open_checkpoint(request.checkpoint, model=request.model)
     with console.status(Text(f"exporting {request.checkpoint}")):
         if request.adapter:
-            made = export_adapter(checkpoint, request.output)
+            exported = export_adapter(checkpoint, request.output)
         else:
             verify = functools.partial(compare, records=request.records) if request.verify else None
             dtype = getattr(torch, request.dtype) if request.dtype else None
-            made = export_model(checkpoint, request.output, dtype=dtype, verify=verify)
-    console.print(f"{made.folder}: {made.tensors:,} tensors, {made.bytes / 1e9:.2f} GB, read again and equal")
-    if made.untied:
-        console.print("  its output head is a tensor of its own: head and embeddings were trained apart")
-    if made.obstacle:
-        console.print(f"  vLLM cannot serve it as an adapter: {made.obstacle}. Leave --adapter out")
-    if made.compared:
-        console.print(f"  {made.compared}")
+            exported = export_model(checkpoint, request.output, dtype=dtype, verify=verify)
+    console.print(f"{exported.folder}: {exported.tensors:,} tensors, {exported.bytes / 1e9:.2f} GB, verified")
+    if exported.untied:
+        console.print("  its output head is a separate tensor, because head and embeddings were trained separately")
+    if exported.obstacle:
+        console.print(f"  vLLM cannot serve it as an adapter: {exported.obstacle}; export without --adapter")
+    if exported.compared:
+        console.print(f"  {exported.compared}")
     if request.push:
-        console.print(f"  {push(made.folder, request.push)}")
+        console.print(f"  {push(exported.folder, request.push)}")
     return os.EX_OK

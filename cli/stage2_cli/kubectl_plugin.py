@@ -1,6 +1,6 @@
-"""`kubectl stage2 …`: what a person asks of a job on a cluster. kubectl finds it as the program `kubectl-stage2`.
+"""`kubectl stage2 …`: commands about a job on a cluster. kubectl finds this program as `kubectl-stage2`.
 
-Everything is read by kubectl itself, with its own context, namespace and rights.
+kubectl itself reads everything, with its own context, namespace and rights.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from typing import Annotated
 import typer
 
 from stage2_api.errors import ConfigError, Problem
-from stage2_cli.kubectl_options import Context, Namespace, User, where
-from stage2_cli.main import call, explain
+from stage2_cli.main import Context, Namespace, User, call, explain, kubectl_options
 from stage2_controller.spec import names
 
 app = typer.Typer(name="kubectl-stage2", no_args_is_help=True, pretty_exceptions_enable=False)
@@ -22,12 +21,12 @@ app = typer.Typer(name="kubectl-stage2", no_args_is_help=True, pretty_exceptions
 Job = Annotated[str, typer.Argument(metavar="JOB", help="Name of a RolloutMatchingJob.")]
 
 MOST_PODS = 64
-"""Whose logs are followed at once; kubectl's own bound is 5."""
+"""How many logs are followed at once; kubectl's own limit is 5."""
 
 
 @app.callback()
 def kubectl_stage2() -> None:
-    """RolloutMatchingJobs: why one does not train, what it says, and how it goes."""
+    """RolloutMatchingJobs: why one does not train, its logs, and its progress."""
 
 
 app.command()(explain)
@@ -40,11 +39,11 @@ def logs(
     context: Context = None,
     user: User = None,
     servers: Annotated[bool, typer.Option("--servers", help="Those of the servers, not the learner's.")] = False,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as more is said.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Stream new lines.")] = False,
 ) -> None:
-    """Print what a job's learner, or its servers, have said."""
+    """Print the logs of a job's learner, or of its servers."""
     more = ["--follow"] if follow else []
-    command = [*_logs(job, where(namespace, context, user), servers=servers), *more]
+    command = [*_logs(job, kubectl_options(namespace, context, user), servers=servers), *more]
     raise typer.Exit(subprocess.run(command, check=False).returncode)
 
 
@@ -55,10 +54,9 @@ def report(
     context: Context = None,
     user: User = None,
     html: Annotated[Path | None, typer.Option(metavar="OUT.html", help="Write one page with curves.")] = None,
-    curve: Annotated[Path | None, typer.Option(help="Write loss and held-out scores over the steps here.")] = None,
 ) -> None:
-    """Print a job's steps and evaluations as tables, from what its learner has said so far."""
-    command = _logs(job, where(namespace, context, user), servers=False)
+    """Print a job's steps and evaluations as tables, from its learner's logs so far."""
+    command = _logs(job, kubectl_options(namespace, context, user), servers=False)
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / f"{job}.log"
         with log.open("wb") as file:
@@ -66,28 +64,24 @@ def report(
         if code:
             raise typer.Exit(code)
         if not log.stat().st_size:
-            way_out = f"ask: kubectl stage2 explain {job}"
-            raise ConfigError([Problem("JOB", job, "its learner has said nothing", way_out)])
-        _report(log, html, curve)
+            way_out = f"run: kubectl stage2 explain {job}"
+            raise ConfigError([Problem("JOB", job, "its learner has logged nothing yet", way_out)])
+        if html is not None:
+            from stage2_report.html_page import PageRequest, write_page_of_runs
+
+            write_page_of_runs(PageRequest([log], html))
+            return
+        from stage2_report.tables import report_run
+
+        report_run(log)
 
 
-def _report(log: Path, html: Path | None, curve: Path | None) -> None:
-    if html is not None:
-        from stage2_report.html_page import PageRequest, write_page_of_runs
-
-        write_page_of_runs(PageRequest([log], html))
-        return
-    from stage2_report.tables import report_run
-
-    report_run(log, picture=None, images=None, curve=curve)
-
-
-def _logs(job: str, place: list[str], *, servers: bool) -> list[str]:
-    """Return the command that prints all that the pods of a role have said."""
+def _logs(job: str, options: list[str], *, servers: bool) -> list[str]:
+    """Return the command that prints the logs of all pods of a role."""
     role = names.ROLE_ROLLOUT if servers else names.ROLE_LEARNER
     selector = f"--selector={names.LABEL_JOB}={names.short_name(job)},{names.LABEL_ROLE}={role}"
     whose = ["--all-containers", "--prefix"] if servers else [f"--container={role}"]
-    return ["kubectl", "logs", selector, *whose, "--tail=-1", f"--max-log-requests={MOST_PODS}", *place]
+    return ["kubectl", "logs", selector, *whose, "--tail=-1", f"--max-log-requests={MOST_PODS}", *options]
 
 
 def main() -> None:

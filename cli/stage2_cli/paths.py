@@ -1,7 +1,7 @@
-"""Paths of a job's containers, and where they lie on this machine.
+"""Paths of a job's containers, and the files of this machine behind them.
 
-The process executor starts the very containers of the plan; only their paths differ. A mapping is a list of prefixes;
-the longest one that fits wins, and a path that none fits stays as it is.
+The process executor starts the same containers as the controller; only their paths differ. Of all prefixes that match a
+path, the longest counts; a path that none matches stays unchanged.
 """
 
 from __future__ import annotations
@@ -13,24 +13,25 @@ from typing import Any
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.job import RolloutMatchingJob
+from stage2_api.kubernetes_types import Volume
 
 
 @dataclass(frozen=True)
 class PathMap:
-    """Container path prefixes and the local folders or files that stand for them."""
+    """Prefixes of container paths, and the local folder or file of each."""
 
     prefixes: Mapping[str, Path]
 
     def local(self, text: str) -> str:
-        """A string with a mapped container path replaced; any other string unchanged."""
-        fitting = [prefix for prefix in self.prefixes if text == prefix or text.startswith(prefix + "/")]
-        if not fitting:
+        """Return a mapped container path as a local path; any other string unchanged."""
+        matching = [prefix for prefix in self.prefixes if text == prefix or text.startswith(prefix + "/")]
+        if not matching:
             return text
-        prefix = max(fitting, key=len)
+        prefix = max(matching, key=len)
         return str(self.prefixes[prefix]) + text[len(prefix) :]
 
     def localise(self, value: Any) -> Any:
-        """The same for every string inside mappings and lists (a training configuration, say)."""
+        """Return the same for every string inside mappings and lists, such as a training configuration."""
         if isinstance(value, str):
             return self.local(value)
         if isinstance(value, Mapping):
@@ -41,7 +42,7 @@ class PathMap:
 
 
 def host_paths(job: RolloutMatchingJob) -> dict[str, Path]:
-    """The mount paths of a job's hostPath volumes, and the folder or file of this machine behind each."""
+    """Return the mount paths of a job's hostPath volumes, and the host's folder or file behind each."""
     return {
         volume.mount_path: Path(volume.host_path.path) / (volume.sub_path or "")
         for volume in job.spec.volumes
@@ -49,18 +50,18 @@ def host_paths(job: RolloutMatchingJob) -> dict[str, Path]:
     }
 
 
-def place_here(job: RolloutMatchingJob, mapped: Mapping[str, Path], path: Path) -> Path | None:
-    """Return where a path of a job's containers lies on this machine; None inside a volume that is not on it."""
-    here = {**host_paths(job), **mapped}
+def local_path(job: RolloutMatchingJob, mapped: Mapping[str, Path], path: Path) -> Path | None:
+    """Return a path of a job's containers on this machine; None inside a volume of another machine."""
+    prefixes = {**host_paths(job), **mapped}
     volumes = {volume.mount_path for volume in job.spec.volumes}
-    fitting = [prefix for prefix in volumes | set(here) if path.is_relative_to(prefix)]
-    if fitting and max(fitting, key=len) not in here:
+    matching = [prefix for prefix in volumes | set(prefixes) if path.is_relative_to(prefix)]
+    if matching and max(matching, key=len) not in prefixes:
         return None
-    return Path(PathMap(here).local(str(path)))
+    return Path(PathMap(prefixes).local(str(path)))
 
 
 def parse_mappings(mapped: Sequence[str]) -> dict[str, Path]:
-    """`CONTAINER=LOCAL` options as prefixes; ConfigError for one that is not, or whose container path is relative."""
+    """Return `CONTAINER=LOCAL` options as prefixes. Raises ConfigError for a relative or malformed one."""
     prefixes: dict[str, Path] = {}
     for text in mapped:
         container, sign, local = text.partition("=")
@@ -69,3 +70,36 @@ def parse_mappings(mapped: Sequence[str]) -> dict[str, Path]:
             raise ConfigError([Problem("--map", text, rule, "write for example --map /data=out/shapes")])
         prefixes[container.rstrip("/") or "/"] = Path(local).resolve()
     return prefixes
+
+
+def volume_paths(job: RolloutMatchingJob, folder: Path, mapped: Mapping[str, Path]) -> dict[str, Path]:
+    """Return the local folder of every volume, by mount path, and create those of emptyDir volumes inside `folder`.
+
+    Raises ConfigError for a volume that is not on this machine.
+    """
+    found = {path: local for path, local in host_paths(job).items() if path not in mapped}
+    problems: list[Problem] = []
+    for index, volume in enumerate(job.spec.volumes):
+        problems += _missing(volume, found.get(volume.mount_path), f"spec.volumes[{index}].hostPath.path")
+        if volume.mount_path in mapped or volume.mount_path in found:
+            continue
+        if volume.empty_dir is not None:
+            found[volume.mount_path] = folder / volume.name
+            found[volume.mount_path].mkdir(parents=True, exist_ok=True)
+        else:
+            rule = "only hostPath and emptyDir volumes are on this machine"
+            way_out = f"name its folder: --map {volume.mount_path}=FOLDER"
+            problems.append(Problem(f"spec.volumes[{index}]", volume.name, rule, way_out))
+    if problems:
+        raise ConfigError(problems)
+    return found
+
+
+def _missing(volume: Volume, local: Path | None, path: str) -> list[Problem]:
+    """Return a problem where a hostPath volume's type requires a folder or file that does not exist."""
+    kind = volume.host_path.type if volume.host_path is not None else ""
+    is_there = {"Directory": Path.is_dir, "File": Path.is_file}
+    if local is None or kind not in is_there or is_there[kind](local):
+        return []
+    way_out = f"create it, or name another one: --map {volume.mount_path}=PATH"
+    return [Problem(path, str(local), f"type: {kind} requires one, and there is none on this machine", way_out)]

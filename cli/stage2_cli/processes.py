@@ -1,4 +1,4 @@
-"""Processes that stand in for containers: started with their own log file and process group, ended as a group.
+"""Processes in place of containers, and what each gets of this machine: a log, a process group, GPUs and ports.
 
 A child asks the kernel to end it when the executor dies (PR_SET_PDEATHSIG): not even `kill -9` leaves servers behind.
 """
@@ -8,19 +8,26 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from stage2_api.errors import ConfigError, Problem
+from stage2_api.pod.layout import PROGRESS_PORT
+from stage2_controller.spec.containers import POD_PORTS, LearnerPorts
+from stage2_trainer.serve.cuda_driver import VISIBLE_VARIABLE, visible_names
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def end_with_parent() -> None:
-    """Ask the kernel for SIGTERM when the parent dies; for the child's side of a fork."""
+    """Ask the kernel for SIGTERM when the parent dies; call it in the child."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
@@ -38,7 +45,7 @@ class LocalProcess:
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     def start(self) -> None:
-        """Start it with nothing of this process's environment but what PATH-like variables must pass on."""
+        """Start it with exactly its own environment."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as output:
             self.process = subprocess.Popen(
@@ -53,12 +60,12 @@ class LocalProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """The exit status, or None while it runs."""
+        """The exit code; None while it runs."""
         assert self.process is not None
         return self.process.poll()
 
     def stop(self, *, grace_s: float = 15.0) -> None:
-        """TERM to the whole group, then KILL after `grace_s` seconds."""
+        """Send SIGTERM to the whole group, then SIGKILL after `grace_s` seconds."""
         if self.process is None:
             return
         self._signal(signal.SIGTERM)
@@ -70,7 +77,7 @@ class LocalProcess:
         self.process.wait()
 
     def tail(self, lines: int = 20) -> str:
-        """The last lines of its log."""
+        """Return the last lines of its log."""
         if not self.log.exists():
             return ""
         with self.log.open(encoding="utf-8", errors="replace") as text:
@@ -88,3 +95,56 @@ class LocalProcess:
         except ProcessLookupError:
             return False
         return True
+
+
+_FIRST_GROUP_PORT = 21216
+"""Below the ports that Linux gives to outgoing connections, one of which could take the pod's own port meanwhile."""
+_PORTS_PER_RUN = 20
+_MOST_RUNS = 50
+
+
+@contextmanager
+def learner_ports(servers: int) -> Iterator[LearnerPorts]:
+    """Yield ports for the learner of a run with so many servers; no other run gets them while the block lasts.
+
+    Raises OSError where fifty runs have ports.
+    """
+    with ExitStack() as claims:
+        for run in range(_MOST_RUNS):
+            claim = claims.enter_context(socket.socket(socket.AF_UNIX))
+            try:
+                # The learner binds its ports long after they are chosen. Until then this name, which ends with the
+                # process, keeps other runs away.
+                claim.bind(f"\0stage2-run-{run}")
+            except OSError:
+                continue
+            by = run * _PORTS_PER_RUN
+            ports = LearnerPorts(POD_PORTS.progress + by, POD_PORTS.metrics + by, _FIRST_GROUP_PORT + by)
+            if all(map(_is_free, [ports.progress, ports.metrics, *(ports.group + index for index in range(servers))])):
+                yield ports
+                return
+        raise OSError(f"no free ports for a learner: {_MOST_RUNS} sets from {PROGRESS_PORT} on are taken")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
+
+
+def require_gpus(count: int, environment: Mapping[str, str] = os.environ) -> None:
+    """Raise ConfigError where CUDA_VISIBLE_DEVICES names some GPUs, but fewer than the job needs."""
+    visible = visible_names(environment)
+    if visible and len(visible) < count:
+        rule, way_out = f"must name as many GPUs as the job needs, which is {count}", "name more, or unset it"
+        raise ConfigError([Problem(VISIBLE_VARIABLE, ",".join(visible), rule, way_out)])
+
+
+def visible_devices(gpus: Iterable[int], environment: Mapping[str, str] = os.environ) -> str:
+    """Return CUDA_VISIBLE_DEVICES for a process with these GPUs, counted from 0 among those of this process."""
+    visible = visible_names(environment)
+    return ",".join(str(gpu) if visible is None else visible[gpu] for gpu in gpus) if visible != [] else ""

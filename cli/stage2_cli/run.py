@@ -1,8 +1,8 @@
-"""`stage2 run`: the process executor. The containers of the plan, as processes on this machine, without a cluster.
+"""`stage2 run`: the process executor. It runs the containers of a job as processes on this machine, without a cluster.
 
-Like a job's pods, it starts the servers first and the learner when all of them answer; like the kubelet, it restarts
-a server that dies while the learner runs; like the Job, it starts the learner again after a retryable exit, and never
-after exit code 64.
+Like a job's pods, it starts the servers first and the learner when all of them answer. Like the kubelet, it restarts a
+server that dies while the learner runs. Like the Job, it restarts the learner after a retryable exit, and never after
+exit code 64.
 """
 
 from __future__ import annotations
@@ -21,17 +21,13 @@ from pathlib import Path
 import httpx
 import yaml
 
-from stage2_api.errors import EXIT_CONFIG, EXIT_FAILURE, ConfigError, Problem
+from stage2_api.errors import EXIT_CONFIG, EXIT_FAILURE
 from stage2_api.job import RolloutMatchingJob
-from stage2_api.kubernetes_types import Volume
 from stage2_api.pod.layout import HEALTH_ROUTE, PROGRESS_ROUTE, TLS_CERT_FILE_VARIABLE
 from stage2_api.pod.report import GRACE_S
-from stage2_cli.config_files import load_config, load_job
-from stage2_cli.gpus import devices, require
-from stage2_cli.left_out import NETWORK, TEMPLATES, WATCHED, left_out
-from stage2_cli.local_ports import learner_ports
-from stage2_cli.paths import PathMap, host_paths, parse_mappings
-from stage2_cli.processes import LocalProcess
+from stage2_cli.config_files import NETWORK, TEMPLATES, WATCHED, load_config, load_job, set_fields
+from stage2_cli.paths import PathMap, parse_mappings, volume_paths
+from stage2_cli.processes import LocalProcess, learner_ports, require_gpus, visible_devices
 from stage2_cli.run_console import Watcher, console
 from stage2_controller.spec.containers import POD_PORTS, Container, LearnerPorts, Processes, containers
 from stage2_trainer.data.output_places import check_place
@@ -47,7 +43,7 @@ CONFIG = Path("etc", "config", "config.yaml")
 
 @dataclass(frozen=True)
 class LocalRun:
-    """A job made ready for this machine: where its files lie and what its containers are."""
+    """A job on this machine: its files and its containers."""
 
     job: RolloutMatchingJob
     workload: Processes
@@ -61,34 +57,33 @@ class LocalRun:
         return (self.work_dir / "etc" / "token" / "token").read_text()
 
     def process(self, container: Container, gpus: Sequence[int]) -> LocalProcess:
-        """A container as a process; its log lies in `<work_dir>/logs`."""
+        """Return a container as a process, which logs to `<work_dir>/logs`."""
         moved = container.relocated(str(self.work_dir / "etc"))
         command = [self.paths.local(word) for word in moved.command]
         if command[:2] == ["stage2", "serve"]:
             command += ["--engine", self.engine]
-        # The same interpreter and distribution that runs this command, whatever PATH says.
+        # The interpreter and distribution of this command, whatever PATH holds.
         command[0] = shutil.which(command[0], path=str(Path(sys.executable).parent)) or command[0]
         inherited = {key: value for key, value in os.environ.items() if key != TLS_CERT_FILE_VARIABLE}
         env = {**inherited, **moved.env, "HOME": os.environ.get("HOME", "/tmp"), "PYTHONUNBUFFERED": "1"}
         if gpus:
-            env[VISIBLE_VARIABLE] = devices(gpus)
+            env[VISIBLE_VARIABLE] = visible_devices(gpus)
         return LocalProcess(container.name, command, env, self.work_dir / "logs" / f"{container.name}.log")
 
 
 def run_job(file: Path, *, mapped: Sequence[str], work_dir: Path, engine: str = "vllm", overwrite: bool = False) -> int:
-    """Run a job file to its end on this machine; the learner's exit code.
+    """Run a job file to its end on this machine; return the learner's exit code.
 
-    overwrite: what an earlier run left in the output folder is removed first.
-
-    Raises ConfigError when the job is wrong or one of its volumes has no place here.
+    overwrite: first remove what an earlier run left in the output folder. Raises ConfigError when the job is invalid
+    or one of its volumes is not on this machine.
     """
-    job, places = load_job(file), parse_mappings(mapped)
+    job, mappings = load_job(file), parse_mappings(mapped)
     check_place("--work-dir", work_dir / CONFIG)
-    if ignored := left_out(job, (*WATCHED, *TEMPLATES, *NETWORK)):
+    if ignored := set_fields(job, (*WATCHED, *TEMPLATES, *NETWORK)):
         console().print(f"not applied to processes on this machine: {', '.join(ignored)}", style="yellow")
     signal.signal(signal.SIGTERM, _interrupt)
     with learner_ports(job.spec.rollout.servers) as ports:
-        local = prepare(job, places, work_dir.resolve(), engine, ports)
+        local = prepare(job, mappings, work_dir.resolve(), engine, ports)
         _check(local)
         return _run(local, overwrite=overwrite)
 
@@ -108,10 +103,10 @@ def prepare(
     engine: str,
     ports: LearnerPorts = POD_PORTS,
 ) -> LocalRun:
-    """Write configuration and token, and find a local place for every volume; starts nothing."""
-    paths = PathMap({**_volume_paths(job, work_dir, mapped), **mapped})
+    """Write configuration and token, and find a local folder for every volume; start nothing."""
+    paths = PathMap({**volume_paths(job, work_dir / "volumes", mapped), **mapped})
     workload = containers(job, host_for=lambda _: _HOST, learner_ports=ports, tls=False)
-    require(sum(container.gpus for container in (*workload.servers, workload.learner)))
+    require_gpus(sum(container.gpus for container in (*workload.servers, workload.learner)))
     _write(work_dir / CONFIG, _localised(workload.config_text, paths), mode=0o644)
     _write(work_dir / "etc" / "token" / "token", secrets.token_urlsafe(32), mode=0o600)
     shutil.rmtree(work_dir / "logs", ignore_errors=True)
@@ -119,40 +114,11 @@ def prepare(
 
 
 def _check(local: LocalRun) -> None:
-    """Raise ConfigError for what the learner would say only when the servers are up."""
+    """Raise ConfigError for what the learner would report only after the servers have started."""
     config = load_config(local.work_dir / CONFIG)
     processes = max(1, local.workload.learner.gpus)
     check_supported(config, world_size=processes)
     checked_records(config, world_size=processes)
-
-
-def _volume_paths(job: RolloutMatchingJob, work_dir: Path, mapped: Mapping[str, Path]) -> dict[str, Path]:
-    found = {path: place for path, place in host_paths(job).items() if path not in mapped}
-    problems: list[Problem] = []
-    for index, volume in enumerate(job.spec.volumes):
-        problems += _missing(volume, found.get(volume.mount_path), f"spec.volumes[{index}].hostPath.path")
-        if volume.mount_path in mapped or volume.mount_path in found:
-            continue
-        if volume.empty_dir is not None:
-            found[volume.mount_path] = work_dir / "volumes" / volume.name
-            found[volume.mount_path].mkdir(parents=True, exist_ok=True)
-        else:
-            rule = "only hostPath and emptyDir volumes have a place on this machine"
-            way_out = f"say where it lies: --map {volume.mount_path}=FOLDER"
-            problems.append(Problem(f"spec.volumes[{index}]", volume.name, rule, way_out))
-    if problems:
-        raise ConfigError(problems)
-    return found
-
-
-def _missing(volume: Volume, place: Path | None, path: str) -> list[Problem]:
-    """Return that a hostPath volume whose type asks for something has nothing of the kind at its place here."""
-    kind = volume.host_path.type if volume.host_path is not None else ""
-    is_there = {"Directory": Path.is_dir, "File": Path.is_file}
-    if place is None or kind not in is_there or is_there[kind](place):
-        return []
-    way_out = f"make it, or say where it lies: --map {volume.mount_path}=PLACE"
-    return [Problem(path, str(place), f"type: {kind} asks for one, and there is none on this machine", way_out)]
 
 
 def _localised(config_text: str, paths: PathMap) -> str:
@@ -179,8 +145,8 @@ def _start_servers(local: LocalRun, cleanup: ExitStack) -> list[LocalProcess]:
 
 
 def _wait_until_ready(servers: Sequence[LocalProcess], local: LocalRun) -> int:
-    """The exit code: 0 once every server has answered on /health; else one died, or the start deadline passed."""
-    urls = [address.base_url for address in local.workload.addresses]
+    """Return 0 once every server has answered on /health; another exit code if one dies or misses the deadline."""
+    urls = [server.base_url for server in local.workload.addresses]
     started, patience = time.monotonic(), local.job.spec.learner.start_deadline_seconds
     with Watcher() as watcher, httpx.Client(trust_env=False, timeout=2.0) as client:
         waiting = dict(zip(urls, servers, strict=True))
@@ -208,7 +174,7 @@ def _healthy(client: httpx.Client, url: str) -> bool:
 
 
 def _train(local: LocalRun, servers: Sequence[LocalProcess], cleanup: ExitStack, *, overwrite: bool) -> int:
-    """Run the learner, again after each retryable exit until the backoff limit is reached."""
+    """Run the learner; restart it after each retryable exit until the backoff limit is reached."""
     first_gpu = sum(container.gpus for container in local.workload.servers)
     gpus = range(first_gpu, first_gpu + local.workload.learner.gpus)
     for attempt in range(local.job.spec.learner.backoff_limit + 1):
@@ -221,7 +187,7 @@ def _train(local: LocalRun, servers: Sequence[LocalProcess], cleanup: ExitStack,
         if code in (0, EXIT_CONFIG):
             break
         if attempt < local.job.spec.learner.backoff_limit:
-            console().print(f"learner: exit code {code}; starting it again ({attempt + 1})")
+            console().print(f"learner: exit code {code}; restarting it ({attempt + 1})")
     return code
 
 
@@ -246,21 +212,21 @@ def _watch(local: LocalRun, learner: LocalProcess, servers: Sequence[LocalProces
 
 
 def _restart(watcher: Watcher, server: LocalProcess, restarts: dict[str, int]) -> None:
-    """Start a server that died again, and say so; after the last time, say that it stays away."""
+    """Restart a server that died, or print that it has used up its restarts."""
     restarts[server.name] += 1
     again = restarts[server.name] <= _MAX_SERVER_RESTARTS
-    then = "starting it again" if again else f"it was started again {_MAX_SERVER_RESTARTS} times, and stays away"
+    then = "restarting it" if again else f"not restarting it after {_MAX_SERVER_RESTARTS} restarts"
     watcher.failure(server, f"ended with exit code {server.exit_code}; {then}")
     if again:
         server.start()
 
 
 def _show_blamed(watcher: Watcher, learner: LocalProcess, local: LocalRun, servers: Sequence[LocalProcess]) -> None:
-    """Show the last log lines of the servers that the learner's last words name."""
+    """Show the last log lines of the servers that the end of the learner's log names."""
     addresses = local.workload.addresses
-    words = learner.tail()
+    last_lines = learner.tail()
     for address, server in zip(addresses, servers, strict=True):
-        if f"server {address.base_url}" in words:
+        if f"server {address.base_url}" in last_lines:
             watcher.failure(server, "is named in it")
 
 

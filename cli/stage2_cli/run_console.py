@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -13,25 +12,26 @@ from rich.console import Console
 from rich.status import Status
 
 from stage2_api.pod.report import LearnerPhase, LearnerReport, read_report
-from stage2_cli.log_tail import LogTail
 from stage2_cli.processes import LocalProcess
+from stage2_report.run_history import parse_record
 
-# They alternate many times a step: for a status line that overwrites itself, not for a log.
 _PHASES_OF_A_STEP: tuple[LearnerPhase, ...] = ("syncing", "rollout", "training")
+"""Phases that alternate many times a step: shown in a status line, which overwrites itself, and not in a log."""
 
 
 @functools.cache
 def console() -> Console:
-    """The console on standard output that all of `stage2 run` writes to."""
+    """Return the console on standard output that all of `stage2 run` uses."""
     return Console(highlight=False, soft_wrap=True)
 
 
 class Watcher:
-    """Shows where a run is: from the learner's /progress and from the JSON lines in its log."""
+    """Shows the progress of a run, from the learner's /progress and from the JSON lines in its log."""
 
     def __init__(self, log: Path | None = None, progress_url: str | None = None, token: str = "") -> None:
         self._progress_url = progress_url
-        self._log = LogTail(log, offset=log.stat().st_size if log.exists() else 0) if log else None
+        self._log = log
+        self._offset = log.stat().st_size if log is not None and log.exists() else 0
         self._client = httpx.Client(trust_env=False, timeout=2.0, headers={"Authorization": f"Bearer {token}"})
         self._status = Status("starting", console=console())
         self._last = ""
@@ -48,7 +48,7 @@ class Watcher:
         self._client.close()
 
     def show(self, text: str) -> None:
-        """Say where the run is, once for each new text where there is no terminal."""
+        """Show a status; where there is no terminal, each new text once."""
         if text == self._last:
             return
         self._last = text
@@ -58,7 +58,7 @@ class Watcher:
             console().print(text)
 
     def refresh(self) -> None:
-        """Show new records of the learner's log, then its progress."""
+        """Print new records of the learner's log, then show its progress."""
         for record in self._new_records():
             if line := describe(record):
                 console().print(line)
@@ -67,7 +67,7 @@ class Watcher:
             self.show(f"learner: {progress.phase}, step {progress.step} of {progress.max_steps}")
 
     def failure(self, process: LocalProcess, what: str) -> None:
-        """Say what happened to a process and show the last lines of its log."""
+        """Print what happened to a process and the last lines of its log."""
         console().print(f"[bold red]{process.name} {what}[/]; the last lines of {process.log}:")
         console().print(process.tail(), markup=False)
 
@@ -77,27 +77,23 @@ class Watcher:
         try:
             answer = self._client.get(self._progress_url)
         except httpx.TransportError:
-            return None  # not listening yet, or already gone: the exit code tells the rest
+            return None  # not listening yet, or gone already: its exit code says which
         return read_report(answer.json()) if answer.status_code == 200 else None
 
     def _new_records(self) -> list[dict[str, Any]]:
-        lines = self._log.new_lines() if self._log else ()
-        return [record for line in lines if (record := parse_record(line.decode(errors="replace")))]
-
-
-def parse_record(line: str) -> dict[str, Any] | None:
-    """A log line as a record, or None when it is not one of the learner's JSON lines."""
-    if not line.startswith('{"event"'):
-        return None
-    try:
-        record: dict[str, Any] = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return record
+        """Return the records of the lines that are complete since the last call."""
+        if self._log is None or not self._log.exists():
+            return []
+        with self._log.open("rb") as file:
+            file.seek(self._offset)
+            new = file.read()
+        complete = new[: new.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        return [record for line in complete.splitlines() if (record := parse_record(line))]
 
 
 def describe(record: dict[str, Any]) -> str | None:
-    """One line about a record for people, or None for a record that is only for machines."""
+    """Return a line about a record for people; None for a record that is only for machines."""
     if record["event"] == "step" and "reward" in record:
         return f"step {record['step']}: loss {record['loss']:.3f}, mean reward {record['reward']:.3f}"
     if record["event"] == "step" and "supervised/objects" in record:

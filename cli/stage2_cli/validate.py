@@ -1,71 +1,122 @@
-"""`stage2 validate`: the rules that `kubectl apply` and the learner's start apply, where the person is.
+"""`stage2 validate`: the rules of `kubectl apply` and of the learner's start, checked on a person's machine.
 
-Data files are looked over where this machine has them; a job names them by the paths of its containers.
+Data files and the model's folder are checked too where this machine has them; a job names them by the paths of its
+containers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 from stage2_api.advice import idle_settings
-from stage2_api.errors import EXIT_CONFIG, ConfigError
+from stage2_api.errors import EXIT_CONFIG, ConfigError, Problem
 from stage2_api.parsing import parse_job, parse_run_config
 from stage2_api.runconfig import RunConfig
 from stage2_cli.config_files import is_job, load_documents, only_document, with_bases
-from stage2_cli.data_files import Local, look_over
-from stage2_cli.errors import show_config_error, show_idle_settings
-from stage2_cli.paths import parse_mappings, place_here
-from stage2_cli.plain_console import plain_console
+from stage2_cli.console import file_progress, plain_console, show_config_error, show_idle_settings
+from stage2_cli.paths import local_path, parse_mappings
 from stage2_controller.spec import template_rules
+from stage2_report.inspection import KEY_OF_KIND
+from stage2_trainer.data.model_trust import model_problems
+from stage2_trainer.data.survey import Survey, survey
+from stage2_trainer.preflight import record_rules
+
+FIRST_RECORDS = 1000
+
+Local = Callable[[Path], Path | None]
+"""A function that returns a configured path on this machine; None for a path in a volume of another machine."""
 
 
-@dataclass(frozen=True)
-class _Checked:
-    """A configuration that keeps the rules, and where its paths lie on this machine."""
+@dataclass
+class Findings:
+    """A report on the data files: a line for each, and all problems of those that are on this machine."""
 
-    config: RunConfig
-    local: Local
+    lines: list[str] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
 
 
 def validate_files(files: Sequence[Path], *, mapped: Sequence[str] = (), all_records: bool = False) -> int:
-    """Check every file, and the data files that it names; 0 when all are right, 64 otherwise.
+    """Check every file, and the data files that it names; return 0 if all are valid, else 64.
 
-    mapped: `CONTAINER=LOCAL`, where paths of a job's containers lie. all_records: read data files to their end.
+    mapped: `CONTAINER=LOCAL`, for paths of a job's containers. all_records: read data files to their end.
     """
-    places = parse_mappings(mapped)
-    wrong = [path for path in files if not _valid(path, places, all_records=all_records)]
-    return EXIT_CONFIG if wrong else 0
+    mappings = parse_mappings(mapped)
+    invalid = [path for path in files if not _is_valid(path, mappings, all_records=all_records)]
+    return EXIT_CONFIG if invalid else 0
 
 
-def _valid(path: Path, places: Mapping[str, Path], *, all_records: bool) -> bool:
-    """Check one file, and say what there is to say about it."""
+def _is_valid(path: Path, mappings: Mapping[str, Path], *, all_records: bool) -> bool:
+    """Check one file, and print the result."""
     try:
-        kind, checked = _checked(path, places)
+        kind, configs = _load(path, mappings)
     except ConfigError as error:
         show_config_error(error, source=str(path))
         return False
-    found = [look_over(one.config, one.local, all_records=all_records) for one in checked]
-    problems = [problem for one in found for problem in one.problems]
+    findings = [check_data(config, local, all_records=all_records) for config, local in configs]
+    problems = [problem for one in findings for problem in one.problems]
     out = plain_console()
     out.print(f"{path}: {'broken data of a' if problems else 'valid'} {kind}")
-    for line in (line for one in found for line in one.lines):
+    for line in (line for one in findings for line in one.lines):
         out.print(line)
     if problems:
         show_config_error(ConfigError(problems), source=str(path))
-    for one in checked:
-        show_idle_settings(idle_settings(one.config))
+    for config, _ in configs:
+        show_idle_settings(idle_settings(config))
     return not problems
 
 
-def _checked(path: Path, places: Mapping[str, Path]) -> tuple[str, list[_Checked]]:
+def _load(path: Path, mappings: Mapping[str, Path]) -> tuple[str, list[tuple[RunConfig, Local]]]:
+    """Return what a file holds, in words, and its valid configurations. Raises ConfigError."""
     documents = load_documents(path)
     if not is_job(documents[0]):
         config = parse_run_config(with_bases(path, only_document(path, documents)))
-        return "training configuration", [_Checked(config, lambda named: named)]
+        return "training configuration", [(config, lambda named: named)]
     jobs = [parse_job(document) for document in documents]
     for job in jobs:
         template_rules.check(job)
-    return "RolloutMatchingJob", [_Checked(job.spec.config, partial(place_here, job, places)) for job in jobs]
+    return "RolloutMatchingJob", [(job.spec.config, partial(local_path, job, mappings)) for job in jobs]
+
+
+def check_data(config: RunConfig, local: Local, *, all_records: bool) -> Findings:
+    """Check the model's folder, and the first records of each data file, or all that the run would read."""
+    findings = Findings()
+    model = local(Path(config.model.model))
+    if model is not None and os.path.isdir(model):
+        findings.problems += model_problems(config.model, model)
+    for key, path, limit in _data_files(config):
+        here = local(Path(path))
+        if here is None or not os.path.exists(here):
+            findings.lines.append(f"  {key}: {path}: not on this machine, not checked")
+            continue
+        most = limit if all_records else min(limit or FIRST_RECORDS, FIRST_RECORDS)
+        try:
+            with file_progress(here, shown=all_records) as on_line:
+                found = survey(here, record_rules(config), most, on_line)
+        except ConfigError as error:
+            findings.problems += error.problems
+            continue
+        findings.problems += found.problems
+        rest = "" if found.whole or most == limit else f"; only the first {most:,} records, --all-records reads all"
+        findings.lines.append(f"  {key}: {here}: {_counts(found)}{rest}")
+    return findings
+
+
+def _data_files(config: RunConfig) -> Iterator[tuple[str, str, int | None]]:
+    custom = config.custom
+    yield "custom.train_jsonl", custom.train_jsonl, custom.train_sample_limit
+    if custom.val_jsonl is not None:
+        yield "custom.val_jsonl", custom.val_jsonl, custom.val_sample_limit
+
+
+def _counts(found: Survey) -> str:
+    parts = [f"{found.records:,} valid record{'' if found.records == 1 else 's'}"]
+    if found.broken:
+        parts.append(f"{len(found.broken):,} broken")
+    total = sum(found.objects.values())
+    kinds = ", ".join(f"{count:,} {KEY_OF_KIND[kind]}" for kind, count in sorted(found.objects.items()))
+    parts.append(f"{total:,} object{'' if total == 1 else 's'}" + (f" ({kinds})" if kinds else ""))
+    return ", ".join(parts)

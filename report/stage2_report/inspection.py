@@ -1,4 +1,4 @@
-"""One sample's E-step for people and for machines: answer and target in colours, tables, JSON, and a picture.
+"""One sample's E-step for people and for machines: answer and target in colours, tables, and JSON.
 
 The keys of the JSON are a promise.
 """
@@ -16,10 +16,6 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from stage2_api.errors import ConfigError, Problem
-from stage2_trainer.data.drawing import Outline, draw_outlines, grid
-from stage2_trainer.data.images import load_image
-from stage2_trainer.data.records import Record
 from stage2_trainer.matching import CoordVocab, MatchedTarget, segment_meta, supervision
 from stage2_trainer.matching.masks import IGNORED
 from stage2_trainer.matching.parsed_objects import CUT_OFF, KIND_OF_KEY, Kind, ParsedObject
@@ -98,8 +94,6 @@ def _object(one: ParsedObject) -> dict[str, Any]:
 
 
 _MATCHED, _UNMATCHED, _DROPPED, _CUT, _TAIL = "green", "yellow", "red", "dim strike", "bold cyan"
-_FOUND_COLOR, _MISSED_COLOR, _MATCHED_COLOR, _UNMATCHED_COLOR = "#1a7f37", "#bc4c00", "#0969da", "#cf222e"
-_PICTURE_WIDTH = 480  # pixels of each of the two images
 _LABEL_STYLES = {"none": "dim", "ce": "green", "coord": "bold magenta", "penalised": "bold red"}
 # Control characters become visible symbols, so that an answer cannot control the terminal; newlines stay.
 _VISIBLE = {code: 0x2400 + code for code in range(32) if code != ord("\n")}
@@ -297,31 +291,3 @@ def _type(one: ParsedObject) -> str:
 
 def _bins(bins: tuple[int, ...]) -> str:
     return " ".join(map(str, bins))
-
-
-def write_picture(record: Record, target: MatchedTarget, path: Path) -> None:
-    """Draw the record's first image twice into a PNG: with the ground truth on the left, with the answer on the right.
-
-    Ground truth is green where it was found and orange where it was missed; the answer's valid objects are blue where
-    they matched and red where they did not. Raises ConfigError where the file cannot be written, ImageError where the
-    image cannot be read.
-    """
-    missed = set(target.false_negatives)
-    matched = {pair.pred for pair in target.matching.pairs}
-    truth = [
-        Outline(one.kind, one.bins, f"{i} {one.desc}", _MISSED_COLOR if i in missed else _FOUND_COLOR)
-        for i, one in enumerate(target.ground_truth.objects)
-    ]
-    answer = [
-        Outline(one.kind, one.bins, f"{one.key} {one.desc}", _MATCHED_COLOR if i in matched else _UNMATCHED_COLOR)
-        for i, one in enumerate(target.parsed.valid_objects)
-        if one.kind
-    ]
-    image = load_image(record.images[0])
-    pictures = [draw_outlines(image, outlines, width=_PICTURE_WIDTH) for outlines in (truth, answer)]
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        grid([pictures], ("ground truth", "answer")).save(path, format="PNG")
-    except OSError as error:
-        rule = f"must be a file that can be written ({error.strerror})"
-        raise ConfigError([Problem("--picture", str(path), rule, "correct the path")]) from error

@@ -1,4 +1,4 @@
-"""`stage2 report RUN --picture OUT.png`: held-out images with ground truth, first rollouts and last rollouts."""
+"""Pictures of answers beside ground truth: a run's first and last held-out rollouts, and one inspected sample."""
 
 from __future__ import annotations
 
@@ -11,9 +11,13 @@ from PIL import Image
 from stage2_api.errors import ConfigError, Problem
 from stage2_report.run_history import Record
 from stage2_trainer.data.drawing import Outline, draw_outlines, grid
+from stage2_trainer.data.images import load_image
+from stage2_trainer.data.records import Record as DataRecord
+from stage2_trainer.matching import MatchedTarget
 
 _MAX_ROWS = 6
-_TRUTH, _MATCHED, _UNMATCHED = "#1a7f37", "#0969da", "#cf222e"
+_INSPECTED_WIDTH = 480  # pixels of each of the two images
+_TRUTH, _MISSED, _MATCHED, _UNMATCHED = "#1a7f37", "#bc4c00", "#0969da", "#cf222e"
 
 
 class EndSamples:
@@ -65,3 +69,31 @@ def _predicted(sample: Record) -> list[Outline]:
 
 def _outline(item: Mapping[str, Any], color: str) -> Outline:
     return Outline(kind=item["kind"], bins=item["bins"], label=item["desc"], color=color)
+
+
+def write_picture(record: DataRecord, target: MatchedTarget, path: Path) -> None:
+    """Draw the record's first image twice into a PNG: with the ground truth on the left, with the answer on the right.
+
+    Ground truth is green where it was found and orange where it was missed; the answer's valid objects are blue where
+    they matched and red where they did not. Raises ConfigError where the file cannot be written, ImageError where the
+    image cannot be read.
+    """
+    missed = set(target.false_negatives)
+    matched = {pair.pred for pair in target.matching.pairs}
+    truth = [
+        Outline(one.kind, one.bins, f"{i} {one.desc}", _MISSED if i in missed else _TRUTH)
+        for i, one in enumerate(target.ground_truth.objects)
+    ]
+    answer = [
+        Outline(one.kind, one.bins, f"{one.key} {one.desc}", _MATCHED if i in matched else _UNMATCHED)
+        for i, one in enumerate(target.parsed.valid_objects)
+        if one.kind
+    ]
+    image = load_image(record.images[0])
+    pictures = [draw_outlines(image, outlines, width=_INSPECTED_WIDTH) for outlines in (truth, answer)]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        grid([pictures], ("ground truth", "answer")).save(path, format="PNG")
+    except OSError as error:
+        rule = f"must be a file that can be written ({error.strerror})"
+        raise ConfigError([Problem("--picture", str(path), rule, "correct the path")]) from error

@@ -18,7 +18,7 @@ ANSWER_TOKENS = 24
 def inspect(folder, *options, token_file):
     command = [forked.STAGE2, "inspect", folder / "train.yaml", *options]
     environment = {**os.environ, "STAGE2_TOKEN_FILE": str(token_file)}
-    return forked.run(command, imports=(*forked.LEARNER, "stage2_cli.inspect.command"), env=environment)
+    return forked.run(command, imports=(*forked.LEARNER, "stage2_cli.inspect_sample"), env=environment)
 
 
 def write_config(folder, base_url, model):

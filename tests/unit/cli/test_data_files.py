@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from stage2_cli.data_files import FIRST_RECORDS
-from stage2_cli.validate import validate_files
+from stage2_cli.validate import FIRST_RECORDS, validate_files
 from tests.unit.api.wrong_jobs import good_job, merge_patch
 
 GOOD: dict[str, Any] = {
@@ -46,7 +45,7 @@ def test_records_and_objects_are_counted(tmp_path: Path, capsys: pytest.CaptureF
     assert validate_files([write_run(tmp_path, train_jsonl=str(train))]) == 0
     assert capsys.readouterr().out.splitlines() == [
         f"{tmp_path}/run.yaml: valid training configuration",
-        f"  custom.train_jsonl: {train}: 3 right records, 4 objects (2 bbox_2d, 2 poly)",
+        f"  custom.train_jsonl: {train}: 3 valid records, 4 objects (2 bbox_2d, 2 poly)",
     ]
 
 
@@ -58,7 +57,7 @@ def test_every_broken_line_of_both_files_is_told_with_rule_and_way_out(
     assert validate_files([write_run(tmp_path, train_jsonl=str(train), val_jsonl=str(held_out))]) == 64
     told = capsys.readouterr()
     assert f"{tmp_path}/run.yaml: broken data of a training configuration" in told.out
-    assert "40 right records, 40 broken, 80 objects" in told.out
+    assert "40 valid records, 40 broken, 80 objects" in told.out
     for line in range(2, 81, 2):
         assert f"{train}:{line} width: 0\n    rule:    must be a positive integer\n    way out: write the" in told.err
     assert f"{held_out}:2 height: '9'" in told.err
@@ -73,16 +72,16 @@ def test_the_first_records_are_read_unless_all_are_asked_for(
         file.write("{}\n")
     run = write_run(tmp_path, train_jsonl=str(train))
     assert validate_files([run]) == 0
-    assert "; these are the first 1,000 records, --all-records reads on" in capsys.readouterr().out
+    assert "; only the first 1,000 records, --all-records reads all" in capsys.readouterr().out
     assert validate_files([run], all_records=True) == 64
     assert f"{train}:{FIRST_RECORDS + 1} width" in capsys.readouterr().err
     assert validate_files([write_run(tmp_path, train_jsonl=str(train), train_sample_limit=3)], all_records=True) == 0
-    assert "3 right records, 6 objects (3 bbox_2d, 3 poly)\n" in capsys.readouterr().out
+    assert "3 valid records, 6 objects (3 bbox_2d, 3 poly)\n" in capsys.readouterr().out
 
 
 def test_a_file_that_is_not_here_is_no_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert validate_files([write_run(tmp_path, train_jsonl="/nowhere/train.jsonl")]) == 0
-    assert "  custom.train_jsonl: /nowhere/train.jsonl: not here, not checked" in capsys.readouterr().out
+    assert "  custom.train_jsonl: /nowhere/train.jsonl: not on this machine, not checked" in capsys.readouterr().out
 
 
 def test_a_folder_in_the_place_of_a_file_is_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,7 +97,7 @@ def test_a_jobs_host_path_is_followed(sub_path: str | None, tmp_path: Path, caps
     volume = {"name": "data", "mountPath": "/data", "hostPath": {"path": str(tmp_path)}}
     job = write_job(tmp_path, [volume | ({"subPath": sub_path} if sub_path else {})], "/data/train.jsonl")
     assert validate_files([job]) == 0
-    assert f"  custom.train_jsonl: {train}: 1 right record, 2 objects" in capsys.readouterr().out
+    assert f"  custom.train_jsonl: {train}: 1 valid record, 2 objects" in capsys.readouterr().out
 
 
 def test_what_lies_in_a_claim_is_here_only_where_it_is_mapped(
@@ -108,6 +107,6 @@ def test_what_lies_in_a_claim_is_here_only_where_it_is_mapped(
     volume = {"name": "data", "mountPath": str(tmp_path), "persistentVolumeClaim": {"claimName": "data"}}
     job = write_job(tmp_path, [volume], str(tmp_path / "train.jsonl"))
     assert validate_files([job]) == 0
-    assert "not here, not checked" in capsys.readouterr().out
+    assert "not on this machine, not checked" in capsys.readouterr().out
     assert validate_files([job], mapped=[f"{tmp_path}={tmp_path}"]) == 64
     assert "train.jsonl:1 width" in capsys.readouterr().err

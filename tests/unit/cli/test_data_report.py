@@ -10,11 +10,11 @@ import pytest
 from PIL import Image
 
 from stage2_api.errors import ConfigError
-from stage2_cli.data_report import DataRequest, show_data
+from stage2_cli.data import DataRequest, show_data
 from stage2_trainer.data.images import load_image
 from stage2_trainer.matching import serialize_objects
-from tests.unit.cli.inspected import SCENE, TINY_MODEL, tiny_spelling, write_records
 from tests.unit.cli.test_light_start import HEAVY, stage2
+from tests.unit.report.inspected import SCENE, TINY_MODEL, tiny_spelling, write_records
 from tiny_model.tokenizer import build_tokenizer
 
 
@@ -54,7 +54,7 @@ def test_a_model_counts_tokens_as_training_does(scenes: Path, capsys: pytest.Cap
 
 def test_a_tokenizer_that_spells_coordinates_in_pieces_is_refused(scenes: Path, tmp_path: Path) -> None:
     build_tokenizer(7, plain=True).save_pretrained(tmp_path / "stock")
-    with pytest.raises(ConfigError, match=r"--model: .*must know the coordinate tokens.*stage2 prepare"):
+    with pytest.raises(ConfigError, match=r"--model: .*must have the coordinate tokens.*stage2 prepare"):
         show_data(DataRequest(scenes, model=tmp_path / "stock"))
 
 
@@ -68,7 +68,7 @@ def test_a_page_shows_the_objects_where_they_are(scenes: Path, tmp_path: Path) -
 
 
 def test_two_outputs_at_one_place_are_refused(scenes: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^--coco: .*must be another file than that of --pictures"):
+    with pytest.raises(ConfigError, match=r"^--coco: .*must not be the file of --pictures"):
         show_data(DataRequest(scenes, pictures=tmp_path / "x", coco=tmp_path / "x"))
     assert not (tmp_path / "x").exists()
 

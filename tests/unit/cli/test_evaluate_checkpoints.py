@@ -3,8 +3,7 @@
 import pytest
 
 from stage2_api.errors import ConfigError
-from stage2_cli.evaluate import EvaluationRequest, require_one_kind
-from stage2_cli.evaluate_checkpoints import evaluate_checkpoints
+from stage2_cli.evaluate import EvaluationRequest, evaluate_checkpoints, require_one_kind
 from tests.unit.api.grpo_configs import GOOD
 from tests.unit.api.wrong_jobs import merge_patch
 from tests.unit.cli.test_light_start import COLOCATED, HEAVY, MATCHING, run_over, stage2

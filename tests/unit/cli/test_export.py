@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from stage2_api.errors import ConfigError
 from stage2_cli.main import app
-from tests.unit.cli.inspected import TINY_MODEL
 from tests.unit.cli.test_light_start import stage2
+from tests.unit.report.inspected import TINY_MODEL
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def exported(*words):
 def test_a_checkpoint_becomes_a_model_and_is_compared(checkpoint, tmp_path):
     done = exported(checkpoint, "--output", tmp_path / "out", "--verify")
     assert done.exit_code == 0, done.output
-    assert "read again and equal" in done.output
+    assert "verified" in done.output
     assert "log-probabilities differ by" in done.output
     assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
 

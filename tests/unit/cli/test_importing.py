@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from stage2_cli.data_report import DataRequest, show_data
+from stage2_cli.data import DataRequest, show_data
 from stage2_trainer.prepare import record_writer, voc, yolo
 from tests.unit.trainer.prepare import odd_sets
 from tests.unit.trainer.prepare.odd_sets import voc_object

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -10,10 +11,9 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from stage2_api.errors import ConfigError
-from stage2_cli.inspect.command import Request, inspect_sample
-from stage2_cli.inspect.inputs import Place, read_ids, read_record, read_text_ids
+from stage2_cli.inspect_sample import Request, inspect_sample, read_ids
 from stage2_cli.main import app
-from tests.unit.cli.inspected import ANSWERS, COMPLETE, SCENE, TINY_MODEL, tiny_spelling, write_records
+from tests.unit.report.inspected import ANSWERS, COMPLETE, SCENE, TINY_MODEL, tiny_spelling, write_records
 
 
 def offline(folder, answer, **options):
@@ -24,13 +24,14 @@ def offline(folder, answer, **options):
     return Request(**{"record": records, "line": 1, "tokenizer": TINY_MODEL, "response_file": path, **options})
 
 
-def written_config(folder, **matching):
+def written_config(folder, *, train_sample_limit=None, **matching):
     path = folder / "train.yaml"
     config = {
         "model": {"model": str(TINY_MODEL)},
         "training": {"output_dir": "out"},
         "custom": {
             "train_jsonl": str(write_records(folder)),
+            "train_sample_limit": train_sample_limit,
             "extra": {"rollout_matching": {"vllm": {"mode": "server", **SERVERS}, **matching}},
         },
     }
@@ -91,24 +92,26 @@ def test_a_position_outside_the_file_is_answered_with_its_range(tmp_path, positi
 
 
 def test_the_sample_limit_of_the_configuration_bounds_the_samples(tmp_path):
+    config = written_config(tmp_path, train_sample_limit=1)
     with pytest.raises(ConfigError, match=r"--sample: 1; must lie in 0..0"):
-        read_record(Place(write_records(tmp_path), 1, "--sample", limit=1))
+        inspect_sample(offline(tmp_path, COMPLETE, config=config, record=None, line=None, sample=1))
 
 
-def test_a_broken_record_is_told_by_its_own_line(tmp_path):
-    path = write_records(tmp_path)
-    path.write_text(path.read_text() + '\n{"images": ["a.png"], "width": 0, "height": 9, "objects": []}\n')
+def test_a_broken_record_is_reported_with_its_own_line(tmp_path, capsys):
+    request = offline(tmp_path, COMPLETE, as_json=True)
+    with request.record.open("a") as file:
+        file.write('\n{"images": ["a.png"], "width": 0, "height": 9, "objects": []}\n')
+    assert len(printed(request, capsys)["ground_truth"]) == len(SCENE)
     with pytest.raises(ConfigError, match=r"records.jsonl:4 width: 0; must be a positive integer"):
-        read_record(Place(path, 2, "--line"))
-    assert len(read_record(Place(path, 1, "--line")).objects) == len(SCENE)
+        inspect_sample(replace(request, line=2))
 
 
 @pytest.mark.parametrize("line", ["[1]", "{", '{"images": "a.png", "width": 1, "height": 1, "objects": []}'])
 def test_a_line_that_is_no_record_is_refused(tmp_path, line):
-    path = tmp_path / "odd.jsonl"
-    path.write_text(line)
-    with pytest.raises(ConfigError, match=r"odd\.jsonl:1"):
-        read_record(Place(path, 0, "--line"))
+    request = offline(tmp_path, COMPLETE, line=0)
+    request.record.write_text(line)
+    with pytest.raises(ConfigError, match=r"records\.jsonl:1"):
+        inspect_sample(request)
 
 
 @pytest.mark.parametrize("content", ["{}", "[1, true]", '["a"]', "[1"])
@@ -119,18 +122,14 @@ def test_ids_must_be_a_json_list_of_integers(tmp_path, content):
         read_ids(path)
 
 
-def test_an_answer_is_cut_before_a_token_that_stands_for_pixels():
-    spelling = tiny_spelling()
-    ids = spelling.vocab.encode("{<|image_pad|>}")
-    assert spelling.cut(ids) == ids[:1]
-    assert len(spelling.vision_ids) == 4
+def test_an_answer_is_cut_before_a_token_that_stands_for_pixels(tmp_path, capsys):
+    assert printed(offline(tmp_path, "{<|image_pad|>}", as_json=True), capsys)["prefix_text"] == "{"
+    assert len(tiny_spelling().vision_ids) == 4
 
 
-def test_the_newline_that_an_editor_adds_is_no_part_of_the_answer(tmp_path):
-    path = tmp_path / "answer.txt"
-    path.write_text("{}\n\n")
-    vocab = tiny_spelling().vocab
-    assert read_text_ids(path, vocab) == vocab.encode("{}\n")
+def test_the_newline_that_an_editor_adds_is_no_part_of_the_answer(tmp_path, capsys):
+    by_text = [printed(offline(tmp_path, answer, as_json=True), capsys) for answer in (COMPLETE, COMPLETE + "\n")]
+    assert by_text[0] == by_text[1]
 
 
 @pytest.mark.parametrize(
@@ -160,11 +159,11 @@ def test_the_picture_shows_what_was_found_and_what_was_missed(tmp_path, capsys):
 
 
 def test_a_picture_needs_the_image(tmp_path):
-    with pytest.raises(ConfigError, match=r"images: .*must have images that can be used"):
+    with pytest.raises(ConfigError, match=r"images: .*must have readable images"):
         inspect_sample(offline(tmp_path, COMPLETE, picture=tmp_path / "scene.png"))
 
 
 def test_the_command_opens_without_anything_heavy():
-    code = "import stage2_cli.inspect.command, sys; print(*sys.modules)"
+    code = "import stage2_cli.inspect_sample, sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert {"torch", "transformers", "vllm", "PIL"} & set(done.stdout.split()) == set()

@@ -11,7 +11,7 @@ import yaml
 
 from tests.unit.api.grpo_configs import GOOD
 from tests.unit.api.wrong_jobs import merge_patch
-from tests.unit.cli.inspected import COMPLETE, TINY_MODEL, write_records
+from tests.unit.report.inspected import COMPLETE, TINY_MODEL, write_records
 
 HEAVY = {"torch", "transformers", "vllm", "trl", "accelerate", "tensorboard"}
 SERVER = {"servers": [{"base_url": "http://127.0.0.1:9", "group_port": 9}]}

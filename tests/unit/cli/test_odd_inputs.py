@@ -62,7 +62,6 @@ COMMANDS = [
     ["data", "odd.yaml"],
     ["report", "odd.yaml"],
     ["report", "odd.yaml", "--html", "x.html"],
-    ["report", "odd.yaml", "--live"],
     ["replay", "odd.yaml", "--step", "0"],
     ["evaluate", "--rollouts", "odd.yaml", "--records", "odd.yaml"],
     ["inspect", "--record", "odd.yaml", "--tokenizer", ".", "--response-ids", "x"],

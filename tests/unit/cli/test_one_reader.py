@@ -11,12 +11,12 @@ from PIL import Image
 
 from stage2_api.errors import ConfigError
 from stage2_cli.config_files import load_config
-from stage2_cli.inspect.command import Request, inspect_sample
+from stage2_cli.inspect_sample import Request, inspect_sample
 from stage2_cli.validate import validate_files
 from stage2_trainer.preflight import checked_records
 from tests.unit.api.grpo_configs import GOOD
 from tests.unit.api.wrong_jobs import merge_patch
-from tests.unit.cli.inspected import TINY_MODEL
+from tests.unit.report.inspected import TINY_MODEL
 
 SERVERS = {"servers": [{"base_url": "http://127.0.0.1:9", "group_port": 9}]}
 METADATA = {"_fusion_template": "summary_bbu", "_fusion_mode": "summary", "summary_ref": '{"items": []}'}

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from stage2_api.errors import ConfigError
 from stage2_cli.main import app
 from stage2_trainer.data.output_places import check_file, check_folder
-from tests.unit.cli.reported import write_run
+from tests.unit.report.reported import write_run
 
 NOBODY = 65534
 HF = ["import", "hf", "lost", "--boxes", "coco"]
@@ -23,7 +23,6 @@ REPORT = ["report", "lost"]
 COMMANDS = {
     "report --html": ([*REPORT, "--html"], False),
     "report --picture": ([*REPORT, "--picture"], False),
-    "report --curve": ([*REPORT, "--curve"], False),
     "replay --output": (["replay", "lost.jsonl", "--step", "0", "--output"], False),
     "inspect --picture": ([*INSPECT, "--picture"], False),
     "data --pictures": (["data", "lost.jsonl", "--pictures"], False),

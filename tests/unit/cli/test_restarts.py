@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stage2_api.pod.layout import RESTARTS_VARIABLE, TERMINATION_LOG_VARIABLE
-from stage2_cli.restarts import Restarts
+from stage2_cli.learn import Restarts
 from tests.patience import Patience
 
 # Writes a line a try: what it was told, and what it found in the termination log. Then it ends as its try is fated.

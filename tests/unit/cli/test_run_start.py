@@ -81,8 +81,8 @@ def test_a_server_that_dies_again_and_again_stays_away_and_that_is_said(
 ) -> None:
     assert watched(tmp_path, monkeypatch, server="exit 3", learner="sleep 5; exit 75") == 75
     told = " ".join(capsys.readouterr().out.split())
-    assert told.count("ended with exit code 3; starting it again") == 3
-    assert told.count("it was started again 3 times, and stays away") == 1
+    assert told.count("ended with exit code 3; restarting it") == 3
+    assert told.count("not restarting it after 3 restarts") == 1
 
 
 def watched(folder: Path, monkeypatch: pytest.MonkeyPatch, *, server: str, learner: str) -> int:
@@ -122,7 +122,7 @@ def test_a_folder_of_the_node_that_is_not_here_is_said_before_any_server_starts(
     if made or not kind:
         run.prepare(job, {}, tmp_path / "work", "stub")
         return
-    with pytest.raises(ConfigError, match=rf"hostPath\.path: .*{kind} asks for one.*--map /models="):
+    with pytest.raises(ConfigError, match=rf"hostPath\.path: .*{kind} requires one.*--map /models="):
         run.prepare(job, {}, tmp_path / "work", "stub")
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from stage2_api.parsing import parse_run_config
 from stage2_api.pod.layout import TOKEN_FILE_VARIABLE
-from stage2_cli.waiting import wait_for_servers
+from stage2_cli.learn import wait_for_servers
 from stage2_trainer.wire import client
 
 
@@ -47,5 +47,6 @@ def test_the_wait_ends_when_the_servers_answer(url: str, tmp_path: Path, monkeyp
     vllm = {"mode": "server", "max_model_len": 1024, "server": server}
     custom = {"train_jsonl": "x.jsonl", "extra": {"rollout_matching": {"vllm": vllm}}}
     raw = {"model": {"model": "x"}, "training": {"output_dir": "out"}, "custom": custom}
-    wait_for_servers(parse_run_config(raw, root="config"))
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(raw))
+    wait_for_servers(tmp_path / "run.yaml")
     assert Loading.asked == 3

@@ -102,7 +102,7 @@ def test_both_jobs_are_valid_and_nothing_in_them_is_idle(project):
         assert idle_settings(job.spec.config) == ()
     done = CliRunner().invoke(app, ["validate", str(folder / "stage1.yaml"), str(folder / "stage2.yaml")])
     assert done.exit_code == 0, done.output
-    assert f"{IMAGES - 1} right records" in done.output
+    assert f"{IMAGES - 1} valid records" in done.output
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from stage2_cli.main import report
 from stage2_report import html_page, sample_cards
 from stage2_report.charts import averaged, decimated
 from stage2_report.html_page import PageRequest, render_page, write_html, write_page_of_runs
-from tests.unit.cli.reported import HOSTILE, PageParser, evaluation, rollout, step, write_run
 from tests.unit.cli.test_light_start import HEAVY, stage2
+from tests.unit.report.reported import HOSTILE, PageParser, evaluation, rollout, step, write_run
 from tests.unit.trainer.scores.scenes import box
 
 
@@ -131,7 +131,7 @@ def test_a_long_run_stays_within_its_bounds(tmp_path, monkeypatch):
 
 def test_of_many_samples_the_worst_the_best_and_some_between_are_chosen():
     scores = {f"{n}": n / 1000 for n in range(1000)}
-    chosen = sample_cards.chosen_samples(scores)
+    chosen = sample_cards.choose_samples(scores)
     assert chosen[:24] == [f"{n}" for n in range(24)]
     assert chosen[-12:] == [f"{n}" for n in range(988, 1000)]
     assert len(set(chosen)) == 48
@@ -159,8 +159,8 @@ def test_only_a_page_of_ours_is_written_over(tmp_path):
     assert [one.name for one in (tmp_path / "out").iterdir()] == ["page.html"]
 
 
-def test_a_watched_page_is_written_anew_when_the_run_goes_on(tmp_path):
-    run, output, said = write_run(tmp_path / "run"), tmp_path / "page.html", []
+def test_a_watched_page_is_written_again_as_the_run_continues(tmp_path, monkeypatch, capsys):
+    run, output = write_run(tmp_path / "run"), tmp_path / "page.html"
     rounds = iter(range(3))
 
     def sleep(seconds):
@@ -171,8 +171,9 @@ def test_a_watched_page_is_written_anew_when_the_run_goes_on(tmp_path):
         if number == 2:
             raise KeyboardInterrupt
 
-    write_page_of_runs(PageRequest([run], output, refresh=9), sleep=sleep, say=said.append)
-    assert len(said) == 2
+    monkeypatch.setattr(html_page.time, "sleep", sleep)
+    write_page_of_runs(PageRequest([run], output, refresh=9))
+    assert len(capsys.readouterr().out.splitlines()) == 2
     last = PageParser(output.read_text())
     assert last.all("meta", content="9") == []
     assert any("3 optimizer steps" in text for own, text in last.all("dd"))
@@ -185,7 +186,7 @@ def test_a_watched_page_is_written_anew_when_the_run_goes_on(tmp_path):
         (["run"] * 3, {"html": "page.html"}, "one run, or two"),
         (["run"] * 2, {}, "only a page has that"),
         (["run"], {"watch": 5}, "--watch"),
-        (["lost"], {}, "must be an existing log"),
+        (["lost"], {}, "must be a run's output folder"),
     ],
 )
 def test_mistakes_end_with_a_sentence(tmp_path, runs, options, told):

@@ -7,7 +7,7 @@ import pytest
 from stage2_report import reward_cards
 from stage2_report.html_page import PageRequest, render_page
 from stage2_report.reward_cards import answered_rounds, read_groups
-from tests.unit.cli.reported import HOSTILE, PageParser, answer, write_grpo_run, write_lines
+from tests.unit.report.reported import HOSTILE, PageParser, answer, write_grpo_run, write_lines
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 
 from PIL import Image
 
-from stage2_cli.inspect.inputs import Spelling, read_spelling
+from stage2_cli.inspect_sample import Spelling, read_spelling
 from stage2_trainer.matching import (
     GroundTruth,
     GTObject,

@@ -8,7 +8,7 @@ import yaml
 
 from stage2_api.errors import ConfigError
 from stage2_api.parsing import parse_job
-from stage2_cli.left_out import NETWORK, TEMPLATES, WATCHED, left_out
+from stage2_cli.config_files import NETWORK, TEMPLATES, WATCHED, set_fields
 from stage2_cli.render import render_job
 
 JOB = Path(__file__).parents[3] / "examples" / "job-3v1-tiny.yaml"
@@ -35,18 +35,20 @@ def job(**spec: Any) -> dict[str, Any]:
     ],
 )
 def test_a_field_that_only_the_controller_honours_is_named(spec: dict[str, Any], told: str) -> None:
-    assert left_out(parse_job(job(**spec)), (*WATCHED, *TEMPLATES, *NETWORK)) == [told]
+    assert set_fields(parse_job(job(**spec)), (*WATCHED, *TEMPLATES, *NETWORK)) == [told]
 
 
 def test_a_job_without_such_fields_is_told_nothing() -> None:
-    assert left_out(parse_job(job(suspend=False)), (*WATCHED, *TEMPLATES, *NETWORK)) == []
+    assert set_fields(parse_job(job(suspend=False)), (*WATCHED, *TEMPLATES, *NETWORK)) == []
 
 
 def test_static_yaml_says_what_nobody_watches(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(yaml.safe_dump(job(activeDeadlineSeconds=60, suspend=True)))
     first, rest = render_job(file, namespace="team-a").split("\n", 1)
-    assert first == "# Left to you, since no controller watches these objects: spec.suspend, spec.activeDeadlineSeconds"
+    assert (
+        first == "# Not applied, because no controller watches these objects: spec.suspend, spec.activeDeadlineSeconds"
+    )
     assert len(list(yaml.safe_load_all(rest))) == 6
 
 

@@ -1,4 +1,4 @@
-"""`stage2 data`: what a data file holds, as text or JSON, as a page of pictures, and as a COCO file."""
+"""`stage2 data`: the contents of a data file, as text or JSON, as a page of pictures, and as a COCO file."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from rich.table import Table
 from rich.text import Text
 
 from stage2_api.errors import EXIT_CONFIG, ConfigError, Problem
-from stage2_cli.errors import show_config_error
-from stage2_cli.file_progress import file_progress
-from stage2_cli.importing import say_tally, shown_name
-from stage2_cli.plain_console import plain_console
+from stage2_cli.console import file_progress, plain_console, printable, show_config_error
+from stage2_cli.imports import print_tally
 from stage2_report.inspection import KEY_OF_KIND
+from stage2_report.tokenizer_file import load_tokenizer, token_counts
+from stage2_trainer.data.drawing import Outline, captioned_page, draw_outlines
+from stage2_trainer.data.images import ImageError, load_image
 from stage2_trainer.data.output_places import check_new_file
 from stage2_trainer.data.profile import Count, Lengths, Profile, Size, profile
-from stage2_trainer.data.records import RecordRules
+from stage2_trainer.data.records import Record, RecordRules
 from stage2_trainer.matching import CoordVocab
 from stage2_trainer.matching.ground_truth import Unit
 from stage2_trainer.prepare.annotated_image import Tally
 from stage2_trainer.prepare.coco_writer import write_coco
 
 MOST_ROWS = 20
-PLAIN_WIDTH = 100  # of what goes to a file or a pipe
+PLAIN_WIDTH = 100  # of tables in a file or a pipe
 SIZES: dict[Size, str] = {"small": "below 32 x 32 pixels", "medium": "below 96 x 96", "large": "above"}
 WRITTEN = {
     "tokens": "coordinate tokens",
@@ -36,12 +37,16 @@ WRITTEN = {
     "both": "tokens and plain numbers",
     "none": "no objects",
 }
+PAGE_COLUMNS = 4
+PICTURE_WIDTH = 340
+PICTURE_HEIGHT = 400
+COLORS = ("#cf222e", "#0969da", "#1a7f37", "#8250df", "#bc4c00", "#bf3989", "#1b7c83", "#7d4e00")
 QUANTILES = {"median": 0.5, "90 %": 0.9, "99 %": 0.99, "most": 1.0}
 
 
 @dataclass(frozen=True)
 class DataRequest:
-    """What the command line asks for; None where an option is not given."""
+    """The options of the command line; None where one is missing."""
 
     path: Path
     units: Unit | None = None
@@ -52,15 +57,15 @@ class DataRequest:
 
 
 def show_data(request: DataRequest) -> int:
-    """Show what a data file holds; 0, or 64 where lines of it are no records. Raises ConfigError."""
+    """Describe a data file; return 0, or 64 where lines are no valid records. Raises ConfigError."""
     for option, path in (("--pictures", request.pictures), ("--coco", request.coco)):
         if path is not None:
             check_new_file(option, path)
     if request.coco is not None and request.pictures == request.coco:
-        rule = "must be another file than that of --pictures"
+        rule = "must not be the file of --pictures"
         raise ConfigError([Problem("--coco", str(request.coco), rule, "name another one")])
     rules = RecordRules(units=request.units)
-    lengths_of = _token_counts(request.model) if request.model else _characters
+    lengths_of = _token_counts(request.model) if request.model else (lambda texts: [len(text) for text in texts])
     with file_progress(request.path) as on_line:
         found = profile(request.path, rules, lengths_of, on_line)
     unit = "tokens" if request.model else "characters"
@@ -72,16 +77,17 @@ def show_data(request: DataRequest) -> int:
         show_config_error(ConfigError(found.problems), source=str(request.path))
         return EXIT_CONFIG
     if request.pictures is not None:
-        from stage2_cli.data_page import write_page
-
         write_page(found.shown, request.pictures)
     if request.coco is not None:
-        _write_coco(request, request.coco, rules)
+        tally = Tally()
+        with file_progress(request.path) as on_line:
+            write_coco(request.path, request.coco, rules, tally, on_line)
+        print_tally(tally, request.coco, to_stderr=request.as_json)
     return os.EX_OK
 
 
 def document(found: Profile, unit: str) -> dict[str, Any]:
-    """Return what a data file holds, for machines."""
+    """Return the contents of a data file, for machines."""
     return {
         "file": str(found.path),
         "records": found.records,
@@ -113,29 +119,30 @@ def _show(found: Profile, unit: str) -> None:
     if not console.is_terminal:
         console = plain_console(width=PLAIN_WIDTH)
     broken = f", {found.broken:,} broken lines" if found.broken else ""
-    console.print(f"{shown_name(str(found.path))}: {found.records:,} records, {found.kinds.total():,} objects{broken}")
+    console.print(f"{printable(str(found.path))}: {found.records:,} records, {found.kinds.total():,} objects{broken}")
     for line in _lines(found, unit):
         console.print(f"  {line}")
     if found.classes:
         console.print(_table(found))
     for reason, count in found.suspicions.counts.most_common():
         first = found.suspicions.places[reason]
-        console.print(f"suspicious: {reason}: {count:,} ({'; '.join(map(shown_name, first))}{_more(first, count)})")
+        more = "; …" if count > len(first) else ""
+        console.print(f"suspicious: {reason}: {count:,} ({'; '.join(map(printable, first))}{more})")
     for group in found.alike[:MOST_ROWS]:
         names = ", ".join(f"{name!r} ({found.classes[name]:,})" for name in group)
-        console.print(f"suspicious: descriptions that differ in case or spaces only: {names}")
+        console.print(f"suspicious: descriptions that differ only in case or spaces: {names}")
 
 
 def _lines(found: Profile, unit: str) -> list[str]:
     kinds = {KEY_OF_KIND[kind]: count for kind, count in sorted(found.kinds.items())}
     written = {WRITTEN[how]: count for how, count in found.written.most_common()}
     sizes = {f"{size} ({meaning})": found.sizes[size] for size, meaning in SIZES.items()}
-    longest = "; ".join(f"{length:,}: {shown_name(name)}" for length, name in found.answers.longest)
-    need = "" if unit == "tokens" else "; tokens need a tokenizer: --model DIR"
+    longest = "; ".join(f"{length:,}: {printable(name)}" for length, name in found.answers.longest)
+    need = "" if unit == "tokens" else "; --model DIR counts tokens"
     return [
         f"coordinates, by record: {_listed(written)}",
         f"geometry: {_listed(kinds)}",
-        f"sizes, as COCO has them: {_listed(sizes)}",
+        f"sizes, as COCO defines them: {_listed(sizes)}",
         f"objects a record: {_listed(_quantiles(found.objects))}",
         f"answers in {unit}: {_listed(_quantiles(found.answers))}{need}",
         f"longest answers: {longest}",
@@ -162,36 +169,44 @@ def _table(found: Profile) -> Table:
     return table
 
 
-def _more(first: Sequence[str], count: int) -> str:
-    return "; …" if count > len(first) else ""
-
-
-def _characters(texts: Sequence[str]) -> list[int]:
-    return [len(text) for text in texts]
-
-
 def _token_counts(model: Path) -> Count:
-    """Return what counts the tokens of answers.
+    """Return a function that counts the tokens of answers.
 
-    Raises ConfigError where there is no tokenizer, or one that would spell coordinates in pieces.
+    Raises ConfigError where there is no tokenizer, or one without the coordinate tokens.
     """
     if not os.path.isfile(model / "tokenizer_config.json"):
         rule = "must be a folder with a Hugging Face tokenizer (tokenizer_config.json)"
         raise ConfigError([Problem("--model", str(model), rule, "give the model's folder")])
-    from stage2_report.tokenizer_file import load_tokenizer, token_counts
-
     tokenizer = load_tokenizer(model)
     try:
         CoordVocab.from_tokenizer(tokenizer)
     except ValueError as error:
-        rule = f"must know the coordinate tokens, or lengths are not those of training ({error})"
-        way_out = f"stage2 prepare {model} --output DIR makes a model that does"
+        rule = f"must have the coordinate tokens, or lengths differ from those of training ({error})"
+        way_out = f"stage2 prepare {model} --output DIR adds them"
         raise ConfigError([Problem("--model", str(model), rule, way_out)]) from error
     return lambda texts: token_counts(tokenizer, texts)
 
 
-def _write_coco(request: DataRequest, output: Path, rules: RecordRules) -> None:
-    tally = Tally()
-    with file_progress(request.path) as on_line:
-        write_coco(request.path, output, rules, tally, on_line)
-    say_tally(tally, output, to_stderr=request.as_json)
+def write_page(records: Sequence[Record], path: Path) -> None:
+    """Draw records on a page, one colour for each description. Raises ConfigError where no image can be read."""
+    colors: dict[str, str] = {}
+    cells = []
+    for record in records:
+        try:
+            image = load_image(record.images[0])
+        except ImageError:
+            continue  # only its header can be read
+        outlines = [
+            Outline(one.kind, one.bins, one.desc, colors.setdefault(one.desc, COLORS[len(colors) % len(COLORS)]))
+            for one in record.objects
+        ]
+        width = max(1, min(PICTURE_WIDTH, PICTURE_HEIGHT * image.width // image.height))
+        cells.append((draw_outlines(image, outlines, width=width), f"{record.sample_id} ({len(outlines)} objects)"))
+    if not cells:
+        rule, way_out = (
+            "a page needs records with objects and readable images",
+            "the text names what is wrong",
+        )
+        raise ConfigError([Problem("--pictures", str(path), rule, way_out)])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    captioned_page(cells, columns=PAGE_COLUMNS, width=PICTURE_WIDTH).save(path, format="PNG")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from stage2_report.tokenizer_file import FileTokenizer, load_tokenizer
-from tests.unit.cli.inspected import TINY_MODEL
+from tests.unit.report.inspected import TINY_MODEL
 
 OURS, THEIRS = load_tokenizer(TINY_MODEL), AutoTokenizer.from_pretrained(TINY_MODEL)
 PIECES = st.sampled_from(["<|coord_12|>", "<|coord_", "<|im_end|>", "<|image_pad|>", '{"desc": "', "  ", "\n"])

@@ -1,0 +1,80 @@
+"""What every command prints with: configuration errors, plain text, and progress on a terminal."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, track
+from rich.text import Text
+
+from stage2_api.errors import ConfigError, Problem, shortened
+
+if TYPE_CHECKING:
+    from stage2_trainer.data.records import Line
+
+Item = TypeVar("Item")
+
+SHOWN = 100
+"""Problems of one file that are printed; a file of another format may have tens of thousands."""
+LONGEST_VALUE = 400
+
+
+def show_config_error(error: ConfigError, *, source: str | None = None) -> None:
+    """Print each problem to standard error: path, value, rule and way out."""
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    count = len(error.problems) + error.unlisted
+    where = f"{source}: " if source else ""
+    console.print(Text(f"{where}{count} configuration error{'s' if count > 1 else ''}", style="bold red"))
+    _print_problems(console, error.problems, unlisted=error.unlisted)
+
+
+def show_idle_settings(settings: Sequence[Problem]) -> None:
+    """Print settings that are valid but do nothing in this run."""
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    if settings:
+        console.print(Text(f"  {len(settings)} without effect in this run", style="yellow"))
+    _print_problems(console, settings)
+
+
+def _print_problems(console: Console, problems: Sequence[Problem], *, unlisted: int = 0) -> None:
+    for problem in problems[:SHOWN]:
+        value = "None" if problem.value is None else shortened(problem.value, LONGEST_VALUE)
+        console.print(Text.assemble("  ", (problem.path, "bold"), f": {value}"))
+        console.print(Text(f"    rule:    {problem.rule}"))
+        console.print(Text(f"    way out: {problem.way_out}", style="green"))
+    if more := len(problems[SHOWN:]) + unlisted:
+        console.print(Text(f"  and {more} more"))
+
+
+def plain_console(*, stderr: bool = False, width: int | None = None) -> Console:
+    """Return a console for texts with names of a person: it takes `[bold]` and `:cat:` literally, and wraps nothing."""
+    return Console(highlight=False, soft_wrap=True, markup=False, emoji=False, stderr=stderr, width=width)
+
+
+def printable(text: str) -> str:
+    """Return a text of the data with escapes for characters that would control a terminal, or cannot be shown."""
+    return text if text.isprintable() else repr(text)[1:-1]
+
+
+def with_progress(items: Iterable[Item], what: str, total: int) -> Iterator[Item]:
+    """Yield items with a progress bar, where there is a terminal."""
+    console = Console(stderr=True)
+    yield from track(items, what, total=total, console=console, transient=True, disable=not console.is_terminal)
+
+
+@contextmanager
+def file_progress(path: Path, *, shown: bool = True) -> Iterator[Callable[[Line], None] | None]:
+    """Yield a callback for each line read; None where there is no terminal, or nothing to show."""
+    console = Console(stderr=True)
+    if not shown or not console.is_terminal or not os.path.isfile(path):
+        yield None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(path.name, total=path.stat().st_size)
+        yield lambda line: progress.advance(task, len(line.text))

@@ -1,0 +1,167 @@
+"""`stage2 import`: annotations of other formats as a data file of records, through one writer and one set of rules."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from stage2_api.errors import ConfigError, Problem
+from stage2_cli.console import plain_console, printable, with_progress
+
+if TYPE_CHECKING:
+    from stage2_trainer.prepare.annotated_image import AnnotatedSet, Tally
+    from stage2_trainer.prepare.record_writer import RecordChoice
+
+imports = typer.Typer(no_args_is_help=True, help="Create a data file of records from annotations of another format.")
+
+Shape = Literal["bbox", "poly"]
+Sorting = Literal["reading", "file"]
+
+Output = Annotated[Path, typer.Option(metavar="OUT.jsonl", help="The data file.")]
+Geometry = Annotated[Shape, typer.Option(help="Boxes, or outlines; without an outline, the box's corners.")]
+Order = Annotated[Sorting, typer.Option(help="Objects from top to bottom and left to right, or as in the file.")]
+Classes = Annotated[str | None, typer.Option(metavar="A,B", help="Categories to keep; all by default.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Most records.")]
+MaxObjects = Annotated[int | None, typer.Option(min=1, help="Leave out images with more objects.")]
+
+
+@imports.command()
+def coco(  # noqa: PLR0913 - one parameter for each option
+    annotations: Annotated[Path, typer.Option(metavar="FILE", help="instances_*.json of COCO, or LVIS's file.")],
+    images: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the images.")],
+    output: Output,
+    geometry: Geometry = "bbox",
+    order: Order = "reading",
+    classes: Classes = None,
+    limit: Limit = None,
+    max_objects: MaxObjects = None,
+) -> None:
+    """Import a COCO file; whatever is left out is counted, with its reason."""
+    from stage2_trainer.prepare.coco import read_coco
+
+    _require_folder("--images", images)
+    choice = _choice(geometry, order, classes, limit, max_objects)
+    _write(lambda tally: read_coco(annotations, images, tally, outlines=geometry == "poly"), output, choice)
+
+
+@imports.command()
+def yolo(  # noqa: PLR0913 - one parameter for each option
+    data: Annotated[Path, typer.Argument(metavar="DATA", help="data.yaml of Ultralytics' layout, or its folder.")],
+    output: Output,
+    split: Annotated[str, typer.Option(help="train, val or test of data.yaml.")] = "train",
+    geometry: Geometry = "bbox",
+    order: Order = "reading",
+    classes: Classes = None,
+    limit: Limit = None,
+    max_objects: MaxObjects = None,
+) -> None:
+    """Import a data set in the layout of Ultralytics' YOLO: boxes, or segments as polygons."""
+    from stage2_trainer.prepare.yolo import read_yolo
+
+    choice = _choice(geometry, order, classes, limit, max_objects)
+    _write(lambda tally: read_yolo(data, split, tally), output, choice)
+
+
+@imports.command()
+def voc(  # noqa: PLR0913 - one parameter for each option
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="VOC2012, say, or a folder of images and XML.")],
+    output: Output,
+    split: Annotated[str | None, typer.Option(help="A list of ImageSets/Main; all annotations by default.")] = None,
+    difficult: Annotated[bool, typer.Option("--difficult", help="Keep objects that are marked as difficult.")] = False,
+    from_zero: Annotated[
+        bool, typer.Option("--from-zero", help="Boxes count from the image's edge, not from pixel 1.")
+    ] = False,
+    geometry: Geometry = "bbox",
+    order: Order = "reading",
+    classes: Classes = None,
+    limit: Limit = None,
+    max_objects: MaxObjects = None,
+) -> None:
+    """Import Pascal VOC's XML files: boxes, or the masks of SegmentationObject as polygons."""
+    from stage2_trainer.prepare.voc import VocChoice, read_voc
+
+    _require_folder("FOLDER", folder)
+    what = VocChoice(split, difficult=difficult, from_zero=from_zero, masks=geometry == "poly")
+    choice = _choice(geometry, order, classes, limit, max_objects)
+    _write(lambda tally: read_voc(folder, what, tally), output, choice)
+
+
+@imports.command()
+def hf(  # noqa: PLR0913 - one parameter for each option
+    source: Annotated[str, typer.Argument(metavar="NAME_OR_DIR", help="A name on the hub, or save_to_disk's folder.")],
+    output: Output,
+    boxes: Annotated[
+        Literal["coco", "voc", "yolo"],
+        typer.Option(help="Four numbers of a box: x y width height, or x1 y1 x2 y2, or centre and size as shares."),
+    ],
+    split: Annotated[str | None, typer.Option(help="Needed where there are several.")] = None,
+    names: Annotated[str | None, typer.Option(metavar="A,B", help="Names of numbered categories, from 0.")] = None,
+    image: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of the images.")] = None,
+    objects: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of the objects.")] = None,
+    geometry: Geometry = "bbox",
+    order: Order = "reading",
+    classes: Classes = None,
+    limit: Limit = None,
+    max_objects: MaxObjects = None,
+) -> None:
+    """Import a data set of Hugging Face; images inside it are written beside the data file."""
+    from stage2_trainer.prepare.hugging_face import HubChoice, read_hub
+
+    numbered = [] if names is None else names.split(",")  # a blank name keeps its number
+    what = HubChoice(boxes, split, numbered, image, objects)
+    choice = _choice(geometry, order, classes, limit, max_objects)
+    _write(lambda tally: read_hub(source, what, tally, outlines=geometry == "poly"), output, choice)
+
+
+def _choice(
+    geometry: Shape, order: Sorting, classes: str | None, limit: int | None, max_objects: int | None
+) -> RecordChoice:
+    from stage2_trainer.prepare.record_writer import RecordChoice
+
+    kept = None if classes is None else frozenset(name.strip() for name in classes.split(",") if name.strip())
+    if kept is not None and not kept:
+        raise ConfigError([Problem("--classes", classes, "must name a category", "leave it out to keep all")])
+    return RecordChoice(geometry=geometry, order=order, classes=kept, limit=limit, max_objects=max_objects)
+
+
+def _require_folder(option: str, folder: Path) -> None:
+    if not os.path.isdir(folder):
+        raise ConfigError([Problem(option, str(folder), "must be a folder", "check the path")])
+
+
+def _write(read: Callable[[Tally], AnnotatedSet], output: Path, choice: RecordChoice) -> None:
+    """Write the records of a data set, and print what was left out. Raises ConfigError."""
+    from stage2_trainer.prepare.annotated_image import Tally
+    from stage2_trainer.prepare.new_files import check_new
+    from stage2_trainer.prepare.record_writer import write_records
+
+    check_new(output)
+    tally = Tally()
+    images = read(tally)
+    write_records(with_progress(images, "images", images.total), output, choice, tally)
+    print_tally(tally, output)
+
+
+def print_tally(tally: Tally, output: Path, *, to_stderr: bool = False) -> None:
+    """Print what was written, left out and changed."""
+    console = plain_console(stderr=to_stderr)
+    console.print(f"{printable(str(output))}: {tally.records:,} records, {tally.objects:,} objects")
+    for head, reasons in (
+        ("left out: {:,} images: ", tally.images_left_out),
+        ("left out: {:,} objects: ", tally.objects_left_out),
+        ("noted {:,} times: ", tally.changed),
+    ):
+        for line in _reasons(head, reasons, tally):
+            console.print(line)
+
+
+def _reasons(head: str, reasons: Counter[str], tally: Tally) -> Iterator[str]:
+    for reason, count in reasons.most_common():
+        names = tally.names[reason]
+        more = ", …" if count > len(names) else ""
+        yield f"  {head.format(count)}{reason} ({', '.join(map(printable, names))}{more})"

@@ -1,0 +1,240 @@
+"""`stage2 inspect`: one record, an answer to it, and its E-step.
+
+The answer comes from a file, or from the configured servers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from stage2_api.errors import EXIT_RETRYABLE, ConfigError, Problem
+from stage2_report.inspection import Inspection, document, show
+from stage2_trainer.data.output_places import check_file
+from stage2_trainer.data.records import AS_DECLARED, Record, load_record
+from stage2_trainer.data.regular_files import read_named
+from stage2_trainer.matching import CoordVocab, MatchOptions, build_target, cut_before, vision_ids
+from stage2_trainer.wire.errors import ServerError
+
+if TYPE_CHECKING:
+    from stage2_api.runconfig import RunConfig
+    from stage2_trainer.wire.requests import Rollout
+
+_WAY_OUT = (
+    "write `stage2 inspect CONFIG --sample N`, or "
+    "`stage2 inspect --record FILE --line N --tokenizer DIR --response-ids FILE`"
+)
+
+
+@dataclass(frozen=True)
+class Request:
+    """The options of the command line; None where one is missing."""
+
+    config: Path | None = None
+    sample: int | None = None
+    record: Path | None = None
+    line: int | None = None
+    tokenizer: Path | None = None
+    response_ids: Path | None = None
+    response_file: Path | None = None
+    as_json: bool = False
+    picture: Path | None = None
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """A model's tokenizer: its vocabulary, and the ids at which an answer is cut."""
+
+    vocab: CoordVocab
+    vision_ids: frozenset[int]
+
+
+def inspect_sample(request: Request) -> int:
+    """Run one sample's E-step and show it.
+
+    Returns 0, or EXIT_RETRYABLE when the server failed; raises ConfigError for what a person must change.
+    """
+    _check(request)
+    config = _config(request.config) if request.config else None
+    record = _record(request, config)
+    model, option = _model(request, config)
+    spelling = read_spelling(model, option=option)
+    try:
+        ids, origin = _answer(request, config, record, model, spelling)
+    except ServerError as error:
+        Console(stderr=True, soft_wrap=True, highlight=False).print(str(error), style="bold red", markup=False)
+        return EXIT_RETRYABLE
+    options = MatchOptions.from_config(config.rollout_matching) if config else MatchOptions()
+    target = build_target(cut_before(ids, spelling.vision_ids), record.ground_truth, spelling.vocab, options)
+    if request.picture:
+        from stage2_report.picture import write_picture
+
+        check_images(record)
+        write_picture(record, target, request.picture)
+    if request.as_json:
+        print(json.dumps(document(target, spelling.vocab)))
+    else:
+        show(Inspection(f"{record.index} ({record.sample_id})", origin, target, spelling.vocab, request.picture))
+    return os.EX_OK
+
+
+def _check(request: Request) -> None:
+    """Refuse options that contradict one another."""
+    rules = [
+        (request.response_ids and request.response_file, "--response-file", "excludes --response-ids"),
+        (request.record and request.sample is not None, "--sample", "counts CONFIG's records; --record has --line"),
+        (not request.record and request.line is not None, "--line", "counts the records of --record, which is missing"),
+    ]
+    problems = [Problem(option, None, rule, _WAY_OUT) for broken, option, rule in rules if broken]
+    if problems:
+        raise ConfigError(problems)
+    if request.picture is not None:
+        check_file("--picture", request.picture)
+
+
+def _config(path: Path) -> RunConfig:
+    from stage2_cli.config_files import load_config  # heavy, and not needed without CONFIG
+
+    return load_config(path)
+
+
+def _required(config: RunConfig | None, *, instead: str) -> RunConfig:
+    if config is None:
+        raise ConfigError([Problem("CONFIG", None, f"is required without {instead}", _WAY_OUT)])
+    return config
+
+
+def _record(request: Request, config: RunConfig | None) -> Record:
+    """Return the record as the learner reads it; its images need not exist. Raises ConfigError."""
+    rules = AS_DECLARED
+    if config:
+        from stage2_trainer.preflight import record_rules
+
+        rules = record_rules(config)
+    rules = rules.without_images()
+    if request.record:
+        return load_record(request.record, request.line or 0, rules=rules, named="--line")
+    custom = _required(config, instead="--record").custom
+    return load_record(
+        custom.train_jsonl, request.sample or 0, limit=custom.train_sample_limit, rules=rules, named="--sample"
+    )
+
+
+def _model(request: Request, config: RunConfig | None) -> tuple[Path, str]:
+    """Return the folder of the tokenizer, and the option or key that names it."""
+    if request.tokenizer:
+        return request.tokenizer, "--tokenizer"
+    return Path(_required(config, instead="--tokenizer").model.model), "model.model"
+
+
+def read_spelling(folder: Path, *, option: str) -> Spelling:
+    """Return the tokenizer of a model folder. Raises ConfigError where it is missing, or lacks coordinate tokens."""
+    if not os.path.isfile(folder / "tokenizer_config.json"):
+        rule = "must be a folder with a Hugging Face tokenizer (tokenizer_config.json)"
+        raise ConfigError([Problem(option, str(folder), rule, "give the model's folder with --tokenizer")])
+    try:
+        from stage2_report.tokenizer_file import load_tokenizer
+
+        tokenizer = load_tokenizer(folder)
+    except ModuleNotFoundError as error:
+        rule = f"needs the package {error.name} to read the tokenizer"
+        raise ConfigError([Problem(option, str(folder), rule, "pip install 'stage2[trainer]'")]) from error
+    try:
+        vocab = CoordVocab.from_tokenizer(tokenizer)
+    except ValueError as error:
+        rule = f"must have the coordinate tokens ({error})"
+        raise ConfigError([Problem(option, str(folder), rule, "give a stage-1 model's folder")]) from error
+    return Spelling(vocab, vision_ids(tokenizer))
+
+
+def _answer(
+    request: Request, config: RunConfig | None, record: Record, model: Path, spelling: Spelling
+) -> tuple[list[int], str]:
+    """Return the answer's token ids, and where they come from, in words."""
+    if request.response_ids:
+        return read_ids(request.response_ids), str(request.response_ids)
+    if request.response_file:
+        text = read_text(request.response_file, "--response-file")
+        ids = spelling.vocab.encode(text.removesuffix("\n").removesuffix("\r"))  # editors end a file with a newline
+        return ids, str(request.response_file)
+    configured = _required(config, instead="--response-ids or --response-file")
+    answer = _ask_servers(configured, record, model=model)
+    weights = f"weight version {answer.version}" if answer.version >= 0 else "weights that no learner has sent"
+    return answer.token_ids, f"{answer.server}, {weights}"
+
+
+def _ask_servers(config: RunConfig, record: Record, *, model: Path) -> Rollout:
+    """Return one answer of the servers' current weights, with the seed of the run's first request.
+
+    Raises ConfigError when no server is configured, an image is missing, or server and learner see different prompts;
+    ServerError when the server fails.
+    """
+    from stage2_trainer.data.encode import Encoder
+    from stage2_trainer.data.messages import chat_messages
+    from stage2_trainer.process.qwen3_vl import load_processor
+    from stage2_trainer.process.training_arguments import pixel_limits
+    from stage2_trainer.rollouts.http import ServerBackend
+    from stage2_trainer.wire.credentials import read_token
+    from stage2_trainer.wire.requests import RolloutRequest, Sampling, SeedPlan, answers
+
+    matching = config.rollout_matching
+    server = matching.vllm.server
+    urls = [address.base_url for address in server.resolved_servers()]
+    if not urls:
+        path = "custom.extra.rollout_matching.vllm.server.servers"
+        way_out = "name the servers there, or give an answer with --response-ids or --response-file"
+        raise ConfigError([Problem(path, None, "must name the servers to ask", way_out)])
+    token = read_token(os.environ)
+    check_images(record)
+    messages = chat_messages(record, config.custom.user_prompt, system=config.template.system)
+    encoder = Encoder(load_processor(model, remote_code=config.model.allow_remote_code, **pixel_limits(config)))
+    limit = server.infer_timeout_s
+    with ServerBackend(
+        urls,
+        token=token,
+        sampling=Sampling.from_config(matching),
+        timeout_s=server.timeout_s,
+        infer_timeout_s=limit if limit is not None and limit > 0 else None,
+    ) as backend:
+        outcome = backend.generate([RolloutRequest(messages)], seed_plan=SeedPlan(config.training.seed, 0, 0))
+    (answer,) = answers(outcome)
+    encoder.check_prompt(encoder.prompt(messages), answer.prompt_token_ids, answer.server)
+    return answer
+
+
+def check_images(record: Record) -> None:
+    """Raise ConfigError for an image that cannot be read, or that has another size than the record states."""
+    from stage2_trainer.data.messages import record_fault
+
+    if fault := record_fault(record):
+        rule = f"must have readable images, whose pixels are needed here ({fault})"
+        raise ConfigError([Problem(f"{record.sample_id} images", list(record.images), rule, "correct the record")])
+
+
+def read_ids(path: Path) -> list[int]:
+    """Return the JSON list of token ids in a file; stop tokens are allowed. Raises ConfigError."""
+    way_out = "write [5031, 42, ...], or give text with --response-file"
+    try:
+        value = json.loads(read_text(path, "--response-ids"))
+    except json.JSONDecodeError as error:
+        value = error
+    if not isinstance(value, list) or not all(type(one) is int for one in value):
+        shown = f"{path}: {repr(value)[:100]}"
+        raise ConfigError([Problem("--response-ids", shown, "must be a JSON list of token ids", way_out)])
+    return value
+
+
+def read_text(path: Path, option: str) -> str:
+    """Return the text of a file that a person has named. Raises ConfigError."""
+    try:
+        return read_named(path).decode()
+    except OSError as error:
+        rule = f"must be a readable file ({error.strerror})"
+        raise ConfigError([Problem(option, str(path), rule, "correct the path")]) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError([Problem(option, str(path), f"must be UTF-8 ({error})", "save it as UTF-8")]) from error

@@ -1,0 +1,126 @@
+"""`stage2 learn` and `stage2 wait`: the learner's process, its restarts, and the wait for its servers.
+
+With `--restarts` this process restarts the learner in the same container, which keeps its node and its GPUs: a
+container that ends gives both away until its Job has created another pod.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from stage2_api import log_lines
+from stage2_api.errors import EXIT_CONFIG, EXIT_EXHAUSTED, EXIT_RETRYABLE
+from stage2_api.pod.layout import RESTARTS_VARIABLE, TERMINATION_LOG_VARIABLE
+from stage2_cli.config_files import load_config
+from stage2_cli.processes import end_with_parent
+
+logger = logging.getLogger(__name__)
+
+PAUSE_S = 10.0  # before the first restart; doubled each time, as a Job does
+LONGEST_PAUSE_S = 360.0
+
+
+def learn_once(path: Path, processes: int, *, overwrite: bool) -> int:
+    """Train in this process, or in `processes` processes of torchrun; return the exit code. Raises ConfigError."""
+    config = load_config(path)
+    if processes > 1:
+        from stage2_trainer.main import check
+
+        if code := check(config, world_size=processes, overwrite=overwrite):
+            return code  # a mistake that every process would find
+        from stage2_trainer.process.torchrun import run_processes
+
+        return run_processes("stage2_cli", ["learn", str(path)], processes=processes)
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun's processes lead sessions of their own, which nobody else ends
+        end_with_parent()
+    from stage2_trainer.main import learn
+
+    return learn(config, overwrite=overwrite)
+
+
+def learn_with_restarts(path: Path, processes: int, restarts: int, *, overwrite: bool) -> int:
+    """Train in a child process, and restart it up to `restarts` times; return the exit code."""
+    log_lines.configure(logging.INFO)
+    command = [sys.executable, "-m", "stage2_cli", "learn", str(path), f"--processes={processes}"]
+    return Restarts(command, ["--overwrite"] if overwrite else []).run(restarts)
+
+
+def wait_for_servers(path: Path) -> None:
+    """Return when all servers of the configuration answer. The caller keeps the deadline. Raises ConfigError.
+
+    In a learner's pod this runs before the learner: the pod has its node and its GPU while the servers still load.
+    """
+    from stage2_trainer.wire.client import wait_for_ever
+    from stage2_trainer.wire.credentials import read_token
+
+    log_lines.configure(logging.INFO)
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it would log every request
+    server = load_config(path).rollout_matching.vllm.server
+    urls = [address.base_url for address in server.resolved_servers()]
+    wait_for_ever(urls, read_token(os.environ), protocol=server.protocol)
+
+
+class Restarts:
+    """Runs a command until it succeeds, must not be retried, is interrupted, or has used up its tries.
+
+    first_only: arguments of the first try alone.
+    """
+
+    def __init__(self, command: Sequence[str], first_only: Sequence[str] = (), *, pause_s: float = PAUSE_S) -> None:
+        self._command = command
+        self._first_only = first_only
+        self._pause_s = pause_s
+        self._interrupted = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def run(self, restarts: int) -> int:
+        """Return 0 or EXIT_CONFIG of the command, EXIT_RETRYABLE when interrupted, EXIT_EXHAUSTED after all tries."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._interrupt)
+        for attempt in range(restarts + 1):
+            code = self._try(attempt)
+            if code in (os.EX_OK, EXIT_CONFIG):
+                return code
+            if self._interrupted.is_set():
+                return EXIT_RETRYABLE
+            if attempt < restarts:
+                pause_s = min(self._pause_s * 2.0**attempt, LONGEST_PAUSE_S)
+                logger.warning("exit code %d; restarting in %g s (%d of %d)", code, pause_s, attempt + 1, restarts)
+                self._interrupted.wait(pause_s)
+        logger.error("exit code %d after %d restarts, the limit", code, restarts)
+        return EXIT_EXHAUSTED
+
+    def _try(self, attempt: int) -> int:
+        _clear_termination_log()
+        self._process = subprocess.Popen(
+            [*self._command, *(() if attempt else self._first_only)],
+            env={**os.environ, RESTARTS_VARIABLE: str(attempt)},
+            start_new_session=True,
+            preexec_fn=end_with_parent,
+        )
+        if self._interrupted.is_set():
+            self._process.terminate()
+        code = self._process.wait()
+        with suppress(ProcessLookupError):  # a worker that outlived it would hold memory that the next try needs
+            os.killpg(self._process.pid, signal.SIGKILL)
+        return code
+
+    def _interrupt(self, *_: object) -> None:
+        self._interrupted.set()
+        if self._process is not None:
+            self._process.terminate()
+
+
+def _clear_termination_log() -> None:
+    """Empty the termination log: the message of an earlier try does not explain how a later one ended."""
+    path = os.environ.get(TERMINATION_LOG_VARIABLE)
+    if path and Path(path).exists():
+        Path(path).write_text("", encoding="utf-8")

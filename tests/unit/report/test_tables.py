@@ -1,0 +1,145 @@
+"""`stage2 report`: the tables of a run, and that a long log is not kept in memory."""
+
+import io
+import json
+import tracemalloc
+
+import pytest
+from PIL import Image
+from rich.console import Console
+
+from stage2_api.errors import ConfigError
+from stage2_report.picture import EndSamples
+from stage2_report.tables import EvaluationRows, StepRows, report_run
+from stage2_trainer.telemetry.step_time import PARTS, ServerTime, StepTime
+
+STEPS = 10_000
+LONG = {"event": "evaluation_sample", "step": 1, "text": "x" * 200_000}
+SERVERS = [ServerTime("http://127.0.0.1:8000", 0.75, 10.5)]
+OLD_EVALUATION = {"event": "evaluation", "step": 3} | {
+    f"eval_rollout_{name}": 0.25
+    for name in ("precision", "recall", "f1", "matched_maskiou_mean", "recall_iou50", "f1_iou50")
+}
+
+
+def timed_step(number, wall, *, servers=SERVERS, **parts):
+    time = StepTime(wall, {**dict.fromkeys(PARTS, 0.0), **parts}, servers)
+    named = [{"server": one.server, "busy_share": one.busy_share, "in_flight": one.in_flight} for one in servers]
+    return {"event": "step", "step": number, "loss": 1.0, **time.figures(), "servers": named}
+
+
+def grpo_step(number):
+    figures = {"loss": -0.02, "reward": 0.2 * number, "reward_std": 0.25, "completions/mean_length": 40.0}
+    rewards = {"rewards/summary.format/mean": 0.25 * number, "rewards/summary.format/std": 0.1}
+    return {"event": "step", "step": number, "sync/seconds": 0.1, **figures, **rewards}
+
+
+def write_log(folder, records):
+    path = folder / "stage2_log.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def printed_lines(capsys):
+    return [" ".join(line.replace("│", " ").split()) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_times_are_shown_as_a_mean_step(tmp_path, capsys):
+    steps = [timed_step(1, 4.0, generate=3.0, forward=1.0), timed_step(2, 6.0, generate=1.0, backward=5.0)]
+    report_run(write_log(tmp_path, steps))
+    lines = printed_lines(capsys)
+    assert "generate 2.00 40%" in lines
+    assert "backward 2.50 50%" in lines
+    assert "whole step 5.00 100%" in lines
+    assert not any(line.startswith("cpu") for line in lines)
+    assert "learner idle 46%" in lines
+    assert "http://127.0.0.1:8000 busy, 10.5 requests at once 75%" in lines
+
+
+@pytest.mark.parametrize(
+    ("step", "has_times"),
+    [
+        ({"event": "step", "step": 1, "loss": 1.0}, False),
+        ({**timed_step(1, 4.0, servers=(), generate=3.0), "reward": 0.5, "reward_std": 0.25}, True),
+    ],
+    ids=["of an older log", "of GRPO, without servers"],
+)
+def test_steps_may_lack_times_or_servers(tmp_path, capsys, step, has_times):
+    report_run(write_log(tmp_path, [step]))
+    assert ("Where the time went" in capsys.readouterr().out) == has_times
+
+
+def test_a_grpo_run_has_the_mean_of_each_reward(tmp_path, capsys):
+    evaluation = {"event": "evaluation", "step": 3, "eval_reward": 0.625, "eval_rewards/summary.format/mean": 1.0}
+    report_run(write_log(tmp_path, [*map(grpo_step, (1, 2, 3)), evaluation]))
+    shown = capsys.readouterr().out
+    assert all(text in shown for text in ("format", "0.600", "0.75", "0.625"))
+    assert "matched" not in shown
+
+
+def test_a_grpo_run_has_no_picture_and_the_message_names_the_page(tmp_path):
+    with pytest.raises(ConfigError, match=r"--picture.*needs held-out rollouts.*--html"):
+        report_run(write_log(tmp_path, [grpo_step(1)]), picture=tmp_path / "out.png")
+
+
+def test_a_log_without_steps_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="no step record"):
+        report_run(write_log(tmp_path, []))
+
+
+def test_a_long_run_is_not_kept_in_memory(tmp_path, capsys):
+    records = [
+        record
+        for number in range(1, STEPS + 1)
+        for record in (timed_step(number, 4.0, generate=3.0, forward=1.0), *([LONG] if number % 100 == 0 else []))
+    ]
+    log = write_log(tmp_path, records)
+    del records
+    report_run(log)  # one-off imports and caches are not measured
+    tracemalloc.start()
+    try:
+        report_run(log)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert log.stat().st_size > 20_000_000
+    assert peak < 3_000_000
+    lines = printed_lines(capsys)
+    shown = [line.partition(" ")[0] for line in lines if line.endswith("1.000") or line.startswith("…")]
+    numbers = [*range(1, 21), "…", *range(STEPS - 19, STEPS + 1)]
+    assert shown == [str(one) for one in numbers] * 2
+    assert lines.count("generate 3.00 75%") == 2
+
+
+@pytest.mark.parametrize("count", [1, 20, 21, 40, 41, 60])
+def test_the_first_and_the_last_twenty_steps_are_shown(count):
+    rows = StepRows()
+    for number in range(1, count + 1):
+        rows.add({"event": "step", "step": number, "loss": 1.0})
+    shown = [*rows.table().columns[0].cells]
+    every = [str(number) for number in range(1, count + 1)]
+    assert shown == (every if count <= 40 else [*every[:20], "…", *every[-20:]])
+
+
+@pytest.mark.parametrize("with_class", [True, False], ids=["a new log", "an older log"])
+def test_evaluations_show_the_figures_with_class_where_the_log_has_them(with_class):
+    new = {"eval_rollout_f1_class_iou50": 0.125, "eval_rollout_ap": 0.0625}
+    rows = EvaluationRows()
+    rows.add({**OLD_EVALUATION, **(new if with_class else {})})
+    console = Console(width=100, file=io.StringIO())
+    console.print(rows.table())
+    shown = console.file.getvalue()
+    assert [text in shown for text in ("with class", "0.125", "0.062")] == [with_class] * 3
+
+
+def test_the_picture_keeps_the_first_and_the_last_evaluation(tmp_path):
+    Image.new("RGB", (10, 10)).save(tmp_path / "a.png")
+    samples = EndSamples()
+    for number in (5, 3, 9, 7, 3, 9):
+        for name in "ab":
+            sample = {"sample_id": name, "image": "a.png", "ground_truth": [], "predictions": []}
+            samples.add({"event": "evaluation_sample", "step": number, **sample})
+    assert sorted(samples._evaluations) == [3, 9]
+    samples.write(tmp_path / "out.png", images=tmp_path)
+    with Image.open(tmp_path / "out.png") as image:
+        assert image.width > image.height
