@@ -64,6 +64,6 @@ def test_the_cli_reads_the_record_that_the_learner_logs(
     log = RunLog(tmp_path)
     log.write(EVENT, record.document())
     log.close()
-    event = parse_record(capsys.readouterr().out)
+    event = parse_record(capsys.readouterr().out.encode())
     assert event == {"event": "reproducibility", **record.document()}
     assert ReproducibilityRecord.model_validate_json(json.dumps(event)) == record
