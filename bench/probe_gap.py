@@ -29,7 +29,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor, AutoTokeniz
 from stage2_trainer.data.encode import Encoder
 from stage2_trainer.data.messages import chat_messages
 from stage2_trainer.data.records import load_records
-from stage2_trainer.matching.serialize import serialize_objects
+from stage2_trainer.matching.ground_truth import serialize_objects
 from stage2_trainer.rollouts.colocate import ColocateEngine, EngineProver
 from stage2_trainer.sync.fleet.judgement import Gap, text_tokens
 from stage2_trainer.sync.fleet.probe import Probe, sample_probe

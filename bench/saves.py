@@ -1,7 +1,5 @@
 """A checkpoint on disk: written aside, looked over, flushed and named, against the same bytes written and flushed.
 
-And what training waits for where it is written behind it (`training.async_save`): files in memory.
-
 Wall times, the best of several: the disk decides, and others use it.
 """
 
@@ -18,8 +16,7 @@ import torch
 from bench.tables import Row, Table
 from safetensors.torch import save_file
 
-from stage2_trainer.process.checkpoints import PREFIX, publish, staging
-from stage2_trainer.process.save_behind import SaveBehind
+from stage2_trainer.process.checkpoints import PREFIX, create_staging, publish
 
 WEIGHTS_BYTES = 2**30 // 3  # and two moments of an optimizer: a GiB in all
 RUNS = 3
@@ -32,8 +29,8 @@ def rows() -> Iterator[Row]:
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as temporary:
         folder = Path(temporary)
 
-        def write(aside: Callable[[], Path] = lambda: staging(folder)) -> Path:
-            staged = aside() / f"{PREFIX}1"
+        def write() -> Path:
+            staged = create_staging(folder) / f"{PREFIX}1"
             staged.mkdir()
             save_file({"weights": weights}, staged / "model.safetensors")
             torch.save({"moments": moments}, staged / "optimizer.pt")
@@ -50,10 +47,6 @@ def rows() -> Iterator[Row]:
         looked_over = best(lambda: publish(staged, folder).rename(staged))
         what = f"a checkpoint of {size / 1e9:.2f} GB, {size / ours / 1e9:.2f} GB/s"
         yield Row(what, f"raw write and flush, {size / raw / 1e9:.2f} GB/s", ours, raw)
-        behind = SaveBehind(folder)
-        waited = best(lambda: write(behind.begin))
-        behind.forget()
-        yield Row("what training waits for with training.async_save", "the whole save", waited, ours)
         yield Row("looking it over and naming it, once it is on disk", "the whole save", looked_over, ours)
 
 

@@ -41,7 +41,7 @@ from stage2_trainer.rollouts.synced_rollouts import SyncedRollouts
 from stage2_trainer.sync.fleet.sync_report import SyncReport
 from stage2_trainer.sync.fleet.synchronizer import WeightSynchronizer
 from stage2_trainer.telemetry.progress import Reporter
-from stage2_trainer.telemetry.stopwatch import Stopwatch
+from stage2_trainer.telemetry.timeline import Stopwatch
 from stage2_trainer.wire.requests import Rollout
 
 ROW_TOKENS = 12_000

@@ -9,7 +9,7 @@ from bench.scenes import scene
 from bench.tables import Row, Table, installed, seconds
 
 from stage2_trainer.matching.geometry import points_of
-from stage2_trainer.matching.transport import barycentric
+from stage2_trainer.matching.sinkhorn import barycentric
 
 EPSILON, ROUNDS = 10.0, 30
 

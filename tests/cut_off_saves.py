@@ -1,10 +1,10 @@
-"""Learners whose saves are cut off again and again, each going on from what the one before left.
+"""Learners whose saves are cut off again and again, each resuming from what the one before left.
 
-    python -m tests.cut_off_saves [--cases 200] [--seed 16] [--behind] [--processes 2] [--zero 2]
+    python -m tests.cut_off_saves [--cases 200] [--seed 16] [--processes 2] [--zero 2]
 
 At a call to a file of a checkpoint, or to the log, that a seed draws the learner is killed, or the disk is full from
 there on, or that call fails alone. In the end the weights must be those of a learner that nothing ever happened to.
---behind: saves are written behind training. --processes: of the learner, which torchrun starts; then the one that makes
+--processes: of the learner, which torchrun starts; then the one that makes
 the call is killed, or all of them are. --zero: a stage of DeepSpeed's ZeRO, so that each process writes its part.
 """
 
@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from stage2_trainer.process.checkpoints import PREFIX, UNFINISHED, newest_whole
-from stage2_trainer.process.save_behind import SaveBehind
 from stage2_trainer.telemetry.run_log import STEP_LOG
 from tests.file_calls import BROKEN, FLUSHES, FULL, KILL, KILL_ALL, TAKES_ROOM, Fault, FileCall, run_with_faults
 from tests.fork_server import Copies
@@ -131,7 +130,7 @@ class Watch:
                 self.unflushed.append(self.folder / STEP_LOG)
 
     def _unrecorded(self) -> set[int]:
-        """Return the steps whose records are not on disk; of saves behind training there may be later ones."""
+        """Return the steps whose records are not on disk."""
         with (self.folder / STEP_LOG).open("rb") as log:
             log.seek(self.recorded)
             ended = [line for line in log if line.endswith(b"\n")]
@@ -245,11 +244,10 @@ def _step(checkpoint: Path) -> int:
 
 
 class TinyRun(NamedTuple):
-    """A run of the tiny model, which asks nobody. behind: see above. zero: the stage of DeepSpeed's, 0: none."""
+    """A run of the tiny model, which asks nobody. zero: the stage of DeepSpeed's, 0: none."""
 
     shapes: Path
     steps: int
-    behind: bool = False
     processes: int = 1
     zero: int = 0
 
@@ -280,7 +278,7 @@ class TinyRun(NamedTuple):
             "training": {
                 "output_dir": str(folder), "max_steps": self.steps, "per_device_train_batch_size": 1, "packing": True,
                 "effective_batch_size": self.processes, "learning_rate": 1e-3, "save_strategy": "steps",
-                "save_steps": 1, "save_total_limit": 2, "eval_strategy": "no", "async_save": self.behind,
+                "save_steps": 1, "save_total_limit": 2, "eval_strategy": "no",
             },
             "custom": {
                 "trainer_variant": "sft", "train_jsonl": str(self.shapes / "train.jsonl"), "user_prompt": "List them.",
@@ -293,7 +291,7 @@ class TinyRun(NamedTuple):
 
     def went_on(self, log: str) -> str:
         """Return how many starts went on from a checkpoint, by what they said; all processes name the same."""
-        named = re.findall(r"going on from (\S+)", log)
+        named = re.findall(r"resuming from (\S+)", log)
         starts = [set(named[at : at + self.processes]) for at in range(0, len(named), self.processes)]
         return f"{len(starts)} starts, {sum(len(one) > 1 for one in starts)} of them from several"
 
@@ -311,7 +309,7 @@ def table(found: Sequence[Outcome]) -> str:
 def _run(folder: Path, options: argparse.Namespace) -> None:
     shapes = make_shapes(folder / "shapes", train=4, held_out=1)
     several = options.processes > 1
-    run = TinyRun(shapes, 10 * options.cases, options.behind, options.processes, options.zero)
+    run = TinyRun(shapes, 10 * options.cases, options.processes, options.zero)
     cases = cases_of(folder / "first", run.learn, count=options.cases, seed=options.seed, several=several)
     found = []
     for one in cut_off(folder / "run", run.learn, cases, like=folder / "first", several=several):
@@ -329,7 +327,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--cases", type=int, default=200)
     parser.add_argument("--seed", type=int, default=16)
-    parser.add_argument("--behind", action="store_true", help="saves are written behind training")
     parser.add_argument("--processes", type=int, default=1, help="of the learner")
     parser.add_argument("--zero", type=int, choices=(0, 1, 2), default=0, help="stage of DeepSpeed's ZeRO")
     options = parser.parse_args(arguments)
@@ -342,8 +339,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         _run(folder, options)
     finally:
-        for one in ("first", "run", "whole"):
-            SaveBehind(folder / one).forget()
         shutil.rmtree(folder)
     return 0
 

@@ -12,26 +12,21 @@ from pathlib import Path
 from typing import Any
 
 from stage2_api.runconfig import RunConfig
-from stage2_trainer.data.encode import Encoder
-from stage2_trainer.data.prompt_cache import GIB, PromptCache
+from stage2_trainer.data.encode import GIB, Encoder, PromptCache
 from stage2_trainer.data.records import Record, load_records
-from stage2_trainer.grpo.chord import References
-from stage2_trainer.grpo.dataset import Rows
+from stage2_trainer.grpo.build import grpo_arguments
+from stage2_trainer.grpo.objective import References
 from stage2_trainer.grpo.rewards import Reward, Sample
 from stage2_trainer.grpo.shared_rollouts import ProcessExchange, SharedRollouts
-from stage2_trainer.grpo.task import Task
+from stage2_trainer.grpo.task import Rows, Task
 from stage2_trainer.grpo.trainer import GrpoComponents, GrpoTrainer
-from stage2_trainer.grpo.trl_arguments import grpo_arguments
-from stage2_trainer.process import training_arguments as arguments
 from stage2_trainer.process.interrupt import Interrupt
-from stage2_trainer.process.policy import load_policy
-from stage2_trainer.process.qwen3_vl import load_processor
+from stage2_trainer.process.policy import load_policy, load_processor, pixel_limits
 from stage2_trainer.rollouts.bad_samples import BadSamples
 from stage2_trainer.rollouts.hf import Decoding, HfBackend
 from stage2_trainer.rollouts.in_process import HfRollouts
-from stage2_trainer.scores.answer_text import read_answer
 from stage2_trainer.scores.image_counts import image_counts
-from stage2_trainer.scores.scored_image import scored_images
+from stage2_trainer.scores.scored_image import read_answer, scored_images
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import JsonLines, RunLog
 
@@ -73,7 +68,7 @@ def _trainer(config: RunConfig, output: Path, stack: ExitStack) -> GrpoTrainer:
     stack.callback(rollout_log.close)
     read = load_records(config.custom.train_jsonl)
     records = [replace(record, metadata={PLACE: record.index}) for record in read]
-    processor = load_processor(config.model.model, remote_code=False, **arguments.pixel_limits(config))
+    processor = load_processor(config.model.model, remote_code=False, **pixel_limits(config))
     encoder, model, task = Encoder(processor), load_policy(config), Task.from_config(config)
     answers = config.training.per_device_train_batch_size
     decoding = Decoding(rlhf.max_completion_length, temperature=rlhf.temperature, batch_size=answers)

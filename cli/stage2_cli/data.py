@@ -18,8 +18,8 @@ from stage2_cli.imports import print_tally
 from stage2_report.inspection import KEY_OF_KIND
 from stage2_report.tokenizer_file import load_tokenizer, token_counts
 from stage2_trainer.data.drawing import Outline, captioned_page, draw_outlines
+from stage2_trainer.data.files import check_new_file
 from stage2_trainer.data.images import ImageError, load_image
-from stage2_trainer.data.output_places import check_new_file
 from stage2_trainer.data.profile import Count, Lengths, Profile, Size, profile
 from stage2_trainer.data.records import Record, RecordRules
 from stage2_trainer.matching import CoordVocab

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from stage2_api.errors import EXIT_FAILURE, ConfigError, Problem
 from stage2_cli.console import plain_console
-from stage2_trainer.data.output_places import check_folder
+from stage2_trainer.data.files import check_folder
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,8 @@ from rich.console import Console
 
 from stage2_api.errors import EXIT_RETRYABLE, ConfigError, Problem
 from stage2_report.inspection import Inspection, document, show
-from stage2_trainer.data.output_places import check_file
+from stage2_trainer.data.files import check_file, read_named
 from stage2_trainer.data.records import AS_DECLARED, Record, load_record
-from stage2_trainer.data.regular_files import read_named
 from stage2_trainer.matching import CoordVocab, MatchOptions, build_target, cut_before, vision_ids
 from stage2_trainer.wire.errors import ServerError
 
@@ -176,8 +175,7 @@ def _ask_servers(config: RunConfig, record: Record, *, model: Path) -> Rollout:
     """
     from stage2_trainer.data.encode import Encoder
     from stage2_trainer.data.messages import chat_messages
-    from stage2_trainer.process.qwen3_vl import load_processor
-    from stage2_trainer.process.training_arguments import pixel_limits
+    from stage2_trainer.process.policy import load_processor, pixel_limits
     from stage2_trainer.rollouts.http import ServerBackend
     from stage2_trainer.wire.credentials import read_token
     from stage2_trainer.wire.requests import RolloutRequest, Sampling, SeedPlan, answers

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_cli.console import plain_console
-from stage2_trainer.data.output_places import check_folder
+from stage2_trainer.data.files import check_folder
 from stage2_trainer.prepare.coordinate_tokens import prepare
 from stage2_trainer.prepare.start_rows import STARTS
 

@@ -30,7 +30,7 @@ from stage2_cli.paths import PathMap, parse_mappings, volume_paths
 from stage2_cli.processes import LocalProcess, learner_ports, require_gpus, visible_devices
 from stage2_cli.run_console import Watcher, console
 from stage2_controller.spec.containers import POD_PORTS, Container, LearnerPorts, Processes, containers
-from stage2_trainer.data.output_places import check_place
+from stage2_trainer.data.files import check_place
 from stage2_trainer.preflight import checked_records
 from stage2_trainer.process.supported import check_supported
 from stage2_trainer.serve.cuda_driver import VISIBLE_VARIABLE

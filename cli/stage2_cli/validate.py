@@ -21,8 +21,8 @@ from stage2_cli.console import file_progress, plain_console, show_config_error, 
 from stage2_cli.paths import local_path, parse_mappings
 from stage2_controller.spec import template_rules
 from stage2_report.inspection import KEY_OF_KIND
-from stage2_trainer.data.model_trust import model_problems
-from stage2_trainer.data.survey import Survey, survey
+from stage2_trainer.data.model_files import model_problems
+from stage2_trainer.data.profile import Survey, survey
 from stage2_trainer.preflight import record_rules
 
 FIRST_RECORDS = 1000

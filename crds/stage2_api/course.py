@@ -23,7 +23,7 @@ FREE = frozenset(
             for key in (
                 "output_dir", "run_name", "logging_dir", "add_version", "logging_steps", "logging_first_step", "trace",
                 "report_to", "save_strategy", "save_steps", "save_total_limit", "save_only_model", "save_safetensors",
-                "async_save", "save_last_epoch", "save_delay_steps", "eval_strategy", "eval_steps", "eval_packing",
+                "save_last_epoch", "save_delay_steps", "eval_strategy", "eval_steps", "eval_packing",
                 "per_device_eval_batch_size", "metric_for_best_model", "greater_is_better", "load_best_model_at_end",
                 "resume", "resume_from_checkpoint", "gradient_checkpointing", "gradient_accumulation_steps",
                 "effective_batch_size", "dataloader_num_workers", "dataloader_pin_memory",

@@ -108,10 +108,6 @@ class Training(Section):
     vouches for. Null keeps all."""
     save_only_model: bool = False
     """Whether checkpoints hold only weights: smaller, but a restarted job starts anew."""
-    async_save: bool = False
-    """Whether training goes on while a checkpoint is written to disk: it waits only until its files are in /dev/shm,
-    which needs room for them there and in the host's memory. One is on its way at most; one that cannot be written ends
-    the run at the next step."""
     save_safetensors: Literal[True] = True
     """File format of checkpoints: safetensors always."""
     save_last_epoch: bool = False

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stage2_api.coordinates import BINS, coord_token
-from stage2_trainer.matching.ground_truth import GTObject
+from stage2_trainer.matching.ground_truth import GTObject, serialize_objects
 from stage2_trainer.matching.parse import parse_rollout
-from stage2_trainer.matching.serialize import serialize_objects
 from stage2_trainer.matching.tokens import CoordVocab
 from tiny_model.scenes import Scene
 

@@ -18,9 +18,8 @@ from stage2_report.run_history import read_records
 from stage2_trainer.data.records import Record
 from stage2_trainer.matching import GTObject
 from stage2_trainer.scores.answer_scores import AnswerScores, differences, intervals, resampled
-from stage2_trainer.scores.answer_text import read_answer
 from stage2_trainer.scores.image_counts import COUNTS
-from stage2_trainer.scores.scored_image import ScoredImage, scored_images
+from stage2_trainer.scores.scored_image import ScoredImage, read_answer, scored_images
 from stage2_trainer.telemetry.run_log import ROLLOUT_LOG
 
 HELD_OUT, SAMPLE = b'{"event": "rollout", "part": "held-out"', b'{"event": "evaluation_sample"'

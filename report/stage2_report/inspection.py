@@ -18,7 +18,7 @@ from rich.text import Text
 
 from stage2_trainer.matching import CoordVocab, MatchedTarget, segment_meta, supervision
 from stage2_trainer.matching.masks import IGNORED
-from stage2_trainer.matching.parsed_objects import CUT_OFF, KIND_OF_KEY, Kind, ParsedObject
+from stage2_trainer.matching.parse import CUT_OFF, KIND_OF_KEY, Kind, ParsedObject
 from stage2_trainer.matching.targets import TokenLabel
 
 KEY_OF_KIND: dict[Kind, str] = {kind: key for key, kind in KIND_OF_KEY.items()}

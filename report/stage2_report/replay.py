@@ -16,7 +16,7 @@ from stage2_api.errors import ConfigError, Problem
 from stage2_api.pod.report import EVENT
 from stage2_report.run_history import read_records
 from stage2_report.tokenizer_file import load_tokenizer
-from stage2_trainer.data.output_places import check_file
+from stage2_trainer.data.files import check_file
 from stage2_trainer.rollouts.replay import Replayed, lines_of_step, replay
 from stage2_trainer.telemetry.run_log import STEP_LOG
 

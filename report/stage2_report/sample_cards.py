@@ -15,9 +15,8 @@ from stage2_report.held_out import EvaluatedStep, HeldOutRollout
 from stage2_trainer.data.images import ImageError, load_image
 from stage2_trainer.data.records import Record
 from stage2_trainer.matching import GTObject
-from stage2_trainer.scores.image_counts import ImageCounts, figures, image_counts, table_of
+from stage2_trainer.scores.image_counts import ImageCounts, figures, image_counts, table_of, verdicts
 from stage2_trainer.scores.scored_image import ScoredImage
-from stage2_trainer.scores.verdicts import verdicts
 
 SIDE = 480  # pixels of a thumbnail's longer side
 UNITS = 400  # of the SVG, for the longer side: text has one size in all pictures

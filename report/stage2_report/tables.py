@@ -16,7 +16,7 @@ from rich.table import Table
 from stage2_api.errors import ConfigError, Problem
 from stage2_report.picture import EndSamples
 from stage2_report.run_history import REWARD, SPREAD, WAY_OUT, Record, find_log, read_records, reward_means
-from stage2_trainer.data.output_places import check_file
+from stage2_trainer.data.files import check_file
 
 _PLAIN_WIDTH = 100  # of tables in a file or a pipe
 _END_ROWS = 20

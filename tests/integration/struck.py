@@ -21,7 +21,7 @@ from stage2_api.parsing import parse_run_config
 from stage2_cli.processes import end_with_parent
 from stage2_trainer import main
 from stage2_trainer.learner.trainer import RolloutMatchingTrainer
-from stage2_trainer.process.whole_checkpoints import WholeCheckpoints
+from stage2_trainer.process.base_trainer import WholeCheckpoints
 from stage2_trainer.rollouts.colocate import ColocateEngine
 from stage2_trainer.rollouts.hf import HfBackend
 

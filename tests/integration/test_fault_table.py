@@ -25,7 +25,7 @@ from stage2_trainer.rollouts.synced_rollouts import SyncedRollouts
 from stage2_trainer.sync.fleet.full_sync import FullSync
 from stage2_trainer.sync.fleet.synchronizer import WeightSynchronizer
 from stage2_trainer.telemetry.progress import Reporter
-from stage2_trainer.telemetry.stopwatch import Stopwatch
+from stage2_trainer.telemetry.timeline import Stopwatch
 from stage2_trainer.wire.client import wait_until_healthy
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.requests import RolloutRequest, Sampling, SeedPlan

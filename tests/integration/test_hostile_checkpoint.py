@@ -42,7 +42,7 @@ def test_a_checkpoint_of_zero_is_gone_on_from_and_one_with_a_command_in_it_is_re
     config["training"]["max_steps"] = STEPS + 1
     gone_on = start(config, path)
     assert gone_on.returncode == 0, gone_on.stderr[-4000:]
-    assert f"going on from {tmp_path / 'run' / f'checkpoint-{STEPS}'}" in gone_on.stderr
+    assert f"resuming from {tmp_path / 'run' / f'checkpoint-{STEPS}'}" in gone_on.stderr
 
     config["training"]["max_steps"] = STEPS + 2
     (file,) = (tmp_path / "run" / f"checkpoint-{STEPS + 1}").glob("global_step*/*optim_states.pt")

@@ -141,7 +141,7 @@ def test_a_resumed_run_goes_on_with_the_same_losses(alone, shapes, tmp_path):
     output, steps = alone
     shutil.copytree(output / "checkpoint-2", tmp_path / "checkpoint-2")
     resumed, said = learn(configuration(shapes, tmp_path))
-    assert "going on from" in said
+    assert "resuming from" in said
     assert [step["step"] for step in resumed] == [3, 4]
     assert losses(resumed) == losses(steps)[2:]
     assert_same_weights(adapter(output, STEPS), adapter(tmp_path, STEPS), 0.0)

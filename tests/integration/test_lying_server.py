@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from stage2_trainer.process.checkpoints import checkpoints_of, newest_whole
+from stage2_trainer.process.checkpoints import list_checkpoints, newest_whole
 from tests import forked
 from tests.integration import runs
 from tests.integration.conftest import Served, free_port, stop, wait_until_healthy
@@ -132,7 +132,7 @@ def test_a_probe_that_contradicts_leaves_the_newest_proved_checkpoint_as_it_was(
     aside = tmp_path / "out" / f"unproved-checkpoint-{GOOD + EVERY}"
     assert aside.is_dir()
     assert str(aside) in said
-    assert checkpoints_of(tmp_path / "out") == [good]
+    assert list_checkpoints(tmp_path / "out") == [good]
 
 
 def test_a_start_whose_first_proof_contradicts_sets_aside_what_the_one_before_it_did_not_prove(
@@ -144,12 +144,12 @@ def test_a_start_whose_first_proof_contradicts_sets_aside_what_the_one_before_it
         code, said = learn(config, imports=forked.LEARNER, max_steps=last)
         assert code == 0, said[-4000:]
     good = tmp_path / "out" / f"checkpoint-{GOOD}"
-    assert good in checkpoints_of(tmp_path / "out")
+    assert good in list_checkpoints(tmp_path / "out")
     before = contents(good)
     code, said = learn(config, imports=forked.LEARNER, max_steps=GOOD + 3 * EVERY)
     assert code == 1, said[-4000:]
     assert "answers with other weights than those that train" in said
-    assert checkpoints_of(tmp_path / "out") == [good]
+    assert list_checkpoints(tmp_path / "out") == [good]
     assert contents(good) == before
 
 
@@ -161,5 +161,5 @@ def test_digests_that_contradict_end_the_run_before_anything_is_trained_on_it_an
     code, said = learn(config, imports=forked.LEARNER, max_steps=GOOD + EVERY, save_steps=GOOD + EVERY)
     assert code == 1, said[-4000:]
     assert "the digests of what was sent and of what was loaded differ" in said
-    assert checkpoints_of(tmp_path / "out") == [tmp_path / "out" / f"checkpoint-{GOOD - 1}"]
+    assert list_checkpoints(tmp_path / "out") == [tmp_path / "out" / f"checkpoint-{GOOD - 1}"]
     assert not list((tmp_path / "out").glob("unproved-*"))

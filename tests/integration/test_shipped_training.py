@@ -105,7 +105,7 @@ def test_a_resumed_run_goes_on_where_it_was_and_ends_the_same(unbroken, shapes, 
     output, steps = unbroken
     shutil.copytree(output / f"checkpoint-{MIDDLE}", tmp_path / f"checkpoint-{MIDDLE}")
     resumed, said = learn(configuration(shapes, tmp_path), tmp_path)
-    assert "going on from" in said
+    assert "resuming from" in said
     assert [step["step"] for step in resumed] == list(range(MIDDLE + 1, STEPS + 1))
     for figure in ("loss", "learning_rate"):
         assert [step[figure] for step in resumed] == [step[figure] for step in steps[MIDDLE:]]

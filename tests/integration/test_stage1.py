@@ -70,7 +70,7 @@ def test_a_resumed_run_goes_on_where_it_was_and_ends_the_same(unbroken, shapes, 
     output, steps = unbroken
     shutil.copytree(output / f"checkpoint-{MIDDLE}", tmp_path / f"checkpoint-{MIDDLE}")
     resumed, said = learn(configuration(shapes, tmp_path), tmp_path)
-    assert "going on from" in said
+    assert "resuming from" in said
     assert [step["loss"] for step in resumed] == [step["loss"] for step in steps[MIDDLE:]]
     found, expected = adapter(tmp_path, STEPS), adapter(output, STEPS)
     assert [name for name, tensor in found.items() if not torch.equal(tensor, expected[name])] == []

@@ -42,7 +42,6 @@ LEFT = {
     "optimizer": "checkpoint-2",
     "evaluation": "checkpoint-1",
     "save": "checkpoint-2",
-    "save behind": "checkpoint-2",
 }
 
 
@@ -65,7 +64,6 @@ def config_of(shapes, folder, phase, **top):  # noqa: F811
     more = {
         "evaluation": {"eval_strategy": "steps", "eval_steps": 1},
         "save": {"save_strategy": "steps"},
-        "save behind": {"save_strategy": "steps", "async_save": True},
         "last": {"save_strategy": "steps", "save_steps": TRAINING["max_steps"]},
     }
     return configuration(shapes, folder, training={**TRAINING, **more.get(phase, {})}, **top)
@@ -104,5 +102,5 @@ def test_what_was_stopped_between_gradients_goes_on_to_the_same_weights(shapes, 
     stopped = config_of(shapes, run, "last", deepspeed=zero(2))
     struck(run, stopped, "gradients")
     _, said = learn(stopped, processes=2, imports=DEEPSPEED)
-    assert "going on from" in said
+    assert "resuming from" in said
     assert_same_weights(*(adapter(folder, TRAINING["max_steps"]) for folder in (whole, run)), ROUNDING)

@@ -17,28 +17,32 @@ from stage2_api import log_lines
 from stage2_api.errors import EXIT_CONFIG, EXIT_FAILURE, EXIT_RETRYABLE, ConfigError, Problem
 from stage2_api.pod.layout import PROGRESS_PORT_VARIABLE, RESTARTS_VARIABLE, TERMINATION_LOG_VARIABLE
 from stage2_api.runconfig import RunConfig
+from stage2_trainer.data.files import FOR_GOOD, check_place
 from stage2_trainer.data.model_files import with_local_model
-from stage2_trainer.data.output_places import FOR_GOOD, check_place
 from stage2_trainer.data.run_records import RunRecords
 from stage2_trainer.packing.errors import PackingError
 from stage2_trainer.preflight import checked_records
-from stage2_trainer.process.checkpoints import CheckpointError, ends_training, flaw_of, newest_whole
+from stage2_trainer.process.checkpoints import (
+    CheckpointError,
+    NonFiniteError,
+    check_course,
+    ends_training,
+    flaw_of,
+    newest_whole,
+    proved_step_of,
+    run_course,
+)
 from stage2_trainer.process.interrupt import Interrupt, Interrupted
-from stage2_trainer.process.non_finite import NonFiniteError
-from stage2_trainer.process.run_course import check_course, run_course
 from stage2_trainer.process.supported import check_supported, in_process
 from stage2_trainer.process.tensor_files import refuse_code, tensors_alone
 from stage2_trainer.rollouts.errors import BadStepError, RunawayError, TooManyBadSamples
 from stage2_trainer.sync.fleet.errors import DigestError, ProofError
 from stage2_trainer.sync.transports.nccl_log import asked_of_nccl
-from stage2_trainer.telemetry.earlier_run import remove_run
 from stage2_trainer.telemetry.progress import ProgressServer, Reporter
 from stage2_trainer.telemetry.prometheus import metered
 from stage2_trainer.telemetry.run_context import RunContext
-from stage2_trainer.telemetry.run_end import end_told
-from stage2_trainer.telemetry.run_log import STEP_LOG, open_logs
-from stage2_trainer.telemetry.timeline import TIMELINE
-from stage2_trainer.telemetry.trace import open_trace
+from stage2_trainer.telemetry.run_log import STEP_LOG, logged_end, open_logs, remove_run
+from stage2_trainer.telemetry.timeline import TIMELINE, open_trace
 from stage2_trainer.wire import credentials
 from stage2_trainer.wire.credentials import read_token
 from stage2_trainer.wire.errors import ServerError
@@ -137,7 +141,7 @@ def _learn(config: RunConfig, reporter: Reporter, stack: ExitStack, *, overwrite
         return
     log, rollout_log = open_logs(config, int(os.environ.get("RANK", "0")), stack)
     log = metered(log, reporter, os.environ, host=host, stack=stack)
-    stack.enter_context(end_told(log, reporter))
+    stack.enter_context(logged_end(log, reporter))
     TIMELINE.trace = open_trace(config, int(os.environ.get("RANK", "0")), stack)
     context = RunContext(token, reporter, interrupt, log, rollout_log)
     with interrupt.stoppable(nothing_to_save=True):
@@ -148,11 +152,10 @@ def _learn(config: RunConfig, reporter: Reporter, stack: ExitStack, *, overwrite
         trainer = _trainer(config, records, context, stack)
     trainer.course = course
     trainer.records = (log, rollout_log)
-    trainer.vouched.proved = context.proved
-    trainer.vouched.lasting = config.rollout_matching.vllm.sync.verify_every > 0
-    if config.training.resume_from_checkpoint and checkpoint is not None:
-        trainer.vouched.named = Path(checkpoint)
-    trainer.async_save = config.training.async_save
+    trainer.proved = context.proved
+    named = config.training.resume_from_checkpoint is not None  # whoever names a checkpoint vouches for it
+    if checkpoint is not None and not named and config.rollout_matching.vllm.sync.verify_every:
+        trainer.earlier_proof = proved_step_of(Path(checkpoint))
     _train(trainer, checkpoint)
 
 
@@ -168,9 +171,9 @@ def _trainer(
         from stage2_trainer.grpo import build  # TRL takes seconds more, and no other run needs it
 
         trainer = build.build_trainer(config, records, context, stack)
-    from stage2_trainer.telemetry.run_start import StartTold
+    from stage2_trainer.process.base_trainer import StartLogger
 
-    trainer.add_callback(StartTold(context.log))
+    trainer.add_callback(StartLogger(context.log.write))
     return trainer
 
 
@@ -180,7 +183,7 @@ def _train(trainer: RolloutMatchingTrainer | GrpoTrainer, checkpoint: str | None
     Nor is one left where a number was not finite: what led there is not worth keeping.
     """
     if checkpoint is not None:
-        logger.info("going on from %s", checkpoint)
+        logger.info("resuming from %s", checkpoint)
         trainer.args.eval_on_start = False
     try:
         trainer.train(resume_from_checkpoint=checkpoint)

@@ -15,7 +15,7 @@ from PIL import Image
 from stage2_api.parsing import parse_run_config
 from stage2_trainer.data.records import load_records
 from stage2_trainer.grpo.rewards import Sample
-from stage2_trainer.matching.serialize import serialize_objects
+from stage2_trainer.matching.ground_truth import serialize_objects
 
 SIZES = Sizes(steps=2, batch=1, train=2, held_out=2, tower_steps=2, tower_batch=2)
 

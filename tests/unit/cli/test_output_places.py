@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from stage2_api.errors import ConfigError
 from stage2_cli.main import app
-from stage2_trainer.data.output_places import check_file, check_folder
+from stage2_trainer.data.files import check_file, check_folder
 from tests.unit.report.reported import write_run
 
 NOBODY = 65534
@@ -112,7 +112,7 @@ def test_a_folder_without_rights_is_told_as_one(folder):
 import os
 from pathlib import Path
 from stage2_api.errors import ConfigError
-from stage2_trainer.data.output_places import check_file, check_folder
+from stage2_trainer.data.files import check_file, check_folder
 os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})
 for check, path in ((check_file, "new"), (check_file, "kept.txt"), (check_folder, "new/below")):
     try:

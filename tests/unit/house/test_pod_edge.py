@@ -14,7 +14,7 @@ from stage2_cli.run_console import parse_record
 from stage2_controller.cluster.progress_reader import ProgressReader
 from stage2_trainer.data.records import Fingerprint
 from stage2_trainer.telemetry.progress import ProgressServer, Reporter
-from stage2_trainer.telemetry.reproducibility import reproducibility_record
+from stage2_trainer.telemetry.run_context import reproducibility_record
 from stage2_trainer.telemetry.run_log import RunLog
 from tests.unit.controller import builders
 

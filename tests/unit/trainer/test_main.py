@@ -12,8 +12,7 @@ import pytest
 from stage2_api.errors import EXIT_CONFIG, EXIT_RETRYABLE, ConfigError
 from stage2_trainer.main import EXIT_FAILURE, check, learn
 from stage2_trainer.preflight import checked_records
-from stage2_trainer.process.checkpoints import newest_whole
-from stage2_trainer.process.run_course import run_course, write_course
+from stage2_trainer.process.checkpoints import newest_whole, run_course, write_course
 from tests.unit.trainer.learner.configs import SERVER, run_config
 from tests.unit.trainer.learner.harness import box
 from tiny_model.checkpoint import save

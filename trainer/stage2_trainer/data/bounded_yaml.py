@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from stage2_api.validation.size import DEEPEST
-from stage2_trainer.data.regular_files import read_named
+from stage2_trainer.data.files import read_named
 
 LARGEST_BYTES = 2 << 20
 """More than the API server takes as one object."""

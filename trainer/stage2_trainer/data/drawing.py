@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from PIL import Image, ImageDraw, ImageFont
 
 from stage2_api.coordinates import BINS
-from stage2_trainer.matching.parsed_objects import Kind
+from stage2_trainer.matching.parse import Kind
 
 _MARGIN = 6
 LONGEST = 200

@@ -11,12 +11,13 @@ import functools
 import io
 import mimetypes
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
-from stage2_trainer.data.regular_files import open_regular
+from stage2_trainer.data.files import open_regular
 
 BLANK_SIDE = 64  # pixels
 MOST_PIXELS = 90_000_000
@@ -28,6 +29,7 @@ MOST_BYTES = 256 << 20
 FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "AVIF")
 """Pillow's names of what is read. It knows forty more, and hands PostScript to Ghostscript where a machine has that."""
 UPRIGHT = 1
+SIDEWAYS = range(5, 9)  # orientations that swap width and height (Exif 2.32, section 4.6.4)
 PLAIN_FORMATS = frozenset({"JPEG", "PNG", "WEBP"})
 PLAIN_MODES = frozenset({"RGB", "L"})
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -57,6 +59,26 @@ def _with_message(message: str) -> ImageError:
     error = ImageError.__new__(ImageError)
     ValueError.__init__(error, message)
     return error
+
+
+@dataclass(frozen=True)
+class Header:
+    """The header of an image: its format, width and height of its pixels as they lie, and EXIF's orientation."""
+
+    format: str
+    stored: tuple[int, int]
+    orientation: int = UPRIGHT
+
+    @property
+    def turned(self) -> bool:
+        """Whether it is shown otherwise than its pixels lie."""
+        return self.orientation != UPRIGHT
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height of the image as it is shown."""
+        width, height = self.stored
+        return (height, width) if self.orientation in SIDEWAYS else (width, height)
 
 
 def load_image(source: str) -> Image.Image:
@@ -142,6 +164,32 @@ def image_bytes(source: str) -> bytes:
 def file_path(source: str) -> Path:
     """Return the path of an image that is no `data:` URL."""
     return Path(source.removeprefix("file://"))
+
+
+def read_header(source: str) -> Header:
+    """Return the header of a path, a `file://` URL or a base64 `data:` URL. Raise ImageError where there is none."""
+    if source.startswith("data:"):
+        return header_of(image_bytes(source), source)
+    try:
+        with open_regular(file_path(source)) as file:
+            return _header(file, source)
+    except OSError as error:
+        raise ImageError.of(source, error) from error
+
+
+def header_of(encoded: bytes, source: str) -> Header:
+    """Return the header of an encoded image, `source` in messages. Raise ImageError where there is none."""
+    return _header(io.BytesIO(encoded), source)
+
+
+def _header(file: BinaryIO, source: str) -> Header:
+    try:
+        with opened(file) as image:
+            return Header(image.format or "", image.size, orientation(image, file))
+    except MemoryError:
+        raise
+    except Exception as error:  # what is broken makes Pillow raise whatever it came to
+        raise ImageError.of(source, error) from error
 
 
 def source_fault(sources: Iterable[str]) -> ImageError | None:

@@ -8,9 +8,9 @@ from typing import Any
 
 from PIL import Image
 
-from stage2_trainer.data.image_headers import size_fault
 from stage2_trainer.data.images import ImageError, image_url, load_image, source_fault
 from stage2_trainer.data.records import Record
+from stage2_trainer.data.run_records import size_fault
 
 
 @dataclass(frozen=True)

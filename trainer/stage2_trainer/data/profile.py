@@ -6,8 +6,11 @@ One pass over the lines, and the headers of the images. What is kept grows with 
 
 from __future__ import annotations
 
+import filecmp
 import json
+import os
 import random
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,13 +19,118 @@ from typing import Any, Literal
 
 from stage2_api.coordinates import BINS
 from stage2_api.errors import ConfigError, Problem
-from stage2_trainer.data.image_headers import SizeError, read_header
-from stage2_trainer.data.images import ImageError
+from stage2_trainer.data.files import open_regular
+from stage2_trainer.data.images import ImageError, file_path, read_header
 from stage2_trainer.data.records import MAX_REPORTED_PROBLEMS, Line, Record, RecordRules, is_missing, lines, no_records
-from stage2_trainer.data.same_images import SameImages
-from stage2_trainer.matching.ground_truth import GTObject
-from stage2_trainer.matching.parsed_objects import Kind
-from stage2_trainer.matching.serialize import serialize_objects
+from stage2_trainer.data.run_records import SizeError, size_fault, size_problem
+from stage2_trainer.matching.ground_truth import GTObject, serialize_objects
+from stage2_trainer.matching.parse import Kind
+
+NAMED_IMAGES = 5
+
+
+@dataclass
+class Survey:
+    """The findings of the first lines of a data file.
+
+    records: those that are right. objects: of these, by kind. missing: images that are no files, in the order of the
+    file, each once. whole: whether there was nothing more to read.
+    """
+
+    path: Path
+    records: int = 0
+    objects: Counter[Kind] = field(default_factory=Counter)
+    broken: list[Problem] = field(default_factory=list)
+    missing: dict[str, None] = field(default_factory=dict)
+    whole: bool = True
+
+    @property
+    def problems(self) -> list[Problem]:
+        """All that must be put right: broken lines, then missing images, the first few by name."""
+        if not self.missing:
+            return self.broken
+        rule = f"{len(self.missing)} {'images are' if len(self.missing) > 1 else 'image is'} missing"
+        way_out = "put them there, or correct the paths; they are relative to the JSONL file's folder"
+        return [*self.broken, Problem(f"{self.path} images", [*self.missing][:NAMED_IMAGES], rule, way_out)]
+
+
+def survey(
+    path: Path | str, rules: RecordRules, limit: int | None = None, on_line: Callable[[Line], None] | None = None
+) -> Survey:
+    """Look over the first `limit` records of a JSONL file; `on_line` is told of each line.
+
+    Raises ConfigError when the file cannot be read at all.
+    """
+    found, lenient = Survey(Path(path)), rules.without_images()
+    for line in lines(path):
+        if limit is not None and line.position >= limit:
+            found.whole = False
+            break
+        if on_line is not None:
+            on_line(line)
+        try:
+            record = line.record(lenient)
+        except ConfigError as error:
+            found.broken += error.problems
+            continue
+        if fault := size_fault(record):
+            found.broken.append(size_problem(f"{path}:{line.number}", fault))
+        else:
+            _add(found, record)
+    if not found.records and not found.broken:
+        found.broken.append(no_records(path))
+    return found
+
+
+def _add(found: Survey, record: Record) -> None:
+    found.records += 1
+    found.objects.update(one.kind for one in record.objects)
+    found.missing.update(dict.fromkeys(filter(is_missing, record.images)))
+
+
+HEAD_BYTES = 4096
+
+
+class SameImages:
+    """Tells which images were met before. Of each it keeps two numbers, and compares whole files where these agree."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._first: dict[int, int] = {}
+
+    def met(self, source: str, line: Line) -> bool:
+        """Whether an earlier line of the file has this image, which is there."""
+        try:
+            offset = self._first.setdefault(_key(source), line.offset)
+            return offset != line.offset and any(_same(source, other) for other in self._images(offset))
+        except OSError:
+            return False  # it went away, or cannot be read: others say so
+
+    def _images(self, offset: int) -> list[str]:
+        """Return the images of the line that begins there, which was read before."""
+        with self._path.open("rb") as file:
+            file.seek(offset)
+            images = json.loads(file.readline())["images"]
+        folder = self._path.parent
+        return [one if one.startswith("data:") else str((folder / one).resolve()) for one in images]
+
+
+def _key(source: str) -> int:
+    """Return a number that images of the same bytes share, and few others."""
+    if source.startswith("data:"):
+        return hash(source)
+    path = file_path(source)
+    with open_regular(path) as file:
+        return hash((os.fstat(file.fileno()).st_size, zlib.crc32(file.read(HEAD_BYTES))))
+
+
+def _same(source: str, other: str) -> bool:
+    if source == other:
+        return True
+    if source.startswith("data:") or other.startswith("data:"):
+        return False
+    return filecmp.cmp(file_path(source), file_path(other), shallow=False)
+
 
 Size = Literal["small", "medium", "large"]
 Written = Literal["tokens", "bins", "pixels", "both", "none"]

@@ -1,14 +1,36 @@
-"""The records of a run: those that it trains on, and those that are held out."""
+"""The records of a run, and whether the sizes that they state are those of their images.
+
+An image's header states its size without its pixels, in a few kilobytes of the file. `stage2 data` and `stage2
+validate` compare every image, the start of a run compares `LOOKED_AT` records spread over the file, and each image is
+compared again before it is trained on.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TypeVar
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.runconfig import RunConfig
-from stage2_trainer.data.image_headers import size_problems
-from stage2_trainer.data.records import Fingerprint, Record, RecordRules, fingerprint, load_records
+from stage2_trainer.data.images import ImageError, read_header
+from stage2_trainer.data.records import (
+    MAX_REPORTED_PROBLEMS,
+    Fingerprint,
+    Record,
+    RecordRules,
+    fingerprint,
+    lines,
+    load_records,
+)
+
+LOOKED_AT = 1000
+THREADS = 8  # reading from a network drive mostly waits
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -39,3 +61,69 @@ def _loaded(path: str, limit: int | None, rules: RecordRules) -> tuple[list[Reco
     except ConfigError as error:
         return [], error.problems
     return records, size_problems(path, records)
+
+
+class SizeError(ImageError):
+    """An image has another size than its record says."""
+
+    def __init__(self, source: str, said: tuple[int, int], found: tuple[int, int]) -> None:
+        self.said, self.found = said, found
+        super().__init__(source, self.words(said, found), way_out="correct the record's width and height")
+
+    @staticmethod
+    def words(said: tuple[int, int], found: tuple[int, int]) -> str:
+        """Return both sizes in words."""
+        return f"{_by(found)} as it is shown, where its record says {_by(said)}"
+
+
+def size_fault(record: Record) -> SizeError | None:
+    """Return that a record says another size than its image has as it is shown; of several images one must have it.
+
+    None where the record says none, and where an image cannot be read: whoever decodes it says so.
+    """
+    said, found = (record.width, record.height), (0, 0)
+    if said == (0, 0):
+        return None
+    for source in reversed(record.images):
+        try:
+            found = read_header(source).size
+        except ImageError:
+            return None
+        if found == said:
+            return None
+    return SizeError(record.images[0], said, found)
+
+
+def size_problem(where: str, fault: SizeError) -> Problem:
+    """Return what is wrong with the record at `where` (`file:line`)."""
+    rule = f"its image has {_by(fault.found)} as it is shown, after EXIF"
+    way_out = "correct width and height, and coordinates that were made with them, or remove the record"
+    return Problem(f"{where} width, height", _by(fault.said), rule, way_out)
+
+
+def size_problems(path: Path | str, records: Sequence[Record], most: int = LOOKED_AT) -> list[Problem]:
+    """Return which of at most `most` records, spread over a file's, contradict the headers of their images."""
+    with ThreadPoolExecutor(THREADS) as threads:
+        faults = list(threads.map(_placed_fault, spread(records, most)))
+    found = dict(islice((one for one in faults if one is not None), MAX_REPORTED_PROBLEMS))
+    if not found:
+        return []
+    return [
+        size_problem(f"{path}:{line.number}", found[line.position])
+        for line in islice(lines(path), max(found) + 1)
+        if line.position in found
+    ]
+
+
+def spread(items: Sequence[T], most: int) -> Sequence[T]:
+    """Return at most `most` of them, at equal distances."""
+    return items[:: max(1, -(-len(items) // most))]
+
+
+def _placed_fault(record: Record) -> tuple[int, SizeError] | None:
+    fault = size_fault(record)
+    return None if fault is None else (record.index, fault)
+
+
+def _by(size: tuple[int, int]) -> str:
+    return f"{size[0]}x{size[1]}"

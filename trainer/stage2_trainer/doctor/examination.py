@@ -11,16 +11,15 @@ from transformers import AutoTokenizer
 
 from stage2_api.errors import ConfigError
 from stage2_api.runconfig import RunConfig
-from stage2_trainer.data.image_headers import LOOKED_AT, spread
-from stage2_trainer.data.model_files import model_path
-from stage2_trainer.data.model_trust import require_trusted
+from stage2_trainer.data.model_files import model_path, require_trusted
+from stage2_trainer.data.run_records import LOOKED_AT, spread
 from stage2_trainer.doctor.footprint import GIB, Footprint, Part, footprint, total
 from stage2_trainer.doctor.image_files import images_of
 from stage2_trainer.doctor.machine import Machine, room_at
 from stage2_trainer.doctor.requirement import Requirement, good, of_errors
 from stage2_trainer.preflight import checked_records
 from stage2_trainer.process.host_memory import SHARED_MEMORY
-from stage2_trainer.process.qwen3_vl import coord_vocab
+from stage2_trainer.process.policy import coord_vocab
 from stage2_trainer.process.supported import check_supported, in_process
 from stage2_trainer.serve.launch import installed_platform
 from stage2_trainer.serve.server_command import CPU_KV_CACHE_GIB
@@ -142,8 +141,6 @@ class Examination:
         if not in_process(self.config):
             yield self._server_memory(found)
         yield self._disk(found)
-        if self.config.training.async_save:
-            yield self._memory_for_saves(found)
 
     def _row_tokens(self) -> int:
         vllm = self.config.rollout_matching.vllm
@@ -219,14 +216,6 @@ class Examination:
             way_out = "set training.save_total_limit, unless all of them are wanted"
             return Requirement("disk", "doubtful", f"{said}, and all checkpoints are kept", way_out)
         return good("disk", f"{said}, and {at_once} are kept{', the best among them' if best else ''}")
-
-    def _memory_for_saves(self, found: Footprint) -> Requirement:
-        free = min(self.machine.shared_memory, self.machine.memory)
-        said = f"{_gib(free)} free in {SHARED_MEMORY} and in memory, a checkpoint takes {_gib(found.checkpoint)}"
-        if found.checkpoint <= free:
-            return good("memory for saves", said)
-        way_out = f"raise the memory limit and the size of {SHARED_MEMORY}, or leave training.async_save out"
-        return Requirement("memory for saves", "doubtful", f"{said}: training will wait for the disk", way_out)
 
 
 def _for_cpus() -> bool:

@@ -17,9 +17,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.learner.loss import CHUNK_ELEMENTS
-from stage2_trainer.process import training_arguments as arguments
-from stage2_trainer.process.policy import coord_rows
-from stage2_trainer.process.qwen3_vl import adapt, freeze
+from stage2_trainer.process.policy import adapt, adapter_options, coord_rows, freeze, frozen_parts, weights_dtype
 from stage2_trainer.process.supported import in_process
 from stage2_trainer.sync.fleet.fleet import SLOTS
 from stage2_trainer.sync.transports.buckets import DEFAULT_BUCKET_BYTES
@@ -74,7 +72,7 @@ def footprint(config: RunConfig, model: str, *, row_tokens: int) -> Footprint:
     shape = AutoConfig.from_pretrained(model, local_files_only=True, trust_remote_code=trusted)
     with torch.device("meta"):
         policy: Any = AutoModelForImageTextToText.from_config(shape, trust_remote_code=trusted)
-    dtype = arguments.dtype(config) or getattr(shape, "dtype", None) or torch.float32
+    dtype = weights_dtype(config) or getattr(shape, "dtype", None) or torch.float32
     weights = sum(one.numel() for one in policy.parameters()) * dtype.itemsize
     policy = _with_what_trains(config, policy)
     trained = sum(one.numel() for one in policy.parameters() if one.requires_grad)
@@ -138,7 +136,7 @@ def activations_per_token(text: Any, checkpointing: bool) -> int:
 
 
 def _with_what_trains(config: RunConfig, policy: nn.Module) -> nn.Module:
-    frozen = arguments.frozen_parts(config)
+    frozen = frozen_parts(config)
     if config.tuner.train_type == "full":
         freeze(policy, frozen)
         return policy
@@ -146,7 +144,7 @@ def _with_what_trains(config: RunConfig, policy: nn.Module) -> nn.Module:
         return adapt(
             policy,
             frozen,
-            arguments.adapter_options(config),
+            adapter_options(config),
             regex=config.tuner.target_regex,
             token_rows=coord_rows(config),
         )

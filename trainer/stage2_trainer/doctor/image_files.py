@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
-from stage2_trainer.data.image_headers import read_header
-from stage2_trainer.data.images import ImageError
+from stage2_trainer.data.images import ImageError, read_header
 from stage2_trainer.data.records import Record
 from stage2_trainer.doctor.requirement import Requirement, good
 

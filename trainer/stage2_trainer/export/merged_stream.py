@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_trainer.export.trained_checkpoint import TrainedCheckpoint
-from stage2_trainer.process.qwen3_vl import part_of
+from stage2_trainer.process.policy import part_of
 from stage2_trainer.process.transformers_compat import layout_fault, turned_experts
 from stage2_trainer.sync.tensors.merge import WeightEntry, WeightSource, merged_weights
 from stage2_trainer.sync.tensors.model_folder import ModelFolder

@@ -19,7 +19,7 @@ import torch
 from transformers import AutoProcessor
 
 from stage2_api.errors import ConfigError, Problem
-from stage2_trainer.data.output_places import aside_of, check_folder
+from stage2_trainer.data.files import aside_of, check_folder
 from stage2_trainer.export.comparison import Comparison
 from stage2_trainer.export.errors import ExportError
 from stage2_trainer.export.merged_stream import MergedStream, is_empty, skeleton

@@ -11,10 +11,8 @@ from typing import Any
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.pod.report import EVENT
-from stage2_trainer.data.model_files import fetched_model, model_fingerprint, model_path, weight_files
-from stage2_trainer.data.model_trust import require_plain
-from stage2_trainer.process.checkpoints import STATE, checkpoints_of, flaw_of, newest_whole
-from stage2_trainer.process.run_course import FILE as COURSE
+from stage2_trainer.data.model_files import fetched_model, model_fingerprint, model_path, require_plain, weight_files
+from stage2_trainer.process.checkpoints import COURSE, STATE, flaw_of, list_checkpoints, newest_whole
 from stage2_trainer.telemetry.run_log import STEP_LOG
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -72,7 +70,7 @@ def open_checkpoint(folder: Path, *, model: str | None = None) -> TrainedCheckpo
 def _require_whole(folder: Path) -> None:
     if not folder.is_dir():
         raise _refused("CHECKPOINT", folder, "must be the folder of a checkpoint", "correct the path")
-    if not (folder / STATE).is_file() and checkpoints_of(folder):
+    if not (folder / STATE).is_file() and list_checkpoints(folder):
         newest = newest_whole(folder)
         way_out = f"give one of them: the newest is {newest}" if newest else "none of them is whole: train on"
         raise _refused("CHECKPOINT", folder, "is a run's folder with checkpoints in it, and none itself", way_out)

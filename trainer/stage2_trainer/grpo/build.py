@@ -5,26 +5,69 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
+from typing import Any
+
+from trl.trainer.grpo_config import GRPOConfig
 
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.encode import Encoder
 from stage2_trainer.data.run_records import RunRecords
-from stage2_trainer.grpo.chord import Mixing, References
-from stage2_trainer.grpo.dataset import Rows
+from stage2_trainer.grpo.objective import Mixing, References
 from stage2_trainer.grpo.rewards import load_rewards
 from stage2_trainer.grpo.shared_rollouts import ProcessExchange, SharedRollouts
-from stage2_trainer.grpo.task import Task
+from stage2_trainer.grpo.task import Rows, Task
 from stage2_trainer.grpo.trainer import GrpoComponents, GrpoTrainer
-from stage2_trainer.grpo.trl_arguments import grpo_arguments
-from stage2_trainer.process import training_arguments as arguments
-from stage2_trainer.process.policy import Policy, load_policy
-from stage2_trainer.process.qwen3_vl import ALIGNER, VIT, load_processor
+from stage2_trainer.process.policy import ALIGNER, VIT, Policy, load_policy, load_processor, pixel_limits
+from stage2_trainer.process.training_arguments import training_options
 from stage2_trainer.rollouts.bad_samples import BadSamples
 from stage2_trainer.rollouts.build import server_rollouts
 from stage2_trainer.rollouts.rollout_source import RolloutSource
 from stage2_trainer.sync.fleet.probe import sample_probe
-from stage2_trainer.telemetry.reproducibility import report_reproducibility
-from stage2_trainer.telemetry.run_context import RunContext
+from stage2_trainer.telemetry.run_context import RunContext, report_reproducibility
+
+_SAME_NAME = (
+    "num_generations",
+    "num_iterations",
+    "temperature",
+    "repetition_penalty",
+    "max_completion_length",
+    "epsilon",
+    "epsilon_high",
+    "loss_type",
+)
+
+
+def grpo_arguments(config: RunConfig, *, world_size: int, adapted: bool) -> Any:
+    """Return the arguments of a run in `world_size` processes.
+
+    adapted: whether adapters train. TRL is then told of no divergence, for it would keep a copy of the adapter as the
+    reference; a fresh adapter changes nothing, so the model without it is the reference.
+    """
+    rlhf = config.rlhf
+    assert rlhf is not None, "a GRPO run"
+    batches = config.grpo_batches(world_size)
+    shared = training_options(config, world_size=world_size)
+    planned = config.custom.grpo.batch_plan.enabled
+    return GRPOConfig(
+        **{
+            **shared,
+            **{name: getattr(rlhf, name) for name in _SAME_NAME},
+            "per_device_train_batch_size": batches.per_device,
+            "per_device_eval_batch_size": (
+                batches.per_device if planned else config.training.per_device_eval_batch_size
+            ),
+            "gradient_accumulation_steps": batches.accumulation,
+            "generation_batch_size": batches.generation,
+            "num_generations_eval": 1,
+            "scale_rewards": rlhf.resolved_scale,
+            "reward_weights": rlhf.resolved_weights,
+            "beta": 0.0 if adapted else rlhf.beta,
+            # every optimizer step is in the log
+            "logging_steps": 1,
+            "use_vllm": False,
+            "shuffle_dataset": True,
+        }
+    )
 
 
 def build_trainer(config: RunConfig, data: RunRecords, context: RunContext, stack: ExitStack) -> GrpoTrainer:
@@ -32,7 +75,7 @@ def build_trainer(config: RunConfig, data: RunRecords, context: RunContext, stac
     rlhf = config.rlhf
     assert rlhf is not None, "a GRPO run"
     trusted = config.model.allow_remote_code
-    processor = load_processor(config.model.model, trusted, **arguments.pixel_limits(config))
+    processor = load_processor(config.model.model, trusted, **pixel_limits(config))
     encoder, model, task = Encoder(processor), load_policy(config), Task.from_config(config)
     args = grpo_arguments(config, world_size=_world_size(), adapted=config.tuner.train_type == "lora")
     exchange = ProcessExchange(context.interrupt)

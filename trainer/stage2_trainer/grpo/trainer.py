@@ -19,16 +19,15 @@ from transformers import PrinterCallback, TrainerCallback
 from stage2_api.grpo import Rlhf
 from stage2_trainer.data.images import ImageError
 from stage2_trainer.data.records import Record
-from stage2_trainer.grpo.advantages import advantages, with_divergence
-from stage2_trainer.grpo.chord import Mixing, References, supervised_loss
-from stage2_trainer.grpo.dataset import Rows
+from stage2_trainer.grpo.objective import Mixing, References, advantages, supervised_loss, with_divergence
 from stage2_trainer.grpo.rewards import Contract, Reward, Sample
 from stage2_trainer.grpo.shared_rollouts import SharedBatch, SharedRollouts
+from stage2_trainer.grpo.task import Rows
 from stage2_trainer.grpo.trl_compat import GRPOTrainer
 from stage2_trainer.matching import cut_before
-from stage2_trainer.process.finite_steps import FiniteSteps
+from stage2_trainer.process.base_trainer import FiniteSteps
 from stage2_trainer.process.interrupt import Interrupt
-from stage2_trainer.process.qwen3_vl import split_learning_rates
+from stage2_trainer.process.policy import split_learning_rates
 from stage2_trainer.process.ranks import gathered, peak_bytes, rank
 from stage2_trainer.rollouts.bad_samples import BadSample, BadSamples
 from stage2_trainer.sync.fleet.sync_report import sync_figures, sync_words

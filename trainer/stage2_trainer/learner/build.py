@@ -11,9 +11,8 @@ from typing import Any
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.rollout_matching import Overlong
 from stage2_api.runconfig import RunConfig
-from stage2_trainer.data.encode import Encoder
+from stage2_trainer.data.encode import GIB, Encoder, PromptCache
 from stage2_trainer.data.messages import Prompts, record_fault
-from stage2_trainer.data.prompt_cache import GIB, PromptCache
 from stage2_trainer.data.records import Record
 from stage2_trainer.data.run_records import RunRecords
 from stage2_trainer.learner.estep import EStep
@@ -41,10 +40,9 @@ from stage2_trainer.learner.sample_tools import SampleTools
 from stage2_trainer.learner.supervised_step import NoRollouts, SupervisedEStep
 from stage2_trainer.learner.trainer import RolloutMatchingTrainer, TrainerComponents
 from stage2_trainer.matching import CoordVocab, MatchOptions
-from stage2_trainer.matching.serialize import serialize_objects
+from stage2_trainer.matching.ground_truth import serialize_objects
 from stage2_trainer.process import training_arguments as arguments
-from stage2_trainer.process.policy import Policy, load_policy
-from stage2_trainer.process.qwen3_vl import ALIGNER, VIT, coord_vocab, load_processor
+from stage2_trainer.process.policy import ALIGNER, VIT, Policy, coord_vocab, load_policy, load_processor, pixel_limits
 from stage2_trainer.process.ranks import world_size
 from stage2_trainer.process.supported import in_process
 from stage2_trainer.rollouts.bad_samples import BadSamples
@@ -58,8 +56,7 @@ from stage2_trainer.rollouts.build import (
 from stage2_trainer.rollouts.pipeline import PipelinedRollouts
 from stage2_trainer.rollouts.rollout_source import RolloutSource
 from stage2_trainer.sync.fleet.probe import Probe, sample_probe
-from stage2_trainer.telemetry.reproducibility import report_reproducibility
-from stage2_trainer.telemetry.run_context import RunContext
+from stage2_trainer.telemetry.run_context import RunContext, report_reproducibility
 from stage2_trainer.wire.requests import FurtherAnswers
 
 logger = logging.getLogger(__name__)
@@ -70,7 +67,7 @@ PROBE_ANSWER_TOKENS = 256  # enough for a percentile, and fewer than any answer 
 def build_trainer(config: RunConfig, data: RunRecords, context: RunContext, stack: ExitStack) -> RolloutMatchingTrainer:
     """Load the policy, wait for the servers, and put the trainer together; `stack` closes the connections."""
     trusted = config.model.allow_remote_code
-    processor = load_processor(config.model.model, trusted, **arguments.pixel_limits(config))
+    processor = load_processor(config.model.model, trusted, **pixel_limits(config))
     vocab = coord_vocab(processor.tokenizer, config.model.model)
     prompts = Prompts(config.custom.user_prompt, config.template.system)
     # Before the arguments: once transformers knows of ZeRO-3, it partitions a model while it loads it, and the

@@ -18,12 +18,12 @@ from stage2_trainer.learner.rollout_metrics import bad_sample_stats, sample_stat
 from stage2_trainer.learner.sample_tools import SampleTools
 from stage2_trainer.learner.step_segments import SegmentWork, StepSegments
 from stage2_trainer.matching import segment_meta, unsupervised_meta
-from stage2_trainer.process.qwen3_vl import rope_model
+from stage2_trainer.process.policy import rope_model
 from stage2_trainer.rollouts.bad_samples import BadSample
 from stage2_trainer.rollouts.pipeline import PipelinedRollouts
 from stage2_trainer.rollouts.rollout_source import RolloutSource
 from stage2_trainer.sync.fleet.sync_report import SyncReport
-from stage2_trainer.telemetry.stopwatch import Stopwatch
+from stage2_trainer.telemetry.timeline import Stopwatch
 from stage2_trainer.wire.requests import FurtherAnswers, Rollout
 
 NOTHING = "{}"  # the answer of a sample that is skipped or set aside: it has a place in a row, and teaches nothing

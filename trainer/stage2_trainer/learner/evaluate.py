@@ -20,9 +20,8 @@ from stage2_trainer.process.ranks import gathered, rank, world_size
 from stage2_trainer.rollouts.bad_samples import BadSample
 from stage2_trainer.rollouts.rollout_source import GenerationRequest, RolloutSource
 from stage2_trainer.scores.answer_scores import AnswerScores
-from stage2_trainer.scores.answer_text import ReadAnswer, answer_of
-from stage2_trainer.scores.scored_image import scored_images
-from stage2_trainer.telemetry.stopwatch import Stopwatch
+from stage2_trainer.scores.scored_image import ReadAnswer, answer_of, scored_images
+from stage2_trainer.telemetry.timeline import Stopwatch
 from stage2_trainer.wire.requests import Outcome, Refused
 
 METRICS = {

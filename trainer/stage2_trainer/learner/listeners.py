@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
+from transformers import AutoModel, AutoTokenizer
 
 from stage2_api.rollout_matching import DescMonitor
 from stage2_api.runconfig import RunConfig
@@ -19,10 +22,8 @@ from stage2_trainer.data.images import ImageError, load_image
 from stage2_trainer.learner.matcher import Matched
 from stage2_trainer.learner.rollout_documents import rollout_document, sample_document
 from stage2_trainer.process.ranks import gathered, rank
-from stage2_trainer.process.sentence_embedding import SentenceEmbedder
 from stage2_trainer.scores.scored_image import normalised
-from stage2_trainer.telemetry.earlier_run import DUMPS
-from stage2_trainer.telemetry.run_log import EventLog, JsonLines
+from stage2_trainer.telemetry.run_log import DUMPS, EventLog, JsonLines
 from stage2_trainer.telemetry.timeline import TIMELINE
 
 FOLDER = Path("runs") / "held-out"
@@ -73,6 +74,53 @@ def _sheet(image: Image.Image, one: Matched) -> Image.Image:
 logger = logging.getLogger(__name__)
 
 Pair = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class SentenceEmbedder:
+    """A model of sentence embeddings, with its tokenizer."""
+
+    model: Any
+    tokenizer: Any
+    batch_size: int
+    max_length: int
+
+    @classmethod
+    def load(cls, name: str, *, device: str, batch_size: int, max_length: int) -> SentenceEmbedder:
+        """Load a folder or a hub's model, of safetensors and without code of its own.
+
+        device: `auto` takes the GPU where there is one.
+        """
+        place = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        model = AutoModel.from_pretrained(name, trust_remote_code=False, use_safetensors=True)
+        return cls(model.to(place).eval(), tokenizer, batch_size, max_length)
+
+    def similarity(self, texts: Sequence[str], others: Sequence[str]) -> list[float]:
+        """Return the cosine similarity of each text and its other."""
+        distinct = list(dict.fromkeys([*texts, *others]))
+        place = {text: index for index, text in enumerate(distinct)}
+        embedded = self._embedded(distinct)
+        first, second = ([place[text] for text in some] for some in (texts, others))
+        return [float(value) for value in (embedded[first] * embedded[second]).sum(-1).clamp(-1, 1)]
+
+    @torch.inference_mode()
+    def _embedded(self, texts: Sequence[str]) -> torch.Tensor:
+        """Return the embeddings of texts, each of length 1."""
+        parts = []
+        for start in range(0, len(texts), self.batch_size):
+            inputs = self.tokenizer(
+                list(texts[start : start + self.batch_size]),
+                padding=True,
+                truncation=True,
+                max_length=self.max_length,
+                return_tensors="pt",
+            ).to(self.model.device)
+            hidden = self.model(**inputs).last_hidden_state.float()
+            mask = inputs["attention_mask"].unsqueeze(-1).float()
+            mean = (hidden * mask).sum(1) / mask.sum(1).clamp(min=1.0)
+            parts.append(torch.nn.functional.normalize(mean, dim=-1).cpu())
+        return torch.cat(parts)
 
 
 class DescriptionAgreement:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stage2_trainer.data.encode import Encoder
+from stage2_trainer.data.encode import Encoder, PromptCache
 from stage2_trainer.data.messages import Prompts
-from stage2_trainer.data.prompt_cache import PromptCache
 from stage2_trainer.learner.matcher import Matcher
 from stage2_trainer.rollouts.bad_samples import BadSamples
 

@@ -12,7 +12,7 @@ from stage2_trainer.learner.microsteps import MicroStep, Window
 from stage2_trainer.learner.rollout_metrics import SampleStats, rollout_metrics, supervised_metrics
 from stage2_trainer.sync.fleet.sync_report import SyncReport, sync_figures, sync_words
 from stage2_trainer.telemetry.step_time import StepTime
-from stage2_trainer.telemetry.stopwatch import Stopwatch
+from stage2_trainer.telemetry.timeline import Stopwatch
 
 REUSED = "rollout/buffer_reuse"
 # Record key for each stopwatch name.

@@ -21,7 +21,7 @@ from torch import nn
 from torch.utils.data import DataLoader, SequentialSampler
 from transformers import PrinterCallback
 
-from stage2_trainer.data.prompt_cache import PromptCache
+from stage2_trainer.data.encode import PromptCache
 from stage2_trainer.learner.dataloader import as_list, train_dataloader, uses_left
 from stage2_trainer.learner.early_gradients import EarlyGradients, early_gradients
 from stage2_trainer.learner.estep import EStep
@@ -39,11 +39,10 @@ from stage2_trainer.learner.waiting_segments import load_waiting, save_waiting
 from stage2_trainer.learner.whole_step import RowTraining, train_step
 from stage2_trainer.learner.window_lookahead import WindowLookahead
 from stage2_trainer.matching import CoordVocab
-from stage2_trainer.process.draws import drawn
-from stage2_trainer.process.finite_steps import FiniteSteps
+from stage2_trainer.process.base_trainer import FiniteSteps
 from stage2_trainer.process.interrupt import Interrupt
-from stage2_trainer.process.qwen3_vl import output_table, rope_model, split_learning_rates
-from stage2_trainer.process.ranks import gathered, memory_bytes, peak_bytes, rank, world_size
+from stage2_trainer.process.policy import output_table, rope_model, split_learning_rates
+from stage2_trainer.process.ranks import drawn, gathered, memory_bytes, peak_bytes, rank, world_size
 from stage2_trainer.rollouts.bad_samples import BadSamples
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import EventLog

@@ -4,8 +4,7 @@ Pure functions on token ids and numpy arrays; no model, no trainer, no network. 
 """
 
 from stage2_trainer.matching.assign import Matching, Pair, match
-from stage2_trainer.matching.errors import MatchingError
-from stage2_trainer.matching.ground_truth import GroundTruth, GTObject, ground_truth
+from stage2_trainer.matching.ground_truth import GroundTruth, GTObject, ground_truth, serialize_objects
 from stage2_trainer.matching.masks import (
     SegmentMeta,
     Supervision,
@@ -15,12 +14,9 @@ from stage2_trainer.matching.masks import (
     unsupervised_meta,
 )
 from stage2_trainer.matching.options import MatchOptions
-from stage2_trainer.matching.parse import ParsedRollout, object_ends, parse_rollout
-from stage2_trainer.matching.parsed_objects import ParsedObject
-from stage2_trainer.matching.serialize import serialize_objects
-from stage2_trainer.matching.supervised_target import supervised_target
-from stage2_trainer.matching.targets import MatchedTarget, build_target
-from stage2_trainer.matching.tokens import CoordVocab, cut_before, vision_ids
+from stage2_trainer.matching.parse import ParsedObject, ParsedRollout, object_ends, parse_rollout
+from stage2_trainer.matching.targets import MatchedTarget, build_target, supervised_target
+from stage2_trainer.matching.tokens import CoordVocab, MatchingError, cut_before, vision_ids
 
 __all__ = [
     "CoordVocab",

@@ -6,14 +6,48 @@ Source: semantics, section 4.4; assignment: Kuhn-Munkres as in `scipy.optimize.l
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from stage2_trainer.matching.geometry import Shape, aabbs, box_iou, iou_of_scales, mask_iou
+from stage2_trainer.matching.ground_truth import GTObject
 from stage2_trainer.matching.options import DEFAULTS, MatchOptions
+from stage2_trainer.matching.parse import ParsedObject
 from stage2_trainer.matching.raster import FloatArray
 from stage2_trainer.matching.tokens import IntArray
+
+
+def duplicates(objects: Sequence[ParsedObject], least_iou: float | None) -> tuple[int, ...]:
+    """Return which objects repeat an earlier one that is none itself: of its description, and in its place.
+
+    least_iou: of their bounding boxes; None: nothing counts as repeated.
+    """
+    if least_iou is None:
+        return ()
+    boxes = aabbs(objects)
+    names = np.unique([one.desc for one in objects], return_inverse=True)[1]
+    kept = np.zeros(len(objects), dtype=np.bool_)
+    for i in range(len(objects)):
+        earlier = np.flatnonzero(kept[:i] & (names[:i] == names[i]))
+        kept[i] = not bool((box_iou(boxes[i], boxes[earlier]) >= least_iou).any())
+    return tuple(np.flatnonzero(~kept).tolist())
+
+
+def match_others(
+    pred: Sequence[ParsedObject], gt: Sequence[GTObject], repeated: Sequence[int], options: MatchOptions
+) -> Matching:
+    """Match all predictions but the repeated ones; these are unmatched."""
+    if not repeated:
+        return match(pred, gt, options)
+    kept = np.setdiff1d(np.arange(len(pred)), repeated).tolist()
+    found = match([pred[i] for i in kept], gt, options)
+    return replace(
+        found,
+        pairs=tuple(replace(pair, pred=kept[pair.pred]) for pair in found.pairs),
+        false_positives=tuple(sorted([*repeated, *(kept[i] for i in found.false_positives)])),
+    )
+
 
 INFEASIBLE = 1e6
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from stage2_api.coordinates import BINS, MAX_BIN
 from stage2_trainer.matching.options import MaskIouMode
-from stage2_trainer.matching.parsed_objects import Kind
+from stage2_trainer.matching.parse import Kind
 from stage2_trainer.matching.raster import FloatArray, Masks, box_cells, coarser, rasterize, shared_pixels
 from stage2_trainer.matching.tokens import IntArray
 

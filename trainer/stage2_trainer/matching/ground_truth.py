@@ -5,16 +5,17 @@ Source: semantics, sections 2 and 4.3.
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Literal
 
 from stage2_api.coordinates import MAX_BIN, coord_bin, coord_token, to_bin
 from stage2_api.errors import Problem
-from stage2_trainer.matching.parsed_objects import (
+from stage2_trainer.matching.parse import (
     BLANK_DESC,
     KIND_OF_KEY,
     NO_OBJECT_VALUE,
@@ -23,6 +24,48 @@ from stage2_trainer.matching.parsed_objects import (
     Kind,
 )
 from stage2_trainer.matching.scan import OBJECT_KEY
+from stage2_trainer.matching.tokens import MatchingError
+
+_DESC_VALUE = re.compile(r'"desc": "((?:[^"\\]++|\\.)*+)"', re.DOTALL)
+
+
+def serialize_objects(objects: Sequence[GTObject], start_index: int = 1) -> str:
+    """Return the whole answer, `{"object_1": {...}, ...}`; polygons as lists of pairs."""
+    return "{" + object_entries(objects, start_index) + "}"
+
+
+def object_entries(objects: Sequence[GTObject], start_index: int) -> str:
+    """Return the entries alone, `"object_n": {...}` joined by `", "`, n counting from `start_index`."""
+    return ", ".join(
+        f'"object_{index}": {json.dumps(_value(one), ensure_ascii=False)}'
+        for index, one in enumerate(objects, start_index)
+    )
+
+
+def append_text(prefix_text: str, objects: Sequence[GTObject], start_index: int) -> str:
+    """Return the text after a prefix: missed objects, then one `}`. Raise MatchingError where nothing can follow."""
+    last = prefix_text.rstrip()[-1:]
+    if last not in ("{", ",", "}"):
+        raise MatchingError(
+            f"prefix ends in {last!r}; it must end in '{{', ',' or '}}'; cut it after its last closed object"
+        )
+    if last == "," and not objects:
+        raise MatchingError("prefix ends in ',' and no object follows; cut the comma off")
+    comma = ", " if last == "}" and objects else ""
+    return comma + object_entries(objects, start_index) + "}"
+
+
+def desc_value_spans(text: str) -> list[tuple[int, int]]:
+    """Return the places of all `"desc"` values in a serialised text, quotes excluded (characters, end exclusive)."""
+    return [match.span(1) for match in _DESC_VALUE.finditer(text)]
+
+
+def _value(one: GTObject) -> dict[str, Any]:
+    tokens = [coord_token(k) for k in one.bins]
+    if one.kind == "bbox":
+        return {"desc": one.desc, "bbox_2d": tokens}
+    return {"desc": one.desc, "poly": [list(pair) for pair in zip(tokens[::2], tokens[1::2], strict=True)]}
+
 
 MIXED_COORDINATES = "tokens_and_numbers_mixed"
 NOT_COORDINATES = "coordinates_are_no_bins"

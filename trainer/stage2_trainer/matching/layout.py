@@ -14,11 +14,9 @@ from functools import cached_property
 from itertools import groupby
 
 from stage2_trainer.matching.assign import Matching
-from stage2_trainer.matching.ground_truth import GroundTruth
+from stage2_trainer.matching.ground_truth import GroundTruth, append_text, object_entries
 from stage2_trainer.matching.options import MatchOptions
-from stage2_trainer.matching.parse import ParsedRollout
-from stage2_trainer.matching.parsed_objects import ParsedObject
-from stage2_trainer.matching.serialize import append_text, object_entries
+from stage2_trainer.matching.parse import ParsedObject, ParsedRollout
 from stage2_trainer.matching.tokens import Alignment, CoordVocab
 
 _BETWEEN = re.compile(r'\s*,?\s*"object_[0-9]+"\s*:\s*')

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stage2_trainer.matching.errors import MatchingError
 from stage2_trainer.matching.raster import BoolArray, FloatArray
 from stage2_trainer.matching.targets import MatchedTarget
-from stage2_trainer.matching.tokens import CoordVocab, IntArray
+from stage2_trainer.matching.tokens import CoordVocab, IntArray, MatchingError
 
 IGNORED = -100
 

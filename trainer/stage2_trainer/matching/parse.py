@@ -6,13 +6,195 @@ sequence of ids makes it raise: whatever cannot be used is dropped, counted and 
 
 from __future__ import annotations
 
+import json
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Literal, cast
 
-from stage2_trainer.matching.parsed_objects import ParsedObject, loads, read_objects
-from stage2_trainer.matching.scan import Scan, scan
+import numpy as np
+
+from stage2_api.coordinates import BINS, coord_bin, coord_token
+from stage2_trainer.matching.scan import GEOMETRY_KEYS, Entry, Scan, scan
 from stage2_trainer.matching.tokens import REPLACEMENT, Alignment, CoordVocab, as_ids
+
+Kind = Literal["bbox", "poly"]
+KIND_OF_KEY: dict[str, Kind] = {"bbox_2d": "bbox", "poly": "poly"}
+_QUOTED = [f'"{coord_token(k)}"' for k in range(BINS)]
+
+# Why an object was dropped.
+CUT_OFF = "cut_off"
+NO_OBJECT_VALUE = "value_is_no_object"
+NOT_JSON = "not_json"
+BLANK_DESC = "desc_missing_or_blank"
+NOT_ONE_GEOMETRY = "not_exactly_one_geometry"
+UNKNOWN_KEY = "unknown_key"
+NOT_COORD_TOKENS = "coordinates_are_no_coord_tokens"
+WRONG_COUNT = "wrong_number_of_coordinates"
+TOKENS_DIFFER = "coord_tokens_differ_from_text"
+OUTSIDE_PREFIX = "outside_prefix"
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedObject:
+    """One `object_n` of the answer.
+
+    `valid` objects can be matched: `desc`, `kind` and `bins` (4 for a bbox, x and y in turn for a poly) are theirs, and
+    `token_positions` are the positions of those bins in the prefix. Others carry the `reason`; those with `in_prefix`
+    stay in the prefix unsupervised. `span` is its value's place in the answer's text (characters, end exclusive; -1: it
+    has none).
+    """
+
+    key: str
+    index: int
+    valid: bool
+    reason: str | None
+    in_prefix: bool
+    desc: str
+    kind: Kind | None
+    bins: tuple[int, ...]
+    token_positions: tuple[int, ...]
+    span: tuple[int, int]
+
+
+def read_objects(
+    ids: list[int], aligned: Alignment, found: Scan, text: str, cut: int, vocab: CoordVocab
+) -> tuple[ParsedObject, ...]:
+    """Return an object for each entry that the scan found, in order; those beyond `cut` are not in the prefix."""
+    return _ObjectReader(ids, aligned, text, cut, vocab).read(found)
+
+
+class _ObjectReader:
+    """The reader of one answer's objects: it judges each entry of the scan."""
+
+    def __init__(self, ids: list[int], aligned: Alignment, text: str, cut: int, vocab: CoordVocab) -> None:
+        bins = vocab.bins_of(np.asarray(ids, dtype=np.int64))
+        positions = np.flatnonzero(bins >= 0)
+        self._text = text
+        self._cut = cut
+        self._positions: list[int] = positions.tolist()
+        self._bins: list[int] = bins[positions].tolist()
+        self._starts: list[int] = aligned.starts[positions].tolist()
+
+    def read(self, found: Scan) -> tuple[ParsedObject, ...]:
+        """Return an object for each entry, in order."""
+        last = len(found.entries) - 1
+        return tuple(self._judge(entry, cut_off=found.truncated and i == last) for i, entry in enumerate(found.entries))
+
+    def _judge(self, entry: Entry, *, cut_off: bool) -> ParsedObject:
+        if entry.value_end < 0:
+            return self._object(entry, CUT_OFF if cut_off else NO_OBJECT_VALUE)
+        if entry.value_end > self._cut:
+            return self._object(entry, OUTSIDE_PREFIX)
+        return self._judge_plain(entry) or self._judge_json(entry)
+
+    def _judge_plain(self, entry: Entry) -> ParsedObject | None:
+        """Return the object, if it is valid and written as it should be: then its text need not be read as JSON."""
+        if not entry.plain:
+            return None
+        desc, key = entry.plain
+        positions, captured = self._captured(entry)
+        start, end = entry.captures[0]
+        exact = desc.isprintable() and desc.strip() and _right_count(len(captured), key)
+        if exact and self._text[start:end] == _spelled(captured, key):
+            return self._object(entry, None, desc, KIND_OF_KEY[key], captured, positions)
+        return None
+
+    def _judge_json(self, entry: Entry) -> ParsedObject:
+        value = loads(self._text[entry.value_start : entry.value_end])
+        reason, key = _shape_of(value)
+        if reason:
+            return self._object(entry, reason)
+        spelled = _bins_of_value(value[key], key)
+        positions, captured = self._captured(entry)
+        if spelled is None:
+            reason = NOT_COORD_TOKENS
+        elif not _right_count(len(spelled), key):
+            reason = WRONG_COUNT
+        elif spelled != captured:
+            reason = TOKENS_DIFFER
+        return self._object(entry, reason, value["desc"], KIND_OF_KEY[key], captured, positions)
+
+    def _captured(self, entry: Entry) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the positions and bins of the coordinate tokens that begin inside the object's geometry arrays."""
+        positions: list[int] = []
+        bins: list[int] = []
+        for start, end in entry.captures:
+            first, last = bisect_left(self._starts, start), bisect_left(self._starts, end)
+            positions += self._positions[first:last]
+            bins += self._bins[first:last]
+        return tuple(positions), tuple(bins)
+
+    def _object(
+        self,
+        entry: Entry,
+        reason: str | None,
+        desc: str = "",
+        kind: Kind | None = None,
+        bins: tuple[int, ...] = (),
+        positions: tuple[int, ...] = (),
+    ) -> ParsedObject:
+        return ParsedObject(
+            key=entry.key,
+            index=entry.index,
+            valid=reason is None,
+            reason=reason,
+            in_prefix=entry.key_start < self._cut,
+            desc=desc,
+            kind=kind,
+            bins=bins,
+            token_positions=positions,
+            span=(entry.value_start, entry.value_end),
+        )
+
+
+def _shape_of(value: Any) -> tuple[str | None, str]:
+    """Return why an object's value is unusable, apart from its coordinates (None: it is not), and its geometry key."""
+    if not isinstance(value, dict):
+        return NOT_JSON, ""
+    desc = value.get("desc")
+    if not isinstance(desc, str) or not desc.strip():
+        return BLANK_DESC, ""
+    geometry = [key for key in GEOMETRY_KEYS if key in value]
+    if len(geometry) != 1:
+        return NOT_ONE_GEOMETRY, ""
+    if len(value) != 2:
+        return UNKNOWN_KEY, ""
+    return None, geometry[0]
+
+
+def _bins_of_value(value: Any, key: str) -> tuple[int, ...] | None:
+    """Return the bins of a geometry value written as coordinate-token strings; None where anything else stands."""
+    if not isinstance(value, list):
+        return None
+    if key == "poly" and value and all(isinstance(pair, list) and len(pair) == 2 for pair in value):
+        value = list(chain.from_iterable(value))
+    bins = [coord_bin(one) if isinstance(one, str) else None for one in value]
+    return None if None in bins else tuple(cast("list[int]", bins))
+
+
+def _spelled(bins: tuple[int, ...], key: str) -> str:
+    """Return a geometry value as the serialised text spells it."""
+    texts = [_QUOTED[k] for k in bins]
+    if key == "bbox_2d":
+        return "[" + ", ".join(texts) + "]"
+    return "[[" + "], [".join(f"{x}, {y}" for x, y in zip(texts[::2], texts[1::2], strict=True)) + "]]"
+
+
+def _right_count(count: int, key: str) -> bool:
+    return count == 4 if key == "bbox_2d" else count >= 6 and count % 2 == 0
+
+
+def loads(text: str) -> Any:
+    """Return the JSON value of a text, None where it is none."""
+    # An answer may nest as deep as it is long: for the C scanner that is a RecursionError, for us just not JSON.
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
 
 END_OF_TURN = "<|im_end|>"
 

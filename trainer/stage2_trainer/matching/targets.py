@@ -11,16 +11,84 @@ from typing import Literal
 
 import numpy as np
 
-from stage2_trainer.matching.assign import Matching
-from stage2_trainer.matching.duplicates import duplicates, match_others
-from stage2_trainer.matching.ground_truth import GroundTruth
+from stage2_trainer.matching.assign import Matching, duplicates, match_others
+from stage2_trainer.matching.ground_truth import GroundTruth, desc_value_spans, serialize_objects
 from stage2_trainer.matching.layout import LaidOut, lay_out
 from stage2_trainer.matching.options import DEFAULTS, MatchOptions
 from stage2_trainer.matching.parse import ParsedRollout, parse_rollout
-from stage2_trainer.matching.recovery import entry_tokens, recovered_misses
-from stage2_trainer.matching.serialize import desc_value_spans
+from stage2_trainer.matching.sinkhorn import target_bins
 from stage2_trainer.matching.tokens import CoordVocab, IntArray
-from stage2_trainer.matching.transport import target_bins
+
+
+def recovered_misses(
+    answers: Sequence[Sequence[int]], gt: GroundTruth, missed: Sequence[int], vocab: CoordVocab, options: MatchOptions
+) -> tuple[int, ...]:
+    """Return which of the missed true objects at least one of these answers has, matched as the first answer was.
+
+    answers: token ids. missed: indices into `gt.objects`; what is returned keeps their order.
+    """
+    found: set[int] = set()
+    for ids in answers:
+        if found.issuperset(missed):
+            break
+        said = parse_rollout(ids, vocab).valid_objects
+        matching = match_others(said, gt.objects, duplicates(said, options.duplicate_iou), options)
+        found.update(pair.gt for pair in matching.pairs)
+    return tuple(one for one in missed if one in found)
+
+
+def entry_tokens(ids: Sequence[int], vocab: CoordVocab) -> list[range]:
+    """Return the tokens of each entry `"object_n": {...}` of a written text, in order.
+
+    What leads on to an entry is part of it, the brace that closes the answer of none; a token belongs to the entry in
+    which it begins.
+    """
+    aligned = vocab.align(list(ids))
+    starts, begin, found = aligned.starts[:-1], 0, []
+    for _, named in desc_value_spans(aligned.text):
+        end = aligned.text.index("}", named) + 1  # geometry has no braces
+        low, high = np.searchsorted(starts, [begin, end], side="left").tolist()
+        found.append(range(low, high))
+        begin = end
+    return found
+
+
+_NO_ANSWER = ParsedRollout(
+    prefix_ids=(),
+    prefix_text="",
+    objects=(),
+    truncated=False,
+    clean=True,
+    max_object_index=None,
+    dropped={},
+    notes=(),
+    text="",
+)
+
+
+def supervised_target(gt: GroundTruth, vocab: CoordVocab) -> MatchedTarget:
+    """Return the whole answer as a tail without a prefix: structure and descriptions have cross entropy.
+
+    A coordinate token that stands within a description is not trained on: it is no coordinate there.
+    """
+    text = serialize_objects(gt.objects)
+    tail = vocab.encode(text)
+    described, coord_pos, coord_bins = read_tail(tail, vocab)
+    return MatchedTarget(
+        parsed=_NO_ANSWER,
+        ground_truth=gt,
+        matching=Matching((), (), tuple(range(len(gt.objects))), 0, 0),
+        y_train_ids=tuple(tail),
+        prefix_len=0,
+        prefix_text="",
+        append_text=text,
+        prefix_coord_pos=(),
+        prefix_coord_target_bins=(),
+        tail_ignore_pos=tuple(at for at in described if vocab.bin_of(tail[at]) is not None),
+        tail_coord_pos=coord_pos,
+        tail_coord_bins=coord_bins,
+    )
+
 
 TokenLabel = Literal["none", "ce", "coord", "penalised"]
 

@@ -13,6 +13,11 @@ import numpy.typing as npt
 
 from stage2_api.coordinates import BINS, coord_token
 
+
+class MatchingError(ValueError):
+    """Inputs that contradict one another: a prefix that nothing can follow, prompt ids that differ, wrong lengths."""
+
+
 IntArray = npt.NDArray[np.int64]
 
 REPLACEMENT = "\ufffd"

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stage2_trainer.data.regular_files import read_named
+from stage2_trainer.data.files import read_named
 from stage2_trainer.prepare.annotated_image import (
     AnnotatedImage,
     AnnotatedObject,

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from stage2_api.coordinates import BINS
-from stage2_trainer.data.output_places import aside_of, check_new_file
+from stage2_trainer.data.files import aside_of, check_new_file, relative_path
 from stage2_trainer.data.records import Line, Record, RecordRules, lines
-from stage2_trainer.data.relative_paths import relative_path
 from stage2_trainer.matching.ground_truth import GTObject
 from stage2_trainer.prepare.annotated_image import Tally
 from stage2_trainer.prepare.coco import FEDERATED

@@ -21,12 +21,11 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from stage2_api.coordinates import BINS, coord_token
 from stage2_api.errors import ConfigError, Problem
-from stage2_trainer.data.model_files import fetched_model, flaw_of_model
-from stage2_trainer.data.model_trust import require_plain
-from stage2_trainer.data.output_places import aside_of, check_folder
+from stage2_trainer.data.files import aside_of, check_folder
+from stage2_trainer.data.model_files import fetched_model, flaw_of_model, require_plain
 from stage2_trainer.matching import CoordVocab
 from stage2_trainer.prepare.start_rows import Start, start_rows
-from stage2_trainer.process.qwen3_vl import part_of
+from stage2_trainer.process.policy import part_of
 from stage2_trainer.process.transformers_compat import layout_fault, save_as_stock
 
 TOKENS = tuple(coord_token(number) for number in range(BINS))

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from stage2_trainer.data.image_headers import header_of
-from stage2_trainer.data.images import ImageError
-from stage2_trainer.data.regular_files import irregular_file
+from stage2_trainer.data.files import irregular_file
+from stage2_trainer.data.images import ImageError, header_of
 from stage2_trainer.prepare.annotated_image import (
     AnnotatedImage,
     AnnotatedObject,

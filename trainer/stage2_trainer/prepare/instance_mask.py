@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from scipy.ndimage import find_objects
 
+from stage2_trainer.data.files import open_regular
 from stage2_trainer.data.images import opened
-from stage2_trainer.data.regular_files import open_regular
 from stage2_trainer.prepare.annotated_image import Outlines
 from stage2_trainer.prepare.outline import of_mask
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from stage2_trainer.data.output_places import aside_of, check_new_file
+from stage2_trainer.data.files import aside_of, check_new_file
 
 
 class NewFiles:

@@ -12,9 +12,8 @@ from typing import Any, Literal
 import numpy as np
 
 from stage2_api.coordinates import coord_token, to_bin
-from stage2_trainer.data.image_headers import header_of, read_header
-from stage2_trainer.data.images import ImageError
-from stage2_trainer.data.relative_paths import relative_path
+from stage2_trainer.data.files import relative_path
+from stage2_trainer.data.images import ImageError, header_of, read_header
 from stage2_trainer.matching.ground_truth import holds_token
 from stage2_trainer.prepare.annotated_image import AnnotatedImage, AnnotatedObject, LeftOut, Tally
 from stage2_trainer.prepare.annotation_values import OTHER_MASK, is_text

@@ -15,9 +15,8 @@ from xml.etree import ElementTree
 
 from PIL.Image import DecompressionBombError
 
-from stage2_trainer.data.image_headers import read_header
-from stage2_trainer.data.images import ImageError
-from stage2_trainer.data.regular_files import read_regular
+from stage2_trainer.data.files import read_regular
+from stage2_trainer.data.images import ImageError, read_header
 from stage2_trainer.prepare.annotated_image import (
     AnnotatedImage,
     AnnotatedObject,

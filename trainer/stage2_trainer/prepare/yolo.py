@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stage2_trainer.data.bounded_yaml import UnreadableYaml, read_documents
-from stage2_trainer.data.regular_files import files_below, read_regular, require_regular
+from stage2_trainer.data.files import files_below, read_regular, require_regular
 from stage2_trainer.prepare.annotated_image import (
     AnnotatedImage,
     AnnotatedObject,

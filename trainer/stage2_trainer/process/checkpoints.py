@@ -1,63 +1,89 @@
-"""Checkpoints that are whole or not there: written aside, flushed to disk, looked over, listed, and then renamed.
+"""Checkpoints on disk: each is whole or not there. They are staged, checked, flushed, listed, and then renamed.
 
-A crash, a full disk or a SIGKILL at any moment leaves the checkpoints that were there, and at most a folder of
-unfinished files, which the next save removes. A checkpoint of `transformers` is a dozen files of several writers; its
-name is given to it when all of them are on disk, so what bears such a name is whole (as a database does it: write
-ahead, fsync, rename; POSIX rename is atomic).
+A crash, a full disk or a SIGKILL at any moment leaves the earlier checkpoints as they were, and at most a folder of
+unfinished files, which the next save removes. `transformers` and others write a checkpoint as a dozen files; it gets
+its name when all of them are on disk, so whatever has such a name is whole (fsync, then an atomic rename).
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
 import shutil
 import struct
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any, Final
+
+from stage2_api.course import course_of
+from stage2_api.errors import ConfigError, Problem
+from stage2_api.runconfig import RunConfig
+from stage2_trainer.data.model_files import model_fingerprint
+from stage2_trainer.data.records import Fingerprint
 
 logger = logging.getLogger(__name__)
 
 UNFINISHED = ".unfinished"
 """The folder below the output folder in which a checkpoint is written."""
 MANIFEST = "stage2_checkpoint.json"
+"""Lists a checkpoint's files: {"files": {name: bytes}, "proved_step": 12}."""
+COURSE = "stage2_course.json"
 PREFIX = "checkpoint-"
 UNPROVED = "unproved-"
-"""Before the name of a checkpoint that no start goes on from: servers may have answered with other weights."""
-MARK = "stage2_proved.json"
-"""The file beside checkpoints that names the newest step whose sync was proved: {"step": 12}."""
+"""Put before the name of a checkpoint that no start may resume from: servers may have answered with other weights."""
 STATE = "trainer_state.json"
 TORCH_FILES = frozenset({".pt", ".pth", ".bin"})
-ROOM_TO_SPARE = 1.05
+HEADROOM = 1.05
+LOCK_VARIABLE: Final = "STAGE2_WRITING_LOCK"
+"""Path of the file that the launcher of several processes watches; unset, nobody watches."""
 
 
 class CheckpointError(OSError):
-    """A checkpoint could not be written; those that were there are untouched."""
+    """A checkpoint could not be written; the earlier ones are untouched."""
+
+
+class NonFiniteError(RuntimeError):
+    """A loss, a gradient or a weight is infinite or NaN; the optimizer has not stepped, and nothing was saved.
+
+    A restart may not meet it: it resumes from the last checkpoint, all of whose weights were finite.
+    """
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Return the checkpoints of an output folder, whole or not, oldest first."""
+    found = folder.glob(f"{PREFIX}*") if folder.is_dir() else ()
+    return sorted((one for one in found if one.is_dir() and one.name.removeprefix(PREFIX).isdecimal()), key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    """Return the optimizer step of a checkpoint, by its name."""
+    return int(checkpoint.name.removeprefix(PREFIX))
 
 
 def newest_whole(folder: Path) -> Path | None:
-    """Return the newest checkpoint that is whole; None where there is none. Each that is passed over is said."""
-    for found in reversed(checkpoints_of(folder)):
-        flaw = flaw_of(found)
+    """Return the newest checkpoint that is whole; None without one. Logs a warning for each that it skips."""
+    for checkpoint in reversed(list_checkpoints(folder)):
+        flaw = flaw_of(checkpoint)
         if flaw is None:
-            return found
-        logger.warning("%s is passed over, and an older checkpoint looked for: %s", found, flaw)
+            return checkpoint
+        logger.warning("%s is skipped, and an older checkpoint is looked for: %s", checkpoint, flaw)
     return None
 
 
 def flaw_of(checkpoint: Path) -> str | None:
-    """Return what is wrong with a checkpoint; None where it is whole.
+    """Return what is wrong with a checkpoint; None if it is whole.
 
-    One without a list of its files comes from elsewhere: it must have the file that `transformers` writes last.
+    A checkpoint without a manifest comes from elsewhere: it must have the file that `transformers` writes last.
     """
-    manifest = checkpoint / MANIFEST
     try:
-        if not manifest.exists():
+        if not (checkpoint / MANIFEST).exists():
             json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
             return _first_flaw(checkpoint)
-        listed: dict[str, int] = json.loads(manifest.read_text(encoding="utf-8"))["files"]
+        listed: dict[str, int] = _manifest(checkpoint)["files"]
         for name, size in listed.items():
             found = (checkpoint / name).stat().st_size
             if found != size:
@@ -67,8 +93,17 @@ def flaw_of(checkpoint: Path) -> str | None:
         return f"{type(error).__name__}: {error}"
 
 
+def proved_step_of(checkpoint: Path) -> int | None:
+    """Return the newest step whose weight sync was proved before a checkpoint was saved; None if it does not say."""
+    try:
+        step = _manifest(checkpoint).get("proved_step")
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return None  # `flaw_of` reports what is broken
+    return step if type(step) is int and step >= 0 else None
+
+
 def ends_training(checkpoint: Path, *, max_steps: int, epochs: float) -> int | None:
-    """Return the step of a checkpoint with which a training of so many steps, or else epochs, has ended; else None.
+    """Return a checkpoint's step if training for `max_steps`, or else `epochs`, ends with it; else None.
 
     max_steps: -1 leaves it to the epochs.
     """
@@ -79,70 +114,75 @@ def ends_training(checkpoint: Path, *, max_steps: int, epochs: float) -> int | N
     return step if step >= state["max_steps"] and epochs <= state["num_train_epochs"] else None
 
 
-def staging(folder: Path) -> Path:
-    """Return the empty folder in which the next checkpoint is written; what an earlier run left there is removed."""
+def create_staging(folder: Path) -> Path:
+    """Create the empty folder in which the next checkpoint is written; leftovers of an earlier save are removed."""
     aside = folder / UNFINISHED
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     return aside
 
 
-def publish(staged: Path, folder: Path) -> Path:
+def publish(staged: Path, folder: Path, *, proved_step: int | None = None) -> Path:
     """Give a staged checkpoint its name in the output folder, once all of it is on disk and can be read.
 
     Raises:
-        CheckpointError: a file is not what it was to be.
+        CheckpointError: a file is cut off.
     """
     if flaw := _first_flaw(staged):
         raise CheckpointError(f"{staged.name} was not written whole: {flaw}")
     files = {str(file.relative_to(staged)): file.stat().st_size for file in _files(staged)}
-    (staged / MANIFEST).write_text(json.dumps({"files": files}, indent=1), encoding="utf-8")
+    manifest = {"files": files, "proved_step": proved_step}
+    (staged / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
     for path in (*_files(staged), *_folders(staged)):
-        flush(path)
+        _fsync(path)
     final = folder / staged.name
     replaced = folder / UNFINISHED / f"{staged.name}.replaced"
-    if final.exists():  # of a run that went on from an older one: only now is there something better
+    if final.exists():  # of a run that resumed from an older one: only now is there something better
         final.rename(replaced)
     staged.rename(final)
-    flush(folder)
+    _fsync(folder)
     shutil.rmtree(replaced, ignore_errors=True)
     return final
 
 
-@contextmanager
-def told_when_unwritten(folder: Path, memory: Path | None = None) -> Iterator[None]:
-    """Turn what writing a checkpoint met (a full disk, a quota, a lost mount) into an error that says what is left.
+def set_aside_after(step: int, folder: Path) -> None:
+    """Rename the checkpoints of later steps, so that the next start resumes from an older one."""
+    for checkpoint in list_checkpoints(folder):
+        if step_of(checkpoint) <= step:
+            continue
+        aside = folder / f"{UNPROVED}{checkpoint.name}"
+        shutil.rmtree(aside, ignore_errors=True)
+        checkpoint.rename(aside)
+        logger.error("%s was saved since the last proof: it is %s now", checkpoint.name, aside)
+    _fsync(folder)
 
-    Every error: what C++ and Rust raise where a disk is full is not an OSError, and does not say so. memory: the folder
-    in memory that the block writes to first.
+
+@contextmanager
+def checkpoint_errors(folder: Path) -> Iterator[None]:
+    """Turn whatever fails while a checkpoint is written (a full disk, a quota, a lost mount) into a CheckpointError.
+
+    Every error: what C++ and Rust raise when a disk is full is no OSError, and does not name the cause.
 
     Raises:
-        CheckpointError: the block met one. What it wrote aside is removed.
+        CheckpointError: the block failed. What it staged is removed.
     """
     try:
         yield
     except Exception as error:
         logger.warning("a checkpoint was not written", exc_info=True)
-        free, where = _free(memory or folder), f" in {memory.parent}" if memory else ""
+        free = _free(folder)
         shutil.rmtree(folder / UNFINISHED, ignore_errors=True)
         raise CheckpointError(
             f"training.output_dir {folder}: no checkpoint could be written: {type(error).__name__}: {error}"
-            f" ({free} free then{where}, and the last checkpoint took {_gigabytes(size_of_newest(folder))})."
-            " Earlier ones are whole, and the next start goes on from the newest. Make room, or lower"
+            f" ({free} free, and the last checkpoint took {_gigabytes(_size_of_newest(folder))})."
+            " Earlier ones are whole, and the next start resumes from the newest. Make room, or lower"
             " training.save_total_limit"
         ) from error
 
 
-def _free(folder: Path) -> str:
-    try:
-        return _gigabytes(shutil.disk_usage(folder).free)
-    except OSError as error:  # its mount is gone
-        return f"no telling what is ({error})"
-
-
 def warn_if_short(folder: Path) -> None:
-    """Say beforehand that a checkpoint like the last one will not fit."""
-    needed, free = size_of_newest(folder) * ROOM_TO_SPARE, shutil.disk_usage(folder).free
+    """Warn that the next checkpoint will not fit, judged by the last one."""
+    needed, free = _size_of_newest(folder) * HEADROOM, shutil.disk_usage(folder).free
     if needed > free:
         logger.warning(
             "training.output_dir %s has %s free, and the last checkpoint took %s: the next one will not fit. Make room,"
@@ -153,19 +193,92 @@ def warn_if_short(folder: Path) -> None:
         )
 
 
-def checkpoints_of(folder: Path) -> list[Path]:
-    """Return the checkpoints of an output folder, whole or not, oldest first."""
-    found = folder.glob(f"{PREFIX}*") if folder.is_dir() else ()
-    return sorted((one for one in found if one.is_dir() and one.name.removeprefix(PREFIX).isdecimal()), key=step_of)
+@contextmanager
+def save_lock() -> Iterator[None]:
+    """Hold the launcher's lock while the block runs: it does not kill this process, even if another one has failed.
+
+    The kernel releases the lock whatever becomes of the process.
+    """
+    path = os.environ.get(LOCK_VARIABLE)
+    if path is None:
+        yield
+        return
+    with ExitStack() as stack:
+        try:
+            lock = stack.enter_context(Path(path).open("r+b"))
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            # closing is not enough: a process forked meanwhile has the file open too
+            stack.callback(fcntl.flock, lock, fcntl.LOCK_UN)
+        except OSError as error:  # a save must not fail because its protection does
+            logger.warning("the launcher cannot see that a checkpoint is being written (%s: %s)", path, error)
+        yield
 
 
-def size_of_newest(folder: Path) -> int:
-    """Return the bytes of the newest checkpoint; 0 where there is none."""
-    return sum(file.stat().st_size for newest in checkpoints_of(folder)[-1:] for file in _files(newest))
+def is_saving(lock: Path) -> bool:
+    """Whether any process holds the lock; False if the file is gone or its file system has no locks."""
+    try:
+        with lock.open("r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def run_course(config: RunConfig, data: Fingerprint, *, world_size: int) -> dict[str, Any]:
+    """Return what the weights of a run depend on: configuration path to value, data and model by their content."""
+    course = course_of(config, world_size=world_size)
+    course["custom.train_jsonl"] = f"{data.records} records, sha256 {data.sha256}"
+    try:
+        course["model.model"] = f"sha256 {model_fingerprint(config.model.model)}"
+    except OSError as error:  # the loader of the model reports it better
+        logger.debug("no fingerprint of model.model: %s", error)
+    return course
+
+
+def write_course(course: Mapping[str, Any], checkpoint: Path) -> None:
+    """Write into a checkpoint what its run depends on."""
+    (checkpoint / COURSE).write_text(json.dumps(dict(course), indent=1, ensure_ascii=False), encoding="utf-8")
+
+
+def check_course(checkpoint: Path, course: Mapping[str, Any], *, allow_changes: bool) -> None:
+    """Compare the run that wrote a checkpoint with the one that is to resume from it.
+
+    A key that either of them lacks is not compared: it came or went with a version of stage2.
+
+    Raises:
+        ConfigError: they differ, and `allow_changes` is false; with every difference.
+    """
+    try:
+        written: dict[str, Any] = json.loads((checkpoint / COURSE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        logger.warning("%s does not record what its run was made of: nothing is compared", checkpoint)
+        return
+    now = json.loads(json.dumps(dict(course)))
+    changed = {path: then for path, then in written.items() if path in now and now[path] != then}
+    if changed and not allow_changes:
+        way_out = (
+            "set it back, name another training.output_dir, start over with --overwrite, or resume all the same with"
+            " training.resume: allow-changes"
+        )
+        rule = f"the run of {checkpoint} has {{!r}}"
+        raise ConfigError([Problem(path, now[path], rule.format(then), way_out) for path, then in changed.items()])
+    for path, then in changed.items():
+        logger.warning("%s: %r, and %r in %s (training.resume allows it)", path, now[path], then, checkpoint)
+
+
+def _manifest(checkpoint: Path) -> Any:
+    return json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
+
+
+def _size_of_newest(folder: Path) -> int:
+    """Return the bytes of the newest checkpoint; 0 without one."""
+    return sum(file.stat().st_size for newest in list_checkpoints(folder)[-1:] for file in _files(newest))
 
 
 def _first_flaw(folder: Path) -> str | None:
-    """Return the first file whose own form says that it was cut off."""
+    """Return the first file whose own format shows that it was cut off."""
     for file in _files(folder):
         if file.suffix == ".safetensors" and not _safetensors_is_whole(file):
             return f"{file.name} is cut off"
@@ -187,11 +300,6 @@ def _safetensors_is_whole(file: Path) -> bool:
     return bool(file.stat().st_size == 8 + length + max(ends, default=0))
 
 
-def step_of(checkpoint: Path) -> int:
-    """Return the optimizer step of a checkpoint, by its name."""
-    return int(checkpoint.name.removeprefix(PREFIX))
-
-
 def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
@@ -200,13 +308,20 @@ def _folders(folder: Path) -> list[Path]:
     return [*sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True), folder]
 
 
-def flush(path: Path) -> None:
+def _fsync(path: Path) -> None:
     """Wait until a file, or the entries of a folder, are on disk."""
     opened = os.open(path, os.O_RDONLY)
     try:
         os.fsync(opened)
     finally:
         os.close(opened)
+
+
+def _free(folder: Path) -> str:
+    try:
+        return _gigabytes(shutil.disk_usage(folder).free)
+    except OSError as error:  # its mount is gone
+        return f"unknown space ({error})"
 
 
 def _gigabytes(count: float) -> str:

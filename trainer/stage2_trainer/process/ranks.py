@@ -4,11 +4,24 @@ from __future__ import annotations
 
 import os
 import resource
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import distributed
+
+
+@contextmanager
+def drawn(key: Sequence[int], device: torch.device) -> Iterator[None]:
+    """Let torch draw what these whole numbers say, on the CPU and the device; draws after it are not changed."""
+    (seed,) = np.random.SeedSequence(key).generate_state(1, np.uint64)
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(int(seed))
+        yield
+
 
 T = TypeVar("T")
 

@@ -56,7 +56,7 @@ _UNSUPPORTED = (
         "deepspeed.datastates_ckpt",
         lambda c: (deepspeed_config(c) or {}).get("datastates_ckpt") or None,
         "its engine reads checkpoints by means of its own, of which nobody knows whether they run what a file names",
-        "leave it out: DeepSpeed then writes with torch.save, and training.async_save saves behind training",
+        "leave it out: DeepSpeed then writes with torch.save",
     ),
     _Unsupported(
         "model.model",

@@ -8,19 +8,62 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic import multiprocessing
+from torch.distributed.elastic.multiprocessing.api import SignalException, SubprocessContext
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import parse_args, run
 
 from stage2_api.errors import EXIT_CONFIG, EXIT_RETRYABLE
-from stage2_trainer.process.torchrun_compat import patient_ends
-from stage2_trainer.process.writing import LOCK_VARIABLE, is_writing
+from stage2_trainer.process.checkpoints import LOCK_VARIABLE, is_saving
+
+LOOKED_EVERY_S = 0.1
+
+
+class _PatientContext(SubprocessContext):
+    """Processes that are killed when none of them has been busy for a time since they were asked to end."""
+
+    def __init__(self, *args: Any, busy: Callable[[], bool], longest_hang_s: int, **kwargs: Any) -> None:
+        self._busy = busy
+        self._longest_hang_s = longest_hang_s
+        super().__init__(*args, **kwargs)
+
+    def close(self, death_sig: signal.Signals | None = None, timeout: int | None = None) -> None:
+        super().close(death_sig, self._longest_hang_s if timeout is None else timeout)
+
+    def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
+        for handler in self._running():
+            handler.close(death_sig=death_sig)
+        end = time.monotonic() + timeout
+        while self._running() and time.monotonic() < end:
+            if self._busy():
+                end = time.monotonic() + timeout  # what follows, to its exit, gets its time too
+            time.sleep(LOOKED_EVERY_S)
+        super()._close(signal.SIGKILL, timeout)
+
+    def _running(self) -> list[Any]:
+        return [one for one in self.subprocess_handlers.values() if one.proc.poll() is None]
+
+
+@contextmanager
+def patient_ends(busy: Callable[[], bool], longest_hang_s: int) -> Iterator[None]:
+    """Have torchrun leave processes alone while `busy` says so, and kill them `longest_hang_s` seconds after that."""
+    multiprocessing.SubprocessContext = partial(  # type: ignore[assignment,misc]
+        _PatientContext, busy=busy, longest_hang_s=longest_hang_s
+    )
+    try:
+        yield
+    finally:
+        multiprocessing.SubprocessContext = SubprocessContext  # type: ignore[misc]
+
 
 LONGEST_END_S = 3600
 """Seconds after which torchrun kills a process that was asked to stop. The pod's own grace period is to decide: without
@@ -60,7 +103,7 @@ def _checkpoints_finished() -> Iterator[None]:
         lock.touch()
         os.environ[LOCK_VARIABLE] = str(lock)  # torchrun's processes inherit it
         try:
-            with patient_ends(partial(is_writing, lock), LONGEST_HANG_S):
+            with patient_ends(partial(is_saving, lock), LONGEST_HANG_S):
                 yield
         finally:
             del os.environ[LOCK_VARIABLE]

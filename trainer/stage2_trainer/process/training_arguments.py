@@ -1,4 +1,4 @@
-"""From the training YAML to what the libraries take: transformers' TrainingArguments and peft's LoRA options."""
+"""From the training YAML to transformers' TrainingArguments."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from transformers import TrainingArguments
 
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.process.deepspeed_compat import compile_nothing
-from stage2_trainer.process.qwen3_vl import ALIGNER, LLM, VIT
 from stage2_trainer.process.supported import deepspeed_config
 
 # Keys of `training` that TrainingArguments has under the same name, with the same meaning.
@@ -49,7 +48,6 @@ _SAME_NAME = (
     "dataloader_prefetch_factor",
     "dataloader_drop_last",
 )
-_DTYPES = {"auto": None, "bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 def training_arguments(config: RunConfig, *, world_size: int) -> TrainingArguments:
@@ -83,35 +81,3 @@ def training_options(config: RunConfig, *, world_size: int) -> dict[str, Any]:
         "use_cpu": use_cpu,
         "deepspeed": deepspeed_config(config),
     }
-
-
-def dtype(config: RunConfig) -> torch.dtype | None:
-    """Return the number format in which weights are loaded; None for the checkpoint's own."""
-    return _DTYPES[config.model.torch_dtype]
-
-
-def frozen_parts(config: RunConfig) -> list[str]:
-    """Return the parts of the model that do not train."""
-    tuner = config.tuner
-    flags = {LLM: tuner.freeze_llm, VIT: tuner.freeze_vit, ALIGNER: tuner.freeze_aligner}
-    return [part for part, frozen in flags.items() if frozen]
-
-
-def adapter_options(config: RunConfig) -> dict[str, Any]:
-    """Return the fields of peft's LoraConfig."""
-    tuner = config.tuner
-    return {
-        "r": tuner.lora_rank,
-        "lora_alpha": tuner.lora_alpha,
-        "lora_dropout": tuner.lora_dropout,
-        "bias": tuner.lora_bias,
-        "use_dora": tuner.use_dora,
-        "target_modules": tuner.target_modules,
-        "modules_to_save": tuner.modules_to_save or None,
-    }
-
-
-def pixel_limits(config: RunConfig) -> dict[str, int]:
-    """Return the limits of an image's pixels that override those of the checkpoint: min_pixels, max_pixels."""
-    limits = {"min_pixels": config.template.min_pixels, "max_pixels": config.template.max_pixels}
-    return {name: value for name, value in limits.items() if value is not None}

@@ -15,7 +15,7 @@ import torch
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.runconfig import RunConfig
-from stage2_trainer.data.prompt_cache import PromptCache
+from stage2_trainer.data.encode import PromptCache
 from stage2_trainer.process.deepspeed_compat import GatheredWeights
 from stage2_trainer.process.offload import DeviceMover, StateOffloader
 from stage2_trainer.process.policy import Policy

@@ -15,8 +15,7 @@ import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 from stage2_api.rollout_matching import RepeatTerminate, RolloutMatching
-from stage2_trainer.data.encode import Encoder, Prompt
-from stage2_trainer.data.prompt_cache import PromptCache
+from stage2_trainer.data.encode import Encoder, Prompt, PromptCache
 from stage2_trainer.process.deepspeed_compat import GatherWeights
 from stage2_trainer.wire.requests import Rollout, RolloutRequest, SeedPlan, further_seed
 

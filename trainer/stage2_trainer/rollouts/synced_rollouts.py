@@ -15,7 +15,7 @@ from stage2_trainer.rollouts.rollout_source import GenerationRequest, PendingRol
 from stage2_trainer.sync.fleet.sync_report import SyncReport
 from stage2_trainer.sync.fleet.synchronizer import WeightSynchronizer
 from stage2_trainer.telemetry.progress import Reporter
-from stage2_trainer.telemetry.stopwatch import Stopwatch
+from stage2_trainer.telemetry.timeline import Stopwatch
 from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.requests import RolloutRequest, SeedPlan, ServedBackend

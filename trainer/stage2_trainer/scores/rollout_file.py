@@ -19,7 +19,7 @@ from typing import Any
 from stage2_api.coordinates import coord_bin
 from stage2_api.errors import ConfigError, Problem
 from stage2_trainer.data.records import Record, lines
-from stage2_trainer.scores.answer_text import NO_ANSWER, ReadAnswer, coordinates_in, read_answer
+from stage2_trainer.scores.scored_image import NO_ANSWER, ReadAnswer, coordinates_in, read_answer
 
 EVENT, PART = "rollout", "held-out"
 STEP_MARK = "@"

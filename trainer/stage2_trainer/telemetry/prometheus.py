@@ -18,8 +18,7 @@ from prometheus_client.registry import Collector
 
 from stage2_api.pod.layout import METRICS_PORT_VARIABLE
 from stage2_api.pod.report import LearnerPhase
-from stage2_trainer.telemetry.bounded_server import BoundedHTTPServer
-from stage2_trainer.telemetry.progress import Reporter
+from stage2_trainer.telemetry.progress import BoundedHTTPServer, Reporter
 from stage2_trainer.telemetry.run_log import EventLog
 from stage2_trainer.telemetry.step_time import PARTS
 

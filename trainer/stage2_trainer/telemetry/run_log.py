@@ -1,4 +1,4 @@
-"""The logs of a run: JSON lines for people and programs.
+"""The files that a run writes beside its checkpoints: its logs, as JSON lines for people and programs.
 
 Each line begins with its `event`: `reproducibility`, `start`, `step`, `evaluation`, `evaluation_sample`, `bad_sample`,
 `best_checkpoint`, `warning`, `end`, `rollout`.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -18,15 +19,23 @@ from typing import Any, Protocol
 from stage2_api.log_lines import one_line
 from stage2_api.pod.report import MESSAGE_CHARACTERS
 from stage2_api.runconfig import RunConfig
+from stage2_trainer.process.checkpoints import PREFIX, UNFINISHED, UNPROVED, list_checkpoints
+from stage2_trainer.process.interrupt import Interrupted
+from stage2_trainer.telemetry.progress import Reporter
+from stage2_trainer.telemetry.timeline import TRACE_FILE
 
 STEP_LOG = "stage2_log.jsonl"
 ROLLOUT_LOG = "rollouts.jsonl"
+DUMPS = "monitor_dumps"  # of `monitor_dump`, where it names no other folder
+END = "end"
+
+logger = logging.getLogger(__name__)
 
 
 class JsonLines:
-    """A file that gets one JSON object a line, each handed to the system when `write` returns, on disk after `flush`.
+    """A file of JSON objects, one a line. `write` hands each to the system; after `flush` they are on disk.
 
-    A half line that a crash has left is ended, so that nothing is glued to it: its readers pass over it.
+    A half line that a crash has left is ended with a line break; readers skip it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -45,12 +54,12 @@ class JsonLines:
             self._file.flush()
 
     def flush(self) -> None:
-        """Return once all that was written is on disk. Raises as `write`."""
+        """Return once everything written is on disk. Raises as `write`."""
         with self._named():
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Close the file. Raises as `write`, of what is still to be written."""
+        """Close the file. Raises as `write`, if buffered lines cannot be written."""
         with self._named():
             self._file.close()
 
@@ -63,7 +72,7 @@ class JsonLines:
 
 
 def _ends_in_the_middle(path: Path) -> bool:
-    """Whether a file's last line has no end."""
+    """Whether a file's last line is unfinished."""
     if not path.exists() or not path.stat().st_size:
         return False
     with path.open("rb") as file:
@@ -75,22 +84,22 @@ class EventLog(Protocol):
     """A log of a run's events."""
 
     def write(self, event: str, figures: Mapping[str, Any]) -> None:
-        """Say one thing."""
+        """Log one event."""
         ...
 
     def flush(self) -> None:
-        """Return once all that was said is on disk."""
+        """Return once everything logged is on disk."""
         ...
 
 
 class SilentLog:
-    """The log of the learner processes but the first: that one speaks for all."""
+    """The log of every learner process but the first, which logs for all."""
 
     def write(self, event: str, figures: Mapping[str, Any]) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
     def flush(self) -> None:
-        """Nothing was said."""
+        """Nothing was logged."""
 
 
 class RunLog:
@@ -100,19 +109,19 @@ class RunLog:
         self._lines = JsonLines(folder / STEP_LOG)
 
     def write(self, event: str, figures: Mapping[str, Any]) -> None:
-        """Say one thing."""
+        """Log one event."""
         document = {"event": event, **figures}
         self._lines.write(document)
         sys.stdout.write(json.dumps(document, ensure_ascii=False) + "\n")
         sys.stdout.flush()
 
     def flush(self) -> None:
-        """Return once all that was said is on disk."""
+        """Return once everything logged is on disk."""
         self._lines.flush()
 
     @contextmanager
     def keeping_warnings(self) -> Iterator[None]:
-        """Put into the file, and not on stdout, what the process warns of within the block: stderr says it already."""
+        """Write the process's warnings within the block into the file; not to stdout, since stderr has them already."""
         handler = _WarningLines(self._lines)
         logging.getLogger().addHandler(handler)
         try:
@@ -126,7 +135,7 @@ class RunLog:
 
 
 class _WarningLines(logging.Handler):
-    """A handler that writes warnings and errors as events."""
+    """Writes warnings and errors as events."""
 
     def __init__(self, lines: JsonLines) -> None:
         super().__init__(logging.WARNING)
@@ -137,7 +146,7 @@ class _WarningLines(logging.Handler):
         document = {"event": "warning", "level": record.levelname, "logger": record.name, "message": message}
         try:
             self._lines.write(document)
-        except OSError:  # a full disk: the run's next step ends it
+        except OSError:  # a full disk: the next step ends the run
             self.handleError(record)
 
 
@@ -152,3 +161,39 @@ def open_logs(config: RunConfig, rank: int, stack: ExitStack) -> tuple[EventLog,
     stack.callback(log.close)
     stack.enter_context(log.keeping_warnings())
     return log, rollouts
+
+
+@contextmanager
+def logged_end(log: EventLog, reporter: Reporter) -> Iterator[None]:
+    """Log how the block ends: `done`, `stopped` or `failed`, and why. A process that is killed logs nothing."""
+    try:
+        yield
+    except BaseException as error:
+        stopped = isinstance(error, (Interrupted, KeyboardInterrupt))
+        _log_end(log, reporter, "stopped" if stopped else "failed", f"{error}" or type(error).__name__)
+        raise
+    _log_end(log, reporter, "done", "")
+
+
+def _log_end(log: EventLog, reporter: Reporter, outcome: str, message: str) -> None:
+    figures = {"step": reporter.current.step, "outcome": outcome, "message": one_line(message)[:MESSAGE_CHARACTERS]}
+    try:
+        log.write(END, figures)
+    except OSError as error:  # a full disk: the error that ended the run is being raised, and says more
+        logger.warning("the end of the run could not be logged: %s", error)
+
+
+def remove_run(folder: Path) -> list[Path]:
+    """Remove what an earlier run has written, and nothing else; return the paths."""
+    logs = [
+        folder / STEP_LOG,
+        *(file for name in (ROLLOUT_LOG, TRACE_FILE) for file in sorted(folder.glob(f"*{name}"))),
+    ]
+    checkpoints = (*list_checkpoints(folder), *sorted(folder.glob(f"{UNPROVED}{PREFIX}*")), folder / UNFINISHED)
+    removed = [one for one in (*checkpoints, folder / DUMPS, *logs) if one.exists()]
+    for one in removed:
+        if one.is_dir():
+            shutil.rmtree(one)
+        else:
+            one.unlink()
+    return removed

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 from PIL import EpsImagePlugin, Image
 
-from stage2_trainer.data.image_headers import read_header
-from stage2_trainer.data.images import ImageError, image_url, load_image
+from stage2_trainer.data.images import ImageError, image_url, load_image, read_header
 
 
 def saved(form: str, size: tuple[int, int] = (40, 30)) -> bytes:

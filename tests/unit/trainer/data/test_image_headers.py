@@ -10,11 +10,11 @@ import pytest
 from PIL import Image
 
 from stage2_api.errors import ConfigError
-from stage2_trainer.data import image_headers
-from stage2_trainer.data.image_headers import LOOKED_AT, SizeError, read_header, size_fault, size_problems, spread
-from stage2_trainer.data.images import ImageError, load_image
+from stage2_trainer.data import run_records
+from stage2_trainer.data.images import ImageError, load_image, read_header
 from stage2_trainer.data.messages import chat_messages, record_fault
 from stage2_trainer.data.records import Record, load_records
+from stage2_trainer.data.run_records import LOOKED_AT, SizeError, size_fault, size_problems, spread
 
 TURNED = 6
 
@@ -130,7 +130,7 @@ def test_at_the_start_of_a_run_contradictions_are_told_by_their_lines(tmp_path):
 
 def test_at_the_start_of_a_run_so_many_images_are_opened_however_many_there_are(tmp_path, monkeypatch):
     opened = []
-    monkeypatch.setattr(image_headers, "size_fault", lambda one: opened.append(one.index))
+    monkeypatch.setattr(run_records, "size_fault", lambda one: opened.append(one.index))
     records = [record(tmp_path / "a.png")] * (LOOKED_AT * 5 + 3)
     assert size_problems(tmp_path / "x.jsonl", records) == []
     assert 0.8 * LOOKED_AT < len(opened) <= LOOKED_AT

@@ -10,8 +10,7 @@ from PIL import Image
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
 from stage2_trainer.data import images
-from stage2_trainer.data.image_headers import read_header
-from stage2_trainer.data.images import ImageError, image_url, load_image
+from stage2_trainer.data.images import ImageError, image_url, load_image, read_header
 
 
 @pytest.fixture

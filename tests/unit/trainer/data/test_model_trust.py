@@ -21,7 +21,7 @@ from stage2_trainer.doctor.examination import Examination
 from stage2_trainer.doctor.footprint import GIB
 from stage2_trainer.doctor.machine import Machine
 from stage2_trainer.prepare.coordinate_tokens import prepare
-from stage2_trainer.process.qwen3_vl import load_model, load_processor
+from stage2_trainer.process.policy import load_model, load_processor
 from stage2_trainer.serve.launch import serve
 from tests.hostile_checkpoints import Command
 from tests.unit.trainer.learner.configs import SERVER
@@ -175,7 +175,7 @@ def test_code_is_found_in_every_file_that_a_loader_asks(model_path, tmp_path, im
 
 def test_nobody_is_asked_at_a_terminal_whether_code_may_run(code, made):
     """transformers asks, and waits 15 s, where nothing is said of it."""
-    script = "import sys; from stage2_trainer.process.qwen3_vl import load_model; "
+    script = "import sys; from stage2_trainer.process.policy import load_model; "
     script += "load_model(sys.argv[1], dtype=None, attn_implementation=None)"
     done = subprocess.run(
         [sys.executable, "-c", script, str(code)], input="y\n" * 9, capture_output=True, text=True, check=False

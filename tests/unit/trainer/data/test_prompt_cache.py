@@ -7,8 +7,8 @@ import threading
 import pytest
 import torch
 
+from stage2_trainer.data.encode import PromptCache
 from stage2_trainer.data.images import image_url
-from stage2_trainer.data.prompt_cache import PromptCache
 from stage2_trainer.rollouts.hf import Decoding, HfBackend
 from stage2_trainer.wire.requests import RolloutRequest, SeedPlan
 

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from stage2_api.errors import ConfigError
+from stage2_trainer.data.profile import survey
 from stage2_trainer.data.records import AS_DECLARED
-from stage2_trainer.data.survey import survey
 
 BOX = {"desc": "a", "bbox_2d": [1, 2, 3, 4]}
 POLY = {"desc": "b", "poly": [1, 2, 3, 4, 5, 6]}

@@ -14,8 +14,7 @@ from stage2_trainer.doctor.examination import Devices, Examination
 from stage2_trainer.doctor.footprint import GIB, activations_per_token, footprint, total
 from stage2_trainer.doctor.image_files import images_of
 from stage2_trainer.doctor.machine import Gpu, Machine, gpus_of, visible
-from stage2_trainer.process.policy import load_policy
-from stage2_trainer.process.qwen3_vl import trainable_parameters
+from stage2_trainer.process.policy import load_policy, trainable_parameters
 from tests.unit.trainer.learner.configs import SERVER, run_config
 from tests.unit.trainer.learner.harness import box
 
@@ -53,14 +52,6 @@ def test_a_run_that_has_all_it_needs_is_good(config):
     findings = found(config(), devices=Devices(3, 1, 1))
     assert {finding.verdict for finding in findings.values()} == {"good"}
     assert set(findings) >= {"records", "images", "GPUs", "model", "learner memory", "server memory", "disk"}
-
-
-def test_memory_for_a_save_that_is_written_behind_training_is_counted(config):
-    behind = config(training={"async_save": True})
-    assert found(behind)["memory for saves"].verdict == "good"
-    little = found(behind, on=machine(shared_memory=1000))["memory for saves"]
-    assert (little.verdict, "async_save" in little.way_out) == ("doubtful", True)
-    assert "memory for saves" not in found(config())
 
 
 def test_gpus_that_are_too_few_or_in_use_are_said(config):

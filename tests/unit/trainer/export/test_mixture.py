@@ -13,7 +13,7 @@ from stage2_trainer.export.model_export import export_adapter, export_model
 from stage2_trainer.export.trained_checkpoint import open_checkpoint
 from stage2_trainer.main import learn
 from stage2_trainer.prepare.coordinate_tokens import prepare
-from stage2_trainer.process.qwen3_vl import load_model
+from stage2_trainer.process.policy import load_model
 from tests.unit.trainer.export.trained import KINDS, load, saved, trained
 from tests.unit.trainer.learner.configs import run_config
 from tests.unit.trainer.learner.harness import box

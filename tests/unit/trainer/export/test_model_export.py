@@ -9,7 +9,7 @@ from safetensors import safe_open
 from transformers import AutoProcessor
 
 from stage2_api.errors import ConfigError
-from stage2_trainer.data.image_headers import read_header
+from stage2_trainer.data.images import read_header
 from stage2_trainer.export.comparison import Comparison, compare
 from stage2_trainer.export.errors import ExportError
 from stage2_trainer.export.merged_stream import MergedStream, is_empty, skeleton

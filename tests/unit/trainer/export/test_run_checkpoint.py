@@ -5,7 +5,7 @@ import torch
 
 from stage2_trainer.export.model_export import export_model
 from stage2_trainer.export.trained_checkpoint import open_checkpoint
-from stage2_trainer.process.qwen3_vl import ALIGNER, VIT, adapt
+from stage2_trainer.process.policy import ALIGNER, VIT, adapt
 from tests.unit.trainer.export.trained import load
 from tests.unit.trainer.learner.harness import box, build, record, shifted
 

@@ -8,8 +8,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
-from stage2_trainer.process.checkpoints import publish, staging
-from stage2_trainer.process.run_course import write_course
+from stage2_trainer.process.checkpoints import create_staging, publish, write_course
 
 LANGUAGE = r".*language_model\.layers\.\d+\.(self_attn\.(q|k|v|o)_proj|mlp\.(gate|up|down)_proj)"
 ROWS = [7, 44, 900]
@@ -62,7 +61,7 @@ def trained(base: Path, kind: str):
 
 def saved(model, base: Path, run: Path, *, step: int = 3, course=None, log_history=()) -> Path:
     """Write the checkpoint of a learner's model."""
-    staged = staging(run) / f"checkpoint-{step}"
+    staged = create_staging(run) / f"checkpoint-{step}"
     model.save_pretrained(staged)
     AutoProcessor.from_pretrained(base).save_pretrained(staged)
     state = {"global_step": step, "max_steps": 9, "epoch": 0.5, "log_history": list(log_history)}

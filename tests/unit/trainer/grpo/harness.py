@@ -12,13 +12,12 @@ from stage2_api.pod.report import ReportedSync
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.encode import Encoder
 from stage2_trainer.data.records import load_records
-from stage2_trainer.grpo.chord import Mixing, References
-from stage2_trainer.grpo.dataset import Rows
+from stage2_trainer.grpo.build import grpo_arguments
+from stage2_trainer.grpo.objective import Mixing, References
 from stage2_trainer.grpo.rewards import load_rewards
 from stage2_trainer.grpo.shared_rollouts import ProcessExchange, SharedRollouts
-from stage2_trainer.grpo.task import Task, record_rules
+from stage2_trainer.grpo.task import Rows, Task, record_rules
 from stage2_trainer.grpo.trainer import GrpoComponents, GrpoTrainer
-from stage2_trainer.grpo.trl_arguments import grpo_arguments
 from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.rollouts.bad_samples import BadSamples
 from stage2_trainer.rollouts.rollout_source import GenerationRequest, RolloutBatch

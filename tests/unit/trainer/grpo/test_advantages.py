@@ -6,7 +6,7 @@ from statistics import fmean, stdev
 import pytest
 import torch
 
-from stage2_trainer.grpo.advantages import EPSILON, advantages
+from stage2_trainer.grpo.objective import EPSILON, advantages
 
 GROUP = 4
 

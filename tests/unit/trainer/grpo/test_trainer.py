@@ -10,17 +10,15 @@ from trl.trainer.rloo_trainer import RLOOTrainer
 
 from stage2_api.errors import ConfigError
 from stage2_trainer.data.records import load_records
-from stage2_trainer.grpo.dataset import Rows
+from stage2_trainer.grpo.build import grpo_arguments
 from stage2_trainer.grpo.rewards import load_rewards
-from stage2_trainer.grpo.task import Task, record_rules
+from stage2_trainer.grpo.task import Rows, Task, record_rules
 from stage2_trainer.grpo.trainer import _named
-from stage2_trainer.grpo.trl_arguments import grpo_arguments
 from stage2_trainer.sync.fleet.sync_phases import PHASES
 from stage2_trainer.sync.fleet.sync_report import SyncReport
 from stage2_trainer.telemetry.log_keys import SYNC
 from stage2_trainer.telemetry.step_time import PARTS
-from stage2_trainer.telemetry.timeline import TIMELINE
-from stage2_trainer.telemetry.trace import TraceFile
+from stage2_trainer.telemetry.timeline import TIMELINE, TraceFile
 from tests.unit.trainer.grpo import harness
 
 pytestmark = pytest.mark.timeout(300)

@@ -12,11 +12,9 @@ from torch import nn
 from transformers import TrainingArguments
 
 from stage2_api.vllm import SyncMerge
-from stage2_trainer.data.encode import Encoder
-from stage2_trainer.data.image_headers import read_header
-from stage2_trainer.data.images import ImageError
+from stage2_trainer.data.encode import Encoder, PromptCache
+from stage2_trainer.data.images import ImageError, read_header
 from stage2_trainer.data.messages import Prompts, record_fault
-from stage2_trainer.data.prompt_cache import PromptCache
 from stage2_trainer.data.records import Record
 from stage2_trainer.learner.estep import EStep
 from stage2_trainer.learner.evaluate import Evaluation
@@ -39,7 +37,7 @@ from stage2_trainer.sync.fleet.sync_report import SyncReport
 from stage2_trainer.sync.fleet.synchronizer import WeightSynchronizer
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import RunLog, SilentLog
-from stage2_trainer.telemetry.stopwatch import Stopwatch
+from stage2_trainer.telemetry.timeline import Stopwatch
 from stage2_trainer.wire.requests import FurtherAnswers, OnRollout, Outcome, Refused, Rollout, RolloutRequest, SeedPlan
 
 PROMPTS = Prompts("List the shapes.")

@@ -5,7 +5,7 @@ import pytest
 
 from stage2_api.coordinates import coord_token
 from stage2_report.held_out import read_evaluations
-from stage2_trainer.data.prompt_cache import PromptCache
+from stage2_trainer.data.encode import PromptCache
 from stage2_trainer.data.records import load_records
 from stage2_trainer.learner.evaluate import METRICS, Evaluation, answer_metrics
 from stage2_trainer.learner.listeners import log_held_out_rollouts

@@ -14,7 +14,6 @@ import torch
 from accelerate.state import AcceleratorState
 
 from stage2_trainer.process.checkpoints import newest_whole
-from stage2_trainer.process.save_behind import SaveBehind
 from stage2_trainer.process.torchrun import joined_exit_code
 from tests.cut_off_saves import EXIT_RETRYABLE, KILLED, Case, Place, cases_of, cut_off, unharmed
 from tests.unit.trainer.learner.harness import box, build, record
@@ -37,10 +36,9 @@ def learn(model, encoder, image_paths, tmp_path):
             folder, model, encoder, records, max_steps=10 * CASES, ddp_backend=backend, **options
         ).trainer  # fmt: skip
 
-    def run(folder, *, behind):
+    def run(folder):
         torch.set_num_threads(1)  # a fork has none of its parent's threads, and would wait for them
         trainer = trainer_in(folder)
-        trainer.async_save = behind
         found = newest_whole(folder)
         with folder.with_suffix(f".{trainer.args.process_index}").open("a") as told:
             told.write(f"{found}\n")
@@ -54,8 +52,6 @@ def learn(model, encoder, image_paths, tmp_path):
     gc.freeze()
     yield run
     gc.unfreeze()
-    for folder in tmp_path.iterdir():
-        SaveBehind(folder).forget()  # of those that were killed
 
 
 def together(run, folder):
@@ -83,19 +79,17 @@ def assert_same_weights(folder, other):
     assert filecmp.cmp(folder / other.name / WEIGHTS, other / WEIGHTS, shallow=False)
 
 
-@pytest.mark.parametrize("behind", [False, True], ids=["waited for", "written behind"])
-def test_a_learner_whose_saves_are_cut_off_goes_on_to_the_same_weights(learn, tmp_path, behind):
-    run = partial(learn, behind=behind)
-    cases = cases_of(tmp_path / "first", run, count=CASES, seed=SEED)
-    outcomes = list(cut_off(tmp_path / "run", run, cases, like=tmp_path / "first"))
+def test_a_learner_whose_saves_are_cut_off_goes_on_to_the_same_weights(learn, tmp_path):
+    cases = cases_of(tmp_path / "first", learn, count=CASES, seed=SEED)
+    outcomes = list(cut_off(tmp_path / "run", learn, cases, like=tmp_path / "first"))
     assert len({one.case.place for one in outcomes}) > CASES // 2
     last = outcomes[-1].after
     assert last > 1
-    assert_same_weights(tmp_path / "run", unharmed(tmp_path / "whole", run, step=last))
+    assert_same_weights(tmp_path / "run", unharmed(tmp_path / "whole", learn, step=last))
 
 
 def test_two_processes_whose_saves_are_cut_off_go_on_from_the_same_checkpoint(learn, tmp_path):
-    run = partial(together, partial(learn, behind=False))
+    run = partial(together, learn)
     cases = cases_of(tmp_path / "first", run, count=CASES_TOGETHER, seed=SEED, several=True)
     cases.append(Case(KILLED, Place("openat", "rng_state_1.pth"), 1))  # the other process publishes
     outcomes = list(cut_off(tmp_path / "run", run, cases, like=tmp_path / "first", several=True))

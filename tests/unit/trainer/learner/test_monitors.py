@@ -7,7 +7,7 @@ import pytest
 from stage2_trainer.learner.listeners import DescriptionAgreement, SampleDumps
 from stage2_trainer.learner.matcher import Matcher
 from stage2_trainer.matching import CoordVocab, GTObject, MatchOptions, serialize_objects
-from stage2_trainer.telemetry.earlier_run import remove_run
+from stage2_trainer.telemetry.run_log import remove_run
 from stage2_trainer.wire.requests import Rollout
 from tests.unit.trainer.learner.configs import run_config
 from tests.unit.trainer.learner.harness import box, record

@@ -15,7 +15,7 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from stage2_trainer.process import checkpoints
+from stage2_trainer.process import base_trainer, checkpoints
 from stage2_trainer.process.checkpoints import UNFINISHED, CheckpointError, ends_training, flaw_of, newest_whole
 from tests.unit.trainer.learner.harness import box, build, record
 
@@ -103,7 +103,7 @@ def test_a_checkpoint_that_was_cut_off_elsewhere_is_passed_over_and_said(folder,
     (newer / "optimizer.pt").write_bytes((newer / "optimizer.pt").read_bytes()[:-100])
     assert newest_whole(folder).name == "checkpoint-1"
     assert "checkpoint-7" in caplog.text
-    assert "is passed over, and an older checkpoint looked for" in caplog.text
+    assert "is skipped, and an older checkpoint is looked for" in caplog.text
     assert "optimizer.pt" in caplog.text
 
 
@@ -188,3 +188,39 @@ def test_progress_is_saved_of_whole_steps_alone(tmp_path, model, encoder, record
     harness.trainer.save_progress()
     found = newest_whole(tmp_path)
     assert (found and found.name) == name
+
+
+@pytest.fixture
+def run(tmp_path, model, encoder, records):
+    """A function that trains in a folder, saving after each step, and returns the folder."""
+
+    def train(**options):
+        build(tmp_path, model, encoder, records, save_strategy="steps", save_steps=1, **options).trainer.train()
+        return tmp_path
+
+    return train
+
+
+def test_the_launcher_of_several_processes_sees_that_a_checkpoint_gets_its_name(run, tmp_path, monkeypatch):
+    lock, seen = tmp_path / "lock", []
+    lock.touch()
+    monkeypatch.setenv(checkpoints.LOCK_VARIABLE, str(lock))
+
+    def publish(*arguments, **options):
+        seen.append(checkpoints.is_saving(lock))
+        return checkpoints.publish(*arguments, **options)
+
+    monkeypatch.setattr(base_trainer, "publish", publish)
+    run(max_steps=2)
+    assert seen == [True, True]
+    assert not checkpoints.is_saving(lock)
+
+
+def test_the_best_checkpoint_and_the_newest_are_kept_and_named(run):
+    folder = run(
+        max_steps=3, eval_strategy="steps", eval_steps=1, metric_for_best_model="eval_rollout_f1",
+        greater_is_better=True, save_total_limit=1, load_best_model_at_end=True,
+    )  # fmt: skip
+    assert sorted(one.name for one in folder.glob("checkpoint-*")) == ["checkpoint-1", "checkpoint-3"]
+    state = json.loads((folder / "checkpoint-3" / "trainer_state.json").read_text())
+    assert state["best_model_checkpoint"] == str(folder / "checkpoint-1")

@@ -9,7 +9,7 @@ from stage2_trainer.process.interrupt import Interrupted
 from stage2_trainer.rollouts.replay import lines_of_step, replay
 from stage2_trainer.rollouts.rollout_source import GenerationRequest
 from stage2_trainer.telemetry.progress import Reporter
-from stage2_trainer.telemetry.stopwatch import Stopwatch
+from stage2_trainer.telemetry.timeline import Stopwatch
 from stage2_trainer.wire.requests import request_seed
 from tests.unit.trainer.learner.harness import (
     PROMPTS,

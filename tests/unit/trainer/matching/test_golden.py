@@ -9,8 +9,8 @@ from stage2_trainer.matching.ground_truth import GroundTruth, GTObject
 from stage2_trainer.matching.masks import SegmentMeta, packed_supervision, supervision
 from stage2_trainer.matching.options import MatchOptions
 from stage2_trainer.matching.parse import parse_rollout
+from stage2_trainer.matching.sinkhorn import barycentric, target_bins
 from stage2_trainer.matching.targets import build_target
-from stage2_trainer.matching.transport import barycentric, target_bins
 from tests.unit.trainer.matching.golden import golden, toy_vocab
 
 LETTERS = {"none": ".", "ce": "x", "coord": "c"}

@@ -2,9 +2,8 @@
 
 import pytest
 
-from stage2_trainer.matching.errors import MatchingError
-from stage2_trainer.matching.ground_truth import GTObject, ground_truth
-from stage2_trainer.matching.serialize import append_text, serialize_objects
+from stage2_trainer.matching.ground_truth import GTObject, append_text, ground_truth, serialize_objects
+from stage2_trainer.matching.tokens import MatchingError
 
 BOX = {"desc": "cat", "bbox_2d": [10, 20, 300, 400]}
 

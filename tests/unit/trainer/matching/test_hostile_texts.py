@@ -4,9 +4,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from stage2_trainer.matching.ground_truth import GTObject
+from stage2_trainer.matching.ground_truth import GTObject, serialize_objects
 from stage2_trainer.matching.parse import END_OF_TURN
-from stage2_trainer.matching.serialize import serialize_objects
 from tests.unit.trainer.matching.test_properties import check_target
 
 SAID = [GTObject("red box", "bbox", (1, 2, 30, 40)), GTObject("dög", "poly", (1, 2, 30, 4, 5, 60))]

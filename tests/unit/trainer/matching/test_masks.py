@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from stage2_trainer.matching.errors import MatchingError
 from stage2_trainer.matching.masks import SegmentMeta, packed_supervision, supervision
+from stage2_trainer.matching.tokens import MatchingError
 
 META = SegmentMeta(
     prompt_ids=(1, 1, 1, 1, 1),

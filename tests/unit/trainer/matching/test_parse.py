@@ -5,8 +5,7 @@ import json
 import pytest
 
 from stage2_trainer.matching import parse
-from stage2_trainer.matching.parse import parse_rollout
-from stage2_trainer.matching.parsed_objects import (
+from stage2_trainer.matching.parse import (
     BLANK_DESC,
     CUT_OFF,
     NO_OBJECT_VALUE,
@@ -17,6 +16,7 @@ from stage2_trainer.matching.parsed_objects import (
     TOKENS_DIFFER,
     UNKNOWN_KEY,
     WRONG_COUNT,
+    parse_rollout,
 )
 from stage2_trainer.matching.tokens import CoordVocab
 from tests.unit.trainer.matching.vocabularies import END_IN_TOKEN, STOP_IN_TOKEN

@@ -5,8 +5,8 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stage2_trainer.matching.ground_truth import serialize_objects
 from stage2_trainer.matching.scan import scan
-from stage2_trainer.matching.serialize import serialize_objects
 from tests.unit.trainer.matching.strategies import objects
 
 

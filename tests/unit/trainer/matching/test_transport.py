@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from stage2_trainer.matching.ground_truth import GTObject
 from stage2_trainer.matching.options import MatchOptions
-from stage2_trainer.matching.transport import barycentric, target_bins
+from stage2_trainer.matching.sinkhorn import barycentric, target_bins
 
 
 def box(*bins):

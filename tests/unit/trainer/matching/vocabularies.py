@@ -7,8 +7,7 @@ from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trai
 from transformers import PreTrainedTokenizerFast
 
 from stage2_api.coordinates import coord_token
-from stage2_trainer.matching.ground_truth import GTObject
-from stage2_trainer.matching.serialize import serialize_objects
+from stage2_trainer.matching.ground_truth import GTObject, serialize_objects
 from stage2_trainer.matching.tokens import CoordVocab
 
 # `}` ends every piece, so a cut after an object falls between two tokens ...

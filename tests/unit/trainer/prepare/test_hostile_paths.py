@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stage2_api.errors import ConfigError
-from stage2_trainer.data import regular_files
+from stage2_trainer.data import files
 from stage2_trainer.prepare import record_writer, voc, yolo
 from stage2_trainer.prepare.annotated_image import Tally
 from stage2_trainer.prepare.coco import read_coco
@@ -143,7 +143,7 @@ def test_what_a_person_names_may_come_through_a_pipe(tmp_path):
 
 
 def test_a_pipe_is_read_up_to_a_bound_and_a_device_not_at_all(tmp_path, monkeypatch):
-    monkeypatch.setattr(regular_files, "LARGEST_PIPED", 100)
+    monkeypatch.setattr(files, "LARGEST_PIPED", 100)
     reading, writing = os.pipe()
     os.write(writing, coco(tmp_path).encode())
     os.close(writing)

@@ -12,9 +12,9 @@ import pytest
 from PIL import Image
 
 from stage2_api.errors import ConfigError
-from stage2_trainer.data.image_headers import size_fault
 from stage2_trainer.data.images import ImageError, load_image
 from stage2_trainer.data.records import load_records
+from stage2_trainer.data.run_records import size_fault
 from stage2_trainer.prepare import annotation_values, coco, record_writer, voc, yolo
 from stage2_trainer.prepare.coco import read_coco
 from tests.unit.trainer.prepare import odd_sets

@@ -21,8 +21,7 @@ from stage2_trainer.process.attention import (
     one_by_one,
     packed_attention,
 )
-from stage2_trainer.process.policy import load_policy
-from stage2_trainer.process.qwen3_vl import load_model
+from stage2_trainer.process.policy import load_model, load_policy
 from stage2_trainer.rollouts.hf import left_padded
 from tests.unit.trainer.learner.configs import run_config
 

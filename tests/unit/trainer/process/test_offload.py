@@ -14,7 +14,7 @@ from stage2_trainer.rollouts.in_process import ColocateRollouts, EngineError
 from stage2_trainer.rollouts.rollout_source import GenerationRequest
 from stage2_trainer.sync.fleet.sync_report import SyncReport
 from stage2_trainer.telemetry.progress import Reporter
-from stage2_trainer.telemetry.stopwatch import Stopwatch
+from stage2_trainer.telemetry.timeline import Stopwatch
 from stage2_trainer.wire.requests import Rollout
 
 

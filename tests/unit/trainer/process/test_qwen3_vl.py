@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from stage2_api.errors import ConfigError
-from stage2_trainer.process.qwen3_vl import (
+from stage2_trainer.process.policy import (
     adapt,
     freeze,
     load_model,

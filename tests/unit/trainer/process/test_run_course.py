@@ -7,8 +7,8 @@ import pytest
 
 from stage2_api.errors import ConfigError
 from stage2_trainer.data.model_files import SAMPLE_BYTES, model_fingerprint
-from stage2_trainer.process.run_course import check_course, write_course
-from stage2_trainer.telemetry.earlier_run import remove_run
+from stage2_trainer.process.checkpoints import check_course, write_course
+from stage2_trainer.telemetry.run_log import remove_run
 
 COURSE = {"training.seed": 1, "training.lr_scheduler_kwargs": {"min_lr": 1e-6}, "model.model": "sha256 a"}
 
@@ -49,7 +49,7 @@ def test_keys_that_came_or_went_with_a_version_are_not_compared(checkpoint):
 
 def test_a_checkpoint_that_says_nothing_is_taken_and_said(tmp_path, caplog):
     check_course(tmp_path, COURSE, allow_changes=False)
-    assert "does not say what its run was made of" in caplog.text
+    assert "does not record what its run was made of" in caplog.text
 
 
 @pytest.fixture

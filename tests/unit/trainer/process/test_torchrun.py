@@ -69,7 +69,7 @@ def test_processes_that_are_asked_to_stop_may_save_for_as_long_as_it_takes(tmp_p
 
 WRITES = '''"""Rank 1 fails while rank 0 writes on, or hangs, whatever it is asked."""
 import os, pathlib, signal, sys, time
-from stage2_trainer.process.writing import writing
+from stage2_trainer.process.checkpoints import save_lock
 
 folder, does = pathlib.Path(sys.argv[1]), sys.argv[2]
 
@@ -88,7 +88,7 @@ if does == "hang":
     (folder / "begun").touch()
     while True:
         time.sleep(1)
-with writing():
+with save_lock():
     (folder / "begun").touch()
     wait_for("asked")
     time.sleep(3)

@@ -5,13 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stage2_trainer.process.training_arguments import (
-    adapter_options,
-    dtype,
-    frozen_parts,
-    pixel_limits,
-    training_arguments,
-)
+from stage2_trainer.process.policy import adapter_options, frozen_parts, pixel_limits, weights_dtype
+from stage2_trainer.process.training_arguments import training_arguments
 from tests.unit.trainer.learner.configs import run_config
 
 
@@ -58,5 +53,5 @@ def test_tuner_and_template_are_read(tmp_path):
     options = adapter_options(config)
     assert (options["r"], options["lora_alpha"], options["use_dora"]) == (4, 8, True)
     assert frozen_parts(config) == ["vit"]
-    assert dtype(config) is torch.float32
+    assert weights_dtype(config) is torch.float32
     assert pixel_limits(config) == {"max_pixels": 4096}

@@ -1,8 +1,8 @@
-"""What tells the launcher that a checkpoint is written never costs one."""
+"""The lock that shows the launcher a save in progress never costs a checkpoint."""
 
 import pytest
 
-from stage2_trainer.process.writing import LOCK_VARIABLE, is_writing, writing
+from stage2_trainer.process.checkpoints import LOCK_VARIABLE, is_saving, save_lock
 
 
 @pytest.fixture
@@ -12,21 +12,21 @@ def lock(tmp_path, monkeypatch):
     return path
 
 
-def test_it_is_said_for_the_time_of_the_block(lock):
+def test_the_lock_is_held_while_the_block_runs(lock):
     lock.touch()
-    with writing():
-        assert is_writing(lock)
-    assert not is_writing(lock)
+    with save_lock():
+        assert is_saving(lock)
+    assert not is_saving(lock)
 
 
 def test_a_file_that_somebody_has_cleared_away_fails_neither_the_save_nor_the_launcher(lock, caplog):
-    with writing():
-        assert not is_writing(lock)
-    assert "cannot be told" in caplog.text
+    with save_lock():
+        assert not is_saving(lock)
+    assert "cannot see" in caplog.text
 
 
 def test_an_error_of_the_save_is_its_own(lock):
     lock.touch()
-    with pytest.raises(OSError, match="full"), writing():
+    with pytest.raises(OSError, match="full"), save_lock():
         raise OSError("full")
-    assert not is_writing(lock)
+    assert not is_saving(lock)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from stage2_api.rollout_matching import RepeatTerminate, RolloutMatching
-from stage2_trainer.data.prompt_cache import PromptCache
+from stage2_trainer.data.encode import PromptCache
 from stage2_trainer.process.transformers_compat import disable_cache
 from stage2_trainer.rollouts.hf import Decoding, HfBackend
 from stage2_trainer.wire.requests import FurtherAnswers, RolloutRequest, SeedPlan, further_seed

@@ -14,7 +14,7 @@ from stage2_trainer.learner.window_lookahead import WindowLookahead
 from stage2_trainer.rollouts.pipeline import PipelinedRollouts
 from stage2_trainer.rollouts.rollout_source import GenerationRequest
 from stage2_trainer.telemetry.progress import Reporter
-from stage2_trainer.telemetry.stopwatch import Stopwatch
+from stage2_trainer.telemetry.timeline import Stopwatch
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.requests import Rollout
 from tests.unit.trainer.learner.harness import RecordingSync, box, build, fresh_rollouts, record

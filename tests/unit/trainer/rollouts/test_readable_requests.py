@@ -16,8 +16,7 @@ from stage2_trainer.rollouts.rollout_source import GenerationRequest
 from stage2_trainer.rollouts.swift import SwiftBackend
 from stage2_trainer.sync.fleet.sync_report import SyncReport
 from stage2_trainer.telemetry.progress import Reporter
-from stage2_trainer.telemetry.stopwatch import Stopwatch
-from stage2_trainer.telemetry.timeline import TIMELINE
+from stage2_trainer.telemetry.timeline import TIMELINE, Stopwatch
 from stage2_trainer.wire.requests import Refused, Rollout, RolloutRequest, Sampling, SeedPlan, answers
 
 PLAN = SeedPlan(17, 0, 0)

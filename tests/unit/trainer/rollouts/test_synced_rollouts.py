@@ -10,7 +10,7 @@ from torch import nn
 
 from stage2_trainer.rollouts.rollout_source import GenerationRequest
 from stage2_trainer.telemetry.progress import Reporter
-from stage2_trainer.telemetry.stopwatch import Stopwatch
+from stage2_trainer.telemetry.timeline import Stopwatch
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.requests import Rollout
 from tests.unit.trainer.learner.harness import RecordingSync, fresh_rollouts

@@ -8,7 +8,7 @@ import numpy as np
 from stage2_api.coordinates import coord_token
 from stage2_trainer.data.records import Record
 from stage2_trainer.matching import GTObject, serialize_objects
-from stage2_trainer.scores.answer_text import ReadAnswer, read_answer
+from stage2_trainer.scores.scored_image import ReadAnswer, read_answer
 
 CLASSES = ("cat", "dog", "traffic light")
 

@@ -4,7 +4,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from stage2_trainer.matching import CoordVocab, parse_rollout, serialize_objects
-from stage2_trainer.scores.answer_text import read_answer, text_vocab
+from stage2_trainer.scores.scored_image import read_answer, text_vocab
 from tests.unit.trainer.scores.scenes import box, poly
 
 OBJECTS = [box('Katze, 猫 \\ "\ufffd"', 1, 2, 3, 999), poly("dog", 1, 2, 3, 4, 500, 600)]

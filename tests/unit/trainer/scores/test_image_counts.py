@@ -5,9 +5,8 @@ import pytest
 
 from stage2_api.errors import ConfigError
 from stage2_trainer.scores.answer_scores import AnswerScores, differences, intervals, resampled, without_nan
-from stage2_trainer.scores.answer_text import NO_ANSWER, read_answer
 from stage2_trainer.scores.image_counts import image_counts
-from stage2_trainer.scores.scored_image import normalised, scored_images
+from stage2_trainer.scores.scored_image import NO_ANSWER, normalised, read_answer, scored_images
 from tests.unit.trainer.scores.scenes import answer, box, random_scene, record
 
 CAT, DOG = box("cat", 0, 0, 200, 200), box("dog", 500, 500, 900, 900)

@@ -8,8 +8,8 @@ import pytest
 from stage2_api.errors import ConfigError
 from stage2_trainer.data.records import RecordRules, load_records
 from stage2_trainer.matching import serialize_objects
-from stage2_trainer.scores.answer_text import coordinates_in
 from stage2_trainer.scores.rollout_file import Rollouts, places_in, read_rollouts
+from stage2_trainer.scores.scored_image import coordinates_in
 from tests.unit.trainer.scores.scenes import box, write_data, write_rollouts
 
 CAT, DOG = box("cat", 0, 0, 200, 200), box("dog", 500, 500, 900, 900)

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from stage2_trainer.scores.image_counts import image_counts
+from stage2_trainer.scores.image_counts import image_counts, verdicts
 from stage2_trainer.scores.scored_image import scored_images
-from stage2_trainer.scores.verdicts import verdicts
 from tests.unit.trainer.scores.scenes import answer, box, line_object, random_scene, record
 
 CAT, DOG = box("cat", 0, 0, 200, 200), box("dog", 500, 500, 900, 900)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from stage2_trainer.process.qwen3_vl import adapt, output_table
+from stage2_trainer.process.policy import adapt, output_table
 from stage2_trainer.sync.fleet.sync_content import SyncContent
 from stage2_trainer.sync.tensors.merge import merged_weights
 from stage2_trainer.sync.tensors.rounding import Rounding

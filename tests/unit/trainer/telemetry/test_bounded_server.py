@@ -12,9 +12,8 @@ from http.server import BaseHTTPRequestHandler
 import pytest
 from prometheus_client import CollectorRegistry
 
-from stage2_trainer.telemetry import bounded_server
-from stage2_trainer.telemetry.bounded_server import BoundedHTTPServer
-from stage2_trainer.telemetry.progress import ProgressServer, Reporter
+from stage2_trainer.telemetry import progress
+from stage2_trainer.telemetry.progress import BoundedHTTPServer, ProgressServer, Reporter
 from stage2_trainer.telemetry.prometheus import MetricsServer
 
 
@@ -31,8 +30,8 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def address(monkeypatch):
-    monkeypatch.setattr(bounded_server, "MOST_CONNECTIONS", 3)
-    monkeypatch.setattr(bounded_server, "LONGEST_S", 0.5)
+    monkeypatch.setattr(progress, "MOST_CONNECTIONS", 3)
+    monkeypatch.setattr(progress, "LONGEST_S", 0.5)
     server = BoundedHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -66,8 +65,8 @@ def metrics_server(stack):
     ("server", "status"), [(progress_server, 401), (metrics_server, 200)], ids=["/progress", "/metrics"]
 )
 def test_the_learners_own_routes_stand_under_the_bound(monkeypatch, server, status):
-    monkeypatch.setattr(bounded_server, "MOST_CONNECTIONS", 3)
-    monkeypatch.setattr(bounded_server, "LONGEST_S", 2.0)
+    monkeypatch.setattr(progress, "MOST_CONNECTIONS", 3)
+    monkeypatch.setattr(progress, "LONGEST_S", 2.0)
     with contextlib.ExitStack() as stack:
         address = ("127.0.0.1", server(stack))
         before = threading.active_count()

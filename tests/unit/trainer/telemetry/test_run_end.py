@@ -7,8 +7,7 @@ import pytest
 
 from stage2_trainer.process.interrupt import Interrupted
 from stage2_trainer.telemetry.progress import Reporter
-from stage2_trainer.telemetry.run_end import end_told
-from stage2_trainer.telemetry.run_log import RunLog
+from stage2_trainer.telemetry.run_log import RunLog, logged_end
 
 logger = logging.getLogger("stage2_trainer.some")
 
@@ -34,7 +33,7 @@ def log(tmp_path):
     ],
 )
 def test_an_early_end_is_told_with_its_reason(tmp_path, log, error, told):
-    with pytest.raises(type(error)) as met, end_told(log, Reporter()):
+    with pytest.raises(type(error)) as met, logged_end(log, Reporter()):
         raise error
     assert met.value is error
     assert lines(tmp_path) == [{"event": "end", "step": 0, "outcome": told[0], "message": told[1]}]
@@ -42,7 +41,7 @@ def test_an_early_end_is_told_with_its_reason(tmp_path, log, error, told):
 
 def test_a_run_that_was_trained_to_its_end_is_done(tmp_path, log):
     reporter = Reporter()
-    with end_told(log, reporter):
+    with logged_end(log, reporter):
         reporter.update(step=7)
     assert lines(tmp_path) == [{"event": "end", "step": 7, "outcome": "done", "message": ""}]
 
@@ -50,9 +49,9 @@ def test_a_run_that_was_trained_to_its_end_is_done(tmp_path, log):
 def test_a_disk_without_room_does_not_hide_what_ended_the_run(tmp_path, caplog):
     (tmp_path / "stage2_log.jsonl").symlink_to("/dev/full")
     log = RunLog(tmp_path)
-    with pytest.raises(ValueError, match="the reason"), end_told(log, Reporter()):
+    with pytest.raises(ValueError, match="the reason"), logged_end(log, Reporter()):
         raise ValueError("the reason")
-    assert "could not be written down" in caplog.text
+    assert "could not be logged" in caplog.text
     with pytest.raises(OSError, match="No space left"):
         log.close()
 

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from stage2_api.pod.report import SyncModes
 from stage2_trainer.data.records import Fingerprint
 from stage2_trainer.telemetry.prometheus import MeteredLog
-from stage2_trainer.telemetry.reproducibility import config_sha256, reproducibility_record
+from stage2_trainer.telemetry.run_context import config_sha256, reproducibility_record
 from stage2_trainer.telemetry.run_log import JsonLines, RunLog, SilentLog
 
 

@@ -11,10 +11,8 @@ from itertools import pairwise
 import pytest
 
 from stage2_trainer.process.transformers_compat import disable_cache
-from stage2_trainer.telemetry.intervals import divided, innermost, seconds, union
-from stage2_trainer.telemetry.step_time import PART_OF, PARTS, StepTime, step_time
-from stage2_trainer.telemetry.timeline import TIMELINE, Timeline
-from stage2_trainer.telemetry.trace import TraceFile
+from stage2_trainer.telemetry.step_time import PART_OF, PARTS, StepTime, divided, innermost, seconds, step_time, union
+from stage2_trainer.telemetry.timeline import TIMELINE, Timeline, TraceFile
 from tests.unit.trainer.learner.harness import box, build, record
 
 

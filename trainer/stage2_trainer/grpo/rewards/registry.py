@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 
 from stage2_api.errors import ConfigError, Problem
-from stage2_trainer.grpo.rewards import content, form
+from stage2_trainer.grpo.rewards import summary
 from stage2_trainer.grpo.rewards.sample import Sample
-from stage2_trainer.grpo.rewards.schema_tree import schema_tree
+from stage2_trainer.grpo.rewards.summary import schema_tree
 
 ENTRY_POINTS = "stage2.rewards"
 SUMMARY = "summary."
@@ -18,24 +18,24 @@ SUMMARY = "summary."
 Function = Callable[[Sample], float]
 
 _SUMMARY: Mapping[str, Function] = {
-    "format": form.format_,
-    "header": form.header,
-    "strict": form.strict,
-    "parse": form.parse,
-    "no_dup_keys": form.no_dup_keys,
-    "dataset": form.dataset,
-    "content_eq": content.content_eq,
-    "content_f1": content.content_f1,
-    "content_structured_tversky": content.content_structured_tversky,
-    "category_recall": content.category_recall,
-    "category_f1": content.category_f1,
-    "attr_key_recall": content.attr_key_recall,
-    "attr_path_recall": content.attr_path_recall,
+    "format": summary.format_,
+    "header": summary.header,
+    "strict": summary.strict,
+    "parse": summary.parse,
+    "no_dup_keys": summary.no_dup_keys,
+    "dataset": summary.dataset,
+    "content_eq": summary.content_eq,
+    "content_f1": summary.content_f1,
+    "content_structured_tversky": summary.content_structured_tversky,
+    "category_recall": summary.category_recall,
+    "category_f1": summary.category_f1,
+    "attr_key_recall": summary.attr_key_recall,
+    "attr_path_recall": summary.attr_path_recall,
     "schema_tree": schema_tree,
-    "text_bbu": content.text,
-    "notes_bbu": content.notes_recall,
-    "notes_presence": content.notes_presence,
-    "group_stats_presence": content.group_stats_presence,
+    "text_bbu": summary.text,
+    "notes_bbu": summary.notes_recall,
+    "notes_presence": summary.notes_presence,
+    "group_stats_presence": summary.group_stats_presence,
 }
 
 

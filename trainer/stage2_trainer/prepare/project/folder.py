@@ -18,8 +18,8 @@ from stage2_api.custom import Custom
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.kubernetes_types import MountPath
 from stage2_api.parsing import parse_job
+from stage2_trainer.data.files import aside_of, check_folder
 from stage2_trainer.data.model_files import is_mixture
-from stage2_trainer.data.output_places import aside_of, check_folder
 from stage2_trainer.data.records import load_records
 from stage2_trainer.prepare.annotated_image import AnnotatedImage, Tally
 from stage2_trainer.prepare.coco import read_coco
@@ -30,7 +30,7 @@ from stage2_trainer.prepare.project.measures import Measures, measure
 from stage2_trainer.prepare.project.recipe import CPU_PROMPT, RUNS, JobRecipe, ProjectFolders, Tree
 from stage2_trainer.prepare.project.sizes import choose
 from stage2_trainer.prepare.record_writer import RecordChoice, write_records
-from stage2_trainer.process.qwen3_vl import coord_vocab
+from stage2_trainer.process.policy import coord_vocab
 from stage2_trainer.process.supported import MIXTURE_IN_VLLM
 
 Shown = Callable[[Iterable[Any], str, int], Iterable[Any]]

@@ -13,7 +13,7 @@ from stage2_trainer.data.encode import Encoder
 from stage2_trainer.data.images import BLANK_SIDE, blank_image
 from stage2_trainer.data.messages import chat_messages
 from stage2_trainer.data.records import Record
-from stage2_trainer.matching.serialize import serialize_objects
+from stage2_trainer.matching.ground_truth import serialize_objects
 
 Size = tuple[int, int]
 Shown = Callable[[Iterable[Record]], Iterable[Record]]

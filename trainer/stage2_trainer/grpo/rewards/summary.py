@@ -4,11 +4,118 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from stage2_trainer.grpo.rewards.facts import by_category, canonical, counted, facts, notes, texts
-from stage2_trainer.grpo.rewards.sample import Sample
+from stage2_api.grpo import SummaryCategory
+from stage2_trainer.grpo.rewards.sample import (
+    HEADER_LINES,
+    Sample,
+    by_category,
+    canonical,
+    counted,
+    facts,
+    items,
+    notes,
+    texts,
+)
+
+EXTRA_ATTRIBUTE, EXTRA_CATEGORY, EXTRA_KEY, NO_NUMBER = 0.35, 0.25, 0.30, 0.60
+
+
+def schema_tree(sample: Sample) -> float:
+    """Mean completeness of the items, less what the table does not know; from -1 to 1."""
+    if sample.scored is None:
+        return 0.0
+    answer, _ = sample.scored
+    table = {category.name: category for category in sample.domain.categories}
+    category_key = sample.agreed.summary.keys.category
+    found = items(sample, answer)
+    known = [(table[item[category_key]], _attributes(sample, item)) for item in found if item[category_key] in table]
+    complete = sum(_completeness(category, attributes) for category, attributes in known) / max(len(known), 1)
+    penalty = (
+        EXTRA_ATTRIBUTE * sum(len(attributes - _allowed(category)) for category, attributes in known)
+        + EXTRA_CATEGORY * len({item[category_key] for item in found} - set(table))
+        + EXTRA_KEY * len(set(answer) - _top_keys(sample))
+        + NO_NUMBER * _has_no_number(sample, found)
+    )
+    return max(-1.0, min(1.0, complete - penalty))
+
+
+def _completeness(category: SummaryCategory, attributes: set[str]) -> float:
+    """Share of what an item must have that it has; 1 where it must have nothing."""
+    demands = [{name} for name in category.required] + [set(group) for group in category.any_of]
+    return sum(bool(demand & attributes) for demand in demands) / len(demands) if demands else 1.0
+
+
+def _allowed(category: SummaryCategory) -> set[str]:
+    return {*category.required, *category.allowed, *(name for group in category.any_of for name in group)}
+
+
+def _attributes(sample: Sample, item: Mapping[str, Any]) -> set[str]:
+    return set(item) - {sample.agreed.summary.keys.category}
+
+
+def _top_keys(sample: Sample) -> set[str]:
+    keys, domain = sample.agreed.summary.keys, sample.domain
+    return {keys.items, *([keys.notes] if domain.notes else []), *([keys.groups] if domain.groups else [])}
+
+
+def _has_no_number(sample: Sample, found: list[Mapping[str, Any]]) -> bool:
+    """Whether an attribute that must be a number is something else in any item."""
+    values = (item[name] for item in found for name in sample.domain.digit_attributes if name in item)
+    return any(not said.isdecimal() for value in values for said, _ in counted(value))
+
+
+_ANY_HEADER = re.compile(r"<DOMAIN=[A-Z]+>, <TASK=[A-Z]+>")
+_TASK = "<TASK="
+
+
+def format_(sample: Sample) -> float:
+    """1 for two lines, a header of any domain and a line that ends with `}`; for irrelevant images, the exact text."""
+    if sample.irrelevant:
+        return float(sample.text == sample.agreed.summary.irrelevant.text)
+    lines = sample.lines
+    return float(
+        len(lines) == HEADER_LINES and _is_header(sample, lines[0]) and lines[1].strip().endswith("}"),
+    )
+
+
+def header(sample: Sample) -> float:
+    """1 for exactly the header of the record's domain, else 0; -1 for a header about an irrelevant image."""
+    if sample.irrelevant:
+        return -1.0 if _is_header(sample, sample.lines[0]) or _TASK in sample.text else 0.0
+    return float(sample.lines[0] == sample.agreed.header(sample.domain))
+
+
+def strict(sample: Sample) -> float:
+    """-1 unless the answer is two lines with the right header; 0 for irrelevant images."""
+    return 0.0 if sample.irrelevant or sample.has_header else -1.0
+
+
+def parse(sample: Sample) -> float:
+    """-1 unless there is a second line of valid JSON without forbidden keys; 0 for irrelevant images."""
+    line = sample.second_line
+    return 0.0 if sample.irrelevant or (line is not None and sample.allowed(line)) else -1.0
+
+
+def no_dup_keys(sample: Sample) -> float:
+    """-1 where a key stands twice in one mapping of the second line, however deep."""
+    line = sample.second_line
+    return -1.0 if not sample.irrelevant and line is not None and line.repeats_keys else 0.0
+
+
+def dataset(sample: Sample) -> float:
+    """1 where the header names the record's domain and the strict JSON line is there."""
+    return float(not sample.irrelevant and sample.strict is not None)
+
+
+def _is_header(sample: Sample, line: str) -> bool:
+    """Whether a line is a header of any domain, known or not, in the general form or in the contract's own."""
+    contract = sample.agreed
+    known = {contract.header(domain) for domain in contract.summary.domains}
+    return _ANY_HEADER.fullmatch(line) is not None or line in known
+
 
 FN_WEIGHT = 1.0
 TEXT_PENALTY, FREE_TEXTS = 0.10, 2

@@ -1,0 +1,111 @@
+"""The newest checkpoint that a proof vouches for stays, and a contradiction sets the newer ones aside."""
+
+import copy
+
+import pytest
+from transformers import TrainerCallback
+
+from stage2_trainer.process.checkpoints import (
+    MANIFEST,
+    list_checkpoints,
+    newest_whole,
+    proved_step_of,
+    step_of,
+)
+from stage2_trainer.telemetry.run_log import remove_run
+from tests.unit.trainer.learner.harness import box, build, record
+
+PROVED, LAST = 2, 4
+
+
+@pytest.fixture(scope="module")
+def records(image_paths):
+    return [record(image_paths[0], 0, object_1=box("red box", 0, 0, 100, 100))]
+
+
+class ProvedAt(TrainerCallback):
+    """A callback that proves the sync of a step, at which training resumes."""
+
+    def __init__(self, proved, step):
+        self._proved, self._step = proved, step
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == self._step:
+            self._proved.step = self._step
+
+
+@pytest.fixture(scope="module")
+def start(loaded_model, encoder, records):
+    """A function that trains in a folder as one start does, and returns its trainer."""
+
+    def train(folder, *, last, proved_at=None, kept=None, named=None):
+        saves = {"save_steps": 1, "save_strategy": "steps", "save_total_limit": kept}
+        trainer = build(folder, copy.deepcopy(loaded_model), encoder, records, max_steps=last, **saves).trainer
+        checkpoint = named or newest_whole(folder)
+        trainer.earlier_proof = proved_step_of(checkpoint) if checkpoint and not named else None
+        trainer.add_callback(ProvedAt(trainer.proved, proved_at))
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        return trainer
+
+    return train
+
+
+@pytest.fixture
+def earlier(tmp_path, start):
+    """The folder of a start that has proved one step, and then trained on without a proof."""
+    start(tmp_path / "run", last=LAST, proved_at=PROVED)
+    return tmp_path / "run"
+
+
+def steps(folder):
+    return [step_of(one) for one in list_checkpoints(folder)]
+
+
+@pytest.mark.parametrize(
+    ("proved_at", "kept"), [(1, [1, 5]), (2, [2, 5]), (4, [4, 5]), (9, [5])], ids=["1", "2", "4", "never"]
+)
+def test_the_newest_proved_checkpoint_stays_and_a_contradiction_sets_aside_what_is_newer(
+    tmp_path, start, proved_at, kept, caplog
+):
+    folder = tmp_path / "run"
+    trainer = start(folder, last=5, proved_at=proved_at, kept=1)
+    assert steps(folder) == kept
+    trainer.set_unproved_aside()
+    assert steps(folder) == kept[:-1]
+    assert [one.name for one in folder.glob("unproved-*")] == ["unproved-checkpoint-5"]
+    assert str(folder / "unproved-checkpoint-5") in caplog.text
+    remove_run(folder)
+    assert not list(folder.glob("*checkpoint-*"))
+
+
+def test_a_start_whose_first_proof_contradicts_doubts_what_the_one_before_it_did_not_prove(earlier, start):
+    start(earlier, last=LAST + 1).set_unproved_aside()
+    assert steps(earlier) == [1, PROVED]
+    start(earlier, last=LAST).set_unproved_aside()
+    assert steps(earlier) == [1, PROVED], "what was proved is never doubted"
+
+
+def test_a_start_that_proves_its_first_sync_vouches_for_what_it_resumed_from(earlier, start):
+    start(earlier, last=LAST + 2, proved_at=LAST).set_unproved_aside()
+    assert steps(earlier) == [1, PROVED, LAST - 1, LAST]
+
+
+def test_what_an_earlier_start_proved_is_not_removed_before_there_is_a_newer_proof(earlier, start):
+    start(earlier, last=LAST + 2, kept=1)
+    assert steps(earlier) == [PROVED, LAST + 2]
+    start(earlier, last=LAST + 4, kept=1, proved_at=LAST + 3)
+    assert steps(earlier) == [LAST + 3, LAST + 4]
+
+
+def test_a_checkpoint_that_a_person_names_stays_and_newer_ones_of_before_do_not(earlier, start):
+    named = earlier / f"checkpoint-{LAST - 1}"
+    start(earlier, last=LAST, named=named).set_unproved_aside()
+    assert steps(earlier) == [1, PROVED, LAST - 1]
+
+
+@pytest.mark.parametrize(
+    "written", ["", "[1]", "{}", '{"proved_step": "x"}', '{"proved_step": -3}', '{"proved_step": true}', "[" * 100_000]
+)
+def test_a_manifest_that_cannot_be_read_vouches_for_nothing(tmp_path, written):
+    (tmp_path / MANIFEST).write_text(written)
+    assert proved_step_of(tmp_path) is None
