@@ -1,10 +1,8 @@
-"""Every node is too small, and none has the label of a pool: pods are pending where something may make another node.
+"""Every node is too small: pods are pending where something may make another node.
 
 What an autoscaler would do the test does: it adds a node once the real scheduler has refused the pods.
 """
 
-from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -47,7 +45,7 @@ def gets_all(kubectl: Kubectl, nodes: FakeNodes, *, small: str) -> None:
     assert not any(small in message for message in told)
 
 
-@pytest.mark.parametrize("word", ["always", "never"])
+@pytest.mark.parametrize("word", ["true", "false"])
 def test_the_admins_word_decides_whether_pods_wait_for_a_node(
     kubectl: Kubectl, rights: Path, nodes: FakeNodes, tmp_path: Path, word: str
 ) -> None:
@@ -59,7 +57,7 @@ def test_the_admins_word_decides_whether_pods_wait_for_a_node(
         eventually(lambda: places(kubectl, "first") == [busy] * 2, why="the first job has the node")
         kubectl.apply(job())
         eventually(lambda: reason(kubectl, "job-3v1", "Placed") == "NoSingleNodeFits", why="the second has no place")
-        if word == "never":
+        if word == "false":
             assert places(kubectl, "job-3v1") == [], "though a node is only busy, and of a pool"
             return
         gets_all(kubectl, nodes, small=small)
@@ -102,19 +100,10 @@ def test_no_neighbour_is_evicted_for_half_of_a_job_where_karpenter_made_the_node
         kubectl("delete", "priorityclass", urgent)
 
 
-def status_of(*, age: timedelta) -> Object:
-    """The status of a cluster autoscaler that wrote it so long ago."""
-    at = (datetime.now(UTC) - age).strftime("%Y-%m-%d %H:%M:%S.%f346 +0000 UTC")
-    annotations = {"cluster-autoscaler.kubernetes.io/last-updated": at}
-    metadata = {"name": "cluster-autoscaler-status", "namespace": "kube-system", "annotations": annotations}
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"status": f"time: {at}"}}
-
-
 @pytest.mark.parametrize("by", ["nodeSelector", "affinity"])
-def test_a_job_that_names_a_busy_node_by_its_host_waits_for_that_one_without_pods(
+def test_a_job_that_names_a_busy_node_by_its_host_gets_that_one_once_it_is_free(
     kubectl: Kubectl, rights: Path, nodes: FakeNodes, tmp_path: Path, by: str
 ) -> None:
-    """No node that an autoscaler makes has that name, though the pool of this one may grow for others."""
     busy = nodes.add(f"{kubectl.namespace}-busy", labels={**HERE, "eks.amazonaws.com/nodegroup": "gpus"})
     term = {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": [busy, "another"]}]}
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
@@ -128,72 +117,8 @@ def test_a_job_that_names_a_busy_node_by_its_host_waits_for_that_one_without_pod
         eventually(lambda: places(kubectl, "first") == [busy] * 2, why="the first job has the node")
         kubectl.apply(job("named", placement=placement))
         eventually(lambda: reason(kubectl, "named", "Placed") == "NoSingleNodeFits", why="it has no place")
-        kubectl.apply(job("any"))
-        eventually(lambda: refused(kubectl, "any"), why="one that takes any node has pods for an autoscaler to see")
-        assert places(kubectl, "named") == []
         assert f"the largest free is 0 on {busy}" in message(kubectl, "named")
-        kubectl("delete", "rmj", "first", "any")
-        eventually(lambda: places(kubectl, "named") == [busy] * 2, why="what is freed is taken")
+        kubectl("delete", "rmj", "first")
+        eventually(lambda: places(kubectl, "named") == [busy] * 2, why="what is freed is taken", timeout_s=90)
     finally:
         controller.stop()
-
-
-@pytest.fixture(params=["cluster-autoscaler", "karpenter"])
-def sign(kubectl: Kubectl, request: pytest.FixtureRequest) -> Iterator[str]:
-    """What an autoscaler leaves in a cluster: the one its status, the other its API."""
-    names = {"kind": "NodePool", "plural": "nodepools", "singular": "nodepool"}
-    version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": {"type": "object"}}}
-    signs = {
-        "cluster-autoscaler": status_of(age=timedelta(0)),
-        "karpenter": {
-            "apiVersion": "apiextensions.k8s.io/v1",
-            "kind": "CustomResourceDefinition",
-            "metadata": {"name": "nodepools.karpenter.sh"},
-            "spec": {"group": "karpenter.sh", "names": names, "scope": "Cluster", "versions": [version]},
-        },
-    }
-    body = signs[request.param]
-    space = body["metadata"].get("namespace", "default")
-    Kubectl(kubectl.kubeconfig, space).apply(body)
-    if request.param == "karpenter":
-        eventually(lambda: kubectl.run("get", "nodepools.karpenter.sh").returncode == 0, why="it is served")
-    yield request.param
-    kubectl("delete", f"--namespace={space}", body["kind"], body["metadata"]["name"])
-
-
-@pytest.mark.alone  # every controller of the cluster sees the sign
-def test_signs_of_an_autoscaler_are_seen_with_the_charts_rights(
-    kubectl: Kubectl, rights: Path, nodes: FakeNodes, tmp_path: Path, sign: str
-) -> None:
-    """With Karpenter the small node is avoided by its type: it leaves pods alone that name hosts."""
-    small = nodes.add(f"{kubectl.namespace}-small", gpus=3, labels={**HERE, TYPE: "small"})
-    controller = run(rights, kubectl, tmp_path)
-    try:
-        kubectl.apply(job())
-        eventually(lambda: refused(kubectl, "job-3v1"), why="the scheduler has refused both pods")
-        named = {"cluster-autoscaler": ("kubernetes.io/hostname", small), "karpenter": (TYPE, "small")}[sign]
-        assert hosts_and_types(kubectl) == [{"key": named[0], "operator": "NotIn", "values": [named[1]]}]
-        gets_all(kubectl, nodes, small=small)
-        assert "counts as no sign" not in controller.text()
-    finally:
-        controller.stop()
-
-
-@pytest.mark.alone  # every controller of the cluster sees the status
-def test_an_autoscaler_that_was_removed_long_ago_leaves_no_job_waiting_for_its_nodes(
-    kubectl: Kubectl, rights: Path, nodes: FakeNodes, tmp_path: Path
-) -> None:
-    nodes.add(f"{kubectl.namespace}-small", gpus=3, labels=HERE)
-    everywhere = Kubectl(kubectl.kubeconfig, "kube-system")
-    everywhere.apply(status_of(age=timedelta(days=3)))
-    controller = run(rights, kubectl, tmp_path)
-    try:
-        kubectl.apply(job())
-        eventually(lambda: reason(kubectl, "job-3v1", "Placed") == "NoSingleNodeFits", why="it fits nowhere")
-        kubectl.apply(job("second"))
-        eventually(lambda: reason(kubectl, "second", "Placed") == "NoSingleNodeFits", why="nor does the second")
-        assert places(kubectl, "job-3v1") == places(kubectl, "second") == [], "no pod waits for a node"
-        assert controller.text().count("counts as no sign of an autoscaler") == 1
-    finally:
-        controller.stop()
-        everywhere("delete", "configmap", "cluster-autoscaler-status")
