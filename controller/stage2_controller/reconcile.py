@@ -15,7 +15,7 @@ from stage2_controller.children.build import JobCache, ParsedJob, is_large, pars
 from stage2_controller.cluster.api_server import Api, ApiRefused
 from stage2_controller.cluster.apply import ChildWriter, NameTaken
 from stage2_controller.cluster.observe import Observer, child_name
-from stage2_controller.cluster.progress_polls import ProgressPolls
+from stage2_controller.cluster.progress import ProgressPolls
 from stage2_controller.internal_error import InternalErrors
 from stage2_controller.metrics import Metrics
 from stage2_controller.observed import Object, Observed, terminating

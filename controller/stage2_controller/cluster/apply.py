@@ -41,7 +41,7 @@ class ChildWriter:
                     if not error.of_object:
                         raise
                 else:
-                    self._observer.deleted(kind, there, left)
+                    self._observer.note_deleted(kind, there, left)
         return refusals
 
     async def write(self, key: Key, job: Object, children: Sequence[Manifest], observed: Observed) -> list[str]:
@@ -79,7 +79,7 @@ class ChildWriter:
         for one in slices:
             logger.info("%s: apply %s %s", key, one["kind"], one["metadata"]["name"])
             try:
-                self._observer.published(await self._api.apply(one))
+                self._observer.note_written(one["kind"], key, await self._api.apply(one))
             except ApiRefused as error:
                 refusals.append(f"{one['kind']} {one['metadata']['name']}: {error.message}")
                 if not error.of_object:
@@ -91,7 +91,7 @@ class ChildWriter:
         logger.info("%s: %s %s %s", key, write.verb, kind, write.manifest["metadata"]["name"])
         self._observer.forget_read(kind, key)
         made = self._create(write.manifest, key, job) if write.verb == "create" else self._apply(write.manifest)
-        self._observer.written(kind, key, await made)
+        self._observer.note_written(kind, key, await made)
 
     async def _create(self, child: Manifest, key: Key, job: Object) -> Object:
         """Create the child; make one that the job has already, unseen until now, what it should be."""

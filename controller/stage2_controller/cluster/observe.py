@@ -1,32 +1,39 @@
-"""The observation of one job: watched children from the store, the others read by name; only its own count."""
+"""What is observed of one job: watched children from the store, the others read by name. Only its own objects count."""
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from http import HTTPStatus
 from typing import Any
 
+import aiohttp
+
 from stage2_api.section import is_subdomain
 from stage2_controller import conditions, outcome, reasons
 from stage2_controller.children import comparison
 from stage2_controller.cluster.api_server import Api, ApiRefused
-from stage2_controller.cluster.named_objects import NamedObjects
-from stage2_controller.cluster.progress_polls import ProgressPolls
-from stage2_controller.cluster.refused_pods import RefusedPods
+from stage2_controller.cluster.progress import ProgressPolls
 from stage2_controller.observed import Object, Observed
+from stage2_controller.place import binding
 from stage2_controller.queue import kueue
 from stage2_controller.spec import kinds, names
 from stage2_controller.spec.names import Key
 from stage2_controller.spec.objects import at
-from stage2_controller.store import Store
+from stage2_controller.store import Store, slim
+
+logger = logging.getLogger(__name__)
 
 _WATCHED = tuple(child.kind for child in kinds.CHILDREN if child.watched)
-_READ_AGAIN = timedelta(minutes=10)  # what a person did to a Secret or ConfigMap counts by then; two reads a job
 _UNWATCHED = tuple(child.kind for child in kinds.CHILDREN if not child.watched)
+_KEPT_FOR = timedelta(minutes=2)  # an object that many jobs share
+_OWN_KEPT_FOR = timedelta(minutes=10)  # a job's Secret and ConfigMap, in case a person changes them
+# The API server reads all events of the namespace for one query; one quota may refuse the pods of a thousand jobs.
+_FIRST_PAUSE, _LONGEST_PAUSE = timedelta(minutes=1), timedelta(minutes=16)
 
 
 class Observer:
-    """An observer of jobs, which remembers under which of their names something stands that is not theirs."""
+    """Observes jobs, and remembers which of their children's names other objects have."""
 
     def __init__(
         self, api: Api, store: Store, progress: ProgressPolls, *, kueue_served: bool, clock: Callable[[], datetime]
@@ -35,23 +42,23 @@ class Observer:
         self._kueue_served = kueue_served
         self._store = store
         self._progress = progress
-        self._named = NamedObjects(api, clock, kept_for=_READ_AGAIN)
-        self._shared = NamedObjects(api, clock)  # by many jobs
-        self._refused_pods = RefusedPods(api, clock)
-        self._suspects: dict[Key, set[str]] = {}  # kinds whose names are taken, maybe by objects that no watch shows
+        self._own = ReadCache(api, clock, kept_for=_OWN_KEPT_FOR)
+        self._shared = ReadCache(api, clock)
+        self._failures = CreationFailures(api, clock)
+        self._suspects: dict[Key, set[str]] = {}  # kinds whose names other objects have; no watch may show those
 
     async def observe(self, key: Key, job: Object) -> Observed:
-        """Return what there is of a job."""
+        """Return what exists of a job."""
         watched = self.watched(key, job)
         seen = replace(
             watched,
             flavors=await self._flavors(watched),
             priority_class=await self._queue_priority(job, watched),
             pod_priority_class=await self._pod_priority(job),
-            learner_refused=await self._refused_pods.of_learner(key, watched, job.get("status") or {}),
+            learner_refused=await self._failures.of_learner(key, watched, job.get("status") or {}),
         )
         if not (seen.deployment or seen.learner or job["spec"].get("suspend")):
-            for kind in _UNWATCHED:  # pods that are made now must find what is there now
+            for kind in _UNWATCHED:  # pods that are created in this pass must find what exists now
                 self.forget_read(kind, key)
         unwatched = () if _needs_no_files(job.get("status") or {}, seen) else _UNWATCHED
         to_read = sorted({*unwatched, *self._suspects.pop(key, ())})
@@ -64,7 +71,7 @@ class Observer:
         return replace(_together(seen, read), progress=progress)
 
     def watched(self, key: Key, job: Object) -> Observed:
-        """Return what the watches have told of a job."""
+        """Return what the watches have shown of a job."""
         children = {kind: self._store.one(kind, key, child_name(kind, key)) for kind in _WATCHED}
         seen = replace(
             _observed(children),
@@ -72,42 +79,37 @@ class Observer:
             replicasets=self._store.all(kinds.REPLICA_SET.kind, key),
             endpointslices=self._store.all(kinds.ENDPOINT_SLICE.kind, key),
         )
-        return comparison.after_namesakes(
-            comparison.owned(seen, job["metadata"]), job["metadata"], self._store.namesakes(key)
-        )
+        owned = comparison.owned(seen, job["metadata"])
+        return comparison.after_namesakes(owned, job["metadata"], self._store.namesakes(key))
 
     async def read_now(self, kind: str, key: Key) -> Object | None:
         """Return the object with the name of a child, as the API server has it now."""
         return await self._api.get(kind, key.namespace, child_name(kind, key))
 
-    def written(self, kind: str, key: Key, body: Object) -> None:
-        """Take in what a write has answered: the watch may tell of it after the next pass."""
-        if kind in _WATCHED:
-            self._store.put(kind, body)
+    def note_written(self, kind: str, key: Key, body: Object) -> None:
+        """Take in the answer to a write: the watch may deliver it after the next pass."""
+        if kind in _UNWATCHED:
+            self._own.put(kind, key.namespace, child_name(kind, key), body)
         else:
-            self._named.put(kind, key.namespace, child_name(kind, key), body)
+            self._store.put(kind, body)
 
-    def published(self, body: Object) -> None:
-        """Take in an EndpointSlice that was written."""
-        self._store.put(kinds.ENDPOINT_SLICE.kind, body)
-
-    def deleted(self, kind: str, body: Object, left: Object | None) -> None:
-        """Take in what a deletion has left: a watch that begins just now may never tell of it."""
-        if left is not None:
-            self._store.put(kind, left)
+    def note_deleted(self, kind: str, body: Object, remaining: Object | None) -> None:
+        """Take in what remains after a deletion: a watch that starts just now may never deliver it."""
+        if remaining is not None:
+            self._store.put(kind, remaining)
         else:
             self._store.remove(kind, body)
 
     def forget_read(self, kind: str, key: Key) -> None:
-        """Read the child anew in the next pass."""
-        self._named.forget(kind, key.namespace, child_name(kind, key))
+        """Read the child again in the next pass."""
+        self._own.forget(kind, key.namespace, child_name(kind, key))
 
     def forget(self, key: Key) -> None:
         """Drop what was read of a job that has ended or is gone."""
         for kind in _UNWATCHED:
             self.forget_read(kind, key)
         self._suspects.pop(key, None)
-        self._refused_pods.forget(key)
+        self._failures.forget(key)
 
     def suspect(self, key: Key, others: set[str]) -> None:
         """Make every pass look at these names until they are free."""
@@ -116,13 +118,13 @@ class Observer:
             self._suspects.setdefault(key, set()).add(kind)
 
     async def _flavors(self, observed: Observed) -> dict[str, Object]:
-        """Return the ResourceFlavors that the job was assigned; they are few, and many jobs share them."""
+        """Return the ResourceFlavors that Kueue assigned to the job."""
         assigned = kueue.flavors_of(observed.workload)
         found = {name: await self._shared.get("ResourceFlavor", None, name) for name in assigned}
         return {name: flavor for name, flavor in found.items() if flavor is not None}
 
     async def _queue_priority(self, job: Object, observed: Observed) -> Object | None:
-        """Return the WorkloadPriorityClass that a job names which has no Workload yet; others were given theirs."""
+        """Return the WorkloadPriorityClass that a job without a Workload names; a Workload already has its priority."""
         name = kueue.priority_name(job)
         if not (self._kueue_served and name) or observed.workload is not None:
             return None
@@ -149,7 +151,77 @@ class Observer:
     async def _read(self, kind: str, key: Key) -> Object | None:
         if kind in _WATCHED:
             return await self.read_now(kind, key)
-        return await self._named.get(kind, key.namespace, child_name(kind, key))
+        return await self._own.get(kind, key.namespace, child_name(kind, key))
+
+
+class ReadCache:
+    """Objects that no watch shows, each read again after `kept_for`. It also keeps that an object does not exist."""
+
+    def __init__(self, api: Api, clock: Callable[[], datetime], *, kept_for: timedelta = _KEPT_FOR) -> None:
+        self._api = api
+        self._clock = clock
+        self._kept_for = kept_for
+        self._kept: dict[tuple[str, str | None, str], tuple[datetime, Object | None]] = {}  # with its expiry
+
+    async def get(self, kind: str, namespace: str | None, name: str) -> Object | None:
+        """Return the object, or None."""
+        kept = self._kept.get((kind, namespace, name))
+        if kept and kept[0] > self._clock():
+            return kept[1]
+        return self.put(kind, namespace, name, await self._api.get(kind, namespace, name))
+
+    def put(self, kind: str, namespace: str | None, name: str, body: Object | None) -> Object | None:
+        """Keep the object as it is now, and return the part of it that is kept."""
+        kept = slim(kind, body) if body is not None else None
+        self._kept[kind, namespace, name] = self._clock() + self._kept_for, kept
+        return kept
+
+    def forget(self, kind: str, namespace: str | None, name: str) -> None:
+        """Read the object again when it is needed next."""
+        self._kept.pop((kind, namespace, name), None)
+
+
+class CreationFailures:
+    """Why the API server refuses the pods of learners' Jobs. Only events of the Job controller say it.
+
+    Nobody watches events, for there are many. They are read where a pod has been missing for a while, after a minute
+    at first, and ever more seldom.
+    """
+
+    def __init__(self, api: Api, clock: Callable[[], datetime]) -> None:
+        self._api = api
+        self._clock = clock
+        self._kept: dict[Key, tuple[datetime, timedelta, str | None]] = {}  # with the expiry, and the pause before it
+
+    async def of_learner(self, key: Key, seen: Observed, status: Mapping[str, Any]) -> str | None:
+        """Return why the learner's Job has no pod; None where no event says it, or none has been missing for long.
+
+        status: the one that the last pass wrote.
+        """
+        now, since = self._clock(), binding.learner_unmade_since(seen, status)
+        if seen.learner is None or since is None or conditions.seconds_left(since, binding.UNMADE_S, now) > 0:
+            self.forget(key)
+            return None
+        kept = self._kept.get(key)
+        if kept is None or kept[0] <= now:
+            message = await self._newest(key.namespace, seen.learner["metadata"]["uid"], since)
+            pause = min(2 * kept[1], _LONGEST_PAUSE) if kept else _FIRST_PAUSE
+            kept = self._kept[key] = now + pause, pause, message
+        return kept[2]
+
+    def forget(self, key: Key) -> None:
+        """Drop what was read of a job."""
+        self._kept.pop(key, None)
+
+    async def _newest(self, namespace: str, uid: str, since: datetime) -> str | None:
+        """Return the newest message since then: the cause of an older one may be gone."""
+        try:
+            events = await self._api.events_of(namespace, uid, "FailedCreate")
+        except (ApiRefused, aiohttp.ClientError, TimeoutError) as error:  # the job can do without the message
+            logger.warning("%s: cannot read why a pod is not created", str(error) or type(error).__name__)
+            return None
+        messages = [(_last_seen(event), str(event["message"])) for event in events if event.get("message")]
+        return max((one for one in messages if one[0] >= since), default=(since, None))[1]
 
 
 def child_name(kind: str, key: Key) -> str:
@@ -164,13 +236,20 @@ def others_in(found: Mapping[str, Object | None], job: Object) -> set[str]:
     }
 
 
+def _last_seen(event: Object) -> datetime:
+    """Return when an event happened last; which of its times are set depends on who wrote it."""
+    series = event.get("series") or {}
+    times = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
+    return max(conditions.instant(time) for time in (*times, event["metadata"]["creationTimestamp"]) if time)
+
+
 def _observed(children: Mapping[str, Object | None]) -> Observed:
     fields: dict[str, Any] = {kinds.CHILD[kind].field: body for kind, body in children.items()}
     return Observed(**fields)
 
 
 def _together(seen: Observed, read: Observed) -> Observed:
-    """Return what was seen with the children that were read."""
+    """Return what the watches showed and what was read."""
     own: dict[str, Any] = {
         child.field: body for child in kinds.CHILDREN if (body := read.child(child.kind)) is not None
     }

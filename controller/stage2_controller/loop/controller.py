@@ -15,14 +15,10 @@ import kopf
 
 from stage2_controller.cluster import api_server
 from stage2_controller.cluster.api_server import Api, ApiRefused
-from stage2_controller.cluster.cluster_pods_watch import ClusterPodsWatch, pod_events
 from stage2_controller.cluster.election import DURATION_S, Election
-from stage2_controller.cluster.freshness import Freshness, Scope
-from stage2_controller.cluster.progress_polls import ProgressPolls
-from stage2_controller.cluster.progress_reader import ProgressReader
-from stage2_controller.loop import loop_lag
-from stage2_controller.loop.endpoints import Endpoints
-from stage2_controller.metrics import CONTENT_TYPE, Metrics
+from stage2_controller.cluster.progress import ProgressPolls, ProgressReader
+from stage2_controller.cluster.watches import ClusterPodsWatch, Freshness, Scope, pod_events
+from stage2_controller.metrics import CONTENT_TYPE, Endpoints, Metrics
 from stage2_controller.place.capacity import Capacity
 from stage2_controller.reconcile import Reconciler
 from stage2_controller.spec import kinds, names
@@ -31,7 +27,24 @@ from stage2_controller.spec.settings import Settings
 from stage2_controller.store import Store, key_of
 from stage2_controller.work_queue import WorkQueue
 
+INTERVAL_S = 0.05
+TOLD_S = 1.0
+"""A block of this length is logged as well as counted."""
+
 logger = logging.getLogger(__name__)
+
+
+async def watch(observe: Callable[[float], None]) -> None:
+    """Tell again and again by how many seconds a short sleep was late, until cancelled."""
+    loop = asyncio.get_running_loop()
+    while True:
+        due = loop.time() + INTERVAL_S
+        await asyncio.sleep(INTERVAL_S)
+        late_s = loop.time() - due
+        observe(late_s)
+        if late_s > TOLD_S:
+            logger.warning("the event loop stood still for %.1f s: all jobs waited for one computation", late_s)
+
 
 _SERVE_AFTER_S = 0.2
 _DEAF_S = 600.0  # without an answer about the Lease, after which one that stands by is started anew
@@ -99,7 +112,7 @@ class Controller:
         self._tasks += [
             self._leading,
             self._task(self.freshness.run()),
-            self._task(loop_lag.watch(self.metrics.loop_lag.observe)),
+            self._task(watch(self.metrics.loop_lag.observe)),
         ]
         self.ready = True
         logger.info("ready: %d jobs", len(list(self.store.known(names.KIND))))

@@ -4,18 +4,66 @@ Handlers are `on.event`: kopf keeps no state in the objects and needs no finaliz
 """
 
 import asyncio
+import json
 from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from types import SimpleNamespace
 from typing import Any
 
+import aiohttp
 import kopf
+from kopf._cogs.clients import api
 
+from stage2_controller import metrics, store
 from stage2_controller.cluster.api_server import PAGE_OF_JOBS, NoCluster
-from stage2_controller.loop import endpoints, kopf_compat
 from stage2_controller.loop.controller import Controller, Options, connect
-from stage2_controller.loop.kopf_session import session_of
 from stage2_controller.spec import kinds, names
 from stage2_controller.spec.kinds import Resource
 from stage2_controller.spec.settings import Settings
+
+_PAUSE_S = 1.0  # before a list begins again: one that always expires must not become a storm
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Session(kopf.AiohttpSession):
+    """A session that equals others with the same credentials: kopf ends where a login brings refused ones again."""
+
+    aiohttp_session: aiohttp.ClientSession = field(compare=False)
+    credentials: kopf.ConnectionInfo
+
+
+def session_of(info: kopf.ConnectionInfo) -> kopf.AiohttpSession:
+    """Return a session with these credentials, as kopf makes its own; called while the event loop runs."""
+    made = aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, ssl=info.as_ssl_context()),
+        headers=info.as_http_headers(),
+        proxy=info.proxy_url,
+        trust_env=info.trust_env,
+        middlewares=(_lists_again,),
+    )
+    return _Session(
+        credentials=info,
+        server=info.server,
+        aiohttp_session=made,
+        priority=info.priority,
+        default_namespace=info.default_namespace,
+        expiration=info.expiration,
+    )
+
+
+async def _lists_again(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+    answer = await handler(request)
+    if answer.status == HTTPStatus.GONE and "continue" in request.url.query:
+        answer.release()
+        await asyncio.sleep(_PAUSE_S)
+        raise aiohttp.ClientPayloadError(f"{request.url.path}: the list expired before its last page: it begins again")
+    return answer
+
+
+def read_events_quickly() -> None:
+    """Let kopf's watches read by `stage2_controller.store`."""
+    api.json = SimpleNamespace(**{**vars(json), "loads": store.read})  # type: ignore[assignment, attr-defined]
 
 
 def run(settings: Settings, options: Options) -> str | None:
@@ -34,11 +82,11 @@ async def serve(settings: Settings, options: Options) -> str | None:
         if options.listen:
             host, port = options.listen
             try:
-                served = await endpoints.serve(controller.endpoints(), host=host, port=port)
+                served = await metrics.serve(controller.endpoints(), host=host, port=port)
             except OSError as error:
                 return f"--listen: {host}:{port}: must be a free address of this machine ({error.strerror})"
             stack.push_async_callback(served.cleanup)
-        kopf_compat.read_events_quickly()
+        read_events_quickly()
         with suppress(asyncio.CancelledError):
             await kopf.operator(
                 registry=registry(controller, _watched(settings, options)),

@@ -7,8 +7,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from stage2_controller.cluster import cluster_pods_watch
-from stage2_controller.cluster.cluster_pods_watch import ClusterPodsWatch
+from stage2_controller.cluster import watches
+from stage2_controller.cluster.watches import ClusterPodsWatch
 from stage2_controller.place.capacity import Capacity
 from tests.unit.controller import nodes as n
 from tests.unit.controller.cluster.test_capacity import free
@@ -28,7 +28,7 @@ class Server:
     async def pages(
         self, kind: str, namespace: str | None, *, labels: str | None, fields: str | None
     ) -> AsyncIterator[Object]:
-        assert (kind, namespace, labels, fields) == ("Pod", None, None, cluster_pods_watch.FIELDS)
+        assert (kind, namespace, labels, fields) == ("Pod", None, None, watches.FIELDS)
         metadata = {"resourceVersion": "100"}
         for pod in self.pods or [None]:
             yield {"items": [pod] if pod else [], "metadata": metadata}
@@ -64,7 +64,7 @@ async def test_what_exists_and_what_comes_and_goes_is_counted() -> None:
 
 
 async def test_a_watch_that_breaks_begins_again_with_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_pods_watch, "_RETRY_S", 0.0)
+    monkeypatch.setattr(watches, "_RETRY_S", 0.0)
     account = n.capacity(n.node(gpus=8))
     unseen = n.foreign(gpus=4)
     server = Server(watches=[[aiohttp.ClientError("gone")]])
@@ -85,7 +85,7 @@ class Away(Server):
 
 
 async def test_a_first_list_that_is_refused_for_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_pods_watch, "_RETRY_S", 0.01)
+    monkeypatch.setattr(watches, "_RETRY_S", 0.01)
     server = Away(watches=[])
     watcher = ClusterPodsWatch(server, n.capacity(), server.events)
     with pytest.raises(aiohttp.ClientError, match="away"):
@@ -99,7 +99,7 @@ async def test_an_account_that_no_list_has_confirmed_for_ten_minutes_is_a_proble
     server = Server(watches=[])
     watcher = ClusterPodsWatch(server, n.capacity(), server.events)
     now = 1000.0
-    monkeypatch.setattr(cluster_pods_watch.time, "monotonic", lambda: now)
+    monkeypatch.setattr(watches.time, "monotonic", lambda: now)
     await watcher.fill()
     now = 1599.0
     assert watcher.problem() is None

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from stage2_controller.cluster.freshness import Freshness, Scope
+from stage2_controller.cluster.watches import Freshness, Scope
 from stage2_controller.spec import kinds, names
 from stage2_controller.spec.names import Key
 from stage2_controller.store import Store

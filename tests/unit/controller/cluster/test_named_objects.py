@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from stage2_controller.cluster.named_objects import NamedObjects
+from stage2_controller.cluster.observe import ReadCache
 from tests.unit.controller import builders as b
 
 
@@ -38,7 +38,7 @@ def body(**data: str) -> Any:
 @pytest.mark.parametrize("there", [{}, {"x": body()}], ids=["absent", "there"])
 async def test_an_object_is_read_again_after_two_minutes_only(there: dict[str, Any]) -> None:
     api, clock = Objects(**there), Clock()
-    named = NamedObjects(api, clock)
+    named = ReadCache(api, clock)
     for _ in range(3):
         await named.get("Secret", "team-a", "x")
     assert api.asked == 1
@@ -49,7 +49,7 @@ async def test_an_object_is_read_again_after_two_minutes_only(there: dict[str, A
 
 async def test_what_was_written_is_known_without_a_request_and_what_is_forgotten_is_read() -> None:
     api = Objects(x=body(of="the API server"))
-    named = NamedObjects(api, Clock())
+    named = ReadCache(api, Clock())
     named.put("ConfigMap", "team-a", "x", body(of="a write"))
     found: Any = await named.get("ConfigMap", "team-a", "x")
     assert (found["data"], api.asked) == ({"of": "a write"}, 0)
@@ -61,7 +61,7 @@ async def test_what_was_written_is_known_without_a_request_and_what_is_forgotten
 
 async def test_objects_of_one_name_in_two_namespaces_are_two() -> None:
     api = Objects(x=body())
-    named = NamedObjects(api, Clock())
+    named = ReadCache(api, Clock())
     await named.get("Secret", "team-a", "x")
     await named.get("Secret", "team-b", "x")
     await named.get("ConfigMap", "team-b", "x")

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from stage2_controller.cluster import progress_polls
-from stage2_controller.cluster.progress_polls import ProgressPolls
+from stage2_controller.cluster import progress
+from stage2_controller.cluster.progress import ProgressPolls
 from stage2_controller.spec.names import Key
 from tests.unit.controller import builders as b
 
@@ -107,8 +107,8 @@ async def test_a_report_that_cannot_be_read_is_none_and_the_next_one_is_asked_fo
 
 async def test_only_so_many_learners_are_asked_at_once(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     stage.learner.hangs = True
-    for index in range(progress_polls._AT_ONCE + 5):
+    for index in range(progress._AT_ONCE + 5):
         stage.polls.latest(Key("team-a", f"job-{index}"), stage.pod, SECRET)
     for _ in range(5):
         await asyncio.sleep(0)
-    assert stage.learner.asked == progress_polls._AT_ONCE
+    assert stage.learner.asked == progress._AT_ONCE

@@ -17,9 +17,8 @@ import pytest
 from aiohttp import web
 
 from stage2_api.pod import layout
-from stage2_controller.cluster import progress_reader
-from stage2_controller.cluster.progress_polls import ProgressPolls
-from stage2_controller.cluster.progress_reader import ProgressReader
+from stage2_controller.cluster import progress
+from stage2_controller.cluster.progress import ProgressPolls, ProgressReader
 from stage2_controller.spec import credentials, names
 from stage2_controller.spec.settings import Settings
 from tests.unit.controller import builders as b
@@ -196,7 +195,7 @@ async def test_a_learner_that_takes_its_time_is_left_at_the_limit(
         left.set()
         writing.close()
 
-    monkeypatch.setattr(progress_reader, "_TIMEOUT", aiohttp.ClientTimeout(total=0.5))
+    monkeypatch.setattr(progress, "_TIMEOUT", aiohttp.ClientTimeout(total=0.5))
     listening = await asyncio.start_server(serve, "127.0.0.1", 0)
     reader = ProgressReader(port=listening.sockets[0].getsockname()[1])
     assert await reader.read(POD, SECRET) is None
@@ -207,7 +206,7 @@ async def test_a_learner_that_takes_its_time_is_left_at_the_limit(
 
 async def test_the_limit_is_shorter_than_the_usual_time_between_two_questions(reader: ProgressReader) -> None:
     polls = ProgressPolls(reader, lambda key: None, interval_s=Settings().progress_s)
-    assert 0 < (progress_reader._TIMEOUT.total or 0) < polls._fresh_s
+    assert 0 < (progress._TIMEOUT.total or 0) < polls._fresh_s
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 
 from stage2_controller import reasons
 from stage2_controller.cluster.api_server import ApiRefused
-from stage2_controller.cluster.refused_pods import RefusedPods
+from stage2_controller.cluster.observe import CreationFailures
 from stage2_controller.conditions import timestamp
 from stage2_controller.observed import Observed
 from stage2_controller.place.binding import UNMADE_S
@@ -45,7 +45,7 @@ class Stage:
 
     def __init__(self, *events: Any) -> None:
         self.api, self.after_s = Events(*events), UNMADE_S
-        self.refused = RefusedPods(self.api, lambda: b.NOW + timedelta(seconds=self.after_s))
+        self.refused = CreationFailures(self.api, lambda: b.NOW + timedelta(seconds=self.after_s))
         made = b.learner_job(b.planned(b.job()))
         metadata = {**made["metadata"], "uid": "u", "creationTimestamp": timestamp(b.NOW)}
         self.seen = Observed(learner={**made, "metadata": metadata})

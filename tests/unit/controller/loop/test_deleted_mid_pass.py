@@ -5,8 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from stage2_controller.cluster.progress_polls import ProgressPolls
-from stage2_controller.cluster.progress_reader import ProgressReader
+from stage2_controller.cluster.progress import ProgressPolls, ProgressReader
 from stage2_controller.metrics import Metrics
 from stage2_controller.place.capacity import Capacity
 from stage2_controller.reconcile import Reconciler

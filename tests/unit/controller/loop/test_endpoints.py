@@ -3,7 +3,6 @@
 import aiohttp
 
 from stage2_controller.cluster import api_server
-from stage2_controller.loop import endpoints
 from stage2_controller.metrics import CONTENT_TYPE, Metrics
 
 JOB = {
@@ -15,8 +14,8 @@ JOB = {
 async def answers(problem: str | None, not_ready: str | None) -> dict[str, tuple[int, str]]:
     metrics = Metrics(lambda: [JOB])
     metrics.requested("get", "secrets", 200)
-    served = endpoints.Endpoints(lambda: problem, lambda: not_ready, lambda: (metrics.text(), CONTENT_TYPE))
-    runner = await endpoints.serve(served, host="127.0.0.1", port=0)
+    served = metrics.Endpoints(lambda: problem, lambda: not_ready, lambda: (metrics.text(), CONTENT_TYPE))
+    runner = await metrics.serve(served, host="127.0.0.1", port=0)
     host, port = runner.addresses[0][:2]
     found = {}
     async with aiohttp.ClientSession(f"http://{host}:{port}") as session:

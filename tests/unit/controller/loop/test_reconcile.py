@@ -14,8 +14,7 @@ from stage2_api.job_status import JobStatus
 from stage2_controller import conditions, reasons
 from stage2_controller.children import manifest
 from stage2_controller.cluster.api_server import ApiRefused
-from stage2_controller.cluster.progress_polls import ProgressPolls
-from stage2_controller.cluster.progress_reader import ProgressReader
+from stage2_controller.cluster.progress import ProgressPolls, ProgressReader
 from stage2_controller.metrics import Metrics
 from stage2_controller.reconcile import Reconciler
 from stage2_controller.spec import kinds, names

@@ -4,8 +4,7 @@ from datetime import timedelta
 from typing import Any, cast
 
 from stage2_controller import conditions, reasons
-from stage2_controller.cluster.progress_polls import ProgressPolls
-from stage2_controller.cluster.progress_reader import ProgressReader
+from stage2_controller.cluster.progress import ProgressPolls, ProgressReader
 from stage2_controller.conditions import timestamp
 from stage2_controller.metrics import Metrics
 from stage2_controller.place.binding import UNMADE_S

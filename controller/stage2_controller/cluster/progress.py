@@ -1,0 +1,153 @@
+"""The progress of running learners, asked for beside the passes, so that a slow learner keeps no other job waiting.
+
+A learner's pod holds no credentials for the API server, so the controller asks it over HTTP.
+"""
+
+import asyncio
+import base64
+import functools
+import logging
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+import aiohttp
+from pydantic_core import from_json
+
+from stage2_api.pod import layout
+from stage2_api.pod.layout import PROGRESS_PORT, PROGRESS_ROUTE
+from stage2_api.pod.report import LearnerReport, read_report
+from stage2_controller.observed import Object, running
+from stage2_controller.spec import credentials, names
+from stage2_controller.spec.names import Key
+
+logger = logging.getLogger(__name__)
+
+_AT_ONCE = 32  # learners that are asked at the same time
+_TIMEOUT = aiohttp.ClientTimeout(total=3)
+_LARGEST_BYTES = 256 << 10
+"""A report has a few thousand bytes, but the owner of the pod may send any number."""
+
+
+@dataclass(frozen=True)
+class _LastReport:
+    pod: str  # its uid: a report of an earlier pod does not count
+    report: LearnerReport | None
+    at: float
+
+
+class ProgressPolls:
+    """The last report of every running learner, no older than about `interval_s` where passes ask as often.
+
+    `changed` is called with the key of a job whose report has changed.
+    """
+
+    def __init__(
+        self,
+        reader: "ProgressReader",
+        changed: Callable[[Key], None],
+        *,
+        interval_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._reader = reader
+        self._changed = changed
+        self._fresh_s = interval_s / 2
+        self._clock = clock
+        self._gate = asyncio.Semaphore(_AT_ONCE)
+        self._kept: dict[Key, _LastReport] = {}
+        self._asking: dict[Key, asyncio.Task[None]] = {}
+
+    def latest(self, key: Key, pod: Object | None, secret: Object | None) -> LearnerReport | None:
+        """Return the last report of the learner in this pod; an old one is renewed in the background."""
+        if pod is None or secret is None or not running(pod, names.ROLE_LEARNER):
+            self.forget(key)
+            return None
+        uid, kept = pod["metadata"]["uid"], self._kept.get(key)
+        known = kept if kept and kept.pod == uid else None
+        if key not in self._asking and (known is None or self._clock() - known.at >= self._fresh_s):
+            self._asking[key] = asyncio.create_task(self._ask(key, uid, pod, secret))
+        return known.report if known else None
+
+    def forget(self, key: Key) -> None:
+        """Drop the report of a job that has no running learner any more."""
+        self._kept.pop(key, None)
+        if task := self._asking.pop(key, None):
+            task.cancel()
+
+    async def close(self) -> None:
+        """End all requests."""
+        for key in list(self._asking):
+            self.forget(key)
+        await self._reader.close()
+
+    async def _ask(self, key: Key, uid: str, pod: Object, secret: Object) -> None:
+        try:
+            async with self._gate:
+                report = await self._reader.read(pod, secret)
+        except Exception:  # after a bug in reading one report the learner must be asked again
+            logger.exception("%s: the learner's report cannot be read", key)
+            report = None
+        before = self._kept.get(key)
+        self._kept[key] = _LastReport(uid, report, self._clock())
+        self._asking.pop(key, None)
+        if report != (before.report if before and before.pod == uid else None):
+            self._changed(key)
+
+
+class ProgressReader:
+    """A client for GET /progress of learner pods, with each job's own bearer token."""
+
+    def __init__(self, *, port: int = PROGRESS_PORT) -> None:
+        self._port = port
+        self._session = aiohttp.ClientSession(timeout=_TIMEOUT, auto_decompress=False)
+
+    async def close(self) -> None:
+        """End all connections."""
+        await self._session.close()
+
+    async def read(self, pod: Object | None, secret: Object | None) -> LearnerReport | None:
+        """Return the learner's report; None while it does not run, or does not answer in time."""
+        address = pod.get("status", {}).get("podIP") if pod else None
+        if pod is None or not address or secret is None or not running(pod, names.ROLE_LEARNER):
+            return None
+        token = base64.b64decode(secret["data"][layout.TOKEN_KEY]).decode()
+        host = f"[{address}]" if ":" in address else address
+        tls = _tls(secret, pod) if credentials.has_certificates(secret) else {}
+        url = f"{'https' if tls else 'http'}://{host}:{self._port}{PROGRESS_ROUTE}"
+        headers = {"Authorization": f"Bearer {token}", "Accept-Encoding": "identity"}
+        try:
+            # A redirect would send the token to an address that the pod's owner chooses.
+            async with self._session.get(url, headers=headers, allow_redirects=False, **tls) as response:
+                if response.status != HTTPStatus.OK:
+                    raise ValueError(f"it answered {response.status}")
+                document = from_json(await _content(response))  # unlike json it bounds the depth
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            logger.info("no progress from %s: %s", url, error)
+            return None
+        return read_report(document)
+
+
+def _tls(secret: Object, pod: Object) -> dict[str, Any]:
+    """Return the options that accept only the certificate of the job's own learner."""
+    metadata = pod["metadata"]
+    job = metadata["annotations"][names.ANNOTATION_JOB]
+    context = _trusting(secret["data"][layout.CA_KEY])
+    return {"ssl": context, "server_hostname": names.learner_host(job, metadata["namespace"])}
+
+
+@functools.lru_cache(maxsize=1024)
+def _trusting(authority: str) -> ssl.SSLContext:
+    return ssl.create_default_context(cadata=base64.b64decode(authority).decode())
+
+
+async def _content(response: aiohttp.ClientResponse) -> bytes:
+    content = bytearray()
+    async for part in response.content.iter_any():
+        content += part
+        if len(content) > _LARGEST_BYTES:
+            raise ValueError(f"it answered more than {_LARGEST_BYTES} bytes")
+    return bytes(content)
