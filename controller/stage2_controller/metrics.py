@@ -1,4 +1,4 @@
-"""The controller's metrics for Prometheus: passes, requests, the queue, the watches, and the state of each job."""
+"""What a controller shows over HTTP: /healthz (restart me?), /readyz (do I see the cluster?) and /metrics."""
 
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator
@@ -10,41 +10,6 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
 from stage2_controller.observed import Object
-
-
-@dataclass(frozen=True)
-class Endpoints:
-    """The answers of the endpoints: a problem in a sentence, None if there is none."""
-
-    problem: Callable[[], str | None]
-    not_ready: Callable[[], str | None]
-    metrics: Callable[[], tuple[bytes, str]]  # body and content type
-
-
-async def serve(endpoints: Endpoints, *, host: str, port: int) -> web.AppRunner:
-    """Listen until the runner is cleaned up."""
-
-    async def healthz(_: web.Request) -> web.Response:
-        return _told(endpoints.problem())
-
-    async def readyz(_: web.Request) -> web.Response:
-        return _told(endpoints.not_ready())
-
-    async def metrics(_: web.Request) -> web.Response:
-        body, content_type = endpoints.metrics()
-        return web.Response(body=body, headers={"Content-Type": content_type})
-
-    application = web.Application()
-    application.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics)])
-    runner = web.AppRunner(application, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, host, port).start()
-    return runner
-
-
-def _told(problem: str | None) -> web.Response:
-    return web.Response(text=problem or "ok", status=500 if problem else 200)
-
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _PASS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -136,3 +101,37 @@ class _Jobs:
         for phase, count in phases.items():
             by_phase.add_metric([phase], count)
         yield from (by_phase, phase_of, seconds, *families.values())
+
+
+@dataclass(frozen=True)
+class Endpoints:
+    """The answers of the endpoints: a problem in a sentence, or None."""
+
+    problem: Callable[[], str | None]
+    not_ready: Callable[[], str | None]
+    metrics: Callable[[], tuple[bytes, str]]  # body and content type
+
+
+async def serve(endpoints: Endpoints, *, host: str, port: int) -> web.AppRunner:
+    """Listen until the runner is cleaned up."""
+
+    async def healthz(_: web.Request) -> web.Response:
+        return _response(endpoints.problem())
+
+    async def readyz(_: web.Request) -> web.Response:
+        return _response(endpoints.not_ready())
+
+    async def metrics(_: web.Request) -> web.Response:
+        body, content_type = endpoints.metrics()
+        return web.Response(body=body, headers={"Content-Type": content_type})
+
+    application = web.Application()
+    application.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics)])
+    runner = web.AppRunner(application, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, host, port).start()
+    return runner
+
+
+def _response(problem: str | None) -> web.Response:
+    return web.Response(text=problem or "ok", status=500 if problem else 200)

@@ -4,7 +4,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import quote
 
 import aiohttp
@@ -84,28 +84,6 @@ class PlainClient(client.ApiClient):
         return obj
 
 
-class Lister(Protocol):
-    """An API that lists objects; `Api` is one."""
-
-    async def list(self, kind: str, namespace: str | None, *, labelled: bool) -> Object:
-        """Return the list of a kind in one namespace or in all; `labelled`: only our children."""
-        ...
-
-    async def try_list(self, kind: str, namespace: str | None) -> None:
-        """Ask for one object of a kind. Raise ApiRefused where lists of it are refused."""
-        ...
-
-
-class Pager(Protocol):
-    """An API that lists objects a page at a time; `Api` is one."""
-
-    def pages(
-        self, kind: str, namespace: str | None, *, labels: str | None, fields: str | None
-    ) -> AsyncIterator[Object]:
-        """Return the pages of a list, all of one state of the cluster."""
-        ...
-
-
 class Api:
     """The few requests that the controller makes. Objects are plain dictionaries, as on the wire."""
 
@@ -171,10 +149,10 @@ class Api:
         found: Sequence[Object] = page["items"]
         return found
 
-    async def watch(self, kind: str, version: str, *, ends_after_s: int, fields: str) -> aiohttp.ClientResponse:
-        """Return a watch on a kind in all namespaces, from a resource version on: an answer whose lines are events.
+    async def watch(self, kind: str, version: str, *, ends_after_s: int, fields: str) -> AsyncIterator[Object]:
+        """Yield the events of a kind in all namespaces since a resource version, for some time.
 
-        The typed API has watches too, and costs a hundred MB of models when it is first touched.
+        It ends early where that version is too old. The typed API has watches too, but its models cost 100 MB.
         """
         where = path(kind, None)
         try:
@@ -185,11 +163,18 @@ class Api:
                 query_params=[("watch", "true"), ("resourceVersion", version), ("timeoutSeconds", ends_after_s)],
                 field_selector=fields,
                 header_params={},
-                _request_timeout=float(ends_after_s + _REQUEST_S),  # also where the network has gone
+                _request_timeout=float(ends_after_s + _REQUEST_S),  # also where the network is gone
             )
         except DynamicApiError as error:
             raise ApiRefused(f"WATCH {where}", error) from error
-        return answer
+        try:
+            async for line in _lines(answer.content):
+                event = store.read(line)
+                if event["type"] == "ERROR":
+                    return
+                yield event
+        finally:
+            answer.close()
 
     async def apply(self, manifest: Object) -> Object:
         """Apply the object server-side, and take over fields that others hold."""
@@ -424,3 +409,12 @@ def _told(error: DynamicApiError) -> dict[str, Any]:
     except (TypeError, ValueError):
         return {}
     return told if isinstance(told, dict) else {}
+
+
+async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """Yield whole lines of any length; aiohttp's own reader refuses long ones, and a pod may be one."""
+    rest = b""
+    async for chunk in content.iter_any():
+        *whole, rest = (rest + chunk).split(b"\n")
+        for line in whole:
+            yield line

@@ -9,11 +9,11 @@ import logging
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any
 
 import aiohttp
 
-from stage2_controller.cluster.api_server import ApiRefused
+from stage2_controller.cluster.api_server import Api, ApiRefused
 from stage2_controller.observed import Object
 
 logger = logging.getLogger(__name__)
@@ -25,28 +25,12 @@ ATTEMPT_S = RENEW_S / 2  # for one answer, so that a request that was lost is ma
 _REFUSED = (ApiRefused, aiohttp.ClientError, TimeoutError, ValueError, KeyError)  # the last two: no Lease at all
 
 
-class LeaseApi(Protocol):
-    """The requests that an election makes; `stage2_controller.cluster.api_server.Api` does them."""
-
-    async def get(self, kind: str, namespace: str | None, name: str) -> Object | None:
-        """Return the object, or None."""
-        ...
-
-    async def create(self, manifest: Object) -> Object | None:
-        """Return the created object; None if it exists already."""
-        ...
-
-    async def replace(self, manifest: Object) -> Object | None:
-        """Return the replaced object; None if it has changed since it was read, or is gone."""
-        ...
-
-
 class Election:
     """One candidate. `acquire` returns when it leads; `hold` returns when it does not lead any more."""
 
     def __init__(
         self,
-        api: LeaseApi,
+        api: Api,
         *,
         name: str,
         namespace: str,

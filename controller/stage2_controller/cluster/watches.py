@@ -1,20 +1,20 @@
-"""Freshness of the watches: what they delivered is compared with lists, which fill the store and expose a deaf watch.
+"""What keeps the controller's picture of the cluster true, beside kopf's watches on jobs and their children.
 
-A watch can go silent while the process looks healthy; liveness here means that what is listed was also delivered.
+`Freshness` compares what those watches delivered with lists. A watch can go silent while the process looks healthy, so
+liveness means here that what was listed was also delivered. `PodsWatch` follows the bound pods of every namespace. kopf
+would hold all of them at once, several times over; this watch lists them in pages and keeps only what they request.
 """
 
 import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import aiohttp
 
-from stage2_controller import store
-from stage2_controller.cluster.api_server import ApiRefused, Lister, Pager
+from stage2_controller.cluster.api_server import Api, ApiRefused
 from stage2_controller.observed import Object
 from stage2_controller.place.capacity import Capacity
 from stage2_controller.spec import kinds, names
@@ -23,104 +23,15 @@ from stage2_controller.store import Store, key_of
 
 logger = logging.getLogger(__name__)
 
-FIELDS = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
-"""The field selector of pods that take room; one that ends, or begins, leaves or enters the watch by it."""
+FAILURES = (ApiRefused, aiohttp.ClientError, TimeoutError)
+"""What a request raises that the API server does not answer, or refuses."""
+BOUND_PODS = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
+"""The field selector of pods that take room on a node."""
+_FIRST_COMPARISON_S = 5.0
+_BEHIND_LIMIT = 3  # comparisons in a row that found something undelivered
 _RELIST_S = 240
 _RETRY_S = 2.0
-_DEAF_S = 600.0  # without a whole list; there is one at least each _RELIST_S
-
-
-Events = Callable[[str], AsyncIterator[Object]]  # from a resource version on
-
-
-class Watch(Protocol):
-    """A function that opens a watch; `stage2_controller.cluster.api_server.Api.watch` is one."""
-
-    async def __call__(self, kind: str, version: str, *, ends_after_s: int, fields: str) -> aiohttp.ClientResponse:
-        """Return the answer, whose lines are events."""
-        ...
-
-
-class ClusterPodsWatch:
-    """A watch that keeps the account of room true for the pods of all namespaces."""
-
-    def __init__(self, api: Pager, capacity: Capacity, events: Events) -> None:
-        self._api = api
-        self._capacity = capacity
-        self._events = events
-        self._version = ""
-        self._listed_at: float | None = None
-
-    async def fill(self) -> None:
-        """Count all pods that exist. Raise ApiRefused."""
-        version, present = "", set()
-        async for page in self._api.pages("Pod", None, labels=None, fields=FIELDS):
-            version = version or page["metadata"]["resourceVersion"]
-            for body in page["items"]:
-                self._capacity.put("Pod", body)
-                present.add(body["metadata"]["uid"])
-        self._version = version
-        self._capacity.retain_pods(present, int(version))
-        self._listed_at = time.monotonic()
-
-    def problem(self) -> str | None:
-        """Return why the account of room is not true any more; None while it is, or before the first list."""
-        silent_s = time.monotonic() - self._listed_at if self._listed_at is not None else 0.0
-        return f"no whole list of the pods of all namespaces for {silent_s:.0f} s" if silent_s > _DEAF_S else None
-
-    async def fill_for_sure(self, give_up_after_s: float = math.inf) -> None:
-        """Count all pods that exist, however often that has to be tried. Raise what keeps refusing it for so long."""
-        began = time.monotonic()
-        while True:
-            try:
-                return await self.fill()
-            except (ApiRefused, aiohttp.ClientError, TimeoutError) as error:
-                if time.monotonic() - began >= give_up_after_s:
-                    raise
-                logger.warning("cannot list the pods of all namespaces: %s", error)
-                await asyncio.sleep(_RETRY_S)
-
-    async def run(self) -> None:
-        """Follow what changes until cancelled; a watch that ends or breaks begins again with a list."""
-        while True:
-            try:
-                async for event in self._events(self._version):
-                    keep = self._capacity.remove if event["type"] == "DELETED" else self._capacity.put
-                    keep("Pod", event["object"])
-            except (ApiRefused, aiohttp.ClientError, TimeoutError) as error:
-                logger.warning("the watch on the pods of all namespaces begins again: %s", error)
-            await asyncio.sleep(_RETRY_S)  # also after a good end: one that always ends at once must not become a storm
-            await self.fill_for_sure()
-
-
-def pod_events(watch: Watch) -> Events:
-    """Return the API server's watch on all pods, as plain dictionaries; it ends after some minutes."""
-
-    async def follow(version: str) -> AsyncIterator[Object]:
-        answer = await watch("Pod", version, ends_after_s=_RELIST_S, fields=FIELDS)
-        try:
-            async for line in _lines(answer.content):
-                event = store.read(line)
-                if event["type"] == "ERROR":  # such as a version that is too old: a new list begins anew
-                    return
-                yield event
-        finally:
-            answer.close()
-
-    return follow
-
-
-async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Whole lines of any length: aiohttp's own reader refuses long ones, and a pod may be one."""
-    rest = b""
-    async for chunk in content.iter_any():
-        *whole, rest = (rest + chunk).split(b"\n")
-        for line in whole:
-            yield line
-
-
-_FIRST_S = 5.0
-_DEAF_AFTER = 3  # rounds in a row that found something undelivered
+_UNLISTED_LIMIT_S = 600.0  # of the pods; they are listed at least every _RELIST_S
 
 
 @dataclass(frozen=True)
@@ -132,11 +43,11 @@ class Scope:
 
 
 class Freshness:
-    """A comparison that lists every kind each `interval_s`, mends the store, and tells the queue what was missed."""
+    """Lists every kind each `interval_s`, corrects the store, and queues the jobs whose changes the watches missed."""
 
     def __init__(
         self,
-        api: Lister,
+        api: Api,
         store: Store,
         enqueue: Callable[[Key], None],
         *,
@@ -157,30 +68,30 @@ class Freshness:
         self._last_round = time.monotonic()
 
     async def try_lists(self) -> None:
-        """Ask for one object of each kind that one that leads lists. Raise what the API server refuses."""
-        of_jobs = [(kind, scope) for kind in self._kinds for scope in self._namespaces]
-        of_room = [("Node", None), ("Pod", None)] if self._capacity else []
-        for kind, scope in dict.fromkeys((*of_jobs, *of_room)):
-            await self._api.try_list(kind, scope)
+        """Request one object of each kind that a leader lists. Raise what the API server refuses."""
+        of_jobs = [(kind, namespace) for kind in self._kinds for namespace in self._namespaces]
+        of_nodes = [("Node", None), ("Pod", None)] if self._capacity else []
+        for kind, namespace in dict.fromkeys((*of_jobs, *of_nodes)):
+            await self._api.try_list(kind, namespace)
 
     async def fill(self) -> None:
-        """Put everything that exists into the store: a plan made from half a picture would create what is there."""
+        """Put everything that exists into the store, so that no plan creates what is already there."""
         for kind in self._kinds:
             listed, _ = await self._list(kind)
             for body in listed:
                 self._store.put(kind, body)
-        await self._count_nodes()
+        await self._list_nodes()
         self._last_round = time.monotonic()
 
     async def run(self) -> None:
-        """Compare until cancelled; soon at first, for what vanished between `fill` and the watches' own first list."""
-        wait_s = min(_FIRST_S, self._interval_s)
+        """Compare until cancelled; soon at first, for what vanished between `fill` and the watches' own lists."""
+        wait_s = min(_FIRST_COMPARISON_S, self._interval_s)
         while True:
             await asyncio.sleep(wait_s)
             wait_s = self._interval_s
             try:
                 await self.round()
-            except (ApiRefused, aiohttp.ClientError, TimeoutError) as error:  # the probe fails if the API stays away
+            except FAILURES as error:  # the probe fails if this lasts
                 logger.warning("cannot compare the watches with lists: %s", error)
 
     async def round(self) -> None:
@@ -188,43 +99,37 @@ class Freshness:
         missed = 0
         for kind in self._kinds:
             missed += await self._compare(kind)
-        await self._count_nodes()
-        self._release_unknown()
+        await self._list_nodes()
+        if self._capacity:
+            jobs = (job["metadata"] for job in self._store.known(names.KIND))
+            self._capacity.retain_jobs({Key(job["namespace"], job["name"]) for job in jobs})
         self._rounds_behind = self._rounds_behind + 1 if missed else 0
         self._last_round = time.monotonic()
 
     def problem(self) -> str | None:
-        """Return why the controller should be started anew; None while it hears what happens."""
+        """Return why the controller should be restarted; None while its watches deliver."""
         silent_s = self.age_s()
         if silent_s > 5 * self._interval_s:
             return f"no successful list for {silent_s:.0f} s"
-        if self._rounds_behind >= _DEAF_AFTER:
+        if self._rounds_behind >= _BEHIND_LIMIT:
             return f"the watches missed changes in {self._rounds_behind} rounds in a row"
         return None
 
     def age_s(self) -> float:
-        """Return seconds since the last round."""
+        """Return the seconds since the last comparison."""
         return time.monotonic() - self._last_round
 
-    async def _count_nodes(self) -> None:
+    async def _list_nodes(self) -> None:
         if self._capacity:
             listed = await self._api.list("Node", None, labelled=False)
             self._capacity.retain_nodes(listed["items"], int(listed["metadata"]["resourceVersion"]))
 
-    def _release_unknown(self) -> None:
-        """End the claims of jobs that do not exist: room that is kept for nobody would be missing for good."""
-        if self._capacity:
-            jobs = (job["metadata"] for job in self._store.known(names.KIND))
-            self._capacity.retain_jobs({Key(job["namespace"], job["name"]) for job in jobs})
-
     async def _compare(self, kind: str) -> int:
+        """Return how many changes of a kind the watch missed."""
         listed, version = await self._list(kind)
         if not self._store.behind(kind, listed) and not self._store.vanished(kind, listed, version):
             return 0
-        await asyncio.sleep(self._grace_s)  # a change on its way is no missed one
-        return self._mend(kind, listed, version)
-
-    def _mend(self, kind: str, listed: Sequence[Object], version: int) -> int:
+        await asyncio.sleep(self._grace_s)  # a change that is on its way was not missed
         behind = self._store.behind(kind, listed)
         gone = self._store.vanished(kind, listed, version)
         for body in behind:
@@ -238,7 +143,59 @@ class Freshness:
         return len(behind) + len(gone)
 
     async def _list(self, kind: str) -> tuple[list[Object], int]:
-        """The objects of a kind in all scopes, and the oldest resource version of the lists."""
+        """Return the objects of a kind in all namespaces, and the oldest resource version of the lists."""
         answers = [await self._api.list(kind, scope, labelled=kind != names.KIND) for scope in self._namespaces]
         items: list[Object] = [item for answer in answers for item in answer["items"]]
         return items, min(int(answer["metadata"]["resourceVersion"]) for answer in answers)
+
+
+class PodsWatch:
+    """A watch that reports the bound pods of all namespaces to the account of the nodes."""
+
+    def __init__(self, api: Api, capacity: Capacity) -> None:
+        self._api = api
+        self._capacity = capacity
+        self._version = ""
+        self._listed_at: float | None = None
+
+    async def fill(self, give_up_after_s: float = math.inf) -> None:
+        """List all bound pods, however often that takes. Raise the last failure after `give_up_after_s`."""
+        started = time.monotonic()
+        while True:
+            try:
+                return await self._list()
+            except FAILURES as error:
+                if time.monotonic() - started >= give_up_after_s:
+                    raise
+                logger.warning("cannot list the pods of all namespaces: %s", error)
+                await asyncio.sleep(_RETRY_S)
+
+    async def run(self) -> None:
+        """Follow changes until cancelled. A watch that ends or breaks starts again with a list."""
+        while True:
+            try:
+                async for event in self._api.watch("Pod", self._version, ends_after_s=_RELIST_S, fields=BOUND_PODS):
+                    keep = self._capacity.remove if event["type"] == "DELETED" else self._capacity.put
+                    keep("Pod", event["object"])
+            except FAILURES as error:
+                logger.warning("the watch on the pods of all namespaces starts again: %s", error)
+            await asyncio.sleep(_RETRY_S)  # also after a good end: one that always ends at once must not become a storm
+            await self.fill()
+
+    def problem(self) -> str | None:
+        """Return why the account of the nodes may be wrong; None while it is right, or before the first list."""
+        silent_s = time.monotonic() - self._listed_at if self._listed_at is not None else 0.0
+        if silent_s <= _UNLISTED_LIMIT_S:
+            return None
+        return f"no whole list of the pods of all namespaces for {silent_s:.0f} s"
+
+    async def _list(self) -> None:
+        version, present = "", set()
+        async for page in self._api.pages("Pod", None, labels=None, fields=BOUND_PODS):
+            version = version or page["metadata"]["resourceVersion"]
+            for body in page["items"]:
+                self._capacity.put("Pod", body)
+                present.add(body["metadata"]["uid"])
+        self._version = version
+        self._capacity.retain_pods(present, int(version))
+        self._listed_at = time.monotonic()

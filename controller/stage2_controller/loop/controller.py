@@ -1,4 +1,4 @@
-"""The controller of one process: what it knows, what it works with, and the tasks that run until it ends."""
+"""The controller of one process: its parts, and the tasks that run until it ends."""
 
 import asyncio
 import logging
@@ -10,14 +10,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import aiohttp
 import kopf
 
 from stage2_controller.cluster import api_server
-from stage2_controller.cluster.api_server import Api, ApiRefused
+from stage2_controller.cluster.api_server import Api
 from stage2_controller.cluster.election import DURATION_S, Election
 from stage2_controller.cluster.progress import ProgressPolls, ProgressReader
-from stage2_controller.cluster.watches import ClusterPodsWatch, Freshness, Scope, pod_events
+from stage2_controller.cluster.watches import FAILURES, Freshness, PodsWatch, Scope
 from stage2_controller.metrics import CONTENT_TYPE, Endpoints, Metrics
 from stage2_controller.place.capacity import Capacity
 from stage2_controller.reconcile import Reconciler
@@ -27,33 +26,18 @@ from stage2_controller.spec.settings import Settings
 from stage2_controller.store import Store, key_of
 from stage2_controller.work_queue import WorkQueue
 
-INTERVAL_S = 0.05
-TOLD_S = 1.0
-"""A block of this length is logged as well as counted."""
-
 logger = logging.getLogger(__name__)
 
-
-async def watch(observe: Callable[[float], None]) -> None:
-    """Tell again and again by how many seconds a short sleep was late, until cancelled."""
-    loop = asyncio.get_running_loop()
-    while True:
-        due = loop.time() + INTERVAL_S
-        await asyncio.sleep(INTERVAL_S)
-        late_s = loop.time() - due
-        observe(late_s)
-        if late_s > TOLD_S:
-            logger.warning("the event loop stood still for %.1f s: all jobs waited for one computation", late_s)
-
-
+LAG_INTERVAL_S = 0.05
+LOGGED_LAG_S = 1.0
+"""A block of the event loop of this length is logged as well as counted."""
 _SERVE_AFTER_S = 0.2
-_DEAF_S = 600.0  # without an answer about the Lease, after which one that stands by is started anew
+_NO_LEASE_ANSWER_S = 600.0  # after which a replica that stands by is restarted
 REST_S = 1.0
-"""How long after a pass news of its job wait for one another: what it has created is seen, made pods of and bound in
-that time where the cluster is quick, and is one status instead of three. Kubernetes' own controller of Jobs waits as
-long (syncJobBatchPeriod)."""
-_UNJUDGED_S = 5.0  # in which the scheduler says of a new pod where it runs, or why nowhere; until then it is no news
-_BLIND_S = 60.0  # without a picture of what exists, after which one that leads gives the Lease to another
+"""How long after a pass changes of its job are collected. On a quick cluster new children get pods and nodes in that
+time, which is then one status instead of three. Kubernetes' Job controller waits as long (syncJobBatchPeriod)."""
+_UNJUDGED_S = 5.0  # a new pod asks for no pass while the scheduler may still bind or refuse it
+_BLIND_S = 60.0  # after which a leader that cannot list what exists gives the Lease to another
 
 
 @dataclass(frozen=True)
@@ -79,7 +63,7 @@ class Controller:
     metrics: Metrics
     progress: ProgressPolls
     capacity: Capacity | None = None  # None: the scheduler alone chooses nodes
-    pods_watch: ClusterPodsWatch | None = None  # where nodes are chosen
+    pods_watch: PodsWatch | None = None  # where nodes are chosen
     election: Election | None = None  # None: there is no other controller
     stop_flag: asyncio.Event = field(default_factory=asyncio.Event)
     lost: bool = False  # another one leads now
@@ -93,10 +77,13 @@ class Controller:
     _leads_since: float = 0.0
 
     async def start(self) -> None:
-        """Wait for the Lease, where there is one; learn what exists, and start to work.
+        """Wait for the Lease, where there is one; list what exists, and start to work.
 
-        Only one that may list what exists asks for the Lease; while it stands by it asks for nothing else. Raise
-        kopf.TemporaryError while what exists cannot be listed; one that leads and cannot for long ends.
+        A replica asks for the Lease only if it may list what exists, and makes no other request while it stands by.
+        A leader that cannot list for long ends.
+
+        Raises:
+            kopf.TemporaryError: what exists cannot be listed now.
         """
         if self.election and not self._tasks:
             with self._listing():
@@ -112,18 +99,18 @@ class Controller:
         self._tasks += [
             self._leading,
             self._task(self.freshness.run()),
-            self._task(watch(self.metrics.loop_lag.observe)),
+            self._task(measure_lag(self.metrics.loop_lag.observe)),
         ]
         self.ready = True
         logger.info("ready: %d jobs", len(list(self.store.known(names.KIND))))
 
     @contextmanager
     def _listing(self) -> Iterator[None]:
-        """Turn a refusal into kopf's error that has `start` called again."""
+        """Turn a refusal into the error that makes kopf call `start` again."""
         try:
             yield
-        except (ApiRefused, aiohttp.ClientError, TimeoutError) as error:
-            # Such as a definition that helm installed a moment ago and the API server does not serve yet.
+        except FAILURES as error:
+            # Such as a definition that helm installed a moment ago, which the API server does not serve yet.
             self._unlisted = f"cannot list what exists: {str(error) or type(error).__name__}"
             if self._leads_since and time.monotonic() - self._leads_since > _BLIND_S:
                 self._end_blind(self._unlisted)
@@ -149,36 +136,36 @@ class Controller:
         await self.progress.close()
 
     def observe(self, kind: str, event: kopf.RawEvent) -> None:
-        """Take in one watch event and ask for a pass over the job that it concerns."""
+        """Take in one watch event, and queue the job that it concerns."""
         body: Any = event["object"]
         gone = event["type"] == "DELETED"
-        counted = kind == kinds.REPLICA_SET.kind and not gone and self._knows(kind, body)
+        unchanged = kind == kinds.REPLICA_SET.kind and not gone and self._knows_owner(body)
         (self.store.remove if gone else self.store.put)(kind, body)
         if self.capacity and kind == "Node":
             (self.capacity.remove if gone else self.capacity.put)(kind, body)
         key = key_of(kind, body)
-        if key is None or counted:
+        if key is None or unchanged:
             return
         if kind != names.KIND and self.store.one(names.KIND, key, key.name) is None:
             return  # the job is gone, or its own event is on its way
-        if kind == names.KIND and self.store.one(kind, key, key.name) is None:  # not one of its name that came since
+        if kind == names.KIND and self.store.one(kind, key, key.name) is None:  # no new job has taken the name
             self.queue.forget(key)
             self.reconciler.forget(key)
         elif kind == "Pod" and not gone and _is_unjudged(body):
             self.queue.add_after(key, _UNJUDGED_S)
         elif kind == kinds.WORKLOAD.kind:
-            self.queue.add_now(key)  # Kueue takes a check's word back within the second
+            self.queue.add_now(key)  # Kueue resets the message of a check within a second
         else:
             self.queue.add(key)
 
-    def _knows(self, kind: str, body: Any) -> bool:
-        """Whether an object is known with these owners: how many pods a ReplicaSet has is no reason for a pass."""
-        key = key_of(kind, body)
+    def _knows_owner(self, body: Any) -> bool:
+        """Return whether a ReplicaSet is known with these owners: how many pods it has is no reason for a pass."""
+        kind, key = kinds.REPLICA_SET.kind, key_of(kinds.REPLICA_SET.kind, body)
         known = self.store.one(kind, key, body["metadata"]["name"]) if key else None
         return known is not None and known["metadata"].get("ownerReferences") == body["metadata"].get("ownerReferences")
 
     def endpoints(self) -> Endpoints:
-        """Return what the HTTP endpoints tell of this controller."""
+        """Return what the HTTP endpoints answer."""
         return Endpoints(self._problem, self._not_ready, self._measured)
 
     async def _hold(self, election: Election) -> None:
@@ -193,10 +180,10 @@ class Controller:
             self.metrics.leads.set(0)
 
     async def _lead(self) -> None:
-        if self.pods_watch:  # only who chooses nodes has to know what takes their room
+        if self.pods_watch:  # only a leader that chooses nodes needs them
             try:
-                await self.pods_watch.fill_for_sure(_BLIND_S)
-            except (ApiRefused, aiohttp.ClientError, TimeoutError) as error:
+                await self.pods_watch.fill(_BLIND_S)
+            except FAILURES as error:
                 self._end_blind(f"cannot list the pods of all namespaces: {str(error) or type(error).__name__}")
                 return
             self._tasks.append(self._task(self.pods_watch.run()))
@@ -208,13 +195,13 @@ class Controller:
         await self.queue.run()
 
     def _task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Return a task without which the process is of no use: an exception that ends the one ends the other."""
+        """Start a task that the process cannot do without: an exception that ends it ends the process."""
         task = asyncio.create_task(work)
         task.add_done_callback(self._ended)
         return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """End the process after a bug: the kubelet starts it again, and the other replica takes over meanwhile."""
+        """End the process after a bug: the kubelet restarts it, and the other replica takes over meanwhile."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
             logger.critical("the controller ends: this is a bug, report it with the traceback", exc_info=error)
@@ -226,7 +213,7 @@ class Controller:
 
     def _problem(self) -> str | None:
         if standing_by := self._stands_by():
-            return standing_by.problem(_DEAF_S)
+            return standing_by.problem(_NO_LEASE_ANSWER_S)
         return self._deaf() if self.ready else None
 
     def _deaf(self) -> str | None:
@@ -236,7 +223,7 @@ class Controller:
         if self._unlisted:
             return self._unlisted
         if standing_by := self._stands_by():
-            return standing_by.problem(DURATION_S) if standing_by.heard else "has not heard of the Lease yet"
+            return standing_by.problem(DURATION_S) if standing_by.heard else "has had no answer about the Lease yet"
         return self._deaf() if self.ready else "does not know yet what exists"
 
     def _measured(self) -> tuple[bytes, str]:
@@ -247,13 +234,13 @@ class Controller:
 
 
 def _is_unjudged(pod: Any) -> bool:
-    """Whether the scheduler has said nothing of a pod yet."""
+    """Return whether the scheduler has neither bound nor refused a pod yet."""
     judged = pod.get("spec", {}).get("nodeName") or pod.get("status", {}).get("conditions")
     return not judged and "deletionTimestamp" not in pod["metadata"]
 
 
-class SoonOnce:
-    """A call that is made a moment after it was asked for, once for all that ask until then."""
+class Debounced:
+    """Calls a function `after_s` seconds after the first request for it, once for all requests until then."""
 
     def __init__(self, call: Callable[[], None], after_s: float) -> None:
         self._call = call
@@ -261,7 +248,7 @@ class SoonOnce:
         self._timer: asyncio.TimerHandle | None = None
 
     def __call__(self) -> None:
-        """Ask for a call."""
+        """Request a call."""
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._after_s, self._now)
 
@@ -270,8 +257,20 @@ class SoonOnce:
         self._call()
 
 
+async def measure_lag(observe: Callable[[float], None]) -> None:
+    """Report again and again by how many seconds a short sleep was late: a long computation delays every job."""
+    loop = asyncio.get_running_loop()
+    while True:
+        due = loop.time() + LAG_INTERVAL_S
+        await asyncio.sleep(LAG_INTERVAL_S)
+        late_s = loop.time() - due
+        observe(late_s)
+        if late_s > LOGGED_LAG_S:
+            logger.warning("the event loop stood still for %.1f s: all jobs waited for one computation", late_s)
+
+
 async def connect(settings: Settings, options: Options) -> Controller:
-    """Return a controller that is connected and knows nothing yet."""
+    """Return a controller that is connected and has listed nothing yet."""
     store = Store()
     metrics = Metrics(lambda: store.known(names.KIND))
     api = await api_server.connect(metrics.requested)
@@ -280,7 +279,7 @@ async def connect(settings: Settings, options: Options) -> Controller:
         for key in capacity.serve() if capacity else ():
             queue.add(key)
 
-    capacity = Capacity(SoonOnce(share_room, _SERVE_AFTER_S)) if options.placement else None
+    capacity = Capacity(Debounced(share_room, _SERVE_AFTER_S)) if options.placement else None
     progress = ProgressPolls(ProgressReader(), lambda key: queue.add(key), interval_s=settings.progress_s)
     reconciler = Reconciler(api, store, progress, settings, metrics=metrics, capacity=capacity)
     queue: WorkQueue[Key] = WorkQueue(
@@ -296,7 +295,7 @@ async def connect(settings: Settings, options: Options) -> Controller:
         metrics=metrics,
         progress=progress,
         capacity=capacity,
-        pods_watch=ClusterPodsWatch(api, capacity, pod_events(api.watch)) if capacity else None,
+        pods_watch=PodsWatch(api, capacity) if capacity else None,
         election=_election(api, *options.lease) if options.lease else None,
     )
 

@@ -10,7 +10,7 @@ import pytest
 from stage2_controller.cluster.election import Election
 from stage2_controller.loop import controller as loop_controller
 from stage2_controller.loop import main
-from stage2_controller.loop.controller import Controller, SoonOnce
+from stage2_controller.loop.controller import Controller, Debounced
 from stage2_controller.loop.operator import why_ended
 from stage2_controller.metrics import Metrics
 from stage2_controller.spec import names
@@ -71,10 +71,7 @@ class Listing(Idle):
     def __init__(self) -> None:
         self.listed = asyncio.Event()
 
-    async def fill(self) -> None:
-        self.listed.set()
-
-    async def fill_for_sure(self, give_up_after_s: float) -> None:
+    async def fill(self, give_up_after_s: float = 0.0) -> None:
         self.listed.set()
 
     def problem(self) -> str | None:
@@ -196,7 +193,7 @@ async def test_one_whose_account_of_room_is_not_true_any_more_is_neither_alive_n
 class NoPods(Idle):
     """What is refused the pods of all namespaces for as long as it may be."""
 
-    async def fill_for_sure(self, give_up_after_s: float) -> None:
+    async def fill(self, give_up_after_s: float) -> None:
         assert give_up_after_s == 60
         raise TimeoutError("pods are away")
 
@@ -307,7 +304,7 @@ def test_a_broken_process_ends_with_an_error_for_the_kubelet(monkeypatch: pytest
 
 async def test_many_who_ask_at_once_are_served_once_and_those_who_ask_later_again() -> None:
     calls: list[int] = []
-    soon = SoonOnce(lambda: calls.append(1), 0.01)
+    soon = Debounced(lambda: calls.append(1), 0.01)
     for _ in range(5):
         soon()
     assert calls == []

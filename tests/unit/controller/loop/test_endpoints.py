@@ -2,6 +2,7 @@
 
 import aiohttp
 
+from stage2_controller import metrics
 from stage2_controller.cluster import api_server
 from stage2_controller.metrics import CONTENT_TYPE, Metrics
 
@@ -12,9 +13,9 @@ JOB = {
 
 
 async def answers(problem: str | None, not_ready: str | None) -> dict[str, tuple[int, str]]:
-    metrics = Metrics(lambda: [JOB])
-    metrics.requested("get", "secrets", 200)
-    served = metrics.Endpoints(lambda: problem, lambda: not_ready, lambda: (metrics.text(), CONTENT_TYPE))
+    figures = Metrics(lambda: [JOB])
+    figures.requested("get", "secrets", 200)
+    served = metrics.Endpoints(lambda: problem, lambda: not_ready, lambda: (figures.text(), CONTENT_TYPE))
     runner = await metrics.serve(served, host="127.0.0.1", port=0)
     host, port = runner.addresses[0][:2]
     found = {}

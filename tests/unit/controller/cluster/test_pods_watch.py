@@ -2,13 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import pytest
 
 from stage2_controller.cluster import watches
-from stage2_controller.cluster.watches import ClusterPodsWatch
+from stage2_controller.cluster.watches import PodsWatch
 from stage2_controller.place.capacity import Capacity
 from tests.unit.controller import nodes as n
 from tests.unit.controller.cluster.test_capacity import free
@@ -21,21 +21,21 @@ class Server:
 
     def __init__(self, *pods: Object, watches: list[list[Object | Exception]]) -> None:
         self.pods = list(pods)
-        self.watches = watches
+        self.scripts = watches
         self.asked: list[str] = []
         self.idle = asyncio.Event()
 
     async def pages(
         self, kind: str, namespace: str | None, *, labels: str | None, fields: str | None
     ) -> AsyncIterator[Object]:
-        assert (kind, namespace, labels, fields) == ("Pod", None, None, watches.FIELDS)
+        assert (kind, namespace, labels, fields) == ("Pod", None, None, watches.BOUND_PODS)
         metadata = {"resourceVersion": "100"}
         for pod in self.pods or [None]:
             yield {"items": [pod] if pod else [], "metadata": metadata}
 
-    async def events(self, version: str) -> AsyncIterator[Object]:
+    async def watch(self, kind: str, version: str, *, ends_after_s: int, fields: str) -> AsyncIterator[Object]:
         self.asked.append(version)
-        for event in self.watches.pop(0) if self.watches else []:
+        for event in self.scripts.pop(0) if self.scripts else []:
             if isinstance(event, Exception):
                 raise event
             yield event
@@ -45,7 +45,7 @@ class Server:
 
 async def followed(server: Server, capacity: Capacity) -> None:
     """Follows the server until it has nothing more to tell."""
-    watcher = ClusterPodsWatch(server, capacity, server.events)
+    watcher = PodsWatch(cast("Any", server), capacity)
     await watcher.fill()
     running = asyncio.create_task(watcher.run())
     await asyncio.wait_for(server.idle.wait(), 5)
@@ -57,7 +57,7 @@ async def test_what_exists_and_what_comes_and_goes_is_counted() -> None:
     first, second = n.foreign(gpus=1), n.foreign(gpus=2)
     gone = {**first, "metadata": {**first["metadata"], "resourceVersion": "101"}}
     server = Server(first, watches=[[{"type": "ADDED", "object": second}, {"type": "DELETED", "object": gone}]])
-    await ClusterPodsWatch(server, account, server.events).fill()
+    await PodsWatch(cast("Any", server), account).fill()
     assert free(account) == 7
     await followed(server, account)
     assert free(account) == 6
@@ -68,7 +68,7 @@ async def test_a_watch_that_breaks_begins_again_with_a_list(monkeypatch: pytest.
     account = n.capacity(n.node(gpus=8))
     unseen = n.foreign(gpus=4)
     server = Server(watches=[[aiohttp.ClientError("gone")]])
-    watcher = ClusterPodsWatch(server, account, server.events)
+    watcher = PodsWatch(cast("Any", server), account)
     await watcher.fill()
     server.pods = [unseen]
     await followed(server, account)
@@ -87,9 +87,9 @@ class Away(Server):
 async def test_a_first_list_that_is_refused_for_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watches, "_RETRY_S", 0.01)
     server = Away(watches=[])
-    watcher = ClusterPodsWatch(server, n.capacity(), server.events)
+    watcher = PodsWatch(cast("Any", server), n.capacity())
     with pytest.raises(aiohttp.ClientError, match="away"):
-        await asyncio.wait_for(watcher.fill_for_sure(0.05), 5)
+        await asyncio.wait_for(watcher.fill(0.05), 5)
     assert watcher.problem() is None, "it has not begun"
 
 
@@ -97,7 +97,7 @@ async def test_an_account_that_no_list_has_confirmed_for_ten_minutes_is_a_proble
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     server = Server(watches=[])
-    watcher = ClusterPodsWatch(server, n.capacity(), server.events)
+    watcher = PodsWatch(cast("Any", server), n.capacity())
     now = 1000.0
     monkeypatch.setattr(watches.time, "monotonic", lambda: now)
     await watcher.fill()
